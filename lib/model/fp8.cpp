@@ -71,6 +71,8 @@ void Float8Scaling::materialize(Stream& stream) {
           make({C}, DType::f32)};
   for (const Tensor& none : {all_.amax_C, all_.history_CL}) ops::fill(stream, none, 0);
   for (const Tensor& neutral : {all_.scale_C, all_.inverse_C}) ops::fill(stream, neutral, 1);
+  unseen_.assign(size_t(C), false);
+  std::fill(unseen_.begin() + 3 * of_layers_, unseen_.end(), true);
 }
 
 void Float8Scaling::materialize_blocks(Stream& stream) {
@@ -102,14 +104,14 @@ Tensor Float8Scaling::amax(int64_t index, bool record) const {
 
 ops::Float8Scale Float8Scaling::scale(Stream& stream, int64_t linear, Role role, const Tensor& x) {
   if (in_blocks()) return {};
-  if (has_history_) return delayed_scale(index(linear, role));
+  if (const int64_t i = index(linear, role); has_history(i)) return delayed_scale(i);
   return ops::current_scale(stream, x, type(role), options_.margin);
 }
 
 ops::Float8Write Float8Scaling::write(int64_t linear, Role role, bool record) const {
   const int64_t i = index(linear, role);
   if (written_amax_C_) return {.amax = written_amax_C_.rows(i, i + 1)};
-  if (!has_history_) return {};
+  if (!has_history(i)) return {};
   return {.amax = amax(i, record), .scale = delayed_scale(i), .type = type(role)};
 }
 
@@ -137,7 +139,7 @@ ops::Float8Pair Float8Scaling::quantize_both(Stream& stream, int64_t linear, Rol
 }
 
 ops::Float8Scale Float8Scaling::weight_scale(Stream& stream, int64_t linear) {
-  if (has_history_) return delayed_scale(index(linear, Role::weight));
+  if (const int64_t i = index(linear, Role::weight); has_history(i)) return delayed_scale(i);
   Weight& w = weights_.at(size_t(linear));
   if (w.has_scale) return w.scale;
   refuse_capture(stream);
@@ -203,6 +205,14 @@ void Float8Scaling::weights_changed() {
   for (Weight& w : weights_) w.has_copy = w.has_transposed = w.has_scale = w.recorded = false;
 }
 
+// The host waits for the maxima, in the first step and while some experts still lack rows.
+void Float8Scaling::note_rows(Stream& stream) {
+  if (!waits_for_rows()) return;
+  const auto C = size_t(tensors());
+  const auto amax = all_.amax_C.to_host<float>(stream);
+  for (size_t i = 0; i < C; ++i) unseen_[i] = unseen_[i] && !(amax[i] > 0);
+}
+
 void Float8Scaling::end_step(
     Stream& stream, const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks) {
   weights_changed();  // the update has changed the weights; new delayed scales are made below
@@ -210,6 +220,7 @@ void Float8Scaling::end_step(
   const int64_t D = of_layers_, X = of_experts_;
   if (D > 0) over_ranks(range(0, 3 * D).amax_C, UnitKind::layer);
   if (X > 0) over_ranks(range(3 * D, tensors()).amax_C, UnitKind::experts);
+  note_rows(stream);
   const auto update = [&](int64_t begin, int64_t end, Role role) {
     if (begin < end)
       ops::update_scales(stream, range(begin, end), history_index_, options_.most_recent,
@@ -239,6 +250,10 @@ struct SavedScale {
   ExpertNumbers experts;  // none of a tensor that is not of experts
   float scale = 0;
   std::vector<float> history;
+
+  bool seen() const {
+    return std::ranges::any_of(history, [](float amax) { return amax > 0; });
+  }
 };
 using SavedScales = std::multimap<std::string, SavedScale>;
 
@@ -268,11 +283,8 @@ SavedScales read_scales(const std::string& text) {
 // Adds what other experts of a tensor have found. A scale of experts that have never had a row says
 // nothing.
 void merge(SavedScale& into, const SavedScale& other) {
-  const auto seen = [](const SavedScale& s) {
-    return std::ranges::any_of(s.history, [](float amax) { return amax > 0; });
-  };
-  if (!seen(other)) return;
-  into.scale = seen(into) ? std::min(into.scale, other.scale) : other.scale;
+  if (!other.seen()) return;
+  into.scale = into.seen() ? std::min(into.scale, other.scale) : other.scale;
   for (size_t i = 0; i < std::min(into.history.size(), other.history.size()); ++i)
     into.history[i] = std::max(into.history[i], other.history[i]);
 }
@@ -329,6 +341,8 @@ void Float8Scaling::restore(Stream& stream, const std::string& state) {
     const int64_t i = index(linear, role);
     scales[size_t(i)] = own->scale;
     inverses[size_t(i)] = 1.0f / own->scale;
+    // Maxima that have left the history leave a scale other than the one that tensors begin with.
+    unseen_[size_t(i)] = w.of_experts() && !own->seen() && own->scale == 1;
     known = std::min(L, int64_t(own->history.size()));
     std::copy(own->history.end() - known, own->history.end(), history.begin() + i * L);
   };

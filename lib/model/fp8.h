@@ -6,6 +6,7 @@
 // is quantized apart for each GEMM, along that GEMM's sum. A weight changes once a step, so its
 // scale is found once a step, and its 8-bit copies may be kept from one use to the next.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -70,8 +71,8 @@ class Float8Scaling {
   // Makes the kept copies and scales of every weight, which no launch within a graph may make.
   void prepare(Stream& stream);
   // Whether every later step launches what this step does. It is false in delayed scaling's first
-  // step, which uses current scales.
-  bool steady() const { return !options_.delayed || has_history_; }
+  // step, and until all experts have had rows: both use current scales.
+  bool steady() const { return !options_.delayed || (has_history_ && !waits_for_rows()); }
 
   // Finds the next step's scales. Call it after the step's update. `over_ranks` replaces a tensor
   // by its maximum over the ranks that compute with other tokens or other parts of the same
@@ -115,6 +116,10 @@ class Float8Scaling {
   // Returns the scales of the tensors [begin, end).
   ops::DelayedScales range(int64_t begin, int64_t end) const;
   ops::Float8Scale delayed_scale(int64_t index) const;
+  // Whether earlier steps decide the tensor's scale; until then it is the current one.
+  bool has_history(int64_t index) const { return has_history_ && !unseen_[size_t(index)]; }
+  bool waits_for_rows() const { return std::ranges::find(unseen_, true) != unseen_.end(); }
+  void note_rows(Stream& stream);
   // Returns where the tensor's maximum is recorded; absent if it is not recorded.
   Tensor amax(int64_t index, bool record) const;
   ops::Float8Scale weight_scale(Stream& stream, int64_t linear);
@@ -132,6 +137,8 @@ class Float8Scaling {
   bool materialized_ = false;
   int64_t history_index_ = 0;  // the entry that the coming step writes in each ring of maxima
   bool has_history_ = false;   // whether a step has ended; until then scales are current ones
+  // By tensor, under delayed scaling: whether it is of experts that have not had a row yet.
+  std::vector<bool> unseen_;
 };
 
 }  // namespace mtrain::model

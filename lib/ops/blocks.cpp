@@ -68,7 +68,11 @@ void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
   MT_DTYPE("copy_blocks", to_TN, from_TN.dtype());
   MT_CHECK(from_TN.shape().rank() == 2 && to_TN.shape().rank() == 2, "copy_blocks: {} to {}",
            from_TN.shape().str(), to_TN.shape().str());
-  enqueue(stream, {.name = "copy_blocks", .reads = {from_TN}, .writes = {to_TN}},
+  int64_t copied = 0;
+  for (const CopyBlock& b : blocks) copied += b.rows * b.columns;
+  device::Access written = to_TN;
+  written.partial = copied < to_TN.count();
+  enqueue(stream, {.name = "copy_blocks", .reads = {from_TN}, .writes = {written}},
           kernels::CopyBlocks{.from = from_TN,
                               .to = to_TN,
                               .from_width = from_TN.dim(1),

@@ -159,6 +159,30 @@ TEST_CASE("experts without rows, and their weights, keep finite scales") {
   }
 }
 
+TEST_CASE("experts whose first rows come late have a current scale for them, then delayed ones") {
+  const Float8Options options{.gradient = DType::f8e5m2, .delayed = true, .history = 2};
+  Experts idle(2, options), restored(2, options);
+  for (int step = 0; step < 3; ++step) idle.run({0, 0, 0}, 1, 1);
+  restored.fp8->restore(restored.stream, idle.fp8->state(idle.stream));
+  for (Experts* e : {&idle, &restored}) {
+    CHECK_FALSE(e->fp8->steady());
+    // Under a scale of 1 these gradients would be 0.
+    const auto inverse = [&](float std) {
+      const Tensor dy = e->random("dy", 4, kO, std);
+      float amax = 0;
+      for (const float v : dy.to_host_float(e->stream)) amax = std::max(amax, std::abs(v));
+      const Tensor got = e->linear.gradient(e->step, dy).inverse;
+      return std::pair{double(got.to_host<float>(e->stream)[0]),
+                       double(amax / largest_float8(DType::f8e5m2))};
+    };
+    const auto [first, current] = inverse(1e-6f);
+    CHECK(first == Approx(current));
+    e->run({0, 1, 4}, 1, 1e-6f);
+    CHECK(e->fp8->steady());
+    CHECK(inverse(1e-3f).first == Approx(current));
+  }
+}
+
 TEST_CASE("8-bit copies of experts' weights serve forward and backward, and cost no transpose") {
   const auto quantized = [](bool forward, bool backward) {
     Experts e(2, {.keep_weights = forward, .keep_transposed = backward});

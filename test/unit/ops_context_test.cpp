@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "attention_reference.h"
 #include "base/error.h"
@@ -421,6 +422,25 @@ TEST_CASE("heads are split into parts by destination, and come back as whole seq
     ops::copy_blocks(stream, parts, back, ops::inverse(sections));
     REQUIRE(back.to_host_float(stream) == ranks.rows(0, local).to_host_float(stream));
   }
+}
+
+TEST_CASE("copied blocks that leave elements out are no complete write") {
+  const auto device = Device::cpu(1);
+  Stream& stream = device->stream(device::StreamKind::compute);
+  const Tensor from = upload(stream, Array(DType::f32, 12), {4, 3}),
+               to = Tensor::empty(stream, {4, 3}, DType::f32);
+  const auto partial = [&](std::vector<ops::CopyBlock> blocks) {
+    std::optional<bool> seen;
+    device->set_launch_check(
+        [&](Stream&, const device::LaunchInfo& info) { seen = info.writes.at(0).partial; });
+    ops::copy_blocks(stream, from, to, std::move(blocks));
+    device->set_launch_check({});
+    return seen.value();
+  };
+  CHECK_FALSE(partial({{0, 0, 0, 0, 4, 3}}));
+  CHECK_FALSE(partial({{0, 0, 2, 0, 2, 3}, {2, 0, 0, 0, 2, 3}}));
+  CHECK(partial({{0, 0, 2, 0, 2, 3}, {2, 0, 0, 0, 1, 3}}));
+  CHECK(partial({{0, 0, 0, 0, 4, 2}}));
 }
 
 TEST_CASE("copying blocks beyond a matrix is refused") {

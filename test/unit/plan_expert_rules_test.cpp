@@ -221,7 +221,8 @@ TEST_CASE("router_pre_softmax and norm_topk_prob each decide the other, as in th
 }
 
 TEST_CASE("a printed recipe of a router loads to the same router") {
-  for (const Overrides& set : std::vector<Overrides>{{"model.moe.router_pre_softmax=true"},
+  for (const Overrides& set : std::vector<Overrides>{{},
+                                                     {"model.moe.router_pre_softmax=true"},
                                                      {"model.moe.norm_topk_prob=false"},
                                                      {"model.moe.sparse_step=2"}}) {
     Diagnostics diagnostics;
@@ -230,6 +231,7 @@ TEST_CASE("a printed recipe of a router loads to the same router") {
         load_recipe_text(recipe::print_recipe(r), "again.yaml", {}, diagnostics, 1);
     INFO(listed(diagnostics));
     REQUIRE_FALSE(diagnostics.has_errors());
+    CHECK(count(diagnostics, Severity::warning) == 0);
     CHECK(recipe::print_recipe(again, false) == recipe::print_recipe(r, false));
     CHECK(make_plan(again, 1, 512).model.experts.over_chosen ==
           make_plan(r, 1, 512).model.experts.over_chosen);
@@ -400,6 +402,10 @@ TEST_CASE("settings of experts over ranks that change nothing are told") {
                  own + "lm_head_precision", "changes nothing");
   expect_warning(over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=bf16"}),
                  own + "lm_head_precision", "changes nothing");
+  // A type of its own is no wish without effect: runs refuse it by name.
+  for (const char* other : {"fp32", "fp16"})
+    expect_no_warning(
+        over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=" + other}));
 }
 
 TEST_CASE("routers are kept under fsdp2 over ranks alone, and experts' own resharding is theirs") {

@@ -320,15 +320,20 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
   CHECK(flex_over_tp(false, {}).empty());
   CHECK(flex_over_tp(true, 1).empty());
   CHECK_THAT(flex_over_tp(true, {}), Contains("flex"));
-  const auto fp32_head = [](recipe::Precision precision) {
-    return [precision](Recipe& r) {
-      r.mixed_precision.name = precision;
-      r.distributed.moe.lm_head_precision = recipe::ElementType::fp32;
-    };
-  };
-  CHECK_THAT(refused_over_ranks(fp32_head(recipe::Precision::bf16_mixed)),
-             Contains("output layer"));
-  CHECK(refused_over_ranks(fp32_head(recipe::Precision::fp32)).empty());
+  using enum recipe::Precision;
+  using recipe::ElementType;
+  for (const auto& [precision, same] : {std::pair{fp32, ElementType::fp32},
+                                        {bf16_mixed, ElementType::bf16},
+                                        {fp16_mixed, ElementType::fp16}})
+    for (const ElementType head : {ElementType::fp32, ElementType::bf16, ElementType::fp16}) {
+      const std::string errors = refused_over_ranks([&, head](Recipe& r) {
+        r.mixed_precision.name = precision;
+        r.distributed.moe.lm_head_precision = head;
+      });
+      CAPTURE(enum_name(precision), enum_name(head), errors);
+      CHECK((errors.find("an output layer with a type of its own") == std::string::npos) ==
+            (head == same));
+    }
   CHECK(refused([](Recipe& r) { r.distributed.tp_size = 2; }).empty());
   CHECK_THAT(refused([](Recipe& r) { r.model.activation = recipe::Activation::gelu; }),
              Contains("without a gate"));

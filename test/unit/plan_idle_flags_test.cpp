@@ -118,6 +118,7 @@ TEST_CASE("sections that a size leaves idle are warned of, and refused with debu
         Case{"debug.route", {"debug.route=zipf"}},
         Case{"model.moe.token_dispatcher",
              {"model.moe.num_experts=8", "model.moe.token_dispatcher=alltoall"}},
+        Case{"distributed.expert_tp_size", {"distributed.expert_tp_size=1"}},
         Case{"distributed.vpp_size", {"distributed.vpp_size=2"}},
         Case{"distributed.sequence_parallel", {"distributed.sequence_parallel=true"}},
         Case{"comm_overlap.tp_comm_overlap_cfg",

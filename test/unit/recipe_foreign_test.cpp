@@ -271,12 +271,23 @@ TEST_CASE("settings of experts in the names of other systems act, or are told") 
         Freq{0, 0, 1, 0, 1, 0, 1, 0});
   CHECK(moe({"moe-layer-freq=([0,1])*4"}).layer_freq == Freq{0, 1, 0, 1, 0, 1, 0, 1});
   CHECK(moe({"model.moe_layer_freq=2"}).layer_freq == Freq{2});
-  for (const char* bad : {"([0]*1+[1]*26", "[0]*x", "[0]-[1]", "[1]*99999999"})
+  std::string side_by_side = "([0])";
+  for (int i = 1; i < 32; ++i) side_by_side += i % 4 ? "+([1])" : "+([0])";
+  CHECK(moe({fmt::format("model.moe_layer_freq='{}'", side_by_side), "model.num_layers=32"})
+            .layer_freq.size() == 32);
+  const std::string deep = std::string(21, '(') + "[1]*8" + std::string(21, ')');
+  for (const char* bad : {"([0]*1+[1]*26", "[0]*x", "[0]-[1]", "[1]*99999999", deep.c_str()})
     expect_error(
         {.what = bad,
          .set = {"model.num_moe_experts=8", fmt::format("model.moe_layer_freq='{}'", bad)}},
         "model.moe.layer_freq", "");
-  CHECK_FALSE(moe({"model.moe_expert_capacity_factor=-1"}).expert_capacity_factor);
+  // Only Megatron's -1 stands for none.
+  for (const char* none : {"-1", "-1.0"})
+    CHECK_FALSE(
+        moe({std::string("model.moe_expert_capacity_factor=") + none}).expert_capacity_factor);
+  expect_error({.what = "negative",
+                .set = {"model.num_moe_experts=8", "model.moe_expert_capacity_factor=-1.5"}},
+               "model.moe.expert_capacity_factor", "");
   CHECK(moe({"model.moe_expert_capacity_factor=1.5"}).expert_capacity_factor == 1.5);
   CHECK(moe({"model.n_shared_experts=2"}).shared_expert_ffn_hidden_size == 128);
   CHECK_FALSE(moe({"model.n_shared_experts=0"}).shared_expert_ffn_hidden_size);
@@ -291,6 +302,8 @@ TEST_CASE("settings of experts in the names of other systems act, or are told") 
     const std::string text = std::string("model.") + key + "\n";
     expect_told(text, Severity::resolved, text.substr(0, text.find(':')), "has no meaning here");
   }
+  expect_told("model.moe_router_padding_for_fp8: true\n", Severity::resolved,
+              "model.moe_router_padding_for_fp8", "take any number of rows");
   for (const char* key : {"moe_input_jitter_eps: 0.01", "moe_apply_probs_on_input: true",
                           "moe_router_force_load_balancing: true", "moe_layer_recompute: true"}) {
     const std::string text = std::string("model.") + key + "\n";

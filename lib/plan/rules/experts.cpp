@@ -229,11 +229,11 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
     diagnostics.resolved("distributed.moe.wrap_outer_model",
                          "has no meaning here: embedding and output layer are sharded as units of "
                          "their own");
-  const bool fp32 = r.mixed_precision.name == recipe::Precision::fp32;
-  if (own.lm_head_precision && (*own.lm_head_precision != recipe::ElementType::fp32 || fp32))
+  const recipe::ElementType weights = weights_type(r.mixed_precision.name);
+  if (own.lm_head_precision == weights)
     warn_or_refuse(r, "distributed.moe.lm_head_precision",
                    fmt::format("changes nothing: the output layer is in {} as all weights are",
-                               enum_name(r.mixed_precision.name)),
+                               enum_name(weights)),
                    diagnostics);
   const int64_t chunks = r.comm_overlap.moe_dispatch_chunks;
   diagnostics.require(
@@ -275,7 +275,7 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
         "set shared_expert_ffn_hidden_size, or shared_expert_overlap: false");
     if (r.given("model.moe.token_dispatcher") && l.ep == 1)
       warn_or_refuse(r, "model.moe.token_dispatcher",
-                     "is ignored: tokens do not travel to experts (ep_size 1)", diagnostics);
+                     "is ignored: experts are not spread over ranks (ep_size 1)", diagnostics);
     if (moe.shared_expert_overlap && l.ep == 1)
       warn_or_refuse(r, "model.moe.shared_expert_overlap",
                      "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
@@ -288,6 +288,9 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
         fmt::format("models of the architecture {} have experts, but their number is not given",
                     enum_name(family)),
         "set model.moe.num_experts");
+  if (moe.num_experts == 0 && r.distributed.expert_tp_size)
+    warn_or_refuse(r, "distributed.expert_tp_size", "is ignored: the model has no experts",
+                   diagnostics);
   if (moe.num_experts == 0 && moe.shared_expert_overlap)
     warn_or_refuse(r, "model.moe.shared_expert_overlap", "is turned off: the model has no experts",
                    diagnostics);

@@ -4,9 +4,7 @@
 #include "plan/rules/rules.h"
 
 namespace mtrain::plan {
-namespace {
-
-recipe::ElementType type_of(recipe::Precision precision) {
+recipe::ElementType weights_type(recipe::Precision precision) {
   switch (precision) {
     case recipe::Precision::fp32: return recipe::ElementType::fp32;
     case recipe::Precision::bf16_mixed: return recipe::ElementType::bf16;
@@ -14,6 +12,8 @@ recipe::ElementType type_of(recipe::Precision precision) {
   }
   return recipe::ElementType::bf16;
 }
+
+namespace {
 
 // Tells what types of outputs, inputs and messages mean where they differ from the weights'.
 void note_types(const Recipe& r, recipe::ElementType own, Diagnostics& diagnostics) {
@@ -75,7 +75,7 @@ void check_fp16(const Recipe& r, Diagnostics& diagnostics) {
 
 void validate_precision(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
-  const recipe::ElementType own = type_of(p.name);
+  const recipe::ElementType own = weights_type(p.name);
   const auto agree = [&](const char* field, const recipe::Auto<recipe::ElementType>& type) {
     diagnostics.require(!type || *type == own, {field, "mixed_precision.name"},
                         fmt::format("{} disagrees with mixed_precision {}",

@@ -32,6 +32,8 @@ void check_files(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_precision(const Recipe& recipe, Diagnostics& diagnostics);
+// Returns the type of the weights that GEMMs read, and of activations.
+recipe::ElementType weights_type(recipe::Precision precision);
 // 8-bit GEMMs: the device, the scales, and the sizes that their operands can have.
 void validate_float8(const Recipe& recipe, Diagnostics& diagnostics);
 

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "plan/layout.h"
+#include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
 
 namespace mtrain::plan {
@@ -18,8 +19,8 @@ void check_expert_ranks(const Recipe& r, const Missing& missing) {
   missing(gathered && moe.token_dispatcher == recipe::MoeDispatcher::flex,
           "model.moe.token_dispatcher", "the flex dispatcher for experts that are divided over tp",
           "use alltoall, or set distributed.expert_tp_size: 1");
-  missing(r.distributed.moe.lm_head_precision == recipe::ElementType::fp32 &&
-              r.mixed_precision.name != recipe::Precision::fp32,
+  const auto& head = r.distributed.moe.lm_head_precision;
+  missing(head && *head != weights_type(r.mixed_precision.name),
           "distributed.moe.lm_head_precision", "an output layer with a type of its own",
           "leave it out");
 }

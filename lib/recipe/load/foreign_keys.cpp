@@ -31,7 +31,7 @@ constexpr const char* kOwnModel = "mtrain's own model needs no patches";
 constexpr const char* kTorchDdp = "it chooses internals of torch's DDP";
 constexpr const char* kMegatronFsdp = "it chooses internals of megatron-fsdp's buffers";
 constexpr const char* kOwnKernels = "mtrain chooses its kernels by device, type and shape";
-constexpr const char* kPaddedRows = "rows of experts are padded as their GEMMs need it";
+constexpr const char* kAnyRows = "the experts' 8-bit products take any number of rows";
 constexpr const char* kOwnTransport = "mtrain's own transports carry the tokens";
 constexpr const char* kStreams = "mtrain orders its streams itself";
 constexpr const char* kReports = "metrics are written to metrics.jsonl in train.run_dir";
@@ -252,8 +252,8 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.moe_permute_fusion", kNone, kOwnKernels},
     ForeignKey{"model.moe_router_fusion", kNone, kOwnKernels},
     ForeignKey{"model.moe_use_legacy_grouped_gemm", kNone, kOwnKernels},
-    ForeignKey{"model.moe_router_padding_for_fp8", kNone, kPaddedRows},
-    ForeignKey{"model.moe_router_padding_for_quantization", kNone, kPaddedRows},
+    ForeignKey{"model.moe_router_padding_for_fp8", kNone, kAnyRows},
+    ForeignKey{"model.moe_router_padding_for_quantization", kNone, kAnyRows},
     ForeignKey{"model.moe_flex_dispatcher_backend", kNone, kOwnTransport},
     ForeignKey{"model.moe_deepep_num_sms", kNone, kOwnTransport},
     ForeignKey{"model.moe_hybridep_num_sms", kNone, kOwnTransport},

@@ -90,7 +90,7 @@ const std::vector<ForeignSpelling>& foreign_spellings() {
       {"model.moe_router_enable_expert_bias", "model.moe.router_bias_update_rate",
        [](const std::string& t) { return choose(t, "0.001", "0"); }},
       {"model.moe_expert_capacity_factor", "model.moe.expert_capacity_factor",
-       [](const std::string& t) { return t.starts_with('-') ? std::string("none") : t; }},
+       [](const std::string& t) { return t == "-1" || t == "-1.0" ? std::string("none") : t; }},
       {"model.untie_embeddings_and_output_weights", "model.share_embeddings_and_output_weights",
        not_of},
       {"model.recompute_activations", "recompute.granularity",

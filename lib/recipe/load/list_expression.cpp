@@ -45,6 +45,7 @@ class ListExpression {
       if (++depth_ > 20) return {};
       once = sum();
       if (!take(')')) return {};
+      --depth_;
     } else if (take('[')) {
       once = list();
     }

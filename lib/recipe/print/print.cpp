@@ -54,6 +54,7 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
   const auto below = [&](const char* section) { return row.path.rfind(section, 0) == 0; };
   if (below("distributed.pipeline.") && r.distributed.pp_size == 1) return false;
   if (below("distributed.moe.") && r.distributed.ep_size == 1) return false;
+  if (row.path == "model.moe.token_dispatcher" && r.distributed.ep_size == 1) return false;
   // The presence of this section alone decides the size of buckets.
   if (below("comm_overlap.") && !r.given_section("comm_overlap")) return false;
   if (r.mixed_precision.name != Precision::fp16_mixed)
