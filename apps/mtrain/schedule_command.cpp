@@ -23,20 +23,26 @@ namespace mtrain {
 namespace {
 
 struct ScheduleOptions {
-  std::string name = "1f1b", from_csv, svg;
+  std::string name, from_csv, svg;
   schedule::ScheduleSize size{.pp = 4, .stages_per_rank = 0, .micro_batches = 8};
   schedule::ScheduleCosts costs;
-  int64_t gathered = 0, columns = -1;
+  int64_t gathered = 0, columns = -1, layers = 1;
+  double exchange = 0;
   bool text = false, csv = false, actions = false, no_overlap = false;
 };
 
+std::string exposure(const char* of, const schedule::Exposure& e) {
+  return fmt::format("{} exchanges {:g}, exposed {:.2f} %\n", of, e.exchanges, 100 * e.share());
+}
+
 std::string summary(const schedule::Schedule& s, const schedule::Timeline& t,
                     const std::vector<int64_t>& bounds, const std::string& formula) {
-  std::string out = fmt::format(
-      "{}: {} stages on {} ranks, {} micro-batches\nstep {:g}, idle {:.2f} %{}\n\n{:<6}{:>10}{:>12}"
-      "  {:<12}{}\n",
-      s.name, s.stages, s.pp, s.micro_batches, t.step, 100 * t.bubble(), formula, "rank", "busy",
-      "in flight", bounds.empty() ? "" : "bound", "stages");
+  std::string out =
+      fmt::format("{}: {} stages on {} ranks, {} micro-batches\nstep {:g}, idle {:.2f} %{}\n",
+                  s.name, s.stages, s.pp, s.micro_batches, t.step, 100 * t.bubble(), formula);
+  if (has_exchanges(t)) out += exposure("paired", t.paired) + exposure("unpaired", t.unpaired);
+  out += fmt::format("\n{:<6}{:>10}{:>12}  {:<12}{}\n", "rank", "busy", "in flight",
+                     bounds.empty() ? "" : "bound", "stages");
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     std::string stages;
     for (int64_t stage = 0; stage < s.stages; ++stage)
@@ -50,11 +56,17 @@ std::string summary(const schedule::Schedule& s, const schedule::Timeline& t,
 
 void show_schedule(ScheduleOptions o) {
   o.costs.overlap_p2p = !o.no_overlap;
+  if (o.exchange > 0) {
+    const schedule::StageCost& c = o.costs.stages[0];
+    o.costs.parts = {schedule::expert_stage_parts(
+        {.F = c.F, .I = c.I, .W = c.W, .layers = o.layers, .exchange = o.exchange})};
+  }
   const bool named = o.from_csv.empty();
   schedule::Schedule s;
   std::vector<int64_t> bounds;
   std::string formula;
   if (named) {
+    if (o.name.empty()) o.name = o.size.moe_overlap ? "interleaved_1f1b" : "1f1b";
     const schedule::ScheduleKind& kind = schedule::schedule_named(plan::schedule_name(o.name));
     if (o.size.moe_overlap && kind.list != schedule::interleaved_1f1b)
       throw UserError(fmt::format("{} has no order with overlapped experts", kind.name),
@@ -97,12 +109,14 @@ void add_schedule_command(CLI::App& app) {
   command->footer(
       "  mtrain schedule --pp 4 --vpp 2 --micro 16 --name zero_bubble\n"
       "  mtrain schedule --pp 8 --micro 32 --name 1f1b --p2p-latency 0.1 --svg 1f1b.svg\n"
+      "  mtrain schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4\n"
       "  mtrain schedule --pp 4 --micro 8 --name dualpipev --csv > mine.csv    then, edited:\n"
       "  mtrain schedule --from-csv mine.csv");
   std::string names;
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds())
     names += (names.empty() ? "" : ", ") + std::string(kind.name);
-  auto* name = command->add_option("--name", o->name, names)->capture_default_str();
+  auto* name = command->add_option(
+      "--name", o->name, names + "; 1f1b unless given, interleaved_1f1b with --moe-overlap");
   // A picture has a row per rank, and nobody looks at more rows than these.
   const auto whole = CLI::Range(1, 1024);
   std::vector<CLI::Option*> sizes{
@@ -129,10 +143,10 @@ void add_schedule_command(CLI::App& app) {
   command->add_option("--input-gradient", cost.I, "time of a stage's input gradient")->check(time);
   command->add_option("--weight-gradient", cost.W, "time of a stage's weight gradient")
       ->check(time);
-  command
-      ->add_option("--together", o->costs.together,
-                   "share of their times that a forward and a backward take together")
-      ->check(CLI::Range(0.5, 1.0));
+  auto* together =
+      command->add_option("--together", o->costs.together,
+                          "share of their times that a forward and a backward take together");
+  together->check(CLI::Range(0.5, 1.0));
   const std::map<std::string, schedule::PairedGradient> gradients{
       {"at_end", schedule::PairedGradient::at_end},
       {"in_order", schedule::PairedGradient::in_order},
@@ -143,10 +157,28 @@ void add_schedule_command(CLI::App& app) {
                    "in_order with compute (fine_grained_1f1b), or at_once "
                    "(overlap_p2p_backward_on_comm_stream)")
       ->transform(CLI::CheckedTransformer(gradients));
+  auto* forward_behind =
+      command->add_option("--forward-behind", o->costs.forward_behind,
+                          "at_once: share of the forward that follows the gradient");
+  forward_behind->check(CLI::Range(0.0, 1.0));
+  auto* exchange = command->add_option(
+      "--exchange", o->exchange,
+      "time of experts' exchanges as a share of that of all computations; all layers have experts");
+  exchange->check(CLI::Range(1e-6, 100.0));
+  command->add_option("--layers", o->layers, "layers per stage")
+      ->check(CLI::Range(1, 1 << 10))
+      ->needs(exchange);
   command
-      ->add_option("--forward-behind", o->costs.forward_behind,
-                   "at_once: share of the forward that follows the gradient")
-      ->check(CLI::Range(0.0, 1.0));
+      ->add_option("--chunks", o->costs.exchange_chunks,
+                   "chunks of a layer's exchanges where a pass runs alone "
+                   "(comm_overlap.moe_dispatch_chunks)")
+      ->check(CLI::Range(1, 1 << 10))
+      ->needs(exchange);
+  command
+      ->add_flag("--delay-wgrad", o->costs.pair.delay_wgrad,
+                 "weight gradients behind the exchanges that can start (delay_wgrad_compute)")
+      ->needs(exchange);
+  exchange->excludes(together)->excludes(forward_behind);
   command->add_option("--p2p-latency", o->costs.p2p_latency, "time until a message arrives")
       ->check(time);
   command
@@ -158,7 +190,7 @@ void add_schedule_command(CLI::App& app) {
   auto* delayed = command->add_option(
       "--delayed-wgrad", o->costs.delayed_wgrad,
       "share of a backward's weight gradients that follow the sending of its gradient");
-  delayed->check(CLI::Range(0.0, 1.0));
+  delayed->check(CLI::Range(0.0, 1.0))->excludes(exchange);
   command->add_flag("--no-overlap", o->no_overlap, "ranks wait until their messages have arrived")
       ->excludes(delayed);
   command

@@ -35,7 +35,24 @@ std::string row_of(const ActionList& list, const std::vector<ActionTime>& times,
   return row;
 }
 
+// Draws the exchanges of a rank, in letters that tell the pass.
+std::string exchanges_of(const ActionList& list, const std::vector<ExchangeTime>& exchanges,
+                         double per_unit, double step) {
+  std::string row(size_t(std::llround(step * per_unit)), '.');
+  for (const ExchangeTime& e : exchanges) {
+    const auto begin = size_t(std::llround(e.begin * per_unit));
+    const auto end = std::min(row.size(), size_t(std::llround(e.end * per_unit)));
+    for (size_t i = begin; i < end; ++i) row[i] = list[e.action].kind == ActionKind::F ? 'f' : 'b';
+  }
+  return row;
+}
+
 }  // namespace
+
+bool has_exchanges(const Timeline& timeline) {
+  return std::any_of(timeline.exchanges.begin(), timeline.exchanges.end(),
+                     [](const auto& rank) { return !rank.empty(); });
+}
 
 std::string schedule_text(const Schedule& s, const Timeline& timeline, int64_t columns) {
   size_t label = 0;
@@ -44,9 +61,14 @@ std::string schedule_text(const Schedule& s, const Timeline& timeline, int64_t c
       if (is_compute(a.kind)) label = std::max(label, to_string(a).size());
   const double unit = shortest_action(timeline);
   const double per_unit = unit > 0 ? double(label + 1) / unit : 0;
-  std::vector<std::string> rows;
-  for (size_t rank = 0; rank < s.ranks.size(); ++rank)
+  std::vector<std::string> rows, heads;
+  for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
     rows.push_back(row_of(s.ranks[rank], timeline.times[rank], per_unit, timeline.step, label + 1));
+    heads.push_back(fmt::format("rank {}", rank));
+    if (!has_exchanges(timeline)) continue;
+    rows.push_back(exchanges_of(s.ranks[rank], timeline.exchanges[rank], per_unit, timeline.step));
+    heads.push_back("  ep");
+  }
   const std::string last_head = fmt::format("rank {} ", s.ranks.size() - 1);
   const size_t whole = rows.empty() ? 0 : rows[0].size();
   // A part holds whole cells of the shortest action.
@@ -59,9 +81,9 @@ std::string schedule_text(const Schedule& s, const Timeline& timeline, int64_t c
   for (size_t from = 0; from < whole; from += part) {
     if (part < whole)
       text += fmt::format("{}from {:g}\n", from ? "\n" : "", double(from) / per_unit);
-    for (size_t rank = 0; rank < rows.size(); ++rank) {
-      std::string line = fmt::format("{:<{}}", fmt::format("rank {}", rank), last_head.size()) +
-                         rows[rank].substr(from, part);
+    for (size_t row = 0; row < rows.size(); ++row) {
+      std::string line =
+          fmt::format("{:<{}}", heads[row], last_head.size()) + rows[row].substr(from, part);
       line.erase(line.find_last_not_of(' ') + 1);
       text += line + "\n";
     }

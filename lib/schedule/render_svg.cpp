@@ -8,7 +8,7 @@ namespace mtrain::schedule {
 
 namespace {
 
-constexpr double kRow = 24, kLeft = 56, kTop = 40;  // pixels
+constexpr double kRow = 24, kExchanges = 10, kLeft = 56, kTop = 40;  // pixels
 constexpr double kWidest = 16000;
 
 struct Color {
@@ -37,7 +37,8 @@ std::string schedule_svg(const Schedule& s, const Timeline& timeline) {
   const double unit = shortest_action(timeline);
   const double scale = timeline.step > 0 ? std::min(30 / unit, kWidest / timeline.step) : 0;
   const double width = kLeft + timeline.step * scale + 8;
-  const double height = kTop + kRow * double(s.pp) + 8;
+  const double row = kRow + (has_exchanges(timeline) ? kExchanges : 0);
+  const double height = kTop + row * double(s.pp) + 8;
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 "
       "0 {0:.0f} {1:.0f}\" font-family=\"sans-serif\" font-size=\"10\">\n"
@@ -50,7 +51,7 @@ std::string schedule_svg(const Schedule& s, const Timeline& timeline) {
   for (int64_t stage = 0; stage < s.stages; ++stage)
     chunk_of[size_t(stage)] = chunks[size_t(s.rank_of(stage))]++;
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
-    const double y = kTop + kRow * double(rank);
+    const double y = kTop + row * double(rank);
     out += fmt::format("<text x=\"8\" y=\"{:.1f}\">rank {}</text>\n", y + 15, rank);
     for (size_t i = 0; i < s.ranks[rank].size(); ++i) {
       const Action& a = s.ranks[rank][i];
@@ -66,6 +67,15 @@ std::string schedule_svg(const Schedule& s, const Timeline& timeline) {
         out += fmt::format("<text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>",
                            x + w / 2, y + 15, a.micro_batch);
       out += "</g>\n";
+    }
+    for (const ExchangeTime& e : timeline.exchanges[rank]) {
+      const Action& a = s.ranks[rank][e.action];
+      out += fmt::format(
+          "<g><title>exchange of {} {:g} to {:g}</title><rect x=\"{:.2f}\" y=\"{:.1f}\" "
+          "width=\"{:.2f}\" height=\"{:.0f}\" fill=\"{}\"/></g>\n",
+          to_string(a), e.begin, e.end, kLeft + e.begin * scale, y + kRow - 1,
+          (e.end - e.begin) * scale, kExchanges - 3,
+          shade(color_of(a.kind), chunk_of[size_t(a.stage)], chunks[rank]));
     }
   }
   return out + "</svg>\n";

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -23,6 +24,7 @@ class Player {
         arrival_{table(kNever), table(kNever)} {
     timeline_.times.resize(size_t(s.pp));
     timeline_.busy.resize(size_t(s.pp));
+    timeline_.exchanges.resize(size_t(s.pp));
   }
 
   Timeline play(std::vector<StuckRank>& stuck) {
@@ -122,6 +124,8 @@ class Player {
       record(rank, std::max(clock, arrival_[a.kind == ActionKind::recv_b][message]));
     } else if (is_send(a.kind)) {
       record(rank, send(rank, a));
+    } else if (!costs_.parts.empty() && a.kind != ActionKind::W) {
+      run_parts(rank, a, pair ? &b : nullptr);
     } else {
       const double share = pair ? costs_.together : 1, begin = clock;
       record(rank, clock + share * length(a));
@@ -132,6 +136,75 @@ class Player {
       if (pair) finish_paired(rank, a, b);
     }
     return true;
+  }
+
+  // Runs an action by its parts, or two together.
+  void run_parts(int64_t rank, const Action& a, const Action* backward) {
+    const double begin = clock_[size_t(rank)];
+    const PartsRun& run = parts_run(a, backward);
+    for (size_t i = 0; i < run.timeline.steps.size(); ++i) {
+      const PairStepTime& t = run.timeline.steps[i];
+      if (t.exchange)
+        timeline_.exchanges[size_t(rank)].push_back(
+            {next_[size_t(rank)] + (backward && run.order[i] == PairStep::backward),
+             begin + t.begin, begin + t.end});
+    }
+    Exposure& exposure = backward ? timeline_.paired : timeline_.unpaired;
+    exposure.exchanges += run.timeline.exchanges;
+    exposure.exposed += run.timeline.exposed();
+    timeline_.busy[size_t(rank)] += run.timeline.compute;
+    const double end = begin + run.timeline.length;
+    record(rank, backward ? begin + run.forward_compute : end);
+    if (backward) record(rank, end);
+    computed_[size_t(rank)] = end;
+    finish(a, end);
+    if (!backward) return;
+    const bool at_once = costs_.paired_gradient == PairedGradient::at_once;
+    finish(*backward, at_once ? begin + run.backward_end : end);
+    paired_[size_t(rank)] = *backward;
+  }
+
+  // The times of one action or of two together, from their begin.
+  struct PartsRun {
+    std::vector<PairStep> order;  // of two
+    PairTimeline timeline;
+    double forward_compute = 0;  // of two: how long the forward computes
+    double backward_end = 0;     // of two: when the gradient is there
+  };
+
+  const StageParts& parts(const Action& a) const {
+    return costs_.parts[costs_.parts.size() == 1 ? 0 : size_t(a.stage)];
+  }
+
+  const PartsRun& parts_run(const Action& a, const Action* b) {
+    const auto stage = [&](const Action& x) { return costs_.parts.size() == 1 ? 0 : x.stage; };
+    const auto [at, is_new] =
+        runs_.try_emplace({a.kind, stage(a), b ? int(b->kind) : -1, b ? stage(*b) : -1});
+    PartsRun& run = at->second;
+    if (!is_new) return run;
+    const auto pass = [&](const Action& x) {
+      std::vector<PairPart> list = x.kind == ActionKind::F ? parts(x).forward : parts(x).backward;
+      if (x.kind == ActionKind::I)
+        for (PairPart& part : list) part.weight_cost = 0;
+      return list;
+    };
+    const std::vector<PairPart> first = pass(a);
+    if (!b) {
+      run.timeline = simulate_pass(first, costs_.exchange_chunks, costs_.pair);
+      return run;
+    }
+    const std::vector<PairPart> second = pass(*b);
+    run.order = pair_order(first, second, costs_.pair);
+    run.timeline = simulate_pair(run.order, first, second);
+    for (size_t i = 0; i < run.order.size(); ++i) {
+      const PairStepTime& t = run.timeline.steps[i];
+      if (run.order[i] == PairStep::forward && !t.exchange) run.forward_compute += t.end - t.begin;
+      // Without delayed weight gradients the gradient leaves behind them.
+      if (run.order[i] != PairStep::forward &&
+          (run.order[i] == PairStep::backward || !costs_.pair.delay_wgrad))
+        run.backward_end = t.end;
+    }
+    return run;
   }
 
   void finish_paired(int64_t rank, const Action& forward, const Action& backward) {
@@ -171,6 +244,7 @@ class Player {
   std::vector<int64_t> waiting_[2];
   std::vector<double> done_[2], arrival_[2];
   std::map<std::pair<int64_t, int64_t>, double> link_free_;
+  std::map<std::tuple<ActionKind, int64_t, int, int64_t>, PartsRun> runs_;
 };
 
 }  // namespace
@@ -184,6 +258,8 @@ double Timeline::bubble() const {
 Timeline play(const Schedule& s, const ScheduleCosts& costs, std::vector<StuckRank>& stuck) {
   MT_CHECK(costs.stages.size() == 1 || int64_t(costs.stages.size()) == s.stages,
            "costs of {} stages for a schedule of {}", costs.stages.size(), s.stages);
+  MT_CHECK(costs.parts.size() <= 1 || int64_t(costs.parts.size()) == s.stages,
+           "parts of {} stages for a schedule of {}", costs.parts.size(), s.stages);
   return Player(s, costs).play(stuck);
 }
 

@@ -2,6 +2,7 @@
 // receive waits for its message.
 #pragma once
 #include "schedule/action.h"
+#include "schedule/expert_parts.h"
 
 namespace mtrain::schedule {
 
@@ -28,6 +29,13 @@ struct ScheduleCosts {
   // with_batched_messages(). A message begins when its sender reaches it; the simulator does not
   // make it wait for its receiver, too.
   bool overlap_p2p = true;
+  // The parts of each stage's F, B and I, where experts exchange tokens; one entry stands for all.
+  // Their times replace F, I and `together`; W alone takes StageCost::W. A forward and a backward
+  // that run together are ordered by pair_order(), and others are played by simulate_pass() in
+  // `exchange_chunks`. Without parts there are no exchanges.
+  std::vector<StageParts> parts;
+  PairOptions pair;
+  int64_t exchange_chunks = 1;
   // Gathering and reducing take no time here: the order of a pipeline does not hide them.
 };
 
@@ -35,9 +43,25 @@ struct ActionTime {
   double begin = 0, end = 0;
 };
 
+// An exchange of experts' tokens in an action, beside the rank's computations.
+struct ExchangeTime {
+  size_t action = 0;
+  double begin = 0, end = 0;
+};
+
+// How long exchanges of all ranks last, and how long ranks stand still for them.
+struct Exposure {
+  double exchanges = 0, exposed = 0;
+  double share() const { return exchanges > 0 ? exposed / exchanges : 0; }
+};
+
 struct Timeline {
-  std::vector<std::vector<ActionTime>> times;  // [rank][action]
-  std::vector<double> busy;                    // [rank], computing
+  // [rank][action]. Two that run together stand one behind the other, as long as they compute, and
+  // the second ends with the pair.
+  std::vector<std::vector<ActionTime>> times;
+  std::vector<double> busy;                          // [rank], computing
+  std::vector<std::vector<ExchangeTime>> exchanges;  // [rank], in the order of their stream
+  Exposure paired, unpaired;                         // in actions that run together, and in others
   double step = 0;  // from the first action's begin to the last one's end
 
   double bubble() const;  // idle time / whole time, over all ranks

@@ -104,11 +104,16 @@ expect "schedule of a size that is none" 2 "do not divide 9" "use 8 or 10 micro-
   schedule --pp 4 --vpp 2 --micro 9 --name interleaved_1f1b
 expect "schedule of no such name" 2 "did you mean gpipe" -- schedule --name gpip
 expect "schedule of two sources" 2 "excludes" -- schedule --from-csv x --pp 4
+expect "schedule of experts" 0 "interleaved_1f1b: 8 stages" "paired exchanges 28.8, exposed 0.00 %" \
+  "unpaired exchanges 28.8, exposed 27.78 %" "  ep   " -- schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4
+expect "schedule of chunks of nothing" 2 "requires --exchange" -- schedule --chunks 4
 "$mtrain" schedule --pp 2 --micro 4 --name dualpipev --csv >"$work/schedule.csv"
 expect "schedule from a table" 0 "4 stages on 2 ranks, 4 micro-batches" -- schedule --from-csv "$work/schedule.csv"
 echo "0F0" >"$work/schedule.csv"
 expect "schedule from a table that ends early" 2 "schedule.csv" "rank 0 does neither 0B0 nor 0I0" -- schedule --from-csv "$work/schedule.csv"
 expect "schedule as a picture" 0 "written" -- schedule --svg "$work/s.svg"
+"$mtrain" schedule --moe-overlap --exchange 0.3 --svg "$work/exchanges.svg" >"$work/out" || fail "schedule --svg of exchanges"
+python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/exchanges.svg" 2>"$work/out" || fail "schedule --svg of exchanges is not XML"
 python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg" 2>"$work/out" || fail "schedule --svg is not XML"
 
 echo '{"traceEvents":[{"name":"norm_fwd","ph":"X","pid":0,"tid":0,"ts":0,"dur":9}]}' >"$work/t.json"

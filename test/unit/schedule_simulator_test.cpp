@@ -190,6 +190,87 @@ TEST_CASE(
                       [](const Action& a) { return a.kind == ActionKind::unshard; }) == 2);
 }
 
+TEST_CASE("a pass alone and its chunks, by hand") {
+  const PairPart exchange{PairPartKind::exchange, 4, 0, false};
+  const std::vector<PairPart> pass{
+      {.cost = 1}, exchange, {.cost = 4, .weight_cost = 2}, exchange, {.cost = 1}};
+  const PairTimeline whole = simulate_pass(pass, 1, {});
+  CHECK(whole.length == 1 + 4 + 6 + 4 + 1);
+  CHECK(whole.exposed() == whole.exchanges);
+  // The weight gradients fill the way back.
+  CHECK(simulate_pass(pass, 1, {.delay_wgrad = true}).exposed() == 6);
+  // A chunk computes for 1.5: [2,3.5], [3.5,5], [5,6.5], [6.5,8]. The way there ends at 2, 3, 4.5
+  // and 6, the way back at 4.5, 6, 7.5 and 9.
+  const PairTimeline four = simulate_pass(pass, 4, {});
+  CHECK(four.length == 10);
+  CHECK(four.exchanges == 8);
+  CHECK(four.exposed() == 2);
+  // A chunk computes for 1, and the gradients of 2 fill what follows: [8,10]; the last part
+  // [10,11].
+  CHECK(simulate_pass(pass, 4, {.delay_wgrad = true}).length == 11);
+  // Nothing is divided that does not stand alone between two exchanges.
+  const std::vector<PairPart> two{{.cost = 1}, exchange, {.cost = 1}, {.cost = 1}, exchange};
+  CHECK(simulate_pass(two, 4, {}).length == simulate_pass(two, 1, {}).length);
+}
+
+TEST_CASE("parts that exchange nothing take the time of whole passes") {
+  for (const ScheduleKind& kind : schedule_kinds()) {
+    const Schedule s = ready(std::string(kind.name).c_str(), {4, kind.fewest_stages, 12});
+    ScheduleCosts costs{.stages = {{1, 1.5, 0.5}}, .p2p_transfer = 0.25};
+    const Timeline whole = simulate(s, costs);
+    costs.parts = {expert_stage_parts({.F = 1, .I = 1.5, .W = 0.5, .layers = 3})};
+    const Timeline in_parts = simulate(s, costs);
+    INFO(kind.name);
+    CHECK(in_parts.step == Approx(whole.step));
+    CHECK(in_parts.bubble() == Approx(whole.bubble()));
+    CHECK(in_parts.paired.exposed + in_parts.unpaired.exposed == Approx(0).margin(1e-9));
+  }
+}
+
+TEST_CASE("exchanges are exposed in passes alone, and hidden in pairs and by chunks") {
+  const Schedule alone = ready("interleaved_1f1b", {2, 2, 16});
+  const Schedule paired = with_messages(
+      make_schedule(schedule_named("interleaved_1f1b"),
+                    {.pp = 2, .stages_per_rank = 2, .micro_batches = 16, .moe_overlap = true}));
+  ScheduleCosts costs;
+  const double free_alone = simulate(alone, costs).step, free_paired = simulate(paired, costs).step;
+  costs.parts = {expert_stage_parts({.layers = 2, .exchange = 0.3})};
+  const Timeline a = simulate(alone, costs), p = simulate(paired, costs);
+  // Of 2 ranks each computes 32 forwards and backwards of 3.
+  CHECK(a.unpaired.exchanges == Approx(0.3 * 3 * 64));
+  CHECK(a.unpaired.share() == Approx(1));
+  CHECK(a.paired.exchanges == 0);
+  CHECK(a.step > 1.25 * free_alone);
+  CHECK(p.paired.exchanges + p.unpaired.exchanges == Approx(0.3 * 3 * 64));
+  CHECK(p.paired.share() < 0.1);
+  CHECK(p.unpaired.share() == Approx(1));
+  for (const double busy : p.busy) CHECK(busy == Approx(96));
+  CHECK(p.step < 1.12 * free_paired);
+  costs.exchange_chunks = 4;
+  const Timeline chunks = simulate(paired, costs);
+  CHECK(chunks.unpaired.share() < 0.4);
+  CHECK(chunks.paired.share() == Approx(p.paired.share()).margin(1e-9));
+  CHECK(chunks.step < p.step);
+  // Exchanges of a rank stand one behind the other, each within the step.
+  for (const auto& rank : chunks.exchanges)
+    for (size_t i = 0; i < rank.size(); ++i) {
+      CHECK(rank[i].begin >= (i ? rank[i - 1].end - 1e-9 : 0));
+      CHECK(rank[i].end <= chunks.step + 1e-9);
+    }
+}
+
+TEST_CASE("exchanges are drawn below their rank") {
+  const Schedule s = ready("1f1b", {1, 1, 1});
+  ScheduleCosts costs;
+  costs.parts = {expert_stage_parts({.F = 2, .I = 1, .W = 1, .exchange = 1})};
+  const Timeline t = simulate(s, costs);
+  CHECK(t.step == 8);
+  CHECK(schedule_text(s, t, 0) ==
+        "rank 0 0F0 0B0\n"
+        "  ep   .f.fb.b.\n");
+  CHECK(schedule_svg(s, t).find("<title>exchange of 0F0 1.1 to 2.1</title>") != std::string::npos);
+}
+
 TEST_CASE("a schedule as text") {
   const Schedule s = ready("1f1b", {2, 1, 2});
   const Timeline t = simulate(s, {});

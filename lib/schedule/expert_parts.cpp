@@ -1,0 +1,117 @@
+#include "schedule/expert_parts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace mtrain::schedule {
+
+namespace {
+
+bool is_exchange(const PairPart& part) { return part.kind == PairPartKind::exchange; }
+
+class PassPlayer {
+ public:
+  PassPlayer(std::span<const PairPart> pass, int64_t chunks, const PairOptions& options)
+      : pass_(pass), chunks_(chunks), delay_wgrad_(options.delay_wgrad) {}
+
+  PairTimeline play() {
+    for (size_t i = 0; i < pass_.size();) {
+      if (starts_chunks(i)) {
+        in_chunks(pass_[i], pass_[i + 1], pass_[i + 2]);
+        i += 3;
+      } else {
+        whole(pass_[i], i > 0 && is_exchange(pass_[i - 1]));
+        ++i;
+      }
+    }
+    drain();
+    return std::move(t_);
+  }
+
+ private:
+  bool starts_chunks(size_t i) const {
+    return i + 2 < pass_.size() && is_exchange(pass_[i]) && !is_exchange(pass_[i + 1]) &&
+           is_exchange(pass_[i + 2]);
+  }
+
+  // Returns when the step ends that can begin at `ready`.
+  double add(bool exchange, double ready, double cost) {
+    double& free = exchange ? exchange_free_ : compute_free_;
+    const double begin = std::max(free, ready);
+    free = begin + cost;
+    t_.steps.push_back({begin, free, exchange});
+    (exchange ? t_.exchanges : t_.compute) += cost;
+    t_.length = std::max(t_.length, free);
+    return free;
+  }
+
+  // The weight gradients of a part are computed in it, or held.
+  double cost_now(const PairPart& part) {
+    if (!delay_wgrad_) return part.cost + part.weight_cost;
+    if (part.weight_cost > 0) held_.push_back(part.weight_cost);
+    return part.cost;
+  }
+
+  void drain() {
+    for (const double cost : std::exchange(held_, {})) add(false, 0, cost);
+  }
+
+  void whole(const PairPart& part, bool reads) {
+    if (reads) drain();
+    ready_ = add(is_exchange(part), ready_, cost_now(part));
+  }
+
+  void in_chunks(const PairPart& there, const PairPart& compute, const PairPart& back) {
+    drain();
+    const double n = double(chunks_), there_cost = there.cost / n, back_cost = back.cost / n;
+    const double compute_cost = cost_now(compute) / n, begin = ready_;
+    double arrived = add(true, begin, there_cost);
+    for (int64_t c = 0; c < chunks_; ++c) {
+      const double next = c + 1 < chunks_ ? add(true, begin, there_cost) : 0;
+      ready_ = add(true, add(false, arrived, compute_cost), back_cost);
+      arrived = next;
+    }
+  }
+
+  const std::span<const PairPart> pass_;
+  const int64_t chunks_;
+  const bool delay_wgrad_;
+  PairTimeline t_;
+  std::vector<double> held_;  // the costs of weight gradients
+  double compute_free_ = 0, exchange_free_ = 0, ready_ = 0;
+};
+
+}  // namespace
+
+StageParts expert_stage_parts(const ExpertStage& s) {
+  MT_CHECK(s.layers > 0, "a stage of {} layers", s.layers);
+  const double n = double(s.layers), F = s.F / n, I = s.I / n, W = s.W / n;
+  const auto exchange = [&](bool host_waits) {
+    return PairPart{PairPartKind::exchange, s.exchange * (F + I + W) / 4, 0, host_waits};
+  };
+  const auto compute = [](double share, double cost, double weight_cost) {
+    return PairPart{PairPartKind::compute, share * cost, share * weight_cost, false};
+  };
+  StageParts parts;
+  for (int64_t layer = 0; layer < s.layers; ++layer) {
+    // attention, route, dispatch, mlp, combine, merge; and back
+    for (const PairPart& part : {compute(0.5, F, 0), compute(0.05, F, 0), exchange(true),
+                                 compute(0.4, F, 0), exchange(false), compute(0.05, F, 0)})
+      parts.forward.push_back(part);
+    for (const PairPart& part : {compute(0.05, I, W), exchange(false), compute(0.4, I, W),
+                                 exchange(false), compute(0.05, I, W), compute(0.5, I, W)})
+      parts.backward.push_back(part);
+  }
+  return parts;
+}
+
+PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,
+                           const PairOptions& options) {
+  MT_CHECK(chunks >= 1, "a pass in {} chunks", chunks);
+  if (chunks > 1) return PassPlayer(pass, chunks, options).play();
+  return simulate_pair(pair_order({}, pass, options), {}, pass);
+}
+
+}  // namespace mtrain::schedule

@@ -1,0 +1,35 @@
+// The parts of passes through layers with experts for the simulator, and the times of a pass that
+// runs alone.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "schedule/pair_order.h"
+
+namespace mtrain::schedule {
+
+// The parts of a stage's forward and backward.
+struct StageParts {
+  std::vector<PairPart> forward, backward;
+};
+
+// What a stage's passes compute in all, and how its layers exchange tokens.
+struct ExpertStage {
+  double F = 1, I = 1, W = 1;  // times of the forward, the input and the weight gradients
+  int64_t layers = 1;          // all of them with experts
+  double exchange = 0;         // time of all exchanges / time of all computations
+};
+
+// Divides the times evenly between the layers. In each, attention takes half of a pass, the routed
+// experts 0.4, the router and the shared expert 0.05 each; the four exchanges take equal time.
+StageParts expert_stage_parts(const ExpertStage& stage);
+
+// Plays a pass that runs alone, forward or backward. Where one part that computes stands between
+// two exchanges, these three are divided into `chunks` of equal size: the exchange of a chunk and
+// the return of the one before travel while the chunk between them is computed. Delayed weight
+// gradients are then computed before the next part that waits for an exchange.
+PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,
+                           const PairOptions& options);
+
+}  // namespace mtrain::schedule
