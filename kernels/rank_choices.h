@@ -1,6 +1,6 @@
 // Finds the ranks to which a token travels once, however many of its K experts they have (as
-// DeepSeek's DeepEP does). Rank n of N has the experts [n each, (n + 1) each). Indices are int32,
-// and no result depends on threads.
+// DeepSeek's DeepEP does). With P experts_per_rank, rank n of N has the experts [n P, (n + 1) P).
+// Indices are int32, and no result depends on threads.
 #pragma once
 #include "base/span.h"
 
@@ -11,10 +11,10 @@ namespace mtrain::kernels {
 // rank[t, :] are the ranks of token t's experts in rising order, each once, and -1 behind the last
 // one. Where ExpertRows takes them for experts, it makes the rows that go to each rank.
 struct RankChoices {
-  ConstSpan expert_TK;  // a number outside of [0, N each) drops the choice
+  ConstSpan expert_TK;  // a number outside of [0, N P) drops the choice
   Span rank_TM;         // M = min(K, N)
   Span count_2N;        // how many tokens go to each rank, then how many choices its experts get
-  int64_t T, K, M, N, each;
+  int64_t T, K, M, N, experts_per_rank;
 };
 // expert[r, k] is choice k of the row's token if the row's rank has that expert, else -1. A row
 // without a choice of a rank has no experts.
@@ -22,7 +22,7 @@ struct ExpertsOfRows {
   ConstSpan expert_TK, rank_TM;
   ConstSpan choice_R;  // t M + m: the row is token t's, and goes to rank[t, m]; -1: no row
   Span expert_RK;
-  int64_t T, K, M, R, each;
+  int64_t T, K, M, R, experts_per_rank;
 };
 
 namespace cpu {

@@ -34,7 +34,7 @@ struct RouteTokens {
   ConstSpan bias_E;     // optional
   ConstSpan valid_T;    // optional int32: 0 marks padding
   ConstSpan choice_TK;  // optional int32: the experts are these, K different ones for each token
-  Span expert_TK;       // in the order of falling scores; -1 for padding
+  Span expert_TK;       // in the order of falling scores, or as in choice_TK; -1 for padding
   Span weight_TK;       // 0 for padding
   Span log_sum_T;       // log of the sum of e^logit
   Span score_sum_T;     // sum of all scores; 0 marks padding for the structs below

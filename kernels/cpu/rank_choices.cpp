@@ -20,8 +20,8 @@ void run(const RankChoices& a) {
   for (int64_t t = 0; t < a.T; ++t, expert += a.K, rank += a.M) {
     int32_t* end = rank;  // behind the ranks that have been found, which are in order
     for (int64_t k = 0; k < a.K; ++k) {
-      if (expert[k] < 0 || expert[k] >= a.N * a.each) continue;
-      const auto of_choice = int32_t(expert[k] / a.each);
+      if (expert[k] < 0 || expert[k] >= a.N * a.experts_per_rank) continue;
+      const auto of_choice = int32_t(expert[k] / a.experts_per_rank);
       ++choices[of_choice];
       int32_t* const at = std::lower_bound(rank, end, of_choice);
       if (at != end && *at == of_choice) continue;
@@ -46,7 +46,7 @@ void run(const ExpertsOfRows& a) {
     const int64_t to = choice[r] < 0 ? -1 : rank[choice[r]];
     for (int64_t k = 0; k < a.K; ++k) {
       const int32_t e = to < 0 ? -1 : expert[choice[r] / a.M * a.K + k];
-      out[k] = e >= 0 && e / a.each == to ? e : -1;
+      out[k] = e >= 0 && e / a.experts_per_rank == to ? e : -1;
     }
   }
 }

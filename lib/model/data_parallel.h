@@ -34,7 +34,8 @@ class DataParallel : public ParamHooks {
   // Reduce a few numbers over all ranks, in place. sum_on_host() blocks the host until the sums are
   // there.
   virtual void sum(const Tensor& values) = 0;
-  // Of experts, over the ranks that have the same ones.
+  // Takes maxima over all ranks, in place; of experts, those over the ranks that have the same
+  // ones.
   virtual void max(const Tensor& values, UnitKind of) = 0;
   virtual std::vector<int64_t> sum_on_host(std::vector<int64_t> values) = 0;
   // Whether this rank is the first of those over which max() reduces.

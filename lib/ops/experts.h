@@ -11,7 +11,7 @@ using kernels::RouterForm;
 using kernels::RouterScore;
 
 struct Routing {
-  Tensor expert_TK;               // int32, in the order of falling scores
+  Tensor expert_TK;               // int32, in the order of falling scores, or as they were given
   Tensor weight_TK;               // fp32
   Tensor log_sum_T, score_sum_T;  // fp32, for the functions below
 };

@@ -43,7 +43,8 @@ ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64
   return made;
 }
 
-RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N, int64_t each) {
+RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N,
+                         int64_t experts_per_rank) {
   MT_DTYPE("rank_choices", expert_TK, DType::i32);
   const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1), M = std::min(K, N);
   RankChoices made{Tensor::empty(stream, {T, M}, DType::i32),
@@ -57,12 +58,12 @@ RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N, int
                                .K = K,
                                .M = M,
                                .N = N,
-                               .each = each});
+                               .experts_per_rank = experts_per_rank});
   return made;
 }
 
 Tensor experts_of_rows(Stream& stream, const Tensor& expert_TK, const Tensor& rank_TM,
-                       const Tensor& choice_R, int64_t each) {
+                       const Tensor& choice_R, int64_t experts_per_rank) {
   MT_DTYPE("experts_of_rows", expert_TK, DType::i32);
   MT_DTYPE("experts_of_rows", choice_R, DType::i32);
   const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1), M = rank_TM.dim(1),
@@ -81,7 +82,7 @@ Tensor experts_of_rows(Stream& stream, const Tensor& expert_TK, const Tensor& ra
                              .K = K,
                              .M = M,
                              .R = R,
-                             .each = each});
+                             .experts_per_rank = experts_per_rank});
   return expert_RK;
 }
 

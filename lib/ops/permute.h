@@ -22,12 +22,13 @@ struct RankChoices {  // int32
   Tensor rank_TM;     // the ranks of a token's experts in rising order, and -1 behind the last one
   Tensor count_2N;    // (2, N): how many tokens go to each rank; how many choices its experts get
 };
-// Each of N ranks in turn has `each` of the experts, and M = min(K, N).
-RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N, int64_t each);
+// Each of N ranks in turn has `experts_per_rank` experts, and M = min(K, N).
+RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N,
+                         int64_t experts_per_rank);
 // Returns (R, K), int32: the experts of a row's token that the row's rank has, and -1 in the place
 // of others. choice_R is that of the rows that expert_rows() makes from rank_TM.
 Tensor experts_of_rows(Stream& stream, const Tensor& expert_TK, const Tensor& rank_TM,
-                       const Tensor& choice_R, int64_t each);
+                       const Tensor& choice_R, int64_t experts_per_rank);
 
 // Returns (R, H): the x of each row's token, times the weight of its choice (fp32, optional).
 // choice_R is that of expert_rows(), or its first R elements. unpermute() with the same weights

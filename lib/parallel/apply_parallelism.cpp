@@ -114,7 +114,7 @@ std::function<Event(Stream&, const Tensor&)> sum_over_tokens(comm::World& world,
   const plan::Layout& l = plan.layout;
   const bool over_tp = l.tp > 1 && plan.tensor.sequence_parallel;
   if (l.cp == 1 && !over_tp) return {};
-  // The groups of attention and of the linears, on their streams, or one of both.
+  // Alone, cp and tp lend the groups of attention and of the linears; together they make a new one.
   const Group ranks = !over_tp ? world.group("cp", plan.mesh, {mesh::Axis::cp})
                       : l.cp == 1
                           ? world.group("tp", plan.mesh, {mesh::Axis::tp})

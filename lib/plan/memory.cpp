@@ -93,9 +93,9 @@ class Estimator {
   Count sharded_residual() const {
     return r_.distributed.sequence_parallel && l_.tp > 1 ? residual() : 0;
   }
-  // Which part of the tokens' choices has rows on this rank, if loads are balanced: under tp with
-  // whole experts, those of its own tokens; with parts of each, all.
-  Count rows_here() const { return l_.whole_experts() ? 1 / tp_ : 1; }
+  // Returns which part of the tokens' choices has rows on this rank, if loads are balanced: under
+  // tp with whole experts, those of its own tokens; with parts of each, all.
+  Count row_share() const { return l_.whole_experts() ? 1 / tp_ : 1; }
   Count attention_width() const { return Count(m_.num_attention_heads * m_.head_dim()) / tp_; }
   Count kv_width() const {
     return 2 * Count(m_.head_dim()) * std::max<Count>(1, Count(m_.kv_heads()) / tp_);
@@ -156,7 +156,7 @@ class Estimator {
     Count mlp = residual() * (keeps_norms() ? 2 : 1), expert_rows = 0;
     if (keeps_activation(moe)) mlp += Count(m_.ffn_size()) / tp_;
     if (moe && !recomputes(recipe::RecomputeModule::moe)) {
-      expert_rows += rows_ * rows_here() * hidden();
+      expert_rows += rows_ * row_share() * hidden();
       mlp += rows_ * inputs() * expert_ffn() / tp_;
       if (!plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::moe_act))
         expert_rows += rows_ * expert_ffn() / tp_;
@@ -189,11 +189,11 @@ class Estimator {
   Count passing_per_token(bool moe) const {
     const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
     // The gradients of the experts' rows, and of the rows of which they are made.
-    const Count dispatched = moe ? (rows_ + travelling_rows()) * rows_here() * hidden() : 0;
+    const Count dispatched = moe ? (rows_ + travelling_rows()) * row_share() * hidden() : 0;
     const bool rows_again = moe && recomputes(recipe::RecomputeModule::moe);
     const Count again = recomputes_mlp(moe) || rows_again
                             ? inputs() * width / tp_ + residual() +
-                                  (rows_again ? rows_ * rows_here() * hidden() : 0)
+                                  (rows_again ? rows_ * row_share() * hidden() : 0)
                             : 0;
     // The activation's output is quantized while it and the other gradients exist.
     const Count quantized = moe ? float8_moe_share() * width / tp_ / e_ : 0;
@@ -258,7 +258,7 @@ class Estimator {
   // tokens.
   Count behind_per_token(bool moe) const {
     const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
-    const Count experts = moe ? rows_ * rows_here() : 1;
+    const Count experts = moe ? rows_ * row_share() : 1;
     const Count mlp = experts * hidden() + width / tp_;
     const bool bias = m_.add_bias_linear;
     return (hidden() + attention_width()) * e_ + mlp * (moe ? expert_row_bytes() : e_) +
@@ -443,7 +443,7 @@ class Estimator {
     return l_.pp > 1 ? 4 * T_ * residual() * Count(dtype_size(plan_.pipeline.dtype)) : 0;
   }
   Count expert_buffers() const {
-    const Count rows = (expert_rows_per_token(plan_) + rows_) * rows_here();
+    const Count rows = (expert_rows_per_token(plan_) + rows_) * row_share();
     return spreads_rows() && moe_layers_ ? T_ * rows * hidden() * e_ : 0;
   }
 

@@ -30,7 +30,7 @@ TEST_CASE("the ranks of tokens and the experts of their rows are the CPU's, numb
                     .K = K,
                     .M = M,
                     .N = N,
-                    .each = each};
+                    .experts_per_rank = each};
       cpu::run(a);
       a.expert_TK = expert.device(), a.rank_TM = rank.device(), a.count_2N = count.device();
       cuda::run(a, device_stream());
@@ -53,7 +53,7 @@ TEST_CASE("the ranks of tokens and the experts of their rows are the CPU's, numb
                       .K = K,
                       .M = M,
                       .R = T * M,
-                      .each = each};
+                      .experts_per_rank = each};
       cpu::run(b);
       b.expert_TK = expert.device(), b.rank_TM = rank.device(), b.choice_R = choice.device();
       b.expert_RK = experts.device();

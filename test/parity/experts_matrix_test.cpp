@@ -1,5 +1,5 @@
-// Compares layouts of models with experts with a single rank. Every two values of two factors meet
-// in some layout. Runs under the stream sanitizer.
+// Compares layouts of models with experts with a single rank. Every two values of two factors that
+// the rules allow together meet in some layout. Runs under the stream sanitizer.
 #include <map>
 
 #include <catch2/catch.hpp>

@@ -62,6 +62,19 @@ std::vector<std::map<std::string, std::string>> scales_of_ranks(const Changes& c
   return states;
 }
 
+// Returns the single rank's gradients of the parameters that a rank has: of its experts, those of
+// the part of all experts that has the number `part`.
+Result own_part(const Result& one, const Result& rank, size_t part) {
+  Result own;
+  for (const auto& [name, gradient] : rank.gradients) {
+    const std::vector<float>& whole = one.gradients.at(name);
+    const auto begin =
+        whole.begin() + int64_t(whole.size() == gradient.size() ? 0 : part * gradient.size());
+    own.gradients[name] = {begin, begin + int64_t(gradient.size())};
+  }
+  return own;
+}
+
 }  // namespace
 
 TEST_CASE("50 steps of experts in 8 bits follow bf16") {
@@ -144,9 +157,12 @@ TEST_CASE("layouts of experts in 8 bits give the losses of one rank") {
     for (const Case& c : cases) {
       CAPTURE(c.layout);
       const auto ranks = train_ranks(c.ranks, with(recipe, c.layout), 10);
-      for (const Result& r : ranks) {
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        const Result& r = ranks[rank];
         check_close(one.losses, r.losses, kLosses);
         CHECK(r.losses == ranks[0].losses);
+        // The ranks of ep are neighbours, and there are two of them.
+        check_gradients(own_part(one, r, rank % 2), r, kGradients);
       }
     }
   }

@@ -31,7 +31,7 @@ Ranks ranks_of(const std::vector<int32_t>& expert, int64_t T, int64_t K, int64_t
                        .K = K,
                        .M = M,
                        .N = N,
-                       .each = each});
+                       .experts_per_rank = each});
   return made;
 }
 
@@ -54,7 +54,7 @@ TEST_CASE("a token goes once to each rank that has some of its experts, in the o
                          .K = 3,
                          .M = 3,
                          .R = 8,
-                         .each = 2});
+                         .experts_per_rank = 2});
   CHECK(numbers(rows) == std::vector<int32_t>{-1, 0, -1, -1, -1, 1, -1, -1, 0,  3, 2,  3,
                                               -1, 2, -1, 5,  -1, 4, -1, -1, -1, 4, -1, -1});
 }
@@ -105,7 +105,7 @@ TEST_CASE("the ranks of many tokens are those of their experts, and their rows h
                            .K = K,
                            .M = M,
                            .R = T * M,
-                           .each = each});
+                           .experts_per_rank = each});
     std::vector<int32_t> found(static_cast<size_t>(T * K), -1);
     const auto choices = numbers(choice), of_rows = numbers(experts);
     for (int64_t r = 0; r < T * M; ++r)

@@ -2,7 +2,6 @@
 
 #include <any>
 #include <cmath>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -249,11 +248,11 @@ class Route : public ExpertSegment {
   Tensor given_choices(Step& step, int64_t T) {
     const ExpertConfig& e = l_->c.experts;
     if (e.pattern == RoutePattern::none) return {};
-    Tensor& choice_TK = pattern_[T];
-    if (!choice_TK)
-      choice_TK = Tensor::from_host(step.compute, {T, e.per_token},
-                                    pattern_choices(e.pattern, l_->layer, T, e.count, e.per_token));
-    return choice_TK;
+    if (!pattern_TK_ || pattern_TK_.dim(0) != T)
+      pattern_TK_ =
+          Tensor::from_host(step.compute, {T, e.per_token},
+                            pattern_choices(e.pattern, l_->layer, T, e.count, e.per_token));
+    return pattern_TK_;
   }
 
   // Returns the choices that fit into the experts' capacity. The losses see all choices, and so
@@ -301,7 +300,7 @@ class Route : public ExpertSegment {
         fraction_LE ? fraction_LE.flat(l_->layer * e.count, {e.count}) : Tensor());
   }
 
-  std::map<int64_t, Tensor> pattern_;  // the pattern's choices by the number of tokens
+  Tensor pattern_TK_;  // the pattern's choices for the latest number of tokens
 };
 
 class Dispatch : public ExpertSegment {

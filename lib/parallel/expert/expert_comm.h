@@ -42,12 +42,10 @@ class ExpertComm {
   const Group& all() const { return parts_.all ? parts_.all : group_; }
   int tp() const { return parts_.tp ? parts_.tp.size() : 1; }
   int tp_rank() const { return parts_.tp ? parts_.tp.rank() : 0; }
-  const Group& parts() const { return parts_.tp; }
   int64_t experts() const { return experts_; }
   int64_t experts_here() const { return experts_ / ranks(); }
   int64_t first_expert() const { return rank() * experts_here(); }
   Stream& stream() const { return stream_; }
-  const Group& group() const { return group_; }
 
   // Calls `communicate(group, stream)`, whose work runs after everything that `compute` has been
   // given so far. Returns the event of its end. The memory that it writes is to be allocated on
@@ -77,7 +75,7 @@ class ExpertComm {
   int64_t arriving(const RowCounts& counts) const;  // how many rows exchange() returns
 
  private:
-  // Of the rows that arrive: this rank's part among those of tp, and what comes to it over ep.
+  // Return, of the rows that arrive, this rank's part among those of tp, and what comes over ep.
   Tensor part_of_tp(const Tensor& rows, const RowCounts& counts) const;
   Tensor over_ep(const Tensor& rows, const RowCounts& counts) const;
 
