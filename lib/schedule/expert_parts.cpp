@@ -63,16 +63,17 @@ class PassPlayer {
     ready_ = add(is_exchange(part), ready_, cost_now(part));
   }
 
+  // The weight gradients of all chunks are computed behind them, beside the last way back.
   void in_chunks(const PairPart& there, const PairPart& compute, const PairPart& back) {
     drain();
-    const double n = double(chunks_), there_cost = there.cost / n, back_cost = back.cost / n;
-    const double compute_cost = cost_now(compute) / n, begin = ready_;
-    double arrived = add(true, begin, there_cost);
+    const double n = double(chunks_), begin = ready_;
+    double arrived = add(true, begin, there.cost / n);
     for (int64_t c = 0; c < chunks_; ++c) {
-      const double next = c + 1 < chunks_ ? add(true, begin, there_cost) : 0;
-      ready_ = add(true, add(false, arrived, compute_cost), back_cost);
+      const double next = c + 1 < chunks_ ? add(true, begin, there.cost / n) : 0;
+      ready_ = add(true, add(false, arrived, compute.cost / n), back.cost / n);
       arrived = next;
     }
+    add(false, 0, compute.weight_cost);
   }
 
   const std::span<const PairPart> pass_;

@@ -27,8 +27,9 @@ StageParts expert_stage_parts(const ExpertStage& stage);
 
 // Plays a pass that runs alone, forward or backward. Where one part that computes stands between
 // two exchanges, these three are divided into `chunks` of equal size: the exchange of a chunk and
-// the return of the one before travel while the chunk between them is computed. Delayed weight
-// gradients are then computed before the next part that waits for an exchange.
+// the return of the one before travel while the chunk between them is computed; the weight
+// gradients of the three follow all chunks. Others that are delayed are computed before the next
+// part that waits for an exchange.
 PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,
                            const PairOptions& options);
 

@@ -94,6 +94,49 @@ TEST_CASE("a pair of two layers with experts, in the order that hides its exchan
         "[dispatch_b0] mlp_f1 [combine_f1] route_b0 route_W0 attention_b0 attention_W0 merge_f1");
 }
 
+TEST_CASE("an order depends on the lists alone, and not on the unit of their costs") {
+  const auto f = parts(forward_of(3, 5)), b = parts(backward_of(2, 5));
+  const auto scaled = [](std::vector<PairPart> list) {
+    for (PairPart& part : list) part.cost *= 4, part.weight_cost *= 4;
+    return list;
+  };
+  for (const bool delay_wgrad : {false, true}) {
+    const auto order = pair_order(f, b, {.delay_wgrad = delay_wgrad});
+    CHECK(order == pair_order(f, b, {.delay_wgrad = delay_wgrad}));
+    CHECK(order == pair_order(scaled(f), scaled(b), {.delay_wgrad = delay_wgrad}));
+  }
+}
+
+TEST_CASE("faults of a pair's order are told with their place") {
+  using enum PairStep;
+  const auto x = [](double cost) { return PairPart{PairPartKind::exchange, cost, 0, false}; };
+  const std::vector<PairPart> f{{.cost = 1}, x(5), {.cost = 1}},
+      b{{.cost = 1, .weight_cost = 1}, {.cost = 2}};
+  const auto faults = [&](const std::vector<PairStep>& order, bool delay_wgrad) {
+    std::string text;
+    for (const std::string& fault : pair_faults(order, f, b, {.delay_wgrad = delay_wgrad}))
+      text += (text.empty() ? "" : "; ") + fault;
+    return text;
+  };
+  const PairStep F = forward, B = backward, W = weight_gradients;
+  CHECK(faults({F, F, B, W, B, F}, false) == "");
+  CHECK(faults({F, F, B, B, W, F}, true) == "");
+  CHECK(faults({F, F, B, W, B}, true) == "part 2 of the forward is never enqueued");
+  CHECK(faults({F, F, B, B, F}, true) ==
+        "the weight gradients of part 0 of the backward are never enqueued");
+  CHECK(
+      faults({F, F, W, B, B, F}, true) ==
+      "step 2 enqueues the weight gradients of part 0 of the backward, which is not enqueued yet");
+  CHECK(faults({F, F, B, W, B, F, B}, true) ==
+        "step 6 enqueues part 2 of the backward, which there is not");
+  CHECK(faults({F, F, B, B, W, F}, false) ==
+        "the weight gradients of part 0 of the backward do not stand right behind it");
+  CHECK(faults({F, B, F, W, B, F}, true) ==
+        "part 1 of the forward could be enqueued before part 0 of the backward");
+  CHECK(faults({F, F, B, W, F, B}, true) ==
+        "part 2 of the forward waits from 3 to 6, and part 1 of the backward could run meanwhile");
+}
+
 TEST_CASE("a random pair is in a valid order that is no slower than a plain one") {
   std::mt19937 random(7);
   const auto below = [&](int n) { return int(random() % unsigned(n)); };

@@ -199,15 +199,14 @@ TEST_CASE("a pass alone and its chunks, by hand") {
   CHECK(whole.exposed() == whole.exchanges);
   // The weight gradients fill the way back.
   CHECK(simulate_pass(pass, 1, {.delay_wgrad = true}).exposed() == 6);
-  // A chunk computes for 1.5: [2,3.5], [3.5,5], [5,6.5], [6.5,8]. The way there ends at 2, 3, 4.5
-  // and 6, the way back at 4.5, 6, 7.5 and 9.
-  const PairTimeline four = simulate_pass(pass, 4, {});
-  CHECK(four.length == 10);
-  CHECK(four.exchanges == 8);
-  CHECK(four.exposed() == 2);
-  // A chunk computes for 1, and the gradients of 2 fill what follows: [8,10]; the last part
-  // [10,11].
-  CHECK(simulate_pass(pass, 4, {.delay_wgrad = true}).length == 11);
+  // Chunks compute in [2,3], [3,4], [5,6] and [7,8]. The way there ends at 2, 3, 5 and 7, the way
+  // back at 4, 6, 8 and 9. The weight gradients of all chunks follow in [8,10].
+  for (const bool delay_wgrad : {false, true}) {
+    const PairTimeline four = simulate_pass(pass, 4, {.delay_wgrad = delay_wgrad});
+    CHECK(four.length == 11);
+    CHECK(four.exchanges == 8);
+    CHECK(four.exposed() == 3);
+  }
   // Nothing is divided that does not stand alone between two exchanges.
   const std::vector<PairPart> two{{.cost = 1}, exchange, {.cost = 1}, {.cost = 1}, exchange};
   CHECK(simulate_pass(two, 4, {}).length == simulate_pass(two, 1, {}).length);
