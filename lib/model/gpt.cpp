@@ -103,8 +103,7 @@ Tensor Gpt::logits(Step& step, const MicroBatch& batch) {
   return logits;
 }
 
-StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch,
-                            const LossRequest& request) {
+StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request) {
   StagePass pass = blocks_pass(step, batch);
   if (stage_.head)
     pass.add({SegmentKind::head}, [this, request](StagePass& p) {

@@ -45,8 +45,8 @@ class Gpt {
   // Runs the backward of the last forward() with the same stash, and adds to every parameter's
   // gradient. dy_TH is the gradient of what forward() returned. Returns the gradient of x_TH.
   Tensor backward(Step& step, const MicroBatch& batch, const Tensor& dy_TH = {});
-  // Return forward() and backward() as lists of parts, which set_input() hands x_TH or dy_TH. A pass
-  // uses `batch` and what `step` refers to until it is done.
+  // Return forward() and backward() as lists of parts, which set_input() hands x_TH or dy_TH. A
+  // pass uses `batch` and what `step` refers to until it is done.
   StagePass forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request);
   StagePass backward_pass(const Step& step, const MicroBatch& batch);
   // Returns (T, padded vocabulary) in fp32, for the whole model. Not for several tp ranks.

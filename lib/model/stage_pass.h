@@ -51,10 +51,10 @@ class StagePass {
   Step step_;
   std::vector<Todo> todo_;
   size_t at_ = 0;
-  bool backward_ = false;      // the stash must then be empty at the end
-  bool needs_input_ = false;   // another stage makes it
-  Flow flow_;              // goes from part to part
-  Flow again_;             // goes from layer to layer of a recomputation
+  bool backward_ = false;     // the stash must then be empty at the end
+  bool needs_input_ = false;  // another stage makes it
+  Flow flow_;                 // goes from part to part
+  Flow again_;                // goes from layer to layer of a recomputation
   // Step::found of the group of layers that is computed, or computed again.
   std::shared_ptr<std::deque<std::any>> found_;
   Tensor result_;   // of a forward

@@ -22,7 +22,8 @@ class Executor::DataflowScope {
     e.run_ahead_.dataflow_index =
         2 * all * (e.work_.first + a.micro_batch) +
         (a.kind == schedule::ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
-    if (e.links_.size > 1 || e.options_.pair_costs) scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
+    if (e.links_.size > 1 || e.options_.pair_costs)
+      scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
   }
 
  private:
@@ -186,8 +187,7 @@ void Executor::finish(Running& r) {
   r.chunk = nullptr;
 }
 
-bool Executor::waits_for_send(const schedule::Action& a,
-                              const model::StagePass::Part& part) const {
+bool Executor::waits_for_send(const schedule::Action& a, const model::StagePass::Part& part) const {
   if (a.kind != schedule::ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1))
     return false;
   return part.layer >= 0 && part.layer < options_.delayed_layers &&
@@ -202,8 +202,7 @@ bool Executor::waits_for_end(const Running& r) const {
   const schedule::Action& a = r.action;
   const auto first = int64_t(work_.batches.size()) - options_.deferred_outputs;
   return a.kind == schedule::ActionKind::F && a.stage + 1 == all_stages_ &&
-         a.micro_batch >= first && work_.training &&
-         r.pass.next().kind == model::SegmentKind::head;
+         a.micro_batch >= first && work_.training && r.pass.next().kind == model::SegmentKind::head;
 }
 
 void Executor::weight_gradients(const schedule::Action& a) {

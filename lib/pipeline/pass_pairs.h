@@ -27,8 +27,8 @@ class PassPairs {
   PassPairs(const std::optional<plan::PassCosts>& costs, bool delay_wgrad)
       : costs_(costs), delay_wgrad_(delay_wgrad) {}
 
-  // `forward` and `backward` are the passes of the actions `f` and `b`. `keeps_wgrads` tells of which
-  // parts of the backward the weight gradients do not run within the pair.
+  // `forward` and `backward` are the passes of the actions `f` and `b`. `keeps_wgrads` tells of
+  // which parts of the backward the weight gradients do not run within the pair.
   using KeepsWgrads = std::function<bool(const model::StagePass::Part&)>;
   const PassPair& pair(const schedule::Action& f, const model::StagePass& forward,
                        const schedule::Action& b, const model::StagePass& backward,

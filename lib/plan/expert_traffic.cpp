@@ -45,8 +45,9 @@ double bytes_per_layer(const RunPlan& plan, bool recomputed) {
   const bool rows_alone =
       plan.layout.ep > 1 && plan.experts.dispatcher == ExpertOptions::Dispatcher::all_to_all;
   // A row has its own weight; a token travels with all choices and weights.
-  const double weights = rows_alone ? passes * sizeof(float)
-                                    : passes * K * sizeof(float) + (passes - 1) * K * sizeof(int32_t);
+  const double weights = rows_alone
+                             ? passes * sizeof(float)
+                             : passes * K * sizeof(float) + (passes - 1) * K * sizeof(int32_t);
   return tokens(plan) * rows_sent(plan) * (passes * 2 * row + weights + again);
 }
 

@@ -414,7 +414,8 @@ class Resolver {
       return true;
     Overlap with = o_;
     with.overlap_moe_expert_parallel_comm = true;
-    const schedule::ActionList last = kind.list(schedule_size(schedule_shape(r_, l_, with)), l_.pp - 1);
+    const schedule::ActionList last =
+        kind.list(schedule_size(schedule_shape(r_, l_, with)), l_.pp - 1);
     return std::ranges::any_of(last, &schedule::Action::overlaps_next);
   }
 

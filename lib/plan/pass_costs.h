@@ -11,8 +11,8 @@ namespace mtrain::plan {
 
 struct RunPlan;
 
-// Returns the costs in layers of the model, at rates that are assumed for the recipe's hardware. All
-// in `plan` but its memory and pipeline options must be set.
+// Returns the costs in layers of the model, at rates that are assumed for the recipe's hardware.
+// All in `plan` but its memory and pipeline options must be set.
 PassCosts pass_costs(const recipe::Recipe& recipe, const RunPlan& plan);
 
 }  // namespace mtrain::plan

@@ -83,14 +83,14 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
   if (d.strategy == recipe::Strategy::fsdp2) {  // its own settings, not `overlap`, decide
     o.defer_reduce = d.defer_fsdp_grad_sync;
     const bool reshard = d.reshard_after_forward.value_or(d.pp_size == 1);
-    o.gather = {.reshard_after_forward = reshard,
-                .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
-                                       ? d.moe.reshard_after_forward.value_or(reshard)
-                                       : reshard,
-                .forward_prefetch = d.fsdp2_forward_prefetch_depth,
-                .backward_prefetch = d.fsdp2_backward_prefetch_depth,
-                .passes_pair =
-                    overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b};
+    o.gather = {
+        .reshard_after_forward = reshard,
+        .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
+                               ? d.moe.reshard_after_forward.value_or(reshard)
+                               : reshard,
+        .forward_prefetch = d.fsdp2_forward_prefetch_depth,
+        .backward_prefetch = d.fsdp2_backward_prefetch_depth,
+        .passes_pair = overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b};
     return o;
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;

@@ -70,13 +70,13 @@ using Choice = Combination<kFactors>;
 enum { whole_model, divided, sequence, whole_experts };
 enum { plain, shared, balanced };
 enum { fp32, bf16, fp8 };
-const std::vector<Changes> kPipelines{{},
-                                      pipelined("interleaved_1f1b", 2),
-                                      pipelined("dfs", 2),
-                                      pipelined("dualpipev", 2),
-                                      {"distributed.pp_size=4", "distributed.vpp_size=2",
-                                       "distributed.pipeline.pp_schedule=interleaved_1f1b",
-                                       "model.num_layers=8"}};
+const std::vector<Changes> kPipelines{
+    {},
+    pipelined("interleaved_1f1b", 2),
+    pipelined("dfs", 2),
+    pipelined("dualpipev", 2),
+    {"distributed.pp_size=4", "distributed.vpp_size=2",
+     "distributed.pipeline.pp_schedule=interleaved_1f1b", "model.num_layers=8"}};
 const std::vector<Changes> kStrategies{kMegatron, kFsdp2, kAtOnce};
 // Rows up to a capacity also make ranks without rows: of 8 experts some get none of 24 tokens.
 const std::vector<Changes> kDispatchers{
@@ -125,11 +125,11 @@ TEST_CASE("exchanges are enqueued before the weight gradients that hide them") {
         at(all, "0F1 > layers.1.dispatch all_to_all"));
   CHECK(at(all, "0B0 > layers.3.combine all_to_all") <
         at(all, "0F1 > layers.1.attention norm_fwd"));
-  CHECK(at(all, "0B0 > layers.3.dispatch all_to_all") < at(all, "0F1 > layers.1.mlp experts_up_fwd"));
+  CHECK(at(all, "0B0 > layers.3.dispatch all_to_all") <
+        at(all, "0F1 > layers.1.mlp experts_up_fwd"));
   CHECK(at(all, "0F1 > layers.1.combine all_to_all") <
         at(all, "0B0 > layers.3.attention matmul_proj_dgrad"));
-  CHECK(at(all, "0B0 > layers.2.combine all_to_all") <
-        at(all, "weights of 0B0 matmul_qkv_wgrad"));
+  CHECK(at(all, "0B0 > layers.2.combine all_to_all") < at(all, "weights of 0B0 matmul_qkv_wgrad"));
   // Without the setting no pass begins before another one has ended.
   const auto off = launches(join({kPlain, ep(2), kMegatron}));
   CHECK(std::ranges::none_of(off, [](const auto& l) { return l.starts_with("weights of"); }));
@@ -162,7 +162,10 @@ TEST_CASE("chunks of experts in the passes that run alone change no bit") {
 }
 
 TEST_CASE("all settings of pairs in a pipeline give the same bits") {
-  const Changes off = join({kShared, ep(2), pipelined("interleaved_1f1b", 2), kMegatron,
+  const Changes off = join({kShared,
+                            ep(2),
+                            pipelined("interleaved_1f1b", 2),
+                            kMegatron,
                             {"model.num_layers=8", "model.moe.first_dense_layers=1"}});
   const auto plain = all_ranks(4, off, kFewSteps, false);
   for (int set = 0; set < 16; ++set) {

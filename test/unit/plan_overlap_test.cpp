@@ -261,11 +261,11 @@ TEST_CASE("expert-parallel overlap asked for must be possible, and launch settin
   expect_accepts({.what = "moe delay",
                   .world = 4,
                   .set = experts({moe + "=true", "model.delay_wgrad_compute=true"})});
-  expect_warning({.what = "moe with one micro-batch",
-                  .world = 4,
-                  .set = experts({moe + "=true", "train.global_batch_size=4",
-                                  "train.micro_batch_size=1"})},
-                 moe.c_str(), "moe_dispatch_chunks");
+  expect_warning(
+      {.what = "moe with one micro-batch",
+       .world = 4,
+       .set = experts({moe + "=true", "train.global_batch_size=4", "train.micro_batch_size=1"})},
+      moe.c_str(), "moe_dispatch_chunks");
   expect_warning({.what = "moe with one connection",
                   .world = 4,
                   .set = experts({moe + "=true", "distributed.strategy=megatron_ddp",

@@ -132,9 +132,8 @@ class ShardedParams : public ParamSync {
     }
     Stream& stream = *groups_.param_stream;
     model::ParamUnit& unit = *state.unit;
-    const auto enough =
-        size_t(unit.id.kind == model::UnitKind::experts ? options_.experts_at_once()
-                                                        : options_.units_at_once());
+    const auto enough = size_t(unit.id.kind == model::UnitKind::experts ? options_.experts_at_once()
+                                                                        : options_.units_at_once());
     // edge (in take): the last use of the slot's old values -> the gather that overwrites them
     state.slot = &slots_.take(unit, enough, stream,
                               [this](model::ParamUnit& evicted) { forget(state_of(evicted)); });

@@ -11,11 +11,11 @@ struct PartCost {
 };
 
 struct PassCosts {
-  PartCost attention, mlp;        // of a layer without experts, and attention of all layers
+  PartCost attention, mlp;          // of a layer without experts, and attention of all layers
   PartCost route, experts, shared;  // of a layer with experts
-  PartCost exchange;              // of rows, one way
-  PartCost head;                  // `forward` has the gradients, too
-  bool host_reads_rows = true;    // the host waits for the numbers of rows before they leave
+  PartCost exchange;                // of rows, one way
+  PartCost head;                    // `forward` has the gradients, too
+  bool host_reads_rows = true;      // the host waits for the numbers of rows before they leave
 };
 
 }  // namespace mtrain::plan
