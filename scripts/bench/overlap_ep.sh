@@ -4,7 +4,7 @@
 # expert (shared_expert_overlap), with chunks (moe_dispatch_chunks), and with both of these, in turns, over an emulated
 # link on which the exchanges take a given share of the time of a step without a link.
 #   scripts/bench/overlap_ep.sh [ranks, default 2] [shares in per cent, default "30 60"] [rounds, default 3] [pp, default 1] [setting...]
-# Experts are spread over all ranks of a pipeline rank, routing is balanced, each of which has 16 micro-batches; with
+# Experts are spread over all ranks of a pipeline rank, each of which has 16 micro-batches, and routing is balanced; with
 # pp above 1 a rank has two stages. Attention takes about half of a layer. The link delays completion without burning
 # CPU; debug.compute_slowdown lets ranks that share a core compute at the same time. Prints medians: the step, the
 # exchanges' time at work, how much of it was exposed, in all and in pairs, and the time for which ranks waited for each
@@ -31,8 +31,8 @@ pairs=comm_overlap.overlap_moe_expert_parallel_comm=true
 delay=comm_overlap.delay_wgrad_compute=true
 shared=model.moe.shared_expert_overlap=true
 chunks=comm_overlap.moe_dispatch_chunks=$((8 / ep))
-names=(off pairs "pairs, delayed weights")
-settings=("" "$pairs" "$pairs $delay")
+names=(off pairs "pairs, delayed weights" "shared expert" "$((8 / ep)) chunks" "shared expert and chunks")
+settings=("" "$pairs" "$pairs $delay" "$shared" "$chunks" "$shared $chunks")
 
 train free
 free=$(median free step_ms) bytes=$(median free comm.ep.bytes)
