@@ -10,10 +10,12 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/strings.h"
 #include "commands.h"
 #include "observe/terminal.h"
 #include "plan/recipe_schedule.h"
 #include "schedule/catalog.h"
+#include "schedule/expert_parts.h"
 #include "schedule/lower.h"
 #include "schedule/render.h"
 #include "schedule/validator.h"
@@ -28,8 +30,54 @@ struct ScheduleOptions {
   schedule::ScheduleCosts costs;
   int64_t gathered = 0, columns = -1, layers = 1;
   double exchange = 0;
-  bool text = false, csv = false, actions = false, no_overlap = false;
+  std::vector<std::string> parts;
+  bool text = false, csv = false, actions = false, no_overlap = false, shared_overlap = false;
 };
+
+// Reads "attention=3,4,2": a part of a layer, and its forward, input gradient and weight gradient.
+void read_part(const std::string& text, schedule::PassCosts& costs) {
+  const std::map<std::string, schedule::PartCost*> names{
+      {"attention", &costs.attention}, {"route", &costs.route},       {"experts", &costs.experts},
+      {"shared", &costs.shared},       {"exchange", &costs.exchange}, {"head", &costs.head}};
+  const char* const hint =
+      "write --part NAME=F,I,W with the times of its forward, input gradient and weight gradient "
+      "for a layer's attention, route, experts, shared or exchange (one way), or for the head";
+  const size_t equals = text.find('=');
+  const auto part = names.find(text.substr(0, equals));
+  if (equals == std::string::npos || part == names.end())
+    throw UserError(fmt::format("--part {}: no part of a pass", text), hint);
+  std::vector<double> times;
+  for (const std::string& number : split(text.substr(equals + 1), ',')) {
+    size_t read = 0;
+    double time = -1;
+    try {
+      time = std::stod(number, &read);
+    } catch (const std::exception&) {
+    }
+    if (read != number.size() || !(time >= 0 && time <= 1e9))
+      throw UserError(fmt::format("--part {}: {:?} is no time", text, number), hint);
+    times.push_back(time);
+  }
+  if (times.size() > 3) throw UserError(fmt::format("--part {}: {} times", text, times.size()), hint);
+  times.resize(3);
+  *part->second = {.forward = times[0], .backward = times[1], .weights = times[2]};
+}
+
+// The parts of each stage's passes; none without exchanges.
+std::vector<schedule::StageParts> stage_parts_of(const ScheduleOptions& o, int64_t stages) {
+  if (o.parts.empty() && o.exchange == 0) return {};
+  const schedule::StageCost& c = o.costs.stages[0];
+  schedule::PassCosts costs;
+  if (o.parts.empty())
+    costs = schedule::costs_of_layer(
+        {.F = c.F, .I = c.I, .W = c.W, .layers = o.layers, .exchange = o.exchange});
+  for (const std::string& part : o.parts) read_part(part, costs);
+  costs.shared_overlaps = o.shared_overlap;
+  const std::vector<bool> with_experts(size_t(o.layers), true);
+  std::vector<schedule::StageParts> all(size_t(stages), stage_parts(costs, with_experts, false));
+  all.back() = stage_parts(costs, with_experts, true);
+  return all;
+}
 
 std::string exposure(const char* of, const schedule::Exposure& e) {
   return fmt::format("{} exchanges {:g}, exposed {:.2f} %\n", of, e.exchanges, 100 * e.share());
@@ -56,21 +104,20 @@ std::string summary(const schedule::Schedule& s, const schedule::Timeline& t,
 
 void show_schedule(ScheduleOptions o) {
   o.costs.overlap_p2p = !o.no_overlap;
-  if (o.exchange > 0) {
-    const schedule::StageCost& c = o.costs.stages[0];
-    o.costs.parts = {schedule::expert_stage_parts(
-        {.F = c.F, .I = c.I, .W = c.W, .layers = o.layers, .exchange = o.exchange})};
-  }
   const bool named = o.from_csv.empty();
   schedule::Schedule s;
   std::vector<int64_t> bounds;
   std::string formula;
   if (named) {
-    if (o.name.empty()) o.name = o.size.moe_overlap ? "interleaved_1f1b" : "1f1b";
+    const bool one_rank = o.size.pp == 1;
+    if (o.name.empty()) o.name = o.size.moe_overlap && !one_rank ? "interleaved_1f1b" : "1f1b";
     const schedule::ScheduleKind& kind = schedule::schedule_named(plan::schedule_name(o.name));
-    if (o.size.moe_overlap && kind.list != schedule::interleaved_1f1b)
-      throw UserError(fmt::format("{} has no order with overlapped experts", kind.name),
-                      "use interleaved_1f1b, or leave --moe-overlap out");
+    if (o.size.moe_overlap && kind.list != schedule::interleaved_1f1b &&
+        kind.list != schedule::dualpipev && !(one_rank && kind.list == schedule::one_f_one_b))
+      throw UserError(
+          fmt::format("{} has no order with overlapped experts on {}", kind.name,
+                      one_rank ? "one rank" : fmt::format("{} ranks", o.size.pp)),
+          "use interleaved_1f1b, dualpipev, or 1f1b with --pp 1, or leave --moe-overlap out");
     if (o.size.stages_per_rank == 0) o.size.stages_per_rank = kind.fewest_stages;
     s = make_schedule(kind, o.size);
     for (int64_t rank = 0; rank < s.pp; ++rank)
@@ -85,6 +132,8 @@ void show_schedule(ScheduleOptions o) {
   s = o.no_overlap ? with_batched_messages(s) : with_messages(s, at_once);
   const std::vector<std::string> faults = schedule_faults(s, bounds);
   MT_CHECK(faults.empty(), "{}: {}", s.name, faults[0]);
+  o.costs.parts = stage_parts_of(o, s.stages);
+  o.costs.pairs_take_turns = named && !o.size.moe_overlap;
   const schedule::Timeline timeline = simulate(s, o.costs);
   if (!o.svg.empty()) {
     write_file_atomic(o.svg, schedule_svg(s, timeline));
@@ -110,6 +159,8 @@ void add_schedule_command(CLI::App& app) {
       "  mtrain schedule --pp 4 --vpp 2 --micro 16 --name zero_bubble\n"
       "  mtrain schedule --pp 8 --micro 32 --name 1f1b --p2p-latency 0.1 --svg 1f1b.svg\n"
       "  mtrain schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4\n"
+      "  mtrain schedule --moe-overlap --pp 1 --part attention=4,5,4 --part experts=3,3,3 "
+      "--part exchange=2,2\n"
       "  mtrain schedule --pp 4 --micro 8 --name dualpipev --csv > mine.csv    then, edited:\n"
       "  mtrain schedule --from-csv mine.csv");
   std::string names;
@@ -133,16 +184,18 @@ void add_schedule_command(CLI::App& app) {
           ->check(CLI::Range(1, 1 << 16)),
       command->add_flag(
           "--moe-overlap", o->size.moe_overlap,
-          "interleaved_1f1b: forwards run together with backwards (fine_grained_1f1b)")};
+          "forwards run together with backwards: interleaved_1f1b, dualpipev or, on one rank, "
+          "1f1b (overlap_moe_expert_parallel_comm, fine_grained_1f1b)")};
   auto* from = command->add_option("--from-csv", o->from_csv, "a table instead of a name");
   for (CLI::Option* size : sizes) from->excludes(size);
 
   const auto time = CLI::Range(0.0, 1e9);
   schedule::StageCost& cost = o->costs.stages[0];
-  command->add_option("--forward", cost.F, "time of a stage's forward")->check(time);
-  command->add_option("--input-gradient", cost.I, "time of a stage's input gradient")->check(time);
-  command->add_option("--weight-gradient", cost.W, "time of a stage's weight gradient")
-      ->check(time);
+  const std::vector<CLI::Option*> times{
+      command->add_option("--forward", cost.F, "time of a stage's forward"),
+      command->add_option("--input-gradient", cost.I, "time of a stage's input gradient"),
+      command->add_option("--weight-gradient", cost.W, "time of a stage's weight gradient")};
+  for (CLI::Option* t : times) t->check(time);
   auto* together =
       command->add_option("--together", o->costs.together,
                           "share of their times that a forward and a backward take together");
@@ -165,20 +218,26 @@ void add_schedule_command(CLI::App& app) {
       "--exchange", o->exchange,
       "time of experts' exchanges as a share of that of all computations; all layers have experts");
   exchange->check(CLI::Range(1e-6, 100.0));
-  command->add_option("--layers", o->layers, "layers per stage")
-      ->check(CLI::Range(1, 1 << 10))
-      ->needs(exchange);
-  command
-      ->add_option("--chunks", o->costs.exchange_chunks,
-                   "chunks of a layer's exchanges where a pass runs alone "
-                   "(comm_overlap.moe_dispatch_chunks)")
-      ->check(CLI::Range(1, 1 << 10))
-      ->needs(exchange);
-  command
-      ->add_flag("--delay-wgrad", o->costs.pair.delay_wgrad,
-                 "weight gradients behind the exchanges that can start (delay_wgrad_compute)")
-      ->needs(exchange);
-  exchange->excludes(together)->excludes(forward_behind);
+  auto* part = command->add_option(
+      "--part", o->parts,
+      "NAME=F,I,W: measured times of a layer's attention, route, experts, shared, exchange (one "
+      "way), or of the head, instead of shares of a stage; others take no time");
+  for (CLI::Option* t : times) part->excludes(t);
+  part->excludes(exchange);
+  const std::vector<CLI::Option*> of_exchanges{
+      command->add_option("--layers", o->layers, "layers per stage")->check(CLI::Range(1, 1 << 10)),
+      command
+          ->add_option("--chunks", o->costs.exchange_chunks,
+                       "chunks of a layer's exchanges where a pass runs alone "
+                       "(comm_overlap.moe_dispatch_chunks)")
+          ->check(CLI::Range(1, 1 << 10)),
+      command->add_flag(
+          "--delay-wgrad", o->costs.pair.delay_wgrad,
+          "weight gradients behind the exchanges that can start (delay_wgrad_compute)"),
+      command->add_flag("--shared-overlap", o->shared_overlap,
+                        "each GEMM of the shared expert beside an exchange "
+                        "(shared_expert_overlap)")};
+  for (CLI::Option* with : {exchange, part}) with->excludes(together)->excludes(forward_behind);
   command->add_option("--p2p-latency", o->costs.p2p_latency, "time until a message arrives")
       ->check(time);
   command
@@ -190,7 +249,7 @@ void add_schedule_command(CLI::App& app) {
   auto* delayed = command->add_option(
       "--delayed-wgrad", o->costs.delayed_wgrad,
       "share of a backward's weight gradients that follow the sending of its gradient");
-  delayed->check(CLI::Range(0.0, 1.0))->excludes(exchange);
+  delayed->check(CLI::Range(0.0, 1.0))->excludes(exchange)->excludes(part);
   command->add_flag("--no-overlap", o->no_overlap, "ranks wait until their messages have arrived")
       ->excludes(delayed);
   command
@@ -204,7 +263,13 @@ void add_schedule_command(CLI::App& app) {
   command->add_option("--svg", o->svg, "write a picture to this file");
   command->add_option("--columns", o->columns, "width of the text; 0: do not wrap")
       ->check(CLI::Range(0, 1 << 20));
-  command->callback([o] { show_schedule(*o); });
+  command->callback([o, of_exchanges] {
+    for (const CLI::Option* option : of_exchanges)
+      if (option->count() > 0 && o->parts.empty() && o->exchange == 0)
+        throw UserError(fmt::format("{} needs --exchange or --part", option->get_name()),
+                        "give the experts' exchanges a time, such as --exchange 0.3");
+    show_schedule(*o);
+  });
 }
 
 }  // namespace mtrain

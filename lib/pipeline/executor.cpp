@@ -67,6 +67,8 @@ size_t Executor::compute(const schedule::ActionList& list, size_t next) {
       weight_gradients(a);
     } else {
       Running r = start(a);
+      if (a.kind == schedule::ActionKind::B && pairs_.orders_lone_backwards())
+        run_ordered(pairs_.alone(a, r.pass, keeps_wgrads_of(a)), nullptr, r);
       while (!r.done()) advance(r);
       finish(r);
     }
@@ -93,9 +95,18 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
       send(list[next]);
     }
   };
-  const PassPair& order = pairs_.pair(
-      forward.action, forward.pass, backward.action, backward.pass,
-      [&](const model::StagePass::Part& part) { return keeps_wgrads(backward.action, part); });
+  run_ordered(pairs_.pair(forward.action, forward.pass, backward.action, backward.pass,
+                          keeps_wgrads_of(backward.action)),
+              &forward, backward, [&] {
+                if (options_.overlap) send_ended();
+              });
+  finish(forward);
+  finish(backward);
+  return next;
+}
+
+void Executor::run_ordered(const PassOrder& order, Running* forward, Running& backward,
+                           const std::function<void()>& behind_step) {
   // The weight gradients that its queue holds of each part of the backward, oldest first.
   struct Held {
     size_t entries;
@@ -106,7 +117,7 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
   size_t part = 0;  // of the backward
   for (const schedule::PairStep step : order.steps) {
     switch (step) {
-      case schedule::PairStep::forward: advance(forward); break;
+      case schedule::PairStep::forward: advance(*forward); break;
       case schedule::PairStep::backward: {
         const size_t before = wgrad.held();
         const bool own_step = order.own_wgrads[part++];
@@ -124,11 +135,8 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
         break;
       }
     }
-    if (options_.overlap) send_ended();
+    if (behind_step) behind_step();
   }
-  finish(forward);
-  finish(backward);
-  return next;
 }
 
 model::StagePass Executor::pass_of(const schedule::Action& a, bool alone) {

@@ -1,6 +1,7 @@
 // The executor runs a rank's list of actions: it enqueues computations, sends and receives on their
 // streams.
 #pragma once
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -17,7 +18,8 @@ namespace mtrain::pipeline {
 //
 // A forward and a backward that run together are enqueued part by part: in turns, the backward
 // first, or in the order of schedule/pair_order.h, so that exchanges of experts' rows travel while
-// the other pass computes. When one of them has ended, its tensor can be sent before the other
+// the other pass computes; where weight gradients are delayed, those of a backward that runs alone
+// fill the time of its exchanges, too. When one of two passes has ended, its tensor can be sent before the other
 // ends.
 class Executor {
  public:
@@ -65,6 +67,10 @@ class Executor {
   // Runs the forward at list[next] together with the backward after it and, with overlap, the sends
   // that follow them. Returns what compute() returns.
   size_t pair(const schedule::ActionList& list, size_t next);
+  // Runs a forward (null: none) and a backward in this order, and calls `behind_step` after each of
+  // its steps.
+  void run_ordered(const PassOrder& order, Running* forward, Running& backward,
+                   const std::function<void()>& behind_step = {});
   // A pass that runs alone may bring tokens to their experts in chunks.
   Running start(const schedule::Action& a, bool alone = true) {
     return {a, &chunk(a.stage, a.micro_batch), pass_of(a, alone)};
@@ -84,6 +90,9 @@ class Executor {
   bool waits_for_send(const schedule::Action& a, const model::StagePass::Part& part) const;
   // Whether the weight gradients of a part of a backward do not run before the pass has ended.
   bool keeps_wgrads(const schedule::Action& a, const model::StagePass::Part& part) const;
+  PassPairs::KeepsWgrads keeps_wgrads_of(const schedule::Action& a) const {
+    return [this, a](const model::StagePass::Part& part) { return keeps_wgrads(a, part); };
+  }
   // Whether the next part's weight gradients, those of the output layer, wait for the list's end.
   bool waits_for_end(const Running& r) const;
   void weight_gradients(const schedule::Action& a);

@@ -10,25 +10,25 @@ namespace {
 using model::SegmentKind;
 using model::StagePass;
 using schedule::PairPart;
+using schedule::PassPart;
 
-// The costs of a kind of part; null if it takes next to no time.
-const plan::PartCost* cost_of(const plan::PassCosts& costs, SegmentKind kind, bool experts) {
+PassPart kind_of(SegmentKind kind, bool experts) {
   switch (kind) {
-    case SegmentKind::attention: return &costs.attention;
-    case SegmentKind::mlp: return experts ? &costs.experts : &costs.mlp;
-    case SegmentKind::route: return &costs.route;
-    case SegmentKind::dispatch:
-    case SegmentKind::combine: return &costs.exchange;
-    case SegmentKind::merge: return &costs.shared;
-    case SegmentKind::head: return &costs.head;
+    case SegmentKind::attention: return PassPart::attention;
+    case SegmentKind::mlp: return experts ? PassPart::experts : PassPart::mlp;
+    case SegmentKind::route: return PassPart::route;
+    case SegmentKind::dispatch: return PassPart::dispatch;
+    case SegmentKind::combine: return PassPart::combine;
+    case SegmentKind::merge: return PassPart::merge;
+    case SegmentKind::head: return PassPart::head;
     case SegmentKind::embedding:
     case SegmentKind::recompute:
-    case SegmentKind::handoff: return nullptr;
+    case SegmentKind::handoff: return PassPart::other;
   }
   throw BugError("a part of a pass");
 }
 
-std::vector<PairPart> parts_of(const StagePass& pass, const std::optional<plan::PassCosts>& costs,
+std::vector<PairPart> parts_of(const StagePass& pass, const schedule::PassCosts& costs,
                                bool forward) {
   std::set<int64_t> with_experts;
   for (size_t i = 0; i < pass.size(); ++i)
@@ -36,29 +36,34 @@ std::vector<PairPart> parts_of(const StagePass& pass, const std::optional<plan::
   std::vector<PairPart> parts;
   for (size_t i = 0; i < pass.size(); ++i) {
     const StagePass::Part& part = pass.part(i);
-    PairPart& p = parts.emplace_back();
-    if (communicates(part.kind)) p.kind = schedule::PairPartKind::exchange;
-    const plan::PartCost* cost =
-        costs ? cost_of(*costs, part.kind, with_experts.contains(part.layer)) : nullptr;
-    if (!cost) continue;
-    p.cost = forward ? cost->forward : cost->backward;
-    if (!forward) p.weight_cost = cost->weights;
-    // The numbers of rows are read once, before the rows leave.
-    p.host_waits = forward && part.kind == SegmentKind::dispatch && costs->host_reads_rows;
+    const PassPart kind = kind_of(part.kind, with_experts.contains(part.layer));
+    parts.push_back(forward ? forward_part(costs, kind) : backward_part(costs, kind));
   }
   return parts;
 }
 
 }  // namespace
 
-const PassPair& PassPairs::pair(const schedule::Action& f, const StagePass& forward,
-                                const schedule::Action& b, const StagePass& backward,
-                                const KeepsWgrads& keeps_wgrads) {
-  const auto [at, unknown] = known_.try_emplace({f.stage, b.stage, b.kind});
-  PassPair& found = at->second;
+const PassOrder& PassPairs::pair(const schedule::Action& f, const StagePass& forward,
+                                 const schedule::Action& b, const StagePass& backward,
+                                 const KeepsWgrads& keeps_wgrads) {
+  return find(f.stage, &forward, b, backward, keeps_wgrads);
+}
+
+const PassOrder& PassPairs::alone(const schedule::Action& b, const StagePass& backward,
+                                  const KeepsWgrads& keeps_wgrads) {
+  return find(-1, nullptr, b, backward, keeps_wgrads);
+}
+
+const PassOrder& PassPairs::find(int64_t forward_stage, const StagePass* forward,
+                                 const schedule::Action& b, const StagePass& backward,
+                                 const KeepsWgrads& keeps_wgrads) {
+  const auto [at, unknown] = known_.try_emplace({forward_stage, b.stage, b.kind});
+  PassOrder& found = at->second;
   if (!unknown) return found;
-  const auto parts_f = parts_of(forward, costs_, true);
-  auto parts_b = parts_of(backward, costs_, false);
+  const schedule::PassCosts costs = costs_.value_or(schedule::PassCosts{});
+  const auto parts_f = forward ? parts_of(*forward, costs, true) : std::vector<PairPart>();
+  auto parts_b = parts_of(backward, costs, false);
   for (size_t i = 0; i < parts_b.size(); ++i) {
     if (keeps_wgrads(backward.part(i))) parts_b[i].weight_cost = 0;
     found.own_wgrads.push_back(delay_wgrad_ && parts_b[i].weight_cost > 0);

@@ -1,4 +1,5 @@
-// The order in which a forward and a backward that run together are enqueued.
+// The order in which a forward and a backward that run together are enqueued, or a backward that
+// runs alone and whose weight gradients are delayed.
 #pragma once
 #include <functional>
 #include <map>
@@ -7,13 +8,13 @@
 #include <vector>
 
 #include "model/stage_pass.h"
-#include "plan/options/pass_costs.h"
 #include "schedule/action.h"
 #include "schedule/pair_order.h"
+#include "schedule/pass_costs.h"
 
 namespace mtrain::pipeline {
 
-struct PassPair {
+struct PassOrder {
   std::vector<schedule::PairStep> steps;
   // By part of the backward: whether its weight gradients are a step of their own. The others run
   // with their part or, as other settings say, after the pair.
@@ -24,21 +25,28 @@ struct PassPair {
 class PassPairs {
  public:
   // Without `costs` the passes take turns, the backward first.
-  PassPairs(const std::optional<plan::PassCosts>& costs, bool delay_wgrad)
+  PassPairs(const std::optional<schedule::PassCosts>& costs, bool delay_wgrad)
       : costs_(costs), delay_wgrad_(delay_wgrad) {}
 
   // `forward` and `backward` are the passes of the actions `f` and `b`. `keeps_wgrads` tells of
   // which parts of the backward the weight gradients do not run within the pair.
   using KeepsWgrads = std::function<bool(const model::StagePass::Part&)>;
-  const PassPair& pair(const schedule::Action& f, const model::StagePass& forward,
+  const PassOrder& pair(const schedule::Action& f, const model::StagePass& forward,
                        const schedule::Action& b, const model::StagePass& backward,
                        const KeepsWgrads& keeps_wgrads);
+  const PassOrder& alone(const schedule::Action& b, const model::StagePass& backward,
+                         const KeepsWgrads& keeps_wgrads);
+  bool orders_lone_backwards() const { return costs_ && delay_wgrad_; }
 
  private:
-  const std::optional<plan::PassCosts> costs_;
+  const PassOrder& find(int64_t forward_stage, const model::StagePass* forward,
+                        const schedule::Action& b, const model::StagePass& backward,
+                        const KeepsWgrads& keeps_wgrads);
+
+  const std::optional<schedule::PassCosts> costs_;
   const bool delay_wgrad_;
-  // By the stages of the two, and the kind of the backward.
-  std::map<std::tuple<int64_t, int64_t, schedule::ActionKind>, PassPair> known_;
+  // By the stages of the two (of one alone: -1), and the kind of the backward.
+  std::map<std::tuple<int64_t, int64_t, schedule::ActionKind>, PassOrder> known_;
 };
 
 }  // namespace mtrain::pipeline

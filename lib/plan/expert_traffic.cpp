@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 #include "plan/run_plan.h"
@@ -53,6 +54,16 @@ double bytes_per_layer(const RunPlan& plan, bool recomputed) {
 
 }  // namespace
 
+std::vector<bool> experts_of_stage(const RunPlan& plan, int64_t stage) {
+  const std::vector<int64_t>& layers = plan.layout.layers_of_stage;
+  const auto first = std::accumulate(layers.begin(), layers.begin() + stage, int64_t{0});
+  std::vector<bool> experts;
+  for (int64_t i = 0; i < layers[size_t(stage)]; ++i)
+    experts.push_back(plan.model.experts.count > 0 &&
+                      plan.model.experts.layers.at(size_t(first + i)));
+  return experts;
+}
+
 double expert_rows_per_token(const RunPlan& plan) {
   const ExpertShape& e = plan.model.experts;
   if (!plan.experts.pad_to_capacity) return double(e.per_token);
@@ -82,15 +93,10 @@ double expert_bytes_per_step(const RunPlan& plan) {
   double most = 0;
   for (int64_t rank = 0; rank < l.pp; ++rank) {
     double layer_bytes = 0;
-    const auto stages = stages_of_rank(plan.schedule_shape, rank);
-    int64_t first = 0;
-    for (int64_t s = 0; s < l.stages; ++s) {
-      const int64_t layers = l.layers_of_stage[size_t(s)];
-      if (std::ranges::find(stages, s) != stages.end())
-        for (int64_t i = 0; i < layers; ++i)
-          if (e.layers.at(size_t(first + i)))
-            layer_bytes += bytes_per_layer(plan, i < plan.recompute.layers);
-      first += layers;
+    for (const int64_t stage : stages_of_rank(plan.schedule_shape, rank)) {
+      const std::vector<bool> experts = experts_of_stage(plan, stage);
+      for (size_t i = 0; i < experts.size(); ++i)
+        if (experts[i]) layer_bytes += bytes_per_layer(plan, int64_t(i) < plan.recompute.layers);
     }
     most = std::max(most, layer_bytes * double(l.step_micro_batches()));
   }

@@ -33,7 +33,7 @@ Rates rates(const recipe::Recipe& r, const Layout& l) {
 
 }  // namespace
 
-PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
+schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   const Layout& l = plan.layout;
   const ModelShape& m = plan.model;
   const ExpertShape& e = m.experts;
@@ -43,12 +43,12 @@ PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   const double T = double(l.micro_batch) * double(plan.sample_length) / double(l.cp);
   const auto gemm = [&](double weights) { return 2 * T * weights / tp / rate.flops; };
   const auto linears = [&](double weights) {
-    return PartCost{gemm(weights), gemm(weights), gemm(weights)};
+    return schedule::PartCost{gemm(weights), gemm(weights), gemm(weights)};
   };
   const double inputs = m.gated_mlp ? 2 : 1;
   const auto heads = double(m.heads * m.head_dim), kv = double(2 * m.kv_heads * m.head_dim);
 
-  PassCosts c;
+  schedule::PassCosts c;
   c.attention = linears(H * (2 * heads + kv));
   // A token meets half of the positions; backward makes two gradients, and the scores once more.
   const double core = gemm(double(plan.sample_length) * heads);
@@ -64,6 +64,7 @@ PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   c.exchange = {.forward = bytes / rate.bytes, .backward = bytes / rate.bytes};
   c.head = {.forward = 3 * gemm(H * double(m.vocab))};
   c.host_reads_rows = !plan.experts.pad_to_capacity;
+  c.shared_overlaps = plan.overlap.shared_expert_overlap;
   return c;
 }
 

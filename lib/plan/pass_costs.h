@@ -1,7 +1,7 @@
 // Estimates what the parts of a pass cost, from FLOPs and bytes alone: nothing is measured, so that
 // all ranks that share exchanges derive the same order from it.
 #pragma once
-#include "plan/options/pass_costs.h"
+#include "schedule/pass_costs.h"
 
 namespace mtrain::recipe {
 struct Recipe;
@@ -13,6 +13,6 @@ struct RunPlan;
 
 // Returns the costs in layers of the model, at rates that are assumed for the recipe's hardware.
 // All in `plan` but its memory and pipeline options must be set.
-PassCosts pass_costs(const recipe::Recipe& recipe, const RunPlan& plan);
+schedule::PassCosts pass_costs(const recipe::Recipe& recipe, const RunPlan& plan);
 
 }  // namespace mtrain::plan

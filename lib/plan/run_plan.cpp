@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "plan/cheap_recompute.h"
+#include "plan/expert_traffic.h"
 #include "plan/logits_rows.h"
 #include "plan/options/recipe_options.h"
 #include "plan/pass_costs.h"
@@ -206,7 +207,8 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.head_chunks = resolve_head_chunks(r, layout);
   plan.device = device_plan(r, plan.overlap);
   copy_options(r, vocab, plan);
-  if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = pass_costs(r, plan);
+  if (expert_bytes_per_step(plan) > 0) plan.pass_costs = pass_costs(r, plan);
+  if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = plan.pass_costs;
   plan.text = plan_text(r, plan, vocab);
   if (vocab > 0) plan.logits_rows = logits_rows_of(r, layout, vocab);
   resolve_cheap_recompute(r, vocab, plan);

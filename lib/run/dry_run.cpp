@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/strings.h"
+#include "plan/exchange_forecast.h"
 #include "plan/expert_traffic.h"
 #include "run/start_banner.h"
 
@@ -132,6 +133,19 @@ std::string layout_text(const RunPlan& plan) {
   return text;
 }
 
+std::string exchanges_text(const plan::ExchangeForecast& f) {
+  schedule::Exposure all = f.paired;
+  all.exchanges += f.unpaired.exchanges, all.exposed += f.unpaired.exposed;
+  const auto share = [](const schedule::Exposure& e) { return 100 * e.share(); };
+  std::string text = fmt::format("{:.0f} % exposed", share(all));
+  if (f.paired.exchanges > 0)
+    text += fmt::format(" ({:.0f} % in pairs of passes)", share(f.paired));
+  return text + fmt::format(
+                    ", which makes a step's passes {:.2f} times as long: from FLOPs, bytes and "
+                    "the usual rates of such hardware",
+                    f.without > 0 ? f.step / f.without : 1);
+}
+
 }  // namespace
 
 std::string dry_run_report(const RunPlan& plan, int width) {
@@ -150,6 +164,8 @@ std::string dry_run_report(const RunPlan& plan, int width) {
                                 l.ep == 1 ? "tp"
                                 : over_tp ? "ep and tp"
                                           : "ep")});
+  if (const auto forecast = plan::exchange_forecast(plan))
+    rows.push_back({"exchanges", exchanges_text(*forecast)});
   std::string out =
       banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"), rows, width);
   if (const std::string table = MeshTable(plan).text(); !table.empty()) out += "\n" + table;

@@ -60,7 +60,7 @@ class PassPlayer {
 
   void whole(const PairPart& part, bool reads) {
     if (reads) drain();
-    ready_ = add(is_exchange(part), ready_, cost_now(part));
+    ready_ = add(is_exchange(part), ready_ - part.ahead, cost_now(part));
   }
 
   // The weight gradients of all chunks are computed behind them, beside the last way back.
@@ -68,9 +68,10 @@ class PassPlayer {
     drain();
     const double n = double(chunks_), begin = ready_;
     double arrived = add(true, begin, there.cost / n);
+    if (compute.ahead > 0) add(false, begin, compute.ahead);
     for (int64_t c = 0; c < chunks_; ++c) {
       const double next = c + 1 < chunks_ ? add(true, begin, there.cost / n) : 0;
-      ready_ = add(true, add(false, arrived, compute.cost / n), back.cost / n);
+      ready_ = add(true, add(false, arrived, (compute.cost - compute.ahead) / n), back.cost / n);
       arrived = next;
     }
     add(false, 0, compute.weight_cost);
@@ -86,26 +87,15 @@ class PassPlayer {
 
 }  // namespace
 
-StageParts expert_stage_parts(const ExpertStage& s) {
+PassCosts costs_of_layer(const ExpertStage& s) {
   MT_CHECK(s.layers > 0, "a stage of {} layers", s.layers);
   const double n = double(s.layers), F = s.F / n, I = s.I / n, W = s.W / n;
-  const auto exchange = [&](bool host_waits) {
-    return PairPart{PairPartKind::exchange, s.exchange * (F + I + W) / 4, 0, host_waits};
-  };
-  const auto compute = [](double share, double cost, double weight_cost) {
-    return PairPart{PairPartKind::compute, share * cost, share * weight_cost, false};
-  };
-  StageParts parts;
-  for (int64_t layer = 0; layer < s.layers; ++layer) {
-    // attention, route, dispatch, mlp, combine, merge; and back
-    for (const PairPart& part : {compute(0.5, F, 0), compute(0.05, F, 0), exchange(true),
-                                 compute(0.4, F, 0), exchange(false), compute(0.05, F, 0)})
-      parts.forward.push_back(part);
-    for (const PairPart& part : {compute(0.05, I, W), exchange(false), compute(0.4, I, W),
-                                 exchange(false), compute(0.05, I, W), compute(0.5, I, W)})
-      parts.backward.push_back(part);
-  }
-  return parts;
+  const auto part = [&](double share) { return PartCost{share * F, share * I, share * W}; };
+  const double exchange = s.exchange * (F + I + W) / 4;
+  PassCosts costs{.attention = part(0.5), .mlp = {}, .route = part(0.05), .experts = part(0.4)};
+  costs.shared = part(0.05);
+  costs.exchange = {.forward = exchange, .backward = exchange};
+  return costs;
 }
 
 PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,

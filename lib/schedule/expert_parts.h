@@ -1,18 +1,11 @@
-// The parts of passes through layers with experts for the simulator, and the times of a pass that
-// runs alone.
+// The costs of a usual layer with experts, and the times of a pass that runs alone.
 #pragma once
 #include <cstdint>
 #include <span>
-#include <vector>
 
-#include "schedule/pair_order.h"
+#include "schedule/pass_costs.h"
 
 namespace mtrain::schedule {
-
-// The parts of a stage's forward and backward.
-struct StageParts {
-  std::vector<PairPart> forward, backward;
-};
 
 // What a stage's passes compute in all, and how its layers exchange tokens.
 struct ExpertStage {
@@ -23,12 +16,12 @@ struct ExpertStage {
 
 // Divides the times evenly between the layers. In each, attention takes half of a pass, the routed
 // experts 0.4, the router and the shared expert 0.05 each; the four exchanges take equal time.
-StageParts expert_stage_parts(const ExpertStage& stage);
+PassCosts costs_of_layer(const ExpertStage& stage);
 
 // Plays a pass that runs alone, forward or backward. Where one part that computes stands between
-// two exchanges, these three are divided into `chunks` of equal size: the exchange of a chunk and
-// the return of the one before travel while the chunk between them is computed; the weight
-// gradients of the three follow all chunks. Others that are delayed are computed before the next
+// two exchanges, these three are divided into `chunks` of equal size, behind what the part does
+// before it waits: the exchange of a chunk and the return of the one before travel while the chunk
+// between them is computed; the weight gradients of the three follow all chunks. Others that are delayed are computed before the next
 // part that waits for an exchange.
 PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,
                            const PairOptions& options);

@@ -14,9 +14,11 @@ PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart
     for (const PairPart& part : pass->parts) {
       MT_CHECK(part.cost >= 0 && part.weight_cost >= 0, "a part costs {}, its weight gradients {}",
                part.cost, part.weight_cost);
+      MT_CHECK(part.ahead >= 0 && part.ahead <= part.cost, "{} of a part of {} need no exchange",
+               part.ahead, part.cost);
       MT_CHECK(part.weight_cost == 0 || (pass == &backward_ && part.kind == PairPartKind::compute),
                "only parts of a backward that compute leave weight gradients");
-      pass->rest += cost(part);
+      pass->rest += behind_wait(part);
       (part.kind == PairPartKind::exchange ? exchange_rest_ : compute_rest_) += part.cost;
       compute_rest_ += part.weight_cost;
     }
@@ -34,6 +36,11 @@ const PairPart* PairClock::next(PairStep pass) const {
 
 bool PairClock::has(PairStep step) const {
   return step == PairStep::weight_gradients ? held_ < backward_.next : next(step) != nullptr;
+}
+
+double PairClock::ready(PairStep pass) const {
+  const PairPart* const part = next(pass);
+  return of(pass).ready - (part ? part->ahead : 0);
 }
 
 bool PairClock::reads(PairStep pass) const {
@@ -99,7 +106,7 @@ PairStepTime PairClock::enqueue(PairStep step) {
   (exchange ? exchange_free_ : compute_free_) = end;
   (exchange ? exchange_rest_ : compute_rest_) -= part->cost;
   pass.ready = end;
-  pass.rest -= cost(*part);
+  pass.rest -= behind_wait(*part);
   ++pass.next;
   return {begin, end, exchange};
 }

@@ -30,16 +30,19 @@ class PairClock {
 
   // For passes alone:
   const PairPart* next(PairStep pass) const;                    // null behind the last part
-  double ready(PairStep pass) const { return of(pass).ready; }  // when the part before has ended
+  // When the next part can begin: the part before has ended, or ends when this one waits for it.
+  double ready(PairStep pass) const;
   bool reads(PairStep pass) const;  // whether the next part computes, and waits for an exchange
   // The cost of what the pass computes before its next exchange, or before its end.
   double until_exchange(PairStep pass) const;
-  double rest(PairStep pass) const { return of(pass).rest; }  // the cost of all parts that are left
+  // The cost of all parts that are left, from when the part before has ended.
+  double rest(PairStep pass) const { return of(pass).rest; }
 
  private:
   double cost(const PairPart& part) const {
     return part.cost + (delay_wgrad_ ? 0 : part.weight_cost);
   }
+  double behind_wait(const PairPart& part) const { return cost(part) - part.ahead; }
   struct Pass {
     std::span<const PairPart> parts;
     size_t next = 0;

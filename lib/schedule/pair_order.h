@@ -24,6 +24,8 @@ struct PairPart {
   double weight_cost = 0;
   // The host must read numbers that the part before has made before it can enqueue this part.
   bool host_waits = false;
+  // How much of the cost of a part behind an exchange is computed before the part waits for it.
+  double ahead = 0;
 };
 
 // What is enqueued next: the next part of a pass, or the weight gradients of a part of the

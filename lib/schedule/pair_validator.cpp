@@ -95,7 +95,7 @@ class PairCheck {
   // Returns when the step could begin if its stream was free.
   double ready(const Enqueued& e) const {
     if (e.step == weight_gradients) return ends_b_[e.part];
-    return e.part == 0 ? 0 : (e.step == forward ? ends_f_ : ends_b_)[e.part - 1];
+    return e.part == 0 ? 0 : (e.step == forward ? ends_f_ : ends_b_)[e.part - 1] - part(e).ahead;
   }
 
   // Returns how long the compute stream is busy with the step and what stands within it.

@@ -194,7 +194,8 @@ class Player {
       return run;
     }
     const std::vector<PairPart> second = pass(*b);
-    run.order = pair_order(first, second, costs_.pair);
+    run.order = costs_.pairs_take_turns ? alternating_pair_order(first, second, costs_.pair)
+                                        : pair_order(first, second, costs_.pair);
     run.timeline = simulate_pair(run.order, first, second);
     for (size_t i = 0; i < run.order.size(); ++i) {
       const PairStepTime& t = run.timeline.steps[i];

@@ -31,10 +31,11 @@ struct ScheduleCosts {
   bool overlap_p2p = true;
   // The parts of each stage's F, B and I, where experts exchange tokens; one entry stands for all.
   // Their times replace F, I and `together`; W alone takes StageCost::W. A forward and a backward
-  // that run together are ordered by pair_order(), and others are played by simulate_pass() in
-  // `exchange_chunks`. Without parts there are no exchanges.
+  // that run together are ordered by pair_order(), or take turns, and others are played by
+  // simulate_pass() in `exchange_chunks`. Without parts there are no exchanges.
   std::vector<StageParts> parts;
   PairOptions pair;
+  bool pairs_take_turns = false;  // as without overlap_moe_expert_parallel_comm
   int64_t exchange_chunks = 1;
   // Gathering and reducing take no time here: the order of a pipeline does not hide them.
 };

@@ -8,13 +8,16 @@
 # pp above 1 a rank has two stages. Attention takes about half of a layer. The link delays completion without burning
 # CPU; debug.compute_slowdown lets ranks that share a core compute at the same time. Prints medians: the step, the
 # exchanges' time at work, how much of it was exposed, in all and in pairs, and the time for which ranks waited for each
-# other (idle, not exposed). Further settings hold for every run, such as debug.route=zipf.
+# other (idle, not exposed); below each, what the simulator says (mtrain schedule), which knows the times of the parts
+# from a trace of a run without a link: the step is that run's, and what the exchanges add in the simulation. Further
+# settings hold for every run, such as debug.route=zipf, for which the simulation does not hold.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 ranks=${1:-2} shares=${2:-30 60} rounds=${3:-3} pp=${4:-1}
 everywhere=("${@:5}")
 ep=$((ranks / pp))
-layout=()
+layout=() shape=(--name 1f1b --pp 1)
+((pp == 1)) || shape=(--name interleaved_1f1b --pp "$pp" --vpp 2)
 ((pp == 1)) || layout=("distributed.pp_size=$pp" distributed.vpp_size=2 distributed.pipeline.pp_schedule=interleaved_1f1b)
 
 # train <name> <setting>...
@@ -33,8 +36,23 @@ shared=model.moe.shared_expert_overlap=true
 chunks=comm_overlap.moe_dispatch_chunks=$((8 / ep))
 names=(off pairs "pairs, delayed weights" "shared expert" "$((8 / ep)) chunks" "shared expert and chunks")
 settings=("" "$pairs" "$pairs $delay" "$shared" "$chunks" "$shared $chunks")
+options=("" "--moe-overlap" "--moe-overlap --delay-wgrad" "--shared-overlap" "--chunks $((8 / ep))" "--shared-overlap --chunks $((8 / ep))")
+
+# simulate <ms of an exchange> <option>...: prints the step, and the exposed shares in all and in pairs
+simulate() {
+  local exchange=$1
+  shift
+  # shellcheck disable=SC2086
+  "$mtrain" schedule "${shape[@]}" --micro 16 --layers $((4 / pp / ((pp > 1) + 1))) $parts --part "exchange=$exchange,$exchange" "$@" | awk '
+    /^step/ { step = $2 + 0 }
+    /exchanges/ { total += $3; exposed += $3 * $5 / 100; if ($1 == "paired") pairs = $5 }
+    END { print step, (total > 0 ? 100 * exposed / total : 0), pairs + 0 }'
+}
 
 train free
+# shellcheck disable=SC2154
+train traced --trace "$work/trace.json"
+parts=$("$(dirname "$0")/part_times.py" "$work/trace.json" 2)
 free=$(median free step_ms) bytes=$(median free comm.ep.bytes)
 for share in $shares; do
   gbps=$(link_gbps "$bytes" "$free" "$share")
@@ -50,6 +68,9 @@ for share in $shares; do
     done
   done
   base=$(awk '$1 == "free" { print $2 }' "$work/times" | sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+  # A rank of pp has 4 / pp layers, each of which exchanges rows four times in a micro-batch.
+  exchange=$(awk "BEGIN { print $share / 100 * $base / (4 * 16 * 4 / $pp) }")
+  simulated_free=$(simulate 0)
   for i in "${!names[@]}"; do
     awk -v i="$i" '$1 == i { print $2, $3, $4, $5, $6, $7 }' "$work/times" | sort -g | awk -v name="${names[i]}" -v base="$base" '
       { v[NR] = $1; busy += $2; exposed += $3; paired += $4; left += $5; idle += $6 }
@@ -59,5 +80,8 @@ for share in $shares; do
           name, m, m / base, v[1], v[NR], exposed / NR, busy / NR, (busy > 0 ? 100 * exposed / busy : 0),
           left / NR, paired / NR, (paired > 0 ? 100 * left / paired : 0), idle / NR
       }'
+    # shellcheck disable=SC2086
+    simulate "$exchange" ${options[i]} | awk -v base="$base" -v free="${simulated_free%% *}" '
+      { m = base + $1 - free; printf "    %-24s step %6.0f ms (%.2f x free)  exposed %.0f %%  in pairs %.0f %%\n", "simulated", m, m / base, $2, $3 }'
   done
 done

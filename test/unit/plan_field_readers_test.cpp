@@ -71,13 +71,13 @@ class Print {
     const auto& [a, b, c, d, e, f, table] = o;
     all(a, b, c, d, e, f, table != nullptr);
   }
-  void add(const PartCost& o) {
+  void add(const schedule::PartCost& o) {
     const auto& [a, b, c] = o;
     all(a, b, c);
   }
-  void add(const PassCosts& o) {
-    const auto& [a, b, c, d, e, f, g, h] = o;
-    all(a, b, c, d, e, f, g, h);
+  void add(const schedule::PassCosts& o) {
+    const auto& [a, b, c, d, e, f, g, h, i] = o;
+    all(a, b, c, d, e, f, g, h, i);
   }
   void add(const PipelineOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k] = o;

@@ -120,11 +120,13 @@ class ExpertSegment : public Segment {
   const std::string name_;
 };
 
-// Orders the tokens by expert, and lets them go.
+// Orders the tokens by expert. They can go when this has ended, also if the host gives compute other
+// work before it knows their numbers.
 void leave(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor& x_TH,
            const Tensor& expert_TK, const Tensor& weight_TK) {
   f.route = l.dispatcher->route(step, expert_TK, l.capacity(step, expert_TK.dim(0)));
   f.rows = l.dispatcher->to_rows(step, *f.route, x_TH, weight_TK);
+  f.rows.there = step.compute.record();
   if (l.keeps_input()) f.x_TH = x_TH;
 }
 // Sends the rows to their experts; of chunks, those that may be on their way when the first is

@@ -26,7 +26,9 @@ struct ExpertRows {
   // fp32, optional: the router's weight of each row, or its gradient. Where rows that travel stand
   // for several choices, (R, K).
   Tensor weight_R = {};
-  Event there = {};  // of rows that travel: when they have arrived
+  // Of rows that travel: when they have arrived. Of rows that are to leave: when they can, unless
+  // they can after all that compute has been given when they are sent.
+  Event there = {};
 };
 struct TokenSums {
   Tensor sum_TH;     // the sum of each token's rows

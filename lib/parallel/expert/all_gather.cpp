@@ -116,8 +116,9 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   std::pair<Tensor, Event> gather(Stream& compute, const Tensor& x_TN) const {
     const int64_t ranks = comm_->all().size();
     const Tensor all = Tensor::empty(compute, {ranks * x_TN.dim(0), x_TN.dim(1)}, x_TN.dtype());
-    Event there = comm_->enqueue(
-        compute, [&](const Group&, Stream& stream) { comm_->all().all_gather(x_TN, all, stream); });
+    Event there = comm_->enqueue(compute.record(), [&](const Group&, Stream& stream) {
+      comm_->all().all_gather(x_TN, all, stream);
+    });
     return {all, there};
   }
   // (ranks T, N) -> (T, N)
@@ -125,7 +126,7 @@ class AllGatherDispatcher : public model::TokenDispatcher {
     const int64_t ranks = comm_->all().size();
     const Tensor own =
         Tensor::empty(compute, {exact_div(x_AN.dim(0), ranks), x_AN.dim(1)}, x_AN.dtype());
-    Event there = comm_->enqueue(compute, [&](const Group&, Stream& stream) {
+    Event there = comm_->enqueue(compute.record(), [&](const Group&, Stream& stream) {
       comm_->all().reduce_scatter(x_AN, own, comm::Reduce::sum, stream);
     });
     return {own, there};

@@ -38,7 +38,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
     if (padded > 0 || knows_counts(step)) return route;
     const Group& all = comm_->all();
     route->counts = Tensor::empty(step.compute, {all.size(), comm_->experts()}, DType::i32);
-    comm_->enqueue(step.compute, [&](const Group&, Stream& stream) {
+    comm_->enqueue(step.compute.record(), [&](const Group&, Stream& stream) {
       all.all_gather(route->order.count_E, route->counts, stream);
     });
     return route;

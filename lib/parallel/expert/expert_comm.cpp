@@ -28,10 +28,10 @@ std::vector<int64_t> elements(std::vector<int64_t> rows, const Tensor& x_RN) {
 }
 
 // Makes room for other rows of the same kind.
-Tensor room(Stream& compute, const Tensor& x_RN, int64_t rows) {
+Tensor room(Stream& home, const Tensor& x_RN, int64_t rows) {
   Shape shape = x_RN.shape();
   shape[0] = rows;
-  return Tensor::empty(compute, shape, x_RN.dtype());
+  return Tensor::empty(home, shape, x_RN.dtype());
 }
 
 }  // namespace
@@ -47,10 +47,11 @@ Tensor ExpertComm::over_ep(const Tensor& rows, const RowCounts& counts) const {
   return part_of_tp(rows, counts).rows(0, sum(counts.receives));
 }
 
-std::pair<Tensor, Event> ExpertComm::exchange(Stream& compute, const Tensor& x_RN,
+// Memory of compute could be that of work which the host has given it since the rows were ready.
+std::pair<Tensor, Event> ExpertComm::exchange(const Event& ready, const Tensor& x_RN,
                                               const RowCounts& counts) const {
-  const Tensor out = room(compute, x_RN, arriving(counts));
-  Event there = enqueue(compute, [&](const Group& ep, Stream& stream) {
+  const Tensor out = room(stream_, x_RN, arriving(counts));
+  Event there = enqueue(ready, [&](const Group& ep, Stream& stream) {
     ep.all_to_all(x_RN, elements(counts.sends, x_RN), over_ep(out, counts),
                   elements(counts.receives, x_RN), stream);
     if (parts_.tp) parts_.tp.all_gather(part_of_tp(out, counts), out, stream);
@@ -62,7 +63,7 @@ std::pair<Tensor, Event> ExpertComm::exchange_back(Stream& compute, const Tensor
                                                    const RowCounts& counts,
                                                    const Tensor& into) const {
   const Tensor out = into ? into : room(compute, x_RN, sum(counts.sends));
-  Event there = enqueue(compute, [&](const Group& ep, Stream& stream) {
+  Event there = enqueue(compute.record(), [&](const Group& ep, Stream& stream) {
     if (parts_.tp)
       parts_.tp.reduce_scatter(x_RN, part_of_tp(x_RN, counts), comm::Reduce::sum, stream);
     ep.all_to_all(over_ep(x_RN, counts), elements(counts.receives, x_RN), out,
@@ -73,9 +74,10 @@ std::pair<Tensor, Event> ExpertComm::exchange_back(Stream& compute, const Tensor
 
 model::ExpertRows ExpertComm::exchange(Stream& compute, const model::ExpertRows& rows,
                                        const RowCounts& counts) const {
+  const Event ready = rows.there ? rows.there : compute.record();
   model::ExpertRows out;
-  std::tie(out.x_RH, out.there) = exchange(compute, rows.x_RH, counts);
-  if (rows.weight_R) std::tie(out.weight_R, out.there) = exchange(compute, rows.weight_R, counts);
+  std::tie(out.x_RH, out.there) = exchange(ready, rows.x_RH, counts);
+  if (rows.weight_R) std::tie(out.weight_R, out.there) = exchange(ready, rows.weight_R, counts);
   return out;
 }
 model::ExpertRows ExpertComm::exchange_back(Stream& compute, const model::ExpertRows& rows,

@@ -47,12 +47,12 @@ class ExpertComm {
   int64_t first_expert() const { return rank() * experts_here(); }
   Stream& stream() const { return stream_; }
 
-  // Calls `communicate(group, stream)`, whose work runs after everything that `compute` has been
-  // given so far. Returns the event of its end. The memory that it writes is to be allocated on
-  // compute before, so that its last use is over.
+  // Calls `communicate(group, stream)`, whose work runs after `rows_ready`. Returns the event of its
+  // end. Unless everything that compute has been given comes before `rows_ready`, the memory that
+  // it writes is to be allocated on stream().
   template <class F>
-  Event enqueue(Stream& compute, const F& communicate) const {
-    stream_.wait(compute.record());  // edge: rows, and the last use of the memory -> their way
+  Event enqueue(const Event& rows_ready, const F& communicate) const {
+    stream_.wait(rows_ready);  // edge: rows -> their way
     communicate(group_, stream_);
     return stream_.record();
   }
@@ -60,14 +60,16 @@ class ExpertComm {
   // Brings the rows of x_RN, which lie in the order of the ranks to which they go, to these ranks.
   // Returns the rows that come, in the order of the ranks from which they come, and the event of
   // their arrival. x may have more rows than go, and a tensor of one dim has rows of one element.
-  // Where experts are divided, the rows that have come over ep are then gathered over tp.
-  std::pair<Tensor, Event> exchange(Stream& compute, const Tensor& x_RN,
+  // Where experts are divided, the rows that have come over ep are then gathered over tp. They
+  // leave at `ready`.
+  std::pair<Tensor, Event> exchange(const Event& ready, const Tensor& x_RN,
                                     const RowCounts& counts) const;
   // Brings rows back; `counts` are those of exchange(). Where experts are divided, the parts are
   // first summed over tp, in the memory of x_RN. `into` (optional) is the memory of the result.
   std::pair<Tensor, Event> exchange_back(Stream& compute, const Tensor& x_RN,
                                          const RowCounts& counts, const Tensor& into = {}) const;
-  // The same for rows with their weights, if they have some.
+  // The same for rows with their weights, if they have some. They leave at rows.there; without it,
+  // after all that compute has been given.
   model::ExpertRows exchange(Stream& compute, const model::ExpertRows& rows,
                              const RowCounts& counts) const;
   model::ExpertRows exchange_back(Stream& compute, const model::ExpertRows& rows,

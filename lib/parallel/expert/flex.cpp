@@ -39,7 +39,7 @@ class FlexDispatcher : public model::TokenDispatcher {
     const ops::RankChoices to = ops::rank_choices(compute, expert_TK, ranks, here);
     if (!knows_counts(step)) {
       route->counts = Tensor::empty(compute, {ranks, 2 * ranks}, DType::i32);
-      comm_->enqueue(compute, [&](const Group& group, Stream& stream) {
+      comm_->enqueue(compute.record(), [&](const Group& group, Stream& stream) {
         group.all_gather(to.count_2N, route->counts, stream);
       });
     }
@@ -64,8 +64,9 @@ class FlexDispatcher : public model::TokenDispatcher {
     FlexRoute& r = of(route);
     if (!r.known) {
       read(step, r);
-      // The rows, which follow on the same stream, are there no sooner than their experts.
-      r.expert_AK = comm_->exchange(step.compute, r.expert_LK, r.travelling).first;
+      // The rows, which follow on the same stream, are ready and there no sooner than their experts.
+      const Event ready = rows.there ? rows.there : step.compute.record();
+      r.expert_AK = comm_->exchange(ready, r.expert_LK, r.travelling).first;
       r.expert_LK = {};
     }
     return comm_->exchange(step.compute, rows, r.travelling);

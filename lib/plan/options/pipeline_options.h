@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "base/dtype.h"
-#include "plan/options/pass_costs.h"
 #include "schedule/action.h"
+#include "schedule/pass_costs.h"
 
 namespace mtrain::plan {
 
@@ -22,7 +22,7 @@ struct PipelineOptions {
   bool delay_whole_layers = false;
   // By these the parts of a forward and of a backward that run together are ordered
   // (schedule/pair_order.h); without them the two take turns.
-  std::optional<PassCosts> pair_costs;
+  std::optional<schedule::PassCosts> pair_costs;
   // A segment's weight gradients run after the whole of its input gradient, not amid it; where
   // parts are ordered by costs, after the exchanges that can begin.
   bool split_wgrad = false;

@@ -1,0 +1,71 @@
+#include "plan/exchange_forecast.h"
+
+#include <algorithm>
+
+#include "plan/expert_traffic.h"
+#include "plan/run_plan.h"
+#include "schedule/lower.h"
+
+namespace mtrain::plan {
+
+namespace {
+
+using schedule::PairPart;
+using schedule::PassCosts;
+using schedule::StageParts;
+
+void append(std::vector<PairPart>& to, const std::vector<PairPart>& more) {
+  to.insert(to.end(), more.begin(), more.end());
+}
+
+// The parts of a stage. Of its first layers the backward computes each group's forward again.
+StageParts parts_of(const RunPlan& plan, int64_t stage, const PassCosts& costs) {
+  const std::vector<bool> experts = experts_of_stage(plan, stage);
+  const auto all = int64_t(experts.size());
+  const auto layers = [&](int64_t begin, int64_t end, bool head = false) {
+    return stage_parts(costs, {experts.begin() + begin, experts.begin() + end}, head);
+  };
+  const bool head = stage + 1 == plan.layout.stages;
+  const int64_t again = std::min(plan.recompute.layers, all);
+  StageParts parts{.forward = layers(0, all, head).forward,
+                   .backward = layers(again, all, head).backward};
+  const int64_t group = std::max<int64_t>(plan.recompute.group, 1);
+  for (int64_t begin = (again - 1) / group * group; again > 0 && begin >= 0; begin -= group) {
+    const StageParts part = layers(begin, std::min(begin + group, again));
+    append(parts.backward, part.forward);
+    append(parts.backward, part.backward);
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::optional<ExchangeForecast> exchange_forecast(const RunPlan& plan) {
+  if (!plan.pass_costs) return {};
+  const bool pairs = plan.overlap.overlap_moe_expert_parallel_comm;
+  const schedule::Schedule s = schedule::with_messages(
+      plan.schedule, plan.pipeline.paired_gradient == schedule::PairedGradient::at_once);
+  const auto play = [&](const PassCosts& costs) {
+    schedule::ScheduleCosts all{.stages = {},
+                                .paired_gradient = plan.pipeline.paired_gradient};
+    for (int64_t stage = 0; stage < plan.layout.stages; ++stage) {
+      all.parts.push_back(parts_of(plan, stage, costs));
+      // What a weight gradient of its own takes.
+      schedule::StageCost& cost = all.stages.emplace_back(schedule::StageCost{.W = 0});
+      for (const PairPart& part : all.parts.back().backward) cost.W += part.weight_cost;
+    }
+    all.pair.delay_wgrad = pairs && plan.pipeline.split_wgrad;
+    all.pairs_take_turns = !pairs;
+    all.exchange_chunks = plan.overlap.moe_dispatch_chunks;
+    return simulate(s, all);
+  };
+  PassCosts free = *plan.pass_costs;
+  free.exchange = {};
+  const schedule::Timeline timeline = play(*plan.pass_costs);
+  return ExchangeForecast{.step = timeline.step,
+                          .without = play(free).step,
+                          .paired = timeline.paired,
+                          .unpaired = timeline.unpaired};
+}
+
+}  // namespace mtrain::plan

@@ -1,0 +1,81 @@
+#include "schedule/pass_costs.h"
+
+#include "base/error.h"
+
+namespace mtrain::schedule {
+
+namespace {
+
+// Of a shared expert's three matrices, two are those of its first GEMM.
+constexpr double kShareOfFirst = 2.0 / 3;
+
+PairPart exchange(double cost, bool host_waits) {
+  return {
+      .kind = PairPartKind::exchange, .cost = cost, .weight_cost = 0, .host_waits = host_waits};
+}
+PairPart compute(double cost, double weights, double ahead = 0) {
+  return {.cost = cost, .weight_cost = weights, .ahead = ahead};
+}
+
+// A part's own gradients, behind those of a share of the shared expert.
+PairPart with_shared(const PassCosts& c, const PartCost& own, double share) {
+  if (!c.shared_overlaps) return compute(own.backward, own.weights);
+  return compute(own.backward + share * c.shared.backward, own.weights + share * c.shared.weights,
+                 share * c.shared.backward);
+}
+
+}  // namespace
+
+PairPart forward_part(const PassCosts& c, PassPart part) {
+  const double first = c.shared_overlaps ? kShareOfFirst * c.shared.forward : 0,
+               behind = c.shared.forward - first;
+  switch (part) {
+    case PassPart::attention: return compute(c.attention.forward, 0);
+    case PassPart::mlp: return compute(c.mlp.forward, 0);
+    case PassPart::route: return compute(c.route.forward, 0);
+    case PassPart::dispatch: return exchange(c.exchange.forward, c.host_reads_rows);
+    case PassPart::experts: return compute(first + c.experts.forward, 0, first);
+    case PassPart::combine: return exchange(c.exchange.forward, false);
+    case PassPart::merge: return compute(behind, 0, behind);
+    case PassPart::head: return compute(c.head.forward, 0);
+    case PassPart::other: return {};
+  }
+  throw BugError("a part of a forward");
+}
+
+PairPart backward_part(const PassCosts& c, PassPart part) {
+  switch (part) {
+    case PassPart::attention: return compute(c.attention.backward, c.attention.weights);
+    case PassPart::mlp: return compute(c.mlp.backward, c.mlp.weights);
+    case PassPart::route: return with_shared(c, c.route, kShareOfFirst);
+    case PassPart::dispatch:
+    case PassPart::combine: return exchange(c.exchange.backward, false);
+    case PassPart::experts: return with_shared(c, c.experts, 1 - kShareOfFirst);
+    case PassPart::merge:
+      return c.shared_overlaps ? PairPart{} : compute(c.shared.backward, c.shared.weights);
+    case PassPart::head: return compute(c.head.backward, c.head.weights);
+    case PassPart::other: return {};
+  }
+  throw BugError("a part of a backward");
+}
+
+StageParts stage_parts(const PassCosts& c, const std::vector<bool>& with_experts, bool with_head) {
+  using enum PassPart;
+  std::vector<PassPart> order;
+  for (const bool has_experts : with_experts) {
+    order.push_back(attention);
+    if (has_experts)
+      order.insert(order.end(), {route, dispatch, experts, combine, merge});
+    else
+      order.push_back(mlp);
+  }
+  if (with_head) order.push_back(head);
+  StageParts parts;
+  for (const PassPart part : order) {
+    parts.forward.push_back(forward_part(c, part));
+    parts.backward.insert(parts.backward.begin(), backward_part(c, part));
+  }
+  return parts;
+}
+
+}  // namespace mtrain::schedule
