@@ -38,6 +38,7 @@ std::vector<PairPart> parts_of(const StagePass& pass, const schedule::PassCosts&
     const StagePass::Part& part = pass.part(i);
     const PassPart kind = kind_of(part.kind, with_experts.contains(part.layer));
     parts.push_back(forward ? forward_part(costs, kind) : backward_part(costs, kind));
+    parts.back().layer = part.layer;
   }
   return parts;
 }

@@ -9,8 +9,11 @@ namespace mtrain::schedule {
 
 PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart> backward,
                      const PairOptions& options)
-    : forward_{forward}, backward_{backward}, delay_wgrad_(options.delay_wgrad) {
-  for (Pass* const pass : {&forward_, &backward_})
+    : forward_{.parts = forward},
+      backward_{.parts = backward},
+      delay_wgrad_(options.delay_wgrad) {
+  for (Pass* const pass : {&forward_, &backward_}) {
+    number_layers(*pass);
     for (const PairPart& part : pass->parts) {
       MT_CHECK(part.cost >= 0 && part.weight_cost >= 0, "a part costs {}, its weight gradients {}",
                part.cost, part.weight_cost);
@@ -22,7 +25,20 @@ PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart
       (part.kind == PairPartKind::exchange ? exchange_rest_ : compute_rest_) += part.cost;
       compute_rest_ += part.weight_cost;
     }
+  }
   skip_parts_without_weights();
+}
+
+// The parts of a layer stand together.
+void PairClock::number_layers(Pass& pass) {
+  int64_t layer = -1;
+  for (const PairPart& part : pass.parts) {
+    if (part.layer >= 0 && part.layer != layer) {
+      layer = part.layer;
+      ++pass.layers;
+    }
+    pass.order.push_back(pass.layers - 1);
+  }
 }
 
 void PairClock::skip_parts_without_weights() {
@@ -36,6 +52,19 @@ const PairPart* PairClock::next(PairStep pass) const {
 
 bool PairClock::has(PairStep step) const {
   return step == PairStep::weight_gradients ? held_ < backward_.next : next(step) != nullptr;
+}
+
+bool PairClock::can(PairStep step) const {
+  if (!has(step)) return false;
+  if (step == PairStep::weight_gradients) return true;
+  const Pass& pass = of(step);
+  if (pass.parts[pass.next].layer < 0) return true;
+  const int64_t layer = pass.order[pass.next];
+  if (step == PairStep::backward)
+    return held_ >= backward_.next || layer - backward_.order[held_] < kLayersAhead;
+  // The layers of a backward count as many as those of the forward whose memory they free.
+  return backward_.ended == backward_.layers ||
+         (layer + 1 - kLayersAhead) * backward_.layers <= backward_.ended * forward_.layers;
 }
 
 double PairClock::ready(PairStep pass) const {
@@ -63,8 +92,12 @@ double PairClock::until_exchange(PairStep pass) const {
 }
 
 double PairClock::earliest_end() const {
-  return std::max({compute_free_ + compute_rest_, exchange_free_ + exchange_rest_,
-                   forward_.ready + forward_.rest, backward_.ready + backward_.rest});
+  return std::max(compute_free_ + compute_rest_, earliest_end_of_exchanges());
+}
+
+double PairClock::earliest_end_of_exchanges() const {
+  return std::max({exchange_free_ + exchange_rest_, forward_.ready + forward_.rest,
+                   backward_.ready + backward_.rest});
 }
 
 bool PairClock::as_good_as(const PairClock& other) const {
@@ -100,7 +133,7 @@ PairStepTime PairClock::enqueue(PairStep step) {
   Pass& pass = step == PairStep::forward ? forward_ : backward_;
   const PairPart* const part = next(step);
   MT_CHECK(part, "a part of a pass of {} is to be enqueued, and none is left", pass.parts.size());
-  if (part->host_waits) host_ = std::max(host_, pass.ready);
+  if (part->host_waits) host_ = std::max(host_, host_ready(step));
   const bool exchange = part->kind == PairPartKind::exchange;
   const double begin = begin_of(step), end = begin + part->cost;
   (exchange ? exchange_free_ : compute_free_) = end;
@@ -108,6 +141,8 @@ PairStepTime PairClock::enqueue(PairStep step) {
   pass.ready = end;
   pass.rest -= behind_wait(*part);
   ++pass.next;
+  const bool all = pass.next == pass.parts.size();
+  if (part->layer >= 0 && (all || pass.parts[pass.next].layer != part->layer)) ++pass.ended;
   return {begin, end, exchange};
 }
 

@@ -1,8 +1,10 @@
 // The times of a pair of passes while its parts are enqueued one by one: what simulate_pair() plays
 // an order with, and pair_order() chooses by.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "schedule/pair_order.h"
 
@@ -18,6 +20,8 @@ class PairClock {
 
   // Whether there is a next part of the pass, or a part whose weight gradients are left.
   bool has(PairStep step) const;
+  // Whether there is one that the bounds of memory let begin. While something is left, one step can.
+  bool can(PairStep step) const;
   // Returns when the step would run on its stream if it was enqueued next.
   double begin_of(PairStep step) const;
   // Returns how long the step keeps its stream busy, with the weight gradients that must follow.
@@ -25,6 +29,8 @@ class PairClock {
   double compute_free() const { return compute_free_; }
   // Returns a bound that the end of the last step cannot be below.
   double earliest_end() const;
+  // Returns the same bound without the compute stream, to tell apart orders of equal bounds.
+  double earliest_end_of_exchanges() const;
   // Whether all that is left can be done as early as from `other`, of which as much is left.
   bool as_good_as(const PairClock& other) const;
 
@@ -32,6 +38,8 @@ class PairClock {
   const PairPart* next(PairStep pass) const;                    // null behind the last part
   // When the next part can begin: the part before has ended, or ends when this one waits for it.
   double ready(PairStep pass) const;
+  // When the host has the numbers that the next part, an exchange, waits for.
+  double host_ready(PairStep pass) const { return std::max(of(pass).ready, exchange_free_); }
   bool reads(PairStep pass) const;  // whether the next part computes, and waits for an exchange
   // The cost of what the pass computes before its next exchange, or before its end.
   double until_exchange(PairStep pass) const;
@@ -48,7 +56,11 @@ class PairClock {
     size_t next = 0;
     double ready = 0;
     double rest = 0;
+    int64_t layers = 0;          // how many are named
+    std::vector<int64_t> order;  // of each part: how many layers its pass begins before its layer
+    int64_t ended = 0;           // layers all of whose parts are enqueued
   };
+  static void number_layers(Pass& pass);
   void skip_parts_without_weights();
   const Pass& of(PairStep pass) const { return pass == PairStep::forward ? forward_ : backward_; }
 

@@ -63,10 +63,10 @@ class Growing {
   // Returns the steps that the compute stream can begin first; before the host waits, only what it
   // computes meanwhile. None at the end.
   std::vector<PairStep> first_choices() const {
-    if (const auto exchange = next_exchange()) return {other(*exchange)};
+    if (const auto exchange = next_exchange()) return fillers(*exchange);
     std::vector<PairStep> first;
     for (const PairStep step : {forward, backward, weight_gradients})
-      if (clock_.has(step)) {
+      if (clock_.can(step)) {
         if (!first.empty() && clock_.begin_of(step) < clock_.begin_of(first[0])) first.clear();
         if (first.empty() || clock_.begin_of(step) == clock_.begin_of(first[0]))
           first.push_back(step);
@@ -87,9 +87,9 @@ class Growing {
     const double begin = clock_.begin_of(choices[0]);
     double end = std::numeric_limits<double>::infinity();
     for (const PairStep step : {forward, backward, weight_gradients})
-      if (clock_.has(step)) end = std::min(end, clock_.begin_of(step) + clock_.cost(step));
+      if (clock_.can(step)) end = std::min(end, clock_.begin_of(step) + clock_.cost(step));
     for (const PairStep step : {forward, backward})
-      if (clock_.has(step) && clock_.begin_of(step) > begin && clock_.begin_of(step) <= end)
+      if (clock_.can(step) && clock_.begin_of(step) > begin && clock_.begin_of(step) <= end)
         choices.push_back(step);
     return choices;
   }
@@ -107,7 +107,7 @@ class Growing {
   }
 
   void enqueue_exchanges() {
-    for (auto next = next_exchange(); next && !has_filler(*next); next = next_exchange())
+    for (auto next = next_exchange(); next && fillers(*next).empty(); next = next_exchange())
       enqueue(*next);
   }
 
@@ -120,12 +120,19 @@ class Growing {
     return first;
   }
 
-  // Whether the other pass can compute while the host waits for numbers, and the compute stream
-  // would otherwise have nothing to do when they are there.
-  bool has_filler(PairStep exchange) const {
+  // Returns what the compute stream can begin before the host has the numbers that the exchange
+  // waits for, and would otherwise have nothing to do.
+  std::vector<PairStep> fillers(PairStep exchange) const {
+    const double read = clock_.host_ready(exchange);
+    std::vector<PairStep> steps;
+    if (!clock_.next(exchange)->host_waits || clock_.compute_free() > read) return steps;
     const PairStep filler = other(exchange);
-    return clock_.next(exchange)->host_waits && clock_.compute_free() <= clock_.ready(exchange) &&
-           is_compute(clock_.next(filler)) && clock_.ready(filler) <= clock_.compute_free();
+    if (is_exchange(clock_.next(filler))) return steps;  // which would wait for what fills
+    if (is_compute(clock_.next(filler)) && clock_.can(filler) && clock_.ready(filler) <= read)
+      steps.push_back(filler);
+    const bool at_once = !steps.empty() && clock_.ready(filler) <= clock_.compute_free();
+    if (!at_once && clock_.can(weight_gradients)) steps.push_back(weight_gradients);
+    return steps;
   }
 
   PairClock clock_;
@@ -166,7 +173,9 @@ std::vector<PairStep> by_search(const Growing& start) {
   std::vector<Growing> beam{start}, next;
   std::optional<Growing> best;
   const auto ends_before = [](const Growing& a, const Growing& b) {
-    return a.clock().earliest_end() < b.clock().earliest_end();
+    const double first = a.clock().earliest_end(), second = b.clock().earliest_end();
+    if (first != second) return first < second;
+    return a.clock().earliest_end_of_exchanges() < b.clock().earliest_end_of_exchanges();
   };
   while (!beam.empty()) {
     next.clear();
@@ -187,6 +196,53 @@ std::vector<PairStep> by_search(const Growing& start) {
     }
   }
   return best->order();
+}
+
+// Whether an order keeps the bounds of memory.
+bool fits(const std::vector<PairStep>& order, std::span<const PairPart> f,
+          std::span<const PairPart> b, const PairOptions& options) {
+  PairClock clock(f, b, options);
+  for (const PairStep step : order) {
+    if (!clock.can(step)) return false;
+    clock.enqueue(step);
+  }
+  return true;
+}
+
+// Moves weight gradients behind exchanges that can then begin earlier, unless they would have to
+// wait until the host has the numbers for the exchange.
+std::vector<PairStep> behind_exchanges(std::vector<PairStep> order, std::span<const PairPart> f,
+                                       std::span<const PairPart> b) {
+  PairClock clock(f, b, {});
+  for (size_t i = 0; i + 1 < order.size(); ++i) {
+    const PairPart* const next =
+        order[i + 1] == weight_gradients ? nullptr : clock.next(order[i + 1]);
+    if (order[i] == weight_gradients && is_exchange(next) &&
+        (!next->host_waits || clock.host_ready(order[i + 1]) <= clock.compute_free()))
+      std::swap(order[i], order[i + 1]);
+    clock.enqueue(order[i]);
+  }
+  return order;
+}
+
+// Moves weight gradients into earlier waits of the compute stream that are long enough for them.
+std::vector<PairStep> with_filled_waits(std::vector<PairStep> order, std::span<const PairPart> f,
+                                        std::span<const PairPart> b) {
+  PairClock clock(f, b, {});
+  for (size_t i = 0; i < order.size(); ++i) {
+    const auto here = order.begin() + std::ptrdiff_t(i);
+    const auto later = std::find(here, order.end(), weight_gradients);
+    if (*here != weight_gradients && later != order.end() && clock.has(weight_gradients)) {
+      const PairPart* const part = clock.next(*here);
+      const double until = is_compute(part)   ? clock.begin_of(*here)
+                           : part->host_waits ? clock.host_ready(*here)
+                                              : 0;
+      if (clock.begin_of(weight_gradients) + clock.cost(weight_gradients) <= until)
+        std::rotate(here, later, later + 1);
+    }
+    clock.enqueue(order[i]);
+  }
+  return order;
 }
 
 }  // namespace
@@ -210,8 +266,13 @@ std::vector<PairStep> pair_order(std::span<const PairPart> f, std::span<const Pa
   for (const auto& naive :
        {alternating_pair_order(f, b, options), plain_pair_order(f, b, options, FirstPass::forward),
         plain_pair_order(f, b, options, FirstPass::backward)})
-    consider(naive);
+    if (fits(naive, f, b, options)) consider(naive);
+  if (options.delay_wgrad) {
+    const auto undelayed = with_filled_waits(behind_exchanges(pair_order(f, b, {}), f, b), f, b);
+    if (pair_faults(undelayed, f, b, options).empty()) consider(undelayed);
+  }
   if (length < preferred) consider(searched, -1e-9);  // which is rarely longer
+  if (options.delay_wgrad) consider(with_filled_waits(best, f, b), -1e-9);
   return best;
 }
 

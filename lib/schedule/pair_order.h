@@ -26,7 +26,15 @@ struct PairPart {
   bool host_waits = false;
   // How much of the cost of a part behind an exchange is computed before the part waits for it.
   double ahead = 0;
+  // The layer of the stage that the part belongs to, by which the memory of both passes is bounded;
+  // -1: none.
+  int64_t layer = -1;
 };
+
+// Where parts name their layers, the forward begins at most so many layers more than the backward
+// has ended (a layer counts by its share of its pass), and weight gradients of at most so many
+// layers wait: what a pair holds beyond one micro-batch.
+inline constexpr int64_t kLayersAhead = 2;
 
 // What is enqueued next: the next part of a pass, or the weight gradients of a part of the
 // backward: of the first part with weight_cost > 0 that still has some.
@@ -42,7 +50,8 @@ struct PairOptions {
 // enqueued as soon as the part before it is; a part that waits for an exchange is enqueued when
 // there is no other work for the compute stream. Before the host waits for numbers it enqueues what
 // the other pass can compute meanwhile. Each list may be empty: then the other pass runs alone.
-// In the simulation the order takes no longer than plain_pair_order() and alternating_pair_order().
+// In the simulation the order takes no longer than plain_pair_order() and alternating_pair_order()
+// where these keep the bounds of memory, and delayed weight gradients do not make it longer.
 std::vector<PairStep> pair_order(std::span<const PairPart> forward,
                                  std::span<const PairPart> backward, const PairOptions& options);
 
@@ -71,7 +80,8 @@ struct PairTimeline {
 };
 
 // Plays the order: each stream takes its steps in the order in which they were enqueued, and
-// enqueuing takes no time. An exchange begins when the part before it has ended, and with it the
+// enqueuing takes no time. The numbers that the host reads travel behind the exchanges that were
+// enqueued before. An exchange begins when the part before it has ended, and with it the
 // weight gradients that were enqueued between the two. BugError for an order whose steps are not
 // those of the lists.
 PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const PairPart> forward,
@@ -82,6 +92,7 @@ PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const Pair
 //  - Without delay_wgrad they stand right behind their part.
 //  - No part that computes stands between an exchange and the part before it; the host may only
 //    enqueue parts of the other pass before it waits for numbers.
+//  - The bounds of memory are kept.
 //  - While the compute stream waits for an exchange, nothing stands behind that it could compute
 //    meanwhile. What takes longer than the wait may be better kept for another.
 // An order of pair_order() has none of these but in rare lists, in which a part that could be

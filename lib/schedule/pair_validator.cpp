@@ -3,7 +3,7 @@
 
 #include <fmt/core.h>
 
-#include "schedule/pair_order.h"
+#include "schedule/pair_clock.h"
 
 namespace mtrain::schedule {
 
@@ -86,7 +86,7 @@ class PairCheck {
       const Enqueued& between = steps_[i];
       if (between.step == e.step) return;
       const bool own_weights = between.step == weight_gradients && !options_.delay_wgrad;
-      const bool fills_wait = part(e).host_waits && between.step != weight_gradients;
+      const bool fills_wait = part(e).host_waits;
       if (!is_exchange(between) && !own_weights && !fills_wait)
         fault("{} could be enqueued before {}", to_string(e), to_string(between));
     }
@@ -113,22 +113,28 @@ class PairCheck {
         (steps_[i].step == forward ? ends_f_ : ends_b_)[steps_[i].part] = t.steps[i].end;
     const double rounding = 1e-9 * t.length;
     double free = 0;
+    PairClock clock(forward_, backward_, options_);
     for (size_t i = 0; i < steps_.size(); ++i) {
-      if (t.steps[i].exchange) continue;
+      if (!clock.can(steps_[i].step))
+        fault("{} stands where the bounds of memory do not let it begin", to_string(steps_[i]));
       const double begin = t.steps[i].begin;
-      if (begin > free + rounding) check_wait(i, free, begin - rounding);
-      free = t.steps[i].end;
+      if (!t.steps[i].exchange) {
+        if (begin > free + rounding) check_wait(clock, i, free, begin - rounding);
+        free = t.steps[i].end;
+      }
+      clock.enqueue(steps_[i].step);
     }
   }
 
-  // Finds the steps behind `at` that could run while it waits.
-  void check_wait(size_t at, double from, double until) {
-    bool weights_in_turn = true;
-    for (size_t i = at + 1; i < steps_.size(); ++i) {
-      const Enqueued& e = steps_[i];
-      if (is_exchange(e)) continue;
-      const bool in_turn = e.step != weight_gradients || std::exchange(weights_in_turn, false);
-      if (in_turn && std::max(from, ready(e)) + length(e) <= until)
+  // Finds the next step of each kind that could run while step `at` waits.
+  void check_wait(const PairClock& clock, size_t at, double from, double until) {
+    for (const PairStep step : {forward, backward, weight_gradients}) {
+      const auto next =
+          std::find_if(steps_.begin() + std::ptrdiff_t(at) + 1, steps_.end(),
+                       [&](const Enqueued& e) { return e.step == step; });
+      if (step == steps_[at].step || next == steps_.end() || !clock.can(step)) continue;
+      const Enqueued& e = *next;
+      if (!is_exchange(e) && std::max(from, ready(e)) + length(e) <= until)
         fault("{} waits from {:g} to {:g}, and {} could run meanwhile", to_string(steps_[at]), from,
               until, to_string(e));
     }

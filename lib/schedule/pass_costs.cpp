@@ -1,5 +1,7 @@
 #include "schedule/pass_costs.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace mtrain::schedule {
@@ -61,20 +63,21 @@ PairPart backward_part(const PassCosts& c, PassPart part) {
 
 StageParts stage_parts(const PassCosts& c, const std::vector<bool>& with_experts, bool with_head) {
   using enum PassPart;
-  std::vector<PassPart> order;
-  for (const bool has_experts : with_experts) {
-    order.push_back(attention);
-    if (has_experts)
-      order.insert(order.end(), {route, dispatch, experts, combine, merge});
-    else
-      order.push_back(mlp);
-  }
-  if (with_head) order.push_back(head);
   StageParts parts;
-  for (const PassPart part : order) {
+  const auto add = [&](PassPart part, int64_t layer) {
     parts.forward.push_back(forward_part(c, part));
-    parts.backward.insert(parts.backward.begin(), backward_part(c, part));
+    parts.backward.push_back(backward_part(c, part));
+    parts.forward.back().layer = parts.backward.back().layer = layer;
+  };
+  for (size_t i = 0; i < with_experts.size(); ++i) {
+    add(attention, int64_t(i));
+    if (with_experts[i])
+      for (const PassPart part : {route, dispatch, experts, combine, merge}) add(part, int64_t(i));
+    else
+      add(mlp, int64_t(i));
   }
+  if (with_head) add(head, -1);
+  std::ranges::reverse(parts.backward);
   return parts;
 }
 
