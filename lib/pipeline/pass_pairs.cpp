@@ -28,6 +28,12 @@ PassPart kind_of(SegmentKind kind, bool experts) {
   throw BugError("a part of a pass");
 }
 
+bool has(const StagePass& pass, SegmentKind kind) {
+  for (size_t i = 0; i < pass.size(); ++i)
+    if (pass.part(i).kind == kind) return true;
+  return false;
+}
+
 std::vector<PairPart> parts_of(const StagePass& pass, const schedule::PassCosts& costs,
                                bool forward) {
   std::set<int64_t> with_experts;
@@ -63,15 +69,22 @@ const PassOrder& PassPairs::find(int64_t forward_stage, const StagePass* forward
   PassOrder& found = at->second;
   if (!unknown) return found;
   const schedule::PassCosts costs = costs_.value_or(schedule::PassCosts{});
-  const auto parts_f = forward ? parts_of(*forward, costs, true) : std::vector<PairPart>();
+  auto parts_f = forward ? parts_of(*forward, costs, true) : std::vector<PairPart>();
   auto parts_b = parts_of(backward, costs, false);
   for (size_t i = 0; i < parts_b.size(); ++i) {
     if (keeps_wgrads(backward.part(i))) parts_b[i].weight_cost = 0;
     found.own_wgrads.push_back(delay_wgrad_ && parts_b[i].weight_cost > 0);
   }
+  const bool head_last = head_shares_table_ && forward && has(*forward, SegmentKind::head) &&
+                         has(backward, SegmentKind::embedding);
+  if (head_last) {
+    MT_CHECK(forward->part(forward->size() - 1).kind == SegmentKind::head, "a head amid a forward");
+    parts_f.pop_back();
+  }
   const schedule::PairOptions options{.delay_wgrad = delay_wgrad_};
   found.steps = costs_ ? schedule::pair_order(parts_f, parts_b, options)
                        : schedule::alternating_pair_order(parts_f, parts_b, options);
+  if (head_last) found.steps.push_back(schedule::PairStep::forward);
   // Weight gradients that are not delayed run with their part.
   if (!delay_wgrad_) std::erase(found.steps, schedule::PairStep::weight_gradients);
   return found;

@@ -24,9 +24,11 @@ struct PassOrder {
 // Finds the order of each pair of stages once, since all micro-batches have the same.
 class PassPairs {
  public:
-  // Without `costs` the passes take turns, the backward first.
-  PassPairs(const std::optional<schedule::PassCosts>& costs, bool delay_wgrad)
-      : costs_(costs), delay_wgrad_(delay_wgrad) {}
+  // Without `costs` the passes take turns, the backward first. With `head_shares_table` an output
+  // layer comes behind the backward of the embedding.
+  PassPairs(const std::optional<schedule::PassCosts>& costs, bool delay_wgrad,
+            bool head_shares_table)
+      : costs_(costs), delay_wgrad_(delay_wgrad), head_shares_table_(head_shares_table) {}
 
   // `forward` and `backward` are the passes of the actions `f` and `b`. `keeps_wgrads` tells of
   // which parts of the backward the weight gradients do not run within the pair.
@@ -44,7 +46,7 @@ class PassPairs {
                         const KeepsWgrads& keeps_wgrads);
 
   const std::optional<schedule::PassCosts> costs_;
-  const bool delay_wgrad_;
+  const bool delay_wgrad_, head_shares_table_;
   // By the stages of the two (of one alone: -1), and the kind of the backward.
   std::map<std::tuple<int64_t, int64_t, schedule::ActionKind>, PassOrder> known_;
 };

@@ -13,7 +13,8 @@ Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const schedule::S
       stages_(std::move(stages)),
       schedule_(schedule),
       options_(options),
-      pairs_(options.pair_costs, options.pair_costs && options.split_wgrad) {
+      pairs_(options.pair_costs, options.pair_costs && options.split_wgrad,
+             options.head_shares_table) {
   list_ = lower(schedule_).ranks[size_t(links_.rank)];
 }
 

@@ -209,6 +209,9 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   copy_options(r, vocab, plan);
   if (expert_bytes_per_step(plan) > 0) plan.pass_costs = pass_costs(r, plan);
   if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = plan.pass_costs;
+  plan.pipeline.head_shares_table =
+      plan.model.tied_embeddings &&
+      plan.schedule.rank_of(0) == plan.schedule.rank_of(plan.schedule.stages - 1);
   plan.text = plan_text(r, plan, vocab);
   if (vocab > 0) plan.logits_rows = logits_rows_of(r, layout, vocab);
   resolve_cheap_recompute(r, vocab, plan);

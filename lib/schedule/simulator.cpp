@@ -157,7 +157,7 @@ class Player {
     record(rank, backward ? begin + run.forward_compute : end);
     if (backward) record(rank, end);
     computed_[size_t(rank)] = end;
-    finish(a, end);
+    finish(a, backward && costs_.overlap_p2p ? begin + run.forward_end : end);
     if (!backward) return;
     const bool at_once = costs_.paired_gradient == PairedGradient::at_once;
     finish(*backward, at_once ? begin + run.backward_end : end);
@@ -169,7 +169,8 @@ class Player {
     std::vector<PairStep> order;  // of two
     PairTimeline timeline;
     double forward_compute = 0;  // of two: how long the forward computes
-    double backward_end = 0;     // of two: when the gradient is there
+    // Of two: when their results are there.
+    double forward_end = 0, backward_end = 0;
   };
 
   const StageParts& parts(const Action& a) const {
@@ -199,6 +200,7 @@ class Player {
     run.timeline = simulate_pair(run.order, first, second);
     for (size_t i = 0; i < run.order.size(); ++i) {
       const PairStepTime& t = run.timeline.steps[i];
+      if (run.order[i] == PairStep::forward) run.forward_end = t.end;
       if (run.order[i] == PairStep::forward && !t.exchange) run.forward_compute += t.end - t.begin;
       // Without delayed weight gradients the gradient leaves behind them.
       if (run.order[i] != PairStep::forward &&

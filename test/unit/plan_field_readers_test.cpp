@@ -80,8 +80,8 @@ class Print {
     all(a, b, c, d, e, f, g, h, i);
   }
   void add(const PipelineOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l);
   }
   void add(const ReduceOptions& o) {
     const auto& [a, b] = o;
