@@ -243,7 +243,7 @@ class Resolver {
     return all({{o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
                 {!r_.distributed.pipeline.pp_schedule_csv,
                  "a schedule from a file runs no forward with a backward"},
-                {kind.pairs_passes,
+                {kind.pairs != nullptr,
                  fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
                              "dualpipev do",
                              kind.name)}},
