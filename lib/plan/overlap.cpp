@@ -5,36 +5,16 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "plan/expert_overlap.h"
+#include "plan/overlap_row.h"
 #include "plan/recipe_schedule.h"
-#include "plan/schedule_bounds.h"
 #include "plan/tp_gemm_overlap.h"
 #include "recipe/recipe.h"
-#include "schedule/catalog.h"
 
 namespace mtrain::plan {
 namespace {
 
 using Off = OverlapRow::Off;
-
-// Whether a feature can be active: `off` says why it cannot, and `why` says so in words, or what
-// the feature does where it can.
-struct Condition {
-  Off off = Off::no;
-  std::string why;
-  bool ok() const { return off == Off::no; }
-};
-
-// A condition that is ok if all needs are; the first need that is not gives the reason.
-struct Need {
-  bool ok;
-  std::string otherwise;
-  Off off = Off::contradicts;
-};
-Condition all(std::initializer_list<Need> needs, std::string why = "") {
-  for (const auto& need : needs)
-    if (!need.ok) return {need.off, need.otherwise};
-  return {Off::no, std::move(why)};
-}
 
 // fsdp2 reduces at least this many parameters at once: enough for a link's full speed, and few
 // enough that little is left to wait for at the end of backward.
@@ -49,35 +29,16 @@ class Resolver {
     resolve_p2p();
     resolve_data_parallel();
     resolve_cp();
-    resolve_ep();
+    resolve_expert_exchanges(r_, l_, o_);
     resolve_wgrad();
     resolve_launch();
     return std::move(o_);
   }
 
  private:
-  // Adds the feature's row and returns whether it takes effect.
-  bool row(const char* field, const std::string& asked, bool wanted, bool by_name,
-           const Condition& possible) {
-    const bool effective = wanted && possible.ok();
-    std::string reason = !possible.ok() || wanted ? possible.why
-                         : by_name                ? "switched off"
-                                                  : "not asked for";
-    o_.table.push_back({field, asked, effective ? "true" : "false", std::move(reason),
-                        by_name && wanted ? possible.off : Off::no, effective});
-    return effective;
-  }
-
-  // Decides a feature that may be `auto`. If `auto_on`, `auto` turns it on where it is `possible`.
-  bool decide(const char* field, const recipe::Auto<bool>& asked, const Condition& possible,
-              bool auto_on = true) {
-    return row(field, asked ? (*asked ? "true" : "false") : "auto", asked.value_or(auto_on),
-               asked.has_value(), possible);
-  }
-
-  // Decides a feature that is off by default.
-  bool decide(const char* field, bool asked, const Condition& possible) {
-    return row(field, asked ? "true" : "false", asked, asked, possible);
+  template <class... Args>
+  bool decide(const Args&... args) {
+    return plan::decide(o_.table, args...);
   }
 
   void resolve_tp() {
@@ -208,84 +169,6 @@ class Resolver {
             context_text()));
   }
 
-  Need spread_experts() const {
-    return r_.model.moe.num_experts == 0
-               ? Need{false, "the model has no experts", Off::idle}
-               : Need{l_.ep > 1, "experts are not spread over ranks (ep_size 1)", Off::idle};
-  }
-
-  void resolve_ep_overlap() {
-    const recipe::MoeConfig& moe = r_.model.moe;
-    const bool gathers = moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
-    if (moe.shared_expert_overlap || l_.ep > 1)
-      o_.shared_expert_overlap = decide(
-          "model.moe.shared_expert_overlap", moe.shared_expert_overlap,
-          all({spread_experts(),
-               {shared_expert(), "there is no shared expert"},
-               {!gathers, "the token dispatcher must be alltoall or flex, not all_gather"}},
-              "its first GEMM runs while tokens go to their experts, its second while they come "
-              "back; so do those of its backward"));
-    const int64_t asked = r_.comm_overlap.moe_dispatch_chunks;
-    if (asked == 1 && l_.ep == 1) return;
-    const Condition possible = all(
-        {spread_experts(),
-         {!gathers, "all_gather brings all tokens to every rank, whichever experts they have"},
-         {moe.token_dispatcher != recipe::MoeDispatcher::flex,
-          "flex adds a token's rows of all experts of a rank before it brings them back"},
-         {r_.mixed_precision.fp8 == recipe::Fp8Format::none,
-          "8-bit rows have one scale for all experts of a rank, which is known when all rows have "
-          "arrived"}},
-        "a rank's experts compute chunk by chunk, while other chunks' rows travel");
-    const bool on = asked > 1 && possible.ok();
-    o_.moe_dispatch_chunks = on ? asked : 1;
-    o_.table.push_back({"comm_overlap.moe_dispatch_chunks", fmt::format("{}", asked),
-                        fmt::format("{}", o_.moe_dispatch_chunks),
-                        asked > 1 || !possible.ok() ? possible.why : "not asked for",
-                        asked > 1 ? possible.off : Off::no, on});
-  }
-
-  bool shared_expert() const { return r_.model.moe.shared_expert_ffn_hidden_size.value_or(0) > 0; }
-
-  // What hides the exchanges of tokens, and what of them is waited for.
-  std::string dispatch_text() const {
-    const bool chunks = o_.moe_dispatch_chunks > 1;
-    if (r_.comm_overlap.overlap_moe_expert_parallel_comm && moe_condition().ok())
-      return chunks ? "; both ways hide behind another micro-batch, and in a pass that runs alone "
-                      "behind other chunks"
-                    : "; both ways hide behind another micro-batch, and are waited for in a pass "
-                      "that runs alone";
-    if (o_.shared_expert_overlap && chunks)
-      return "; both ways hide behind the shared expert, and all but the first chunk's and the "
-             "last one's way back behind other chunks";
-    if (o_.shared_expert_overlap) return "; both ways hide behind the shared expert";
-    if (chunks && shared_expert())
-      return "; all but the first chunk hide behind other chunks, and the last one's way back "
-             "behind the shared expert's forward";
-    if (chunks)
-      return "; all but the first chunk, and the last one's way back in forward, hide behind other "
-             "chunks";
-    if (shared_expert())
-      return "; their way back hides behind the shared expert's forward, and all else is waited "
-             "for";
-    return ", and are waited for";
-  }
-
-  void resolve_ep() {
-    resolve_ep_overlap();
-    const bool gathered =
-        l_.expert_tp > 1 && r_.distributed.sequence_parallel && r_.model.moe.num_experts > 0;
-    if (l_.ep == 1 && !gathered) return;
-    const auto name = std::string(enum_name(r_.model.moe.token_dispatcher));
-    const std::string over = l_.ep == 1 ? "tp" : gathered ? "ep and tp" : "ep";
-    o_.table.push_back(
-        {"model.moe.token_dispatcher", name, l_.ep == 1 ? "all_gather" : name,
-         fmt::format("{} over {}{}", l_.ep == 1 ? "tokens are gathered" : "rows travel", over,
-                     dispatch_text())});
-    if (r_.model.moe.pad_expert_input_to_capacity && l_.ep > 1)
-      o_.table.push_back({"model.moe.pad_expert_input_to_capacity", "true", "true",
-                          "in training the host waits for no numbers of rows"});
-  }
-
   template <class F>
   bool any_layer(const F& f) const {
     const auto& types = r_.distributed.cp_comm_type;
@@ -324,11 +207,11 @@ class Resolver {
     o_.defer_embedding_wgrad_compute = decide("comm_overlap.defer_embedding_wgrad_compute",
                                               c.defer_embedding_wgrad_compute, deferral());
     o_.overlap_moe_expert_parallel_comm =
-        c.overlap_moe_expert_parallel_comm && moe_condition().ok();
+        c.overlap_moe_expert_parallel_comm && expert_pairs(r_, l_, o_).ok();
     resolve_fine_grained();
     o_.overlap_moe_expert_parallel_comm =
         decide("comm_overlap.overlap_moe_expert_parallel_comm", c.overlap_moe_expert_parallel_comm,
-               moe_condition());
+               expert_pairs(r_, l_, o_));
     o_.delay_wgrad_compute = decide(
         "comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
         all({{o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b || !pairs_are_idle(),
@@ -360,7 +243,7 @@ class Resolver {
     return all({{o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
                 {!r_.distributed.pipeline.pp_schedule_csv,
                  "a schedule from a file runs no forward with a backward"},
-                {kind.pairs_passes,
+                {kind.pairs != nullptr,
                  fmt::format("{} runs no forward with a backward; interleaved_1f1b, dfs and "
                              "dualpipev do",
                              kind.name)}},
@@ -399,64 +282,8 @@ class Resolver {
   bool pairs_are_idle() const {
     const auto& c = r_.comm_overlap;
     const bool fine = c.fine_grained_1f1b.value_or(asks_for_fine_grained(c));
-    return (c.overlap_moe_expert_parallel_comm && moe_condition().off == Off::idle) ||
+    return (c.overlap_moe_expert_parallel_comm && expert_pairs(r_, l_, o_).off == Off::idle) ||
            (fine && passes_pair().off == Off::idle);
-  }
-
-  // Whether some rank runs a forward with another micro-batch's backward. True if the schedule
-  // cannot be made, which others report.
-  bool pairs_remain() const {
-    if (l_.pp == 1) return l_.micro_batches > 1;
-    const auto& p = r_.distributed.pipeline;
-    const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
-    if (!passes_pair_in_schedule() || l_.stages_per_rank < kind.fewest_stages ||
-        l_.micro_batches < kind.fewest_micro_batches * l_.pp)
-      return true;
-    Overlap with = o_;
-    with.overlap_moe_expert_parallel_comm = true;
-    const schedule::ActionList last =
-        kind.list(schedule_size(schedule_shape(r_, l_, with)), l_.pp - 1);
-    return std::ranges::any_of(last, &schedule::Action::overlaps_next);
-  }
-
-  bool passes_pair_in_schedule() const {
-    const auto& p = r_.distributed.pipeline;
-    return !p.pp_schedule_csv && schedule_kind(p.pp_schedule).pairs_passes;
-  }
-  std::string schedule_text() const {
-    const auto& p = r_.distributed.pipeline;
-    return p.pp_schedule_csv ? "a schedule from a file" : std::string(enum_name(p.pp_schedule));
-  }
-
-  Condition moe_condition() const {
-    const auto& moe = r_.model.moe;
-    const auto& modules = r_.recompute.modules;
-    const auto granularity = r_.recompute.granularity;
-    const bool recomputes_moe =
-        granularity == recipe::RecomputeGranularity::selective &&
-        std::count(modules.begin(), modules.end(), recipe::RecomputeModule::moe) > 0;
-    return all(
-        {{l_.ep > 1, "experts are not spread over ranks (ep_size 1)", Off::idle},
-         {moe.num_experts > 1, "the model has no experts"},
-         {moe.token_dispatcher != recipe::MoeDispatcher::all_gather,
-          "the token dispatcher must be alltoall or flex, not all_gather"},
-         {l_.pp == 1 || l_.stages_per_rank > 1, "with a pipeline it needs several stages per rank"},
-         {l_.pp == 1 || passes_pair_in_schedule(),
-          fmt::format(
-              "{} never runs a forward with a backward; interleaved_1f1b, dfs and dualpipev "
-              "do",
-              schedule_text())},
-         {granularity != recipe::RecomputeGranularity::full, "layers are recomputed as a whole"},
-         {!recomputes_moe, "the experts are recomputed (recompute.modules has moe)"},
-         {!moe.shared_expert_overlap, "model.moe.shared_expert_overlap uses the same time"},
-         {l_.pp == 1 || o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
-         {pairs_remain(),
-          fmt::format("{} micro-batch{} leave{} no forward that could run with another's backward; "
-                      "comm_overlap.moe_dispatch_chunks needs no other micro-batch",
-                      l_.micro_batches, l_.micro_batches == 1 ? "" : "es",
-                      l_.micro_batches == 1 ? "s" : ""),
-          Off::idle}},
-        "exchanges of a micro-batch travel while another one computes");
   }
 
   void resolve_launch() {

@@ -1,5 +1,9 @@
 #include "plan/pass_costs.h"
 
+#include <algorithm>
+
+#include <fmt/core.h>
+
 #include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
@@ -8,27 +12,63 @@ namespace mtrain::plan {
 
 namespace {
 
-// What a rank computes in a second with GEMMs of a layer's size, and what its link carries.
+// What a rank computes in a second with GEMMs of a layer's size, in the compute type and in the
+// linears' type, and what its link carries.
 struct Rates {
-  double flops, bytes;
+  double flops, linear_flops, bytes;
 };
 
-// Half of the published dense peak is what GEMMs of usual sizes reach. Experts that lie within a
-// node talk over its own links, others over one network card for each GPU.
-Rates gpu_rates(recipe::Gpu gpu, bool within_node) {
-  constexpr double kReached = 0.5, kNetwork = 50e9;
-  const bool blackwell = compute_capability(gpu) >= 10, ampere = compute_capability(gpu) < 9;
-  const double peak = blackwell ? 2250e12 : ampere ? 312e12 : 989e12;
-  const double own = blackwell ? 900e9 : ampere ? 300e9 : 450e9;
-  return {kReached * peak, within_node ? own : kNetwork};
+// Returns the published dense peak. fp32 is computed without tensor cores.
+double peak_flops(recipe::Gpu gpu, bool fp32) {
+  const int64_t capability = compute_capability(gpu);
+  if (fp32) return capability >= 10 ? 75e12 : capability >= 9 ? 67e12 : 19.5e12;
+  return capability >= 10 ? 2250e12 : capability >= 9 ? 989e12 : 312e12;
 }
 
-Rates rates(const recipe::Recipe& r, const Layout& l) {
-  if (r.train.device == recipe::DeviceChoice::cuda)
-    return gpu_rates(r.hardware.gpu, l.ep * l.tp * l.cp <= r.hardware.gpus_per_node);
+// Whether all ranks that share experts lie within a node. Their group has neighbouring ranks: cp,
+// and tp with whole experts, are folded into ep, and parts of an expert lie on ranks of tp inside.
+bool within_node(const Layout& l, int64_t gpus_per_node) {
+  const int64_t span = l.ep * l.expert_tp;
+  return l.world <= gpus_per_node || gpus_per_node % span == 0;
+}
+
+// Half of the peak is what GEMMs of usual sizes reach; in 8 bits the peak is twice as high. Experts
+// that lie within a node talk over its own links, others over one network card for each GPU.
+Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
+  constexpr double kReached = 0.5, kNetwork = 50e9;
+  const recipe::Gpu gpu = r.hardware.gpu;
+  const int64_t capability = compute_capability(gpu);
+  const double own = capability >= 10  ? 900e9
+                     : capability >= 9 ? 450e9
+                                       : 300e9,
+               flops = kReached * peak_flops(gpu, plan.compute_dtype == DType::f32);
+  const double in_8_bits =
+      plan.fp8.on ? double(plan.fp8.end - plan.fp8.begin) / double(plan.model.layers) : 0;
+  return {flops, flops / (1 - in_8_bits / 2),
+          within_node(plan.layout, r.hardware.gpus_per_node) ? own : kNetwork};
+}
+
+// Threads that the recipe leaves to the host may differ from host to host, and count as one.
+Rates rates(const recipe::Recipe& r, const RunPlan& plan) {
+  if (r.train.device == recipe::DeviceChoice::cuda) return gpu_rates(r, plan);
   constexpr double kCore = 80e9, kSharedMemory = 4e9;
-  const double link = r.comm.link.gbps > 0 ? r.comm.link.gbps * 1e9 / 8 : kSharedMemory;
-  return {kCore / r.debug.compute_slowdown, link};
+  const double link = r.comm.link.gbps > 0 ? r.comm.link.gbps * 1e9 / 8 : kSharedMemory,
+               flops =
+                   kCore * double(std::max<int64_t>(1, r.train.threads)) / r.debug.compute_slowdown;
+  return {flops, flops, link};
+}
+
+// Returns how many calls an exchange makes, on average over both ways. Weights, or their gradients,
+// travel beside the rows on one of the two ways, and with flex their experts in forward. Parts of
+// experts are reached by a call over ep and one over tp.
+schedule::PartCost calls(const RunPlan& plan) {
+  using enum ExpertOptions::Dispatcher;
+  const Layout& l = plan.layout;
+  const bool gathers = l.ep == 1 || plan.experts.dispatcher == all_gather,
+             choices = gathers || plan.experts.dispatcher == flex,
+             parts = !gathers && l.expert_tp > 1 && plan.tensor.sequence_parallel;
+  const double each = parts ? 2 : 1;
+  return {.forward = each * (choices ? 2 : 1.5), .backward = each * 1.5};
 }
 
 }  // namespace
@@ -37,13 +77,14 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   const Layout& l = plan.layout;
   const ModelShape& m = plan.model;
   const ExpertShape& e = m.experts;
-  const Rates rate = rates(r, l);
+  const Rates rate = rates(r, plan);
   const auto tp = double(l.tp), H = double(m.hidden);
   // Tokens of a micro-batch; under tensor parallelism its ranks share the work of each.
   const double T = double(l.micro_batch) * double(plan.sample_length) / double(l.cp);
   const auto gemm = [&](double weights) { return 2 * T * weights / tp / rate.flops; };
   const auto linears = [&](double weights) {
-    return schedule::PartCost{gemm(weights), gemm(weights), gemm(weights)};
+    const double each = gemm(weights) * rate.flops / rate.linear_flops;
+    return schedule::PartCost{each, each, each};
   };
   const double inputs = m.gated_mlp ? 2 : 1;
   const auto heads = double(m.heads * m.head_dim), kv = double(2 * m.kv_heads * m.head_dim);
@@ -55,17 +96,37 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   c.attention.forward += core;
   c.attention.backward += 2.5 * core + (plan.recompute.attention_core ? core : 0);
   c.mlp = linears((inputs + 1) * H * double(m.ffn));
-  c.route = linears(H * double(e.count));
+  const double router = gemm(H * double(e.count));
+  c.route = {router, router, router};
   c.experts = linears(expert_rows_per_token(plan) * (inputs + 1) * H * double(e.ffn));
   c.shared = linears((inputs + 1) * H * double(e.shared_ffn));
   if (plan.recompute.mlp) c.mlp.backward += c.mlp.forward;
   if (plan.recompute.shared_expert) c.shared.backward += c.shared.forward;
-  const double bytes = expert_bytes_one_way(plan);
-  c.exchange = {.forward = bytes / rate.bytes, .backward = bytes / rate.bytes};
+  const double rows = expert_bytes_one_way(plan) / rate.bytes,
+               latency = r.comm.link.latency_us * 1e-6;
+  const schedule::PartCost n = calls(plan);
+  c.exchange = {.forward = rows + n.forward * latency, .backward = rows + n.backward * latency};
   c.head = {.forward = 3 * gemm(H * double(m.vocab))};
   c.host_reads_rows = !plan.experts.pad_to_capacity;
   c.shared_overlaps = plan.overlap.shared_expert_overlap;
   return c;
+}
+
+std::string print_pass_costs(const schedule::PassCosts& costs) {
+  const auto& [attention, mlp, route, experts, shared, exchange, head, host_reads_rows,
+               shared_overlaps] = costs;
+  std::string text;
+  const auto add = [&](const char* part, const schedule::PartCost& c) {
+    text += fmt::format("{} {:a} {:a} {:a}, ", part, c.forward, c.backward, c.weights);
+  };
+  add("attention", attention);
+  add("mlp", mlp);
+  add("route", route);
+  add("experts", experts);
+  add("shared", shared);
+  add("exchange", exchange);
+  add("head", head);
+  return text + fmt::format("{} {}", host_reads_rows, shared_overlaps);
 }
 
 }  // namespace mtrain::plan

@@ -73,8 +73,15 @@ std::optional<DType> logits_dtype(const Recipe& r) {
   return dtype == compute_dtype(r.mixed_precision) ? std::nullopt : std::optional(dtype);
 }
 
-DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
-                                          const Overlap& overlap) {
+// Whether some rank runs a forward together with a backward. dualpipev does so without a flag.
+bool passes_pair(const schedule::Schedule& s) {
+  return std::ranges::any_of(s.ranks, [](const schedule::ActionList& list) {
+    return std::ranges::any_of(list, &schedule::Action::overlaps_next);
+  });
+}
+
+DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, const Overlap& overlap,
+                                          const schedule::Schedule& s) {
   using During = GatheredParamsOptions::DuringUpdate;
   const auto& d = r.distributed;
   DataParallelOptions o;
@@ -84,14 +91,13 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l,
   if (d.strategy == recipe::Strategy::fsdp2) {  // its own settings, not `overlap`, decide
     o.defer_reduce = d.defer_fsdp_grad_sync;
     const bool reshard = d.reshard_after_forward.value_or(d.pp_size == 1);
-    o.gather = {
-        .reshard_after_forward = reshard,
-        .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
-                               ? d.moe.reshard_after_forward.value_or(reshard)
-                               : reshard,
-        .forward_prefetch = d.fsdp2_forward_prefetch_depth,
-        .backward_prefetch = d.fsdp2_backward_prefetch_depth,
-        .passes_pair = overlap.overlap_moe_expert_parallel_comm || overlap.fine_grained_1f1b};
+    o.gather = {.reshard_after_forward = reshard,
+                .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
+                                       ? d.moe.reshard_after_forward.value_or(reshard)
+                                       : reshard,
+                .forward_prefetch = d.fsdp2_forward_prefetch_depth,
+                .backward_prefetch = d.fsdp2_backward_prefetch_depth,
+                .passes_pair = passes_pair(s)};
     return o;
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;
@@ -200,20 +206,20 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.schedule = schedule_of(plan.schedule_shape);
   plan.pipeline = pipeline_options(r, layout, plan.overlap, plan.schedule);
   explain_pairs(plan);
-  plan.data_parallel = data_parallel_options(r, layout, plan.overlap);
+  plan.data_parallel = data_parallel_options(r, layout, plan.overlap, plan.schedule);
   plan.compute_dtype = compute_dtype(r.mixed_precision);
   plan.logits_dtype = logits_dtype(r);
   plan.sample_length = sample_length(r);
   plan.head_chunks = resolve_head_chunks(r, layout);
   plan.device = device_plan(r, plan.overlap);
   copy_options(r, vocab, plan);
-  if (expert_bytes_per_step(plan) > 0) plan.pass_costs = pass_costs(r, plan);
-  if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = plan.pass_costs;
   plan.pipeline.head_shares_table =
       plan.model.tied_embeddings &&
       plan.schedule.rank_of(0) == plan.schedule.rank_of(plan.schedule.stages - 1);
   plan.text = plan_text(r, plan, vocab);
   if (vocab > 0) plan.logits_rows = logits_rows_of(r, layout, vocab);
+  if (expert_bytes_per_step(plan) > 0) plan.pass_costs = pass_costs(r, plan);
+  if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = plan.pass_costs;
   resolve_cheap_recompute(r, vocab, plan);
   return plan;
 }

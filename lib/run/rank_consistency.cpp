@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "plan/pass_costs.h"
 
 namespace mtrain::run {
 
@@ -15,6 +16,14 @@ void require_same_on_all_ranks(const comm::HostCollectives& control, const std::
   throw UserError(fmt::format("rank {} has another {} than rank 0: {} instead of {}",
                               other - all.begin(), what, *other, all[0]),
                   hint);
+}
+
+void require_same_exchange_order(const comm::HostCollectives& control, const RunPlan& plan) {
+  if (!plan.pipeline.pair_costs) return;
+  require_same_on_all_ranks(
+      control, "estimate of what the parts of a pass cost",
+      plan::print_pass_costs(*plan.pipeline.pair_costs),
+      "the hosts have different GPUs: give hardware.gpu in the recipe, one name for all ranks");
 }
 
 std::string dataset_fingerprint(const data::Dataset& data) {

@@ -150,6 +150,7 @@ class Training {
 
   void resume() {
     require_same_files();
+    require_same_exchange_order(trainer_.control(), plan_);
     if (reporter_) make_run_folder(plan_.folders);
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {

@@ -22,6 +22,16 @@ int64_t interleaved_chunks(Size s, int64_t rank) {
          (s.moe_overlap ? 1 : 0);
 }
 
+int64_t interleaved_pairs(Size s, int64_t rank) {
+  return all_chunks(s, rank) - interleaved_warm_up(s, rank);
+}
+// On the last rank the first forward of the steady state goes before a backward of its own
+// micro-batch.
+int64_t dualpipev_pairs(Size s, int64_t rank) {
+  const int64_t after = s.pp - 1 - rank;
+  return 2 * (s.micro_batches - 2 * s.pp + rank + 1) + after - (after == 0 ? 1 : 0);
+}
+
 // (P-1) / (V M) as published, for M >= P. With fewer micro-batches, the next stage of a micro-batch
 // on this rank waits until the micro-batch has passed the other ranks.
 double skewed_idle(Size s) {
@@ -103,10 +113,10 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .fewest_stages = 2,
        .most_stages = kAny,
        .in_groups = true,
-       .pairs_passes = true,
        .list = interleaved_1f1b,
        .chunks = interleaved_chunks,
-       .idle = skewed_idle},
+       .idle = skewed_idle,
+       .pairs = interleaved_pairs},
       {.id = ScheduleId::looped_bfs,
        .name = "looped_bfs",
        .fewest_stages = 2,
@@ -119,10 +129,10 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .fewest_stages = 2,
        .most_stages = kAny,
        .in_groups = true,
-       .pairs_passes = true,
        .list = interleaved_1f1b,
        .chunks = interleaved_chunks,
-       .idle = skewed_idle},
+       .idle = skewed_idle,
+       .pairs = interleaved_pairs},
       {.id = ScheduleId::v_schedule,
        .name = "v_schedule",
        .fewest_stages = 2,
@@ -147,11 +157,11 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .most_stages = 2,
        .fewest_micro_batches = 2,
        .v = true,
-       .pairs_passes = true,
        .wgrads = WgradTiming::some_later,
        .list = dualpipev,
        .chunks = [](Size s, int64_t) { return 2 * s.pp + 1; },
-       .idle = dualpipev_idle}};
+       .idle = dualpipev_idle,
+       .pairs = dualpipev_pairs}};
   return kinds;
 }
 
@@ -214,6 +224,11 @@ std::vector<int64_t> stages_of_rank(const ScheduleKind& kind, const ScheduleSize
 
 int64_t chunks_in_flight(const ScheduleKind& kind, const ScheduleSize& size, int64_t rank) {
   return std::min(all_chunks(size, rank), kind.chunks(size, rank));
+}
+
+bool passes_pair(const ScheduleKind& kind, const ScheduleSize& size) {
+  // The last rank has the shortest warm-up.
+  return kind.pairs && kind.pairs(size, size.pp - 1) > 0;
 }
 
 double bubble_fraction(const ScheduleKind& kind, const ScheduleSize& size) {

@@ -31,12 +31,14 @@ struct ScheduleKind {
   int64_t fewest_micro_batches = 0;    // per rank
   bool in_groups = false;              // it orders micro-batches in groups
   bool v = false;  // stage i and its mirror share a rank; otherwise stages go round the ranks
-  bool pairs_passes = false;  // a forward may take turns with a backward, segment by segment
   WgradTiming wgrads = WgradTiming::with_input_gradients;
   ActionList (*list)(const ScheduleSize&, int64_t rank);
   // Chunks that the rank has in flight at most, if there are enough micro-batches.
   int64_t (*chunks)(const ScheduleSize&, int64_t rank);
   double (*idle)(const ScheduleSize&);  // idle time / busy time
+  // Forwards of the rank that take turns with another micro-batch's backward, segment by segment,
+  // in the order for overlapped experts; null if the schedule has no such order.
+  int64_t (*pairs)(const ScheduleSize&, int64_t rank) = nullptr;
 };
 const std::vector<ScheduleKind>& schedule_kinds();  // in the order of ScheduleId
 const ScheduleKind& schedule_kind(ScheduleId id);
@@ -65,6 +67,10 @@ std::vector<int64_t> stages_of_rank(const ScheduleKind& kind, const ScheduleSize
 
 // Returns the most chunks whose activations `rank` holds at once, from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleKind& kind, const ScheduleSize& size, int64_t rank);
+
+// Whether some rank runs a forward with another micro-batch's backward in the order for overlapped
+// experts. By formula, so that sizes too large to list cost nothing.
+bool passes_pair(const ScheduleKind& kind, const ScheduleSize& size);
 
 // Returns idle time / whole time of a step, if F, I and W take equal time and communication takes
 // none.

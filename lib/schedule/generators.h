@@ -28,6 +28,8 @@ ActionList one_f_one_b(const ScheduleSize& size, int64_t rank);
 // 1F1B over V stages per rank, group by group. The same paper, section 2.2.2. Lamy-Poirier 2022
 // calls it depth-first; dfs is this schedule by another name.
 ActionList interleaved_1f1b(const ScheduleSize& size, int64_t rank);
+// Returns how many forwards of `rank` come before its first backward, but for the one beside it.
+int64_t interleaved_warm_up(const ScheduleSize& size, int64_t rank);
 
 // Every stage does all micro-batches before the rank's next stage begins. Lamy-Poirier 2022,
 // "Breadth-First Pipeline Parallelism".

@@ -17,10 +17,15 @@ InterleavedOp interleaved_op(const ScheduleSize& size, int64_t op) {
   return {inside / n, group * N + inside % n};
 }
 
+int64_t interleaved_warm_up(const ScheduleSize& size, int64_t rank) {
+  return std::min(size.stages_per_rank * size.micro_batches,
+                  (size.stages_per_rank - 1) * group_of(size) + 2 * (size.pp - 1 - rank) +
+                      (size.moe_overlap ? 1 : 0));
+}
+
 ActionList interleaved_1f1b(const ScheduleSize& size, int64_t rank) {
   const int64_t P = size.pp, V = size.stages_per_rank, all = V * size.micro_batches;
-  const int64_t warm_up =
-      std::min(all, (V - 1) * group_of(size) + 2 * (P - 1 - rank) + (size.moe_overlap ? 1 : 0));
+  const int64_t warm_up = interleaved_warm_up(size, rank);
   ActionList list;
   const auto forward = [&](int64_t op) {
     const auto [chunk, m] = interleaved_op(size, op);

@@ -67,6 +67,22 @@ bool PairClock::can(PairStep step) const {
          (layer + 1 - kLayersAhead) * backward_.layers <= backward_.ended * forward_.layers;
 }
 
+double PairClock::begun() const {
+  return forward_.next == 0 ? 0
+                            : double(forward_.order[forward_.next - 1] + 1) / double(forward_.layers);
+}
+double PairClock::ended() const { return double(backward_.ended) / double(backward_.layers); }
+
+double PairClock::waiting() const {
+  double left = 0, all = 0;
+  for (size_t i = 0; i < backward_.parts.size(); ++i) {
+    const double cost = backward_.parts[i].weight_cost;
+    all += cost;
+    if (i >= held_ && backward_.order[i] < backward_.ended) left += cost;
+  }
+  return all > 0 ? left / all : 0;
+}
+
 double PairClock::ready(PairStep pass) const {
   const PairPart* const part = next(pass);
   return of(pass).ready - (part ? part->ahead : 0);
@@ -144,6 +160,17 @@ PairStepTime PairClock::enqueue(PairStep step) {
   const bool all = pass.next == pass.parts.size();
   if (part->layer >= 0 && (all || pass.parts[pass.next].layer != part->layer)) ++pass.ended;
   return {begin, end, exchange};
+}
+
+double pair_memory(std::span<const PairStep> order, std::span<const PairPart> forward,
+                   std::span<const PairPart> backward, double waiting) {
+  PairClock clock(forward, backward, {});
+  double most = 0;
+  for (const PairStep step : order) {
+    clock.enqueue(step);
+    most = std::max(most, clock.begun() - clock.ended() + waiting * clock.waiting());
+  }
+  return most;
 }
 
 PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const PairPart> forward,

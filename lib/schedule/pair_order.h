@@ -66,6 +66,12 @@ std::vector<PairStep> alternating_pair_order(std::span<const PairPart> forward,
                                              std::span<const PairPart> backward,
                                              const PairOptions& options);
 
+// Returns the most that an order holds at once beyond one micro-batch, in micro-batches: what the
+// forward has filled, less what the backward has freed. Of the memory of a layer `waiting` is kept
+// for its weight gradients. Layers count alike; all must be named.
+double pair_memory(std::span<const PairStep> order, std::span<const PairPart> forward,
+                   std::span<const PairPart> backward, double waiting);
+
 struct PairStepTime {
   double begin = 0, end = 0;
   bool exchange = false;  // which of the two streams it keeps busy

@@ -109,6 +109,25 @@ TEST_CASE("every size of a group, and the order with overlapped experts, is prov
   }
 }
 
+TEST_CASE("the formula counts the pairs of every list") {
+  for (const ScheduleKind& kind : schedule_kinds())
+    for (ScheduleSize size : sizes()) {
+      size.moe_overlap = kind.pairs != nullptr;
+      if (!legal(kind, size)) continue;
+      bool some = false;
+      for (int64_t rank = 0; rank < size.pp; ++rank) {
+        const auto pairs = std::ranges::count_if(kind.list(size, rank), &Action::overlaps_next);
+        some = some || pairs > 0;
+        INFO(text(kind, size) << " rank " << rank);
+        REQUIRE(pairs == (kind.pairs ? kind.pairs(size, rank) : 0));
+      }
+      REQUIRE(passes_pair(kind, size) == some);
+    }
+  const ScheduleKind& interleaved = schedule_named("interleaved_1f1b");
+  CHECK(passes_pair(interleaved, {4, 65536, 1 << 30, 0, true}));
+  CHECK(interleaved.pairs({2, 3, 12, 4, true}, 0) == 3 * 12 - (2 * 4 + 2 + 1));
+}
+
 TEST_CASE("activations in flight reach the published bound") {
   for (const ScheduleKind& kind : schedule_kinds())
     for (const ScheduleSize& size : sizes()) {

@@ -1,0 +1,89 @@
+// Estimates by formula what a layer keeps for each token of a micro-batch on a rank: from forward
+// to backward, while its backward runs, and from its input gradients to its weight gradients.
+#pragma once
+#include "plan/gemm_overlap.h"
+#include "plan/layout.h"
+#include "plan/model_size.h"
+#include "recipe/schema/distributed.h"
+#include "recipe/schema/recompute.h"
+
+namespace mtrain::recipe {
+struct ModelConfig;
+struct Recipe;
+}  // namespace mtrain::recipe
+
+namespace mtrain::plan {
+
+struct RunPlan;
+
+// Counts the layers of a rank.
+struct RankLayers {
+  int64_t dense = 0, moe = 0;          // without and with experts
+  int64_t float8 = 0, float8_moe = 0;  // of all, and of those with experts: with 8-bit GEMMs
+
+  int64_t all() const { return dense + moe; }
+  Count float8_share() const { return all() > 0 ? Count(float8) / Count(all()) : 0; }
+  Count float8_moe_share() const { return moe > 0 ? Count(float8_moe) / Count(moe) : 0; }
+};
+
+// `moe` asks for a layer with experts.
+class LayerActivations {
+ public:
+  // A rank's experts have `rows` rows for each of its tokens. The recipe and the plan must outlive
+  // this.
+  LayerActivations(const recipe::Recipe& recipe, const RunPlan& plan, const RankLayers& layers,
+                   Count rows);
+
+  // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
+  // not computed again, and statistics.
+  Count kept_per_token(bool moe) const;
+  // Bytes per token of a router's logits, sums, choices and weights, and of choices that are left.
+  Count router_per_token() const;
+  // Bytes per token that live only while one layer runs backward: gradients of its widest
+  // activations. The gradients inside the MLP are gone when its first GEMM runs backward. Under
+  // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
+  Count passing_per_token(bool moe) const;
+  // Bytes per token that a layer keeps from its input gradient to its weight gradient: the inputs
+  // of its GEMMs and the gradients of their outputs, under sequence parallelism for all ranks'
+  // tokens.
+  Count behind_per_token(bool moe) const;
+
+  // Elements per token. Norms, residuals and dropout see a shard of the tokens under sequence
+  // parallelism.
+  Count hidden() const;
+  Count residual() const;
+  Count kv_width() const;
+  Count qkv_width() const { return attention_width() + kv_width(); }
+  Count inputs() const;  // of an MLP: 2 if it has a gate
+  // Returns which part of the tokens' choices has rows on this rank, if loads are balanced: under
+  // tp with whole experts, those of its own tokens; with parts of each, all.
+  Count row_share() const;
+  bool spreads_rows() const;  // whether other ranks' rows come to this rank's experts
+  Count float8_scales()
+      const;  // bytes of the scales of blocks, for each element along a GEMM's sum
+  bool uses(recipe::CpCommType type) const;
+
+ private:
+  bool recomputes(recipe::RecomputeModule module) const;
+  bool recomputes_head_norms() const;
+  bool recomputes_mlp(bool moe) const;
+  bool keeps_norms() const;
+  bool keeps_activation(bool moe) const;
+  Count sharded_residual() const;
+  Count attention_width() const;
+  Count travelling_rows() const;
+  Count expert_ffn() const;
+  Count output_gradient(LayerGemm gemm, bool bias) const;
+  Count expert_row_bytes() const;
+  Count context_kept() const;
+
+  const recipe::Recipe& r_;
+  const recipe::ModelConfig& m_;
+  const RunPlan& plan_;
+  const Layout& l_;
+  const RankLayers layers_;
+  const Count e_, tp_;  // bytes of an element of the compute type; ranks of tp
+  const Count rows_;    // of this rank's experts, per token of this rank
+};
+
+}  // namespace mtrain::plan

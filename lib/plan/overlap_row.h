@@ -1,0 +1,38 @@
+// Decides one feature of overlap by what the recipe asks for and by what the run makes possible,
+// and adds its row to the overlap table.
+#pragma once
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "plan/overlap.h"
+#include "recipe/schema/field.h"
+
+namespace mtrain::plan {
+
+// Whether a feature can be active: `off` says why it cannot, and `why` says so in words, or what
+// the feature does where it can.
+struct Condition {
+  OverlapRow::Off off = OverlapRow::Off::no;
+  std::string why;
+  bool ok() const { return off == OverlapRow::Off::no; }
+};
+
+// A condition that is ok if all needs are; the first need that is not gives the reason.
+struct Need {
+  bool ok;
+  std::string otherwise;
+  OverlapRow::Off off = OverlapRow::Off::contradicts;
+};
+Condition all(std::initializer_list<Need> needs, std::string why = "");
+
+// Decides a feature that may be `auto`. If `auto_on`, `auto` turns it on where it is `possible`.
+// Returns whether the feature takes effect.
+bool decide(std::vector<OverlapRow>& table, const char* field, const recipe::Auto<bool>& asked,
+            const Condition& possible, bool auto_on = true);
+
+// Decides a feature that is off by default.
+bool decide(std::vector<OverlapRow>& table, const char* field, bool asked,
+            const Condition& possible);
+
+}  // namespace mtrain::plan

@@ -1,0 +1,104 @@
+// Tests what is told of pairs of passes, and of what hides the exchanges of experts.
+#include <chrono>
+
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "plan/run_plan.h"
+#include "recipe/recipe.h"
+#include "recipe_cases.h"
+
+using namespace mtrain;
+using namespace mtrain::plan;
+using namespace recipe_cases;
+using Catch::Matchers::Contains;
+
+namespace {
+
+const std::string kPairs = "comm_overlap.overlap_moe_expert_parallel_comm";
+
+RunPlan planned(int64_t world, const Overrides& set) {
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, world);
+  INFO(listed(diagnostics));
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return make_plan(r, world, 512);
+}
+
+std::string reason(const RunPlan& plan, std::string_view field) {
+  const auto row = std::ranges::find(plan.overlap.table, field, &OverlapRow::field);
+  REQUIRE(row != plan.overlap.table.end());
+  return row->reason;
+}
+
+}  // namespace
+
+TEST_CASE("sizes that no list could hold are refused at once, as without pairs") {
+  const auto begun = std::chrono::steady_clock::now();
+  const std::string batch = "train.global_batch_size=1073741824",
+                    v = "distributed.pipeline.pp_schedule=dualpipev";
+  for (const std::string& pairs : {kPairs + "=false", kPairs + "=true"}) {
+    expect_accepts({.what = "dense", .set = {batch, pairs}});
+    for (const Overrides& more : {Overrides{batch, pairs}, Overrides{batch, pairs, v}})
+      expect_accepts({.what = "long lists", .world = 4, .set = interleaved(more)});
+    expect_accepts({.what = "experts", .world = 16, .set = interleaved(experts({batch, pairs}))});
+    expect_error(
+        {.what = "stages", .world = 4, .set = interleaved({"distributed.vpp_size=65536", pairs})},
+        "model.num_layers", "fewer than the 262144 stages");
+  }
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(kBase, "base.yaml", interleaved({batch}), diagnostics, 4);
+  CHECK_THROWS_WITH(make_plan(r, 4, 512), Contains("too many to list"));
+  CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(10));
+}
+
+TEST_CASE("a recipe is told why its passes do not pair, and what would help") {
+  const auto told = [](int64_t world, const Overrides& set) {
+    return Setting{.what = set.back(), .world = world, .set = set};
+  };
+  expect_warning(told(1, {kPairs + "=true"}), kPairs, "the model has no experts");
+  const std::string on = kPairs + "=true", batch = "train.global_batch_size=4",
+                    raise = "raise global_batch_size", chunks = "moe_dispatch_chunks";
+  expect_warning(told(4, experts({on, batch})), kPairs, raise + ", or set comm_overlap." + chunks);
+  const auto without_chunks = [&](const Overrides& more) {
+    Overrides set = experts({on, batch});
+    set.insert(set.end(), more.begin(), more.end());
+    expect_warning(told(4, set), kPairs, raise);
+    const Diagnostics diagnostics = check(4, set);
+    for (const auto& d : diagnostics.sorted())
+      if (d.field == kPairs) CHECK_THAT(d.reason, !Contains(chunks));
+  };
+  without_chunks({"model.moe.token_dispatcher=flex"});
+  without_chunks({"model.moe.num_experts=4"});  // one expert for each rank
+  without_chunks({"comm_overlap.moe_dispatch_chunks=2"});
+  without_chunks({"mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true",
+                  "model.ffn_hidden_size=768"});
+}
+
+TEST_CASE("the table says what a pass that runs alone waits for beside pairs") {
+  const auto text = [](const Overrides& more) {
+    Overrides set = experts({kPairs + "=true"});
+    set.insert(set.end(), more.begin(), more.end());
+    return reason(planned(4, set), "model.moe.token_dispatcher");
+  };
+  const std::string shared = "model.moe.shared_expert_ffn_hidden_size=64",
+                    two = "comm_overlap.moe_dispatch_chunks=2";
+  CHECK_THAT(text({}), Contains("micro-batch, and are waited for in a pass that runs alone"));
+  CHECK_THAT(text({shared}), Contains("in a pass that runs alone their way back hides behind the "
+                                      "shared expert's forward, and all else is waited for"));
+  CHECK_THAT(text({two}), Contains("in a pass that runs alone all but the first chunk"));
+  CHECK_THAT(text({shared, two}), Contains("last one's way back behind the shared expert"));
+}
+
+TEST_CASE("units of two passes are gathered wherever the list pairs passes") {
+  const auto pairs = [](const char* schedule, const Overrides& more) {
+    Overrides set = interleaved({std::string("distributed.pipeline.pp_schedule=") + schedule});
+    set.insert(set.end(), more.begin(), more.end());
+    return planned(8, set).data_parallel.gather.passes_pair;
+  };
+  CHECK(pairs("dualpipev", {}));
+  CHECK_FALSE(pairs("interleaved_1f1b", {}));
+  CHECK(pairs("interleaved_1f1b", {"comm_overlap.fine_grained_1f1b=true"}));
+  CHECK_FALSE(planned(4, experts({})).data_parallel.gather.passes_pair);
+  CHECK(planned(4, experts({kPairs + "=true"})).data_parallel.gather.passes_pair);
+}

@@ -1,0 +1,123 @@
+// Tests what the plan assumes that the parts of a pass cost.
+#include <fmt/core.h>
+
+#include "plan/pass_costs.h"
+#include "plan/run_plan.h"
+#include "recipe/recipe.h"
+#include "recipe_cases.h"
+
+using namespace mtrain;
+using namespace mtrain::plan;
+using namespace recipe_cases;
+
+namespace {
+
+constexpr int64_t kVocab = 512;
+
+RunPlan planned(int64_t world, const Overrides& more, const Machine& machine = {}) {
+  Overrides set{"model.moe.num_experts=16", "train.global_batch_size=64"};
+  set.insert(set.end(), more.begin(), more.end());
+  Diagnostics diagnostics;
+  const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, world, machine);
+  INFO(listed(diagnostics));
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return make_plan(r, world, kVocab);
+}
+
+schedule::PassCosts costs(int64_t world, const Overrides& more) {
+  return planned(world, more).pass_costs.value();
+}
+
+Overrides on_gpu(Overrides more) {
+  more.insert(more.end(), {"train.device=cuda", "comm.backend=nccl"});
+  return more;
+}
+
+}  // namespace
+
+TEST_CASE("costs follow the GPU of a rank unless the recipe names one") {
+  const Overrides pairs = on_gpu({"distributed.ep_size=4", "mixed_precision=bf16_mixed",
+                                  "comm_overlap.overlap_moe_expert_parallel_comm=true"});
+  const auto on = [&](const char* gpu, const Overrides& more) {
+    Overrides set = pairs;
+    set.insert(set.end(), more.begin(), more.end());
+    return planned(4, set, {.gpus = 4, .gpu_name = gpu, .ranks_per_host = 4});
+  };
+  const char *a100 = "NVIDIA A100-SXM4-80GB", *h100 = "NVIDIA H100 80GB HBM3";
+  const auto text = [&](const char* gpu, const Overrides& more) {
+    return print_pass_costs(on(gpu, more).pipeline.pair_costs.value());
+  };
+  CHECK(text(a100, {}) == text(a100, {}));
+  CHECK(text(a100, {}) != text(h100, {}));
+  // The recipes that a start compares are the same: they are written for every machine.
+  CHECK(on(a100, {}).text.recipe == on(h100, {}).text.recipe);
+  CHECK(text(a100, {"hardware.gpu=h100"}) == text(h100, {"hardware.gpu=h100"}));
+}
+
+TEST_CASE("experts talk over the links of a node if their group lies within it") {
+  // Returns whether the exchange is as fast as that of a node which holds the whole world.
+  const auto within = [](int64_t world, const Overrides& layout, int gpus_per_node) {
+    const auto exchange = [&](int64_t gpus) {
+      Overrides set = on_gpu(layout);
+      set.push_back(fmt::format("hardware.gpus_per_node={}", gpus));
+      return costs(world, set).exchange.forward;
+    };
+    return exchange(gpus_per_node) == exchange(world);
+  };
+  const auto ep = [](int n) { return fmt::format("distributed.ep_size={}", n); };
+  const std::string cp = "distributed.cp_size=2", tp = "distributed.tp_size=2",
+                    sp = "distributed.sequence_parallel=true",
+                    whole = "distributed.expert_tp_size=1";
+  CHECK(within(16, {ep(8)}, 8));
+  CHECK_FALSE(within(16, {ep(16)}, 8));
+  CHECK(within(16, {ep(8), cp}, 8));  // ep takes ranks of cp in
+  CHECK(within(16, {ep(8), tp, sp, whole}, 8));
+  CHECK_FALSE(within(16, {ep(8), tp, sp}, 8));  // parts of experts on ranks of tp
+  CHECK(within(16, {ep(4), tp, sp}, 8));
+  CHECK_FALSE(within(16, {ep(8)}, 12));  // ranks 8 to 15 lie on two nodes
+}
+
+TEST_CASE("the rates of computations follow the type, the GPU and the threads") {
+  const std::string ep = "distributed.ep_size=4";
+  const auto gpu = [&](const char* name, const Overrides& more) {
+    Overrides set = on_gpu({ep, fmt::format("hardware.gpu={}", name)});
+    set.insert(set.end(), more.begin(), more.end());
+    return costs(4, set);
+  };
+  const char *fp32 = "mixed_precision=fp32", *bf16 = "mixed_precision=bf16_mixed";
+  for (const auto& [name, times] : {std::pair{"a100", 312 / 19.5}, {"h100", 989.0 / 67}}) {
+    CHECK(gpu(name, {fp32}).mlp.forward == Approx(times * gpu(name, {bf16}).mlp.forward));
+    CHECK(gpu(name, {fp32}).route.forward == Approx(times * gpu(name, {bf16}).route.forward));
+  }
+  const Overrides fp8{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
+                      "model.ffn_hidden_size=768"};
+  const auto in_16_bits = gpu("h100", {bf16, fp8[1]}), in_8_bits = gpu("h100", fp8);
+  CHECK(in_8_bits.experts.forward == Approx(in_16_bits.experts.forward / 2));
+  CHECK(in_8_bits.experts.weights == Approx(in_16_bits.experts.weights / 2));
+  CHECK(in_8_bits.route.forward == in_16_bits.route.forward);
+  CHECK(in_8_bits.head.forward == in_16_bits.head.forward);
+
+  const auto cpu = [&](const std::string& more) { return costs(4, {ep, more}); };
+  const auto one = cpu("train.threads=1");
+  CHECK(cpu("train.threads=8").experts.forward == Approx(one.experts.forward / 8));
+  CHECK(cpu("train.threads=0").experts.forward == one.experts.forward);
+  CHECK(cpu("debug.compute_slowdown=5").experts.forward == Approx(5 * one.experts.forward));
+}
+
+TEST_CASE("every call of an exchange takes the link's latency") {
+  const auto added = [](const Overrides& more) {
+    Overrides set{"distributed.ep_size=2"};
+    set.insert(set.end(), more.begin(), more.end());
+    const auto without = costs(4, set).exchange;
+    set.push_back("comm.link.latency_us=1000");
+    const auto with = costs(4, set).exchange;
+    return std::pair{1e3 * (with.forward - without.forward),
+                     1e3 * (with.backward - without.backward)};
+  };
+  const auto [forward, backward] = added({});
+  CHECK(forward == Approx(1.5));  // rows both ways, and weights one way
+  CHECK(backward == Approx(1.5));
+  CHECK(added({"model.moe.token_dispatcher=flex"}).first == Approx(2));  // and their experts
+  const auto parts = added({"distributed.tp_size=2", "distributed.sequence_parallel=true"});
+  CHECK(parts.first == Approx(3));  // over ep and over tp
+}
