@@ -60,7 +60,8 @@ class PassPlayer {
 
   void whole(const PairPart& part, bool reads) {
     if (reads) drain();
-    ready_ = add(is_exchange(part), ready_ - part.ahead, cost_now(part));
+    const double end = add(is_exchange(part), ready_ - part.ahead, cost_now(part));
+    ready_ = end - (delay_wgrad_ ? 0 : (1 - part.weights_first) * part.weight_cost);
   }
 
   // The weight gradients of all chunks are computed behind them, beside the last way back.

@@ -21,7 +21,7 @@ PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart
                part.ahead, part.cost);
       MT_CHECK(part.weight_cost == 0 || (pass == &backward_ && part.kind == PairPartKind::compute),
                "only parts of a backward that compute leave weight gradients");
-      pass->rest += behind_wait(part);
+      pass->rest += chain(part);
       (part.kind == PairPartKind::exchange ? exchange_rest_ : compute_rest_) += part.cost;
       compute_rest_ += part.weight_cost;
     }
@@ -141,7 +141,8 @@ PairStepTime PairClock::enqueue(PairStep step) {
     compute_rest_ -= cost;
     // The event for which an exchange waits is recorded when the exchange is enqueued, unless
     // another part has been enqueued meanwhile.
-    if (held_ + 1 == backward_.next) backward_.ready = compute_free_;
+    if (held_ + 1 == backward_.next)
+      backward_.ready = begin + backward_.parts[held_].weights_first * cost;
     ++held_;
     skip_parts_without_weights();
     return {begin, compute_free_, false};
@@ -155,7 +156,7 @@ PairStepTime PairClock::enqueue(PairStep step) {
   (exchange ? exchange_free_ : compute_free_) = end;
   (exchange ? exchange_rest_ : compute_rest_) -= part->cost;
   pass.ready = end;
-  pass.rest -= behind_wait(*part);
+  pass.rest -= chain(*part);
   ++pass.next;
   const bool all = pass.next == pass.parts.size();
   if (part->layer >= 0 && (all || pass.parts[pass.next].layer != part->layer)) ++pass.ended;

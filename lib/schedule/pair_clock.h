@@ -56,7 +56,10 @@ class PairClock {
   double cost(const PairPart& part) const {
     return part.cost + (delay_wgrad_ ? 0 : part.weight_cost);
   }
-  double behind_wait(const PairPart& part) const { return cost(part) - part.ahead; }
+  // What of a part stands between the part before and the part after it at least.
+  double chain(const PairPart& part) const {
+    return part.cost - part.ahead + (delay_wgrad_ ? 0 : part.weights_first * part.weight_cost);
+  }
   struct Pass {
     std::span<const PairPart> parts;
     size_t next = 0;

@@ -22,6 +22,9 @@ struct PairPart {
   // The cost of the weight gradients that this part of a backward leaves behind. Nothing waits for
   // them. A part that leaves some must have a cost above 0 here: only then they have a step.
   double weight_cost = 0;
+  // The share of them that, unless they are delayed, is computed before the next part can begin on
+  // another stream.
+  double weights_first = 1;
   // The host must read numbers that the part before has made before it can enqueue this part.
   bool host_waits = false;
   // How much of the cost of a part behind an exchange is computed before the part waits for it.
@@ -42,7 +45,7 @@ enum class PairStep : uint8_t { forward, backward, weight_gradients };
 
 struct PairOptions {
   // Weight gradients are enqueued after all exchanges that can be, and fill gaps. Without it they
-  // stand right behind their part, and the exchange that follows the part waits for them, too.
+  // stand right behind their part, and the exchange that follows waits for the first of them, too.
   bool delay_wgrad = false;
 };
 
@@ -87,9 +90,9 @@ struct PairTimeline {
 
 // Plays the order: each stream takes its steps in the order in which they were enqueued, and
 // enqueuing takes no time. The numbers that the host reads travel behind the exchanges that were
-// enqueued before. An exchange begins when the part before it has ended, and with it the
-// weight gradients that were enqueued between the two. BugError for an order whose steps are not
-// those of the lists.
+// enqueued before. An exchange begins when the part before it has ended, and with it the share
+// weights_first of its weight gradients if they were enqueued between the two. BugError for an
+// order whose steps are not those of the lists.
 PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const PairPart> forward,
                            std::span<const PairPart> backward);
 

@@ -8,7 +8,7 @@ namespace mtrain::schedule {
 
 namespace {
 
-// Of a shared expert's three matrices, two are those of its first GEMM.
+// Of an expert's three matrices, two are those of its first GEMM.
 constexpr double kShareOfFirst = 2.0 / 3;
 
 PairPart exchange(double cost, bool host_waits) {
@@ -22,8 +22,8 @@ PairPart compute(double cost, double weights, double ahead = 0) {
 // A part's own gradients, behind those of a share of the shared expert.
 PairPart with_shared(const PassCosts& c, const PartCost& own, double share) {
   if (!c.shared_overlaps) return compute(own.backward, own.weights);
-  return compute(own.backward + share * c.shared.backward, own.weights + share * c.shared.weights,
-                 share * c.shared.backward);
+  const double ahead = share * (c.shared.backward + c.shared.weights);
+  return compute(own.backward + ahead, own.weights, ahead);
 }
 
 }  // namespace
@@ -52,7 +52,11 @@ PairPart backward_part(const PassCosts& c, PassPart part) {
     case PassPart::route: return with_shared(c, c.route, kShareOfFirst);
     case PassPart::dispatch:
     case PassPart::combine: return exchange(c.exchange.backward, false);
-    case PassPart::experts: return with_shared(c, c.experts, 1 - kShareOfFirst);
+    case PassPart::experts: {
+      PairPart experts = with_shared(c, c.experts, 1 - kShareOfFirst);
+      experts.weights_first = 1 - kShareOfFirst;  // those of the second GEMM
+      return experts;
+    }
     case PassPart::merge:
       return c.shared_overlaps ? PairPart{} : compute(c.shared.backward, c.shared.weights);
     case PassPart::head: return compute(c.head.backward, c.head.weights);

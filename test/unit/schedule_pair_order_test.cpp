@@ -109,7 +109,7 @@ TEST_CASE("an order depends on the lists alone, and not on the unit of their cos
 
 TEST_CASE("faults of a pair's order are told with their place") {
   using enum PairStep;
-  const auto x = [](double cost) { return PairPart{PairPartKind::exchange, cost, 0, false}; };
+  const auto x = [](double cost) { return PairPart{.kind = PairPartKind::exchange, .cost = cost}; };
   const std::vector<PairPart> f{{.cost = 1}, x(5), {.cost = 1}},
       b{{.cost = 1, .weight_cost = 1}, {.cost = 2}};
   const auto faults = [&](const std::vector<PairStep>& order, bool delay_wgrad) {
@@ -149,7 +149,9 @@ TEST_CASE("a random pair is in a valid order that is no slower than a plain one"
         list.push_back({.cost = cost(), .weight_cost = forward ? 0 : cost()});
       };
       const auto exchange = [&](bool host_waits) {
-        list.push_back({PairPartKind::exchange, cost() * below(3), 0, host_waits});
+        list.push_back({.kind = PairPartKind::exchange,
+                        .cost = cost() * below(3),
+                        .host_waits = host_waits});
       };
       compute();
       if (below(3) == 0) continue;

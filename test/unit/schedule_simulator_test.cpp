@@ -196,7 +196,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a pass alone and its chunks, by hand") {
-  const PairPart exchange{PairPartKind::exchange, 4, 0, false};
+  const PairPart exchange{.kind = PairPartKind::exchange, .cost = 4};
   const std::vector<PairPart> pass{
       {.cost = 1}, exchange, {.cost = 4, .weight_cost = 2}, exchange, {.cost = 1}};
   const PairTimeline whole = simulate_pass(pass, 1, {});
@@ -252,11 +252,12 @@ TEST_CASE("exchanges are exposed in passes alone, and hidden in pairs and by chu
   const Timeline a = simulate(alone, costs), p = simulate(paired, costs);
   // Of 2 ranks each computes 32 forwards and backwards of 3.
   CHECK(a.unpaired.exchanges == Approx(0.3 * 3 * 64));
-  // A forward's shared expert is computed while rows come back.
-  const double hidden = 0.05 / (0.3 * 3);
+  // A forward's shared expert is computed while rows come back, and a backward's last weight
+  // gradients of experts while gradients do: these take longer than one of the four exchanges.
+  const double hidden = 0.05 / (0.3 * 3) + 0.25;
   CHECK(a.unpaired.share() == Approx(1 - hidden));
   CHECK(a.paired.exchanges == 0);
-  CHECK(a.step > 1.25 * free_alone);
+  CHECK(a.step > 1.2 * free_alone);
   CHECK(p.paired.exchanges + p.unpaired.exchanges == Approx(0.3 * 3 * 64));
   CHECK(p.paired.share() < 0.1);
   CHECK(p.unpaired.share() == Approx(1 - hidden));
@@ -280,7 +281,7 @@ TEST_CASE("exchanges are drawn below their rank") {
   ScheduleCosts costs;
   costs.parts = {usual_parts({.F = 2, .I = 1, .W = 1, .exchange = 1})};
   const Timeline t = simulate(s, costs);
-  CHECK(t.step == 7.9);
+  CHECK(t.step == Approx(8 - 0.1 - 0.4 * 2 / 3));
   CHECK(schedule_text(s, t, 0) ==
         "rank 0 0F0 0B0\n"
         "  ep   .f.fb.b.\n");

@@ -390,6 +390,7 @@ class Experts : public ExpertSegment {
     f.rows = dispatcher.from_experts(
         step, *f.route,
         {.x_RH = up_.dgrad(step, dup_R2F, a.first_E1, unused), .weight_R = d.dweight_R});
+    f.rows.there = step.compute.record();  // they need not wait for the weight gradients
     up_.wgrad(step, std::move(dup_R2F), std::move(a.x_RH), a.first_E1);
     return flow;
   }

@@ -99,10 +99,10 @@ class AllToAllChunks : public model::ChunkedRows {
     const ExpertRows back = by_arrival(step.compute, comm_, chunk.path, rows),
                      into = leaving_part(returned_, chunk);
     const RowCounts& counts = chunk.path.travelling;
-    returned_.there = comm_.exchange_back(step.compute, back.x_RH, counts, into.x_RH).second;
+    const Event ready = step.compute.record();
+    returned_.there = comm_.exchange_back(ready, back.x_RH, counts, into.x_RH).second;
     if (back.weight_R)
-      returned_.there =
-          comm_.exchange_back(step.compute, back.weight_R, counts, into.weight_R).second;
+      returned_.there = comm_.exchange_back(ready, back.weight_R, counts, into.weight_R).second;
   }
 
   ExpertRows returned(Step& step) override {

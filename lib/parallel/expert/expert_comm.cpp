@@ -59,11 +59,11 @@ std::pair<Tensor, Event> ExpertComm::exchange(const Event& ready, const Tensor& 
   return {out, there};
 }
 
-std::pair<Tensor, Event> ExpertComm::exchange_back(Stream& compute, const Tensor& x_RN,
+std::pair<Tensor, Event> ExpertComm::exchange_back(const Event& ready, const Tensor& x_RN,
                                                    const RowCounts& counts,
                                                    const Tensor& into) const {
-  const Tensor out = into ? into : room(compute, x_RN, sum(counts.sends));
-  Event there = enqueue(compute.record(), [&](const Group& ep, Stream& stream) {
+  const Tensor out = into ? into : room(stream_, x_RN, sum(counts.sends));
+  Event there = enqueue(ready, [&](const Group& ep, Stream& stream) {
     if (parts_.tp)
       parts_.tp.reduce_scatter(x_RN, part_of_tp(x_RN, counts), comm::Reduce::sum, stream);
     ep.all_to_all(over_ep(x_RN, counts), elements(counts.receives, x_RN), out,
@@ -82,10 +82,11 @@ model::ExpertRows ExpertComm::exchange(Stream& compute, const model::ExpertRows&
 }
 model::ExpertRows ExpertComm::exchange_back(Stream& compute, const model::ExpertRows& rows,
                                             const RowCounts& counts) const {
+  const Event ready = rows.there ? rows.there : compute.record();
   model::ExpertRows out;
-  std::tie(out.x_RH, out.there) = exchange_back(compute, rows.x_RH, counts);
+  std::tie(out.x_RH, out.there) = exchange_back(ready, rows.x_RH, counts);
   if (rows.weight_R)
-    std::tie(out.weight_R, out.there) = exchange_back(compute, rows.weight_R, counts);
+    std::tie(out.weight_R, out.there) = exchange_back(ready, rows.weight_R, counts);
   return out;
 }
 

@@ -66,7 +66,7 @@ class ExpertComm {
                                     const RowCounts& counts) const;
   // Brings rows back; `counts` are those of exchange(). Where experts are divided, the parts are
   // first summed over tp, in the memory of x_RN. `into` (optional) is the memory of the result.
-  std::pair<Tensor, Event> exchange_back(Stream& compute, const Tensor& x_RN,
+  std::pair<Tensor, Event> exchange_back(const Event& ready, const Tensor& x_RN,
                                          const RowCounts& counts, const Tensor& into = {}) const;
   // The same for rows with their weights, if they have some. They leave at rows.there; without it,
   // after all that compute has been given.
