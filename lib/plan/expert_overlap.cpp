@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include "base/strings.h"
 #include "plan/recipe_schedule.h"
 #include "recipe/recipe.h"
 #include "schedule/catalog.h"
@@ -195,6 +196,24 @@ void resolve_expert_exchanges(const Recipe& recipe, const Layout& layout, Overla
 
 Condition expert_pairs(const Recipe& recipe, const Layout& layout, const Overlap& overlap) {
   return ExpertPairs(recipe, layout, overlap).condition();
+}
+
+// The inputs of an expert's GEMMs and the gradients of their outputs: x and dy have H elements for
+// each row, the activation F, and the gradients of gate and up F each.
+std::string delayed_experts_text(const Recipe& r, const Layout& l) {
+  const recipe::ModelConfig& m = r.model;
+  if (m.moe.num_experts == 0) return "";
+  const int64_t F = m.moe.ffn_hidden_size.value_or(m.ffn_size()) / l.expert_tp,
+                widths = m.gated() ? 3 : 2, H = m.hidden_size, K = m.moe.router_topk;
+  const double tokens = double(l.micro_batch) * double(sample_length(r)) / double(l.cp) /
+                        double(l.whole_experts() ? l.tp : 1),
+               element = r.mixed_precision.name == recipe::Precision::fp32 ? 4 : 2,
+               bytes = tokens * double(K) * double(2 * H + widths * F) * element;
+  return fmt::format(
+      "; with experts such a layer keeps {} (2 x {} + {} x {}) elements for each token meanwhile, "
+      "{}{} for a micro-batch",
+      K, H, widths, F, r.mixed_precision.fp8 == recipe::Fp8Format::none ? "" : "at most ",
+      human_bytes(bytes));
 }
 
 }  // namespace mtrain::plan

@@ -143,16 +143,23 @@ Count LayerActivations::expert_ffn() const {
   return Count(m_.moe.ffn_hidden_size.value_or(m_.ffn_size()));
 }
 
-Count LayerActivations::behind_per_token(bool moe) const {
+Count LayerActivations::mlp_behind_per_token(bool moe) const {
   const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
   const Count experts = moe ? rows_ * row_share() : 1;
-  const Count mlp = experts * hidden() + width / tp_;
   const bool bias = m_.add_bias_linear;
-  return (hidden() + attention_width()) * e_ + mlp * (moe ? expert_row_bytes() : e_) +
-         qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
-         hidden() * output_gradient(LayerGemm::proj, m_.proj_bias()) +
+  return (experts * hidden() + width / tp_) * (moe ? expert_row_bytes() : e_) +
          inputs() * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
          experts * hidden() * output_gradient(LayerGemm::fc2, bias);
+}
+
+Count LayerActivations::rest_behind_per_token(bool moe) const {
+  // The router's input, which is the shared expert's, too, and the gradients of its logits.
+  const Count router = moe ? residual() * (1 + Count(m_.moe.num_experts) / hidden()) : 0;
+  const Count shared_ffn = moe ? Count(m_.moe.shared_expert_ffn_hidden_size.value_or(0)) : 0;
+  const Count shared = shared_ffn > 0 ? hidden() + (inputs() + 1) * shared_ffn / tp_ : 0;
+  return (hidden() + attention_width() + router + shared) * e_ +
+         qkv_width() * output_gradient(LayerGemm::qkv, m_.qkv_bias()) +
+         hidden() * output_gradient(LayerGemm::proj, m_.proj_bias());
 }
 
 // Bytes of an element of an output's gradient while it waits for the weight gradient. The

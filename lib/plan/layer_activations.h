@@ -46,7 +46,11 @@ class LayerActivations {
   // Bytes per token that a layer keeps from its input gradient to its weight gradient: the inputs
   // of its GEMMs and the gradients of their outputs, under sequence parallelism for all ranks'
   // tokens.
-  Count behind_per_token(bool moe) const;
+  Count behind_per_token(bool moe) const {
+    return mlp_behind_per_token(moe) + rest_behind_per_token(moe);
+  }
+  Count mlp_behind_per_token(bool moe) const;   // of an MLP, or of routed experts
+  Count rest_behind_per_token(bool moe) const;  // of attention, router and shared expert
 
   // Elements per token. Norms, residuals and dropout see a shard of the tokens under sequence
   // parallelism.

@@ -145,8 +145,15 @@ class Estimator {
     if (all == 0) return all;
     const Count behind = Count(layers_.dense) * layer_.behind_per_token(false) +
                          Count(layers_.moe) * (layers_.moe ? layer_.behind_per_token(true) : 0);
-    return all * chunks_held(shape_, pp_rank_, behind / all, pair(behind / all)) /
-           Count(stages_.size());
+    const auto chunks = Count(stages_.size());
+    // What waits behind a pair's backward for the send of its gradient may be more than the pair.
+    const Count chunk = all / chunks, layer = all / Count(layers_.all());
+    const int64_t delayed = plan_.pipeline.delayed_layers;
+    const Count last = delayed > 1 ? layer + unsent_per_token(delayed - 1) : 0;
+    return chunk * chunks_held(shape_, pp_rank_,
+                               {.behind = behind / all,
+                                .pair = std::max(pair(behind / all), last / chunk),
+                                .unsent = unsent_per_token(delayed) / chunk});
   }
 
   // Chunks that a pair of passes holds beyond one. Of a chunk `behind` waits for weight gradients.
@@ -166,6 +173,22 @@ class Estimator {
         most = std::max(most, pair_memory(pair_order(forward, backward, options), forward, backward,
                                           behind));
       }
+    return most;
+  }
+
+  // Bytes per token of the weight gradients of a stage's first `delayed` layers while they wait for
+  // the send of the stage's gradient. The first stage sends none.
+  Count unsent_per_token(int64_t delayed) const {
+    Count most = 0;
+    for (const int64_t stage : stages_) {
+      if (stage == 0 || l_.layers_of_stage.empty()) continue;
+      const std::vector<bool> experts = experts_of_stage(plan_, stage);
+      Count bytes = 0;
+      for (size_t i = 0; i < experts.size() && int64_t(i) < delayed; ++i)
+        bytes += plan_.pipeline.delay_whole_layers ? layer_.behind_per_token(experts[i])
+                                                   : layer_.rest_behind_per_token(experts[i]);
+      most = std::max(most, bytes);
+    }
     return most;
   }
 

@@ -27,7 +27,7 @@ struct MemoryEstimate {
 };
 
 // Estimates the ranks whose coordinate along pp is `pp_rank`, which are alike. Everything in `plan`
-// but its `memory` must be set.
+// but its `memory` and its costs of a pass must be set.
 MemoryEstimate estimate_memory(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab,
                                int64_t pp_rank);
 

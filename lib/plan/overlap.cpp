@@ -261,9 +261,10 @@ class Resolver {
     o_.overlap_p2p_backward_on_comm_stream = decide(
         "comm_overlap.overlap_p2p_backward_on_comm_stream", c.overlap_p2p_backward_on_comm_stream,
         all({together}, "a gradient leaves before the forward beside it ends"));
-    o_.overlap_p2p_with_transformer_layer_wgrad = decide(
-        "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
-        c.overlap_p2p_with_transformer_layer_wgrad, all({together}, "MLPs' weight gradients, too"));
+    o_.overlap_p2p_with_transformer_layer_wgrad =
+        decide("comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+               c.overlap_p2p_with_transformer_layer_wgrad,
+               all({together}, "MLPs' weight gradients, too" + delayed_experts_text(r_, l_)));
     resolve_delayed_layers(all({together}));
   }
 

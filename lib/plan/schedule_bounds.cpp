@@ -40,21 +40,21 @@ int64_t chunks_in_flight(const ScheduleShape& s, int64_t pp_rank) {
   return chunks_in_flight(kind_of(s), schedule_size(s), pp_rank);
 }
 
-double chunks_held(const ScheduleShape& s, int64_t pp_rank, double behind, double pair) {
+double chunks_held(const ScheduleShape& s, int64_t pp_rank, const ChunkParts& parts) {
   const schedule::ActionList list =
       s.table ? s.table->ranks[size_t(pp_rank)] : kind_of(s).list(schedule_size(s), pp_rank);
   double held = 0, most = 0;
   for (const schedule::Action& a : list) {
     if (a.overlaps_next) {
-      most = std::max(most, held + pair);
+      most = std::max(most, held + parts.pair);
       ++held;
       continue;
     }
     held += a.kind == schedule::ActionKind::F   ? 1
             : a.kind == schedule::ActionKind::B ? -1
-            : a.kind == schedule::ActionKind::I ? behind - 1
-                                                : -behind;
-    most = std::max(most, held);
+            : a.kind == schedule::ActionKind::I ? parts.behind - 1
+                                                : -parts.behind;
+    most = std::max(most, a.kind == schedule::ActionKind::B ? held + parts.unsent : held);
   }
   return most;
 }

@@ -34,11 +34,16 @@ schedule::ScheduleSize schedule_size(const ScheduleShape& shape);
 // at once, counted from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
 
-// Returns the most memory that `pp_rank` needs for chunks at once: a chunk that waits for its input
-// gradient counts 1, and one that waits for its weight gradient counts `behind`. A forward that
-// runs together with a backward fills what that frees, layer by layer; `pair` counts what both need
-// more than one of them.
-double chunks_held(const ScheduleShape& shape, int64_t pp_rank, double behind, double pair);
+// Memory in chunks. A chunk that waits for its input gradient counts 1.
+struct ChunkParts {
+  double behind = 0;  // of a chunk that waits for its weight gradient
+  // A forward that runs together with a backward fills what that frees, layer by layer: what both
+  // need more than one of them.
+  double pair = 0;
+  double unsent = 0;  // of weight gradients that wait behind a backward until its gradient is sent
+};
+// Returns the most memory that `pp_rank` needs for chunks at once.
+double chunks_held(const ScheduleShape& shape, int64_t pp_rank, const ChunkParts& parts);
 
 // Returns idle time / whole time of a step, by formula, or for a table by playing its lists with
 // F = I = W.

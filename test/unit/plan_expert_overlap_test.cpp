@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "base/strings.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 #include "recipe_cases.h"
@@ -88,6 +89,38 @@ TEST_CASE("the table says what a pass that runs alone waits for beside pairs") {
                                       "shared expert's forward, and all else is waited for"));
   CHECK_THAT(text({two}), Contains("in a pass that runs alone all but the first chunk"));
   CHECK_THAT(text({shared, two}), Contains("last one's way back behind the shared expert"));
+}
+
+TEST_CASE("weight gradients that wait for a send are told and planned") {
+  const std::string whole = "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
+                    layers = "comm_overlap.overlap_p2p_wgrad_delayed_layer_number=";
+  const auto plan = [&](const Overrides& more) {
+    Overrides set =
+        interleaved({"model.num_layers=16", "comm_overlap.fine_grained_1f1b=true",
+                     "mixed_precision=bf16_mixed", "distributed.strategy=megatron_ddp"});
+    set.insert(set.end(), more.begin(), more.end());
+    return planned(8, set);
+  };
+  const Overrides experts_set{"model.moe.num_experts=8", "model.moe.router_topk=2",
+                              "distributed.ep_size=2"};
+  const auto with = [&](Overrides more) {
+    more.insert(more.end(), experts_set.begin(), experts_set.end());
+    return plan(more);
+  };
+  // K (2 H + 3 F) of 2 bytes for each of 1024 tokens.
+  const double row = 2 * (2 * 256 + 3 * 704) * 2.0 * 1024;
+  CHECK_THAT(reason(with({whole + "=true"}), whole),
+             Contains("2 (2 x 256 + 3 x 704) elements for each token") &&
+                 Contains(human_bytes(row) + " for a micro-batch"));
+  CHECK_THAT(reason(plan({whole + "=true"}), whole), !Contains("experts"));
+  // A chunk has 2 layers: where both wait, their rows are there beside the forward's two layers.
+  const auto activations = [&](const RunPlan& p) { return p.memory[1].activations; };
+  const Count none = activations(with({})),
+              both = activations(with({layers + "2", whole + "=true"}));
+  CHECK(both > none);
+  CHECK(both - none < 2 * row);
+  CHECK(activations(with({layers + "2"})) <= both);
+  CHECK(activations(plan({layers + "2", whole + "=true"})) >= activations(plan({})));
 }
 
 TEST_CASE("units of two passes are gathered wherever the list pairs passes") {

@@ -139,7 +139,12 @@ class CudaStream : public StreamBackend {
         captures_(std::move(captures)),
         events_(std::move(events)) {
     MT_CUDA(cudaSetDevice(ordinal_));
-    MT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    int least = 0, greatest = 0;
+    MT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    // An exchange of experts' tokens gets multiprocessors that become free before the blocks of a
+    // computation which wait for some, or it would begin only when that has ended.
+    const int priority = id_.kind == StreamKind::ep ? greatest : least;
+    MT_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
     origin_ = timing_event();
     origin_->wait();
     origin_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(

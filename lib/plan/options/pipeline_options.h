@@ -17,7 +17,8 @@ struct PipelineOptions {
   DType compute_dtype = DType::f32;  // type of what stages compute with
   schedule::PairedGradient paired_gradient = schedule::PairedGradient::at_end;
   // Weight gradients of this many first layers of a stage wait until the gradient of the stage's
-  // input is on its way: those of attention, or with `delay_whole_layers` those of the MLP, too.
+  // input is on its way: those of attention, router and shared expert, or with `delay_whole_layers`
+  // those of the MLP or the routed experts, too.
   int64_t delayed_layers = 0;
   bool delay_whole_layers = false;
   // By these the parts of a forward and of a backward that run together are ordered

@@ -33,7 +33,8 @@ constexpr const char* kMegatronFsdp = "it chooses internals of megatron-fsdp's b
 constexpr const char* kOwnKernels = "mtrain chooses its kernels by device, type and shape";
 constexpr const char* kAnyRows = "the experts' 8-bit products take any number of rows";
 constexpr const char* kOwnTransport = "mtrain's own transports carry the tokens";
-constexpr const char* kStreams = "mtrain orders its streams itself";
+constexpr const char* kStreams =
+    "on a GPU the stream of the experts' exchanges has the highest priority";
 constexpr const char* kReports = "metrics are written to metrics.jsonl in train.run_dir";
 constexpr const char* kOwnLoader = "samples are read in the order that dataset.seed decides";
 constexpr const char* kOtherTask = "mtrain trains all weights of a language model on text";

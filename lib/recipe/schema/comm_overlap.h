@@ -130,7 +130,8 @@ struct CommOverlapConfig {
             {.aliases = "model.overlap_moe_expert_parallel_comm"}},
       Field{"delay_wgrad_compute",
             &CommOverlapConfig::delay_wgrad_compute,
-            "compute each segment's weight gradients behind its input gradients",
+            "compute each segment's weight gradients behind its input gradients, and with "
+            "overlap_moe_expert_parallel_comm behind all exchanges that can begin",
             {.aliases = "model.delay_wgrad_compute"}},
       Field{"fine_grained_1f1b",
             &CommOverlapConfig::fine_grained_1f1b,
@@ -144,12 +145,12 @@ struct CommOverlapConfig {
             {.aliases = "model.overlap_p2p_backward_on_comm_stream"}},
       Field{"overlap_p2p_wgrad_delayed_layer_number",
             &CommOverlapConfig::overlap_p2p_wgrad_delayed_layer_number,
-            "fine-grained 1F1B: first layers of a chunk whose attention's weight gradients run "
-            "while the chunk's gradient travels",
+            "fine-grained 1F1B: first layers of a chunk whose weight gradients run while the "
+            "chunk's gradient travels: those of attention, router and shared expert",
             {.aliases = "model.overlap_p2p_wgrad_delayed_layer_number", .min = 1}},
       Field{"overlap_p2p_with_transformer_layer_wgrad",
             &CommOverlapConfig::overlap_p2p_with_transformer_layer_wgrad,
-            "fine-grained 1F1B: the weight gradients of those layers' MLPs, too",
+            "fine-grained 1F1B: the weight gradients of those layers' MLPs or routed experts, too",
             {.aliases = "model.overlap_p2p_with_transformer_layer_wgrad"}},
       Field{"moe_dispatch_chunks",
             &CommOverlapConfig::moe_dispatch_chunks,
