@@ -150,6 +150,7 @@ std::vector<std::string> executed(const std::vector<Launched>& launches, const s
 struct Pass {
   std::string name;
   bool forward = false, paired = false;
+  int64_t stage() const { return std::stoll(name); }
 };
 // Returns a rank's forwards and backwards, in the order of their first launches.
 std::vector<Pass> passes_of(const std::vector<Launched>& launches) {
@@ -172,29 +173,29 @@ struct Orders {
 };
 // Compares the order of all pairs that a rank runs in a step with the simulator's and, where weight
 // gradients are delayed, that of the backwards that run alone.
-Orders expect_simulated_orders(int ranks, const Changes& changes) {
-  CAPTURE(ranks, changes);
+Orders expect_simulated_orders(int ranks, const Changes& changes, int of_rank = 0) {
+  CAPTURE(ranks, changes, of_rank);
   const Recipe r = tiny(changes, ranks);
   const RunPlan plan = plan::make_plan(r, ranks, kVocab);
   REQUIRE(plan.pipeline.pair_costs);
   const bool delay = plan.overlap.delay_wgrad_compute;
   const int64_t stages = plan.layout.stages, layers = r.model.num_layers / stages;
+  const std::vector<Launched> launches = launches_of(ranks, changes, of_rank);
+  const std::vector<Pass> passes = passes_of(launches);
   const auto parts_of_pass = [&](const Pass& pass) {
-    const int64_t stage = std::stoll(pass.name);
+    const int64_t stage = pass.stage();
     NamedParts parts = parts_of(*plan.pipeline.pair_costs, stage * layers, (stage + 1) * layers,
                                 r.model.moe.first_dense_layers, stage + 1 == stages);
-    // The weight gradients of a chunk's first layer, but its MLP's, wait until the gradient is sent
-    // to the rank before.
+    // The weight gradients of a chunk's first layer, but its MLP's, wait until the gradient is
+    // sent, unless the stage before is this rank's, too.
     const std::string first = fmt::format("layers.{}.", stage * layers);
-    if (plan.layout.pp > 1 && stage > 0)
+    if (stage > 0 && std::ranges::count(passes, stage - 1, &Pass::stage) == 0)
       for (size_t i = 0; i < parts.backward.size(); ++i)
         if (parts.backward[i].starts_with(first) && !parts.backward[i].ends_with("mlp"))
           parts.costs.backward[i].weight_cost = 0;
     return parts;
   };
-  const std::vector<Launched> launches = launches_of(ranks, changes);
   Orders orders;
-  const std::vector<Pass> passes = passes_of(launches);
   for (size_t i = 0; i < passes.size(); ++i) {
     if (!passes[i].paired) {
       if (!delay || passes[i].forward) continue;
@@ -270,10 +271,12 @@ TEST_CASE("passes of a pipeline's stages are enqueued in the order that is simul
                 pipelined(schedule, 2),
                 {"model.num_layers=8", fmt::format("model.moe.first_dense_layers={}", dense)},
                 kOn});
-      CHECK(expect_simulated_orders(4, layout).pairs >= 3);
-      const Orders delayed = expect_simulated_orders(4, join({layout, kDelay}));
-      CHECK(delayed.pairs >= 3);
-      CHECK(delayed.alone > 0);
+      for (const int rank : {0, 3}) {  // the first and the last of the pipeline
+        CHECK(expect_simulated_orders(4, layout, rank).pairs >= 3);
+        const Orders delayed = expect_simulated_orders(4, join({layout, kDelay}), rank);
+        CHECK(delayed.pairs >= 3);
+        CHECK(delayed.alone > 0);
+      }
     }
 }
 

@@ -97,13 +97,13 @@ struct Launched {
   std::string text() const { return scope + " " + name; }
 };
 
-// Returns what rank 0 enqueues in a step, in this order.
-inline std::vector<Launched> launches_of(int ranks, const Changes& changes) {
+// Returns what a rank enqueues in a step, in this order.
+inline std::vector<Launched> launches_of(int ranks, const Changes& changes, int of_rank = 0) {
   const Recipe r = tiny(changes, ranks);
   std::vector<Launched> launches;
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-    if (rank.rank() == 0)
+    if (rank.rank() == of_rank)
       rank.device.set_launch_check([&](Stream&, const device::LaunchInfo& info) {
         launches.push_back({rank.device.scope(), info.name, rank.device.pairs()});
       });
