@@ -6,9 +6,9 @@
 #   scripts/bench/overlap_ep.sh [ranks, default 2] [shares in per cent, default "30 60"] [rounds, default 3] [pp, default 1] [setting...]
 # Experts are spread over all ranks of a pipeline rank, each of which has 16 micro-batches, and routing is balanced; with
 # pp above 1 a rank has two stages. Attention takes about half of a layer. The link delays completion without burning
-# CPU; debug.compute_slowdown lets ranks that share a core compute at the same time. Prints medians: the step, the
-# exchanges' time at work, how much of it was exposed, in all and in pairs, and the time for which ranks waited for each
-# other (idle, not exposed); below each, what the simulator says (mtrain schedule), which knows the times of the parts
+# CPU; debug.compute_slowdown lets ranks that share a core compute at the same time. Prints the step (the median of the
+# rounds' medians, and the range) and, as means over the rounds of their medians, the exchanges' time at work, how much of
+# it was exposed, in all and in pairs, and the time for which ranks waited for each other (idle, not exposed); below each, what the simulator says (mtrain schedule), which knows the times of the parts
 # from a trace of a run without a link: the step is that run's, and what the exchanges add in the simulation. Further
 # settings hold for every run, such as debug.route=zipf, for which the simulation does not hold.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"

@@ -26,22 +26,6 @@ const Changes kSharedOverlap{"model.moe.shared_expert_overlap=true"},
             "model.moe.ffn_hidden_size=48",    "model.moe.shared_expert_ffn_hidden_size=32"},
     kDelayedScales{"mixed_precision.fp8_recipe=delayed", "mixed_precision.fp8_amax_history_len=4"};
 
-void expect_same_bits(const std::vector<Trained>& off, const std::vector<Trained>& on) {
-  for (size_t rank = 0; rank < off.size(); ++rank) {
-    CAPTURE(rank);
-    CHECK((off[rank].losses == on[rank].losses));
-    CHECK((off[rank].norms == on[rank].norms));
-    CHECK((off[rank].balance == on[rank].balance));
-    CHECK(off[rank].evaluation == on[rank].evaluation);
-    REQUIRE_FALSE(off[rank].gradients.empty());
-    CHECK(on[rank].gradients.size() == off[rank].gradients.size());
-    for (const auto& [name, piece] : off[rank].gradients) {
-      INFO(name);
-      CHECK((on[rank].gradients.at(name).values == piece.values));
-    }
-  }
-}
-
 // Compares each of the `ways` to overlap with none.
 void expect_no_change(const Layout& layout, const std::vector<Changes>& ways) {
   const auto off = all_ranks(layout.ranks, layout.changes, kFew, false);
@@ -52,21 +36,6 @@ void expect_no_change(const Layout& layout, const std::vector<Changes>& ways) {
 }
 
 const Changes kBoth = join({kSharedOverlap, chunks(2)});
-
-// Returns the names of what rank 0 enqueues in a step, in this order.
-std::vector<std::string> launches_of(int ranks, const Changes& changes) {
-  const Recipe r = tiny(changes, ranks);
-  std::vector<std::string> names;
-  run_ranks(ranks, "thread", [&](TestRank& rank) {
-    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-    if (rank.rank() == 0)
-      rank.device.set_launch_check(
-          [&](Stream&, const device::LaunchInfo& info) { names.emplace_back(info.name); });
-    t.step();
-    rank.device.set_launch_check({});
-  });
-  return names;
-}
 
 // Returns the exchanges of rows, and the products of experts and of the shared one, of a step of
 // one micro-batch and one layer, in the order in which a rank enqueues them.
@@ -85,13 +54,13 @@ std::string launches(const Changes& more) {
                                                  {"experts_up_wgrad", "wup"},
                                                  {"experts_down_wgrad", "wdown"}};
   std::string order;
-  for (const std::string& name : launches_of(
+  for (const Launched& l : launches_of(
            2, join({kShared,
                     ep(2),
                     kMegatron,
                     {"model.num_layers=1", "train.global_batch_size=2", "train.micro_batch_size=1"},
                     more}))) {
-    const auto found = shown.find(name);
+    const auto found = shown.find(l.name);
     if (found != shown.end()) order += found->second + " ";
   }
   return order;
@@ -168,14 +137,14 @@ TEST_CASE("experts in chunks change no bit in pipelines") {
 // A forward in chunks then has a backward without, or the other way round.
 TEST_CASE("passes that run as a pair have no chunks, and those before and behind them do") {
   const auto products = [](const Changes& more) {
-    const auto names = launches_of(4, join({kPlain,
-                                            ep(2),
-                                            kMegatron,
-                                            pipelined("interleaved_1f1b", 2),
-                                            {"comm_overlap.fine_grained_1f1b=true"},
-                                            more}));
-    return std::pair{std::ranges::count(names, "experts_up_fwd"),
-                     std::ranges::count(names, "experts_up_dgrad")};
+    const auto all = launches_of(4, join({kPlain,
+                                          ep(2),
+                                          kMegatron,
+                                          pipelined("interleaved_1f1b", 2),
+                                          {"comm_overlap.fine_grained_1f1b=true"},
+                                          more}));
+    return std::pair{std::ranges::count(all, "experts_up_fwd", &Launched::name),
+                     std::ranges::count(all, "experts_up_dgrad", &Launched::name)};
   };
   const auto [forward, backward] = products({});
   const auto [forward_chunks, backward_chunks] = products(chunks(4));

@@ -168,7 +168,8 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
     }
 }
 
-// A forward that runs together with a backward: two micro-batches have activations.
+// A forward that runs together with a backward fills the memory that the backward frees: there are
+// the activations of one micro-batch, and of two layers beside them.
 const char* const kPairs = "comm_overlap.overlap_moe_expert_parallel_comm=true";
 const char* const kDelay = "comm_overlap.delay_wgrad_compute=true";
 
@@ -198,6 +199,11 @@ TEST_CASE("planned memory is within 10 % of balanced experts, 15 % of experts wi
            {4, 4, {"distributed.strategy=megatron_ddp", kPairs, kDelay}},
            {4, 4, {"distributed.strategy=fsdp2", kPairs}},
            {2, 2, {"distributed.strategy=fsdp2", kPairs, kDelay, "mixed_precision=bf16_mixed"}},
+           {4,
+            4,
+            {"distributed.strategy=megatron_ddp", kPairs, kDelay,
+             "model.moe.first_dense_layers=3"}},
+           {4, 4, {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false", kPairs}},
            {4,
             2,
             {"distributed.strategy=megatron_ddp", kPairs, kDelay, "distributed.pp_size=2",

@@ -89,6 +89,36 @@ struct RouterChoice {
 // By layer; the forwards of a layer follow in the order of the rank's micro-batches.
 using Choices = std::map<std::string, std::vector<RouterChoice>>;
 
+// A launch of a rank's step: the scope in which it was enqueued ("0F1 > layers.0.attention", or
+// "weights of 0B0"), and the name of the kernel or of the collective.
+struct Launched {
+  std::string scope, name;
+  bool paired = false;  // a forward and a backward ran together
+  std::string text() const { return scope + " " + name; }
+};
+
+// Returns what a rank enqueues in a step, in this order.
+inline std::vector<Launched> launches_of(int ranks, const Changes& changes, int of_rank = 0) {
+  const Recipe r = tiny(changes, ranks);
+  std::vector<Launched> launches;
+  run_ranks(ranks, "thread", [&](TestRank& rank) {
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    if (rank.rank() == of_rank)
+      rank.device.set_launch_check([&](Stream&, const device::LaunchInfo& info) {
+        launches.push_back({rank.device.scope(), info.name, rank.device.pairs()});
+      });
+    t.step();
+    rank.device.set_launch_check({});
+  });
+  REQUIRE_FALSE(launches.empty());
+  return launches;
+}
+
+// Exchanges of experts' rows that a rank has enqueued while a forward and a backward ran together.
+struct PairedExchanges {
+  int64_t all = 0, without_rows = 0;  // without rows: nothing left this rank, or nothing came
+};
+
 // Records every forward of a router while it lives.
 class WatchRouters {
  public:
@@ -114,8 +144,19 @@ struct Trained {
   std::vector<double> losses, norms, balance;
   double evaluation = 0;
   Pieces gradients;              // of step 1, clipped, times 1 - beta
-  std::vector<Choices> choices;  // by step
+  std::vector<Choices> choices;  // by step; empty unless routers are watched
+  PairedExchanges paired;        // counted unless routers are watched
 };
+
+inline void count_exchanges(Device& device, PairedExchanges& paired) {
+  device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+    if (!device.pairs() || stream.id().kind != device::StreamKind::ep ||
+        info.name != std::string("all_to_all"))
+      return;
+    ++paired.all;
+    paired.without_rows += info.reads[0].bytes == 0 || info.writes[0].bytes == 0;
+  });
+}
 
 inline Trained train_all(const Recipe& r, Device& device, comm::World world, int64_t steps,
                          bool watch, const std::shared_ptr<const data::Dataset>& data) {
@@ -126,9 +167,13 @@ inline Trained train_all(const Recipe& r, Device& device, comm::World world, int
   for (int64_t i = 0; i < steps; ++i) {
     std::unique_ptr<WatchRouters> watching;
     result.choices.emplace_back();
-    if (watch) watching = std::make_unique<WatchRouters>(device, result.choices.back());
+    if (watch)
+      watching = std::make_unique<WatchRouters>(device, result.choices.back());
+    else
+      count_exchanges(device, result.paired);
     const train::StepStats s = t.step();
     watching.reset();
+    device.set_launch_check({});
     result.losses.push_back(s.loss);
     result.norms.push_back(s.grad_norm);
     result.balance.push_back(s.experts.value().balance_loss);
@@ -261,6 +306,26 @@ inline void expect_as_alone(const Trained& one, const std::vector<Trained>& rank
   }
   if (watched) expect_same_choices(one, ranks);
   expect_same_gradients(one, ranks);
+}
+
+// Two trainings of the same layout must agree in every bit.
+inline void expect_same_bits(const std::vector<Trained>& a, const std::vector<Trained>& b) {
+  REQUIRE(a.size() == b.size());
+  for (size_t rank = 0; rank < a.size(); ++rank) {
+    CAPTURE(rank);
+    REQUIRE_FALSE(a[rank].losses.empty());
+    CHECK((a[rank].losses == b[rank].losses));
+    CHECK((a[rank].norms == b[rank].norms));
+    CHECK((a[rank].balance == b[rank].balance));
+    CHECK(a[rank].evaluation == b[rank].evaluation);
+    REQUIRE_FALSE(a[rank].gradients.empty());
+    CHECK(a[rank].gradients.size() == b[rank].gradients.size());
+    for (const auto& [name, piece] : a[rank].gradients) {
+      INFO(name);
+      REQUIRE(b[rank].gradients.contains(name));
+      CHECK((b[rank].gradients.at(name) == piece));
+    }
+  }
 }
 
 struct Layout {

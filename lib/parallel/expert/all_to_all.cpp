@@ -20,7 +20,8 @@ struct AllToAllRoute : TokenRoute {
   bool known = false;
   ExpertPath path;
   Tensor first_E1;
-  ChunkedPath chunked;  // empty if rows do not travel in chunks
+  RowsOf rows;          // kept until some travel in chunks, where they may
+  ChunkedPath chunked;  // empty until some do
 };
 
 class AllToAllDispatcher : public model::TokenDispatcher {
@@ -34,7 +35,8 @@ class AllToAllDispatcher : public model::TokenDispatcher {
     const int64_t padded = pad_ ? capacity : 0;
     route->order = ops::expert_rows(step.compute, expert_TK, comm_->experts(), 0, padded);
     if (padded > 0)
-      find_path(step.compute, *route, [&](int64_t, int64_t, int64_t, int64_t) { return padded; });
+      find_path(step.compute, *route,
+                [padded](int64_t, int64_t, int64_t, int64_t) { return padded; });
     if (padded > 0 || knows_counts(step)) return route;
     const Group& all = comm_->all();
     route->counts = Tensor::empty(step.compute, {all.size(), comm_->experts()}, DType::i32);
@@ -84,6 +86,8 @@ class AllToAllDispatcher : public model::TokenDispatcher {
                                                 ExpertRows rows) override {
     AllToAllRoute& r = of(route);
     if (!r.known) read(step, r);
+    if (r.chunked.chunks.empty())
+      r.chunked = chunked_path(step.compute, *comm_, chunks_, std::exchange(r.rows, {}));
     return chunked_rows(step.compute, *comm_, r.chunked, std::move(rows));
   }
 
@@ -92,19 +96,21 @@ class AllToAllDispatcher : public model::TokenDispatcher {
 
   // Waits for the counts of the rows that travel.
   void read(Step& step, AllToAllRoute& r) const {
-    const std::vector<int32_t> counts = read_counts(step, r.counts, comm_->stream());
+    std::vector<int32_t> counts = read_counts(step, r.counts, comm_->stream());
     r.counts = {};
     const int64_t tp = comm_->tp(), E = comm_->experts(), here = comm_->experts_here();
-    find_path(step.compute, r, [&](int64_t from, int64_t t, int64_t to, int64_t expert) {
-      return int64_t(counts[size_t((from * tp + t) * E + to * here + expert)]);
-    });
+    find_path(step.compute, r,
+              [=, counts = std::move(counts)](int64_t from, int64_t t, int64_t to, int64_t expert) {
+                return int64_t(counts[size_t((from * tp + t) * E + to * here + expert)]);
+              });
   }
 
-  void find_path(Stream& compute, AllToAllRoute& r, const RowsOf& rows) const {
+  // The path of chunks takes one more upload, which passes without chunks need not wait for.
+  void find_path(Stream& compute, AllToAllRoute& r, RowsOf rows) const {
     r.path = expert_path(*comm_, 0, comm_->experts_here(), rows);
     r.first_E1 = Tensor::from_host(compute, {comm_->experts_here() + 1}, r.path.first,
                                    device::MemoryCategory::activations);
-    if (chunks_ > 1) r.chunked = chunked_path(compute, *comm_, chunks_, rows);
+    if (chunks_ > 1) r.rows = std::move(rows);
     r.known = true;
   }
 

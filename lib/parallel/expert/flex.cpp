@@ -64,7 +64,8 @@ class FlexDispatcher : public model::TokenDispatcher {
     FlexRoute& r = of(route);
     if (!r.known) {
       read(step, r);
-      // The rows, which follow on the same stream, are ready and there no sooner than their experts.
+      // The rows, which follow on the same stream, are ready and there no sooner than their
+      // experts.
       const Event ready = rows.there ? rows.there : step.compute.record();
       r.expert_AK = comm_->exchange(ready, r.expert_LK, r.travelling).first;
       r.expert_LK = {};
