@@ -171,6 +171,24 @@ TEST_CASE("chunks of experts in the passes that run alone change no bit") {
     }
 }
 
+TEST_CASE("a table that embedding and output layer share has the same sums in pairs") {
+  const Changes dense{"model.moe.first_dense_layers=3"};
+  for (const Layout& l : std::vector<Layout>{{2, kMegatron},
+                                             {2, kFsdp2},
+                                             {2, kAtOnce},
+                                             {4, join({kMegatron, pipelined("dualpipev", 2)})}}) {
+    CAPTURE(l.changes);
+    const Changes off = join({kPlain,
+                              l.changes,
+                              ep(2),
+                              dense,
+                              {"model.share_embeddings_and_output_weights=true"}});
+    for (const Changes& delay : {Changes{}, kDelay})
+      expect_same_bits(without_pairs(l.ranks, off, kCounting),
+                       in_pairs(l.ranks, join({off, kOn, delay}), kCounting));
+  }
+}
+
 TEST_CASE("all settings of pairs in a pipeline give the same bits") {
   const Changes off = join({kShared,
                             ep(2),

@@ -105,8 +105,13 @@ expect "schedule of a size that is none" 2 "do not divide 9" "use 8 or 10 micro-
 expect "schedule of no such name" 2 "did you mean gpipe" -- schedule --name gpip
 expect "schedule of two sources" 2 "excludes" -- schedule --from-csv x --pp 4
 expect "schedule of experts" 0 "interleaved_1f1b: 8 stages" "paired exchanges 28.8, exposed 0.00 %" \
-  "unpaired exchanges 28.8, exposed 24.31 %" "  ep   " -- schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4
-expect "schedule of chunks of nothing" 2 "requires --exchange" -- schedule --chunks 4
+  "unpaired exchanges 28.8, exposed 18.75 %" "  ep   " -- schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4
+expect "schedule of chunks of nothing" 2 "--chunks needs --exchange or --part" -- schedule --chunks 4
+expect "schedule of measured parts" 0 "1f1b: 1 stages" "paired exchanges 120" "exposed 0.00 %" -- \
+  schedule --moe-overlap --pp 1 --micro 16 --part attention=4,5,4 --part experts=3,3,3 --part exchange=2,2
+expect "schedule of a part that is none" 2 "--part router=1: no part of a pass" "attention, route, experts" -- \
+  schedule --part router=1
+expect "schedule of a part without times" 2 '"x" is no time' -- schedule --part route=1,x
 "$mtrain" schedule --pp 2 --micro 4 --name dualpipev --csv >"$work/schedule.csv"
 expect "schedule from a table" 0 "4 stages on 2 ranks, 4 micro-batches" -- schedule --from-csv "$work/schedule.csv"
 echo "0F0" >"$work/schedule.csv"
