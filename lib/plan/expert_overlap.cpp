@@ -158,14 +158,11 @@ class ExchangeResolver {
   std::string dispatch_text() const {
     const bool pairs =
         r_.comm_overlap.overlap_moe_expert_parallel_comm && expert_pairs(r_, l_, o_).ok();
-    const std::string alone = alone_text();
-    if (!pairs) return alone.empty() ? ", and are waited for" : "; " + alone;
-    return "; both ways hide behind another micro-batch" +
-           (alone.empty() ? ", and are waited for in a pass that runs alone"
-                          : "; in a pass that runs alone " + alone);
+    if (!pairs) return "; " + alone_text();
+    return "; both ways hide behind another micro-batch; in a pass that runs alone " + alone_text();
   }
 
-  // The same of a pass that runs alone; nothing if all is waited for.
+  // The same of a pass that runs alone.
   std::string alone_text() const {
     const bool chunks = o_.moe_dispatch_chunks > 1;
     if (o_.shared_expert_overlap && chunks)
@@ -179,8 +176,10 @@ class ExchangeResolver {
       return "all but the first chunk, and the last one's way back in forward, hide behind other "
              "chunks";
     if (shared_expert())
-      return "their way back hides behind the shared expert's forward, and all else is waited for";
-    return "";
+      return "their way back hides behind the shared expert's forward, and in backward behind "
+             "weight gradients of the experts; their way there is waited for";
+    return "their way back in backward hides behind weight gradients of the experts, and all else "
+           "is waited for";
   }
 
   const Recipe& r_;

@@ -6,11 +6,13 @@
 #   scripts/bench/overlap_ep.sh [ranks, default 2] [shares in per cent, default "30 60"] [rounds, default 3] [pp, default 1] [setting...]
 # Experts are spread over all ranks of a pipeline rank, each of which has 16 micro-batches, and routing is balanced; with
 # pp above 1 a rank has two stages. Attention takes about half of a layer. The link delays completion without burning
-# CPU; debug.compute_slowdown lets ranks that share a core compute at the same time. Prints the step (the median of the
-# rounds' medians, and the range) and, as means over the rounds of their medians, the exchanges' time at work, how much of
-# it was exposed, in all and in pairs, and the time for which ranks waited for each other (idle, not exposed); below each, what the simulator says (mtrain schedule), which knows the times of the parts
-# from a trace of a run without a link: the step is that run's, and what the exchanges add in the simulation. Further
-# settings hold for every run, such as debug.route=zipf, for which the simulation does not hold.
+# CPU; debug.compute_slowdown lets ranks that share a core compute at the same time, and leaves as much time again to the
+# threads that enqueue and communicate. Prints the step (the median of the rounds' medians, and the range) and, as means
+# over the rounds of their medians, the exchanges' time at work, how much of it was exposed, in all and in pairs, and the
+# time for which ranks waited for each other (idle, not exposed). Below each stands what the simulator says (mtrain
+# schedule), which knows the times of the parts from a trace of a run without a link: its step is that run's, and what
+# the exchanges add in the simulation. Further settings hold for every run, such as debug.route=zipf, for which the
+# simulation does not hold.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 ranks=${1:-2} shares=${2:-30 60} rounds=${3:-3} pp=${4:-1}
@@ -27,7 +29,7 @@ train() {
     model.num_query_groups=8 model.vocab_size=512 dataset.seq_length=128 model.moe.num_experts=8 \
     model.moe.router_topk=2 model.moe.ffn_hidden_size=256 model.moe.shared_expert_ffn_hidden_size=512 \
     "distributed.ep_size=$ep" distributed.strategy=megatron_ddp debug.route=balanced \
-    "debug.compute_slowdown=$ranks" checkpoint.at_end=false "${layout[@]}" "${everywhere[@]}" "${@:2}"
+    "debug.compute_slowdown=$((2 * ranks))" checkpoint.at_end=false "${layout[@]}" "${everywhere[@]}" "${@:2}"
 }
 
 pairs=comm_overlap.overlap_moe_expert_parallel_comm=true

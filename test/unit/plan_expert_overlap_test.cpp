@@ -84,9 +84,10 @@ TEST_CASE("the table says what a pass that runs alone waits for beside pairs") {
   };
   const std::string shared = "model.moe.shared_expert_ffn_hidden_size=64",
                     two = "comm_overlap.moe_dispatch_chunks=2";
-  CHECK_THAT(text({}), Contains("micro-batch, and are waited for in a pass that runs alone"));
+  CHECK_THAT(text({}), Contains("micro-batch; in a pass that runs alone their way back in backward "
+                                "hides behind weight gradients of the experts, and all else"));
   CHECK_THAT(text({shared}), Contains("in a pass that runs alone their way back hides behind the "
-                                      "shared expert's forward, and all else is waited for"));
+                                      "shared expert's forward, and in backward behind weight"));
   CHECK_THAT(text({two}), Contains("in a pass that runs alone all but the first chunk"));
   CHECK_THAT(text({shared, two}), Contains("last one's way back behind the shared expert"));
 }

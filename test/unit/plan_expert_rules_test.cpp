@@ -374,7 +374,7 @@ TEST_CASE("the table says what hides the exchanges of tokens") {
   const char *shared = "model.moe.shared_expert_ffn_hidden_size=64",
              *one = "model.moe.shared_expert_overlap=true",
              *two = "comm_overlap.moe_dispatch_chunks=2";
-  CHECK_THAT(text({}), Contains("over ep, and are waited for") &&
+  CHECK_THAT(text({}), Contains("over ep; their way back in backward hides behind weight") &&
                            Contains("shared_expert_overlap: false") &&
                            Contains("moe_dispatch_chunks: 1 not asked for"));
   CHECK_THAT(text({shared}), Contains("way back hides behind the shared expert's forward"));

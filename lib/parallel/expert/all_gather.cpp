@@ -32,7 +32,7 @@ class AllGatherDispatcher : public model::TokenDispatcher {
                                     int64_t capacity) override {
     auto route = std::make_shared<AllGatherRoute>();
     if (pad_) route->padded = comm_->all().size() * capacity;
-    std::tie(route->expert_AK, route->gathered) = gather(step.compute, expert_TK);
+    std::tie(route->expert_AK, route->gathered) = gather(step.compute.record(), expert_TK);
     return route;
   }
 
@@ -43,9 +43,10 @@ class AllGatherDispatcher : public model::TokenDispatcher {
 
   ExpertRows send(Step& step, TokenRoute& route, ExpertRows tokens) override {
     AllGatherRoute& r = of(route);
+    const Event ready = tokens.there ? tokens.there : step.compute.record();
     ExpertRows out;
-    std::tie(out.x_RH, out.there) = gather(step.compute, tokens.x_RH);
-    if (tokens.weight_R) std::tie(out.weight_R, out.there) = gather(step.compute, tokens.weight_R);
+    std::tie(out.x_RH, out.there) = gather(ready, tokens.x_RH);
+    if (tokens.weight_R) std::tie(out.weight_R, out.there) = gather(ready, tokens.weight_R);
     if (!r.known) read(step, r);
     return out;
   }
@@ -81,10 +82,11 @@ class AllGatherDispatcher : public model::TokenDispatcher {
 
   ExpertRows send_back(Step& step, TokenRoute& route, ExpertRows sums) override {
     const Tensor& row_AK = of(route).order.row_TK;
+    const Event ready = sums.there ? sums.there : step.compute.record();
     ExpertRows out;
-    std::tie(out.x_RH, out.there) = scatter(step.compute, sums.x_RH);
+    std::tie(out.x_RH, out.there) = scatter(ready, sums.x_RH);
     if (sums.weight_R)
-      std::tie(out.weight_R, out.there) = scatter(step.compute, sums.weight_R.view(row_AK.shape()));
+      std::tie(out.weight_R, out.there) = scatter(ready, sums.weight_R.view(row_AK.shape()));
     return out;
   }
 
@@ -113,20 +115,20 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   }
 
   // (T, N) -> (ranks T, N)
-  std::pair<Tensor, Event> gather(Stream& compute, const Tensor& x_TN) const {
+  std::pair<Tensor, Event> gather(const Event& ready, const Tensor& x_TN) const {
     const int64_t ranks = comm_->all().size();
-    const Tensor all = Tensor::empty(compute, {ranks * x_TN.dim(0), x_TN.dim(1)}, x_TN.dtype());
-    Event there = comm_->enqueue(compute.record(), [&](const Group&, Stream& stream) {
-      comm_->all().all_gather(x_TN, all, stream);
-    });
+    const Tensor all =
+        Tensor::empty(comm_->stream(), {ranks * x_TN.dim(0), x_TN.dim(1)}, x_TN.dtype());
+    Event there = comm_->enqueue(
+        ready, [&](const Group&, Stream& stream) { comm_->all().all_gather(x_TN, all, stream); });
     return {all, there};
   }
   // (ranks T, N) -> (T, N)
-  std::pair<Tensor, Event> scatter(Stream& compute, const Tensor& x_AN) const {
+  std::pair<Tensor, Event> scatter(const Event& ready, const Tensor& x_AN) const {
     const int64_t ranks = comm_->all().size();
     const Tensor own =
-        Tensor::empty(compute, {exact_div(x_AN.dim(0), ranks), x_AN.dim(1)}, x_AN.dtype());
-    Event there = comm_->enqueue(compute.record(), [&](const Group&, Stream& stream) {
+        Tensor::empty(comm_->stream(), {exact_div(x_AN.dim(0), ranks), x_AN.dim(1)}, x_AN.dtype());
+    Event there = comm_->enqueue(ready, [&](const Group&, Stream& stream) {
       comm_->all().reduce_scatter(x_AN, own, comm::Reduce::sum, stream);
     });
     return {own, there};
