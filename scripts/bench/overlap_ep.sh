@@ -29,7 +29,7 @@ train() {
     model.num_query_groups=8 model.vocab_size=512 dataset.seq_length=128 model.moe.num_experts=8 \
     model.moe.router_topk=2 model.moe.ffn_hidden_size=256 model.moe.shared_expert_ffn_hidden_size=512 \
     "distributed.ep_size=$ep" distributed.strategy=megatron_ddp debug.route=balanced \
-    "debug.compute_slowdown=$((2 * ranks))" checkpoint.at_end=false "${layout[@]}" "${everywhere[@]}" "${@:2}"
+    "debug.compute_slowdown=8" checkpoint.at_end=false "${layout[@]}" "${everywhere[@]}" "${@:2}"
 }
 
 pairs=comm_overlap.overlap_moe_expert_parallel_comm=true
