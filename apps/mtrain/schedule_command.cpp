@@ -58,7 +58,8 @@ void read_part(const std::string& text, schedule::PassCosts& costs) {
       throw UserError(fmt::format("--part {}: {:?} is no time", text, number), hint);
     times.push_back(time);
   }
-  if (times.size() > 3) throw UserError(fmt::format("--part {}: {} times", text, times.size()), hint);
+  if (times.size() > 3)
+    throw UserError(fmt::format("--part {}: {} times", text, times.size()), hint);
   times.resize(3);
   *part->second = {.forward = times[0], .backward = times[1], .weights = times[2]};
 }

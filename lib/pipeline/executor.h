@@ -19,8 +19,8 @@ namespace mtrain::pipeline {
 // A forward and a backward that run together are enqueued part by part: in turns, the backward
 // first, or in the order of schedule/pair_order.h, so that exchanges of experts' rows travel while
 // the other pass computes; where weight gradients are delayed, those of a backward that runs alone
-// fill the time of its exchanges, too. When one of two passes has ended, its tensor can be sent before the other
-// ends.
+// fill the time of its exchanges, too. When one of two passes has ended, its tensor can be sent
+// before the other ends.
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,

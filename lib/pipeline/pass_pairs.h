@@ -34,8 +34,8 @@ class PassPairs {
   // which parts of the backward the weight gradients do not run within the pair.
   using KeepsWgrads = std::function<bool(const model::StagePass::Part&)>;
   const PassOrder& pair(const schedule::Action& f, const model::StagePass& forward,
-                       const schedule::Action& b, const model::StagePass& backward,
-                       const KeepsWgrads& keeps_wgrads);
+                        const schedule::Action& b, const model::StagePass& backward,
+                        const KeepsWgrads& keeps_wgrads);
   const PassOrder& alone(const schedule::Action& b, const model::StagePass& backward,
                          const KeepsWgrads& keeps_wgrads);
   bool orders_lone_backwards() const { return costs_ && delay_wgrad_; }

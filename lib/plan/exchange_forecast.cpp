@@ -46,8 +46,7 @@ std::optional<ExchangeForecast> exchange_forecast(const RunPlan& plan) {
   const schedule::Schedule s = schedule::with_messages(
       plan.schedule, plan.pipeline.paired_gradient == schedule::PairedGradient::at_once);
   const auto play = [&](const PassCosts& costs) {
-    schedule::ScheduleCosts all{.stages = {},
-                                .paired_gradient = plan.pipeline.paired_gradient};
+    schedule::ScheduleCosts all{.stages = {}, .paired_gradient = plan.pipeline.paired_gradient};
     for (int64_t stage = 0; stage < plan.layout.stages; ++stage) {
       all.parts.push_back(parts_of(plan, stage, costs));
       // What a weight gradient of its own takes.

@@ -170,8 +170,8 @@ class Estimator {
       for (const auto& b : kinds) {
         const auto forward = stage_parts(*plan_.pipeline.pair_costs, f, false).forward,
                    backward = stage_parts(*plan_.pipeline.pair_costs, b, false).backward;
-        most = std::max(most, pair_memory(pair_order(forward, backward, options), forward, backward,
-                                          behind));
+        most = std::max(
+            most, pair_memory(pair_order(forward, backward, options), forward, backward, behind));
       }
     return most;
   }

@@ -9,9 +9,7 @@ namespace mtrain::schedule {
 
 PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart> backward,
                      const PairOptions& options)
-    : forward_{.parts = forward},
-      backward_{.parts = backward},
-      delay_wgrad_(options.delay_wgrad) {
+    : forward_{.parts = forward}, backward_{.parts = backward}, delay_wgrad_(options.delay_wgrad) {
   for (Pass* const pass : {&forward_, &backward_}) {
     number_layers(*pass);
     for (const PairPart& part : pass->parts) {
@@ -68,8 +66,9 @@ bool PairClock::can(PairStep step) const {
 }
 
 double PairClock::begun() const {
-  return forward_.next == 0 ? 0
-                            : double(forward_.order[forward_.next - 1] + 1) / double(forward_.layers);
+  return forward_.next == 0
+             ? 0
+             : double(forward_.order[forward_.next - 1] + 1) / double(forward_.layers);
 }
 double PairClock::ended() const { return double(backward_.ended) / double(backward_.layers); }
 

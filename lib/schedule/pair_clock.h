@@ -20,7 +20,8 @@ class PairClock {
 
   // Whether there is a next part of the pass, or a part whose weight gradients are left.
   bool has(PairStep step) const;
-  // Whether there is one that the bounds of memory let begin. While something is left, one step can.
+  // Whether there is one that the bounds of memory let begin. While something is left, one step
+  // can.
   bool can(PairStep step) const;
   // Returns when the step would run on its stream if it was enqueued next.
   double begin_of(PairStep step) const;
@@ -41,7 +42,7 @@ class PairClock {
   double waiting() const;
 
   // For passes alone:
-  const PairPart* next(PairStep pass) const;                    // null behind the last part
+  const PairPart* next(PairStep pass) const;  // null behind the last part
   // When the next part can begin: the part before has ended, or ends when this one waits for it.
   double ready(PairStep pass) const;
   // When the host has the numbers that the next part, an exchange, waits for.

@@ -129,9 +129,8 @@ class PairCheck {
   // Finds the next step of each kind that could run while step `at` waits.
   void check_wait(const PairClock& clock, size_t at, double from, double until) {
     for (const PairStep step : {forward, backward, weight_gradients}) {
-      const auto next =
-          std::find_if(steps_.begin() + std::ptrdiff_t(at) + 1, steps_.end(),
-                       [&](const Enqueued& e) { return e.step == step; });
+      const auto next = std::find_if(steps_.begin() + std::ptrdiff_t(at) + 1, steps_.end(),
+                                     [&](const Enqueued& e) { return e.step == step; });
       if (step == steps_[at].step || next == steps_.end() || !clock.can(step)) continue;
       const Enqueued& e = *next;
       if (!is_exchange(e) && std::max(from, ready(e)) + length(e) <= until)

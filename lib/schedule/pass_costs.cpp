@@ -12,8 +12,7 @@ namespace {
 constexpr double kShareOfFirst = 2.0 / 3;
 
 PairPart exchange(double cost, bool host_waits) {
-  return {
-      .kind = PairPartKind::exchange, .cost = cost, .weight_cost = 0, .host_waits = host_waits};
+  return {.kind = PairPartKind::exchange, .cost = cost, .weight_cost = 0, .host_waits = host_waits};
 }
 PairPart compute(double cost, double weights, double ahead = 0) {
   return {.cost = cost, .weight_cost = weights, .ahead = ahead};

@@ -178,11 +178,8 @@ TEST_CASE("a table that embedding and output layer share has the same sums in pa
                                              {2, kAtOnce},
                                              {4, join({kMegatron, pipelined("dualpipev", 2)})}}) {
     CAPTURE(l.changes);
-    const Changes off = join({kPlain,
-                              l.changes,
-                              ep(2),
-                              dense,
-                              {"model.share_embeddings_and_output_weights=true"}});
+    const Changes off =
+        join({kPlain, l.changes, ep(2), dense, {"model.share_embeddings_and_output_weights=true"}});
     for (const Changes& delay : {Changes{}, kDelay})
       expect_same_bits(without_pairs(l.ranks, off, kCounting),
                        in_pairs(l.ranks, join({off, kOn, delay}), kCounting));

@@ -149,9 +149,8 @@ TEST_CASE("a random pair is in a valid order that is no slower than a plain one"
         list.push_back({.cost = cost(), .weight_cost = forward ? 0 : cost()});
       };
       const auto exchange = [&](bool host_waits) {
-        list.push_back({.kind = PairPartKind::exchange,
-                        .cost = cost() * below(3),
-                        .host_waits = host_waits});
+        list.push_back(
+            {.kind = PairPartKind::exchange, .cost = cost() * below(3), .host_waits = host_waits});
       };
       compute();
       if (below(3) == 0) continue;
@@ -164,7 +163,8 @@ TEST_CASE("a random pair is in a valid order that is no slower than a plain one"
     if (below(10) == 0) list.clear();
     return list;
   };
-  // An order whose weight gradients follow their parts may be quicker where it leaves a wait unused.
+  // An order whose weight gradients follow their parts may be quicker where it leaves a wait
+  // unused.
   int slower = 0;
   for (int i = 0; i < 500; ++i) {
     const auto f = pass(true), b = pass(false);
@@ -189,7 +189,8 @@ TEST_CASE("a random pair is in a valid order that is no slower than a plain one"
   CHECK(slower <= 1);
 }
 
-TEST_CASE("neither pass runs further ahead, and no more weight gradients wait, than memory allows") {
+TEST_CASE(
+    "neither pass runs further ahead, and no more weight gradients wait, than memory allows") {
   const PassCosts costs{.attention = {4, 5, 4},
                         .mlp = {4, 4, 4},
                         .route = {0.5, 0.5, 0.5},

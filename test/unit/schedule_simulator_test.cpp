@@ -216,8 +216,8 @@ TEST_CASE("a pass alone and its chunks, by hand") {
   std::vector<PairPart> shared = pass;
   shared[2].cost += 3, shared[2].ahead = 3;
   CHECK(simulate_pass(shared, 1, {}).exposed() == whole.exposed() - 3);
-  // Chunks in [4,5], [5,6], [7,8] and [9,10]: a return stands before the way there of the chunk after
-  // the next. The weight gradients end at 12.
+  // Chunks in [4,5], [5,6], [7,8] and [9,10]: a return stands before the way there of the chunk
+  // after the next. The weight gradients end at 12.
   CHECK(simulate_pass(shared, 4, {}).length == 13);
   // What is ahead fills no more than the exchange takes.
   shared[2].cost += 3, shared[2].ahead = 6;

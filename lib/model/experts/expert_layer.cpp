@@ -120,8 +120,8 @@ class ExpertSegment : public Segment {
   const std::string name_;
 };
 
-// Orders the tokens by expert. They can go when this has ended, also if the host gives compute other
-// work before it knows their numbers.
+// Orders the tokens by expert. They can go when this has ended, also if the host gives compute
+// other work before it knows their numbers.
 void leave(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor& x_TH,
            const Tensor& expert_TK, const Tensor& weight_TK) {
   f.route = l.dispatcher->route(step, expert_TK, l.capacity(step, expert_TK.dim(0)));

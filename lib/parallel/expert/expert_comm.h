@@ -47,9 +47,9 @@ class ExpertComm {
   int64_t first_expert() const { return rank() * experts_here(); }
   Stream& stream() const { return stream_; }
 
-  // Calls `communicate(group, stream)`, whose work runs after `rows_ready`. Returns the event of its
-  // end. Unless everything that compute has been given comes before `rows_ready`, the memory that
-  // it writes is to be allocated on stream().
+  // Calls `communicate(group, stream)`, whose work runs after `rows_ready`. Returns the event of
+  // its end. Unless everything that compute has been given comes before `rows_ready`, the memory
+  // that it writes is to be allocated on stream().
   template <class F>
   Event enqueue(const Event& rows_ready, const F& communicate) const {
     stream_.wait(rows_ready);  // edge: rows -> their way

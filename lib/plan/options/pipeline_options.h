@@ -27,9 +27,9 @@ struct PipelineOptions {
   // A segment's weight gradients run after the whole of its input gradient, not amid it; where
   // parts are ordered by costs, after the exchanges that can begin.
   bool split_wgrad = false;
-  // The output layer of the last stage and the embedding of the first one add to the gradient of one
-  // table, which is on one rank. In a pair of passes the output layer then comes last, so that the
-  // order of these sums does not depend on what runs together.
+  // The output layer of the last stage and the embedding of the first one add to the gradient of
+  // one table, which is on one rank. In a pair of passes the output layer then comes last, so that
+  // the order of these sums does not depend on what runs together.
   bool head_shares_table = false;
   // If parameters are sharded over data-parallel ranks, the list keeps those of this many stages
   // gathered at once. 0: they are gathered for each use.
