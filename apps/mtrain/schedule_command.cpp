@@ -151,6 +151,116 @@ void show_schedule(ScheduleOptions o) {
              schedule_text(s, timeline, o.columns));
 }
 
+const CLI::Range kTime(0.0, 1e9);
+
+void add_size_options(CLI::App& command, ScheduleOptions& o) {
+  std::string names;
+  for (const schedule::ScheduleKind& kind : schedule::schedule_kinds())
+    names += (names.empty() ? "" : ", ") + std::string(kind.name);
+  auto* name = command.add_option(
+      "--name", o.name, names + "; 1f1b unless given, interleaved_1f1b with --moe-overlap");
+  // A picture has a row per rank, and nobody looks at more rows than these.
+  const auto whole = CLI::Range(1, 1024);
+  std::vector<CLI::Option*> sizes{
+      name,
+      command.add_option("--pp", o.size.pp, "ranks")->check(whole)->capture_default_str(),
+      command
+          .add_option("--vpp", o.size.stages_per_rank,
+                      "stages per rank; the fewest that the schedule can have unless given")
+          ->check(whole),
+      command.add_option("--micro", o.size.micro_batches, "micro-batches")
+          ->check(CLI::Range(1, 1 << 16))
+          ->capture_default_str(),
+      command.add_option("--group", o.size.group, "interleaved: micro-batches in a row per stage")
+          ->check(CLI::Range(1, 1 << 16)),
+      command.add_flag(
+          "--moe-overlap", o.size.moe_overlap,
+          "forwards run together with backwards: interleaved_1f1b, dualpipev or, on one rank, "
+          "1f1b (overlap_moe_expert_parallel_comm, fine_grained_1f1b)")};
+  auto* from = command.add_option("--from-csv", o.from_csv, "a table instead of a name");
+  for (CLI::Option* size : sizes) from->excludes(size);
+}
+
+void add_time_options(CLI::App& command, ScheduleOptions& o) {
+  schedule::StageCost& cost = o.costs.stages[0];
+  for (CLI::Option* time :
+       {command.add_option("--forward", cost.F, "time of a stage's forward"),
+        command.add_option("--input-gradient", cost.I, "time of a stage's input gradient"),
+        command.add_option("--weight-gradient", cost.W, "time of a stage's weight gradient")})
+    time->check(kTime);
+  command
+      .add_option("--together", o.costs.together,
+                  "share of their times that a forward and a backward take together")
+      ->check(CLI::Range(0.5, 1.0));
+  const std::map<std::string, schedule::PairedGradient> gradients{
+      {"at_end", schedule::PairedGradient::at_end},
+      {"in_order", schedule::PairedGradient::in_order},
+      {"at_once", schedule::PairedGradient::at_once}};
+  command
+      .add_option("--paired-gradient", o.costs.paired_gradient,
+                  "when the gradient of a backward beside a forward is sent: at_end of both, "
+                  "in_order with compute (fine_grained_1f1b), or at_once "
+                  "(overlap_p2p_backward_on_comm_stream)")
+      ->transform(CLI::CheckedTransformer(gradients));
+  command
+      .add_option("--forward-behind", o.costs.forward_behind,
+                  "at_once: share of the forward that follows the gradient")
+      ->check(CLI::Range(0.0, 1.0));
+}
+
+// Returns the options that tell more of exchanges.
+std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOptions& o) {
+  auto* exchange = command.add_option(
+      "--exchange", o.exchange,
+      "time of experts' exchanges as a share of that of all computations; all layers have experts");
+  exchange->check(CLI::Range(1e-6, 100.0));
+  auto* part = command.add_option(
+      "--part", o.parts,
+      "NAME=F,I,W: measured times of a layer's attention, route, experts, shared, exchange (one "
+      "way), or of the head, instead of shares of a stage; others take no time");
+  for (const char* time : {"--forward", "--input-gradient", "--weight-gradient", "--exchange"})
+    part->excludes(command.get_option(time));
+  std::vector<CLI::Option*> of_exchanges{
+      command.add_option("--layers", o.layers, "layers per stage")->check(CLI::Range(1, 1 << 10)),
+      command
+          .add_option("--chunks", o.costs.exchange_chunks,
+                      "chunks of a layer's exchanges where a pass runs alone "
+                      "(comm_overlap.moe_dispatch_chunks)")
+          ->check(CLI::Range(1, 1 << 10)),
+      command.add_flag(
+          "--delay-wgrad", o.costs.pair.delay_wgrad,
+          "weight gradients behind the exchanges that can start (delay_wgrad_compute)"),
+      command.add_flag("--shared-overlap", o.shared_overlap,
+                       "each GEMM of the shared expert beside an exchange "
+                       "(shared_expert_overlap)")};
+  for (CLI::Option* with : {exchange, part})
+    for (const char* share : {"--together", "--forward-behind"})
+      with->excludes(command.get_option(share));
+  return of_exchanges;
+}
+
+void add_message_options(CLI::App& command, ScheduleOptions& o) {
+  command.add_option("--p2p-latency", o.costs.p2p_latency, "time until a message arrives")
+      ->check(kTime);
+  command
+      .add_option("--p2p-transfer", o.costs.p2p_transfer, "time that a message keeps its link busy")
+      ->check(kTime);
+  command.add_flag("--one-link", o.costs.one_link,
+                   "a rank's messages to all others share a link, as with comm.link");
+  auto* delayed = command.add_option(
+      "--delayed-wgrad", o.costs.delayed_wgrad,
+      "share of a backward's weight gradients that follow the sending of its gradient");
+  delayed->check(CLI::Range(0.0, 1.0))
+      ->excludes(command.get_option("--exchange"))
+      ->excludes(command.get_option("--part"));
+  command.add_flag("--no-overlap", o.no_overlap, "ranks wait until their messages have arrived")
+      ->excludes(delayed);
+  command
+      .add_option("--gathered", o.gathered,
+                  "sharded weights: stages whose weights a rank may gather at once")
+      ->check(CLI::Range(2, 1 << 16));
+}
+
 }  // namespace
 
 void add_schedule_command(CLI::App& app) {
@@ -164,99 +274,10 @@ void add_schedule_command(CLI::App& app) {
       "--part exchange=2,2\n"
       "  mtrain schedule --pp 4 --micro 8 --name dualpipev --csv > mine.csv    then, edited:\n"
       "  mtrain schedule --from-csv mine.csv");
-  std::string names;
-  for (const schedule::ScheduleKind& kind : schedule::schedule_kinds())
-    names += (names.empty() ? "" : ", ") + std::string(kind.name);
-  auto* name = command->add_option(
-      "--name", o->name, names + "; 1f1b unless given, interleaved_1f1b with --moe-overlap");
-  // A picture has a row per rank, and nobody looks at more rows than these.
-  const auto whole = CLI::Range(1, 1024);
-  std::vector<CLI::Option*> sizes{
-      name,
-      command->add_option("--pp", o->size.pp, "ranks")->check(whole)->capture_default_str(),
-      command
-          ->add_option("--vpp", o->size.stages_per_rank,
-                       "stages per rank; the fewest that the schedule can have unless given")
-          ->check(whole),
-      command->add_option("--micro", o->size.micro_batches, "micro-batches")
-          ->check(CLI::Range(1, 1 << 16))
-          ->capture_default_str(),
-      command->add_option("--group", o->size.group, "interleaved: micro-batches in a row per stage")
-          ->check(CLI::Range(1, 1 << 16)),
-      command->add_flag(
-          "--moe-overlap", o->size.moe_overlap,
-          "forwards run together with backwards: interleaved_1f1b, dualpipev or, on one rank, "
-          "1f1b (overlap_moe_expert_parallel_comm, fine_grained_1f1b)")};
-  auto* from = command->add_option("--from-csv", o->from_csv, "a table instead of a name");
-  for (CLI::Option* size : sizes) from->excludes(size);
-
-  const auto time = CLI::Range(0.0, 1e9);
-  schedule::StageCost& cost = o->costs.stages[0];
-  const std::vector<CLI::Option*> times{
-      command->add_option("--forward", cost.F, "time of a stage's forward"),
-      command->add_option("--input-gradient", cost.I, "time of a stage's input gradient"),
-      command->add_option("--weight-gradient", cost.W, "time of a stage's weight gradient")};
-  for (CLI::Option* t : times) t->check(time);
-  auto* together =
-      command->add_option("--together", o->costs.together,
-                          "share of their times that a forward and a backward take together");
-  together->check(CLI::Range(0.5, 1.0));
-  const std::map<std::string, schedule::PairedGradient> gradients{
-      {"at_end", schedule::PairedGradient::at_end},
-      {"in_order", schedule::PairedGradient::in_order},
-      {"at_once", schedule::PairedGradient::at_once}};
-  command
-      ->add_option("--paired-gradient", o->costs.paired_gradient,
-                   "when the gradient of a backward beside a forward is sent: at_end of both, "
-                   "in_order with compute (fine_grained_1f1b), or at_once "
-                   "(overlap_p2p_backward_on_comm_stream)")
-      ->transform(CLI::CheckedTransformer(gradients));
-  auto* forward_behind =
-      command->add_option("--forward-behind", o->costs.forward_behind,
-                          "at_once: share of the forward that follows the gradient");
-  forward_behind->check(CLI::Range(0.0, 1.0));
-  auto* exchange = command->add_option(
-      "--exchange", o->exchange,
-      "time of experts' exchanges as a share of that of all computations; all layers have experts");
-  exchange->check(CLI::Range(1e-6, 100.0));
-  auto* part = command->add_option(
-      "--part", o->parts,
-      "NAME=F,I,W: measured times of a layer's attention, route, experts, shared, exchange (one "
-      "way), or of the head, instead of shares of a stage; others take no time");
-  for (CLI::Option* t : times) part->excludes(t);
-  part->excludes(exchange);
-  const std::vector<CLI::Option*> of_exchanges{
-      command->add_option("--layers", o->layers, "layers per stage")->check(CLI::Range(1, 1 << 10)),
-      command
-          ->add_option("--chunks", o->costs.exchange_chunks,
-                       "chunks of a layer's exchanges where a pass runs alone "
-                       "(comm_overlap.moe_dispatch_chunks)")
-          ->check(CLI::Range(1, 1 << 10)),
-      command->add_flag(
-          "--delay-wgrad", o->costs.pair.delay_wgrad,
-          "weight gradients behind the exchanges that can start (delay_wgrad_compute)"),
-      command->add_flag("--shared-overlap", o->shared_overlap,
-                        "each GEMM of the shared expert beside an exchange "
-                        "(shared_expert_overlap)")};
-  for (CLI::Option* with : {exchange, part}) with->excludes(together)->excludes(forward_behind);
-  command->add_option("--p2p-latency", o->costs.p2p_latency, "time until a message arrives")
-      ->check(time);
-  command
-      ->add_option("--p2p-transfer", o->costs.p2p_transfer,
-                   "time that a message keeps its link busy")
-      ->check(time);
-  command->add_flag("--one-link", o->costs.one_link,
-                    "a rank's messages to all others share a link, as with comm.link");
-  auto* delayed = command->add_option(
-      "--delayed-wgrad", o->costs.delayed_wgrad,
-      "share of a backward's weight gradients that follow the sending of its gradient");
-  delayed->check(CLI::Range(0.0, 1.0))->excludes(exchange)->excludes(part);
-  command->add_flag("--no-overlap", o->no_overlap, "ranks wait until their messages have arrived")
-      ->excludes(delayed);
-  command
-      ->add_option("--gathered", o->gathered,
-                   "sharded weights: stages whose weights a rank may gather at once")
-      ->check(CLI::Range(2, 1 << 16));
+  add_size_options(*command, *o);
+  add_time_options(*command, *o);
+  const std::vector<CLI::Option*> of_exchanges = add_exchange_options(*command, *o);
+  add_message_options(*command, *o);
 
   command->add_flag("--text", o->text, "as text (the default)");
   command->add_flag("--csv", o->csv, "as a table that distributed.pipeline.pp_schedule_csv reads");
