@@ -152,26 +152,32 @@ class Estimator {
     const Count last = delayed > 1 ? layer + unsent_per_token(delayed - 1) : 0;
     return chunk * chunks_held(shape_, pp_rank_,
                                {.behind = behind / all,
-                                .pair = std::max(pair(behind / all), last / chunk),
+                                .pair = std::max(pair_per_token(layer), last) / chunk,
                                 .unsent = unsent_per_token(delayed) / chunk});
   }
 
-  // Chunks that a pair of passes holds beyond one. Of a chunk `behind` waits for weight gradients.
-  Count pair(Count behind) const {
-    if (!plan_.pipeline.pair_costs) {  // of each pass one layer is under way
-      return std::min<Count>(1, 2 * Count(stages_.size()) / Count(layers_.all()));
-    }
+  // Bytes per token that a pair of passes keeps beyond those of one; `layer` is the mean of a
+  // layer.
+  Count pair_per_token(Count layer) const {
+    if (!plan_.pipeline.pair_costs)  // of each pass one layer is under way
+      return layer * std::min<Count>(2, Count(layers_.all()) / Count(stages_.size()));
     std::set<std::vector<bool>> kinds;
     for (const int64_t stage : stages_) kinds.insert(experts_of_stage(plan_, stage));
     kinds.erase(std::vector<bool>());
+    const auto memory = [&](const std::vector<bool>& experts) {
+      std::vector<schedule::LayerMemory> layers;
+      for (const bool moe : experts)
+        layers.push_back({layer_.kept_per_token(moe), layer_.behind_per_token(moe)});
+      return layers;
+    };
     const schedule::PairOptions options{.delay_wgrad = plan_.pipeline.split_wgrad};
     Count most = 0;
     for (const auto& f : kinds)
       for (const auto& b : kinds) {
         const auto forward = stage_parts(*plan_.pipeline.pair_costs, f, false).forward,
                    backward = stage_parts(*plan_.pipeline.pair_costs, b, false).backward;
-        most = std::max(
-            most, pair_memory(pair_order(forward, backward, options), forward, backward, behind));
+        most = std::max(most, pair_memory(pair_order(forward, backward, options), forward, backward,
+                                          memory(f), memory(b)));
       }
     return most;
   }

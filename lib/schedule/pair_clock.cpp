@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 
@@ -63,23 +64,6 @@ bool PairClock::can(PairStep step) const {
   // The layers of a backward count as many as those of the forward whose memory they free.
   return backward_.ended == backward_.layers ||
          (layer + 1 - kLayersAhead) * backward_.layers <= backward_.ended * forward_.layers;
-}
-
-double PairClock::begun() const {
-  return forward_.next == 0
-             ? 0
-             : double(forward_.order[forward_.next - 1] + 1) / double(forward_.layers);
-}
-double PairClock::ended() const { return double(backward_.ended) / double(backward_.layers); }
-
-double PairClock::waiting() const {
-  double left = 0, all = 0;
-  for (size_t i = 0; i < backward_.parts.size(); ++i) {
-    const double cost = backward_.parts[i].weight_cost;
-    all += cost;
-    if (i >= held_ && backward_.order[i] < backward_.ended) left += cost;
-  }
-  return all > 0 ? left / all : 0;
 }
 
 double PairClock::ready(PairStep pass) const {
@@ -163,12 +147,41 @@ PairStepTime PairClock::enqueue(PairStep step) {
 }
 
 double pair_memory(std::span<const PairStep> order, std::span<const PairPart> forward,
-                   std::span<const PairPart> backward, double waiting) {
-  PairClock clock(forward, backward, {});
-  double most = 0;
+                   std::span<const PairPart> backward, std::span<const LayerMemory> forward_layers,
+                   std::span<const LayerMemory> backward_layers) {
+  // Of each layer of the backward: its weight gradients in all, those that are left, and its parts.
+  struct Layer {
+    double weights = 0, left = 0;
+    int64_t parts = 0;
+  };
+  std::vector<Layer> layers(backward_layers.size());
+  for (const PairPart& part : backward) {
+    Layer& layer = layers[size_t(part.layer)];
+    layer.weights += part.weight_cost, layer.left += part.weight_cost;
+    ++layer.parts;
+  }
+  size_t next_f = 0, next_b = 0, next_w = 0;
+  int64_t filled = -1;  // the latest layer of the forward
+  double held = 0, most = 0;
   for (const PairStep step : order) {
-    clock.enqueue(step);
-    most = std::max(most, clock.begun() - clock.ended() + waiting * clock.waiting());
+    if (step == PairStep::forward) {
+      const int64_t layer = forward[next_f++].layer;
+      if (std::exchange(filled, layer) != layer) held += forward_layers[size_t(layer)].kept;
+    } else if (step == PairStep::backward) {
+      const int64_t l = backward[next_b++].layer;
+      Layer& layer = layers[size_t(l)];
+      const LayerMemory& memory = backward_layers[size_t(l)];
+      const double waits = layer.weights > 0 ? layer.left / layer.weights : 0;
+      if (--layer.parts == 0) held += waits * memory.waiting - memory.kept;
+    } else {
+      while (backward[next_w].weight_cost == 0) ++next_w;
+      const PairPart& part = backward[next_w++];
+      Layer& layer = layers[size_t(part.layer)];
+      layer.left -= part.weight_cost;
+      const double waiting = backward_layers[size_t(part.layer)].waiting;
+      if (layer.parts == 0) held -= part.weight_cost / layer.weights * waiting;
+    }
+    most = std::max(most, held);
   }
   return most;
 }

@@ -35,12 +35,6 @@ class PairClock {
   // Whether all that is left can be done as early as from `other`, of which as much is left.
   bool as_good_as(const PairClock& other) const;
 
-  // Shares of its layers that the forward has begun, and that the backward has ended.
-  double begun() const;
-  double ended() const;
-  // The share of the weight gradients of all layers that are left of layers that have ended.
-  double waiting() const;
-
   // For passes alone:
   const PairPart* next(PairStep pass) const;  // null behind the last part
   // When the next part can begin: the part before has ended, or ends when this one waits for it.

@@ -69,11 +69,17 @@ std::vector<PairStep> alternating_pair_order(std::span<const PairPart> forward,
                                              std::span<const PairPart> backward,
                                              const PairOptions& options);
 
-// Returns the most that an order holds at once beyond one micro-batch, in micro-batches: what the
-// forward has filled, less what the backward has freed. Of the memory of a layer `waiting` is kept
-// for its weight gradients. Layers count alike; all must be named.
+// What a pass keeps of a layer from its forward to its backward, in bytes or any unit, and how much
+// of that its weight gradients need.
+struct LayerMemory {
+  double kept = 0, waiting = 0;
+};
+// Returns the most that an order holds at once beyond all layers of the backward: what the forward
+// has filled, less what the backward has freed. All parts must name their layers, which index
+// `forward_layers` and `backward_layers`.
 double pair_memory(std::span<const PairStep> order, std::span<const PairPart> forward,
-                   std::span<const PairPart> backward, double waiting);
+                   std::span<const PairPart> backward, std::span<const LayerMemory> forward_layers,
+                   std::span<const LayerMemory> backward_layers);
 
 struct PairStepTime {
   double begin = 0, end = 0;
