@@ -31,7 +31,7 @@ struct ExpertFlow {
   ExpertRows again = {};  // in backward: the experts' inputs, where they were not kept
   // In the place of rows and again from the dispatch on, where these travel in chunks.
   std::shared_ptr<ChunkedRows> chunks = {}, chunks_again = {};
-  // Of a shared expert that computes in parts, while rows travel.
+  // A shared expert that computes in parts, while rows travel, keeps these between the parts.
   std::shared_ptr<SharedExpertActivations> shared = {};
 };
 

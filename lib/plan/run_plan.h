@@ -50,7 +50,7 @@ struct RunPlan {
   ModelParameters parameters;  // counts for the whole model
   TokenCost token_cost;
   RecomputeOptions recompute;
-  // Of a micro-batch, by estimate; absent for a model whose experts exchange nothing.
+  // The estimated costs of a micro-batch; absent for a model whose experts exchange nothing.
   std::optional<schedule::PassCosts> pass_costs;
   DType compute_dtype = DType::f32;   // type of activations and of the weights that GEMMs read
   std::optional<DType> logits_dtype;  // the loss reads logits rounded to it; empty: as they are

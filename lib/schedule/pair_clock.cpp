@@ -149,7 +149,7 @@ PairStepTime PairClock::enqueue(PairStep step) {
 double pair_memory(std::span<const PairStep> order, std::span<const PairPart> forward,
                    std::span<const PairPart> backward, std::span<const LayerMemory> forward_layers,
                    std::span<const LayerMemory> backward_layers) {
-  // Of each layer of the backward: its weight gradients in all, those that are left, and its parts.
+  // A layer of the backward has weight gradients, of which some are left, and parts to be enqueued.
   struct Layer {
     double weights = 0, left = 0;
     int64_t parts = 0;

@@ -34,9 +34,9 @@ struct PairPart {
   int64_t layer = -1;
 };
 
-// Where parts name their layers, the forward begins at most so many layers more than the backward
-// has ended (a layer counts by its share of its pass), and weight gradients of at most so many
-// layers wait: what a pair holds beyond one micro-batch.
+// The order lets the forward begin at most so many layers more than the backward has ended, and
+// weight gradients of at most so many layers wait: this bounds what a pair holds beyond one
+// micro-batch. A layer counts by its share of its pass, and parts without a layer are not bounded.
 inline constexpr int64_t kLayersAhead = 2;
 
 // What is enqueued next: the next part of a pass, or the weight gradients of a part of the

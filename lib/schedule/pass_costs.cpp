@@ -8,7 +8,7 @@ namespace mtrain::schedule {
 
 namespace {
 
-// Of an expert's three matrices, two are those of its first GEMM.
+// An expert has three matrices, and its first GEMM two of them.
 constexpr double kShareOfFirst = 2.0 / 3;
 
 PairPart exchange(double cost, bool host_waits) {

@@ -69,7 +69,7 @@ for share in $shares; do
       say "$i $(median run step_ms) $(median run comm.ep.busy_ms) $(median run comm.ep.exposed_ms) $(median run comm.ep.paired_busy_ms) $(median run comm.ep.paired_exposed_ms) $(median run comm.ep.idle_ms)" >>"$work/times"
     done
   done
-  base=$(awk '$1 == "free" { print $2 }' "$work/times" | sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+  base=$(median_free)
   # A rank of pp has 4 / pp layers, each of which exchanges rows four times in a micro-batch.
   exchange=$(awk "BEGIN { print $share / 100 * $base / (4 * 16 * 4 / $pp) }")
   simulated_free=$(simulate 0)

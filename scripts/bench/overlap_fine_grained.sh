@@ -61,7 +61,7 @@ for share in $shares; do
       say "$i $(median run step_ms) $(median run comm.pp.exposed_ms)" >>"$work/times"
     done
   done
-  base=$(awk '$1 == "free" { print $2 }' "$work/times" | sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+  base=$(median_free)
   # A message's time in forwards of a chunk, as fast as these were meanwhile.
   transfer=$(awk -v b=$bytes -v gbps="$gbps" -v ms="$base" -v units="$free_units" \
     'BEGIN { print b * 8 / (gbps * 1e9) * 1e3 / (ms / units) }')

@@ -25,6 +25,10 @@ median() {
   sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p" "$work/$1/metrics.jsonl" | tail -n +5 | sort -g |
     awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'
 }
+# median_free: prints the median of the lines "free <ms>" in $work/times
+median_free() {
+  awk '$1 == "free" { print $2 }' "$work/times" | sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'
+}
 # link_gbps <bytes> <ms> <share>: prints the speed of a link on which the bytes take `share` per cent of the time; 0 if
 # the share is 0
 link_gbps() { awk -v bytes="$1" -v ms="$2" -v share="$3" 'BEGIN { print (share > 0 ? bytes * 8 / (share / 100 * ms * 1e-3) / 1e9 : 0) }'; }

@@ -26,8 +26,8 @@ struct ExpertRows {
   // fp32, optional: the router's weight of each row, or its gradient. Where rows that travel stand
   // for several choices, (R, K).
   Tensor weight_R = {};
-  // Of rows that travel: when they have arrived. Of rows that are to leave: when they can, unless
-  // they can after all that compute has been given when they are sent.
+  // Rows that travel have arrived when this event has passed, and rows that are to leave can leave
+  // then. Without an event rows leave after all that compute has been given when they are sent.
   Event there = {};
 };
 struct TokenSums {

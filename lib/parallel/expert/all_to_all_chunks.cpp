@@ -15,7 +15,7 @@ ChunkedPath chunked_path(Stream& compute, const ExpertComm& comm, int64_t chunks
   const int64_t ranks = comm.ranks(), here = comm.experts_here();
   MT_CHECK(chunks <= here, "{} chunks of {} experts", chunks, here);
   ChunkedPath all;
-  // Where the rows of each expert begin among those that leave.
+  // The rows of expert e of rank r begin at starts[r here + e] among those that leave.
   std::vector<int64_t> starts{0};
   for (int64_t rank = 0; rank < ranks; ++rank)
     for (int64_t e = 0; e < here; ++e)

@@ -60,12 +60,13 @@ class ExpertComm {
   // Brings the rows of x_RN, which lie in the order of the ranks to which they go, to these ranks.
   // Returns the rows that come, in the order of the ranks from which they come, and the event of
   // their arrival. x may have more rows than go, and a tensor of one dim has rows of one element.
-  // Where experts are divided, the rows that have come over ep are then gathered over tp. They
-  // leave at `ready`.
+  // The rows leave at `ready`, and those that have come over ep are then gathered over tp where
+  // experts are divided.
   std::pair<Tensor, Event> exchange(const Event& ready, const Tensor& x_RN,
                                     const RowCounts& counts) const;
-  // Brings rows back; `counts` are those of exchange(). Where experts are divided, the parts are
-  // first summed over tp, in the memory of x_RN. `into` (optional) is the memory of the result.
+  // Brings rows back at `ready`; `counts` are those of exchange(). Where experts are divided, the
+  // parts are first summed over tp, in the memory of x_RN. `into` (optional) is the memory of the
+  // result.
   std::pair<Tensor, Event> exchange_back(const Event& ready, const Tensor& x_RN,
                                          const RowCounts& counts, const Tensor& into = {}) const;
   // The same for rows with their weights, if they have some. They leave at rows.there; without it,
