@@ -1,6 +1,7 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
 
 #include "base/error.h"
@@ -24,6 +25,9 @@ struct Group::State {
   uint64_t calls = 0;                  // so far; the same on every rank
 
   int size() const { return int(ranks.size()); }
+  std::shared_ptr<EmulatedLink> link_of(const Stream& stream) const {
+    return link && link->carries(stream.id()) ? link : nullptr;
+  }
 
   // Enqueues one call, run(communicator, context), on `stream`. `sent` are the bytes that a rank
   // sends over the link in the best algorithm.
@@ -58,12 +62,19 @@ void tell_idle(const device::LaunchContext& context, const Communicator& c,
 
 }  // namespace
 
+bool EmulatedLink::carries(device::StreamId stream) const {
+  return link_.streams.empty() ||
+         std::ranges::find(link_.streams, stream_kind_name(stream.kind)) != link_.streams.end();
+}
+
 void EmulatedLink::carry(double bytes, Communicator::Clock::time_point start) {
   Communicator::Clock::time_point carried;
   {
     std::lock_guard lock(mutex_);
     const double busy = link_.gbps > 0 ? bytes * 8 / (link_.gbps * 1e9) : 0;
-    free_ = carried = std::max(start, free_) + seconds(busy);
+    const Communicator::Clock::time_point behind = std::max(start, free_) + seconds(busy);
+    carried = bytes <= kPacketBytes ? start + seconds(busy) : behind;
+    free_ = behind;
   }
   std::this_thread::sleep_until(carried + seconds(link_.latency_us * 1e-6));
 }
@@ -95,8 +106,8 @@ void Group::State::enqueue_collective(Stream& stream, device::LaunchInfo info, O
   // A link carries data both ways at once, so that the larger number keeps it.
   const double kept = std::max(bytes.sent, bytes.received);
   enqueue(stream, std::move(info), bytes.sent,
-          [link = link, kept, run = std::move(run)](Communicator& c,
-                                                    const device::LaunchContext& context) {
+          [link = link_of(stream), kept, run = std::move(run)](
+              Communicator& c, const device::LaunchContext& context) {
             Communicator::Clock::time_point begun;
             if (context.idle_ns) begun = Communicator::Clock::now();
             run(c, context);
@@ -185,23 +196,38 @@ void Group::all_to_all(const Tensor& in, const Tensor& out, Stream& stream) cons
 
 void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, const Tensor& out,
                        const std::vector<int64_t>& receives, Stream& stream) const {
-  int64_t sent = 0, received = 0;
-  for (const int64_t n : sends) sent += n;
-  for (const int64_t n : receives) received += n;
-  MT_CHECK(int(sends.size()) == size() && int(receives.size()) == size() && sent <= in.count() &&
-               received <= out.count() && in.dtype() == out.dtype(),
-           "all_to_all in {}: sends {} of {} elements to {} ranks, receives {} of {}", name(), sent,
-           in.count(), sends.size(), received, out.count());
-  if (size() == 1) return copy("all_to_all", in, out, stream);
+  all_to_all({{in, sends, out, receives}}, stream);
+}
+
+void Group::all_to_all(const std::vector<ToAll>& tensors, Stream& stream) const {
+  std::vector<comm::ToAll> spans;
+  device::LaunchInfo info{.name = "all_to_all"};
+  OverLink wire{0, 0};
   const auto own = size_t(rank());
-  const auto element = double(dtype_size(in.dtype()));
-  const OverLink wire{double(sent - sends[own]) * element,
-                      double(received - receives[own]) * element};
-  state_->enqueue_collective(stream, {.name = "all_to_all", .reads = {in}, .writes = {out}}, wire,
-                             [in = ConstSpan(in), out = Span(out), sends, receives](
-                                 Communicator& c, const device::LaunchContext& context) {
-                               c.all_to_all(in, sends, out, receives, context);
-                             });
+  for (const auto& [in, sends, out, receives] : tensors) {
+    const int64_t sent = std::accumulate(sends.begin(), sends.end(), int64_t{0}),
+                  received = std::accumulate(receives.begin(), receives.end(), int64_t{0});
+    MT_CHECK(int(sends.size()) == size() && int(receives.size()) == size() && sent <= in.count() &&
+                 received <= out.count() && in.dtype() == out.dtype(),
+             "all_to_all in {}: sends {} of {} elements to {} ranks, receives {} of {}", name(),
+             sent, in.count(), sends.size(), received, out.count());
+    if (size() == 1) {
+      copy("all_to_all", in, out, stream);
+      continue;
+    }
+    const auto element = double(dtype_size(in.dtype()));
+    wire.sent += double(sent - sends[own]) * element;
+    wire.received += double(received - receives[own]) * element;
+    info.reads.push_back(in);
+    info.writes.push_back(out);
+    spans.push_back({in, sends, out, receives});
+  }
+  if (spans.empty()) return;
+  state_->enqueue_collective(
+      stream, std::move(info), wire,
+      [spans = std::move(spans)](Communicator& c, const device::LaunchContext& context) {
+        c.all_to_all(spans, context);
+      });
 }
 
 void Group::broadcast(const Tensor& data, int root, Stream& stream) const {
@@ -241,7 +267,7 @@ void Group::exchange(std::vector<Message> messages, Stream& stream) const {
   if (transfers.empty()) return;
   // An emulated link delays messages at their sender, so that a receive that is posted early gets
   // them no sooner.
-  const auto link = info.reads.empty() ? nullptr : state_->link;
+  const auto link = info.reads.empty() ? nullptr : state_->link_of(stream);
   state_->enqueue(stream, std::move(info), sent,
                   [transfers, link, sent](Communicator& c, const device::LaunchContext& context) {
                     const auto begun = Communicator::Clock::now();

@@ -15,13 +15,19 @@ namespace mtrain::comm {
 struct Link {
   double latency_us = 0;
   double gbps = 0;  // Gbit/s that a rank can send, and receive at the same time; 0: unlimited
+  // The kinds of streams whose communication takes it (device::stream_kind_name); empty: all.
+  std::vector<std::string> streams = {};
   bool emulated() const { return latency_us > 0 || gbps > 0; }
 };
 
-// A rank's emulated link. All groups of the rank share its bandwidth.
+// A rank's emulated link. All groups of the rank share its bandwidth. What is larger than a packet
+// follows on what was given before; networks carry packets of other messages in between, so that a
+// smaller message arrives without waiting for these, and delays them by its own time.
 class EmulatedLink {
  public:
-  explicit EmulatedLink(Link link) : link_(link) {}
+  explicit EmulatedLink(Link link) : link_(std::move(link)) {}
+  bool carries(device::StreamId stream) const;
+  static constexpr double kPacketBytes = 4096;
   // Returns when `bytes`, the larger number of those sent and those received, have arrived, which
   // could leave at `start`.
   void carry(double bytes, Communicator::Clock::time_point start);
@@ -69,6 +75,14 @@ class Group {
   // receives[rank()] of rank p is the same number.
   void all_to_all(const Tensor& in, const std::vector<int64_t>& sends, const Tensor& out,
                   const std::vector<int64_t>& receives, Stream& stream) const;
+  // The same for several tensors, which travel together.
+  struct ToAll {
+    Tensor in;
+    std::vector<int64_t> sends;
+    Tensor out;
+    std::vector<int64_t> receives;
+  };
+  void all_to_all(const std::vector<ToAll>& tensors, Stream& stream) const;
   void broadcast(const Tensor& data, int root, Stream& stream) const;
   void send(const Tensor& data, int to, Stream& stream) const;
   void receive(const Tensor& data, int from, Stream& stream) const;

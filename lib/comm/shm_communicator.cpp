@@ -82,40 +82,10 @@ class ShmCommunicator : public Communicator {
     if (in.count == 0) barrier({});
   }
 
-  void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
-                  const std::vector<int64_t>& receives, const device::LaunchContext&) override {
-    const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
+  void all_to_all(const std::vector<ToAll>& tensors, const device::LaunchContext&) override {
     begin();
-    // The longest part of any two ranks decides the number of steps, so that all ranks exchange
-    // their sizes first.
-    int64_t longest = *std::max_element(sends.begin(), sends.end());
-    step([&](std::byte* slot) { std::memcpy(slot, sends.data(), sends.size() * sizeof(int64_t)); },
-         [&](int peer, const std::byte* slot) {
-           std::vector<int64_t> theirs(sends.size());
-           std::memcpy(theirs.data(), slot, theirs.size() * sizeof(int64_t));
-           longest = std::max(longest, *std::max_element(theirs.begin(), theirs.end()));
-           MT_CHECK(theirs[size_t(rank())] == receives[size_t(peer)],
-                    "all_to_all: rank {} sends {} elements, rank {} expects {}", peer,
-                    theirs[size_t(rank())], rank(), receives[size_t(peer)]);
-         });
-    std::vector<int64_t> from(sends.size() + 1), to(sends.size() + 1);
-    std::partial_sum(sends.begin(), sends.end(), from.begin() + 1);
-    std::partial_sum(receives.begin(), receives.end(), to.begin() + 1);
-    const auto me = size_t(rank());
-    copy(bytes_at(out, to[me]), bytes_at(in, from[me]), sends[me] * size);
-    for (int64_t first = 0; first < longest; first += chunk) {
-      const auto left = [&](int64_t count) { return std::clamp<int64_t>(count - first, 0, chunk); };
-      step(
-          [&](std::byte* slot) {
-            for (int peer = 0; peer < ranks(); ++peer)
-              copy(slot + peer * chunk * size, bytes_at(in, from[size_t(peer)] + first),
-                   left(sends[size_t(peer)]) * size);
-          },
-          [&](int peer, const std::byte* slot) {
-            copy(bytes_at(out, to[size_t(peer)] + first), slot + rank() * chunk * size,
-                 left(receives[size_t(peer)]) * size);
-          });
-    }
+    const std::vector<int64_t> longest = longest_parts(tensors);
+    for (size_t i = 0; i < tensors.size(); ++i) parts_to_all(tensors[i], longest[i]);
   }
 
   void broadcast(Span data, int root, const device::LaunchContext&) override {
@@ -164,6 +134,53 @@ class ShmCommunicator : public Communicator {
   }
   static void copy(std::byte* to, const std::byte* from, int64_t bytes) {
     if (bytes > 0) std::memcpy(to, from, size_t(bytes));
+  }
+
+  // Returns the longest part of each tensor between any two ranks, which decides the number of
+  // steps: all ranks tell each other their sizes.
+  std::vector<int64_t> longest_parts(const std::vector<ToAll>& tensors) {
+    const auto n = size_t(ranks());
+    std::vector<int64_t> own, longest;
+    for (const ToAll& t : tensors) {
+      own.insert(own.end(), t.sends.begin(), t.sends.end());
+      longest.push_back(*std::max_element(t.sends.begin(), t.sends.end()));
+    }
+    step([&](std::byte* slot) { std::memcpy(slot, own.data(), own.size() * sizeof(int64_t)); },
+         [&](int peer, const std::byte* slot) {
+           std::vector<int64_t> theirs(own.size());
+           std::memcpy(theirs.data(), slot, theirs.size() * sizeof(int64_t));
+           for (size_t i = 0; i < tensors.size(); ++i) {
+             const auto begin = theirs.begin() + int64_t(i * n), end = begin + int64_t(n);
+             longest[i] = std::max(longest[i], *std::max_element(begin, end));
+             MT_CHECK(begin[rank()] == tensors[i].receives[size_t(peer)],
+                      "all_to_all: rank {} sends {} elements, rank {} expects {}", peer,
+                      begin[rank()], rank(), tensors[i].receives[size_t(peer)]);
+           }
+         });
+    return longest;
+  }
+
+  void parts_to_all(const ToAll& tensor, int64_t longest) {
+    const auto& [in, sends, out, receives] = tensor;
+    const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
+    std::vector<int64_t> from(sends.size() + 1), to(sends.size() + 1);
+    std::partial_sum(sends.begin(), sends.end(), from.begin() + 1);
+    std::partial_sum(receives.begin(), receives.end(), to.begin() + 1);
+    const auto me = size_t(rank());
+    copy(bytes_at(out, to[me]), bytes_at(in, from[me]), sends[me] * size);
+    for (int64_t first = 0; first < longest; first += chunk) {
+      const auto left = [&](int64_t count) { return std::clamp<int64_t>(count - first, 0, chunk); };
+      step(
+          [&](std::byte* slot) {
+            for (int peer = 0; peer < ranks(); ++peer)
+              copy(slot + peer * chunk * size, bytes_at(in, from[size_t(peer)] + first),
+                   left(sends[size_t(peer)]) * size);
+          },
+          [&](int peer, const std::byte* slot) {
+            copy(bytes_at(out, to[size_t(peer)] + first), slot + rank() * chunk * size,
+                 left(receives[size_t(peer)]) * size);
+          });
+    }
   }
 
   void begin() { channel_.arrive(); }

@@ -15,6 +15,7 @@ std::string_view stream_kind_name(StreamKind kind) {
     case StreamKind::dp_grad: return "dp_grad";
     case StreamKind::dp_param: return "dp_param";
     case StreamKind::ep: return "ep";
+    case StreamKind::ep_counts: return "ep_counts";
     case StreamKind::pp: return "pp";
     case StreamKind::pp_recv: return "pp_recv";
     case StreamKind::pp_send: return "pp_send";

@@ -11,17 +11,18 @@ namespace mtrain::device {
 // needs a name in stream_id.cpp; every kind but `compute` and `copy` counts as communication
 // (observe/exposure.h).
 enum class StreamKind : uint8_t {
-  compute,   // computations; on the CPU its worker has the device's thread pool
-  control,   // messages of a few numbers that the host waits for
-  copy,      // copies between host and device
-  cp,        // context parallelism
-  dp_grad,   // data parallelism: reductions of gradients
-  dp_param,  // data parallelism: gathers of parameters
-  ep,        // expert parallelism
-  pp,        // collectives of a pipeline's ranks
-  pp_recv,   // messages from one other rank of the pipeline
-  pp_send,   // messages to one other rank of the pipeline
-  tp,        // tensor parallelism
+  compute,    // computations; on the CPU its worker has the device's thread pool
+  control,    // messages of a few numbers that the host waits for
+  copy,       // copies between host and device
+  cp,         // context parallelism
+  dp_grad,    // data parallelism: reductions of gradients
+  dp_param,   // data parallelism: gathers of parameters
+  ep,         // expert parallelism
+  ep_counts,  // the numbers of rows that travel over ep, beside rows under way
+  pp,         // collectives of a pipeline's ranks
+  pp_recv,    // messages from one other rank of the pipeline
+  pp_send,    // messages to one other rank of the pipeline
+  tp,         // tensor parallelism
 };
 std::string_view stream_kind_name(StreamKind kind);  // "compute", "dp_grad", ...
 

@@ -79,9 +79,16 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     if (other_tokens)
       parts = {.tp = world.group("expert_tp", moe, {mesh::Axis::tp}),
                .all = world.group("ep_tp", moe, {mesh::Axis::ep, mesh::Axis::tp})};
+    // Where passes run together, the rows of one are under way when the other counts its own.
+    std::optional<CountsLink> counts;
+    if (plan.overlap.overlap_moe_expert_parallel_comm) {
+      mesh::Axes axes{mesh::Axis::ep};
+      if (other_tokens) axes.push_back(mesh::Axis::tp);
+      counts = {world.group("ep_counts", moe, axes), &device.stream(device::StreamKind::ep_counts)};
+    }
     comm = std::make_shared<ExpertComm>(world.group("ep", moe, {mesh::Axis::ep}),
                                         device.stream(device::StreamKind::ep),
-                                        plan.model.experts.count, parts);
+                                        plan.model.experts.count, parts, counts);
     impls.experts = {.ranks = comm->ranks(), .rank = comm->rank()};
   }
   // Without ep all rows are of experts of this rank, and none of their numbers need travel.

@@ -15,8 +15,8 @@ namespace {
 
 // Whether the recipe asks for something that only ranks on CPUs do.
 bool asks_for_cpu(const Recipe& r) {
-  return r.comm.backend == recipe::CommBackend::gloo || r.comm.link.gbps > 0 ||
-         r.comm.link.latency_us > 0 || r.debug.compute_slowdown != 1 || r.debug.emulate_fp8;
+  return r.comm.backend == recipe::CommBackend::gloo || r.comm.link.emulated() ||
+         r.debug.compute_slowdown != 1 || r.debug.emulate_fp8;
 }
 
 void choose_device(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {

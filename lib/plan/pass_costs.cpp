@@ -32,6 +32,10 @@ bool within_node(const Layout& l, int64_t gpus_per_node) {
   return l.world <= gpus_per_node || gpus_per_node % span == 0;
 }
 
+recipe::LinkConfig link_of_experts(const recipe::Recipe& r) {
+  return r.comm.link.slows(recipe::LinkTraffic::ep) ? r.comm.link : recipe::LinkConfig{};
+}
+
 // Half of the peak is what GEMMs of usual sizes reach; in 8 bits the peak is twice as high. Experts
 // that lie within a node talk over its own links, others over one network card for each GPU.
 Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
@@ -52,23 +56,23 @@ Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
 Rates rates(const recipe::Recipe& r, const RunPlan& plan) {
   if (r.train.device == recipe::DeviceChoice::cuda) return gpu_rates(r, plan);
   constexpr double kCore = 80e9, kSharedMemory = 4e9;
-  const double link = r.comm.link.gbps > 0 ? r.comm.link.gbps * 1e9 / 8 : kSharedMemory,
+  const double link = link_of_experts(r).gbps > 0 ? r.comm.link.gbps * 1e9 / 8 : kSharedMemory,
                flops =
                    kCore * double(std::max<int64_t>(1, r.train.threads)) / r.debug.compute_slowdown;
   return {flops, flops, link};
 }
 
 // Returns how many calls an exchange makes, on average over both ways. Weights, or their gradients,
-// travel beside the rows on one of the two ways, and with flex their experts in forward. Parts of
-// experts are reached by a call over ep and one over tp.
+// travel beside the rows on one of the two ways, with alltoall and flex in the same call; parts of
+// experts are then reached by a call over tp for each. all_gather also has a call for the choices
+// in forward.
 schedule::PartCost calls(const RunPlan& plan) {
   using enum ExpertOptions::Dispatcher;
   const Layout& l = plan.layout;
-  const bool gathers = l.ep == 1 || plan.experts.dispatcher == all_gather,
-             choices = gathers || plan.experts.dispatcher == flex,
-             parts = !gathers && l.expert_tp > 1 && plan.tensor.sequence_parallel;
-  const double each = parts ? 2 : 1;
-  return {.forward = each * (choices ? 2 : 1.5), .backward = each * 1.5};
+  if (l.ep == 1 || plan.experts.dispatcher == all_gather) return {.forward = 2, .backward = 1.5};
+  const bool parts = l.expert_tp > 1 && plan.tensor.sequence_parallel;
+  const double each = parts ? 2.5 : 1;
+  return {.forward = each, .backward = each};
 }
 
 }  // namespace
@@ -103,7 +107,7 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   if (plan.recompute.mlp) c.mlp.backward += c.mlp.forward;
   if (plan.recompute.shared_expert) c.shared.backward += c.shared.forward;
   const double rows = expert_bytes_one_way(plan) / rate.bytes,
-               latency = r.comm.link.latency_us * 1e-6;
+               latency = link_of_experts(r).latency_us * 1e-6;
   const schedule::PartCost n = calls(plan);
   c.exchange = {.forward = rows + n.forward * latency, .backward = rows + n.backward * latency};
   c.head = {.forward = 3 * gemm(H * double(m.vocab))};

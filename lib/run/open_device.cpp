@@ -51,7 +51,7 @@ comm::World open_world(const RunPlan& plan, const launch::Job& job) {
                               .backend = process_backend(comm.backend),
                               .device = plan.device.kind,
                               .device_number = job.local_rank,
-                              .link = {comm.link_latency_us, comm.link_gbps},
+                              .link = {comm.link_latency_us, comm.link_gbps, comm.link_streams},
                               .recipe = plan.text.recipe});
 }
 

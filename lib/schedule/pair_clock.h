@@ -39,8 +39,9 @@ class PairClock {
   const PairPart* next(PairStep pass) const;  // null behind the last part
   // When the next part can begin: the part before has ended, or ends when this one waits for it.
   double ready(PairStep pass) const;
-  // When the host has the numbers that the next part, an exchange, waits for.
-  double host_ready(PairStep pass) const { return std::max(of(pass).ready, exchange_free_); }
+  // When the host has the numbers that the next part, an exchange, waits for. They travel beside
+  // the exchanges under way.
+  double host_ready(PairStep pass) const { return of(pass).ready; }
   bool reads(PairStep pass) const;  // whether the next part computes, and waits for an exchange
   // The cost of what the pass computes before its next exchange, or before its end.
   double until_exchange(PairStep pass) const;

@@ -95,8 +95,8 @@ struct PairTimeline {
 };
 
 // Plays the order: each stream takes its steps in the order in which they were enqueued, and
-// enqueuing takes no time. The numbers that the host reads travel behind the exchanges that were
-// enqueued before. An exchange begins when the part before it has ended, and with it the share
+// enqueuing takes no time. The numbers that the host reads take no time either, and travel beside
+// exchanges. An exchange begins when the part before it has ended, and with it the share
 // weights_first of its weight gradients if they were enqueued between the two. BugError for an
 // order whose steps are not those of the lists.
 PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const PairPart> forward,

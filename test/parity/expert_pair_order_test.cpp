@@ -280,6 +280,47 @@ TEST_CASE("passes of a pipeline's stages are enqueued in the order that is simul
     }
 }
 
+// The host reads how many rows of the forward go while those of the backward are under way: here
+// these arrive only when it has.
+TEST_CASE("a host does not wait for rows under way to know how many go next") {
+  constexpr auto kPatience = std::chrono::seconds(5);
+  for (const Changes& dispatcher : {Changes{}, Changes{"model.moe.token_dispatcher=flex"}}) {
+    const Recipe r = tiny(join({kTwoRanks, kOn, dispatcher}), 2);
+    struct Seen {
+      bool held = false;
+      std::atomic<bool> dispatched{false}, in_vain{false};
+    };
+    std::array<Seen, 2> ranks;
+    run_ranks(2, "thread", [&](TestRank& rank) {
+      Device& device = rank.device;
+      Seen& seen = ranks[size_t(rank.rank())];
+      train::Trainer t = make_trainer(device, r, std::make_shared<CountingData>(), rank.world);
+      device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+        const std::string text = device.scope() + " " + info.name;
+        if (text == "0F1 > layers.1.dispatch all_to_all") seen.dispatched = true;
+        if (text != "0B0 > layers.3.combine all_to_all" || seen.held) return;
+        seen.held = true;
+        CHECK_FALSE(seen.dispatched);
+        stream.launch({.name = "hold"}, [&](const device::LaunchContext&) {
+          const auto end = std::chrono::steady_clock::now() + kPatience;
+          while (!seen.dispatched) {
+            if ((seen.in_vain = std::chrono::steady_clock::now() > end)) return;
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+          }
+        });
+      });
+      t.step();
+      device.synchronize();
+      device.set_launch_check({});
+    });
+    for (const Seen& seen : ranks) {
+      CHECK(seen.held);
+      CHECK(seen.dispatched);
+      CHECK_FALSE(seen.in_vain);
+    }
+  }
+}
+
 // Rows of a forward are to leave when its route has ended. The host enqueues the experts of the
 // other pass before it reads how many rows go, and these hold the compute stream here.
 TEST_CASE("rows travel while the compute stream is held by what the host enqueued before") {

@@ -201,6 +201,20 @@ TEST_CASE("all_to_all with parts of different sizes, some of them empty") {
     g.all_to_all(in, sends, got, receives, r.stream);
     require_values(
         r, got, [&](int64_t i) { return expected[size_t(i)]; }, "all_to_all");
+    // The same beside a tensor of other sizes and another type, of which ranks get nothing but the
+    // one before.
+    const size_t next = (me + 1) % n, before = (me + n - 1) % n;
+    std::vector<int64_t> sends_one(n), receives_one(n);
+    sends_one[next] = receives_one[before] = 70'000;
+    const Tensor again = Tensor::empty(r.stream, got.shape(), DType::bf16),
+                 number = r.filled(70'000, DType::f32, [&](int64_t i) { return value(me, i); }),
+                 theirs = Tensor::empty(r.stream, {70'000}, DType::f32);
+    g.all_to_all({{in, sends, again, receives}, {number, sends_one, theirs, receives_one}},
+                 r.stream);
+    require_values(
+        r, again, [&](int64_t i) { return expected[size_t(i)]; }, "all_to_all of two");
+    require_values(
+        r, theirs, [&](int64_t i) { return value(before, i); }, "all_to_all of two");
   });
 }
 

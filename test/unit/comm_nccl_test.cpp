@@ -250,10 +250,18 @@ TEST_CASE("nccl: what is called") {
     return fmt::format("{}", fmt::join(log, "; "));
   };
   SECTION("all_to_all: one group of messages, those to oneself too, empty ones not") {
-    r.group->all_to_all(r.data(0, 6), {1, 2, 3}, r.data(20, 5), {4, 1, 0}, r.context);
+    r.group->all_to_all({{r.data(0, 6), {1, 2, 3}, r.data(20, 5), {4, 1, 0}}}, r.context);
     CHECK(called() ==
           "group_start; send 1 at 0 to 0; send 2 at 1 to 1; send 3 at 3 to 2; "
           "receive 4 at 20 from 0; receive 1 at 24 from 1; group_end");
+  }
+  SECTION("all_to_all of two tensors: one group of messages for both") {
+    r.group->all_to_all({{r.data(0, 1), {0, 0, 1}, r.data(20, 1), {1, 0, 0}},
+                         {r.data(1, 2), {0, 0, 2}, r.data(21, 2), {2, 0, 0}}},
+                        r.context);
+    CHECK(called() ==
+          "group_start; send 1 at 0 to 2; receive 1 at 20 from 0; "
+          "send 2 at 1 to 2; receive 2 at 21 from 0; group_end");
   }
   SECTION("exchange: the batch as one group, in its order") {
     r.group->exchange({{Transfer::Kind::receive, r.data(8, 2), 0},

@@ -189,6 +189,58 @@ TEST_CASE("an emulated link is kept by what an all_to_all receives as by what it
   }
 }
 
+TEST_CASE("an emulated link carries the communication of chosen streams") {
+  const comm::EmulatedLink all({.latency_us = 1}),
+      experts({.latency_us = 1, .streams = {"ep", "ep_counts"}});
+  for (const StreamKind kind : {StreamKind::ep, StreamKind::ep_counts}) {
+    CHECK(all.carries(kind));
+    CHECK(experts.carries(kind));
+  }
+  CHECK(all.carries(StreamKind::dp_grad));
+  CHECK_FALSE(experts.carries(StreamKind::dp_grad));
+  // 100 kB at 5 Mbit/s: 160 ms.
+  const auto on = [](StreamKind kind) {
+    return timed(2, "thread",
+                 [&](TestRank& r, const Group& g) {
+                   Stream& stream = r.device.stream(kind);
+                   const Tensor data = Tensor::empty(stream, {25'000}, DType::f32);
+                   g.all_reduce(data, Reduce::max, stream);
+                 },
+                 std::chrono::milliseconds(0), {.gbps = 0.005, .streams = {"ep"}})[0][0];
+  };
+  const Timing slow = on(StreamKind::ep);
+  CHECK(slow.end_ns - slow.begin_ns >= 160'000'000);
+  const Timing free = on(StreamKind::dp_grad);
+  CHECK(free.end_ns - free.begin_ns - free.idle_ns.value_or(0) < 160'000'000);
+}
+
+TEST_CASE("a packet does not wait for the data that an emulated link is carrying") {
+  using Clock = comm::Communicator::Clock;
+  // 1 MB at 20 Mbit/s: 400 ms. A packet of 4000 B takes 1.6 ms, which the data behind it waits for.
+  comm::EmulatedLink link({.latency_us = 0, .gbps = 0.02});
+  const Clock::time_point start = Clock::now();
+  Clock::time_point data_end, packet_end, second_end;
+  std::thread data([&] {
+    link.carry(1e6, start);
+    data_end = Clock::now();
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::thread packet([&] {
+    link.carry(4000, Clock::now());
+    packet_end = Clock::now();
+  });
+  packet.join();
+  std::thread second([&] {
+    link.carry(50'000, start);  // 20 ms
+    second_end = Clock::now();
+  });
+  data.join();
+  second.join();
+  CHECK(packet_end < data_end);
+  CHECK(data_end - start >= std::chrono::milliseconds(400));
+  CHECK(second_end - start >= std::chrono::microseconds(421'600));
+}
+
 TEST_CASE("a late rank makes idle time of a wait for communication, and leaves exposed time") {
   // 100 kB each way at 50 Mbit/s: 16 ms, and 2 ms of latency.
   const Link link{.latency_us = 2000, .gbps = 0.05};

@@ -165,8 +165,8 @@ class Print {
     all(a, b, c, d, e, f, g, h);
   }
   void add(const CommOptions& o) {
-    const auto& [a, b, c, d] = o;
-    all(a, b, c, d);
+    const auto& [a, b, c, d, e] = o;
+    all(a, b, c, d, e);
   }
   void add(const FaultOptions& o) {
     const auto& [a, b, c, d, e] = o;
@@ -188,7 +188,7 @@ const std::vector<Base>& bases() {
       {1, {}},
       {8, {}},
       {8, {"distributed.strategy=megatron_ddp"}},
-      {8, {"distributed.strategy=megatron_fsdp"}},
+      {8, {"distributed.strategy=megatron_fsdp", "comm.link.gbps=1"}},
       {8,
        {"distributed.tp_size=4", "distributed.sequence_parallel=true",
         "comm_overlap.tp_comm_overlap=true", "distributed.strategy=megatron_ddp"}},

@@ -136,6 +136,8 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
                   .world = 4,
                   .set = {"distributed.tp_size=4", "distributed.sequence_parallel=true",
                           "dataset.seq_length=1020"}});
+  expect_error({.what = "a link for experts that is not there", .set = {"comm.link.only=ep"}},
+               "comm.link.only", "there is none");
   expect_error(
       {.what = "slow links between GPUs", .set = {"train.device=cuda", "comm.link.gbps=10"}},
       "comm.link", "train.device is cuda");

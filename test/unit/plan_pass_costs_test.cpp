@@ -105,19 +105,25 @@ TEST_CASE("the rates of computations follow the type, the GPU and the threads") 
 }
 
 TEST_CASE("every call of an exchange takes the link's latency") {
-  const auto added = [](const Overrides& more) {
+  const auto added = [](const Overrides& more, const Overrides& link = {}) {
     Overrides set{"distributed.ep_size=2"};
     set.insert(set.end(), more.begin(), more.end());
     const auto without = costs(4, set).exchange;
     set.push_back("comm.link.latency_us=1000");
+    set.insert(set.end(), link.begin(), link.end());
     const auto with = costs(4, set).exchange;
     return std::pair{1e3 * (with.forward - without.forward),
                      1e3 * (with.backward - without.backward)};
   };
   const auto [forward, backward] = added({});
-  CHECK(forward == Approx(1.5));  // rows both ways, and weights one way
-  CHECK(backward == Approx(1.5));
-  CHECK(added({"model.moe.token_dispatcher=flex"}).first == Approx(2));  // and their experts
+  CHECK(forward == Approx(1));  // rows, and weights with them
+  CHECK(backward == Approx(1));
+  CHECK(added({"model.moe.token_dispatcher=flex"}).first == Approx(1));  // their experts, too
+  // Each of rows both ways, weights one way and choices.
+  CHECK(added({"model.moe.token_dispatcher=all_gather"}).first == Approx(2));
+  CHECK(added({}, {"comm.link.only=[dp, tp]"}) == std::pair{0.0, 0.0});
+  CHECK(added({}, {"comm.link.only=[dp, ep]"}).first == Approx(1));
+  // Over tp rows both ways and weights one way, each in a call.
   const auto parts = added({"distributed.tp_size=2", "distributed.sequence_parallel=true"});
-  CHECK(parts.first == Approx(3));  // over ep and over tp
+  CHECK(parts.first == Approx(2.5));
 }

@@ -73,21 +73,22 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
-                  const std::vector<int64_t>& receives, const device::LaunchContext&) override {
-    collective(fmt::format("all_to_all of {}", dtype_name(in.dtype)), [&] {
-      check_counts(sends, receives);
-      const int64_t size = dtype_size(in.dtype);
-      std::vector<int64_t> from(sends.size() + 1), to(sends.size() + 1);
-      std::partial_sum(sends.begin(), sends.end(), from.begin() + 1);
-      std::partial_sum(receives.begin(), receives.end(), to.begin() + 1);
-      const auto me = size_t(me_);
-      copy(at(out.data, to[me] * size), at(in.data, from[me] * size), sends[me] * size);
-      for_peers([&](int p) {
-        receive(p, at(out.data, to[size_t(p)] * size), receives[size_t(p)] * size);
-      });
-      for_peers(
-          [&](int p) { send(p, at(in.data, from[size_t(p)] * size), sends[size_t(p)] * size); });
+  void all_to_all(const std::vector<ToAll>& tensors, const device::LaunchContext&) override {
+    collective(all_to_all_name(tensors), [&] {
+      check_counts(tensors);
+      for (const auto& [in, sends, out, receives] : tensors) {
+        const int64_t size = dtype_size(in.dtype);
+        std::vector<int64_t> from(sends.size() + 1), to(sends.size() + 1);
+        std::partial_sum(sends.begin(), sends.end(), from.begin() + 1);
+        std::partial_sum(receives.begin(), receives.end(), to.begin() + 1);
+        const auto me = size_t(me_);
+        copy(at(out.data, to[me] * size), at(in.data, from[me] * size), sends[me] * size);
+        for_peers([&](int p) {
+          receive(p, at(out.data, to[size_t(p)] * size), receives[size_t(p)] * size);
+        });
+        for_peers(
+            [&](int p) { send(p, at(in.data, from[size_t(p)] * size), sends[size_t(p)] * size); });
+      }
       await_all();
     });
   }
@@ -239,16 +240,23 @@ class GlooCommunicator : public Communicator {
     await_all();
   }
 
-  void check_counts(const std::vector<int64_t>& sends, const std::vector<int64_t>& receives) {
-    std::vector<int64_t> theirs(sends.size());
-    for_peers([&](int p) { receive(p, &theirs[size_t(p)], sizeof(int64_t)); });
-    for_peers([&](int p) { send(p, &sends[size_t(p)], sizeof(int64_t)); });
+  // Tells each rank how many elements of each tensor it gets, and compares.
+  void check_counts(const std::vector<ToAll>& tensors) {
+    const size_t n = tensors.size();
+    std::vector<int64_t> own(size_t(ranks_) * n), theirs(own.size());  // by rank and tensor
+    for_peers([&](int p) {
+      for (size_t i = 0; i < n; ++i) own[size_t(p) * n + i] = tensors[i].sends[size_t(p)];
+    });
+    const auto bytes = int64_t(n * sizeof(int64_t));
+    for_peers([&](int p) { receive(p, &theirs[size_t(p) * n], bytes); });
+    for_peers([&](int p) { send(p, &own[size_t(p) * n], bytes); });
     await_all();
     others_are_here();
     for_peers([&](int p) {
-      MT_CHECK(theirs[size_t(p)] == receives[size_t(p)],
-               "all_to_all: rank {} sends {} elements, rank {} expects {}", p, theirs[size_t(p)],
-               me_, receives[size_t(p)]);
+      for (size_t i = 0; i < n; ++i)
+        MT_CHECK(theirs[size_t(p) * n + i] == tensors[i].receives[size_t(p)],
+                 "all_to_all: rank {} sends {} elements, rank {} expects {}", p,
+                 theirs[size_t(p) * n + i], me_, tensors[i].receives[size_t(p)]);
     });
   }
 

@@ -84,21 +84,22 @@ class NcclCommunicator : public Communicator {
   }
 
   // NCCL does this by messages in one group call, including a message to the rank itself.
-  void all_to_all(ConstSpan in, const std::vector<int64_t>& sends, Span out,
-                  const std::vector<int64_t>& receives,
+  void all_to_all(const std::vector<ToAll>& tensors,
                   const device::LaunchContext& context) override {
     std::vector<Transfer> transfers;
-    const auto add_parts = [&](const void* data, const std::vector<int64_t>& counts,
+    const auto add_parts = [&](const void* data, DType dtype, const std::vector<int64_t>& counts,
                                Transfer::Kind kind) {
       auto* at = static_cast<std::byte*>(const_cast<void*>(data));
       for (size_t r = 0; r < counts.size(); ++r) {
-        if (counts[r] > 0) transfers.push_back({kind, {at, counts[r], in.dtype}, int(r)});
-        at += counts[r] * dtype_size(in.dtype);
+        if (counts[r] > 0) transfers.push_back({kind, {at, counts[r], dtype}, int(r)});
+        at += counts[r] * dtype_size(dtype);
       }
     };
-    add_parts(in.data, sends, Transfer::Kind::send);
-    add_parts(out.data, receives, Transfer::Kind::receive);
-    collective(fmt::format("all_to_all of {}", dtype_name(in.dtype)), context,
+    for (const auto& [in, sends, out, receives] : tensors) {
+      add_parts(in.data, in.dtype, sends, Transfer::Kind::send);
+      add_parts(out.data, in.dtype, receives, Transfer::Kind::receive);
+    }
+    collective(all_to_all_name(tensors), context,
                [&](ncclComm* comm) { return together(transfers, comm, context); });
   }
 

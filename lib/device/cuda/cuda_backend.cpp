@@ -143,7 +143,8 @@ class CudaStream : public StreamBackend {
     MT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     // An exchange of experts' tokens gets multiprocessors that become free before the blocks of a
     // computation which wait for some, or it would begin only when that has ended.
-    const int priority = id_.kind == StreamKind::ep ? greatest : least;
+    const int priority =
+        id_.kind == StreamKind::ep || id_.kind == StreamKind::ep_counts ? greatest : least;
     MT_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
     origin_ = timing_event();
     origin_->wait();

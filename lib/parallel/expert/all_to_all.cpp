@@ -38,11 +38,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
       find_path(step.compute, *route,
                 [padded](int64_t, int64_t, int64_t, int64_t) { return padded; });
     if (padded > 0 || knows_counts(step)) return route;
-    const Group& all = comm_->all();
-    route->counts = Tensor::empty(step.compute, {all.size(), comm_->experts()}, DType::i32);
-    comm_->enqueue(step.compute.record(), [&](const Group&, Stream& stream) {
-      all.all_gather(route->order.count_E, route->counts, stream);
-    });
+    route->counts = comm_->gather_counts(step.compute, route->order.count_E);
     return route;
   }
 
@@ -96,7 +92,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
 
   // Waits for the counts of the rows that travel.
   void read(Step& step, AllToAllRoute& r) const {
-    std::vector<int32_t> counts = read_counts(step, r.counts, comm_->stream());
+    std::vector<int32_t> counts = comm_->read_counts(step, r.counts);
     r.counts = {};
     const int64_t tp = comm_->tp(), E = comm_->experts(), here = comm_->experts_here();
     find_path(step.compute, r,

@@ -98,11 +98,9 @@ class AllToAllChunks : public model::ChunkedRows {
     }
     const ExpertRows back = by_arrival(step.compute, comm_, chunk.path, rows),
                      into = leaving_part(returned_, chunk);
-    const RowCounts& counts = chunk.path.travelling;
-    const Event ready = step.compute.record();
-    returned_.there = comm_.exchange_back(ready, back.x_RH, counts, into.x_RH).second;
-    if (back.weight_R)
-      returned_.there = comm_.exchange_back(ready, back.weight_R, counts, into.weight_R).second;
+    std::vector<Tensor> from{back.x_RH}, to{into.x_RH};
+    if (back.weight_R) from.push_back(back.weight_R), to.push_back(into.weight_R);
+    returned_.there = comm_.exchange_back(step.compute.record(), from, chunk.path.travelling, to);
   }
 
   ExpertRows returned(Step& step) override {

@@ -9,8 +9,13 @@
 
 namespace mtrain::parallel {
 
-ExpertComm::ExpertComm(Group group, Stream& stream, int64_t experts, ExpertParts parts)
-    : group_(std::move(group)), parts_(std::move(parts)), stream_(stream), experts_(experts) {
+ExpertComm::ExpertComm(Group group, Stream& stream, int64_t experts, ExpertParts parts,
+                       std::optional<CountsLink> counts)
+    : group_(std::move(group)),
+      parts_(std::move(parts)),
+      counts_(counts ? *std::move(counts) : CountsLink{all(), &stream}),
+      stream_(stream),
+      experts_(experts) {
   MT_CHECK(experts_ % ranks() == 0, "{} experts for {} ranks", experts_, ranks());
 }
 
@@ -47,47 +52,78 @@ Tensor ExpertComm::over_ep(const Tensor& rows, const RowCounts& counts) const {
   return part_of_tp(rows, counts).rows(0, sum(counts.receives));
 }
 
+Tensor ExpertComm::gather_counts(Stream& compute, const Tensor& count_N) const {
+  const Tensor gathered = Tensor::empty(compute, {counts_.all.size(), count_N.count()}, DType::i32);
+  counts_.stream->wait(compute.record());  // edge: this rank's counts -> those of all
+  counts_.all.all_gather(count_N, gathered, *counts_.stream);
+  return gathered;
+}
+std::vector<int32_t> ExpertComm::read_counts(model::Step& step, const Tensor& gathered) const {
+  return parallel::read_counts(step, gathered, *counts_.stream);
+}
+
+namespace {
+
+std::vector<Tensor> tensors_of(const model::ExpertRows& rows) {
+  std::vector<Tensor> tensors{rows.x_RH};
+  if (rows.weight_R) tensors.push_back(rows.weight_R);
+  return tensors;
+}
+model::ExpertRows rows_of(std::vector<Tensor> tensors, const Event& there) {
+  model::ExpertRows rows{.x_RH = std::move(tensors[0]), .there = there};
+  if (tensors.size() > 1) rows.weight_R = std::move(tensors[1]);
+  return rows;
+}
+
+}  // namespace
+
 // Memory of compute could be that of work which the host has given it since the rows were ready.
-std::pair<Tensor, Event> ExpertComm::exchange(const Event& ready, const Tensor& x_RN,
-                                              const RowCounts& counts) const {
-  const Tensor out = room(stream_, x_RN, arriving(counts));
-  Event there = enqueue(ready, [&](const Group& ep, Stream& stream) {
-    ep.all_to_all(x_RN, elements(counts.sends, x_RN), over_ep(out, counts),
-                  elements(counts.receives, x_RN), stream);
-    if (parts_.tp) parts_.tp.all_gather(part_of_tp(out, counts), out, stream);
+std::pair<std::vector<Tensor>, Event> ExpertComm::exchange(const Event& ready,
+                                                           const std::vector<Tensor>& rows,
+                                                           const RowCounts& counts) const {
+  std::vector<Tensor> out;
+  std::vector<Group::ToAll> tensors;
+  for (const Tensor& x_RN : rows) {
+    out.push_back(room(stream_, x_RN, arriving(counts)));
+    tensors.push_back({x_RN, elements(counts.sends, x_RN), over_ep(out.back(), counts),
+                       elements(counts.receives, x_RN)});
+  }
+  const Event there = enqueue(ready, [&](const Group& ep, Stream& stream) {
+    ep.all_to_all(tensors, stream);
+    if (!parts_.tp) return;
+    for (const Tensor& all : out) parts_.tp.all_gather(part_of_tp(all, counts), all, stream);
   });
   return {out, there};
 }
 
-std::pair<Tensor, Event> ExpertComm::exchange_back(const Event& ready, const Tensor& x_RN,
-                                                   const RowCounts& counts,
-                                                   const Tensor& into) const {
-  const Tensor out = into ? into : room(stream_, x_RN, sum(counts.sends));
-  Event there = enqueue(ready, [&](const Group& ep, Stream& stream) {
+Event ExpertComm::exchange_back(const Event& ready, const std::vector<Tensor>& rows,
+                                const RowCounts& counts, const std::vector<Tensor>& into) const {
+  std::vector<Group::ToAll> tensors;
+  for (size_t i = 0; i < rows.size(); ++i)
+    tensors.push_back({over_ep(rows[i], counts), elements(counts.receives, rows[i]), into[i],
+                       elements(counts.sends, rows[i])});
+  return enqueue(ready, [&](const Group& ep, Stream& stream) {
     if (parts_.tp)
-      parts_.tp.reduce_scatter(x_RN, part_of_tp(x_RN, counts), comm::Reduce::sum, stream);
-    ep.all_to_all(over_ep(x_RN, counts), elements(counts.receives, x_RN), out,
-                  elements(counts.sends, x_RN), stream);
+      for (const Tensor& x_RN : rows)
+        parts_.tp.reduce_scatter(x_RN, part_of_tp(x_RN, counts), comm::Reduce::sum, stream);
+    ep.all_to_all(tensors, stream);
   });
-  return {out, there};
 }
 
 model::ExpertRows ExpertComm::exchange(Stream& compute, const model::ExpertRows& rows,
                                        const RowCounts& counts) const {
   const Event ready = rows.there ? rows.there : compute.record();
-  model::ExpertRows out;
-  std::tie(out.x_RH, out.there) = exchange(ready, rows.x_RH, counts);
-  if (rows.weight_R) std::tie(out.weight_R, out.there) = exchange(ready, rows.weight_R, counts);
-  return out;
+  auto [out, there] = exchange(ready, tensors_of(rows), counts);
+  return rows_of(std::move(out), there);
 }
 model::ExpertRows ExpertComm::exchange_back(Stream& compute, const model::ExpertRows& rows,
                                             const RowCounts& counts) const {
   const Event ready = rows.there ? rows.there : compute.record();
-  model::ExpertRows out;
-  std::tie(out.x_RH, out.there) = exchange_back(ready, rows.x_RH, counts);
-  if (rows.weight_R)
-    std::tie(out.weight_R, out.there) = exchange_back(ready, rows.weight_R, counts);
-  return out;
+  const std::vector<Tensor> leaving = tensors_of(rows);
+  std::vector<Tensor> into;
+  for (const Tensor& x_RN : leaving) into.push_back(room(stream_, x_RN, counts.leaving()));
+  const Event there = exchange_back(ready, leaving, counts, into);
+  return rows_of(std::move(into), there);
 }
 
 bool knows_counts(const model::Step& step) { return step.recomputing && step.found; }

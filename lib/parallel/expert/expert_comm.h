@@ -2,6 +2,7 @@
 // and the stream of their communication.
 #pragma once
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,13 @@ struct ExpertParts {
   Group all;  // the ranks of ep and tp, with tp's as neighbours
 };
 
+// Brings numbers of rows to the ranks of ExpertComm::all() while rows travel, so that a host which
+// needs them does not wait for those rows.
+struct CountsLink {
+  Group all;
+  Stream* stream;
+};
+
 // How many rows a rank sends to each rank of ep, and how many it gets from each.
 struct RowCounts {
   std::vector<int64_t> sends, receives;
@@ -32,8 +40,10 @@ struct RowCounts {
 class ExpertComm {
  public:
   // `experts` counts those of all ranks; each rank has as many. `parts` is empty where a rank's
-  // tokens meet whole experts, or the ranks that divide an expert have the same tokens.
-  ExpertComm(Group group, Stream& stream, int64_t experts, ExpertParts parts = {});
+  // tokens meet whole experts, or the ranks that divide an expert have the same tokens. Without
+  // `counts` numbers of rows travel behind the rows under way.
+  ExpertComm(Group group, Stream& stream, int64_t experts, ExpertParts parts = {},
+             std::optional<CountsLink> counts = {});
 
   int ranks() const { return group_.size(); }
   int rank() const { return group_.rank(); }
@@ -57,18 +67,23 @@ class ExpertComm {
     return stream_.record();
   }
 
-  // Brings the rows of x_RN, which lie in the order of the ranks to which they go, to these ranks.
-  // Returns the rows that come, in the order of the ranks from which they come, and the event of
-  // their arrival. x may have more rows than go, and a tensor of one dim has rows of one element.
-  // The rows leave at `ready`, and those that have come over ep are then gathered over tp where
-  // experts are divided.
-  std::pair<Tensor, Event> exchange(const Event& ready, const Tensor& x_RN,
-                                    const RowCounts& counts) const;
-  // Brings rows back at `ready`; `counts` are those of exchange(). Where experts are divided, the
-  // parts are first summed over tp, in the memory of x_RN. `into` (optional) is the memory of the
-  // result.
-  std::pair<Tensor, Event> exchange_back(const Event& ready, const Tensor& x_RN,
-                                         const RowCounts& counts, const Tensor& into = {}) const;
+  // Returns count_N of each rank of all(), (ranks, N) of int32, for read_counts().
+  Tensor gather_counts(Stream& compute, const Tensor& count_N) const;
+  // Waits for the result of gather_counts().
+  std::vector<int32_t> read_counts(model::Step& step, const Tensor& gathered) const;
+
+  // Brings rows, which lie in the order of the ranks to which they go, to these ranks. Each of the
+  // tensors has a part of every row, and all parts travel together. Returns the rows that come, in
+  // the order of the ranks from which they come, and the event of their arrival. Tensors may have
+  // more rows than go, and one of one dim has rows of one element. The rows leave at `ready`, and
+  // those that have come over ep are then gathered over tp where experts are divided.
+  std::pair<std::vector<Tensor>, Event> exchange(const Event& ready,
+                                                 const std::vector<Tensor>& rows,
+                                                 const RowCounts& counts) const;
+  // Brings rows back at `ready`, into the memory of `into`; `counts` are those of exchange(). Where
+  // experts are divided, the parts are first summed over tp, in the memory of `rows`.
+  Event exchange_back(const Event& ready, const std::vector<Tensor>& rows, const RowCounts& counts,
+                      const std::vector<Tensor>& into) const;
   // The same for rows with their weights, if they have some. They leave at rows.there; without it,
   // after all that compute has been given.
   model::ExpertRows exchange(Stream& compute, const model::ExpertRows& rows,
@@ -84,6 +99,7 @@ class ExpertComm {
 
   const Group group_;
   const ExpertParts parts_;
+  const CountsLink counts_;
   Stream& stream_;
   const int64_t experts_;
 };
@@ -91,7 +107,7 @@ class ExpertComm {
 // Whether an earlier forward has read the numbers that read_counts() is to return.
 bool knows_counts(const model::Step& step);
 // Returns int32 numbers of the device, and adds the time for which the host waits to the step's. A
-// recomputation finds those of the earlier forward, and needs no `counts`.
+// recomputation finds those of the earlier forward, and needs no `counts`. `stream` wrote them.
 std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream);
 
 // With `pad` an expert gets as many rows from every rank as its capacity is, the last ones without

@@ -37,12 +37,7 @@ class FlexDispatcher : public model::TokenDispatcher {
     Stream& compute = step.compute;
     const int64_t ranks = comm_->ranks(), here = comm_->experts_here();
     const ops::RankChoices to = ops::rank_choices(compute, expert_TK, ranks, here);
-    if (!knows_counts(step)) {
-      route->counts = Tensor::empty(compute, {ranks, 2 * ranks}, DType::i32);
-      comm_->enqueue(compute.record(), [&](const Group& group, Stream& stream) {
-        group.all_gather(to.count_2N, route->counts, stream);
-      });
-    }
+    if (!knows_counts(step)) route->counts = comm_->gather_counts(compute, to.count_2N);
     route->to_ranks = ops::expert_rows(compute, to.rank_TM, ranks);
     route->expert_LK =
         ops::experts_of_rows(compute, expert_TK, to.rank_TM, route->to_ranks.choice_R, here);
@@ -62,15 +57,15 @@ class FlexDispatcher : public model::TokenDispatcher {
 
   ExpertRows send(Step& step, TokenRoute& route, ExpertRows rows) override {
     FlexRoute& r = of(route);
-    if (!r.known) {
-      read(step, r);
-      // The rows, which follow on the same stream, are ready and there no sooner than their
-      // experts.
-      const Event ready = rows.there ? rows.there : step.compute.record();
-      r.expert_AK = comm_->exchange(ready, r.expert_LK, r.travelling).first;
-      r.expert_LK = {};
-    }
-    return comm_->exchange(step.compute, rows, r.travelling);
+    if (r.known) return comm_->exchange(step.compute, rows, r.travelling);
+    read(step, r);
+    std::vector<Tensor> leaving{rows.x_RH, std::exchange(r.expert_LK, {})};
+    if (rows.weight_R) leaving.push_back(rows.weight_R);
+    const Event ready = rows.there ? rows.there : step.compute.record();
+    const auto [arriving, there] = comm_->exchange(ready, leaving, r.travelling);
+    r.expert_AK = arriving[1];
+    return {
+        .x_RH = arriving[0], .weight_R = rows.weight_R ? arriving[2] : Tensor(), .there = there};
   }
 
   ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
@@ -126,7 +121,7 @@ class FlexDispatcher : public model::TokenDispatcher {
 
   // Waits for the counts of the rows that travel, and of those of this rank's experts.
   void read(Step& step, FlexRoute& r) const {
-    const std::vector<int32_t> counts = read_counts(step, r.counts, comm_->stream());
+    const std::vector<int32_t> counts = comm_->read_counts(step, r.counts);
     r.counts = {};
     const int64_t ranks = comm_->ranks(), own = comm_->rank();
     const auto of_rank = [&](int64_t from, int64_t i) {

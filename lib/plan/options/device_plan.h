@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/device_kind.h"
 
@@ -28,6 +29,7 @@ struct CommOptions {
   Backend backend = Backend::automatic;
   double timeout_s = 600;
   double link_latency_us = 0, link_gbps = 0;  // an emulated slower link; 0: none
+  std::vector<std::string> link_streams;      // whose communication takes it; empty: all streams'
 };
 
 // A rank that fails on purpose.

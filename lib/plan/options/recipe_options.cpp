@@ -309,11 +309,32 @@ DevicePlan device_plan_without_overlap(const Recipe& r) {
           .own_attention = r.debug.own_attention};
 }
 
+// The kinds of the streams on which each parallelism communicates.
+std::vector<std::string> link_streams(const recipe::LinkConfig& link) {
+  using enum recipe::LinkTraffic;
+  std::vector<std::string> streams;
+  for (const recipe::LinkTraffic traffic : link.only) {
+    const auto of = [&]() -> std::vector<std::string> {
+      switch (traffic) {
+        case dp: return {"dp_grad", "dp_param"};
+        case tp: return {"tp"};
+        case cp: return {"cp"};
+        case pp: return {"pp", "pp_recv", "pp_send"};
+        case ep: return {"ep", "ep_counts"};
+      }
+      throw BugError("a kind of communication");
+    }();
+    streams.insert(streams.end(), of.begin(), of.end());
+  }
+  return streams;
+}
+
 CommOptions comm_options(const Recipe& r) {
   return {.backend = comm_backend(r.comm.backend),
           .timeout_s = r.comm.timeout_s,
           .link_latency_us = r.comm.link.latency_us,
-          .link_gbps = r.comm.link.gbps};
+          .link_gbps = r.comm.link.gbps,
+          .link_streams = link_streams(r.comm.link)};
 }
 
 DebugOptions debug_options(const Recipe& r) {

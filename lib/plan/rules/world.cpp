@@ -87,9 +87,12 @@ void check_backend(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(r.comm.backend != recipe::CommBackend::gloo || !gpu,
                       {"comm.backend", "train.device"},
                       "backend gloo moves host memory, and train.device is cuda", "set it to auto");
-  diagnostics.require(
-      !gpu || (r.comm.link.gbps == 0 && r.comm.link.latency_us == 0), {"comm.link", "train.device"},
-      "a link is emulated between ranks on CPUs, and train.device is cuda", "leave it out");
+  diagnostics.require(!gpu || !r.comm.link.emulated(), {"comm.link", "train.device"},
+                      "a link is emulated between ranks on CPUs, and train.device is cuda",
+                      "leave it out");
+  diagnostics.require(r.comm.link.emulated() || r.comm.link.only.empty(), {"comm.link.only"},
+                      "names what takes the emulated link, and there is none",
+                      "set comm.link.gbps or comm.link.latency_us, or leave it out");
   diagnostics.require(!gpu || r.debug.compute_slowdown == 1,
                       {"debug.compute_slowdown", "train.device"},
                       "slows computations on the CPU, and train.device is cuda", "leave it out");

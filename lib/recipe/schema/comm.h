@@ -1,10 +1,12 @@
 // comm, launch and hardware: what the ranks run on and talk through.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "recipe/schema/field.h"
 
@@ -16,8 +18,23 @@ constexpr auto enum_names(CommBackend) {
                     EnumName{CommBackend::nccl, "nccl"}, EnumName{CommBackend::thread, "thread"}};
 }
 
+enum class LinkTraffic { dp, tp, cp, pp, ep };
+constexpr auto enum_names(LinkTraffic) {
+  return std::array{EnumName{LinkTraffic::dp, "dp"}, EnumName{LinkTraffic::tp, "tp"},
+                    EnumName{LinkTraffic::cp, "cp"}, EnumName{LinkTraffic::pp, "pp"},
+                    EnumName{LinkTraffic::ep, "ep"}};
+}
+
 struct LinkConfig {
   double latency_us = 0, gbps = 0;
+  std::vector<LinkTraffic> only;
+
+  bool emulated() const { return latency_us > 0 || gbps > 0; }
+  // Whether communication of this kind of parallelism is slowed.
+  bool slows(LinkTraffic traffic) const {
+    return emulated() &&
+           (only.empty() || std::find(only.begin(), only.end(), traffic) != only.end());
+  }
 
   static constexpr auto fields =
       std::tuple{Field{"latency_us",
@@ -27,7 +44,11 @@ struct LinkConfig {
                  Field{"gbps",
                        &LinkConfig::gbps,
                        "bandwidth of the emulated link; 0: as fast as it goes",
-                       {.unit = "Gbit/s", .min = 0}}};
+                       {.unit = "Gbit/s", .min = 0}},
+                 Field{"only", &LinkConfig::only,
+                       "the parallelism whose communication takes the emulated link, so that its "
+                       "overlap is measured by itself; dp: gradients and parameters; empty: all "
+                       "communication"}};
 };
 
 struct CommConfig {
