@@ -30,22 +30,24 @@ struct ScheduleOptions {
   schedule::ScheduleCosts costs;
   int64_t gathered = 0, columns = -1, layers = 1;
   double exchange = 0;
-  std::vector<std::string> parts;
+  std::vector<std::string> parts, estimates;
   bool text = false, csv = false, actions = false, no_overlap = false, shared_overlap = false;
 };
 
 // Reads "attention=3,4,2": a part of a layer, and its forward, input gradient and weight gradient.
-void read_part(const std::string& text, schedule::PassCosts& costs) {
+// `option` is the one that was given.
+void read_part(const char* option, const std::string& text, schedule::PassCosts& costs) {
   const std::map<std::string, schedule::PartCost*> names{
       {"attention", &costs.attention}, {"route", &costs.route},       {"experts", &costs.experts},
       {"shared", &costs.shared},       {"exchange", &costs.exchange}, {"head", &costs.head}};
-  const char* const hint =
-      "write --part NAME=F,I,W with the times of its forward, input gradient and weight gradient "
-      "for a layer's attention, route, experts, shared or exchange (one way), or for the head";
+  const std::string hint = fmt::format(
+      "write {} NAME=F,I,W with the times of its forward, input gradient and weight gradient for a "
+      "layer's attention, route, experts, shared or exchange (one way), or for the head",
+      option);
   const size_t equals = text.find('=');
   const auto part = names.find(text.substr(0, equals));
   if (equals == std::string::npos || part == names.end())
-    throw UserError(fmt::format("--part {}: no part of a pass", text), hint);
+    throw UserError(fmt::format("{} {}: no part of a pass", option, text), hint);
   std::vector<double> times;
   for (const std::string& number : split(text.substr(equals + 1), ',')) {
     size_t read = 0;
@@ -55,13 +57,22 @@ void read_part(const std::string& text, schedule::PassCosts& costs) {
     } catch (const std::exception&) {
     }
     if (read != number.size() || !(time >= 0 && time <= 1e9))
-      throw UserError(fmt::format("--part {}: {:?} is no time", text, number), hint);
+      throw UserError(fmt::format("{} {}: {:?} is no time", option, text, number), hint);
     times.push_back(time);
   }
   if (times.size() > 3)
-    throw UserError(fmt::format("--part {}: {} times", text, times.size()), hint);
+    throw UserError(fmt::format("{} {}: {} times", option, text, times.size()), hint);
   times.resize(3);
   *part->second = {.forward = times[0], .backward = times[1], .weights = times[2]};
+}
+
+std::vector<schedule::StageParts> stages_of(const ScheduleOptions& o, schedule::PassCosts costs,
+                                            int64_t stages) {
+  costs.shared_overlaps = o.shared_overlap;
+  const std::vector<bool> with_experts(size_t(o.layers), true);
+  std::vector<schedule::StageParts> all(size_t(stages), stage_parts(costs, with_experts, false));
+  all.back() = stage_parts(costs, with_experts, true);
+  return all;
 }
 
 // The parts of each stage's passes; none without exchanges.
@@ -72,12 +83,30 @@ std::vector<schedule::StageParts> stage_parts_of(const ScheduleOptions& o, int64
   if (o.parts.empty())
     costs = schedule::costs_of_layer(
         {.F = c.F, .I = c.I, .W = c.W, .layers = o.layers, .exchange = o.exchange});
-  for (const std::string& part : o.parts) read_part(part, costs);
-  costs.shared_overlaps = o.shared_overlap;
-  const std::vector<bool> with_experts(size_t(o.layers), true);
-  std::vector<schedule::StageParts> all(size_t(stages), stage_parts(costs, with_experts, false));
-  all.back() = stage_parts(costs, with_experts, true);
-  return all;
+  for (const std::string& part : o.parts) read_part("--part", part, costs);
+  return stages_of(o, costs, stages);
+}
+
+// Weight gradients have a step of their own where they cost something. The order decides which do,
+// so that others become part of what leaves them.
+void take_steps_of(const std::vector<schedule::PairPart>& estimates,
+                   std::vector<schedule::PairPart>& parts) {
+  constexpr double kNoTime = 1e-12;
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (estimates[i].weight_cost > 0)
+      parts[i].weight_cost = std::max(parts[i].weight_cost, kNoTime);
+    else
+      parts[i].cost += std::exchange(parts[i].weight_cost, 0);
+}
+
+// Lets pairs be ordered by --estimate, and take the times of --part.
+void add_estimates(const ScheduleOptions& o, schedule::ScheduleCosts& costs) {
+  if (o.estimates.empty()) return;
+  schedule::PassCosts estimated;
+  for (const std::string& part : o.estimates) read_part("--estimate", part, estimated);
+  costs.estimates = stages_of(o, estimated, int64_t(costs.parts.size()));
+  for (size_t stage = 0; stage < costs.parts.size(); ++stage)
+    take_steps_of(costs.estimates[stage].backward, costs.parts[stage].backward);
 }
 
 std::string exposure(const char* of, const schedule::Exposure& e) {
@@ -134,6 +163,7 @@ void show_schedule(ScheduleOptions o) {
   const std::vector<std::string> faults = schedule_faults(s, bounds);
   MT_CHECK(faults.empty(), "{}: {}", s.name, faults[0]);
   o.costs.parts = stage_parts_of(o, s.stages);
+  add_estimates(o, o.costs);
   o.costs.pairs_take_turns = named && !o.size.moe_overlap;
   const schedule::Timeline timeline = simulate(s, o.costs);
   if (!o.svg.empty()) {
@@ -220,6 +250,11 @@ std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOption
       "way), or of the head, instead of shares of a stage; others take no time");
   for (const char* time : {"--forward", "--input-gradient", "--weight-gradient", "--exchange"})
     part->excludes(command.get_option(time));
+  command
+      .add_option("--estimate", o.estimates,
+                  "NAME=F,I,W: what the plan expects of a part (--dry-run prints it): passes are "
+                  "ordered by this, as in the run, and take the times of --part")
+      ->needs(part);
   std::vector<CLI::Option*> of_exchanges{
       command.add_option("--layers", o.layers, "layers per stage")->check(CLI::Range(1, 1 << 10)),
       command

@@ -36,6 +36,9 @@ class Exposure : public device::TimingSink {
   void record(const device::Timing& timing) override;
   void waited(const device::Waiting& waiting) override;
   ByKind take();  // returns the sums since the last call
+  // Returns how long the compute stream had nothing to do since the last call: it stood still
+  // between two computations, and waited for no stream, since the host had enqueued nothing.
+  int64_t take_starved_ns();
 
  private:
   // A time in which a communication waited for another rank.
@@ -47,12 +50,16 @@ class Exposure : public device::TimingSink {
     std::deque<Idle> times;  // in the order of time
     bool known = true;       // false: the stream has waited for unknown times
   };
-  // Returns how much of the wait is idle; absent: unknown. The caller holds the mutex.
+  // These are called with the mutex held.
+  void compute_was_given(int64_t begin_ns, int64_t end_ns);
+  // Returns how much of the wait is idle; absent: unknown.
   std::optional<int64_t> idle_in(const device::Waiting& waiting);
 
   std::mutex mutex_;
   ByKind since_;  // the sums since the last take()
   std::map<device::StreamId, StreamIdle> idle_;
+  std::optional<int64_t> compute_end_ns_;  // of its last computation or wait
+  int64_t starved_ns_ = 0;
 };
 
 // Returns whether step number `n` of a process (from 1) is timed for its communication. On a GPU

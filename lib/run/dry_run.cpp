@@ -146,6 +146,22 @@ std::string exchanges_text(const plan::ExchangeForecast& f) {
                     f.without > 0 ? f.step / f.without : 1);
 }
 
+// What `mtrain schedule --estimate` reads.
+std::string estimates_text(const schedule::PassCosts& c) {
+  std::string text;
+  const auto add = [&](const char* part, const schedule::PartCost& cost) {
+    text += fmt::format("{}{}={:.4g},{:.4g},{:.4g}", text.empty() ? "" : " ", part,
+                        1e3 * cost.forward, 1e3 * cost.backward, 1e3 * cost.weights);
+  };
+  add("attention", c.attention);
+  add("route", c.route);
+  add("experts", c.experts);
+  add("shared", c.shared);
+  add("exchange", c.exchange);
+  add("head", c.head);
+  return text;
+}
+
 }  // namespace
 
 std::string dry_run_report(const RunPlan& plan, int width) {
@@ -164,8 +180,10 @@ std::string dry_run_report(const RunPlan& plan, int width) {
                                 l.ep == 1 ? "tp"
                                 : over_tp ? "ep and tp"
                                           : "ep")});
-  if (const auto forecast = plan::exchange_forecast(plan))
+  if (const auto forecast = plan::exchange_forecast(plan)) {
     rows.push_back({"exchanges", exchanges_text(*forecast)});
+    rows.push_back({"expected ms", estimates_text(*plan.pass_costs)});
+  }
   std::string out =
       banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"), rows, width);
   if (const std::string table = MeshTable(plan).text(); !table.empty()) out += "\n" + table;

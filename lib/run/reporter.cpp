@@ -152,6 +152,9 @@ void Reporter::step(const train::StepStats& s) {
       add("bytes", c.bytes);
       if (steps_ > kWarmUpSteps) communication_[kind] += c;
     }
+    const int64_t starved_ns = exposure_->take_starved_ns();
+    metrics.push_back({"compute.starved_ms", double(starved_ns) * 1e-6});
+    if (steps_ > kWarmUpSteps) starved_ns_ += starved_ns;
   }
   metrics_->write(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
@@ -183,7 +186,9 @@ void Reporter::note(const std::string& text) {
 // Time and communication between two steps, such as those of a save, count for neither step.
 void Reporter::begin_step() {
   last_ = Clock::now();
-  if (exposure_) exposure_->take();
+  if (!exposure_) return;
+  exposure_->take();
+  exposure_->take_starved_ns();
 }
 
 void Reporter::finish() {
@@ -194,9 +199,9 @@ void Reporter::finish() {
   if (!communication_.empty()) {
     const int64_t steps = steps_ - kWarmUpSteps;
     note(fmt::format(
-        "communication of rank 0{}: {}",
+        "communication of rank 0{}: {}; its compute had nothing to do for {:.3g} s",
         timed_steps_ < steps ? fmt::format(", {} of {} steps timed", timed_steps_, steps) : "",
-        exposure_text(communication_)));
+        exposure_text(communication_), double(starved_ns_) * 1e-9));
   }
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;

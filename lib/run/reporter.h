@@ -51,6 +51,7 @@ class Reporter {
   bool times_all_ = false, timed_ = true;  // whether all steps are timed, and the current one
   int64_t timed_steps_ = 0;                // those after the warm-up
   observe::Exposure::ByKind communication_;
+  int64_t starved_ns_ = 0;  // Exposure::take_starved_ns() of the steps in communication_
 };
 
 }  // namespace mtrain::run

@@ -100,10 +100,10 @@ PassCosts costs_of_layer(const ExpertStage& s) {
 }
 
 PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,
-                           const PairOptions& options) {
+                           const PairOptions& options, std::span<const PairPart> estimates) {
   MT_CHECK(chunks >= 1, "a pass in {} chunks", chunks);
   if (chunks > 1) return PassPlayer(pass, chunks, options).play();
-  return simulate_pair(pair_order({}, pass, options), {}, pass);
+  return simulate_pair(pair_order({}, estimates.empty() ? pass : estimates, options), {}, pass);
 }
 
 }  // namespace mtrain::schedule

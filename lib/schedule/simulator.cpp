@@ -173,8 +173,15 @@ class Player {
     double forward_end = 0, backward_end = 0;
   };
 
-  const StageParts& parts(const Action& a) const {
-    return costs_.parts[costs_.parts.size() == 1 ? 0 : size_t(a.stage)];
+  static std::vector<PairPart> pass(const std::vector<StageParts>& stages, const Action& a) {
+    const StageParts& parts = stages[stages.size() == 1 ? 0 : size_t(a.stage)];
+    std::vector<PairPart> list = a.kind == ActionKind::F ? parts.forward : parts.backward;
+    if (a.kind == ActionKind::I)
+      for (PairPart& part : list) part.weight_cost = 0;
+    return list;
+  }
+  std::vector<PairPart> estimated(const Action& a) const {
+    return pass(costs_.estimates.empty() ? costs_.parts : costs_.estimates, a);
   }
 
   const PartsRun& parts_run(const Action& a, const Action* b) {
@@ -183,20 +190,15 @@ class Player {
         runs_.try_emplace({a.kind, stage(a), b ? int(b->kind) : -1, b ? stage(*b) : -1});
     PartsRun& run = at->second;
     if (!is_new) return run;
-    const auto pass = [&](const Action& x) {
-      std::vector<PairPart> list = x.kind == ActionKind::F ? parts(x).forward : parts(x).backward;
-      if (x.kind == ActionKind::I)
-        for (PairPart& part : list) part.weight_cost = 0;
-      return list;
-    };
-    const std::vector<PairPart> first = pass(a);
+    const std::vector<PairPart> first = pass(costs_.parts, a);
     if (!b) {
-      run.timeline = simulate_pass(first, costs_.exchange_chunks, costs_.pair);
+      run.timeline = simulate_pass(first, costs_.exchange_chunks, costs_.pair, estimated(a));
       return run;
     }
-    const std::vector<PairPart> second = pass(*b);
-    run.order = costs_.pairs_take_turns ? alternating_pair_order(first, second, costs_.pair)
-                                        : pair_order(first, second, costs_.pair);
+    const std::vector<PairPart> second = pass(costs_.parts, *b);
+    run.order = costs_.pairs_take_turns
+                    ? alternating_pair_order(estimated(a), estimated(*b), costs_.pair)
+                    : pair_order(estimated(a), estimated(*b), costs_.pair);
     run.timeline = simulate_pair(run.order, first, second);
     for (size_t i = 0; i < run.order.size(); ++i) {
       const PairStepTime& t = run.timeline.steps[i];
@@ -263,6 +265,9 @@ Timeline play(const Schedule& s, const ScheduleCosts& costs, std::vector<StuckRa
            "costs of {} stages for a schedule of {}", costs.stages.size(), s.stages);
   MT_CHECK(costs.parts.size() <= 1 || int64_t(costs.parts.size()) == s.stages,
            "parts of {} stages for a schedule of {}", costs.parts.size(), s.stages);
+  MT_CHECK(costs.estimates.empty() || costs.estimates.size() == costs.parts.size(),
+           "parts of {} stages, ordered by those of {}", costs.parts.size(),
+           costs.estimates.size());
   return Player(s, costs).play(stuck);
 }
 

@@ -34,6 +34,9 @@ struct ScheduleCosts {
   // that run together are ordered by pair_order(), or take turns, and others are played by
   // simulate_pass() in `exchange_chunks`. Without parts there are no exchanges.
   std::vector<StageParts> parts;
+  // As many, of the same kinds: the costs by which passes are ordered, as a run orders them by the
+  // plan's estimates. Empty: those of `parts`.
+  std::vector<StageParts> estimates;
   PairOptions pair;
   bool pairs_take_turns = false;  // as without overlap_moe_expert_parallel_comm
   int64_t exchange_chunks = 1;

@@ -9,9 +9,10 @@
 # CPU; debug.compute_slowdown lets ranks that share a core compute at the same time, and leaves as much time again to the
 # threads that enqueue and communicate. Prints the step (the median of the rounds' medians, and the range) and, as means
 # over the rounds of their medians, the exchanges' time at work, how much of it was exposed, in all and in pairs, and the
-# time for which ranks waited for each other (idle, not exposed). Below each stands what the simulator says (mtrain
-# schedule), which knows the times of the parts from a trace of a run without a link: its step is that run's, and what
-# the exchanges add in the simulation. Further settings hold for every run, such as debug.route=zipf, for which the
+# time for which ranks waited for each other (idle, not exposed), and for which compute had nothing to do (starved). Below
+# each stands what the simulator says (mtrain schedule) of the run's order, which follows from the plan's estimates, with
+# the times of the parts from a trace of a run without a link: its step is that run's, and what the exchanges add in the
+# simulation. Further settings hold for every run, such as debug.route=zipf, for which the
 # simulation does not hold.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
@@ -22,14 +23,22 @@ layout=() shape=(--name 1f1b --pp 1)
 ((pp == 1)) || shape=(--name interleaved_1f1b --pp "$pp" --vpp 2)
 ((pp == 1)) || layout=("distributed.pp_size=$pp" distributed.vpp_size=2 distributed.pipeline.pp_schedule=interleaved_1f1b)
 
+recipe=recipes/bench/mixtral_42m.yaml
+model=(train.steps=7 "train.global_batch_size=$((16 * ep))" train.micro_batch_size=1 model.num_layers=4
+  model.hidden_size=256 model.num_attention_heads=8 model.num_query_groups=8 model.vocab_size=512
+  dataset.seq_length=128 model.moe.num_experts=8 model.moe.router_topk=2 model.moe.ffn_hidden_size=256
+  model.moe.shared_expert_ffn_hidden_size=512 "distributed.ep_size=$ep" distributed.strategy=megatron_ddp
+  debug.route=balanced debug.compute_slowdown=8 checkpoint.at_end=false "${layout[@]}" "${everywhere[@]}")
+
 # train <name> <setting>...
-train() {
-  train_recipe "$1" recipes/bench/mixtral_42m.yaml "$ranks" train.steps=7 "train.global_batch_size=$((16 * ep))" \
-    train.micro_batch_size=1 model.num_layers=4 model.hidden_size=256 model.num_attention_heads=8 \
-    model.num_query_groups=8 model.vocab_size=512 dataset.seq_length=128 model.moe.num_experts=8 \
-    model.moe.router_topk=2 model.moe.ffn_hidden_size=256 model.moe.shared_expert_ffn_hidden_size=512 \
-    "distributed.ep_size=$ep" distributed.strategy=megatron_ddp debug.route=balanced \
-    "debug.compute_slowdown=8" checkpoint.at_end=false "${layout[@]}" "${everywhere[@]}" "${@:2}"
+train() { train_recipe "$1" $recipe "$ranks" "${model[@]}" "${@:2}"; }
+
+# estimates <setting>...: prints what the plan expects of the parts, by which a run orders its passes
+estimates() {
+  # shellcheck disable=SC2154
+  "$mtrain" --recipe $recipe "dataset.train=$work/set" train.threads=1 "${model[@]}" "$@" --dry-run \
+    --world-size "$ranks" 2>&1 | grep -oE '(attention|route|experts|shared|exchange|head)=[0-9.e+-]+(,[0-9.e+-]+){2}' |
+    sed 's/^/--estimate /'
 }
 
 pairs=comm_overlap.overlap_moe_expert_parallel_comm=true
@@ -52,7 +61,6 @@ simulate() {
 }
 
 train free
-# shellcheck disable=SC2154
 train traced --trace "$work/trace.json"
 parts=$("$(dirname "$0")/part_times.py" "$work/trace.json" 2)
 free=$(median free step_ms) bytes=$(median free comm.ep.bytes)
@@ -65,8 +73,8 @@ for share in $shares; do
     say "free $(median free step_ms)" >>"$work/times"
     for i in "${!names[@]}"; do
       # shellcheck disable=SC2086
-      train run "comm.link.gbps=$gbps" ${settings[i]}
-      say "$i $(median run step_ms) $(median run comm.ep.busy_ms) $(median run comm.ep.exposed_ms) $(median run comm.ep.paired_busy_ms) $(median run comm.ep.paired_exposed_ms) $(median run comm.ep.idle_ms)" >>"$work/times"
+      train run "comm.link.gbps=$gbps" comm.link.only=ep ${settings[i]}
+      say "$i $(median run step_ms) $(median run comm.ep.busy_ms) $(median run comm.ep.exposed_ms) $(median run comm.ep.paired_busy_ms) $(median run comm.ep.paired_exposed_ms) $(median run comm.ep.idle_ms) $(median run compute.starved_ms)" >>"$work/times"
     done
   done
   base=$(median_free)
@@ -74,16 +82,16 @@ for share in $shares; do
   exchange=$(awk "BEGIN { print $share / 100 * $base / (4 * 16 * 4 / $pp) }")
   simulated_free=$(simulate 0)
   for i in "${!names[@]}"; do
-    awk -v i="$i" '$1 == i { print $2, $3, $4, $5, $6, $7 }' "$work/times" | sort -g | awk -v name="${names[i]}" -v base="$base" '
-      { v[NR] = $1; busy += $2; exposed += $3; paired += $4; left += $5; idle += $6 }
+    awk -v i="$i" '$1 == i { print $2, $3, $4, $5, $6, $7, $8 }' "$work/times" | sort -g | awk -v name="${names[i]}" -v base="$base" '
+      { v[NR] = $1; busy += $2; exposed += $3; paired += $4; left += $5; idle += $6; starved += $7 }
       END {
         m = v[int((NR + 1) / 2)]
-        printf "  %-26s step %6.0f ms (%.2f x free, %.0f to %.0f)  exposed %5.0f of %5.0f ms (%3.0f %%)  in pairs %5.0f of %5.0f (%3.0f %%)  idle %4.0f ms\n",
+        printf "  %-26s step %6.0f ms (%.2f x free, %.0f to %.0f)  exposed %5.0f of %5.0f ms (%3.0f %%)  in pairs %5.0f of %5.0f (%3.0f %%)  idle %4.0f, starved %4.0f ms\n",
           name, m, m / base, v[1], v[NR], exposed / NR, busy / NR, (busy > 0 ? 100 * exposed / busy : 0),
-          left / NR, paired / NR, (paired > 0 ? 100 * left / paired : 0), idle / NR
+          left / NR, paired / NR, (paired > 0 ? 100 * left / paired : 0), idle / NR, starved / NR
       }'
-    # shellcheck disable=SC2086
-    simulate "$exchange" ${options[i]} | awk -v base="$base" -v free="${simulated_free%% *}" '
+    # shellcheck disable=SC2046,SC2086
+    simulate "$exchange" $(estimates "comm.link.gbps=$gbps" comm.link.only=ep ${settings[i]}) ${options[i]} | awk -v base="$base" -v free="${simulated_free%% *}" '
       { m = base + $1 - free; printf "    %-24s step %6.0f ms (%.2f x free)  exposed %.0f %%  in pairs %.0f %%\n", "simulated", m, m / base, $2, $3 }'
   done
 done

@@ -381,6 +381,22 @@ TEST_CASE("where ranks do not know when others came, idle time is unknown and no
   CHECK_FALSE(sum.idle_ns.has_value());
 }
 
+TEST_CASE("compute is starved where it neither computes nor waits") {
+  using enum device::StreamKind;
+  Exposure e;
+  e.record({"matmul", compute, 100, 200});
+  e.record({"matmul", compute, 230, 300});
+  e.waited({compute, ep, 310, 400});
+  e.waited({compute, dp_grad, 400, 400});
+  e.record({"all_to_all", ep, 300, 700});
+  e.waited({compute, copy, 405, 450});
+  e.record({"matmul", compute, 450, 500});
+  CHECK(e.take_starved_ns() == 30 + 10 + 5);
+  // What lies between two calls is counted by neither.
+  e.record({"matmul", compute, 900, 1000});
+  CHECK(e.take_starved_ns() == 0);
+}
+
 TEST_CASE("communication of pairs is also summed by itself") {
   Exposure e;
   e.record({"all_to_all", device::StreamKind::ep, 0, 1000, 64, 100, true});

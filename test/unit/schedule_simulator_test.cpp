@@ -227,6 +227,40 @@ TEST_CASE("a pass alone and its chunks, by hand") {
   CHECK(simulate_pass(two, 4, {}).length == simulate_pass(two, 1, {}).length);
 }
 
+TEST_CASE("passes are ordered by estimates, and take their own times") {
+  const auto stage = [](double attention, double experts, double exchange) {
+    PassCosts costs;
+    costs.attention = {attention, attention, attention};
+    costs.experts = {experts, experts, experts};
+    costs.exchange = {exchange, exchange};
+    return stage_parts(costs, {true, true}, false);
+  };
+  const StageParts real = stage(1, 6, 2), estimate = stage(5, 1, 4);
+  const Schedule s = with_messages(
+      make_schedule(schedule_named("1f1b"), {.pp = 1, .micro_batches = 2, .moe_overlap = true}),
+      false);
+  for (const bool delay_wgrad : {false, true}) {
+    CAPTURE(delay_wgrad);
+    ScheduleCosts costs;
+    costs.parts = {real};
+    costs.pair.delay_wgrad = delay_wgrad;
+    const double by_own_times = simulate(s, costs).step;
+    costs.estimates = {estimate};
+    const std::vector<PairStep> order = pair_order(estimate.forward, estimate.backward, costs.pair);
+    REQUIRE(order != pair_order(real.forward, real.backward, costs.pair));
+    const auto alone = [&](const std::vector<PairPart>& times, const std::vector<PairPart>& by) {
+      return simulate_pair(pair_order({}, by, costs.pair), {}, times).length;
+    };
+    CHECK(simulate(s, costs).step ==
+          Approx(alone(real.forward, estimate.forward) +
+                 simulate_pair(order, real.forward, real.backward).length +
+                 alone(real.backward, estimate.backward)));
+    CHECK(simulate(s, costs).step >= by_own_times);
+    costs.estimates = costs.parts;
+    CHECK(simulate(s, costs).step == by_own_times);
+  }
+}
+
 TEST_CASE("parts that exchange nothing take the time of whole passes") {
   for (const ScheduleKind& kind : schedule_kinds()) {
     const Schedule s = ready(std::string(kind.name).c_str(), {4, kind.fewest_stages, 12});
