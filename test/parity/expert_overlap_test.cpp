@@ -68,8 +68,8 @@ std::string launches(const Changes& more) {
 
 }  // namespace
 
-// Tokens go with their weights, and gradients of rows come back with those of their weights, each in
-// one exchange.
+// Tokens go with their weights, and gradients of rows come back with those of their weights, each
+// in one exchange.
 TEST_CASE("shared experts and chunks are enqueued behind exchanges that are under way") {
   CHECK(launches({}) ==
         "x up down x S1 S2 "
