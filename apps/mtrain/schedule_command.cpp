@@ -29,7 +29,7 @@ struct ScheduleOptions {
   schedule::ScheduleSize size{.pp = 4, .stages_per_rank = 0, .micro_batches = 8};
   schedule::ScheduleCosts costs;
   int64_t gathered = 0, columns = -1, layers = 1;
-  double exchange = 0;
+  double exchange = 0, call = 0;
   std::vector<std::string> parts, estimates;
   bool text = false, csv = false, actions = false, no_overlap = false, shared_overlap = false;
 };
@@ -69,6 +69,8 @@ void read_part(const char* option, const std::string& text, schedule::PassCosts&
 std::vector<schedule::StageParts> stages_of(const ScheduleOptions& o, schedule::PassCosts costs,
                                             int64_t stages) {
   costs.shared_overlaps = o.shared_overlap;
+  costs.exchange_call = {std::min(o.call, costs.exchange.forward),
+                         std::min(o.call, costs.exchange.backward)};
   const std::vector<bool> with_experts(size_t(o.layers), true);
   std::vector<schedule::StageParts> all(size_t(stages), stage_parts(costs, with_experts, false));
   all.back() = stage_parts(costs, with_experts, true);
@@ -262,6 +264,10 @@ std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOption
                       "chunks of a layer's exchanges where a pass runs alone "
                       "(comm_overlap.moe_dispatch_chunks)")
           ->check(CLI::Range(1, 1 << 10)),
+      command
+          .add_option("--call", o.call,
+                      "how much of the time of an exchange each chunk takes again: latency")
+          ->check(kTime),
       command.add_flag(
           "--delay-wgrad", o.costs.pair.delay_wgrad,
           "weight gradients behind the exchanges that can start (delay_wgrad_compute)"),

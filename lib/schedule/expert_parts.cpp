@@ -68,11 +68,14 @@ class PassPlayer {
   void in_chunks(const PairPart& there, const PairPart& compute, const PairPart& back) {
     drain();
     const double n = double(chunks_), begin = ready_;
-    double arrived = add(true, begin, there.cost / n);
+    const auto travel = [&](const PairPart& way, double ready) {
+      return add(true, ready, way.call + (way.cost - way.call) / n);
+    };
+    double arrived = travel(there, begin);
     if (compute.ahead > 0) add(false, begin, compute.ahead);
     for (int64_t c = 0; c < chunks_; ++c) {
-      const double next = c + 1 < chunks_ ? add(true, begin, there.cost / n) : 0;
-      ready_ = add(true, add(false, arrived, (compute.cost - compute.ahead) / n), back.cost / n);
+      const double next = c + 1 < chunks_ ? travel(there, begin) : 0;
+      ready_ = travel(back, add(false, arrived, (compute.cost - compute.ahead) / n));
       arrived = next;
     }
     add(false, 0, compute.weight_cost);

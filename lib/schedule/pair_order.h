@@ -27,6 +27,8 @@ struct PairPart {
   double weights_first = 1;
   // The host must read numbers that the part before has made before it can enqueue this part.
   bool host_waits = false;
+  // How much of an exchange's cost each of its chunks takes again: the latency of its calls.
+  double call = 0;
   // How much of the cost of a part behind an exchange is computed before the part waits for it.
   double ahead = 0;
   // The layer of the stage that the part belongs to, by which the memory of both passes is bounded;

@@ -7,13 +7,14 @@
 # Experts are spread over all ranks of a pipeline rank, each of which has 16 micro-batches, and routing is balanced; with
 # pp above 1 a rank has two stages. Attention takes about half of a layer. The link delays completion without burning
 # CPU; debug.compute_slowdown lets ranks that share a core compute at the same time, and leaves as much time again to the
-# threads that enqueue and communicate. Prints the step (the median of the rounds' medians, and the range) and, as means
-# over the rounds of their medians, the exchanges' time at work, how much of it was exposed, in all and in pairs, and the
-# time for which ranks waited for each other (idle, not exposed), and for which compute had nothing to do (starved). Below
-# each stands what the simulator says (mtrain schedule) of the run's order, which follows from the plan's estimates, with
-# the times of the parts from a trace of a run without a link: its step is that run's, and what the exchanges add in the
-# simulation. Further settings hold for every run, such as debug.route=zipf, for which the
-# simulation does not hold.
+# threads that enqueue and communicate. Each run stands between two without a link, by whose mean its step is divided.
+# Prints the median of the rounds, and the range, and, as means over the rounds of their medians, the exchanges' time at
+# work, how much of it was exposed, in all and in pairs, and the time for which ranks waited for each other (idle, not
+# exposed), and for which compute had nothing to do (starved). Below each stands what the simulator says (mtrain schedule)
+# of the run's order, which follows from the plan's estimates, with the times of the parts from a trace of a run without a
+# link: its step is that run's, and what the exchanges add in the simulation. An exchange lasts as long as in the run
+# without overlap; what that is beyond its time on the link each chunk takes again. Further settings hold for every run,
+# such as debug.route=zipf, for which the simulation does not hold.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 ranks=${1:-2} shares=${2:-30 60} rounds=${3:-3} pp=${4:-1}
@@ -49,12 +50,12 @@ names=(off pairs "pairs, delayed weights" "shared expert" "$((8 / ep)) chunks" "
 settings=("" "$pairs" "$pairs $delay" "$shared" "$chunks" "$shared $chunks")
 options=("" "--moe-overlap" "--moe-overlap --delay-wgrad" "--shared-overlap" "--chunks $((8 / ep))" "--shared-overlap --chunks $((8 / ep))")
 
-# simulate <ms of an exchange> <option>...: prints the step, and the exposed shares in all and in pairs
+# simulate <ms of an exchange> <ms of its call> <option>...: prints the step, and the exposed shares in all and in pairs
 simulate() {
-  local exchange=$1
-  shift
+  local exchange=$1 call=$2
+  shift 2
   # shellcheck disable=SC2086
-  "$mtrain" schedule "${shape[@]}" --micro 16 --layers $((4 / pp / ((pp > 1) + 1))) $parts --part "exchange=$exchange,$exchange" "$@" | awk '
+  "$mtrain" schedule "${shape[@]}" --micro 16 --layers $((4 / pp / ((pp > 1) + 1))) $parts --part "exchange=$exchange,$exchange" --call "$call" "$@" | awk '
     /^step/ { step = $2 + 0 }
     /exchanges/ { total += $3; exposed += $3 * $5 / 100; if ($1 == "paired") pairs = $5 }
     END { print step, (total > 0 ? 100 * exposed / total : 0), pairs + 0 }'
@@ -70,28 +71,35 @@ for share in $shares; do
   : >"$work/times"
   for ((round = 1; round <= rounds; ++round)); do
     train free
-    say "free $(median free step_ms)" >>"$work/times"
+    before=$(median free step_ms)
+    say "free $before" >>"$work/times"
     for i in "${!names[@]}"; do
       # shellcheck disable=SC2086
       train run "comm.link.gbps=$gbps" comm.link.only=ep ${settings[i]}
-      say "$i $(median run step_ms) $(median run comm.ep.busy_ms) $(median run comm.ep.exposed_ms) $(median run comm.ep.paired_busy_ms) $(median run comm.ep.paired_exposed_ms) $(median run comm.ep.idle_ms) $(median run compute.starved_ms)" >>"$work/times"
+      train free
+      after=$(median free step_ms)
+      say "free $after" >>"$work/times"
+      say "$i $(awk "BEGIN { print 2 * $(median run step_ms) / ($before + $after) }") $(median run comm.ep.busy_ms) $(median run comm.ep.exposed_ms) $(median run comm.ep.paired_busy_ms) $(median run comm.ep.paired_exposed_ms) $(median run comm.ep.idle_ms) $(median run compute.starved_ms)" >>"$work/times"
+      before=$after
     done
   done
   base=$(median_free)
-  # A rank of pp has 4 / pp layers, each of which exchanges rows four times in a micro-batch.
-  exchange=$(awk "BEGIN { print $share / 100 * $base / (4 * 16 * 4 / $pp) }")
-  simulated_free=$(simulate 0)
+  # A rank of pp has 4 / pp layers, each of which exchanges rows four times in a micro-batch. What an exchange takes
+  # beyond its share of the link is its call.
+  exchange=$(awk -v n=$((4 * 16 * 4 / pp)) '$1 == 0 { busy += $3; ++runs } END { print busy / runs / n }' "$work/times")
+  call=$(awk "BEGIN { call = $exchange - $share / 100 * $free / (4 * 16 * 4 / $pp); print (call > 0 ? call : 0) }")
+  simulated_free=$(simulate 0 0)
   for i in "${!names[@]}"; do
-    awk -v i="$i" '$1 == i { print $2, $3, $4, $5, $6, $7, $8 }' "$work/times" | sort -g | awk -v name="${names[i]}" -v base="$base" '
+    awk -v i="$i" '$1 == i { print $2, $3, $4, $5, $6, $7, $8 }' "$work/times" | sort -g | awk -v name="${names[i]}" '
       { v[NR] = $1; busy += $2; exposed += $3; paired += $4; left += $5; idle += $6; starved += $7 }
       END {
         m = v[int((NR + 1) / 2)]
-        printf "  %-26s step %6.0f ms (%.2f x free, %.0f to %.0f)  exposed %5.0f of %5.0f ms (%3.0f %%)  in pairs %5.0f of %5.0f (%3.0f %%)  idle %4.0f, starved %4.0f ms\n",
-          name, m, m / base, v[1], v[NR], exposed / NR, busy / NR, (busy > 0 ? 100 * exposed / busy : 0),
+        printf "  %-26s step %.2f x free (%.2f to %.2f)  exposed %5.0f of %5.0f ms (%3.0f %%)  in pairs %5.0f of %5.0f (%3.0f %%)  idle %4.0f, starved %4.0f ms\n",
+          name, m, v[1], v[NR], exposed / NR, busy / NR, (busy > 0 ? 100 * exposed / busy : 0),
           left / NR, paired / NR, (paired > 0 ? 100 * left / paired : 0), idle / NR, starved / NR
       }'
     # shellcheck disable=SC2046,SC2086
-    simulate "$exchange" $(estimates "comm.link.gbps=$gbps" comm.link.only=ep ${settings[i]}) ${options[i]} | awk -v base="$base" -v free="${simulated_free%% *}" '
-      { m = base + $1 - free; printf "    %-24s step %6.0f ms (%.2f x free)  exposed %.0f %%  in pairs %.0f %%\n", "simulated", m, m / base, $2, $3 }'
+    simulate "$exchange" "$call" $(estimates "comm.link.gbps=$gbps" comm.link.only=ep ${settings[i]}) ${options[i]} | awk -v base="$base" -v free="${simulated_free%% *}" '
+      { printf "    %-24s step %.2f x free  exposed %.0f %%  in pairs %.0f %%\n", "simulated", (base + $1 - free) / base, $2, $3 }'
   done
 done

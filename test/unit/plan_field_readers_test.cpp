@@ -76,8 +76,8 @@ class Print {
     all(a, b, c);
   }
   void add(const schedule::PassCosts& o) {
-    const auto& [a, b, c, d, e, f, g, h, i] = o;
-    all(a, b, c, d, e, f, g, h, i);
+    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
+    all(a, b, c, d, e, f, g, h, i, j);
   }
   void add(const PipelineOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k, l] = o;

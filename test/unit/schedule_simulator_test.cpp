@@ -212,6 +212,14 @@ TEST_CASE("a pass alone and its chunks, by hand") {
     CHECK(four.exchanges == 8);
     CHECK(four.exposed() == 3);
   }
+  // With calls of 1 each way of a chunk takes 1 + 3 / 4. The way there ends at 2.75, 4.5, 8 and
+  // 11.5, the way back at 6.25, 9.75, 13.25 and 15; chunks compute from 2.75, 4.5, 8 and 11.5 on.
+  std::vector<PairPart> calls = pass;
+  calls[1].call = calls[3].call = 1;
+  const PairTimeline with_calls = simulate_pass(calls, 4, {});
+  CHECK(with_calls.exchanges == 14);
+  CHECK(with_calls.length == 16);
+  CHECK(simulate_pass(calls, 1, {}).length == whole.length);
   // A shared expert is computed before the first chunk is waited for, or the whole.
   std::vector<PairPart> shared = pass;
   shared[2].cost += 3, shared[2].ahead = 3;
