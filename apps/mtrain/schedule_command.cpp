@@ -29,7 +29,7 @@ struct ScheduleOptions {
   schedule::ScheduleSize size{.pp = 4, .stages_per_rank = 0, .micro_batches = 8};
   schedule::ScheduleCosts costs;
   int64_t gathered = 0, columns = -1, layers = 1;
-  double exchange = 0, call = 0;
+  double exchange = 0, latency = 0;
   std::vector<std::string> parts, estimates;
   bool text = false, csv = false, actions = false, no_overlap = false, shared_overlap = false;
 };
@@ -69,8 +69,8 @@ void read_part(const char* option, const std::string& text, schedule::PassCosts&
 std::vector<schedule::StageParts> stages_of(const ScheduleOptions& o, schedule::PassCosts costs,
                                             int64_t stages) {
   costs.shared_overlaps = o.shared_overlap;
-  costs.exchange_call = {std::min(o.call, costs.exchange.forward),
-                         std::min(o.call, costs.exchange.backward)};
+  costs.exchange_latency = {std::min(o.latency, costs.exchange.forward),
+                            std::min(o.latency, costs.exchange.backward)};
   const std::vector<bool> with_experts(size_t(o.layers), true);
   std::vector<schedule::StageParts> all(size_t(stages), stage_parts(costs, with_experts, false));
   all.back() = stage_parts(costs, with_experts, true);
@@ -106,6 +106,12 @@ void add_estimates(const ScheduleOptions& o, schedule::ScheduleCosts& costs) {
   if (o.estimates.empty()) return;
   schedule::PassCosts estimated;
   for (const std::string& part : o.estimates) read_part("--estimate", part, estimated);
+  for (const std::string& part : o.parts) {
+    const std::string name = part.substr(0, part.find('=') + 1);
+    if (std::ranges::none_of(o.estimates, [&](auto& e) { return e.starts_with(name); }))
+      throw UserError(fmt::format("--part {} has no --estimate", part),
+                      "give an estimate of every part; --dry-run prints them");
+  }
   costs.estimates = stages_of(o, estimated, int64_t(costs.parts.size()));
   for (size_t stage = 0; stage < costs.parts.size(); ++stage)
     take_steps_of(costs.estimates[stage].backward, costs.parts[stage].backward);
@@ -255,7 +261,7 @@ std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOption
   command
       .add_option("--estimate", o.estimates,
                   "NAME=F,I,W: what the plan expects of a part (--dry-run prints it): passes are "
-                  "ordered by this, as in the run, and take the times of --part")
+                  "ordered by this, and take the times of --part")
       ->needs(part);
   std::vector<CLI::Option*> of_exchanges{
       command.add_option("--layers", o.layers, "layers per stage")->check(CLI::Range(1, 1 << 10)),
@@ -265,8 +271,8 @@ std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOption
                       "(comm_overlap.moe_dispatch_chunks)")
           ->check(CLI::Range(1, 1 << 10)),
       command
-          .add_option("--call", o.call,
-                      "how much of the time of an exchange each chunk takes again: latency")
+          .add_option("--exchange-latency", o.latency,
+                      "how much of the time of an exchange each chunk takes again")
           ->check(kTime),
       command.add_flag(
           "--delay-wgrad", o.costs.pair.delay_wgrad,

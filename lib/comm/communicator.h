@@ -25,13 +25,14 @@ struct Transfer {
 
 // A tensor of an all_to_all: `in` and `out` consist of one part for each rank, of sends[r] and
 // receives[r] elements. sends[r] of this rank is receives[this rank] of rank r.
-struct ToAll {
+struct AllToAllSpans {
   ConstSpan in;
   std::vector<int64_t> sends;
   Span out;
   std::vector<int64_t> receives;
 };
-std::string all_to_all_name(const std::vector<ToAll>& tensors);  // "all_to_all of bf16, f32"
+std::string all_to_all_name(
+    const std::vector<AllToAllSpans>& tensors);  // "all_to_all of bf16, f32"
 
 // Group makes these calls within launches of one stream, and so in that stream's order. On the CPU
 // a call blocks the stream's thread until this rank's part is done; on CUDA it enqueues its work on
@@ -49,7 +50,7 @@ class Communicator {
                               const device::LaunchContext& context) = 0;
   // `out` has size() times the elements of `in`; `in` may be this rank's part of `out`.
   virtual void all_gather(ConstSpan in, Span out, const device::LaunchContext& context) = 0;
-  virtual void all_to_all(const std::vector<ToAll>& tensors,
+  virtual void all_to_all(const std::vector<AllToAllSpans>& tensors,
                           const device::LaunchContext& context) = 0;
   virtual void broadcast(Span data, int root, const device::LaunchContext& context) = 0;
   // `begun` is the time since which this rank has been ready for the exchange.

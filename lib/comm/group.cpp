@@ -62,21 +62,28 @@ void tell_idle(const device::LaunchContext& context, const Communicator& c,
 
 }  // namespace
 
+EmulatedLink::EmulatedLink(Link link) : link_(std::move(link)) {
+  for (const std::string& name : link_.streams) {
+    bool known = false;
+    for (int kind = 0; kind <= int(device::StreamKind::tp); ++kind)
+      known = known || stream_kind_name(device::StreamKind(kind)) == name;
+    MT_CHECK(known, "an emulated link for streams `{}`", name);
+  }
+}
+
 bool EmulatedLink::carries(device::StreamId stream) const {
   return link_.streams.empty() ||
          std::ranges::find(link_.streams, stream_kind_name(stream.kind)) != link_.streams.end();
 }
 
-void EmulatedLink::carry(double bytes, Communicator::Clock::time_point start) {
-  Communicator::Clock::time_point carried;
-  {
-    std::lock_guard lock(mutex_);
-    const double busy = link_.gbps > 0 ? bytes * 8 / (link_.gbps * 1e9) : 0;
-    const Communicator::Clock::time_point behind = std::max(start, free_) + seconds(busy);
-    carried = bytes <= kPacketBytes ? start + seconds(busy) : behind;
-    free_ = behind;
-  }
-  std::this_thread::sleep_until(carried + seconds(link_.latency_us * 1e-6));
+EmulatedLink::TimePoint EmulatedLink::arrival(double bytes, int peers, TimePoint start) {
+  const auto busy = seconds(link_.gbps > 0 ? bytes * 8 / (link_.gbps * 1e9) : 0),
+             latency = seconds(link_.latency_us * 1e-6);
+  const std::lock_guard lock(mutex_);
+  free_ = std::max(start, free_) + busy;
+  if (bytes > kPacketBytes * peers) return free_ + latency;
+  packets_free_ = std::max(start, packets_free_) + busy;
+  return packets_free_ + latency;
 }
 
 template <class F>
@@ -106,13 +113,13 @@ void Group::State::enqueue_collective(Stream& stream, device::LaunchInfo info, O
   // A link carries data both ways at once, so that the larger number keeps it.
   const double kept = std::max(bytes.sent, bytes.received);
   enqueue(stream, std::move(info), bytes.sent,
-          [link = link_of(stream), kept, run = std::move(run)](
+          [link = link_of(stream), kept, peers = size() - 1, run = std::move(run)](
               Communicator& c, const device::LaunchContext& context) {
             Communicator::Clock::time_point begun;
             if (context.idle_ns) begun = Communicator::Clock::now();
             run(c, context);
             tell_idle(context, c, begun);
-            if (link) link->carry(kept, c.last_start());
+            if (link) std::this_thread::sleep_until(link->arrival(kept, peers, c.last_start()));
           });
 }
 
@@ -199,8 +206,8 @@ void Group::all_to_all(const Tensor& in, const std::vector<int64_t>& sends, cons
   all_to_all({{in, sends, out, receives}}, stream);
 }
 
-void Group::all_to_all(const std::vector<ToAll>& tensors, Stream& stream) const {
-  std::vector<comm::ToAll> spans;
+void Group::all_to_all(const std::vector<AllToAllTensor>& tensors, Stream& stream) const {
+  std::vector<AllToAllSpans> spans;
   device::LaunchInfo info{.name = "all_to_all"};
   OverLink wire{0, 0};
   const auto own = size_t(rank());
@@ -271,7 +278,7 @@ void Group::exchange(std::vector<Message> messages, Stream& stream) const {
   state_->enqueue(stream, std::move(info), sent,
                   [transfers, link, sent](Communicator& c, const device::LaunchContext& context) {
                     const auto begun = Communicator::Clock::now();
-                    if (link) link->carry(sent, begun);
+                    if (link) std::this_thread::sleep_until(link->arrival(sent, 1, begun));
                     c.exchange(transfers, begun, context);
                     tell_idle(context, c, begun);
                   });

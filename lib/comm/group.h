@@ -20,22 +20,26 @@ struct Link {
   bool emulated() const { return latency_us > 0 || gbps > 0; }
 };
 
-// A rank's emulated link. All groups of the rank share its bandwidth. What is larger than a packet
-// follows on what was given before; networks carry packets of other messages in between, so that a
-// smaller message arrives without waiting for these, and delays them by its own time.
+// A rank's emulated link. All groups of the rank share its bandwidth. Data follows on what was
+// given before. But networks carry packets of other messages in between, so that what goes to each
+// rank in one packet does not wait for data under way, and delays what is given afterwards.
 class EmulatedLink {
  public:
-  explicit EmulatedLink(Link link) : link_(std::move(link)) {}
-  bool carries(device::StreamId stream) const;
+  using TimePoint = Communicator::Clock::time_point;
   static constexpr double kPacketBytes = 4096;
+
+  // Throws BugError for the name of a stream that there is not.
+  explicit EmulatedLink(Link link);
+  bool carries(device::StreamId stream) const;
   // Returns when `bytes`, the larger number of those sent and those received, have arrived, which
-  // could leave at `start`.
-  void carry(double bytes, Communicator::Clock::time_point start);
+  // could leave at `start`. They go to, or come from, so many `peers`.
+  TimePoint arrival(double bytes, int peers, TimePoint start);
 
  private:
   const Link link_;
   std::mutex mutex_;
-  Communicator::Clock::time_point free_{};  // when the link has carried all earlier data
+  // When the link has carried all that was given, and when it has carried the last packet.
+  TimePoint free_{}, packets_free_{};
 };
 
 // Every rank of the group makes the same calls in the same order with the same sizes. A call is
@@ -76,13 +80,13 @@ class Group {
   void all_to_all(const Tensor& in, const std::vector<int64_t>& sends, const Tensor& out,
                   const std::vector<int64_t>& receives, Stream& stream) const;
   // The same for several tensors, which travel together.
-  struct ToAll {
+  struct AllToAllTensor {
     Tensor in;
     std::vector<int64_t> sends;
     Tensor out;
     std::vector<int64_t> receives;
   };
-  void all_to_all(const std::vector<ToAll>& tensors, Stream& stream) const;
+  void all_to_all(const std::vector<AllToAllTensor>& tensors, Stream& stream) const;
   void broadcast(const Tensor& data, int root, Stream& stream) const;
   void send(const Tensor& data, int to, Stream& stream) const;
   void receive(const Tensor& data, int from, Stream& stream) const;

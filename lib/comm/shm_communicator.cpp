@@ -82,7 +82,8 @@ class ShmCommunicator : public Communicator {
     if (in.count == 0) barrier({});
   }
 
-  void all_to_all(const std::vector<ToAll>& tensors, const device::LaunchContext&) override {
+  void all_to_all(const std::vector<AllToAllSpans>& tensors,
+                  const device::LaunchContext&) override {
     begin();
     const std::vector<int64_t> longest = longest_parts(tensors);
     for (size_t i = 0; i < tensors.size(); ++i) parts_to_all(tensors[i], longest[i]);
@@ -137,30 +138,40 @@ class ShmCommunicator : public Communicator {
   }
 
   // Returns the longest part of each tensor between any two ranks, which decides the number of
-  // steps: all ranks tell each other their sizes.
-  std::vector<int64_t> longest_parts(const std::vector<ToAll>& tensors) {
+  // steps: all ranks tell each other how many tensors they give, of which element sizes, and all
+  // parts.
+  std::vector<int64_t> longest_parts(const std::vector<AllToAllSpans>& tensors) {
     const auto n = size_t(ranks());
-    std::vector<int64_t> own, longest;
-    for (const ToAll& t : tensors) {
+    std::vector<int64_t> own{int64_t(tensors.size())}, longest;
+    for (const AllToAllSpans& t : tensors) {
+      own.push_back(dtype_size(t.in.dtype));
       own.insert(own.end(), t.sends.begin(), t.sends.end());
       longest.push_back(*std::max_element(t.sends.begin(), t.sends.end()));
     }
-    step([&](std::byte* slot) { std::memcpy(slot, own.data(), own.size() * sizeof(int64_t)); },
+    const size_t bytes = own.size() * sizeof(int64_t);
+    MT_CHECK(bytes <= SharedMemoryChannel::kSlotBytes, "all_to_all of {} tensors over {} ranks",
+             tensors.size(), n);
+    step([&](std::byte* slot) { std::memcpy(slot, own.data(), bytes); },
          [&](int peer, const std::byte* slot) {
            std::vector<int64_t> theirs(own.size());
-           std::memcpy(theirs.data(), slot, theirs.size() * sizeof(int64_t));
+           std::memcpy(theirs.data(), slot, bytes);
+           MT_CHECK(theirs[0] == own[0], "all_to_all: rank {} gives {} tensors, rank {} {}", peer,
+                    theirs[0], rank(), own[0]);
            for (size_t i = 0; i < tensors.size(); ++i) {
-             const auto begin = theirs.begin() + int64_t(i * n), end = begin + int64_t(n);
-             longest[i] = std::max(longest[i], *std::max_element(begin, end));
-             MT_CHECK(begin[rank()] == tensors[i].receives[size_t(peer)],
-                      "all_to_all: rank {} sends {} elements, rank {} expects {}", peer,
-                      begin[rank()], rank(), tensors[i].receives[size_t(peer)]);
+             const int64_t* const parts = &theirs[1 + i * (n + 1)] + 1;
+             longest[i] = std::max(longest[i], *std::max_element(parts, parts + n));
+             MT_CHECK(parts[-1] == dtype_size(tensors[i].in.dtype) &&
+                          parts[rank()] == tensors[i].receives[size_t(peer)],
+                      "all_to_all: of tensor {} rank {} sends {} elements of {} bytes, rank {} "
+                      "expects {} of {}",
+                      i, peer, parts[rank()], parts[-1], rank(), tensors[i].receives[size_t(peer)],
+                      dtype_size(tensors[i].in.dtype));
            }
          });
     return longest;
   }
 
-  void parts_to_all(const ToAll& tensor, int64_t longest) {
+  void parts_to_all(const AllToAllSpans& tensor, int64_t longest) {
     const auto& [in, sends, out, receives] = tensor;
     const int64_t size = dtype_size(in.dtype), chunk = slot_share(size);
     std::vector<int64_t> from(sends.size() + 1), to(sends.size() + 1);

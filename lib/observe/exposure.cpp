@@ -35,7 +35,7 @@ Communication& Communication::operator+=(const Communication& o) {
 void Exposure::record(const device::Timing& t) {
   if (t.stream.kind == device::StreamKind::compute) {
     std::lock_guard lock(mutex_);
-    compute_was_given(t.begin_ns, t.end_ns);
+    compute_was_occupied(t.begin_ns, t.end_ns);
   }
   if (!communicates(t.stream)) return;
   const int64_t idle = t.idle_ns.value_or(0), busy = t.end_ns - t.begin_ns - idle;
@@ -61,7 +61,7 @@ std::optional<int64_t> Exposure::idle_in(const device::Waiting& w) {
 void Exposure::waited(const device::Waiting& w) {
   if (w.stream.kind != device::StreamKind::compute) return;
   std::lock_guard lock(mutex_);
-  compute_was_given(w.begin_ns, w.end_ns);
+  compute_was_occupied(w.begin_ns, w.end_ns);
   if (!communicates(w.waits_for)) return;
   // The waits of the compute stream come in the order of time, so that idle times that ended before
   // this one are not needed any more.
@@ -73,7 +73,7 @@ void Exposure::waited(const device::Waiting& w) {
       {.exposed_ns = exposed, .idle_ns = idle, .paired_exposed_ns = w.paired ? exposed : 0};
 }
 
-void Exposure::compute_was_given(int64_t begin_ns, int64_t end_ns) {
+void Exposure::compute_was_occupied(int64_t begin_ns, int64_t end_ns) {
   if (compute_end_ns_) starved_ns_ += std::max<int64_t>(0, begin_ns - *compute_end_ns_);
   compute_end_ns_ = std::max(end_ns, compute_end_ns_.value_or(end_ns));
 }

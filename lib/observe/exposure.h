@@ -36,8 +36,9 @@ class Exposure : public device::TimingSink {
   void record(const device::Timing& timing) override;
   void waited(const device::Waiting& waiting) override;
   ByKind take();  // returns the sums since the last call
-  // Returns how long the compute stream had nothing to do since the last call: it stood still
-  // between two computations, and waited for no stream, since the host had enqueued nothing.
+  // Returns how long since the last call the compute stream neither computed nor waited for another
+  // stream, between two such times: mostly because the host had enqueued nothing. Copies between
+  // host and device, and the overhead of launches, are part of it.
   int64_t take_starved_ns();
 
  private:
@@ -51,7 +52,7 @@ class Exposure : public device::TimingSink {
     bool known = true;       // false: the stream has waited for unknown times
   };
   // These are called with the mutex held.
-  void compute_was_given(int64_t begin_ns, int64_t end_ns);
+  void compute_was_occupied(int64_t begin_ns, int64_t end_ns);
   // Returns how much of the wait is idle; absent: unknown.
   std::optional<int64_t> idle_in(const device::Waiting& waiting);
 

@@ -79,9 +79,10 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     if (other_tokens)
       parts = {.tp = world.group("expert_tp", moe, {mesh::Axis::tp}),
                .all = world.group("ep_tp", moe, {mesh::Axis::ep, mesh::Axis::tp})};
-    // Where passes run together, the rows of one are under way when the other counts its own.
-    std::optional<CountsLink> counts;
-    if (plan.overlap.overlap_moe_expert_parallel_comm) {
+    // Where passes run together, the rows of one are under way when the other counts its own. Both
+    // groups have the same ranks, whose hosts make the calls in one order.
+    std::optional<CountsGroup> counts;
+    if (plan.overlap.overlap_moe_expert_parallel_comm && !plan.experts.pad_to_capacity) {
       mesh::Axes axes{mesh::Axis::ep};
       if (other_tokens) axes.push_back(mesh::Axis::tp);
       counts = {world.group("ep_counts", moe, axes), &device.stream(device::StreamKind::ep_counts)};

@@ -60,6 +60,7 @@ std::optional<ExchangeForecast> exchange_forecast(const RunPlan& plan) {
   };
   PassCosts free = *plan.pass_costs;
   free.exchange = {};
+  free.exchange_latency = {};
   const schedule::Timeline timeline = play(*plan.pass_costs);
   return ExchangeForecast{.step = timeline.step,
                           .without = play(free).step,

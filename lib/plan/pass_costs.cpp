@@ -109,9 +109,9 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   const double rows = expert_bytes_one_way(plan) / rate.bytes,
                latency = link_of_experts(r).latency_us * 1e-6;
   const schedule::PartCost n = calls(plan);
-  c.exchange_call = {.forward = n.forward * latency, .backward = n.backward * latency};
-  c.exchange = {.forward = rows + c.exchange_call.forward,
-                .backward = rows + c.exchange_call.backward};
+  c.exchange_latency = {.forward = n.forward * latency, .backward = n.backward * latency};
+  c.exchange = {.forward = rows + c.exchange_latency.forward,
+                .backward = rows + c.exchange_latency.backward};
   c.head = {.forward = 3 * gemm(H * double(m.vocab))};
   c.host_reads_rows = !plan.experts.pad_to_capacity;
   c.shared_overlaps = plan.overlap.shared_expert_overlap;
@@ -119,7 +119,7 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
 }
 
 std::string print_pass_costs(const schedule::PassCosts& costs) {
-  const auto& [attention, mlp, route, experts, shared, exchange, exchange_call, head,
+  const auto& [attention, mlp, route, experts, shared, exchange, exchange_latency, head,
                host_reads_rows, shared_overlaps] = costs;
   std::string text;
   const auto add = [&](const char* part, const schedule::PartCost& c) {
@@ -131,7 +131,7 @@ std::string print_pass_costs(const schedule::PassCosts& costs) {
   add("experts", experts);
   add("shared", shared);
   add("exchange", exchange);
-  add("call", exchange_call);
+  add("latency", exchange_latency);
   add("head", head);
   return text + fmt::format("{} {}", host_reads_rows, shared_overlaps);
 }

@@ -150,7 +150,7 @@ std::string exchanges_text(const plan::ExchangeForecast& f) {
 std::string estimates_text(const schedule::PassCosts& c) {
   std::string text;
   const auto add = [&](const char* part, const schedule::PartCost& cost) {
-    text += fmt::format("{}{}={:.4g},{:.4g},{:.4g}", text.empty() ? "" : " ", part,
+    text += fmt::format("{}{}={:.9g},{:.9g},{:.9g}", text.empty() ? "" : " ", part,
                         1e3 * cost.forward, 1e3 * cost.backward, 1e3 * cost.weights);
   };
   add("attention", c.attention);

@@ -199,7 +199,7 @@ void Reporter::finish() {
   if (!communication_.empty()) {
     const int64_t steps = steps_ - kWarmUpSteps;
     note(fmt::format(
-        "communication of rank 0{}: {}; its compute had nothing to do for {:.3g} s",
+        "communication of rank 0{}: {}; compute starved for {:.3g} s",
         timed_steps_ < steps ? fmt::format(", {} of {} steps timed", timed_steps_, steps) : "",
         exposure_text(communication_), double(starved_ns_) * 1e-9));
   }

@@ -69,7 +69,7 @@ class PassPlayer {
     drain();
     const double n = double(chunks_), begin = ready_;
     const auto travel = [&](const PairPart& way, double ready) {
-      return add(true, ready, way.call + (way.cost - way.call) / n);
+      return add(true, ready, way.latency + (way.cost - way.latency) / n);
     };
     double arrived = travel(there, begin);
     if (compute.ahead > 0) add(false, begin, compute.ahead);
@@ -105,6 +105,9 @@ PassCosts costs_of_layer(const ExpertStage& s) {
 PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,
                            const PairOptions& options, std::span<const PairPart> estimates) {
   MT_CHECK(chunks >= 1, "a pass in {} chunks", chunks);
+  for (const PairPart& part : pass)
+    MT_CHECK(part.latency <= part.cost, "{} of an exchange of {} are latency", part.latency,
+             part.cost);
   if (chunks > 1) return PassPlayer(pass, chunks, options).play();
   return simulate_pair(pair_order({}, estimates.empty() ? pass : estimates, options), {}, pass);
 }

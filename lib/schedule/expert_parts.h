@@ -19,12 +19,12 @@ struct ExpertStage {
 PassCosts costs_of_layer(const ExpertStage& stage);
 
 // Plays a pass that runs alone, forward or backward. Where one part that computes stands between
-// two exchanges, these three are divided into `chunks` of equal size (each makes the exchanges'
-// calls), behind what the part does before it waits: the exchange of a chunk and the return of the
-// one before travel while the chunk between them is computed; the weight gradients of the three
-// follow all chunks. Others that are delayed are computed before the next part that waits for an
-// exchange. Without chunks a pass is ordered by `estimates`, costs of the same parts, or by its own
-// if that is empty.
+// two exchanges, these three are divided into `chunks` of equal size (each with the latency of
+// the exchanges), behind what the part does before it waits: the exchange of a chunk and the return
+// of the one before travel while the chunk between them is computed; the weight gradients of the
+// three follow all chunks. Others that are delayed are computed before the next part that waits for
+// an exchange. Without chunks a pass is ordered by `estimates`, costs of the same parts, or by its
+// own if that is empty.
 PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,
                            const PairOptions& options, std::span<const PairPart> estimates = {});
 

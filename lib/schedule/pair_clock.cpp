@@ -16,6 +16,8 @@ PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart
     for (const PairPart& part : pass->parts) {
       MT_CHECK(part.cost >= 0 && part.weight_cost >= 0, "a part costs {}, its weight gradients {}",
                part.cost, part.weight_cost);
+      MT_CHECK(part.latency >= 0 && part.latency <= part.cost,
+               "{} of an exchange of {} are latency", part.latency, part.cost);
       MT_CHECK(part.ahead >= 0 && part.ahead <= part.cost, "{} of a part of {} need no exchange",
                part.ahead, part.cost);
       MT_CHECK(part.weight_cost == 0 || (pass == &backward_ && part.kind == PairPartKind::compute),

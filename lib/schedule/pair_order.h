@@ -4,7 +4,8 @@
 // There are two streams: the parts of both passes that compute go to one, the exchanges of both to
 // the other. A part waits for the part before it in its pass, wherever that has run. The order is
 // the one in which the host enqueues. It follows from the lists alone, so that all ranks that share
-// the exchanges derive the same one: both passes exchange in one group, one call after the other.
+// the exchanges derive the same one: both passes exchange in one group, one call after the other,
+// and so they do with the numbers that the host reads, in another group.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -27,8 +28,8 @@ struct PairPart {
   double weights_first = 1;
   // The host must read numbers that the part before has made before it can enqueue this part.
   bool host_waits = false;
-  // How much of an exchange's cost each of its chunks takes again: the latency of its calls.
-  double call = 0;
+  // How much of an exchange's cost each of its chunks takes again.
+  double latency = 0;
   // How much of the cost of a part behind an exchange is computed before the part waits for it.
   double ahead = 0;
   // The layer of the stage that the part belongs to, by which the memory of both passes is bounded;
@@ -97,8 +98,8 @@ struct PairTimeline {
 };
 
 // Plays the order: each stream takes its steps in the order in which they were enqueued, and
-// enqueuing takes no time. The numbers that the host reads take no time either, and travel beside
-// exchanges. An exchange begins when the part before it has ended, and with it the share
+// enqueuing takes no time. The numbers that the host reads are taken to travel in no time, beside
+// the exchanges. An exchange begins when the part before it has ended, and with it the share
 // weights_first of its weight gradients if they were enqueued between the two. BugError for an
 // order whose steps are not those of the lists.
 PairTimeline simulate_pair(std::span<const PairStep> order, std::span<const PairPart> forward,

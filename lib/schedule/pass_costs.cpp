@@ -11,12 +11,12 @@ namespace {
 // An expert has three matrices, and its first GEMM two of them.
 constexpr double kShareOfFirst = 2.0 / 3;
 
-PairPart exchange(double cost, double call, bool host_waits) {
+PairPart exchange(double cost, double latency, bool host_waits) {
   return {.kind = PairPartKind::exchange,
           .cost = cost,
           .weight_cost = 0,
           .host_waits = host_waits,
-          .call = call};
+          .latency = latency};
 }
 PairPart compute(double cost, double weights, double ahead = 0) {
   return {.cost = cost, .weight_cost = weights, .ahead = ahead};
@@ -39,9 +39,9 @@ PairPart forward_part(const PassCosts& c, PassPart part) {
     case PassPart::mlp: return compute(c.mlp.forward, 0);
     case PassPart::route: return compute(c.route.forward, 0);
     case PassPart::dispatch:
-      return exchange(c.exchange.forward, c.exchange_call.forward, c.host_reads_rows);
+      return exchange(c.exchange.forward, c.exchange_latency.forward, c.host_reads_rows);
     case PassPart::experts: return compute(first + c.experts.forward, 0, first);
-    case PassPart::combine: return exchange(c.exchange.forward, c.exchange_call.forward, false);
+    case PassPart::combine: return exchange(c.exchange.forward, c.exchange_latency.forward, false);
     case PassPart::merge: return compute(behind, 0, behind);
     case PassPart::head: return compute(c.head.forward, 0);
     case PassPart::other: return {};
@@ -55,7 +55,8 @@ PairPart backward_part(const PassCosts& c, PassPart part) {
     case PassPart::mlp: return compute(c.mlp.backward, c.mlp.weights);
     case PassPart::route: return with_shared(c, c.route, kShareOfFirst);
     case PassPart::dispatch:
-    case PassPart::combine: return exchange(c.exchange.backward, c.exchange_call.backward, false);
+    case PassPart::combine:
+      return exchange(c.exchange.backward, c.exchange_latency.backward, false);
     case PassPart::experts: {
       PairPart experts = with_shared(c, c.experts, 1 - kShareOfFirst);
       experts.weights_first = 1 - kShareOfFirst;  // those of the second GEMM

@@ -17,7 +17,7 @@ struct PassCosts {
   PartCost attention, mlp;          // of a layer without experts, and attention of all layers
   PartCost route, experts, shared;  // of a layer with experts
   PartCost exchange;                // of rows, one way
-  PartCost exchange_call;           // the part of it that each of its chunks takes again
+  PartCost exchange_latency;        // the part of it that each of its chunks takes again
   PartCost head;                    // `forward` has the gradients, too
   bool host_reads_rows = true;      // the host waits for the numbers of rows before they leave
   // Each GEMM of the shared expert runs beside an exchange (shared_expert_overlap). Without it only

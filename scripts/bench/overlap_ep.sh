@@ -13,7 +13,7 @@
 # exposed), and for which compute had nothing to do (starved). Below each stands what the simulator says (mtrain schedule)
 # of the run's order, which follows from the plan's estimates, with the times of the parts from a trace of a run without a
 # link: its step is that run's, and what the exchanges add in the simulation. An exchange lasts as long as in the run
-# without overlap; what that is beyond its time on the link each chunk takes again. Further settings hold for every run,
+# with pairs; what that is beyond its time on the link each chunk takes again. Further settings hold for every run,
 # such as debug.route=zipf, for which the simulation does not hold.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
@@ -50,12 +50,12 @@ names=(off pairs "pairs, delayed weights" "shared expert" "$((8 / ep)) chunks" "
 settings=("" "$pairs" "$pairs $delay" "$shared" "$chunks" "$shared $chunks")
 options=("" "--moe-overlap" "--moe-overlap --delay-wgrad" "--shared-overlap" "--chunks $((8 / ep))" "--shared-overlap --chunks $((8 / ep))")
 
-# simulate <ms of an exchange> <ms of its call> <option>...: prints the step, and the exposed shares in all and in pairs
+# simulate <ms of an exchange> <ms of its latency> <option>...: prints the step, and the exposed shares in all and in pairs
 simulate() {
-  local exchange=$1 call=$2
+  local exchange=$1 latency=$2
   shift 2
   # shellcheck disable=SC2086
-  "$mtrain" schedule "${shape[@]}" --micro 16 --layers $((4 / pp / ((pp > 1) + 1))) $parts --part "exchange=$exchange,$exchange" --call "$call" "$@" | awk '
+  "$mtrain" schedule "${shape[@]}" --micro 16 --layers $((4 / pp / ((pp > 1) + 1))) $parts --part "exchange=$exchange,$exchange" --exchange-latency "$latency" "$@" | awk '
     /^step/ { step = $2 + 0 }
     /exchanges/ { total += $3; exposed += $3 * $5 / 100; if ($1 == "paired") pairs = $5 }
     END { print step, (total > 0 ? 100 * exposed / total : 0), pairs + 0 }'
@@ -67,6 +67,8 @@ parts=$("$(dirname "$0")/part_times.py" "$work/trace.json" 2)
 free=$(median free step_ms) bytes=$(median free comm.ep.bytes)
 for share in $shares; do
   gbps=$(link_gbps "$bytes" "$free" "$share")
+  link=()
+  ((share == 0)) || link=("comm.link.gbps=$gbps" comm.link.only=ep)
   say "ep $ep, pp $pp: a step without a link takes $free ms and sends $bytes bytes over ep; on a link of $gbps Gbit/s that takes $share % of it"
   : >"$work/times"
   for ((round = 1; round <= rounds; ++round)); do
@@ -75,7 +77,7 @@ for share in $shares; do
     say "free $before" >>"$work/times"
     for i in "${!names[@]}"; do
       # shellcheck disable=SC2086
-      train run "comm.link.gbps=$gbps" comm.link.only=ep ${settings[i]}
+      train run "${link[@]}" ${settings[i]}
       train free
       after=$(median free step_ms)
       say "free $after" >>"$work/times"
@@ -85,9 +87,9 @@ for share in $shares; do
   done
   base=$(median_free)
   # A rank of pp has 4 / pp layers, each of which exchanges rows four times in a micro-batch. What an exchange takes
-  # beyond its share of the link is its call.
-  exchange=$(awk -v n=$((4 * 16 * 4 / pp)) '$1 == 0 { busy += $3; ++runs } END { print busy / runs / n }' "$work/times")
-  call=$(awk "BEGIN { call = $exchange - $share / 100 * $free / (4 * 16 * 4 / $pp); print (call > 0 ? call : 0) }")
+  # beyond its share of the link is latency. In pairs the numbers of rows travel on another stream.
+  exchange=$(awk -v n=$((4 * 16 * 4 / pp)) '$1 == 1 { busy += $3; ++runs } END { print busy / runs / n }' "$work/times")
+  latency=$(awk "BEGIN { latency = $exchange - $share / 100 * $free / (4 * 16 * 4 / $pp); print (latency > 0 ? latency : 0) }")
   simulated_free=$(simulate 0 0)
   for i in "${!names[@]}"; do
     awk -v i="$i" '$1 == i { print $2, $3, $4, $5, $6, $7, $8 }' "$work/times" | sort -g | awk -v name="${names[i]}" '
@@ -98,8 +100,10 @@ for share in $shares; do
           name, m, v[1], v[NR], exposed / NR, busy / NR, (busy > 0 ? 100 * exposed / busy : 0),
           left / NR, paired / NR, (paired > 0 ? 100 * left / paired : 0), idle / NR, starved / NR
       }'
-    # shellcheck disable=SC2046,SC2086
-    simulate "$exchange" "$call" $(estimates "comm.link.gbps=$gbps" comm.link.only=ep ${settings[i]}) ${options[i]} | awk -v base="$base" -v free="${simulated_free%% *}" '
+    # shellcheck disable=SC2086
+    expected=$(estimates "${link[@]}" ${settings[i]}) || die "the dry run prints no estimates"
+    # shellcheck disable=SC2086
+    simulate "$exchange" "$latency" $expected ${options[i]} | awk -v base="$base" -v free="${simulated_free%% *}" '
       { printf "    %-24s step %.2f x free  exposed %.0f %%  in pairs %.0f %%\n", "simulated", (base + $1 - free) / base, $2, $3 }'
   done
 done

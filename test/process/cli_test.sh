@@ -112,6 +112,15 @@ expect "schedule of measured parts" 0 "1f1b: 1 stages" "paired exchanges 120" "e
 expect "schedule of a part that is none" 2 "--part router=1: no part of a pass" "attention, route, experts" -- \
   schedule --part router=1
 expect "schedule of a part without times" 2 '"x" is no time' -- schedule --part route=1,x
+# Ordered by the estimates, in which exchanges take longer than computations, and timed by the parts.
+expect "schedule of parts with their estimates" 0 "1f1b: 1 stages" "paired exchanges 120" -- \
+  schedule --moe-overlap --pp 1 --micro 16 --part attention=4,5,4 --part experts=3,3,3 --part exchange=2,2 \
+  --estimate attention=1,1,1 --estimate experts=1,1,1 --estimate exchange=9,9
+expect "schedule of a part without an estimate" 2 "--part exchange=2,2 has no --estimate" "every part" -- \
+  schedule --part attention=4 --part exchange=2,2 --estimate attention=1
+expect "schedule of estimates alone" 2 "--estimate requires --part" -- schedule --estimate attention=1
+expect "schedule of chunks with latency" 0 "unpaired exchanges 320" -- \
+  schedule --pp 1 --micro 16 --chunks 4 --part attention=4,5,4 --part experts=3,3,3 --part exchange=2,2 --exchange-latency 1
 "$mtrain" schedule --pp 2 --micro 4 --name dualpipev --csv >"$work/schedule.csv"
 expect "schedule from a table" 0 "4 stages on 2 ranks, 4 micro-batches" -- schedule --from-csv "$work/schedule.csv"
 echo "0F0" >"$work/schedule.csv"

@@ -73,7 +73,8 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  void all_to_all(const std::vector<ToAll>& tensors, const device::LaunchContext&) override {
+  void all_to_all(const std::vector<AllToAllSpans>& tensors,
+                  const device::LaunchContext&) override {
     collective(all_to_all_name(tensors), [&] {
       check_counts(tensors);
       for (const auto& [in, sends, out, receives] : tensors) {
@@ -241,7 +242,7 @@ class GlooCommunicator : public Communicator {
   }
 
   // Tells each rank how many elements of each tensor it gets, and compares.
-  void check_counts(const std::vector<ToAll>& tensors) {
+  void check_counts(const std::vector<AllToAllSpans>& tensors) {
     const size_t n = tensors.size();
     std::vector<int64_t> own(size_t(ranks_) * n), theirs(own.size());  // by rank and tensor
     for_peers([&](int p) {
@@ -255,7 +256,7 @@ class GlooCommunicator : public Communicator {
     for_peers([&](int p) {
       for (size_t i = 0; i < n; ++i)
         MT_CHECK(theirs[size_t(p) * n + i] == tensors[i].receives[size_t(p)],
-                 "all_to_all: rank {} sends {} elements, rank {} expects {}", p,
+                 "all_to_all: of tensor {} rank {} sends {} elements, rank {} expects {}", i, p,
                  theirs[size_t(p) * n + i], me_, tensors[i].receives[size_t(p)]);
     });
   }

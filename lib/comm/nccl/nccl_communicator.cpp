@@ -84,7 +84,7 @@ class NcclCommunicator : public Communicator {
   }
 
   // NCCL does this by messages in one group call, including a message to the rank itself.
-  void all_to_all(const std::vector<ToAll>& tensors,
+  void all_to_all(const std::vector<AllToAllSpans>& tensors,
                   const device::LaunchContext& context) override {
     std::vector<Transfer> transfers;
     const auto add_parts = [&](const void* data, DType dtype, const std::vector<int64_t>& counts,

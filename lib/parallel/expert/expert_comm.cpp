@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <numeric>
-#include <tuple>
 
 #include "base/error.h"
 #include "model/experts/experts_of_step.h"
@@ -10,10 +9,10 @@
 namespace mtrain::parallel {
 
 ExpertComm::ExpertComm(Group group, Stream& stream, int64_t experts, ExpertParts parts,
-                       std::optional<CountsLink> counts)
+                       std::optional<CountsGroup> counts)
     : group_(std::move(group)),
       parts_(std::move(parts)),
-      counts_(counts ? *std::move(counts) : CountsLink{all(), &stream}),
+      counts_(counts ? *std::move(counts) : CountsGroup{all(), &stream}),
       stream_(stream),
       experts_(experts) {
   MT_CHECK(experts_ % ranks() == 0, "{} experts for {} ranks", experts_, ranks());
@@ -82,7 +81,7 @@ std::pair<std::vector<Tensor>, Event> ExpertComm::exchange(const Event& ready,
                                                            const std::vector<Tensor>& rows,
                                                            const RowCounts& counts) const {
   std::vector<Tensor> out;
-  std::vector<Group::ToAll> tensors;
+  std::vector<Group::AllToAllTensor> tensors;
   for (const Tensor& x_RN : rows) {
     out.push_back(room(stream_, x_RN, arriving(counts)));
     tensors.push_back({x_RN, elements(counts.sends, x_RN), over_ep(out.back(), counts),
@@ -98,7 +97,7 @@ std::pair<std::vector<Tensor>, Event> ExpertComm::exchange(const Event& ready,
 
 Event ExpertComm::exchange_back(const Event& ready, const std::vector<Tensor>& rows,
                                 const RowCounts& counts, const std::vector<Tensor>& into) const {
-  std::vector<Group::ToAll> tensors;
+  std::vector<Group::AllToAllTensor> tensors;
   for (size_t i = 0; i < rows.size(); ++i)
     tensors.push_back({over_ep(rows[i], counts), elements(counts.receives, rows[i]), into[i],
                        elements(counts.sends, rows[i])});

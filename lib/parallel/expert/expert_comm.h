@@ -22,7 +22,7 @@ struct ExpertParts {
 
 // Brings numbers of rows to the ranks of ExpertComm::all() while rows travel, so that a host which
 // needs them does not wait for those rows.
-struct CountsLink {
+struct CountsGroup {
   Group all;
   Stream* stream;
 };
@@ -43,7 +43,7 @@ class ExpertComm {
   // tokens meet whole experts, or the ranks that divide an expert have the same tokens. Without
   // `counts` numbers of rows travel behind the rows under way.
   ExpertComm(Group group, Stream& stream, int64_t experts, ExpertParts parts = {},
-             std::optional<CountsLink> counts = {});
+             std::optional<CountsGroup> counts = {});
 
   int ranks() const { return group_.size(); }
   int rank() const { return group_.rank(); }
@@ -99,7 +99,7 @@ class ExpertComm {
 
   const Group group_;
   const ExpertParts parts_;
-  const CountsLink counts_;
+  const CountsGroup counts_;
   Stream& stream_;
   const int64_t experts_;
 };
