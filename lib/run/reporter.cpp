@@ -136,28 +136,33 @@ void Reporter::step(const train::StepStats& s) {
   const bool timed = timed_;
   time_step(steps_ + 1);  // before the sums are taken: turning it off waits for the last times
   if (exposure_ && timed) {
-    timed_steps_ += steps_ > kWarmUpSteps;
-    for (const auto& [kind, c] : exposure_->take()) {
-      const auto add = [&, kind = kind](const char* what, auto value) {
-        names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
-        metrics.push_back({names.back(), value});
-      };
-      add("busy_ms", double(c.busy_ns) * 1e-6);
-      add("exposed_ms", double(c.exposed_ns) * 1e-6);
-      add("idle_ms", c.idle_ns ? double(*c.idle_ns) * 1e-6 : observe::StepProgress::kUnknown);
-      if (c.paired()) {
-        add("paired_busy_ms", double(c.paired_busy_ns) * 1e-6);
-        add("paired_exposed_ms", double(c.paired_exposed_ns) * 1e-6);
-      }
-      add("bytes", c.bytes);
-      if (steps_ > kWarmUpSteps) communication_[kind] += c;
-    }
-    const int64_t starved_ns = exposure_->take_starved_ns();
-    metrics.push_back({"compute.starved_ms", double(starved_ns) * 1e-6});
-    if (steps_ > kWarmUpSteps) starved_ns_ += starved_ns;
+    add_communication(metrics, names);
   }
   metrics_->write(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
+}
+
+void Reporter::add_communication(std::vector<observe::Metric>& metrics,
+                                 std::deque<std::string>& names) {
+  timed_steps_ += steps_ > kWarmUpSteps;
+  for (const auto& [kind, c] : exposure_->take()) {
+    const auto add = [&, kind = kind](const char* what, auto value) {
+      names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
+      metrics.push_back({names.back(), value});
+    };
+    add("busy_ms", double(c.busy_ns) * 1e-6);
+    add("exposed_ms", double(c.exposed_ns) * 1e-6);
+    add("idle_ms", c.idle_ns ? double(*c.idle_ns) * 1e-6 : observe::StepProgress::kUnknown);
+    if (c.paired()) {
+      add("paired_busy_ms", double(c.paired_busy_ns) * 1e-6);
+      add("paired_exposed_ms", double(c.paired_exposed_ns) * 1e-6);
+    }
+    add("bytes", c.bytes);
+    if (steps_ > kWarmUpSteps) communication_[kind] += c;
+  }
+  const int64_t starved_ns = exposure_->take_starved_ns();
+  metrics.push_back({"compute.starved_ms", double(starved_ns) * 1e-6});
+  if (steps_ > kWarmUpSteps) starved_ns_ += starved_ns;
 }
 
 void Reporter::time_step(int64_t n) {

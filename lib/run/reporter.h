@@ -2,14 +2,17 @@
 // one.
 #pragma once
 #include <chrono>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "observe/exposure.h"
 #include "train/trainer.h"
 
 namespace mtrain::observe {
+struct Metric;
 class MetricsWriter;
 class Profile;
 class ProgressLine;
@@ -32,6 +35,8 @@ class Reporter {
 
  private:
   void begin_step();
+  // Adds what a timed step has communicated to its metrics, whose names `names` owns.
+  void add_communication(std::vector<observe::Metric>& metrics, std::deque<std::string>& names);
   void time_step(int64_t n);  // turns the timing of launches on or off for step n of this process
   using Clock = std::chrono::steady_clock;
 
