@@ -68,7 +68,7 @@ void run_rank(comm::Transport& transport, int rank, int ranks, double* cells) {
           case 0: return c->all_reduce(whole, comm::Reduce::sum, {});
           case 1: return c->reduce_scatter(whole, shard, comm::Reduce::sum, {});
           case 2: return c->all_gather(shard, whole, {});
-          case 3: return c->all_to_all(whole, parts, other, parts, {});
+          case 3: return c->all_to_all({{whole, parts, other, parts}}, {});
           default:
             return c->exchange({{comm::Transfer::Kind::send, whole, next},
                                 {comm::Transfer::Kind::receive, other, before}},
