@@ -1,14 +1,13 @@
 #include "storage/safetensors_header.h"
 
 #include <algorithm>
-#include <optional>
-#include <set>
 #include <utility>
 
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "storage/json_keys.h"
 #include "storage/safetensors_dtype.h"
 
 namespace mtrain::storage {
@@ -43,20 +42,11 @@ class HeaderParser {
   }
 
   json parse_json() const {
-    // The JSON parser silently keeps the last of two equal keys; a tensor that is listed twice must
-    // be an error.
-    std::set<std::string> seen;
-    std::optional<std::string> twice;
-    const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-      if (event == json::parse_event_t::key && depth == 1 &&
-          !seen.insert(value.get<std::string>()).second)
-        twice = value.get<std::string>();
-      return true;
-    };
+    std::string twice;
     try {
-      json header = json::parse(text_, watch);
+      json header = parse_unique_keys(text_, 1, twice);
       if (!header.is_object()) fail("its header is not a JSON object");
-      if (twice) fail(*twice, "is listed twice");
+      if (!twice.empty()) fail(twice, "is listed twice");
       return header;
     } catch (const json::exception& e) {
       fail(fmt::format("its header is not valid JSON ({})", e.what()));
