@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <future>
 #include <optional>
 #include <set>
 #include <sstream>
+
+#include <fmt/ranges.h>
 
 #include "base/file.h"
 #include "ops/ops.h"
@@ -219,29 +220,22 @@ class StateWriter {
 std::vector<float> read_floats(const storage::SafetensorsReader& file, const std::string& name,
                                const Shape& expected, const std::vector<model::ElementRun>& runs,
                                bool or_bf16 = false) {
-  const storage::TensorInfo& info = file.info(name);
-  const bool bf16s = or_bf16 && info.dtype == DType::bf16;
-  if ((info.dtype != DType::f32 && !bf16s) || !(info.shape == expected))
-    throw UserError(
-        fmt::format("{}: tensor {} is {} {}, but the recipe's model has {} {}",
-                    file.path().string(), name, dtype_name(info.dtype), info.shape.str(),
-                    or_bf16 ? "fp32 or bf16" : "fp32", expected.str()),
-        kOwnRecipe);
-  const auto read = [&]<class T>(std::vector<T> values) {
-    const char* from = static_cast<const char*>(file.span(name).data);
-    size_t at = 0;
-    for (const model::ElementRun& run : runs) {
-      std::memcpy(values.data() + at, from + size_t(run.whole) * sizeof(T),
-                  size_t(run.count) * sizeof(T));
-      at += size_t(run.count);
-    }
-    return values;
-  };
+  const storage::StoredTensor& info = file.info(name);
+  const bool type = info.dtype == DType::f32 || (or_bf16 && info.dtype == DType::bf16);
+  if (!type || info.shape.size() != size_t(expected.rank()) || !(file.shape(name) == expected))
+    throw UserError(fmt::format("{}: tensor {} is {} ({}), but the recipe's model has {} {}",
+                                file.path().string(), name, info.type, fmt::join(info.shape, ", "),
+                                or_bf16 ? "F32 or BF16" : "F32", expected.str()),
+                    kOwnRecipe);
   size_t count = 0;
   for (const model::ElementRun& run : runs) count += size_t(run.count);
-  if (!bf16s) return read(std::vector<float>(count));
-  const auto values = read(std::vector<bf16>(count));
-  return {values.begin(), values.end()};
+  std::vector<float> values(count);
+  float* next = values.data();
+  for (const model::ElementRun& run : runs) {
+    file.read(name, run.whole, run.count, next);
+    next += run.count;
+  }
+  return values;
 }
 // Returns the elements that this rank has of `p`, or of an optimizer's tensor of its shape.
 std::vector<float> read_own(const storage::SafetensorsReader& file, const model::Parameter& p,
@@ -253,7 +247,7 @@ std::vector<float> read_own(const storage::SafetensorsReader& file, const model:
 // weights have another meaning, too.
 void refuse_surplus(const storage::SafetensorsReader& file, const std::set<std::string>& used) {
   std::vector<std::string> surplus;
-  for (const storage::TensorInfo& t : file.tensors())
+  for (const storage::StoredTensor& t : file.tensors())
     if (!used.count(t.name)) surplus.push_back(t.name);
   if (surplus.empty()) return;
   constexpr size_t kShown = 3;
