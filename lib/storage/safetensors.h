@@ -94,12 +94,15 @@ class SafetensorsWriter {
   // Writes the next elements of a tensor, whose parts follow each other until it is whole.
   void write_part(std::string_view name, const Tensor& part, Stream& stream,
                   const std::function<void()>& after_piece = {});
+  void write_part(std::string_view name, ConstSpan host);
 
   void commit();  // throws RunError (the disk is full, ...)
 
  private:
   void expect(std::string_view name, DType dtype, int64_t count);
   void copy(const Tensor& part, Stream& stream, const std::function<void()>& after_piece);
+  // Counts the next elements of a tensor, which has this name and type.
+  void expect_part(std::string_view name, DType dtype, int64_t count);
   // Begins the next tensor, which must have this name and type.
   void begin(std::string_view name, DType dtype);
 

@@ -108,7 +108,15 @@ class ConfigReader {
       : from_(from), given_(given), diagnostics_(diagnostics) {}
 
   void read() {
-    if (!open()) return;
+    const std::optional<std::string> text = open();
+    if (text) read_text(*text, path_);
+  }
+
+  void read_text(const std::string& text, const std::string& path) {
+    path_ = path;
+    Diagnostics own;
+    if (!parse_yaml(text, path_, own, config_) || config_.kind != Node::Kind::map)
+      return refuse(fmt::format("{} is not a JSON object", path_), "download the folder again");
     const Node* type = find("model_type");
     const std::string name = type ? type->text : "";
     const std::vector<HfKey> rows = hf_keys(name);
@@ -123,7 +131,8 @@ class ConfigReader {
   }
 
  private:
-  bool open() {
+  // Returns the text of the folder's config.json.
+  std::optional<std::string> open() {
     const std::string folder = from_.node.text;
     std::error_code ignored;
     if (!fs::is_directory(folder, ignored)) {
@@ -131,27 +140,19 @@ class ConfigReader {
         refuse(fmt::format("there is no folder {}; as the name of a model on the Hugging Face Hub "
                            "it cannot be used, since nothing is downloaded",
                            folder),
-               fmt::format("download it, and write model.from: the folder that holds its "
-                           "config.json"));
+               "download it, and give the folder that holds its config.json");
       else
         refuse(fmt::format("there is no folder {}", folder),
                "give the Hugging Face folder that holds config.json");
-      return false;
+      return std::nullopt;
     }
     path_ = (fs::path(folder) / "config.json").string();
-    std::string text;
     try {
-      text = read_file(path_);
+      return read_file(path_);
     } catch (const UserError& e) {
       refuse(e.message(), "give the Hugging Face folder that holds config.json");
-      return false;
+      return std::nullopt;
     }
-    Diagnostics own;
-    if (!parse_yaml(text, path_, own, config_) || config_.kind != Node::Kind::map) {
-      refuse(fmt::format("{} is not a JSON object", path_), "download the folder again");
-      return false;
-    }
-    return true;
   }
 
   const Node* find(std::string_view key) const { return find_in(config_, key); }
@@ -363,6 +364,14 @@ void read_hf_config(RawSettings& given, Diagnostics& diagnostics) {
   if (at->second.node.kind != Node::Kind::scalar) return;  // its type's message refuses it
   const RawSetting from = at->second;
   ConfigReader(from, given, diagnostics).read();
+}
+
+void read_hf_text(const std::string& text, const std::string& name, RawSettings& given,
+                  Diagnostics& diagnostics) {
+  Node node;
+  node.location = {name, 0, 0};
+  const RawSetting from{find_row("model.from"), "model.from", node.location, node, Origin::derived};
+  ConfigReader(from, given, diagnostics).read_text(text, name);
 }
 
 }  // namespace mtrain::recipe
