@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "sparse_model.h"
 #include "storage/safetensors_folder.h"
 #include "temporary_folder.h"
 
@@ -212,4 +213,37 @@ TEST_CASE("folders in other forms are refused with what converts them") {
   const TemporaryFolder empty;
   CHECK_THAT(complaint(empty.path), Contains("holds no model.safetensors"));
   CHECK_THAT(complaint(empty / "absent"), Contains("absent is not a folder"));
+}
+
+TEST_CASE("70B in 30 files is read through a small part of its memory") {
+  const TemporaryFolder folder;
+  write_sparse_model(folder.path, llama_70b(), 30);
+  const int64_t before = anonymous_memory();
+  int64_t most = before;
+  const SafetensorsFolder model(folder.path);
+  CHECK(model.files().size() == 30);
+  CHECK(model.tensors().size() == 80 * 9 + 3);
+  constexpr int64_t kPiece = 16 << 20;  // elements: 64 MiB in fp32
+  std::vector<float> values(kPiece);
+  int64_t elements = 0;
+  const auto read = [&](const StoredTensor& t, int64_t first, int64_t count) {
+    values[size_t(count - 1)] = 1;
+    model.read(t.name, first, count, values.data());
+    REQUIRE(values[size_t(count - 1)] == 0);
+    most = std::max(most, anonymous_memory());
+    elements += count;
+  };
+  // One of the largest tensors whole, and both ends of the others: all would take minutes.
+  for (const StoredTensor* t : model.tensors()) {
+    if (t->name == "lm_head.weight") {
+      for (int64_t first = 0; first < t->count(); first += kPiece)
+        read(*t, first, std::min(kPiece, t->count() - first));
+    } else {
+      const int64_t end = std::min<int64_t>(t->count(), 5000);
+      read(*t, 0, end);
+      read(*t, t->count() - end, end);
+    }
+  }
+  CHECK(model.bytes_read() == 2 * elements);
+  CHECK(most - before < 128 << 20);  // the buffer, and what the headers say
 }
