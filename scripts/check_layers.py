@@ -21,9 +21,11 @@ MOST_DEPS = {
     "schedule": {"base"},
     "plan": {"base", "recipe", "mesh", "schedule"},
     "device": {"base"},
+    "interchange": {"base", "recipe", "storage"},
 }
-# Folders on which only the given folders may depend: all code below lib/plan reads a plan, never a recipe.
-USERS = {"recipe": {"plan"}}
+# Folders on which only the given folders may depend: code below lib/plan reads a plan, never a recipe; lib/interchange
+# translates the recipe's model.
+USERS = {"recipe": {"plan", "interchange"}}
 # The only folders that may include headers of CUDA libraries.
 CUDA_FOLDERS = ("lib/device/cuda", "lib/comm/nccl", "kernels/cuda")
 CUDA_HEADER = re.compile(r"^(cuda|cublas|cudnn|curand|cusparse|cutlass|cute|nccl|nvml|nvtx|nvToolsExt|cooperative_groups"

@@ -41,6 +41,8 @@ int run(int argc, char** argv) {
   mtrain::add_train_options(*train, argv);
   mtrain::add_data_command(app);
   mtrain::add_generate_command(app);
+  mtrain::add_import_command(app);
+  mtrain::add_export_command(app);
   mtrain::add_schedule_command(app);
   mtrain::add_timeline_command(app);
   mtrain::add_schema_command(app);

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,15 @@ int open_to_read(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) throw user_error("open", path);
   return fd;
+}
+
+// Opens a regular file, whose size it returns with the descriptor.
+std::pair<int, int64_t> open_regular(const fs::path& path) {
+  const int fd = open_to_read(path);
+  struct stat info {};
+  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) return {fd, info.st_size};
+  ::close(fd);
+  throw UserError(fmt::format("{} is not a regular file", path.string()));
 }
 }  // namespace
 
@@ -139,14 +149,30 @@ void sync_directory(const fs::path& path) {
   if (failed && !refused) throw error;
 }
 
-MappedFile::MappedFile(const fs::path& path) {
-  const int fd = open_to_read(path);
-  struct stat info {};
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    ::close(fd);
-    throw UserError(fmt::format("{} is not a regular file", path.string()));
+RandomAccessFile::RandomAccessFile(fs::path path) : path_(std::move(path)) {
+  std::tie(fd_, size_) = open_regular(path_);
+}
+
+RandomAccessFile::~RandomAccessFile() { ::close(fd_); }
+
+void RandomAccessFile::read(int64_t at, size_t bytes, void* to, std::string_view what) const {
+  const auto fail = [&](const std::string& reason, const char* hint) {
+    return RunError(fmt::format("cannot read {} of {}: {}", what, path_.string(), reason), hint);
+  };
+  for (char* next = static_cast<char*>(to); bytes > 0;) {
+    const ssize_t n = ::pread(fd_, next, bytes, off_t(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw fail(std::strerror(errno), "check the disk, or copy the file to another");
+    if (n == 0)
+      throw fail(fmt::format("it ends at byte {}, and had {} bytes when it was opened", at, size_),
+                 "it was truncated while it was read: copy it again");
+    next += n, at += n, bytes -= size_t(n);
   }
-  size_ = size_t(info.st_size);
+}
+
+MappedFile::MappedFile(const fs::path& path) {
+  const auto [fd, size] = open_regular(path);
+  size_ = size_t(size);
   if (size_ > 0) {
     void* p = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED) {

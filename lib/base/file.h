@@ -42,6 +42,27 @@ std::string read_file(const std::filesystem::path& path);
 // Makes renames inside the folder durable.
 void sync_directory(const std::filesystem::path& path);
 
+// A regular file that is read at any place; several threads may read at once. Throws UserError when
+// the file cannot be opened.
+class RandomAccessFile {
+ public:
+  explicit RandomAccessFile(std::filesystem::path path);
+  ~RandomAccessFile();
+  RandomAccessFile(const RandomAccessFile&) = delete;
+  RandomAccessFile& operator=(const RandomAccessFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  int64_t size() const { return size_; }  // bytes, when the file was opened
+  // Reads `bytes` bytes from byte `at` on. Throws RunError, which names `what` and the file, when
+  // the disk fails or the file has become shorter.
+  void read(int64_t at, size_t bytes, void* to, std::string_view what) const;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+  int64_t size_ = 0;
+};
+
 // A read-only memory mapping of a whole file. Throws UserError when the file cannot be opened.
 class MappedFile {
  public:

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <future>
 #include <optional>
 #include <set>
 #include <sstream>
 
 #include "base/file.h"
+#include "checkpoint/read_weights.h"
+#include "model/param/param_uploader.h"
 #include "ops/ops.h"
 #include "optim/write_weights.h"
 #include "plan/saved_recipe.h"
@@ -30,6 +31,7 @@ constexpr const char *kFloat8Scales = "fp8_scales", *kUpdates = "updates",
 
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
+constexpr const char* kOwnCheckpoint = "load it as mtrain has saved it";
 
 // Makes `count` elements of a layout-free tensor from the parts of all ranks of tensor parallelism,
 // which stand in `parts` one after the other. `runs` returns the elements of a rank, and `begin` is
@@ -215,46 +217,19 @@ class StateWriter {
   std::vector<Tensor> ranks_;                   // the tensors of all tp ranks, by state tensor
 };
 
-// Returns runs of elements of a file's tensor, one after the other, in fp32.
-std::vector<float> read_floats(const storage::SafetensorsReader& file, const std::string& name,
-                               const Shape& expected, const std::vector<model::ElementRun>& runs,
-                               bool or_bf16 = false) {
-  const storage::TensorInfo& info = file.info(name);
-  const bool bf16s = or_bf16 && info.dtype == DType::bf16;
-  if ((info.dtype != DType::f32 && !bf16s) || !(info.shape == expected))
-    throw UserError(
-        fmt::format("{}: tensor {} is {} {}, but the recipe's model has {} {}",
-                    file.path().string(), name, dtype_name(info.dtype), info.shape.str(),
-                    or_bf16 ? "fp32 or bf16" : "fp32", expected.str()),
-        kOwnRecipe);
-  const auto read = [&]<class T>(std::vector<T> values) {
-    const char* from = static_cast<const char*>(file.span(name).data);
-    size_t at = 0;
-    for (const model::ElementRun& run : runs) {
-      std::memcpy(values.data() + at, from + size_t(run.whole) * sizeof(T),
-                  size_t(run.count) * sizeof(T));
-      at += size_t(run.count);
-    }
-    return values;
-  };
-  size_t count = 0;
-  for (const model::ElementRun& run : runs) count += size_t(run.count);
-  if (!bf16s) return read(std::vector<float>(count));
-  const auto values = read(std::vector<bf16>(count));
-  return {values.begin(), values.end()};
-}
-// Returns the elements that this rank has of `p`, or of an optimizer's tensor of its shape.
-std::vector<float> read_own(const storage::SafetensorsReader& file, const model::Parameter& p,
-                            const char* suffix, bool or_bf16 = false) {
-  return read_floats(file, p.name + suffix, p.whole_shape(), p.runs(), or_bf16);
-}
-
 // A tensor that the model does not use shows that the file belongs to another model, whose other
-// weights have another meaning, too.
-void refuse_surplus(const storage::SafetensorsReader& file, const std::set<std::string>& used) {
+// weights have another meaning, too. A checkpoint also has its tensors in `types` alone.
+void refuse_other(const storage::SafetensorsReader& file, const std::set<std::string>& used,
+                  const std::set<DType>& types) {
   std::vector<std::string> surplus;
-  for (const storage::TensorInfo& t : file.tensors())
-    if (!used.count(t.name)) surplus.push_back(t.name);
+  for (const storage::StoredTensor& t : file.tensors()) {
+    if (!used.count(t.name))
+      surplus.push_back(t.name);
+    else if (!t.dtype || !types.count(*t.dtype))
+      throw UserError(
+          fmt::format("{} is {}, which no checkpoint has there", file.origin(t.name), t.type),
+          kOwnCheckpoint);
+  }
   if (surplus.empty()) return;
   constexpr size_t kShown = 3;
   std::string names;
@@ -274,17 +249,6 @@ void refuse_other_run(const std::string& recipe, const fs::path& folder) {
                   "were saved, or start a new run with checkpoint.load unset");
 }
 
-// Reads tensors that every rank has.
-void load_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replicated,
-                     const storage::SafetensorsReader& file) {
-  for (const ReplicatedTensor& r : replicated) {
-    const model::ElementRun all{0, 0, r.value.count(), 0};
-    const auto values =
-        std::make_shared<std::vector<float>>(read_floats(file, r.name, r.value.shape(), {all}));
-    stream.upload(r.value, values, values->data());
-  }
-}
-
 // Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint whose
 // model is `whole`.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
@@ -293,9 +257,9 @@ void load_weights(Stream& stream, model::ParamStore& params, const fs::path& fol
   std::set<std::string> used;
   for (model::Parameter* p : whole.params()) used.insert(p->name);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
-  refuse_surplus(model, used);
-  for (model::Parameter* p : params.params()) params.set_own(stream, *p, read_own(model, *p, ""));
-  load_replicated(stream, replicated, model);
+  refuse_other(model, used, {DType::f32});
+  read_weights(stream, params, model, kOwnRecipe);
+  read_replicated(stream, replicated, model, kOwnRecipe);
 }
 
 void load_moments(const CheckpointParts& t, const fs::path& folder) {
@@ -307,12 +271,19 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   }
   const std::vector<ReplicatedTensor> replicated = replicated_of(t, false);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
-  refuse_surplus(moments, used);
-  load_replicated(t.compute, replicated, moments);
-  for (model::Parameter* p : t.params.params()) {
-    const auto read = [&](const char* suffix) { return read_own(moments, *p, suffix, true); };
-    t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::m, read(".m"));
-    t.optimizer.set_moment(t.compute, *p, &optim::AdamW::Moments::v, read(".v"));
+  refuse_other(moments, used, {DType::f32, DType::bf16});
+  read_replicated(t.compute, replicated, moments, kOwnRecipe);
+  model::ParamUploader uploader(t.compute);
+  for (const model::Parameter* p : t.params.params()) {
+    const auto set = [&](const char* suffix, Tensor optim::AdamW::Moments::*which) {
+      const std::string name = p->name + suffix;
+      require_shape(moments, name, p->whole_shape(), kOwnRecipe);
+      t.optimizer.set_moment(uploader, *p, which, [&](int64_t first, int64_t count, float* values) {
+        moments.read(name, first, count, values);
+      });
+    };
+    set(".m", &optim::AdamW::Moments::m);
+    set(".v", &optim::AdamW::Moments::v);
   }
 }
 

@@ -31,9 +31,7 @@ bool stays(std::string_view line, int64_t steps_done) {
 void drop_lines(const std::filesystem::path& path, int64_t steps_done) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return;
-  const MappedFile file(path);
-  const std::string_view all(reinterpret_cast<const char*>(file.bytes().data()),
-                             file.bytes().size());
+  const std::string all = read_file(path);
   std::string kept;
   for (std::string_view rest = all; !rest.empty();) {
     const auto newline = rest.find('\n');

@@ -117,21 +117,12 @@ const AdamW::Moments& AdamW::moments(const model::ParamUnit& unit) const {
   return at->moments;
 }
 
-void AdamW::set_moment(Stream& stream, const model::Parameter& p, Tensor Moments::*which,
-                       const std::vector<float>& values) {
+void AdamW::set_moment(model::ParamUploader& uploader, const model::Parameter& p,
+                       Tensor Moments::*which, const model::ReadElements& read) {
   const Tensor& own = moments(*p.unit).*which;
-  const auto upload = [&](const auto& keep) {
-    for (const model::OwnedPart& part : owned_parts(p)) {
-      const int64_t first = begin_in_moments(*p.unit, *part.range) + part.in_range;
-      stream.upload(own.flat(first, {part.count}), keep, keep->data() + part.in_param);
-    }
-  };
-  MT_CHECK(int64_t(values.size()) == p.real_count(), "{} values for {} of {}", values.size(),
-           p.name, p.shape.str());
-  if (own.dtype() == DType::bf16)
-    upload(std::make_shared<std::vector<bf16>>(values.begin(), values.end()));
-  else
-    upload(std::make_shared<std::vector<float>>(values));
+  uploader.set(p, read, [&](const model::OwnedPart& part) {
+    return own.flat(begin_in_moments(*p.unit, *part.range) + part.in_range, {part.count});
+  });
 }
 
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,

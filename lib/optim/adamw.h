@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "model/param/parameters.h"
+#include "model/param/param_uploader.h"
 #include "ops/ops.h"
 #include "plan/options/optimizer_options.h"
 
@@ -32,9 +32,9 @@ class AdamW {
   const Moments& moments(const model::ParamUnit& unit) const;
   DType moments_type() const { return options_.moments; }
   // Sets this rank's part of one of a parameter's moments, rounded to nearest if moments are bf16.
-  // `values` are those of the elements that this rank has, in the order of its tensor.
-  void set_moment(Stream& stream, const model::Parameter& p, Tensor Moments::*which,
-                  const std::vector<float>& values);
+  // `read` gives elements of the layout-free tensor.
+  void set_moment(model::ParamUploader& uploader, const model::Parameter& p, Tensor Moments::*which,
+                  const model::ReadElements& read);
 
  private:
   struct State {

@@ -8,10 +8,10 @@
 
 namespace mtrain::optim {
 
-// `write` sets the weights that this rank owns (ParamStore::initialize or set_master). Gathers that
-// still read the old values end first. Afterwards the copies on other ranks and in 8 bits are out
-// of date, and are made again before their next use. All ranks call it. `fp8` is null without 8-bit
-// linears.
+// `write` sets the weights that this rank owns (ParamStore::initialize or ParamUploader). Gathers
+// that still read the old values end first. Afterwards the copies on other ranks and in 8 bits are
+// out of date, and are made again before their next use. All ranks call it. `fp8` is null without
+// 8-bit linears.
 void write_weights(model::ParamStore& params, model::DataParallel& data_parallel,
                    model::Float8Scaling* fp8, const std::function<void()>& write);
 

@@ -103,6 +103,10 @@ std::optional<Recipe> read_recipe_text(const std::string& text, const std::strin
                                        const std::vector<std::string>& overrides,
                                        Diagnostics& diagnostics);
 
+// Returns a recipe whose model is that of a Hugging Face config.json with this text; messages call
+// it `name`.
+Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics);
+
 // Fills in the values that follow from other fields. read_recipe() calls it; a recipe that is put
 // together in code needs the call.
 void resolve_recipe(Recipe& recipe, Diagnostics& diagnostics);

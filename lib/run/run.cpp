@@ -158,8 +158,12 @@ class Training {
       saved_ = trainer_.steps_done();
       note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
     } else {
+      start_from_folder(trainer_);
       choose_bf16_arithmetic(*device_, trainer_.control(), plan_);
-      if (job_.restarts)
+      if (!plan_.folders.weights_from.empty())
+        note(fmt::format("{}starting at step 1 with the weights of {}", restart,
+                         plan_.folders.weights_from));
+      else if (job_.restarts)
         note(restart + "nothing is saved yet, starting at step 1");
       else if (plan_.folders.load == plan::FolderOptions::Load::latest)
         note("checkpoint.load=latest: nothing to continue from, starting at step 1");

@@ -1,5 +1,7 @@
 #include "run/run_checkpoint.h"
 
+#include "checkpoint/read_weights.h"
+#include "interchange/hf_folder.h"
 #include "run/bf16_choice.h"
 #include "run/gemm_choice.h"
 
@@ -22,6 +24,13 @@ void resume_run(train::Trainer& t, const std::filesystem::path& folder) {
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, loaded.state);
   t.set_progress(loaded.progress);
+}
+
+void start_from_folder(train::Trainer& t) {
+  const std::string& from = t.plan().folders.weights_from;
+  if (from.empty()) return;
+  const auto source = interchange::open_hf_folder(from).source();
+  checkpoint::start_from(t.checkpoint_parts(), *source);
 }
 
 }  // namespace mtrain::run

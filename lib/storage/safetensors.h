@@ -1,11 +1,13 @@
 // The safetensors format (https://huggingface.co/docs/safetensors): 8 bytes of header length
-// (little endian), a JSON header, and the tensors' bytes without gaps. Files are read from a memory
-// mapping and written as a stream.
+// (little endian), a JSON header, and the tensors' bytes without gaps. Files are read piece by
+// piece and written as a stream.
 #pragma once
+#include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,10 +16,12 @@
 #include "base/file.h"
 #include "base/shape.h"
 #include "base/span.h"
+#include "storage/value_source.h"
 #include "tensor/tensor.h"
 
 namespace mtrain::storage {
 
+// A tensor that is to be written.
 struct TensorInfo {
   std::string name;
   DType dtype = DType::f32;
@@ -28,35 +32,49 @@ struct TensorInfo {
 
 using Metadata = std::map<std::string, std::string>;
 
-// The constructor checks everything that the header says; a damaged file is a UserError that names
-// the file and the tensor. The data itself is read when a caller touches a span.
-class SafetensorsReader {
- public:
-  explicit SafetensorsReader(std::filesystem::path path);
-  ~SafetensorsReader();
-  SafetensorsReader(SafetensorsReader&&) noexcept;
+// A tensor as the header of a file describes it.
+struct StoredTensor {
+  std::string name;
+  std::string_view type;         // the format's name of the element type: "BF16", "F8_E4M3", "I16"
+  std::optional<DType> dtype;    // the same as a type of mtrain's; absent if there is none
+  std::vector<int64_t> shape;    // of any rank
+  int64_t begin = 0, bytes = 0;  // bytes from the file's start, and of its data
 
-  const std::filesystem::path& path() const { return path_; }
-  const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in the file's order
+  int64_t count() const;  // elements
+};
+
+// The constructor checks everything that the header says; a damaged file is a UserError that names
+// the file and the tensor. It takes every type and rank of the format: what mtrain cannot compute
+// with is refused when it is read. Several threads may read at once.
+class SafetensorsReader : public ValueSource {
+ public:
+  explicit SafetensorsReader(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the file's order
   const Metadata& metadata() const { return metadata_; }
 
-  bool contains(std::string_view name) const { return index_.find(name) != index_.end(); }
+  bool contains(std::string_view name) const override { return index_.contains(name); }
   // Throws UserError, which suggests the nearest name, if there is no such tensor.
-  const TensorInfo& info(std::string_view name) const;
+  const StoredTensor& info(std::string_view name) const;
+  Shape shape(std::string_view name) const override;
+  std::string origin(std::string_view name) const override;
+  // Takes tensors of F32, BF16, F16 and F64, which is rounded to fp32.
+  void read(std::string_view name, int64_t first, int64_t count, float* values) const override;
+  // Copies bytes [first, first + bytes) of the tensor's data, of any type.
+  void read_bytes(std::string_view name, int64_t first, int64_t bytes, void* to) const;
 
-  // Returns the tensor's bytes, which are valid while the reader lives. They may be unaligned in
-  // files of other programs: copy them instead of casting the pointer.
-  ConstSpan span(std::string_view name) const;
+  // Returns how many bytes of data were read so far. The header does not count.
+  int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  size_t find(std::string_view name) const;
+  void read_data(const StoredTensor& tensor, int64_t first, int64_t bytes, void* to) const;
 
-  std::filesystem::path path_;
-  std::shared_ptr<const MappedFile> file_;
-  std::vector<TensorInfo> tensors_;
-  std::vector<int64_t> begins_;  // bytes from the file's start
+  RandomAccessFile file_;
+  std::vector<StoredTensor> tensors_;
   std::map<std::string, size_t, std::less<>> index_;
   Metadata metadata_;
+  mutable std::atomic<int64_t> bytes_read_{0};
 };
 
 // Takes the names, dtypes and shapes first, then the data in that order. The file appears whole at
@@ -76,12 +94,15 @@ class SafetensorsWriter {
   // Writes the next elements of a tensor, whose parts follow each other until it is whole.
   void write_part(std::string_view name, const Tensor& part, Stream& stream,
                   const std::function<void()>& after_piece = {});
+  void write_part(std::string_view name, ConstSpan host);
 
   void commit();  // throws RunError (the disk is full, ...)
 
  private:
   void expect(std::string_view name, DType dtype, int64_t count);
   void copy(const Tensor& part, Stream& stream, const std::function<void()>& after_piece);
+  // Counts the next elements of a tensor, which has this name and type.
+  void expect_part(std::string_view name, DType dtype, int64_t count);
   // Begins the next tensor, which must have this name and type.
   void begin(std::string_view name, DType dtype);
 

@@ -75,17 +75,26 @@ void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Strea
   copy(tensor, stream, after_piece);
 }
 
-void SafetensorsWriter::write_part(std::string_view name, const Tensor& part, Stream& stream,
-                                   const std::function<void()>& after_piece) {
+void SafetensorsWriter::expect_part(std::string_view name, DType dtype, int64_t count) {
   if (missing_ == 0) {
-    begin(name, part.dtype());
+    begin(name, dtype);
     missing_ = tensors_[next_ - 1].shape.count();
   }
   const TensorInfo& t = tensors_[next_ - 1];
-  MT_CHECK(t.name == name && t.dtype == part.dtype() && part.count() <= missing_,
-           "{} elements of `{}` follow, where `{}` lacks {}", part.count(), name, t.name, missing_);
+  MT_CHECK(t.name == name && t.dtype == dtype && count <= missing_,
+           "{} elements of `{}` follow, where `{}` lacks {}", count, name, t.name, missing_);
+  missing_ -= count;
+}
+
+void SafetensorsWriter::write_part(std::string_view name, const Tensor& part, Stream& stream,
+                                   const std::function<void()>& after_piece) {
+  expect_part(name, part.dtype(), part.count());
   copy(part, stream, after_piece);
-  missing_ -= part.count();
+}
+
+void SafetensorsWriter::write_part(std::string_view name, ConstSpan host) {
+  expect_part(name, host.dtype, host.count);
+  file_.write(host.data, size_t(host.bytes()));
 }
 
 void SafetensorsWriter::copy(const Tensor& part, Stream& stream,

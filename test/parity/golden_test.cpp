@@ -2,7 +2,6 @@
 // model of each family, which scripts/golden/model.py has computed in float64.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
@@ -81,16 +80,8 @@ model::GptConfig config_of(const nlohmann::json& j) {
 }
 
 std::vector<float> floats(const storage::SafetensorsReader& file, const std::string& name) {
-  const auto& info = file.info(name);
-  std::vector<float> out(size_t(info.shape.count()));
-  if (info.dtype == DType::f64) {
-    std::vector<double> wide(out.size());
-    std::memcpy(wide.data(), file.span(name).data, wide.size() * 8);
-    std::copy(wide.begin(), wide.end(), out.begin());
-  } else {
-    REQUIRE(info.dtype == DType::f32);
-    std::memcpy(out.data(), file.span(name).data, out.size() * 4);
-  }
+  std::vector<float> out(size_t(file.info(name).count()));
+  file.read(name, 0, int64_t(out.size()), out.data());
   return out;
 }
 
@@ -101,7 +92,7 @@ std::vector<int32_t> sequence_major(const storage::SafetensorsReader& file, cons
   REQUIRE(info.dtype == DType::i32);
   B = info.shape[0], S = info.shape[1];
   std::vector<int32_t> in(size_t(B * S)), out(in.size());
-  std::memcpy(in.data(), file.span(name).data, in.size() * 4);
+  file.read_bytes(name, 0, info.bytes, in.data());
   for (int64_t b = 0; b < B; ++b)
     for (int64_t s = 0; s < S; ++s) out[size_t(s * B + b)] = in[size_t(b * S + s)];
   return out;

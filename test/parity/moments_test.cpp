@@ -80,7 +80,7 @@ TEST_CASE("moments in bf16 are saved as they are, and resumed to the bit or by a
     const auto saved = storage::find_latest(folder);
     REQUIRE(saved);
     const storage::SafetensorsReader file(saved->path / "optimizer.safetensors");
-    for (const storage::TensorInfo& t : file.tensors()) CHECK(t.dtype == DType::bf16);
+    for (const storage::StoredTensor& t : file.tensors()) CHECK(t.dtype == DType::bf16);
     CHECK(losses_of(changes, layout.ranks, 3, saved->path, {}) ==
           std::vector<double>(straight.begin() + 3, straight.end()));
     check_close({reference.begin() + 3, reference.end()},

@@ -156,5 +156,24 @@ completes --micro mtrain schedule --mi
 completes llama3_8b mtrain --recipe llama3_8
 completes optimizer.lr= "${mtrain%/*}/mtrain-launch" --nproc_per_node=2 optimizer.l
 completes --nproc_per_node "${mtrain%/*}/mtrain-launch" --npr
+# Models in and out.
+hf=$(cd "$(dirname "$0")/../golden/hf" && pwd)
+expect "a dry run of an import" 0 "qwen2 (Qwen2ForCausalLM)" "3 files" "BF16" "Every tensor is mapped" -- \
+  import hf "$hf/qwen2" --dry-run
+expect "an import to nowhere" 2 "neither --output nor --dry-run" "hint" -- import hf "$hf/qwen2"
+expect "an import by the name of a model on the Hub" 2 "nothing is downloaded" -- \
+  import hf meta-llama/Llama-3.2-1B --dry-run
+mkdir "$work/wrong" && sed 's/"tie_word_embeddings": true/"tie_word_embeddings": false, "logit_scale": 2/' \
+  "$hf/qwen2_tied/config.json" >"$work/wrong/config.json" && cp "$hf/qwen2_tied/model.safetensors" "$work/wrong"
+expect "a key that is not understood" 2 "logit_scale" -- import hf "$work/wrong" --dry-run
+sed -i 's/, "logit_scale": 2//' "$work/wrong/config.json"
+expect "a tensor that is missing" 2 "missing: lm_head.weight" -- import hf "$work/wrong" --dry-run
+expect "an import" 0 "written: $work/imported/step-00000000" -- import hf "$hf/gpt2" --output "$work/imported"
+expect "an export" 0 "gpt2" "2 files" -- \
+  export hf "$work/imported" --output "$work/exported" --dtype fp32 --max-shard-size 80KB
+expect "an export over a folder" 2 "exists already" -- export hf "$work/imported" --output "$work/exported"
+expect "a size that is none" 2 "no number of bytes" -- \
+  export hf "$work/imported" --output "$work/other" --max-shard-size much
+expect "an export of nothing" 2 "no complete checkpoint" -- export hf "$work" --output "$work/other"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

@@ -196,6 +196,8 @@ TEST_CASE("file errors name the path and the reason") {
   CHECK_THROWS_AS(MappedFile(folder / "absent"), UserError);
   CHECK_THROWS_WITH(MappedFile(folder.path), Contains("is not a regular file"));
   CHECK_THROWS_AS(MappedFile("/dev/null"), UserError);
+  CHECK_THROWS_AS(RandomAccessFile(folder / "absent"), UserError);
+  CHECK_THROWS_WITH(RandomAccessFile(folder.path), Contains("is not a regular file"));
   fs::create_directories(folder / "taken");
   AtomicFile file(folder / "taken");
   CHECK_THROWS_WITH(file.commit(), Contains("cannot finish") && Contains("taken"));
@@ -249,6 +251,28 @@ TEST_CASE("files are read to their end, whatever they are") {
   std::thread writer([&] { std::ofstream(pipe, std::ios::binary) << content; });
   CHECK(read_file(pipe) == content);
   writer.join();
+}
+
+TEST_CASE("a file is read at any place, and what cannot be read is a RunError") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "x";
+  std::ofstream(path) << "0123456789";
+  const RandomAccessFile file(path);
+  CHECK(file.size() == 10);
+  std::string got(4, ' ');
+  file.read(6, 4, got.data(), "the tail");
+  CHECK(got == "6789");
+  file.read(10, 0, nullptr, "nothing");
+  CHECK_THROWS_AS(file.read(7, 4, got.data(), "the tail"), RunError);
+  fs::resize_file(path, 5);
+  CHECK_THROWS_WITH(file.read(3, 4, got.data(), "tensor `a`"),
+                    Contains("cannot read tensor `a` of " + path.string()) &&
+                        Contains("ends at byte 5, and had 10 bytes when it was opened"));
+  // Page 0 of this process is not mapped, which the system reports as it does a broken disk.
+  const RandomAccessFile memory("/proc/self/mem");
+  CHECK_THROWS_AS(memory.read(0, 1, got.data(), "a byte"), RunError);
+  CHECK_THROWS_WITH(memory.read(0, 1, got.data(), "a byte"),
+                    Contains("cannot read a byte of /proc/self/mem: Input/output error"));
 }
 
 TEST_CASE("errors carry their hint, and checks their place") {

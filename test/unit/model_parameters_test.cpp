@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "device/device.h"
 #include "model/embedding.h"
+#include "model/param/param_uploader.h"
 #include "model/param/parameters.h"
 
 using namespace mtrain;
@@ -121,7 +122,8 @@ namespace {
 // The slices that one of `ranks` tensor-parallel ranks has of the parameters of a layer with
 // grouped-query attention, of experts and of a vocabulary.
 struct Slices {
-  Slices(Stream& stream, int ranks, int rank, const Sharding& sharding) {
+  Slices(Stream& stream, int ranks, int rank, const Sharding& sharding, DType compute = DType::f32,
+         bool masters = true) {
     const auto add = [&](const char* name, Shape shape, ShardSpec shard, int64_t rows = -1) {
       shard.ranks = ranks, shard.rank = rank;
       params.add({UnitKind::layer, 0},
@@ -137,7 +139,7 @@ struct Slices {
     add("gate_up", {3, 16 / ranks, 5}, {.dim = ShardSpec::Dim::rows, .sections = {{8, 1}, {8, 1}}});
     add("down", {3, 5, 8 / ranks}, {.dim = ShardSpec::Dim::columns});
     add("table", {16 / ranks, 7}, {.dim = ShardSpec::Dim::rows, .sections = {{16, 1}}}, 11);
-    params.materialize(stream, DType::f32, true, sharding);
+    params.materialize(stream, compute, true, sharding, masters);
     params.initialize(stream, 3);
   }
   ParamStore params;
@@ -159,8 +161,9 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
           for (Parameter* p : slices.params.params()) {
             const auto whole = alone.params.find(p->name)->master.to_host<float>(stream);
             CHECK(p->whole_shape() == alone.params.find(p->name)->whole_shape());
-            const auto want =
-                p->take_real({whole.begin(), whole.begin() + p->whole_shape().count()});
+            std::vector<float> want;  // the real elements, in the order of the rank's tensor
+            for (const ElementRun& r : p->runs())
+              want.insert(want.end(), whole.begin() + r.whole, whole.begin() + r.whole + r.count);
             REQUIRE(int64_t(want.size()) == p->real_count());
             auto& copies = held[p->name];
             copies.resize(whole.size());
@@ -195,4 +198,51 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
       }
       CHECK(counted == want_counted);
     }
+}
+
+TEST_CASE("weights come through a small buffer, and a rank reads each that it owns once") {
+  const auto device = Device::cpu(2, {.stream_sanitizer = true});
+  Stream& stream = device->stream(device::StreamKind::compute);
+  struct Row {
+    DType compute;
+    bool masters = true;
+  };
+  for (const Row& row : {Row{DType::f32}, Row{DType::bf16}, Row{DType::bf16, false}})
+    for (const int ranks : {1, 2, 4})
+      for (const int owners : {1, 3})
+        for (const bool sharded : {false, true}) {
+          CAPTURE(row.compute, row.masters, ranks, owners, sharded);
+          const Sharding sharding{owners, owners - 1, sharded, sharded, 40};
+          Slices slices(stream, ranks, ranks - 1, sharding, row.compute, row.masters);
+          ParamUploader uploader(stream, 2 * 7 * 4);  // halves of seven elements
+          // Weights of which bf16 has no exact value.
+          const auto weight = [](int64_t i) { return 1000.5f + float(i); };
+          for (const Parameter* p : slices.params.params()) {
+            std::vector<int> reads(size_t(p->whole_shape().count()));
+            uploader.set_weights(*p, [&](int64_t first, int64_t count, float* values) {
+              CHECK((count > 0 && count <= 7));
+              for (int64_t i = 0; i < count; ++i) {
+                values[i] = weight(first + i);
+                ++reads[size_t(first + i)];
+              }
+            });
+            std::vector<int> owned(reads.size());
+            for (const OwnedPart& part : owned_parts(*p)) {
+              const auto values_of = [&](const Tensor& t) {
+                return t.flat(part.in_range, {part.count}).to_host_float(stream);
+              };
+              const auto weights = values_of(part.range->weights());
+              const auto halves =
+                  part.range->value ? values_of(part.range->value) : std::vector<float>();
+              for (int64_t i = 0; i < part.count; ++i) {
+                const int64_t at = p->whole_index(part.in_param + i);
+                ++owned[size_t(at)];
+                const float want = weight(at), half = float(bf16(want));
+                if (weights[size_t(i)] != (part.range->master ? want : half)) FAIL(p->name << at);
+                if (!halves.empty() && halves[size_t(i)] != half) FAIL(p->name << " " << at);
+              }
+            }
+            CHECK(reads == owned);
+          }
+        }
 }

@@ -132,7 +132,9 @@ struct Rounded {
       for (size_t i = 0; i < whole.size(); ++i) whole[i] = float(std::sin(1.0 + double(i)));
       params.set_master(stream, *p, whole);
       for (float& g : whole) g = 3 * g + 1;
-      const auto here = p->take_real(whole);
+      std::vector<float> here;  // this rank's elements, in the order of its tensor
+      for (const model::ElementRun& r : p->runs())
+        here.insert(here.end(), whole.begin() + r.whole, whole.begin() + r.whole + r.count);
       for (const model::OwnedPart& part : owned_parts(*p)) {
         const auto keep = std::make_shared<std::vector<float>>(here);
         stream.upload(part.range->grad.flat(part.in_range, {part.count}), keep,

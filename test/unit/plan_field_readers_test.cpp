@@ -149,8 +149,8 @@ class Print {
     all(a, b, c);
   }
   void add(const FolderOptions& o) {
-    const auto& [a, b, c, d] = o;
-    all(a, b, c, d);
+    const auto& [a, b, c, d, e] = o;
+    all(a, b, c, d, e);
   }
   void add(const DatasetOptions::Blend& o) {
     const auto& [a, b] = o;
@@ -256,7 +256,7 @@ const Elsewhere kElsewhere[] = {
     {"tokenizer.type", "train::vocabulary, by plan::tokenizer_options()"},
     {"tokenizer.path", "train::vocabulary, by plan::tokenizer_options()"},
     {"model.from", "the loader, which reads the folder's config.json"},
-    {"model.init", "check_supported: weights of a folder cannot be read yet"},
+    {"model.init", "plan::folder_options(), where model.from is set"},
     {"model.attention_dropout", "rules: it must be 0"},
     {"mixed_precision.fp8_param_gather", "check_supported refuses it"},
     {"checkpoint.async", "check_supported refuses it"},

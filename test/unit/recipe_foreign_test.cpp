@@ -511,8 +511,33 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
         {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
         {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not built"},
         {R"({"model_type": "gpt2", "activation_function": "silu"})", "silu is not built"},
-        {R"({"model_type": "qwen2", "use_sliding_window": true})", "use_sliding_window"},
-        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn"}})", "yarn"},
+        {R"({"model_type": "qwen2", "use_sliding_window": true})",
+         "max_window_layers 28 gives a window to 4 of 32 layers"},
+        {R"({"model_type": "qwen2", "num_hidden_layers": 2, "use_sliding_window": true,
+             "layer_types": ["full_attention", "sliding_attention"]})",
+         "layer_types gives a window to 1 of 2 layers"},
+        {R"({"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": ["full_attention"]})",
+         "layer_types must say of each of the 2 layers"},
+        {R"({"model_type": "qwen3_moe", "num_hidden_layers": 1, "use_sliding_window": true,
+             "layer_types": ["full_attention"]})",
+         "layer_types gives a window to 0 of 1 layers"},
+        {R"({"model_type": "qwen2_moe", "num_hidden_layers": 4, "use_sliding_window": true})",
+         "every other layer, gives a window to 2 of 4 layers"},
+        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 4}})",
+         "of type yarn are not built"},
+        {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 4}})",
+         "of type dynamic are not built"},
+        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 4}})",
+         "of type llama3 lack low_freq_factor"},
+        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 4,
+             "beta_fast": 2}})",
+         "the key beta_fast of its rotary positions"},
+        {R"({"model_type": "phi3", "partial_rotary_factor": 0.75})",
+         "partial_rotary_factor is 0.75, and only 1 is built"},
+        {R"({"model_type": "phi3", "rope_parameters": {"rope_type": "default",
+             "partial_rotary_factor": 0.75}})",
+         "partial_rotary_factor is 0.75, and only 1 is built"},
+        {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "dequantize()"},
         {R"([1, 2])", "not a JSON object"},
         {R"({"model_type": )", "not a JSON object"}}) {
     config(text);
@@ -523,4 +548,47 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
                          {}, diagnostics, 1);
   CHECK_THAT(listed(diagnostics), Contains("Hugging Face Hub") && Contains("model.from"));
   CHECK(count(diagnostics, Severity::error) == 1);
+}
+
+TEST_CASE("config.json says of all layers, or of none, that they have a window") {
+  const TemporaryFolder temporary;
+  const auto window = [&](const std::string& text) {
+    std::ofstream(temporary / "config.json") << text;
+    Diagnostics diagnostics;
+    const auto r = recipe::read_recipe_text("model: {init: random}\n", "r.yaml",
+                                            {"model.from=" + temporary.path.string()}, diagnostics);
+    INFO(text << "\n" << diagnostics.text(Severity::error));
+    CHECK_FALSE(diagnostics.has_errors());
+    return r ? r->model.window_size.value_or(0) : -1;
+  };
+  CHECK(window(R"({"model_type": "mistral"})") == 4096);  // what transformers takes
+  CHECK(window(R"({"model_type": "mistral", "sliding_window": null})") == 0);
+  CHECK(window(R"({"model_type": "phi3", "sliding_window": 2047})") == 2047);
+  CHECK(window(R"({"model_type": "llama", "sliding_window": 100})") == 0);  // not read there
+  CHECK(window(R"({"model_type": "qwen2", "sliding_window": 100})") == 0);
+  CHECK(window(R"({"model_type": "qwen2", "num_hidden_layers": 1, "sliding_window": 100,
+    "use_sliding_window": false, "layer_types": ["sliding_attention"]})") == 0);
+  CHECK(window(R"({"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": true,
+    "max_window_layers": 32})") == 0);
+  CHECK(window(R"({"model_type": "qwen3", "sliding_window": 100, "use_sliding_window": true,
+    "max_window_layers": 0})") == 100);
+  CHECK(window(R"({"model_type": "qwen3", "sliding_window": 100, "use_sliding_window": true,
+    "num_hidden_layers": 1, "layer_types": ["sliding_attention"]})") == 100);
+  CHECK(
+      window(R"({"model_type": "qwen3_moe", "sliding_window": 100, "use_sliding_window": true})") ==
+      100);
+  CHECK(window(R"({"model_type": "qwen2_moe", "sliding_window": 0})") == 0);
+}
+
+TEST_CASE("config.json may name the experts of Qwen3 in both ways") {
+  const TemporaryFolder temporary;
+  for (const char* key : {"num_experts", "num_local_experts"}) {
+    std::ofstream(temporary / "config.json")
+        << R"({"model_type": "qwen3_moe", ")" << key << R"(": 16})";
+    Diagnostics diagnostics;
+    const auto r = recipe::read_recipe_text("model: {init: random}\n", "r.yaml",
+                                            {"model.from=" + temporary.path.string()}, diagnostics);
+    REQUIRE_FALSE(diagnostics.has_errors());
+    CHECK(r->model.moe.num_experts == 16);
+  }
 }

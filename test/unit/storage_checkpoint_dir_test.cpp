@@ -47,8 +47,9 @@ int64_t loaded_step(const fs::path& root) {
   const auto ref = find_latest(root);
   if (!ref) return -1;
   const SafetensorsReader reader(ref->path / "model.safetensors");
-  const auto* x = reader.span("x").as<float>();
-  for (int64_t i = 0; i < reader.span("x").count; ++i) REQUIRE(x[i] == float(ref->step));
+  std::vector<float> x(size_t(reader.info("x").count()));
+  reader.read("x", 0, int64_t(x.size()), x.data());
+  for (const float value : x) REQUIRE(value == float(ref->step));
   REQUIRE(TrainState::load(ref->path / "state.json").integer("step") == ref->step);
   REQUIRE(read_file(ref->path / "data" / "position") == std::to_string(ref->step));
   return ref->step;

@@ -41,10 +41,9 @@ std::string complaint(const std::filesystem::path& path) {
 
 template <class T>
 std::vector<T> values_of(const SafetensorsReader& reader, const char* name) {
-  const ConstSpan span = reader.span(name);
-  REQUIRE(span.dtype == dtype_of<T>);
-  std::vector<T> out(static_cast<size_t>(span.count));
-  std::memcpy(out.data(), span.data, size_t(span.bytes()));
+  REQUIRE(reader.info(name).dtype == dtype_of<T>);
+  std::vector<T> out(static_cast<size_t>(reader.info(name).count()));
+  reader.read_bytes(name, 0, reader.info(name).bytes, out.data());
   return out;
 }
 
@@ -91,20 +90,19 @@ TEST_CASE("a written file reads back, every dtype, from host and device") {
   CHECK(reader.metadata() == Metadata{{"format", "pt"}, {"quote", "a \"b\" \n ü"}});
   REQUIRE(reader.tensors().size() == 8);
   CHECK(reader.tensors()[2].name == "f");
-  CHECK(reader.info("f").shape == Shape{1, 2, 3, 1});
-  CHECK(reader.info("scalar").shape == Shape{});
+  CHECK(reader.shape("f") == Shape{1, 2, 3, 1});
+  CHECK(reader.shape("scalar") == Shape{});
   CHECK(values_of<double>(reader, "wide") == f64);
   CHECK(values_of<int64_t>(reader, "long") == i64);
   CHECK(values_of<float>(reader, "f") == f32);
   CHECK(values_of<int32_t>(reader, "scalar") == i32);
   CHECK(values_of<uint8_t>(reader, "u") == bytes);
-  CHECK(reader.span("none").count == 0);
-  const auto* stored = reader.span("half").as<bf16>();
+  CHECK(values_of<float>(reader, "none").empty());
+  const auto stored = values_of<bf16>(reader, "half");
   for (size_t i = 0; i < half.size(); ++i) CHECK(stored[i].bits == half[i].bits);
-  const auto* narrow = reader.span("fp16").as<f16>();
+  const auto narrow = values_of<f16>(reader, "fp16");
   for (size_t i = 0; i < fp16.size(); ++i) CHECK(narrow[i].bits == fp16[i].bits);
-  for (const auto& t : reader.tensors())
-    CHECK(reinterpret_cast<uintptr_t>(reader.span(t.name).data) % size_t(dtype_size(t.dtype)) == 0);
+  for (const auto& t : reader.tensors()) CHECK(t.begin % dtype_size(*t.dtype) == 0);
 
   // The layout that other programs expect: length, JSON, data from a multiple of 8 on.
   const std::string raw = read_file(path);
@@ -222,11 +220,11 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
             1, "`a` is listed twice");
   }
   SECTION("a tensor's description") {
-    refuses("{\"a\":" + entry("I16", "[2]", "[0,4]") + "}", 4, "`a` has dtype I16");
+    refuses("{\"a\":" + entry("I4", "[2]", "[0,4]") + "}", 4, "`a` has dtype I4");
     refuses("{\"a\":" + entry("U8", "3", "[0,3]") + "}", 3, "shape that is not a list");
     refuses("{\"a\":" + entry("U8", "[-3]", "[0,3]") + "}", 3, "not a whole number");
     refuses("{\"a\":" + entry("U8", "[1.5]", "[0,3]") + "}", 3, "not a whole number");
-    refuses("{\"a\":" + entry("U8", "[1,1,1,1,1]", "[0,1]") + "}", 1, "5 dimensions");
+    refuses("{\"a\":" + entry("F4", "[3]", "[0,2]") + "}", 2, "`a` has 12 bits");
     refuses("{\"a\":" + entry("F32", "[4611686018427387904,8]", "[0,4]") + "}", 4, "absurd shape");
     refuses("{\"a\":" + entry("F32", "[18446744073709551615]", "[0,4]") + "}", 4, "whole number");
     refuses("{\"a\":" + entry("F32", "[2]", "[0,4]") + "}", 4, "`a` has 4 bytes of data, but (2)");
@@ -252,10 +250,114 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
     const SafetensorsReader reader(path);
     CHECK(values_of<uint8_t>(reader, "b") == std::vector<uint8_t>{4, 5, 6, 7});
     CHECK(reader.tensors()[0].name == "a");
-    CHECK_THROWS_WITH(reader.span("aa.weight"), Contains("has no tensor `aa.weight`"));
+    CHECK_THROWS_WITH(reader.info("aa.weight"), Contains("has no tensor `aa.weight`"));
     write_raw(path, "{}", 0);
     CHECK(SafetensorsReader(path).tensors().empty());
   }
+}
+
+TEST_CASE(
+    "every type and rank of the format is listed; what cannot be computed with, is not read") {
+  const TemporaryFolder folder;
+  const auto path = folder / "types.safetensors";
+  struct Row {
+    const char* type;
+    int64_t bytes;  // of four elements
+    bool readable = false;
+  };
+  const std::vector<Row> rows{
+      {"BOOL", 4},       {"F4", 2},          {"F6_E2M3", 3}, {"F6_E3M2", 3},   {"U8", 4},
+      {"I8", 4},         {"F8_E5M2", 4},     {"F8_E4M3", 4}, {"F8_E8M0", 4},   {"F8_E4M3FNUZ", 4},
+      {"I16", 8},        {"F8_E5M2FNUZ", 4}, {"U16", 8},     {"I32", 16},      {"U32", 16},
+      {"C64", 32},       {"I64", 32},        {"U64", 32},    {"F16", 8, true}, {"BF16", 8, true},
+      {"F64", 32, true}, {"F32", 16, true}};
+  CHECK(rows.size() == 22);
+  std::string header = "{";
+  int64_t at = 0;
+  for (const Row& row : rows) {
+    header += fmt::format(R"({}"{}":{{"dtype":"{}","shape":[2,1,1,1,2],"data_offsets":[{},{}]}})",
+                          at ? "," : "", row.type, row.type, at, at + row.bytes);
+    at += row.bytes;
+  }
+  header += fmt::format(R"(,"none":{{"dtype":"F32","shape":[3,0],"data_offsets":[{},{}]}},)"
+                        R"("one":{{"dtype":"BF16","shape":[],"data_offsets":[{},{}]}}}})",
+                        at, at, at, at + 2);
+  write_raw(path, header, size_t(at) + 2);
+  const SafetensorsReader reader(path);
+  for (const Row& row : rows) {
+    CAPTURE(row.type);
+    CHECK(reader.info(row.type).type == row.type);
+    CHECK(reader.info(row.type).shape == std::vector<int64_t>{2, 1, 1, 1, 2});
+    CHECK(reader.info(row.type).count() == 4);
+    CHECK_THROWS_WITH(reader.shape(row.type),
+                      Contains(path.string()) && Contains(row.type) && Contains("5 dimensions"));
+    std::vector<float> values(4);
+    if (row.readable)
+      reader.read(row.type, 0, 4, values.data());
+    else
+      CHECK_THROWS_WITH(reader.read(row.type, 0, 4, values.data()),
+                        Contains(path.string()) &&
+                            Contains(fmt::format("tensor `{0}` has dtype {0}, which mtrain does "
+                                                 "not compute with",
+                                                 row.type)));
+  }
+  CHECK(reader.shape("one") == Shape{});
+  CHECK(reader.shape("none") == Shape{3, 0});
+  reader.read("none", 0, 0, nullptr);
+}
+
+TEST_CASE("runs of every float type are read as fp32, across pieces, and counted") {
+  const TemporaryFolder folder;
+  const auto path = folder / "floats.safetensors";
+  const int64_t count = (1 << 18) + 77;  // several pieces of each type
+  std::vector<float> values(size_t(count), 0.0f);
+  fill_normal(1, 0, count, 1.0f, values.data());
+  for (float& v : values) v = float(f16(float(bf16(v))));  // which every type can hold
+  const std::vector<double> wide(values.begin(), values.end());
+  std::vector<bf16> brain;
+  std::vector<f16> half;
+  for (const float v : values) brain.emplace_back(v), half.emplace_back(v);
+  SafetensorsWriter writer(path, {{"f64", DType::f64, {count}},
+                                  {"f32", DType::f32, {count}},
+                                  {"bf16", DType::bf16, {count}},
+                                  {"f16", DType::f16, {count}}});
+  writer.write("f64", {wide.data(), count, DType::f64});
+  writer.write("f32", {values.data(), count, DType::f32});
+  writer.write("bf16", {brain.data(), count, DType::bf16});
+  writer.write("f16", {half.data(), count, DType::f16});
+  writer.commit();
+  const SafetensorsReader reader(path);
+  for (const char* name : {"f64", "f32", "bf16", "f16"}) {
+    CAPTURE(name);
+    const int64_t before = reader.bytes_read();
+    for (const auto& [first, n] :
+         {std::pair<int64_t, int64_t>{0, count}, {count - 1, 1}, {77, count - 200}, {5, 0}}) {
+      std::vector<float> got(static_cast<size_t>(n));
+      reader.read(name, first, n, got.data());
+      CHECK((got == std::vector<float>(values.begin() + first, values.begin() + first + n)));
+    }
+    CHECK(reader.bytes_read() - before ==
+          (2 * count + 1 - 200) * dtype_size(*reader.info(name).dtype));
+  }
+  std::vector<float> one(1);
+  CHECK_THROWS_AS(reader.read("f32", count, 1, one.data()), BugError);
+  CHECK_THROWS_AS(reader.read("f32", -1, 1, one.data()), BugError);
+}
+
+TEST_CASE("a file that is truncated while it is open is a RunError with file and tensor") {
+  const TemporaryFolder folder;
+  const auto path = folder / "cut.safetensors";
+  const std::vector<float> x(1000, 1.0f);
+  SafetensorsWriter writer(path, {{"first", DType::f32, {1000}}, {"last", DType::f32, {1000}}});
+  for (const char* name : {"first", "last"}) writer.write(name, {x.data(), 1000, DType::f32});
+  writer.commit();
+  const SafetensorsReader reader(path);
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 4);
+  std::vector<float> got(1000);
+  reader.read("first", 0, 1000, got.data());
+  CHECK_THROWS_AS(reader.read("last", 0, 1000, got.data()), RunError);
+  CHECK_THROWS_WITH(reader.read("last", 0, 1000, got.data()),
+                    Contains("cannot read tensor `last` of " + path.string()));
 }
 
 TEST_CASE("every truncation of a file is refused") {

@@ -6,6 +6,7 @@
 
 #include "base/math.h"
 #include "base/rng.h"
+#include "model/param/param_uploader.h"
 #include "ops/ops.h"
 
 namespace mtrain::model {
@@ -251,13 +252,6 @@ std::vector<OwnedPart> owned_parts(const Parameter& p) {
   return parts;
 }
 
-std::vector<float> ParamSpec::take_real(const std::vector<float>& whole) const {
-  std::vector<float> here;
-  for (const ElementRun& r : runs())
-    here.insert(here.end(), whole.begin() + r.whole, whole.begin() + r.whole + r.count);
-  return here;
-}
-
 NormGrads norm_grads(ParamStore& params) {
   NormGrads grads;
   for (const ParamUnit* unit : params.units()) {
@@ -320,19 +314,14 @@ void ParamStore::initialize(Stream& stream, uint64_t seed) {
   }
 }
 
-void ParamStore::set_master(Stream& stream, Parameter& p, const std::vector<float>& values) {
+void ParamStore::set_master(Stream& stream, const Parameter& p, const std::vector<float>& values) {
   MT_CHECK(int64_t(values.size()) == p.whole_shape().count(), "{} values for {} of {}",
            values.size(), p.name, p.whole_shape().str());
-  set_own(stream, p, p.take_real(values));
-}
-
-void ParamStore::set_own(Stream& stream, Parameter& p, std::vector<float> values) {
-  MT_CHECK(int64_t(values.size()) == p.real_count(), "{} values for {} of {}", values.size(),
-           p.name, p.shape.str());
-  const auto keep = std::make_shared<std::vector<float>>(std::move(values));
-  for (const OwnedPart& part : owned_parts(p))
-    write_part(stream, part,
-               [&](const Tensor& to) { stream.upload(to, keep, keep->data() + part.in_param); });
+  const int64_t bytes = p.whole_shape().count() * int64_t(sizeof(float));
+  ParamUploader uploader(stream, std::clamp<int64_t>(2 * bytes, 8, ParamUploader::kBufferBytes));
+  uploader.set_weights(p, [&](int64_t first, int64_t count, float* to) {
+    std::copy_n(values.begin() + first, count, to);
+  });
 }
 
 void ParamStore::zero_grads(Stream& stream) {

@@ -73,8 +73,6 @@ struct ParamSpec {
   std::vector<ElementRun> matrix_runs(int rank) const;
   // Returns the index in the layout-free tensor of element `here` of this rank's tensor.
   int64_t whole_index(int64_t here) const;
-  // Returns this rank's real elements, in the order of its tensor, from the layout-free tensor.
-  std::vector<float> take_real(const std::vector<float>& whole) const;
 };
 
 struct ParamUnit;
@@ -172,9 +170,8 @@ class ParamStore {
   // index in the layout-free tensor).
   void initialize(Stream& stream, uint64_t seed);
   // Writes the weights that this rank owns of `p`. `values` are those of the layout-free tensor.
-  void set_master(Stream& stream, Parameter& p, const std::vector<float>& values);
-  // The same with `values` of the elements that this rank has, in the order of its tensor.
-  void set_own(Stream& stream, Parameter& p, std::vector<float> values);
+  // ParamUploader does the same for values that are not in memory.
+  static void set_master(Stream& stream, const Parameter& p, const std::vector<float>& values);
   // Clear the gradients of all units, one unit or one parameter, which must not be sharded away. A
   // GEMM's gradient is not written but marked as fresh.
   void zero_grads(Stream& stream);

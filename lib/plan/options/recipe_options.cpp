@@ -282,7 +282,9 @@ FolderOptions folder_options(const Recipe& r) {
   return {.run_dir = r.train.run_dir,
           .checkpoint_dir = r.checkpoint.dir,
           .load = load_from(r.checkpoint),
-          .load_path = r.checkpoint.load.value_or("")};
+          .load_path = r.checkpoint.load.value_or(""),
+          .weights_from = r.model.init == recipe::WeightInit::weights ? r.model.from.value_or("")
+                                                                      : std::string()};
 }
 
 TokenizerOptions tokenizer_options(const Recipe& r) {

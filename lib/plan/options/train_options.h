@@ -32,6 +32,8 @@ struct FolderOptions {
   enum class Load { none, latest, path };
   Load load = Load::none;
   std::string load_path;  // a checkpoint's folder, or that of a run
+  // The Hugging Face folder whose weights a run begins with that starts from no checkpoint; or "".
+  std::string weights_from;
 };
 
 }  // namespace mtrain::plan

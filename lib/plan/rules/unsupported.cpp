@@ -79,9 +79,6 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
           "distributed.mp_policy.output_dtype", "fp16 outputs of bf16 weights", "use bf16 or fp32");
   check_experts(r, missing);
   check_float8(r, missing);
-  missing(r.model.from && r.model.init == recipe::WeightInit::weights, "model.from",
-          "reading weights of a Hugging Face folder",
-          "set model.init: random to train a model of these sizes from random weights");
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
 }
 

@@ -7,10 +7,12 @@
 #include <vector>
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "recipe/load/hf_keys.h"
 
 namespace mtrain::recipe {
 namespace {
@@ -30,141 +32,53 @@ bool looks_like_hub_id(std::string_view name) {
          is_part(name.substr(slash + 1));
 }
 
-// A key of config.json, the field that it sets, and the value that transformers takes if the key is
-// left out; an empty one leaves the field's own default.
-struct KeyRow {
-  std::string_view key, field, omitted;
-  bool recipe_wins = false;  // it says how to train, not what the model is
-};
-
-// The families whose keys are Llama's, and what each of them takes if a key is left out.
-constexpr std::string_view kLikeLlama[] = {"llama",   "mistral",   "qwen2",    "qwen3",
-                                           "mixtral", "qwen2_moe", "qwen3_moe"};
-constexpr std::string_view kNoKey = "-";  // the family has no such key
-struct SharedRow {
-  std::string_view key, field;
-  std::string_view omitted[std::size(kLikeLlama)];
-  bool recipe_wins = false;
-};
-constexpr SharedRow kShared[] = {
-    {"hidden_size", "model.hidden_size", {"4096", "4096", "4096", "4096", "4096", "2048", "2048"}},
-    {"intermediate_size",
-     "model.ffn_hidden_size",
-     {"11008", "14336", "22016", "22016", "14336", "5632", "6144"}},
-    {"num_hidden_layers", "model.num_layers", {"32", "32", "32", "32", "32", "24", "24"}},
-    {"num_attention_heads",
-     "model.num_attention_heads",
-     {"32", "32", "32", "32", "32", "16", "32"}},
-    {"num_key_value_heads", "model.num_query_groups", {"", "8", "32", "32", "8", "16", "4"}},
-    {"head_dim", "model.kv_channels", {"", "", "", "128", "", "", ""}},
-    {"vocab_size",
-     "model.vocab_size",
-     {"32000", "32000", "151936", "151936", "32000", "151936", "151936"}},
-    {"max_position_embeddings",
-     "model.max_position_embeddings",
-     {"2048", "131072", "32768", "32768", "131072", "32768", "32768"}},
-    {"rms_norm_eps",
-     "model.norm_epsilon",
-     {"1.0e-6", "1.0e-6", "1.0e-6", "1.0e-6", "1.0e-5", "1.0e-6", "1.0e-6"}},
-    {"rope_theta",
-     "model.rotary_base",
-     {"10000", "10000", "10000", "10000", "1000000", "10000", "10000"}},
-    {"hidden_act", "model.activation", {"silu", "silu", "silu", "silu", "silu", "silu", "silu"}},
-    {"attention_bias",
-     "model.attention_bias",
-     {"false", kNoKey, kNoKey, "false", kNoKey, kNoKey, "false"}},
-    {"qkv_bias", "model.add_qkv_bias", {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "true", kNoKey}},
-    {"sliding_window", "model.window_size", {kNoKey, "4096", kNoKey, kNoKey, "", kNoKey, kNoKey}},
-    {"tie_word_embeddings",
-     "model.share_embeddings_and_output_weights",
-     {"false", "false", "false", "false", "false", "false", "false"}},
-    {"num_local_experts",
-     "model.moe.num_experts",
-     {kNoKey, kNoKey, kNoKey, kNoKey, "8", kNoKey, kNoKey}},
-    {"num_experts", "model.moe.num_experts", {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "60", "128"}},
-    {"num_experts_per_tok",
-     "model.moe.router_topk",
-     {kNoKey, kNoKey, kNoKey, kNoKey, "2", "4", "8"}},
-    {"moe_intermediate_size",
-     "model.moe.ffn_hidden_size",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "1408", "768"}},
-    {"shared_expert_intermediate_size",
-     "model.moe.shared_expert_ffn_hidden_size",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "5632", kNoKey}},
-    {"norm_topk_prob",
-     "model.moe.norm_topk_prob",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "false", "false"}},
-    {"decoder_sparse_step",
-     "model.moe.sparse_step",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "1", "1"}},
-    {"mlp_only_layers", "model.moe.dense_layers", {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "", ""}},
-    {"initializer_range",
-     "model.init_method_std",
-     {"0.02", "0.02", "0.02", "0.02", "0.02", "0.02", "0.02"},
-     true},
-    {"attention_dropout",
-     "model.attention_dropout",
-     {"0.0", "0.0", "0.0", "0.0", "0.0", "0.0", "0.0"},
-     true}};
-
-constexpr KeyRow kGpt2[] = {
-    {"n_embd", "model.hidden_size", "768"},
-    {"n_inner", "model.ffn_hidden_size", ""},
-    {"n_layer", "model.num_layers", "12"},
-    {"n_head", "model.num_attention_heads", "12"},
-    {"vocab_size", "model.vocab_size", "50257"},
-    {"n_positions", "model.max_position_embeddings", "1024"},
-    {"layer_norm_epsilon", "model.norm_epsilon", "1.0e-5"},
-    {"activation_function", "model.activation", "gelu_new"},
-    {"tie_word_embeddings", "model.share_embeddings_and_output_weights", "true"},
-    {"initializer_range", "model.init_method_std", "0.02", true},
-    {"resid_pdrop", "model.hidden_dropout", "0.1", true},
-    {"embd_pdrop", "model.embedding_dropout", "0.1", true},
-    {"attn_pdrop", "model.attention_dropout", "0.1", true}};
-
-// Returns the rows of a family of models; none for one that mtrain does not build.
-std::vector<KeyRow> rows_of(std::string_view model_type) {
-  std::vector<KeyRow> rows;
-  if (model_type == "gpt2") rows.assign(std::begin(kGpt2), std::end(kGpt2));
-  const auto* family = std::ranges::find(kLikeLlama, model_type);
-  if (family == std::end(kLikeLlama)) return rows;
-  const auto column = size_t(family - std::begin(kLikeLlama));
-  for (const SharedRow& row : kShared)
-    if (row.omitted[column] != kNoKey)
-      rows.push_back({row.key, row.field, row.omitted[column], row.recipe_wins});
-  return rows;
-}
-
 // Keys that change nothing in training, or that are read beside the rows.
-constexpr std::string_view kNoMatter[] = {"_name_or_path",
+constexpr std::string_view kNoMatter[] = {"_attn_implementation_autoset",
+                                          "_name_or_path",
                                           "architectures",
                                           "auto_map",
                                           "bos_token_id",
                                           "cache_implementation",
+                                          "chunk_size_feed_forward",
                                           "dtype",
                                           "eos_token_id",
                                           "gradient_checkpointing",
+                                          "id2label",
+                                          "is_encoder_decoder",
+                                          "is_llama_config",
+                                          "label2id",
+                                          "layer_types",
+                                          "max_window_layers",
                                           "model_type",
                                           "n_ctx",
+                                          "original_max_position_embeddings",
+                                          "output_attentions",
+                                          "output_hidden_states",
                                           "output_past",
                                           "output_router_logits",
                                           "pad_token_id",
+                                          "problem_type",
                                           "reorder_and_upcast_attn",
+                                          "return_dict",
                                           "rope_parameters",
                                           "rope_scaling",
                                           "router_aux_loss_coef",
+                                          "sliding_window",
                                           "summary_activation",
                                           "summary_first_dropout",
                                           "summary_proj_to_labels",
                                           "summary_type",
                                           "summary_use_proj",
                                           "task_specific_params",
+                                          "tokenizer_class",
                                           "torch_dtype",
+                                          "transformers.js_config",
                                           "transformers_version",
-                                          "use_cache"};
+                                          "use_cache",
+                                          "use_sliding_window"};
 
-// Keys that may have one value alone: what mtrain does. Qwen's sliding_window and max_window_layers
-// act only with use_sliding_window.
+// Keys that may have one value alone: what mtrain does. Families that have such a key as a row of
+// theirs take other values, too.
 struct OnlyValue {
   std::string_view key, value;
 };
@@ -173,9 +87,20 @@ constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
                                {"scale_attn_by_inverse_layer_idx", "false"},
                                {"scale_attn_weights", "true"},
                                {"add_cross_attention", "false"},
-                               {"router_jitter_noise", "0.0"},
-                               {"use_mrope", "false"},
-                               {"use_sliding_window", "false"}};
+                               {"attention_bias", "false"},
+                               {"partial_rotary_factor", "1"},
+                               {"rope_interleaved", "false"},
+                               {"router_jitter_noise", "0"},
+                               {"use_mrope", "false"}};
+
+// The kinds of rotary positions, and the keys that each of them needs.
+struct RopeType {
+  std::string_view name, keys;
+};
+constexpr RopeType kRopeTypes[] = {
+    {"default", ""},
+    {"linear", "factor"},
+    {"llama3", "factor low_freq_factor high_freq_factor original_max_position_embeddings"}};
 
 class ConfigReader {
  public:
@@ -183,21 +108,31 @@ class ConfigReader {
       : from_(from), given_(given), diagnostics_(diagnostics) {}
 
   void read() {
-    if (!open()) return;
+    const std::optional<std::string> text = open();
+    if (text) read_text(*text, path_);
+  }
+
+  void read_text(const std::string& text, const std::string& path) {
+    path_ = path;
+    Diagnostics own;
+    if (!parse_yaml(text, path_, own, config_) || config_.kind != Node::Kind::map)
+      return refuse(fmt::format("{} is not a JSON object", path_), "download the folder again");
     const Node* type = find("model_type");
     const std::string name = type ? type->text : "";
-    const std::vector<KeyRow> rows = rows_of(name);
+    const std::vector<HfKey> rows = hf_keys(name);
     if (rows.empty())
       return refuse(fmt::format("{}: model_type `{}` is not one that mtrain builds", path_, name),
-                    "llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe and gpt2 are");
+                    fmt::format("those that it builds: {}", fmt::join(hf_model_types(), ", ")));
     set("model.architecture", *type, "model_type", false);
-    for (const KeyRow& row : rows) read_row(row);
+    for (const HfKey& row : rows) read_row(row);
     read_rope();
+    read_window(hf_window(name));
     check_others(rows);
   }
 
  private:
-  bool open() {
+  // Returns the text of the folder's config.json.
+  std::optional<std::string> open() {
     const std::string folder = from_.node.text;
     std::error_code ignored;
     if (!fs::is_directory(folder, ignored)) {
@@ -205,27 +140,19 @@ class ConfigReader {
         refuse(fmt::format("there is no folder {}; as the name of a model on the Hugging Face Hub "
                            "it cannot be used, since nothing is downloaded",
                            folder),
-               fmt::format("download it, and write model.from: the folder that holds its "
-                           "config.json"));
+               "download it, and give the folder that holds its config.json");
       else
         refuse(fmt::format("there is no folder {}", folder),
                "give the Hugging Face folder that holds config.json");
-      return false;
+      return std::nullopt;
     }
     path_ = (fs::path(folder) / "config.json").string();
-    std::string text;
     try {
-      text = read_file(path_);
+      return read_file(path_);
     } catch (const UserError& e) {
       refuse(e.message(), "give the Hugging Face folder that holds config.json");
-      return false;
+      return std::nullopt;
     }
-    Diagnostics own;
-    if (!parse_yaml(text, path_, own, config_) || config_.kind != Node::Kind::map) {
-      refuse(fmt::format("{} is not a JSON object", path_), "download the folder again");
-      return false;
-    }
-    return true;
   }
 
   const Node* find(std::string_view key) const { return find_in(config_, key); }
@@ -235,8 +162,9 @@ class ConfigReader {
     return nullptr;
   }
 
-  void read_row(const KeyRow& row) {
+  void read_row(const HfKey& row) {
     const Node* node = find(row.key);
+    if (!node && !row.other_name.empty()) node = find(row.other_name);
     if (node && node->unset()) return;  // null: the field's default
     Node omitted;
     if (!node) {
@@ -258,52 +186,135 @@ class ConfigReader {
   // Both spellings: rope_scaling beside rope_theta, and rope_parameters, which holds rope_theta.
   void read_rope() {
     const Node* rope = find("rope_parameters");
-    if (!rope) rope = find("rope_scaling");
-    if (!rope || rope->kind != Node::Kind::map) return;
-    for (size_t i = 0; i < rope->keys.size(); ++i) {
-      const std::string& key = rope->keys[i].name;
-      const Node& value = rope->items[i];
-      if ((key == "rope_type" || key == "type") && value.text == "default")
-        return read_theta(*rope);
-      if (key == "rope_theta") continue;
-      const SchemaRow* row = find_row("model.rope_scaling." + key);
-      if (!row) {
-        refuse(fmt::format("{}: the key {} of its rotary positions is not understood", path_, key),
-               "default, linear and llama3 positions are built");
-        continue;
-      }
-      set(row->path, value, key, false);
-    }
+    if (!rope || rope->unset()) rope = find("rope_scaling");
+    if (!rope || rope->unset()) return;
+    if (rope->kind != Node::Kind::map)
+      return refuse(
+          fmt::format("{}: its rotary positions are {}, not an object", path_, describe(*rope)),
+          "download the folder again");
+    const Node* named = find_in(*rope, "rope_type");
+    if (!named) named = find_in(*rope, "type");
+    const std::string type = named ? named->text : "default";
+    const auto* needed = std::ranges::find(kRopeTypes, type, &RopeType::name);
+    if (needed == std::end(kRopeTypes))
+      return refuse(fmt::format("{}: rotary positions of type {} are not built", path_, type),
+                    "default, linear and llama3 positions are; such a model cannot be used yet");
+    for (const std::string& key : split(needed->keys, ' '))
+      if (!key.empty() && !find_in(*rope, key))
+        refuse(fmt::format("{}: its rotary positions of type {} lack {}", path_, type, key),
+               "download the folder again");
+    for (size_t i = 0; i < rope->keys.size(); ++i) read_rope_key(*rope, i, type);
     read_theta(*rope);
+  }
+
+  void read_rope_key(const Node& rope, size_t i, const std::string& type) {
+    const std::string& key = rope.keys[i].name;
+    const Node& value = rope.items[i];
+    if (key == "rope_theta" || value.unset()) return;
+    if (key == "partial_rotary_factor") return check_only({key, "1"}, value);
+    if (type == "default") return;  // transformers reads nothing else of them
+    const SchemaRow* row = find_row("model.rope_scaling." + key);
+    if (row) return set(row->path, value, key, false);
+    refuse(fmt::format("{}: the key {} of its rotary positions is not understood", path_, key),
+           "default, linear and llama3 positions are built");
   }
   void read_theta(const Node& rope) {
     if (const Node* theta = find_in(rope, "rope_theta"))
       set("model.rotary_base", *theta, "rope_theta", false, true);
   }
 
-  void check_others(const std::vector<KeyRow>& rows) {
+  // A window is one for all layers here. Families that switch it by use_sliding_window ignore
+  // sliding_window where that is false. layer_types, where it is given, replaces the family's rule.
+  void read_window(HfWindow kind) {
+    const Node *use = find("use_sliding_window"), *width = find("sliding_window");
+    const bool row = kind == HfWindow::every_layer;
+    const bool same = row || kind == HfWindow::switched;  // transformers reads no layer_types
+    const bool switched = !row && kind != HfWindow::none && use && to_lower(use->text) == "true";
+    const auto at = given_.fields.find("model.window_size");
+    const bool window = row ? at != given_.fields.end() && !at->second.node.unset()
+                            : switched && !(width && width->unset());
+    const int64_t layers = number(layers_key(), 1);
+    const int64_t first = number("max_window_layers", 28);
+    int64_t windowed = window ? layers : 0;
+    std::string said = "sliding_window";
+    if (window && kind == HfWindow::from_layer) {
+      windowed = std::clamp<int64_t>(layers - first, 0, layers);
+      said = fmt::format("max_window_layers {}", first);
+    } else if (window && kind == HfWindow::alternating) {
+      windowed = std::clamp<int64_t>((std::min(first, layers) + 1) / 2, 0, layers);
+      said = "use_sliding_window, for every other layer,";
+    }
+    const Node* types = find("layer_types");
+    if (types && !types->unset()) {
+      said = "layer_types";
+      const auto sliding = std::ranges::count(types->items, "sliding_attention", &Node::text);
+      const auto full = std::ranges::count(types->items, "full_attention", &Node::text);
+      if (int64_t(types->items.size()) != layers || sliding + full != layers)
+        return refuse(fmt::format("{}: layer_types must say of each of the {} layers "
+                                  "full_attention or sliding_attention",
+                                  path_, layers),
+                      "layers of other kinds are not built");
+      if (window || row || kind == HfWindow::none) windowed = sliding;
+    }
+    const bool none_wide = windowed > 0 && !window;
+    if ((windowed != 0 && windowed != layers) || none_wide || (same && window && windowed == 0))
+      return refuse(fmt::format("{}: {} gives a window to {} of {} layers, with sliding_window {}",
+                                path_, said, windowed, layers, width ? width->text : "left out"),
+                    "one window for all layers, or none, is built");
+    if (!switched || windowed == 0) return;
+    Node omitted = from_.node;
+    omitted.text = "4096";
+    set("model.window_size", width ? *width : omitted, "sliding_window", false);
+  }
+  std::string_view layers_key() const { return find("n_layer") ? "n_layer" : "num_hidden_layers"; }
+  int64_t number(std::string_view key, int64_t omitted) const {
+    const Node* node = find(key);
+    if (!node && key == layers_key())
+      if (const auto at = given_.fields.find("model.num_layers"); at != given_.fields.end())
+        node = &at->second.node;
+    int64_t value = omitted;
+    ValueError ignored;
+    if (node) read_value(*node, {}, value, ignored);
+    return value;
+  }
+
+  void check_only(const OnlyValue& only, const Node& value) {
+    double wanted = 0, is = 0;
+    ValueError ignored;
+    const bool numbers =
+        read_value(scalar(only.value), {}, wanted, ignored) && read_value(value, {}, is, ignored);
+    if (numbers ? wanted == is : to_lower(value.text) == only.value) return;
+    refuse(
+        fmt::format("{}: {} is {}, and only {} is built", path_, only.key, value.text, only.value),
+        "such models cannot be trained yet");
+  }
+  static Node scalar(std::string_view text) {
+    Node node;
+    node.kind = Node::Kind::scalar;
+    node.text = text;
+    return node;
+  }
+
+  void check_others(const std::vector<HfKey>& rows) {
     for (size_t i = 0; i < config_.keys.size(); ++i) {
       const std::string& key = config_.keys[i].name;
       const Node& value = config_.items[i];
-      const bool sliding = key == "sliding_window" || key == "max_window_layers";
-      if (std::ranges::count(kNoMatter, key) || sliding || value.unset() ||
-          std::ranges::count(rows, key, &KeyRow::key))
+      if (std::ranges::count(kNoMatter, key) || value.unset() ||
+          std::ranges::count(rows, key, &HfKey::key) ||
+          std::ranges::count(rows, key, &HfKey::other_name))
         continue;
       const auto only = std::ranges::find(kOnly, key, &OnlyValue::key);
-      if (only != std::end(kOnly)) {
-        if (to_lower(value.text) != only->value)
-          refuse(fmt::format("{}: {} is {}, and only {} is built", path_, key, value.text,
-                             only->value),
-                 "such models cannot be trained yet");
-        continue;
-      }
-      if (key == "layer_types" && std::ranges::all_of(value.items, [](const Node& n) {
-            return n.text == "full_attention";
-          }))
-        continue;
-      refuse(fmt::format("{}: the key {} is not understood, and may change what the model computes",
-                         path_, key),
-             "write the sizes of the model into the recipe instead of model.from");
+      if (only != std::end(kOnly))
+        check_only(*only, value);
+      else if (key == "quantization_config")
+        refuse(fmt::format("{}: quantization_config says that the weights are quantized", path_),
+               "take the folder of the model before its quantization, or write the dequantized "
+               "weights by transformers: model.dequantize().save_pretrained(folder)");
+      else
+        refuse(fmt::format("{}: the key {} is not understood, and may change what the model "
+                           "computes",
+                           path_, key),
+               "write the sizes of the model into the recipe instead of model.from");
     }
   }
 
@@ -342,7 +353,7 @@ class ConfigReader {
 
 std::vector<FieldText> hf_defaults(std::string_view model_type) {
   std::vector<FieldText> defaults;
-  for (const KeyRow& row : rows_of(model_type))
+  for (const HfKey& row : hf_keys(model_type))
     if (!row.omitted.empty()) defaults.push_back({row.field, row.omitted});
   return defaults;
 }
@@ -353,6 +364,14 @@ void read_hf_config(RawSettings& given, Diagnostics& diagnostics) {
   if (at->second.node.kind != Node::Kind::scalar) return;  // its type's message refuses it
   const RawSetting from = at->second;
   ConfigReader(from, given, diagnostics).read();
+}
+
+void read_hf_text(const std::string& text, const std::string& name, RawSettings& given,
+                  Diagnostics& diagnostics) {
+  Node node;
+  node.location = {name, 0, 0};
+  const RawSetting from{find_row("model.from"), "model.from", node.location, node, Origin::derived};
+  ConfigReader(from, given, diagnostics).read_text(text, name);
 }
 
 }  // namespace mtrain::recipe

@@ -1,5 +1,6 @@
 // Reads the sizes of a model from the config.json of a Hugging Face folder (model.from).
 #pragma once
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,6 +14,10 @@ namespace mtrain::recipe {
 // recipe gives as well must agree. A key of config.json that changes results and that mtrain does
 // not know is an error, never dropped. After an error no rule judges the model.
 void read_hf_config(RawSettings& given, Diagnostics& diagnostics);
+
+// Adds what the text of a config.json says about the model; messages call it `name`.
+void read_hf_text(const std::string& text, const std::string& name, RawSettings& given,
+                  Diagnostics& diagnostics);
 
 // Returns what transformers takes for the keys that a configuration of this model_type leaves out;
 // nothing for a family that mtrain does not build.

@@ -217,4 +217,12 @@ std::optional<Recipe> read_recipe(const std::string& path,
   return read_recipe_text(*text, path, overrides, diagnostics);
 }
 
+Recipe read_config_json(const std::string& text, const std::string& name,
+                        Diagnostics& diagnostics) {
+  diagnostics.add_source(name);
+  RawSettings given;
+  read_hf_text(text, name, given, diagnostics);
+  return build(std::move(given), name, diagnostics);
+}
+
 }  // namespace mtrain::recipe

@@ -18,7 +18,8 @@ int64_t ModelConfig::ffn_size() const {
 ModelConfig model_defaults(Architecture architecture) {
   ModelConfig m;
   switch (architecture) {
-    case Architecture::llama: break;
+    case Architecture::llama:
+    case Architecture::phi3: break;
     case Architecture::gpt2:
       m.normalization = Normalization::layernorm;
       m.position_embedding = PositionEmbedding::learned;

@@ -1,0 +1,81 @@
+// `mtrain import hf` and `mtrain export hf`.
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "commands.h"
+#include "interchange/export.h"
+#include "interchange/hf_folder.h"
+#include "interchange/import.h"
+#include "run/run_folder.h"
+
+namespace mtrain {
+
+void add_import_command(CLI::App& app) {
+  struct Options {
+    std::string folder, output;
+    bool dry_run = false;
+  };
+  auto* command = app.add_subcommand("import", "read a model of another program");
+  command->require_subcommand(1);
+  auto* hf = command->add_subcommand("hf", "a Hugging Face folder: config.json and safetensors");
+  auto o = std::make_shared<Options>();
+  hf->add_option("folder", o->folder, "the folder")->required();
+  auto* output = hf->add_option("--output", o->output, "new folder of checkpoints to write");
+  hf->add_flag("--dry-run", o->dry_run,
+               "only say what the folder holds, and every tensor that is missing or unmapped")
+      ->excludes(output);
+  hf->callback([o] {
+    if (o->output.empty() && !o->dry_run)
+      throw UserError("neither --output nor --dry-run is given",
+                      "give --output OUT to write a checkpoint, or --dry-run to check the folder");
+    const interchange::HfFolder folder = interchange::open_hf_folder(o->folder);
+    std::fputs(interchange::describe(folder).c_str(), stdout);
+    if (o->dry_run) return;
+    std::puts(
+        fmt::format("written: {}", interchange::import_hf(folder, o->output).string()).c_str());
+  });
+}
+
+void add_export_command(CLI::App& app) {
+  struct Options {
+    std::string run, output, dtype, shard = "5GB";
+  };
+  auto* command = app.add_subcommand("export", "write a model for other programs");
+  command->require_subcommand(1);
+  auto* hf = command->add_subcommand("hf", "a folder that transformers loads");
+  auto o = std::make_shared<Options>();
+  hf->add_option("run", o->run, "run folder (its newest checkpoint), or one checkpoint")
+      ->required();
+  hf->add_option("--output", o->output, "new folder to write")->required();
+  hf->add_option("--dtype", o->dtype,
+                 "type of all weights; without it imported tensors keep theirs, others are fp32")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  hf->add_option("--max-shard-size", o->shard, "bytes of a file, such as 5GB or 500MB")
+      ->capture_default_str();
+  hf->callback([o] {
+    interchange::ExportOptions options;
+    options.max_shard_bytes = interchange::parse_bytes(o->shard);
+    if (!o->dtype.empty())
+      options.dtype = o->dtype == "bf16"   ? DType::bf16
+                      : o->dtype == "fp16" ? DType::f16
+                                           : DType::f32;
+    const auto found = run::locate_checkpoint(o->run);
+    if (!found)
+      throw UserError(fmt::format("{} holds no complete checkpoint", o->run),
+                      "give a run folder or a checkpoint folder");
+    const interchange::Exported done = interchange::export_hf(found->path, o->output, options);
+    std::puts(fmt::format("written: {} ({}, {} parameters, {} in {} file{}{})", o->output,
+                          done.model_type, human_count(double(done.parameters)),
+                          human_bytes(double(done.bytes)), done.files, done.files == 1 ? "" : "s",
+                          done.side_files.empty() ? "" : "; copied " + done.side_files)
+                  .c_str());
+  });
+}
+
+}  // namespace mtrain

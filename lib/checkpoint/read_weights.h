@@ -1,0 +1,28 @@
+// Sets the parameters of a model from a source of values, each rank reading only what it owns.
+#pragma once
+#include "checkpoint/train_checkpoint.h"
+#include "storage/value_source.h"
+
+namespace mtrain::checkpoint {
+
+// Throws UserError, with `hint`, unless the source has a tensor `name` of this shape.
+void require_shape(const storage::ValueSource& source, const std::string& name,
+                   const Shape& expected, const std::string& hint);
+
+// Sets the weights that this rank owns of all parameters, from the tensors of their names. Throws
+// UserError, with `hint`, if a tensor is absent or has another shape than the layout-free one.
+void read_weights(Stream& stream, model::ParamStore& params, const storage::ValueSource& source,
+                  const std::string& hint);
+
+// Sets replicated tensors from those of their names, with the same errors.
+void read_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replicated,
+                     const storage::ValueSource& source, const std::string& hint);
+
+// Lets a training begin with the weights of `source`, before its first step: nothing is compared
+// with an earlier run, and moments, positions and random numbers are those of a new one. What else
+// the model depends on (the biases of routers) is set where the source has it, and stays zero
+// where not. Throws UserError, which names the tensor, for one that is absent or of another shape,
+// or has a weight that is not finite. All ranks call it, under any layout; each reads what it owns.
+void start_from(const CheckpointParts& parts, const storage::ValueSource& source);
+
+}  // namespace mtrain::checkpoint

@@ -1,0 +1,242 @@
+#include "interchange/config.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "interchange/families.h"
+#include "recipe/load/hf_keys.h"
+#include "recipe/schema/schema.h"
+
+namespace mtrain::interchange {
+
+namespace {
+
+using nlohmann::json;
+using recipe::ModelConfig;
+using recipe::Recipe;
+
+// A fact about what a model computes. Settings that only training reads (dropout, first weights,
+// losses and the travel of experts' tokens) are none.
+struct Fact {
+  const char* field;
+  std::string (*of)(const ModelConfig&);
+};
+
+std::string layers_with_experts(const ModelConfig& m) {
+  std::string layers;
+  for (int64_t l = 0; l < m.num_layers; ++l) layers += m.has_experts(l) ? '1' : '0';
+  return layers;
+}
+bool any_dense(const ModelConfig& m) {
+  return layers_with_experts(m).find('0') != std::string::npos;
+}
+bool any_experts(const ModelConfig& m) {
+  return layers_with_experts(m).find('1') != std::string::npos;
+}
+bool rotary(const ModelConfig& m) {
+  return m.position_embedding == recipe::PositionEmbedding::rope;
+}
+int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
+int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
+// Whether the weights of a token's experts sum to 1: those of a softmax over the chosen ones do.
+bool normalized(const ModelConfig& m) {
+  return m.moe.norm_topk_prob ||
+         (!m.moe.router_pre_softmax && m.moe.router_score == recipe::RouterScore::softmax);
+}
+std::string number(double x) { return fmt::format("{}", x); }
+template <class E>
+std::string word(E value) {
+  return std::string(recipe::enum_name(value));
+}
+
+using M = ModelConfig;
+const Fact kFacts[] = {
+    {"model.num_layers", [](const M& m) { return fmt::to_string(m.num_layers); }},
+    {"model.hidden_size", [](const M& m) { return fmt::to_string(m.hidden_size); }},
+    {"model.num_attention_heads", [](const M& m) { return fmt::to_string(m.num_attention_heads); }},
+    {"model.num_query_groups", [](const M& m) { return fmt::to_string(m.kv_heads()); }},
+    {"model.kv_channels", [](const M& m) { return fmt::to_string(m.head_dim()); }},
+    {"model.ffn_hidden_size",
+     [](const M& m) {
+       return any_dense(m) ? fmt::to_string(m.ffn_size()) : std::string("unused");
+     }},
+    {"model.vocab_size", [](const M& m) { return fmt::to_string(m.vocab_size); }},
+    {"model.max_position_embeddings",
+     [](const M& m) { return fmt::to_string(m.max_position_embeddings.value_or(0)); }},
+    {"model.normalization", [](const M& m) { return word(m.normalization); }},
+    {"model.norm_epsilon", [](const M& m) { return number(m.norm_epsilon); }},
+    {"model.position_embedding", [](const M& m) { return word(m.position_embedding); }},
+    {"model.rotary_base", [](const M& m) { return rotary(m) ? number(m.rotary_base) : "unused"; }},
+    {"model.rope_scaling",
+     [](const M& m) {
+       const recipe::RopeScalingConfig& s = m.rope_scaling;
+       if (!rotary(m) || s.type == recipe::RopeScalingType::none) return std::string("none");
+       if (s.type == recipe::RopeScalingType::linear) return fmt::format("linear {}", s.factor);
+       return fmt::format("{} {} {} {} {}", word(s.type), s.factor, s.low_freq_factor,
+                          s.high_freq_factor, s.original_max_position_embeddings);
+     }},
+    {"model.activation", [](const M& m) { return word(m.activation); }},
+    {"model.add_bias_linear", [](const M& m) { return fmt::to_string(m.add_bias_linear); }},
+    {"model.add_qkv_bias", [](const M& m) { return fmt::to_string(m.qkv_bias()); }},
+    {"model.attention_bias", [](const M& m) { return fmt::to_string(m.proj_bias()); }},
+    {"model.qk_layernorm", [](const M& m) { return fmt::to_string(m.qk_layernorm); }},
+    {"model.share_embeddings_and_output_weights",
+     [](const M& m) { return fmt::to_string(m.share_embeddings_and_output_weights); }},
+    {"model.window_size", [](const M& m) { return fmt::to_string(m.window_size.value_or(0)); }},
+    {"model.moe.layer_freq", layers_with_experts},
+    {"model.moe", [](const M& m) {
+       const recipe::MoeConfig& e = m.moe;
+       if (!any_experts(m)) return std::string("none");
+       return fmt::format(
+           "{} experts of width {}, {} for a token; shared width {}, gate {}; {}, sum of 1 {}, "
+           "scale {}, groups {} {}, biases {}",
+           e.num_experts, expert_ffn(m), e.router_topk, shared_ffn(m),
+           shared_ffn(m) > 0 && e.shared_expert_gate, word(e.router_score), normalized(m),
+           e.router_topk_scaling_factor, e.num_groups.value_or(1), e.group_topk.value_or(1),
+           e.router_bias_update_rate > 0);
+     }}};
+
+// The model as the table's keys say it: one width for MLP and experts where a family has one key,
+// one list of dense layers, and one name for each choice of biases.
+Recipe in_terms_of_keys(const Recipe& recipe) {
+  Recipe r = recipe;
+  ModelConfig& m = r.model;
+  m.attention_bias = m.qkv_bias() && m.proj_bias();
+  m.add_qkv_bias = m.qkv_bias();
+  if (any_experts(m) && !any_dense(m)) m.ffn_hidden_size = expert_ffn(m);
+  m.moe.dense_layers.clear();
+  for (int64_t l = 0; l < m.num_layers; ++l)
+    if (!recipe.model.has_experts(l)) m.moe.dense_layers.push_back(l);
+  m.moe.sparse_step = 1;
+  m.moe.norm_topk_prob = normalized(m);
+  return r;
+}
+
+// Returns the field's value in JSON, by Hugging Face's words.
+json value_of(const Recipe& r, std::string_view field) {
+  if (field == "model.activation") {
+    const recipe::Activation a = r.model.activation;
+    return a == recipe::Activation::swiglu ? "silu"
+           : a == recipe::Activation::gelu ? "gelu"
+                                           : "gelu_new";
+  }
+  const std::string text = recipe::find_row(field)->show(r);
+  if (text == "none" || text == "auto" || text == "null") return nullptr;
+  const json value = json::parse(text, nullptr, false);
+  return value.is_discarded() ? json(text) : value;
+}
+
+void put_rope(const ModelConfig& m, json& config) {
+  for (const char* key : {"rope_parameters", "rope_scaling"}) config.erase(key);
+  if (!rotary(m)) return;
+  const recipe::RopeScalingConfig& s = m.rope_scaling;
+  config["rope_scaling"] = nullptr;
+  if (s.type == recipe::RopeScalingType::linear)
+    config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", s.factor}};
+  if (s.type == recipe::RopeScalingType::llama3)
+    config["rope_scaling"] = {
+        {"rope_type", "llama3"},
+        {"factor", s.factor},
+        {"low_freq_factor", s.low_freq_factor},
+        {"high_freq_factor", s.high_freq_factor},
+        {"original_max_position_embeddings", s.original_max_position_embeddings}};
+}
+
+void put_window(const ModelConfig& m, std::string_view model_type, json& config) {
+  using recipe::HfWindow;
+  const HfWindow kind = recipe::hf_window(model_type);
+  config.erase("layer_types");
+  if (kind == HfWindow::none || kind == HfWindow::every_layer) return;
+  const bool window = m.window_size.has_value();
+  config["use_sliding_window"] = window && kind != HfWindow::alternating;
+  config["sliding_window"] = nullptr;
+  if (window) config["sliding_window"] = *m.window_size;
+  if (kind == HfWindow::from_layer) config["max_window_layers"] = window ? 0 : m.num_layers;
+}
+
+json config_of(const Recipe& recipe, std::string_view model_type, const ConfigText& text) {
+  json config = text.base.empty() ? json::object() : json::parse(text.base, nullptr, false);
+  // Keys of another family would mean something else, or nothing.
+  if (!config.is_object() || config.value("model_type", "") != model_type) config = json::object();
+  const Recipe r = in_terms_of_keys(recipe);
+  for (const recipe::HfKey& key : recipe::hf_keys(model_type)) {
+    if (key.recipe_wins && config.contains(key.key)) continue;
+    if (!key.other_name.empty()) config.erase(std::string(key.other_name));
+    config[std::string(key.key)] = value_of(r, key.field);
+  }
+  // Sizes that transformers would compute in its own way if they were left out.
+  put_rope(r.model, config);
+  put_window(r.model, model_type, config);
+  config["architectures"] = {find_family(model_type)->class_name};
+  config["model_type"] = model_type;
+  config.erase("dtype");
+  config["torch_dtype"] = text.dtype;
+  // transformers would take ids of its own for keys that are left out.
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    if (!config.contains(key)) config[key] = nullptr;
+  return config;
+}
+
+// Returns the reasons and hints of all errors, one below the other.
+std::string errors_of(const Diagnostics& diagnostics) {
+  std::string text;
+  for (const recipe::Diagnostic& d : diagnostics.sorted())
+    if (d.severity == recipe::Severity::error)
+      text += fmt::format("{}{}{}", text.empty() ? "" : "\n", d.reason,
+                          d.hint.empty() ? "" : "\n  hint: " + d.hint);
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> model_differences(const ModelConfig& a, const ModelConfig& b) {
+  std::vector<std::string> lines;
+  for (const Fact& fact : kFacts)
+    if (const std::string x = fact.of(a), y = fact.of(b); x != y)
+      lines.push_back(fmt::format("{}: {}, not {}", fact.field, x, y));
+  return lines;
+}
+
+Recipe read_config(const std::filesystem::path& folder) {
+  Diagnostics diagnostics;
+  const std::string quoted = json(folder.string()).dump();
+  const auto recipe = recipe::read_recipe_text(
+      fmt::format("model: {{from: {}, init: random}}\n", quoted), folder.string(), {}, diagnostics);
+  if (const std::string errors = errors_of(diagnostics); !errors.empty()) throw UserError(errors);
+  MT_CHECK(recipe, "{} is no model, and there is no reason why", folder.string());
+  return *recipe;
+}
+
+std::string write_config(const Recipe& recipe, const ConfigText& text, std::string& model_type) {
+  std::vector<std::string> types{word(recipe.model.architecture)};
+  for (const std::string_view type : recipe::hf_model_types())
+    if (type != types[0]) types.emplace_back(type);
+  std::vector<std::string> fewest;
+  for (const std::string& type : types) {
+    if (!find_family(type)) continue;
+    const std::string written = config_of(recipe, type, text).dump(2) + "\n";
+    Diagnostics diagnostics;
+    const Recipe again = recipe::read_config_json(written, "config.json", diagnostics);
+    std::vector<std::string> lines;
+    if (diagnostics.has_errors())
+      lines.push_back(errors_of(diagnostics));
+    else
+      lines = model_differences(recipe.model, again.model);
+    if (lines.empty()) {
+      model_type = type;
+      return written;
+    }
+    for (std::string& line : lines) line = fmt::format("  {}: {}", type, line);
+    if (fewest.empty() || (lines.size() < fewest.size() && type != types[0])) fewest = lines;
+  }
+  throw UserError(
+      fmt::format("no family of Hugging Face's computes this model; the nearest differ in\n{}",
+                  fmt::join(fewest, "\n")),
+      "such a model can be used by mtrain alone");
+}
+
+}  // namespace mtrain::interchange

@@ -1,0 +1,288 @@
+#include "interchange/export.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "interchange/config.h"
+#include "interchange/hf_source.h"
+#include "interchange/import.h"
+#include "interchange/side_files.h"
+#include "recipe/recipe.h"
+#include "storage/safetensors_folder.h"
+
+namespace mtrain::interchange {
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int64_t kRun = int64_t{1} << 22;  // elements that are in memory at once
+
+using Types = std::map<std::string, DType, std::less<>>;
+
+recipe::Recipe read_saved(const fs::path& file, const std::vector<std::string>& overrides) {
+  Diagnostics diagnostics;
+  const auto recipe = recipe::read_recipe(file.string(), overrides, diagnostics);
+  diagnostics.throw_if_errors();
+  MT_CHECK(recipe, "{} gave neither a recipe nor an error", file.string());
+  return *recipe;
+}
+
+// Returns the folder from which the model came, with its config.json; or an empty path.
+fs::path origin_of(const fs::path& checkpoint) {
+  if (fs::exists(checkpoint / "config.json")) return checkpoint;
+  Diagnostics ignored;
+  const auto recipe = recipe::read_recipe((checkpoint / "recipe.yaml").string(), {}, ignored);
+  if (!recipe || !recipe->model.from) return {};
+  const fs::path from = *recipe->model.from;
+  return fs::exists(from / "config.json") ? from : fs::path();
+}
+
+DType type_of(std::string_view name) {
+  return name == "BF16" ? DType::bf16 : name == "F16" ? DType::f16 : DType::f32;
+}
+
+// Returns the types of the tensors in the folder from which the model came.
+Types imported_types(const storage::SafetensorsReader& weights, const fs::path& checkpoint,
+                     const fs::path& origin) {
+  Types types;
+  if (const auto at = weights.metadata().find(kImportedTypes); at != weights.metadata().end()) {
+    const json saved = json::parse(at->second, nullptr, false);
+    if (!saved.is_object())
+      throw UserError(fmt::format("{}: its metadata is damaged", weights.path().string()),
+                      "import the folder again");
+    for (const auto& [name, type] : saved.items())
+      if (type.is_string()) types[name] = type_of(type.get<std::string>());
+  } else if (!origin.empty() && origin != checkpoint) {
+    const storage::SafetensorsFolder folder(origin);
+    for (const storage::StoredTensor* t : folder.tensors()) types[t->name] = type_of(t->type);
+  }
+  return types;
+}
+
+// The vocabulary of a run may be its tokenizer's, which the recipe does not say.
+void take_vocabulary(recipe::Recipe& r, const storage::SafetensorsReader& weights) {
+  const Shape table = weights.shape("embedding.weight");
+  r.model.vocab_size = table[0];
+}
+
+// Every tensor of the checkpoint must have a name in the family: what is left out would change what
+// the model computes. Loads of experts only steer training.
+void check_tensors(const storage::SafetensorsReader& weights, const TensorMap& map) {
+  std::vector<std::string> wrong;
+  for (const storage::StoredTensor& t : weights.tensors())
+    if (!map.find(t.name) && !t.name.ends_with(".router.load_fraction"))
+      wrong.push_back(
+          fmt::format("{} has no name in a {} folder", t.name, map.family().model_type));
+  for (const MappedTensor& t : map.tensors()) {
+    if (!weights.contains(t.name))
+      wrong.push_back(fmt::format("{} is missing", t.name));
+    else if (!(weights.shape(t.name) == t.shape))
+      wrong.push_back(fmt::format("{} is {}, and the recipe says {}", t.name,
+                                  weights.shape(t.name).str(), t.shape.str()));
+  }
+  if (!wrong.empty())
+    throw UserError(fmt::format("{}: the tensors are not those of its recipe\n  {}",
+                                weights.path().string(), fmt::join(wrong, "\n  ")));
+}
+
+struct Shard {
+  std::string name;
+  std::vector<storage::TensorInfo> tensors;
+  int64_t bytes = 0;
+};
+
+std::vector<Shard> make_shards(const TensorMap& map, const Types& types,
+                               const ExportOptions& options) {
+  std::vector<Shard> shards(1);
+  for (const TensorPiece* p : map.pieces()) {
+    const auto at = types.find(p->theirs);
+    const DType dtype = options.dtype       ? *options.dtype
+                        : at == types.end() ? DType::f32
+                                            : at->second;
+    storage::TensorInfo info{p->theirs, dtype, p->shape};
+    if (!shards.back().tensors.empty() &&
+        shards.back().bytes + info.bytes() > options.max_shard_bytes)
+      shards.emplace_back();
+    shards.back().bytes += info.bytes();
+    shards.back().tensors.push_back(std::move(info));
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    shards[i].name = shards.size() == 1
+                         ? std::string(storage::kModelFile)
+                         : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    // The writer takes wider types first.
+    std::ranges::stable_sort(shards[i].tensors, std::greater<>(),
+                             [](const auto& t) { return dtype_size(t.dtype); });
+  }
+  return shards;
+}
+
+// Converts values[0, count) to T. A value that T cannot hold is a UserError.
+template <class T>
+ConstSpan convert(const std::vector<float>& values, const std::string& name, std::vector<T>& out) {
+  out.resize(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    out[i] = T(values[i]);
+    if (!std::isfinite(float(out[i])))
+      throw UserError(
+          fmt::format("{}: the value {} is none of {}", name, values[i], dtype_name(dtype_of<T>)),
+          std::isfinite(values[i]) ? "export with --dtype bf16 or fp32"
+                                   : "the weights are damaged, or training diverged");
+  }
+  return {out.data(), int64_t(out.size()), dtype_of<T>};
+}
+
+void write_shard(const fs::path& folder, const Shard& shard, const HfView& view) {
+  storage::SafetensorsWriter writer(folder / shard.name, shard.tensors, {{"format", "pt"}});
+  std::vector<float> values;
+  for (const storage::TensorInfo& t : shard.tensors)
+    for (int64_t first = 0; first < t.shape.count(); first += kRun) {
+      values.resize(size_t(std::min(kRun, t.shape.count() - first)));
+      view.read(t.name, first, int64_t(values.size()), values.data());
+      with_float(t.dtype, [&]<class T>() {
+        std::vector<T> out;
+        writer.write_part(t.name, convert<T>(values, t.name, out));
+      });
+    }
+  writer.commit();
+}
+
+void write_index(const fs::path& folder, const std::vector<Shard>& shards) {
+  json index{{"metadata", {{"total_size", 0}}}, {"weight_map", json::object()}};
+  int64_t bytes = 0;
+  for (const Shard& shard : shards) {
+    bytes += shard.bytes;
+    for (const storage::TensorInfo& t : shard.tensors) index["weight_map"][t.name] = shard.name;
+  }
+  index["metadata"]["total_size"] = bytes;
+  write_file_atomic(folder / storage::kIndexFile, index.dump(2) + "\n");
+}
+
+// Returns torch's name of the type that most elements have.
+std::string main_type(const std::vector<Shard>& shards) {
+  std::map<DType, int64_t> counts;
+  for (const Shard& shard : shards)
+    for (const storage::TensorInfo& t : shard.tensors) counts[t.dtype] += t.shape.count();
+  const auto most = std::ranges::max_element(counts, {}, [](const auto& c) { return c.second; });
+  return most->first == DType::bf16  ? "bfloat16"
+         : most->first == DType::f16 ? "float16"
+                                     : "float32";
+}
+
+void write_generation_config(const fs::path& folder, const std::string& config_text) {
+  if (fs::exists(folder / "generation_config.json")) return;
+  const json config = json::parse(config_text);
+  json generation{{"_from_model_config", true}};
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    if (!config.at(key).is_null()) generation[key] = config.at(key);
+  write_file_atomic(folder / "generation_config.json", generation.dump(2) + "\n");
+}
+
+// Deletes what was written unless release() was called.
+class NewFolder {
+ public:
+  explicit NewFolder(const fs::path& final_path)
+      : final_(final_path), path(fmt::format("{}.tmp-{}", final_path.string(), ::getpid())) {
+    std::error_code error;
+    if (fs::exists(final_path, error) &&
+        !(fs::is_directory(final_path, error) && fs::is_empty(final_path, error)))
+      throw UserError(fmt::format("{} exists already", final_path.string()),
+                      "give the name of a new folder");
+    fs::remove_all(path, error);
+    if (!fs::create_directories(path, error))
+      throw RunError(fmt::format("{} cannot be made: {}", path.string(), error.message()));
+  }
+  ~NewFolder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+
+  void commit() {
+    sync_directory(path);
+    std::error_code error;
+    fs::remove(final_, error);  // an empty folder
+    fs::rename(path, final_, error);
+    if (error)
+      throw RunError(fmt::format("{} cannot be made: {}", final_.string(), error.message()));
+  }
+
+ private:
+  fs::path final_;
+
+ public:
+  const fs::path path;
+};
+
+}  // namespace
+
+Exported export_hf(const fs::path& checkpoint, const fs::path& output,
+                   const ExportOptions& options) {
+  const storage::SafetensorsReader weights(checkpoint / storage::kModelFile);
+  recipe::Recipe recipe = read_saved(checkpoint / "recipe.yaml", {"~model.from"});
+  take_vocabulary(recipe, weights);
+  const fs::path origin = origin_of(checkpoint);
+  const std::string base = origin.empty() ? "" : read_file(origin / "config.json");
+  Exported done;
+  write_config(recipe, {base, "float32"}, done.model_type);  // finds the family
+  const TensorMap map(recipe.model, *find_family(done.model_type));
+  check_tensors(weights, map);
+  const std::vector<Shard> shards =
+      make_shards(map, imported_types(weights, checkpoint, origin), options);
+  const std::string config = write_config(recipe, {base, main_type(shards)}, done.model_type);
+  NewFolder folder(output);
+  const HfView view(weights, map);
+  for (const Shard& shard : shards) {
+    write_shard(folder.path, shard, view);
+    done.bytes += shard.bytes;
+  }
+  if (shards.size() > 1) write_index(folder.path, shards);
+  write_file_atomic(folder.path / "config.json", config);
+  std::vector<std::string> copied;
+  if (!origin.empty()) copied = copy_side_files(origin, folder.path);
+  if (recipe.tokenizer.path) {
+    const fs::path at = *recipe.tokenizer.path;
+    const auto more = copy_side_files(fs::is_directory(at) ? at : at.parent_path(), folder.path);
+    copied.insert(copied.end(), more.begin(), more.end());
+  }
+  write_generation_config(folder.path, config);
+  folder.commit();
+  done.parameters = map.parameters();
+  done.files = int(shards.size());
+  done.side_files = fmt::format("{}", fmt::join(copied, ", "));
+  return done;
+}
+
+int64_t parse_bytes(const std::string& text) {
+  static const std::map<std::string, double, std::less<>> units{
+      {"", 1},     {"B", 1},      {"KB", 1e3},      {"MB", 1e6},
+      {"GB", 1e9}, {"KiB", 1024}, {"MiB", 1 << 20}, {"GiB", double(1 << 30)}};
+  size_t end = 0;
+  double number = -1;
+  try {
+    number = std::stod(text, &end);
+  } catch (const std::exception&) {
+    end = 0;
+  }
+  const auto unit = units.find(text.substr(end));
+  if (end == 0 || unit == units.end() || !(number * unit->second >= 1) ||
+      number * unit->second > 9e18)
+    throw UserError(fmt::format("`{}` is no number of bytes", text),
+                    "write it as 5GB, 500MB or 1GiB");
+  return int64_t(number * unit->second);
+}
+
+}  // namespace mtrain::interchange

@@ -1,0 +1,39 @@
+// Writes the model of a checkpoint as a Hugging Face folder.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "base/dtype.h"
+
+namespace mtrain::interchange {
+
+struct ExportOptions {
+  // The type of all tensors. Without it a tensor of an imported model keeps the type that it had,
+  // and those of other models are fp32, as in the checkpoint.
+  std::optional<DType> dtype;
+  int64_t max_shard_bytes = 5'000'000'000;  // of a file's data; a larger tensor has a file alone
+};
+
+struct Exported {
+  std::string model_type;
+  int64_t parameters = 0, bytes = 0;  // written, without headers
+  int files = 0;                      // of weights
+  std::string side_files;             // the names of those that were copied
+};
+
+// Reads model.safetensors and recipe.yaml in `checkpoint`, and writes config.json,
+// generation_config.json, the weights (one file, or shards with an index) and the files of the
+// tokenizer into the new folder `output`, which appears whole or not at all. Keys of config.json
+// that mtrain has no field for, and the other files, are those of the folder from which the model
+// came: of the checkpoint itself where it was imported, else of the recipe's model.from while that
+// folder exists. Throws UserError (no family computes such a model, a value is too large for fp16,
+// `output` exists) and RunError.
+Exported export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& output,
+                   const ExportOptions& options);
+
+// Returns the bytes of "5GB", "500MB", "1GiB", "20000"; UserError for other texts.
+int64_t parse_bytes(const std::string& text);
+
+}  // namespace mtrain::interchange

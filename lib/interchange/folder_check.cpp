@@ -1,0 +1,84 @@
+#include "interchange/folder_check.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace mtrain::interchange {
+
+namespace {
+
+constexpr int64_t kRun = int64_t{1} << 22;  // elements that are compared at once
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("({})", fmt::join(shape, ", "));
+}
+
+std::vector<int64_t> dims(const Shape& shape) {
+  std::vector<int64_t> all;
+  for (int i = 0; i < shape.rank(); ++i) all.push_back(shape[i]);
+  return all;
+}
+
+bool is_buffer(const Family& family, std::string_view name) {
+  return std::ranges::any_of(family.buffers, [&](auto end) { return name.ends_with(end); });
+}
+
+}  // namespace
+
+std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,
+                                         const TensorMap& map) {
+  std::vector<std::string> mistakes, unused;
+  for (const storage::StoredTensor* t : folder.tensors())
+    if (!map.find_theirs(t->name) && t->name != map.tied_copy() &&
+        !is_buffer(map.family(), t->name))
+      unused.push_back(t->name);
+  const auto check = [&](const std::string& name, const Shape& shape, const std::string& ours) {
+    if (!folder.contains(name)) {
+      const std::string meant = nearest(name, unused);
+      mistakes.push_back(fmt::format("missing: {} {}, which is mtrain's {}{}", name, shape.str(),
+                                     ours,
+                                     meant.empty() ? "" : fmt::format("; there is {}", meant)));
+      return;
+    }
+    const storage::StoredTensor& t = folder.info(name);
+    if (t.shape != dims(shape))
+      mistakes.push_back(fmt::format("{}: its shape is {}, and config.json asks for {}",
+                                     folder.origin(name), shape_text(t.shape), shape.str()));
+    if (!t.dtype || !(is_float(*t.dtype) || *t.dtype == DType::f64))
+      mistakes.push_back(fmt::format("{}: values of type {} are no weights that mtrain can read",
+                                     folder.origin(name), t.type));
+  };
+  for (const TensorPiece* p : map.pieces()) check(p->theirs, p->shape, p->ours);
+  if (!map.tied_copy().empty() && folder.contains(map.tied_copy()))
+    check(map.tied_copy(), map.find("embedding.weight")->shape, "embedding.weight, which is tied");
+  for (const std::string& name : unused)
+    mistakes.push_back(fmt::format("unmapped: {} {} is a tensor that no part of a {} model reads",
+                                   name, shape_text(folder.info(name).shape),
+                                   map.family().model_type));
+  return mistakes;
+}
+
+void check_tied_copy(const storage::SafetensorsFolder& folder, const TensorMap& map) {
+  if (map.tied_copy().empty() || !folder.contains(map.tied_copy())) return;
+  const MappedTensor& table = *map.find("embedding.weight");
+  const std::string& name = table.pieces.front().theirs;
+  std::vector<float> a, b;
+  for (int64_t first = 0; first < table.shape.count(); first += kRun) {
+    const int64_t count = std::min(kRun, table.shape.count() - first);
+    a.resize(size_t(count)), b.resize(size_t(count));
+    folder.read(name, first, count, a.data());
+    folder.read(map.tied_copy(), first, count, b.data());
+    if (a != b)
+      throw UserError(
+          fmt::format("tie_word_embeddings is true, and {} differs from {}", map.tied_copy(), name),
+          "set tie_word_embeddings: false in config.json if the output layer has weights of its "
+          "own; else remove that tensor");
+  }
+}
+
+}  // namespace mtrain::interchange

@@ -1,0 +1,84 @@
+#include "interchange/hf_folder.h"
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "interchange/config.h"
+#include "interchange/folder_check.h"
+
+namespace mtrain::interchange {
+
+namespace {
+
+// Calls `f`, and adds the text of a UserError to `errors`.
+template <class F>
+void collect(std::vector<std::string>& errors, const F& f) {
+  try {
+    f();
+  } catch (const UserError& e) {
+    errors.emplace_back(e.what());
+  }
+}
+
+}  // namespace
+
+HfFolder open_hf_folder(const std::filesystem::path& folder) {
+  std::vector<std::string> errors;
+  std::optional<recipe::Recipe> recipe;
+  std::shared_ptr<const storage::SafetensorsFolder> tensors;
+  collect(errors, [&] { recipe = read_config(folder); });
+  if (std::filesystem::is_directory(folder))  // else the first error says so
+    collect(errors, [&] { tensors = std::make_shared<storage::SafetensorsFolder>(folder); });
+  if (!errors.empty()) throw UserError(fmt::format("{}", fmt::join(errors, "\n")));
+  const Family* family = find_family(recipe::enum_name(recipe->model.architecture));
+  MT_CHECK(family, "{} has keys and no tensors", recipe::enum_name(recipe->model.architecture));
+  const auto contains = [&](std::string_view name) { return tensors->contains(name); };
+  TensorMap map(recipe->model, *family, NameForm::of(*family, contains));
+  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map);
+  if (mistakes.empty()) collect(mistakes, [&] { check_tied_copy(*tensors, map); });
+  if (!mistakes.empty())
+    throw UserError(fmt::format("{}: the tensors are not those of its config.json\n  {}",
+                                folder.string(), fmt::join(mistakes, "\n  ")),
+                    "download the folder again, or correct its config.json");
+  return {std::move(*recipe), std::move(tensors), std::move(map)};
+}
+
+std::string describe(const HfFolder& f) {
+  const recipe::ModelConfig& m = f.recipe.model;
+  const Family& family = f.map.family();
+  std::map<std::string, int64_t, std::less<>> types;
+  int64_t bytes = 0;
+  for (const storage::StoredTensor* t : f.tensors->tensors()) {
+    ++types[std::string(t->type)];
+    bytes += t->bytes;
+  }
+  std::vector<std::string> counts;
+  for (const auto& [type, count] : types) counts.push_back(fmt::format("{} {}", count, type));
+  const std::string experts = m.moe.num_experts == 0
+                                  ? ""
+                                  : fmt::format(", {} experts of which {} compute a token",
+                                                m.moe.num_experts, m.moe.router_topk);
+  const size_t files = f.tensors->files().size();
+  return fmt::format(
+      "family      {} ({})\n"
+      "model       {} layers, hidden {}, heads {} / {} of {}, ffn {}, vocabulary {}, positions "
+      "{}{}{}\n"
+      "parameters  {} ({})\n"
+      "tensors     {} of theirs, {} of mtrain's; types: {}\n"
+      "files       {} with {} of data\n"
+      "Every tensor is mapped.\n",
+      family.model_type, family.class_name, m.num_layers, m.hidden_size, m.num_attention_heads,
+      m.kv_heads(), m.head_dim(), m.ffn_size(), m.vocab_size, m.max_position_embeddings.value_or(0),
+      m.share_embeddings_and_output_weights ? ", tied embeddings" : "", experts,
+      human_count(double(f.map.parameters())), f.map.parameters(), f.tensors->tensors().size(),
+      f.map.tensors().size(), fmt::join(counts, ", "),
+      files == 1 ? "1 file" : fmt::format("{} files", files), human_bytes(double(bytes)));
+}
+
+}  // namespace mtrain::interchange

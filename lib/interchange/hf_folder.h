@@ -1,0 +1,33 @@
+// A Hugging Face folder whose configuration and tensors are understood.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "interchange/hf_source.h"
+#include "interchange/tensor_map.h"
+#include "recipe/recipe.h"
+#include "storage/safetensors_folder.h"
+
+namespace mtrain::interchange {
+
+struct HfFolder {
+  recipe::Recipe recipe;  // its model section
+  std::shared_ptr<const storage::SafetensorsFolder> tensors;
+  TensorMap map;
+
+  // Returns the folder's values under mtrain's names.
+  std::shared_ptr<const HfSource> source() const {
+    return std::make_shared<HfSource>(tensors, map);
+  }
+};
+
+// Opens the folder. Throws one UserError with all mistakes: of config.json, of the files, and every
+// tensor that is missing, unmapped, or of another shape or type. Reads no weights, unless tied
+// embeddings have two copies, which must be equal.
+HfFolder open_hf_folder(const std::filesystem::path& folder);
+
+// Returns what the folder holds, in lines for people: family, sizes, parameters, types, files.
+std::string describe(const HfFolder& folder);
+
+}  // namespace mtrain::interchange

@@ -1,0 +1,75 @@
+#include "interchange/import.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <fmt/core.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "interchange/side_files.h"
+#include "storage/checkpoint_dir.h"
+#include "storage/safetensors.h"
+
+namespace mtrain::interchange {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kRun = int64_t{1} << 22;  // elements that are in memory at once
+constexpr int64_t kLongestSample = 4096;    // of the recipe that is written
+
+void write_weights(const HfFolder& folder, const fs::path& path) {
+  nlohmann::json types = nlohmann::json::object();
+  for (const storage::StoredTensor* t : folder.tensors->tensors()) types[t->name] = t->type;
+  std::vector<storage::TensorInfo> infos;
+  for (const MappedTensor& t : folder.map.tensors()) infos.push_back({t.name, DType::f32, t.shape});
+  storage::SafetensorsWriter writer(path, infos,
+                                    {{"format", "mtrain"}, {kImportedTypes, types.dump()}});
+  const auto source = folder.source();
+  std::vector<float> values;
+  for (const MappedTensor& t : folder.map.tensors())
+    for (int64_t first = 0; first < t.shape.count(); first += kRun) {
+      const int64_t count = std::min(kRun, t.shape.count() - first);
+      values.resize(size_t(count));
+      source->read(t.name, first, count, values.data());
+      writer.write_part(t.name, ConstSpan{values.data(), count, DType::f32});
+    }
+  writer.commit();
+}
+
+// The recipe of the checkpoint: the model, and its tokenizer where the folder has one. A training
+// from these weights has a recipe of its own.
+std::string recipe_text(const HfFolder& folder, const fs::path& final_folder) {
+  recipe::Recipe r = folder.recipe;
+  r.model.from.reset();
+  r.model.init = recipe::WeightInit::weights;
+  r.dataset.train = {"none"};
+  r.dataset.seq_length =
+      std::min(kLongestSample, r.model.max_position_embeddings.value_or(kLongestSample));
+  if (fs::exists(folder.tensors->path() / "tokenizer.json")) {
+    r.tokenizer.type = recipe::TokenizerType::huggingface;
+    r.tokenizer.path = (fs::absolute(final_folder) / "tokenizer.json").string();
+  }
+  return fmt::format("# Imported from {}. It was trained on no data of mtrain's.\n{}",
+                     fs::absolute(folder.tensors->path()).string(), recipe::print_recipe(r, false));
+}
+
+}  // namespace
+
+fs::path import_hf(const HfFolder& folder, const fs::path& output) {
+  if (storage::find_latest(output))
+    throw UserError(fmt::format("{} holds checkpoints already", output.string()),
+                    "give another --output");
+  storage::CheckpointWriter writer(output, 0);
+  write_weights(folder, writer.folder() / "model.safetensors");
+  const fs::path from = folder.tensors->path();
+  write_file_atomic(writer.folder() / "recipe.yaml", recipe_text(folder, output / "step-00000000"));
+  write_file_atomic(writer.folder() / "config.json", read_file(from / "config.json"));
+  copy_side_files(from, writer.folder());
+  return writer.commit();
+}
+
+}  // namespace mtrain::interchange

@@ -1,0 +1,20 @@
+// Writes a Hugging Face folder as a checkpoint of mtrain's.
+#pragma once
+#include <filesystem>
+
+#include "interchange/hf_folder.h"
+
+namespace mtrain::interchange {
+
+// Writes the checkpoint <output>/step-00000000: model.safetensors (fp32 weights under mtrain's
+// names), recipe.yaml with the model, and the folder's own config.json, tokenizer and settings of
+// generation, by which an export writes the folder again. The types of the folder's tensors are in
+// the metadata of model.safetensors. Weights are read and written in pieces of some MiB. Returns
+// the checkpoint's path. Throws UserError (a weight is not finite, `output` holds a checkpoint
+// already) and RunError (the disk is full, ...).
+std::filesystem::path import_hf(const HfFolder& folder, const std::filesystem::path& output);
+
+// The key of that metadata. Its value is a JSON object: the format's type of each tensor of theirs.
+inline constexpr const char* kImportedTypes = "hugging_face_types";
+
+}  // namespace mtrain::interchange

@@ -1,0 +1,34 @@
+// Named tensors whose values are read piece by piece, as fp32: where the weights of a model come
+// from. Checkpoints and Hugging Face folders are such sources.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <fmt/core.h>
+
+#include "base/shape.h"
+
+namespace mtrain::storage {
+
+class ValueSource {
+ public:
+  ValueSource() = default;
+  virtual ~ValueSource() = default;
+  ValueSource(const ValueSource&) = delete;
+  ValueSource& operator=(const ValueSource&) = delete;
+
+  virtual bool contains(std::string_view name) const = 0;
+  // Throws UserError for an unknown name, and for more dimensions than a Shape has.
+  virtual Shape shape(std::string_view name) const = 0;
+  // Returns how messages call the tensor: with its file, and the name that it has there.
+  virtual std::string origin(std::string_view name) const {
+    return fmt::format("tensor `{}`", name);
+  }
+  // Writes elements [first, first + count) of the tensor, in row-major order, to values[0, count).
+  // Throws UserError for an unknown name and for a type that has no value in fp32, RunError for
+  // data that cannot be read; both name the tensor and its file. Several threads may read at once.
+  virtual void read(std::string_view name, int64_t first, int64_t count, float* values) const = 0;
+};
+
+}  // namespace mtrain::storage

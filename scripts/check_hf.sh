@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Holds the exchange of models with Hugging Face against transformers. Fails where it cannot run.
+#   scripts/check_hf.sh [python...]      default: python3
+# The first Python recomputes the logits of test/golden/hf by the versions of scripts/golden/requirements.txt. Then each
+# Python, which may have another version of transformers, loads what `mtrain export hf` writes of these models (fp32,
+# bf16 and fp16, in one file and in several) and of a model that mtrain has trained: no key may be missing or
+# unexpected, and the logits must be the same. Real models in the folders that MTRAIN_MODELS names, separated by
+# colons, are imported, exported and loaded, too.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+pythons=("$@")
+((${#pythons[@]} > 0)) || pythons=(python3)
+mtrain=$(program_path mtrain)
+[[ -x $mtrain ]] || die "$mtrain is not built"
+for python in "${pythons[@]}"; do
+  "$python" -c 'import torch, transformers, safetensors; print("transformers", transformers.__version__)' ||
+    die "$python lacks a package: pip install -r scripts/golden/requirements.txt"
+done
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"${pythons[0]}" -B scripts/golden/hf.py --check
+
+exports=()
+for folder in test/golden/hf/*/; do
+  name=$(basename "$folder")
+  [[ $name != expected ]] || continue
+  "$mtrain" import hf "$folder" --output "$work/imported/$name" >/dev/null
+  for dtype in fp32 bf16 fp16; do
+    "$mtrain" export hf "$work/imported/$name" --output "$work/$name/$dtype" --dtype "$dtype" >/dev/null
+    "$mtrain" export hf "$work/imported/$name" --output "$work/$name/$dtype-shards" --dtype "$dtype" \
+      --max-shard-size 20KB >/dev/null
+    exports+=("$name=$work/$name/$dtype" "$name=$work/$name/$dtype-shards")
+  done
+done
+for python in "${pythons[@]}"; do "$python" -B scripts/golden/hf.py --exports "${exports[@]}"; done
+
+# A model of mtrain's own: two steps of a small one.
+"$mtrain" data build --input README.md --output "$work/text" >/dev/null
+"$mtrain" --recipe recipes/quickstart.yaml "dataset.train=$work/text" 'dataset.validation=[]' train.steps=2 \
+  validation.every_steps=0 "train.run_dir=$work/run" lr_scheduler.warmup_steps=0 >/dev/null
+"$mtrain" export hf "$work/run" --output "$work/trained"
+IFS=: read -ra models <<<"${MTRAIN_MODELS:-}"
+for model in "${models[@]}"; do
+  "$mtrain" import hf "$model" --output "$work/real/imported"
+  "$mtrain" export hf "$work/real/imported" --output "$work/real/exported"
+  for python in "${pythons[@]}"; do "$python" -B scripts/golden/hf.py --load "$work/real/exported"; done
+  rm -rf "$work/real"
+done
+for python in "${pythons[@]}"; do "$python" -B scripts/golden/hf.py --load "$work/trained"; done
+say "exports load in transformers, with the same logits"

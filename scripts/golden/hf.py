@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Makes small models of each Hugging Face family with transformers, and what they compute.
+
+  scripts/golden/hf.py                      writes test/golden/hf/<case>/
+  scripts/golden/hf.py --check [case...]    recomputes the logits of these folders, writes nothing
+  scripts/golden/hf.py --exports case=FOLDER...  each folder is an export of that case: it must load
+                                            without a missing or unexpected key, and give its logits
+  scripts/golden/hf.py --load FOLDER        the folder must load so; nothing is compared
+
+needs PyTorch, transformers and safetensors; the files are written by the versions that
+scripts/golden/requirements.txt names. Exports are loaded by transformers 4, too.
+
+A folder has config.json and the weights as transformers saves them: one file, or shards with an index.
+test/golden/hf/expected/<case>.safetensors has input_ids (B, S) and logits (B, S, V), computed in
+float64 from the weights of the files. The weights are seeded, and bf16 numbers, so that a model of any type has the same.
+"""
+import argparse
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "hf"
+EXPECTED = FOLDER / "expected"
+B, S, V = 2, 9, 64
+# Plain operations, which compute in float64, too. Only transformers 5 has others for experts.
+EAGER = dict(attn_implementation="eager")
+if int(transformers.__version__.split(".")[0]) >= 5:
+    EAGER["experts_implementation"] = "eager"
+
+SIZES = dict(vocab_size=V, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64)
+EXPERTS = dict(SIZES, moe_intermediate_size=16, num_experts_per_tok=2, decoder_sparse_step=1)
+LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+
+
+def rope(theta, kind="default", **more):
+    return dict(rope_type=kind, rope_theta=theta, **more)
+
+
+# case: (configuration, whether the file is in 3 shards)
+CASES = {
+    "llama": (transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5), False),
+    "llama_tied": (transformers.LlamaConfig(**SIZES, rope_parameters=rope(1e4, "linear", factor=2.0),
+                                            tie_word_embeddings=True, attention_bias=True), True),
+    "mistral": (transformers.MistralConfig(**SIZES, head_dim=16, sliding_window=4,
+                                           rope_parameters=rope(1e6)), True),
+    "mistral_tied": (transformers.MistralConfig(**SIZES, sliding_window=None, tie_word_embeddings=True,
+                                                rope_parameters=rope(1e4)), False),
+    "qwen2": (transformers.Qwen2Config(**SIZES, rope_parameters=rope(1e6), use_sliding_window=True,
+                                       sliding_window=5, max_window_layers=0), True),
+    "qwen2_tied": (transformers.Qwen2Config(**SIZES, rope_parameters=rope(1e6),
+                                            tie_word_embeddings=True), False),
+    "qwen3": (transformers.Qwen3Config(**SIZES, head_dim=16, rope_parameters=rope(1e6)), False),
+    "qwen3_tied": (transformers.Qwen3Config(**SIZES, head_dim=16, rope_parameters=rope(1e6),
+                                            tie_word_embeddings=True), True),
+    "phi3": (transformers.Phi3Config(**SIZES, sliding_window=5, rope_parameters=rope(1e4), pad_token_id=0,
+                                     bos_token_id=1, eos_token_id=2), False),
+    "phi3_tied": (transformers.Phi3Config(**SIZES, tie_word_embeddings=True, rope_parameters=rope(1e4),
+                                          pad_token_id=0, bos_token_id=1, eos_token_id=2), True),
+    "gpt2": (transformers.GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, n_positions=16,
+                                     bos_token_id=1, eos_token_id=2), True),
+    "gpt2_untied": (transformers.GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, n_positions=16,
+                                            n_inner=48, tie_word_embeddings=False, bos_token_id=1,
+                                            eos_token_id=2), False),
+    "mixtral": (transformers.MixtralConfig(**dict(SIZES, intermediate_size=16), num_local_experts=4,
+                                           num_experts_per_tok=2, sliding_window=None,
+                                           rope_parameters=rope(1e6)), True),
+    "qwen2_moe": (transformers.Qwen2MoeConfig(**EXPERTS, num_experts=4, shared_expert_intermediate_size=24,
+                                              rope_parameters=rope(1e6), mlp_only_layers=[0]), False),
+    "qwen3_moe": (transformers.Qwen3MoeConfig(**EXPERTS, num_experts=4, head_dim=16, norm_topk_prob=True,
+                                              rope_parameters=rope(1e6)), False),
+}
+
+
+def ids():
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(0, V, (B, S), generator=generator)
+
+
+def seeded(config, seed):
+    """A model whose weights are bf16 numbers of a size at which every one of them matters."""
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            about = 1.0 if p.dim() == 1 and "norm" in name or ".ln_" in name and "weight" in name else 0.0
+            p.copy_((about + 0.2 * noise).bfloat16().float())
+    return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.double()(input_ids=ids(), use_cache=False).logits.float()
+
+
+def load(folder):
+    """The model of a folder in fp32. No key may be missing, unexpected or of another shape."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, **EAGER)
+    wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
+    if wrong:
+        raise SystemExit(f"{folder}: {wrong}")
+    return model.eval()
+
+
+def write(case, seed):
+    config, sharded = CASES[case]
+    folder = FOLDER / case
+    with tempfile.TemporaryDirectory() as made:
+        model = seeded(config, seed).bfloat16()
+        total = sum(2 * p.numel() for p in model.parameters())
+        model.save_pretrained(made, max_shard_size=int(total * 0.45) if sharded else "1GB")
+        files = sorted(pathlib.Path(made).glob("*.safetensors"))
+        if len(files) != (3 if sharded else 1):
+            raise SystemExit(f"{case}: {len(files)} files")
+        expected = logits(load(made))
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(made, folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        EXPECTED.mkdir(exist_ok=True)
+        save_file({"input_ids": ids().int(), "logits": expected.contiguous()},
+                  EXPECTED / f"{case}.safetensors")
+    print(f"{case}: {sum(f.stat().st_size for f in folder.iterdir()) / 1024:.0f} KiB")
+
+
+def check(case):
+    stored = load_file(EXPECTED / f"{case}.safetensors")
+    again = logits(load(FOLDER / case))
+    worst = float((again - stored["logits"]).norm() / again.norm())
+    same = bool((stored["input_ids"] == ids()).all()) and worst < 1e-6
+    print(f"{case:14} relative {worst:.1e}  {'ok' if same else 'WRONG'}")
+    return same
+
+
+def check_export(folder, case):
+    stored = load_file(EXPECTED / f"{case}.safetensors")
+    worst = float((logits(load(folder)) - stored["logits"]).norm() / stored["logits"].norm())
+    # The weights are those of the case; fp16 rounds those below 2^-14.
+    same = worst < 1e-5
+    print(f"{case:14} relative {worst:.1e}  {'ok' if same else 'WRONG'}  {folder}")
+    return same
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="recompute the logits, write nothing")
+    parser.add_argument("--exports", action="store_true", help="check exports, each as case=FOLDER")
+    parser.add_argument("--load", metavar="FOLDER", help="only load a folder")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all")
+    args = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if args.load:
+        print(f"{type(load(args.load)).__name__} loads {args.load}")
+        return 0
+    if args.exports:
+        pairs = [pair.split("=", 1) for pair in args.cases]
+        return int(not pairs or not all([check_export(folder, case) for case, folder in pairs]))
+    if args.check:
+        return int(not all([check(case) for case in args.cases or CASES]))
+    for seed, case in enumerate(CASES):
+        if not args.cases or case in args.cases:
+            write(case, seed + 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

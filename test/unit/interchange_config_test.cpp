@@ -1,0 +1,140 @@
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "interchange/config.h"
+#include "interchange/families.h"
+#include "interchange_testing.h"
+#include "recipe/load/hf_keys.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+using Catch::Matchers::Contains;
+using nlohmann::json;
+
+namespace {
+
+recipe::Recipe recipe_of(const std::string& model) {
+  Diagnostics diagnostics;
+  const auto r = recipe::read_recipe_text("model: " + model + "\n", "r.yaml", {}, diagnostics);
+  INFO(diagnostics.text(recipe::Severity::error));
+  REQUIRE(r);
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return *r;
+}
+
+std::string error_of(const std::string& model) {
+  std::string type;
+  try {
+    interchange::write_config(recipe_of(model), {"", "float32"}, type);
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "no error, but " + type;
+}
+
+json written(const std::string& model, std::string& type) {
+  return json::parse(interchange::write_config(recipe_of(model), {"", "bfloat16"}, type));
+}
+
+}  // namespace
+
+TEST_CASE("every family with keys has tensors") {
+  for (const std::string_view type : recipe::hf_model_types()) {
+    INFO(type);
+    const interchange::Family* family = interchange::find_family(type);
+    REQUIRE(family);
+    CHECK(family->model_type == type);
+  }
+  CHECK_FALSE(interchange::find_family("mamba"));
+}
+
+TEST_CASE("a configuration that is written is read as the same model, in both spellings") {
+  for (const std::string& name : golden_hf_cases()) {
+    INFO(name);
+    const recipe::Recipe r = interchange::read_config(golden_hf() / name);
+    const std::string base = read_file(golden_hf() / name / "config.json");
+    for (const std::string& text : {std::string(), base}) {
+      std::string type;
+      const json config = json::parse(interchange::write_config(r, {text, "bfloat16"}, type));
+      CHECK(type == json::parse(base).at("model_type"));
+      CHECK(config.at("architectures") == json::parse(base).at("architectures"));
+      CHECK(config.at("torch_dtype") == "bfloat16");
+      // The golden folders have transformers 5's spelling; mtrain writes that of all versions.
+      CHECK_FALSE(config.contains("rope_parameters"));
+      CHECK_FALSE(config.contains("dtype"));
+      Diagnostics diagnostics;
+      const recipe::Recipe again =
+          recipe::read_config_json(config.dump(), "config.json", diagnostics);
+      CHECK(diagnostics.text(recipe::Severity::error) == "");
+      CHECK(interchange::model_differences(r.model, again.model) == std::vector<std::string>());
+      // Keys beside the model are those of the folder from which it came.
+      if (!text.empty()) CHECK(config.at("eos_token_id") == json::parse(base).at("eos_token_id"));
+    }
+  }
+}
+
+TEST_CASE("a model is written as a family that computes it") {
+  const std::string sizes =
+      "num_layers: 2, hidden_size: 32, num_attention_heads: 4, "
+      "vocab_size: 64, max_position_embeddings: 128";
+  std::string type;
+  CHECK(written("{" + sizes + "}", type).at("rope_theta") == 10000);
+  CHECK(type == "llama");
+  // Biases of queries, keys and values alone are what Qwen2 has.
+  written("{" + sizes + ", add_qkv_bias: true}", type);
+  CHECK(type == "qwen2");
+  CHECK(written("{" + sizes + ", attention_bias: true}", type).at("attention_bias") == true);
+  CHECK(type == "llama");
+  CHECK(written("{" + sizes + ", window_size: 16}", type).at("sliding_window") == 16);
+  CHECK(type == "mistral");
+  const json qwen = written("{architecture: qwen3, " + sizes + ", window_size: 16}", type);
+  CHECK(qwen.at("use_sliding_window") == true);
+  CHECK(qwen.at("max_window_layers") == 0);
+  const json llama3 = written("{" + sizes + ", rope_scaling: {type: llama3, factor: 8}}", type);
+  CHECK(llama3.at("rope_scaling").at("rope_type") == "llama3");
+  CHECK(llama3.at("rope_scaling").at("original_max_position_embeddings") == 8192);
+  // Dense layers are listed, however the recipe names the layers with experts.
+  const json moe = written("{architecture: qwen3_moe, " + sizes +
+                               ", moe: {num_experts: 4, first_dense_layers: 1, "
+                               "ffn_hidden_size: 16}}",
+                           type);
+  CHECK(type == "qwen3_moe");
+  CHECK(moe.at("mlp_only_layers") == json::array({0}));
+  CHECK(moe.at("decoder_sparse_step") == 1);
+  CHECK(
+      written("{architecture: mixtral, " + sizes + ", moe: {num_experts: 4, ffn_hidden_size: 16}}",
+              type)
+          .at("intermediate_size") == 16);
+  CHECK(type == "mixtral");
+}
+
+TEST_CASE("a model that no family computes is refused by the fields in which it differs") {
+  const std::string sizes =
+      "num_layers: 2, hidden_size: 32, num_attention_heads: 4, "
+      "vocab_size: 64, max_position_embeddings: 128";
+  CHECK_THAT(error_of("{" + sizes + ", normalization: layernorm}"),
+             Contains("model.normalization: layernorm, not rmsnorm"));
+  CHECK_THAT(error_of("{" + sizes + ", add_qkv_bias: true, qk_layernorm: true}"),
+             Contains("no family"));
+  CHECK_THAT(error_of("{architecture: deepseek_moe, " + sizes +
+                      ", moe: {num_experts: 4, num_shared_experts: 1, ffn_hidden_size: 16}}"),
+             Contains("no family") && Contains("model.moe"));
+}
+
+TEST_CASE("all mistakes of a configuration are told at once") {
+  const TemporaryFolder temporary;
+  std::ofstream(temporary / "config.json") << R"({"model_type": "llama", "logit_scale": 3,
+    "mlp_bias": true, "rope_scaling": {"rope_type": "yarn", "factor": 4}, "hidden_size": "wide"})";
+  CHECK_THROWS_WITH(interchange::read_config(temporary.path),
+                    Contains("logit_scale") && Contains("mlp_bias is true") && Contains("yarn") &&
+                        Contains("wide"));
+  CHECK_THROWS_WITH(interchange::read_config("meta-llama/Llama-3.2-1B"),
+                    Contains("Hugging Face Hub") && Contains("nothing is downloaded"));
+  CHECK_THROWS_WITH(interchange::read_config(temporary / "none"), Contains("there is no folder"));
+}

@@ -1,0 +1,101 @@
+// A training that begins with the weights of a Hugging Face folder.
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "data/dataset/indexed_dataset.h"
+#include "interchange/export.h"
+#include "interchange/hf_folder.h"
+#include "plan/load_recipe.h"
+#include "plan/options/recipe_options.h"
+#include "plan/run_plan.h"
+#include "run/run.h"
+#include "storage/checkpoint_dir.h"
+#include "temporary_folder.h"
+#include "train/data_setup.h"
+
+using namespace mtrain;
+using Catch::Matchers::Contains;
+
+namespace {
+
+const std::vector<std::string> kSizes{"model.num_layers=2", "model.hidden_size=32",
+                                      "model.num_attention_heads=4", "model.ffn_hidden_size=40"};
+
+class Lab : public TemporaryFolder {
+ public:
+  Lab() {
+    data::IndexedDatasetWriter writer(path / "text", data::TokenType::u16);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 2000; ++i) tokens.push_back((i * 7) % 200);
+    writer.add_tokens(tokens);
+    writer.finish();
+  }
+
+  // Trains, and returns the folder of the last checkpoint.
+  std::filesystem::path train(const std::string& run, const std::vector<std::string>& changes,
+                              const launch::Job& job = {.id = "one"}) const {
+    std::vector<std::string> overrides{"tokenizer.type=byte",
+                                       "dataset.seq_length=16",
+                                       "dataset.train=" + (path / "text").string(),
+                                       "train.steps=2",
+                                       "train.global_batch_size=2",
+                                       "train.micro_batch_size=2",
+                                       "train.threads=1",
+                                       "lr_scheduler.style=constant",
+                                       "lr_scheduler.warmup_steps=0",
+                                       "mixed_precision.name=fp32",
+                                       "train.run_dir=" + (path / run).string()};
+    overrides.insert(overrides.end(), changes.begin(), changes.end());
+    Diagnostics diagnostics;
+    const Recipe r = plan::load_recipe_text("model: {}\n", "lab", overrides, diagnostics);
+    diagnostics.throw_if_errors();
+    const RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
+    run::run_training(plan, [&] { return plan; }, {.job = job});
+    const auto latest = storage::find_latest(path / run / "checkpoints");
+    return latest ? latest->path : std::filesystem::path();
+  }
+};
+
+std::vector<std::string> with(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// Whether both checkpoints have the same weights.
+bool same_weights(const std::filesystem::path& a, const std::filesystem::path& b) {
+  return read_file(a / "model.safetensors") == read_file(b / "model.safetensors");
+}
+
+}  // namespace
+
+TEST_CASE("a run begins with the weights of the folder that model.from names") {
+  const Lab lab;
+  for (const std::string family : {"llama", "gpt2", "qwen3"}) {
+    INFO(family);
+    const auto sizes = with({"model.architecture=" + family, "model.hidden_dropout=0"}, kSizes);
+    const auto trained = lab.train("trained-" + family, sizes);
+    const std::string folder = (lab / ("hf-" + family)).string();
+    interchange::export_hf(trained, folder, {.max_shard_bytes = 20'000});
+    // Steps of this length change no weight, whose last place is larger.
+    const std::vector<std::string> from{"model.from=" + folder, "optimizer.lr=1e-35",
+                                        "model.attention_dropout=0", "optimizer.weight_decay=0"};
+    const auto begun = lab.train("begun-" + family, from);
+    CHECK(same_weights(begun, trained));
+    const auto random = lab.train("random-" + family, with(from, {"model.init=random"}));
+    CHECK_FALSE(same_weights(random, trained));
+    // A restart before anything was saved begins with the folder again.
+    const auto unsaved = with(from, {"checkpoint.at_end=false"});
+    CHECK(lab.train("again-" + family, unsaved, {.id = "job"}).empty());
+    CHECK(same_weights(lab.train("again-" + family, from, {.restarts = 1, .id = "job"}), trained));
+    // A checkpoint goes before the folder, which may be gone then.
+    const auto more =
+        lab.train("begun-" + family, with(from, {"checkpoint.load=latest", "train.steps=3"}));
+    CHECK(more.filename() == "step-00000003");
+    CHECK_THROWS_WITH(lab.train("other-" + family, with(from, {"model.num_layers=3"})),
+                      Contains("model.num_layers") && Contains("config.json"));
+  }
+}
