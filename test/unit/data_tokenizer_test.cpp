@@ -9,7 +9,9 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/tokenizer/decode_stream.h"
 #include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/utf8.h"
 
 using namespace mtrain;
 using namespace mtrain::data;
@@ -90,6 +92,42 @@ TEST_CASE("byte tokenizer: ids are the bytes") {
   REQUIRE(tokenizer->decode(std::vector<int32_t>{104, 105, 256}) == "hi");
   REQUIRE_THROWS_WITH(tokenizer->decode(std::vector<int32_t>{257}), Contains("257"));
   REQUIRE_THROWS_AS(tokenizer->decode(std::vector<int32_t>{-1}), UserError);
+}
+
+TEST_CASE("streamed text never splits a character") {
+  const auto tokenizer = load_tokenizer("byte");
+  const std::string text = "a\xC3\xA9\xE4\xB8\x96\xF0\x9F\x98\x80z";
+  DecodeStream stream(*tokenizer);
+  std::vector<std::string> parts;
+  for (char c : text) parts.push_back(stream.push(uint8_t(c)));
+  REQUIRE(parts == std::vector<std::string>{"a", "", "\xC3\xA9", "", "", "\xE4\xB8\x96", "", "", "",
+                                            "\xF0\x9F\x98\x80", "z"});
+  REQUIRE(stream.finish().empty());
+  // Bytes that belong to no character wait for nothing.
+  DecodeStream malformed(*tokenizer);
+  std::string out;
+  for (char c : std::string_view("\xFF\xE4z\xE0\x80\xC3")) out += malformed.push(uint8_t(c));
+  REQUIRE(out == "\xFF\xE4z\xE0\x80");
+  REQUIRE(malformed.finish() == "\xC3");
+  // What the context began is completed.
+  const std::vector<int32_t> context = {'x', 0xC3};
+  DecodeStream continued(*tokenizer, context);
+  REQUIRE(continued.push(0xA9) == "\xC3\xA9");
+}
+
+TEST_CASE("the start of a character is told from bytes that begin none") {
+  // Every prefix of every character is unfinished by all of its bytes; no other bytes are.
+  for (uint32_t c = 0x80; c < 0x110000; c += c < 0x3000 ? 1 : 61) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    std::string character;
+    append_utf8(c, character);
+    REQUIRE(utf8_unfinished(character) == 0);
+    for (size_t n = 1; n < character.size(); ++n)
+      REQUIRE(utf8_unfinished("e" + character.substr(0, n)) == n);
+  }
+  for (const char* text : {"", "e", "\x80", "\xBF\xBF", "\xC0", "\xC1", "\xF5", "\xFF", "\xE0\x80",
+                           "\xED\xA0", "\xF0\x80", "\xF4\x90", "\xE4\xB8z"})
+    REQUIRE(utf8_unfinished(text) == 0);
 }
 
 TEST_CASE("ids equal those of the reference implementation") {

@@ -96,15 +96,22 @@ void BpeTokenizer::encode_normalized(std::string_view text, Scratch& s,
     parts_.model->encode(word, s.bpe, out);
 }
 
-std::string BpeTokenizer::decode(std::span<const int32_t> ids) const {
-  std::string text;
-  for (int32_t id : ids) {
-    if (id < 0 || id >= vocab_size())
-      throw UserError(fmt::format("token id {} is outside the vocabulary of {} ({})", id,
-                                  vocab_size(), name()));
-    text += parts_.bytes[size_t(id)];
-  }
-  return text;
+std::unique_ptr<TokenDecoder> BpeTokenizer::start_decoding() const {
+  class Decoder final : public TokenDecoder {
+   public:
+    explicit Decoder(const BpeTokenizer& owner) : owner_(owner) {}
+    void push(int32_t id, std::string& out) override {
+      if (id < 0 || id >= owner_.vocab_size())
+        throw UserError(fmt::format("token id {} is outside the vocabulary of {} ({})", id,
+                                    owner_.vocab_size(), owner_.name()));
+      out += owner_.parts_.bytes[size_t(id)];
+    }
+    void finish(std::string&) override {}
+
+   private:
+    const BpeTokenizer& owner_;
+  };
+  return std::make_unique<Decoder>(*this);
 }
 
 // In the pre-tokenizers of GPT-2, Llama 3 and Qwen a word always ends after a line feed that stands

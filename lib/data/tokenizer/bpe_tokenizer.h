@@ -48,7 +48,7 @@ class BpeTokenizer final : public Tokenizer {
   ~BpeTokenizer() override;
 
   void encode(std::string_view text, std::vector<int32_t>& out) const override;
-  std::string decode(std::span<const int32_t> ids) const override;
+  std::unique_ptr<TokenDecoder> start_decoding() const override;
   int64_t vocab_size() const override { return int64_t(parts_.bytes.size()); }
   std::optional<int32_t> eod() const override { return parts_.eod; }
   std::string name() const override { return parts_.name; }

@@ -8,6 +8,14 @@
 namespace mtrain::data {
 namespace fs = std::filesystem;
 
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  const auto decoder = start_decoding();
+  std::string text;
+  for (int32_t id : ids) decoder->push(id, text);
+  decoder->finish(text);
+  return text;
+}
+
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, const std::string& eod) {
   if (what == "byte") return make_byte_tokenizer();
   fs::path path = what;

@@ -10,6 +10,19 @@
 
 namespace mtrain::data {
 
+// Decodes one sequence, token by token.
+class TokenDecoder {
+ public:
+  virtual ~TokenDecoder() = default;
+
+  // Appends to `out` the bytes that are certain once `id` follows; a token may be a part of a UTF-8
+  // character. Throws UserError for an id outside the vocabulary.
+  virtual void push(int32_t id, std::string& out) = 0;
+
+  // Appends what it held back. Nothing may be pushed afterwards.
+  virtual void finish(std::string& out) = 0;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -19,12 +32,21 @@ class Tokenizer {
   virtual void encode(std::string_view text, std::vector<int32_t>& out) const = 0;
 
   // Returns the bytes that the ids stand for; a token may be a part of a UTF-8 character. Throws
-  // UserError for an id outside the vocabulary.
-  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  // UserError for an id outside the vocabulary. DecodeStream (decode_stream.h) is for ids that
+  // arrive one by one.
+  std::string decode(std::span<const int32_t> ids) const;
+
+  // Starts to decode a sequence. The tokenizer must outlive the decoder.
+  virtual std::unique_ptr<TokenDecoder> start_decoding() const = 0;
 
   virtual int64_t vocab_size() const = 0;          // the largest id + 1
   virtual std::optional<int32_t> eod() const = 0;  // the end-of-document id, if there is one
-  virtual std::string name() const = 0;            // "byte", or the path of its file
+  virtual std::optional<int32_t> bos() const { return {}; }  // begins a text, if there is one
+  virtual std::string name() const = 0;                      // "byte", or the path of its file
+
+  // The ids that the tokenizer's own configuration puts before every text: its BOS token, for some
+  // models several tokens, for many none. encode() does not add them.
+  virtual std::span<const int32_t> text_prefix() const { return {}; }
 
   // Returns an n < text.size() at which a long document may be cut: encode(text[0, n)) followed by
   // encode(text[n, end)) gives the ids of the whole text, whatever text follows. Prefers the last

@@ -1,6 +1,7 @@
 #include "data/tokenizer/utf8.h"
 
 #include <utf8proc.h>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -42,6 +43,24 @@ size_t utf8_run_end(std::string_view text, size_t at, bool valid) {
     at += valid ? n : 1;
   }
   return at;
+}
+
+size_t utf8_unfinished(std::string_view text) {
+  for (size_t n = 1; n <= std::min<size_t>(3, text.size()); ++n) {
+    const size_t at = text.size() - n;
+    if ((uint8_t(text[at]) & 0xC0) == 0x80) continue;
+    if (utf8_length(text, at) > 0) return 0;
+    // It is unfinished if some further bytes complete it. E0 and F0 exclude the lowest second byte.
+    std::string completed(text.substr(at));
+    const uint8_t lead = uint8_t(completed[0]);
+    while (completed.size() < 4) {
+      const bool second = completed.size() == 1;
+      completed += char(second && lead == 0xE0 ? 0xA0 : second && lead == 0xF0 ? 0x90 : 0x80);
+      if (utf8_length(completed, 0) == completed.size()) return n;
+    }
+    return 0;
+  }
+  return 0;
 }
 
 void append_utf8(uint32_t c, std::string& out) {

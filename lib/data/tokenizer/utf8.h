@@ -15,6 +15,9 @@ size_t utf8_length(std::string_view text, size_t at);
 // malformed.
 size_t utf8_run_end(std::string_view text, size_t at, bool valid);
 
+// Returns the number of bytes at the end of `text` that begin a character and do not complete it.
+size_t utf8_unfinished(std::string_view text);
+
 // Appends the code point `c`, which must be a Unicode scalar value, to `out`.
 void append_utf8(uint32_t c, std::string& out);
 
