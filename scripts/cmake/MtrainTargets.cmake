@@ -58,16 +58,13 @@ function(mtrain_precompile target name)
   target_precompile_headers(${target} REUSE_FROM mtrain_pch_${name})
 endfunction()
 
-# For libraries and sources in which a run spends no time, since they read settings, write records or launch what others
+# For libraries in which a run spends no time, since they read settings, write records or launch what others
 # compute: release builds compile them in two thirds of the time. No number depends on it.
 set(MTRAIN_QUICK_TO_COMPILE $<$<CONFIG:Release>:-O1>)
-function(mtrain_quick_to_compile)
-  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${MTRAIN_QUICK_TO_COMPILE}")
-endfunction()
 
 # mtrain_lib(comm [SETTINGS] [QUICK] SOURCES a.cpp b.cpp DEPS base device [EXTERNAL fmt::fmt] [PRIVATE_EXTERNAL yaml-cpp])
 # EXTERNAL libraries appear in the public headers; PRIVATE_EXTERNAL only in the sources. SETTINGS: most sources include the
-# schema of settings. QUICK: as mtrain_quick_to_compile().
+# schema of settings. QUICK: with MTRAIN_QUICK_TO_COMPILE.
 function(mtrain_lib name)
   cmake_parse_arguments(ARG "SETTINGS;QUICK" "" "SOURCES;DEPS;EXTERNAL;PRIVATE_EXTERNAL" ${ARGN})
   add_library(mtrain_${name} STATIC ${ARG_SOURCES})
