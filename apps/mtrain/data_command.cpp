@@ -18,7 +18,8 @@ namespace {
 
 struct BuildCommand {
   data::BuildOptions build;
-  std::string tokenizer = "byte", format = "auto", split = "file", validation_split = "documents";
+  std::string tokenizer = "byte", format = "auto", split = "file", validation_split = "documents",
+              bos = "auto";
   bool no_eod = false;
 };
 
@@ -55,6 +56,9 @@ void build(BuildCommand c) {
   c.build.validation_split = pick<data::ValidationSplit>(
       c.validation_split,
       {{"documents", data::ValidationSplit::documents}, {"tail", data::ValidationSplit::tail}});
+  c.build.bos = pick<data::BeginOfText>(c.bos, {{"auto", data::BeginOfText::automatic},
+                                                {"none", data::BeginOfText::none},
+                                                {"always", data::BeginOfText::always}});
   c.build.append_eod = !c.no_eod;
   const auto tokenizer = data::load_tokenizer(c.tokenizer);
   const run::SignalGuard signals;
@@ -90,6 +94,10 @@ void add_build(CLI::App& data) {
       ->capture_default_str();
   app->add_option("--separator", c->build.separator,
                   "the line between documents, for --split separator")
+      ->capture_default_str();
+  app->add_option("--bos", c->bos,
+                  "BOS token before each document; auto: as the tokenizer's own configuration says")
+      ->check(CLI::IsMember({"auto", "none", "always"}))
       ->capture_default_str();
   app->add_flag("--no-eod", c->no_eod, "do not end documents with the end-of-document token");
   app->add_option("--validation-fraction", c->build.validation_fraction,

@@ -58,7 +58,7 @@ std::shared_ptr<const data::Dataset> open_blend(const char* field, const plan::D
 
 }  // namespace
 
-std::unique_ptr<data::Tokenizer> open_tokenizer(const plan::TokenizerOptions& o) {
+std::shared_ptr<const data::Tokenizer> open_tokenizer(const plan::TokenizerOptions& o) {
   return o.path ? data::load_tokenizer(*o.path) : data::make_byte_tokenizer();
 }
 

@@ -8,7 +8,7 @@
 
 namespace mtrain::train {
 
-std::unique_ptr<data::Tokenizer> open_tokenizer(const plan::TokenizerOptions& options);
+std::shared_ptr<const data::Tokenizer> open_tokenizer(const plan::TokenizerOptions& options);
 
 // Opens the tokenizer and returns the number of ids in the model's vocabulary. Throws UserError if
 // the recipe gives the model a smaller vocabulary than the tokenizer has.

@@ -1,9 +1,10 @@
 // Any text is refused as a tokenizer.json with a UserError, or gives a tokenizer whose ids are in
 // its vocabulary. A vocabulary of all 256 bytes is never found by chance, so the fuzzed part is
-// also put into a complete file.
+// also put into complete files: one of bytes, one of characters.
 #include <string>
 
 #include "base/error.h"
+#include "data/tokenizer/decode_stream.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/utf8.h"
 
@@ -33,7 +34,13 @@ void attempt(const std::string& json, std::string_view text) {
     std::vector<int32_t> ids;
     tokenizer->encode(text, ids);
     for (int32_t id : ids) MT_CHECK(id >= 0 && id < tokenizer->vocab_size(), "id {}", id);
-    tokenizer->decode(ids);
+    const std::string whole = tokenizer->decode(ids);
+    data::DecodeStream stream(*tokenizer);
+    std::string streamed;
+    for (int32_t id : ids) streamed += stream.push(id);
+    MT_CHECK(streamed + stream.finish() == whole, "streamed text");
+    for (int32_t id : tokenizer->text_prefix())
+      MT_CHECK(id >= 0 && id < tokenizer->vocab_size(), "prefix {}", id);
     MT_CHECK(tokenizer->safe_cut(text) <= text.size(), "cut");
   } catch (const UserError&) {
   } catch (const RunError&) {  // a pattern that backtracks without end
@@ -45,6 +52,14 @@ void attempt(const std::string& json, std::string_view text) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   attempt(std::string(text), text);
+  // What follows "model" is fuzzed: normalizer, pre_tokenizer, added_tokens, decoder,
+  // post_processor.
+  attempt(
+      "{\"model\":{\"vocab\":{\"<unk>\":0,\"<0x0A>\":1,\"<0xC3>\":2,\"<0xA9>\":3,\"▁\":4,\"e\":5,"
+      "\"t\":6,\" \":7,\"▁t\":8,\"▁te\":9,\"te\":10},\"unk_token\":\"<unk>\",\"fuse_unk\":true,"
+      "\"byte_fallback\":true,\"merges\":[\"▁ t\",\"▁t e\",\"t e\",\"▁ te\"]}," +
+          std::string(text) + "}",
+      text);
   attempt("{\"model\":{\"vocab\":{" + byte_vocabulary() +
               "},\"merges\":[\"t h\",[\"th\",\"e\"],\"Ġ the\"]}," + std::string(text) + "}",
           text);

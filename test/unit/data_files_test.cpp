@@ -366,6 +366,30 @@ TEST_CASE("build: JSON lines") {
   }
 }
 
+TEST_CASE("build: documents begin with what the tokenizer puts before a text") {
+  const Folder folder;
+  const auto input = folder.put("a.txt", "one two\n\nthree\n\n\n\n");
+  const auto tokens = [&](const std::string& tokenizer, BeginOfText bos) {
+    BuildOptions options{.inputs = {input}, .output = folder / "out"};
+    options.split = DocumentSplit::blank_line;
+    options.bos = bos;
+    build_dataset(options, *load_tokenizer(tokenizer));
+    std::vector<int32_t> first;
+    for (const auto& document : read(folder / "out")) first.push_back(document[0]);
+    return first;
+  };
+  const std::string llama2 = kGolden + "layouts/llama2.json", gpt2 = kGolden + "layouts/gpt2.json";
+  REQUIRE(tokens(llama2, BeginOfText::automatic) == std::vector<int32_t>{1, 1});
+  REQUIRE(tokens(llama2, BeginOfText::always) == std::vector<int32_t>{1, 1});
+  const auto plain = tokens(llama2, BeginOfText::none);
+  REQUIRE(plain.size() == 2);
+  REQUIRE((plain[0] != 1 && plain[1] != 1));
+  REQUIRE(tokens(gpt2, BeginOfText::automatic) == tokens(gpt2, BeginOfText::none));
+  REQUIRE_THROWS_WITH(tokens(gpt2, BeginOfText::always), Contains("has no BOS token"));
+  REQUIRE_THROWS_WITH(tokens("byte", BeginOfText::always), Contains("--bos none"));
+  REQUIRE(tokens("byte", BeginOfText::automatic) == std::vector<int32_t>{'o', 't'});
+}
+
 TEST_CASE("build: the files do not depend on threads or chunks") {
   const Folder folder;
   const std::string name = GENERATE("gpt2", "llama3", "qwen2", "prefix");

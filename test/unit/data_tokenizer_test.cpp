@@ -9,7 +9,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/tokenizer/decode_stream.h"
 #include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/utf8.h"
+#include "temporary_folder.h"
 
 using namespace mtrain;
 using namespace mtrain::data;
@@ -90,6 +93,42 @@ TEST_CASE("byte tokenizer: ids are the bytes") {
   REQUIRE(tokenizer->decode(std::vector<int32_t>{104, 105, 256}) == "hi");
   REQUIRE_THROWS_WITH(tokenizer->decode(std::vector<int32_t>{257}), Contains("257"));
   REQUIRE_THROWS_AS(tokenizer->decode(std::vector<int32_t>{-1}), UserError);
+}
+
+TEST_CASE("streamed text never splits a character") {
+  const auto tokenizer = load_tokenizer("byte");
+  const std::string text = "a\xC3\xA9\xE4\xB8\x96\xF0\x9F\x98\x80z";
+  DecodeStream stream(*tokenizer);
+  std::vector<std::string> parts;
+  for (char c : text) parts.push_back(stream.push(uint8_t(c)));
+  REQUIRE(parts == std::vector<std::string>{"a", "", "\xC3\xA9", "", "", "\xE4\xB8\x96", "", "", "",
+                                            "\xF0\x9F\x98\x80", "z"});
+  REQUIRE(stream.finish().empty());
+  // Bytes that belong to no character wait for nothing.
+  DecodeStream malformed(*tokenizer);
+  std::string out;
+  for (char c : std::string_view("\xFF\xE4z\xE0\x80\xC3")) out += malformed.push(uint8_t(c));
+  REQUIRE(out == "\xFF\xE4z\xE0\x80");
+  REQUIRE(malformed.finish() == "\xC3");
+  // What the context began is completed.
+  const std::vector<int32_t> context = {'x', 0xC3};
+  DecodeStream continued(*tokenizer, context);
+  REQUIRE(continued.push(0xA9) == "\xC3\xA9");
+}
+
+TEST_CASE("the start of a character is told from bytes that begin none") {
+  // Every prefix of every character is unfinished by all of its bytes; no other bytes are.
+  for (uint32_t c = 0x80; c < 0x110000; c += c < 0x3000 ? 1 : 61) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    std::string character;
+    append_utf8(c, character);
+    REQUIRE(utf8_unfinished(character) == 0);
+    for (size_t n = 1; n < character.size(); ++n)
+      REQUIRE(utf8_unfinished("e" + character.substr(0, n)) == n);
+  }
+  for (const char* text : {"", "e", "\x80", "\xBF\xBF", "\xC0", "\xC1", "\xF5", "\xFF", "\xE0\x80",
+                           "\xED\xA0", "\xF0\x80", "\xF4\x90", "\xE4\xB8z"})
+    REQUIRE(utf8_unfinished(text) == 0);
 }
 
 TEST_CASE("ids equal those of the reference implementation") {
@@ -243,13 +282,38 @@ TEST_CASE("what is not supported or malformed is named") {
   const auto says = [](const char* text, const std::function<void(Json&)>& change) {
     CHECK_THAT(complaint(change), Contains(text) && Contains("t.json"));
   };
-  says("normalizer NFKC", [](Json& j) { j["normalizer"]["type"] = "NFKC"; });
+  says("normalizer Nmt", [](Json& j) { j["normalizer"]["type"] = "Nmt"; });
+  says("no text \"prepend\"", [](Json& j) { j["normalizer"]["type"] = "Prepend"; });
+  says("pattern is empty", [](Json& j) {
+    j["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", "x"}};
+  });
   says("\"Unigram\"", [](Json& j) { j["model"]["type"] = "Unigram"; });
   says("dropout 0.1", [](Json& j) { j["model"]["dropout"] = 0.1; });
-  says("byte_fallback", [](Json& j) { j["model"]["byte_fallback"] = true; });
+  says("byte_fallback must be", [](Json& j) { j["model"]["byte_fallback"] = 1; });
+  says("from_slow=True", [](Json& j) { j["model"]["type"] = "WordPiece"; });
   says("end_of_word_suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; });
-  says("Metaspace", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["type"] = "Metaspace"; });
-  says("without ByteLevel", [](Json& j) { j["pre_tokenizer"] = nullptr; });
+  says("BertPreTokenizer",
+       [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["type"] = "BertPreTokenizer"; });
+  says("prepend_scheme sometimes", [](Json& j) {
+    j["pre_tokenizer"] = {
+        {"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "sometimes"}};
+  });
+  says("decoder CTC", [](Json& j) { j["decoder"] = {{"type", "CTC"}}; });
+  says("after Fuse", [](Json& j) {
+    j["decoder"] = {{"type", "Sequence"},
+                    {"decoders", {{{"type", "Fuse"}}, {{"type", "ByteFallback"}}}}};
+  });
+  says("after ByteLevel", [](Json& j) {
+    j["decoder"] = {{"type", "Sequence"},
+                    {"decoders", {{{"type", "ByteLevel"}}, {{"type", "ByteFallback"}}}}};
+  });
+  says("post_processor Wrap", [](Json& j) { j["post_processor"] = {{"type", "Wrap"}}; });
+  says("has no text", [](Json& j) {
+    j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", Json::array()}};
+  });
+  says("names the id 5000", [](Json& j) {
+    j["post_processor"] = {{"type", "RobertaProcessing"}, {"cls", {"<s>", 5000}}};
+  });
   says("after ByteLevel", [](Json& j) {
     auto& list = j["pre_tokenizer"]["pretokenizers"];
     list.push_back(list[0]);
@@ -267,12 +331,206 @@ TEST_CASE("what is not supported or malformed is named") {
     CHECK(complaint([&](Json& j) {
             j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = good;
           }) == "no error");
-  says("with lstrip", [](Json& j) { j["added_tokens"][0]["lstrip"] = true; });
-  says("byte 0x41", [](Json& j) { j["model"]["vocab"].erase("A"); });
+  says("the tokenizers library gives it", [](Json& j) { j["added_tokens"][0]["id"] = 5000; });
+  says("needs the token \"A\"", [](Json& j) { j["model"]["vocab"].erase("A"); });
   says("merge 3", [](Json& j) { j["model"]["merges"][3] = "a b c"; });
   says("merge 0", [](Json& j) { j["model"]["merges"][0] = {"a", "none-such"}; });
   says("id -1", [](Json& j) { j["model"]["vocab"]["A"] = -1; });
   says("id 99999999999", [](Json& j) { j["model"]["vocab"]["A"] = 99999999999; });
   says("id \"7\"", [](Json& j) { j["added_tokens"][0]["id"] = "7"; });
   CHECK(complaint([](Json&) {}) == "no error");
+}
+
+namespace {
+
+const std::string kLayouts = kGolden + "layouts/";
+
+std::vector<std::string> layouts() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(kLayouts)) {
+    const std::string file = entry.path().filename().string();
+    const size_t end = file.find(".samples.json");
+    if (end != std::string::npos) names.push_back(file.substr(0, end));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Expects the library's ids and text for each sample, also if the text comes token by token.
+void expect_samples(const std::string& name, const Tokenizer& tokenizer, const Json& samples) {
+  REQUIRE(samples.size() >= 8);
+  for (const auto& sample : samples) {
+    INFO(name << " " << sample[0].dump(-1, ' ', true));
+    const auto tokens = ids(tokenizer, sample[0].get<std::string>());
+    CHECK(Json(tokens) == sample[1]);
+    CHECK(tokenizer.decode(tokens) == sample[2].get<std::string>());
+    DecodeStream stream(tokenizer);
+    std::string text;
+    for (int32_t id : tokens) {
+      const std::string part = stream.push(id);
+      CHECK(utf8_run_end(part, 0, true) == part.size());
+      text += part;
+    }
+    CHECK(text + stream.finish() == sample[2].get<std::string>());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("layouts of real families give the ids and texts of the tokenizers library") {
+  const auto names = layouts();
+  REQUIRE(names.size() == 15);
+  for (const std::string& name : names) {
+    const auto tokenizer = load_tokenizer(kLayouts + name + ".json");
+    const Json expected = Json::parse(read_file(kLayouts + name + ".samples.json"));
+    expect_samples(name, *tokenizer, expected["samples"]);
+    const auto prefix = tokenizer->text_prefix();
+    CHECK(Json(std::vector<int32_t>(prefix.begin(), prefix.end())) == expected["prefix"]);
+    CHECK(tokenizer->eod().has_value());
+  }
+}
+
+TEST_CASE("each feature of tokenizer.json gives the ids and texts of the tokenizers library") {
+  const Json file = Json::parse(read_file(kLayouts + "features.json"));
+  REQUIRE(file["features"].size() >= 35);
+  for (const auto& [name, feature] : file["features"].items()) {
+    Json json = feature["tokenizer"];
+    json["model"].update(file["words"][feature["words"].get<size_t>()]);
+    expect_samples(name, *make_bpe_tokenizer(json.dump(), name), feature["samples"]);
+  }
+}
+
+TEST_CASE("a document that is one word merges as a whole would") {
+  // Only some pairs of characters can be inside a merge; the others cut the text into pieces.
+  const Json json = Json::parse(read_file(kLayouts + "llama2.json"));
+  const auto tokenizer = load_tokenizer(kLayouts + "llama2.json");
+  std::map<std::pair<std::string, std::string>, int> rank;
+  for (const auto& merge : json["model"]["merges"]) {
+    const auto pair = merge.get<std::pair<std::string, std::string>>();
+    rank[pair] = int(rank.size());
+  }
+  std::mt19937 rng(6);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    std::string text;
+    for (int i = 0; i < 300; ++i) text += " theoinsar."[rng() % 11];
+    std::vector<std::string> symbols = {"\u2581"};
+    for (char c : text) symbols.push_back(c == ' ' ? "\u2581" : std::string(1, c));
+    while (true) {
+      size_t best = symbols.size();
+      int lowest = std::numeric_limits<int>::max();
+      for (size_t i = 0; i + 1 < symbols.size(); ++i) {
+        const auto found = rank.find({symbols[i], symbols[i + 1]});
+        if (found != rank.end() && found->second < lowest) lowest = found->second, best = i;
+      }
+      if (best == symbols.size()) break;
+      symbols[best] += symbols[best + 1];
+      symbols.erase(symbols.begin() + int64_t(best) + 1);
+    }
+    std::vector<int32_t> expected;
+    for (const auto& symbol : symbols)
+      expected.push_back(json["model"]["vocab"][symbol].get<int32_t>());
+    REQUIRE(ids(*tokenizer, text) == expected);
+  }
+}
+
+TEST_CASE("any bytes come back where bytes have tokens") {
+  std::mt19937 rng(7);
+  for (const char* name : {"llama2", "mistral_v3", "gemma"}) {
+    const auto tokenizer = load_tokenizer(kLayouts + name + ".json");
+    for (int i = 0; i < 200; ++i) {
+      std::string text = "x" + (i % 2 ? random_mixture(rng, i / 4) : random_bytes(rng, size_t(i)));
+      INFO(name << " " << Json(text).dump(-1, ' ', true, Json::error_handler_t::replace));
+      CHECK(tokenizer->decode(ids(*tokenizer, text)) == text);
+    }
+  }
+}
+
+TEST_CASE("bytes without a token become what the tokenizers library makes of them") {
+  const auto smollm2 = load_tokenizer(kLayouts + "smollm2.json");
+  const std::vector<int32_t> without = {ids(*smollm2, "a")[0], ids(*smollm2, "z")[0]};
+  REQUIRE(ids(*smollm2, "a\x04z") == without);  // it has no unknown token
+  // An unknown token that the vocabulary lacks is an error only once it is needed.
+  Json json = Json::parse(read_file(kLayouts + "smollm2.json"));
+  json["model"]["unk_token"] = "<none>";
+  const auto strict = make_bpe_tokenizer(json.dump(), "t.json");
+  REQUIRE(ids(*strict, "az") == ids(*smollm2, "az"));
+  REQUIRE_THROWS_WITH(ids(*strict, "a\x04z"), Contains("<none>"));
+}
+
+TEST_CASE("the tokens before a text follow the template and tokenizer_config.json") {
+  const std::string llama2 = read_file(kLayouts + "llama2.json");
+  const std::string qwen2 = read_file(kLayouts + "qwen2.json");
+  const std::string glm4 = read_file(kLayouts + "glm4.json");
+  const auto prefix = [](const std::string& json, const std::string& config) {
+    const auto tokenizer = make_bpe_tokenizer(json, "t.json", "", config);
+    return tokenizer->decode(tokenizer->text_prefix());
+  };
+  CHECK(prefix(llama2, "") == "<s>");
+  CHECK(prefix(llama2, R"({"add_bos_token": false, "bos_token": "<s>"})").empty());
+  CHECK(prefix(llama2, R"({"add_bos_token": true, "bos_token": {"content": "<s>"}})") == "<s>");
+  CHECK(prefix(glm4, "") == "[gMASK]<sop>");
+  CHECK(prefix(qwen2, "").empty());
+  CHECK(prefix(qwen2, R"({"add_bos_token": false, "bos_token": null})").empty());
+  CHECK(prefix(qwen2, R"({"add_bos_token": true, "bos_token": "<|im_start|>"})") == "<|im_start|>");
+  REQUIRE_THROWS_WITH(prefix(qwen2, R"({"add_bos_token": true, "bos_token": null})"),
+                      Contains("add_bos_token"));
+  REQUIRE_THROWS_WITH(prefix(qwen2, "{"), Contains("tokenizer_config.json beside t.json"));
+
+  CHECK(make_bpe_tokenizer(llama2, "t")->bos() == 1);
+  CHECK(!make_bpe_tokenizer(qwen2, "t")->bos().has_value());
+  CHECK(make_bpe_tokenizer(qwen2, "t", "", R"({"bos_token": "<|im_end|>"})")->bos().has_value());
+  // A usual token ends documents; if there is none, the configuration's.
+  const auto gemma = Json::parse(read_file(kLayouts + "gemma.json"));
+  CHECK(make_bpe_tokenizer(gemma.dump(), "t")->eod() ==
+        gemma["model"]["vocab"]["<eos>"].get<int32_t>());
+  Json nemo = Json::parse(read_file(kLayouts + "mistral_nemo.json"));
+  nemo["added_tokens"][2]["content"] = "<end>";
+  CHECK(!make_bpe_tokenizer(nemo.dump(), "t")->eod().has_value());
+  CHECK(make_bpe_tokenizer(nemo.dump(), "t", "", R"({"eos_token": {"content": "<end>"}})")->eod() ==
+        nemo["added_tokens"][2]["id"].get<int32_t>());
+}
+
+TEST_CASE("the ids that end generated text") {
+  const TemporaryFolder folder;
+  const auto write = [&](const char* name, const std::string& text) {
+    write_file_atomic(folder.path / name, text);
+  };
+  const auto byte = make_byte_tokenizer();
+  using Ids = std::vector<int32_t>;
+  CHECK(read_eos_ids(folder.path, *byte) == Ids{256});
+  write("config.json", R"({"eos_token_id": 7})");
+  CHECK(read_eos_ids(folder.path, *byte) == Ids{7});
+  write("generation_config.json", R"({"do_sample": true})");
+  CHECK(read_eos_ids(folder.path, *byte) == Ids{7});
+  write("generation_config.json", R"({"eos_token_id": [3, 9]})");
+  CHECK(read_eos_ids(folder.path, *byte) == Ids{3, 9});
+  for (const char* bad : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [-1]})", "[]", "{"}) {
+    write("generation_config.json", bad);
+    REQUIRE_THROWS_WITH(read_eos_ids(folder.path, *byte), Contains("generation_config.json"));
+  }
+}
+
+TEST_CASE("a file is read once, until it changes") {
+  const TemporaryFolder folder;
+  const auto path = folder.path / "tokenizer.json";
+  write_file_atomic(path, read_file(kLayouts + "llama2.json"));
+  const auto first = load_tokenizer(folder.path.string());
+  REQUIRE(load_tokenizer(path.string()) == first);
+  REQUIRE(first->text_prefix().size() == 1);
+  write_file_atomic(folder.path / "tokenizer_config.json",
+                    R"({"add_bos_token": false, "bos_token": "<s>"})");
+  REQUIRE(load_tokenizer(path.string())->text_prefix().empty());
+}
+
+TEST_CASE("tokenizers in other files are refused with the call that converts them") {
+  const TemporaryFolder folder;
+  for (const char* name : {"tokenizer.model", "vocab.json", "tekken.json"}) {
+    write_file_atomic(folder.path / name, "x");
+    REQUIRE_THROWS_WITH(load_tokenizer(folder.path.string()),
+                        Contains("save_pretrained('" + folder.path.string() + "')"));
+    REQUIRE_THROWS_WITH(load_tokenizer((folder.path / "tokenizer.model").string()),
+                        Contains("save_pretrained"));
+    std::filesystem::remove(folder.path / name);
+    write_file_atomic(folder.path / "tokenizer.model", "x");
+  }
 }

@@ -51,11 +51,22 @@ std::optional<std::string> text_of_line(std::string_view line, const std::string
   return std::move(found->get_ref<std::string&>());
 }
 
+std::vector<int32_t> begin_of_text(BeginOfText bos, const Tokenizer& tokenizer) {
+  const auto prefix = tokenizer.text_prefix();
+  if (bos == BeginOfText::none) return {};
+  if (bos == BeginOfText::always && prefix.empty()) return {*tokenizer.bos()};
+  return {prefix.begin(), prefix.end()};
+}
+
 class Builder {
  public:
   Builder(const BuildOptions& options, const Tokenizer& tokenizer,
           const std::function<void(const BuildProgress&)>& progress)
-      : options_(options), tokenizer_(tokenizer), progress_(progress), reader_(options, tokenizer) {
+      : options_(options),
+        tokenizer_(tokenizer),
+        progress_(progress),
+        begin_(begin_of_text(options.bos, tokenizer)),
+        reader_(options, tokenizer) {
     const TokenType type = token_type_for(tokenizer.vocab_size());
     const bool split = options.validation_fraction > 0;
     for (const char* suffix : split ? std::vector{"_train", "_valid"} : std::vector{""}) {
@@ -173,7 +184,10 @@ class Builder {
       const size_t end = encoded.ends[i];
       const bool unfinished = i + 1 == encoded.ends.size() && !encoded.ends_document;
       if (end > begin) {
-        if (!open_) open_ = writers_[pick_part(encoded.validation)].get();
+        if (!open_) {
+          open_ = writers_[pick_part(encoded.validation)].get();
+          open_->add_tokens(begin_);
+        }
         open_->add_tokens({encoded.tokens.data() + begin, end - begin});
       }
       if (!unfinished) end_document();
@@ -233,6 +247,7 @@ class Builder {
   const BuildOptions& options_;
   const Tokenizer& tokenizer_;
   const std::function<void(const BuildProgress&)>& progress_;
+  const std::vector<int32_t> begin_;  // the tokens before each document
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable space_;
@@ -254,6 +269,10 @@ void check(const BuildOptions& o, const Tokenizer& tokenizer) {
   if (o.append_eod && !tokenizer.eod())
     throw UserError(fmt::format("the tokenizer {} has no end-of-document token", tokenizer.name()),
                     "build without end-of-document tokens: --no-eod");
+  if (o.bos == BeginOfText::always && tokenizer.text_prefix().empty() && !tokenizer.bos())
+    throw UserError(
+        fmt::format("the tokenizer {} has no BOS token to begin documents with", tokenizer.name()),
+        "build with --bos none, or name bos_token in the tokenizer_config.json beside it");
   if (o.threads < 0)
     throw UserError(fmt::format("the number of threads is {}", o.threads), "0 means one per core");
   if (o.chunk_bytes < 1) throw UserError(fmt::format("the chunk size is {} bytes", o.chunk_bytes));

@@ -4,6 +4,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -17,10 +18,27 @@ class BpeModel {
     int32_t left, right, merged;
   };
 
-  // `merges` is indexed by rank; byte_ids[b] is the token of the single byte b. A word that
-  // `whole_words` (bytes -> id) holds is one token, whatever the merges say.
-  BpeModel(const std::vector<Merge>& merges, const std::array<int32_t, 256>& byte_ids,
-           std::unordered_map<std::string, int32_t> whole_words);
+  struct Parts {
+    std::vector<Merge> merges;  // by rank; if a pair is listed twice, the later merge counts
+    // A word of this vocabulary (bytes -> id) is one token, whatever the merges say.
+    std::unordered_map<std::string, int32_t> whole_words;
+
+    // A word begins as one symbol per byte, or per character.
+    bool byte_level = true;
+    // The token of each byte, or -1. Without byte_level: the tokens into which the bytes of a
+    // character fall that `characters` lacks; used only if all of the character's bytes have one.
+    std::array<int32_t, 256> byte_ids{};
+    std::array<std::vector<int32_t>, 256> byte_fallbacks;  // of the bytes that byte_ids lacks
+    std::unordered_map<uint32_t, int32_t> characters;      // code point -> token
+    std::vector<std::string> tokens;  // by id, as in the vocabulary; for `characters` alone
+
+    // What stands for all else, if `unknown` names it. Without an id, such text is a UserError; if
+    // it names nothing, such text is left out.
+    std::string unknown;
+    std::optional<int32_t> unknown_id;
+    bool fuse_unknown = false;  // neighbouring unknown symbols become one
+  };
+  explicit BpeModel(Parts parts);
 
   // The buffers of one thread, and a cache of fixed size for the ids of recent short words.
   class Scratch {
@@ -54,18 +72,41 @@ class BpeModel {
     uint32_t rank = 0;
     int32_t merged = 0;
   };
+  class PieceBuilder;
   const Slot* lookup(int32_t left, int32_t right) const;
-  void merge_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const;
+  bool may_join(int32_t left, int32_t right) const;
+  int32_t character_id(uint32_t c) const;
+  void find_joints(const Parts& parts);
+  // Calls append(id, falls_back) for each symbol with which `word` begins.
+  template <class F>
+  void for_each_symbol(std::string_view word, F&& append, size_t& at) const;
+  template <class F>
+  void add_unknown(bool& pending, F&& append) const;
+  bool find_whole(std::string_view word, std::vector<int32_t>& out) const;
+  template <class F>
+  void encode_cached(std::string_view word, Scratch& scratch, std::vector<int32_t>& out,
+                     F&& encode) const;
+  void encode_characters(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const;
+  void merge(Scratch& scratch, std::vector<int32_t>& out) const;
   void merge_short(Scratch& scratch) const;
   void merge_long(Scratch& scratch) const;
 
   std::vector<Slot> slots_;  // open addressing; their number is a power of two
+  // Pairs of initial symbols between which some merge joins two tokens, in the same way.
+  std::vector<uint64_t> joints_;
+  bool byte_level_, all_bytes_ = true, fuse_unknown_;
   std::array<int32_t, 256> byte_ids_;
+  std::array<std::vector<int32_t>, 256> byte_fallbacks_;
+  std::vector<uint16_t> page_of_;                // by code point / 256; 0 is the empty page
+  std::vector<std::array<int32_t, 256>> pages_;  // the tokens of 256 characters, or -1
+  std::string unknown_;
+  std::optional<int32_t> unknown_id_;
   struct Hash {
     using is_transparent = void;
     size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
   };
   std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> whole_words_;
+  size_t longest_whole_ = 0;
 };
 
 }  // namespace mtrain::data

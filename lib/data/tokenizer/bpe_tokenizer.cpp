@@ -1,41 +1,31 @@
 #include "data/tokenizer/bpe_tokenizer.h"
 
-#include <algorithm>
-
 #include "base/error.h"
-#include "data/tokenizer/utf8.h"
 
 namespace mtrain::data {
+namespace {
 
-void AddedTokens::add(const std::string& content, int32_t id) {
-  if (content.empty()) return;
-  starts_[uint8_t(content[0])] = 1;
-  const auto shorter = [&](const Token& t) { return t.content.size() < content.size(); };
-  tokens_.insert(std::find_if(tokens_.begin(), tokens_.end(), shorter), {content, id});
-}
-
-bool AddedTokens::find(std::string_view text, size_t from, size_t& begin, size_t& end,
-                       int32_t& id) const {
-  if (tokens_.empty()) return false;
-  for (size_t at = from; at < text.size(); ++at) {
-    if (!starts_[uint8_t(text[at])]) continue;
-    const std::string_view rest = text.substr(at);
-    for (const Token& token : tokens_) {
-      if (!rest.starts_with(token.content)) continue;
-      begin = at;
-      end = at + token.content.size();
-      id = token.id;
-      return true;
-    }
+// Calls gap(begin, end) for the text between added tokens and token(id) for each, in order.
+template <class Gap, class Token>
+void for_each_part(const AddedTokens& added, std::string_view text, Gap&& gap, Token&& token) {
+  AddedTokens::Cursor cursor;
+  AddedTokens::Match match{};
+  size_t done = 0;
+  while (added.next(text, cursor, match)) {
+    if (done < match.begin) gap(done, match.begin);
+    token(match.id);
+    done = match.end;
   }
-  return false;
+  if (done < text.size()) gap(done, text.size());
 }
+
+}  // namespace
 
 struct BpeTokenizer::Scratch {
-  explicit Scratch(const Parts& parts) : words(parts.pre_tokenizer) {}
+  explicit Scratch(const Parts& parts) : normalizer(parts.normalizer), words(parts.pre_tokenizer) {}
+  Normalizer::Scratch normalizer;
   PreTokenizer::Scratch words;
   BpeModel::Scratch bpe;
-  std::string normalized, composed;
 };
 
 BpeTokenizer::BpeTokenizer(Parts parts) : parts_(std::move(parts)) {}
@@ -51,60 +41,55 @@ void BpeTokenizer::encode(std::string_view text, std::vector<int32_t>& out) cons
     }
   }
   if (!scratch) scratch = std::make_unique<Scratch>(parts_);
-  size_t at = 0, begin = 0, end = 0;
-  int32_t id = 0;
-  while (parts_.raw.find(text, at, begin, end, id)) {
-    encode_raw(text.substr(at, begin - at), *scratch, out);
-    out.push_back(id);
-    at = end;
-  }
-  encode_raw(text.substr(at), *scratch, out);
+  for_each_part(
+      parts_.raw, text,
+      [&](size_t begin, size_t end) {
+        encode_raw(text.substr(begin, end - begin), begin == 0, *scratch, out);
+      },
+      [&](int32_t id) { out.push_back(id); });
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(scratch));
 }
 
-void BpeTokenizer::encode_raw(std::string_view text, Scratch& s, std::vector<int32_t>& out) const {
-  if (parts_.nfc) {
-    s.normalized.clear();
-    bool changed = false;
-    for (size_t at = 0; at < text.size();) {
-      const bool valid = utf8_length(text, at) > 0;
-      const size_t end = utf8_run_end(text, at, valid);
-      const std::string_view run = text.substr(at, end - at);
-      const std::string_view composed = valid ? to_nfc(run, s.composed) : run;
-      if (composed.data() == text.data() && composed.size() == text.size())
-        break;  // all of the text is in normal form
-      s.normalized += composed;
-      changed = true;
-      at = end;
-    }
-    if (changed) text = s.normalized;
-  }
-  size_t at = 0, begin = 0, end = 0;
-  int32_t id = 0;
-  while (parts_.normalized.find(text, at, begin, end, id)) {
-    encode_normalized(text.substr(at, begin - at), s, out);
-    out.push_back(id);
-    at = end;
-  }
-  encode_normalized(text.substr(at), s, out);
+void BpeTokenizer::encode_raw(std::string_view text, bool at_start, Scratch& s,
+                              std::vector<int32_t>& out) const {
+  bool keeps_start = true;
+  text = parts_.normalizer.apply(text, s.normalizer, keeps_start);
+  for_each_part(
+      parts_.normalized, text,
+      [&](size_t begin, size_t end) {
+        encode_normalized(text.substr(begin, end - begin), at_start && keeps_start && begin == 0, s,
+                          out);
+      },
+      [&](int32_t id) { out.push_back(id); });
 }
 
-void BpeTokenizer::encode_normalized(std::string_view text, Scratch& s,
+void BpeTokenizer::encode_normalized(std::string_view text, bool at_start, Scratch& s,
                                      std::vector<int32_t>& out) const {
-  for (std::string_view word : parts_.pre_tokenizer.split(text, s.words))
+  if (parts_.pre_tokenizer.empty()) return parts_.model->encode(text, s.bpe, out);
+  for (std::string_view word : parts_.pre_tokenizer.split(text, at_start, s.words))
     parts_.model->encode(word, s.bpe, out);
 }
 
-std::string BpeTokenizer::decode(std::span<const int32_t> ids) const {
-  std::string text;
-  for (int32_t id : ids) {
-    if (id < 0 || id >= vocab_size())
+class BpeTokenizer::Decoding final : public TokenDecoder {
+ public:
+  explicit Decoding(const BpeTokenizer& owner) : owner_(owner), stream_(owner.parts_.decoder) {}
+  void push(int32_t id, std::string& out) override {
+    if (id < 0 || id >= owner_.vocab_size())
       throw UserError(fmt::format("token id {} is outside the vocabulary of {} ({})", id,
-                                  vocab_size(), name()));
-    text += parts_.bytes[size_t(id)];
+                                  owner_.vocab_size(), owner_.name()));
+    const std::string& token = owner_.parts_.tokens[size_t(id)];
+    if (!token.empty()) stream_.push(token, out);
   }
-  return text;
+  void finish(std::string& out) override { stream_.finish(out); }
+
+ private:
+  const BpeTokenizer& owner_;
+  Decoder::Stream stream_;
+};
+
+std::unique_ptr<TokenDecoder> BpeTokenizer::start_decoding() const {
+  return std::make_unique<Decoding>(*this);
 }
 
 // In the pre-tokenizers of GPT-2, Llama 3 and Qwen a word always ends after a line feed that stands

@@ -6,21 +6,24 @@ namespace {
 
 constexpr int32_t kEndOfDocument = 256;
 
+class ByteDecoder final : public TokenDecoder {
+ public:
+  void push(int32_t id, std::string& out) override {
+    if (id < 0 || id > kEndOfDocument)
+      throw UserError(fmt::format("token id {} is outside the byte vocabulary of 257", id));
+    if (id != kEndOfDocument) out += char(id);
+  }
+  void finish(std::string&) override {}
+};
+
 class ByteTokenizer final : public Tokenizer {
  public:
   void encode(std::string_view text, std::vector<int32_t>& out) const override {
     const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
     out.insert(out.end(), bytes, bytes + text.size());
   }
-  std::string decode(std::span<const int32_t> ids) const override {
-    std::string text;
-    text.reserve(ids.size());
-    for (int32_t id : ids) {
-      if (id < 0 || id > kEndOfDocument)
-        throw UserError(fmt::format("token id {} is outside the byte vocabulary of 257", id));
-      if (id != kEndOfDocument) text += char(id);
-    }
-    return text;
+  std::unique_ptr<TokenDecoder> start_decoding() const override {
+    return std::make_unique<ByteDecoder>();
   }
   int64_t vocab_size() const override { return kEndOfDocument + 1; }
   std::optional<int32_t> eod() const override { return kEndOfDocument; }

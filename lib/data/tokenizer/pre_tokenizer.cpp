@@ -1,5 +1,6 @@
 #include "data/tokenizer/pre_tokenizer.h"
 
+#include "data/tokenizer/unicode.h"
 #include "data/tokenizer/utf8.h"
 
 namespace mtrain::data {
@@ -9,33 +10,50 @@ PreTokenizer::Scratch::Scratch(const PreTokenizer& owner) {
     if (stage.pattern) regexes.emplace_back(*stage.pattern);
 }
 
-void PreTokenizer::add(Stage stage) {
-  prefix_space_ |= stage.prefix_space;
-  stages_.push_back(std::move(stage));
+void PreTokenizer::add(Stage stage) { stages_.push_back(std::move(stage)); }
+
+std::string_view PreTokenizer::change(const Stage& stage, std::string_view piece, bool prefix,
+                                      Scratch& s) const {
+  if (piece.empty()) return piece;
+  if (!stage.space.empty() && piece.find(' ') != std::string_view::npos) {
+    std::string& out = s.changed.emplace_back();
+    out.reserve(piece.size() + piece.size() / 2);
+    for (char c : piece) {
+      if (c == ' ')
+        out += stage.space;
+      else
+        out += c;
+    }
+    piece = out;
+  }
+  if (!prefix || stage.prefix.empty() || piece.starts_with(stage.prefix)) return piece;
+  return s.changed.emplace_back(stage.prefix).append(piece);
 }
 
-std::string_view PreTokenizer::with_space(std::string_view piece, Scratch& s) const {
-  if (piece.empty() || piece.front() == ' ') return piece;
-  return s.prefixed.emplace_back(1, ' ').append(piece);
-}
-
-void PreTokenizer::cut(const Stage& stage, std::string_view piece, Regex::Scratch& regex,
-                       Scratch& s) const {
+void PreTokenizer::find_spans(const Stage& stage, std::string_view piece, Regex::Scratch* regex,
+                              Scratch& s) const {
   auto& spans = s.spans;
   spans.clear();
-  size_t done = 0, from = 0, begin = 0, end = 0;
-  while (from <= piece.size() && stage.pattern->find(piece, from, regex, begin, end)) {
+  size_t done = 0;
+  const auto match = [&](size_t begin, size_t end) {
     if (begin > done) spans.push_back({done, begin, stage.invert});
     spans.push_back({begin, end, !stage.invert});
     done = end;
-    from = end;
-    if (begin == end) {  // an empty match cuts, and the search goes on a character later
-      if (end == piece.size()) break;
-      from += utf8_length(piece, end);
-    }
+  };
+  if (stage.pattern) {
+    const auto text = stage.stand_ins ? with_stand_ins(piece, s.stand_ins) : piece;
+    stage.pattern->for_each(text, *regex, match);
+  } else {
+    for (size_t at; (at = piece.find(stage.literal, done)) != std::string_view::npos;)
+      match(at, at + stage.literal.size());
   }
   if (done < piece.size()) spans.push_back({done, piece.size(), stage.invert});
+}
 
+void PreTokenizer::cut(const Stage& stage, std::string_view piece, Regex::Scratch* regex,
+                       Scratch& s) const {
+  find_spans(stage, piece, regex, s);
+  const auto& spans = s.spans;
   const auto emit = [&](size_t b, size_t e) {
     if (e > b) s.to.push_back(piece.substr(b, e - b));
   };
@@ -73,38 +91,42 @@ void PreTokenizer::cut(const Stage& stage, std::string_view piece, Regex::Scratc
   }
 }
 
-const std::vector<std::string_view>& PreTokenizer::split(std::string_view text, Scratch& s) const {
-  s.prefixed.clear();
-  s.to.clear();
-  // The space goes before the first character of the text, whether it is well-formed or not.
-  bool prefix = prefix_space_;
+const std::vector<std::string_view>& PreTokenizer::split(std::string_view text, bool at_start,
+                                                         Scratch& s) const {
+  s.changed.clear();
   std::vector<std::string_view> words;
   words.swap(s.from);
   words.clear();
+  // What a stage puts before a piece goes before the first character of the text, whether it is
+  // well-formed or not, but not before each well-formed run.
+  bool first_run = true;
   for (size_t at = 0; at < text.size();) {
     const bool valid = utf8_length(text, at) > 0;
     const size_t run_end = utf8_run_end(text, at, valid);
-    const std::string_view run = text.substr(at, run_end - at);
-    at = run_end;
-    if (!valid) {
-      words.push_back(prefix ? with_space(run, s) : run);
-      prefix = false;
-      continue;
-    }
     const size_t first = words.size();
-    words.push_back(run);
+    words.push_back(text.substr(at, run_end - at));
+    at = run_end;
     size_t regex = 0;
+    bool keeps_start = at_start && first_run;  // whether words[first] begins the text
     for (const Stage& stage : stages_) {
-      if (stage.prefix_space && (prefix || &stage != &stages_.front()))
-        for (size_t i = first; i < words.size(); ++i) words[i] = with_space(words[i], s);
-      if (!stage.pattern) continue;
+      for (size_t i = first; i < words.size(); ++i) {
+        const bool whole = first_run || (valid && &stage != &stages_.front());
+        const bool prefix = stage.scheme == PrependScheme::always ||
+                            (stage.scheme == PrependScheme::first && keeps_start && i == first);
+        words[i] = change(stage, words[i], whole && prefix, s);
+      }
+      if (!stage.pattern && stage.literal.empty()) continue;
+      Regex::Scratch* scratch = stage.pattern ? &s.regexes[regex++] : nullptr;
+      if (!valid) continue;
       s.to.clear();
-      for (size_t i = first; i < words.size(); ++i) cut(stage, words[i], s.regexes[regex], s);
-      ++regex;
+      for (size_t i = first; i < words.size(); ++i) {
+        cut(stage, words[i], scratch, s);
+        if (i == first && !(s.to.size() && s.to[0].data() == words[i].data())) keeps_start = false;
+      }
       words.resize(first);
       words.insert(words.end(), s.to.begin(), s.to.end());
     }
-    prefix = false;
+    first_run = false;
   }
   s.from.swap(words);
   return s.from;

@@ -1,4 +1,4 @@
-// Cuts text into words. Byte-level BPE merges tokens only within a word.
+// Cuts text into words. BPE merges tokens only within a word.
 #pragma once
 #include <deque>
 #include <memory>
@@ -14,14 +14,26 @@ namespace mtrain::data {
 // tokenizer.json.
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
+// Where the mark of a word's start is put, in the words of tokenizer.json.
+enum class PrependScheme { always, first, never };
+
 class PreTokenizer {
  public:
-  // Stages run one after the other, each on the pieces that the stage before has made.
+  // Stages run one after the other, each on the pieces that the stage before has made: a stage
+  // first changes a piece, and then cuts it.
   struct Stage {
-    std::unique_ptr<Regex> pattern;  // null: the stage makes no cuts
+    std::string space;   // replaces every ' ', unless it is empty
+    std::string prefix;  // put before a piece that does not begin with it, unless it is empty
+    PrependScheme scheme = PrependScheme::always;
+
+    // The stage cuts at the matches of the expression or, if it is null, of the text; it cuts
+    // nothing if that is empty, too.
+    std::unique_ptr<Regex> pattern;
+    std::string literal;
     SplitBehavior behavior = SplitBehavior::isolated;
-    bool invert = false;        // matches and gaps swap roles
-    bool prefix_space = false;  // first puts a space before each piece that does not begin with one
+    bool invert = false;  // matches and gaps swap roles
+    // The pattern's classes are those of Unicode 16, whichever PCRE2 knows.
+    bool stand_ins = true;
   };
 
   // The buffers of one thread.
@@ -38,23 +50,28 @@ class PreTokenizer {
     std::vector<Regex::Scratch> regexes;  // one per stage that has a pattern
     std::vector<std::string_view> from, to;
     std::vector<Span> spans;
-    std::deque<std::string> prefixed;  // owns the pieces that were given a space
+    std::deque<std::string> changed;  // owns the pieces that a stage has changed
+    std::string stand_ins;
   };
 
   void add(Stage stage);
+  bool empty() const { return stages_.empty(); }
 
   // Returns the words of `text` in order. They point into `text` or `scratch` and live until the
   // next call. Malformed UTF-8 makes words of its own, so that every byte that no stage removes is
-  // in exactly one word.
-  const std::vector<std::string_view>& split(std::string_view text, Scratch& scratch) const;
+  // in exactly one word. `at_start` says that no text precedes `text`.
+  const std::vector<std::string_view>& split(std::string_view text, bool at_start,
+                                             Scratch& scratch) const;
 
  private:
-  void cut(const Stage& stage, std::string_view piece, Regex::Scratch& regex,
+  void find_spans(const Stage& stage, std::string_view piece, Regex::Scratch* regex,
+                  Scratch& scratch) const;
+  void cut(const Stage& stage, std::string_view piece, Regex::Scratch* regex,
            Scratch& scratch) const;
-  std::string_view with_space(std::string_view piece, Scratch& scratch) const;
+  std::string_view change(const Stage& stage, std::string_view piece, bool prefix,
+                          Scratch& scratch) const;
 
   std::vector<Stage> stages_;
-  bool prefix_space_ = false;  // whether any stage has it
 };
 
 }  // namespace mtrain::data

@@ -136,10 +136,10 @@ Regex::Regex(const std::string& pattern, const std::string& where) : code_(new C
   // Oniguruma's ^ and $ always match at the borders of lines.
   compile(code_->code, code_->jit, translate(pattern, where), kOptions | PCRE2_MULTILINE, where);
 }
-Regex Regex::literal(const std::string& text, const std::string& where) {
+Regex Regex::native(const std::string& pattern) {
   auto code = std::make_unique<Code>();
-  code->where = where;
-  compile(code->code, code->jit, text, PCRE2_UTF | PCRE2_LITERAL, where);
+  code->where = "mtrain";
+  compile(code->code, code->jit, pattern, kOptions, code->where);
   return Regex(std::move(code));
 }
 Regex::~Regex() = default;

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "data/tokenizer/utf8.h"
+
 namespace mtrain::data {
 
 class Regex {
@@ -13,8 +15,8 @@ class Regex {
   // Throws UserError, which names `where`, if the pattern is malformed or uses a construct that
   // PCRE2 reads differently from Oniguruma.
   Regex(const std::string& pattern, const std::string& where);
-  // Makes an expression that matches `text` character for character.
-  static Regex literal(const std::string& text, const std::string& where);
+  // Compiles a pattern of mtrain's own, in PCRE2's dialect.
+  static Regex native(const std::string& pattern);
   ~Regex();
   Regex(Regex&&) noexcept;
 
@@ -34,6 +36,22 @@ class Regex {
   // Returns whether `text` has a match at or after `from`, and sets [begin, end) to the first one.
   // `text` must be well-formed UTF-8, and `from` the start of a character.
   bool find(std::string_view text, size_t from, Scratch& scratch, size_t& begin, size_t& end) const;
+
+  // Calls f(begin, end) for each match from left to right. Matches do not overlap, and an empty one
+  // right behind another match is passed over, as in Oniguruma's search.
+  template <class F>
+  void for_each(std::string_view text, Scratch& scratch, F&& f) const {
+    size_t from = 0, begin = 0, end = 0, last = std::string_view::npos;
+    while (from <= text.size() && find(text, from, scratch, begin, end)) {
+      if (begin == end && end == last) {
+        if (from == text.size()) break;
+        from += utf8_length(text, from);
+        continue;
+      }
+      f(begin, end);
+      from = last = end;
+    }
+  }
 
  private:
   struct Code;

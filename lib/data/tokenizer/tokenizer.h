@@ -1,6 +1,7 @@
 // Turns text into token ids, and token ids into bytes.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -9,6 +10,19 @@
 #include <vector>
 
 namespace mtrain::data {
+
+// Decodes one sequence, token by token.
+class TokenDecoder {
+ public:
+  virtual ~TokenDecoder() = default;
+
+  // Appends to `out` the bytes that are certain once `id` follows; a token may be a part of a UTF-8
+  // character. Throws UserError for an id outside the vocabulary.
+  virtual void push(int32_t id, std::string& out) = 0;
+
+  // Appends what it held back. Nothing may be pushed afterwards.
+  virtual void finish(std::string& out) = 0;
+};
 
 class Tokenizer {
  public:
@@ -19,12 +33,21 @@ class Tokenizer {
   virtual void encode(std::string_view text, std::vector<int32_t>& out) const = 0;
 
   // Returns the bytes that the ids stand for; a token may be a part of a UTF-8 character. Throws
-  // UserError for an id outside the vocabulary.
-  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  // UserError for an id outside the vocabulary. DecodeStream (decode_stream.h) is for ids that
+  // arrive one by one.
+  std::string decode(std::span<const int32_t> ids) const;
+
+  // Starts to decode a sequence. The tokenizer must outlive the decoder.
+  virtual std::unique_ptr<TokenDecoder> start_decoding() const = 0;
 
   virtual int64_t vocab_size() const = 0;          // the largest id + 1
   virtual std::optional<int32_t> eod() const = 0;  // the end-of-document id, if there is one
-  virtual std::string name() const = 0;            // "byte", or the path of its file
+  virtual std::optional<int32_t> bos() const { return {}; }  // begins a text, if there is one
+  virtual std::string name() const = 0;                      // "byte", or the path of its file
+
+  // The ids that the tokenizer's own configuration puts before every text: its BOS token, for some
+  // models several tokens, for many none. encode() does not add them.
+  virtual std::span<const int32_t> text_prefix() const { return {}; }
 
   // Returns an n < text.size() at which a long document may be cut: encode(text[0, n)) followed by
   // encode(text[n, end)) gives the ids of the whole text, whatever text follows. Prefers the last
@@ -35,15 +58,26 @@ class Tokenizer {
 // Ids 0 to 255 are the byte values; id 256 ends a document.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 
-// Makes a byte-level BPE tokenizer from `json`, the text of a Hugging Face tokenizer.json; `name`
-// appears in errors. An unsupported feature is a UserError that names it, so that ids never differ
-// silently. The file's post-processor, truncation and padding are ignored. `eod` is the text
-// of the end-of-document token; if it is empty, the first usual one in the vocabulary is taken
-// ("<|endoftext|>", ...).
+// Makes a BPE tokenizer from `json`, the text of a Hugging Face tokenizer.json; `name` appears in
+// errors. Its ids and texts are those of the tokenizers library; a feature that mtrain lacks is a
+// UserError that names it, so that ids never differ silently. The file's truncation and padding are
+// ignored. `eod` is the text of the end-of-document token; if it is empty, the first usual one in
+// the vocabulary is taken ("<|endoftext|>", ...). `config` is the text of the tokenizer_config.json
+// that belongs to it, or empty: its bos_token, add_bos_token and eos_token count.
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::string& name,
-                                              const std::string& eod = "");
+                                              const std::string& eod = "",
+                                              std::string_view config = "");
 
-// `what` is "byte", the path of a tokenizer.json, or a folder that holds one.
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& what, const std::string& eod = "");
+// `what` is "byte", the path of a tokenizer.json, or a folder that holds one; a
+// tokenizer_config.json beside it counts. A process that loads an unchanged file again is given the
+// same tokenizer.
+std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& what,
+                                                const std::string& eod = "");
+
+// Returns the ids of which any ends a text that a model of this Hugging Face folder writes:
+// eos_token_id of its generation_config.json or, without one, of its config.json, each a number or
+// a list; else the tokenizer's end-of-document id, if it has one. Throws UserError for ids that are
+// none.
+std::vector<int32_t> read_eos_ids(const std::filesystem::path& folder, const Tokenizer& tokenizer);
 
 }  // namespace mtrain::data

@@ -1,330 +1,315 @@
-// Reads a Hugging Face tokenizer.json into a BpeTokenizer. A feature that the BpeTokenizer lacks is
-// an error that names it.
-#include <algorithm>
-#include <nlohmann/json.hpp>
+// Reads a Hugging Face tokenizer.json into a BpeTokenizer.
+#include <array>
+#include <map>
 
 #include "base/error.h"
 #include "data/tokenizer/bpe_tokenizer.h"
+#include "data/tokenizer/tokenizer_file.h"
 #include "data/tokenizer/utf8.h"
 
 namespace mtrain::data {
 namespace {
 
-using Json = nlohmann::json;
+using Json = TokenizerFile::Json;
 
-// Far above any vocabulary, so that a wild id cannot fill the memory.
-constexpr int64_t kMaxId = int64_t(1) << 22;
-constexpr std::string_view kGpt2 =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kLlama3 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kQwen2 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// Returns the character by which byte-level vocabularies write each byte: the byte's own if it is
+// printable, else one of those from U+0100 on.
+std::array<uint32_t, 256> byte_characters() {
+  std::array<uint32_t, 256> characters{};
+  uint32_t other = 256;
+  for (uint32_t b = 0; b < 256; ++b) {
+    const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+    characters[b] = printable ? b : other++;
+  }
+  return characters;
+}
 
 class Reader {
  public:
-  Reader(const Json& root, std::string name) : root_(root) { parts_.name = std::move(name); }
+  explicit Reader(const TokenizerFile& file) : file_(file), characters_(byte_characters()) {
+    parts_.name = file.name;
+    byte_of_.fill(-1);
+    for (int b = 0; b < 256; ++b) byte_of_[characters_[size_t(b)]] = int16_t(b);
+  }
 
-  BpeTokenizer::Parts read(const std::string& eod) {
-    require(root_.is_object(), "the file is not a JSON object");
-    read_vocabulary();
-    read_merges();
-    read_normalizer(member(root_, "normalizer"), "normalizer");
-    read_pre_tokenizer(member(root_, "pre_tokenizer"), "pre_tokenizer");
-    if (!byte_level_)
-      unsupported("a pre_tokenizer without ByteLevel", "only byte-level BPE is supported");
+  BpeTokenizer::Parts read(const std::string& eod, const Json& config) {
+    file_.require(file_.root.is_object(), "the file is not a JSON object");
+    const Json& model = TokenizerFile::member(file_.root, "model");
+    check_model(model);
+    auto normalizer = read_normalizer(file_);
+    auto pre_tokenizer = read_pre_tokenizer(file_);
+    auto decoder = read_decoder(file_, pre_tokenizer.byte_level);
+    decodes_bytes_ = decoder.byte_level;
+    model_.byte_level = pre_tokenizer.byte_level;
+    unproved_ = !normalizer.keeps_cuts;
+    read_vocabulary(model);
+    read_symbols(model);
+    read_merges(model);
+    parts_.normalizer = std::move(normalizer.normalizer);
+    parts_.pre_tokenizer = std::move(pre_tokenizer.pre_tokenizer);
+    parts_.decoder = std::move(decoder.decoder);
     read_added_tokens();
-    pick_eod(eod);
-    parts_.cuts_at_words = known_pattern_ && !unproved_;
+    parts_.model = std::make_unique<BpeModel>(std::move(model_));
+    parts_.cuts_at_words = pre_tokenizer.cuts_at_words && !unproved_;
+    pick_eod(eod, config);
+    pick_prefix(config);
     return std::move(parts_);
   }
 
  private:
-  void require(bool ok, const std::string& what) const {
-    if (!ok) throw UserError(fmt::format("{}: {}", parts_.name, what));
-  }
-  [[noreturn]] void unsupported(const std::string& what, const std::string& hint = "") const {
-    throw UserError(fmt::format("{}: {} is not supported", parts_.name, what), hint);
-  }
-  static const Json& member(const Json& object, const char* key) {
-    static const Json null;
-    if (!object.is_object()) return null;
-    const auto it = object.find(key);
-    return it == object.end() ? null : *it;
-  }
-  bool flag(const Json& object, const char* key, bool otherwise) const {
-    const Json& value = member(object, key);
-    if (value.is_null()) return otherwise;
-    require(value.is_boolean(), fmt::format("{} must be true or false", key));
-    return value.get<bool>();
-  }
-  std::string text(const Json& object, const char* key, const std::string& where) const {
-    const Json& value = member(object, key);
-    require(value.is_string(), fmt::format("{} has no text \"{}\"", where, key));
-    return value.get<std::string>();
-  }
-
-  // Returns the character by which byte-level vocabularies write each byte: the byte's own if it is
-  // printable, else one of those from U+0100 on.
-  static std::array<uint32_t, 256> byte_characters() {
-    std::array<uint32_t, 256> characters{};
-    uint32_t other = 256;
-    for (uint32_t b = 0; b < 256; ++b) {
-      const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
-      characters[b] = printable ? b : other++;
+  void check_model(const Json& model) const {
+    file_.require(model.is_object(), "it has no \"model\"");
+    const Json& type = TokenizerFile::member(model, "type");
+    if (!type.is_null() && type != "BPE")
+      file_.unsupported(
+          fmt::format("model type {}", type.dump()),
+          "mtrain knows BPE. Where the folder also has a tokenizer.model of type BPE, python3 -c "
+          "\"from transformers import AutoTokenizer as T; T.from_pretrained('DIR', "
+          "from_slow=True).save_pretrained('DIR')\" writes it as BPE; else take a model with BPE");
+    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      const Json& value = TokenizerFile::member(model, key);
+      if (!value.is_null() && value != "")
+        file_.unsupported(fmt::format("{} {}", key, value.dump()));
     }
-    return characters;
+    const Json& dropout = TokenizerFile::member(model, "dropout");
+    if (!dropout.is_null() && dropout != 0.0)
+      file_.unsupported(fmt::format("dropout {}", dropout.dump()));
   }
 
   int32_t id_of(const Json& value, const std::string& token) const {
-    require(value.is_number_integer() && value >= 0 && value < kMaxId,
-            fmt::format("token \"{}\" has the id {}, expected 0 .. {}", token, value.dump(),
-                        kMaxId - 1));
+    file_.require(value.is_number_integer() && value >= 0 && value < kMaxTokenId,
+                  fmt::format("token \"{}\" has the id {}, expected 0 .. {}", token, value.dump(),
+                              kMaxTokenId - 1));
     return value.get<int32_t>();
   }
-  void set_bytes(int32_t id, std::string bytes) {
-    if (size_t(id) >= parts_.bytes.size()) parts_.bytes.resize(size_t(id) + 1);
-    parts_.bytes[size_t(id)] = std::move(bytes);
+  std::optional<int32_t> find(const std::string& token) const {
+    const auto added = added_.find(token);
+    if (added != added_.end()) return added->second;
+    const auto known = ids_.find(token);
+    return known == ids_.end() ? std::optional<int32_t>() : known->second;
+  }
+  void set_token(int32_t id, const std::string& token) {
+    if (size_t(id) >= parts_.tokens.size()) parts_.tokens.resize(size_t(id) + 1);
+    // A token with characters that stand for no byte, usually an added one, stands for its text.
+    parts_.tokens[size_t(id)] = decodes_bytes_ ? to_bytes(token).value_or(token) : token;
   }
 
-  void read_vocabulary() {
-    const Json& model = member(root_, "model");
-    require(model.is_object(), "it has no \"model\"");
-    const Json& type = member(model, "type");
-    if (!type.is_null() && type != "BPE") unsupported(fmt::format("model type {}", type.dump()));
-    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-      const Json& value = member(model, key);
-      if (!value.is_null() && value != "") unsupported(fmt::format("{} {}", key, value.dump()));
-    }
-    const Json& dropout = member(model, "dropout");
-    if (!dropout.is_null() && dropout != 0.0)
-      unsupported(fmt::format("dropout {}", dropout.dump()));
-    if (flag(model, "byte_fallback", false)) unsupported("byte_fallback");
-
-    const Json& vocab = member(model, "vocab");
-    require(vocab.is_object() && !vocab.empty(), "model.vocab is missing or empty");
-    std::unordered_map<uint32_t, uint8_t> byte_of;
-    const auto characters = byte_characters();
-    for (uint32_t b = 0; b < 256; ++b) byte_of[characters[b]] = uint8_t(b);
-    for (const auto& [token, value] : vocab.items()) {
-      const int32_t id = id_of(value, token);
-      ids_.emplace(token, id);
-      // A token with other characters, usually a special token, stands for its own text.
-      set_bytes(id, to_bytes(token, byte_of).value_or(token));
-    }
-    std::string character;
-    for (uint32_t b = 0; b < 256; ++b) {
-      character.clear();
-      append_utf8(characters[b], character);
-      const auto found = ids_.find(character);
-      if (found == ids_.end())
-        throw UserError(
-            fmt::format("{}: the vocabulary has no token for the byte 0x{:02X}", parts_.name, b),
-            "only byte-level BPE with all 256 bytes is supported");
-      byte_ids_[b] = found->second;
-    }
-  }
-
-  // Returns the bytes for which the characters of `token` stand; nothing if one stands for no byte.
-  static std::optional<std::string> to_bytes(const std::string& token,
-                                             const std::unordered_map<uint32_t, uint8_t>& byte_of) {
+  // Returns the bytes for which the characters of `token` stand; nothing if one stands for none.
+  std::optional<std::string> to_bytes(const std::string& token) const {
     std::string bytes;
     for (size_t at = 0; at < token.size();) {
-      // The characters that stand for bytes are below U+0800, so they have one or two bytes.
-      const uint8_t lead = uint8_t(token[at]);
       const size_t n = utf8_length(token, at);
-      if (n != 1 && n != 2) return std::nullopt;
-      const uint32_t c =
-          n == 1 ? lead : uint32_t(lead & 0x1F) << 6 | (uint8_t(token[at + 1]) & 0x3F);
-      const auto found = byte_of.find(c);
-      if (found == byte_of.end()) return std::nullopt;
-      bytes += char(found->second);
+      const uint32_t c = decode_utf8(token, at, n);
+      if (c >= byte_of_.size() || byte_of_[c] < 0) return std::nullopt;
+      bytes += char(byte_of_[c]);
       at += n;
     }
     return bytes;
   }
 
-  void read_merges() {
-    const Json& model = member(root_, "model");
-    const Json& list = member(model, "merges");
-    require(list.is_array(), "model.merges is not a list");
-    std::vector<BpeModel::Merge> merges;
-    merges.reserve(list.size());
+  void read_vocabulary(const Json& model) {
+    const Json& vocab = TokenizerFile::member(model, "vocab");
+    file_.require(vocab.is_object() && !vocab.empty(), "model.vocab is missing or empty");
+    ids_.reserve(vocab.size());
+    parts_.tokens.reserve(vocab.size());
+    for (const auto& [token, value] : vocab.items()) {
+      const int32_t id = id_of(value, token);
+      ids_.emplace(token, id);
+      set_token(id, token);
+    }
+  }
+
+  // Reads the symbols with which words begin.
+  void read_symbols(const Json& model) {
+    const bool falls_back = file_.flag(model, "byte_fallback", false);
+    const auto id_of_token = [&](const std::string& token) {
+      const auto found = ids_.find(token);
+      return found == ids_.end() ? -1 : found->second;
+    };
+    const auto id_of_byte = [&](uint8_t b) { return id_of_token(fmt::format("<0x{:02X}>", b)); };
+    model_.byte_ids.fill(-1);
+    for (uint32_t b = 0; b < 256; ++b) {
+      if (!model_.byte_level) {
+        if (falls_back) model_.byte_ids[b] = id_of_byte(uint8_t(b));
+        continue;
+      }
+      std::string character;
+      append_utf8(characters_[b], character);
+      model_.byte_ids[b] = id_of_token(character);
+      if (model_.byte_ids[b] >= 0 || !falls_back) continue;
+      std::vector<int32_t> ids;
+      for (char c : character) ids.push_back(id_of_byte(uint8_t(c)));
+      if (std::ranges::find(ids, -1) == ids.end()) model_.byte_fallbacks[b] = std::move(ids);
+    }
+    if (!model_.byte_level) {
+      model_.tokens.resize(parts_.tokens.size());
+      for (const auto& [token, id] : ids_) {
+        model_.tokens[size_t(id)] = token;
+        if (!token.empty() && utf8_length(token, 0) == token.size())
+          model_.characters.emplace(decode_utf8(token, 0, token.size()), id);
+      }
+    }
+    model_.fuse_unknown = file_.flag(model, "fuse_unk", false);
+    if (!TokenizerFile::member(model, "unk_token").is_null()) {
+      model_.unknown = file_.text(model, "unk_token", "model");
+      const int32_t id = id_of_token(model_.unknown);
+      if (id >= 0) model_.unknown_id = id;
+    }
+    if (!file_.flag(model, "ignore_merges", false)) return;
+    for (const auto& [token, id] : ids_) {
+      const auto word = model_.byte_level ? to_bytes(token) : token;
+      if (word) model_.whole_words.emplace(*word, id);
+    }
+  }
+
+  void read_merges(const Json& model) {
+    const Json& list = file_.list(model, "merges", "model");
+    model_.merges.reserve(list.size());
     for (size_t rank = 0; rank < list.size(); ++rank) {
       const Json& entry = list[rank];
-      std::string left, right;
+      std::string joined;
+      std::string_view left, right;
       if (entry.is_string()) {
-        const std::string pair = entry.get<std::string>();
+        const std::string_view pair = entry.get_ref<const std::string&>();
         const size_t space = pair.find(' ');
-        require(space != std::string::npos && pair.find(' ', space + 1) == std::string::npos,
-                fmt::format("merge {} is \"{}\", expected two tokens", rank, pair));
+        file_.require(space != std::string::npos && pair.find(' ', space + 1) == std::string::npos,
+                      fmt::format("merge {} is \"{}\", expected two tokens", rank, pair));
         left = pair.substr(0, space);
         right = pair.substr(space + 1);
       } else {
-        require(
+        file_.require(
             entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string(),
             fmt::format("merge {} is {}, expected two tokens", rank, entry.dump()));
-        left = entry[0].get<std::string>();
-        right = entry[1].get<std::string>();
+        left = entry[0].get_ref<const std::string&>();
+        right = entry[1].get_ref<const std::string&>();
       }
-      const auto id = [&](const std::string& token) {
+      const auto id = [&](std::string_view token) {
         const auto found = ids_.find(token);
-        require(found != ids_.end(),
-                fmt::format(
-                    "merge {} (\"{}\" \"{}\") needs the token \"{}\", which the vocabulary lacks",
-                    rank, left, right, token));
+        if (found == ids_.end())
+          file_.require(false, fmt::format("merge {} (\"{}\" \"{}\") needs the token \"{}\", "
+                                           "which the vocabulary lacks",
+                                           rank, left, right, token));
         return found->second;
       };
-      merges.push_back({id(left), id(right), id(left + right)});
+      joined.append(left).append(right);
+      model_.merges.push_back({id(left), id(right), id(joined)});
     }
-    std::unordered_map<std::string, int32_t> whole;
-    if (flag(model, "ignore_merges", false))
-      for (const auto& [token, id] : ids_) whole.emplace(parts_.bytes[size_t(id)], id);
-    parts_.model = std::make_unique<BpeModel>(merges, byte_ids_, std::move(whole));
-  }
-
-  void read_normalizer(const Json& node, const std::string& where) {
-    if (node.is_null()) return;
-    const std::string type = text(node, "type", where);
-    if (type == "NFC") {
-      parts_.nfc = true;
-    } else if (type == "Sequence") {
-      const Json& list = member(node, "normalizers");
-      require(list.is_array(), where + ".normalizers is not a list");
-      for (size_t i = 0; i < list.size(); ++i)
-        read_normalizer(list[i], fmt::format("{}.normalizers[{}]", where, i));
-    } else {
-      unsupported(fmt::format("{} {}", where, type), "only NFC is");
-    }
-  }
-
-  void read_pre_tokenizer(const Json& node, const std::string& where) {
-    if (node.is_null()) return;
-    if (byte_level_) unsupported(where + " after ByteLevel");
-    const std::string type = text(node, "type", where);
-    const std::string place = parts_.name + ": " + where;
-    if (type == "Sequence") {
-      const Json& list = member(node, "pretokenizers");
-      require(list.is_array(), where + ".pretokenizers is not a list");
-      for (size_t i = 0; i < list.size(); ++i)
-        read_pre_tokenizer(list[i], fmt::format("{}.pretokenizers[{}]", where, i));
-      return;
-    }
-    PreTokenizer::Stage stage;
-    if (type == "ByteLevel") {
-      byte_level_ = true;
-      stage.prefix_space = flag(node, "add_prefix_space", true);
-      if (stage.prefix_space) unproved_ = true;
-      if (flag(node, "use_regex", true)) {
-        stage.pattern = std::make_unique<Regex>(std::string(kGpt2), place);
-        known_pattern_ = true;
-      }
-    } else if (type == "Digits") {
-      stage.pattern = std::make_unique<Regex>("\\p{N}", place);
-      if (!flag(node, "individual_digits", false)) stage.behavior = SplitBehavior::contiguous;
-    } else if (type == "Split") {
-      read_split(node, where, stage);
-    } else {
-      unsupported(fmt::format("{} {}", where, type), "ByteLevel, Split, Digits and Sequence are");
-    }
-    parts_.pre_tokenizer.add(std::move(stage));
-  }
-
-  void read_split(const Json& node, const std::string& where, PreTokenizer::Stage& stage) {
-    const std::string place = parts_.name + ": " + where;
-    const Json& pattern = member(node, "pattern");
-    const Json& regex = member(pattern, "Regex");
-    if (regex.is_string()) {
-      const std::string source = regex.get<std::string>();
-      stage.pattern = std::make_unique<Regex>(source, place);
-      (source == kGpt2 || source == kLlama3 || source == kQwen2 ? known_pattern_ : unproved_) =
-          true;
-    } else {
-      const std::string literal = text(pattern, "String", where + ".pattern");
-      stage.pattern = std::make_unique<Regex>(Regex::literal(literal, place));
-      unproved_ = true;
-    }
-    const std::string behavior = text(node, "behavior", where);
-    static const std::map<std::string, SplitBehavior> behaviors = {
-        {"Isolated", SplitBehavior::isolated},
-        {"Removed", SplitBehavior::removed},
-        {"MergedWithPrevious", SplitBehavior::merged_with_previous},
-        {"MergedWithNext", SplitBehavior::merged_with_next},
-        {"Contiguous", SplitBehavior::contiguous}};
-    const auto found = behaviors.find(behavior);
-    if (found == behaviors.end()) unsupported(fmt::format("{} behavior {}", where, behavior));
-    stage.behavior = found->second;
-    stage.invert = flag(node, "invert", false);
-    if (stage.behavior != SplitBehavior::isolated) unproved_ = true;
   }
 
   void read_added_tokens() {
-    const Json& list = member(root_, "added_tokens");
+    const Json& list = TokenizerFile::member(file_.root, "added_tokens");
     if (list.is_null()) return;
-    require(list.is_array(), "added_tokens is not a list");
+    file_.require(list.is_array(), "added_tokens is not a list");
+    Normalizer::Scratch scratch(parts_.normalizer);
+    // The tokenizers library numbers tokens by itself, whatever the file says.
+    int64_t next = int64_t(ids_.size());
     for (size_t i = 0; i < list.size(); ++i) {
       const Json& token = list[i];
       const std::string where = fmt::format("added_tokens[{}]", i);
-      const std::string content = text(token, "content", where);
+      const std::string content = file_.text(token, "content", where);
       if (content.empty()) continue;
-      for (const char* key : {"single_word", "lstrip", "rstrip"})
-        if (flag(token, key, false))
-          unsupported(fmt::format("{} (\"{}\") with {}", where, content, key));
-      const int32_t id = id_of(member(token, "id"), content);
-      set_bytes(id, content);
+      const int32_t id = id_of(TokenizerFile::member(token, "id"), content);
+      const auto known = find(content);
+      const int64_t expected = known ? *known : next;
+      file_.require(id == expected,
+                    fmt::format("{} (\"{}\") has the id {}, and the tokenizers library gives it {}",
+                                where, content, id, expected));
+      next = std::max(next, int64_t(id) + 1);
+      set_token(id, content);
       added_[content] = id;
-      if (content.find_first_of(" \t\r\n") != std::string::npos) unproved_ = true;
-      if (flag(token, "normalized", !flag(token, "special", false))) {
-        std::string storage;
-        parts_.normalized.add(parts_.nfc ? std::string(to_nfc(content, storage)) : content, id);
+      AddedToken added{.content = content,
+                       .id = id,
+                       .single_word = file_.flag(token, "single_word", false),
+                       .strip_left = file_.flag(token, "lstrip", false),
+                       .strip_right = file_.flag(token, "rstrip", false)};
+      if (added.strip_left || added.strip_right ||
+          content.find_first_of(" \t\r\n") != std::string::npos)
+        unproved_ = true;
+      if (file_.flag(token, "normalized", !file_.flag(token, "special", false))) {
+        bool keeps_start = true;
+        // The library decodes such a token to its normalized text, too.
+        added.content = parts_.normalizer.apply(content, scratch, keeps_start);
+        set_token(id, added.content);
+        parts_.normalized.add(std::move(added));
       } else {
-        parts_.raw.add(content, id);
+        parts_.raw.add(std::move(added));
       }
     }
   }
 
-  void pick_eod(const std::string& wanted) {
-    const auto find = [&](const std::string& token) {
-      const auto added = added_.find(token);
-      if (added != added_.end()) parts_.eod = added->second;
-      const auto in_vocab = ids_.find(token);
-      if (!parts_.eod && in_vocab != ids_.end()) parts_.eod = in_vocab->second;
-      return parts_.eod.has_value();
-    };
+  // Returns the text of a token in tokenizer_config.json, which may be {"content": text}.
+  static std::string config_token(const Json& config, const char* key) {
+    const Json& value = TokenizerFile::member(config, key);
+    const Json& content = value.is_object() ? TokenizerFile::member(value, "content") : value;
+    return content.is_string() ? content.get<std::string>() : "";
+  }
+
+  void pick_eod(const std::string& wanted, const Json& config) {
     if (!wanted.empty()) {
-      if (!find(wanted))
+      parts_.eod = find(wanted);
+      if (!parts_.eod)
         throw UserError(fmt::format("{}: the vocabulary has no token \"{}\" to end documents with",
                                     parts_.name, wanted));
       return;
     }
-    for (const char* usual :
-         {"<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<|eot_id|>"})
-      if (find(usual)) return;
+    for (const char* usual : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>",
+                              "<|eot_id|>", "<eos>", "<｜end▁of▁sentence｜>"})
+      if ((parts_.eod = find(usual))) return;
+    parts_.eod = find(config_token(config, "eos_token"));
   }
 
-  const Json& root_;
+  // tokenizer_config.json may turn the BOS token of the template on or off, as in transformers.
+  void pick_prefix(const Json& config) {
+    auto& prefix = parts_.text_prefix = read_text_prefix(file_);
+    for (int32_t id : prefix)
+      file_.require(size_t(id) < parts_.tokens.size(),
+                    fmt::format("post_processor names the id {}, and the vocabulary has {}", id,
+                                parts_.tokens.size()));
+    const std::string bos = config_token(config, "bos_token");
+    parts_.bos = find(bos);
+    if (bos.empty() && prefix.size() == 1) parts_.bos = prefix[0];
+    const Json& add = TokenizerFile::member(config, "add_bos_token");
+    if (!add.is_boolean()) return;
+    if (!add.get<bool>()) {
+      if (prefix.size() == 1 && parts_.bos == prefix[0]) prefix.clear();
+    } else if (prefix.empty()) {
+      if (!parts_.bos)
+        throw UserError(
+            fmt::format("{}: tokenizer_config.json sets add_bos_token, and its bos_token "
+                        "\"{}\" is not in the vocabulary",
+                        parts_.name, bos));
+      prefix.push_back(*parts_.bos);
+    }
+  }
+
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
+  };
+
+  const TokenizerFile& file_;
   BpeTokenizer::Parts parts_;
-  std::unordered_map<std::string, int32_t> ids_;
+  BpeModel::Parts model_;
+  std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> ids_;
   std::map<std::string, int32_t> added_;
-  std::array<int32_t, 256> byte_ids_{};
-  bool byte_level_ = false;
-  // For Tokenizer::safe_cut: a stage has one of the patterns above; and something else in the file
-  // may join the words that it cuts.
-  bool known_pattern_ = false, unproved_ = false;
+  std::array<uint32_t, 256> characters_;
+  std::array<int16_t, 512> byte_of_{};  // by code point: the byte for which it stands, or -1
+  bool decodes_bytes_ = false;
+  bool unproved_ = false;  // for Tokenizer::safe_cut: something may join what is cut
 };
 
 }  // namespace
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::string& name,
-                                              const std::string& eod) {
-  Json root;
+                                              const std::string& eod, std::string_view config) {
+  std::string read = name;
   try {
-    root = Json::parse(json);
-  } catch (const Json::exception& e) {
-    throw UserError(fmt::format("{} is not valid JSON: {}", name, e.what()));
-  }
-  try {
-    return std::make_unique<BpeTokenizer>(Reader(root, name).read(eod));
+    TokenizerFile file{name, Json::parse(json)};
+    read = "tokenizer_config.json beside " + name;
+    const Json settings = config.empty() ? Json() : Json::parse(config);
+    return std::make_unique<BpeTokenizer>(Reader(file).read(eod, settings));
+  } catch (const Json::parse_error& e) {
+    throw UserError(fmt::format("{} is not valid JSON: {}", read, e.what()));
   } catch (const Json::exception& e) {
     throw UserError(fmt::format("{}: {}", name, e.what()));
   }

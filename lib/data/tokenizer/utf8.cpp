@@ -1,10 +1,7 @@
 #include "data/tokenizer/utf8.h"
 
-#include <utf8proc.h>
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
-
-#include "base/error.h"
 
 namespace mtrain::data {
 
@@ -28,6 +25,23 @@ size_t utf8_length(std::string_view text, size_t at) {
   return 0;
 }
 
+uint32_t decode_utf8(std::string_view text, size_t at, size_t length) {
+  const auto tail = [&](size_t i) { return uint32_t(uint8_t(text[at + i])) & 0x3F; };
+  const uint32_t lead = uint8_t(text[at]);
+  switch (length) {
+    case 1: return lead;
+    case 2: return (lead & 0x1F) << 6 | tail(1);
+    case 3: return (lead & 0x0F) << 12 | tail(1) << 6 | tail(2);
+    default: return (lead & 0x07) << 18 | tail(1) << 12 | tail(2) << 6 | tail(3);
+  }
+}
+
+size_t last_character(std::string_view text) {
+  for (size_t n = 1; n <= std::min<size_t>(4, text.size()); ++n)
+    if (utf8_length(text, text.size() - n) == n) return n;
+  return 0;
+}
+
 size_t utf8_run_end(std::string_view text, size_t at, bool valid) {
   while (at < text.size()) {
     while (valid && at + 8 <= text.size()) {  // ASCII, eight at a time
@@ -44,6 +58,24 @@ size_t utf8_run_end(std::string_view text, size_t at, bool valid) {
   return at;
 }
 
+size_t utf8_unfinished(std::string_view text) {
+  for (size_t n = 1; n <= std::min<size_t>(3, text.size()); ++n) {
+    const size_t at = text.size() - n;
+    if ((uint8_t(text[at]) & 0xC0) == 0x80) continue;
+    if (utf8_length(text, at) > 0) return 0;
+    // It is unfinished if some further bytes complete it. E0 and F0 exclude the lowest second byte.
+    std::string completed(text.substr(at));
+    const uint8_t lead = uint8_t(completed[0]);
+    while (completed.size() < 4) {
+      const bool second = completed.size() == 1;
+      completed += char(second && lead == 0xE0 ? 0xA0 : second && lead == 0xF0 ? 0x90 : 0x80);
+      if (utf8_length(completed, 0) == completed.size()) return n;
+    }
+    return 0;
+  }
+  return 0;
+}
+
 void append_utf8(uint32_t c, std::string& out) {
   const auto tail = [&](int shift) { out += char(0x80 | (c >> shift & 0x3F)); };
   if (c < 0x80) {
@@ -55,52 +87,6 @@ void append_utf8(uint32_t c, std::string& out) {
   } else {
     out += char(0xF0 | c >> 18), tail(12), tail(6), tail(0);
   }
-}
-
-namespace {
-
-// Returns the length in bytes of a well-formed character with this lead byte.
-size_t length_by_lead(uint8_t lead) {
-  return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-}
-
-// Returns whether a character with this lead byte is in normal form C and never composes with the
-// character before it. All characters below U+0300 and from U+4000 to U+9FFF are such.
-bool is_settled(uint8_t lead) { return lead < 0xCC || (lead >= 0xE4 && lead <= 0xE9); }
-
-void append_nfc(std::string_view text, std::string& out) {
-  utf8proc_uint8_t* composed = nullptr;
-  const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-  const auto bytes = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                  utf8proc_ssize_t(text.size()), &composed, options);
-  MT_CHECK(bytes >= 0, "NFC of {} bytes: {}", text.size(), utf8proc_errmsg(bytes));
-  out.append(reinterpret_cast<const char*>(composed), size_t(bytes));
-  std::free(composed);
-}
-
-}  // namespace
-
-// Composes only the runs of unsettled characters, each together with the settled character before
-// it, with which a mark may compose.
-std::string_view to_nfc(std::string_view text, std::string& storage) {
-  const auto lead = [&](size_t i) { return uint8_t(text[i]); };
-  storage.clear();
-  size_t copied = 0, previous = 0;
-  for (size_t at = 0; at < text.size();) {
-    if (is_settled(lead(at))) {
-      previous = at;
-      at += length_by_lead(lead(at));
-      continue;
-    }
-    size_t end = at;
-    while (end < text.size() && !is_settled(lead(end))) end += length_by_lead(lead(end));
-    storage += text.substr(copied, previous - copied);
-    append_nfc(text.substr(previous, end - previous), storage);
-    copied = previous = at = end;
-  }
-  if (copied == 0) return text;
-  storage += text.substr(copied);
-  return storage;
 }
 
 }  // namespace mtrain::data

@@ -1,4 +1,4 @@
-// UTF-8 for the tokenizers: which bytes are well-formed, and normal form C.
+// UTF-8 for the tokenizers: which bytes are well-formed, and what they encode.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,15 +11,20 @@ namespace mtrain::data {
 // and overlong forms are) or incomplete.
 size_t utf8_length(std::string_view text, size_t at);
 
+// Returns the code point of the well-formed character at text[at], which has `length` bytes.
+uint32_t decode_utf8(std::string_view text, size_t at, size_t length);
+
+// Returns the length of the well-formed character at the end of `text`, or 0 if there is none.
+size_t last_character(std::string_view text);
+
 // Returns the end of the longest run from `at` that is wholly well-formed if `valid`, else wholly
 // malformed.
 size_t utf8_run_end(std::string_view text, size_t at, bool valid);
 
+// Returns the number of bytes at the end of `text` that begin a character and do not complete it.
+size_t utf8_unfinished(std::string_view text);
+
 // Appends the code point `c`, which must be a Unicode scalar value, to `out`.
 void append_utf8(uint32_t c, std::string& out);
-
-// Returns normal form C of `text`, which must be well-formed UTF-8: `text` itself if it needs no
-// change, else a view of `storage`.
-std::string_view to_nfc(std::string_view text, std::string& storage);
 
 }  // namespace mtrain::data

@@ -1,0 +1,36 @@
+// Text from tokens that arrive one by one, as generation makes them.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "data/tokenizer/tokenizer.h"
+
+namespace mtrain::data {
+
+// The text of one growing sequence. What push() returns holds only whole characters: the bytes of
+// an unfinished one wait for the tokens that complete it. Bytes that can belong to no character are
+// returned as they are. All returned texts together are Tokenizer::decode of all ids.
+class DecodeStream {
+ public:
+  // `context` are the tokens before the first push, such as a prompt's. They settle what the
+  // following tokens mean (some decoders drop the space at the start of a text, but not between
+  // words); their own text is not returned. `tokenizer` must outlive the stream.
+  explicit DecodeStream(const Tokenizer& tokenizer, std::span<const int32_t> context = {});
+
+  // Takes the next token and returns the text that is now certain, which may be empty. Throws
+  // UserError for an id outside the vocabulary.
+  std::string push(int32_t id);
+
+  // Returns what still waits when the sequence ends, even an unfinished character.
+  std::string finish();
+
+ private:
+  std::string take_whole_characters();
+
+  std::unique_ptr<TokenDecoder> decoder_;
+  std::string waiting_;
+};
+
+}  // namespace mtrain::data
