@@ -415,19 +415,22 @@ TEST_CASE("the prompt is written when the model is there to go on") {
   const Lab lab;
   lab.train("a", {"train.steps=1", "checkpoint.dir=" + (lab / "elsewhere").string()});
   std::string said;
-  const auto hear = [&](std::string_view bytes) { said += bytes; };
-  const generate::GenerateOptions options{.tokens = 3};
-  CHECK_THROWS_AS(run::generate_from_run((lab / "none").string(), "Hello", options, hear),
-                  UserError);
-  CHECK_THROWS_AS(run::generate_from_run((lab / "a").string(), "", options, hear), UserError);
+  const auto go_on = [&](const char* run, const char* prompt) {
+    run::generate_from_run({.run = (lab / run).string(), .prompts = {prompt}}, {.tokens = 3},
+                           {.text = [&](size_t, std::string_view bytes) { said += bytes; },
+                            .end = [](size_t, generate::End) {}});
+  };
+  CHECK_THROWS_AS(go_on("none", "Hello"), UserError);
+  CHECK_THROWS_AS(go_on("a", ""), UserError);
+  CHECK_THROWS_WITH(go_on("a", "sixteen bytes are"), Contains("the model's context is 16"));
   CHECK(said.empty());
-  run::generate_from_run((lab / "a").string(), "Hello", options, hear);
+  go_on("a", "Hello");
   CHECK_THAT(said, Catch::StartsWith("Hello"));
   // The model of a checkpoint with biases of routers has them, too.
   lab.train("b", {"train.steps=2", "model.moe=4", "model.moe.router_bias_update_rate=0.1",
                   "model.moe.load_balancing_type=global_aux_loss", "model.moe.aux_loss_coeff=0.1"});
   said.clear();
-  run::generate_from_run((lab / "b").string(), "Hello", options, hear);
+  go_on("b", "Hello");
   CHECK_THAT(said, Catch::StartsWith("Hello"));
 }
 
