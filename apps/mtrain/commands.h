@@ -12,6 +12,7 @@ namespace mtrain {
 void add_train_options(CLI::App& app, char** argv);  // `mtrain ...` and `mtrain train ...`
 void add_data_command(CLI::App& app);                // `mtrain data build|bigram`
 void add_generate_command(CLI::App& app);            // `mtrain generate`
+void add_eval_command(CLI::App& app);                // `mtrain eval`
 void add_schedule_command(CLI::App& app);            // `mtrain schedule`
 void add_timeline_command(CLI::App& app);            // `mtrain timeline`
 void add_schema_command(CLI::App& app);              // `mtrain schema`

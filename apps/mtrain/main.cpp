@@ -41,6 +41,7 @@ int run(int argc, char** argv) {
   mtrain::add_train_options(*train, argv);
   mtrain::add_data_command(app);
   mtrain::add_generate_command(app);
+  mtrain::add_eval_command(app);
   mtrain::add_schedule_command(app);
   mtrain::add_timeline_command(app);
   mtrain::add_schema_command(app);
