@@ -4,6 +4,7 @@
 #include <deque>
 #include <list>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "generate/text_stream.h"

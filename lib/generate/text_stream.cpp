@@ -1,6 +1,8 @@
 #include "generate/text_stream.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 namespace mtrain::generate {
 

@@ -1,6 +1,7 @@
 // Turns the tokens of a sequence into text that can be shown at once: whole characters, and nothing
 // that might be the beginning of a stop string.
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
