@@ -129,7 +129,7 @@ evaluate() {
 }
 
 sample() {
-  "$mtrain" generate --run "$run" --prompt "And it came to pass" --tokens 400 --temperature 0.7
+  "$mtrain" generate --run "$run" --prompt "And it came to pass" --tokens 220 --temperature 0.7
 }
 
 settings=("$@")

@@ -1,46 +1,161 @@
 #include <cstdio>
+#include <fstream>
+#include <map>
 #include <memory>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "commands.h"
 #include "run/generate_from_run.h"
 
 namespace mtrain {
 
+namespace {
+
+struct Options {
+  std::string prompt, prompts_file, dtype = "fp32";
+  run::GenerateJob job;
+  generate::GenerateOptions generate;
+};
+
+std::vector<std::string> read_prompts(const Options& o) {
+  if (o.prompts_file.empty()) return {o.prompt};
+  std::ifstream file(o.prompts_file);
+  if (!file) throw UserError(fmt::format("cannot read {}", o.prompts_file), "check the path");
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty()) prompts.push_back(line);
+  if (prompts.empty())
+    throw UserError(fmt::format("{} holds no prompt", o.prompts_file), "write one on each line");
+  return prompts;
+}
+
+// Options that only change draws are refused where nothing is drawn.
+void refuse_idle(const CLI::App& command, const Options& o) {
+  if (o.generate.sampling.temperature > 0) return;
+  for (const char* name : {"--top-k", "--top-p", "--min-p", "--seed"})
+    if (command.get_option(name)->count() > 0)
+      throw UserError(fmt::format("{} has no effect: --temperature 0 draws nothing", name),
+                      "leave one of the two out");
+  if (o.job.num > 1)
+    throw UserError(
+        fmt::format("--num {} texts would be equal: --temperature 0 draws nothing", o.job.num),
+        "leave one of the two out");
+}
+
+void write(std::string_view bytes) {
+  std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+  std::fflush(stdout);
+}
+
+// Returns a listener that writes the one text as it grows.
+generate::Listener one_text(generate::End& why) {
+  return {.text = [](size_t, std::string_view bytes) { write(bytes); },
+          .end = [&why](size_t, generate::End end) { write("\n"), why = end; }};
+}
+
+// Returns a listener that writes each text when it has ended, as a line of JSON.
+generate::Listener many_texts(const Options& o) {
+  auto texts = std::make_shared<std::map<size_t, std::string>>();
+  return {.text = [texts](size_t i, std::string_view bytes) { (*texts)[i] += bytes; },
+          .end =
+              [texts, &o](size_t i, generate::End end) {
+                const size_t num = size_t(o.job.num);
+                const nlohmann::ordered_json line{{"prompt", i / num},
+                                                  {"sample", i % num},
+                                                  {"text", (*texts)[i]},
+                                                  {"end", generate::end_name(end)}};
+                using Bad = nlohmann::ordered_json::error_handler_t;
+                write(line.dump(-1, ' ', false, Bad::replace) + "\n");
+                texts->erase(i);
+              }};
+}
+
+void run_generate(Options& o) {
+  o.job.prompts = read_prompts(o);
+  o.job.dtype = o.dtype == "bf16" ? DType::bf16 : DType::f32;
+  o.job.job = launch::job_from_environment();
+  const bool one = o.job.prompts.size() == 1 && o.job.num == 1, speaks = o.job.job.rank == 0;
+  generate::End why = generate::End::tokens;
+  const generate::Listener silent{.text = [](size_t, std::string_view) {},
+                                  .end = [](size_t, generate::End) {}};
+  const int64_t context = run::generate_from_run(o.job, o.generate,
+                                                 !speaks ? silent
+                                                 : one   ? one_text(why)
+                                                         : many_texts(o));
+  if (why == generate::End::context)
+    log::info(fmt::format("the text ends here: the model's context of {} tokens is full", context));
+}
+
+void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
+  const char* group = "Draws (in this order)";
+  command
+      .add_option("--repetition-penalty", s.repetition_penalty,
+                  "logits of tokens that occurred are divided by it, negative ones multiplied")
+      ->check(CLI::Range(0.01, 100.0))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--temperature", s.temperature,
+                  "spread of the draws; 0: always the likeliest token")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--top-k", s.top_k, "draw among the k likeliest tokens; 0: among all")
+      ->check(CLI::Range(0, 10000000))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--top-p", s.top_p,
+                  "draw among the fewest likeliest tokens that reach this probability together")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--min-p", s.min_p,
+                  "draw among tokens that are at least so likely, relative to the likeliest")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--seed", s.seed, "seed of the draws")->capture_default_str()->group(group);
+}
+
+}  // namespace
+
 void add_generate_command(CLI::App& app) {
-  struct Options {
-    std::string run, prompt;
-    generate::GenerateOptions generate;
-  };
-  auto* command = app.add_subcommand("generate", "continue a prompt with a trained model");
+  auto* command = app.add_subcommand("generate", "continue prompts with a trained model");
   auto o = std::make_shared<Options>();
   command
-      ->add_option("--run", o->run,
+      ->add_option("--run", o->job.run,
                    "run folder of a training (its newest checkpoint), or one checkpoint")
       ->required();
-  command->add_option("--prompt", o->prompt, "text to continue")->required();
+  auto* prompts = command->add_option_group("Prompts");
+  prompts->add_option("--prompt", o->prompt, "text to continue");
+  prompts->add_option("--prompts", o->prompts_file,
+                      "file with a prompt on each line; each text is a line of JSON");
+  prompts->require_option(1);
+  command->add_option("--num", o->job.num, "texts for each prompt")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command->add_option("--batch", o->job.batch, "texts that are generated together, at most")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
   command->add_option("--tokens", o->generate.tokens, "tokens to add")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
-  command
-      ->add_option("--temperature", o->generate.temperature,
-                   "spread of the draws; 0: always the likeliest token")
-      ->check(CLI::Range(0.0, 10.0))
+  command->add_option("--stop", o->generate.stop, "a text ends before this string; repeat it");
+  command->add_option("--eos", o->generate.eos,
+                      "ids that end a text, besides the tokenizer's end of a document");
+  command->add_option("--dtype", o->dtype, "type of the weights that compute, and of the cache")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  command
-      ->add_option("--top-k", o->generate.top_k, "draw among the k likeliest tokens; 0: among all")
-      ->check(CLI::Range(0, 10000000))
-      ->capture_default_str();
-  command->add_option("--seed", o->generate.seed, "seed of the draws")->capture_default_str();
-  command->callback([o] {
-    const auto emit = [](std::string_view bytes) {
-      std::fwrite(bytes.data(), 1, bytes.size(), stdout);
-      std::fflush(stdout);
-    };
-    run::generate_from_run(o->run, o->prompt, o->generate, emit);
-    emit("\n");
+  add_sampling_options(*command, o->generate.sampling);
+  command->callback([command, o] {
+    refuse_idle(*command, *o);
+    run_generate(*o);
   });
 }
 

@@ -43,6 +43,7 @@ int run(int argc, char** argv) {
   mtrain::add_generate_command(app);
   mtrain::add_import_command(app);
   mtrain::add_export_command(app);
+  mtrain::add_eval_command(app);
   mtrain::add_schedule_command(app);
   mtrain::add_timeline_command(app);
   mtrain::add_schema_command(app);

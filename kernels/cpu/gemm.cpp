@@ -79,6 +79,13 @@ const char* at(ConstSpan s, int64_t element) {
   return s.as<char>() + element * dtype_size(s.dtype);
 }
 
+// The split of k depends on K alone, and with it the bits of the result. Blocks begin with a word.
+int64_t k_block(int64_t K, const GemmKernels& kernels) {
+  const int64_t max_k = kernels.max_words * kernels.depth;
+  return round_up(ceil_div(K, ceil_div(K, max_k)),
+                  std::max(8, kernels.depth * kernels.word_multiple));
+}
+
 // The GEMM in the form that is computed: as the caller asked, or as C^T = op(B)^T op(A)^T, whose
 // elements are the same sums.
 struct ComputedGemm {
@@ -165,11 +172,7 @@ Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
       kernels_(kernels),
       threads_(threads),
       panels_(ceil_div(p_.M, kernels.rows)) {
-  // The split of k depends on K alone, and with it the bits of the result. Blocks begin with a
-  // word.
-  const int64_t max_k = kernels.max_words * kernels.depth;
-  k_block_ = round_up(ceil_div(m.K, ceil_div(m.K, max_k)),
-                      std::max(8, kernels.depth * kernels.word_multiple));
+  k_block_ = k_block(m.K, kernels);
   column_block_ =
       std::min(round_up(p_.N, kernels.columns),
                std::clamp(kernels.max_packed_b / words(p_.K) / kernels.columns * kernels.columns,
@@ -389,6 +392,8 @@ void multiply(std::span<const Matmul> list, const GemmKernels& kernels) {
 }
 
 }  // namespace
+
+int64_t gemm_k_block(int64_t K, Isa isa) { return k_block(K, kernels_of(isa)); }
 
 void gemm(std::span<const Matmul> list, Isa isa) { multiply(list, kernels_of(isa)); }
 

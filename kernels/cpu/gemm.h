@@ -22,6 +22,10 @@
 
 namespace mtrain::kernels::cpu {
 
+// Returns how many terms of a sum over K of gemm() are added up before they are added to the terms
+// before them.
+int64_t gemm_k_block(int64_t K, Isa isa);
+
 // These compute all products of the list on the current thread pool, none of which may be empty or
 // read what another one writes.
 void gemm(std::span<const Matmul> list, Isa isa);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/thread_pool.h"
+#include "kernels/cpu/few_rows_matmul.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/scratch.h"
@@ -86,6 +87,22 @@ void multiply(std::span<const Matmul> list, MatmulBackend backend) {
   }
 }
 
+bool has_few_rows(const Matmul& m) {
+  return m.M < kFewestPackedRows && !m.trans_a && m.trans_b && !m.accumulate;
+}
+
+void run_few_rows(const Matmul& m) {
+  thread_local Scratch a;
+  run(FewRowsMatmul{.a_MK = as_float(m.a, m.M * m.K, a),
+                    .b_NK = m.b,
+                    .bias_N = m.bias_N,
+                    .c_MN = m.c_MN,
+                    .M = m.M,
+                    .N = m.N,
+                    .K = m.K,
+                    .k_block = gemm_k_block(m.K, isa())});
+}
+
 // Where K = 0, C is the bias, or zero.
 void run_empty_sum(const Matmul& m) {
   if (m.accumulate) return;
@@ -140,6 +157,7 @@ void run(const Matmul& m, MatmulBackend backend) {
   thread_local Scratch bias;
   if (m.bias_N) f.bias_N = as_float(m.bias_N, m.N, bias);
   if (m.K == 0) return run_empty_sum(f);
+  if (backend == MatmulBackend::native && has_few_rows(f)) return run_few_rows(f);
   multiply({&f, 1}, backend);
 }
 

@@ -3,6 +3,7 @@
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/attention_decode.h"
 #include "kernels/attention_merge.h"
 #include "kernels/copy_blocks.h"
 #include "kernels/cross_entropy.h"
@@ -40,6 +41,7 @@ MT_NONE(GeluBackward)
 MT_NONE(AdamW)
 MT_NONE(AttentionForward)
 MT_NONE(AttentionBackward)
+MT_NONE(AttentionDecode)
 MT_NONE(AttentionMerge)
 MT_NONE(CopyBlocks)
 MT_NONE(CrossEntropy)

@@ -1,68 +1,169 @@
 #include "generate/generate.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
+#include <deque>
+#include <list>
+#include <optional>
+#include <utility>
 
-#include "base/rng.h"
+#include "base/error.h"
+#include "generate/text_stream.h"
 
 namespace mtrain::generate {
 
 namespace {
 
-// Draws from softmax(logits / temperature) over the top k tokens; `index` numbers the draw.
-int32_t sample(const std::vector<float>& logits, const GenerateOptions& o, uint64_t index) {
-  std::vector<int32_t> ids(logits.size());
-  std::iota(ids.begin(), ids.end(), 0);
-  const auto k = o.temperature <= 0 ? 1
-                 : o.top_k > 0      ? std::min(size_t(o.top_k), ids.size())
-                                    : ids.size();
-  const auto likelier = [&](int32_t a, int32_t b) { return logits[size_t(a)] > logits[size_t(b)]; };
-  std::partial_sort(ids.begin(), ids.begin() + int64_t(k), ids.end(), likelier);
-  if (k == 1) return ids[0];
-  std::vector<double> cumulative;
-  double sum = 0;
-  for (size_t i = 0; i < k; ++i)
-    cumulative.push_back(
-        sum += std::exp(double(logits[size_t(ids[i])] - logits[size_t(ids[0])]) / o.temperature));
-  const double draw =
-      double(uniform_below(rng_key(o.seed, "generate"), index, 1ull << 53)) * 0x1p-53 * sum;
-  const auto at = std::ranges::upper_bound(cumulative, draw) - cumulative.begin();
-  return ids[std::min(size_t(at), k - 1)];
-}
+// A request that has a slot of the cache.
+struct Sequence {
+  size_t request;
+  int64_t slot;
+  std::vector<int32_t> ids;  // prompt, then new tokens
+  int64_t prompt = 0;        // tokens of the prompt
+  int64_t computed = 0;      // tokens whose keys and values are in the cache
+  TextStream text;
+};
+
+class Generation {
+ public:
+  Generation(CachedModel& model, const data::Tokenizer& tokenizer,
+             const std::vector<Request>& requests, const GenerateOptions& options,
+             const Listener& listener)
+      : model_(model), tokenizer_(tokenizer), requests_(requests), o_(options), to_(listener) {
+    for (const Request& r : requests) prompts_.push_back(encode(r.prompt));
+    for (int64_t s = 0; s < model.cache().slots(); ++s) free_slots_.push_back(s);
+  }
+
+  // Prompts go first, so that as many sequences as possible share the steps of one token.
+  void run() {
+    while (next_ < requests_.size() || !active_.empty()) {
+      while (next_ < requests_.size() && !free_slots_.empty()) admit(next_++);
+      const bool prompts = std::ranges::any_of(active_, in_prompt);
+      step(prompts ? prompt_pieces() : single_pieces());
+    }
+  }
+
+ private:
+  static bool in_prompt(const Sequence& s) { return s.computed < s.prompt; }
+
+  std::vector<int32_t> encode(const std::string& prompt) const {
+    std::vector<int32_t> ids;
+    tokenizer_.encode(prompt, ids);
+    if (ids.empty())
+      throw UserError("the prompt is empty", "give at least one character with --prompt");
+    for (const int32_t id : ids)
+      if (id >= model_.vocabulary())
+        throw UserError(fmt::format("the tokenizer gives id {}, and the model's vocabulary is {}",
+                                    id, model_.vocabulary()),
+                        "use the tokenizer with which the model was trained");
+    if (int64_t(ids.size()) >= o_.context)
+      throw UserError(fmt::format("the prompt has {} tokens, and the model's context is {}",
+                                  ids.size(), o_.context),
+                      "give a shorter prompt: new tokens need room, too");
+    return ids;
+  }
+
+  void admit(size_t request) {
+    const std::vector<int32_t>& prompt = prompts_[request];
+    active_.push_back({.request = request,
+                       .slot = free_slots_.front(),
+                       .ids = prompt,
+                       .prompt = int64_t(prompt.size()),
+                       .text = TextStream(tokenizer_, prompt, o_.stop)});
+    free_slots_.pop_front();
+    if (o_.echo_prompt) to_.text(request, requests_[request].prompt);
+  }
+
+  struct Work {
+    Sequence* sequence;
+    Piece piece;
+  };
+  static Work work_on(Sequence& s, int64_t count) {
+    return {&s, {s.slot, s.computed, std::span(s.ids).subspan(size_t(s.computed), size_t(count))}};
+  }
+  // Fills a forward with parts of prompts, in the order of requests.
+  std::vector<Work> prompt_pieces() {
+    std::vector<Work> work;
+    int64_t room = o_.chunk;
+    for (Sequence& s : active_) {
+      if (!in_prompt(s) || room == 0) continue;
+      const int64_t count = std::min(room, s.prompt - s.computed);
+      work.push_back(work_on(s, count));
+      room -= count;
+    }
+    return work;
+  }
+  std::vector<Work> single_pieces() {
+    std::vector<Work> work;
+    for (Sequence& s : active_) work.push_back(work_on(s, 1));
+    return work;
+  }
+
+  void step(const std::vector<Work>& work) {
+    std::vector<Piece> pieces;
+    for (const Work& w : work) pieces.push_back(w.piece);
+    const auto logits = model_.forward(pieces);
+    for (size_t i = 0; i < work.size(); ++i) {
+      Sequence& s = *work[i].sequence;
+      s.computed += int64_t(work[i].piece.ids.size());
+      if (s.computed < int64_t(s.ids.size())) continue;  // more of the prompt is to come
+      if (const auto end = add_token(s, logits[i])) finish(s, *end);
+    }
+    std::erase_if(active_, [](const Sequence& s) { return s.slot < 0; });
+  }
+
+  // Draws the next token of a sequence. Returns why the text ends with it, if it does.
+  std::optional<End> add_token(Sequence& s, const std::vector<float>& logits) {
+    const int64_t added = int64_t(s.ids.size()) - s.prompt;
+    const auto known = std::min(int64_t(logits.size()), tokenizer_.vocab_size());
+    const int32_t id = draw(std::span(logits).first(size_t(known)), s.ids, o_.sampling,
+                            requests_[s.request].sample, uint64_t(added));
+    if (tokenizer_.eod() == id || std::ranges::find(o_.eos, id) != o_.eos.end())
+      return End::end_of_text;
+    s.ids.push_back(id);
+    say(s, s.text.push(id));
+    if (s.text.stopped()) return End::stop_string;
+    if (added + 1 == o_.tokens) return End::tokens;
+    if (int64_t(s.ids.size()) == o_.context) return End::context;
+    return {};
+  }
+
+  void finish(Sequence& s, End end) {
+    say(s, s.text.finish());
+    to_.end(s.request, end);
+    free_slots_.push_back(std::exchange(s.slot, -1));
+  }
+
+  void say(const Sequence& s, const std::string& text) const {
+    if (!text.empty()) to_.text(s.request, text);
+  }
+
+  CachedModel& model_;
+  const data::Tokenizer& tokenizer_;
+  const std::vector<Request>& requests_;
+  const GenerateOptions& o_;
+  const Listener& to_;
+  std::vector<std::vector<int32_t>> prompts_;  // of the requests
+  size_t next_ = 0;                            // the next request to get a slot
+  std::deque<int64_t> free_slots_;
+  std::list<Sequence> active_;  // in the order of requests
+};
 
 }  // namespace
 
-void generate(Stream& stream, model::Gpt& model, const data::Tokenizer& tokenizer,
-              std::string_view prompt, const GenerateOptions& o,
-              const std::function<void(std::string_view)>& emit) {
-  std::vector<int32_t> ids;
-  tokenizer.encode(prompt, ids);
-  if (ids.empty())
-    throw UserError("the prompt is empty", "give at least one character with --prompt");
-  const auto V = size_t(model.config().vocab);
-  for (int32_t id : ids)
-    if (size_t(id) >= V)
-      throw UserError(
-          fmt::format("the tokenizer gives id {}, and the model's vocabulary is {}", id, V),
-          "use the tokenizer with which the model was trained");
-  emit(prompt);
-  for (int64_t i = 0; i < o.tokens; ++i) {
-    const auto S = std::min(int64_t(ids.size()), o.window);
-    std::vector<int32_t> position(static_cast<size_t>(S));
-    std::iota(position.begin(), position.end(), 0);
-    model::MicroBatch batch;
-    batch.input_T = Tensor::from_host<int32_t>(stream, {S}, {ids.end() - S, ids.end()});
-    batch.seq = {.B = 1, .S = S, .position_T = Tensor::from_host(stream, {S}, position)};
-    model::WgradQueue wgrad;
-    model::Stash stash;
-    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
-    auto logits = model.logits(step, batch).rows(S - 1, S).to_host<float>(stream);
-    logits.resize(V);
-    ids.push_back(sample(logits, o, uint64_t(i)));
-    if (tokenizer.eod() == ids.back()) return;
-    emit(tokenizer.decode(std::span(&ids.back(), 1)));
+const char* end_name(End end) {
+  switch (end) {
+    case End::tokens: return "tokens";
+    case End::end_of_text: return "end_of_text";
+    case End::stop_string: return "stop_string";
+    case End::context: return "context";
   }
+  throw BugError("an end of a text");
+}
+
+void generate(CachedModel& model, const data::Tokenizer& tokenizer,
+              const std::vector<Request>& requests, const GenerateOptions& options,
+              const Listener& listener) {
+  Generation(model, tokenizer, requests, options, listener).run();
 }
 
 }  // namespace mtrain::generate

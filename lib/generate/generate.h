@@ -1,29 +1,50 @@
-// Generates text with a trained model. Every new token runs the whole window again (no cache of
-// keys and values), which is simple, and fast enough for samples of a small model.
+// Generates text with a trained model: prompts are computed in chunks, then one token per step for
+// all sequences of a batch together.
 #pragma once
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "data/tokenizer/tokenizer.h"
-#include "model/gpt.h"
+#include "generate/cached_model.h"
+#include "generate/sampling.h"
 
 namespace mtrain::generate {
 
 struct GenerateOptions {
-  int64_t tokens = 200;      // tokens to add
-  float temperature = 0.8f;  // 0: always takes the likeliest token
-  int64_t top_k = 40;        // draws among so many of the likeliest tokens; 0: among all
-  uint64_t seed = 1;
-  int64_t window = 0;  // the last tokens that the model sees; its training sequence length
+  int64_t tokens = 200;  // tokens to add
+  SamplingOptions sampling = {};
+  std::vector<std::string> stop = {};  // a text ends before any of them
+  // Ids that end a text, besides the tokenizer's end of a document.
+  std::vector<int32_t> eos = {};
+  int64_t context = 0;      // tokens that the model can see, prompt included
+  int64_t chunk = 512;      // tokens of prompts in one forward
+  bool echo_prompt = true;  // the text begins with the prompt
 };
 
-// Calls `emit` with the prompt, and then with the bytes of each new token. Stops after
-// options.tokens tokens or at the end-of-document token. Throws UserError if the prompt is empty or
-// has a token that the model's vocabulary lacks.
-void generate(Stream& stream, model::Gpt& model, const data::Tokenizer& tokenizer,
-              std::string_view prompt, const GenerateOptions& options,
-              const std::function<void(std::string_view)>& emit);
+struct Request {
+  std::string prompt;
+  uint64_t sample = 0;  // the stream of its draws: equal requests differ by it
+};
+
+// Why a text ends.
+enum class End { tokens, end_of_text, stop_string, context };
+const char* end_name(End end);
+
+// What is told of a request, by its number.
+struct Listener {
+  std::function<void(size_t request, std::string_view text)> text;  // comes piece by piece
+  std::function<void(size_t request, End end)> end;
+};
+
+// Continues the prompts, as many at once as the model's cache has slots. A request's text does not
+// depend on the others. Ids that the tokenizer cannot write are never drawn. Throws UserError
+// before any text if a prompt is empty, fills the context, or has a token that the model's
+// vocabulary lacks.
+void generate(CachedModel& model, const data::Tokenizer& tokenizer,
+              const std::vector<Request>& requests, const GenerateOptions& options,
+              const Listener& listener);
 
 }  // namespace mtrain::generate

@@ -94,11 +94,11 @@ Tensor Gpt::backward(Step& step, const MicroBatch& batch, const Tensor& dy_TH) {
   return pass.finish();
 }
 
-Tensor Gpt::logits(Step& step, const MicroBatch& batch) {
+Tensor Gpt::logits(Step& step, const MicroBatch& batch, const std::vector<int64_t>& rows) {
   StagePass pass = blocks_pass(step, batch);
   pass.finish();
   before_head(step);
-  const Tensor logits = head_->logits(step, pass.flow_.h);
+  const Tensor logits = head_->logits(step, pass.flow_.h, rows);
   after_head(step);
   return logits;
 }

@@ -49,8 +49,9 @@ class Gpt {
   // pass uses `batch` and what `step` refers to until it is done.
   StagePass forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request);
   StagePass backward_pass(const Step& step, const MicroBatch& batch);
-  // Returns (T, padded vocabulary) in fp32, for the whole model. Not for several tp ranks.
-  Tensor logits(Step& step, const MicroBatch& batch);
+  // Returns (T, padded vocabulary) in fp32, for the whole model; (rows, padded vocabulary) if only
+  // the logits of these rows of the micro-batch are wanted.
+  Tensor logits(Step& step, const MicroBatch& batch, const std::vector<int64_t>& rows = {});
 
   const GptConfig& config() const { return c_; }
   const StageSpec& stage() const { return stage_; }

@@ -15,6 +15,21 @@ struct HeadActivations {
   ops::NormResult norm;
   Tensor dy_TH;  // gradient of the norm's output
 };
+
+Tensor picked_rows(Stream& stream, const Tensor& x_TH, const std::vector<int64_t>& rows) {
+  const int64_t H = x_TH.dim(1);
+  Tensor picked = Tensor::empty(stream, {int64_t(rows.size()), H}, x_TH.dtype());
+  std::vector<ops::CopyBlock> blocks;
+  for (size_t i = 0; i < rows.size(); ++i)
+    blocks.push_back({.from_row = rows[i],
+                      .from_column = 0,
+                      .to_row = int64_t(i),
+                      .to_column = 0,
+                      .rows = 1,
+                      .columns = H});
+  ops::copy_blocks(stream, x_TH, picked, std::move(blocks));
+  return picked;
+}
 }  // namespace
 
 Head::Head(ParamStore& params, const GptConfig& c, const ModelImpls& impls, bool own_table)
@@ -97,13 +112,27 @@ ops::NormGradient Head::backward(Step& step, const ops::Float8Write& write) {
   return norm_.backward(step, a.norm, a.dy_TH, {}, write);
 }
 
-Tensor Head::logits(Step& step, const Hidden& h) {
-  MT_CHECK(tensor_->size() == 1, "logits are asked for, but {} ranks share the vocabulary",
-           tensor_->size());
+Tensor Head::logits(Step& step, const Hidden& h, const std::vector<int64_t>& rows) {
   const Device::Scope scope(step.compute.device(), kScope);
-  const Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH);
-  return ops::matmul(step.compute, "matmul_output_fwd", y_TH, output_->value, {.b = true},
-                     DType::f32);
+  Stream& stream = step.compute;
+  Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH);
+  if (!rows.empty()) y_TH = picked_rows(stream, y_TH, rows);
+  const Tensor own_TV =
+      ops::matmul(stream, "matmul_output_fwd", y_TH, output_->value, {.b = true}, DType::f32);
+  if (tensor_->size() == 1) return own_TV;
+  const int64_t T = own_TV.dim(0), P = tensor_->size(), columns = own_TV.dim(1);
+  const Tensor all_PTV = tensor_->all_ranks(own_TV.view({own_TV.count()}));
+  const Tensor logits_TV = Tensor::empty(stream, {T, P * columns}, DType::f32);
+  std::vector<ops::CopyBlock> blocks;
+  for (int64_t p = 0; p < P; ++p)
+    blocks.push_back({.from_row = p * T,
+                      .from_column = 0,
+                      .to_row = 0,
+                      .to_column = p * columns,
+                      .rows = T,
+                      .columns = columns});
+  ops::copy_blocks(stream, all_PTV.view({P * T, columns}), logits_TV, std::move(blocks));
+  return logits_TV;
 }
 
 }  // namespace mtrain::model

@@ -25,8 +25,9 @@ class Head {
   void loss(Step& step, const Hidden& h, const LossRequest& request);
   // Returns dL/dh (T, H).
   ops::NormGradient backward(Step& step, const ops::Float8Write& write);
-  // Returns (T, padded vocabulary) in fp32, and stashes nothing. Not for several tp ranks.
-  Tensor logits(Step& step, const Hidden& h);
+  // Returns (T, padded vocabulary) in fp32, or those of `rows` if there are any, and stashes
+  // nothing. Under tensor parallelism every rank gets the logits of the whole vocabulary.
+  Tensor logits(Step& step, const Hidden& h, const std::vector<int64_t>& rows);
 
   ParamUnit* unit() const { return norm_.unit(); }  // the unit of the head's own parameters
   // The unit of the output layer's weight: unit(), or the unit of a tied table.

@@ -240,6 +240,19 @@ void attention_block_backward(Stream& stream, const AttentionBlock& block, const
                               const Heads& k, const Heads& v, const AttentionResult& merged,
                               const Tensor& dout_TN, const AttentionGrads& grads);
 
+// --- attention to a cache of keys and values, for generation ---
+struct DecodeDims {
+  int64_t A, G, D;
+  int64_t window = 0;  // 0: none
+  float scale;
+};
+// Returns (T, A * D): row t of qkv_TN, whose keys and values are not read, attends to the rows
+// [start_T[t], end_T[t]) of the cache (int32), or to the last `window` of them. start_T[t] is the
+// row of its sequence's position 0. A row of the cache, of 2 G D elements, has its key heads and
+// then its value heads.
+Tensor attention_decode(Stream& stream, const DecodeDims& dims, const Tensor& qkv_TN,
+                        const Tensor& cache_RN, const Tensor& start_T, const Tensor& end_T);
+
 // --- MLP activations ---
 // The result is in 8 bits alone, if swiglu() is given a scale.
 Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write = {});

@@ -9,14 +9,14 @@ namespace mtrain::parallel {
 
 namespace {
 
-TensorGroups tensor_groups(comm::World& world, Device& device, const RunPlan& plan) {
+// `all` are the ranks of tp, `kv` the key-value heads of the model.
+TensorGroups tensor_groups(comm::World& world, Device& device, Group all, int64_t kv) {
   TensorGroups g;
-  g.all = world.group("tp", plan.mesh, {mesh::Axis::tp});
+  g.all = std::move(all);
   g.compute = &device.stream(device::StreamKind::compute);
   g.stream = &device.stream(device::StreamKind::tp);
   g.replicas[g.all.size()] = g.all;
   // If there are fewer key-value heads than ranks, consecutive ranks have replicas of one head.
-  const int64_t kv = plan.model.kv_heads;
   if (kv >= g.all.size()) return g;
   const int replicas = int(exact_div(int64_t(g.all.size()), kv));
   const auto first = g.all.ranks().begin() + g.all.rank() / replicas * replicas;
@@ -144,7 +144,8 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
   impls.fp8_begin = plan.fp8.begin, impls.fp8_end = plan.fp8.end;
   if (l.tp > 1)
     impls.tensor = tensor_parallel(
-        tensor_groups(world, device, plan),
+        tensor_groups(world, device, world.group("tp", plan.mesh, {mesh::Axis::tp}),
+                      plan.model.kv_heads),
         {.sequence = plan.tensor.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
   if (plan.model.experts.count > 0) {
     spread_experts(world, device, plan, impls);
@@ -172,6 +173,31 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
       case Method::a2a_p2p: return a2a_p2p_attention(comm, level, ring, heads);
     }
     throw BugError("an unknown cp_comm_type");
+  };
+  return impls;
+}
+
+model::ModelImpls share_layers(comm::World& world, Device& device, const plan::ModelShape& model) {
+  model::ModelImpls impls;
+  const int64_t P = world.size();
+  if (P == 1) return impls;
+  const auto require = [&](bool divides, const char* what, int64_t n) {
+    if (!divides)
+      throw UserError(fmt::format("{} ranks cannot share a model of {} {}", P, n, what),
+                      "start as many ranks as divide the model's heads and widths, or one");
+  };
+  const plan::ExpertShape& e = model.experts;
+  require(model.heads % P == 0, "attention heads", model.heads);
+  require(model.kv_heads % P == 0 || P % model.kv_heads == 0, "key-value heads", model.kv_heads);
+  require(model.ffn % P == 0, "elements in a feed-forward layer", model.ffn);
+  require(e.ffn % P == 0, "elements in an expert", e.ffn);
+  require(e.shared_ffn % P == 0, "elements in a shared expert", e.shared_ffn);
+  impls.tensor = tensor_parallel(tensor_groups(world, device, world.world_group(), model.kv_heads),
+                                 {.sequence = false});
+  if (e.count == 0) return impls;
+  impls.divided_experts = true;
+  impls.token_dispatcher = [experts = e.count, tensor = impls.tensor] {
+    return reduced_dispatcher(model::local_dispatcher(experts), tensor);
   };
   return impls;
 }

@@ -17,10 +17,26 @@ namespace {
 // was run, whatever strict said of it.
 const std::vector<std::string> kAsSaved{"~model.from", "debug.strict=false"};
 
-Recipe load_saved(const std::filesystem::path& file) {
+// Of the layout only what spreads a model over ranks: the strategy's precision stays.
+const std::vector<std::string> kOneRank{"~distributed.tp_size",
+                                        "~distributed.pp_size",
+                                        "~distributed.cp_size",
+                                        "~distributed.ep_size",
+                                        "~distributed.expert_tp_size",
+                                        "~distributed.dp_size",
+                                        "~distributed.dp_replicate_size",
+                                        "~distributed.vpp_size",
+                                        "~distributed.pipeline",
+                                        "~distributed.sequence_parallel",
+                                        "~distributed.hierarchical_context_parallel_sizes",
+                                        "~comm_overlap"};
+
+// By default the recipe was fit for the ranks that saved it, whatever their number.
+Recipe load_saved(const std::filesystem::path& file, std::vector<std::string> settings = {},
+                  int64_t world = 0) {
   Diagnostics diagnostics;
-  // The recipe was fit for the ranks that saved it, whatever their number.
-  Recipe recipe = load_recipe(file.string(), kAsSaved, diagnostics, 0);
+  settings.insert(settings.begin(), kAsSaved.begin(), kAsSaved.end());
+  Recipe recipe = load_recipe(file.string(), settings, diagnostics, world);
   diagnostics.throw_if_errors();
   // Recipes that were printed before model.attention_bias existed call the tanh form gelu.
   if (!recipe.given("model.attention_bias") && recipe.model.activation == recipe::Activation::gelu)
@@ -66,6 +82,12 @@ SavedRun read_saved_run(const std::filesystem::path& file) {
           .model = model_shape(r.model, 0, sample_length(r)),
           .sample_length = sample_length(r),
           .device = device_plan_without_overlap(r)};
+}
+
+RunPlan saved_run_plan(const std::filesystem::path& file, std::vector<std::string> overrides,
+                       int64_t world, int64_t vocab) {
+  if (world == 1) overrides.insert(overrides.begin(), kOneRank.begin(), kOneRank.end());
+  return make_plan(load_saved(file, std::move(overrides), world), world, vocab);
 }
 
 std::string resume_differences(const std::filesystem::path& file, const std::string& present) {

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "plan/options/dataset_options.h"
 #include "plan/options/device_plan.h"
 #include "plan/options/model_shape.h"
 #include "plan/options/train_options.h"
+#include "plan/run_plan.h"
 
 namespace mtrain::plan {
 
@@ -21,6 +23,12 @@ struct SavedRun {
 
 // Throws UserError if this version cannot load the recipe in `file`.
 SavedRun read_saved_run(const std::filesystem::path& file);
+
+// Makes the plan of the recipe in `file` for `world` ranks, with `overrides` of its settings, and
+// for a model of `vocab` tokens. A single rank leaves the layout of the saved run out. Throws
+// UserError with all mistakes, if the recipe does not fit so many ranks.
+RunPlan saved_run_plan(const std::filesystem::path& file, std::vector<std::string> overrides,
+                       int64_t world, int64_t vocab);
 
 // Compares the recipe saved in `file` with `present`, the text of this run's recipe. Returns a line
 // for each setting that must agree in a resumed run and does not: settings of what the network

@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "kernels/attention.h"
+#include "kernels/attention_decode.h"
 #include "kernels/cuda/cudnn/document_table.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "mirror.h"
@@ -282,4 +283,42 @@ TEST_CASE("a table of documents says where each begins in every tensor, and how 
             Array::ids({0, 1,  70,   70,   101,  101,  101,  101,  101,  0, 0, 0,  //
                         0, 24, 1680, 1680, 2424, 2424, 2424, 2424, 2424, 0, 0, 0}));
   });
+}
+
+TEST_CASE("attention decode equals the CPU's, for every type and width of heads") {
+  Closeness close("attention decode on a GPU");
+  const std::vector<int32_t> start{0, 3, 10}, end{1, 20, 60};
+  const int64_t T = 3, rows = 60;
+  for (auto [A, G, D] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 16},
+                         {4, 2, 64},
+                         {6, 1, 37},
+                         {3, 3, 128},
+                         {2, 1, 256}})
+    for (DType type : kFloats)
+      for_each_way([&](int64_t offset) {
+        const int64_t N = (A + 2 * G) * D, window = A == 4 ? 15 : 0;
+        CAPTURE(A, G, D, type, window);
+        Mirror qkv(Array::normal(type, T * N, 1), offset),
+            k(Array::normal(type, rows * G * D, 2), offset),
+            v(Array::normal(type, rows * G * D, 3), offset), out(Array(type, T * A * D), offset);
+        Mirror first(Array::ids(start)), last(Array::ids(end));
+        const auto args = [&, A = A, G = G, D = D](auto&& of) {
+          return AttentionDecode{.q = {of(qkv), N},
+                                 .k = {of(k), G * D},
+                                 .v = {of(v), G * D},
+                                 .out = {of(out), A * D},
+                                 .start_T = of(first),
+                                 .end_T = of(last),
+                                 .T = T,
+                                 .rows = rows,
+                                 .A = A,
+                                 .G = G,
+                                 .D = D,
+                                 .window = window,
+                                 .scale = 1 / std::sqrt(float(D))};
+        };
+        cpu::run(args([](Mirror& m) { return m.host().span(); }));
+        cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
+        REQUIRE(out.compare(close, {.dtype = type, .K = 60, .scale = 4, .sums = DType::f32}) == "");
+      });
 }

@@ -2,6 +2,7 @@
 #include <unistd.h>
 #include <csignal>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include <catch2/catch.hpp>
@@ -16,11 +17,13 @@
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "plan/saved_recipe.h"
+#include "run/evaluate_run.h"
 #include "run/generate_from_run.h"
 #include "run/run.h"
 #include "run/run_checkpoint.h"
 #include "run/run_folder.h"
 #include "run/signal_guard.h"
+#include "train/build_trainer.h"
 #include "train/data_setup.h"
 #include "train/model_setup.h"
 
@@ -415,20 +418,78 @@ TEST_CASE("the prompt is written when the model is there to go on") {
   const Lab lab;
   lab.train("a", {"train.steps=1", "checkpoint.dir=" + (lab / "elsewhere").string()});
   std::string said;
-  const auto hear = [&](std::string_view bytes) { said += bytes; };
-  const generate::GenerateOptions options{.tokens = 3};
-  CHECK_THROWS_AS(run::generate_from_run((lab / "none").string(), "Hello", options, hear),
-                  UserError);
-  CHECK_THROWS_AS(run::generate_from_run((lab / "a").string(), "", options, hear), UserError);
+  const auto go_on = [&](const char* run, const char* prompt) {
+    run::generate_from_run({.run = (lab / run).string(), .prompts = {prompt}}, {.tokens = 3},
+                           {.text = [&](size_t, std::string_view bytes) { said += bytes; },
+                            .end = [](size_t, generate::End) {}});
+  };
+  CHECK_THROWS_AS(go_on("none", "Hello"), UserError);
+  CHECK_THROWS_AS(go_on("a", ""), UserError);
+  CHECK_THROWS_WITH(go_on("a", "sixteen bytes are"), Contains("the model's context is 16"));
   CHECK(said.empty());
-  run::generate_from_run((lab / "a").string(), "Hello", options, hear);
+  go_on("a", "Hello");
   CHECK_THAT(said, Catch::StartsWith("Hello"));
   // The model of a checkpoint with biases of routers has them, too.
   lab.train("b", {"train.steps=2", "model.moe=4", "model.moe.router_bias_update_rate=0.1",
                   "model.moe.load_balancing_type=global_aux_loss", "model.moe.aux_loss_coeff=0.1"});
   said.clear();
-  run::generate_from_run((lab / "b").string(), "Hello", options, hear);
+  go_on("b", "Hello");
   CHECK_THAT(said, Catch::StartsWith("Hello"));
+}
+
+TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
+  const Lab lab;
+  lab.train("a", {"train.steps=1"});
+  lab.train("packed", {"train.steps=1", "packed_sequence.packed_sequence_size=16",
+                       "train.micro_batch_size=1"});
+  const run::EvaluateJob job{.model = (lab / "a").string(), .data = (lab / "b").string()};
+  const run::Evaluation apart = run::evaluate_run(job);
+  CHECK((apart.windows == 250 && apart.window == 16 && apart.stride == 16));
+  CHECK(apart.tokens == 4000 - 250);
+  CHECK(apart.bytes == apart.tokens);  // a token is a byte
+  CHECK(apart.perplexity() == Approx(std::exp(apart.nats_per_token)));
+  CHECK(apart.bits_per_byte() == Approx(apart.nats_per_token / std::log(2.0)));
+  // The same windows, as training would validate on them.
+  struct Windows : data::Dataset {
+    explicit Windows(const fs::path& prefix) : tokens(prefix) {}
+    int64_t seq_length() const override { return 16; }
+    int64_t size() const override { return 250; }
+    void sample(int64_t i, data::Sample& out) const override {
+      out = {};
+      out.input.resize(16), out.position.resize(16);
+      tokens.read(16 * i, out.input);
+      std::iota(out.position.begin(), out.position.end(), 0);
+      out.label.assign(out.input.begin() + 1, out.input.end());
+      out.label.push_back(-1);
+    }
+    data::IndexedDataset tokens;
+  };
+  const auto windows = std::make_shared<Windows>(lab / "b");
+  const auto device = Device::cpu(1);
+  train::Trainer trainer = train::build_trainer(*device, lab.plan("a"), windows);
+  run::resume_run(trainer, run::locate_checkpoint(lab / "a")->path);
+  const double want = trainer.evaluate(data::ValidationLoader(windows, 0, {.micro_batch = 2}));
+  CHECK(apart.nats_per_token == Approx(want).epsilon(1e-6));
+
+  run::EvaluateJob overlapping = job;
+  overlapping.stride = 5;
+  const run::Evaluation close = run::evaluate_run(overlapping);
+  CHECK(close.tokens == 3999);
+  CHECK(close.nats_per_token != apart.nats_per_token);
+  overlapping.overrides = {"train.micro_batch_size=1"};
+  CHECK(run::evaluate_run(overlapping).nats_per_token ==
+        Approx(close.nats_per_token).epsilon(1e-6));
+  run::EvaluateJob packed = job;
+  packed.model = (lab / "packed").string();
+  CHECK(run::evaluate_run(packed).tokens == apart.tokens);
+
+  run::EvaluateJob bad = job;
+  bad.data = (lab / "none").string();
+  CHECK_THROWS_WITH(run::evaluate_run(bad), Contains("--data"));
+  bad = job, bad.model = (lab / "none").string();
+  CHECK_THROWS_WITH(run::evaluate_run(bad), Contains("no complete checkpoint"));
+  bad = job, bad.stride = 17;
+  CHECK_THROWS_WITH(run::evaluate_run(bad), Contains("stride is 17"));
 }
 
 TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {

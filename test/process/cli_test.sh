@@ -156,6 +156,7 @@ completes --micro mtrain schedule --mi
 completes llama3_8b mtrain --recipe llama3_8
 completes optimizer.lr= "${mtrain%/*}/mtrain-launch" --nproc_per_node=2 optimizer.l
 completes --nproc_per_node "${mtrain%/*}/mtrain-launch" --npr
+completes --stride mtrain eval --str
 # Models in and out.
 hf=$(cd "$(dirname "$0")/../golden/hf" && pwd)
 expect "a dry run of an import" 0 "qwen2 (Qwen2ForCausalLM)" "3 files" "BF16" "Every tensor is mapped" -- \
@@ -175,5 +176,13 @@ expect "an export over a folder" 2 "exists already" -- export hf "$work/imported
 expect "a size that is none" 2 "no number of bytes" -- \
   export hf "$work/imported" --output "$work/other" --max-shard-size much
 expect "an export of nothing" 2 "no complete checkpoint" -- export hf "$work" --output "$work/other"
+# Generation and evaluation.
+expect "generate without a prompt" 2 "--prompt" -- generate --run "$work"
+expect "two sources of prompts" 2 "--prompts" -- generate --run "$work" --prompt a --prompts b
+expect "draws where nothing is drawn" 2 "--top-p has no effect" "hint" -- \
+  generate --run "$work" --prompt a --temperature 0 --top-p 0.5
+expect "texts that would be equal" 2 "--num 3" "hint" -- generate --run "$work" --prompt a --temperature 0 --num 3
+expect "a file without prompts" 2 "holds no prompt" -- generate --run "$work" --prompts /dev/null
+expect "a model that is none" 2 "no complete checkpoint" -- eval --model "$work" --data "$work/set"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

@@ -93,6 +93,25 @@ start narrow 2 mixed_precision=bf16_mixed
 ends "2 ranks in bf16" 0 60
 same_losses "2 ranks in bf16" narrow one 2e-2
 
+# --- a model is evaluated, and goes on with a prompt, alike on one rank and on two ---
+nats() { sed -n 's/ nats per token.*//p' "$work/out"; }
+"$mtrain" eval --model "$work/one" --data "$work/set" --stride 48 >"$work/out" 2>&1 || fail "eval on one rank"
+one_nats=$(nats)
+tensor=('~ddp' distributed.strategy=megatron_ddp distributed.tp_size=2)
+pipeline=('~ddp' distributed.strategy=megatron_ddp distributed.pp_size=2 'distributed.pipeline={}')
+sharded=('~ddp' distributed.strategy=fsdp2)
+for layout in tensor pipeline sharded; do
+  declare -n layout_settings=$layout
+  "$launch" --nproc_per_node=2 mtrain eval --model "$work/one" --data "$work/set" --stride 48 "${layout_settings[@]}" \
+    >"$work/out" 2>&1 || fail "eval over $layout ranks"
+  awk -v a="$one_nats" -v b="$(nats)" 'BEGIN { d = a - b; exit !(a > 0 && d <= 1e-5 * a && -d <= 1e-5 * a) }' ||
+    fail "eval over $layout ranks gives $(nats) instead of $one_nats"
+done
+prompt=(--run "$work/one" --prompt "1234" --tokens 20 --temperature 0)
+"$mtrain" generate "${prompt[@]}" >"$work/one_text" 2>&1 || fail "generate on one rank"
+"$launch" --nproc_per_node=2 mtrain generate "${prompt[@]}" >"$work/out" 2>&1 || fail "generate over two ranks"
+cmp -s "$work/out" "$work/one_text" || fail "two ranks generate otherwise than: $(cat "$work/one_text")"
+
 # --- over gloo as through shared memory ---
 start gloo 2 comm.backend=gloo
 ends "2 ranks over gloo" 0 60

@@ -288,6 +288,36 @@ TEST_CASE("matmul: results do not depend on threads or on how M and N are split"
       }
 }
 
+TEST_CASE("matmul: few rows on their own have the bits that they have among many") {
+  constexpr int64_t kMany = 40;
+  for (const auto& [a_type, b_type, c_type] : {std::tuple{DType::f32, DType::f32, DType::f32},
+                                               {DType::bf16, DType::bf16, DType::bf16},
+                                               {DType::f32, DType::f16, DType::f32},
+                                               {DType::bf16, DType::f32, DType::f32},
+                                               {DType::f16, DType::f16, DType::f32}})
+    for (const int64_t K : {1, 7, 16, 384, 769, 2101})
+      for (const int64_t N : {1, 15, 16, 37, 170})
+        for (const bool with_bias : {false, true}) {
+          const Array a = Array::normal(a_type, kMany * K, 1), b = Array::normal(b_type, N * K, 2),
+                      bias = Array::normal(b_type, N, 3);
+          for_each_isa([&](const char* isa) {
+            INFO(isa << " N " << N << " K " << K << ' ' << dtype_name(b_type) << with_bias);
+            Matmul m{.a = a, .b = b, .N = N, .K = K, .trans_b = true};
+            if (with_bias) m.bias_N = bias;
+            Array many(c_type, kMany * N);
+            m.c_MN = many, m.M = kMany;
+            cpu::run(m, MatmulBackend::native);
+            for (int64_t M = 1; M <= 10; ++M) {
+              Array few(c_type, M * N);
+              m.c_MN = few, m.M = M;
+              cpu::run(m, MatmulBackend::native);
+              REQUIRE(few.values() == many.values(0, M * N));
+              REQUIRE(few.margin_untouched());
+            }
+          });
+        }
+}
+
 TEST_CASE(
     "matmul: any cut of rows and columns, on 1 to 4 threads, gives the whole product's bits") {
   uint64_t drawn = 0;

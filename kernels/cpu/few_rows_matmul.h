@@ -1,0 +1,22 @@
+// C = A B^T + bias for few rows of A, as one step of generation has: a matrix-vector product for
+// each row, which reads B once and packs nothing.
+#pragma once
+#include "kernels/matmul.h"
+
+namespace mtrain::kernels::cpu {
+
+constexpr int64_t kFewestPackedRows = 9;  // from so many rows on, packing pays
+
+struct FewRowsMatmul {
+  ConstSpan a_MK;    // fp32
+  ConstSpan b_NK;    // any float type
+  ConstSpan bias_N;  // fp32, optional
+  Span c_MN;         // any float type
+  int64_t M, N, K;   // M < kFewestPackedRows
+  int64_t k_block;   // terms of a sum that are added up before they are added to those before them
+};
+
+// Gives an element of C the bits of gemm() in fp32.
+void run(const FewRowsMatmul& args);
+
+}  // namespace mtrain::kernels::cpu

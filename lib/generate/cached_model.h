@@ -1,0 +1,37 @@
+// A model with a cache of keys and values: computes new tokens of several sequences at once.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "generate/key_value_cache.h"
+#include "model/gpt.h"
+
+namespace mtrain::generate {
+
+// The next tokens of a sequence, one or more.
+struct Piece {
+  int64_t slot;   // the sequence's place in the cache
+  int64_t first;  // position of the first token; those before it have been computed in this slot
+  std::span<const int32_t> ids;
+};
+
+class CachedModel {
+ public:
+  // The model's layers have the cores of `cache`. All three outlive this object.
+  CachedModel(Stream& stream, model::Gpt& model, KeyValueCache& cache);
+
+  // Computes the tokens of all pieces, of different slots, in one forward. Returns the logits of
+  // each piece's last token, (vocabulary) numbers. Under tensor parallelism all ranks call it, and
+  // get the same numbers.
+  std::vector<std::vector<float>> forward(const std::vector<Piece>& pieces);
+
+  int64_t vocabulary() const { return model_.config().vocab; }
+  const KeyValueCache& cache() const { return cache_; }
+
+ private:
+  Stream& stream_;
+  model::Gpt& model_;
+  KeyValueCache& cache_;
+};
+
+}  // namespace mtrain::generate

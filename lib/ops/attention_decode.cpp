@@ -1,0 +1,52 @@
+#include "kernels/attention_decode.h"
+
+#include "ops/enqueue.h"
+#include "ops/ops.h"
+
+MT_KERNEL(AttentionDecode)
+
+namespace mtrain::ops {
+
+namespace {
+// Returns the elements of a (rows, heads * D) tensor from head `head` of the first row on.
+Span heads_from(const Tensor& x_RN, int64_t head, int64_t D) {
+  return {static_cast<char*>(x_RN.data()) + head * D * dtype_size(x_RN.dtype()),
+          x_RN.count() - head * D, x_RN.dtype()};
+}
+}  // namespace
+
+Tensor attention_decode(Stream& stream, const DecodeDims& d, const Tensor& qkv_TN,
+                        const Tensor& cache_RN, const Tensor& start_T, const Tensor& end_T) {
+  const int64_t T = qkv_TN.dim(0), rows = cache_RN.dim(0), AD = d.A * d.D, GD = d.G * d.D;
+  MT_SHAPE("attention_decode", qkv_TN, {T, AD + 2 * GD});
+  MT_SHAPE("attention_decode", cache_RN, {rows, 2 * GD});
+  MT_SHAPE("attention_decode", start_T, {T});
+  MT_SHAPE("attention_decode", end_T, {T});
+  MT_FLOAT("attention_decode", qkv_TN);
+  MT_DTYPE("attention_decode", cache_RN, qkv_TN.dtype());
+  MT_DTYPE("attention_decode", start_T, DType::i32);
+  MT_DTYPE("attention_decode", end_T, DType::i32);
+  MT_CHECK(d.A % d.G == 0, "attention_decode: {} query heads, {} kv heads", d.A, d.G);
+  MT_CHECK(!stream.device().is_cuda() || d.D <= kernels::kDecodeMaxHeadDim,
+           "attention_decode: heads of {} elements, at most {}", d.D, kernels::kDecodeMaxHeadDim);
+  Tensor out_TN = Tensor::empty(stream, {T, AD}, qkv_TN.dtype());
+  enqueue(
+      stream,
+      {.name = "attention_decode", .reads = {qkv_TN, cache_RN, start_T, end_T}, .writes = {out_TN}},
+      kernels::AttentionDecode{.q = {qkv_TN, AD + 2 * GD},
+                               .k = {cache_RN, 2 * GD},
+                               .v = {heads_from(cache_RN, d.G, d.D), 2 * GD},
+                               .out = {out_TN, AD},
+                               .start_T = start_T,
+                               .end_T = end_T,
+                               .T = T,
+                               .rows = rows,
+                               .A = d.A,
+                               .G = d.G,
+                               .D = d.D,
+                               .window = d.window,
+                               .scale = d.scale});
+  return out_TN;
+}
+
+}  // namespace mtrain::ops
