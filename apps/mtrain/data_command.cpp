@@ -71,7 +71,10 @@ void build(BuildCommand c) {
                                      signals.signal()));
       });
   for (const auto& part : result.parts)
-    fmt::print("{}: {} documents, {} tokens\n", part.prefix.string(), part.documents, part.tokens);
+    fmt::print("{}: {} documents, {} tokens{}\n", part.prefix.string(), part.documents, part.tokens,
+               c.build.prompt_field.empty()
+                   ? ""
+                   : fmt::format(", of which {} count as labels", part.labels));
   if (result.bad_lines) fmt::print("{} lines were skipped\n", result.bad_lines);
 }
 
@@ -87,8 +90,16 @@ void add_build(CLI::App& data) {
   app->add_option("--format", c->format, "format of the input files; auto: by their names")
       ->check(CLI::IsMember({"auto", "text", "jsonl"}))
       ->capture_default_str();
-  app->add_option("--json-field", c->build.json_field, "field of a JSON line that holds the text")
-      ->capture_default_str();
+  auto* text = app->add_option("--json-field", c->build.json_field,
+                               "field of a JSON line that holds the text")
+                   ->capture_default_str();
+  app->add_option("--prompt-field", c->build.prompt_field,
+                  "field of a JSON line that holds a prompt, which gives no loss: writes "
+                  "<output>.mask, too")
+      ->excludes(text);
+  app->add_option("--answer-field", c->build.answer_field,
+                  "field that holds the answer to the prompt, which alone is learnt")
+      ->excludes(text);
   app->add_option("--split", c->split, "how a text file divides into documents")
       ->check(CLI::IsMember({"file", "blank-line", "separator"}))
       ->capture_default_str();

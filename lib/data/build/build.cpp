@@ -7,6 +7,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <thread>
 
 #include "base/error.h"
@@ -21,17 +22,19 @@ namespace {
 // The documents of a chunk as tokens.
 struct Encoded {
   std::vector<int32_t> tokens;
-  std::vector<size_t> ends;  // the end of each document in `tokens`; the last may be incomplete
+  std::vector<uint8_t> labels;  // whether each token counts as a label; empty without a mask
+  std::vector<size_t> ends;     // the end of each document in `tokens`; the last may be incomplete
   bool ends_document = true, validation = false;
   int64_t bytes_through = 0, bad_lines = 0;
   // Thrown when this chunk is the next to write, so that the first error of the input is reported.
   std::exception_ptr error;
 };
 
-// Returns the text of the document in a JSON line. If the line has none, returns nothing and sets
+// Returns the texts of these fields of a JSON line. If the line lacks one, returns nothing and sets
 // `why` to the reason.
-std::optional<std::string> text_of_line(std::string_view line, const std::string& field,
-                                        std::string& why) {
+std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
+                                                      const std::vector<std::string>& fields,
+                                                      std::string& why) {
   nlohmann::json value;
   try {
     value = nlohmann::json::parse(line);
@@ -43,12 +46,16 @@ std::optional<std::string> text_of_line(std::string_view line, const std::string
     why = "not a JSON object";
     return std::nullopt;
   }
-  const auto found = value.find(field);
-  if (found == value.end() || !found->is_string()) {
-    why = fmt::format("the object has no text \"{}\"", field);
-    return std::nullopt;
+  std::vector<std::string> texts;
+  for (const std::string& field : fields) {
+    const auto found = value.find(field);
+    if (found == value.end() || !found->is_string()) {
+      why = fmt::format("the object has no text \"{}\"", field);
+      return std::nullopt;
+    }
+    texts.push_back(std::move(found->get_ref<std::string&>()));
   }
-  return std::move(found->get_ref<std::string&>());
+  return texts;
 }
 
 std::vector<int32_t> begin_of_text(BeginOfText bos, const Tokenizer& tokenizer) {
@@ -66,13 +73,16 @@ class Builder {
         tokenizer_(tokenizer),
         progress_(progress),
         begin_(begin_of_text(options.bos, tokenizer)),
+        fields_(options.prompt_field.empty()
+                    ? std::vector{options.json_field}
+                    : std::vector{options.prompt_field, options.answer_field}),
         reader_(options, tokenizer) {
     const TokenType type = token_type_for(tokenizer.vocab_size());
     const bool split = options.validation_fraction > 0;
     for (const char* suffix : split ? std::vector{"_train", "_valid"} : std::vector{""}) {
       prefixes_.push_back(options.output);
       prefixes_.back() += suffix;
-      writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefixes_.back(), type));
+      writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefixes_.back(), type, pairs()));
     }
   }
 
@@ -90,6 +100,8 @@ class Builder {
   }
 
  private:
+  bool pairs() const { return fields_.size() == 2; }  // of prompts and answers
+
   // Every thread takes the next chunk, encodes it, and writes the chunks that are next in order. A
   // thread that is ahead of the writing by more than the window waits, which bounds the memory.
   void work() {
@@ -146,6 +158,10 @@ class Builder {
     out.bytes_through = chunk.bytes_through;
     if (chunk.format == InputFormat::jsonl) {
       encode_lines(chunk, out);
+    } else if (pairs()) {
+      throw UserError(
+          fmt::format("{} is read as text, which has no prompts and answers", chunk.file.string()),
+          "give JSON lines; --format jsonl reads files of any name as such");
     } else {
       for (std::string_view document : split_documents(chunk.text, options_)) {
         tokenizer_.encode(document, out.tokens);
@@ -164,9 +180,12 @@ class Builder {
       at = end + 1;
       if (trim(line).empty()) continue;
       std::string why;
-      const auto document = text_of_line(line, options_.json_field, why);
-      if (document) {
-        tokenizer_.encode(*document, out.tokens);
+      const auto texts = texts_of_line(line, fields_, why);
+      if (texts) {
+        for (size_t i = 0; i < texts->size(); ++i) {
+          tokenizer_.encode((*texts)[i], out.tokens);
+          if (pairs()) out.labels.resize(out.tokens.size(), i == 1);  // the answer
+        }
         out.ends.push_back(out.tokens.size());
       } else if (options_.skip_bad_lines) {
         ++out.bad_lines;
@@ -186,9 +205,11 @@ class Builder {
       if (end > begin) {
         if (!open_) {
           open_ = writers_[pick_part(encoded.validation)].get();
-          open_->add_tokens(begin_);
+          add_tokens(begin_, std::vector<uint8_t>(begin_.size(), 0));
         }
-        open_->add_tokens({encoded.tokens.data() + begin, end - begin});
+        add_tokens(
+            std::span(encoded.tokens).subspan(begin, end - begin),
+            std::span(encoded.labels).subspan(pairs() ? begin : 0, pairs() ? end - begin : 0));
       }
       if (!unfinished) end_document();
       begin = end;
@@ -196,6 +217,14 @@ class Builder {
     bad_lines_ += encoded.bad_lines;
     bytes_ = encoded.bytes_through;
     report();
+  }
+
+  // `labels` holds for pairs alone.
+  void add_tokens(std::span<const int32_t> tokens, std::span<const uint8_t> labels) {
+    if (pairs())
+      open_->add_tokens(tokens, labels);
+    else
+      open_->add_tokens(tokens);
   }
 
   void end_document() {
@@ -229,7 +258,8 @@ class Builder {
   BuildResult finish() {
     BuildResult result{.bytes = bytes_, .bad_lines = bad_lines_};
     for (size_t i = 0; i < writers_.size(); ++i) {
-      const BuildResult::Part part{prefixes_[i], writers_[i]->documents(), writers_[i]->tokens()};
+      const BuildResult::Part part{prefixes_[i], writers_[i]->documents(), writers_[i]->tokens(),
+                                   writers_[i]->labels()};
       if (part.tokens == 0)
         throw UserError(
             fmt::format("{} would have no document ({} in the input, {} bad lines skipped)",
@@ -247,7 +277,8 @@ class Builder {
   const BuildOptions& options_;
   const Tokenizer& tokenizer_;
   const std::function<void(const BuildProgress&)>& progress_;
-  const std::vector<int32_t> begin_;  // the tokens before each document
+  const std::vector<int32_t> begin_;       // the tokens before each document
+  const std::vector<std::string> fields_;  // of a JSON line: its text, or its prompt and its answer
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable space_;
@@ -273,6 +304,10 @@ void check(const BuildOptions& o, const Tokenizer& tokenizer) {
     throw UserError(
         fmt::format("the tokenizer {} has no BOS token to begin documents with", tokenizer.name()),
         "build with --bos none, or name bos_token in the tokenizer_config.json beside it");
+  if (o.prompt_field.empty() != o.answer_field.empty())
+    throw UserError(
+        fmt::format("the {} has no field", o.prompt_field.empty() ? "prompt" : "answer"),
+        "name both fields: --prompt-field and --answer-field");
   if (o.threads < 0)
     throw UserError(fmt::format("the number of threads is {}", o.threads), "0 means one per core");
   if (o.chunk_bytes < 1) throw UserError(fmt::format("the chunk size is {} bytes", o.chunk_bytes));

@@ -41,6 +41,10 @@ struct BuildOptions {
   std::filesystem::path output;               // prefix of the .bin/.idx pair
   InputFormat format = InputFormat::automatic;
   std::string json_field = "text";
+  // For supervised fine-tuning: a JSON line holds a prompt and its answer, which is encoded by
+  // itself behind it. A mask is written, by which the tokens of answers and their ends count as
+  // labels. Both empty: a line holds a text.
+  std::string prompt_field, answer_field;
   DocumentSplit split = DocumentSplit::file;
   std::string separator = "%";
   BeginOfText bos = BeginOfText::automatic;
@@ -64,6 +68,7 @@ struct BuildResult {
   struct Part {
     std::filesystem::path prefix;
     int64_t documents = 0, tokens = 0;
+    int64_t labels = 0;  // tokens that count as labels; all without a mask
   };
   std::vector<Part> parts;  // one, or {train, valid}
   int64_t bytes = 0, bad_lines = 0;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -99,13 +100,16 @@ class Spill {
 }  // namespace
 
 struct IndexedDatasetWriter::State {
-  State(const fs::path& prefix, TokenType token_type)
+  State(const fs::path& prefix, TokenType token_type, bool masked)
       : idx(idx_path(prefix)),
+        mask(mask_path(prefix)),
         type(token_type),
         bin(bin_path(prefix)),
         index(idx),
         lengths(idx),
-        documents(idx) {}
+        documents(idx) {
+    if (masked) labels.emplace(mask);
+  }
 
   void end_sequence() {
     if (length == 0) return;
@@ -113,19 +117,40 @@ struct IndexedDatasetWriter::State {
     length = 0;
   }
 
-  fs::path idx;
+  void append(std::span<const int32_t> added) {
+    constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();  // lengths have 32 bits
+    const int32_t limit = type == TokenType::u16 ? 65535 : std::numeric_limits<int32_t>::max();
+    for (const int32_t token : added)
+      MT_CHECK(token >= 0 && token <= limit, "token {} does not fit the file's type", token);
+    while (!added.empty()) {
+      const size_t n = std::min(added.size(), size_t(kLongest - length));
+      if (type == TokenType::u16) {
+        narrow.assign(added.begin(), added.begin() + int64_t(n));
+        bin.write(narrow.data(), 2 * n);
+      } else {
+        bin.write(added.data(), 4 * n);
+      }
+      added = added.subspan(n);
+      tokens += int64_t(n);
+      length += int64_t(n);
+      if (length == kLongest) end_sequence();  // a longer document has several sequences
+    }
+  }
+
+  fs::path idx, mask;
   TokenType type;
   BufferedFile bin, index;
+  std::optional<BufferedFile> labels;
   Spill<int32_t> lengths;
-  Spill<int64_t> documents;  // for each document, the number of the sequence after its last
-  int64_t documented = 0;    // sequences of the documents that have ended
-  int64_t tokens = 0;
-  int64_t length = 0;            // tokens of the open sequence
-  std::vector<uint16_t> narrow;  // a buffer to convert ids to u16
+  Spill<int64_t> documents;         // for each document, the number of the sequence after its last
+  int64_t documented = 0;           // sequences of the documents that have ended
+  int64_t tokens = 0, counted = 0;  // all, and those that count as labels
+  int64_t length = 0;               // tokens of the open sequence
+  std::vector<uint16_t> narrow;     // a buffer to convert ids to u16
   bool prepared = false;
 };
 
-IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type) {
+IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType type, bool masked) {
   MT_CHECK(type == TokenType::u16 || type == TokenType::i32, "writing token type {}", int(type));
   if (prefix.has_parent_path()) {
     std::error_code error;
@@ -134,31 +159,30 @@ IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType typ
       throw UserError(fmt::format("cannot create the folder {}: {}", prefix.parent_path().string(),
                                   error.message()));
   }
-  for (const fs::path& path : {bin_path(prefix), idx_path(prefix)}) remove_stale_temporaries(path);
-  state_ = std::make_unique<State>(prefix, type);
+  for (const fs::path& path : {bin_path(prefix), idx_path(prefix), mask_path(prefix)})
+    remove_stale_temporaries(path);
+  state_ = std::make_unique<State>(prefix, type, masked);
 }
 
 IndexedDatasetWriter::~IndexedDatasetWriter() = default;
 
 void IndexedDatasetWriter::add_tokens(std::span<const int32_t> tokens) {
+  if (state_->labels) return add_tokens(tokens, std::vector<uint8_t>(tokens.size(), 1));
+  state_->counted += int64_t(tokens.size());
+  state_->append(tokens);
+}
+
+void IndexedDatasetWriter::add_tokens(std::span<const int32_t> tokens,
+                                      std::span<const uint8_t> labels) {
   State& s = *state_;
-  constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();  // lengths have 32 bits
-  const int32_t limit = s.type == TokenType::u16 ? 65535 : std::numeric_limits<int32_t>::max();
-  for (int32_t token : tokens)
-    MT_CHECK(token >= 0 && token <= limit, "token {} does not fit the file's type", token);
-  while (!tokens.empty()) {
-    const size_t n = std::min(tokens.size(), size_t(kLongest - s.length));
-    if (s.type == TokenType::u16) {
-      s.narrow.assign(tokens.begin(), tokens.begin() + int64_t(n));
-      s.bin.write(s.narrow.data(), 2 * n);
-    } else {
-      s.bin.write(tokens.data(), 4 * n);
-    }
-    tokens = tokens.subspan(n);
-    s.tokens += int64_t(n);
-    s.length += int64_t(n);
-    if (s.length == kLongest) s.end_sequence();  // a longer document has several sequences
+  MT_CHECK(s.labels && labels.size() == tokens.size(), "{} labels of {} tokens, {} a mask",
+           labels.size(), tokens.size(), s.labels ? "with" : "without");
+  for (const uint8_t label : labels) {
+    MT_CHECK(label <= 1, "a label of {}", label);
+    s.counted += label;
   }
+  s.labels->write(labels.data(), labels.size());
+  s.append(tokens);
 }
 
 void IndexedDatasetWriter::end_document() {
@@ -188,22 +212,29 @@ void IndexedDatasetWriter::prepare() {
   s.documents.for_each([&](int64_t end) { idx.put(end); });
   idx.prepare();
   s.bin.prepare();
+  if (s.labels) s.labels->prepare();
   s.prepared = true;
 }
 
 void IndexedDatasetWriter::finish() {
   State& s = *state_;
   if (!s.prepared) prepare();
-  // The older index is removed first, so that no index ever lies beside the tokens of another pair.
-  // An error is ignored here: a file that cannot be removed cannot be replaced either, which
-  // throws.
-  std::error_code ignored;
-  fs::remove(s.idx, ignored);
+  // The older index is removed first, so that no index ever lies beside the tokens or the mask of
+  // another build. An error is ignored here: a file that cannot be removed cannot be replaced
+  // either, which throws.
+  std::error_code error;
+  fs::remove(s.idx, error);
   s.bin.commit();
+  if (s.labels)
+    s.labels->commit();
+  else if (fs::remove(s.mask, error); error)
+    throw RunError(fmt::format("cannot remove the mask of the older tokens, {}: {}",
+                               s.mask.string(), error.message()));
   s.index.commit();
 }
 
 int64_t IndexedDatasetWriter::tokens() const { return state_->tokens; }
+int64_t IndexedDatasetWriter::labels() const { return state_->counted; }
 int64_t IndexedDatasetWriter::documents() const { return state_->documents.count(); }
 
 }  // namespace mtrain::data

@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "data/dataset/dataset.h"
 #include "data/dataset/indexed_dataset.h"
@@ -22,7 +24,8 @@ struct GptDatasetOptions {
 
 // Sequence j has the tokens [j S, j S + S] of the stream: S inputs, and the labels one token
 // further. Sample i of epoch e, which has the index e * size() + i, is sequence p(i), where p is a
-// random permutation that depends on (seed, e).
+// random permutation that depends on (seed, e). Of masked tokens, sequences in which no label
+// counts are left out, and j counts the others.
 class GptDataset final : public Dataset {
  public:
   // Throws UserError if the tokens do not suffice for one sequence.
@@ -31,6 +34,7 @@ class GptDataset final : public Dataset {
   int64_t seq_length() const override { return options_.seq_length; }
   int64_t size() const override { return size_; }
   void sample(int64_t index, Sample& out) const override;
+  std::string note() const override;
 
  private:
   void walk_documents(int64_t first, Sample& out) const;
@@ -38,6 +42,8 @@ class GptDataset final : public Dataset {
   std::shared_ptr<const IndexedDataset> tokens_;
   GptDatasetOptions options_;
   int64_t size_ = 0;
+  std::vector<int64_t> kept_;  // the sequences in which some label counts, if tokens are masked
+  int64_t left_out_ = 0;
 };
 
 }  // namespace mtrain::data

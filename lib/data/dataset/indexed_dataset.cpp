@@ -36,6 +36,7 @@ TokenType token_type_for(int64_t vocab_size) {
 
 fs::path bin_path(const fs::path& prefix) { return with_suffix(prefix, ".bin"); }
 fs::path idx_path(const fs::path& prefix) { return with_suffix(prefix, ".idx"); }
+fs::path mask_path(const fs::path& prefix) { return with_suffix(prefix, ".mask"); }
 
 template <class T>
 T TokenIndex::load(int64_t offset) const {
@@ -183,7 +184,29 @@ IndexedDataset::IndexedDataset(const fs::path& prefix)
     : name_(bin_path(prefix).string()),
       idx_(idx_path(prefix)),
       bin_(bin_path(prefix)),
-      index_(idx_.bytes(), bin_.bytes().size(), idx_path(prefix).string()) {}
+      index_(idx_.bytes(), bin_.bytes().size(), idx_path(prefix).string()) {
+  const fs::path mask = mask_path(prefix);
+  if (!fs::exists(mask)) return;
+  mask_.emplace(mask);
+  check_mask(mask);
+}
+
+void IndexedDataset::check_mask(const fs::path& path) const {
+  if (int64_t(mask().size()) != tokens())
+    throw UserError(fmt::format("{} has {} bytes, but {} has {} tokens", path.string(),
+                                mask().size(), name_, tokens()),
+                    fmt::format("the mask belongs to other tokens; {}", kRebuild));
+  for (size_t i = 0; i < mask().size(); ++i)
+    if (uint8_t(mask()[i]) > 1)
+      throw UserError(
+          fmt::format("{}: byte {} is {}, and neither 0 nor 1", path.string(), i, int(mask()[i])),
+          kRebuild);
+}
+
+bool IndexedDataset::any_counts(int64_t first, int64_t count) const {
+  if (!mask_ || count == 0) return count > 0;
+  return std::memchr(mask().data() + first, 1, size_t(count)) != nullptr;
+}
 
 void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
   MT_CHECK(first >= 0 && first + int64_t(out.size()) <= tokens(), "tokens {} .. {} of {}", first,

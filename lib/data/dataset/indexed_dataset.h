@@ -3,11 +3,14 @@
 //   "MMIDIDX\0\0", u64 version = 1, u8 type code, u64 sequences, u64 document entries,
 //   i32 lengths[sequences] (tokens), i64 pointers[sequences] (bytes), i64 documents[entries] (first
 //   sequence of each document, and a last entry that is the number of sequences).
+// Beside them may lie <prefix>.mask, which Megatron does not have: a byte for each token of the
+// .bin, 1 if the token counts as a label and 0 if it does not. Without it all tokens count.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -23,6 +26,7 @@ TokenType token_type_for(int64_t vocab_size);  // u16 below 65500 ids, else i32
 
 std::filesystem::path bin_path(const std::filesystem::path& prefix);
 std::filesystem::path idx_path(const std::filesystem::path& prefix);
+std::filesystem::path mask_path(const std::filesystem::path& prefix);
 
 // A view of the bytes of an .idx file. The constructor checks them, and throws UserError, which
 // says `name` and at which byte the file is wrong. `bin_size` is the size of the .bin in bytes.
@@ -68,27 +72,42 @@ class IndexedDataset {
   // 64-bit id that does not fit becomes -1.
   void read(int64_t first, std::span<int32_t> out) const;
 
+  // Whether some tokens may count as no label.
+  bool masked() const { return mask_.has_value(); }
+  bool counts(int64_t token) const { return !mask_ || mask()[size_t(token)] != 0; }
+  // Whether one of the tokens [first, first + count) counts as a label.
+  bool any_counts(int64_t first, int64_t count) const;
+
  private:
+  std::span<const std::byte> mask() const { return mask_->bytes(); }  // a byte for each token
+  void check_mask(const std::filesystem::path& path) const;
+
   std::string name_;
   MappedFile idx_, bin_;
+  std::optional<MappedFile> mask_;
   TokenIndex index_;
 };
 
-// Writes both files. It keeps only buffers of fixed size in memory, since the parts of the index
-// wait in nameless temporary files. Both files get their names in finish(), or not at all.
+// Writes both files, and the mask if there is one. It keeps only buffers of fixed size in memory,
+// since the parts of the index wait in nameless temporary files. All files get their names in
+// finish(), or none.
 class IndexedDatasetWriter {
  public:
-  IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type);
+  IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type, bool masked = false);
   ~IndexedDatasetWriter();
 
   void add_tokens(std::span<const int32_t> tokens);  // appends them to the open document
-  void end_document();                               // a document without tokens is dropped
+  // The same of a masked file: `labels` says of each token whether it counts as a label. Those of
+  // the other function count.
+  void add_tokens(std::span<const int32_t> tokens, std::span<const uint8_t> labels);
+  void end_document();  // a document without tokens is dropped
   // Ends the open document and writes both files to the disk under temporary names. An older pair
   // stays as it is, and finish() needs no more space.
   void prepare();
   void finish();  // calls prepare() if nobody has, and renames the files
 
   int64_t tokens() const;
+  int64_t labels() const;  // the tokens that count as labels
   int64_t documents() const;
 
  private:

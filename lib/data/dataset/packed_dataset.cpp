@@ -23,14 +23,19 @@ PackedDataset::PackedDataset(std::shared_ptr<const IndexedDataset> tokens,
     }
     split_ += inputs > options_.size;
     for (int64_t at = 0; at < inputs; at += options_.size) {
-      lengths.push_back(std::min(options_.size, inputs - at));
-      pieces_.push_back({begin + at, lengths.back()});
-      inputs_ += lengths.back();
+      const int64_t length = std::min(options_.size, inputs - at);
+      if (!tokens_->any_counts(begin + at + 1, length)) {
+        ++unlabelled_;
+        continue;
+      }
+      lengths.push_back(length);
+      pieces_.push_back({begin + at, length});
+      inputs_ += length;
     }
   }
   if (pieces_.empty())
-    throw UserError(fmt::format("{} has no document of 2 to {} tokens to pack", tokens_->name(),
-                                options_.size + 1),
+    throw UserError(fmt::format("{} has no document of 2 to {} tokens{} to pack", tokens_->name(),
+                                options_.size + 1, unlabelled_ ? " in which a label counts" : ""),
                     "raise packed_sequence.packed_sequence_size, or set drop_long_samples: false");
   packs_ = first_fit(lengths, options_.size);
 }
@@ -41,6 +46,7 @@ std::string PackedDataset::note() const {
                   tokens_->index().documents(), size(), options_.size,
                   100 * double(inputs_) / double(options_.size) / double(size()));
   if (split_) text += fmt::format("; {} split", split_);
+  if (unlabelled_) text += fmt::format("; {} pieces left out, since no label counts", unlabelled_);
   if (dropped_) text += fmt::format("; {} left out, since they are longer", dropped_);
   return text;
 }
@@ -74,7 +80,8 @@ void PackedDataset::add_piece(const Piece& piece, Sample& out) const {
           "train with the tokenizer that built the data set");
   out.documents.push_back(piece.length);
   out.input.insert(out.input.end(), read.begin(), read.end() - 1);
-  out.label.insert(out.label.end(), read.begin() + 1, read.end());
+  for (size_t i = 1; i < read.size(); ++i)
+    out.label.push_back(tokens_->counts(piece.first + int64_t(i)) ? read[i] : -1);
   for (int64_t s = 0; s < piece.length; ++s) out.position.push_back(int32_t(s));
 }
 

@@ -21,7 +21,7 @@ struct PackedDatasetOptions {
 // A document of n tokens gives n - 1 inputs, each with the next token as its label. If these are
 // more than a sample holds, the document is split into pieces. Pieces are packed in the order of
 // the stream, whatever the seed and the layout; a document of masked tokens fills the rest of a
-// sample.
+// sample. Pieces in which no label counts are left out.
 class PackedDataset final : public Dataset {
  public:
   // Throws UserError if there is no document to pack.
@@ -43,6 +43,7 @@ class PackedDataset final : public Dataset {
   std::vector<Piece> pieces_;
   std::vector<std::vector<int64_t>> packs_;  // indices into pieces_ for each pack
   int64_t inputs_ = 0, split_ = 0, dropped_ = 0;
+  int64_t unlabelled_ = 0;  // pieces that are left out, since no label counts
 };
 
 }  // namespace mtrain::data

@@ -1,0 +1,179 @@
+// Tests data sets for supervised fine-tuning: prompts with answers become tokens with a mask, by
+// which the answers alone count as labels.
+#include <catch2/catch.hpp>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "data/build/build.h"
+#include "data/dataset/blend.h"
+#include "data/dataset/gpt_dataset.h"
+#include "data/dataset/indexed_dataset.h"
+#include "data/dataset/packed_dataset.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+using namespace mtrain::data;
+using Catch::Matchers::Contains;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A token, and whether it counts as a label.
+struct Token {
+  int32_t id;
+  uint8_t label;
+};
+
+void write(const fs::path& prefix, const std::vector<std::vector<Token>>& documents) {
+  IndexedDatasetWriter writer(prefix, TokenType::u16, true);
+  for (const auto& document : documents) {
+    for (const Token& t : document) writer.add_tokens({&t.id, 1}, {&t.label, 1});
+    writer.end_document();
+  }
+  writer.finish();
+}
+
+std::shared_ptr<const IndexedDataset> tokens_of(const std::vector<std::vector<Token>>& documents) {
+  const TemporaryFolder folder;
+  write(folder / "d", documents);
+  return std::make_shared<IndexedDataset>(folder / "d");
+}
+
+Sample sample_of(const Dataset& data, int64_t i) {
+  Sample sample;
+  data.sample(i, sample);
+  return sample;
+}
+
+fs::path put(const fs::path& path, std::string_view text) {
+  write_file_atomic(path, text);
+  return path;
+}
+
+const char* const kPairs =
+    "{\"question\": \"ab\", \"answer\": \"cde\", \"id\": 1}\n"
+    "{\"question\": \"\", \"answer\": \"f\"}\n"
+    "{\"question\": \"gh\", \"answer\": \"\"}\n";
+
+}  // namespace
+
+TEST_CASE("prompts and answers become tokens with a mask") {
+  const TemporaryFolder folder;
+  const auto tokenizer = make_byte_tokenizer();
+  BuildOptions options{.inputs = {put(folder / "a.jsonl", kPairs)},
+                       .output = folder / "out",
+                       .prompt_field = "question",
+                       .answer_field = "answer",
+                       .threads = 2};
+  options.chunk_bytes = GENERATE(1, 1000);
+  const BuildResult result = build_dataset(options, *tokenizer);
+  CHECK(result.parts[0].documents == 3);
+  CHECK(result.parts[0].tokens == 6 + 2 + 3);
+  CHECK(result.parts[0].labels == 4 + 2 + 1);
+  // The end of a document is a part of its answer.
+  CHECK(read_file(folder / "out.mask") == std::string("\0\0\1\1\1\1"
+                                                      "\1\1"
+                                                      "\0\0\1",
+                                                      11));
+  const IndexedDataset data(folder / "out");
+  CHECK(data.masked());
+  CHECK_FALSE(data.counts(1));
+  CHECK(data.counts(2));
+  CHECK_FALSE(data.any_counts(0, 2));
+  CHECK(data.any_counts(0, 3));
+
+  SECTION("a build of plain texts removes the mask of the older tokens") {
+    options.prompt_field = options.answer_field = "";
+    options.json_field = "question";
+    const BuildResult plain = build_dataset(options, *tokenizer);
+    CHECK(plain.parts[0].labels == plain.parts[0].tokens);
+    CHECK_FALSE(fs::exists(folder / "out.mask"));
+    CHECK_FALSE(IndexedDataset(folder / "out").masked());
+  }
+  SECTION("both parts of a split have their masks") {
+    options.validation_fraction = 0.3;
+    options.validation_split = ValidationSplit::tail;
+    const BuildResult split = build_dataset(options, *tokenizer);
+    REQUIRE(split.parts.size() == 2);
+    CHECK(split.parts[0].labels + split.parts[1].labels == 7);
+    for (const auto& part : split.parts) CHECK(IndexedDataset(part.prefix).masked());
+  }
+}
+
+TEST_CASE("mistakes in pairs are named") {
+  const TemporaryFolder folder;
+  const auto tokenizer = make_byte_tokenizer();
+  BuildOptions options{.inputs = {put(folder / "a.jsonl", kPairs)},
+                       .output = folder / "out",
+                       .prompt_field = "question",
+                       .answer_field = "reply"};
+  const auto says = [&](const char* first, const char* second) {
+    CHECK_THROWS_AS(build_dataset(options, *tokenizer), UserError);
+    CHECK_THROWS_WITH(build_dataset(options, *tokenizer), Contains(first) && Contains(second));
+    CHECK_FALSE(fs::exists(folder / "out.bin"));
+    CHECK_FALSE(fs::exists(folder / "out.mask"));
+  };
+  says("a.jsonl:1: ", "no text \"reply\"");
+  options.answer_field = "";
+  says("the answer has no field", "");
+  options.answer_field = "answer";
+  options.inputs = {put(folder / "a.txt", "text")};
+  says("a.txt is read as text", "no prompts");
+}
+
+TEST_CASE("a mask that does not fit its tokens is refused") {
+  const TemporaryFolder folder;
+  write(folder / "d", {{{1, 0}, {2, 1}, {3, 1}}});
+  const std::string mask = read_file(folder / "d.mask");
+  const auto says = [&](const std::string& text, const char* what) {
+    put(folder / "d.mask", text);
+    CHECK_THROWS_AS(IndexedDataset(folder / "d"), UserError);
+    CHECK_THROWS_WITH(IndexedDataset(folder / "d"), Contains("d.mask") && Contains(what));
+  };
+  says(mask + '\1', "has 4 bytes");
+  says(mask.substr(1), "has 2 bytes");
+  says(std::string("\0\2\1", 3), "byte 1 is 2");
+  put(folder / "d.mask", mask);
+  CHECK(IndexedDataset(folder / "d").masked());
+}
+
+TEST_CASE("labels that do not count have no loss, and sequences without any are left out") {
+  // Sequences of 3: [0 1 2], [3 4 5], [6 7 8], each with the label behind it.
+  const auto data = tokens_of(
+      {{{0, 1}, {1, 0}, {2, 1}, {3, 1}, {4, 0}}, {{5, 0}, {6, 0}, {7, 1}, {8, 0}, {9, 1}}});
+  const GptDataset gpt(data, {.seq_length = 3, .shuffle = false});
+  REQUIRE(gpt.size() == 2);
+  CHECK(sample_of(gpt, 0).label == std::vector<int32_t>{-1, 2, 3});
+  CHECK(sample_of(gpt, 1).input == std::vector<int32_t>{6, 7, 8});
+  CHECK(sample_of(gpt, 1).label == std::vector<int32_t>{7, -1, 9});
+  CHECK(sample_of(gpt, 2).label == sample_of(gpt, 0).label);  // the next epoch
+  CHECK_THAT(gpt.note(), Contains("2 sequences of 3, 1 left out, since no label counts"));
+  std::multiset<int32_t> firsts;
+  const GptDataset shuffled(data, {.seq_length = 3, .seed = 5});
+  for (int64_t i = 0; i < 2; ++i) firsts.insert(sample_of(shuffled, i).input[0]);
+  CHECK(firsts == std::multiset<int32_t>{0, 6});
+
+  const BlendDataset blend(
+      {std::make_shared<GptDataset>(data, GptDatasetOptions{.seq_length = 3, .shuffle = false})},
+      {1});
+  CHECK(blend.size() == 2);
+  CHECK(sample_of(blend, 1).label == std::vector<int32_t>{7, -1, 9});
+
+  const auto no_label = tokens_of({{{0, 1}, {1, 0}, {2, 0}}});
+  CHECK_THROWS_AS(GptDataset(no_label, {.seq_length = 2}), UserError);
+  CHECK_THROWS_AS(PackedDataset(no_label, {.size = 2}), UserError);
+}
+
+TEST_CASE("documents are packed with their masks, and without those that teach nothing") {
+  const auto data = tokens_of({{{10, 0}, {11, 0}, {12, 1}},
+                               {{20, 1}, {21, 0}, {22, 0}},
+                               {{30, 0}, {31, 1}, {32, 0}, {33, 0}, {34, 1}}});
+  const PackedDataset packed(data, {.size = 6, .shuffle = false});
+  REQUIRE(packed.size() == 1);
+  const Sample sample = sample_of(packed, 0);
+  CHECK(sample.input == std::vector<int32_t>{10, 11, 30, 31, 32, 33});
+  CHECK(sample.label == std::vector<int32_t>{-1, 12, 31, -1, -1, 34});
+  CHECK(sample.documents == std::vector<int64_t>{2, 4});
+  CHECK_THAT(packed.note(), Contains("1 pieces left out, since no label counts"));
+}
