@@ -2,6 +2,7 @@
 // which the answers alone count as labels.
 #include <catch2/catch.hpp>
 #include <filesystem>
+#include <set>
 
 #include "base/error.h"
 #include "base/file.h"

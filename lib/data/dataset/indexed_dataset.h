@@ -74,7 +74,7 @@ class IndexedDataset {
 
   // Whether some tokens may count as no label.
   bool masked() const { return mask_.has_value(); }
-  bool counts(int64_t token) const { return !mask_ || mask()[size_t(token)] != 0; }
+  bool counts(int64_t token) const { return !mask_ || mask()[size_t(token)] != std::byte{0}; }
   // Whether one of the tokens [first, first + count) counts as a label.
   bool any_counts(int64_t first, int64_t count) const;
 
