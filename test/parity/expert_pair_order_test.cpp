@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <regex>
 #include <thread>
 
@@ -219,6 +220,17 @@ Orders expect_simulated_orders(int ranks, const Changes& changes, int of_rank = 
   return orders;
 }
 
+// Holds a stream until something is done, for five seconds at most: then it was held in vain.
+void hold(Stream& stream, std::atomic<bool>& in_vain, std::function<bool()> done) {
+  stream.launch({.name = "hold"}, [&in_vain, done](const device::LaunchContext&) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (!done() && !in_vain) {
+      in_vain = std::chrono::steady_clock::now() > end;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  });
+}
+
 }  // namespace
 
 TEST_CASE("exchanges are enqueued before the weight gradients that hide them") {
@@ -283,7 +295,6 @@ TEST_CASE("passes of a pipeline's stages are enqueued in the order that is simul
 // The host reads how many rows of the forward go while those of the backward are under way: here
 // these arrive only when it has.
 TEST_CASE("a host does not wait for rows under way to know how many go next") {
-  constexpr auto kPatience = std::chrono::seconds(5);
   for (const Changes& dispatcher : {Changes{}, Changes{"model.moe.token_dispatcher=flex"}}) {
     const Recipe r = tiny(join({kTwoRanks, kOn, dispatcher}), 2);
     struct Seen {
@@ -301,13 +312,7 @@ TEST_CASE("a host does not wait for rows under way to know how many go next") {
         if (text != "0B0 > layers.3.combine all_to_all" || seen.held) return;
         seen.held = true;
         CHECK_FALSE(seen.dispatched);
-        stream.launch({.name = "hold"}, [&](const device::LaunchContext&) {
-          const auto end = std::chrono::steady_clock::now() + kPatience;
-          while (!seen.dispatched) {
-            if ((seen.in_vain = std::chrono::steady_clock::now() > end)) return;
-            std::this_thread::sleep_for(std::chrono::microseconds(100));
-          }
-        });
+        hold(stream, seen.in_vain, [&] { return seen.dispatched.load(); });
       });
       t.step();
       device.synchronize();
@@ -324,7 +329,6 @@ TEST_CASE("a host does not wait for rows under way to know how many go next") {
 // Rows of a forward are to leave when its route has ended. The host enqueues the experts of the
 // other pass before it reads how many rows go, and these hold the compute stream here.
 TEST_CASE("rows travel while the compute stream is held by what the host enqueued before") {
-  constexpr auto kPatience = std::chrono::seconds(5);
   for (const Changes& delay : {Changes{}, kDelay}) {
     const Recipe r = tiny(join({kTwoRanks, kOn, delay}), 2);
     struct Seen {
@@ -345,13 +349,8 @@ TEST_CASE("rows travel while the compute stream is held by what the host enqueue
         if (text != "0B0 > layers.3.mlp experts_down_dgrad") return;
         seen.held = true;
         seen.exchanged_before = seen.exchange > 0;
-        stream.launch({.name = "hold"}, [&](const device::LaunchContext&) {
-          const auto end = std::chrono::steady_clock::now() + kPatience;
-          while (seen.exchange == 0 || ep.completed() < seen.exchange) {
-            if ((seen.in_vain = std::chrono::steady_clock::now() > end)) return;
-            std::this_thread::sleep_for(std::chrono::microseconds(100));
-          }
-        });
+        hold(stream, seen.in_vain,
+             [&] { return seen.exchange > 0 && ep.completed() >= seen.exchange; });
       });
       t.step();
       device.synchronize();
