@@ -107,7 +107,7 @@ class Checks(unittest.TestCase):
         self.expect({**recipe, **plan})
         self.expect({**recipe, "lib/model/gpt.cpp": CLEAN["lib/model/gpt.cpp"] + '#include "recipe/recipe.h"\n',
                      "lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES gpt.cpp DEPS base device kernels recipe)\n"},
-                    ("lib/model/CMakeLists.txt:1", "model may not depend on recipe: that is for plan and apps/"))
+                    ("lib/model/CMakeLists.txt:1", "model may not depend on recipe: that is for interchange, plan and apps/"))
 
     def test_circle_of_libraries(self):
         self.expect({"lib/a/CMakeLists.txt": "mtrain_lib(a SOURCES a.cpp DEPS b)\n",
