@@ -234,7 +234,7 @@ TEST_CASE("documents are packed with their masks, and without those that teach n
   CHECK(sample.input == std::vector<int32_t>{10, 11, 30, 31, 32, 33});
   CHECK(sample.label == std::vector<int32_t>{-1, 12, 31, -1, -1, 34});
   CHECK(sample.documents == std::vector<int64_t>{2, 4});
-  CHECK_THAT(packed.note(), Contains("1 pieces left out, since no label counts"));
+  CHECK_THAT(packed.note(), Contains("; masked; 1 pieces left out, since no label counts"));
 }
 
 TEST_CASE("an evaluation and a bigram table count the labels that count") {
