@@ -33,15 +33,17 @@ inline Pieces pieces(train::Trainer& t, const std::function<Tensor(model::ParamU
   return all;
 }
 
-// Makes the layout-free tensor from the ranks' pieces. Elements that several ranks have must have
-// the same bits.
+// Makes the layout-free tensor from the pieces of those ranks that have some. Elements that several
+// ranks have must have the same bits.
 template <class Result>
 std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*which,
                             const std::string& name) {
   std::map<int64_t, float> elements;
   bool same = true;
   for (const Result& r : ranks) {
-    const Piece& piece = (r.*which).at(name);
+    const auto found = (r.*which).find(name);
+    if (found == (r.*which).end()) continue;  // another stage has it
+    const Piece& piece = found->second;
     for (const model::ElementRun& run : piece.runs)
       for (int64_t i = 0; i < run.count; ++i) {
         const float value = piece.values[size_t(run.here + i)];
@@ -49,6 +51,7 @@ std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*wh
       }
   }
   INFO(name);
+  REQUIRE_FALSE(elements.empty());
   CHECK(same);
   std::vector<float> whole;
   for (const auto& [index, value] : elements) whole.push_back(value);

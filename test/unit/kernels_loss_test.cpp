@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -71,6 +73,10 @@ TEST_CASE("cross entropy equals its definition; its gradient is softmax - onehot
                     {.dtype = dtype, .K = 60 * 60, .scale = double(scale), .sums = DType::f32}) ==
                 "");
         REQUIRE((x.margin_untouched() && loss.margin_untouched()));
+        // A masked token's gradient is no rounding error, but zero.
+        const std::vector<double> masked = x.values(2 * stride, V);
+        REQUIRE(std::ranges::count(masked, 0.0) == V);
+        REQUIRE(loss[2] == 0);
       });
     }
   }
@@ -179,6 +185,8 @@ TEST_CASE("cross entropy from the sums of ranks equals its definition and the ke
           const SpreadResult r = spread_over(P, logits, V, ids, scale);
           REQUIRE(close(r.loss, want_loss, rule) == "");
           REQUIRE(close_grad(r.grad_TV, want_grad, grad_rule) == "");
+          const std::vector<double> masked = r.grad_TV.values(2 * V, V);
+          REQUIRE(std::ranges::count(masked, 0.0) == V);
         }
         Array x = logits, loss(DType::f32, T);
         cpu::run(CrossEntropy{.logits_TV = x,

@@ -46,6 +46,7 @@ std::string PackedDataset::note() const {
                   tokens_->index().documents(), size(), options_.size,
                   100 * double(inputs_) / double(options_.size) / double(size()));
   if (split_) text += fmt::format("; {} split", split_);
+  if (tokens_->masked()) text += "; masked";
   if (unlabelled_) text += fmt::format("; {} pieces left out, since no label counts", unlabelled_);
   if (dropped_) text += fmt::format("; {} left out, since they are longer", dropped_);
   return text;

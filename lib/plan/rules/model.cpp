@@ -10,7 +10,10 @@ namespace {
 
 void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
   const auto& m = r.model;
-  if (!r.given("model.kv_channels"))
+  // The recipe or the folder of model.from says how large a head is. Otherwise heads share
+  // hidden_size.
+  const bool own_size = r.spellings.contains("model.kv_channels");
+  if (!own_size)
     diagnostics.require(
         m.hidden_size % m.num_attention_heads == 0,
         {"model.num_attention_heads", "model.hidden_size"},
@@ -28,7 +31,7 @@ void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
           : "every key-value head serves the same number of heads: choose a divisor");
   // If the heads do not divide the hidden size, the size of a head is unknown.
   if (m.position_embedding == recipe::PositionEmbedding::rope &&
-      (r.given("model.kv_channels") || m.hidden_size % m.num_attention_heads == 0))
+      (own_size || m.hidden_size % m.num_attention_heads == 0))
     diagnostics.require(
         m.head_dim() % 2 == 0,
         {"model.kv_channels", "model.hidden_size", "model.num_attention_heads"},
