@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Holds the exchange of models with Hugging Face against transformers. Fails where it cannot run.
 #   scripts/check_hf.sh [python...]      default: python3
-# The first Python recomputes the logits of test/golden/hf by the versions of scripts/golden/requirements.txt. Then each
-# Python, which may have another version of transformers, loads what `mtrain export hf` writes of these models (fp32,
-# bf16 and fp16, in one file and in several) and of a model that mtrain has trained: no key may be missing or
-# unexpected, and the logits must be the same. Real models in the folders that MTRAIN_MODELS names, separated by
-# colons, are imported, exported and loaded, too.
+# The first Python recomputes the logits, losses and likeliest tokens of test/golden/hf by the versions of
+# scripts/golden/requirements.txt. Then each Python, which may have another version of transformers, loads what
+# `mtrain export hf` writes of these models (fp32, bf16 and fp16, in one file and in several) and of a model that mtrain
+# has trained: no key may be missing or unexpected, and the logits must be the same. What `mtrain eval` and
+# `mtrain generate` make of that model is held against transformers. Real models in the folders that MTRAIN_MODELS names,
+# separated by colons, are evaluated, continued, imported, exported and loaded, too.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
@@ -21,6 +22,7 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${pythons[0]}" -B scripts/golden/hf.py --check
+"${pythons[0]}" -B scripts/golden/hf_use.py --check
 
 exports=()
 for folder in test/golden/hf/*/; do
@@ -41,8 +43,10 @@ for python in "${pythons[@]}"; do "$python" -B scripts/golden/hf.py --exports "$
 "$mtrain" --recipe recipes/quickstart.yaml "dataset.train=$work/text" 'dataset.validation=[]' train.steps=2 \
   validation.every_steps=0 "train.run_dir=$work/run" lr_scheduler.warmup_steps=0 >/dev/null
 "$mtrain" export hf "$work/run" --output "$work/trained"
+"${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$work/trained"
 IFS=: read -ra models <<<"${MTRAIN_MODELS:-}"
 for model in "${models[@]}"; do
+  "${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$model"
   "$mtrain" import hf "$model" --output "$work/real/imported"
   "$mtrain" export hf "$work/real/imported" --output "$work/real/exported"
   for python in "${pythons[@]}"; do "$python" -B scripts/golden/hf.py --load "$work/real/exported"; done

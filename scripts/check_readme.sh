@@ -119,7 +119,7 @@ run_line() {
 for entry in "${found[@]}"; do
   place=${entry%%$'\t'*} original=${entry#*$'\t'}
   reason=$(why_left_out "$original")
-  if ((here)) && [[ $original != mtrain* || $original == *"--run runs/quickstart"* ]]; then reason="--here"; fi
+  if ((here)) && [[ $original != mtrain* || $original == *"--model runs/quickstart"* ]]; then reason="--here"; fi
   if [[ $original == scripts/* && -n ${seen[$original]:-} ]]; then reason="run before"; fi
   seen[$original]=1
   if [[ -n $reason ]]; then

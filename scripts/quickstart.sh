@@ -129,7 +129,7 @@ evaluate() {
 }
 
 sample() {
-  "$mtrain" generate --run "$run" --prompt "And it came to pass" --tokens 220 --temperature 0.7
+  "$mtrain" generate --model "$run" --prompt "And it came to pass" --tokens 220 --temperature 0.7
 }
 
 settings=("$@")
@@ -142,10 +142,10 @@ phase "sample" sample
 print_phases
 say "run folder $run: metrics.jsonl, recipe.yaml, checkpoints/"
 if [[ $(command -v mtrain) -ef $mtrain ]]; then
-  say "another sample: mtrain generate --run $run --prompt 'In the beginning'"
+  say "another sample: mtrain generate --model $run --prompt 'In the beginning'"
 else
   say "for this shell to find mtrain and mtrain-launch:"
   say "export PATH=\"$PWD/$(dirname "$mtrain"):\$PATH\""
-  say "then, for another sample: mtrain generate --run $run --prompt 'In the beginning'"
+  say "then, for another sample: mtrain generate --model $run --prompt 'In the beginning'"
 fi
 ((beaten)) || die "the model has not come below the bigram table: train longer"

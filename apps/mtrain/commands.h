@@ -6,6 +6,12 @@
 namespace CLI {
 class App;
 }
+namespace mtrain::launch {
+struct Job;
+}
+namespace mtrain::plan {
+struct Machine;
+}
 
 namespace mtrain {
 
@@ -21,5 +27,8 @@ void add_schema_command(CLI::App& app);              // `mtrain schema`
 void add_explain_command(CLI::App& app);             // `mtrain explain`
 void add_completion_command(CLI::App& app);          // `mtrain completion`
 std::string version_text();                          // `mtrain --version`: this build's backends
+
+// Returns the GPUs of this host, for the job's ranks on it; none for a build without CUDA.
+plan::Machine machine_of(const launch::Job& job);
 
 }  // namespace mtrain

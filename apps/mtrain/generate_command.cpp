@@ -9,14 +9,14 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
-#include "run/generate_from_run.h"
+#include "run/generate_text.h"
 
 namespace mtrain {
 
 namespace {
 
 struct Options {
-  std::string prompt, prompts_file, dtype = "fp32";
+  std::string prompt, prompts_file, dtype = "fp32", bos = "auto";
   run::GenerateJob job;
   generate::GenerateOptions generate;
 };
@@ -77,15 +77,19 @@ generate::Listener many_texts(const Options& o) {
 void run_generate(Options& o) {
   o.job.prompts = read_prompts(o);
   o.job.dtype = o.dtype == "bf16" ? DType::bf16 : DType::f32;
+  o.generate.bos = o.bos == "none"     ? data::BeginOfText::none
+                   : o.bos == "always" ? data::BeginOfText::always
+                                       : data::BeginOfText::automatic;
   o.job.job = launch::job_from_environment();
+  o.job.machine = machine_of(o.job.job);
   const bool one = o.job.prompts.size() == 1 && o.job.num == 1, speaks = o.job.job.rank == 0;
   generate::End why = generate::End::tokens;
   const generate::Listener silent{.text = [](size_t, std::string_view) {},
                                   .end = [](size_t, generate::End) {}};
-  const int64_t context = run::generate_from_run(o.job, o.generate,
-                                                 !speaks ? silent
-                                                 : one   ? one_text(why)
-                                                         : many_texts(o));
+  const int64_t context = run::generate_text(o.job, o.generate,
+                                             !speaks ? silent
+                                             : one   ? one_text(why)
+                                                     : many_texts(o));
   if (why == generate::End::context)
     log::info(fmt::format("the text ends here: the model's context of {} tokens is full", context));
 }
@@ -129,8 +133,9 @@ void add_generate_command(CLI::App& app) {
   auto* command = app.add_subcommand("generate", "continue prompts with a trained model");
   auto o = std::make_shared<Options>();
   command
-      ->add_option("--run", o->job.run,
-                   "run folder of a training (its newest checkpoint), or one checkpoint")
+      ->add_option("--model,--run", o->job.model,
+                   "run folder of a training (its newest checkpoint), one checkpoint, or a Hugging "
+                   "Face folder")
       ->required();
   auto* prompts = command->add_option_group("Prompts");
   prompts->add_option("--prompt", o->prompt, "text to continue");
@@ -147,8 +152,12 @@ void add_generate_command(CLI::App& app) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   command->add_option("--stop", o->generate.stop, "a text ends before this string; repeat it");
-  command->add_option("--eos", o->generate.eos,
-                      "ids that end a text, besides the tokenizer's end of a document");
+  command->add_option("--eos", o->generate.eos, "ids that end a text, besides the model's own");
+  command
+      ->add_option("--bos", o->bos,
+                   "BOS token before each prompt; auto: as the tokenizer's own configuration says")
+      ->check(CLI::IsMember({"auto", "none", "always"}))
+      ->capture_default_str();
   command->add_option("--dtype", o->dtype, "type of the weights that compute, and of the cache")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();

@@ -89,12 +89,6 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
   throw RunError(fmt::format("cannot start again with launch.env: {}", std::strerror(errno)));
 }
 
-// Returns the GPUs of this host; none for a build without CUDA.
-std::vector<std::string> usable_gpus() {
-  const std::string_view cuda = MTRAIN_CUDA_VERSION;
-  return cuda.empty() ? std::vector<std::string>() : launch::visible_gpus();
-}
-
 void run_train(const Options& o, char** argv) {
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
@@ -106,8 +100,7 @@ void run_train(const Options& o, char** argv) {
   diagnostics.throw_if_errors();
   const launch::Job job = launch::job_from_environment();
   const int64_t world = o.world_size.value_or(job.size);
-  const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world,
-                                          plan::machine_with(usable_gpus(), job.local_size));
+  const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine_of(job));
   const bool runs = !o.dry_run && !o.print_recipe;
   if (runs) {
     plan::check_supported(recipe, diagnostics);
@@ -124,6 +117,12 @@ void run_train(const Options& o, char** argv) {
 }
 
 }  // namespace
+
+plan::Machine machine_of(const launch::Job& job) {
+  const std::string_view cuda = MTRAIN_CUDA_VERSION;
+  return plan::machine_with(cuda.empty() ? std::vector<std::string>() : launch::visible_gpus(),
+                            job.local_size);
+}
 
 void add_train_options(CLI::App& app, char** argv) {
   auto o = std::make_shared<Options>();

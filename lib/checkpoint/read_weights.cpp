@@ -67,16 +67,20 @@ void read_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replic
   }
 }
 
-void start_from(const CheckpointParts& t, const ValueSource& source) {
+void read_model(Stream& stream, model::ParamStore& params,
+                const std::vector<ReplicatedTensor>& replicated, const ValueSource& source) {
   const std::string hint = "give the model's fields as the weights have them";
   const FiniteValues finite(source);
-  optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
-    read_weights(t.compute, t.params, finite, hint);
-    std::vector<ReplicatedTensor> present;
-    for (const ReplicatedTensor& r : t.replicated)
-      if (r.of_model && finite.contains(r.name)) present.push_back(r);
-    read_replicated(t.compute, present, finite, hint);
-  });
+  read_weights(stream, params, finite, hint);
+  std::vector<ReplicatedTensor> present;
+  for (const ReplicatedTensor& r : replicated)
+    if (r.of_model && finite.contains(r.name)) present.push_back(r);
+  read_replicated(stream, present, finite, hint);
+}
+
+void start_from(const CheckpointParts& t, const ValueSource& source) {
+  optim::write_weights(t.params, t.data_parallel, t.fp8,
+                       [&] { read_model(t.compute, t.params, t.replicated, source); });
 }
 
 }  // namespace mtrain::checkpoint

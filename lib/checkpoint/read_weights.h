@@ -18,11 +18,18 @@ void read_weights(Stream& stream, model::ParamStore& params, const storage::Valu
 void read_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replicated,
                      const storage::ValueSource& source, const std::string& hint);
 
+// Sets the parameters of a model, which may have no gradients, from `source`. What else the model
+// depends on (the biases of routers) is set where the source has it, and stays as it is where not.
+// Throws UserError, which names the tensor, for one that is absent or of another shape, or has a
+// weight that is not finite.
+void read_model(Stream& stream, model::ParamStore& params,
+                const std::vector<ReplicatedTensor>& replicated,
+                const storage::ValueSource& source);
+
 // Lets a training begin with the weights of `source`, before its first step: nothing is compared
 // with an earlier run, and moments, positions and random numbers are those of a new one. What else
-// the model depends on (the biases of routers) is set where the source has it, and stays zero
-// where not. Throws UserError, which names the tensor, for one that is absent or of another shape,
-// or has a weight that is not finite. All ranks call it, under any layout; each reads what it owns.
+// the model depends on is zero where the source lacks it. Throws UserError as read_model() does.
+// All ranks call it, under any layout; each reads what it owns.
 void start_from(const CheckpointParts& parts, const storage::ValueSource& source);
 
 }  // namespace mtrain::checkpoint

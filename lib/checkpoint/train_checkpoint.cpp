@@ -348,15 +348,25 @@ void load_weights(Stream& stream, model::ParamStore& params,
   load_weights(stream, params, folder, params, replicated);
 }
 
-LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
-                                 const fs::path& folder) {
-  refuse_other_run(recipe, folder);
-  const storage::TrainState state = storage::TrainState::load(folder / kState);
+storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
+  const fs::path file = folder / kState;
+  const auto state = fs::exists(file) ? storage::TrainState::load(file) : storage::TrainState();
   optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
     load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true));
   });
-  load_moments(t, folder);
   if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
+  return state;
+}
+
+LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
+                                 const fs::path& folder) {
+  if (!fs::exists(folder / kState))
+    throw UserError(fmt::format("{} has weights, and no training to go on with", folder.string()),
+                    "leave checkpoint.load out, and name the Hugging Face folder from which it was "
+                    "imported as model.from");
+  refuse_other_run(recipe, folder);
+  const storage::TrainState state = load_model(t, folder);
+  load_moments(t, folder);
   // Without an entry every step made an update.
   const int64_t steps = state.integer("step");
   return {{.steps_done = steps,

@@ -69,6 +69,12 @@ struct LoadedCheckpoint {
 LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const std::string& recipe,
                                  const std::filesystem::path& folder);
 
+// Restores what the model computes with, and nothing of its training: the weights, what else the
+// model depends on, and the scales of 8-bit linears. Nothing is compared with the saved run but the
+// tensors, as by load_weights(). Returns state.json, which a checkpoint of imported weights lacks.
+// All ranks call it, under any layout.
+storage::TrainState load_model(const CheckpointParts& parts, const std::filesystem::path& folder);
+
 // Reads only the weights, into parameters that may have no gradients, and what else the model
 // depends on. Throws UserError if the checkpoint lacks a tensor, or has one that nothing uses.
 void load_weights(Stream& stream, model::ParamStore& params,

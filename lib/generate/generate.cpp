@@ -7,11 +7,26 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/tokenizer/utf8.h"
 #include "generate/text_stream.h"
 
 namespace mtrain::generate {
 
 namespace {
+
+// The tokens of a prompt: what all texts begin with, and its own.
+struct Prompt {
+  std::vector<int32_t> ids;
+  size_t begin = 0;  // where its own text begins
+};
+
+Prompt encode(const data::Tokenizer& tokenizer, const std::string& text,
+              const GenerateOptions& options) {
+  Prompt p{.ids = data::begin_of_text(options.bos, tokenizer)};
+  p.begin = p.ids.size();
+  tokenizer.encode(text, p.ids);
+  return p;
+}
 
 // A request that has a slot of the cache.
 struct Sequence {
@@ -29,7 +44,10 @@ class Generation {
              const std::vector<Request>& requests, const GenerateOptions& options,
              const Listener& listener)
       : model_(model), tokenizer_(tokenizer), requests_(requests), o_(options), to_(listener) {
-    for (const Request& r : requests) prompts_.push_back(encode(r.prompt));
+    for (const Request& r : requests) {
+      prompts_.push_back(encode(tokenizer, r.prompt, options));
+      check(prompts_.back().ids);
+    }
     for (int64_t s = 0; s < model.cache().slots(); ++s) free_slots_.push_back(s);
   }
 
@@ -45,9 +63,7 @@ class Generation {
  private:
   static bool in_prompt(const Sequence& s) { return s.computed < s.prompt; }
 
-  std::vector<int32_t> encode(const std::string& prompt) const {
-    std::vector<int32_t> ids;
-    tokenizer_.encode(prompt, ids);
+  void check(const std::vector<int32_t>& ids) const {
     if (ids.empty())
       throw UserError("the prompt is empty", "give at least one character with --prompt");
     for (const int32_t id : ids)
@@ -59,18 +75,21 @@ class Generation {
       throw UserError(fmt::format("the prompt has {} tokens, and the model's context is {}",
                                   ids.size(), o_.context),
                       "give a shorter prompt: new tokens need room, too");
-    return ids;
   }
 
   void admit(size_t request) {
-    const std::vector<int32_t>& prompt = prompts_[request];
+    const Prompt& prompt = prompts_[request];
+    const auto own_text = std::span(prompt.ids).subspan(prompt.begin);
     active_.push_back({.request = request,
                        .slot = free_slots_.front(),
-                       .ids = prompt,
-                       .prompt = int64_t(prompt.size()),
-                       .text = TextStream(tokenizer_, prompt, o_.stop)});
+                       .ids = prompt.ids,
+                       .prompt = int64_t(prompt.ids.size()),
+                       .text = TextStream(tokenizer_, own_text, o_.stop)});
     free_slots_.pop_front();
-    if (o_.echo_prompt) to_.text(request, requests_[request].prompt);
+    if (!o_.echo_prompt) return;
+    // An unfinished character at its end comes with the tokens that complete it.
+    const std::string_view text = requests_[request].prompt;
+    to_.text(request, text.substr(0, text.size() - data::utf8_unfinished(text)));
   }
 
   struct Work {
@@ -117,8 +136,7 @@ class Generation {
     const auto known = std::min(int64_t(logits.size()), tokenizer_.vocab_size());
     const int32_t id = draw(std::span(logits).first(size_t(known)), s.ids, o_.sampling,
                             requests_[s.request].sample, uint64_t(added));
-    if (tokenizer_.eod() == id || std::ranges::find(o_.eos, id) != o_.eos.end())
-      return End::end_of_text;
+    if (std::ranges::find(o_.eos, id) != o_.eos.end()) return End::end_of_text;
     s.ids.push_back(id);
     say(s, s.text.push(id));
     if (s.text.stopped()) return End::stop_string;
@@ -142,8 +160,8 @@ class Generation {
   const std::vector<Request>& requests_;
   const GenerateOptions& o_;
   const Listener& to_;
-  std::vector<std::vector<int32_t>> prompts_;  // of the requests
-  size_t next_ = 0;                            // the next request to get a slot
+  std::vector<Prompt> prompts_;  // of the requests
+  size_t next_ = 0;              // the next request to get a slot
   std::deque<int64_t> free_slots_;
   std::list<Sequence> active_;  // in the order of requests
 };
@@ -158,6 +176,14 @@ const char* end_name(End end) {
     case End::context: return "context";
   }
   throw BugError("an end of a text");
+}
+
+int64_t longest(const data::Tokenizer& tokenizer, const std::vector<Request>& requests,
+                const GenerateOptions& options) {
+  size_t most = 0;
+  for (const Request& r : requests)
+    most = std::max(most, encode(tokenizer, r.prompt, options).ids.size());
+  return std::min(int64_t(most) + options.tokens, options.context);
 }
 
 void generate(CachedModel& model, const data::Tokenizer& tokenizer,

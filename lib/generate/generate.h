@@ -16,12 +16,13 @@ namespace mtrain::generate {
 struct GenerateOptions {
   int64_t tokens = 200;  // tokens to add
   SamplingOptions sampling = {};
+  // What a prompt's tokens begin with, as the model's texts did in training.
+  data::BeginOfText bos = data::BeginOfText::automatic;
   std::vector<std::string> stop = {};  // a text ends before any of them
-  // Ids that end a text, besides the tokenizer's end of a document.
-  std::vector<int32_t> eos = {};
-  int64_t context = 0;      // tokens that the model can see, prompt included
-  int64_t chunk = 512;      // tokens of prompts in one forward
-  bool echo_prompt = true;  // the text begins with the prompt
+  std::vector<int32_t> eos = {};       // ids that end a text
+  int64_t context = 0;                 // tokens that the model can see, prompt included
+  int64_t chunk = 512;                 // tokens of prompts in one forward
+  bool echo_prompt = true;             // the text begins with the prompt
 };
 
 struct Request {
@@ -39,10 +40,15 @@ struct Listener {
   std::function<void(size_t request, End end)> end;
 };
 
-// Continues the prompts, as many at once as the model's cache has slots. A request's text does not
-// depend on the others. Ids that the tokenizer cannot write are never drawn. Throws UserError
-// before any text if a prompt is empty, fills the context, or has a token that the model's
-// vocabulary lacks.
+// Returns the tokens of the longest request with all tokens that may be added, at most
+// options.context.
+int64_t longest(const data::Tokenizer& tokenizer, const std::vector<Request>& requests,
+                const GenerateOptions& options);
+
+// Continues the prompts, as many at once as the model's cache has slots, each of which has room for
+// the longest() request. A request's text does not depend on the others. Ids that the tokenizer
+// cannot write are never drawn. Throws UserError before any text if a prompt is empty, fills the
+// context, or has a token that the model's vocabulary lacks.
 void generate(CachedModel& model, const data::Tokenizer& tokenizer,
               const std::vector<Request>& requests, const GenerateOptions& options,
               const Listener& listener);

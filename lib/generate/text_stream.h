@@ -1,18 +1,18 @@
-// Turns the tokens of a sequence into text that can be shown at once: whole characters, and nothing
-// that might be the beginning of a stop string.
+// Turns the tokens of a sequence into text that can be shown at once: whole characters, as
+// data::DecodeStream makes them, and nothing that might be the beginning of a stop string.
 #pragma once
 #include <span>
 #include <string>
 #include <vector>
 
-#include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/decode_stream.h"
 
 namespace mtrain::generate {
 
 class TextStream {
  public:
-  // `prompt` holds the tokens before the first new one; the last of them decide how a new one is
-  // written. `stop` holds texts at which the sequence ends.
+  // `prompt` holds the tokens before the first new one, which settle how a new one is written.
+  // `stop` holds texts at which the sequence ends. `tokenizer` must outlive the stream.
   TextStream(const data::Tokenizer& tokenizer, std::span<const int32_t> prompt,
              std::vector<std::string> stop);
 
@@ -24,11 +24,11 @@ class TextStream {
   std::string finish();
 
  private:
-  const data::Tokenizer& tokenizer_;
-  const std::vector<std::string> stop_;
-  std::vector<int32_t> recent_;  // tokens whose text is `written_`; a few are enough
-  std::string written_;
-  std::string held_;  // decoded and not returned yet
+  std::string before_stop(std::string text);
+
+  data::DecodeStream characters_;
+  std::vector<std::string> stop_;
+  std::string held_;  // may be the beginning of a stop string
   bool stopped_ = false;
 };
 

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "interchange/byte_tokenizer.h"
 #include "interchange/config.h"
 #include "interchange/hf_source.h"
 #include "interchange/import.h"
@@ -181,9 +182,11 @@ std::string main_type(const std::vector<Shard>& shards) {
                                      : "float32";
 }
 
-void write_generation_config(const fs::path& folder, const std::string& config_text) {
+void write_generation_config(const fs::path& folder, const std::string& config_text,
+                             bool reads_bytes) {
   if (fs::exists(folder / "generation_config.json")) return;
-  const json config = json::parse(config_text);
+  json config = json::parse(config_text);
+  if (reads_bytes && config.at("eos_token_id").is_null()) config["eos_token_id"] = kByteEnd;
   json generation{{"_from_model_config", true}};
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     if (!config.at(key).is_null()) generation[key] = config.at(key);
@@ -258,7 +261,12 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
     const auto more = copy_side_files(fs::is_directory(at) ? at : at.parent_path(), folder.path);
     copied.insert(copied.end(), more.begin(), more.end());
   }
-  write_generation_config(folder.path, config);
+  // A model that mtrain has trained on bytes; an import without a tokenizer reads what it read.
+  const bool reads_bytes =
+      origin != checkpoint && recipe.tokenizer.type == recipe::TokenizerType::byte &&
+      recipe.model.vocab_size >= kByteVocabulary && !fs::exists(folder.path / "tokenizer.json");
+  if (reads_bytes) write_byte_tokenizer(folder.path);
+  write_generation_config(folder.path, config, reads_bytes);
   folder.commit();
   done.parameters = map.parameters();
   done.files = int(shards.size());

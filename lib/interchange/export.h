@@ -28,8 +28,8 @@ struct Exported {
 // tokenizer into the new folder `output`, which appears whole or not at all. Keys of config.json
 // that mtrain has no field for, and the other files, are those of the folder from which the model
 // came: of the checkpoint itself where it was imported, else of the recipe's model.from while that
-// folder exists. Throws UserError (no family computes such a model, a value is too large for fp16,
-// `output` exists) and RunError.
+// folder exists. A model that was trained on bytes gets a tokenizer of bytes. Throws UserError (no
+// family computes such a model, a value is too large for fp16, `output` exists) and RunError.
 Exported export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& output,
                    const ExportOptions& options);
 

@@ -1,6 +1,9 @@
 #include "interchange/import.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/core.h>
@@ -8,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/strings.h"
 #include "interchange/side_files.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
@@ -19,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kRun = int64_t{1} << 22;  // elements that are in memory at once
-constexpr int64_t kLongestSample = 4096;    // of the recipe that is written
+constexpr int64_t kLongestSample = 4096;    // tokens, of the recipe that is written
 
 void write_weights(const HfFolder& folder, const fs::path& path) {
   nlohmann::json types = nlohmann::json::object();
@@ -40,24 +44,38 @@ void write_weights(const HfFolder& folder, const fs::path& path) {
   writer.commit();
 }
 
-// The recipe of the checkpoint: the model, and its tokenizer where the folder has one. A training
-// from these weights has a recipe of its own.
-std::string recipe_text(const HfFolder& folder, const fs::path& final_folder) {
-  recipe::Recipe r = folder.recipe;
-  r.model.from.reset();
-  r.model.init = recipe::WeightInit::weights;
-  r.dataset.train = {"none"};
-  r.dataset.seq_length =
-      std::min(kLongestSample, r.model.max_position_embeddings.value_or(kLongestSample));
-  if (fs::exists(folder.tensors->path() / "tokenizer.json")) {
-    r.tokenizer.type = recipe::TokenizerType::huggingface;
-    r.tokenizer.path = (fs::absolute(final_folder) / "tokenizer.json").string();
+// Returns the part of a printed recipe that is about these sections.
+std::string sections_of(const std::string& text, std::initializer_list<std::string_view> sections) {
+  std::string part;
+  bool inside = false;
+  for (const std::string& line : split(text, '\n')) {
+    if (line.empty()) continue;
+    if (line[0] != ' ')
+      inside = std::ranges::count(sections, std::string_view(line).substr(0, line.find(':'))) > 0;
+    if (inside) part += line + "\n";
   }
-  return fmt::format("# Imported from {}. It was trained on no data of mtrain's.\n{}",
-                     fs::absolute(folder.tensors->path()).string(), recipe::print_recipe(r, false));
+  return part;
 }
 
 }  // namespace
+
+// A training from these weights has a recipe of its own, which says how precise it is, how weights
+// drop out, and what ranks share.
+std::string imported_recipe(const HfFolder& folder, const fs::path& tokenizer) {
+  recipe::Recipe r = folder.recipe;
+  r.model.from.reset();
+  r.model.init = recipe::WeightInit::weights;
+  r.model.attention_dropout = r.model.hidden_dropout = r.model.embedding_dropout = 0;
+  r.dataset.train = {"none"};
+  r.dataset.seq_length =
+      std::min(kLongestSample, r.model.max_position_embeddings.value_or(kLongestSample));
+  r.tokenizer.type = recipe::TokenizerType::huggingface;  // never bytes, even where it is absent
+  r.tokenizer.path = (fs::absolute(tokenizer) / "tokenizer.json").string();
+  return fmt::format(
+      "# Imported from {}. It was trained on no data of mtrain's.\n{}mixed_precision: fp32\n",
+      fs::absolute(folder.tensors->path()).string(),
+      sections_of(recipe::print_recipe(r, false), {"model", "dataset", "tokenizer"}));
+}
 
 fs::path import_hf(const HfFolder& folder, const fs::path& output) {
   if (storage::find_latest(output))
@@ -66,7 +84,8 @@ fs::path import_hf(const HfFolder& folder, const fs::path& output) {
   storage::CheckpointWriter writer(output, 0);
   write_weights(folder, writer.folder() / "model.safetensors");
   const fs::path from = folder.tensors->path();
-  write_file_atomic(writer.folder() / "recipe.yaml", recipe_text(folder, output / "step-00000000"));
+  write_file_atomic(writer.folder() / "recipe.yaml",
+                    imported_recipe(folder, output / "step-00000000"));
   write_file_atomic(writer.folder() / "config.json", read_file(from / "config.json"));
   copy_side_files(from, writer.folder());
   return writer.commit();

@@ -1,6 +1,7 @@
 // Writes a Hugging Face folder as a checkpoint of mtrain's.
 #pragma once
 #include <filesystem>
+#include <string>
 
 #include "interchange/hf_folder.h"
 
@@ -13,6 +14,10 @@ namespace mtrain::interchange {
 // the checkpoint's path. Throws UserError (a weight is not finite, `output` holds a checkpoint
 // already) and RunError (the disk is full, ...).
 std::filesystem::path import_hf(const HfFolder& folder, const std::filesystem::path& output);
+
+// Returns the text of that recipe.yaml: the model in fp32, for whoever uses it without training.
+// The tokenizer is the tokenizer.json in `tokenizer`, which may be absent.
+std::string imported_recipe(const HfFolder& folder, const std::filesystem::path& tokenizer);
 
 // The key of that metadata. Its value is a JSON object: the format's type of each tensor of theirs.
 inline constexpr const char* kImportedTypes = "hugging_face_types";

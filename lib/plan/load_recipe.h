@@ -4,16 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "plan/machine.h"
 #include "recipe/recipe.h"
 
 namespace mtrain::plan {
-
-// What the machine has that `train.device: auto` may take.
-struct Machine {
-  int gpus = 0;            // GPUs that this build can compute on
-  std::string gpu_name;    // "NVIDIA H200"; empty if unknown
-  int ranks_per_host = 1;  // each needs a GPU of its own
-};
 
 // Returns the machine whose GPUs have these names; none for a build that cannot compute on them.
 Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host);

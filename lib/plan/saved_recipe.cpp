@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "recipe/schema/schema.h"
@@ -32,11 +33,15 @@ const std::vector<std::string> kOneRank{"~distributed.tp_size",
                                         "~comm_overlap"};
 
 // By default the recipe was fit for the ranks that saved it, whatever their number.
-Recipe load_saved(const std::filesystem::path& file, std::vector<std::string> settings = {},
+Recipe load_saved(const SavedRecipe& saved, std::vector<std::string> settings = {},
                   int64_t world = 0) {
   Diagnostics diagnostics;
   settings.insert(settings.begin(), kAsSaved.begin(), kAsSaved.end());
-  Recipe recipe = load_recipe(file.string(), settings, diagnostics, world);
+  const std::string name = saved.file.string();
+  Recipe recipe =
+      saved.text.empty()
+          ? load_recipe(name, settings, diagnostics, world, saved.machine)
+          : load_recipe_text(saved.text, name, settings, diagnostics, world, saved.machine);
   diagnostics.throw_if_errors();
   // Recipes that were printed before model.attention_bias existed call the tanh form gelu.
   if (!recipe.given("model.attention_bias") && recipe.model.activation == recipe::Activation::gelu)
@@ -75,8 +80,10 @@ bool keeps_state(const std::string& path, const Recipe& r) {
 
 }  // namespace
 
-SavedRun read_saved_run(const std::filesystem::path& file) {
-  const Recipe r = load_saved(file);
+std::string SavedRecipe::read() const { return text.empty() ? read_file(file) : text; }
+
+SavedRun read_saved_run(const SavedRecipe& recipe) {
+  const Recipe r = load_saved(recipe);
   return {.folders = folder_options(r),
           .tokenizer = tokenizer_options(r),
           .model = model_shape(r.model, 0, sample_length(r)),
@@ -84,14 +91,14 @@ SavedRun read_saved_run(const std::filesystem::path& file) {
           .device = device_plan_without_overlap(r)};
 }
 
-RunPlan saved_run_plan(const std::filesystem::path& file, std::vector<std::string> overrides,
-                       int64_t world, int64_t vocab) {
+RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overrides, int64_t world,
+                       int64_t vocab) {
   if (world == 1) overrides.insert(overrides.begin(), kOneRank.begin(), kOneRank.end());
-  return make_plan(load_saved(file, std::move(overrides), world), world, vocab);
+  return make_plan(load_saved(recipe, std::move(overrides), world), world, vocab);
 }
 
 std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
-  const Recipe saved = load_saved(file);
+  const Recipe saved = load_saved({file});
   Diagnostics diagnostics;
   const auto now = read_recipe_text(present, "this run's recipe", kAsSaved, diagnostics);
   MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/machine.h"
 #include "plan/options/dataset_options.h"
 #include "plan/options/device_plan.h"
 #include "plan/options/model_shape.h"
@@ -12,6 +13,14 @@
 #include "plan/run_plan.h"
 
 namespace mtrain::plan {
+
+// A recipe that was printed for later.
+struct SavedRecipe {
+  std::filesystem::path file;  // where it is; messages name it
+  std::string text = {};       // the recipe itself, if it is in no file
+  Machine machine = {};        // what `train.device: auto` may take
+  std::string read() const;    // returns the text
+};
 
 struct SavedRun {
   FolderOptions folders;
@@ -21,14 +30,14 @@ struct SavedRun {
   DevicePlan device;
 };
 
-// Throws UserError if this version cannot load the recipe in `file`.
-SavedRun read_saved_run(const std::filesystem::path& file);
+// Throws UserError if this version cannot load the recipe.
+SavedRun read_saved_run(const SavedRecipe& recipe);
 
-// Makes the plan of the recipe in `file` for `world` ranks, with `overrides` of its settings, and
-// for a model of `vocab` tokens. A single rank leaves the layout of the saved run out. Throws
-// UserError with all mistakes, if the recipe does not fit so many ranks.
-RunPlan saved_run_plan(const std::filesystem::path& file, std::vector<std::string> overrides,
-                       int64_t world, int64_t vocab);
+// Makes the plan of the recipe for `world` ranks, with `overrides` of its settings, and for a model
+// of `vocab` tokens. A single rank leaves the layout of the saved run out. Throws UserError with
+// all mistakes, if the recipe does not fit so many ranks.
+RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overrides, int64_t world,
+                       int64_t vocab);
 
 // Compares the recipe saved in `file` with `present`, the text of this run's recipe. Returns a line
 // for each setting that must agree in a resumed run and does not: settings of what the network

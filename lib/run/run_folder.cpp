@@ -52,7 +52,7 @@ bool is_own_run(const plan::FolderOptions& f, const storage::CheckpointRef& star
   const fs::path root = root_of(start);
   if (!same_folder(root, f.checkpoint_dir)) return false;
   if (same_folder(root, fs::path(f.run_dir) / "checkpoints") || !has_metrics(f)) return true;
-  return same_folder(plan::read_saved_run(checkpoint::recipe_file(start.path)).folders.run_dir,
+  return same_folder(plan::read_saved_run({checkpoint::recipe_file(start.path)}).folders.run_dir,
                      f.run_dir);
 }
 
@@ -199,7 +199,7 @@ std::optional<storage::CheckpointRef> locate_checkpoint(const fs::path& path) {
   std::error_code error;
   if (!fs::is_regular_file(checkpoint::recipe_file(path), error)) return std::nullopt;
   return storage::find_latest(
-      plan::read_saved_run(checkpoint::recipe_file(path)).folders.checkpoint_dir);
+      plan::read_saved_run({checkpoint::recipe_file(path)}).folders.checkpoint_dir);
 }
 
 }  // namespace mtrain::run

@@ -5,7 +5,7 @@
   scripts/golden/hf.py --check [case...]    recomputes the logits of these folders, writes nothing
   scripts/golden/hf.py --exports case=FOLDER...  each folder is an export of that case: it must load
                                             without a missing or unexpected key, and give its logits
-  scripts/golden/hf.py --load FOLDER        the folder must load so; nothing is compared
+  scripts/golden/hf.py --load FOLDER        the folder and its tokenizer must load so; nothing is compared
 
 needs PyTorch, transformers and safetensors; the files are written by the versions that
 scripts/golden/requirements.txt names. Exports are loaded by transformers 4, too.
@@ -159,7 +159,8 @@ def main():
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if args.load:
-        print(f"{type(load(args.load)).__name__} loads {args.load}")
+        tokens = len(transformers.AutoTokenizer.from_pretrained(args.load))
+        print(f"{type(load(args.load)).__name__} loads {args.load}, with a tokenizer of {tokens} tokens")
         return 0
     if args.exports:
         pairs = [pair.split("=", 1) for pair in args.cases]

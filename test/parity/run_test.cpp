@@ -17,8 +17,8 @@
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "plan/saved_recipe.h"
-#include "run/evaluate_run.h"
-#include "run/generate_from_run.h"
+#include "run/evaluate_model.h"
+#include "run/generate_text.h"
 #include "run/run.h"
 #include "run/run_checkpoint.h"
 #include "run/run_folder.h"
@@ -233,7 +233,7 @@ TEST_CASE("tensors that the model lacks are refused") {
   const auto device = Device::cpu(1, {});
   Stream& stream = device->stream(device::StreamKind::compute);
   model::ParamStore params;
-  CHECK(plan::read_saved_run(checkpoint::recipe_file(lab.step("two", 2))).model.layers == 2);
+  CHECK(plan::read_saved_run({checkpoint::recipe_file(lab.step("two", 2))}).model.layers == 2);
   model::Gpt model(stream, params, train::gpt_config(lab.plan("one")), 16);
   params.materialize(stream, DType::f32, false);
   CHECK_THROWS_WITH(checkpoint::load_weights(stream, params, {}, lab.step("two", 2)),
@@ -419,9 +419,9 @@ TEST_CASE("the prompt is written when the model is there to go on") {
   lab.train("a", {"train.steps=1", "checkpoint.dir=" + (lab / "elsewhere").string()});
   std::string said;
   const auto go_on = [&](const char* run, const char* prompt) {
-    run::generate_from_run({.run = (lab / run).string(), .prompts = {prompt}}, {.tokens = 3},
-                           {.text = [&](size_t, std::string_view bytes) { said += bytes; },
-                            .end = [](size_t, generate::End) {}});
+    run::generate_text({.model = (lab / run).string(), .prompts = {prompt}}, {.tokens = 3},
+                       {.text = [&](size_t, std::string_view bytes) { said += bytes; },
+                        .end = [](size_t, generate::End) {}});
   };
   CHECK_THROWS_AS(go_on("none", "Hello"), UserError);
   CHECK_THROWS_AS(go_on("a", ""), UserError);
@@ -443,7 +443,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   lab.train("packed", {"train.steps=1", "packed_sequence.packed_sequence_size=16",
                        "train.micro_batch_size=1"});
   const run::EvaluateJob job{.model = (lab / "a").string(), .data = (lab / "b").string()};
-  const run::Evaluation apart = run::evaluate_run(job);
+  const run::Evaluation apart = run::evaluate_model(job);
   CHECK((apart.windows == 250 && apart.window == 16 && apart.stride == 16));
   CHECK(apart.tokens == 4000 - 250);
   CHECK(apart.bytes == apart.tokens);  // a token is a byte
@@ -473,23 +473,23 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
 
   run::EvaluateJob overlapping = job;
   overlapping.stride = 5;
-  const run::Evaluation close = run::evaluate_run(overlapping);
+  const run::Evaluation close = run::evaluate_model(overlapping);
   CHECK(close.tokens == 3999);
   CHECK(close.nats_per_token != apart.nats_per_token);
   overlapping.overrides = {"train.micro_batch_size=1"};
-  CHECK(run::evaluate_run(overlapping).nats_per_token ==
+  CHECK(run::evaluate_model(overlapping).nats_per_token ==
         Approx(close.nats_per_token).epsilon(1e-6));
   run::EvaluateJob packed = job;
   packed.model = (lab / "packed").string();
-  CHECK(run::evaluate_run(packed).tokens == apart.tokens);
+  CHECK(run::evaluate_model(packed).tokens == apart.tokens);
 
   run::EvaluateJob bad = job;
   bad.data = (lab / "none").string();
-  CHECK_THROWS_WITH(run::evaluate_run(bad), Contains("--data"));
+  CHECK_THROWS_WITH(run::evaluate_model(bad), Contains("--data"));
   bad = job, bad.model = (lab / "none").string();
-  CHECK_THROWS_WITH(run::evaluate_run(bad), Contains("no complete checkpoint"));
+  CHECK_THROWS_WITH(run::evaluate_model(bad), Contains("no complete checkpoint"));
   bad = job, bad.stride = 17;
-  CHECK_THROWS_WITH(run::evaluate_run(bad), Contains("stride is 17"));
+  CHECK_THROWS_WITH(run::evaluate_model(bad), Contains("stride is 17"));
 }
 
 TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {

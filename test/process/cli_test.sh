@@ -184,5 +184,22 @@ expect "draws where nothing is drawn" 2 "--top-p has no effect" "hint" -- \
 expect "texts that would be equal" 2 "--num 3" "hint" -- generate --run "$work" --prompt a --temperature 0 --num 3
 expect "a file without prompts" 2 "holds no prompt" -- generate --run "$work" --prompts /dev/null
 expect "a model that is none" 2 "no complete checkpoint" -- eval --model "$work" --data "$work/set"
+# A Hugging Face folder as it is.
+cp -r "$hf/llama" "$work/llama" && cp "$hf"/expected/tokenizer/* "$work/llama"
+echo '{"eos_token_id": [62, 63]}' >"$work/llama/generation_config.json"
+echo -n "Any words will do, as long as they are of letters: there are many, and none of them is known." >"$work/words.txt"
+expect "data for a folder" 0 "tokens" -- data build --input "$work/words.txt" --output "$work/words" --tokenizer "$work/llama"
+expect "an evaluation of a folder" 0 "nats per token" "bits per byte" "windows of 16 tokens, 5 apart" -- \
+  eval --model "$work/llama" --data "$work/words" --stride 5 dataset.seq_length=16
+mv "$work/llama/tokenizer.json" "$work"
+expect "an evaluation without a tokenizer" 0 "nats per token, perplexity" -- eval --model "$work/llama" --data "$work/words"
+expect "a text without a tokenizer" 2 "no tokenizer at $work/llama/tokenizer.json" -- \
+  generate --model "$work/llama" --prompt Hey
+mv "$work/tokenizer.json" "$work/llama"
+expect "a text of a folder" 0 "Hey" -- generate --model "$work/llama" --prompt Hey --tokens 5 --temperature 0
+cp "$work/out" "$work/by_model"
+expect "a text by another name" 0 "Hey" -- generate --run "$work/llama" --prompt Hey --tokens 5 --temperature 0
+cmp -s "$work/out" "$work/by_model" || fail "--run and --model differ"
+expect "a folder of none" 2 "nothing is downloaded" -- generate --model org/model --prompt a
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

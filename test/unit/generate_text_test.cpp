@@ -133,6 +133,25 @@ TEST_CASE("every reason to end a text is told") {
   CHECK(full.text.at(1).size() == size_t(kContext));
 }
 
+TEST_CASE("an unfinished character at the end of a prompt is shown with what follows it") {
+  Writer w(1);
+  generate::CachedModel model(w.stream, *w.gpt, w.cache);
+  std::vector<std::string> pieces;
+  const auto say = [&](size_t, std::string_view bytes) { pieces.emplace_back(bytes); };
+  generate::generate(model, *w.tokenizer, {{"a\xe2\x82", 0}}, {.tokens = 3, .context = kContext},
+                     {.text = say, .end = [](size_t, End) {}});
+  REQUIRE(pieces.size() >= 2);
+  CHECK(pieces[0] == "a");
+  CHECK(pieces[1].starts_with("\xe2\x82"));
+}
+
+TEST_CASE("a cache needs room for the longest request alone") {
+  const auto tokenizer = data::make_byte_tokenizer();
+  const std::vector<generate::Request> requests{{"ab", 0}, {"abcde", 1}, {"", 2}};
+  CHECK(generate::longest(*tokenizer, requests, {.tokens = 4, .context = 100}) == 9);
+  CHECK(generate::longest(*tokenizer, requests, {.tokens = 4, .context = 7}) == 7);
+}
+
 TEST_CASE("prompts that cannot be continued are refused before any text") {
   Writer w(1);
   std::string said;

@@ -7,11 +7,15 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "data/dataset/indexed_dataset.h"
+#include "data/tokenizer/tokenizer.h"
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
+#include "interchange/import.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "plan/run_plan.h"
+#include "run/evaluate_model.h"
+#include "run/generate_text.h"
 #include "run/run.h"
 #include "storage/checkpoint_dir.h"
 #include "temporary_folder.h"
@@ -98,4 +102,49 @@ TEST_CASE("a run begins with the weights of the folder that model.from names") {
     CHECK_THROWS_WITH(lab.train("other-" + family, with(from, {"model.num_layers=3"})),
                       Contains("model.num_layers") && Contains("config.json"));
   }
+}
+
+TEST_CASE("a model of bytes is exported with a tokenizer of bytes, and used as the run is") {
+  const Lab lab;
+  const auto trained = lab.train("bytes", with(kSizes, {"train.steps=20", "optimizer.lr=1e-2"}));
+  const std::string folder = (lab / "hf").string();
+  interchange::export_hf(trained, folder, {});
+
+  const auto ours = data::make_byte_tokenizer();
+  const auto theirs = data::load_tokenizer(folder);
+  std::string all;
+  for (int b = 0; b < 256; ++b) all += char(b);
+  std::vector<int32_t> ids, want;
+  ours->encode(all + "caf\xc3\xa9\r\n <|endoftex", want);
+  theirs->encode(all + "caf\xc3\xa9\r\n <|endoftex", ids);
+  CHECK(ids == want);
+  CHECK(theirs->decode(ids) == ours->decode(want));
+  CHECK(theirs->eod() == ours->eod());
+  CHECK(theirs->vocab_size() == ours->vocab_size());
+  CHECK(data::read_eos_ids(folder, *theirs) == std::vector<int32_t>{256});
+
+  const auto text = [&](const std::string& model) {
+    std::string written;
+    run::generate_text({.model = model, .prompts = {"\x15\x1c"}},
+                       {.tokens = 9, .sampling = {.temperature = 0}},
+                       {.text = [&](size_t, std::string_view bytes) { written += bytes; },
+                        .end = [](size_t, generate::End) {}});
+    return written;
+  };
+  CHECK(text(folder) == text(trained.string()));
+  CHECK(text(folder).size() == 11);
+  const auto loss = [&](const std::string& model) {
+    return run::evaluate_model({.model = model, .data = (lab / "text").string()});
+  };
+  CHECK(loss(folder).nats_per_token == loss(trained.string()).nats_per_token);
+  CHECK(loss(folder).bytes == loss(trained.string()).bytes);
+}
+
+TEST_CASE("an imported checkpoint is no training that goes on") {
+  const Lab lab;
+  const auto trained = lab.train("first", with(kSizes, {"train.steps=1"}));
+  interchange::export_hf(trained, lab / "hf", {});
+  const auto imported = interchange::import_hf(interchange::open_hf_folder(lab / "hf"), lab / "in");
+  CHECK_THROWS_WITH(lab.train("again", with(kSizes, {"checkpoint.load=" + imported.string()})),
+                    Contains("no training to go on with") && Contains("model.from"));
 }

@@ -58,13 +58,6 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
   return texts;
 }
 
-std::vector<int32_t> begin_of_text(BeginOfText bos, const Tokenizer& tokenizer) {
-  const auto prefix = tokenizer.text_prefix();
-  if (bos == BeginOfText::none) return {};
-  if (bos == BeginOfText::always && prefix.empty()) return {*tokenizer.bos()};
-  return {prefix.begin(), prefix.end()};
-}
-
 class Builder {
  public:
   Builder(const BuildOptions& options, const Tokenizer& tokenizer,
@@ -300,10 +293,7 @@ void check(const BuildOptions& o, const Tokenizer& tokenizer) {
   if (o.append_eod && !tokenizer.eod())
     throw UserError(fmt::format("the tokenizer {} has no end-of-document token", tokenizer.name()),
                     "build without end-of-document tokens: --no-eod");
-  if (o.bos == BeginOfText::always && tokenizer.text_prefix().empty() && !tokenizer.bos())
-    throw UserError(
-        fmt::format("the tokenizer {} has no BOS token to begin documents with", tokenizer.name()),
-        "build with --bos none, or name bos_token in the tokenizer_config.json beside it");
+  begin_of_text(o.bos, tokenizer);  // throws if there is no such token
   if (o.prompt_field.empty() != o.answer_field.empty())
     throw UserError(
         fmt::format("the {} has no field", o.prompt_field.empty() ? "prompt" : "answer"),

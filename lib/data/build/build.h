@@ -29,13 +29,6 @@ enum class ValidationSplit {
   tail,       // the end of the input, cut between documents; at a line if a file is one document
 };
 
-// Whether documents begin with the tokenizer's BOS token.
-enum class BeginOfText {
-  automatic,  // what the tokenizer's own configuration puts before a text (Tokenizer::text_prefix)
-  none,
-  always,  // that or, if it is nothing, the tokenizer's BOS token
-};
-
 struct BuildOptions {
   std::vector<std::filesystem::path> inputs;  // files, or folders: all files in one, sorted by name
   std::filesystem::path output;               // prefix of the .bin/.idx pair

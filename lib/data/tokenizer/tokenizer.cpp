@@ -17,6 +17,17 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return text;
 }
 
+std::vector<int32_t> begin_of_text(BeginOfText begin, const Tokenizer& tokenizer) {
+  const auto prefix = tokenizer.text_prefix();
+  if (begin == BeginOfText::none) return {};
+  if (begin == BeginOfText::automatic || !prefix.empty()) return {prefix.begin(), prefix.end()};
+  if (!tokenizer.bos())
+    throw UserError(
+        fmt::format("the tokenizer {} has no BOS token to begin a text with", tokenizer.name()),
+        "give --bos none, or name bos_token in the tokenizer_config.json beside it");
+  return {*tokenizer.bos()};
+}
+
 namespace {
 
 // Explains a folder or a file that holds a tokenizer in another form.

@@ -55,6 +55,16 @@ class Tokenizer {
   virtual size_t safe_cut(std::string_view text) const = 0;
 };
 
+// What a document, or a prompt, begins with.
+enum class BeginOfText {
+  automatic,  // what the tokenizer's own configuration puts before a text (Tokenizer::text_prefix)
+  none,
+  always,  // that or, if it is nothing, the tokenizer's BOS token
+};
+
+// Returns these ids. Throws UserError for `always` if the tokenizer has no BOS token.
+std::vector<int32_t> begin_of_text(BeginOfText begin, const Tokenizer& tokenizer);
+
 // Ids 0 to 255 are the byte values; id 256 ends a document.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 

@@ -1,0 +1,82 @@
+#include "run/generate_text.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/ignore_sigpipe.h"
+#include "comm/process/process_world.h"
+#include "parallel/apply_parallelism.h"
+#include "run/open_device.h"
+#include "run/stored_model.h"
+#include "train/data_setup.h"
+#include "train/model_setup.h"
+
+namespace mtrain::run {
+
+namespace {
+
+comm::World connect(const launch::Job& job, DeviceKind device, const std::string& recipe) {
+  if (job.size == 1) return comm::World::alone();
+  return comm::process_world({.rank = job.rank,
+                              .size = job.size,
+                              .restarts = job.restarts,
+                              .master_addr = job.master_addr,
+                              .master_port = job.master_port,
+                              .device = device,
+                              .device_number = job.local_rank,
+                              .recipe = recipe});
+}
+
+std::vector<generate::Request> requests_of(const GenerateJob& job) {
+  std::vector<generate::Request> requests;
+  for (const std::string& prompt : job.prompts)
+    for (int64_t n = 0; n < job.num; ++n) requests.push_back({prompt, uint64_t(requests.size())});
+  return requests;
+}
+
+void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& stored,
+                 const data::Tokenizer& tokenizer, const generate::GenerateOptions& options,
+                 const generate::Listener& listener) {
+  const auto device = open_device(stored.saved.device, job.job);
+  Stream& stream = device->stream(device::StreamKind::compute);
+  const plan::ModelShape& shape = stored.saved.model;
+  const train::RouterState routers(stream, shape);
+
+  const std::vector<generate::Request> requests = requests_of(job);
+  const auto slots = std::clamp<int64_t>(int64_t(requests.size()), 1, job.batch);
+  // A model may see more tokens than there is memory for. Its cache has room for those that come.
+  const int64_t positions = generate::longest(tokenizer, requests, options);
+  generate::KeyValueCache cache(slots, positions);
+  model::ModelImpls impls = parallel::share_layers(world, *device, shape);
+  impls.router_bias_LE = routers.bias_LE();
+  impls.attention_core = cache.cores();
+  model::ParamStore params;
+  model::Gpt model(stream, params, train::gpt_config(shape, world.size()), positions, {}, impls);
+  params.materialize(stream, job.dtype, false);
+  load_weights(stream, params, routers, stored);
+  generate::CachedModel cached(stream, model, cache);
+  generate::generate(cached, tokenizer, requests, options, listener);
+}
+
+}  // namespace
+
+int64_t generate_text(const GenerateJob& job, generate::GenerateOptions options,
+                      const generate::Listener& listener) {
+  const IgnoreSigpipe pipes;
+  StoredModel stored = open_model(job.model, job.machine);
+  if (!stored.tokenizer)
+    stored.tokenizer = train::open_tokenizer(stored.saved.tokenizer);  // throws
+  options.context = stored.context();
+  for (const int32_t id : stored.end_ids()) options.eos.push_back(id);
+  comm::World world =
+      job.world ? *job.world : connect(job.job, stored.saved.device.kind, stored.recipe.read());
+  try {
+    generate_on(world, job, stored, *stored.tokenizer, options, listener);
+  } catch (const std::exception& e) {
+    world.abort(e.what());  // so that peers do not wait for this rank
+    throw;
+  }
+  return options.context;
+}
+
+}  // namespace mtrain::run

@@ -1,0 +1,105 @@
+#include "run/stored_model.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "checkpoint/read_weights.h"
+#include "interchange/import.h"
+#include "run/bf16_choice.h"
+#include "run/gemm_choice.h"
+#include "run/run_folder.h"
+#include "train/data_setup.h"
+
+namespace mtrain::run {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_file(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+// Whether the folder holds a model of another program. open_hf_folder() says what is wrong with it.
+bool has_foreign_model(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const fs::path& file = it->path();
+    if (file.filename() == "config.json" || file.extension() == ".safetensors" ||
+        file.extension() == ".gguf")
+      return true;
+  }
+  return false;
+}
+
+std::vector<checkpoint::ReplicatedTensor> of_model(const train::RouterState& routers) {
+  std::vector<checkpoint::ReplicatedTensor> tensors = routers.tensors();
+  std::erase_if(tensors, [](const checkpoint::ReplicatedTensor& r) { return !r.of_model; });
+  return tensors;
+}
+
+}  // namespace
+
+int64_t StoredModel::context() const {
+  return std::max(saved.sample_length, saved.model.max_positions);
+}
+
+std::vector<int32_t> StoredModel::end_ids() const {
+  if (!tokenizer) return {};
+  if (is_file(folder / "config.json")) return data::read_eos_ids(folder, *tokenizer);
+  const auto& path = saved.tokenizer.path;
+  const fs::path beside = !path                     ? fs::path()
+                          : fs::is_directory(*path) ? fs::path(*path)
+                                                    : fs::path(*path).parent_path();
+  std::vector<int32_t> ids = data::read_eos_ids(path ? beside : folder, *tokenizer);
+  if (const auto eod = tokenizer->eod(); eod && std::ranges::find(ids, *eod) == ids.end())
+    ids.push_back(*eod);
+  return ids;
+}
+
+StoredModel open_model(const fs::path& path, const plan::Machine& machine) {
+  StoredModel m;
+  if (const auto found = locate_checkpoint(path)) {
+    m.folder = found->path;
+    m.recipe = {.file = checkpoint::recipe_file(m.folder)};
+  } else if (has_foreign_model(path)) {
+    const interchange::HfFolder folder = interchange::open_hf_folder(path);
+    m.folder = path;
+    m.recipe = {.file = path, .text = interchange::imported_recipe(folder, path)};
+    m.hugging_face = folder.source();
+  } else {
+    throw UserError(
+        fmt::format("{} holds no complete checkpoint and no Hugging Face model", path.string()),
+        "give a run folder, a checkpoint, or a folder with config.json and "
+        "safetensors; nothing is downloaded");
+  }
+  m.recipe.machine = machine;
+  m.saved = plan::read_saved_run(m.recipe);
+  const plan::TokenizerOptions& tokenizer = m.saved.tokenizer;
+  const bool foreign = is_file(m.folder / "config.json");
+  const bool has_tokenizer = !foreign || !tokenizer.path || fs::exists(*tokenizer.path);
+  if (has_tokenizer) m.tokenizer = train::open_tokenizer(tokenizer);
+  m.saved.model.vocab = has_tokenizer ? train::vocabulary(tokenizer) : tokenizer.model_vocab;
+  return m;
+}
+
+void load_weights(Stream& stream, model::ParamStore& params, const train::RouterState& routers,
+                  const StoredModel& m) {
+  if (m.hugging_face)
+    checkpoint::read_model(stream, params, of_model(routers), *m.hugging_face);
+  else
+    checkpoint::load_weights(stream, params, of_model(routers), m.folder);
+}
+
+void load_model(train::Trainer& t, const StoredModel& m) {
+  if (m.hugging_face) {
+    checkpoint::start_from(t.checkpoint_parts(), *m.hugging_face);
+    return choose_bf16_arithmetic(t.device(), t.control(), t.plan());
+  }
+  const storage::TrainState state = checkpoint::load_model(t.checkpoint_parts(), m.folder);
+  restore_bf16_arithmetic(t.device(), t.control(), t.plan(), state);
+  if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, state);
+}
+
+}  // namespace mtrain::run

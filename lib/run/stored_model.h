@@ -1,0 +1,48 @@
+// A trained model on disk, as generation and evaluation take it: a checkpoint of mtrain's, or a
+// Hugging Face folder, which is read as it is.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "data/tokenizer/tokenizer.h"
+#include "interchange/hf_source.h"
+#include "plan/saved_recipe.h"
+#include "train/router_state.h"
+#include "train/trainer.h"
+
+namespace mtrain::run {
+
+struct StoredModel {
+  std::filesystem::path folder;  // the checkpoint's, or the Hugging Face folder
+  // The recipe that lies in the checkpoint, or that `mtrain import hf` would put there.
+  plan::SavedRecipe recipe;
+  plan::SavedRun saved;  // of that recipe, with the model's vocabulary
+  // Null for a model of another program without a tokenizer.json.
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  std::shared_ptr<const interchange::HfSource> hugging_face;  // null for a checkpoint
+
+  // Returns the longest sequence that the model is made for: that of its training, or its positions
+  // if they are more.
+  int64_t context() const;
+  // Returns the ids that end a text: those of the Hugging Face folder that the model or its
+  // tokenizer came with, and the tokenizer's end of a document for a model that mtrain has trained.
+  std::vector<int32_t> end_ids() const;
+};
+
+// Opens the model at `path`: a checkpoint, a run folder, which means its newest checkpoint, or a
+// Hugging Face folder. Reads no weights. Throws UserError if there is none, or it is not
+// understood. `machine` is what `train.device: auto` may take.
+StoredModel open_model(const std::filesystem::path& path, const plan::Machine& machine);
+
+// Sets parameters that may have no gradients, and the biases of routers. Each rank reads what it
+// owns. Throws UserError, which names the tensor, for weights that are not the model's.
+void load_weights(Stream& stream, model::ParamStore& params, const train::RouterState& routers,
+                  const StoredModel& model);
+
+// Gives the trainer the model, and nothing of an earlier training: neither its recipe, seed and
+// data nor its moments are looked at. Throws UserError, as load_weights() does. All ranks call it.
+void load_model(train::Trainer& trainer, const StoredModel& model);
+
+}  // namespace mtrain::run

@@ -1,0 +1,224 @@
+// Hugging Face folders that are evaluated and continued as they lie there: as transformers does it
+// (scripts/golden/hf_use.py), under every layout.
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "comm_testing.h"
+#include "data/dataset/indexed_dataset.h"
+#include "interchange/import.h"
+#include "interchange_testing.h"
+#include "run/evaluate_model.h"
+#include "run/generate_text.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+using Catch::Contains;
+using generate::End;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+const json& expected() {
+  static const json use = json::parse(read_file(golden_hf() / "expected/use.json"));
+  return use;
+}
+
+using Settings = std::vector<std::string>;
+
+// The committed tokens, and folders made of the committed models.
+struct Lab : TemporaryFolder {
+  Lab() {
+    data::IndexedDatasetWriter writer(path / "text", data::TokenType::u16);
+    writer.add_tokens(expected()["ids"].get<std::vector<int32_t>>());
+    writer.finish();
+  }
+  run::EvaluateJob job(const fs::path& model, int64_t stride, Settings settings = {}) const {
+    settings.insert(settings.begin(),
+                    {fmt::format("dataset.seq_length={}", expected()["window"].get<int64_t>()),
+                     "train.threads=1"});
+    return {.model = model.string(),
+            .data = (path / "text").string(),
+            .stride = stride,
+            .overrides = std::move(settings)};
+  }
+  // Makes a folder of a model with the tokenizer, and these ids as its ends of a text.
+  fs::path with_tokenizer(const std::string& name, const json& eos) const {
+    const fs::path folder = path / fmt::format("{}-{}", name, eos.size());
+    if (fs::exists(folder)) return folder;
+    fs::copy(golden_hf() / name, folder);
+    for (const auto& file : fs::directory_iterator(golden_hf() / "expected/tokenizer"))
+      fs::copy(file.path(), folder / file.path().filename());
+    write_file_atomic(folder / "generation_config.json", json{{"eos_token_id", eos}}.dump());
+    return folder;
+  }
+};
+
+struct Written {
+  std::string text;
+  End end = End::context;
+  bool operator==(const Written&) const = default;
+};
+
+Written write(run::GenerateJob job, const generate::GenerateOptions& options) {
+  Written written;
+  run::generate_text(job, options,
+                     {.text = [&](size_t, std::string_view bytes) { written.text += bytes; },
+                      .end = [&](size_t, End end) { written.end = end; }});
+  return written;
+}
+
+generate::GenerateOptions greedy() {
+  return {.tokens = expected()["tokens"].get<int64_t>(),
+          .sampling = {.temperature = 0},
+          .echo_prompt = false};
+}
+
+std::string prompt(const json& text) { return text["prompt"].get<std::string>(); }
+
+Written want(const json& text) {
+  return {text["text"].get<std::string>(),
+          text["ended"].get<bool>() ? End::end_of_text : End::tokens};
+}
+
+}  // namespace
+
+TEST_CASE("the loss of a folder's model is transformers', with and without overlapping windows") {
+  const Lab lab;
+  const auto names = golden_hf_cases();
+  REQUIRE(names.size() == expected()["cases"].size());
+  for (const std::string& name : names)
+    for (const auto& [stride, nats] : expected()["cases"][name]["nats"].items()) {
+      INFO(name << ", stride " << stride);
+      const auto e = run::evaluate_model(lab.job(golden_hf() / name, std::stoll(stride)));
+      CHECK(std::abs(e.nats_per_token - nats.get<double>()) < 1e-5);
+      CHECK(e.perplexity() == Approx(std::exp(nats.get<double>())).epsilon(1e-4));
+      CHECK(e.tokens == (stride == "5" ? 149 : 140));
+      CHECK(e.bytes == 0);  // these folders have no tokenizer
+    }
+}
+
+TEST_CASE("the loss of a folder's model is the same under every layout") {
+  const Lab lab;
+  struct Row {
+    std::string model;
+    int ranks;
+    Settings layout;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"llama", 2, {"distributed.strategy=megatron_ddp", "distributed.tp_size=2"}},
+           {"gpt2", 2, {"distributed.strategy=megatron_ddp", "distributed.tp_size=2"}},
+           {"phi3_tied",
+            2,
+            {"distributed.strategy=megatron_ddp", "distributed.pp_size=2",
+             "distributed.pipeline={}"}},
+           {"qwen3", 2, {"distributed.strategy=fsdp2"}},
+           {"mixtral", 2, {"distributed.strategy=megatron_ddp", "distributed.ep_size=2"}},
+           {"qwen3_moe",
+            4,
+            {"distributed.strategy=fsdp2", "distributed.ep_size=2", "distributed.tp_size=2"}},
+           {"mistral", 2, {}}}) {
+    CAPTURE(row.model, row.layout);
+    std::mutex mutex;
+    std::vector<run::Evaluation> all;
+    run_ranks(row.ranks, "thread", [&](TestRank& rank) {
+      run::EvaluateJob job = lab.job(golden_hf() / row.model, 5, row.layout);
+      job.world = rank.world;
+      const auto e = run::evaluate_model(job);
+      const std::lock_guard lock(mutex);
+      all.push_back(e);
+    });
+    const double nats = expected()["cases"][row.model]["nats"]["5"].get<double>();
+    REQUIRE(all.size() == size_t(row.ranks));
+    for (const run::Evaluation& e : all) {
+      CHECK(std::abs(e.nats_per_token - nats) < 1e-5);
+      CHECK(e.tokens == 149);
+    }
+  }
+}
+
+TEST_CASE("the likeliest tokens of a folder's model are transformers', up to its ends of a text") {
+  const Lab lab;
+  for (const auto& [name, use] : expected()["cases"].items())
+    for (const json& text : use["texts"]) {
+      INFO(name << " " << text);
+      const fs::path folder = lab.with_tokenizer(name, text["eos"]);
+      const run::GenerateJob job{.model = folder.string(), .prompts = {prompt(text)}};
+      CHECK(write(job, greedy()) == want(text));
+    }
+  for (const std::string name : {"llama", "gpt2", "mixtral"}) {
+    INFO(name);
+    const json& text = expected()["cases"][name]["texts"][0];
+    const fs::path folder = lab.with_tokenizer(name, text["eos"]);
+    run_ranks(2, "thread", [&](TestRank& rank) {
+      CHECK(write({.model = folder.string(), .prompts = {prompt(text)}, .world = rank.world},
+                  greedy()) == want(text));
+    });
+  }
+}
+
+TEST_CASE("a prompt begins as the tokenizer's configuration says") {
+  const Lab lab;
+  const json& text = expected()["cases"]["qwen2"]["texts"][0];
+  const std::string folder = lab.with_tokenizer("qwen2", text["eos"]).string();
+  auto options = greedy();
+  options.bos = data::BeginOfText::none;
+  CHECK(write({.model = folder, .prompts = {prompt(text)}}, options) != want(text));
+  CHECK(write({.model = folder, .prompts = {"<s>" + prompt(text)}}, options) == want(text));
+  options.bos = data::BeginOfText::always;  // not twice
+  CHECK(write({.model = folder, .prompts = {prompt(text)}}, options) == want(text));
+  // With a token that begins all texts a prompt may be empty.
+  CHECK(write({.model = folder, .prompts = {""}}, greedy()).text.size() > 0);
+  options.bos = data::BeginOfText::none;
+  CHECK_THROWS_WITH(write({.model = folder, .prompts = {""}}, options), Contains("is empty"));
+}
+
+TEST_CASE("an imported checkpoint computes what its folder does") {
+  const Lab lab;
+  const json& text = expected()["cases"]["qwen2_moe"]["texts"].back();
+  const fs::path folder = lab.with_tokenizer("qwen2_moe", text["eos"]);
+  const fs::path imported =
+      interchange::import_hf(interchange::open_hf_folder(folder), lab / "imported");
+  const auto direct = run::evaluate_model(lab.job(folder, 5));
+  const auto through = run::evaluate_model(lab.job(lab / "imported", 5));
+  CHECK(direct.nats_per_token == through.nats_per_token);
+  CHECK(direct.bytes == through.bytes);
+  // Each of its tokens is a character, apart from the three special ones.
+  CHECK(direct.bytes > 149);
+  CHECK(write({.model = imported.string(), .prompts = {prompt(text)}}, greedy()) == want(text));
+}
+
+TEST_CASE("a model sees as many tokens as it has positions") {
+  const Lab lab;
+  const json& text = expected()["cases"]["llama"]["texts"][0];
+  const std::string folder = lab.with_tokenizer("llama", text["eos"]).string();
+  auto options = greedy();
+  options.tokens = 1000;
+  const auto written = write({.model = folder, .prompts = {std::string(62, 'a')}}, options);
+  // 64 positions hold <s>, the prompt and one more token.
+  CHECK(written.end == End::context);
+  CHECK_THROWS_WITH(write({.model = folder, .prompts = {std::string(63, 'a')}}, options),
+                    Contains("the prompt has 64 tokens, and the model's context is 64"));
+}
+
+TEST_CASE("folders that cannot be used are refused with the reason") {
+  const Lab lab;
+  CHECK_THROWS_WITH(write({.model = (golden_hf() / "llama").string(), .prompts = {"a"}}, greedy()),
+                    Contains("no tokenizer at") && Contains("tokenizer.json"));
+  CHECK_THROWS_WITH(run::evaluate_model(lab.job("org/model", 5)),
+                    Contains("no Hugging Face model") && Contains("nothing is downloaded"));
+  const fs::path folder = lab.with_tokenizer("llama", {62});
+  fs::remove(folder / "model.safetensors");
+  CHECK_THROWS_WITH(run::evaluate_model(lab.job(folder, 5)), Contains(folder.string()));
+  write_file_atomic(folder / "model.gguf", "x");
+  CHECK_THROWS_WITH(run::evaluate_model(lab.job(folder, 5)), Contains("GGUF"));
+  CHECK_THROWS_WITH(
+      run::evaluate_model(lab.job(golden_hf() / "gpt2", 5, {"dataset.seq_length=17"})),
+      Contains("17") && Contains("max_position_embeddings 16"));
+}
