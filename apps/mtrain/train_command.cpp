@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
+#include "interchange/export.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "observe/terminal.h"
@@ -108,6 +109,7 @@ void run_train(const Options& o, char** argv) {
   const int64_t world = o.world_size.value_or(job.size);
   const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world,
                                           plan::machine_with(usable_gpus(), job.local_size));
+  interchange::check_consolidated(recipe, diagnostics);
   const bool runs = !o.dry_run && !o.print_recipe;
   if (runs) {
     plan::check_supported(recipe, diagnostics);

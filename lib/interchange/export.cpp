@@ -144,11 +144,13 @@ ConstSpan convert(const std::vector<float>& values, const std::string& name, std
   return {out.data(), int64_t(out.size()), dtype_of<T>};
 }
 
-void write_shard(const fs::path& folder, const Shard& shard, const HfView& view) {
+void write_shard(const fs::path& folder, const Shard& shard, const HfView& view,
+                 const std::function<void()>& before_piece) {
   storage::SafetensorsWriter writer(folder / shard.name, shard.tensors, {{"format", "pt"}});
   std::vector<float> values;
   for (const storage::TensorInfo& t : shard.tensors)
     for (int64_t first = 0; first < t.shape.count(); first += kRun) {
+      if (before_piece) before_piece();
       values.resize(size_t(std::min(kRun, t.shape.count() - first)));
       view.read(t.name, first, int64_t(values.size()), values.data());
       with_float(t.dtype, [&]<class T>() {
@@ -190,7 +192,23 @@ void write_generation_config(const fs::path& folder, const std::string& config_t
   write_file_atomic(folder / "generation_config.json", generation.dump(2) + "\n");
 }
 
-// Deletes what was written unless release() was called.
+// Copies the tokenizer of the run, and what else lies beside it and beside the model that the run
+// began with. Returns the names.
+std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& tokenizer,
+                                    const fs::path& to) {
+  std::vector<std::string> copied;
+  const auto add = [&](const std::vector<std::string>& names) {
+    copied.insert(copied.end(), names.begin(), names.end());
+  };
+  const bool folder = fs::is_directory(tokenizer);
+  if (!tokenizer.empty() && !folder) add(copy_tokenizer(tokenizer, to));
+  if (!origin.empty()) add(copy_side_files(origin, to));
+  if (!tokenizer.empty())
+    add(copy_side_files(folder ? tokenizer : fs::absolute(tokenizer).parent_path(), to));
+  return copied;
+}
+
+// Deletes what was written unless commit() was called.
 class NewFolder {
  public:
   explicit NewFolder(const fs::path& final_path)
@@ -246,24 +264,35 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
   NewFolder folder(output);
   const HfView view(weights, map);
   for (const Shard& shard : shards) {
-    write_shard(folder.path, shard, view);
+    write_shard(folder.path, shard, view, options.before_piece);
     done.bytes += shard.bytes;
   }
   if (shards.size() > 1) write_index(folder.path, shards);
   write_file_atomic(folder.path / "config.json", config);
-  std::vector<std::string> copied;
-  if (!origin.empty()) copied = copy_side_files(origin, folder.path);
-  if (recipe.tokenizer.path) {
-    const fs::path at = *recipe.tokenizer.path;
-    const auto more = copy_side_files(fs::is_directory(at) ? at : at.parent_path(), folder.path);
-    copied.insert(copied.end(), more.begin(), more.end());
-  }
+  const std::vector<std::string> copied =
+      copy_texts(origin, recipe.tokenizer.path.value_or(""), folder.path);
   write_generation_config(folder.path, config);
   folder.commit();
   done.parameters = map.parameters();
   done.files = int(shards.size());
   done.side_files = fmt::format("{}", fmt::join(copied, ", "));
   return done;
+}
+
+void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics) {
+  if (recipe.checkpoint.save_consolidated == recipe::SaveConsolidated::no ||
+      diagnostics.has_errors())
+    return;
+  recipe::Recipe r = recipe;
+  if (r.model.vocab_size == 0) r.model.vocab_size = 1;  // that of a tokenizer that is not open yet
+  std::string model_type;
+  try {
+    write_config(r, {"", "float32"}, model_type);
+  } catch (const UserError& e) {
+    diagnostics.add("checkpoint.save_consolidated",
+                    "the checkpoints of this model have no Hugging Face form: " + e.message(),
+                    "set it to false; mtrain reads its own checkpoints");
+  }
 }
 
 int64_t parse_bytes(const std::string& text) {
