@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "interchange/export.h"
 #include "launch/agent.h"
 #include "launch/host_gpus.h"
 #include "plan/load_recipe.h"
@@ -87,6 +88,7 @@ std::map<std::string, std::string> check_recipe(const Training& t, int ranks_per
   diagnostics.throw_if_errors();
   const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world,
                                      plan::machine_with(usable_gpus(), ranks_per_host));
+  interchange::check_consolidated(r, diagnostics);
   plan::check_supported(r, diagnostics);
   if (hosts == 1) plan::check_files(r, diagnostics);
   diagnostics.throw_if_errors();

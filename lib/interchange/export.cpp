@@ -145,11 +145,13 @@ ConstSpan convert(const std::vector<float>& values, const std::string& name, std
   return {out.data(), int64_t(out.size()), dtype_of<T>};
 }
 
-void write_shard(const fs::path& folder, const Shard& shard, const HfView& view) {
+void write_shard(const fs::path& folder, const Shard& shard, const HfView& view,
+                 const std::function<void()>& before_piece) {
   storage::SafetensorsWriter writer(folder / shard.name, shard.tensors, {{"format", "pt"}});
   std::vector<float> values;
   for (const storage::TensorInfo& t : shard.tensors)
     for (int64_t first = 0; first < t.shape.count(); first += kRun) {
+      if (before_piece) before_piece();
       values.resize(size_t(std::min(kRun, t.shape.count() - first)));
       view.read(t.name, first, int64_t(values.size()), values.data());
       with_float(t.dtype, [&]<class T>() {
@@ -193,11 +195,36 @@ void write_generation_config(const fs::path& folder, const std::string& config_t
   write_file_atomic(folder / "generation_config.json", generation.dump(2) + "\n");
 }
 
-// Deletes what was written unless release() was called.
+// Copies the files of the tokenizer on whose ids the model was trained, and what belongs to them:
+// those of the recipe's tokenizer, or where it names none those of the folder that the weights came
+// from. An import has them in the checkpoint, since that folder may be gone.
+std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& checkpoint,
+                                    const recipe::TokenizerConfig& tokenizer, const fs::path& to) {
+  const bool imported = origin == checkpoint;
+  if (imported || !tokenizer.path) {
+    const bool fits = imported || tokenizer.type != recipe::TokenizerType::byte;
+    return origin.empty() || !fits ? std::vector<std::string>{} : copy_side_files(origin, to);
+  }
+  const fs::path at = *tokenizer.path;
+  if (fs::is_directory(at)) return copy_side_files(at, to);
+  std::vector<std::string> copied = copy_tokenizer(at, to);
+  for (std::string& name : copy_side_files(fs::absolute(at).parent_path(), to))
+    copied.push_back(std::move(name));
+  return copied;
+}
+
+// Returns a path whose last part is a name: "out" of "out/".
+fs::path without_slash(const fs::path& path) {
+  const fs::path normal = path.lexically_normal();
+  return normal.has_filename() ? normal : normal.parent_path();
+}
+
+// Deletes what was written unless commit() was called.
 class NewFolder {
  public:
   explicit NewFolder(const fs::path& final_path)
-      : final_(final_path), path(fmt::format("{}.tmp-{}", final_path.string(), ::getpid())) {
+      : final_(without_slash(final_path)),
+        path(fmt::format("{}.tmp-{}", final_.string(), ::getpid())) {
     std::error_code error;
     if (fs::exists(final_path, error) &&
         !(fs::is_directory(final_path, error) && fs::is_empty(final_path, error)))
@@ -249,18 +276,13 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
   NewFolder folder(output);
   const HfView view(weights, map);
   for (const Shard& shard : shards) {
-    write_shard(folder.path, shard, view);
+    write_shard(folder.path, shard, view, options.before_piece);
     done.bytes += shard.bytes;
   }
   if (shards.size() > 1) write_index(folder.path, shards);
   write_file_atomic(folder.path / "config.json", config);
-  std::vector<std::string> copied;
-  if (!origin.empty()) copied = copy_side_files(origin, folder.path);
-  if (recipe.tokenizer.path) {
-    const fs::path at = *recipe.tokenizer.path;
-    const auto more = copy_side_files(fs::is_directory(at) ? at : at.parent_path(), folder.path);
-    copied.insert(copied.end(), more.begin(), more.end());
-  }
+  const std::vector<std::string> copied =
+      copy_texts(origin, checkpoint, recipe.tokenizer, folder.path);
   // A model that mtrain has trained on bytes; an import without a tokenizer reads what it read.
   const bool reads_bytes =
       origin != checkpoint && recipe.tokenizer.type == recipe::TokenizerType::byte &&
@@ -272,6 +294,22 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
   done.files = int(shards.size());
   done.side_files = fmt::format("{}", fmt::join(copied, ", "));
   return done;
+}
+
+void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics) {
+  if (recipe.checkpoint.save_consolidated == recipe::SaveConsolidated::no ||
+      diagnostics.has_errors())
+    return;
+  recipe::Recipe r = recipe;
+  if (r.model.vocab_size == 0) r.model.vocab_size = 1;  // that of a tokenizer that is not open yet
+  std::string model_type;
+  try {
+    write_config(r, {"", "float32"}, model_type);
+  } catch (const UserError& e) {
+    diagnostics.add("checkpoint.save_consolidated",
+                    "the checkpoints of this model have no Hugging Face form: " + e.message(),
+                    "set it to false; mtrain reads its own checkpoints");
+  }
 }
 
 int64_t parse_bytes(const std::string& text) {

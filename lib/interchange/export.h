@@ -2,10 +2,12 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
 #include "base/dtype.h"
+#include "recipe/recipe.h"
 
 namespace mtrain::interchange {
 
@@ -14,6 +16,8 @@ struct ExportOptions {
   // and those of other models are fp32, as in the checkpoint.
   std::optional<DType> dtype;
   int64_t max_shard_bytes = 5'000'000'000;  // of a file's data; a larger tensor has a file alone
+  // Called before each piece of some MiB is written, unless empty. What it throws ends the export.
+  std::function<void()> before_piece;
 };
 
 struct Exported {
@@ -32,6 +36,11 @@ struct Exported {
 // family computes such a model, a value is too large for fp16, `output` exists) and RunError.
 Exported export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& output,
                    const ExportOptions& options);
+
+// Adds an error to `diagnostics` if the recipe asks for Hugging Face forms of its checkpoints
+// (checkpoint.save_consolidated), and no family computes its model. Needs a recipe without errors,
+// and does nothing for others.
+void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics);
 
 // Returns the bytes of "5GB", "500MB", "1GiB", "20000"; UserError for other texts.
 int64_t parse_bytes(const std::string& text);

@@ -1,22 +1,46 @@
 #include "interchange/hf_source.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace mtrain::interchange {
 
 namespace {
 
-// from (rows, columns) -> to (columns, rows)
-void transpose(const std::vector<float>& from, int64_t rows, int64_t columns,
-               std::vector<float>& to) {
-  to.resize(from.size());
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < columns; ++j) to[size_t(j * rows + i)] = from[size_t(i * columns + j)];
+constexpr int64_t kStrip = 4096;             // elements of a row that are read at once
+constexpr int64_t kBand = int64_t{1} << 22;  // elements that are kept of a transposed tensor
+
+// A matrix that begins at an element of a source's tensor.
+struct StoredMatrix {
+  const storage::ValueSource& source;
+  const std::string& name;
+  int64_t begin, rows, columns;
+};
+
+// Returns the first of `rows`-long rows of the transpose in which position `r` is element `first`
+// or a later one.
+int64_t first_row_at(int64_t first, int64_t r, int64_t rows) {
+  return first <= r ? 0 : ceil_div(first - r, rows);
+}
+
+// Writes elements [first, first + count) of the matrix's transpose to values[0, count). It reads
+// just these elements, strip by strip of the matrix's rows: so many that the rows of the transpose
+// to which the elements of a strip go stay in the cache for the next strip.
+void read_transpose(const StoredMatrix& m, int64_t first, int64_t count, float* values) {
+  float strip[kStrip];
+  const int64_t last = first + count;
+  for (int64_t band = first / m.rows; band * m.rows < last; band += kStrip)
+    for (int64_t r = 0; r < m.rows; ++r) {
+      const int64_t begin = std::max(band, first_row_at(first, r, m.rows)),
+                    end = std::min(band + kStrip, first_row_at(last, r, m.rows));
+      if (begin >= end) continue;
+      m.source.read(m.name, m.begin + r * m.columns + begin, end - begin, strip);
+      for (int64_t c = begin; c < end; ++c) values[c * m.rows + r - first] = strip[c - begin];
+    }
 }
 
 }  // namespace
@@ -43,24 +67,34 @@ void HfSource::read(std::string_view name, int64_t first, int64_t count, float* 
 }
 
 void HfSource::read_piece(const TensorPiece& p, int64_t first, int64_t count, float* values) const {
-  if (!p.transposed) {
-    theirs_->read(p.theirs, first, count, values);
-  } else {
-    const std::lock_guard lock(mutex_);
-    if (kept_ != p.theirs) {
-      kept_.clear();  // nothing is kept if reading fails
-      std::vector<float> whole(size_t(p.count()));
-      theirs_->read(p.theirs, 0, p.count(), whole.data());
-      transpose(whole, p.shape[0], p.shape[1], transposed_);
-      kept_ = p.theirs;
+  if (!p.transposed) return finite_.read(p.theirs, first, count, values);
+  const int64_t inputs = p.shape[0], row = first / inputs;  // of mtrain's matrix (outputs, inputs)
+  if (first + count <= (row + 1) * inputs)
+    return read_in_row(p, row, first - row * inputs, count, values);
+  read_transpose({finite_, p.theirs, 0, inputs, p.shape[1]}, first, count, values);
+}
+
+// Under tensor parallelism a rank may own a part of each row, and asks for one after the other;
+// their matrix has no two of its elements side by side. So it is read for many rows.
+void HfSource::read_in_row(const TensorPiece& p, int64_t row, int64_t first, int64_t count,
+                           float* values) const {
+  const std::lock_guard lock(mutex_);
+  Band& b = band_;
+  if (b.theirs != p.theirs || row < b.row || row >= b.row + b.rows || first < b.first ||
+      first + count > b.first + b.count) {
+    b.theirs.clear();  // nothing is kept if reading fails
+    const int64_t outputs = p.shape[1];
+    b.row = row, b.first = first, b.count = count;
+    b.rows = std::clamp<int64_t>(kBand / count, 1, outputs - row);
+    b.values.resize(size_t(b.rows * count));
+    std::vector<float> strip(size_t(b.rows));
+    for (int64_t i = 0; i < count; ++i) {
+      finite_.read(p.theirs, (first + i) * outputs + row, b.rows, strip.data());
+      for (int64_t r = 0; r < b.rows; ++r) b.values[size_t(r * count + i)] = strip[size_t(r)];
     }
-    std::copy_n(transposed_.begin() + first, count, values);
+    b.theirs = p.theirs;
   }
-  for (int64_t i = 0; i < count; ++i)
-    if (!std::isfinite(values[i]))
-      throw UserError(fmt::format("{} has a value that is not finite: {}",
-                                  theirs_->origin(p.theirs), values[i]),
-                      "the weights are damaged: download or export the folder again");
+  std::copy_n(b.values.begin() + (row - b.row) * b.count + (first - b.first), count, values);
 }
 
 const TensorPiece& HfView::piece(std::string_view name) const {
@@ -74,10 +108,7 @@ void HfView::read(std::string_view name, int64_t first, int64_t count, float* va
   MT_CHECK(first >= 0 && count >= 0 && first + count <= p.count(), "{} [{}, {}) of {}", name, first,
            first + count, p.shape.str());
   if (!p.transposed) return ours_.read(p.ours, p.first + first, count, values);
-  std::vector<float> whole(size_t(p.count())), theirs;
-  ours_.read(p.ours, p.first, p.count(), whole.data());
-  transpose(whole, p.shape[1], p.shape[0], theirs);
-  std::copy_n(theirs.begin() + first, count, values);
+  read_transpose({ours_, p.ours, p.first, p.shape[1], p.shape[0]}, first, count, values);
 }
 
 }  // namespace mtrain::interchange

@@ -1,7 +1,6 @@
 // Values of mtrain's tensors from a Hugging Face folder, and the other way round, piece by piece.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,34 +8,44 @@
 #include <vector>
 
 #include "interchange/tensor_map.h"
+#include "storage/finite_values.h"
 #include "storage/value_source.h"
 
 namespace mtrain::interchange {
 
-// mtrain's tensors, from a source of theirs. A run of elements reads just those elements, except in
-// a transposed tensor: its whole matrix is read, and the last such matrix is kept. A value that is
-// not finite is a UserError naming its tensor.
+// mtrain's tensors, from a source of theirs. A run of elements reads just those elements; runs that
+// are shorter than a row of a transposed tensor are read together with those of the next rows, and
+// some MiB of them are kept. A value that is not finite is a UserError naming their tensor.
 class HfSource : public storage::ValueSource {
  public:
   HfSource(std::shared_ptr<const ValueSource> theirs, TensorMap map)
-      : theirs_(std::move(theirs)), map_(std::move(map)) {}
+      : theirs_(std::move(theirs)), finite_(*theirs_), map_(std::move(map)) {}
 
   const TensorMap& map() const { return map_; }
 
   bool contains(std::string_view name) const override { return map_.find(name) != nullptr; }
   Shape shape(std::string_view name) const override { return tensor(name).shape; }
   std::string origin(std::string_view name) const override;
+  bool finite() const override { return true; }
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override;
 
  private:
+  // Rows [row, row + rows) of a transposed tensor, of each `count` elements from `first` on.
+  struct Band {
+    std::string theirs;  // the tensor's name; empty: nothing is kept
+    int64_t row = 0, rows = 0, first = 0, count = 0;
+    std::vector<float> values;
+  };
   const MappedTensor& tensor(std::string_view name) const;
   void read_piece(const TensorPiece& piece, int64_t first, int64_t count, float* values) const;
+  void read_in_row(const TensorPiece& piece, int64_t row, int64_t first, int64_t count,
+                   float* values) const;
 
   std::shared_ptr<const ValueSource> theirs_;
+  storage::FiniteValues finite_;  // theirs_, checked
   TensorMap map_;
   mutable std::mutex mutex_;
-  mutable std::string kept_;               // the name of the transposed tensor below
-  mutable std::vector<float> transposed_;  // in mtrain's order
+  mutable Band band_;
 };
 
 // Their tensors, from a source of mtrain's: what an export writes.
@@ -49,7 +58,6 @@ class HfView : public storage::ValueSource {
   std::string origin(std::string_view name) const override {
     return ours_.origin(piece(name).ours);
   }
-  // Reads the whole matrix for a run of a transposed tensor.
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override;
 
  private:

@@ -21,18 +21,28 @@ constexpr const char* kNames[] = {"generation_config.json",
                                   "chat_template.jinja",
                                   "chat_template.json"};
 
+// Copies `file` as to/name if there is such a file, and none of that name there.
+void copy(const fs::path& file, const fs::path& to, const char* name,
+          std::vector<std::string>& copied) {
+  std::error_code error;
+  if (!fs::is_regular_file(file, error) || fs::exists(to / name, error)) return;
+  if (!fs::copy_file(file, to / name, error))
+    throw RunError(fmt::format("{} could not be copied to {}: {}", file.string(), to.string(),
+                               error.message()));
+  copied.emplace_back(name);
+}
+
 }  // namespace
 
 std::vector<std::string> copy_side_files(const fs::path& from, const fs::path& to) {
   std::vector<std::string> copied;
-  std::error_code error;
-  for (const char* name : kNames) {
-    if (!fs::is_regular_file(from / name, error) || fs::exists(to / name, error)) continue;
-    if (!fs::copy_file(from / name, to / name, error))
-      throw RunError(fmt::format("{} could not be copied to {}: {}", (from / name).string(),
-                                 to.string(), error.message()));
-    copied.emplace_back(name);
-  }
+  for (const char* name : kNames) copy(from / name, to, name, copied);
+  return copied;
+}
+
+std::vector<std::string> copy_tokenizer(const fs::path& file, const fs::path& to) {
+  std::vector<std::string> copied;
+  copy(file, to, "tokenizer.json", copied);
   return copied;
 }
 

@@ -12,4 +12,9 @@ namespace mtrain::interchange {
 std::vector<std::string> copy_side_files(const std::filesystem::path& from,
                                          const std::filesystem::path& to);
 
+// Copies the file of a tokenizer, which may have any name, as `to`/tokenizer.json. Returns that
+// name, or nothing if there is no such file. Throws RunError.
+std::vector<std::string> copy_tokenizer(const std::filesystem::path& file,
+                                        const std::filesystem::path& to);
+
 }  // namespace mtrain::interchange

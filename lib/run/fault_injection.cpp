@@ -33,6 +33,11 @@ std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) cons
   return [this](std::string_view) { fail(); };  // the data is written, the checkpoint not finished
 }
 
+std::function<void()> FaultInjection::in_save_consolidated(int64_t step) const {
+  if (!is_due(step) || options_.moment != Moment::save_consolidated) return {};
+  return [this] { fail(); };
+}
+
 void FaultInjection::fail() const { std::raise(options_.kill ? SIGKILL : SIGSTOP); }
 
 void FaultInjection::after_step(int64_t step) {
@@ -40,11 +45,11 @@ void FaultInjection::after_step(int64_t step) {
   std::string seen;
   if (watch_)
     for (const auto& name : watch_->seen) seen += (seen.empty() ? "" : ", ") + name;
-  throw UserError(
-      fmt::format("debug.fault.at={}: step {} has no such moment on rank {}",
-                  options_.moment == Moment::save ? "save" : options_.launch, step, rank_),
-      seen.empty() ? "a save comes with checkpoint.every_steps"
-                   : "its launches are " + seen + "; or use save");
+  throw UserError(fmt::format("debug.fault.at={}: step {} has no such moment on rank {}",
+                              options_.launch, step, rank_),
+                  seen.empty() ? "a save comes with checkpoint.every_steps, and its Hugging Face "
+                                 "form on rank 0 with checkpoint.save_consolidated: every"
+                               : "its launches are " + seen + "; or use save");
 }
 
 void FaultInjection::watch(const std::string& launch) {

@@ -18,6 +18,9 @@ class FaultInjection {
   // Returns the function to call at each step of a checkpoint's commit; empty if no fault is due in
   // the save of this step.
   std::function<void(std::string_view)> in_save(int64_t step) const;
+  // Returns the function to call while the Hugging Face form of this step's checkpoint is written;
+  // empty if no fault is due there.
+  std::function<void()> in_save_consolidated(int64_t step) const;
   // Call it after the step and its save. Throws UserError if a fault was due and did not happen,
   // since the step had no such launch or no save.
   void after_step(int64_t step);

@@ -10,6 +10,7 @@
 #include "device/flight_recorder.h"
 #include "launch/error_file.h"
 #include "run/bf16_choice.h"
+#include "run/consolidated_writer.h"
 #include "run/fault_injection.h"
 #include "run/gemm_choice.h"
 #include "run/open_device.h"
@@ -42,6 +43,8 @@ class Training {
       fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
     if (options.profile && trainer_.graphs())
       trainer_.graphs()->turn_off("--profile times every launch");
+    if (plan.checkpoint.consolidated != Consolidated::none)
+      consolidated_.emplace(trainer_.control());
     if (plan.debug.trace) trace_.emplace(trainer_, *plan.debug.trace);
     if (trainer_.world().rank() == 0)
       reporter_.emplace(trainer_, options.profile, trace_ ? &trace_->sink() : nullptr);
@@ -66,6 +69,8 @@ class Training {
   }
 
  private:
+  using Consolidated = plan::CheckpointOptions::Consolidated;
+
   void run_steps() {
     resume();
     if (reporter_) {
@@ -91,12 +96,14 @@ class Training {
       const int64_t step = trainer_.steps_done();
       if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
       if (due(plan_.checkpoint.every_steps, step)) save();
+      if (consolidated_) note(consolidated_->take_note());
       if (fault_) fault_->after_step(step);
       end = early_end(signals, std::chrono::steady_clock::now() - started);
     }
     if (end.empty()) evaluate();
     note(end);
     if (plan_.checkpoint.at_end && saved_ != trainer_.steps_done()) save();
+    if (consolidated_) finish_consolidated();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     all_ranks_here();  // rank 0 serves the store, so it must end last
@@ -157,6 +164,7 @@ class Training {
     if (start_) {
       resume_run(trainer_, start_->path);
       saved_ = trainer_.steps_done();
+      if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
       note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
     } else {
       start_from_folder(trainer_);
@@ -173,6 +181,7 @@ class Training {
     if (!reporter_) return;
     for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
+    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
 
   void evaluate() {
@@ -182,10 +191,32 @@ class Training {
   }
 
   void save() {
+    if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
     saved_ = trainer_.steps_done();
-    const auto path = save_run(trainer_, plan_.folders.checkpoint_dir,
+    own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir,
                                fault_ ? fault_->in_save(saved_) : nullptr);
-    note(fmt::format("saved {}", path.string()));
+    note(fmt::format("saved {}", own_checkpoint_.string()));
+    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+  }
+
+  // Begins to write the newest checkpoint for other programs, too.
+  void consolidate() {
+    if (trainer_.world().rank() == 0 && !own_checkpoint_.empty())
+      consolidated_->begin(own_checkpoint_,
+                           fault_ ? fault_->in_save_consolidated(saved_) : nullptr);
+  }
+
+  void await_consolidated() {
+    consolidated_->finish();
+    note(consolidated_->take_note());
+  }
+
+  // The newest checkpoint may be one that this run continued from, and lack its form because the
+  // earlier start was killed.
+  void finish_consolidated() {
+    await_consolidated();
+    consolidate();
+    await_consolidated();
   }
 
   const RunPlan& plan_;
@@ -199,7 +230,9 @@ class Training {
   std::optional<RunTrace> trace_;
   std::optional<FaultInjection> fault_;
   std::optional<Reporter> reporter_;  // set on rank 0 alone
-  int64_t saved_ = 0;                 // the step of the newest checkpoint
+  std::optional<ConsolidatedWriter> consolidated_;
+  int64_t saved_ = 0;                     // the step of the newest checkpoint
+  std::filesystem::path own_checkpoint_;  // on rank 0, that checkpoint if it is this run's own
 };
 
 }  // namespace

@@ -127,6 +127,10 @@ std::string put_aside(const fs::path& path, bool copy = false) {
 
 }  // namespace
 
+bool is_own_checkpoint(const plan::FolderOptions& f, const storage::CheckpointRef& start) {
+  return same_folder(root_of(start), f.checkpoint_dir);
+}
+
 std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions& f,
                                                        const launch::Job& job) {
   if (const auto earlier = find_earlier_start(f, job)) return find_restart(f, *earlier);
@@ -134,7 +138,7 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
   if (start && is_own_run(f, *start)) return start;
   const std::string& run = f.run_dir;
   const std::string another = "train.run_dir=<new folder>";
-  if (start && same_folder(root_of(*start), f.checkpoint_dir))
+  if (start && is_own_checkpoint(f, *start))
     throw UserError(fmt::format("{} holds the metrics of another run than that of {}", run,
                                 start->path.string()),
                     "give the train.run_dir of that run, or " + another);
@@ -168,7 +172,7 @@ void make_run_folder(const plan::FolderOptions& f) {
 
 std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& f,
                                              const std::optional<storage::CheckpointRef>& start) {
-  if (!start || !same_folder(root_of(*start), f.checkpoint_dir)) {
+  if (!start || !is_own_checkpoint(f, *start)) {
     if (!has_metrics(f)) return {};
     return {put_aside(metrics_path(f))};
   }

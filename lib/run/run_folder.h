@@ -19,6 +19,9 @@ namespace mtrain::run {
 std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions& folders,
                                                        const launch::Job& job);
 
+// Whether a checkpoint that a run starts from lies in the folder to which the run saves.
+bool is_own_checkpoint(const plan::FolderOptions& folders, const storage::CheckpointRef& start);
+
 // Makes the run folder, and removes the temporary files that killed runs have left in it. Throws
 // UserError if the folder cannot be made.
 void make_run_folder(const plan::FolderOptions& folders);

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <memory>
 
 #include <fmt/ranges.h>
 
@@ -16,7 +15,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
 
 constexpr int64_t kLargestHeader = 100'000'000;  // the format's own limit
-constexpr int64_t kPieceBytes = 256 << 10;       // read at a time for a conversion, within caches
+constexpr int64_t kPieceBytes = 128 << 10;       // read at a time for a conversion, within caches
 
 std::string tensor_named(std::string_view name) { return fmt::format("tensor `{}`", name); }
 
@@ -111,12 +110,11 @@ void SafetensorsReader::read(std::string_view name, int64_t first, int64_t count
            first, count, t.count(), name);
   const auto convert = [&]<class T>() {
     constexpr int64_t kSize = sizeof(T), kPiece = kPieceBytes / kSize;
-    const auto piece =
-        std::make_unique_for_overwrite<std::byte[]>(size_t(std::min(count, kPiece) * kSize));
+    alignas(64) std::byte piece[kPieceBytes];
     for (int64_t done = 0; done < count; done += kPiece) {
       const int64_t n = std::min(kPiece, count - done);
-      read_data(t, (first + done) * kSize, n * kSize, piece.get());
-      widen<T>(piece.get(), n, values + done);
+      read_data(t, (first + done) * kSize, n * kSize, piece);
+      widen<T>(piece, n, values + done);
     }
   };
   if (t.dtype == DType::f32) return read_data(t, first * 4, count * 4, values);

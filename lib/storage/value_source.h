@@ -25,6 +25,8 @@ class ValueSource {
   virtual std::string origin(std::string_view name) const {
     return fmt::format("tensor `{}`", name);
   }
+  // Whether read() throws UserError for a value that is not finite.
+  virtual bool finite() const { return false; }
   // Writes elements [first, first + count) of the tensor, in row-major order, to values[0, count).
   // Throws UserError for an unknown name and for a type that has no value in fp32, RunError for
   // data that cannot be read; both name the tensor and its file. Several threads may read at once.

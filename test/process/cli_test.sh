@@ -57,6 +57,9 @@ world=4 mistake "pp without a pipeline section" "pp_size 4 needs a pipeline sect
   "${base}distributed: {pp_size: 4}\n"
 world=4 mistake "dp_replicate_size under ddp" "dp_replicate_size" "fsdp2" -- \
   "${base}distributed: {strategy: ddp, dp_replicate_size: 2}\n"
+mistake "a model without a Hugging Face form" "checkpoint.save_consolidated" "no family of Hugging Face's" \
+  "model.normalization: layernorm, not rmsnorm" -- \
+  "${base}model.normalization: layernorm\ncheckpoint: {save_consolidated: final}\n"
 # All mistakes of a recipe are reported at once, in the order of its lines.
 world=3 mistake "several mistakes" "misspelt" "tp_size 3" "bogus" -- \
   'model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, misspelt: 1}\ndistributed: {tp_size: 3}\noptimizer: {lr: bogus}\n'

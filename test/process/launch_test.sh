@@ -157,6 +157,47 @@ for backend in auto gloo; do
   none_left "experts_hang_$backend"
 done
 
+# --- checkpoints in the form of Hugging Face: under every layout the one of `mtrain export hf`; a run begins with it ---
+consolidated=(checkpoint.save_consolidated=every checkpoint.every_steps=3)
+spread_experts=("${experts[@]}" distributed.ep_size=2)
+for layout in tensor pipeline sharded spread_experts; do
+  declare -n layout_settings=$layout
+  start "hf_$layout" 2 "${layout_settings[@]}" "${consolidated[@]}"
+  ends "Hugging Face forms over $layout ranks" 0 60
+  for step in 3 6; do
+    checkpoint=$work/hf_$layout/checkpoints/step-0000000$step
+    says "the log over $layout ranks" "saved $checkpoint/hf for transformers"
+    "$mtrain" export hf "$checkpoint" --output "$work/hf_export_$layout$step" >/dev/null || fail "an export of $checkpoint"
+    diff -r "$checkpoint/hf" "$work/hf_export_$layout$step" >/dev/null || fail "$checkpoint/hf is no export of the checkpoint"
+  done
+  alone=()
+  for setting in "${layout_settings[@]}"; do [[ $setting == model.* ]] && alone+=("$setting"); done
+  "$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/hf_from1_$layout" "model.from=$checkpoint/hf" "${alone[@]}" \
+    >"$work/out" 2>&1 || fail "a run from $checkpoint/hf"
+  start "hf_from2_$layout" 2 "${layout_settings[@]}" "model.from=$checkpoint/hf"
+  ends "a run from $checkpoint/hf over $layout ranks" 0 60
+  same_losses "runs from a Hugging Face form over $layout ranks" "hf_from2_$layout" "hf_from1_$layout" 1e-5
+done
+# A kill in the midst of it leaves the checkpoint; the run that goes on completes the form.
+start hf_killed 3 train.steps=100000 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \
+  "debug.fault={at: save_consolidated, rank: 0, step: 3}"
+ends "a kill while a form is written" 1 15
+grep -qE "rank 0 \(pid [0-9]+\) was killed by signal 9" "$work/out" || fail "a kill while a form is written is not named"
+none_left hf_killed
+cut=$work/hf_killed/checkpoints/step-00000003
+[[ -e $cut/manifest.json && ! -e $cut/hf ]] && compgen -G "$cut/hf.tmp-*" >/dev/null ||
+  fail "a kill while a form is written left $(ls "$cut")"
+[[ -e $work/hf_killed/checkpoints/step-00000002/hf/config.json ]] || fail "the form before the kill is gone"
+start hf_killed 3 train.steps=4 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \
+  checkpoint.load=latest
+ends "a run that goes on after the kill" 0 60
+"$mtrain" export hf "$cut" --output "$work/hf_export_cut" >/dev/null || fail "an export of $cut"
+diff -r "$cut/hf" "$work/hf_export_cut" >/dev/null || fail "$cut/hf was not completed"
+compgen -G "$cut/hf.tmp-*" >/dev/null && fail "$cut keeps what the kill left"
+start hf_fault 2 checkpoint.every_steps=1 "debug.fault={at: save_consolidated, rank: 1, step: 2}"
+ends "a form that nobody writes" 2 20
+says "a form that nobody writes" "step 2 has no such moment on rank 1"
+
 # --- a mistake is told once, before ranks start ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" optimizer.lrr=1 >"$work/out" 2>&1
 (($? == 2)) || fail "a wrong recipe has another exit code than 2"

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "interchange/config.h"
+#include "interchange/export.h"
 #include "interchange/families.h"
 #include "interchange_testing.h"
 #include "recipe/load/hf_keys.h"
@@ -125,6 +126,27 @@ TEST_CASE("a model that no family computes is refused by the fields in which it 
   CHECK_THAT(error_of("{architecture: deepseek_moe, " + sizes +
                       ", moe: {num_experts: 4, num_shared_experts: 1, ffn_hidden_size: 16}}"),
              Contains("no family") && Contains("model.moe"));
+}
+
+TEST_CASE("checkpoints of a model that no family computes are not promised in their form") {
+  const auto told = [](const std::string& model, const std::string& setting) {
+    Diagnostics diagnostics;
+    const auto r = recipe::read_recipe_text(
+        "model: {num_layers: 2, hidden_size: 32, "
+        "num_attention_heads: 4" +
+            model + "}\ncheckpoint: {save_consolidated: " + setting + "}\n",
+        "r.yaml", {}, diagnostics);
+    REQUIRE(r);
+    interchange::check_consolidated(*r, diagnostics);
+    return diagnostics.text(recipe::Severity::error);
+  };
+  // The vocabulary is that of a tokenizer, which nobody has opened yet.
+  CHECK(told("", "every") == "");
+  CHECK(told(", normalization: layernorm", "false") == "");
+  CHECK_THAT(told(", normalization: layernorm", "final"),
+             Contains("r.yaml:2") && Contains("checkpoint.save_consolidated") &&
+                 Contains("have no Hugging Face form") &&
+                 Contains("model.normalization: layernorm, not rmsnorm"));
 }
 
 TEST_CASE("all mistakes of a configuration are told at once") {

@@ -18,6 +18,7 @@
 #include "run/generate_text.h"
 #include "run/run.h"
 #include "storage/checkpoint_dir.h"
+#include "storage/safetensors_folder.h"
 #include "temporary_folder.h"
 #include "train/data_setup.h"
 
@@ -147,4 +148,32 @@ TEST_CASE("an imported checkpoint is no training that goes on") {
   const auto imported = interchange::import_hf(interchange::open_hf_folder(lab / "hf"), lab / "in");
   CHECK_THROWS_WITH(lab.train("again", with(kSizes, {"checkpoint.load=" + imported.string()})),
                     Contains("no training to go on with") && Contains("model.from"));
+}
+
+TEST_CASE("a run names the weight of the folder that is not finite, and the file that fails") {
+  const Lab lab;
+  const auto trained = lab.train("trained", kSizes);
+  const std::filesystem::path folder = lab / "hf";
+  interchange::export_hf(trained, folder, {.max_shard_bytes = 20'000});
+  const std::vector<std::string> from{"model.from=" + folder.string()};
+  // Keys and values follow the queries in one tensor of mtrain's; each is named as it is there.
+  const std::string name = "model.layers.1.self_attn.v_proj.weight";
+  const storage::SafetensorsFolder tensors(folder);
+  const std::filesystem::path file =
+      folder / tensors.origin(name).substr(folder.string().size() + 1,
+                                           std::string("model-00001-of-00001.safetensors").size());
+  const std::string text = read_file(file);
+  std::string bad = text;
+  const auto at = size_t(tensors.info(name).begin) + 4 * 123;
+  bad.replace(at, 4, std::string("\x00\x00\xc0\x7f", 4));
+  write_file_atomic(file, bad);
+  CHECK_THROWS_WITH(lab.train("nan", from),
+                    Contains(fmt::format("{}: tensor `{}` has nan as element 123, which is not "
+                                         "finite",
+                                         file.string(), name)));
+  write_file_atomic(file, text.substr(0, text.size() - 1));
+  CHECK_THROWS_WITH(lab.train("short", from), Contains(file.string()) && Contains("ends"));
+  CHECK_THROWS_AS(lab.train("short", from), UserError);
+  write_file_atomic(file, text);
+  CHECK(!lab.train("sound", from).empty());
 }

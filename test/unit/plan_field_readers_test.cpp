@@ -145,8 +145,8 @@ class Print {
     all(a, b);
   }
   void add(const CheckpointOptions& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
+    const auto& [a, b, c, d] = o;
+    all(a, b, c, d);
   }
   void add(const FolderOptions& o) {
     const auto& [a, b, c, d, e] = o;

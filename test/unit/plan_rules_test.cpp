@@ -202,3 +202,26 @@ TEST_CASE("a class of Hydra that mtrain does not know is refused with the native
   expect_warning({.what = "how to construct", .set = {"model._recursive_=false"}},
                  "model._recursive_", "no class is constructed");
 }
+
+TEST_CASE("Hugging Face forms need checkpoints to be made from") {
+  for (const char* which : {"final", "every"})
+    expect_no_warning(
+        {.what = which, .set = {std::string("checkpoint.save_consolidated=") + which}});
+  expect_no_warning({.what = "every, without the last",
+                     .set = {"checkpoint.save_consolidated=every", "checkpoint.at_end=false",
+                             "checkpoint.every_steps=5"}});
+  expect_error({.what = "final, without the last",
+                .set = {"checkpoint.save_consolidated=final", "checkpoint.at_end=false",
+                        "checkpoint.every_steps=5"}},
+               "checkpoint.save_consolidated", "at_end: false");
+  expect_warning({.what = "no checkpoint",
+                  .set = {"checkpoint.save_consolidated=every", "checkpoint.at_end=false"}},
+                 "checkpoint.save_consolidated", "no checkpoint is saved");
+  expect_warning({.what = "disabled",
+                  .set = {"checkpoint.save_consolidated=true", "checkpoint.enabled=false"}},
+                 "checkpoint.save_consolidated", "checkpoint.enabled is false");
+  expect_error({.what = "strict",
+                .set = {"checkpoint.save_consolidated=true", "checkpoint.enabled=false",
+                        "debug.strict=true"}},
+               "checkpoint.save_consolidated", "checkpoint.enabled is false");
+}

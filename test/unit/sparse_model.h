@@ -16,24 +16,39 @@ namespace mtrain {
 
 using BrainTensors = std::vector<std::pair<std::string, Shape>>;  // of bf16
 
-// Returns the tensors of Llama 3 70B.
-inline BrainTensors llama_70b() {
-  constexpr int64_t kHidden = 8192, kFfn = 28672, kKeys = 1024, kVocab = 128256;
-  BrainTensors tensors{{"model.embed_tokens.weight", {kVocab, kHidden}}};
-  for (int layer = 0; layer < 80; ++layer)
-    for (const auto& [name, shape] : BrainTensors{{"self_attn.q_proj", {kHidden, kHidden}},
-                                                  {"self_attn.k_proj", {kKeys, kHidden}},
-                                                  {"self_attn.v_proj", {kKeys, kHidden}},
-                                                  {"self_attn.o_proj", {kHidden, kHidden}},
-                                                  {"mlp.gate_proj", {kFfn, kHidden}},
-                                                  {"mlp.up_proj", {kFfn, kHidden}},
-                                                  {"mlp.down_proj", {kHidden, kFfn}},
-                                                  {"input_layernorm", {kHidden}},
-                                                  {"post_attention_layernorm", {kHidden}}})
+struct LlamaSizes {
+  int64_t layers, hidden, ffn, heads, kv_heads, vocab;
+
+  int64_t kv_rows() const { return hidden / heads * kv_heads; }
+};
+inline constexpr LlamaSizes kLlama70b{80, 8192, 28672, 64, 8, 128256};  // Llama 3's
+
+inline BrainTensors llama_tensors(const LlamaSizes& m) {
+  BrainTensors tensors{{"model.embed_tokens.weight", {m.vocab, m.hidden}}};
+  for (int64_t layer = 0; layer < m.layers; ++layer)
+    for (const auto& [name, shape] : BrainTensors{{"self_attn.q_proj", {m.hidden, m.hidden}},
+                                                  {"self_attn.k_proj", {m.kv_rows(), m.hidden}},
+                                                  {"self_attn.v_proj", {m.kv_rows(), m.hidden}},
+                                                  {"self_attn.o_proj", {m.hidden, m.hidden}},
+                                                  {"mlp.gate_proj", {m.ffn, m.hidden}},
+                                                  {"mlp.up_proj", {m.ffn, m.hidden}},
+                                                  {"mlp.down_proj", {m.hidden, m.ffn}},
+                                                  {"input_layernorm", {m.hidden}},
+                                                  {"post_attention_layernorm", {m.hidden}}})
       tensors.emplace_back(fmt::format("model.layers.{}.{}.weight", layer, name), shape);
-  tensors.emplace_back("model.norm.weight", Shape{kHidden});
-  tensors.emplace_back("lm_head.weight", Shape{kVocab, kHidden});
+  tensors.emplace_back("model.norm.weight", Shape{m.hidden});
+  tensors.emplace_back("lm_head.weight", Shape{m.vocab, m.hidden});
   return tensors;
+}
+
+// Returns the text of the model's config.json.
+inline std::string llama_config(const LlamaSizes& m) {
+  return fmt::format(
+      R"({{"architectures":["LlamaForCausalLM"],"model_type":"llama","num_hidden_layers":{},)"
+      R"("hidden_size":{},"intermediate_size":{},"num_attention_heads":{},)"
+      R"("num_key_value_heads":{},"vocab_size":{},"max_position_embeddings":8192,)"
+      R"("tie_word_embeddings":false,"torch_dtype":"bfloat16"}})",
+      m.layers, m.hidden, m.ffn, m.heads, m.kv_heads, m.vocab);
 }
 
 // Writes `tensors` to so many shards of about equal size, and their index.

@@ -217,7 +217,7 @@ TEST_CASE("folders in other forms are refused with what converts them") {
 
 TEST_CASE("70B in 30 files is read through a small part of its memory") {
   const TemporaryFolder folder;
-  write_sparse_model(folder.path, llama_70b(), 30);
+  write_sparse_model(folder.path, llama_tensors(kLlama70b), 30);
   const int64_t before = anonymous_memory();
   int64_t most = before;
   const SafetensorsFolder model(folder.path);

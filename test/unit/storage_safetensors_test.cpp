@@ -3,12 +3,14 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/rng.h"
 #include "device/device.h"
+#include "storage/finite_values.h"
 #include "storage/safetensors.h"
 #include "storage/state.h"
 #include "temporary_folder.h"
@@ -358,6 +360,54 @@ TEST_CASE("a file that is truncated while it is open is a RunError with file and
   CHECK_THROWS_AS(reader.read("last", 0, 1000, got.data()), RunError);
   CHECK_THROWS_WITH(reader.read("last", 0, 1000, got.data()),
                     Contains("cannot read tensor `last` of " + path.string()));
+}
+
+TEST_CASE("long runs are read by several threads as by one, and the first bad value is named") {
+  const TemporaryFolder folder;
+  const auto path = folder / "long.safetensors";
+  const int64_t count = (1 << 20) + 77;
+  std::vector<float> values(size_t(count), 0.0f);
+  fill_normal(1, 0, count, 1.0f, values.data());
+  for (float& v : values) v = float(bf16(v));
+  const auto write = [&] {
+    const std::vector<bf16> brain(values.begin(), values.end());
+    SafetensorsWriter writer(path, {{"x", DType::bf16, {count}}});
+    writer.write("x", {brain.data(), count, DType::bf16});
+    writer.commit();
+  };
+  write();
+  std::vector<float> got(static_cast<size_t>(count));
+  {
+    const SafetensorsReader reader(path);
+    CHECK_FALSE(reader.finite());
+    const FiniteValues finite(reader);
+    CHECK(finite.finite());
+    for (const auto& [first, n] :
+         {std::pair<int64_t, int64_t>{0, count}, {3, count - 9}, {count - 1, 1}, {70000, 0}}) {
+      const int64_t before = reader.bytes_read();
+      finite.read("x", first, n, got.data());
+      CHECK(std::equal(got.begin(), got.begin() + n, values.begin() + first));
+      CHECK(reader.bytes_read() - before == 2 * n);
+    }
+    // The file becomes shorter while it is read.
+    std::filesystem::resize_file(path, std::filesystem::file_size(path) - 400'000);
+    CHECK_THROWS_AS(finite.read("x", 0, count, got.data()), RunError);
+    CHECK_THROWS_WITH(finite.read("x", 0, count, got.data()),
+                      Contains("cannot read tensor `x` of " + path.string()));
+    finite.read("x", 0, count / 2, got.data());
+  }
+  values[size_t(count - 2)] = values[300'000] = std::numeric_limits<float>::infinity();
+  values[299'999] = std::numeric_limits<float>::quiet_NaN();
+  write();
+  const SafetensorsReader reader(path);
+  const FiniteValues finite(reader);
+  finite.read("x", 0, 299'999, got.data());
+  const std::string gist = path.string() + ": tensor `x` has nan as element 299999";
+  for (int i = 0; i < 10; ++i)
+    CHECK_THROWS_WITH(finite.read("x", 1, count - 1, got.data()), Contains(gist));
+  CHECK_THROWS_AS(finite.read("x", 1, count - 1, got.data()), UserError);
+  CHECK_THROWS_WITH(finite.read("x", 300'001, count - 300'001, got.data()),
+                    Contains(fmt::format("inf as element {}", count - 2)));
 }
 
 TEST_CASE("every truncation of a file is refused") {

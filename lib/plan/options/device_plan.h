@@ -34,7 +34,7 @@ struct CommOptions {
 
 // A rank that fails on purpose.
 struct FaultOptions {
-  enum class Moment { none, launch, save };
+  enum class Moment { none, launch, save, save_consolidated };
   Moment moment = Moment::none;
   std::string launch;  // the name of the launch in whose midst the rank fails
   int64_t rank = 0, step = 1;

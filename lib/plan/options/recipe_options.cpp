@@ -18,7 +18,19 @@ FolderOptions::Load load_from(const recipe::CheckpointConfig& c) {
 FaultOptions::Moment fault_moment(const recipe::FaultConfig& fault) {
   using Moment = FaultOptions::Moment;
   if (!fault.at) return Moment::none;
+  if (*fault.at == "save_consolidated") return Moment::save_consolidated;
   return *fault.at == "save" ? Moment::save : Moment::launch;
+}
+
+CheckpointOptions::Consolidated consolidated(const recipe::CheckpointConfig& c) {
+  using Consolidated = CheckpointOptions::Consolidated;
+  if (!c.enabled) return Consolidated::none;
+  switch (c.save_consolidated) {
+    case recipe::SaveConsolidated::no: return Consolidated::none;
+    case recipe::SaveConsolidated::at_end: return Consolidated::at_end;
+    case recipe::SaveConsolidated::every: return Consolidated::every;
+  }
+  throw BugError("checkpoint.save_consolidated");
 }
 
 ModelShape::RopeScaling rope_scaling(recipe::RopeScalingType type) {
@@ -275,7 +287,8 @@ ValidationOptions validation_options(const Recipe& r) {
 CheckpointOptions checkpoint_options(const Recipe& r) {
   return {.every_steps = r.checkpoint.enabled ? r.checkpoint.every_steps : 0,
           .keep = r.checkpoint.keep,
-          .at_end = r.checkpoint.enabled && r.checkpoint.at_end};
+          .at_end = r.checkpoint.enabled && r.checkpoint.at_end,
+          .consolidated = consolidated(r.checkpoint)};
 }
 
 FolderOptions folder_options(const Recipe& r) {

@@ -21,9 +21,11 @@ struct ValidationOptions {
 };
 
 struct CheckpointOptions {
+  enum class Consolidated { none, at_end, every };
   int64_t every_steps = 0;  // 0: only at the end
   int64_t keep = 2;         // how many of the newest stay; 0: all
   bool at_end = true;
+  Consolidated consolidated = Consolidated::none;  // which get a Hugging Face form
 };
 
 struct FolderOptions {

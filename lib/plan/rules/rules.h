@@ -28,7 +28,7 @@ void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
 // Whether the files that a run reads are there. Only runs need it: a recipe can be checked and
 // planned without its data.
 void check_files(const Recipe& recipe, Diagnostics& diagnostics);
-// Batch sizes and recomputation.
+// Batch sizes, recomputation, and which checkpoints there are.
 void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_precision(const Recipe& recipe, Diagnostics& diagnostics);

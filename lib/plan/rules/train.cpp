@@ -82,6 +82,21 @@ void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
   note_modules(r, diagnostics);
 }
 
+// A Hugging Face form is made from a checkpoint.
+void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
+  const recipe::CheckpointConfig& c = r.checkpoint;
+  const char* field = "checkpoint.save_consolidated";
+  if (c.save_consolidated == recipe::SaveConsolidated::no) return;
+  if (!c.enabled)
+    return warn_or_refuse(r, field, "is turned off: checkpoint.enabled is false", diagnostics);
+  if (c.save_consolidated == recipe::SaveConsolidated::at_end)
+    diagnostics.require(c.at_end, {field, "checkpoint.at_end"},
+                        "final is the checkpoint of the run's end, and at_end: false saves none",
+                        "set checkpoint.at_end: true, or save_consolidated: every");
+  else if (!c.at_end && c.every_steps == 0)
+    warn_or_refuse(r, field, "is turned off: no checkpoint is saved", diagnostics);
+}
+
 }  // namespace
 
 void validate_train(const Recipe& r, Diagnostics& diagnostics) {
@@ -93,6 +108,7 @@ void validate_train(const Recipe& r, Diagnostics& diagnostics) {
       low > 0 ? fmt::format("use {} or {}", low, low + micro)
               : fmt::format("use at least {}, or a smaller micro_batch_size", micro));
   validate_recompute(r, diagnostics);
+  validate_consolidated(r, diagnostics);
 }
 
 void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overlap,

@@ -15,7 +15,7 @@ constexpr auto enum_names(SaveFormat) {
   return std::array{EnumName{SaveFormat::safetensors, "safetensors"}};
 }
 
-// AutoModel's choice of when sharded files are also merged into whole ones.
+// Which checkpoints are also written as Hugging Face folders.
 enum class SaveConsolidated { no, at_end, every };
 constexpr auto enum_names(SaveConsolidated) {
   using S = SaveConsolidated;
@@ -63,11 +63,9 @@ struct CheckpointConfig {
                        {.aliases = "checkpoint.restore_from"}},
                  Field{"model_save_format", &CheckpointConfig::model_save_format,
                        "file format of the weights"},
-                 Field{"save_consolidated",
-                       &CheckpointConfig::save_consolidated,
-                       "accepted, no effect: a checkpoint holds each tensor once and whole already",
-                       {.no_effect = "a checkpoint holds each tensor once and whole already, under "
-                                     "mtrain's names"}},
+                 Field{"save_consolidated", &CheckpointConfig::save_consolidated,
+                       "which checkpoints also get a folder hf, which transformers loads: that of "
+                       "the run's end, or every one"},
                  Field{"async",
                        &CheckpointConfig::async,
                        "write while training goes on",

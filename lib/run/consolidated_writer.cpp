@@ -1,0 +1,79 @@
+#include "run/consolidated_writer.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "interchange/export.h"
+
+namespace mtrain::run {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFolder = "hf";
+
+// Removes what an export to `output` has left behind whose process died.
+void remove_leftovers(const fs::path& output) {
+  const std::string begin = output.filename().string() + ".tmp-";
+  std::vector<fs::path> left;
+  std::error_code error;
+  fs::directory_iterator it(output.parent_path(), error);
+  for (const fs::directory_iterator end; !error && it != end; it.increment(error))
+    if (it->path().filename().string().starts_with(begin)) left.push_back(it->path());
+  for (const fs::path& folder : left) fs::remove_all(folder, error);
+}
+
+std::string describe(const fs::path& output, const interchange::Exported& done) {
+  return fmt::format("saved {} for transformers ({}, {} in {} file{})", output.string(),
+                     done.model_type, human_bytes(double(done.bytes)), done.files,
+                     done.files == 1 ? "" : "s");
+}
+
+}  // namespace
+
+ConsolidatedWriter::~ConsolidatedWriter() {
+  give_up_ = true;
+  if (pending_.valid()) pending_.wait();
+}
+
+void ConsolidatedWriter::begin(const fs::path& checkpoint, const std::function<void()>& fault) {
+  MT_CHECK(!pending_.valid(), "another checkpoint is being written");
+  const fs::path output = checkpoint / kFolder;
+  remove_leftovers(output);
+  if (fs::exists(output)) return;
+  interchange::ExportOptions options;
+  options.before_piece = [this, fault] {
+    if (fault) fault();
+    if (give_up_) throw RunError("the run ended while its checkpoint was written");
+  };
+  pending_ = std::async(std::launch::async, [checkpoint, output, options] {
+    return describe(output, interchange::export_hf(checkpoint, output, options));
+  });
+  if (fault) pending_.wait();
+}
+
+bool ConsolidatedWriter::writing() const {
+  // Ranks that wait for this one meet it this often, within the time limit of communication.
+  constexpr std::chrono::milliseconds kHeartbeat{20};
+  return pending_.valid() && pending_.wait_for(kHeartbeat) != std::future_status::ready;
+}
+
+void ConsolidatedWriter::finish() {
+  while (control_.any(writing())) {
+  }
+  if (pending_.valid()) note_ = pending_.get();
+}
+
+std::string ConsolidatedWriter::take_note() {
+  if (pending_.valid() && pending_.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
+    note_ = pending_.get();
+  return std::exchange(note_, {});
+}
+
+}  // namespace mtrain::run
