@@ -284,8 +284,7 @@ TEST_CASE("the recipes of the repository load at the world size that their head 
     // A recipe that goes on with a folder needs one, and this one's models have few positions.
     std::vector<std::string> folder;
     if (text.find("\n  from: ") != std::string::npos)
-      folder = {"model.from=" MTRAIN_SOURCE_DIR "/test/golden/hf/mistral_tied",
-                "dataset.seq_length=32"};
+      folder = {"model.from=" MTRAIN_SOURCE_DIR "/test/golden/hf/llama", "dataset.seq_length=32"};
     Diagnostics diagnostics;
     const Recipe r = plan::load_recipe(entry.path().string(), folder, diagnostics, world);
     INFO(diagnostics.text(Severity::error) << diagnostics.text(Severity::warning));
