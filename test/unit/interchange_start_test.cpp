@@ -17,6 +17,7 @@
 #include "run/evaluate_model.h"
 #include "run/generate_text.h"
 #include "run/run.h"
+#include "run/stored_model.h"
 #include "storage/checkpoint_dir.h"
 #include "temporary_folder.h"
 #include "train/data_setup.h"
@@ -147,4 +148,21 @@ TEST_CASE("an imported checkpoint is no training that goes on") {
   const auto imported = interchange::import_hf(interchange::open_hf_folder(lab / "hf"), lab / "in");
   CHECK_THROWS_WITH(lab.train("again", with(kSizes, {"checkpoint.load=" + imported.string()})),
                     Contains("no training to go on with") && Contains("model.from"));
+}
+
+TEST_CASE("a run ends texts as its tokenizer's folder says, and sees all of its positions") {
+  const Lab lab;
+  const auto bytes = lab.train("bytes", with(kSizes, {"train.steps=1"}));
+  CHECK(run::open_model(bytes, {}).end_ids() == std::vector<int32_t>{256});
+  CHECK(run::open_model(bytes, {}).context() == 16);
+  interchange::export_hf(bytes, lab / "hf", {});
+  write_file_atomic(lab / "hf/generation_config.json", R"({"eos_token_id": [10, 13]})");
+  CHECK(run::open_model(lab / "hf", {}).end_ids() == std::vector<int32_t>{10, 13});
+  const auto further =
+      lab.train("further", {"model.from=" + (lab / "hf").string(), "tokenizer.type=huggingface",
+                            "tokenizer.path=" + (lab / "hf").string(), "dataset.seq_length=8"});
+  const run::StoredModel model = run::open_model(further, {});
+  // The ends of the folder's texts, and of the documents that the run has read.
+  CHECK(model.end_ids() == std::vector<int32_t>{10, 13, 256});
+  CHECK(model.context() == 16);
 }
