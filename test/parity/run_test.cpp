@@ -614,6 +614,10 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   overlapping.overrides = {"train.micro_batch_size=1"};
   CHECK(run::evaluate_model(overlapping).nats_per_token ==
         Approx(close.nats_per_token).epsilon(1e-6));
+  // Only weights are read: windows of other lengths are none of the training's business.
+  run::EvaluateJob other = job;
+  other.overrides = {"dataset.seq_length=8", "train.seed=5", "train.global_batch_size=4"};
+  CHECK(run::evaluate_model(other).windows == 500);
   run::EvaluateJob packed = job;
   packed.model = (lab / "packed").string();
   CHECK(run::evaluate_model(packed).tokens == apart.tokens);

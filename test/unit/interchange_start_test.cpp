@@ -17,6 +17,7 @@
 #include "run/evaluate_model.h"
 #include "run/generate_text.h"
 #include "run/run.h"
+#include "run/stored_model.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors_folder.h"
 #include "temporary_folder.h"
@@ -176,4 +177,21 @@ TEST_CASE("a run names the weight of the folder that is not finite, and the file
   CHECK_THROWS_AS(lab.train("short", from), UserError);
   write_file_atomic(file, text);
   CHECK(!lab.train("sound", from).empty());
+}
+
+TEST_CASE("a run ends texts as its tokenizer's folder says, and sees all of its positions") {
+  const Lab lab;
+  const auto bytes = lab.train("bytes", with(kSizes, {"train.steps=1"}));
+  CHECK(run::open_model(bytes, {}).end_ids() == std::vector<int32_t>{256});
+  CHECK(run::open_model(bytes, {}).context() == 16);
+  interchange::export_hf(bytes, lab / "hf", {});
+  write_file_atomic(lab / "hf/generation_config.json", R"({"eos_token_id": [10, 13]})");
+  CHECK(run::open_model(lab / "hf", {}).end_ids() == std::vector<int32_t>{10, 13});
+  const auto further =
+      lab.train("further", {"model.from=" + (lab / "hf").string(), "tokenizer.type=huggingface",
+                            "tokenizer.path=" + (lab / "hf").string(), "dataset.seq_length=8"});
+  const run::StoredModel model = run::open_model(further, {});
+  // The ends of the folder's texts, and of the documents that the run has read.
+  CHECK(model.end_ids() == std::vector<int32_t>{10, 13, 256});
+  CHECK(model.context() == 16);
 }

@@ -168,7 +168,7 @@ class ConfigReader {
     if (node && node->unset()) return;  // null: the field's default
     Node omitted;
     if (!node) {
-      if (row.omitted.empty()) return;
+      if (row.omitted.empty() || (row.key == "rope_theta" && theta_of_parameters())) return;
       omitted.kind = Node::Kind::scalar;
       omitted.text = row.omitted;
       omitted.location = from_.location;
@@ -181,6 +181,14 @@ class ConfigReader {
           fmt::format("{}: {} {} is not built for such models", path_, row.key, node->text),
           "such models cannot be trained yet");
     set(row.field, *node, row.key, row.recipe_wins);
+  }
+
+  // Returns the value that read_theta() will set; or null.
+  const Node* theta_of_parameters() const {
+    for (const char* spelling : {"rope_parameters", "rope_scaling"})
+      if (const Node* rope = find(spelling); rope && rope->kind == Node::Kind::map)
+        return find_in(*rope, "rope_theta");
+    return nullptr;
   }
 
   // Both spellings: rope_scaling beside rope_theta, and rope_parameters, which holds rope_theta.
