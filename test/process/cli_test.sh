@@ -204,5 +204,18 @@ cp "$work/out" "$work/by_model"
 expect "a text by another name" 0 "Hey" -- generate --run "$work/llama" --prompt Hey --tokens 5 --temperature 0
 cmp -s "$work/out" "$work/by_model" || fail "--run and --model differ"
 expect "a folder of none" 2 "nothing is downloaded" -- generate --model org/model --prompt a
+# Prompts and answers: of each 5 tokens the last two are labels.
+for _ in {1..20}; do echo '{"prompt": "a b", "answer": "c"}'; done >"$work/pairs.jsonl"
+expect "a build of answers without prompts" 2 "the prompt has no field" "--prompt-field" -- \
+  data build --input "$work/pairs.jsonl" --answer-field answer --output "$work/pairs"
+expect "a build of pairs" 0 "20 documents, 100 tokens, of which 40 count as labels" -- \
+  data build --input "$work/pairs.jsonl" --prompt-field prompt --answer-field answer --output "$work/pairs"
+expect "a training on answers" 0 "pairs.bin: masked; 6 sequences of 16" -- --recipe "$work/good.yaml" tokenizer=byte \
+  model.vocab_size=0 model.num_layers=1 model.hidden_size=32 model.num_attention_heads=2 "dataset.train=$work/pairs" \
+  dataset.seq_length=16 train.steps=1 train.global_batch_size=2 train.micro_batch_size=2 train.threads=1 \
+  mixed_precision=fp32 "train.run_dir=$work/answers"
+# Windows begin with the tokens 0, 16, ..., 96, which have no loss: one is the byte of an answer, one the end of another.
+expect "an evaluation on answers" 0 "over 38 tokens (19 bytes) in 7 windows" -- \
+  eval --model "$work/answers" --data "$work/pairs"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))
