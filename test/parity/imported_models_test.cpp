@@ -106,9 +106,7 @@ TEST_CASE("an imported model trains under every layout as on one rank, which rea
       const Started started = start(name, row.changes, row.ranks);
       check_close(alone.losses, started.losses, 1e-5);
       CHECK(started.least_read >= 1.0);
-      // GPT-2's matrices are transposed: whole ones are read.
-      const bool transposed = name.starts_with("gpt2");
-      CHECK(started.most_read <= (transposed ? double(row.ranks) : 1.05));
+      CHECK(started.most_read <= 1.05);
     }
   }
 }
