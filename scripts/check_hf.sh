@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Holds the exchange of models with Hugging Face against transformers. Fails where it cannot run.
 #   scripts/check_hf.sh [python...]      default: python3
-# The first Python recomputes the logits of test/golden/hf by the versions of scripts/golden/requirements.txt. Then each
+# The first Python recomputes the logits of test/golden/hf and the rotary angles of test/golden/rope.json by the versions of scripts/golden/requirements.txt. Then each
 # Python, which may have another version of transformers, loads what `mtrain export hf` writes of these models (fp32,
 # bf16 and fp16, in one file and in several) and of a model that mtrain has trained: no key may be missing or
 # unexpected, and the logits must be the same. Real models in the folders that MTRAIN_MODELS names, separated by
@@ -21,6 +21,7 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${pythons[0]}" -B scripts/golden/hf.py --check
+"${pythons[0]}" -B scripts/golden/rope.py --check
 
 exports=()
 for folder in test/golden/hf/*/; do

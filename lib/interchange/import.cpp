@@ -49,6 +49,10 @@ std::string recipe_text(const HfFolder& folder, const fs::path& final_folder) {
   r.dataset.train = {"none"};
   r.dataset.seq_length =
       std::min(kLongestSample, r.model.max_position_embeddings.value_or(kLongestSample));
+  // So that sequences up to the original length have the factors that they have in transformers.
+  if (r.model.rope_scaling.type == recipe::RopeScalingType::longrope)
+    r.dataset.seq_length =
+        std::min(r.dataset.seq_length, r.model.rope_scaling.original_max_position_embeddings);
   if (fs::exists(folder.tensors->path() / "tokenizer.json")) {
     r.tokenizer.type = recipe::TokenizerType::huggingface;
     r.tokenizer.path = (fs::absolute(final_folder) / "tokenizer.json").string();
