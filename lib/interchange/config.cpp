@@ -92,7 +92,12 @@ const Fact kFacts[] = {
                           s.high_freq_factor, original);
      }},
     {"model.activation", [](const M& m) { return word(m.activation); }},
-    {"model.add_bias_linear", [](const M& m) { return fmt::to_string(m.add_bias_linear); }},
+    {"model.add_bias_linear",
+     [](const M& m) {
+       return fmt::to_string(m.add_bias_linear &&
+                             m.normalization == recipe::Normalization::layernorm);
+     }},
+    {"model.mlp_bias", [](const M& m) { return fmt::to_string(any_dense(m) && m.fc_bias()); }},
     {"model.add_qkv_bias", [](const M& m) { return fmt::to_string(m.qkv_bias()); }},
     {"model.attention_bias", [](const M& m) { return fmt::to_string(m.proj_bias()); }},
     {"model.qk_layernorm", [](const M& m) { return fmt::to_string(m.qk_layernorm); }},
@@ -119,6 +124,7 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
   ModelConfig& m = r.model;
   m.attention_bias = m.qkv_bias() && m.proj_bias();
   m.add_qkv_bias = m.qkv_bias();
+  m.mlp_bias = m.fc_bias();
   if (any_experts(m) && !any_dense(m)) m.ffn_hidden_size = expert_ffn(m);
   m.moe.dense_layers.clear();
   for (int64_t l = 0; l < m.num_layers; ++l)

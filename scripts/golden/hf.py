@@ -89,6 +89,7 @@ CASES = {
         YARN, truncate=False, mscale=0.8, mscale_all_dim=0.3)), True),
     "phi3_partial": (transformers.Phi3Config(**TWO_HEADS, rope_parameters=rope(1e3, partial_rotary_factor=0.75),
                                              **PHI3), False),
+    "llama_mlp_bias": (transformers.LlamaConfig(**SIZES, mlp_bias=True, rope_parameters=rope(1e4)), False),
     # The samples of 9 tokens are not longer than the original length, and then they are.
     "phi3_longrope": (transformers.Phi3Config(**TWO_HEADS, original_max_position_embeddings=16,
                                               rope_parameters=LONGROPE, **PHI3), True),

@@ -109,6 +109,7 @@ FAMILIES = {
         LLAMA, kv_channels=16, rotary_percent=0.75, rotary_base=1e2,
         rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=2.0,
                           beta_slow=0.25, attention_factor=1.15)),
+    "mlp_bias": dict(LLAMA, mlp_bias=True),
 }
 B, S = 2, 24
 # fp32 must choose the experts that float64 chooses, and its scores err by some 1e-6. Finite
@@ -175,7 +176,7 @@ def parameter_shapes(c):
         shapes["position_embedding.weight"] = (c["max_position_embeddings"], H)
     for i in range(c["num_layers"]):
         attention, mlp = f"layers.{i}.attention", f"layers.{i}.mlp"
-        bias = c["add_bias_linear"]
+        bias, mlp_bias = c["add_bias_linear"], c["add_bias_linear"] or c.get("mlp_bias", False)
         norm(f"{attention}.norm")
         attention_bias = c.get("attention_bias", False)
         linear(f"{attention}.qkv", (A + 2 * G) * D, H, c["add_qkv_bias"] or attention_bias)
@@ -197,10 +198,10 @@ def parameter_shapes(c):
             shapes[f"{mlp}.experts.down.weight"] = (E, H, F)
             continue
         if c["activation"] == "swiglu":
-            linear(f"{mlp}.gate_up", 2 * ffn, H, bias)
+            linear(f"{mlp}.gate_up", 2 * ffn, H, mlp_bias)
         else:
-            linear(f"{mlp}.up", ffn, H, bias)
-        linear(f"{mlp}.down", H, ffn, bias)
+            linear(f"{mlp}.up", ffn, H, mlp_bias)
+        linear(f"{mlp}.down", H, ffn, mlp_bias)
     norm("final_norm")
     if not c["share_embeddings_and_output_weights"]:
         shapes["output.weight"] = (V, H)

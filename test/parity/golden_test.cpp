@@ -76,10 +76,11 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.rotary_dim = int64_t(double(c.head_dim) * j.value("rotary_percent", 1.0));
   c.gated_mlp = j.at("activation") == "swiglu";
   c.gelu_tanh = j.at("activation") == "gelu_tanh";
-  c.linear_bias = j.at("add_bias_linear");
+  const bool all_bias = j.at("add_bias_linear");
+  c.linear_bias = all_bias || j.value("mlp_bias", false);
   const bool attention_bias = j.value("attention_bias", false);
   c.qkv_bias = j.at("add_qkv_bias").get<bool>() || attention_bias;
-  c.proj_bias = c.linear_bias || attention_bias;
+  c.proj_bias = all_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
   if (j.contains("moe")) c.experts = experts_of(j["moe"], c.layers);
@@ -188,8 +189,9 @@ struct Family {
   model::ExpertsOfStep experts;
 };
 
-const std::vector<std::string> kFamilies{"llama",   "llama3_rope", "llama_bias", "qwen2", "qwen3",
-                                         "mistral", "gpt2",        "gpt2_erf",   "yarn"};
+const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
+                                         "qwen3", "mistral",     "gpt2",       "gpt2_erf",
+                                         "yarn",  "mlp_bias"};
 
 const std::vector<std::string> kExpertFamilies{
     "mixtral",      "qwen3_moe",       "qwen2_moe",  "deepseek_moe",   "deepseek_v3_router",

@@ -91,6 +91,11 @@ TEST_CASE("a model is written as a family that computes it") {
   CHECK(type == "qwen2");
   CHECK(written("{" + sizes + ", attention_bias: true}", type).at("attention_bias") == true);
   CHECK(type == "llama");
+  const json biased = written("{" + sizes + ", add_bias_linear: true}", type);
+  CHECK(type == "llama");
+  CHECK((biased.at("attention_bias") == true && biased.at("mlp_bias") == true));
+  CHECK(written("{" + sizes + ", mlp_bias: true}", type).at("attention_bias") == false);
+  CHECK(type == "llama");
   CHECK(written("{" + sizes + ", window_size: 16}", type).at("sliding_window") == 16);
   CHECK(type == "mistral");
   const json qwen = written("{architecture: qwen3, " + sizes + ", window_size: 16}", type);
@@ -160,9 +165,9 @@ TEST_CASE("a model that no family computes is refused by the fields in which it 
 TEST_CASE("all mistakes of a configuration are told at once") {
   const TemporaryFolder temporary;
   std::ofstream(temporary / "config.json") << R"({"model_type": "llama", "logit_scale": 3,
-    "mlp_bias": true, "rope_scaling": {"rope_type": "dynamic", "factor": 4}, "hidden_size": "wide"})";
+    "pretraining_tp": 2, "rope_scaling": {"rope_type": "dynamic", "factor": 4}, "hidden_size": "wide"})";
   CHECK_THROWS_WITH(interchange::read_config(temporary.path),
-                    Contains("logit_scale") && Contains("mlp_bias is true") &&
+                    Contains("logit_scale") && Contains("pretraining_tp is 2") &&
                         Contains("dynamic") && Contains("wide"));
   std::ofstream(temporary / "config.json") << R"({"model_type": "phi3", "hidden_size": 64,
     "num_attention_heads": 8, "rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 1],

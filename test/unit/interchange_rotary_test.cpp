@@ -9,9 +9,13 @@
 
 #include "base/file.h"
 #include "device/device.h"
+#include "interchange/hf_folder.h"
+#include "interchange/import.h"
+#include "interchange_testing.h"
 #include "model/rotary.h"
 #include "plan/options/recipe_options.h"
 #include "recipe/recipe.h"
+#include "temporary_folder.h"
 #include "train/model_setup.h"
 
 using namespace mtrain;
@@ -62,5 +66,23 @@ TEST_CASE("rotary tables are those of transformers for each type of scaling") {
           }
       }
     }
+  }
+}
+
+TEST_CASE("an imported model has longrope's factors for sequences up to its original length") {
+  const TemporaryFolder temporary;
+  for (const auto& [name, length] :
+       {std::pair{"phi3_longrope", int64_t{16}}, {"phi3_longrope_long", int64_t{4}}}) {
+    INFO(name);
+    const auto checkpoint =
+        interchange::import_hf(interchange::open_hf_folder(golden_hf() / name), temporary / name);
+    Diagnostics diagnostics;
+    const auto r = recipe::read_recipe((checkpoint / "recipe.yaml").string(), {}, diagnostics);
+    REQUIRE(r);
+    REQUIRE_FALSE(diagnostics.has_errors());
+    CHECK(sample_length(*r) == length);
+    const plan::RopeShape rope = plan::model_shape(r->model, 64, sample_length(*r)).rope;
+    CHECK(rope.lane_factors == std::vector<double>{1, 1.1, 1.2, 1.4, 1.7, 2});
+    CHECK(rope.most_positions == length);
   }
 }

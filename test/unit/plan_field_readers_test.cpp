@@ -350,6 +350,7 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
   CHECK(refused([](Recipe& r) { r.distributed.tp_size = 2; }).empty());
   CHECK_THAT(refused([](Recipe& r) { r.model.activation = recipe::Activation::gelu; }),
              Contains("without a gate"));
+  CHECK_THAT(refused([](Recipe& r) { r.model.mlp_bias = true; }), Contains("experts with biases"));
   CHECK_THAT(refused([](Recipe& r) {
                r.mixed_precision.fp8 = recipe::Fp8Format::hybrid;
                r.mixed_precision.fp8_recipe = recipe::Fp8Recipe::mxfp8;

@@ -57,6 +57,10 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
        .set = {"model.rope_scaling=yarn", "model.rope_scaling.mscale=1",
                "model.rope_scaling.mscale_all_dim=1", "model.rope_scaling.attention_factor=1"}},
       "model.rope_scaling.mscale", "attention_factor is given");
+  expect_accepts({.what = "biases of the MLP", .set = {"model.mlp_bias=true"}});
+  expect_error({.what = "biases of the MLP beside layer norms",
+                .set = {"model.mlp_bias=true", "model.normalization=layernorm"}},
+               "model.mlp_bias", "layer norms");
   const Overrides longrope{"model.rope_scaling=longrope", "model.kv_channels=8",
                            "model.rotary_percent=0.5", "model.rope_scaling.short_factor=[1, 2]",
                            "model.rope_scaling.long_factor=[3, 4]"};

@@ -518,7 +518,7 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
        {std::pair{R"({"model_type": "mamba"})", "model_type `mamba`"},
         {R"({"model_type": "mixtral", "router_jitter_noise": 0.1})", "router_jitter_noise is 0.1"},
         {R"({"model_type": "llama", "logit_scale": 3})", "logit_scale"},
-        {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
+        {R"({"model_type": "mistral", "mlp_bias": true})", "mlp_bias is true"},
         {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not built"},
         {R"({"model_type": "gpt2", "activation_function": "silu"})", "silu is not built"},
         {R"({"model_type": "qwen2", "use_sliding_window": true})",

@@ -177,7 +177,7 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
           .gelu_tanh = m.activation == recipe::Activation::gelu_tanh,
           .qkv_bias = m.qkv_bias(),
           .proj_bias = m.proj_bias(),
-          .linear_bias = m.add_bias_linear,
+          .linear_bias = m.fc_bias(),
           .qk_norm = m.qk_layernorm,
           .tied_embeddings = m.share_embeddings_and_output_weights,
           .window = m.window_size.value_or(0),

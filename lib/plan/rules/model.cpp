@@ -166,6 +166,12 @@ void validate_positions(const Recipe& r, Diagnostics& diagnostics) {
 void validate_model(const Recipe& r, Diagnostics& diagnostics) {
   validate_heads(r, diagnostics);
   validate_positions(r, diagnostics);
+  diagnostics.require(
+      !r.model.mlp_bias || r.model.add_bias_linear ||
+          r.model.normalization == recipe::Normalization::rmsnorm,
+      {"model.mlp_bias", "model.normalization"},
+      "biases of the MLP alone are not built beside layer norms, which have biases, too",
+      "set add_bias_linear: true for biases everywhere, or normalization: rmsnorm");
   diagnostics.require(r.model.attention_dropout == 0, {"model.attention_dropout"},
                       fmt::format("{} is asked for, but flash attention here has no dropout",
                                   r.model.attention_dropout),

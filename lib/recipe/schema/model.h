@@ -258,7 +258,7 @@ struct ModelConfig {
   double rotary_base = 10000.0, rotary_percent = 1.0;
   RopeScalingConfig rope_scaling;
   Activation activation = Activation::swiglu;
-  bool add_bias_linear = false, add_qkv_bias = false, attention_bias = false;
+  bool add_bias_linear = false, add_qkv_bias = false, attention_bias = false, mlp_bias = false;
   bool qk_layernorm = false;
   bool share_embeddings_and_output_weights = false;
   double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
@@ -276,6 +276,7 @@ struct ModelConfig {
   int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
   bool proj_bias() const { return add_bias_linear || attention_bias; }
+  bool fc_bias() const { return add_bias_linear || mlp_bias; }
   bool has_experts(int64_t layer) const;  // whether a layer, from 0, has experts
 
   static constexpr auto fields = std::tuple{
@@ -351,6 +352,7 @@ struct ModelConfig {
             {.aliases = "model.qkv_bias"}},
       Field{"attention_bias", &ModelConfig::attention_bias,
             "biases on all four projections of attention: add_qkv_bias, and the output projection"},
+      Field{"mlp_bias", &ModelConfig::mlp_bias, "biases on the linear layers of the MLP"},
       Field{"qk_layernorm", &ModelConfig::qk_layernorm, "normalize queries and keys per head"},
       Field{"share_embeddings_and_output_weights",
             &ModelConfig::share_embeddings_and_output_weights,
