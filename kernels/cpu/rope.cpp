@@ -8,13 +8,13 @@ namespace mtrain::kernels::cpu {
 namespace {
 
 void check_rope(const Rope& a) {
-  MT_CHECK(a.D > 0 && a.D % 2 == 0, "rope: head dim {} is not even", a.D);
+  MT_CHECK(a.R > 0 && 2 * a.R <= a.D, "rope: {} pairs of lanes in heads of {}", a.R, a.D);
   MT_CHECK(a.token_stride >= a.heads * a.D, "rope: token stride {} < {} heads * {}", a.token_stride,
            a.heads, a.D);
   if (a.T > 0) check_holds("rope", "x", a.x, (a.T - 1) * a.token_stride + a.heads * a.D);
   check("rope", "cos", a.cos_PR, 0, DType::f32);
   check("rope", "sin", a.sin_PR, a.cos_PR.count, DType::f32);
-  check_indices("rope", "position", a.position_T, a.T, a.cos_PR.count / (a.D / 2));
+  check_indices("rope", "position", a.position_T, a.T, a.cos_PR.count / a.R);
 }
 
 bool with_amax(const Rope& a) {

@@ -10,13 +10,14 @@ namespace {
 template <bool AMAX, int N, class T>
 __global__ void __launch_bounds__(kFlatThreads, 4)
     rope(T* x, const float* cos_PR, const float* sin_PR, const int32_t* position_T, int64_t tokens,
-         int heads, int R, int64_t token_stride, float sign, float* amax) {
+         int heads, int D, int R, int64_t token_stride, float sign, float* amax) {
   float most = 0;
   const int64_t step = int64_t(gridDim.x) * blockDim.z;
   for (int64_t t = int64_t(blockIdx.x) * blockDim.z + threadIdx.z; t < tokens; t += step)
-    for (int head = int(threadIdx.y); head < heads; head += int(blockDim.y))
+    for (int head = int(threadIdx.y); head < heads; head += int(blockDim.y)) {
+      T* const of_head = x + t * token_stride + int64_t(head) * D;
       for (int i = int(threadIdx.x) * N; i < R; i += int(blockDim.x) * N) {
-        T* const first = x + t * token_stride + int64_t(head) * 2 * R + i;
+        T* const first = of_head + i;
         const int32_t position = position_T[t];  // on its way together with x
         float u[N], v[N], c[N], s[N];
         load<N>(first, u);
@@ -34,24 +35,31 @@ __global__ void __launch_bounds__(kFlatThreads, 4)
         store<N>(first + R, v);
         if constexpr (AMAX) most = larger_stored<T>(larger_stored<T>(most, u), v);
       }
+      if constexpr (AMAX)
+        for (int i = 2 * R + int(threadIdx.x) * N; i < D; i += int(blockDim.x) * N) {
+          float u[N];
+          load<N>(of_head + i, u);
+          most = larger_stored<T>(most, u);
+        }
+    }
   if constexpr (AMAX) raise_amax_alone(amax, most);
 }
 
 }  // namespace
 
 void run(const Rope& a, CUstream_st* stream) {
-  const int R = int(a.D / 2), heads = int(a.heads);
+  const int D = int(a.D), R = int(a.R), heads = int(a.heads);
   if (a.T <= 0 || heads <= 0 || R <= 0) return;
   with_float(a.x.dtype, [&]<class T>() {
     const bool vectors = aligned({a.x.data, a.cos_PR.data, a.sin_PR.data}) && R % kVector<T> == 0 &&
-                         a.token_stride % kVector<T> == 0;
+                         D % kVector<T> == 0 && a.token_stride % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
       const unsigned most = unsigned(kFlatThreads), x = std::min(most, unsigned(R / N));
       const unsigned y = std::min(most / x, unsigned(heads)), z = std::min(most / (x * y), 64u);
       with_amax(a.amax, [&]<bool AMAX>() {
         MT_LAUNCH((rope<AMAX, N, T>), blocks_for(a.T, z), dim3(x, y, z), 0, stream, data<T>(a.x),
                   data<float>(a.cos_PR), data<float>(a.sin_PR), data<int32_t>(a.position_T), a.T,
-                  heads, R, a.token_stride, a.backward ? -1.0f : 1.0f, data<float>(a.amax));
+                  heads, D, R, a.token_stride, a.backward ? -1.0f : 1.0f, data<float>(a.amax));
       });
     });
   });

@@ -40,6 +40,9 @@ bool any_experts(const ModelConfig& m) {
 bool rotary(const ModelConfig& m) {
   return m.position_embedding == recipe::PositionEmbedding::rope;
 }
+double attention_scale(const ModelConfig& m) {
+  return m.rope_scaling.attention_scale(m.max_position_embeddings.value_or(0));
+}
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
 int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
 // Whether the weights of a token's experts sum to 1: those of a softmax over the chosen ones do.
@@ -71,16 +74,30 @@ const Fact kFacts[] = {
     {"model.norm_epsilon", [](const M& m) { return number(m.norm_epsilon); }},
     {"model.position_embedding", [](const M& m) { return word(m.position_embedding); }},
     {"model.rotary_base", [](const M& m) { return rotary(m) ? number(m.rotary_base) : "unused"; }},
+    {"model.rotary_percent",
+     [](const M& m) { return rotary(m) ? number(m.rotary_percent) : "unused"; }},
     {"model.rope_scaling",
      [](const M& m) {
        const recipe::RopeScalingConfig& s = m.rope_scaling;
        if (!rotary(m) || s.type == recipe::RopeScalingType::none) return std::string("none");
        if (s.type == recipe::RopeScalingType::linear) return fmt::format("linear {}", s.factor);
+       const int64_t original = s.original_max_position_embeddings;
+       if (s.type == recipe::RopeScalingType::yarn)
+         return fmt::format("yarn {} {} {} {} {} {}", s.factor, original, s.beta_fast, s.beta_slow,
+                            s.truncate, attention_scale(m));
+       if (s.type == recipe::RopeScalingType::longrope)
+         return fmt::format("longrope {} {} {} {}", s.short_factor, s.long_factor, original,
+                            attention_scale(m));
        return fmt::format("{} {} {} {} {}", word(s.type), s.factor, s.low_freq_factor,
-                          s.high_freq_factor, s.original_max_position_embeddings);
+                          s.high_freq_factor, original);
      }},
     {"model.activation", [](const M& m) { return word(m.activation); }},
-    {"model.add_bias_linear", [](const M& m) { return fmt::to_string(m.add_bias_linear); }},
+    {"model.add_bias_linear",
+     [](const M& m) {
+       return fmt::to_string(m.add_bias_linear &&
+                             m.normalization == recipe::Normalization::layernorm);
+     }},
+    {"model.mlp_bias", [](const M& m) { return fmt::to_string(any_dense(m) && m.fc_bias()); }},
     {"model.add_qkv_bias", [](const M& m) { return fmt::to_string(m.qkv_bias()); }},
     {"model.attention_bias", [](const M& m) { return fmt::to_string(m.proj_bias()); }},
     {"model.qk_layernorm", [](const M& m) { return fmt::to_string(m.qk_layernorm); }},
@@ -107,6 +124,7 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
   ModelConfig& m = r.model;
   m.attention_bias = m.qkv_bias() && m.proj_bias();
   m.add_qkv_bias = m.qkv_bias();
+  m.mlp_bias = m.fc_bias();
   if (any_experts(m) && !any_dense(m)) m.ffn_hidden_size = expert_ffn(m);
   m.moe.dense_layers.clear();
   for (int64_t l = 0; l < m.num_layers; ++l)
@@ -130,8 +148,32 @@ json value_of(const Recipe& r, std::string_view field) {
   return value.is_discarded() ? json(text) : value;
 }
 
-void put_rope(const ModelConfig& m, json& config) {
-  for (const char* key : {"rope_parameters", "rope_scaling"}) config.erase(key);
+json yarn(const recipe::RopeScalingConfig& s) {
+  json rope{{"rope_type", "yarn"},
+            {"factor", s.factor},
+            {"original_max_position_embeddings", s.original_max_position_embeddings},
+            {"beta_fast", s.beta_fast},
+            {"beta_slow", s.beta_slow}};
+  if (!s.truncate) rope["truncate"] = false;
+  if (s.attention_factor) rope["attention_factor"] = *s.attention_factor;
+  if (s.mscale) rope["mscale"] = *s.mscale;
+  if (s.mscale_all_dim) rope["mscale_all_dim"] = *s.mscale_all_dim;
+  return rope;
+}
+
+// The Phi-3 of transformers 4 takes no more keys than these, and no other name of the type.
+json longrope(const recipe::RopeScalingConfig& s, bool phi3) {
+  json rope{{phi3 ? "type" : "rope_type", "longrope"},
+            {"short_factor", s.short_factor},
+            {"long_factor", s.long_factor}};
+  if (!phi3) rope["original_max_position_embeddings"] = s.original_max_position_embeddings;
+  if (s.attention_factor) rope["attention_factor"] = *s.attention_factor;
+  return rope;
+}
+
+void put_rope(const ModelConfig& m, std::string_view model_type, json& config) {
+  for (const char* key : {"rope_parameters", "rope_scaling", "original_max_position_embeddings"})
+    config.erase(key);
   if (!rotary(m)) return;
   const recipe::RopeScalingConfig& s = m.rope_scaling;
   config["rope_scaling"] = nullptr;
@@ -144,6 +186,12 @@ void put_rope(const ModelConfig& m, json& config) {
         {"low_freq_factor", s.low_freq_factor},
         {"high_freq_factor", s.high_freq_factor},
         {"original_max_position_embeddings", s.original_max_position_embeddings}};
+  if (s.type == recipe::RopeScalingType::yarn) config["rope_scaling"] = yarn(s);
+  if (s.type == recipe::RopeScalingType::longrope) {
+    const bool phi3 = recipe::hf_rope(model_type) == recipe::HfRope::phi3;
+    config["rope_scaling"] = longrope(s, phi3);
+    config["original_max_position_embeddings"] = s.original_max_position_embeddings;
+  }
 }
 
 void put_window(const ModelConfig& m, std::string_view model_type, json& config) {
@@ -169,7 +217,7 @@ json config_of(const Recipe& recipe, std::string_view model_type, const ConfigTe
     config[std::string(key.key)] = value_of(r, key.field);
   }
   // Sizes that transformers would compute in its own way if they were left out.
-  put_rope(r.model, config);
+  put_rope(r.model, model_type, config);
   put_window(r.model, model_type, config);
   config["architectures"] = {find_family(model_type)->class_name};
   config["model_type"] = model_type;
@@ -191,6 +239,17 @@ std::string errors_of(const Diagnostics& diagnostics) {
   return text;
 }
 
+void check_lanes(const ModelConfig& m) {
+  const recipe::RopeScalingConfig& s = m.rope_scaling;
+  if (s.type != recipe::RopeScalingType::longrope) return;
+  for (const auto& [key, factors] :
+       {std::pair{"short_factor", &s.short_factor}, {"long_factor", &s.long_factor}})
+    if (int64_t(factors->size()) != m.rotary_dim() / 2)
+      throw UserError(fmt::format("config.json: {} has {} factors, and a head has {} lanes", key,
+                                  factors->size(), m.rotary_dim() / 2),
+                      "download the folder again");
+}
+
 }  // namespace
 
 std::vector<std::string> model_differences(const ModelConfig& a, const ModelConfig& b) {
@@ -208,6 +267,7 @@ Recipe read_config(const std::filesystem::path& folder) {
       fmt::format("model: {{from: {}, init: random}}\n", quoted), folder.string(), {}, diagnostics);
   if (const std::string errors = errors_of(diagnostics); !errors.empty()) throw UserError(errors);
   MT_CHECK(recipe, "{} is no model, and there is no reason why", folder.string());
+  check_lanes(recipe->model);
   return *recipe;
 }
 

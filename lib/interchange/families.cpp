@@ -33,6 +33,11 @@ constexpr TensorRow kMlp[] = {
     {"layers.{l}.mlp.gate_up.weight", "layers.{l}.mlp.up_proj.weight", Rows::up},
     {"layers.{l}.mlp.down.weight", "layers.{l}.mlp.down_proj.weight"}};
 
+constexpr TensorRow kMlpBiases[] = {
+    {"layers.{l}.mlp.gate_up.bias", "layers.{l}.mlp.gate_proj.bias", Rows::gate},
+    {"layers.{l}.mlp.gate_up.bias", "layers.{l}.mlp.up_proj.bias", Rows::up},
+    {"layers.{l}.mlp.down.bias", "layers.{l}.mlp.down_proj.bias"}};
+
 // Phi-3 stacks queries, keys and values, and gate and input projection, in mtrain's order.
 constexpr TensorRow kStacked[] = {
     {"layers.{l}.attention.qkv.weight", "layers.{l}.self_attn.qkv_proj.weight"},
@@ -106,7 +111,7 @@ std::vector<Family> make_families() {
     return Family{type, class_name, "model.", std::move(theirs), std::move(fused), kRopeBuffers};
   };
   return {
-      llama("llama", "LlamaForCausalLM", rows({kTrunk, kAttention, kMlp})),
+      llama("llama", "LlamaForCausalLM", rows({kTrunk, kAttention, kMlp, kMlpBiases})),
       llama("mistral", "MistralForCausalLM", rows({kTrunk, kAttention, kMlp})),
       llama("qwen2", "Qwen2ForCausalLM", rows({kTrunk, kAttention, kMlp})),
       llama("qwen3", "Qwen3ForCausalLM", rows({kTrunk, kAttention, kHeadNorms, kMlp})),

@@ -69,6 +69,10 @@ std::string imported_recipe(const HfFolder& folder, const fs::path& tokenizer) {
   r.dataset.train = {"none"};
   r.dataset.seq_length =
       std::min(kLongestSample, r.model.max_position_embeddings.value_or(kLongestSample));
+  // So that sequences up to the original length have the factors that they have in transformers.
+  if (r.model.rope_scaling.type == recipe::RopeScalingType::longrope)
+    r.dataset.seq_length =
+        std::min(r.dataset.seq_length, r.model.rope_scaling.original_max_position_embeddings);
   r.tokenizer.type = recipe::TokenizerType::huggingface;  // never bytes, even where it is absent
   r.tokenizer.path = (fs::absolute(tokenizer) / "tokenizer.json").string();
   return fmt::format(

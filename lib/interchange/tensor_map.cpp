@@ -32,10 +32,10 @@ bool proj_bias(const ModelConfig& m, int64_t) { return m.proj_bias(); }
 bool head_norms(const ModelConfig& m, int64_t) { return m.qk_layernorm; }
 bool gated(const ModelConfig& m, int64_t l) { return !m.has_experts(l) && m.gated(); }
 bool plain(const ModelConfig& m, int64_t l) { return !m.has_experts(l) && !m.gated(); }
-bool plain_bias(const ModelConfig& m, int64_t l) { return plain(m, l) && m.add_bias_linear; }
-bool gated_bias(const ModelConfig& m, int64_t l) { return gated(m, l) && m.add_bias_linear; }
+bool plain_bias(const ModelConfig& m, int64_t l) { return plain(m, l) && m.fc_bias(); }
+bool gated_bias(const ModelConfig& m, int64_t l) { return gated(m, l) && m.fc_bias(); }
 bool dense(const ModelConfig& m, int64_t l) { return !m.has_experts(l); }
-bool dense_bias(const ModelConfig& m, int64_t l) { return dense(m, l) && m.add_bias_linear; }
+bool dense_bias(const ModelConfig& m, int64_t l) { return dense(m, l) && m.fc_bias(); }
 bool experts(const ModelConfig& m, int64_t l) { return m.has_experts(l); }
 bool shared(const ModelConfig& m, int64_t l) {
   return m.has_experts(l) && m.moe.shared_expert_ffn_hidden_size.value_or(0) > 0;

@@ -11,10 +11,16 @@
 
 namespace mtrain::model {
 
+// How rotary positions reach beyond the length of the first training; model/rotary.h.
 struct RopeScaling {
-  enum class Kind { none, linear, llama3 } kind = Kind::none;
+  enum class Kind { none, linear, llama3, yarn, longrope } kind = Kind::none;
   double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
   int64_t original_positions = 8192;
+  double beta_fast = 32, beta_slow = 1;
+  bool truncate = true;
+  double attention_factor = 1;       // cos and sin are multiplied by it
+  std::vector<double> lane_factors;  // longrope: of each lane
+  int64_t most_positions = 0;        // for which these are right; 0: for any number
 };
 
 // What chooses experts instead of the router; model/experts/route_pattern.h.
@@ -52,7 +58,8 @@ struct GptConfig {
   int64_t max_positions;  // rows of the learned position table
   kernels::NormKind norm = kernels::NormKind::rms;
   float norm_eps = 1e-5f;
-  bool rotary = true;  // false: learned positions
+  bool rotary = true;      // false: learned positions
+  int64_t rotary_dim = 0;  // the first elements of a head, which are rotated; 0: all
   double rotary_base = 10000;
   RopeScaling rope_scaling;
   bool gated_mlp = true;                     // SwiGLU; false: GELU

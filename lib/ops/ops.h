@@ -159,8 +159,9 @@ void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_T
                         const Tensor& amax = {});
 
 // --- rotary embedding ---
-// Rotates the first `heads` heads of each token in place; `backward` rotates by the negative angle.
-// The tables are fp32, the positions int32. `amax` (optional) is a Float8Write's, of these heads.
+// Rotates the first `heads` heads of each token in place, of each head the first 2 R of D elements;
+// `backward` rotates by the negative angle. The tables are fp32, the positions int32. `amax`
+// (optional) is a Float8Write's, of these heads.
 void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
           const Tensor& position_T, int64_t heads, int64_t D, bool backward,
           const Tensor& amax = {});

@@ -9,10 +9,10 @@ namespace mtrain::ops {
 
 void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
           const Tensor& position_T, int64_t heads, int64_t D, bool backward, const Tensor& amax) {
-  const int64_t T = x_TN.dim(0), P = cos_PR.dim(0);
+  const int64_t T = x_TN.dim(0), P = cos_PR.dim(0), R = cos_PR.dim(1);
   MT_SHAPE("rope", position_T, {T});
-  MT_SHAPE("rope", cos_PR, {P, D / 2});
-  MT_SHAPE("rope", sin_PR, {P, D / 2});
+  MT_SHAPE("rope", sin_PR, {P, R});
+  MT_CHECK(R > 0 && 2 * R <= D, "rope: {} pairs of lanes in heads of {}", R, D);
   MT_FLOAT("rope", x_TN);
   MT_DTYPE("rope", cos_PR, DType::f32);
   MT_DTYPE("rope", sin_PR, DType::f32);
@@ -25,6 +25,7 @@ void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor
                            .T = T,
                            .heads = heads,
                            .D = D,
+                           .R = R,
                            .token_stride = x_TN.dim(1),
                            .backward = backward,
                            .amax = amax};

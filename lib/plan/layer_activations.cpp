@@ -146,7 +146,7 @@ Count LayerActivations::expert_ffn() const {
 Count LayerActivations::mlp_behind_per_token(bool moe) const {
   const Count width = moe ? rows_ * expert_ffn() : Count(m_.ffn_size());
   const Count experts = moe ? rows_ * row_share() : 1;
-  const bool bias = m_.add_bias_linear;
+  const bool bias = m_.fc_bias();
   return (experts * hidden() + width / tp_) * (moe ? expert_row_bytes() : e_) +
          inputs() * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
          experts * hidden() * output_gradient(LayerGemm::fc2, bias);

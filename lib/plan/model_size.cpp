@@ -24,14 +24,12 @@ LayerParameters layer_parameters(const recipe::ModelConfig& m, bool moe) {
               inputs = m.gated() ? 2 : 1, experts = Count(m.moe.num_experts);
   const bool norm_bias = m.normalization == recipe::Normalization::layernorm && m.add_bias_linear;
   // Parameters of an MLP without the bias of its second projection, which is whole on every rank.
-  const auto mlp = [&](Count F) {
-    return (inputs + 1) * H * F + (m.add_bias_linear ? inputs * F : 0);
-  };
+  const auto mlp = [&](Count F) { return (inputs + 1) * H * F + (m.fc_bias() ? inputs * F : 0); };
   LayerParameters p;
   p.split = H * qkv + (m.qkv_bias() ? qkv : 0) + AD * H;
   p.keys_values = (H + (m.qkv_bias() ? 1 : 0)) * (qkv - AD);
   p.replicated = 2 * H * (norm_bias ? 2 : 1) + (m.qk_layernorm ? 2 * D : 0) +
-                 (m.proj_bias() ? H : 0) + (m.add_bias_linear ? H : 0);
+                 (m.proj_bias() ? H : 0) + (m.fc_bias() ? H : 0);
   if (moe) {
     p.expert = mlp(Count(m.moe.ffn_hidden_size.value_or(m.ffn_size())));
     p.experts = experts;

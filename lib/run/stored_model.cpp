@@ -42,7 +42,10 @@ std::vector<checkpoint::ReplicatedTensor> of_model(const train::RouterState& rou
 }  // namespace
 
 int64_t StoredModel::context() const {
-  return std::max(saved.sample_length, saved.model.max_positions);
+  const int64_t context = std::max(saved.sample_length, saved.model.max_positions);
+  // LongRoPE's factors were chosen by the sequence length, and longer texts may have others.
+  const int64_t most = saved.model.rope.most_positions;
+  return most ? std::min(context, most) : context;
 }
 
 std::vector<int32_t> StoredModel::end_ids() const {

@@ -6,14 +6,30 @@
 namespace mtrain::train {
 
 namespace {
-model::RopeScaling rope_scaling(const plan::ModelShape& m) {
-  using From = plan::ModelShape::RopeScaling;
+model::RopeScaling::Kind rope_kind(plan::RopeShape::Scaling scaling) {
   using Kind = model::RopeScaling::Kind;
-  const Kind kind = m.rope_scaling == From::linear   ? Kind::linear
-                    : m.rope_scaling == From::llama3 ? Kind::llama3
-                                                     : Kind::none;
-  return {kind, m.rope_factor, m.rope_low_freq_factor, m.rope_high_freq_factor,
-          m.rope_original_positions};
+  switch (scaling) {
+    case plan::RopeShape::Scaling::none: return Kind::none;
+    case plan::RopeShape::Scaling::linear: return Kind::linear;
+    case plan::RopeShape::Scaling::llama3: return Kind::llama3;
+    case plan::RopeShape::Scaling::yarn: return Kind::yarn;
+    case plan::RopeShape::Scaling::longrope: return Kind::longrope;
+  }
+  throw BugError("a scaling of rotary positions");
+}
+
+model::RopeScaling rope_scaling(const plan::RopeShape& r) {
+  return {.kind = rope_kind(r.scaling),
+          .factor = r.factor,
+          .low_freq_factor = r.low_freq_factor,
+          .high_freq_factor = r.high_freq_factor,
+          .original_positions = r.original_positions,
+          .beta_fast = r.beta_fast,
+          .beta_slow = r.beta_slow,
+          .truncate = r.truncate,
+          .attention_factor = r.attention_factor,
+          .lane_factors = r.lane_factors,
+          .most_positions = r.most_positions};
 }
 
 model::RoutePattern route_pattern(plan::ExpertShape::Pattern pattern) {
@@ -65,8 +81,9 @@ model::GptConfig gpt_config(const plan::ModelShape& m, int64_t tp) {
   c.norm = m.rms_norm ? ops::NormKind::rms : ops::NormKind::layer;
   c.norm_eps = float(m.norm_eps);
   c.rotary = m.rotary;
-  c.rotary_base = m.rotary_base;
-  c.rope_scaling = rope_scaling(m);
+  c.rotary_dim = m.rope.dims;
+  c.rotary_base = m.rope.base;
+  c.rope_scaling = rope_scaling(m.rope);
   c.gated_mlp = m.gated_mlp;
   c.gelu_tanh = m.gelu_tanh;
   c.qkv_bias = m.qkv_bias;

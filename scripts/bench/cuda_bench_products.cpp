@@ -62,6 +62,7 @@ void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed) 
                      .T = kTokens,
                      .heads = m.A + m.G,
                      .D = m.D,
+                     .R = m.D / 2,
                      .token_stride = N},
                 2.0 * double(kTokens * (m.A + m.G) * m.D * dtype_size(t)));
   gpu.free_all();

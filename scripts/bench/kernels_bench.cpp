@@ -132,6 +132,7 @@ void bench_type(const Bench& bench, DType d) {
                     .T = T,
                     .heads = H / 64,
                     .D = 64,
+                    .R = 32,
                     .token_stride = H});
     });
     bench("add", d, 3 * T * H * size, [&] { cpu::run(Add{.a = x, .b = dy, .y = y}); });

@@ -38,6 +38,14 @@ SIZES = dict(vocab_size=V, hidden_size=32, intermediate_size=40, num_hidden_laye
 EXPERTS = dict(SIZES, moe_intermediate_size=16, num_experts_per_tok=2, decoder_sparse_step=1)
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
+TWO_HEADS = dict(SIZES, num_attention_heads=2, num_key_value_heads=1)
+PHI3 = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+# A head of 16 has 6 lanes.
+LONGROPE = dict(rope_type="longrope", rope_theta=1e2, partial_rotary_factor=0.75,
+                short_factor=[1.0, 1.1, 1.2, 1.4, 1.7, 2.0], long_factor=[1.0, 2.0, 2.5, 3.0, 3.5, 4.0])
+# Of the 8 lanes of a head of 16, the first is kept, those from the sixth on are slowed.
+YARN = dict(rope_type="yarn", rope_theta=1e2, factor=4.0, original_max_position_embeddings=16, beta_fast=2.0,
+            beta_slow=0.25)
 
 
 def rope(theta, kind="default", **more):
@@ -76,6 +84,17 @@ CASES = {
                                               rope_parameters=rope(1e6), mlp_only_layers=[0]), False),
     "qwen3_moe": (transformers.Qwen3MoeConfig(**EXPERTS, num_experts=4, head_dim=16, norm_topk_prob=True,
                                               rope_parameters=rope(1e6)), False),
+    "llama_yarn": (transformers.LlamaConfig(**SIZES, head_dim=16, rope_parameters=YARN), False),
+    "qwen3_yarn": (transformers.Qwen3Config(**SIZES, head_dim=16, rope_parameters=dict(
+        YARN, truncate=False, mscale=0.8, mscale_all_dim=0.3)), True),
+    "phi3_partial": (transformers.Phi3Config(**TWO_HEADS, rope_parameters=rope(1e3, partial_rotary_factor=0.75),
+                                             **PHI3), False),
+    "llama_mlp_bias": (transformers.LlamaConfig(**SIZES, mlp_bias=True, rope_parameters=rope(1e4)), False),
+    # The samples of 9 tokens are not longer than the original length, and then they are.
+    "phi3_longrope": (transformers.Phi3Config(**TWO_HEADS, original_max_position_embeddings=16,
+                                              rope_parameters=LONGROPE, **PHI3), True),
+    "phi3_longrope_long": (transformers.Phi3Config(**TWO_HEADS, original_max_position_embeddings=4,
+                                                   rope_parameters=LONGROPE, **PHI3), False),
 }
 
 

@@ -103,6 +103,13 @@ FAMILIES = {
     "capacity_position": dict(LLAMA, moe=dict(EXPERTS, router_score="sigmoid", router_topk=3,
                                               expert_capacity_factor=0.8,
                                               token_drop_policy="position")),
+    # Of each head of 16, 12 elements are rotated: of their 6 lanes the first keeps its frequency, and
+    # the fifth is the first that is slowed by the whole factor.
+    "yarn": dict(
+        LLAMA, kv_channels=16, rotary_percent=0.75, rotary_base=1e2,
+        rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=2.0,
+                          beta_slow=0.25, attention_factor=1.15)),
+    "mlp_bias": dict(LLAMA, mlp_bias=True),
 }
 B, S = 2, 24
 # fp32 must choose the experts that float64 chooses, and its scores err by some 1e-6. Finite
@@ -169,7 +176,7 @@ def parameter_shapes(c):
         shapes["position_embedding.weight"] = (c["max_position_embeddings"], H)
     for i in range(c["num_layers"]):
         attention, mlp = f"layers.{i}.attention", f"layers.{i}.mlp"
-        bias = c["add_bias_linear"]
+        bias, mlp_bias = c["add_bias_linear"], c["add_bias_linear"] or c.get("mlp_bias", False)
         norm(f"{attention}.norm")
         attention_bias = c.get("attention_bias", False)
         linear(f"{attention}.qkv", (A + 2 * G) * D, H, c["add_qkv_bias"] or attention_bias)
@@ -191,10 +198,10 @@ def parameter_shapes(c):
             shapes[f"{mlp}.experts.down.weight"] = (E, H, F)
             continue
         if c["activation"] == "swiglu":
-            linear(f"{mlp}.gate_up", 2 * ffn, H, bias)
+            linear(f"{mlp}.gate_up", 2 * ffn, H, mlp_bias)
         else:
-            linear(f"{mlp}.up", ffn, H, bias)
-        linear(f"{mlp}.down", H, ffn, bias)
+            linear(f"{mlp}.up", ffn, H, mlp_bias)
+        linear(f"{mlp}.down", H, ffn, mlp_bias)
     norm("final_norm")
     if not c["share_embeddings_and_output_weights"]:
         shapes["output.weight"] = (V, H)
@@ -227,12 +234,27 @@ def draw_parameters(c, generator):
     return params
 
 
+def rotary_size(c):
+    return int(c["kv_channels"] * c.get("rotary_percent", 1))
+
+
+def yarn_frequency(f, i, D, base, scaling):
+    """Lanes from `low` to `high` go over from the frequency to that of a context `factor` times as long."""
+    def lane(turns):
+        return D * math.log(scaling["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (2 * math.log(base))
+    low, high = max(math.floor(lane(scaling["beta_fast"])), 0), min(math.ceil(lane(scaling["beta_slow"])), D - 1)
+    share = min(max((i - low) / (high - low), 0), 1)
+    return share * f / scaling["factor"] + (1 - share) * f
+
+
 def inverse_frequencies(c):
-    D, scaling = c["kv_channels"], c["rope_scaling"]
+    D, scaling = rotary_size(c), c["rope_scaling"]
     frequencies = []
     for i in range(D // 2):
         f = c["rotary_base"] ** (-2 * i / D)
-        if scaling:
+        if scaling and scaling["type"] == "yarn":
+            f = yarn_frequency(f, i, D, c["rotary_base"], scaling)
+        elif scaling:
             wavelength, original = 2 * math.pi / f, scaling["original_max_position_embeddings"]
             low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
             if wavelength > original / low:
@@ -244,11 +266,12 @@ def inverse_frequencies(c):
     return torch.tensor(frequencies, dtype=torch.float64)
 
 
-def rotate(x, angles):
-    """x (B, S, heads, D); lane i turns with lane i + D/2; angles (S, D/2)."""
-    first, second = x.chunk(2, -1)
-    cos, sin = angles.cos()[:, None, :], angles.sin()[:, None, :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+def rotate(x, angles, size=1.0):
+    """x (B, S, heads, D); lane i turns with lane i + R; angles (S, R); elements behind 2 R stay."""
+    R = angles.shape[-1]
+    first, second, rest = x[..., :R], x[..., R:2 * R], x[..., 2 * R:]
+    cos, sin = size * angles.cos()[:, None, :], size * angles.sin()[:, None, :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
 def rms_norm(x, weight, epsilon):
@@ -299,7 +322,8 @@ class Gpt:
         position = torch.arange(s, dtype=torch.float64)
         if c["position_embedding"] == "rope":
             angles = position[:, None] * inverse_frequencies(c)
-            q, k = rotate(q, angles), rotate(k, angles)
+            size = (c["rope_scaling"] or {}).get("attention_factor", 1.0)
+            q, k = rotate(q, angles, size), rotate(k, angles, size)
         distance = position[:, None] - position[None, :]  # of a query (row) to a key (column)
         visible = distance >= 0
         if c["window_size"]:

@@ -353,17 +353,20 @@ TEST_CASE("attention's backward and the rotation after it leave the largest size
       });
     }
   for (DType type : kFloats)
-    for (const int64_t D : {4, 64, 20}) {
-      CAPTURE(type, D);
+    // The elements that are not rotated count, too.
+    for (const auto& [D, R] :
+         {std::pair<int64_t, int64_t>{4, 2}, {64, 32}, {20, 10}, {64, 8}, {20, 5}, {8, 1}}) {
+      CAPTURE(type, D, R);
       const int64_t T = 19, heads = 3, stride = 5 * D, positions = 32;
       Mirror x(numbers(type, T * stride, 1)), again(numbers(type, T * stride, 1)),
-          cosines(Array::normal(DType::f32, positions * D / 2, 2)),
-          sines(Array::normal(DType::f32, positions * D / 2, 3)), amax(Array::one(DType::f32, 0));
+          cosines(Array::normal(DType::f32, positions * R, 2)),
+          sines(Array::normal(DType::f32, positions * R, 3)), amax(Array::one(DType::f32, 0));
       std::vector<int32_t> at;
       for (int t = 0; t < T; ++t) at.push_back(t);
       Mirror position(Array::ids(at));
-      on_both([&](auto on) {
-        Rope r{on.of(x), on.of(cosines), on.of(sines), on.of(position), T, heads, D, stride, true};
+      on_both([&, D = D, R = R](auto on) {
+        Rope r{on.of(x), on.of(cosines), on.of(sines), on.of(position), T, heads, D,
+               R,        stride,         true};
         on.run(r);
         r.x = on.of(again), r.amax = on.of(amax);
         on.run(r);

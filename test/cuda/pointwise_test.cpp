@@ -337,14 +337,18 @@ TEST_CASE("bf16 moments are rounded as the CPU rounds them, bit for bit") {
 TEST_CASE("rope rotates the heads inside a fused row, forward and back") {
   for (DType dtype : kFloats) {
     Closeness close("rope " + std::string(dtype_name(dtype)));
-    for (auto [D, heads, gap] : {std::tuple<int64_t, int64_t, int64_t>{2, 1, 0},
-                                 {64, 3, 128},
-                                 {80, 5, 0},
-                                 {128, 40, 64},
-                                 {6, 2, 3}})
-      for_each_way([&](int64_t offset) {
-        const int64_t T = 7, P = 11, R = D / 2, stride = heads * D + gap;
-        CAPTURE(D, heads, gap);
+    for (auto [D, R, heads, gap] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{2, 1, 1, 0},
+                                    {64, 32, 3, 128},
+                                    {80, 40, 5, 0},
+                                    {128, 64, 40, 64},
+                                    {6, 3, 2, 3},
+                                    {128, 32, 5, 64},
+                                    {96, 36, 3, 0},
+                                    {20, 8, 3, 4},
+                                    {7, 2, 2, 3}})
+      for_each_way([&, D = D, R = R, heads = heads, gap = gap](int64_t offset) {
+        const int64_t T = 7, P = 11, stride = heads * D + gap;
+        CAPTURE(D, R, heads, gap);
         Mirror x(Array::normal(dtype, T * stride, 1), offset);
         Mirror cos(Array::normal(DType::f32, P * R, 2), offset),
             sin(Array::normal(DType::f32, P * R, 3), offset);
@@ -357,6 +361,7 @@ TEST_CASE("rope rotates the heads inside a fused row, forward and back") {
                  .T = T,
                  .heads = heads,
                  .D = D,
+                 .R = R,
                  .token_stride = stride,
                  .backward = backward};
           cpu::run(a);

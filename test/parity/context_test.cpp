@@ -88,6 +88,35 @@ TEST_CASE("every type of context parallelism trains as a single rank does") {
   }
 }
 
+TEST_CASE("rotary positions that turn a part of each head, scaled, are those of a single rank") {
+  const Changes rope{"model.rotary_percent=0.5", "model.rope_scaling=yarn",
+                     "model.rope_scaling.factor=4",
+                     "model.rope_scaling.original_max_position_embeddings=8"};
+  const Changes base = with(kBase, rope);
+  const Result one = train_alone(base, 5);
+  CHECK((one.losses != train_alone(kBase, 5).losses));
+  for (const ContextCase& c : context_cases()) {
+    CAPTURE(c.name, c.cp);
+    check_alike(one, train_ranks(c.cp, with(base, c.changes), 5));
+  }
+  const Changes tensor{"distributed.tp_size=2", "distributed.cp_size=2"};
+  check_close(one.losses, train_ranks(4, with(base, tensor), 5)[0].losses, 1e-5);
+}
+
+TEST_CASE("the length of whole samples chooses longrope's factors, not that of a rank's part") {
+  const Changes longrope{"model.rope_scaling=longrope",
+                         "model.rope_scaling.original_max_position_embeddings=16",
+                         "model.rope_scaling.short_factor=[1, 1, 1, 1, 1, 1]",
+                         "model.rope_scaling.long_factor=[1, 1.5, 2, 3, 4, 5]"};
+  const Changes base = with(kBase, longrope);
+  const Result one = train_alone(base, 5);
+  const Changes equal{"model.rope_scaling.short_factor=[1, 1.5, 2, 3, 4, 5]"};
+  CHECK((one.losses == train_alone(with(base, equal), 5).losses));
+  check_alike(one, train_ranks(2, with(base, cp_of(2, "p2p")), 5));
+  const Changes pipeline{"distributed.pp_size=2", "distributed.pipeline={}"};
+  check_close(one.losses, train_ranks(2, with(base, pipeline), 5)[0].losses, 1e-5);
+}
+
 TEST_CASE("types by layer, recomputation, bf16, and averages in the collective") {
   const Changes layers = with({"model.num_layers=4", "distributed.cp_size=4",
                                "distributed.cp_comm_type=[p2p,all_gather,a2a,a2a+p2p]"},

@@ -63,15 +63,24 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.rotary_base = j.value("rotary_base", 10000.0);
   if (j.contains("rope_scaling") && !j["rope_scaling"].is_null()) {
     const auto& s = j["rope_scaling"];
-    c.rope_scaling = {model::RopeScaling::Kind::llama3, s.at("factor"), s.at("low_freq_factor"),
-                      s.at("high_freq_factor"), s.at("original_max_position_embeddings")};
+    c.rope_scaling = {.kind = s.at("type") == "yarn" ? model::RopeScaling::Kind::yarn
+                                                     : model::RopeScaling::Kind::llama3,
+                      .factor = s.at("factor"),
+                      .low_freq_factor = s.value("low_freq_factor", 1.0),
+                      .high_freq_factor = s.value("high_freq_factor", 4.0),
+                      .original_positions = s.at("original_max_position_embeddings"),
+                      .beta_fast = s.value("beta_fast", 32.0),
+                      .beta_slow = s.value("beta_slow", 1.0),
+                      .attention_factor = s.value("attention_factor", 1.0)};
   }
+  c.rotary_dim = int64_t(double(c.head_dim) * j.value("rotary_percent", 1.0));
   c.gated_mlp = j.at("activation") == "swiglu";
   c.gelu_tanh = j.at("activation") == "gelu_tanh";
-  c.linear_bias = j.at("add_bias_linear");
+  const bool all_bias = j.at("add_bias_linear");
+  c.linear_bias = all_bias || j.value("mlp_bias", false);
   const bool attention_bias = j.value("attention_bias", false);
   c.qkv_bias = j.at("add_qkv_bias").get<bool>() || attention_bias;
-  c.proj_bias = c.linear_bias || attention_bias;
+  c.proj_bias = all_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
   if (j.contains("moe")) c.experts = experts_of(j["moe"], c.layers);
@@ -181,7 +190,8 @@ struct Family {
 };
 
 const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
-                                         "qwen3", "mistral",     "gpt2",       "gpt2_erf"};
+                                         "qwen3", "mistral",     "gpt2",       "gpt2_erf",
+                                         "yarn",  "mlp_bias"};
 
 const std::vector<std::string> kExpertFamilies{
     "mixtral",      "qwen3_moe",       "qwen2_moe",  "deepseek_moe",   "deepseek_v3_router",

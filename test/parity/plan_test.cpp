@@ -22,6 +22,7 @@ const std::vector<Overrides> kFamilies{
     {"model.architecture=gpt2", "model.num_query_groups=4"},
     {"model.architecture=qwen2"},
     {"model.attention_bias=true", "model.activation=gelu"},
+    {"model.mlp_bias=true"},
     {"model.architecture=qwen3", "model.kv_channels=48"},
     {"model.architecture=mistral", "model.window_size=64"}};
 

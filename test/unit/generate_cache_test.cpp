@@ -122,10 +122,15 @@ void check_greedy(const model::GptConfig& config, DType dtype) {
 }  // namespace
 
 TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, in fp32 and bf16") {
-  model::GptConfig window = tiny(), norms = tiny(), one_head = tiny();
+  model::GptConfig window = tiny(), norms = tiny(), yarn = tiny(), one_head = tiny();
   window.window = 37;
   norms.qk_norm = true;
   norms.rope_scaling = {model::RopeScaling::Kind::linear, 4};
+  yarn.rotary_dim = 8;
+  yarn.rope_scaling = {.kind = model::RopeScaling::Kind::yarn,
+                       .factor = 4,
+                       .original_positions = 80,
+                       .attention_factor = 1.2};
   one_head.kv_heads = 1, one_head.head_dim = 32;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     CAPTURE(dtype_name(dtype));
@@ -137,6 +142,9 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
     }
     SECTION(std::string("norms of heads, scaled rotary ") + std::string(dtype_name(dtype))) {
       check_greedy(norms, dtype);
+    }
+    SECTION(std::string("yarn on a part of each head ") + std::string(dtype_name(dtype))) {
+      check_greedy(yarn, dtype);
     }
     SECTION(std::string("one head of keys ") + std::string(dtype_name(dtype))) {
       check_greedy(one_head, dtype);

@@ -92,6 +92,11 @@ TEST_CASE("a model is written as a family that computes it") {
   CHECK(type == "qwen2");
   CHECK(written("{" + sizes + ", attention_bias: true}", type).at("attention_bias") == true);
   CHECK(type == "llama");
+  const json biased = written("{" + sizes + ", add_bias_linear: true}", type);
+  CHECK(type == "llama");
+  CHECK((biased.at("attention_bias") == true && biased.at("mlp_bias") == true));
+  CHECK(written("{" + sizes + ", mlp_bias: true}", type).at("attention_bias") == false);
+  CHECK(type == "llama");
   CHECK(written("{" + sizes + ", window_size: 16}", type).at("sliding_window") == 16);
   CHECK(type == "mistral");
   const json qwen = written("{architecture: qwen3, " + sizes + ", window_size: 16}", type);
@@ -100,6 +105,34 @@ TEST_CASE("a model is written as a family that computes it") {
   const json llama3 = written("{" + sizes + ", rope_scaling: {type: llama3, factor: 8}}", type);
   CHECK(llama3.at("rope_scaling").at("rope_type") == "llama3");
   CHECK(llama3.at("rope_scaling").at("original_max_position_embeddings") == 8192);
+  const json yarn =
+      written("{" + sizes + ", rope_scaling: {type: yarn, factor: 4, truncate: no}}", type)
+          .at("rope_scaling");
+  CHECK(yarn == json{{"rope_type", "yarn"},
+                     {"factor", 4},
+                     {"original_max_position_embeddings", 8192},
+                     {"beta_fast", 32},
+                     {"beta_slow", 1},
+                     {"truncate", false}});
+  // Phi-3 has no such positions, so a model of that family is written as another.
+  written("{architecture: phi3, " + sizes + ", rope_scaling: {type: yarn, factor: 4}}", type);
+  CHECK(type == "llama");
+  const std::string longrope =
+      "rope_scaling: {type: longrope, short_factor: [1, 1.5, 2, 3], long_factor: [2, 4, 8, 16], "
+      "original_max_position_embeddings: 32}";
+  const json of_phi3 = written("{architecture: phi3, " + sizes + ", " + longrope + "}", type);
+  CHECK(type == "phi3");
+  CHECK(of_phi3.at("original_max_position_embeddings") == 32);
+  CHECK(of_phi3.at("rope_scaling") == json{{"type", "longrope"},
+                                           {"short_factor", {1, 1.5, 2, 3}},
+                                           {"long_factor", {2, 4, 8, 16}}});
+  const json of_llama = written("{" + sizes + ", " + longrope + "}", type);
+  CHECK(type == "llama");
+  CHECK(of_llama.at("rope_scaling").at("original_max_position_embeddings") == 32);
+  CHECK(of_llama.at("original_max_position_embeddings") == 32);
+  // Phi-3 alone rotates a part of each head.
+  CHECK(written("{" + sizes + ", rotary_percent: 0.75}", type).at("partial_rotary_factor") == 0.75);
+  CHECK(type == "phi3");
   // Dense layers are listed, however the recipe names the layers with experts.
   const json moe = written("{architecture: qwen3_moe, " + sizes +
                                ", moe: {num_experts: 4, first_dense_layers: 1, "
@@ -121,6 +154,8 @@ TEST_CASE("a model that no family computes is refused by the fields in which it 
       "vocab_size: 64, max_position_embeddings: 128";
   CHECK_THAT(error_of("{" + sizes + ", normalization: layernorm}"),
              Contains("model.normalization: layernorm, not rmsnorm"));
+  CHECK_THAT(error_of("{" + sizes + ", add_qkv_bias: true, rotary_percent: 0.5}"),
+             Contains("no family") && Contains("phi3: model.add_qkv_bias: true, not false"));
   CHECK_THAT(error_of("{" + sizes + ", add_qkv_bias: true, qk_layernorm: true}"),
              Contains("no family"));
   CHECK_THAT(error_of("{architecture: deepseek_moe, " + sizes +
@@ -152,10 +187,15 @@ TEST_CASE("checkpoints of a model that no family computes are not promised in th
 TEST_CASE("all mistakes of a configuration are told at once") {
   const TemporaryFolder temporary;
   std::ofstream(temporary / "config.json") << R"({"model_type": "llama", "logit_scale": 3,
-    "mlp_bias": true, "rope_scaling": {"rope_type": "yarn", "factor": 4}, "hidden_size": "wide"})";
+    "pretraining_tp": 2, "rope_scaling": {"rope_type": "dynamic", "factor": 4}, "hidden_size": "wide"})";
   CHECK_THROWS_WITH(interchange::read_config(temporary.path),
-                    Contains("logit_scale") && Contains("mlp_bias is true") && Contains("yarn") &&
-                        Contains("wide"));
+                    Contains("logit_scale") && Contains("pretraining_tp is 2") &&
+                        Contains("dynamic") && Contains("wide"));
+  std::ofstream(temporary / "config.json") << R"({"model_type": "phi3", "hidden_size": 64,
+    "num_attention_heads": 8, "rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 1],
+    "long_factor": [1, 1, 1]}})";
+  CHECK_THROWS_WITH(interchange::read_config(temporary.path),
+                    Contains("long_factor has 3 factors, and a head has 4 lanes"));
   CHECK_THROWS_WITH(interchange::read_config("meta-llama/Llama-3.2-1B"),
                     Contains("Hugging Face Hub") && Contains("nothing is downloaded"));
   CHECK_THROWS_WITH(interchange::read_config(temporary / "none"), Contains("there is no folder"));

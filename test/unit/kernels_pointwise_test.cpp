@@ -176,12 +176,19 @@ TEST_CASE("rope rotates each pair, its backward rotates back, and other columns 
   const int64_t T = 5, heads = 3, positions = 11;
   for (DType dtype : kFloats) {
     Closeness close(name("rope", dtype)), close_back(name("rope backward", dtype));
-    for (int64_t D : {2, 6, 34, 128}) {
-      const int64_t R = D / 2, stride = heads * D + 9;
+    // Some heads are rotated in part: the elements behind the first 2 R stay.
+    for (const auto& [D, R] : {std::pair<int64_t, int64_t>{2, 1},
+                               {6, 3},
+                               {34, 17},
+                               {128, 64},
+                               {5, 1},
+                               {96, 36},
+                               {128, 16}}) {
+      const int64_t stride = heads * D + 9;
       std::vector<double> cos, sin;
       for (int64_t p = 0; p < positions; ++p)
         for (int64_t r = 0; r < R; ++r) {
-          const double angle = double(p) * std::pow(10000.0, -double(2 * r) / double(D));
+          const double angle = double(p) * std::pow(10000.0, -double(r) / double(R));
           cos.push_back(std::cos(angle));
           sin.push_back(std::sin(angle));
         }
@@ -203,8 +210,8 @@ TEST_CASE("rope rotates each pair, its backward rotates back, and other columns 
             const auto d = finite_difference({before[i], before[j]}, loss);
             want_dx[i] = d[0], want_dx[j] = d[1];
           }
-      for_each_isa([&](const char* isa) {
-        CAPTURE(isa, D);
+      for_each_isa([&, D = D, R = R](const char* isa) {
+        CAPTURE(isa, D, R);
         Array x = before, dx = dy;
         Rope a{.x = x,
                .cos_PR = c,
@@ -213,6 +220,7 @@ TEST_CASE("rope rotates each pair, its backward rotates back, and other columns 
                .T = T,
                .heads = heads,
                .D = D,
+               .R = R,
                .token_stride = stride};
         cpu::run(a);
         a.x = dx, a.backward = true;
@@ -224,8 +232,11 @@ TEST_CASE("rope rotates each pair, its backward rotates back, and other columns 
         REQUIRE(close(x, want, rule) == "");
         REQUIRE(close_back(dx, want_dx, rule) == "");
         for (int64_t t = 0; t < T; ++t)
-          for (int64_t i = heads * D; i < stride; ++i)
-            REQUIRE(x[t * stride + i] == before[t * stride + i]);
+          for (int64_t i = 0; i < stride; ++i)
+            if (i >= heads * D || i % D >= 2 * R) {
+              REQUIRE(x[t * stride + i] == before[t * stride + i]);
+              REQUIRE(dx[t * stride + i] == dy[t * stride + i]);
+            }
       });
     }
   }
@@ -241,6 +252,7 @@ TEST_CASE("rope refuses a position beyond its tables") {
                .T = 2,
                .heads = 1,
                .D = 4,
+               .R = 2,
                .token_stride = 4};
   REQUIRE_THROWS_WITH(cpu::run(a), Catch::Contains("position[1] = 2 is not in [0, 2)"));
 }

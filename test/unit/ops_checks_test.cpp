@@ -59,6 +59,8 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
   const Tensor table = make({T, H / 2}, f32);
   CHECK_THROWS_WITH(ops::rope(stream, x, table, make({T, H / 2}, bf16), label_T, 1, H, false),
                     Contains("rope: sin_PR is bf16"));
+  CHECK_THROWS_WITH(ops::rope(stream, x, table, table, label_T, 2, H / 2, false),
+                    Contains("pairs of lanes in heads of"));
   CHECK_THROWS_WITH(ops::rope(stream, x, table, table, make({T}, f32), 1, H, false),
                     Contains("rope: position_T is fp32"));
   CHECK_THROWS_WITH(

@@ -112,9 +112,12 @@ class Print {
     all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v);
   }
   void add(const ModelShape& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, aa, bb,
-                 cc, dd] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, aa, bb, cc, dd);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y);
+  }
+  void add(const RopeShape& o) {
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m);
   }
   void add(const RecomputeOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j] = o;
@@ -214,6 +217,16 @@ const std::vector<Base>& bases() {
        {"model.rope_scaling=llama3", "model.hidden_dropout=0.1", "lr_scheduler.style=wsd",
         "lr_scheduler.wsd_decay_steps=100", "optimizer.name=adam", "optimizer.master_weights=false",
         "packed_sequence.packed_sequence_size=512", "model.max_position_embeddings=1024"}},
+      {1,
+       {"model.rope_scaling=yarn", "model.rope_scaling.mscale=2",
+        "model.rope_scaling.mscale_all_dim=3"}},
+      {1,
+       {"model.kv_channels=4", "model.rope_scaling=longrope",
+        "model.rope_scaling.short_factor=[1, 1]", "model.rope_scaling.long_factor=[1, 1]"}},
+      {1,
+       {"model.kv_channels=4", "model.rope_scaling=longrope",
+        "model.rope_scaling.short_factor=[1, 1]", "model.rope_scaling.long_factor=[1, 1]",
+        "model.rope_scaling.original_max_position_embeddings=512"}},
       {1, {"mixed_precision=fp16_mixed"}},
       {1,
        {"model.moe.num_experts=8", "model.moe.router_topk=3", "model.moe.num_groups=4",
@@ -337,6 +350,7 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
   CHECK(refused([](Recipe& r) { r.distributed.tp_size = 2; }).empty());
   CHECK_THAT(refused([](Recipe& r) { r.model.activation = recipe::Activation::gelu; }),
              Contains("without a gate"));
+  CHECK_THAT(refused([](Recipe& r) { r.model.mlp_bias = true; }), Contains("experts with biases"));
   CHECK_THAT(refused([](Recipe& r) {
                r.mixed_precision.fp8 = recipe::Fp8Format::hybrid;
                r.mixed_precision.fp8_recipe = recipe::Fp8Recipe::mxfp8;

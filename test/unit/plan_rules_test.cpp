@@ -33,6 +33,57 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_error({.what = "rope factors",
                 .set = {"model.rope_scaling=llama3", "model.rope_scaling.low_freq_factor=4"}},
                "model.rope_scaling.low_freq_factor", "below");
+  expect_error({.what = "an odd part of a head", .set = {"model.rotary_percent=0.3"}},
+               "model.rotary_percent", "0.3 of a head of 32 are 9 elements");
+  expect_error({.what = "no part of a head", .set = {"model.rotary_percent=0.01"}},
+               "model.rotary_percent", "are 0 elements");
+  expect_accepts(
+      {.what = "part of an odd head", .set = {"model.kv_channels=33", "model.rotary_percent=0.5"}});
+  expect_warning({.what = "part of a head, learned",
+                  .set = {"model.rotary_percent=0.5", "model.position_embedding=learned"}},
+                 "model.rotary_percent", "learned positions");
+  expect_error({.what = "yarn's lanes",
+                .set = {"model.rope_scaling=yarn", "model.rope_scaling.beta_slow=33"}},
+               "model.rope_scaling.beta_fast", "below");
+  expect_no_warning({.what = "yarn",
+                     .set = {"model.rope_scaling=yarn", "model.rope_scaling.beta_slow=32",
+                             "model.rope_scaling.mscale=1", "model.rope_scaling.mscale_all_dim=1",
+                             "model.rope_scaling.low_freq_factor=1"}});
+  expect_warning({.what = "one mscale",
+                  .set = {"model.rope_scaling=yarn", "model.rope_scaling.mscale_all_dim=1"}},
+                 "model.rope_scaling.mscale_all_dim", "beside the other");
+  expect_warning(
+      {.what = "mscale and the factor",
+       .set = {"model.rope_scaling=yarn", "model.rope_scaling.mscale=1",
+               "model.rope_scaling.mscale_all_dim=1", "model.rope_scaling.attention_factor=1"}},
+      "model.rope_scaling.mscale", "attention_factor is given");
+  expect_accepts({.what = "biases of the MLP", .set = {"model.mlp_bias=true"}});
+  expect_error({.what = "biases of the MLP beside layer norms",
+                .set = {"model.mlp_bias=true", "model.normalization=layernorm"}},
+               "model.mlp_bias", "layer norms");
+  const Overrides longrope{"model.rope_scaling=longrope", "model.kv_channels=8",
+                           "model.rotary_percent=0.5", "model.rope_scaling.short_factor=[1, 2]",
+                           "model.rope_scaling.long_factor=[3, 4]"};
+  const auto with = [&](const char* more) {
+    Overrides set = longrope;
+    set.emplace_back(more);
+    return set;
+  };
+  expect_no_warning({.what = "longrope", .set = longrope});
+  expect_resolved({.what = "as long as the original",
+                   .set = with("model.rope_scaling.original_max_position_embeddings=1024")},
+                  "model.rope_scaling.short_factor", "1024 tokens are not longer");
+  expect_resolved({.what = "longer than the original",
+                   .set = with("model.rope_scaling.original_max_position_embeddings=1023")},
+                  "model.rope_scaling.long_factor", "1024 tokens are longer");
+  expect_error(
+      {.what = "a factor too many", .set = with("model.rope_scaling.long_factor=[1, 2, 3]")},
+      "model.rope_scaling.long_factor", "3 factors are given, and a head has 2 lanes");
+  expect_warning({.what = "longrope's factor", .set = with("model.rope_scaling.factor=2")},
+                 "model.rope_scaling.factor", "does not read it");
+  expect_warning({.what = "another type's setting",
+                  .set = {"model.rope_scaling=llama3", "model.rope_scaling.beta_fast=16"}},
+                 "model.rope_scaling.beta_fast", "type llama3 does not read it");
   expect_error({.what = "attention dropout", .set = {"model.attention_dropout=0.1"}},
                "model.attention_dropout", "");
   expect_error({.what = "top-k", .set = {"model.moe=4", "model.moe.router_topk=5"}},

@@ -504,11 +504,21 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
   CHECK_FALSE(qwen.model.has_experts(0));
   CHECK_FALSE(qwen.model.has_experts(1));
   CHECK(qwen.model.has_experts(3));
+  // Beside the rotary positions, or among them, which transformers 5 prefers.
+  for (const char* factor :
+       {R"("partial_rotary_factor": 0.75)",
+        R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75})",
+        R"("partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.75})"}) {
+    config(fmt::format(R"({{"model_type": "phi3", {}}})", factor));
+    CHECK(read().first.model.rotary_percent == 0.75);
+    CHECK(read().first.model.rotary_dim() == 72);
+    CHECK_THAT(read({"model.rotary_percent=0.5"}).second, Contains("model.rotary_percent"));
+  }
   for (const auto& [text, gist] :
        {std::pair{R"({"model_type": "mamba"})", "model_type `mamba`"},
         {R"({"model_type": "mixtral", "router_jitter_noise": 0.1})", "router_jitter_noise is 0.1"},
         {R"({"model_type": "llama", "logit_scale": 3})", "logit_scale"},
-        {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
+        {R"({"model_type": "mistral", "mlp_bias": true})", "mlp_bias is true"},
         {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not built"},
         {R"({"model_type": "gpt2", "activation_function": "silu"})", "silu is not built"},
         {R"({"model_type": "qwen2", "use_sliding_window": true})",
@@ -523,8 +533,28 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
          "layer_types gives a window to 0 of 1 layers"},
         {R"({"model_type": "qwen2_moe", "num_hidden_layers": 4, "use_sliding_window": true})",
          "every other layer, gives a window to 2 of 4 layers"},
-        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 4}})",
-         "of type yarn are not built"},
+        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": null}})",
+         "of type yarn lack factor"},
+        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 4,
+             "low_freq_factor": 1}})",
+         "the key low_freq_factor of its rotary positions"},
+        {R"({"model_type": "llama", "original_max_position_embeddings": 4096,
+             "rope_scaling": {"rope_type": "yarn", "factor": 4,
+             "original_max_position_embeddings": 8192}})",
+         "is 8192 among the rotary positions, and 4096 beside them"},
+        {R"({"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 4}})",
+         "of type linear are not built for such models"},
+        {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1]}})",
+         "of type longrope lack long_factor"},
+        {R"({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1],
+             "long_factor": [1], "original_max_position_embeddings": 8192}})",
+         "is 8192 among the rotary positions, and 4096 beside them"},
+        {R"({"model_type": "llama", "max_position_embeddings": 8192, "rope_scaling": {
+             "rope_type": "longrope", "factor": 4, "short_factor": [1], "long_factor": [1],
+             "original_max_position_embeddings": 4096}})",
+         "the factor 4 of its rotary positions is not 8192 / 4096"},
+        {R"({"model_type": "llama", "rope_scaling": {"rope_type": "su", "factor": 4}})",
+         "of type su are not built"},
         {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 4}})",
          "of type dynamic are not built"},
         {R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 4}})",
@@ -532,9 +562,9 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
         {R"({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 4,
              "beta_fast": 2}})",
          "the key beta_fast of its rotary positions"},
-        {R"({"model_type": "phi3", "partial_rotary_factor": 0.75})",
+        {R"({"model_type": "llama", "partial_rotary_factor": 0.75})",
          "partial_rotary_factor is 0.75, and only 1 is built"},
-        {R"({"model_type": "phi3", "rope_parameters": {"rope_type": "default",
+        {R"({"model_type": "qwen3", "rope_parameters": {"rope_type": "default",
              "partial_rotary_factor": 0.75}})",
          "partial_rotary_factor is 0.75, and only 1 is built"},
         {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "dequantize()"},

@@ -5,7 +5,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
 void run(const Rope& a) {
-  const int64_t R = a.D / 2;
+  const int64_t R = a.R;
   const int64_t tokens = max_of(1, 16384 / max_of(a.heads * a.D, 1));  // per chunk
   with_float(a.x.dtype, [&]<class T>() {
     parallel(a.T, tokens, [&](int64_t begin, int64_t end) {

@@ -30,6 +30,20 @@ struct ExpertShape {
   enum class Pattern { none, balanced, zipf } pattern = Pattern::none;
 };
 
+// The angles of rotary positions; model/rotary.h says what each kind of scaling does.
+struct RopeShape {
+  int64_t dims = 0;  // the first elements of a head, which are rotated
+  double base = 0;
+  enum class Scaling { none, linear, llama3, yarn, longrope } scaling = Scaling::none;
+  double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+  int64_t original_positions = 0;
+  double beta_fast = 32, beta_slow = 1;
+  bool truncate = true;
+  double attention_factor = 1;
+  std::vector<double> lane_factors;  // longrope
+  int64_t most_positions = 0;        // for which these are right; 0: for any number
+};
+
 struct ModelShape {
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
   int64_t vocab = 0;          // true vocabulary; 0 until the tokenizer has been asked
@@ -37,10 +51,7 @@ struct ModelShape {
   bool rms_norm = true;       // false: layer norm
   double norm_eps = 0;
   bool rotary = true;  // false: learned positions
-  double rotary_base = 0;
-  enum class RopeScaling { none, linear, llama3 } rope_scaling = RopeScaling::none;
-  double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
-  int64_t rope_original_positions = 0;
+  RopeShape rope;
   bool gated_mlp = true;                     // SwiGLU; false: GELU
   bool gelu_tanh = true;                     // GELU in its tanh form; false: by erf
   bool qkv_bias = false, proj_bias = false;  // biases of attention's linears

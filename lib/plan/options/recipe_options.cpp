@@ -33,13 +33,34 @@ CheckpointOptions::Consolidated consolidated(const recipe::CheckpointConfig& c) 
   throw BugError("checkpoint.save_consolidated");
 }
 
-ModelShape::RopeScaling rope_scaling(recipe::RopeScalingType type) {
+RopeShape::Scaling rope_scaling(recipe::RopeScalingType type) {
   switch (type) {
-    case recipe::RopeScalingType::none: return ModelShape::RopeScaling::none;
-    case recipe::RopeScalingType::linear: return ModelShape::RopeScaling::linear;
-    case recipe::RopeScalingType::llama3: return ModelShape::RopeScaling::llama3;
+    case recipe::RopeScalingType::none: return RopeShape::Scaling::none;
+    case recipe::RopeScalingType::linear: return RopeShape::Scaling::linear;
+    case recipe::RopeScalingType::llama3: return RopeShape::Scaling::llama3;
+    case recipe::RopeScalingType::yarn: return RopeShape::Scaling::yarn;
+    case recipe::RopeScalingType::longrope: return RopeShape::Scaling::longrope;
   }
   throw BugError("rope_scaling.type");
+}
+
+RopeShape rope_shape(const recipe::ModelConfig& m, int64_t sample_length) {
+  const recipe::RopeScalingConfig& s = m.rope_scaling;
+  const int64_t original = s.original_max_position_embeddings;
+  const bool longrope = s.type == recipe::RopeScalingType::longrope;
+  return {.dims = m.rotary_dim(),
+          .base = m.rotary_base,
+          .scaling = rope_scaling(s.type),
+          .factor = s.factor,
+          .low_freq_factor = s.low_freq_factor,
+          .high_freq_factor = s.high_freq_factor,
+          .original_positions = original,
+          .beta_fast = s.beta_fast,
+          .beta_slow = s.beta_slow,
+          .truncate = s.truncate,
+          .attention_factor = s.attention_scale(m.max_position_embeddings.value_or(sample_length)),
+          .lane_factors = longrope ? s.lane_factors(sample_length) : std::vector<double>(),
+          .most_positions = longrope && sample_length <= original ? original : 0};
 }
 
 ContextOptions::Method context_method(recipe::CpCommType type) {
@@ -163,17 +184,12 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
           .rms_norm = m.normalization == recipe::Normalization::rmsnorm,
           .norm_eps = m.norm_epsilon,
           .rotary = m.position_embedding == recipe::PositionEmbedding::rope,
-          .rotary_base = m.rotary_base,
-          .rope_scaling = rope_scaling(m.rope_scaling.type),
-          .rope_factor = m.rope_scaling.factor,
-          .rope_low_freq_factor = m.rope_scaling.low_freq_factor,
-          .rope_high_freq_factor = m.rope_scaling.high_freq_factor,
-          .rope_original_positions = m.rope_scaling.original_max_position_embeddings,
+          .rope = rope_shape(m, sample_length),
           .gated_mlp = m.gated(),
           .gelu_tanh = m.activation == recipe::Activation::gelu_tanh,
           .qkv_bias = m.qkv_bias(),
           .proj_bias = m.proj_bias(),
-          .linear_bias = m.add_bias_linear,
+          .linear_bias = m.fc_bias(),
           .qk_norm = m.qk_layernorm,
           .tied_embeddings = m.share_embeddings_and_output_weights,
           .window = m.window_size.value_or(0),

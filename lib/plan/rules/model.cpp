@@ -1,12 +1,31 @@
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include <fmt/core.h>
 
 #include "plan/layout.h"
 #include "plan/rules/rules.h"
+#include "recipe/schema/schema.h"
 
 namespace mtrain::plan {
 namespace {
+
+void validate_rotary_size(const recipe::ModelConfig& m, Diagnostics& diagnostics) {
+  if (m.rotary_percent == 1)
+    return diagnostics.require(
+        m.head_dim() % 2 == 0,
+        {"model.kv_channels", "model.hidden_size", "model.num_attention_heads"},
+        fmt::format("rotary positions need an even head size, this one is {}", m.head_dim()),
+        "change num_attention_heads, or set an even kv_channels");
+  const int64_t dims = m.rotary_dim();
+  diagnostics.require(
+      dims > 0 && dims % 2 == 0, {"model.rotary_percent", "model.kv_channels"},
+      fmt::format("{} of a head of {} are {} elements, and rotary positions turn pairs of them",
+                  m.rotary_percent, m.head_dim(), dims),
+      fmt::format("for {} elements set {}", std::max<int64_t>(2, dims / 2 * 2),
+                  double(std::max<int64_t>(2, dims / 2 * 2)) / double(m.head_dim())));
+}
 
 void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
   const auto& m = r.model;
@@ -32,11 +51,107 @@ void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
   // If the heads do not divide the hidden size, the size of a head is unknown.
   if (m.position_embedding == recipe::PositionEmbedding::rope &&
       (own_size || m.hidden_size % m.num_attention_heads == 0))
+    validate_rotary_size(m, diagnostics);
+}
+
+using recipe::RopeScalingType;
+
+// A setting of rope_scaling, and the types that read it.
+struct RopeReaders {
+  const char* name;
+  std::vector<RopeScalingType> types;
+};
+const std::vector<RopeReaders>& rope_readers() {
+  using enum RopeScalingType;
+  static const std::vector<RopeReaders> list{
+      {"factor", {linear, llama3, yarn}},
+      {"low_freq_factor", {llama3}},
+      {"high_freq_factor", {llama3}},
+      {"original_max_position_embeddings", {llama3, yarn, longrope}},
+      {"beta_fast", {yarn}},
+      {"beta_slow", {yarn}},
+      {"truncate", {yarn}},
+      {"attention_factor", {yarn, longrope}},
+      {"mscale", {yarn}},
+      {"mscale_all_dim", {yarn}},
+      {"short_factor", {longrope}},
+      {"long_factor", {longrope}}};
+  return list;
+}
+
+// Printed recipes give every setting, so one that has its default asks for nothing.
+void warn_of_unread_scaling(const Recipe& r, Diagnostics& diagnostics) {
+  const RopeScalingType type = r.model.rope_scaling.type;
+  for (const RopeReaders& setting : rope_readers()) {
+    const std::string path = std::string("model.rope_scaling.") + setting.name;
+    const recipe::SchemaRow& row = *recipe::find_row(path);
+    if (!r.given(path) || row.show(r) == row.show_default() ||
+        std::ranges::count(setting.types, type) > 0)
+      continue;
+    diagnostics.warn(path,
+                     fmt::format("{} is ignored: rope_scaling.type {} does not read it",
+                                 row.show(r), enum_name(type)),
+                     "leave it out, or choose the type that reads it");
+  }
+}
+
+void validate_yarn(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& s = r.model.rope_scaling;
+  diagnostics.require(s.beta_fast >= s.beta_slow,
+                      {"model.rope_scaling.beta_fast", "model.rope_scaling.beta_slow"},
+                      fmt::format("beta_fast {} is below beta_slow {}", s.beta_fast, s.beta_slow),
+                      "yarn uses 32 and 1");
+  const bool over = s.mscale.value_or(0) > 0, under = s.mscale_all_dim.value_or(0) > 0;
+  const char* given = over ? "model.rope_scaling.mscale" : "model.rope_scaling.mscale_all_dim";
+  if (s.attention_factor && (over || under))
+    diagnostics.warn(given, "is ignored, since attention_factor is given", "leave one of them out");
+  else if (over != under)
+    diagnostics.warn(given, "is ignored: it is read beside the other of mscale and mscale_all_dim",
+                     "give both, or none");
+}
+
+// transformers chooses the factors in each forward, by its longest sequence. Here one training has
+// one choice, by the length of its samples.
+void validate_longrope(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& s = r.model.rope_scaling;
+  const int64_t lanes = r.model.rotary_dim() / 2, length = sample_length(r);
+  for (const auto& [field, factors] :
+       {std::pair{"model.rope_scaling.short_factor", &s.short_factor},
+        std::pair{"model.rope_scaling.long_factor", &s.long_factor}})
     diagnostics.require(
-        m.head_dim() % 2 == 0,
-        {"model.kv_channels", "model.hidden_size", "model.num_attention_heads"},
-        fmt::format("rotary positions need an even head size, this one is {}", m.head_dim()),
-        "change num_attention_heads, or set an even kv_channels");
+        int64_t(factors->size()) == lanes,
+        {field, "model.rotary_percent", "model.kv_channels", "model.hidden_size",
+         "model.num_attention_heads"},
+        fmt::format("{} factors are given, and a head has {} lanes", factors->size(), lanes),
+        "give a factor for each lane, that is for two rotated elements of a head");
+  const bool longer = length > s.original_max_position_embeddings;
+  diagnostics.resolved(
+      longer ? "model.rope_scaling.long_factor" : "model.rope_scaling.short_factor",
+      fmt::format("is used, because samples of {} tokens are {}longer than the original {}", length,
+                  longer ? "" : "not ", s.original_max_position_embeddings));
+}
+
+void validate_scaling(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& s = r.model.rope_scaling;
+  warn_of_unread_scaling(r, diagnostics);
+  if (r.model.position_embedding != recipe::PositionEmbedding::rope && r.model.rotary_percent != 1)
+    diagnostics.warn("model.rotary_percent", "is ignored: the model has learned positions",
+                     "leave it out, or set position_embedding: rope");
+  if (s.type == RopeScalingType::none) return;
+  diagnostics.require(r.model.position_embedding == recipe::PositionEmbedding::rope,
+                      {"model.rope_scaling.type", "model.position_embedding"},
+                      fmt::format("{} rescales rotary positions, but the model has learned ones",
+                                  enum_name(s.type)),
+                      "remove rope_scaling, or set position_embedding: rope");
+  if (s.type == RopeScalingType::llama3)
+    diagnostics.require(
+        s.low_freq_factor < s.high_freq_factor,
+        {"model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"},
+        fmt::format("low_freq_factor {} must be below high_freq_factor {}", s.low_freq_factor,
+                    s.high_freq_factor),
+        "llama 3 uses 1 and 4");
+  if (s.type == RopeScalingType::yarn) validate_yarn(r, diagnostics);
+  if (s.type == RopeScalingType::longrope) validate_longrope(r, diagnostics);
 }
 
 void validate_positions(const Recipe& r, Diagnostics& diagnostics) {
@@ -46,20 +161,7 @@ void validate_positions(const Recipe& r, Diagnostics& diagnostics) {
                       fmt::format("seq_length {} is longer than max_position_embeddings {}",
                                   r.dataset.seq_length, *m.max_position_embeddings),
                       "shorten seq_length or raise model.max_position_embeddings");
-  const auto& s = m.rope_scaling;
-  if (s.type == recipe::RopeScalingType::none) return;
-  diagnostics.require(m.position_embedding == recipe::PositionEmbedding::rope,
-                      {"model.rope_scaling.type", "model.position_embedding"},
-                      fmt::format("{} rescales rotary positions, but the model has learned ones",
-                                  enum_name(s.type)),
-                      "remove rope_scaling, or set position_embedding: rope");
-  if (s.type == recipe::RopeScalingType::llama3)
-    diagnostics.require(
-        s.low_freq_factor < s.high_freq_factor,
-        {"model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"},
-        fmt::format("low_freq_factor {} must be below high_freq_factor {}", s.low_freq_factor,
-                    s.high_freq_factor),
-        "llama 3 uses 1 and 4");
+  validate_scaling(r, diagnostics);
 }
 
 }  // namespace
@@ -67,6 +169,12 @@ void validate_positions(const Recipe& r, Diagnostics& diagnostics) {
 void validate_model(const Recipe& r, Diagnostics& diagnostics) {
   validate_heads(r, diagnostics);
   validate_positions(r, diagnostics);
+  diagnostics.require(
+      !r.model.mlp_bias || r.model.add_bias_linear ||
+          r.model.normalization == recipe::Normalization::rmsnorm,
+      {"model.mlp_bias", "model.normalization"},
+      "biases of the MLP alone are not built beside layer norms, which have biases, too",
+      "set add_bias_linear: true for biases everywhere, or normalization: rmsnorm");
   diagnostics.require(r.model.attention_dropout == 0, {"model.attention_dropout"},
                       fmt::format("{} is asked for, but flash attention here has no dropout",
                                   r.model.attention_dropout),

@@ -44,6 +44,7 @@ void check_experts(const Recipe& r, const Missing& missing) {
   missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu");
   missing(r.model.add_bias_linear, "model.add_bias_linear", "experts with biases",
           "set it to false");
+  missing(r.model.mlp_bias, "model.mlp_bias", "experts with biases", "set it to false");
 }
 
 template <class Missing>

@@ -93,14 +93,24 @@ constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
                                {"router_jitter_noise", "0"},
                                {"use_mrope", "false"}};
 
-// The kinds of rotary positions, and the keys that each of them needs.
+constexpr std::string_view kRotatedPart = "partial_rotary_factor";
+constexpr const char* kRotaryPercent = "model.rotary_percent";
+constexpr const char* kOriginalLength = "original_max_position_embeddings";
+
+// The kinds of rotary positions, the keys that each of them needs, and those that it may have.
 struct RopeType {
-  std::string_view name, keys;
+  std::string_view name, needed, allowed;
 };
 constexpr RopeType kRopeTypes[] = {
-    {"default", ""},
-    {"linear", "factor"},
-    {"llama3", "factor low_freq_factor high_freq_factor original_max_position_embeddings"}};
+    {"default", "", ""},
+    {"linear", "factor", ""},
+    {"llama3", "factor low_freq_factor high_freq_factor original_max_position_embeddings", ""},
+    {"yarn", "factor",
+     "original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim "
+     "truncate"},
+    {"longrope", "short_factor long_factor",
+     "original_max_position_embeddings attention_factor factor"}};
+constexpr const char* kBuiltRopes = "default, linear, llama3, yarn and longrope positions are";
 
 class ConfigReader {
  public:
@@ -125,7 +135,8 @@ class ConfigReader {
                     fmt::format("those that it builds: {}", fmt::join(hf_model_types(), ", ")));
     set("model.architecture", *type, "model_type", false);
     for (const HfKey& row : rows) read_row(row);
-    read_rope();
+    partial_ = std::ranges::count(rows, kRotatedPart, &HfKey::key) > 0;
+    if (std::ranges::count(rows, "model.rotary_base", &HfKey::field)) read_rope(hf_rope(name));
     read_window(hf_window(name));
     check_others(rows);
   }
@@ -162,6 +173,12 @@ class ConfigReader {
     return nullptr;
   }
 
+  // The same, but null is as if the key were left out.
+  static const Node* given(const Node& map, std::string_view key) {
+    const Node* node = find_in(map, key);
+    return node && node->unset() ? nullptr : node;
+  }
+
   void read_row(const HfKey& row) {
     const Node* node = find(row.key);
     if (!node && !row.other_name.empty()) node = find(row.other_name);
@@ -192,39 +209,96 @@ class ConfigReader {
   }
 
   // Both spellings: rope_scaling beside rope_theta, and rope_parameters, which holds rope_theta.
-  void read_rope() {
-    const Node* rope = find("rope_parameters");
-    if (!rope || rope->unset()) rope = find("rope_scaling");
-    if (!rope || rope->unset()) return;
+  void read_rope(HfRope kind) {
+    const Node* rope = given(config_, "rope_parameters");
+    if (!rope) rope = given(config_, "rope_scaling");
+    if (!rope) return set_rope_type("none");
     if (rope->kind != Node::Kind::map)
       return refuse(
           fmt::format("{}: its rotary positions are {}, not an object", path_, describe(*rope)),
           "download the folder again");
-    const Node* named = find_in(*rope, "rope_type");
-    if (!named) named = find_in(*rope, "type");
-    const std::string type = named ? named->text : "default";
-    const auto* needed = std::ranges::find(kRopeTypes, type, &RopeType::name);
-    if (needed == std::end(kRopeTypes))
-      return refuse(fmt::format("{}: rotary positions of type {} are not built", path_, type),
-                    "default, linear and llama3 positions are; such a model cannot be used yet");
-    for (const std::string& key : split(needed->keys, ' '))
-      if (!key.empty() && !find_in(*rope, key))
-        refuse(fmt::format("{}: its rotary positions of type {} lack {}", path_, type, key),
+    const Node* named = given(*rope, "rope_type");
+    if (!named) named = given(*rope, "type");
+    std::string word = named ? named->text : "default";
+    if (kind == HfRope::phi3 && (word == "su" || word == "yarn")) word = "longrope";
+    const auto* type = std::ranges::find(kRopeTypes, word, &RopeType::name);
+    const bool of_phi3 = word == "default" || word == "longrope";
+    if (type == std::end(kRopeTypes) || (kind == HfRope::phi3 && !of_phi3))
+      return refuse(fmt::format("{}: rotary positions of type {} are not built{}", path_, word,
+                                kind == HfRope::phi3 ? " for such models" : ""),
+                    fmt::format("{}; such a model cannot be used yet",
+                                kind == HfRope::phi3 ? "Phi-3 has default and longrope positions"
+                                                     : kBuiltRopes));
+    for (const std::string& key : split(type->needed, ' '))
+      if (!key.empty() && !given(*rope, key))
+        refuse(fmt::format("{}: its rotary positions of type {} lack {}", path_, word, key),
                "download the folder again");
-    for (size_t i = 0; i < rope->keys.size(); ++i) read_rope_key(*rope, i, type);
+    set_rope_type(word == "default" ? "none" : word);
+    for (size_t i = 0; i < rope->keys.size(); ++i) read_rope_key(*rope, i, *type);
+    read_original_length(*rope, *type, kind);
+    if (word == "longrope") check_longrope_factor(*rope);
     read_theta(*rope);
   }
+  void set_rope_type(std::string_view type) {
+    set("model.rope_scaling.type", scalar(type), "rope_type", false);
+  }
 
-  void read_rope_key(const Node& rope, size_t i, const std::string& type) {
+  void read_rope_key(const Node& rope, size_t i, const RopeType& type) {
     const std::string& key = rope.keys[i].name;
     const Node& value = rope.items[i];
-    if (key == "rope_theta" || value.unset()) return;
-    if (key == "partial_rotary_factor") return check_only({key, "1"}, value);
-    if (type == "default") return;  // transformers reads nothing else of them
-    const SchemaRow* row = find_row("model.rope_scaling." + key);
-    if (row) return set(row->path, value, key, false);
+    if (key == "rope_theta" || key == "rope_type" || key == "type" || value.unset()) return;
+    if (key == kRotatedPart && partial_) return set(kRotaryPercent, value, key, false, true);
+    if (key == kRotatedPart) return check_only({key, "1"}, value);
+    if (type.name == "default") return;  // transformers reads nothing else of them
+    if (key == kOriginalLength && reads(type, key)) return;
+    if (key == "factor" && type.name == "longrope") return;
+    if (reads(type, key)) return set("model.rope_scaling." + key, value, key, false);
     refuse(fmt::format("{}: the key {} of its rotary positions is not understood", path_, key),
-           "default, linear and llama3 positions are built");
+           fmt::format("positions of type {} have no such key in transformers", type.name));
+  }
+  static bool reads(const RopeType& type, const std::string& key) {
+    const auto needed = split(type.needed, ' '), allowed = split(type.allowed, ' ');
+    return std::ranges::count(needed, key) + std::ranges::count(allowed, key) > 0;
+  }
+
+  // The length may stand beside the rotary positions, too, where transformers 5 prefers it and
+  // transformers 4 does not look for all types. Left out, it is the longest sequence; but Phi-3
+  // always has one beside them.
+  void read_original_length(const Node& rope, const RopeType& type, HfRope kind) {
+    if (!reads(type, kOriginalLength)) return;
+    const Node *inner = given(rope, kOriginalLength), *outer = given(config_, kOriginalLength);
+    const Node of_phi3 = scalar("4096");
+    if (!outer && kind == HfRope::phi3) outer = &of_phi3;
+    if (inner && outer && inner->text != outer->text)
+      return refuse(fmt::format("{}: {} is {} among the rotary positions, and {} beside them",
+                                path_, kOriginalLength, inner->text, outer->text),
+                    "versions of transformers differ in which they take: remove one of the two");
+    if (!inner) inner = outer;
+    const auto longest = given_.fields.find("model.max_position_embeddings");
+    if (!inner && longest != given_.fields.end()) inner = &longest->second.node;
+    if (inner)
+      set(fmt::format("model.rope_scaling.{}", kOriginalLength), *inner, kOriginalLength, false);
+  }
+  // The attention factor follows from the lengths. transformers 5 lets a factor win over their
+  // quotient, and transformers 4 the quotient over the factor.
+  void check_longrope_factor(const Node& rope) {
+    const Node* factor = given(rope, "factor");
+    if (!factor || given(rope, "attention_factor")) return;
+    double value = 0;
+    ValueError ignored;
+    const auto longest = number_of("model.max_position_embeddings");
+    const auto original = number_of("model.rope_scaling.original_max_position_embeddings");
+    if (read_value(*factor, {}, value, ignored) && longest == value * original) return;
+    refuse(fmt::format("{}: the factor {} of its rotary positions is not {} / {}", path_,
+                       factor->text, longest, original),
+           "versions of transformers differ in which they take: give an attention_factor");
+  }
+  double number_of(std::string_view field) const {
+    double value = 0;
+    ValueError ignored;
+    if (const auto at = given_.fields.find(field); at != given_.fields.end())
+      read_value(at->second.node, {}, value, ignored);
+    return value;
   }
   void read_theta(const Node& rope) {
     if (const Node* theta = find_in(rope, "rope_theta"))
@@ -355,6 +429,7 @@ class ConfigReader {
   Diagnostics& diagnostics_;
   std::string path_;
   Node config_;
+  bool partial_ = false;  // the family may rotate a part of each head
 };
 
 }  // namespace

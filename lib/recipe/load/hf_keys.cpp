@@ -41,12 +41,18 @@ constexpr SharedKey kShared[] = {
     {"rope_theta",
      "model.rotary_base",
      {"10000", "10000", "10000", "10000", "10000", "1000000", "10000", "10000"}},
+    {"partial_rotary_factor",
+     "model.rotary_percent",
+     {kNoKey, kNoKey, "1.0", kNoKey, kNoKey, kNoKey, kNoKey, kNoKey}},
     {"hidden_act",
      "model.activation",
      {"silu", "silu", "silu", "silu", "silu", "silu", "silu", "silu"}},
     {"attention_bias",
      "model.attention_bias",
      {"false", kNoKey, kNoKey, kNoKey, "false", kNoKey, kNoKey, "false"}},
+    {"mlp_bias",
+     "model.mlp_bias",
+     {"false", kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey}},
     {"qkv_bias",
      "model.add_qkv_bias",
      {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "true", kNoKey}},
@@ -146,6 +152,10 @@ HfWindow hf_window(std::string_view model_type) {
   if (model_type == "qwen2_moe") return HfWindow::alternating;
   if (model_type == "qwen3_moe") return HfWindow::switched;
   return model_type == "llama" || model_type == "gpt2" ? HfWindow::none : HfWindow::every_layer;
+}
+
+HfRope hf_rope(std::string_view model_type) {
+  return model_type == "phi3" ? HfRope::phi3 : HfRope::any;
 }
 
 }  // namespace mtrain::recipe

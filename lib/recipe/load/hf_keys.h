@@ -30,4 +30,11 @@ enum class HfWindow {
 };
 HfWindow hf_window(std::string_view model_type);
 
+// Which types of rotary positions a family has.
+enum class HfRope {
+  any,
+  phi3  // default and longrope, which su and yarn are other names of
+};
+HfRope hf_rope(std::string_view model_type);
+
 }  // namespace mtrain::recipe

@@ -1,6 +1,7 @@
 // Fills in values that follow from other fields. Each is marked as derived, so that the printed
 // recipe shows what was chosen.
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/core.h>
 
@@ -13,6 +14,21 @@ namespace mtrain::recipe {
 int64_t ModelConfig::ffn_size() const {
   return ffn_hidden_size.value_or(gated() ? round_up(ceil_div(8 * hidden_size, 3), 64)
                                           : 4 * hidden_size);
+}
+
+// Peng et al. 2023, "YaRN", section 3.4, with mscale and mscale_all_dim as in DeepSeek-V2; Ding et
+// al. 2024, "LongRoPE".
+double RopeScalingConfig::attention_scale(int64_t max_positions) const {
+  if (type != RopeScalingType::yarn && type != RopeScalingType::longrope) return 1;
+  if (attention_factor) return *attention_factor;
+  if (type == RopeScalingType::longrope) {
+    const auto original = double(original_max_position_embeddings);
+    const double longer = double(max_positions) / original;
+    return longer <= 1 ? 1 : std::sqrt(1 + std::log(longer) / std::log(original));
+  }
+  const auto grown = [&](double by) { return factor <= 1 ? 1 : 0.1 * by * std::log(factor) + 1; };
+  const double over = mscale.value_or(0), under = mscale_all_dim.value_or(0);
+  return over > 0 && under > 0 ? grown(over) / grown(under) : grown(1);
 }
 
 ModelConfig model_defaults(Architecture architecture) {

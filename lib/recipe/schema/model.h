@@ -9,6 +9,7 @@
 
 #include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
+#include "recipe/schema/rope.h"
 
 namespace mtrain::recipe {
 
@@ -62,42 +63,6 @@ constexpr auto enum_names(Activation) {
                     EnumName{Activation::gelu_tanh, "gelu_new"},
                     EnumName{Activation::gelu_tanh, "gelu_pytorch_tanh"}};
 }
-
-enum class RopeScalingType { none, linear, llama3 };
-constexpr auto enum_names(RopeScalingType) {
-  return std::array{EnumName{RopeScalingType::none, "none"},
-                    EnumName{RopeScalingType::linear, "linear"},
-                    EnumName{RopeScalingType::llama3, "llama3"}};
-}
-
-struct RopeScalingConfig {
-  RopeScalingType type = RopeScalingType::none;
-  double factor = 8.0;
-  double low_freq_factor = 1.0, high_freq_factor = 4.0;
-  int64_t original_max_position_embeddings = 8192;
-
-  static constexpr auto fields = std::tuple{
-      Field{"type",
-            &RopeScalingConfig::type,
-            "how positions beyond the original length are rescaled",
-            {.aliases = "model.rope_scaling.rope_type"}},
-      Field{"factor",
-            &RopeScalingConfig::factor,
-            "how many times longer than the original",
-            {.aliases = "model.rope_scaling_factor model.seq_len_interpolation_factor", .min = 1}},
-      Field{"low_freq_factor",
-            &RopeScalingConfig::low_freq_factor,
-            "llama3: wavelengths above original / low_freq_factor are fully rescaled",
-            {.min = 0, .above_min = true}},
-      Field{"high_freq_factor",
-            &RopeScalingConfig::high_freq_factor,
-            "llama3: wavelengths below original / high_freq_factor stay as they are",
-            {.min = 0, .above_min = true}},
-      Field{"original_max_position_embeddings",
-            &RopeScalingConfig::original_max_position_embeddings,
-            "llama3: sequence length the model was first trained with",
-            {.unit = "tokens", .min = 1}}};
-};
 
 enum class MoeDispatcher { all_gather, alltoall, flex };
 constexpr auto enum_names(MoeDispatcher) {
@@ -290,10 +255,10 @@ struct ModelConfig {
   Normalization normalization = Normalization::rmsnorm;
   double norm_epsilon = 1e-5;
   PositionEmbedding position_embedding = PositionEmbedding::rope;
-  double rotary_base = 10000.0;
+  double rotary_base = 10000.0, rotary_percent = 1.0;
   RopeScalingConfig rope_scaling;
   Activation activation = Activation::swiglu;
-  bool add_bias_linear = false, add_qkv_bias = false, attention_bias = false;
+  bool add_bias_linear = false, add_qkv_bias = false, attention_bias = false, mlp_bias = false;
   bool qk_layernorm = false;
   bool share_embeddings_and_output_weights = false;
   double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
@@ -306,10 +271,12 @@ struct ModelConfig {
   // Sizes with their defaults for those that are unset; a loaded recipe has all of them set.
   int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
   int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
+  int64_t rotary_dim() const { return int64_t(double(head_dim()) * rotary_percent); }
   bool gated() const { return activation == Activation::swiglu; }
   int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
   bool proj_bias() const { return add_bias_linear || attention_bias; }
+  bool fc_bias() const { return add_bias_linear || mlp_bias; }
   bool has_experts(int64_t layer) const;  // whether a layer, from 0, has experts
 
   static constexpr auto fields = std::tuple{
@@ -366,6 +333,10 @@ struct ModelConfig {
             &ModelConfig::rotary_base,
             "base of the rotary wavelengths",
             {.aliases = "model.rope_theta", .min = 1, .above_min = true}},
+      Field{"rotary_percent",
+            &ModelConfig::rotary_percent,
+            "part of each head that is rotated, from its first element on; 1: all of it",
+            {.aliases = "model.partial_rotary_factor", .min = 0, .max = 1, .above_min = true}},
       Field{"rope_scaling",
             &ModelConfig::rope_scaling,
             "longer contexts for rotary positions",
@@ -381,6 +352,7 @@ struct ModelConfig {
             {.aliases = "model.qkv_bias"}},
       Field{"attention_bias", &ModelConfig::attention_bias,
             "biases on all four projections of attention: add_qkv_bias, and the output projection"},
+      Field{"mlp_bias", &ModelConfig::mlp_bias, "biases on the linear layers of the MLP"},
       Field{"qk_layernorm", &ModelConfig::qk_layernorm, "normalize queries and keys per head"},
       Field{"share_embeddings_and_output_weights",
             &ModelConfig::share_embeddings_and_output_weights,
