@@ -267,6 +267,9 @@ Recipe read_config(const std::filesystem::path& folder) {
       fmt::format("model: {{from: {}, init: random}}\n", quoted), folder.string(), {}, diagnostics);
   if (const std::string errors = errors_of(diagnostics); !errors.empty()) throw UserError(errors);
   MT_CHECK(recipe, "{} is no model, and there is no reason why", folder.string());
+  if (recipe->model.vocab_size == 0)
+    throw UserError(fmt::format("{} names no vocabulary", (folder / "config.json").string()),
+                    "set vocab_size to the rows of the embedding");
   check_lanes(recipe->model);
   return *recipe;
 }

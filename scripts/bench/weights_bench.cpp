@@ -11,6 +11,7 @@
 
 #include "base/rng.h"
 #include "interchange/hf_folder.h"
+#include "model/param/param_uploader.h"
 #include "test/unit/sparse_model.h"
 
 using namespace mtrain;
@@ -19,7 +20,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kHalf = 8 << 20;  // elements: two halves are 64 MiB in fp32, as runs have it
+// Elements of a half of the buffer that ranks read into.
+constexpr int64_t kHalf = model::ParamUploader::kBufferBytes / 2 / int64_t(sizeof(float));
 constexpr int kShards = 4;
 
 double seconds(const std::function<void()>& work) {

@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/core.h>
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -196,6 +197,15 @@ TEST_CASE("all mistakes of a configuration are told at once") {
     "long_factor": [1, 1, 1]}})";
   CHECK_THROWS_WITH(interchange::read_config(temporary.path),
                     Contains("long_factor has 3 factors, and a head has 4 lanes"));
+  for (const char* vocab : {"0", "null"}) {
+    const std::string text = fmt::format(R"({{"model_type": "llama", "vocab_size": {}}})", vocab);
+    write_file_atomic(temporary / "config.json", text);
+    CHECK_THROWS_WITH(interchange::read_config(temporary.path),
+                      Contains("config.json names no vocabulary"));
+    Diagnostics diagnostics;
+    recipe::read_config_json(text, "config.json", diagnostics);
+    CHECK_THAT(diagnostics.text(recipe::Severity::error), Contains("vocab_size"));
+  }
   CHECK_THROWS_WITH(interchange::read_config("meta-llama/Llama-3.2-1B"),
                     Contains("Hugging Face Hub") && Contains("nothing is downloaded"));
   CHECK_THROWS_WITH(interchange::read_config(temporary / "none"), Contains("there is no folder"));

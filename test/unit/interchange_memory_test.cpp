@@ -17,7 +17,7 @@ using namespace mtrain;
 
 namespace {
 
-constexpr int64_t kRun = 8 << 20;         // elements: 32 MiB, half of the buffer that ranks have
+constexpr int64_t kRun = 8 << 20;         // elements: 32 MiB, more than ranks read at once
 constexpr int64_t kAllowance = 64 << 20;  // bytes: such a run, and what reading needs beside it
 
 // Calls read(first, count) for the runs of a tensor.

@@ -15,7 +15,9 @@ using ReadElements = std::function<void(int64_t first, int64_t count, float* val
 
 class ParamUploader {
  public:
-  static constexpr int64_t kBufferBytes = 64 << 20;
+  // So small that values are still in the cache when the device, or a thread of the CPU, copies
+  // them.
+  static constexpr int64_t kBufferBytes = 16 << 20;
 
   explicit ParamUploader(Stream& stream, int64_t buffer_bytes = kBufferBytes);
 

@@ -222,7 +222,11 @@ Recipe read_config_json(const std::string& text, const std::string& name,
   diagnostics.add_source(name);
   RawSettings given;
   read_hf_text(text, name, given, diagnostics);
-  return build(std::move(given), name, diagnostics);
+  Recipe recipe = build(std::move(given), name, diagnostics);
+  if (!diagnostics.has_errors() && recipe.model.vocab_size == 0)
+    diagnostics.add("model.vocab_size", fmt::format("{} names no vocabulary", name),
+                    "set vocab_size to the rows of the embedding");
+  return recipe;
 }
 
 }  // namespace mtrain::recipe
