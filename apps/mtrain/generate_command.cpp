@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -21,20 +24,29 @@ struct Options {
   generate::GenerateOptions generate;
 };
 
-std::vector<std::string> read_prompts(const Options& o) {
-  if (o.prompts_file.empty()) return {o.prompt};
+void read_prompts(Options& o) {
+  if (o.prompts_file.empty()) {
+    o.job.prompts = {o.prompt};
+    return;
+  }
   std::ifstream file(o.prompts_file);
   if (!file) throw UserError(fmt::format("cannot read {}", o.prompts_file), "check the path");
-  std::vector<std::string> prompts;
-  for (std::string line; std::getline(file, line);)
-    if (!line.empty()) prompts.push_back(line);
-  if (prompts.empty())
+  int64_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    if (line.ends_with('\r')) line.pop_back();  // of a file with the line ends of Windows
+    if (line.empty()) continue;
+    o.job.prompts.push_back(line);
+    o.job.names.push_back(fmt::format("the prompt at {}:{}", o.prompts_file, number));
+  }
+  if (o.job.prompts.empty())
     throw UserError(fmt::format("{} holds no prompt", o.prompts_file), "write one on each line");
-  return prompts;
 }
 
 // Options that only change draws are refused where nothing is drawn.
 void refuse_idle(const CLI::App& command, const Options& o) {
+  if (std::ranges::count(o.generate.stop, "") > 0)
+    throw UserError("--stop is empty, which would end every text at once", "give a string");
   if (o.generate.sampling.temperature > 0) return;
   for (const char* name : {"--top-k", "--top-p", "--min-p", "--seed"})
     if (command.get_option(name)->count() > 0)
@@ -47,8 +59,8 @@ void refuse_idle(const CLI::App& command, const Options& o) {
 }
 
 void write(std::string_view bytes) {
-  std::fwrite(bytes.data(), 1, bytes.size(), stdout);
-  std::fflush(stdout);
+  if (std::fwrite(bytes.data(), 1, bytes.size(), stdout) != bytes.size() || std::fflush(stdout))
+    throw RunError(fmt::format("cannot write the text: {}", std::strerror(errno)));
 }
 
 // Returns a listener that writes the one text as it grows.
@@ -75,14 +87,14 @@ generate::Listener many_texts(const Options& o) {
 }
 
 void run_generate(Options& o) {
-  o.job.prompts = read_prompts(o);
+  read_prompts(o);
   o.job.dtype = o.dtype == "bf16" ? DType::bf16 : DType::f32;
   o.generate.bos = o.bos == "none"     ? data::BeginOfText::none
                    : o.bos == "always" ? data::BeginOfText::always
                                        : data::BeginOfText::automatic;
   o.job.job = launch::job_from_environment();
   o.job.machine = machine_of(o.job.job);
-  const bool one = o.job.prompts.size() == 1 && o.job.num == 1, speaks = o.job.job.rank == 0;
+  const bool one = o.prompts_file.empty() && o.job.num == 1, speaks = o.job.job.rank == 0;
   generate::End why = generate::End::tokens;
   const generate::Listener silent{.text = [](size_t, std::string_view) {},
                                   .end = [](size_t, generate::End) {}};
@@ -139,8 +151,9 @@ void add_generate_command(CLI::App& app) {
       ->required();
   auto* prompts = command->add_option_group("Prompts");
   prompts->add_option("--prompt", o->prompt, "text to continue");
-  prompts->add_option("--prompts", o->prompts_file,
-                      "file with a prompt on each line; each text is a line of JSON");
+  prompts->add_option(
+      "--prompts", o->prompts_file,
+      "file with a prompt on each line that is not empty; each text is a line of JSON");
   prompts->require_option(1);
   command->add_option("--num", o->job.num, "texts for each prompt")
       ->check(CLI::Range(1, 1000000))

@@ -46,7 +46,7 @@ class Generation {
       : model_(model), tokenizer_(tokenizer), requests_(requests), o_(options), to_(listener) {
     for (const Request& r : requests) {
       prompts_.push_back(encode(tokenizer, r.prompt, options));
-      check(prompts_.back().ids);
+      check(r.name, prompts_.back().ids);
     }
     for (int64_t s = 0; s < model.cache().slots(); ++s) free_slots_.push_back(s);
   }
@@ -63,16 +63,16 @@ class Generation {
  private:
   static bool in_prompt(const Sequence& s) { return s.computed < s.prompt; }
 
-  void check(const std::vector<int32_t>& ids) const {
-    if (ids.empty())
-      throw UserError("the prompt is empty", "give at least one character with --prompt");
+  void check(const std::string& name, const std::vector<int32_t>& ids) const {
+    if (ids.empty()) throw UserError(name + " is empty", "give at least one character");
     for (const int32_t id : ids)
       if (id >= model_.vocabulary())
-        throw UserError(fmt::format("the tokenizer gives id {}, and the model's vocabulary is {}",
-                                    id, model_.vocabulary()),
-                        "use the tokenizer with which the model was trained");
+        throw UserError(
+            fmt::format("the tokenizer gives {} the id {}, and the model's vocabulary is {}", name,
+                        id, model_.vocabulary()),
+            "use the tokenizer with which the model was trained");
     if (int64_t(ids.size()) >= o_.context)
-      throw UserError(fmt::format("the prompt has {} tokens, and the model's context is {}",
+      throw UserError(fmt::format("{} has {} tokens, and the model's context is {}", name,
                                   ids.size(), o_.context),
                       "give a shorter prompt: new tokens need room, too");
   }

@@ -27,7 +27,8 @@ struct GenerateOptions {
 
 struct Request {
   std::string prompt;
-  uint64_t sample = 0;  // the stream of its draws: equal requests differ by it
+  uint64_t sample = 0;              // the stream of its draws: equal requests differ by it
+  std::string name = "the prompt";  // what errors call it
 };
 
 // Why a text ends.
@@ -46,9 +47,10 @@ int64_t longest(const data::Tokenizer& tokenizer, const std::vector<Request>& re
                 const GenerateOptions& options);
 
 // Continues the prompts, as many at once as the model's cache has slots, each of which has room for
-// the longest() request. A request's text does not depend on the others. Ids that the tokenizer
-// cannot write are never drawn. Throws UserError before any text if a prompt is empty, fills the
-// context, or has a token that the model's vocabulary lacks.
+// the longest() request. On a CPU a request's text does not depend on the others; on a GPU
+// libraries may choose other kernels for other sizes. Ids above the tokenizer's largest are never
+// drawn. Throws UserError before any text if a prompt is empty, fills the context, or has a token
+// that the model's vocabulary lacks.
 void generate(CachedModel& model, const data::Tokenizer& tokenizer,
               const std::vector<Request>& requests, const GenerateOptions& options,
               const Listener& listener);

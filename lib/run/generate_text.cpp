@@ -29,8 +29,11 @@ comm::World connect(const launch::Job& job, DeviceKind device, const std::string
 
 std::vector<generate::Request> requests_of(const GenerateJob& job) {
   std::vector<generate::Request> requests;
-  for (const std::string& prompt : job.prompts)
-    for (int64_t n = 0; n < job.num; ++n) requests.push_back({prompt, uint64_t(requests.size())});
+  for (size_t i = 0; i < job.prompts.size(); ++i)
+    for (int64_t n = 0; n < job.num; ++n) {
+      requests.push_back({job.prompts[i], uint64_t(requests.size())});
+      if (!job.names.empty()) requests.back().name = job.names.at(i);
+    }
   return requests;
 }
 

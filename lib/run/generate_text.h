@@ -15,6 +15,7 @@ namespace mtrain::run {
 struct GenerateJob {
   std::string model;  // what open_model() opens (run/stored_model.h)
   std::vector<std::string> prompts;
+  std::vector<std::string> names = {};  // what errors call each prompt; empty: "the prompt"
   int64_t num = 1;    // texts for each prompt; request number prompt * num + n is its n-th
   int64_t batch = 8;  // texts that are generated together, at most
   // Which rank this process is: the ranks of a job share each layer by tensor parallelism.

@@ -204,6 +204,17 @@ cp "$work/out" "$work/by_model"
 expect "a text by another name" 0 "Hey" -- generate --run "$work/llama" --prompt Hey --tokens 5 --temperature 0
 cmp -s "$work/out" "$work/by_model" || fail "--run and --model differ"
 expect "a folder of none" 2 "nothing is downloaded" -- generate --model org/model --prompt a
+expect "an empty stop" 2 "would end every text" -- generate --model "$work/llama" --prompt Hey --stop ""
+printf '\nHey\r\n' >"$work/prompts.txt"
+expect "a file of one prompt" 0 '{"prompt":0,"sample":0,"text":"Hey' -- \
+  generate --model "$work/llama" --prompts "$work/prompts.txt" --tokens 5 --temperature 0
+printf 'Hey\n\n%0200d\n' 0 | tr 0 a >"$work/prompts.txt"
+expect "a prompt that is too long" 2 "the prompt at $work/prompts.txt:3 has" -- \
+  generate --model "$work/llama" --prompts "$work/prompts.txt" --tokens 5
+if [[ -w /dev/full ]]; then
+  "$mtrain" generate --model "$work/llama" --prompt Hey --tokens 5 >/dev/full 2>"$work/err" && fail "a full disk was not told of"
+  grep -q "cannot write the text: No space left" "$work/err" || fail "a full disk: $(cat "$work/err")"
+fi
 # Prompts and answers: of each 5 tokens the last two are labels.
 for _ in {1..20}; do echo '{"prompt": "a b", "answer": "c"}'; done >"$work/pairs.jsonl"
 expect "a build of answers without prompts" 2 "the prompt has no field" "--prompt-field" -- \
