@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "interchange/config.h"
 #include "interchange/export.h"
 #include "launch/agent.h"
 #include "launch/host_gpus.h"
@@ -88,6 +89,7 @@ std::map<std::string, std::string> check_recipe(const Training& t, int ranks_per
   diagnostics.throw_if_errors();
   const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world,
                                      plan::machine_with(usable_gpus(), ranks_per_host));
+  interchange::check_folder_model(r, diagnostics);
   interchange::check_consolidated(r, diagnostics);
   plan::check_supported(r, diagnostics);
   if (hosts == 1) plan::check_files(r, diagnostics);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
+#include "interchange/config.h"
 #include "interchange/export.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
@@ -102,6 +103,7 @@ void run_train(const Options& o, char** argv) {
   const launch::Job job = launch::job_from_environment();
   const int64_t world = o.world_size.value_or(job.size);
   const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine_of(job));
+  interchange::check_folder_model(recipe, diagnostics);
   interchange::check_consolidated(recipe, diagnostics);
   const bool runs = !o.dry_run && !o.print_recipe;
   if (runs) {

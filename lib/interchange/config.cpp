@@ -274,6 +274,20 @@ Recipe read_config(const std::filesystem::path& folder) {
   return *recipe;
 }
 
+void check_folder_model(const Recipe& recipe, Diagnostics& diagnostics) {
+  if (!recipe.model.from || diagnostics.has_errors()) return;
+  const std::filesystem::path folder = *recipe.model.from;
+  const ModelConfig theirs = read_config(folder).model;
+  for (const Fact& fact : kFacts) {
+    const std::string ours = fact.of(recipe.model), its = fact.of(theirs);
+    if (ours != its)
+      diagnostics.add(fact.field,
+                      fmt::format("is {}, but the model of {} has {}", ours,
+                                  (folder / "config.json").string(), its),
+                      "remove it from the recipe: model.from says what the model is");
+  }
+}
+
 std::string write_config(const Recipe& recipe, const ConfigText& text, std::string& model_type) {
   std::vector<std::string> types{word(recipe.model.architecture)};
   for (const std::string_view type : recipe::hf_model_types())

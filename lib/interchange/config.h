@@ -31,4 +31,8 @@ std::string write_config(const recipe::Recipe& recipe, const ConfigText& text,
 std::vector<std::string> model_differences(const recipe::ModelConfig& a,
                                            const recipe::ModelConfig& b);
 
+// Adds an error for each such fact in which a recipe with model.from differs from that folder: a
+// field that its config.json has no key for must have the value that the family computes with.
+void check_folder_model(const recipe::Recipe& recipe, Diagnostics& diagnostics);
+
 }  // namespace mtrain::interchange

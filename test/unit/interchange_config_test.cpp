@@ -185,6 +185,31 @@ TEST_CASE("checkpoints of a model that no family computes are not promised in th
                  Contains("model.normalization: layernorm, not rmsnorm"));
 }
 
+TEST_CASE("a model field beside model.from may say nothing that the folder does not compute") {
+  struct Row {
+    const char *folder, *field, *value;
+  };
+  for (const Row& row :
+       {Row{"llama", "window_size", "128"}, Row{"mistral", "window_size", "128"},
+        Row{"llama", "normalization", "layernorm"},
+        Row{"qwen2", "rope_scaling", "{type: linear, factor: 4}"},
+        Row{"llama", "qk_layernorm", "true"}, Row{"mixtral", "moe", "{router_score: sigmoid}"},
+        Row{"qwen3_moe", "moe", "{router_topk_scaling_factor: 2.5}"}}) {
+    INFO(row.folder << " with " << row.field << ": " << row.value);
+    const auto checked = [&](const std::string& beside) {
+      Diagnostics diagnostics;
+      const auto r = recipe::read_recipe_text(
+          fmt::format("model:\n  from: {}\n{}", (golden_hf() / row.folder).string(), beside),
+          "r.yaml", {}, diagnostics);
+      if (r) interchange::check_folder_model(*r, diagnostics);
+      return diagnostics.text(recipe::Severity::error);
+    };
+    CHECK(checked("") == "");
+    CHECK_THAT(checked(fmt::format("  {}: {}\n", row.field, row.value)),
+               Contains(fmt::format("model.{}", row.field)) && Contains("config.json"));
+  }
+}
+
 TEST_CASE("all mistakes of a configuration are told at once") {
   const TemporaryFolder temporary;
   std::ofstream(temporary / "config.json") << R"({"model_type": "llama", "logit_scale": 3,
