@@ -150,7 +150,11 @@ TEST_CASE("the likeliest tokens of a folder's model are transformers', up to its
       INFO(name << " " << text);
       const fs::path folder = lab.with_tokenizer(name, text["eos"]);
       const run::GenerateJob job{.model = folder.string(), .prompts = {prompt(text)}};
-      CHECK(write(job, greedy()) == want(text));
+      // Texts are as long as LongRoPE's factors for short ones hold; this one's hold for 4 tokens.
+      if (name == "phi3_longrope_long")
+        CHECK_THROWS_WITH(write(job, greedy()), Contains("the model's context is 4"));
+      else
+        CHECK(write(job, greedy()) == want(text));
     }
   for (const std::string name : {"llama", "gpt2", "mixtral"}) {
     INFO(name);
