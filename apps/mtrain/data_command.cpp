@@ -19,7 +19,7 @@ namespace {
 struct BuildCommand {
   data::BuildOptions build;
   std::string tokenizer = "byte", format = "auto", split = "file", validation_split = "documents",
-              bos = "auto";
+              bos = "auto", eod;
   bool no_eod = false;
 };
 
@@ -60,7 +60,7 @@ void build(BuildCommand c) {
                                                 {"none", data::BeginOfText::none},
                                                 {"always", data::BeginOfText::always}});
   c.build.append_eod = !c.no_eod;
-  const auto tokenizer = data::load_tokenizer(c.tokenizer);
+  const auto tokenizer = data::load_tokenizer(c.tokenizer, c.eod);
   const run::SignalGuard signals;
   const data::BuildResult result =
       build_dataset(c.build, *tokenizer, [&](const data::BuildProgress& p) {
@@ -110,7 +110,11 @@ void add_build(CLI::App& data) {
                   "BOS token before each document; auto: as the tokenizer's own configuration says")
       ->check(CLI::IsMember({"auto", "none", "always"}))
       ->capture_default_str();
-  app->add_flag("--no-eod", c->no_eod, "do not end documents with the end-of-document token");
+  auto* eod = app->add_option("--eod", c->eod,
+                              "token that ends each document; without it the eos_token of the "
+                              "tokenizer's configuration, or the usual one of its vocabulary");
+  app->add_flag("--no-eod", c->no_eod, "do not end documents with the end-of-document token")
+      ->excludes(eod);
   app->add_option("--validation-fraction", c->build.validation_fraction,
                   "share held out: writes <output>_train and <output>_valid")
       ->check(CLI::Range(0.0, 0.9))

@@ -1,12 +1,18 @@
 #include "generate/key_value_cache.h"
 
 #include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
 
 namespace mtrain::generate {
 
 // What the cores of all layers share.
 struct KeyValueCache::State {
   int64_t slots, positions;
+  std::vector<int64_t> filled = {};  // positions of each slot that forwards have written
   std::vector<NewTokens> rows = {};  // of the next forward
   // The cache's rows [start_T[t], end_T[t]) that row t may see. They are absent until the first
   // layer asks for them, and unless all of `rows` are single tokens.
@@ -110,7 +116,13 @@ class KeyValueCache::Core : public model::AttentionCore {
 };
 
 KeyValueCache::KeyValueCache(int64_t slots, int64_t positions)
-    : state_(std::make_shared<State>(State{slots, positions})) {}
+    : state_(
+          std::make_shared<State>(State{slots, positions, std::vector<int64_t>(size_t(slots))})) {
+  if (slots * positions > std::numeric_limits<int32_t>::max())  // kernels count its rows so
+    throw UserError(fmt::format("a cache of {} texts of {} tokens has more than {} rows", slots,
+                                positions, std::numeric_limits<int32_t>::max()),
+                    "generate fewer texts together: --batch");
+}
 
 std::function<std::unique_ptr<model::AttentionCore>(const model::HeadConfig&, int64_t)>
 KeyValueCache::cores() const {
@@ -120,11 +132,16 @@ KeyValueCache::cores() const {
 }
 
 void KeyValueCache::expect(const std::vector<NewTokens>& rows) {
-  for (const NewTokens& r : rows)
+  for (const NewTokens& r : rows) {
     MT_CHECK(r.slot >= 0 && r.slot < state_->slots && r.first >= 0 && r.count > 0 &&
                  r.first + r.count <= state_->positions,
              "a cache of {} x {} positions is given the positions [{}, {}) of slot {}",
              state_->slots, state_->positions, r.first, r.first + r.count, r.slot);
+    int64_t& filled = state_->filled[size_t(r.slot)];
+    MT_CHECK(r.first <= filled, "slot {} has {} positions and is given those from {} on", r.slot,
+             filled, r.first);
+    filled = r.first + r.count;
+  }
   state_->rows = rows;
   state_->start_T = state_->end_T = {};
 }

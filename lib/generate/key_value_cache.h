@@ -19,7 +19,8 @@ struct NewTokens {
 class KeyValueCache {
  public:
   // Has room for `slots` sequences of up to `positions` tokens. A layer's memory is allocated at
-  // its first forward, (slots * positions, 2 G D) in the type of its activations.
+  // its first forward, (slots * positions, 2 G D) in the type of its activations. Throws UserError
+  // for more rows than an int32 counts.
   KeyValueCache(int64_t slots, int64_t positions);
 
   // Returns what makes the cores of a model's layers (model::ModelImpls::attention_core), which

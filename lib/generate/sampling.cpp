@@ -8,11 +8,20 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "base/rng.h"
 
 namespace mtrain::generate {
 
 namespace {
+
+// What is drawn from logits that are no numbers would mean nothing.
+void check_finite(std::span<const float> logits) {
+  const auto bad = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
+  if (bad != logits.end())
+    throw RunError(fmt::format("the model's logit of token {} is {}", bad - logits.begin(), *bad),
+                   "a weight of the checkpoint is not finite, or a value overflows its type");
+}
 
 std::vector<double> penalized(std::span<const float> logits, std::span<const int32_t> before,
                               double penalty) {
@@ -41,6 +50,7 @@ std::vector<int32_t> top_ids(const std::vector<double>& scores, int64_t k) {
 
 std::vector<Candidate> candidates(std::span<const float> logits, std::span<const int32_t> before,
                                   const SamplingOptions& o) {
+  check_finite(logits);
   const std::vector<double> scores = penalized(logits, before, o.repetition_penalty);
   if (o.temperature <= 0)
     return {{int32_t(std::ranges::max_element(scores) - scores.begin()), 1.0}};
@@ -60,7 +70,8 @@ std::vector<Candidate> candidates(std::span<const float> logits, std::span<const
   size_t n = 0;
   for (; n < kept.size(); ++n) {
     const double p = kept[n].probability;
-    if (n > 0 && (likelier >= o.top_p * sum || p < o.min_p)) break;  // the first one's p is 1
+    const bool enough = o.top_p < 1 && likelier >= o.top_p * sum;
+    if (n > 0 && (enough || p < o.min_p)) break;  // the first one's p is 1
     likelier += p;
   }
   kept.resize(n);

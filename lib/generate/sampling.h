@@ -25,7 +25,7 @@ struct Candidate {
 
 // Returns the tokens that may be drawn, likeliest first and of equal ones the lower id first. Their
 // probabilities add up to 1. `before` holds the sequence so far. With temperature 0 the only
-// candidate is the likeliest token.
+// candidate is the likeliest token. Throws RunError if a logit is not finite.
 std::vector<Candidate> candidates(std::span<const float> logits, std::span<const int32_t> before,
                                   const SamplingOptions& options);
 

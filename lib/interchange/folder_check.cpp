@@ -1,6 +1,7 @@
 #include "interchange/folder_check.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -13,6 +14,9 @@ namespace mtrain::interchange {
 namespace {
 
 constexpr int64_t kRun = int64_t{1} << 22;  // elements that are compared at once
+// Tensors to which a similar name is looked for among the unused ones; of thousands that are
+// missing all have the same cause.
+constexpr int kSuggestions = 16;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("({})", fmt::join(shape, ", "));
@@ -33,13 +37,14 @@ bool is_buffer(const Family& family, std::string_view name) {
 std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,
                                          const TensorMap& map) {
   std::vector<std::string> mistakes, unused;
+  int suggestions = 0;
   for (const storage::StoredTensor* t : folder.tensors())
     if (!map.find_theirs(t->name) && t->name != map.tied_copy() &&
         !is_buffer(map.family(), t->name))
       unused.push_back(t->name);
   const auto check = [&](const std::string& name, const Shape& shape, const std::string& ours) {
     if (!folder.contains(name)) {
-      const std::string meant = nearest(name, unused);
+      const std::string meant = ++suggestions > kSuggestions ? "" : nearest(name, unused);
       mistakes.push_back(fmt::format("missing: {} {}, which is mtrain's {}{}", name, shape.str(),
                                      ours,
                                      meant.empty() ? "" : fmt::format("; there is {}", meant)));
@@ -73,7 +78,7 @@ void check_tied_copy(const storage::SafetensorsFolder& folder, const TensorMap& 
     a.resize(size_t(count)), b.resize(size_t(count));
     folder.read(name, first, count, a.data());
     folder.read(map.tied_copy(), first, count, b.data());
-    if (a != b)
+    if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0)  // NaN equals itself here
       throw UserError(
           fmt::format("tie_word_embeddings is true, and {} differs from {}", map.tied_copy(), name),
           "set tie_word_embeddings: false in config.json if the output layer has weights of its "

@@ -118,6 +118,8 @@ TEST_CASE("mistakes in pairs are named") {
   says("a.jsonl:1: ", "no text \"reply\"");
   options.answer_field = "";
   says("the answer has no field", "");
+  options.answer_field = "question";
+  says("both the field \"question\"", "");
   options.answer_field = "answer";
   options.inputs = {put(folder / "a.txt", "text")};
   says("a.txt is read as text", "no prompts");

@@ -479,7 +479,9 @@ TEST_CASE("the tokens before a text follow the template and tokenizer_config.jso
   CHECK(make_bpe_tokenizer(llama2, "t")->bos() == 1);
   CHECK(!make_bpe_tokenizer(qwen2, "t")->bos().has_value());
   CHECK(make_bpe_tokenizer(qwen2, "t", "", R"({"bos_token": "<|im_end|>"})")->bos().has_value());
-  // A usual token ends documents; if there is none, the configuration's.
+  // The configuration's token ends documents; without one, a usual one does.
+  CHECK(make_bpe_tokenizer(qwen2, "t", "", R"({"eos_token": "<|im_end|>"})")->eod() !=
+        make_bpe_tokenizer(qwen2, "t")->eod());
   const auto gemma = Json::parse(read_file(kLayouts + "gemma.json"));
   CHECK(make_bpe_tokenizer(gemma.dump(), "t")->eod() ==
         gemma["model"]["vocab"]["<eos>"].get<int32_t>());

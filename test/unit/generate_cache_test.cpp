@@ -162,4 +162,6 @@ TEST_CASE("a cache refuses tokens that have no place in it") {
   const auto ids = some_ids(10, 61, 3);
   CHECK_THROWS_AS(t.model.forward({{kSlots, 0, ids}}), BugError);
   CHECK_THROWS_AS(t.model.forward({{0, kContext - 9, ids}}), BugError);
+  CHECK_THROWS_AS(t.model.forward({{0, 1, ids}}), BugError);  // nothing is at position 0
+  CHECK_THROWS_AS(generate::KeyValueCache(1 << 16, 1 << 15), UserError);
 }

@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/error.h"
 #include "base/rng.h"
 #include "generate/sampling.h"
 
@@ -158,6 +159,16 @@ TEST_CASE("temperature 0 takes the likeliest token, after the repetition penalty
   CHECK(greedy({1}, 1) == 1);
   CHECK(greedy({1}, 1.2) == 4);
   CHECK(greedy({1, 4}, 1.2) == 2);
+}
+
+TEST_CASE("nothing is drawn from logits that are no numbers") {
+  for (const float bad : {NAN, INFINITY, -INFINITY})
+    for (const double temperature : {0.0, 1.0}) {
+      const std::vector<float> logits{1, 2, bad, 3};
+      CHECK_THROWS_AS(generate::candidates(logits, {}, {.temperature = temperature}), RunError);
+      CHECK_THROWS_WITH(generate::candidates(logits, {}, {.temperature = temperature}),
+                        Catch::Matchers::Contains("token 2"));
+    }
 }
 
 TEST_CASE("equal logits at the end of top-k all stay, and a number picks by its place") {

@@ -72,7 +72,6 @@ class BpeModel {
     uint32_t rank = 0;
     int32_t merged = 0;
   };
-  class PieceBuilder;
   const Slot* lookup(int32_t left, int32_t right) const;
   bool may_join(int32_t left, int32_t right) const;
   int32_t character_id(uint32_t c) const;

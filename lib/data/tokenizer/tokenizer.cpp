@@ -46,7 +46,12 @@ std::shared_ptr<const Tokenizer> parse(const fs::path& path, const std::string& 
 }  // namespace
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& what, const std::string& eod) {
-  if (what == "byte") return make_byte_tokenizer();
+  if (what == "byte") {
+    if (!eod.empty())
+      throw UserError(fmt::format("the byte tokenizer has no token \"{}\"", eod),
+                      "it ends documents with an id of its own");
+    return make_byte_tokenizer();
+  }
   fs::path path = what;
   if (fs::is_directory(path)) path /= "tokenizer.json";
   if (!fs::exists(path) || path.extension() == ".model") refuse(path);

@@ -61,9 +61,10 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer();
 // Makes a BPE tokenizer from `json`, the text of a Hugging Face tokenizer.json; `name` appears in
 // errors. Its ids and texts are those of the tokenizers library; a feature that mtrain lacks is a
 // UserError that names it, so that ids never differ silently. The file's truncation and padding are
-// ignored. `eod` is the text of the end-of-document token; if it is empty, the first usual one in
-// the vocabulary is taken ("<|endoftext|>", ...). `config` is the text of the tokenizer_config.json
-// that belongs to it, or empty: its bos_token, add_bos_token and eos_token count.
+// ignored. `eod` is the text of the end-of-document token; if it is empty, the configuration's
+// eos_token is taken, or the first usual one in the vocabulary ("<|endoftext|>", ...). `config` is
+// the text of the tokenizer_config.json that belongs to it, or empty: its bos_token, add_bos_token
+// and eos_token count.
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::string& name,
                                               const std::string& eod = "",
                                               std::string_view config = "");

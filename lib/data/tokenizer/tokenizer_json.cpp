@@ -252,10 +252,10 @@ class Reader {
                                     parts_.name, wanted));
       return;
     }
+    if ((parts_.eod = find(config_token(config, "eos_token")))) return;
     for (const char* usual : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>",
                               "<|eot_id|>", "<eos>", "<｜end▁of▁sentence｜>"})
       if ((parts_.eod = find(usual))) return;
-    parts_.eod = find(config_token(config, "eos_token"));
   }
 
   // tokenizer_config.json may turn the BOS token of the template on or off, as in transformers.
