@@ -1,16 +1,21 @@
 // Tests data sets for supervised fine-tuning: prompts with answers become tokens with a mask, by
 // which the answers alone count as labels.
-#include <catch2/catch.hpp>
+#include <cmath>
 #include <filesystem>
 #include <set>
+
+#include <catch2/catch.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "data/build/build.h"
+#include "data/dataset/bigram.h"
 #include "data/dataset/blend.h"
 #include "data/dataset/gpt_dataset.h"
 #include "data/dataset/indexed_dataset.h"
 #include "data/dataset/packed_dataset.h"
+#include "data/dataset/strided_dataset.h"
+#include "data/tokenizer/tokenizer.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;
@@ -98,8 +103,59 @@ TEST_CASE("prompts and answers become tokens with a mask") {
     const BuildResult split = build_dataset(options, *tokenizer);
     REQUIRE(split.parts.size() == 2);
     CHECK(split.parts[0].labels + split.parts[1].labels == 7);
-    for (const auto& part : split.parts) CHECK(IndexedDataset(part.prefix).masked());
+    std::string both;
+    for (const auto& part : split.parts) {
+      const IndexedDataset of_part(part.prefix);
+      CHECK(of_part.masked());
+      int64_t labels = 0;
+      for (int64_t t = 0; t < of_part.tokens(); ++t) labels += of_part.counts(t);
+      CHECK(labels == part.labels);
+      both += read_file(mask_path(part.prefix));
+    }
+    CHECK(both == read_file(folder / "out.mask"));
   }
+}
+
+TEST_CASE("no token before a text is a label, wherever the input is cut") {
+  const TemporaryFolder folder;
+  const auto tokenizer =
+      load_tokenizer(std::string(MTRAIN_SOURCE_DIR) + "/test/golden/tokenizer/layouts/llama2.json");
+  const std::vector<std::pair<std::string, std::string>> pairs{
+      {"one", " two three"}, {"", "four"}, {"five six", ""}, {"", ""}, {"seven", "eight"}};
+  std::string lines;
+  for (const auto& [prompt, answer] : pairs)
+    lines +=
+        fmt::format("{{\"p\": \"{}\", \"a\": \"{}\"}}\n{{\"p\": \"no answer\"}}\n", prompt, answer);
+  BuildOptions options{.inputs = {put(folder / "a.jsonl", lines)},
+                       .output = folder / "out",
+                       .prompt_field = "p",
+                       .answer_field = "a",
+                       .skip_bad_lines = true,
+                       .threads = 2};
+  options.bos = GENERATE(BeginOfText::automatic, BeginOfText::none);
+  options.chunk_bytes = GENERATE(1, 40, 1000);
+  const BuildResult result = build_dataset(options, *tokenizer);
+  CHECK(result.bad_lines == int64_t(pairs.size()));
+  REQUIRE(result.parts[0].documents == 4);  // a pair without a token is none
+
+  const IndexedDataset data(folder / "out");
+  const int64_t before = options.bos == BeginOfText::none ? 0 : 1;
+  int64_t document = 0;
+  for (const auto& [prompt, answer] : pairs) {
+    std::vector<int32_t> want(size_t(before), 1);  // <s>
+    tokenizer->encode(prompt, want);
+    const size_t prompt_end = want.size();
+    tokenizer->encode(answer, want);
+    if (want.size() == size_t(before)) continue;
+    want.push_back(*tokenizer->eod());
+    const int64_t begin = data.index().document_begin(document++);
+    std::vector<int32_t> got(want.size());
+    data.read(begin, got);
+    CHECK(got == want);
+    for (size_t i = 0; i < want.size(); ++i)
+      CHECK(data.counts(begin + int64_t(i)) == (i >= prompt_end));
+  }
+  CHECK(data.index().document_begin(document) == data.tokens());
 }
 
 TEST_CASE("mistakes in pairs are named") {
@@ -119,7 +175,7 @@ TEST_CASE("mistakes in pairs are named") {
   options.answer_field = "";
   says("the answer has no field", "");
   options.answer_field = "question";
-  says("both the field \"question\"", "");
+  says("the same field, \"question\"", "name two fields");
   options.answer_field = "answer";
   options.inputs = {put(folder / "a.txt", "text")};
   says("a.txt is read as text", "no prompts");
@@ -179,4 +235,28 @@ TEST_CASE("documents are packed with their masks, and without those that teach n
   CHECK(sample.label == std::vector<int32_t>{-1, 12, 31, -1, -1, 34});
   CHECK(sample.documents == std::vector<int64_t>{2, 4});
   CHECK_THAT(packed.note(), Contains("1 pieces left out, since no label counts"));
+}
+
+TEST_CASE("an evaluation and a bigram table count the labels that count") {
+  // Windows of 4 at 0, 3 and 6. The pairs that count: (1 2), (2 2), (2 3), (3 1).
+  const auto data =
+      tokens_of({{{1, 0}, {2, 1}, {3, 0}, {2, 0}, {2, 1}, {3, 1}, {1, 0}, {3, 0}, {1, 1}}});
+  const StridedDataset windows(data, {.window = 4, .stride = 3});
+  REQUIRE(windows.size() == 3);
+  CHECK(sample_of(windows, 0).label == std::vector<int32_t>{2, -1, -1, -1});
+  CHECK(sample_of(windows, 1).label == std::vector<int32_t>{2, 3, -1, -1});
+  CHECK(sample_of(windows, 2).label == std::vector<int32_t>{-1, 1, -1, -1});
+  const auto no_label = tokens_of({{{0, 1}, {1, 0}, {2, 0}}});
+  CHECK_THROWS_WITH(StridedDataset(no_label, {.window = 2, .stride = 1}),
+                    Contains("counts as a label"));
+
+  for (const int64_t vocabulary : {4, 2000}) {  // a dense table, and a sparse one
+    const BigramResult table = bigram_loss(*data, *data, vocabulary, {1.0});
+    CHECK(table.pairs == 4);
+    const double V = double(vocabulary);
+    // n(1) = 1, n(2) = 2, n(3) = 1, and each of the four pairs was seen once.
+    const double want = (2 * std::log(2 / (1 + V)) + 2 * std::log(2 / (2 + V))) / -4;
+    CHECK(table.loss == Approx(want).epsilon(1e-12));
+    CHECK_THROWS_WITH(bigram_loss(*data, *no_label, vocabulary), Contains("counts as a label"));
+  }
 }

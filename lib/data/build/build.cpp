@@ -309,8 +309,8 @@ void check(const BuildOptions& o, const Tokenizer& tokenizer) {
         fmt::format("the {} has no field", o.prompt_field.empty() ? "prompt" : "answer"),
         "name both fields: --prompt-field and --answer-field");
   if (!o.prompt_field.empty() && o.prompt_field == o.answer_field)
-    throw UserError(fmt::format("prompts and answers are both the field \"{}\"", o.prompt_field),
-                    "name two fields");
+    throw UserError(fmt::format("prompt and answer are the same field, \"{}\"", o.prompt_field),
+                    "name two fields: --prompt-field and --answer-field");
   if (o.threads < 0)
     throw UserError(fmt::format("the number of threads is {}", o.threads), "0 means one per core");
   if (o.chunk_bytes < 1) throw UserError(fmt::format("the chunk size is {} bytes", o.chunk_bytes));

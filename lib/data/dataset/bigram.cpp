@@ -9,7 +9,8 @@
 namespace mtrain::data {
 namespace {
 
-// Calls f(a, b) for all neighbouring tokens of the stream, which is read in blocks.
+// Calls f(a, b) for all neighbouring tokens of the stream whose second counts as a label. The
+// stream is read in blocks.
 template <class F>
 void for_each_pair(const IndexedDataset& data, int64_t vocab_size, F&& f) {
   constexpr int64_t kBlock = int64_t(1) << 16;
@@ -21,8 +22,15 @@ void for_each_pair(const IndexedDataset& data, int64_t vocab_size, F&& f) {
       if (block[i] < 0 || block[i] >= vocab_size)
         throw UserError(fmt::format("token {} of {} has the id {}, but the vocabulary has {}",
                                     first + int64_t(i), data.name(), block[i], vocab_size));
-    for (size_t i = 0; i + 1 < block.size(); ++i) f(block[i], block[i + 1]);
+    for (size_t i = 0; i + 1 < block.size(); ++i)
+      if (data.counts(first + int64_t(i) + 1)) f(block[i], block[i + 1]);
   }
+}
+
+int64_t count_pairs(const IndexedDataset& data) {
+  int64_t pairs = 0;
+  for (int64_t t = 1; t < data.tokens(); ++t) pairs += data.counts(t);
+  return pairs;
 }
 
 }  // namespace
@@ -33,12 +41,16 @@ BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& vali
   if (valid.tokens() < 2)
     throw UserError(
         fmt::format("{} has {} tokens, but a bigram needs two", valid.name(), valid.tokens()));
+  const int64_t pairs = count_pairs(valid);
+  if (pairs == 0)
+    throw UserError(fmt::format("no token of {} counts as a label", valid.name()),
+                    "build the data set with answers");
   struct Pair {
     int64_t in_valid = 0, in_train = 0;
   };
   const int64_t V = vocab_size;
   std::vector<int64_t> context(size_t(V), 0);  // n(a)
-  BigramResult best{.loss = INFINITY, .pairs = valid.tokens() - 1};
+  BigramResult best{.loss = INFINITY, .pairs = pairs};
   const auto loss = [&](auto&& for_each_counted) {
     for (double alpha : alphas) {
       double sum = 0;

@@ -14,7 +14,8 @@ struct BigramResult {
 };
 
 // Returns the mean of -log p(b | a) over all neighbouring tokens a, b of `valid`, where p(b | a) =
-// (n(a, b) + alpha) / (n(a) + alpha vocab_size) and n counts occurrences in `train`. Takes the
+// (n(a, b) + alpha) / (n(a) + alpha vocab_size) and n counts occurrences in `train`. Of masked
+// tokens only pairs count whose second token counts as a label. Takes the
 // smallest loss of all `alphas`, since a poor alpha would lower the bar. Memory is bounded by
 // `valid` and the vocabulary, whatever the size of `train`.
 BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& valid,

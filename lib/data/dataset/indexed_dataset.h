@@ -59,8 +59,8 @@ class TokenIndex {
   int64_t lengths_at_ = 0, pointers_at_ = 0, documents_at_ = 0;  // byte offsets
 };
 
-// A pair of files in memory mappings, or three: opening a terabyte of tokens reads the index, and
-// the mask if there is one.
+// A pair of files in memory mappings: opening a terabyte of tokens reads the index alone, and the
+// mask if there is one. Throws UserError for files that do not fit each other.
 class IndexedDataset {
  public:
   explicit IndexedDataset(const std::filesystem::path& prefix);

@@ -19,6 +19,13 @@ StridedDataset::StridedDataset(std::shared_ptr<const IndexedDataset> tokens,
     throw UserError(fmt::format("{} has {} tokens, and a window {}", tokens_->name(), N, S),
                     "a loss needs two tokens or more");
   size_ = N <= S ? 1 : ceil_div(N - S, options_.stride) + 1;
+  if (!tokens_->masked()) return;
+  for (int64_t i = 0; i < size_; ++i) {
+    const auto [first, end] = counted(i);
+    if (tokens_->any_counts(first, end - first)) return;
+  }
+  throw UserError(fmt::format("no token of {} counts as a label", tokens_->name()),
+                  "build the data set with answers");
 }
 
 std::pair<int64_t, int64_t> StridedDataset::counted(int64_t index) const {
@@ -44,7 +51,7 @@ void StridedDataset::sample(int64_t index, Sample& out) const {
   }
   out.label.assign(size_t(S), -1);
   for (int64_t t = first; t < end; ++t)
-    out.label[size_t(t - 1 - begin)] = out.input[size_t(t - begin)];
+    if (tokens_->counts(t)) out.label[size_t(t - 1 - begin)] = out.input[size_t(t - begin)];
   out.position.resize(size_t(S));
   std::iota(out.position.begin(), out.position.end(), 0);
   out.documents.clear();

@@ -19,10 +19,12 @@ struct StridedDatasetOptions {
 
 // Window i begins at token i * stride of the stream of all documents. A label has a loss if no
 // window before has it. The first token of a window is no label, so that the first token of the
-// stream has no loss; and if windows do not overlap, the first tokens of all windows.
+// stream has no loss; and if windows do not overlap, the first tokens of all windows. Of masked
+// tokens only those have a loss that count as labels.
 class StridedDataset final : public Dataset {
  public:
-  // Throws UserError if there are fewer than two tokens, or the stride is not in [1, window].
+  // Throws UserError if there are fewer than two tokens, or the stride is not in [1, window], or
+  // no token has a loss.
   StridedDataset(std::shared_ptr<const IndexedDataset> tokens,
                  const StridedDatasetOptions& options);
 
@@ -30,7 +32,8 @@ class StridedDataset final : public Dataset {
   int64_t size() const override { return size_; }
   void sample(int64_t index, Sample& out) const override;
 
-  // Returns the tokens [first, second) of the stream that window `index` has a loss of.
+  // Returns the tokens [first, second) of the stream that window `index` has a loss of, as far as
+  // they count as labels.
   std::pair<int64_t, int64_t> counted(int64_t index) const;
   const IndexedDataset& tokens() const { return *tokens_; }
 
