@@ -33,20 +33,28 @@ std::shared_ptr<const data::StridedDataset> open_windows(const EvaluateJob& job,
                                   .packed = plan.dataset.packed_size > 0});
 }
 
-// Adds the tokens that have a loss, and the bytes of their text. A token's text may depend on the
-// token before it, which is decoded with it and taken off again.
+// Adds the tokens [first, end), and the bytes of their text. A token's text may depend on the token
+// before it, which is decoded with it and taken off again.
+void count(const data::IndexedDataset& tokens, int64_t first, int64_t end,
+           const data::Tokenizer& tokenizer, Evaluation& e) {
+  e.tokens += end - first;
+  std::vector<int32_t> ids(size_t(end - first + 1));
+  tokens.read(first - 1, ids);
+  const bool with_text = tokenizer.eod() != ids[0];
+  const std::vector<int32_t> before(ids.begin(), ids.begin() + (with_text ? 1 : 0));
+  std::erase_if(ids, [&](int32_t id) { return tokenizer.eod() == id; });
+  e.bytes += int64_t(tokenizer.decode(ids).size()) - int64_t(tokenizer.decode(before).size());
+}
+
+// Adds the tokens that have a loss: of each window the runs of tokens that count as labels.
 void count(const data::StridedDataset& windows, const data::Tokenizer& tokenizer, Evaluation& e) {
-  std::vector<int32_t> ids;
+  const data::IndexedDataset& tokens = windows.tokens();
   for (int64_t i = 0; i < windows.size(); ++i) {
     const auto [first, end] = windows.counted(i);
-    if (first == end) continue;
-    e.tokens += end - first;
-    ids.resize(size_t(end - first + 1));
-    windows.tokens().read(first - 1, ids);
-    const bool with_text = tokenizer.eod() != ids[0];
-    const std::vector<int32_t> before(ids.begin(), ids.begin() + (with_text ? 1 : 0));
-    std::erase_if(ids, [&](int32_t id) { return tokenizer.eod() == id; });
-    e.bytes += int64_t(tokenizer.decode(ids).size()) - int64_t(tokenizer.decode(before).size());
+    for (int64_t from = first, to = first; from < end; from = to + 1) {
+      for (to = from; to < end && tokens.counts(to); ++to) continue;
+      if (from < to) count(tokens, from, to, tokenizer, e);
+    }
   }
 }
 

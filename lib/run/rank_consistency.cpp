@@ -32,6 +32,7 @@ std::string dataset_fingerprint(const data::Dataset& data) {
     data::Sample sample;
     data.sample(index, sample);
     for (const int32_t id : sample.input) hash.add(uint64_t(id));
+    for (const int32_t id : sample.label) hash.add(uint64_t(id));
   }
   return fmt::format("{} samples (first and last hash to {:016x})", data.size(), hash.value());
 }

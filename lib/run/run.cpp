@@ -71,6 +71,7 @@ class Training {
     if (reporter_) {
       reporter_->start();
       note(data_->note());
+      if (validation_data_) note(validation_data_->note());
     } else if (trace_) {
       device_->set_timing_sink(&trace_->sink());
     }
