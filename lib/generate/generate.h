@@ -39,10 +39,10 @@ struct Listener {
   std::function<void(size_t request, End end)> end;
 };
 
-// Continues the prompts, as many at once as the model's cache has slots. A request's text does not
-// depend on the others. Ids that the tokenizer cannot write are never drawn. Throws UserError
-// before any text if a prompt is empty, fills the context, or has a token that the model's
-// vocabulary lacks.
+// Continues the prompts, as many at once as the model's cache has slots. On a CPU a request's text
+// does not depend on the others; on a GPU libraries may choose other kernels for other sizes. Ids
+// above the tokenizer's largest are never drawn. Throws UserError before any text if a prompt is
+// empty, fills the context, or has a token that the model's vocabulary lacks.
 void generate(CachedModel& model, const data::Tokenizer& tokenizer,
               const std::vector<Request>& requests, const GenerateOptions& options,
               const Listener& listener);

@@ -190,11 +190,18 @@ void write_generation_config(const fs::path& folder, const std::string& config_t
   write_file_atomic(folder / "generation_config.json", generation.dump(2) + "\n");
 }
 
+// Returns a path whose last part is a name: "out" of "out/".
+fs::path without_slash(const fs::path& path) {
+  const fs::path normal = path.lexically_normal();
+  return normal.has_filename() ? normal : normal.parent_path();
+}
+
 // Deletes what was written unless release() was called.
 class NewFolder {
  public:
   explicit NewFolder(const fs::path& final_path)
-      : final_(final_path), path(fmt::format("{}.tmp-{}", final_path.string(), ::getpid())) {
+      : final_(without_slash(final_path)),
+        path(fmt::format("{}.tmp-{}", final_.string(), ::getpid())) {
     std::error_code error;
     if (fs::exists(final_path, error) &&
         !(fs::is_directory(final_path, error) && fs::is_empty(final_path, error)))

@@ -14,7 +14,7 @@ struct GenerateJob {
   std::vector<std::string> prompts;
   int64_t num = 1;    // texts for each prompt; request number prompt * num + n is its n-th
   int64_t batch = 8;  // texts that are generated together, at most
-  // Which rank this process is: the ranks of a job share each layer by tensor parallelism.
+  // The job says which rank this process is. Its ranks share each layer by tensor parallelism.
   launch::Job job = {};
   DType dtype = DType::f32;  // of the weights that compute, and of keys and values
 };
