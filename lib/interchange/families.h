@@ -7,8 +7,8 @@
 
 namespace mtrain::interchange {
 
-// Which rows of mtrain's tensor a tensor of theirs holds: of the queries, keys and values that are
-// one matrix here, and of the gate and the input projection of a gated MLP.
+// A tensor of theirs holds some rows of mtrain's, which has queries, keys and values in one matrix,
+// and the gate and the input projection of a gated MLP in another.
 enum class Rows { all, query, key, value, gate, up };
 
 // A tensor of theirs. In the names {l} stands for a layer and {e} for an expert, whose matrix is

@@ -19,7 +19,7 @@ std::string put(std::string_view name, std::string_view what, int64_t number) {
   return text;
 }
 
-// Which models, and which of their layers, have a tensor.
+// These say whether a layer of a model has a tensor.
 bool always(const ModelConfig&, int64_t) { return true; }
 bool learned(const ModelConfig& m, int64_t) {
   return m.position_embedding == recipe::PositionEmbedding::learned;

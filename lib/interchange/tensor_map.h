@@ -32,7 +32,7 @@ struct MappedTensor {
   std::vector<TensorPiece> pieces;  // in the order of its elements, without gaps
 };
 
-// Which of their names a folder has.
+// A folder spells the names of its tensors in one of these forms.
 struct NameForm {
   bool prefix = true;  // false: a folder of the base model, without "model." or "transformer."
   bool fused = false;  // the experts of a layer are one tensor

@@ -18,7 +18,7 @@ namespace {
 // was run, whatever strict said of it.
 const std::vector<std::string> kAsSaved{"~model.from", "debug.strict=false"};
 
-// Of the layout only what spreads a model over ranks: the strategy's precision stays.
+// These settings spread a model over ranks. The strategy's precision stays as it was saved.
 const std::vector<std::string> kOneRank{"~distributed.tp_size",
                                         "~distributed.pp_size",
                                         "~distributed.cp_size",

@@ -174,7 +174,7 @@ sed -i 's/, "logit_scale": 2//' "$work/wrong/config.json"
 expect "a tensor that is missing" 2 "missing: lm_head.weight" -- import hf "$work/wrong" --dry-run
 expect "an import" 0 "written: $work/imported/step-00000000" -- import hf "$hf/gpt2" --output "$work/imported"
 expect "an export" 0 "gpt2" "2 files" -- \
-  export hf "$work/imported" --output "$work/exported" --dtype fp32 --max-shard-size 80KB
+  export hf "$work/imported" --output "$work/exported/" --dtype fp32 --max-shard-size 80KB
 expect "an export over a folder" 2 "exists already" -- export hf "$work/imported" --output "$work/exported"
 expect "a size that is none" 2 "no number of bytes" -- \
   export hf "$work/imported" --output "$work/other" --max-shard-size much
