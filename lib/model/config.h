@@ -58,22 +58,39 @@ struct GptConfig {
   int64_t max_positions;  // rows of the learned position table
   kernels::NormKind norm = kernels::NormKind::rms;
   float norm_eps = 1e-5f;
-  bool rotary = true;      // false: learned positions
-  int64_t rotary_dim = 0;  // the first elements of a head, which are rotated; 0: all
+  // Norms of the inputs of attention and MLP, and of their outputs before these are added.
+  bool input_norms = true, output_norms = false;
+  bool norm_plus_one = false;  // norms multiply by 1 + weight
+  bool rotary = true;          // false: learned positions
+  int64_t rotary_dim = 0;      // the first elements of a head, which are rotated; 0: all
   double rotary_base = 10000;
   RopeScaling rope_scaling;
-  bool gated_mlp = true;                     // SwiGLU; false: GELU
-  bool gelu_tanh = true;                     // GELU in its tanh form; false: by erf
+  std::vector<bool> rope_layers;  // whether each layer rotates; empty: all do
+  double local_rotary_base = 0;   // of layers with a window, without scaling; 0: as all layers
+  bool gated_mlp = true;          // SwiGLU or GEGLU; false: GELU
+  bool gelu_gate = false;         // GEGLU, by GELU in its tanh form
+  bool gelu_tanh = true;          // GELU in its tanh form; false: by erf
   bool qkv_bias = false, proj_bias = false;  // biases in attention's linears
   bool linear_bias = false;                  // biases in the MLP's linears and in the layer norms
   bool qk_norm = false;                      // RMSNorm of each head's queries and keys
+  bool qk_norm_all_heads = false;            // of all heads' queries as one, and of all keys
+  float score_scale = 0;                     // multiplies q k^T; 0: 1 / sqrt(head_dim)
+  float score_cap = 0, logit_cap = 0;        // c of c tanh(x / c); 0: none
+  float embedding_scale = 1;                 // multiplies token embeddings
   bool tied_embeddings = false;
-  int64_t window = 0;  // positions that a query sees; 0: all before it
+  int64_t window = 0;               // positions that a query sees; 0: all before it
+  std::vector<bool> window_layers;  // whether each layer has the window; empty: all have it
   float hidden_dropout = 0, embedding_dropout = 0;
   float init_std = 0.02f;
   ExpertConfig experts;  // count is 0 for a dense model
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  bool rotates(int64_t layer) const {
+    return rotary && (rope_layers.empty() || rope_layers.at(size_t(layer)));
+  }
+  int64_t window_of(int64_t layer) const {
+    return window_layers.empty() || window_layers.at(size_t(layer)) ? window : 0;
+  }
 };
 
 }  // namespace mtrain::model

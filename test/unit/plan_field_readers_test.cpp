@@ -112,8 +112,10 @@ class Print {
     all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v);
   }
   void add(const ModelShape& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, a2, b2,
+                 c2, d2, e2, f2, g2, h2, i2, j2, k2] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, a2, b2, c2, d2,
+        e2, f2, g2, h2, i2, j2, k2);
   }
   void add(const RopeShape& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = o;

@@ -49,15 +49,26 @@ struct ModelShape {
   int64_t vocab = 0;          // true vocabulary; 0 until the tokenizer has been asked
   int64_t max_positions = 0;  // rows of the learned position table
   bool rms_norm = true;       // false: layer norm
+  // Norms of the inputs of attention and MLP, and of their outputs.
+  bool input_norms = true, output_norms = false;
+  bool norm_plus_one = false;  // norms multiply by 1 + weight
   double norm_eps = 0;
   bool rotary = true;  // false: learned positions
   RopeShape rope;
-  bool gated_mlp = true;                     // SwiGLU; false: GELU
-  bool gelu_tanh = true;                     // GELU in its tanh form; false: by erf
+  std::vector<bool> rope_layers;  // whether each layer rotates
+  double local_rotary_base = 0;   // of layers with a window, without scaling; 0: as all layers
+  bool gated_mlp = true;          // SwiGLU or GEGLU; false: GELU
+  bool gelu_gate = false;         // GEGLU, by GELU in its tanh form
+  bool gelu_tanh = true;          // GELU in its tanh form; false: by erf
   bool qkv_bias = false, proj_bias = false;  // biases of attention's linears
   bool linear_bias = false;                  // biases of the MLP and of layer norms
   bool qk_norm = false, tied_embeddings = false;
-  int64_t window = 0;  // tokens of sliding-window attention; 0: none
+  bool qk_norm_all_heads = false;       // one norm over all heads' queries, and one over all keys
+  double score_scale = 0;               // multiplies q k^T
+  double score_cap = 0, logit_cap = 0;  // c of c tanh(x / c); 0: none
+  double embedding_scale = 1;
+  int64_t window = 0;               // tokens of sliding-window attention; 0: none
+  std::vector<bool> window_layers;  // whether each layer has the window
   double hidden_dropout = 0, embedding_dropout = 0, init_std = 0;
   ExpertShape experts;
 };

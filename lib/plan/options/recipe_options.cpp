@@ -1,6 +1,8 @@
 #include "plan/options/recipe_options.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "recipe/recipe.h"
@@ -173,6 +175,12 @@ ExpertShape expert_shape(const recipe::ModelConfig& m) {
 }  // namespace
 
 ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t sample_length) {
+  using recipe::NormPlacement;
+  std::vector<bool> rope_layers, window_layers;
+  for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+    rope_layers.push_back(m.has_rope(layer));
+    window_layers.push_back(m.has_window(layer));
+  }
   return {.layers = m.num_layers,
           .hidden = m.hidden_size,
           .heads = m.num_attention_heads,
@@ -182,17 +190,29 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
           .vocab = vocab,
           .max_positions = m.max_position_embeddings.value_or(sample_length),
           .rms_norm = m.normalization == recipe::Normalization::rmsnorm,
+          .input_norms = m.norm_placement != NormPlacement::post,
+          .output_norms = m.norm_placement != NormPlacement::pre,
+          .norm_plus_one = m.layernorm_zero_centered_gamma,
           .norm_eps = m.norm_epsilon,
           .rotary = m.position_embedding == recipe::PositionEmbedding::rope,
           .rope = rope_shape(m, sample_length),
+          .rope_layers = std::move(rope_layers),
+          .local_rotary_base = m.rotary_base_local.value_or(0),
           .gated_mlp = m.gated(),
+          .gelu_gate = m.activation == recipe::Activation::geglu,
           .gelu_tanh = m.activation == recipe::Activation::gelu_tanh,
           .qkv_bias = m.qkv_bias(),
           .proj_bias = m.proj_bias(),
           .linear_bias = m.fc_bias(),
           .qk_norm = m.qk_layernorm,
           .tied_embeddings = m.share_embeddings_and_output_weights,
+          .qk_norm_all_heads = m.qk_layernorm && m.qk_layernorm_all_heads,
+          .score_scale = 1 / std::sqrt(m.query_pre_attn_scalar.value_or(double(m.head_dim()))),
+          .score_cap = m.attn_logit_softcapping.value_or(0),
+          .logit_cap = m.final_logit_softcapping.value_or(0),
+          .embedding_scale = m.embedding_multiplier,
           .window = m.window_size.value_or(0),
+          .window_layers = std::move(window_layers),
           .hidden_dropout = m.hidden_dropout,
           .embedding_dropout = m.embedding_dropout,
           .init_std = m.init_method_std,

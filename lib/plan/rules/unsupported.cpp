@@ -47,6 +47,31 @@ void check_experts(const Recipe& r, const Missing& missing) {
   missing(r.model.mlp_bias, "model.mlp_bias", "experts with biases", "set it to false");
 }
 
+// Checks what layers, norms and logits of some families have beside those of Llama.
+template <class Missing>
+void check_layers(const Recipe& r, const Missing& missing) {
+  const recipe::ModelConfig& m = r.model;
+  const auto every = [](const std::vector<int64_t>& freq) {
+    return freq == std::vector<int64_t>{0};
+  };
+  missing(!every(m.no_rope_freq), "model.no_rope_freq", "layers without rotary positions");
+  missing(!every(m.window_attn_skip_freq), "model.window_attn_skip_freq", "windows in some layers");
+  missing(m.rotary_base_local.has_value(), "model.rotary_base_local", "two rotary bases");
+  missing(m.query_pre_attn_scalar.has_value(), "model.query_pre_attn_scalar",
+          "another scale of attention scores");
+  missing(m.attn_logit_softcapping.has_value(), "model.attn_logit_softcapping",
+          "capped attention scores");
+  missing(m.final_logit_softcapping.has_value(), "model.final_logit_softcapping", "capped logits");
+  missing(m.norm_placement != recipe::NormPlacement::pre, "model.norm_placement",
+          "norms of outputs");
+  missing(m.layernorm_zero_centered_gamma, "model.layernorm_zero_centered_gamma",
+          "norms by 1 + weight");
+  missing(m.qk_layernorm_all_heads, "model.qk_layernorm_all_heads",
+          "norms of all heads' queries and keys");
+  missing(m.activation == recipe::Activation::geglu, "model.activation", "gates by gelu");
+  missing(m.embedding_multiplier != 1, "model.embedding_multiplier", "scaled embeddings");
+}
+
 template <class Missing>
 void check_float8(const Recipe& r, const Missing& missing) {
   const auto& p = r.mixed_precision;
@@ -79,6 +104,7 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
   missing(d.mp_policy.output_dtype == recipe::ElementType::fp16 && !fp16,
           "distributed.mp_policy.output_dtype", "fp16 outputs of bf16 weights", "use bf16 or fp32");
   check_experts(r, missing);
+  check_layers(r, missing);
   check_float8(r, missing);
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
 }

@@ -131,7 +131,9 @@ class Collector {
     if (path == "distributed.pipeline.module_fqns_per_model_part" && !node.unset())
       return set_layout(path, location, node);
     if (path == kExpertBias || path == kExpertBiasRate) return set_bias_rate(path, location, node);
-    if (path == "model.moe_layer_freq") expand_list_expression(node);
+    if (path == "model.moe_layer_freq" || path == "model.no_rope_freq" ||
+        path == "model.window_attn_skip_freq")
+      expand_list_expression(node);
     if (const SchemaRow* row = find_row(path)) return add({row, path, location, node, origin_});
     if (convert(path, location, node)) return;
     if (const SchemaRow* row = negated_row(path)) return negate(row, path, location, node);

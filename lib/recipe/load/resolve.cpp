@@ -83,6 +83,25 @@ bool ModelConfig::has_experts(int64_t layer) const {
   return layer < int64_t(freq.size()) && freq[size_t(layer)] != 0;
 }
 
+namespace {
+// Says whether a layer is one of those that a frequency n names: n - 1, 2 n - 1, ...
+bool every_nth(int64_t n, int64_t layer) { return n > 0 && (layer + 1) % n == 0; }
+}  // namespace
+
+// The rules refuse lists of other lengths than 1 and the number of layers.
+bool ModelConfig::has_rope(int64_t layer) const {
+  if (position_embedding != PositionEmbedding::rope) return false;
+  if (no_rope_freq.size() == 1) return !every_nth(no_rope_freq[0], layer);
+  return layer >= int64_t(no_rope_freq.size()) || no_rope_freq[size_t(layer)] == 0;
+}
+
+bool ModelConfig::has_window(int64_t layer) const {
+  if (!window_size) return false;
+  if (window_attn_skip_freq.size() == 1) return !every_nth(window_attn_skip_freq[0], layer);
+  return layer >= int64_t(window_attn_skip_freq.size()) ||
+         window_attn_skip_freq[size_t(layer)] != 0;
+}
+
 int64_t sample_length(const Recipe& r) {
   const int64_t packed = r.packed_sequence.packed_sequence_size;
   return packed > 0 ? packed : r.dataset.seq_length;

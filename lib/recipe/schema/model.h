@@ -45,6 +45,14 @@ constexpr auto enum_names(Normalization) {
                     EnumName{Normalization::layernorm, "layernorm"}};
 }
 
+// Where a layer has its norms: of the inputs of attention and MLP, of their outputs before these
+// are added to the residual stream (OLMo 2), or of both (Gemma 2).
+enum class NormPlacement { pre, post, sandwich };
+constexpr auto enum_names(NormPlacement) {
+  return std::array{EnumName{NormPlacement::pre, "pre"}, EnumName{NormPlacement::post, "post"},
+                    EnumName{NormPlacement::sandwich, "sandwich"}};
+}
+
 enum class PositionEmbedding { rope, learned };
 constexpr auto enum_names(PositionEmbedding) {
   return std::array{EnumName{PositionEmbedding::rope, "rope"},
@@ -52,13 +60,14 @@ constexpr auto enum_names(PositionEmbedding) {
                     EnumName{PositionEmbedding::learned, "learned_absolute"}};
 }
 
-// gelu is the exact form by erf, gelu_tanh the approximation that GPT-2 was trained with. The names
-// after the third are Hugging Face's.
-enum class Activation { swiglu, gelu, gelu_tanh };
+// gelu is the exact form by erf, gelu_tanh the approximation that GPT-2 was trained with; geglu is
+// a gate by gelu_tanh (Gemma). The names after the fourth are Hugging Face's.
+enum class Activation { swiglu, gelu, gelu_tanh, geglu };
 constexpr auto enum_names(Activation) {
   return std::array{EnumName{Activation::swiglu, "swiglu"},
                     EnumName{Activation::gelu, "gelu"},
                     EnumName{Activation::gelu_tanh, "gelu_tanh"},
+                    EnumName{Activation::geglu, "geglu"},
                     EnumName{Activation::swiglu, "silu"},
                     EnumName{Activation::gelu_tanh, "gelu_new"},
                     EnumName{Activation::gelu_tanh, "gelu_pytorch_tanh"}};
@@ -253,17 +262,24 @@ struct ModelConfig {
   int64_t vocab_size = 0;
   std::optional<int64_t> max_position_embeddings;
   Normalization normalization = Normalization::rmsnorm;
+  NormPlacement norm_placement = NormPlacement::pre;
+  bool layernorm_zero_centered_gamma = false;
   double norm_epsilon = 1e-5;
   PositionEmbedding position_embedding = PositionEmbedding::rope;
   double rotary_base = 10000.0, rotary_percent = 1.0;
+  std::optional<double> rotary_base_local;
+  std::vector<int64_t> no_rope_freq{0};
   RopeScalingConfig rope_scaling;
   Activation activation = Activation::swiglu;
   bool add_bias_linear = false, add_qkv_bias = false, attention_bias = false, mlp_bias = false;
-  bool qk_layernorm = false;
+  bool qk_layernorm = false, qk_layernorm_all_heads = false;
+  std::optional<double> query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping;
+  double embedding_multiplier = 1.0;
   bool share_embeddings_and_output_weights = false;
   double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
   double init_method_std = 0.02;
   std::optional<int64_t> window_size;
+  std::vector<int64_t> window_attn_skip_freq{0};
   std::optional<std::string> from;
   WeightInit init = WeightInit::weights;
   MoeConfig moe;
@@ -272,12 +288,15 @@ struct ModelConfig {
   int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
   int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
   int64_t rotary_dim() const { return int64_t(double(head_dim()) * rotary_percent); }
-  bool gated() const { return activation == Activation::swiglu; }
+  bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
   int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
   bool proj_bias() const { return add_bias_linear || attention_bias; }
   bool fc_bias() const { return add_bias_linear || mlp_bias; }
-  bool has_experts(int64_t layer) const;  // whether a layer, from 0, has experts
+  // These say of a layer, from 0, whether it has experts, rotary positions, and the window.
+  bool has_experts(int64_t layer) const;
+  bool has_rope(int64_t layer) const;
+  bool has_window(int64_t layer) const;
 
   static constexpr auto fields = std::tuple{
       Field{"architecture",
@@ -318,6 +337,10 @@ struct ModelConfig {
             "longest sequence the model may see; dataset.seq_length unless set",
             {.aliases = "model.n_positions", .unit = "tokens", .min = 1}},
       Field{"normalization", &ModelConfig::normalization, "normalization of each block"},
+      Field{"norm_placement", &ModelConfig::norm_placement,
+            "norms of the inputs of attention and MLP (pre), of their outputs (post), or of both"},
+      Field{"layernorm_zero_centered_gamma", &ModelConfig::layernorm_zero_centered_gamma,
+            "norms multiply by 1 + weight, and the weight begins at 0"},
       Field{"norm_epsilon",
             &ModelConfig::norm_epsilon,
             "added to the variance",
@@ -337,13 +360,24 @@ struct ModelConfig {
             &ModelConfig::rotary_percent,
             "part of each head that is rotated, from its first element on; 1: all of it",
             {.aliases = "model.partial_rotary_factor", .min = 0, .max = 1, .above_min = true}},
+      Field{
+          "rotary_base_local",
+          &ModelConfig::rotary_base_local,
+          "base of the rotary wavelengths in layers with a window, whose positions are not scaled",
+          {.aliases = "model.rope_local_base_freq", .min = 1, .above_min = true}},
+      Field{"no_rope_freq",
+            &ModelConfig::no_rope_freq,
+            "n: the layers n - 1, 2 n - 1, ... have no rotary positions; or a 1 for each layer "
+            "without, and a 0 for each with them; 0: all layers have them",
+            {.min = 0}},
       Field{"rope_scaling",
             &ModelConfig::rope_scaling,
             "longer contexts for rotary positions",
             {.shorthand = "type"}},
       Field{"activation",
             &ModelConfig::activation,
-            "swiglu is gated (two input projections); gelu (by erf) and gelu_tanh are plain",
+            "swiglu and geglu (by gelu_tanh) are gated (two input projections); gelu (by erf) and "
+            "gelu_tanh are plain",
             {.aliases = "model.hidden_act model.activation_function"}},
       Field{"add_bias_linear", &ModelConfig::add_bias_linear, "biases on every linear layer"},
       Field{"add_qkv_bias",
@@ -354,6 +388,24 @@ struct ModelConfig {
             "biases on all four projections of attention: add_qkv_bias, and the output projection"},
       Field{"mlp_bias", &ModelConfig::mlp_bias, "biases on the linear layers of the MLP"},
       Field{"qk_layernorm", &ModelConfig::qk_layernorm, "normalize queries and keys per head"},
+      Field{"qk_layernorm_all_heads", &ModelConfig::qk_layernorm_all_heads,
+            "qk_layernorm normalizes the queries of all heads as one, and so the keys (OLMo 2)"},
+      Field{"query_pre_attn_scalar",
+            &ModelConfig::query_pre_attn_scalar,
+            "attention scores are divided by its square root, instead of that of a head's size",
+            {.min = 0, .above_min = true}},
+      Field{"attn_logit_softcapping",
+            &ModelConfig::attn_logit_softcapping,
+            "attention scores s become c tanh(s / c)",
+            {.min = 0, .above_min = true}},
+      Field{"final_logit_softcapping",
+            &ModelConfig::final_logit_softcapping,
+            "logits z become c tanh(z / c)",
+            {.min = 0, .above_min = true}},
+      Field{"embedding_multiplier",
+            &ModelConfig::embedding_multiplier,
+            "token embeddings are multiplied by it (Gemma: the square root of hidden_size)",
+            {.min = 0, .above_min = true}},
       Field{"share_embeddings_and_output_weights",
             &ModelConfig::share_embeddings_and_output_weights,
             "one matrix for embedding and logits",
@@ -378,6 +430,12 @@ struct ModelConfig {
             &ModelConfig::window_size,
             "sliding window: a token attends to this many tokens up to itself",
             {.aliases = "model.sliding_window", .unit = "tokens", .min = 1}},
+      Field{
+          "window_attn_skip_freq",
+          &ModelConfig::window_attn_skip_freq,
+          "n: the layers n - 1, 2 n - 1, ... attend to all tokens in spite of window_size; or a 1 "
+          "for each layer with the window, and a 0 for each without; 0: all layers have it",
+          {.min = 0}},
       Field{"from",
             &ModelConfig::from,
             "Hugging Face folder whose config.json gives the sizes that the recipe leaves out",
