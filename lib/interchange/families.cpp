@@ -9,12 +9,23 @@ namespace {
 
 constexpr TensorRow kTrunk[] = {
     {"embedding.weight", "embed_tokens.weight"},
-    {"layers.{l}.attention.norm.weight", "layers.{l}.input_layernorm.weight"},
     {"layers.{l}.attention.proj.weight", "layers.{l}.self_attn.o_proj.weight"},
     {"layers.{l}.attention.proj.bias", "layers.{l}.self_attn.o_proj.bias"},
-    {"layers.{l}.mlp.norm.weight", "layers.{l}.post_attention_layernorm.weight"},
     {"final_norm.weight", "norm.weight"},
     {"output.weight", "lm_head.weight"}};
+
+constexpr TensorRow kInputNorms[] = {
+    {"layers.{l}.attention.norm.weight", "layers.{l}.input_layernorm.weight"},
+    {"layers.{l}.mlp.norm.weight", "layers.{l}.post_attention_layernorm.weight"}};
+
+// The same name means the norm of the MLP's input above, and that of attention's output here.
+constexpr TensorRow kOutputNorms[] = {
+    {"layers.{l}.attention.out_norm.weight", "layers.{l}.post_attention_layernorm.weight"},
+    {"layers.{l}.mlp.out_norm.weight", "layers.{l}.post_feedforward_layernorm.weight"}};
+
+constexpr TensorRow kSandwichInputs[] = {
+    {"layers.{l}.attention.norm.weight", "layers.{l}.input_layernorm.weight"},
+    {"layers.{l}.mlp.norm.weight", "layers.{l}.pre_feedforward_layernorm.weight"}};
 
 constexpr TensorRow kAttention[] = {
     {"layers.{l}.attention.qkv.weight", "layers.{l}.self_attn.q_proj.weight", Rows::query},
@@ -111,17 +122,27 @@ std::vector<Family> make_families() {
     return Family{type, class_name, "model.", std::move(theirs), std::move(fused), kRopeBuffers};
   };
   return {
-      llama("llama", "LlamaForCausalLM", rows({kTrunk, kAttention, kMlp, kMlpBiases})),
-      llama("mistral", "MistralForCausalLM", rows({kTrunk, kAttention, kMlp})),
-      llama("qwen2", "Qwen2ForCausalLM", rows({kTrunk, kAttention, kMlp})),
-      llama("qwen3", "Qwen3ForCausalLM", rows({kTrunk, kAttention, kHeadNorms, kMlp})),
-      llama("phi3", "Phi3ForCausalLM", rows({kTrunk, kStacked})),
-      llama("mixtral", "MixtralForCausalLM", rows({kTrunk, kAttention, kMixtral}),
+      llama("llama", "LlamaForCausalLM", rows({kTrunk, kInputNorms, kAttention, kMlp, kMlpBiases})),
+      llama("mistral", "MistralForCausalLM", rows({kTrunk, kInputNorms, kAttention, kMlp})),
+      llama("qwen2", "Qwen2ForCausalLM", rows({kTrunk, kInputNorms, kAttention, kMlp})),
+      llama("qwen3", "Qwen3ForCausalLM", rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp})),
+      llama("phi3", "Phi3ForCausalLM", rows({kTrunk, kInputNorms, kStacked})),
+      llama("mixtral", "MixtralForCausalLM", rows({kTrunk, kInputNorms, kAttention, kMixtral}),
             rows({kFusedMixtral})),
       llama("qwen2_moe", "Qwen2MoeForCausalLM",
-            rows({kTrunk, kAttention, kMlp, kQwenExperts, kQwenSharedExpert}), rows({kFusedQwen})),
+            rows({kTrunk, kInputNorms, kAttention, kMlp, kQwenExperts, kQwenSharedExpert}),
+            rows({kFusedQwen})),
       llama("qwen3_moe", "Qwen3MoeForCausalLM",
-            rows({kTrunk, kAttention, kHeadNorms, kMlp, kQwenExperts}), rows({kFusedQwen})),
+            rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp, kQwenExperts}),
+            rows({kFusedQwen})),
+      llama("smollm3", "SmolLM3ForCausalLM",
+            rows({kTrunk, kInputNorms, kAttention, kMlp, kMlpBiases})),
+      llama("olmo2", "Olmo2ForCausalLM",
+            rows({kTrunk, kOutputNorms, kAttention, kHeadNorms, kMlp})),
+      llama("gemma2", "Gemma2ForCausalLM",
+            rows({kTrunk, kSandwichInputs, kOutputNorms, kAttention, kMlp})),
+      llama("gemma3_text", "Gemma3ForCausalLM",
+            rows({kTrunk, kSandwichInputs, kOutputNorms, kAttention, kHeadNorms, kMlp})),
       {"gpt2", "GPT2LMHeadModel", "transformer.", rows({kGpt2}), {}, kMasks}};
 }
 

@@ -47,6 +47,10 @@ LONGROPE = dict(rope_type="longrope", rope_theta=1e2, partial_rotary_factor=0.75
 YARN = dict(rope_type="yarn", rope_theta=1e2, factor=4.0, original_max_position_embeddings=16, beta_fast=2.0,
             beta_slow=0.25)
 
+FOUR_LAYERS = dict(SIZES, num_hidden_layers=4)
+GEMMA = dict(FOUR_LAYERS, **PHI3, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
+FULL, SLIDING = "full_attention", "sliding_attention"
+
 
 def rope(theta, kind="default", **more):
     return dict(rope_type=kind, rope_theta=theta, **more)
@@ -95,6 +99,27 @@ CASES = {
                                               rope_parameters=LONGROPE, **PHI3), True),
     "phi3_longrope_long": (transformers.Phi3Config(**TWO_HEADS, original_max_position_embeddings=4,
                                                    rope_parameters=LONGROPE, **PHI3), False),
+    "smollm3": (transformers.SmolLM3Config(**FOUR_LAYERS, no_rope_layer_interval=2, rope_parameters=rope(1e4),
+                                           **PHI3), False),
+    # The third layer has no rotary positions, and so a window.
+    "smollm3_untied": (transformers.SmolLM3Config(**FOUR_LAYERS, no_rope_layers=[1, 1, 0, 1], use_sliding_window=True,
+                                                  sliding_window=4, attention_bias=True, mlp_bias=True,
+                                                  tie_word_embeddings=False, rope_parameters=LLAMA3, **PHI3), True),
+    "olmo2": (transformers.Olmo2Config(**SIZES, rope_parameters=rope(5e5), **PHI3), False),
+    "olmo2_tied": (transformers.Olmo2Config(**SIZES, tie_word_embeddings=True, attention_bias=True,
+                                            rope_parameters=rope(1e4, "linear", factor=2.0), **PHI3), True),
+    # Scores and logits are far beyond these caps in some places.
+    "gemma2": (transformers.Gemma2Config(**GEMMA, attn_logit_softcapping=4.0, final_logit_softcapping=3.0,
+                                         rope_parameters=rope(1e4)), False),
+    "gemma2_untied": (transformers.Gemma2Config(**GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None,
+                                                layer_types=[FULL, SLIDING, SLIDING, FULL], attention_bias=True,
+                                                tie_word_embeddings=False, rope_parameters=rope(1e3)), True),
+    "gemma3_text": (transformers.Gemma3TextConfig(**GEMMA, sliding_window_pattern=3, rope_parameters={
+        FULL: rope(1e4, "linear", factor=8.0), SLIDING: rope(1e2)}), True),
+    "gemma3_text_untied": (transformers.Gemma3TextConfig(**GEMMA, layer_types=[SLIDING, FULL, FULL, SLIDING],
+                                                         final_logit_softcapping=5.0, attention_bias=True,
+                                                         tie_word_embeddings=False, rope_parameters={
+        FULL: rope(1e6), SLIDING: rope(1e4)}), False),
 }
 
 
@@ -107,10 +132,11 @@ def seeded(config, seed):
     """A model whose weights are bf16 numbers of a size at which every one of them matters."""
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     generator = torch.Generator().manual_seed(seed)
+    norms = 0.0 if config.model_type.startswith("gemma") else 1.0  # Gemma's norms multiply by 1 + weight
     with torch.no_grad():
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
-            about = 1.0 if p.dim() == 1 and "norm" in name or ".ln_" in name and "weight" in name else 0.0
+            about = norms if p.dim() == 1 and "norm" in name or ".ln_" in name and "weight" in name else 0.0
             p.copy_((about + 0.2 * noise).bfloat16().float())
     return model
 

@@ -55,6 +55,37 @@ ModelConfig model_defaults(Architecture architecture) {
       break;
     case Architecture::mistral:
     case Architecture::mixtral: m.rotary_base = 1e6; break;
+    case Architecture::smollm3:
+      m.norm_epsilon = 1e-6;
+      m.rotary_base = 5e6;
+      m.no_rope_freq = {4};
+      m.share_embeddings_and_output_weights = true;
+      break;
+    case Architecture::olmo2:
+      m.norm_epsilon = 1e-6;
+      m.rotary_base = 5e5;
+      m.norm_placement = NormPlacement::post;
+      m.qk_layernorm = m.qk_layernorm_all_heads = true;
+      break;
+    case Architecture::gemma2:
+      m.norm_epsilon = 1e-6;
+      m.norm_placement = NormPlacement::sandwich;
+      m.layernorm_zero_centered_gamma = true;
+      m.activation = Activation::geglu;
+      m.embedding_multiplier = 0;
+      m.share_embeddings_and_output_weights = true;
+      m.attn_logit_softcapping = 50;
+      m.final_logit_softcapping = 30;
+      m.window_attn_skip_freq = {2};
+      break;
+    case Architecture::gemma3_text:
+      m = model_defaults(Architecture::gemma2);
+      m.rotary_base = 1e6;
+      m.rotary_base_local = 1e4;
+      m.qk_layernorm = true;
+      m.attn_logit_softcapping = m.final_logit_softcapping = std::nullopt;
+      m.window_attn_skip_freq = {6};
+      break;
     case Architecture::qwen2_moe:
       m = model_defaults(Architecture::qwen2);
       m.moe.router_pre_softmax = true;
@@ -239,6 +270,10 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   derive(r, "model.kv_channels", m.kv_channels,
          std::max<int64_t>(1, m.hidden_size / m.num_attention_heads));
   derive(r, "model.ffn_hidden_size", m.ffn_hidden_size, m.ffn_size());
+  if (m.embedding_multiplier == 0) {
+    m.embedding_multiplier = std::sqrt(double(m.hidden_size));
+    r.origins["model.embedding_multiplier"] = Origin::derived;
+  }
   derive(r, "model.max_position_embeddings", m.max_position_embeddings,
          std::max(r.dataset.seq_length, sample_length(r)));
   derive(r, "dataset.seed", r.dataset.seed, r.train.seed);

@@ -21,6 +21,10 @@ enum class Architecture {
   qwen3,
   mistral,
   phi3,
+  smollm3,
+  olmo2,
+  gemma2,
+  gemma3_text,
   mixtral,
   qwen2_moe,
   qwen3_moe,
@@ -33,6 +37,10 @@ constexpr auto enum_names(Architecture) {
                     EnumName{Architecture::qwen3, "qwen3"},
                     EnumName{Architecture::mistral, "mistral"},
                     EnumName{Architecture::phi3, "phi3"},
+                    EnumName{Architecture::smollm3, "smollm3"},
+                    EnumName{Architecture::olmo2, "olmo2"},
+                    EnumName{Architecture::gemma2, "gemma2"},
+                    EnumName{Architecture::gemma3_text, "gemma3_text"},
                     EnumName{Architecture::mixtral, "mixtral"},
                     EnumName{Architecture::qwen2_moe, "qwen2_moe"},
                     EnumName{Architecture::qwen3_moe, "qwen3_moe"},
@@ -254,7 +262,8 @@ constexpr auto enum_names(WeightInit) {
                     EnumName{WeightInit::random, "random"}};
 }
 
-// The defaults are those of the llama family; model_defaults() gives another family's.
+// The defaults are those of the llama family; model_defaults() gives another family's, where an
+// embedding_multiplier of 0 stands for the square root of hidden_size until resolve_recipe().
 struct ModelConfig {
   Architecture architecture = Architecture::llama;
   int64_t num_layers = 12, hidden_size = 768, num_attention_heads = 12;
