@@ -26,10 +26,15 @@ struct Fact {
   std::string (*of)(const ModelConfig&);
 };
 
-std::string layers_with_experts(const ModelConfig& m) {
+// Returns a 1 for each layer that has something, and a 0 for each other.
+template <class Has>
+std::string layers_with(const ModelConfig& m, const Has& has) {
   std::string layers;
-  for (int64_t l = 0; l < m.num_layers; ++l) layers += m.has_experts(l) ? '1' : '0';
+  for (int64_t l = 0; l < m.num_layers; ++l) layers += has(l) ? '1' : '0';
   return layers;
+}
+std::string layers_with_experts(const ModelConfig& m) {
+  return layers_with(m, [&](int64_t l) { return m.has_experts(l); });
 }
 bool any_dense(const ModelConfig& m) {
   return layers_with_experts(m).find('0') != std::string::npos;
@@ -40,8 +45,29 @@ bool any_experts(const ModelConfig& m) {
 bool rotary(const ModelConfig& m) {
   return m.position_embedding == recipe::PositionEmbedding::rope;
 }
+std::string layers_with_rope(const ModelConfig& m) {
+  return layers_with(m, [&](int64_t l) { return m.has_rope(l); });
+}
+std::string layers_with_window(const ModelConfig& m) {
+  return layers_with(m, [&](int64_t l) { return m.has_window(l); });
+}
+bool any_window(const ModelConfig& m) {
+  return layers_with_window(m).find('1') != std::string::npos;
+}
+// The rotary base in layers with a window.
+std::string local_base(const ModelConfig& m) {
+  bool any = false;
+  for (int64_t l = 0; l < m.num_layers; ++l) any = any || (m.has_window(l) && m.has_rope(l));
+  if (!any) return "unused";
+  if (m.rotary_base_local) return fmt::format("{}", *m.rotary_base_local);
+  const bool scaled = m.rope_scaling.type != recipe::RopeScalingType::none;
+  return scaled ? "as all layers" : fmt::format("{}", m.rotary_base);
+}
 double attention_scale(const ModelConfig& m) {
   return m.rope_scaling.attention_scale(m.max_position_embeddings.value_or(0));
+}
+double query_scalar(const ModelConfig& m) {
+  return m.query_pre_attn_scalar.value_or(double(m.head_dim()));
 }
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
 int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
@@ -71,6 +97,9 @@ const Fact kFacts[] = {
     {"model.max_position_embeddings",
      [](const M& m) { return fmt::to_string(m.max_position_embeddings.value_or(0)); }},
     {"model.normalization", [](const M& m) { return word(m.normalization); }},
+    {"model.norm_placement", [](const M& m) { return word(m.norm_placement); }},
+    {"model.layernorm_zero_centered_gamma",
+     [](const M& m) { return fmt::to_string(m.layernorm_zero_centered_gamma); }},
     {"model.norm_epsilon", [](const M& m) { return number(m.norm_epsilon); }},
     {"model.position_embedding", [](const M& m) { return word(m.position_embedding); }},
     {"model.rotary_base", [](const M& m) { return rotary(m) ? number(m.rotary_base) : "unused"; }},
@@ -91,6 +120,9 @@ const Fact kFacts[] = {
        return fmt::format("{} {} {} {} {}", word(s.type), s.factor, s.low_freq_factor,
                           s.high_freq_factor, original);
      }},
+    {"model.rotary_base_local", local_base},
+    {"model.no_rope_freq",
+     [](const M& m) { return rotary(m) ? layers_with_rope(m) : std::string("unused"); }},
     {"model.activation", [](const M& m) { return word(m.activation); }},
     {"model.add_bias_linear",
      [](const M& m) {
@@ -101,9 +133,22 @@ const Fact kFacts[] = {
     {"model.add_qkv_bias", [](const M& m) { return fmt::to_string(m.qkv_bias()); }},
     {"model.attention_bias", [](const M& m) { return fmt::to_string(m.proj_bias()); }},
     {"model.qk_layernorm", [](const M& m) { return fmt::to_string(m.qk_layernorm); }},
+    {"model.qk_layernorm_all_heads",
+     [](const M& m) { return fmt::to_string(m.qk_layernorm && m.qk_layernorm_all_heads); }},
+    {"model.query_pre_attn_scalar", [](const M& m) { return number(query_scalar(m)); }},
+    {"model.attn_logit_softcapping",
+     [](const M& m) { return number(m.attn_logit_softcapping.value_or(0)); }},
+    {"model.final_logit_softcapping",
+     [](const M& m) { return number(m.final_logit_softcapping.value_or(0)); }},
+    // The layers compute with it in fp32.
+    {"model.embedding_multiplier",
+     [](const M& m) { return fmt::format("{:.7g}", m.embedding_multiplier); }},
     {"model.share_embeddings_and_output_weights",
      [](const M& m) { return fmt::to_string(m.share_embeddings_and_output_weights); }},
-    {"model.window_size", [](const M& m) { return fmt::to_string(m.window_size.value_or(0)); }},
+    {"model.window_size",
+     [](const M& m) { return fmt::to_string(any_window(m) ? m.window_size.value_or(0) : 0); }},
+    {"model.window_attn_skip_freq",
+     [](const M& m) { return any_window(m) ? layers_with_window(m) : std::string("unused"); }},
     {"model.moe.layer_freq", layers_with_experts},
     {"model.moe", [](const M& m) {
        const recipe::MoeConfig& e = m.moe;
@@ -125,6 +170,8 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
   m.attention_bias = m.qkv_bias() && m.proj_bias();
   m.add_qkv_bias = m.qkv_bias();
   m.mlp_bias = m.fc_bias();
+  m.query_pre_attn_scalar = query_scalar(m);
+  if (!m.rotary_base_local) m.rotary_base_local = m.rotary_base;
   if (any_experts(m) && !any_dense(m)) m.ffn_hidden_size = expert_ffn(m);
   m.moe.dense_layers.clear();
   for (int64_t l = 0; l < m.num_layers; ++l)
@@ -138,9 +185,10 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
 json value_of(const Recipe& r, std::string_view field) {
   if (field == "model.activation") {
     const recipe::Activation a = r.model.activation;
-    return a == recipe::Activation::swiglu ? "silu"
-           : a == recipe::Activation::gelu ? "gelu"
-                                           : "gelu_new";
+    return a == recipe::Activation::swiglu  ? "silu"
+           : a == recipe::Activation::gelu  ? "gelu"
+           : a == recipe::Activation::geglu ? "gelu_pytorch_tanh"
+                                            : "gelu_new";
   }
   const std::string text = recipe::find_row(field)->show(r);
   if (text == "none" || text == "auto" || text == "null") return nullptr;
@@ -177,8 +225,11 @@ void put_rope(const ModelConfig& m, std::string_view model_type, json& config) {
   if (!rotary(m)) return;
   const recipe::RopeScalingConfig& s = m.rope_scaling;
   config["rope_scaling"] = nullptr;
+  const recipe::HfRope kind = recipe::hf_rope(model_type);
   if (s.type == recipe::RopeScalingType::linear)
-    config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", s.factor}};
+    config["rope_scaling"] = {
+        {kind == recipe::HfRope::linear_by_type ? "type" : "rope_type", "linear"},
+        {"factor", s.factor}};
   if (s.type == recipe::RopeScalingType::llama3)
     config["rope_scaling"] = {
         {"rope_type", "llama3"},
@@ -188,8 +239,7 @@ void put_rope(const ModelConfig& m, std::string_view model_type, json& config) {
         {"original_max_position_embeddings", s.original_max_position_embeddings}};
   if (s.type == recipe::RopeScalingType::yarn) config["rope_scaling"] = yarn(s);
   if (s.type == recipe::RopeScalingType::longrope) {
-    const bool phi3 = recipe::hf_rope(model_type) == recipe::HfRope::phi3;
-    config["rope_scaling"] = longrope(s, phi3);
+    config["rope_scaling"] = longrope(s, kind == recipe::HfRope::phi3);
     config["original_max_position_embeddings"] = s.original_max_position_embeddings;
   }
 }
@@ -199,11 +249,32 @@ void put_window(const ModelConfig& m, std::string_view model_type, json& config)
   const HfWindow kind = recipe::hf_window(model_type);
   config.erase("layer_types");
   if (kind == HfWindow::none || kind == HfWindow::every_layer) return;
-  const bool window = m.window_size.has_value();
+  const bool window = any_window(m);
+  const std::string layers = layers_with_window(m);
+  const json width = window ? json(*m.window_size) : json(nullptr);
+  json types = json::array();
+  for (const char layer : layers)
+    types.push_back(layer == '1' ? "sliding_attention" : "full_attention");
+  if (kind == HfWindow::patterned) {
+    // transformers makes a mask by the width even if no layer has it.
+    if (window || !config.contains("sliding_window") || config["sliding_window"].is_null())
+      config["sliding_window"] = window ? width : json(m.max_position_embeddings.value_or(4096));
+    config["layer_types"] = types;
+    return;
+  }
   config["use_sliding_window"] = window && kind != HfWindow::alternating;
-  config["sliding_window"] = nullptr;
-  if (window) config["sliding_window"] = *m.window_size;
-  if (kind == HfWindow::from_layer) config["max_window_layers"] = window ? 0 : m.num_layers;
+  config["sliding_window"] = width;
+  const bool uniform = layers.find(window ? '0' : '1') == std::string::npos;
+  if (kind == HfWindow::from_layer)
+    config["max_window_layers"] = window ? int64_t(layers.find('1')) : m.num_layers;
+  if (kind == HfWindow::without_rope || (kind == HfWindow::from_layer && !uniform))
+    config["layer_types"] = types;
+}
+
+void put_no_rope(const ModelConfig& m, json& config) {
+  json layers = json::array();
+  for (const char layer : layers_with_rope(m)) layers.push_back(layer == '1' ? 1 : 0);
+  config["no_rope_layers"] = layers;
 }
 
 json config_of(const Recipe& recipe, std::string_view model_type, const ConfigText& text) {
@@ -212,7 +283,8 @@ json config_of(const Recipe& recipe, std::string_view model_type, const ConfigTe
   if (!config.is_object() || config.value("model_type", "") != model_type) config = json::object();
   const Recipe r = in_terms_of_keys(recipe);
   for (const recipe::HfKey& key : recipe::hf_keys(model_type)) {
-    if (key.recipe_wins && config.contains(key.key)) continue;
+    if (key.key == "no_rope_layers") put_no_rope(r.model, config);
+    if (key.field.empty() || (key.recipe_wins && config.contains(key.key))) continue;
     if (!key.other_name.empty()) config.erase(std::string(key.other_name));
     config[std::string(key.key)] = value_of(r, key.field);
   }

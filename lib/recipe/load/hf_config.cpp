@@ -35,6 +35,7 @@ bool looks_like_hub_id(std::string_view name) {
 // Keys that change nothing in training, or that are read beside the rows.
 constexpr std::string_view kNoMatter[] = {"_attn_implementation_autoset",
                                           "_name_or_path",
+                                          "_sliding_window_pattern",
                                           "architectures",
                                           "auto_map",
                                           "bos_token_id",
@@ -78,7 +79,7 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation_autoset",
                                           "use_sliding_window"};
 
 // Keys that may have one value alone: what mtrain does. Families that have such a key as a row of
-// theirs take other values, too.
+// theirs take other values, too. Gemma computes with hidden_activation, and may have the other key.
 struct OnlyValue {
   std::string_view key, value;
 };
@@ -90,8 +91,22 @@ constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
                                {"attention_bias", "false"},
                                {"partial_rotary_factor", "1"},
                                {"rope_interleaved", "false"},
+                               {"hidden_act", "gelu_pytorch_tanh"},
+                               {"attn_logit_softcapping", "null"},
+                               {"use_bidirectional_attention", "false"},
                                {"router_jitter_noise", "0"},
                                {"use_mrope", "false"}};
+
+// Families that are recognised, and what to do with a folder of one.
+struct UnbuiltFamily {
+  std::string_view model_type, what, hint;
+};
+constexpr UnbuiltFamily kUnbuilt[] = {
+    {"gemma3", "Gemma 3 with images (Gemma3ForConditionalGeneration)",
+     "write its text model, a gemma3_text folder, by transformers: m = "
+     "Gemma3ForConditionalGeneration.from_pretrained(FOLDER); t = "
+     "Gemma3ForCausalLM(m.config.text_config); t.model = m.model.language_model; "
+     "t.tie_weights(); t.save_pretrained(TEXT_FOLDER)"}};
 
 class ConfigReader {
  public:
@@ -108,6 +123,11 @@ class ConfigReader {
     const Node* type = file_.find("model_type");
     const std::string name = type ? type->text : "";
     const std::vector<HfKey> rows = hf_keys(name);
+    const auto* unbuilt = std::ranges::find(kUnbuilt, name, &UnbuiltFamily::model_type);
+    if (unbuilt != std::end(kUnbuilt))
+      return file_.refuse(fmt::format("{}: model_type {} is {}, and mtrain builds models of text",
+                                      path, name, unbuilt->what),
+                          std::string(unbuilt->hint));
     if (rows.empty())
       return file_.refuse(
           fmt::format("{}: model_type `{}` is not one that mtrain builds", path, name),
@@ -117,7 +137,8 @@ class ConfigReader {
     const bool partial = std::ranges::count(rows, "model.rotary_percent", &HfKey::field) > 0;
     if (std::ranges::count(rows, "model.rotary_base", &HfKey::field))
       read_hf_rope(file_, hf_rope(name), partial);
-    read_hf_window(file_, hf_window(name));
+    if (std::ranges::count(rows, "no_rope_layers", &HfKey::key)) read_hf_no_rope(file_);
+    read_hf_window(file_, hf_window(name), hf_window_pattern(name));
     check_others(rows);
   }
 
@@ -147,22 +168,34 @@ class ConfigReader {
   }
 
   void read_row(const HfKey& row) {
+    if (row.field.empty()) return;
     const Node* node = file_.find(row.key);
     if (!node && !row.other_name.empty()) node = file_.find(row.other_name);
-    if (node && node->unset()) return;  // null: the field's default
+    if (node && node->unset()) {
+      // null: no such thing, whatever the family's default is; or the field's own default
+      if (find_row(row.field)->ops->info().may_be_none) file_.set(row.field, *node, row.key, true);
+      return;
+    }
     Node omitted;
     if (!node) {
       if (row.omitted.empty() || (row.key == "rope_theta" && theta_of_parameters())) return;
       omitted = file_.scalar(row.omitted);
       node = &omitted;
     }
-    // In these families silu stands in a gated MLP and gelu in a plain one; mtrain builds no other.
-    const bool gelu = node->text.starts_with("gelu");
-    if (row.field == "model.activation" && gelu != (row.omitted == "gelu_new"))
-      return file_.refuse(
-          fmt::format("{}: {} {} is not built for such models", file_.path(), row.key, node->text),
-          "such models cannot be trained yet");
+    if (row.field == "model.activation") return read_activation(row, *node);
     file_.set(row.field, *node, row.key, row.recipe_wins);
+  }
+
+  // In these families silu stands in a gated MLP, and gelu in a plain one; but in Gemma, whose
+  // default is gelu_pytorch_tanh, that stands in a gated one. mtrain builds no other.
+  void read_activation(const HfKey& row, const Node& value) {
+    const bool gate = row.omitted == "gelu_pytorch_tanh", gelu = value.text.starts_with("gelu");
+    const bool tanh = value.text == "gelu_pytorch_tanh" || value.text == "gelu_new";
+    if (gate ? !tanh : gelu != (row.omitted == "gelu_new"))
+      return file_.refuse(
+          fmt::format("{}: {} {} is not built for such models", file_.path(), row.key, value.text),
+          "such models cannot be trained yet");
+    file_.set(row.field, gate ? file_.scalar("geglu") : value, row.key, row.recipe_wins);
   }
 
   // Returns the value that read_hf_rope() will set; or null.
@@ -208,7 +241,7 @@ class ConfigReader {
 std::vector<FieldText> hf_defaults(std::string_view model_type) {
   std::vector<FieldText> defaults;
   for (const HfKey& row : hf_keys(model_type))
-    if (!row.omitted.empty()) defaults.push_back({row.field, row.omitted});
+    if (!row.omitted.empty() && !row.field.empty()) defaults.push_back({row.field, row.omitted});
   return defaults;
 }
 

@@ -1,5 +1,7 @@
 #include "recipe/load/hf_config_file.h"
 
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "base/strings.h"
@@ -57,7 +59,8 @@ void HfConfigFile::set(std::string_view field, const Node& value, std::string_vi
     diagnostics_.add_at(
         Severity::error, at->second.location, row->path,
         fmt::format("is {}, but {} (model.from at {}) says {}: {}", describe(at->second.node),
-                    path_, from_.location.str(), key, value.text),
+                    path_, from_.location.str(), key,
+                    value.kind == Node::Kind::scalar ? value.text : describe(value)),
         "remove one of the two");
   }
 }
@@ -68,6 +71,27 @@ Node HfConfigFile::scalar(std::string_view text) const {
   node.text = text;
   node.location = from_.location;
   return node;
+}
+
+int64_t HfConfigFile::number_of_layers() const {
+  const char* key = find("n_layer") ? "n_layer" : "num_hidden_layers";
+  if (find(key)) return number(key, 1);
+  return field("model.num_layers") ? int64_t(field_number("model.num_layers")) : 1;
+}
+
+Node HfConfigFile::frequency(const std::vector<bool>& apart, int mark) const {
+  const auto first = std::ranges::find(apart, true);
+  if (first == apart.end()) return scalar("0");
+  const int64_t n = first - apart.begin() + 1;
+  bool every_nth = true;
+  for (int64_t l = 0; l < int64_t(apart.size()); ++l)
+    every_nth = every_nth && apart[size_t(l)] == ((l + 1) % n == 0);
+  if (every_nth) return scalar(std::to_string(n));
+  Node list;
+  list.kind = Node::Kind::list;
+  list.location = from_.location;
+  for (const bool is : apart) list.items.push_back(scalar(is == (mark == 1) ? "1" : "0"));
+  return list;
 }
 
 void HfConfigFile::check_only(std::string_view key, std::string_view wanted, const Node& value) {

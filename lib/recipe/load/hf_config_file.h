@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "recipe/load/diagnostics.h"
 #include "recipe/load/hf_keys.h"
@@ -35,6 +36,7 @@ class HfConfigFile {
   // Returns what is set for a field of the recipe; or null, and 0.
   const Node* field(std::string_view path) const;
   double field_number(std::string_view path) const;
+  int64_t number_of_layers() const;
 
   // Sets a field by what `key` says; `replace` also replaces what another key has said. A recipe
   // that says something else itself is an error, unless it wins.
@@ -42,6 +44,9 @@ class HfConfigFile {
            bool replace = false);
   // Makes a value that stands for a key which is left out.
   Node scalar(std::string_view text) const;
+  // Makes a value of no_rope_freq or window_attn_skip_freq: n if the layers that are `apart` are
+  // n - 1, 2 n - 1, ...; 0 if none is; else a list in which they have the number `mark`, 1 or 0.
+  Node frequency(const std::vector<bool>& apart, int mark) const;
 
   // Refuses a value other than the one that is built; numbers are compared as numbers.
   void check_only(std::string_view key, std::string_view wanted, const Node& value);
@@ -58,7 +63,11 @@ class HfConfigFile {
 // Reads rotary positions; `partial`: the family may rotate a part of each head.
 void read_hf_rope(HfConfigFile& file, HfRope kind, bool partial);
 
-// Reads which layers have a window.
-void read_hf_window(HfConfigFile& file, HfWindow kind);
+// Reads which layers have no rotary positions, in families that have keys for it.
+void read_hf_no_rope(HfConfigFile& file);
+
+// Reads which layers have a window; `pattern` is n of a patterned kind. Layers without rotary
+// positions have been read before.
+void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern);
 
 }  // namespace mtrain::recipe

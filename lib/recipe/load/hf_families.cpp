@@ -54,6 +54,59 @@ constexpr HfFamilyKey kQwen3[] = {
     {"tie_word_embeddings", "false"}, {"initializer_range", "0.02"},
     {"attention_dropout", "0.0"}};
 
+constexpr HfFamilyKey kSmolLm3[] = {
+    {"hidden_size", "2048"},       {"intermediate_size", "11008"},
+    {"num_hidden_layers", "36"},   {"num_attention_heads", "16"},
+    {"num_key_value_heads", "4"},  {"head_dim", ""},
+    {"vocab_size", "128256"},      {"max_position_embeddings", "32768"},
+    {"rms_norm_eps", "1.0e-6"},    {"rope_theta", "2000000"},
+    {"hidden_act", "silu"},        {"mlp_bias", "false"},
+    {"no_rope_layers", ""},        {"no_rope_layer_interval", ""},
+    {"attention_bias", "false"},   {"tie_word_embeddings", "true"},
+    {"initializer_range", "0.02"}, {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kOlmo2[] = {
+    {"hidden_size", "4096"},          {"intermediate_size", "11008"},
+    {"num_hidden_layers", "32"},      {"num_attention_heads", "32"},
+    {"num_key_value_heads", ""},      {"head_dim", ""},
+    {"vocab_size", "50304"},          {"max_position_embeddings", "2048"},
+    {"rms_norm_eps", "1.0e-5"},       {"rope_theta", "10000"},
+    {"hidden_act", "silu"},           {"attention_bias", "false"},
+    {"tie_word_embeddings", "false"}, {"initializer_range", "0.02"},
+    {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kGemma2[] = {{"hidden_size", "2304"},
+                                   {"intermediate_size", "9216"},
+                                   {"num_hidden_layers", "26"},
+                                   {"num_attention_heads", "8"},
+                                   {"num_key_value_heads", "4"},
+                                   {"head_dim", "256"},
+                                   {"vocab_size", "256000"},
+                                   {"max_position_embeddings", "8192"},
+                                   {"rms_norm_eps", "1.0e-6"},
+                                   {"rope_theta", "10000"},
+                                   {"hidden_activation", "gelu_pytorch_tanh"},
+                                   {"query_pre_attn_scalar", "256"},
+                                   {"attn_logit_softcapping", "50.0"},
+                                   {"final_logit_softcapping", "30.0"},
+                                   {"attention_bias", "false"},
+                                   {"tie_word_embeddings", "true"},
+                                   {"initializer_range", "0.02"},
+                                   {"attention_dropout", "0.0"}};
+
+// transformers has a key for a cap of attention scores, too, but its Gemma 3 does not cap them.
+constexpr HfFamilyKey kGemma3Text[] = {
+    {"hidden_size", "2304"},           {"intermediate_size", "9216"},
+    {"num_hidden_layers", "26"},       {"num_attention_heads", "8"},
+    {"num_key_value_heads", "4"},      {"head_dim", "256"},
+    {"vocab_size", "262208"},          {"max_position_embeddings", "131072"},
+    {"rms_norm_eps", "1.0e-6"},        {"rope_theta", "1000000"},
+    {"rope_local_base_freq", "10000"}, {"hidden_activation", "gelu_pytorch_tanh"},
+    {"query_pre_attn_scalar", "256"},  {"final_logit_softcapping", ""},
+    {"sliding_window_pattern", ""},    {"attention_bias", "false"},
+    {"tie_word_embeddings", "true"},   {"initializer_range", "0.02"},
+    {"attention_dropout", "0.0"}};
+
 constexpr HfFamilyKey kMixtral[] = {
     {"hidden_size", "4096"},          {"intermediate_size", "14336"},
     {"num_hidden_layers", "32"},      {"num_attention_heads", "32"},
@@ -121,6 +174,14 @@ constexpr HfFamily kFamilies[] = {
     {.model_type = "phi3", .keys = kPhi3, .window = HfWindow::every_layer, .rope = HfRope::phi3},
     {.model_type = "qwen2", .keys = kQwen2, .window = HfWindow::from_layer},
     {.model_type = "qwen3", .keys = kQwen3, .window = HfWindow::from_layer},
+    {.model_type = "smollm3", .keys = kSmolLm3, .window = HfWindow::without_rope},
+    {.model_type = "olmo2", .keys = kOlmo2, .rope = HfRope::linear_by_type},
+    {.model_type = "gemma2", .keys = kGemma2, .window = HfWindow::patterned, .window_pattern = 2},
+    {.model_type = "gemma3_text",
+     .keys = kGemma3Text,
+     .window = HfWindow::patterned,
+     .window_pattern = 6,
+     .rope = HfRope::of_layer_types},
     {.model_type = "mixtral", .keys = kMixtral, .window = HfWindow::every_layer},
     {.model_type = "qwen2_moe", .keys = kQwen2Moe, .window = HfWindow::alternating},
     {.model_type = "qwen3_moe", .keys = kQwen3Moe, .window = HfWindow::switched},

@@ -17,6 +17,7 @@ struct HfFamily {
   std::string_view model_type;
   std::span<const HfFamilyKey> keys;  // what each of them sets: see hf_keys.cpp
   HfWindow window = HfWindow::none;
+  int64_t window_pattern = 0;
   HfRope rope = HfRope::any;
 };
 

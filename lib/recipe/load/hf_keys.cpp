@@ -29,10 +29,18 @@ constexpr KeyField kKeyFields[] = {
     {.key = "rope_theta", .field = "model.rotary_base"},
     {.key = "partial_rotary_factor", .field = "model.rotary_percent"},
     {.key = "hidden_act", .field = "model.activation"},
+    {.key = "hidden_activation", .field = "model.activation"},
     {.key = "attention_bias", .field = "model.attention_bias"},
     {.key = "mlp_bias", .field = "model.mlp_bias"},
     {.key = "qkv_bias", .field = "model.add_qkv_bias"},
     {.key = "sliding_window", .field = "model.window_size"},
+    {.key = "sliding_window_pattern", .field = ""},
+    {.key = "no_rope_layers", .field = ""},
+    {.key = "no_rope_layer_interval", .field = ""},
+    {.key = "rope_local_base_freq", .field = "model.rotary_base_local"},
+    {.key = "query_pre_attn_scalar", .field = "model.query_pre_attn_scalar"},
+    {.key = "attn_logit_softcapping", .field = "model.attn_logit_softcapping"},
+    {.key = "final_logit_softcapping", .field = "model.final_logit_softcapping"},
     {.key = "tie_word_embeddings", .field = "model.share_embeddings_and_output_weights"},
     {.key = "num_local_experts", .field = "model.moe.num_experts"},
     // Some versions of transformers write the number of Qwen3-MoE's experts under Mixtral's name.
@@ -88,6 +96,11 @@ const std::vector<std::string_view>& hf_model_types() {
 HfWindow hf_window(std::string_view model_type) {
   const HfFamily* family = find_hf_family(model_type);
   return family ? family->window : HfWindow::none;
+}
+
+int64_t hf_window_pattern(std::string_view model_type) {
+  const HfFamily* family = find_hf_family(model_type);
+  return family ? family->window_pattern : 0;
 }
 
 HfRope hf_rope(std::string_view model_type) {

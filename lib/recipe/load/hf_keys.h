@@ -2,13 +2,15 @@
 // read (recipe/load/hf_config.h) and written (interchange/config.h): one table says which field a
 // key sets (hf_keys.cpp), and one for each family which keys it has (hf_families.cpp).
 #pragma once
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
 namespace mtrain::recipe {
 
 // A key of config.json, the field that it sets, and the value that transformers takes if the key is
-// left out; an empty one leaves the field's own default.
+// left out; an empty one leaves the field's own default. A key without a field is read and written
+// beside the others, with the layers' positions and windows.
 struct HfKey {
   std::string_view key, field, omitted;
   bool recipe_wins = false;          // it says how to train, not what the model is
@@ -23,18 +25,24 @@ const std::vector<std::string_view>& hf_model_types();
 
 // How a family says which layers have a sliding window.
 enum class HfWindow {
-  every_layer,  // sliding_window, if it is not null, holds for all layers
-  switched,     // the same, if use_sliding_window is true
-  from_layer,   // use_sliding_window, for the layers from max_window_layers on
-  alternating,  // use_sliding_window, for every other layer before max_window_layers
-  none,         // the family has no windows
+  every_layer,   // sliding_window, if it is not null, holds for all layers
+  switched,      // the same, if use_sliding_window is true
+  from_layer,    // use_sliding_window, for the layers from max_window_layers on
+  alternating,   // use_sliding_window, for every other layer before max_window_layers
+  patterned,     // sliding_window, for all layers but every nth one; n is in HfFamily
+  without_rope,  // use_sliding_window, for the layers without rotary positions
+  none,          // the family has no windows
 };
 HfWindow hf_window(std::string_view model_type);
+// Returns n of a family whose windows are patterned: layers n - 1, 2 n - 1, ... have none.
+int64_t hf_window_pattern(std::string_view model_type);
 
 // Which types of rotary positions a family has.
 enum class HfRope {
   any,
-  phi3  // default and longrope, which su and yarn are other names of
+  phi3,            // default and longrope, which su and yarn are other names of
+  linear_by_type,  // any; transformers 4 takes default and linear alone, which it calls `type`
+  of_layer_types   // any, and default ones of another base in layers with a window
 };
 HfRope hf_rope(std::string_view model_type);
 

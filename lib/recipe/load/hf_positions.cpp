@@ -1,6 +1,7 @@
 // Rotary positions of Hugging Face's config.json.
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include <fmt/core.h>
 
@@ -41,15 +42,70 @@ class RopeReader {
 
   // Both spellings: rope_scaling beside rope_theta, and rope_parameters, which holds rope_theta.
   void read() {
-    const Node* rope = file_.given("rope_parameters");
-    if (!rope) rope = file_.given("rope_scaling");
+    const Node *rope = file_.given("rope_parameters"), *scaling = file_.given("rope_scaling");
+    if (kind_ == HfRope::of_layer_types && rope) {
+      if (scaling)
+        return file_.refuse(
+            fmt::format("{}: there are rope_parameters and rope_scaling", file_.path()),
+            "versions of transformers differ in which they take: remove one");
+      if (!(rope = read_types(*rope))) return;
+    }
+    if (!rope) rope = scaling;
     if (!rope) return set_type("none");
-    if (rope->kind != Node::Kind::map)
-      return file_.refuse(fmt::format("{}: its rotary positions are {}, not an object",
-                                      file_.path(), describe(*rope)),
-                          "download the folder again");
-    const Node* named = given(*rope, "rope_type");
-    if (!named) named = given(*rope, "type");
+    if (is_object(*rope)) read(*rope);
+  }
+
+ private:
+  static const Node* given(const Node& map, std::string_view key) {
+    return HfConfigFile::given(map, key);
+  }
+
+  bool is_object(const Node& rope) {
+    if (rope.kind == Node::Kind::map) return true;
+    file_.refuse(
+        fmt::format("{}: its rotary positions are {}, not an object", file_.path(), describe(rope)),
+        "download the folder again");
+    return false;
+  }
+
+  // Positions of each type of layers. Sets the base of those with a window, and returns those of
+  // the others; null after an error.
+  const Node* read_types(const Node& rope) {
+    static const Node none = [] {
+      Node map;
+      map.kind = Node::Kind::map;
+      return map;
+    }();
+    if (!is_object(rope)) return nullptr;
+    for (const Node::Key& key : rope.keys)
+      if (key.name != "full_attention" && key.name != "sliding_attention") {
+        file_.refuse(fmt::format("{}: the key {} of its rope_parameters is not understood",
+                                 file_.path(), key.name),
+                     "such models have full_attention and sliding_attention there");
+        return nullptr;
+      }
+    if (const Node* local = given(rope, "sliding_attention")) {
+      if (!is_object(*local)) return nullptr;
+      const Node* type = given(*local, "rope_type");
+      if (type && type->text != "default") {
+        file_.refuse(fmt::format("{}: rotary positions of type {} in layers with a window are not "
+                                 "built",
+                                 file_.path(), type->text),
+                     "default positions are; such a model cannot be used yet");
+        return nullptr;
+      }
+      if (const Node* part = given(*local, kRotatedPart))
+        file_.check_only(kRotatedPart, "1", *part);
+      if (const Node* theta = given(*local, "rope_theta"))
+        file_.set("model.rotary_base_local", *theta, "rope_theta", false, true);
+    }
+    const Node* full = given(rope, "full_attention");
+    return full ? full : &none;
+  }
+
+  void read(const Node& rope) {
+    const Node* named = given(rope, "rope_type");
+    if (!named) named = given(rope, "type");
     std::string word = named ? named->text : "default";
     const bool phi3 = kind_ == HfRope::phi3;
     if (phi3 && (word == "su" || word == "yarn")) word = "longrope";
@@ -62,22 +118,16 @@ class RopeReader {
           fmt::format("{}; such a model cannot be used yet",
                       phi3 ? "Phi-3 has default and longrope positions" : kBuiltRopes));
     for (const std::string& key : split(type->needed, ' '))
-      if (!key.empty() && !given(*rope, key))
+      if (!key.empty() && !given(rope, key))
         file_.refuse(
             fmt::format("{}: its rotary positions of type {} lack {}", file_.path(), word, key),
             "download the folder again");
     set_type(word == "default" ? "none" : word);
-    for (size_t i = 0; i < rope->keys.size(); ++i)
-      read_key(rope->keys[i].name, rope->items[i], *type);
-    read_original_length(*rope, *type);
-    if (word == "longrope") check_longrope_factor(*rope);
-    if (const Node* theta = HfConfigFile::find(*rope, "rope_theta"))
+    for (size_t i = 0; i < rope.keys.size(); ++i) read_key(rope.keys[i].name, rope.items[i], *type);
+    read_original_length(rope, *type);
+    if (word == "longrope") check_longrope_factor(rope);
+    if (const Node* theta = HfConfigFile::find(rope, "rope_theta"))
       file_.set("model.rotary_base", *theta, "rope_theta", false, true);
-  }
-
- private:
-  static const Node* given(const Node& map, std::string_view key) {
-    return HfConfigFile::given(map, key);
   }
 
   void set_type(std::string_view type) {
@@ -88,6 +138,9 @@ class RopeReader {
     if (key == "rope_theta" || key == "rope_type" || key == "type" || value.unset()) return;
     if (key == kRotatedPart && partial_) return file_.set(kRotaryPercent, value, key, false, true);
     if (key == kRotatedPart) return file_.check_only(key, "1", value);
+    if (value.kind == Node::Kind::map)
+      return file_.refuse(fmt::format("{}: its rotary positions differ by {}", file_.path(), key),
+                          "such models have the same in all layers");
     if (type.name == "default") return;  // transformers reads nothing else of them
     if (key == kOriginalLength && reads(type, key)) return;
     if (key == "factor" && type.name == "longrope") return;
@@ -142,6 +195,29 @@ class RopeReader {
 
 void read_hf_rope(HfConfigFile& file, HfRope kind, bool partial) {
   RopeReader(file, kind, partial).read();
+}
+
+void read_hf_no_rope(HfConfigFile& file) {
+  const int64_t layers = file.number_of_layers();
+  std::vector<bool> without;
+  const Node* list = file.given("no_rope_layers");
+  const char* key = list ? "no_rope_layers" : "no_rope_layer_interval";
+  if (list) {
+    if (list->kind != Node::Kind::list || int64_t(list->items.size()) < layers)
+      return file.refuse(fmt::format("{}: no_rope_layers must list a number for each of the {} "
+                                     "layers",
+                                     file.path(), layers),
+                         "a 1 is a layer with rotary positions, a 0 is one without");
+    for (int64_t l = 0; l < layers; ++l) without.push_back(list->items[size_t(l)].text == "0");
+  } else {
+    const int64_t interval = file.given(key) ? file.number(key, 0) : 4;
+    if (interval < 1)
+      return file.refuse(fmt::format("{}: {} is {}, and must be at least 1", file.path(), key,
+                                     file.find(key)->text),
+                         "n means that layers n, 2 n, ... have no rotary positions");
+    for (int64_t l = 0; l < layers; ++l) without.push_back((l + 1) % interval == 0);
+  }
+  file.set("model.no_rope_freq", file.frequency(without, 1), key, false);
 }
 
 }  // namespace mtrain::recipe
