@@ -3,159 +3,96 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/error.h"
+#include "recipe/load/hf_families.h"
+
 namespace mtrain::recipe {
 
 namespace {
 
-// The families whose keys are Llama's, and what each of them takes if a key is left out.
-constexpr std::string_view kLikeLlama[] = {"llama", "mistral", "phi3",      "qwen2",
-                                           "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"};
-constexpr std::string_view kNoKey = "-";  // the family has no such key
-struct SharedKey {
+// What a key of config.json sets, in every family that has it.
+struct KeyField {
   std::string_view key, field;
-  std::string_view omitted[std::size(kLikeLlama)];
   bool recipe_wins = false;
+  std::string_view other_name = {};
 };
-constexpr SharedKey kShared[] = {
-    {"hidden_size",
-     "model.hidden_size",
-     {"4096", "4096", "3072", "4096", "4096", "4096", "2048", "2048"}},
-    {"intermediate_size",
-     "model.ffn_hidden_size",
-     {"11008", "14336", "8192", "22016", "22016", "14336", "5632", "6144"}},
-    {"num_hidden_layers", "model.num_layers", {"32", "32", "32", "32", "32", "32", "24", "24"}},
-    {"num_attention_heads",
-     "model.num_attention_heads",
-     {"32", "32", "32", "32", "32", "32", "16", "32"}},
-    {"num_key_value_heads", "model.num_query_groups", {"", "8", "", "32", "32", "8", "16", "4"}},
-    {"head_dim", "model.kv_channels", {"", "", "", "", "128", "", "", ""}},
-    {"vocab_size",
-     "model.vocab_size",
-     {"32000", "32000", "32064", "151936", "151936", "32000", "151936", "151936"}},
-    {"max_position_embeddings",
-     "model.max_position_embeddings",
-     {"2048", "131072", "4096", "32768", "32768", "131072", "32768", "32768"}},
-    {"rms_norm_eps",
-     "model.norm_epsilon",
-     {"1.0e-6", "1.0e-6", "1.0e-5", "1.0e-6", "1.0e-6", "1.0e-5", "1.0e-6", "1.0e-6"}},
-    {"rope_theta",
-     "model.rotary_base",
-     {"10000", "10000", "10000", "10000", "10000", "1000000", "10000", "10000"}},
-    {"partial_rotary_factor",
-     "model.rotary_percent",
-     {kNoKey, kNoKey, "1.0", kNoKey, kNoKey, kNoKey, kNoKey, kNoKey}},
-    {"hidden_act",
-     "model.activation",
-     {"silu", "silu", "silu", "silu", "silu", "silu", "silu", "silu"}},
-    {"attention_bias",
-     "model.attention_bias",
-     {"false", kNoKey, kNoKey, kNoKey, "false", kNoKey, kNoKey, "false"}},
-    {"mlp_bias",
-     "model.mlp_bias",
-     {"false", kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey}},
-    {"qkv_bias",
-     "model.add_qkv_bias",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "true", kNoKey}},
-    {"sliding_window",
-     "model.window_size",
-     {kNoKey, "4096", "", kNoKey, kNoKey, "", kNoKey, kNoKey}},
-    {"tie_word_embeddings",
-     "model.share_embeddings_and_output_weights",
-     {"false", "false", "false", "false", "false", "false", "false", "false"}},
-    {"num_local_experts",
-     "model.moe.num_experts",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "8", kNoKey, kNoKey}},
-    {"num_experts",
-     "model.moe.num_experts",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "60", "128"}},
-    {"num_experts_per_tok",
-     "model.moe.router_topk",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "2", "4", "8"}},
-    {"moe_intermediate_size",
-     "model.moe.ffn_hidden_size",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "1408", "768"}},
-    {"shared_expert_intermediate_size",
-     "model.moe.shared_expert_ffn_hidden_size",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "5632", kNoKey}},
-    {"norm_topk_prob",
-     "model.moe.norm_topk_prob",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "false", "false"}},
-    {"decoder_sparse_step",
-     "model.moe.sparse_step",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "1", "1"}},
-    {"mlp_only_layers",
-     "model.moe.dense_layers",
-     {kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, kNoKey, "", ""}},
-    {"initializer_range",
-     "model.init_method_std",
-     {"0.02", "0.02", "0.02", "0.02", "0.02", "0.02", "0.02", "0.02"},
-     true},
-    {"attention_dropout",
-     "model.attention_dropout",
-     {"0.0", "0.0", "0.0", "0.0", "0.0", "0.0", "0.0", "0.0"},
-     true},
-    {"resid_pdrop",
-     "model.hidden_dropout",
-     {kNoKey, kNoKey, "0.0", kNoKey, kNoKey, kNoKey, kNoKey, kNoKey},
-     true},
-    {"embd_pdrop",
-     "model.embedding_dropout",
-     {kNoKey, kNoKey, "0.0", kNoKey, kNoKey, kNoKey, kNoKey, kNoKey},
-     true}};
+constexpr KeyField kKeyFields[] = {
+    {.key = "hidden_size", .field = "model.hidden_size"},
+    {.key = "intermediate_size", .field = "model.ffn_hidden_size"},
+    {.key = "num_hidden_layers", .field = "model.num_layers"},
+    {.key = "num_attention_heads", .field = "model.num_attention_heads"},
+    {.key = "num_key_value_heads", .field = "model.num_query_groups"},
+    {.key = "head_dim", .field = "model.kv_channels"},
+    {.key = "vocab_size", .field = "model.vocab_size"},
+    {.key = "max_position_embeddings", .field = "model.max_position_embeddings"},
+    {.key = "rms_norm_eps", .field = "model.norm_epsilon"},
+    {.key = "rope_theta", .field = "model.rotary_base"},
+    {.key = "partial_rotary_factor", .field = "model.rotary_percent"},
+    {.key = "hidden_act", .field = "model.activation"},
+    {.key = "attention_bias", .field = "model.attention_bias"},
+    {.key = "mlp_bias", .field = "model.mlp_bias"},
+    {.key = "qkv_bias", .field = "model.add_qkv_bias"},
+    {.key = "sliding_window", .field = "model.window_size"},
+    {.key = "tie_word_embeddings", .field = "model.share_embeddings_and_output_weights"},
+    {.key = "num_local_experts", .field = "model.moe.num_experts"},
+    // Some versions of transformers write the number of Qwen3-MoE's experts under Mixtral's name.
+    {.key = "num_experts", .field = "model.moe.num_experts", .other_name = "num_local_experts"},
+    {.key = "num_experts_per_tok", .field = "model.moe.router_topk"},
+    {.key = "moe_intermediate_size", .field = "model.moe.ffn_hidden_size"},
+    {.key = "shared_expert_intermediate_size", .field = "model.moe.shared_expert_ffn_hidden_size"},
+    {.key = "norm_topk_prob", .field = "model.moe.norm_topk_prob"},
+    {.key = "decoder_sparse_step", .field = "model.moe.sparse_step"},
+    {.key = "mlp_only_layers", .field = "model.moe.dense_layers"},
+    {.key = "initializer_range", .field = "model.init_method_std", .recipe_wins = true},
+    {.key = "attention_dropout", .field = "model.attention_dropout", .recipe_wins = true},
+    {.key = "resid_pdrop", .field = "model.hidden_dropout", .recipe_wins = true},
+    {.key = "embd_pdrop", .field = "model.embedding_dropout", .recipe_wins = true},
+    {.key = "n_embd", .field = "model.hidden_size"},
+    {.key = "n_inner", .field = "model.ffn_hidden_size"},
+    {.key = "n_layer", .field = "model.num_layers"},
+    {.key = "n_head", .field = "model.num_attention_heads"},
+    {.key = "n_positions", .field = "model.max_position_embeddings"},
+    {.key = "layer_norm_epsilon", .field = "model.norm_epsilon"},
+    {.key = "activation_function", .field = "model.activation"},
+    {.key = "attn_pdrop", .field = "model.attention_dropout", .recipe_wins = true}};
 
-constexpr HfKey kGpt2[] = {
-    {"n_embd", "model.hidden_size", "768"},
-    {"n_inner", "model.ffn_hidden_size", ""},
-    {"n_layer", "model.num_layers", "12"},
-    {"n_head", "model.num_attention_heads", "12"},
-    {"vocab_size", "model.vocab_size", "50257"},
-    {"n_positions", "model.max_position_embeddings", "1024"},
-    {"layer_norm_epsilon", "model.norm_epsilon", "1.0e-5"},
-    {"activation_function", "model.activation", "gelu_new"},
-    {"tie_word_embeddings", "model.share_embeddings_and_output_weights", "true"},
-    {"initializer_range", "model.init_method_std", "0.02", true},
-    {"resid_pdrop", "model.hidden_dropout", "0.1", true},
-    {"embd_pdrop", "model.embedding_dropout", "0.1", true},
-    {"attn_pdrop", "model.attention_dropout", "0.1", true}};
-
-// Some versions of transformers write the number of Qwen3-MoE's experts under Mixtral's name.
-constexpr std::string_view kOtherNames[][2] = {{"num_experts", "num_local_experts"}};
+const HfFamily* find_hf_family(std::string_view model_type) {
+  const auto families = hf_families();
+  const auto at = std::ranges::find(families, model_type, &HfFamily::model_type);
+  return at == families.end() ? nullptr : &*at;
+}
 
 }  // namespace
 
 std::vector<HfKey> hf_keys(std::string_view model_type) {
   std::vector<HfKey> keys;
-  if (model_type == "gpt2") keys.assign(std::begin(kGpt2), std::end(kGpt2));
-  const auto* family = std::ranges::find(kLikeLlama, model_type);
-  if (family == std::end(kLikeLlama)) return keys;
-  const auto column = size_t(family - std::begin(kLikeLlama));
-  for (const SharedKey& row : kShared) {
-    if (row.omitted[column] == kNoKey) continue;
-    keys.push_back({row.key, row.field, row.omitted[column], row.recipe_wins});
-    for (const auto& [key, other] : kOtherNames)
-      if (row.key == key) keys.back().other_name = other;
+  const HfFamily* family = find_hf_family(model_type);
+  if (!family) return keys;
+  for (const auto& [key, omitted] : family->keys) {
+    const auto* row = std::ranges::find(kKeyFields, key, &KeyField::key);
+    MT_CHECK(row != std::end(kKeyFields), "no field for the key {} of {}", key, model_type);
+    keys.push_back({key, row->field, omitted, row->recipe_wins, row->other_name});
   }
   return keys;
 }
 
 const std::vector<std::string_view>& hf_model_types() {
   static const std::vector<std::string_view> types = [] {
-    std::vector<std::string_view> all(std::begin(kLikeLlama), std::end(kLikeLlama));
-    all.emplace_back("gpt2");
+    std::vector<std::string_view> all;
+    for (const HfFamily& family : hf_families()) all.push_back(family.model_type);
     return all;
   }();
   return types;
 }
 
 HfWindow hf_window(std::string_view model_type) {
-  if (model_type == "qwen2" || model_type == "qwen3") return HfWindow::from_layer;
-  if (model_type == "qwen2_moe") return HfWindow::alternating;
-  if (model_type == "qwen3_moe") return HfWindow::switched;
-  return model_type == "llama" || model_type == "gpt2" ? HfWindow::none : HfWindow::every_layer;
+  const HfFamily* family = find_hf_family(model_type);
+  return family ? family->window : HfWindow::none;
 }
 
 HfRope hf_rope(std::string_view model_type) {
-  return model_type == "phi3" ? HfRope::phi3 : HfRope::any;
+  const HfFamily* family = find_hf_family(model_type);
+  return family ? family->rope : HfRope::any;
 }
 
 }  // namespace mtrain::recipe

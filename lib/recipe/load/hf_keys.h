@@ -1,5 +1,6 @@
-// The keys of Hugging Face's config.json for each family of models: one table, by which
-// configurations are read (recipe/load/hf_config.h) and written (interchange/config.h).
+// The keys of Hugging Face's config.json for each family of models, by which configurations are
+// read (recipe/load/hf_config.h) and written (interchange/config.h): one table says which field a
+// key sets (hf_keys.cpp), and one for each family which keys it has (hf_families.cpp).
 #pragma once
 #include <string_view>
 #include <vector>

@@ -1,0 +1,89 @@
+#include "recipe/load/hf_config_file.h"
+
+#include <fmt/core.h>
+
+#include "base/strings.h"
+
+namespace mtrain::recipe {
+
+bool HfConfigFile::parse(const std::string& text, const std::string& path) {
+  path_ = path;
+  Diagnostics own;
+  if (parse_yaml(text, path_, own, root_) && root_.kind == Node::Kind::map) return true;
+  refuse(fmt::format("{} is not a JSON object", path_), "download the folder again");
+  return false;
+}
+
+const Node* HfConfigFile::find(const Node& map, std::string_view key) {
+  for (size_t i = 0; i < map.keys.size(); ++i)
+    if (map.keys[i].name == key) return &map.items[i];
+  return nullptr;
+}
+
+const Node* HfConfigFile::given(const Node& map, std::string_view key) {
+  const Node* node = find(map, key);
+  return node && node->unset() ? nullptr : node;
+}
+
+int64_t HfConfigFile::number(std::string_view key, int64_t omitted) const {
+  int64_t value = omitted;
+  ValueError ignored;
+  if (const Node* node = find(key)) read_value(*node, {}, value, ignored);
+  return value;
+}
+
+const Node* HfConfigFile::field(std::string_view path) const {
+  const auto at = given_.fields.find(path);
+  return at == given_.fields.end() ? nullptr : &at->second.node;
+}
+
+double HfConfigFile::field_number(std::string_view path) const {
+  double value = 0;
+  ValueError ignored;
+  if (const Node* node = field(path)) read_value(*node, {}, value, ignored);
+  return value;
+}
+
+void HfConfigFile::set(std::string_view field, const Node& value, std::string_view key,
+                       bool recipe_wins, bool replace) {
+  const SchemaRow* row = find_row(field);
+  RawSetting setting{row, "model.from", from_.location, value, Origin::derived};
+  setting.node.location = from_.location;
+  const auto at = given_.fields.find(row->path);
+  const bool own = at != given_.fields.end() && at->second.spelling != "model.from";
+  if (!own && (replace || at == given_.fields.end())) {
+    given_.fields.insert_or_assign(row->path, std::move(setting));
+  } else if (own && !recipe_wins && !same_value(at->second, setting)) {
+    diagnostics_.add_at(
+        Severity::error, at->second.location, row->path,
+        fmt::format("is {}, but {} (model.from at {}) says {}: {}", describe(at->second.node),
+                    path_, from_.location.str(), key, value.text),
+        "remove one of the two");
+  }
+}
+
+Node HfConfigFile::scalar(std::string_view text) const {
+  Node node;
+  node.kind = Node::Kind::scalar;
+  node.text = text;
+  node.location = from_.location;
+  return node;
+}
+
+void HfConfigFile::check_only(std::string_view key, std::string_view wanted, const Node& value) {
+  double number = 0, is = 0;
+  ValueError ignored;
+  const bool numbers =
+      read_value(scalar(wanted), {}, number, ignored) && read_value(value, {}, is, ignored);
+  if (numbers ? number == is : to_lower(value.text) == wanted) return;
+  refuse(fmt::format("{}: {} is {}, and only {} is built", path_, key, value.text, wanted),
+         "such models cannot be trained yet");
+}
+
+void HfConfigFile::refuse(std::string reason, std::string hint) {
+  diagnostics_.add_at(Severity::error, from_.location, "model.from", std::move(reason),
+                      std::move(hint));
+  diagnostics_.distrust("model");
+}
+
+}  // namespace mtrain::recipe

@@ -1,0 +1,64 @@
+// A config.json that is read into the settings of a recipe: what its readers share (hf_config.cpp,
+// and those of rotary positions and windows).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "recipe/load/diagnostics.h"
+#include "recipe/load/hf_keys.h"
+#include "recipe/load/raw_settings.h"
+#include "recipe/load/value.h"
+
+namespace mtrain::recipe {
+
+class HfConfigFile {
+ public:
+  // `from` is the setting model.from, whose place messages name.
+  HfConfigFile(const RawSetting& from, RawSettings& given, Diagnostics& diagnostics)
+      : from_(from), given_(given), diagnostics_(diagnostics) {}
+
+  // Parses the text of the file; messages call it `path`. Returns false after an error.
+  bool parse(const std::string& text, const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const Node& root() const { return root_; }
+
+  // Returns a key's value, or null; given() returns null for a value of null, too.
+  const Node* find(std::string_view key) const { return find(root_, key); }
+  const Node* given(std::string_view key) const { return given(root_, key); }
+  static const Node* find(const Node& map, std::string_view key);
+  static const Node* given(const Node& map, std::string_view key);
+
+  // Returns a key's value as a number; `omitted` if there is none.
+  int64_t number(std::string_view key, int64_t omitted) const;
+  // Returns what is set for a field of the recipe; or null, and 0.
+  const Node* field(std::string_view path) const;
+  double field_number(std::string_view path) const;
+
+  // Sets a field by what `key` says; `replace` also replaces what another key has said. A recipe
+  // that says something else itself is an error, unless it wins.
+  void set(std::string_view field, const Node& value, std::string_view key, bool recipe_wins,
+           bool replace = false);
+  // Makes a value that stands for a key which is left out.
+  Node scalar(std::string_view text) const;
+
+  // Refuses a value other than the one that is built; numbers are compared as numbers.
+  void check_only(std::string_view key, std::string_view wanted, const Node& value);
+  void refuse(std::string reason, std::string hint);
+
+ private:
+  const RawSetting& from_;
+  RawSettings& given_;
+  Diagnostics& diagnostics_;
+  std::string path_;
+  Node root_;
+};
+
+// Reads rotary positions; `partial`: the family may rotate a part of each head.
+void read_hf_rope(HfConfigFile& file, HfRope kind, bool partial);
+
+// Reads which layers have a window.
+void read_hf_window(HfConfigFile& file, HfWindow kind);
+
+}  // namespace mtrain::recipe

@@ -1,0 +1,133 @@
+#include "recipe/load/hf_families.h"
+
+namespace mtrain::recipe {
+
+namespace {
+
+constexpr HfFamilyKey kLlama[] = {
+    {"hidden_size", "4096"},       {"intermediate_size", "11008"},
+    {"num_hidden_layers", "32"},   {"num_attention_heads", "32"},
+    {"num_key_value_heads", ""},   {"head_dim", ""},
+    {"vocab_size", "32000"},       {"max_position_embeddings", "2048"},
+    {"rms_norm_eps", "1.0e-6"},    {"rope_theta", "10000"},
+    {"hidden_act", "silu"},        {"attention_bias", "false"},
+    {"mlp_bias", "false"},         {"tie_word_embeddings", "false"},
+    {"initializer_range", "0.02"}, {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kMistral[] = {
+    {"hidden_size", "4096"},          {"intermediate_size", "14336"},
+    {"num_hidden_layers", "32"},      {"num_attention_heads", "32"},
+    {"num_key_value_heads", "8"},     {"head_dim", ""},
+    {"vocab_size", "32000"},          {"max_position_embeddings", "131072"},
+    {"rms_norm_eps", "1.0e-6"},       {"rope_theta", "10000"},
+    {"hidden_act", "silu"},           {"sliding_window", "4096"},
+    {"tie_word_embeddings", "false"}, {"initializer_range", "0.02"},
+    {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kPhi3[] = {
+    {"hidden_size", "3072"},          {"intermediate_size", "8192"},
+    {"num_hidden_layers", "32"},      {"num_attention_heads", "32"},
+    {"num_key_value_heads", ""},      {"head_dim", ""},
+    {"vocab_size", "32064"},          {"max_position_embeddings", "4096"},
+    {"rms_norm_eps", "1.0e-5"},       {"rope_theta", "10000"},
+    {"partial_rotary_factor", "1.0"}, {"hidden_act", "silu"},
+    {"sliding_window", ""},           {"tie_word_embeddings", "false"},
+    {"initializer_range", "0.02"},    {"attention_dropout", "0.0"},
+    {"resid_pdrop", "0.0"},           {"embd_pdrop", "0.0"}};
+
+constexpr HfFamilyKey kQwen2[] = {
+    {"hidden_size", "4096"},       {"intermediate_size", "22016"},
+    {"num_hidden_layers", "32"},   {"num_attention_heads", "32"},
+    {"num_key_value_heads", "32"}, {"head_dim", ""},
+    {"vocab_size", "151936"},      {"max_position_embeddings", "32768"},
+    {"rms_norm_eps", "1.0e-6"},    {"rope_theta", "10000"},
+    {"hidden_act", "silu"},        {"tie_word_embeddings", "false"},
+    {"initializer_range", "0.02"}, {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kQwen3[] = {
+    {"hidden_size", "4096"},          {"intermediate_size", "22016"},
+    {"num_hidden_layers", "32"},      {"num_attention_heads", "32"},
+    {"num_key_value_heads", "32"},    {"head_dim", "128"},
+    {"vocab_size", "151936"},         {"max_position_embeddings", "32768"},
+    {"rms_norm_eps", "1.0e-6"},       {"rope_theta", "10000"},
+    {"hidden_act", "silu"},           {"attention_bias", "false"},
+    {"tie_word_embeddings", "false"}, {"initializer_range", "0.02"},
+    {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kMixtral[] = {
+    {"hidden_size", "4096"},          {"intermediate_size", "14336"},
+    {"num_hidden_layers", "32"},      {"num_attention_heads", "32"},
+    {"num_key_value_heads", "8"},     {"head_dim", ""},
+    {"vocab_size", "32000"},          {"max_position_embeddings", "131072"},
+    {"rms_norm_eps", "1.0e-5"},       {"rope_theta", "1000000"},
+    {"hidden_act", "silu"},           {"sliding_window", ""},
+    {"tie_word_embeddings", "false"}, {"num_local_experts", "8"},
+    {"num_experts_per_tok", "2"},     {"initializer_range", "0.02"},
+    {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kQwen2Moe[] = {{"hidden_size", "2048"},
+                                     {"intermediate_size", "5632"},
+                                     {"num_hidden_layers", "24"},
+                                     {"num_attention_heads", "16"},
+                                     {"num_key_value_heads", "16"},
+                                     {"head_dim", ""},
+                                     {"vocab_size", "151936"},
+                                     {"max_position_embeddings", "32768"},
+                                     {"rms_norm_eps", "1.0e-6"},
+                                     {"rope_theta", "10000"},
+                                     {"hidden_act", "silu"},
+                                     {"qkv_bias", "true"},
+                                     {"tie_word_embeddings", "false"},
+                                     {"num_experts", "60"},
+                                     {"num_experts_per_tok", "4"},
+                                     {"moe_intermediate_size", "1408"},
+                                     {"shared_expert_intermediate_size", "5632"},
+                                     {"norm_topk_prob", "false"},
+                                     {"decoder_sparse_step", "1"},
+                                     {"mlp_only_layers", ""},
+                                     {"initializer_range", "0.02"},
+                                     {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kQwen3Moe[] = {
+    {"hidden_size", "2048"},          {"intermediate_size", "6144"},
+    {"num_hidden_layers", "24"},      {"num_attention_heads", "32"},
+    {"num_key_value_heads", "4"},     {"head_dim", ""},
+    {"vocab_size", "151936"},         {"max_position_embeddings", "32768"},
+    {"rms_norm_eps", "1.0e-6"},       {"rope_theta", "10000"},
+    {"hidden_act", "silu"},           {"attention_bias", "false"},
+    {"tie_word_embeddings", "false"}, {"num_experts", "128"},
+    {"num_experts_per_tok", "8"},     {"moe_intermediate_size", "768"},
+    {"norm_topk_prob", "false"},      {"decoder_sparse_step", "1"},
+    {"mlp_only_layers", ""},          {"initializer_range", "0.02"},
+    {"attention_dropout", "0.0"}};
+
+constexpr HfFamilyKey kGpt2[] = {{"n_embd", "768"},
+                                 {"n_inner", ""},
+                                 {"n_layer", "12"},
+                                 {"n_head", "12"},
+                                 {"vocab_size", "50257"},
+                                 {"n_positions", "1024"},
+                                 {"layer_norm_epsilon", "1.0e-5"},
+                                 {"activation_function", "gelu_new"},
+                                 {"tie_word_embeddings", "true"},
+                                 {"initializer_range", "0.02"},
+                                 {"resid_pdrop", "0.1"},
+                                 {"embd_pdrop", "0.1"},
+                                 {"attn_pdrop", "0.1"}};
+
+constexpr HfFamily kFamilies[] = {
+    {.model_type = "llama", .keys = kLlama},
+    {.model_type = "mistral", .keys = kMistral, .window = HfWindow::every_layer},
+    {.model_type = "phi3", .keys = kPhi3, .window = HfWindow::every_layer, .rope = HfRope::phi3},
+    {.model_type = "qwen2", .keys = kQwen2, .window = HfWindow::from_layer},
+    {.model_type = "qwen3", .keys = kQwen3, .window = HfWindow::from_layer},
+    {.model_type = "mixtral", .keys = kMixtral, .window = HfWindow::every_layer},
+    {.model_type = "qwen2_moe", .keys = kQwen2Moe, .window = HfWindow::alternating},
+    {.model_type = "qwen3_moe", .keys = kQwen3Moe, .window = HfWindow::switched},
+    {.model_type = "gpt2", .keys = kGpt2}};
+
+}  // namespace
+
+std::span<const HfFamily> hf_families() { return kFamilies; }
+
+}  // namespace mtrain::recipe
