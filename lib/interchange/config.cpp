@@ -31,6 +31,18 @@ std::string layers_with_experts(const ModelConfig& m) {
   for (int64_t l = 0; l < m.num_layers; ++l) layers += m.has_experts(l) ? '1' : '0';
   return layers;
 }
+std::string layers_with_window(const ModelConfig& m) {
+  std::string layers;
+  for (int64_t l = 0; l < m.num_layers; ++l) layers += m.has_window(l) ? '1' : '0';
+  return layers;
+}
+std::string layers_with_rope(const ModelConfig& m) {
+  std::string layers;
+  for (int64_t l = 0; l < m.num_layers; ++l) layers += m.has_rope(l) ? '1' : '0';
+  return layers;
+}
+// Where another fact says that there is nothing to choose layers for.
+std::string every_layer(const ModelConfig& m) { return std::string(size_t(m.num_layers), '1'); }
 bool any_dense(const ModelConfig& m) {
   return layers_with_experts(m).find('0') != std::string::npos;
 }
@@ -104,6 +116,16 @@ const Fact kFacts[] = {
     {"model.share_embeddings_and_output_weights",
      [](const M& m) { return fmt::to_string(m.share_embeddings_and_output_weights); }},
     {"model.window_size", [](const M& m) { return fmt::to_string(m.window_size.value_or(0)); }},
+    {"model.window_attn_skip_freq",
+     [](const M& m) { return m.window_size ? layers_with_window(m) : every_layer(m); }},
+    {"model.no_rope_freq",
+     [](const M& m) { return rotary(m) ? layers_with_rope(m) : every_layer(m); }},
+    {"model.rotary_base_local",
+     [](const M& m) { return m.rotary_base_local ? number(*m.rotary_base_local) : "none"; }},
+    {"model.query_pre_attn_scalar",
+     [](const M& m) { return number(m.query_pre_attn_scalar.value_or(double(m.head_dim()))); }},
+    {"model.attn_logit_softcapping",
+     [](const M& m) { return number(m.attn_logit_softcapping.value_or(0)); }},
     {"model.moe.layer_freq", layers_with_experts},
     {"model.moe", [](const M& m) {
        const recipe::MoeConfig& e = m.moe;
@@ -203,7 +225,16 @@ void put_window(const ModelConfig& m, std::string_view model_type, json& config)
   config["use_sliding_window"] = window && kind != HfWindow::alternating;
   config["sliding_window"] = nullptr;
   if (window) config["sliding_window"] = *m.window_size;
-  if (kind == HfWindow::from_layer) config["max_window_layers"] = window ? 0 : m.num_layers;
+  if (kind != HfWindow::from_layer) return;
+  const std::string layers = layers_with_window(m);
+  const size_t first = layers.find('1'), all = layers.size();
+  config["max_window_layers"] = std::min(first, all);
+  if (window && layers.find('0', std::min(first, all)) != std::string::npos) {
+    // The first layer with a window says too little.
+    config["layer_types"] = json::array();
+    for (const char has : layers)
+      config["layer_types"].push_back(has == '1' ? "sliding_attention" : "full_attention");
+  }
 }
 
 json config_of(const Recipe& recipe, std::string_view model_type, const ConfigText& text) {

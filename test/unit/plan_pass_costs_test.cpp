@@ -111,7 +111,7 @@ TEST_CASE("a window makes the attention of its layers cheaper") {
     return costs(2, set).attention.forward;
   };
   // Of 1024 positions a token meets 512 on average; with a window of 256, which the first tokens do
-  // not fill, 224; with one of 1, itself (half of it, as a diagonal of scores is counted).
+  // not fill, 224; with one of 1, about 1.
   const double all = attention({}), each = attention({"model.window_size=256"}),
                one = attention({"model.window_size=1"});
   CHECK((all - each) / (all - one) == Approx((512 - 224) / (512 - 0.5 * (2 - 1.0 / 1024))));
