@@ -50,8 +50,9 @@ struct AttentionShape {
   DocumentRows q_documents, kv_documents;
   bool document_gaps = false;  // some rows may belong to no document; they see no key
   float scale;                 // usually 1 / sqrt(D)
-  int64_t lse_stride = 0;      // elements from one head of the lse to the next; 0: Sq
-  bool own_kernels = false;    // a GPU does not ask cuDNN
+  float cap = 0;  // scores s = scale q k^T become cap tanh(s / cap), before the mask; 0: they stay
+  int64_t lse_stride = 0;    // elements from one head of the lse to the next; 0: Sq
+  bool own_kernels = false;  // a GPU does not ask cuDNN
 };
 
 struct AttentionForward {

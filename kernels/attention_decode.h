@@ -19,6 +19,7 @@ struct AttentionDecode {
   int64_t A, G, D;           // G divides A, and query head a reads kv head a / (A / G)
   int64_t window = 0;        // 0: no window
   float scale;               // usually 1 / sqrt(D)
+  float cap = 0;             // as in AttentionShape
 };
 // The largest D of the CUDA kernel.
 constexpr int64_t kDecodeMaxHeadDim = 512;

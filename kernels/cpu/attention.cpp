@@ -37,7 +37,7 @@ void check_documents(const char* op, const char* name, const DocumentRows& d, in
 void check_shape(const AttentionShape& s, const char* op) {
   MT_CHECK(s.B >= 0 && s.Sq >= 0 && s.Skv >= 0 && s.A > 0 && s.G > 0 && s.D > 0 && s.A % s.G == 0,
            "{}: B {} Sq {} Skv {} A {} G {} D {}", op, s.B, s.Sq, s.Skv, s.A, s.G, s.D);
-  MT_CHECK(s.window >= 0, "{}: window {}", op, s.window);
+  MT_CHECK(s.window >= 0 && s.cap >= 0, "{}: window {} cap {}", op, s.window, s.cap);
   MT_CHECK(s.lse_stride == 0 || s.lse_stride >= s.Sq, "{}: lse has {} elements a head, rows {}", op,
            s.lse_stride, s.Sq);
   if (!s.q_documents.begin) return;

@@ -18,6 +18,7 @@ void check_decode(const AttentionDecode& a) {
   MT_CHECK(
       a.T >= 0 && a.rows >= 0 && a.A > 0 && a.G > 0 && a.D > 0 && a.A % a.G == 0 && a.window >= 0,
       "{}: T {} rows {} A {} G {} D {} window {}", kOp, a.T, a.rows, a.A, a.G, a.D, a.window);
+  MT_CHECK(a.cap >= 0, "{}: cap {}", kOp, a.cap);
   const DType dtype = a.q.data.dtype;
   MT_CHECK(is_float(dtype), "{}: q is {}", kOp, dtype_name(dtype));
   check_rows("q", a.q.data, a.q.token_stride, a.T, a.A * a.D, dtype);

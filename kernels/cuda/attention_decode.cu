@@ -15,12 +15,13 @@ struct Operands {
   int A, group, D;
   int window;  // all keys, where there is none
   float scale;
+  float cap;
 };
 
 // A block has one query head. Each of its warps goes through every kWarps-th key with a softmax of
 // its own, a lane holding every 32nd element of the head; in the end the warps' sums are merged in
 // a fixed order. N is D / 32, rounded up.
-template <int N, class T>
+template <int N, bool CAPPED, class T>
 __global__ void decode(const T* q, const T* k, const T* v, T* out, Operands o) {
   __shared__ float warp_top[kWarps], warp_sum_of[kWarps];
   float* const warp_out = dynamic_shared<float>();  // (kWarps, D)
@@ -44,7 +45,9 @@ __global__ void decode(const T* q, const T* k, const T* v, T* out, Operands o) {
         const int d = lane + i * kWarp;
         if (d < o.D) part += query[i] * load_one(k + row * o.k_stride + int64_t(g) * o.D + d);
       }
-      const float score = warp_sum(part), higher = score > top ? score : top;
+      float score = warp_sum(part);
+      if constexpr (CAPPED) score = o.cap * tanhf(score / o.cap);
+      const float higher = score > top ? score : top;
       const float decay = expf(top - higher), p = expf(score - higher);
       sum = sum * decay + p, top = higher;
 #pragma unroll
@@ -86,12 +89,15 @@ void run(const AttentionDecode& a, CUstream_st* stream) {
                    .group = int(a.A / a.G),
                    .D = int(a.D),
                    .window = int(a.window > 0 ? a.window : a.rows),
-                   .scale = a.scale};
+                   .scale = a.scale,
+                   .cap = a.cap};
   const auto launch_for = [&]<int N>(Lanes<N>) {
     with_float(a.q.data.dtype, [&]<class T>() {
-      MT_LAUNCH((decode<N, T>), blocks_for(o.heads, 1), dim3(kWarp, kWarps), kWarps * a.D * 4,
-                stream, data<T>(a.q.data), data<T>(a.k.data), data<T>(a.v.data),
-                data<T>(a.out.data), o);
+      const auto start = [&](void (*kernel)(const T*, const T*, const T*, T*, Operands)) {
+        MT_LAUNCH(kernel, blocks_for(o.heads, 1), dim3(kWarp, kWarps), kWarps * a.D * 4, stream,
+                  data<T>(a.q.data), data<T>(a.k.data), data<T>(a.v.data), data<T>(a.out.data), o);
+      };
+      start(a.cap > 0 ? decode<N, true, T> : decode<N, false, T>);
     });
   };
   if (a.D <= 2 * kWarp)

@@ -9,11 +9,11 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads, 1)
     forward(AnyHeads q_heads, AnyHeads k_heads, AnyHeads v_heads, AnyHeads out_heads, float* lse,
-            int64_t lse_stride, VisibleKeys sight, int A, int group, float scale, float* amax,
-            Float8Out eight) {
+            int64_t lse_stride, VisibleKeys sight, int A, int group, float scale, SoftCap cap,
+            float* amax, Float8Out eight) {
   const int tiles = (sight.Sq + kTile - 1) / kTile;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B, D = q_heads.D;
   // Under a causal mask the last queries see the most keys: they go first.
@@ -48,8 +48,9 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 #pragma unroll
       for (int j = 0; j < kMyColumns; ++j) {
         const int key = key0 + my_column(j);
-        s[i][j] = key >= seen[i].begin && key < seen[i].end ? s[i][j] * (scale * kAttentionLog2E)
-                                                            : -INFINITY;
+        if constexpr (CAPPED) s[i][j] = cap.capped(s[i][j] * (scale * kAttentionLog2E));
+        const float score = CAPPED ? s[i][j] : s[i][j] * (scale * kAttentionLog2E);
+        s[i][j] = key >= seen[i].begin && key < seen[i].end ? score : -INFINITY;
         most = fmaxf(most, s[i][j]);
       }
       most = across_max(most);
@@ -92,26 +93,29 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   }
 }
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 void start(const AttentionForward& f, CUstream_st* stream) {
   const AttentionShape& s = f.shape;
   const unsigned blocks = unsigned(div_up(s.Sq, kTile) * s.A * s.B);
   const size_t shared = (3 * Tile<DIM>::kFloats + kTile * kScoreStride) * sizeof(float);
-  MT_LAUNCH((forward<DIM>), blocks, kTileThreads, shared, stream, any_heads(f.q, s),
+  MT_LAUNCH((forward<DIM, CAPPED>), blocks, kTileThreads, shared, stream, any_heads(f.q, s),
             any_heads(f.k, s), any_heads(f.v, s), any_heads(f.out, s), data<float>(f.lse),
             s.lse_stride ? s.lse_stride : s.Sq, VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale,
-            data<float>(f.amax), float8_out(f.quantized, f.scale));
+            SoftCap(s.cap), data<float>(f.amax), float8_out(f.quantized, f.scale));
 }
 
 }  // namespace
 
 void attention_plain(const AttentionForward& f, CUstream_st* stream) {
-  if (f.shape.D <= 64)
-    start<64>(f, stream);
-  else if (f.shape.D <= 128)
-    start<128>(f, stream);
-  else
-    start<kMaxHeadDim>(f, stream);
+  const auto start_as = [&]<bool CAPPED>() {
+    if (f.shape.D <= 64)
+      start<64, CAPPED>(f, stream);
+    else if (f.shape.D <= 128)
+      start<128, CAPPED>(f, stream);
+    else
+      start<kMaxHeadDim, CAPPED>(f, stream);
+  };
+  f.shape.cap > 0 ? start_as.template operator()<true>() : start_as.template operator()<false>();
 }
 
 }  // namespace mtrain::kernels::cuda

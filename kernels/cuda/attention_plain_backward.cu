@@ -16,6 +16,7 @@ struct Operands {
   VisibleKeys sight;
   int A, group;
   float scale;
+  SoftCap cap;
 };
 
 // What a block has in shared memory.
@@ -35,7 +36,7 @@ struct Shared {
 };
 
 // Probabilities p and gradients of scores ds (without the scale) of the tiles at hand.
-template <int DIM>
+template <bool CAPPED, int DIM>
 __device__ __forceinline__ void scores(const Shared<DIM>& tiles, const Operands& a, int b, int head,
                                        int q0, int key0) {
   float s[kMyRows][kMyColumns], dp[kMyRows][kMyColumns];
@@ -53,15 +54,20 @@ __device__ __forceinline__ void scores(const Shared<DIM>& tiles, const Operands&
     for (int j = 0; j < kMyColumns; ++j) {
       const int key = key0 + my_column(j);
       const bool sees = key >= seen.begin && key < seen.end;
-      const float p = sees ? exp2f(s[i][j] * (a.scale * kAttentionLog2E) - lse) : 0.0f;
+      if constexpr (CAPPED) {
+        s[i][j] = a.cap.capped(s[i][j] * (a.scale * kAttentionLog2E));
+        dp[i][j] = (dp[i][j] - delta) * a.cap.slope(s[i][j]);
+      }
+      const float score = CAPPED ? s[i][j] : s[i][j] * (a.scale * kAttentionLog2E);
+      const float p = sees ? exp2f(score - lse) : 0.0f;
       const int to = my_row(i) * kScoreStride + my_column(j);
       tiles.p[to] = p;
-      tiles.ds[to] = sees ? p * (dp[i][j] - delta) : 0.0f;
+      tiles.ds[to] = !sees ? 0.0f : CAPPED ? p * dp[i][j] : p * (dp[i][j] - delta);
     }
   }
 }
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads, 1)
     backward_of_keys(Operands a, AnyHeads dk_heads, AnyHeads dv_heads, bool add, float* dk_amax,
                      float* dv_amax) {
@@ -79,7 +85,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
       fill_tile(tiles.q, a.q.of(b, head), q0, a.sight.Sq, D);
       fill_tile(tiles.dout, a.dout.of(b, head), q0, a.sight.Sq, D);
       __syncthreads();
-      scores(tiles, a, b, head, q0, key0);
+      scores<CAPPED>(tiles, a, b, head, q0, key0);
       __syncthreads();
       dv.add(tiles.dout, [&](int key, int q) { return tiles.p[q * kScoreStride + key]; });
       dk.add(tiles.q, [&](int key, int q) { return tiles.ds[q * kScoreStride + key]; });
@@ -95,7 +101,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   if (dv_amax) raise_amax(dv_amax, dv_most);
 }
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads, 1)
     backward_of_queries(Operands a, AnyHeads dq_heads, bool add, float* amax) {
   const int tiles_of_q = (a.sight.Sq + kTile - 1) / kTile, D = a.q.D;
@@ -111,7 +117,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     fill_tile(tiles.k, a.k.of(b, head / a.group), key0, a.sight.Skv, D);
     fill_tile(tiles.v, a.v.of(b, head / a.group), key0, a.sight.Skv, D);
     __syncthreads();
-    scores(tiles, a, b, head, q0, key0);
+    scores<CAPPED>(tiles, a, b, head, q0, key0);
     __syncwarp();  // the warp that has written a row of ds reads it
     dq.add(tiles.k, [&](int q, int key) { return tiles.ds[q * kScoreStride + key]; });
   }
@@ -143,7 +149,7 @@ __global__ void delta(Heads<const T> out, Heads<const T> dout, float* delta, int
   }
 }
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) {
   const AttentionShape& s = g.shape;
   const Operands a{any_heads(g.q, s),
@@ -156,15 +162,17 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
                    VisibleKeys(s),
                    int(s.A),
                    int(s.A / s.G),
-                   s.scale};
+                   s.scale,
+                   SoftCap(s.cap)};
   constexpr size_t kBytes = Shared<DIM>::kBytes;
   if (s.Skv > 0)
-    MT_LAUNCH((backward_of_keys<DIM>), unsigned(div_up(s.Skv, kTile) * s.G * s.B), kTileThreads,
-              kBytes, stream, a, any_heads(g.dk, s), any_heads(g.dv, s), g.add_dkv,
+    MT_LAUNCH((backward_of_keys<DIM, CAPPED>), unsigned(div_up(s.Skv, kTile) * s.G * s.B),
+              kTileThreads, kBytes, stream, a, any_heads(g.dk, s), any_heads(g.dv, s), g.add_dkv,
               data<float>(g.dqk_amax), data<float>(g.dv_amax));
   if (s.Sq > 0)
-    MT_LAUNCH((backward_of_queries<DIM>), unsigned(div_up(s.Sq, kTile) * s.A * s.B), kTileThreads,
-              kBytes, stream, a, any_heads(g.dq, s), g.add_dq, data<float>(g.dqk_amax));
+    MT_LAUNCH((backward_of_queries<DIM, CAPPED>), unsigned(div_up(s.Sq, kTile) * s.A * s.B),
+              kTileThreads, kBytes, stream, a, any_heads(g.dq, s), g.add_dq,
+              data<float>(g.dqk_amax));
 }
 
 }  // namespace
@@ -184,12 +192,15 @@ void attention_delta(const AttentionBackward& b, float* to, CUstream_st* stream)
 }
 
 void attention_plain(const AttentionBackward& b, const float* delta, CUstream_st* stream) {
-  if (b.shape.D <= 64)
-    start<64>(b, delta, stream);
-  else if (b.shape.D <= 128)
-    start<128>(b, delta, stream);
-  else
-    start<kMaxHeadDim>(b, delta, stream);
+  const auto start_as = [&]<bool CAPPED>() {
+    if (b.shape.D <= 64)
+      start<64, CAPPED>(b, delta, stream);
+    else if (b.shape.D <= 128)
+      start<128, CAPPED>(b, delta, stream);
+    else
+      start<kMaxHeadDim, CAPPED>(b, delta, stream);
+  };
+  b.shape.cap > 0 ? start_as.template operator()<true>() : start_as.template operator()<false>();
 }
 
 }  // namespace mtrain::kernels::cuda

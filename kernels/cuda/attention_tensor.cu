@@ -31,9 +31,17 @@ struct Softmax {
 };
 
 // Turns scores into probabilities; returns the factors by which the earlier results are multiplied.
-template <int BLOCKS>
+template <bool CAPPED, int BLOCKS>
 __device__ __forceinline__ void soften(float (&s)[BLOCKS][4], Softmax& state, float (&decay)[2],
-                                       const Range (&seen)[2], int key0, bool whole, float scale) {
+                                       const Range (&seen)[2], int key0, bool whole, float scale,
+                                       const SoftCap& cap) {
+  if constexpr (CAPPED) {
+#pragma unroll
+    for (int n = 0; n < BLOCKS; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = cap.capped(s[n][i] * scale);
+    scale = 1;
+  }
   const int column = int(threadIdx.x) % 4 * 2;
   if (!whole) {
 #pragma unroll
@@ -76,10 +84,10 @@ struct Output {
   Float8Out eight;  // as out, if it has a scale
 };
 
-template <int DIM, class T>
+template <int DIM, bool CAPPED, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     forward(Heads<const T> q_heads, Heads<const T> k_heads, Heads<const T> v_heads, Output<T> to,
-            VisibleKeys sight, int A, int group, float scale) {
+            VisibleKeys sight, int A, int group, float scale, SoftCap cap) {
   const int tiles = (sight.Sq + kQueries - 1) / kQueries, D = q_heads.D;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B;
   // Under a causal mask the last queries see the most keys: they go first.
@@ -124,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     float decay[2];
     const bool whole = key0 >= last_of_warp.begin && key0 + kKeys <= first_of_warp.end;
-    soften(s, state, decay, seen, key0, whole, scale);
+    soften<CAPPED>(s, state, decay, seen, key0, whole, scale, cap);
 #pragma unroll
     for (int n = 0; n < DIM / 8; ++n)
 #pragma unroll
@@ -161,15 +169,15 @@ __global__ void __launch_bounds__(kThreads, 1)
                 });
 }
 
-template <int DIM, class T>
+template <int DIM, bool CAPPED, class T>
 void start(const AttentionForward& f, CUstream_st* stream) {
   const AttentionShape& s = f.shape;
   MT_LAUNCH(
-      (forward<DIM, T>), unsigned(div_up(s.Sq, kQueries) * s.A * s.B), kThreads,
+      (forward<DIM, CAPPED, T>), unsigned(div_up(s.Sq, kQueries) * s.A * s.B), kThreads,
       Shared<DIM>::kBytes, stream, heads_of<T>(f.q, s), heads_of<T>(f.k, s), heads_of<T>(f.v, s),
       (Output<T>{pairs_of<T>(f.out, s), data<float>(f.lse), s.lse_stride ? s.lse_stride : s.Sq,
                  data<float>(f.amax), float8_out(f.quantized, f.scale)}),
-      VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E);
+      VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E, SoftCap(s.cap));
 }
 
 bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_stride % 8 == 0; }
@@ -185,7 +193,11 @@ bool tensor_cores_can(const AttentionForward& f) {
 
 void attention_on_tensor_cores(const AttentionForward& f, CUstream_st* stream) {
   const auto start_as = [&]<class T>() {
-    f.shape.D <= 64 ? start<64, T>(f, stream) : start<128, T>(f, stream);
+    const bool capped = f.shape.cap > 0;
+    if (f.shape.D <= 64)
+      capped ? start<64, true, T>(f, stream) : start<64, false, T>(f, stream);
+    else
+      capped ? start<128, true, T>(f, stream) : start<128, false, T>(f, stream);
   };
   if (f.q.data.dtype == DType::f16)
     start_as.template operator()<f16>();

@@ -21,6 +21,7 @@ struct Operands {
   VisibleKeys sight;
   int A, group;
   float scale;
+  SoftCap cap;
 };
 
 // What the kernel needs of a query besides its row.
@@ -75,14 +76,22 @@ __device__ __forceinline__ void multiply_transposed(float (&x)[R / 8][4], const 
 }
 
 // Turns one score and its gradient into p and ds (without the scale).
-__device__ __forceinline__ void soften(float& s, float& ds, const Query& q, int key, float scale) {
+template <bool CAPPED>
+__device__ __forceinline__ void soften(float& s, float& ds, const Query& q, int key, float scale,
+                                       const SoftCap& cap) {
   const bool sees = key >= q.begin && key < q.end;
-  const float p = sees ? fast_exp2(s * scale - q.lse) : 0.0f;
-  s = p;
-  ds = sees ? p * (ds - q.delta) : 0.0f;
+  if constexpr (CAPPED) {
+    const float score = cap.capped(s * scale);
+    s = sees ? fast_exp2(score - q.lse) : 0.0f;
+    ds = sees ? s * (ds - q.delta) * cap.slope(score) : 0.0f;
+  } else {
+    const float p = sees ? fast_exp2(s * scale - q.lse) : 0.0f;
+    s = p;
+    ds = sees ? p * (ds - q.delta) : 0.0f;
+  }
 }
 
-template <int DIM, class T>
+template <int DIM, bool CAPPED, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_of_keys(Operands<T> a, PairHeads<T> dk_heads, PairHeads<T> dv_heads, bool add,
                      float* dk_amax, float* dv_amax) {
@@ -121,8 +130,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const Query q = shared.queries(stage)[n * 8 + lane % 4 * 2 + j];
-        soften(s[n][j], ds[n][j], q, key, a.scale * kAttentionLog2E);
-        soften(s[n][2 + j], ds[n][2 + j], q, key + 8, a.scale * kAttentionLog2E);
+        const float scale = a.scale * kAttentionLog2E;
+        soften<CAPPED>(s[n][j], ds[n][j], q, key, scale, a.cap);
+        soften<CAPPED>(s[n][2 + j], ds[n][2 + j], q, key + 8, scale, a.cap);
       }
 #pragma unroll
     for (int k = 0; k < R / 16; ++k) {
@@ -141,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   raise_amax_of_sums<DIM, T>(dv_amax, dv, row0, a.sight.Skv, D, 1.0f, 1.0f);
 }
 
-template <int DIM, class T>
+template <int DIM, bool CAPPED, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_of_queries(Operands<T> a, PairHeads<T> dq_heads, bool add, float* amax) {
   constexpr int R = kMoving<DIM>;
@@ -179,8 +189,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int n = 0; n < R / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        soften(s[n][i], ds[n][i], mine[i / 2], key0 + n * 8 + lane % 4 * 2 + i % 2,
-               a.scale * kAttentionLog2E);
+        soften<CAPPED>(s[n][i], ds[n][i], mine[i / 2], key0 + n * 8 + lane % 4 * 2 + i % 2,
+                       a.scale * kAttentionLog2E, a.cap);
 #pragma unroll
     for (int k = 0; k < R / 16; ++k) {
       uint32_t left[4];
@@ -193,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   raise_amax_of_sums<DIM, T>(amax, dq, row0, a.sight.Sq, D, a.scale, a.scale);
 }
 
-template <int DIM, class T>
+template <int DIM, bool CAPPED, class T>
 void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) {
   const AttentionShape& s = g.shape;
   const Operands<T> a{heads_of<T>(g.q, s),
@@ -206,12 +216,13 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
                       VisibleKeys(s),
                       int(s.A),
                       int(s.A / s.G),
-                      s.scale};
-  MT_LAUNCH((backward_of_keys<DIM, T>), unsigned(div_up(s.Skv, kKept) * s.G * s.B), kThreads,
-            Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dk, s), pairs_of<T>(g.dv, s), g.add_dkv,
-            data<float>(g.dqk_amax), data<float>(g.dv_amax));
-  MT_LAUNCH((backward_of_queries<DIM, T>), unsigned(div_up(s.Sq, kKept) * s.A * s.B), kThreads,
-            Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dq, s), g.add_dq,
+                      s.scale,
+                      SoftCap(s.cap)};
+  MT_LAUNCH((backward_of_keys<DIM, CAPPED, T>), unsigned(div_up(s.Skv, kKept) * s.G * s.B),
+            kThreads, Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dk, s), pairs_of<T>(g.dv, s),
+            g.add_dkv, data<float>(g.dqk_amax), data<float>(g.dv_amax));
+  MT_LAUNCH((backward_of_queries<DIM, CAPPED, T>), unsigned(div_up(s.Sq, kKept) * s.A * s.B),
+            kThreads, Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dq, s), g.add_dq,
             data<float>(g.dqk_amax));
 }
 
@@ -230,7 +241,11 @@ bool tensor_cores_can(const AttentionBackward& g) {
 void attention_on_tensor_cores(const AttentionBackward& g, const float* delta,
                                CUstream_st* stream) {
   const auto start_as = [&]<class T>() {
-    g.shape.D <= 64 ? start<64, T>(g, delta, stream) : start<128, T>(g, delta, stream);
+    const bool capped = g.shape.cap > 0;
+    if (g.shape.D <= 64)
+      capped ? start<64, true, T>(g, delta, stream) : start<64, false, T>(g, delta, stream);
+    else
+      capped ? start<128, true, T>(g, delta, stream) : start<128, false, T>(g, delta, stream);
   };
   if (g.q.data.dtype == DType::f16)
     start_as.template operator()<f16>();

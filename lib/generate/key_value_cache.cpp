@@ -80,7 +80,8 @@ class KeyValueCache::Core : public model::AttentionCore {
                                   .G = heads_.G,
                                   .D = heads_.D,
                                   .window = heads_.window,
-                                  .scale = heads_.scale()},
+                                  .scale = heads_.scale(),
+                                  .cap = heads_.score_cap},
                                  qkv_TN, cache_RN_, state_->start_T, state_->end_T);
   }
 
@@ -103,7 +104,8 @@ class KeyValueCache::Core : public model::AttentionCore {
                                       .scale = heads_.scale(),
                                       .q_documents = {},
                                       .kv_documents = {},
-                                      .window = heads_.window};
+                                      .window = heads_.window,
+                                      .cap = heads_.score_cap};
       ops::attention_block(stream, block, {qkv_TN, 0}, {cache_RN_, 0}, {cache_RN_, heads_.G}, into);
       row += r.count;
     }

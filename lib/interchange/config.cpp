@@ -264,10 +264,11 @@ void put_window(const ModelConfig& m, std::string_view model_type, json& config)
   }
   config["use_sliding_window"] = window && kind != HfWindow::alternating;
   config["sliding_window"] = width;
-  const bool uniform = layers.find(window ? '0' : '1') == std::string::npos;
-  if (kind == HfWindow::from_layer)
-    config["max_window_layers"] = window ? int64_t(layers.find('1')) : m.num_layers;
-  if (kind == HfWindow::without_rope || (kind == HfWindow::from_layer && !uniform))
+  const size_t first = std::min(layers.find('1'), layers.size());
+  if (kind == HfWindow::from_layer) config["max_window_layers"] = first;
+  // The first layer with a window says too little if there is one without behind it.
+  const bool last = layers.find('0', first) == std::string::npos;
+  if (kind == HfWindow::without_rope || (kind == HfWindow::from_layer && !last))
     config["layer_types"] = types;
 }
 

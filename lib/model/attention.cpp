@@ -27,13 +27,18 @@ class AttentionSegment : public Segment {
         id_{SegmentKind::attention, layer},
         name_(segment_name(id_)),
         rotary_(rotary),
+        rotates_(c.rotates(layer)),
         recompute_core_(recompute.attention_core),
         recompute_head_norms_(recompute_core_ && recompute.norms && c.qk_norm),
         keep_norm_(!recompute.cheap && !recompute.norms),
         tensor_(impls.tensor),
         norm_(params, unit_id(layer), name_ + ".norm", c, *tensor_),
-        heads_{tensor_->local_count(c.heads), tensor_->local_count(c.kv_heads), c.head_dim,
-               c.window} {
+        heads_{.A = tensor_->local_count(c.heads),
+               .G = tensor_->local_count(c.kv_heads),
+               .D = c.head_dim,
+               .window = c.window_of(layer),
+               .score_scale = c.score_scale,
+               .score_cap = c.score_cap} {
     core_ = impls.attention_core ? impls.attention_core(heads_, layer) : local_attention(heads_);
     const int64_t D = c.head_dim;
     qkv_ = tensor_->column_linear(params,
@@ -87,7 +92,7 @@ class AttentionSegment : public Segment {
       a.raw_TN = a.qkv_TN;
       normalize_heads(step, a);
     }
-    if (c_.rotary) rotate(step, a.qkv_TN, false);
+    if (rotates_) rotate(step, a.qkv_TN, false);
     const ops::Float8Write out_write = core_write(step, proj_->input_write(step.training));
     a.proj_scale = InputScale(out_write);
     CoreResult core = core_->forward(step, a.qkv_TN, out_write);
@@ -112,7 +117,7 @@ class AttentionSegment : public Segment {
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_head_norms_) {
       normalize_heads(step, a);
-      if (c_.rotary) rotate(step, a.qkv_TN, false);
+      if (rotates_) rotate(step, a.qkv_TN, false);
     }
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN, {});
     InputGradient dout = proj_->dgrad(step, {drop_backward(step, d.d_TH, id_, c_.hidden_dropout,
@@ -126,9 +131,9 @@ class AttentionSegment : public Segment {
     const Tensor dqkv_amax = dqkv_write.amax, none;
     Tensor dqkv =
         core_->backward(step, a.core, dout.dx_TI,
-                        {.dqk = c_.rotary || c_.qk_norm ? none : dqkv_amax, .dv = dqkv_amax});
+                        {.dqk = rotates_ || c_.qk_norm ? none : dqkv_amax, .dv = dqkv_amax});
     a.core = {}, a.qkv_TN = {}, dout = {};
-    if (c_.rotary) rotate(step, dqkv, true, c_.qk_norm ? none : dqkv_amax);
+    if (rotates_) rotate(step, dqkv, true, c_.qk_norm ? none : dqkv_amax);
     if (c_.qk_norm) normalize_heads_backward(step, a, dqkv, dqkv_amax);
     const Tensor y =
         keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}, a.qkv_scale.again).y_TH;
@@ -177,6 +182,7 @@ class AttentionSegment : public Segment {
   const SegmentId id_;
   const std::string name_;  // names the scope in error messages, and starts the parameters' names
   const RotaryTables& rotary_;
+  const bool rotates_;
   bool recompute_core_, recompute_head_norms_, keep_norm_;
   std::shared_ptr<TensorParallel> tensor_;
   Norm norm_;

@@ -35,14 +35,17 @@ class LocalAttention : public AttentionCore {
             .G = heads_.G,
             .D = heads_.D,
             .window = heads_.window,
-            .scale = heads_.scale()};
+            .scale = heads_.scale(),
+            .cap = heads_.score_cap};
   }
   HeadConfig heads_;
 };
 
 }  // namespace
 
-float HeadConfig::scale() const { return 1.0f / std::sqrt(float(D)); }
+float HeadConfig::scale() const {
+  return score_scale > 0 ? score_scale : 1.0f / std::sqrt(float(D));
+}
 
 std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads) {
   return std::make_unique<LocalAttention>(heads);

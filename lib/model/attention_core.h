@@ -9,11 +9,13 @@
 
 namespace mtrain::model {
 
-// The heads that this rank computes.
+// The heads of a layer that this rank computes.
 struct HeadConfig {
-  int64_t A, G, D;      // query heads, key-value heads, elements of a head
-  int64_t window = 0;   // positions that a query sees; 0: all before it
-  float scale() const;  // the factor of q k^T: 1 / sqrt(D)
+  int64_t A, G, D;        // query heads, key-value heads, elements of a head
+  int64_t window = 0;     // positions that a query sees; 0: all before it
+  float score_scale = 0;  // 0: 1 / sqrt(D)
+  float score_cap = 0;    // c of c tanh(s / c), the scores after the cap; 0: none
+  float scale() const;    // the factor of q k^T
 };
 
 struct CoreResult {

@@ -25,11 +25,14 @@ Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positio
          const Recompute& recompute, const ModelImpls& impls, const StageSpec& stage)
     : c_(c), stage_(stage), tensor_(impls.tensor) {
   stage_.end = std::min(stage_.end, c.layers);
+  const bool two_bases = c.rotary && c.local_rotary_base > 0;
   if (c.rotary) rotary_ = rotary_tables(stream, c, positions);
+  if (two_bases) local_rotary_ = local_rotary_tables(stream, c, positions);
   if (stage_.embedding)
     embedding_ = std::make_unique<Embedding>(params, c, impls, stage_.shares_table);
   for (int64_t i = stage_.begin; i < stage_.end; ++i)
-    blocks_.emplace_back(params, c, i, rotary_, recompute, impls);
+    blocks_.emplace_back(params, c, i, two_bases && c.window_of(i) > 0 ? local_rotary_ : rotary_,
+                         recompute, impls);
   if (stage_.head) {
     head_ = std::make_unique<Head>(params, c, impls, stage_.shares_table);
     head_unit_ = head_->unit();

@@ -82,7 +82,7 @@ class Gpt {
   GptConfig c_;
   StageSpec stage_;
   std::shared_ptr<TensorParallel> tensor_;
-  RotaryTables rotary_;
+  RotaryTables rotary_, local_rotary_;  // the latter of layers with a window; perhaps absent
   // The units of the output layer's weight and of the head; null without a head. With tied
   // embeddings the former holds the token table.
   ParamUnit *table_unit_ = nullptr, *head_unit_ = nullptr;

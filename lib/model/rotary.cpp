@@ -58,22 +58,34 @@ std::vector<double> rotary_frequencies(int64_t dims, double base, const RopeScal
   return frequencies;
 }
 
-RotaryTables rotary_tables(Stream& stream, const GptConfig& c, int64_t positions) {
-  const int64_t dims = c.rotary_dim > 0 ? c.rotary_dim : c.head_dim;
-  const int64_t most = c.rope_scaling.most_positions;
-  MT_CHECK(most == 0 || positions <= most, "{} positions with rotary factors for up to {}",
-           positions, most);
-  const auto frequencies = rotary_frequencies(dims, c.rotary_base, c.rope_scaling);
+namespace {
+RotaryTables tables_of(Stream& stream, int64_t dims, double base, const RopeScaling& scaling,
+                       int64_t positions) {
+  const auto frequencies = rotary_frequencies(dims, base, scaling);
   const auto R = int64_t(frequencies.size());
   std::vector<float> cos(static_cast<size_t>(positions * R)), sin(cos.size());
   for (int64_t p = 0; p < positions; ++p)
     for (int64_t i = 0; i < R; ++i) {
       const double angle = double(p) * frequencies[size_t(i)];
-      cos[size_t(p * R + i)] = float(std::cos(angle) * c.rope_scaling.attention_factor);
-      sin[size_t(p * R + i)] = float(std::sin(angle) * c.rope_scaling.attention_factor);
+      cos[size_t(p * R + i)] = float(std::cos(angle) * scaling.attention_factor);
+      sin[size_t(p * R + i)] = float(std::sin(angle) * scaling.attention_factor);
     }
   return {Tensor::from_host(stream, {positions, R}, std::move(cos)),
           Tensor::from_host(stream, {positions, R}, std::move(sin))};
+}
+
+int64_t rotated_dims(const GptConfig& c) { return c.rotary_dim > 0 ? c.rotary_dim : c.head_dim; }
+}  // namespace
+
+RotaryTables rotary_tables(Stream& stream, const GptConfig& c, int64_t positions) {
+  const int64_t most = c.rope_scaling.most_positions;
+  MT_CHECK(most == 0 || positions <= most, "{} positions with rotary factors for up to {}",
+           positions, most);
+  return tables_of(stream, rotated_dims(c), c.rotary_base, c.rope_scaling, positions);
+}
+
+RotaryTables local_rotary_tables(Stream& stream, const GptConfig& c, int64_t positions) {
+  return tables_of(stream, rotated_dims(c), c.local_rotary_base, {}, positions);
 }
 
 }  // namespace mtrain::model

@@ -20,5 +20,7 @@ struct RotaryTables {
 };
 // Returns the tables for positions [0, positions), multiplied by the scaling's attention_factor.
 RotaryTables rotary_tables(Stream& stream, const GptConfig& c, int64_t positions);
+// Returns those of the layers with a window, by c.local_rotary_base and without scaling.
+RotaryTables local_rotary_tables(Stream& stream, const GptConfig& c, int64_t positions);
 
 }  // namespace mtrain::model

@@ -27,6 +27,7 @@ kernels::AttentionShape shape_of(const Device& device, const AttentionDims& d,
           .q_documents = documents,
           .kv_documents = documents,
           .scale = d.scale,
+          .cap = d.cap,
           .own_kernels = device.own_attention()};
 }
 // Returns the elements of a (T, heads * D) tensor from head `head` of the first token on.

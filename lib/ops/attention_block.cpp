@@ -29,6 +29,7 @@ kernels::AttentionShape shape_of(const Device& device, const AttentionBlock& b,
           .kv_documents = {b.kv_documents.begin, b.kv_documents.end},
           .document_gaps = documents,
           .scale = b.scale,
+          .cap = b.cap,
           .lse_stride = lse_stride,
           .own_kernels = device.own_attention()};
 }

@@ -45,7 +45,8 @@ Tensor attention_decode(Stream& stream, const DecodeDims& d, const Tensor& qkv_T
                                .G = d.G,
                                .D = d.D,
                                .window = d.window,
-                               .scale = d.scale});
+                               .scale = d.scale,
+                               .cap = d.cap});
   return out_TN;
 }
 

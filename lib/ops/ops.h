@@ -172,6 +172,7 @@ struct AttentionDims {
   bool causal = true;
   int64_t window = 0;  // 0: none
   float scale;
+  float cap = 0;  // scores s become cap tanh(s / cap); 0: they stay
 };
 struct AttentionResult {
   Tensor out_TN;                 // (T, A * D)
@@ -216,6 +217,7 @@ struct AttentionBlock {
   Documents q_documents, kv_documents;
   int64_t window = 0;    // 0: none; else a query sees only the last `window` of its keys
   int64_t out_head = 0;  // the A heads of out and dout begin with this head of their rows
+  float cap = 0;         // as in AttentionDims
 };
 // Some heads of every token's row: those from head `first` on.
 struct Heads {
@@ -246,6 +248,7 @@ struct DecodeDims {
   int64_t A, G, D;
   int64_t window = 0;  // 0: none
   float scale;
+  float cap = 0;  // as in AttentionDims
 };
 // Returns (T, A * D): row t of qkv_TN, whose keys and values are not read, attends to the rows
 // [start_T[t], end_T[t]) of the cache (int32), or to the last `window` of them. start_T[t] is the

@@ -337,9 +337,10 @@ class Estimator {
     if (r_.train.device != recipe::DeviceChoice::cuda) return 0;
     if (layers_.all() == 0) return Count(kMatmulWorkspace);
     // After an exchange of heads attention has whole sequences, and some heads at a time. cuDNN
-    // computes neither fp32 nor blocks of keys whose gradients are added up.
+    // computes neither fp32, capped scores, nor blocks of keys whose gradients are added up.
     const bool exchanged = layer_.uses(recipe::CpCommType::a2a);
-    const bool cudnn = !r_.debug.own_attention && e_ == 2 && (l_.cp == 1 || exchanged);
+    const bool cudnn = !r_.debug.own_attention && !m_.attn_logit_softcapping && e_ == 2 &&
+                       (l_.cp == 1 || exchanged);
     const int64_t ranks = exchanged ? l_.cp : 1;
     const int64_t kv_heads = heads_here(m_.kv_heads(), ranks);
     const int64_t chunks = exchanged ? plan_.head_chunks.a2a : 1;

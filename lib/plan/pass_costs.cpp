@@ -75,6 +75,18 @@ schedule::PartCost calls(const RunPlan& plan) {
   return {.forward = each, .backward = each};
 }
 
+// Returns how many of S positions a token meets in a layer, on average: half of them, or those in
+// the layer's window.
+double positions_seen(const ModelShape& m, double S) {
+  double sum = 0;
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
+    const bool window = m.window > 0 && m.window_layers.at(size_t(layer));
+    const double w = window ? std::min(S, double(m.window)) : S;
+    sum += w - w * w / (2 * S);
+  }
+  return sum / double(m.layers);
+}
+
 }  // namespace
 
 schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
@@ -95,8 +107,8 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
 
   schedule::PassCosts c;
   c.attention = linears(H * (2 * heads + kv));
-  // A token meets half of the positions; backward makes two gradients, and the scores once more.
-  const double core = gemm(double(plan.sample_length) * heads);
+  // Backward makes two gradients, and the scores once more.
+  const double core = gemm(2 * positions_seen(m, double(plan.sample_length)) * heads);
   c.attention.forward += core;
   c.attention.backward += 2.5 * core + (plan.recompute.attention_core ? core : 0);
   c.mlp = linears((inputs + 1) * H * double(m.ffn));

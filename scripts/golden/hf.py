@@ -99,6 +99,15 @@ CASES = {
                                               rope_parameters=LONGROPE, **PHI3), True),
     "phi3_longrope_long": (transformers.Phi3Config(**TWO_HEADS, original_max_position_embeddings=4,
                                                    rope_parameters=LONGROPE, **PHI3), False),
+    # Windows of the layers from one on, and of every other layer, which layer_types alone can say.
+    "qwen2_window": (transformers.Qwen2Config(**dict(SIZES, num_hidden_layers=3), rope_parameters=rope(1e6),
+                                              use_sliding_window=True, sliding_window=4,
+                                              max_window_layers=1), False),
+    "qwen3_window": (transformers.Qwen3Config(**dict(SIZES, num_hidden_layers=3), head_dim=16,
+                                              rope_parameters=rope(1e6), use_sliding_window=True,
+                                              sliding_window=4, layer_types=[
+                                                  "sliding_attention", "full_attention",
+                                                  "sliding_attention"]), False),
     "smollm3": (transformers.SmolLM3Config(**FOUR_LAYERS, no_rope_layer_interval=2, rope_parameters=rope(1e4),
                                            **PHI3), False),
     # The third layer has no rotary positions, and so a window.

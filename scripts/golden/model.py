@@ -5,7 +5,7 @@
   scripts/golden/model.py --check    recomputes them from their parameters and holds their gradients
                                      against finite differences
 
-Each file holds a 2-layer model of one family: its parameters, two sequences of tokens with labels
+Each file holds a small model of one family: its parameters, two sequences of tokens with labels
 (-1: masked), and what an implementation must find: the logits, the loss (mean over the unmasked
 labels, in nats) and the gradient of every parameter. In models with experts the gradients are those
 of the loss plus the routers' own losses, which the file has, too, beside their biases and the loads
@@ -110,6 +110,14 @@ FAMILIES = {
         rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=2.0,
                           beta_slow=0.25, attention_factor=1.15)),
     "mlp_bias": dict(LLAMA, mlp_bias=True),
+    # With a window and rotary positions, with either, and with neither. The window's base is not
+    # scaled; scores are divided by another root, and capped.
+    "some_layers": dict(
+        LLAMA, num_layers=4, kv_channels=16, rotary_base=1e4, rotary_base_local=1e2,
+        rope_scaling=dict(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                          original_max_position_embeddings=48),
+        no_rope_freq=[0, 0, 1, 1], window_size=8, window_attn_skip_freq=[1, 0, 1, 0],
+        query_pre_attn_scalar=6.0, attn_logit_softcapping=2.0),
 }
 B, S = 2, 24
 # fp32 must choose the experts that float64 chooses, and its scores err by some 1e-6. Finite
@@ -247,13 +255,20 @@ def yarn_frequency(f, i, D, base, scaling):
     return share * f / scaling["factor"] + (1 - share) * f
 
 
-def inverse_frequencies(c):
-    D, scaling = rotary_size(c), c["rope_scaling"]
+def of_layer(c, setting, layer, default):
+    """What a list of 0 and 1 says of a layer."""
+    return c[setting][layer] == 1 if setting in c else default
+
+
+def inverse_frequencies(c, local=False):
+    D, scaling, base = rotary_size(c), c["rope_scaling"], c["rotary_base"]
+    if local and "rotary_base_local" in c:
+        scaling, base = None, c["rotary_base_local"]
     frequencies = []
     for i in range(D // 2):
-        f = c["rotary_base"] ** (-2 * i / D)
+        f = base ** (-2 * i / D)
         if scaling and scaling["type"] == "yarn":
-            f = yarn_frequency(f, i, D, c["rotary_base"], scaling)
+            f = yarn_frequency(f, i, D, base, scaling)
         elif scaling:
             wavelength, original = 2 * math.pi / f, scaling["original_max_position_embeddings"]
             low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -308,8 +323,9 @@ class Gpt:
         y, bias = x @ self.p[f"{name}.weight"].t(), self.p.get(f"{name}.bias") if bias else None
         return y if bias is None else y + bias
 
-    def attention(self, name, x):
+    def attention(self, name, x, layer):
         c, p = self.c, self.p
+        window = c["window_size"] and of_layer(c, "window_attn_skip_freq", layer, True)
         A, G, D = c["num_attention_heads"], c["num_query_groups"], c["kv_channels"]
         b, s, _ = x.shape
         qkv = self.linear(f"{name}.qkv", self.norm(f"{name}.norm", x))
@@ -320,18 +336,22 @@ class Gpt:
             q = rms_norm(q, p[f"{name}.q_norm.weight"], c["norm_epsilon"])
             k = rms_norm(k, p[f"{name}.k_norm.weight"], c["norm_epsilon"])
         position = torch.arange(s, dtype=torch.float64)
-        if c["position_embedding"] == "rope":
-            angles = position[:, None] * inverse_frequencies(c)
+        if c["position_embedding"] == "rope" and not of_layer(c, "no_rope_freq", layer, False):
+            angles = position[:, None] * inverse_frequencies(c, window)
             size = (c["rope_scaling"] or {}).get("attention_factor", 1.0)
             q, k = rotate(q, angles, size), rotate(k, angles, size)
         distance = position[:, None] - position[None, :]  # of a query (row) to a key (column)
         visible = distance >= 0
-        if c["window_size"]:
+        if window:
             visible &= distance < c["window_size"]
         heads = []
         for head in range(A):
             group = head // (A // G)
-            scores = q[:, :, head] @ k[:, :, group].transpose(1, 2) / math.sqrt(D)
+            scores = q[:, :, head] @ k[:, :, group].transpose(1, 2)
+            scores = scores / math.sqrt(c.get("query_pre_attn_scalar", D))
+            if "attn_logit_softcapping" in c:
+                cap = c["attn_logit_softcapping"]
+                scores = cap * torch.tanh(scores / cap)
             weights = torch.softmax(scores.masked_fill(~visible, -math.inf), -1)
             heads.append(weights @ v[:, :, group])
         return self.linear(f"{name}.proj", torch.cat(heads, -1))
@@ -457,7 +477,7 @@ class Gpt:
         if self.c["position_embedding"] == "learned":
             x = x + p["position_embedding.weight"][:ids.shape[1]]
         for i in range(self.c["num_layers"]):
-            x = x + self.attention(f"layers.{i}.attention", x)
+            x = x + self.attention(f"layers.{i}.attention", x, i)
             moe, mlp = experts_of(self.c, i), f"layers.{i}.mlp"
             x = x + (self.experts(moe, mlp, x) if moe else self.mlp(mlp, x))
         return self.norm("final_norm", x) @ p.get("output.weight", p["embedding.weight"]).t()

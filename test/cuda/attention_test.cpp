@@ -20,7 +20,14 @@ struct Case {
   int64_t q_start = 0, window = 0;
   std::vector<int32_t> q_begin = {}, q_end = {}, kv_begin = {}, kv_end = {};
   bool gaps = false;
+  float cap = 0, scale = 0;  // of scores; scale 0: 1 / sqrt(D)
+  float scale_of() const { return scale > 0 ? scale : 1 / std::sqrt(float(D)); }
 };
+// Returns the case with a cap of scores and another scale.
+Case capped(Case c, float cap, float scale = 0) {
+  c.cap = cap, c.scale = scale;
+  return c;
+}
 
 // Returns where the documents begin and where they end, from their borders.
 std::pair<std::vector<int32_t>, std::vector<int32_t>> from(const std::vector<int32_t>& cu) {
@@ -55,22 +62,29 @@ std::vector<Case> with_documents() {
   return cases;
 }
 
-const std::vector<Case> kCases = {{"one", 1, 1, 1, 1, 1, 64},
-                                  {"seven", 2, 7, 7, 4, 2, 32},
-                                  {"square", 2, 64, 64, 2, 2, 64},
-                                  {"grouped", 1, 130, 130, 8, 2, 80},
-                                  {"several blocks", 1, 257, 257, 2, 1, 128},
-                                  {"odd head", 2, 33, 33, 3, 1, 37},
-                                  {"tiny head", 1, 40, 40, 2, 2, 3},
-                                  {"large head", 1, 70, 70, 1, 1, 200},
-                                  {"all keys", 2, 130, 130, 2, 1, 64, false},
-                                  {"more keys, all", 2, 30, 290, 4, 2, 32, false},
-                                  {"more keys", 1, 64, 257, 2, 2, 64, true, 193},
-                                  {"some rows see nothing", 1, 130, 64, 2, 1, 64, true, -50},
-                                  {"no row sees a key", 1, 20, 20, 2, 1, 32, true, -20},
-                                  {"window", 2, 257, 257, 2, 1, 32, true, 0, 40},
-                                  {"window of one", 1, 70, 70, 1, 1, 128, true, 0, 1},
-                                  {"window beyond the keys", 1, 70, 40, 1, 1, 64, true, 40, 30}};
+const std::vector<Case> kCases = {
+    {"one", 1, 1, 1, 1, 1, 64},
+    {"seven", 2, 7, 7, 4, 2, 32},
+    {"square", 2, 64, 64, 2, 2, 64},
+    {"grouped", 1, 130, 130, 8, 2, 80},
+    {"several blocks", 1, 257, 257, 2, 1, 128},
+    {"odd head", 2, 33, 33, 3, 1, 37},
+    {"tiny head", 1, 40, 40, 2, 2, 3},
+    {"large head", 1, 70, 70, 1, 1, 200},
+    {"all keys", 2, 130, 130, 2, 1, 64, false},
+    {"more keys, all", 2, 30, 290, 4, 2, 32, false},
+    {"more keys", 1, 64, 257, 2, 2, 64, true, 193},
+    {"some rows see nothing", 1, 130, 64, 2, 1, 64, true, -50},
+    {"no row sees a key", 1, 20, 20, 2, 1, 32, true, -20},
+    {"window", 2, 257, 257, 2, 1, 32, true, 0, 40},
+    {"window of one", 1, 70, 70, 1, 1, 128, true, 0, 1},
+    {"window beyond the keys", 1, 70, 40, 1, 1, 64, true, 40, 30},
+    capped({"scale", 1, 70, 70, 2, 1, 64}, 0, 0.0625f),
+    capped({"cap", 1, 130, 130, 4, 2, 64}, 1.5f),
+    capped({"high cap", 1, 70, 70, 2, 1, 128}, 50),
+    capped({"large head, cap", 1, 70, 70, 1, 1, 200}, 1),
+    capped({"odd head, cap", 2, 33, 33, 3, 1, 37, false}, 1),
+    capped({"cap, window", 1, 130, 130, 2, 1, 32, true, 0, 40}, 0.5f, 0.25f)};
 
 constexpr int64_t kGap = 8;  // elements between the tokens of a fused row
 
@@ -111,7 +125,8 @@ struct Operands {
                      .q_start = c.q_start,
                      .window = c.window,
                      .document_gaps = c.gaps,
-                     .scale = 1 / std::sqrt(float(c.D)),
+                     .scale = c.scale_of(),
+                     .cap = c.cap,
                      .lse_stride = lse_stride};
     if (!c.q_begin.empty()) {
       s.q_documents = {of(q_begin), of(q_end)};
@@ -315,7 +330,8 @@ TEST_CASE("attention decode equals the CPU's, for every type and width of heads"
                                  .G = G,
                                  .D = D,
                                  .window = window,
-                                 .scale = 1 / std::sqrt(float(D))};
+                                 .scale = 1 / std::sqrt(float(D)),
+                                 .cap = A == 6 || A == 2 ? 1.5f : 0.0f};
         };
         cpu::run(args([](Mirror& m) { return m.host().span(); }));
         cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());

@@ -178,6 +178,48 @@ TEST_CASE("a sliding window reaches over the ranks that share a sequence") {
   }
 }
 
+TEST_CASE("windows and rotary positions of some layers train as on a single rank") {
+  const Changes layers{"model.num_layers=4",
+                       "model.window_size=7",
+                       "model.window_attn_skip_freq=[1,0,1,0]",
+                       "model.no_rope_freq=[0,0,1,1]",
+                       "model.rotary_base_local=100",
+                       "model.query_pre_attn_scalar=6",
+                       "model.attn_logit_softcapping=2"};
+  const Changes base = with(kBase, layers);
+  const Result one = train_alone(base, 5);
+  // Each setting has a part in it.
+  for (size_t i = 1; i < layers.size(); ++i) {
+    Changes without = with(kBase, layers);
+    std::erase(without, layers[i]);
+    if (i == 1) std::erase(without, layers[2]), std::erase(without, layers[4]);
+    CAPTURE(layers[i]);
+    CHECK((train_alone(without, 5).losses != one.losses));
+  }
+  const Changes tensor{"distributed.tp_size=2", "distributed.sequence_parallel=true"},
+      pipeline{"distributed.pp_size=2", "distributed.pipeline={}"},
+      recompute{"recompute=selective", "recompute.modules=[core_attn,norms]"};
+  check_alike(one, train_ranks(2, with(base, cp_of(2, "all_gather")), 5));
+  check_alike(one, train_ranks(2, with(base, cp_of(2, "a2a")), 5));
+  // Rings serve the layers without a window.
+  check_alike(one, train_ranks(2, with(base, cp_of(2, "[all_gather,p2p,a2a,p2p]")), 5));
+  check_alike(one, train_ranks(4,
+                               with(with(base, cp_of(4, "[a2a,a2a+p2p,all_gather,p2p]")),
+                                    with(kLevels, recompute)),
+                               5));
+  check_alike(one, train_ranks(2, with(with(base, tensor), recompute), 5));
+  // The second stage begins with a layer of its own kind.
+  check_close(one.losses, train_ranks(2, with(base, pipeline), 5)[0].losses, 1e-5);
+  check_close(
+      one.losses,
+      train_ranks(4, with(with(base, pipeline), cp_of(2, "[a2a,p2p,all_gather,p2p]")), 5)[0].losses,
+      1e-5);
+  const Changes bf16{"mixed_precision.name=bf16_mixed"};
+  const Result half = train_alone(with(base, bf16), 5);
+  for (const Changes& layout : {tensor, cp_of(2, "[all_gather,p2p,a2a,p2p]")})
+    check_close(half.losses, train_ranks(2, with(with(base, bf16), layout), 5)[0].losses, 2e-2);
+}
+
 namespace {
 
 // Each of the packed documents in a sample of its own.

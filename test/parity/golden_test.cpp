@@ -1,4 +1,4 @@
-// Compares whole models with an independent reference: logits, loss and every gradient of a 2-layer
+// Compares whole models with an independent reference: logits, loss and every gradient of a small
 // model of each family, which scripts/golden/model.py has computed in float64.
 #include <algorithm>
 #include <cmath>
@@ -85,6 +85,14 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
   if (j.contains("moe")) c.experts = experts_of(j["moe"], c.layers);
   if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
+  for (const int64_t without : j.value("no_rope_freq", std::vector<int64_t>{}))
+    c.rope_layers.push_back(without == 0);
+  for (const int64_t has : j.value("window_attn_skip_freq", std::vector<int64_t>{}))
+    c.window_layers.push_back(has == 1);
+  c.local_rotary_base = j.value("rotary_base_local", 0.0);
+  if (j.contains("query_pre_attn_scalar"))
+    c.score_scale = 1 / std::sqrt(j["query_pre_attn_scalar"].get<float>());
+  c.score_cap = j.value("attn_logit_softcapping", 0.0f);
   return c;
 }
 
@@ -191,7 +199,7 @@ struct Family {
 
 const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
                                          "qwen3", "mistral",     "gpt2",       "gpt2_erf",
-                                         "yarn",  "mlp_bias"};
+                                         "yarn",  "mlp_bias",    "some_layers"};
 
 const std::vector<std::string> kExpertFamilies{
     "mixtral",      "qwen3_moe",       "qwen2_moe",  "deepseek_moe",   "deepseek_v3_router",

@@ -24,7 +24,9 @@ const std::vector<Overrides> kFamilies{
     {"model.attention_bias=true", "model.activation=gelu"},
     {"model.mlp_bias=true"},
     {"model.architecture=qwen3", "model.kv_channels=48"},
-    {"model.architecture=mistral", "model.window_size=64"}};
+    {"model.architecture=mistral", "model.window_size=64"},
+    {"model.window_size=64", "model.window_attn_skip_freq=2", "model.rotary_base_local=100",
+     "model.no_rope_freq=3", "model.attn_logit_softcapping=30"}};
 
 }  // namespace
 

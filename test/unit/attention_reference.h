@@ -14,6 +14,9 @@ struct AttentionCase {
   bool causal = true;
   int64_t q_start = 0, window = 0;
   std::vector<int32_t> cu_seqlens = {};
+  double cap = 0;    // scores s become cap tanh(s / cap); 0: they stay
+  double scale = 0;  // of scores; 0: 1 / sqrt(D)
+  float scale_of() const { return scale > 0 ? float(scale) : 1 / std::sqrt(float(D)); }
 };
 
 inline bool sees(const AttentionCase& c, int64_t i, int64_t j) {
@@ -39,9 +42,9 @@ struct AttentionReference {
         dq(q.size()),
         dk(k.size()),
         dv(k.size()) {
-    const double scale = 1 / std::sqrt(float(c.D));
+    const double scale = c.scale_of();
     const int64_t D = c.D;
-    std::vector<double> p(size_t(c.Skv)), dp(size_t(c.Skv));
+    std::vector<double> p(size_t(c.Skv)), dp(size_t(c.Skv)), slope(size_t(c.Skv));
     for (int64_t b = 0; b < c.B; ++b)
       for (int64_t a = 0; a < c.A; ++a)
         for (int64_t i = 0; i < c.Sq; ++i) {
@@ -52,6 +55,8 @@ struct AttentionReference {
             p[j] = 0;
             if (!sees(c, i, j)) continue;
             for (int64_t d = 0; d < D; ++d) p[j] += scale * q[at_q + d] * k[at_k(j) + d];
+            slope[j] = c.cap > 0 ? std::pow(std::cosh(p[j] / c.cap), -2) : 1;
+            if (c.cap > 0) p[j] = c.cap * std::tanh(p[j] / c.cap);
             top = std::max(top, p[j]);
           }
           for (int64_t j = 0; j < c.Skv; ++j)
@@ -69,7 +74,7 @@ struct AttentionReference {
           }
           for (int64_t j = 0; j < c.Skv; ++j)
             for (int64_t d = 0; d < D; ++d) {
-              const double ds = scale * p[j] * (dp[j] - delta);
+              const double ds = scale * slope[j] * p[j] * (dp[j] - delta);
               dq[at_q + d] += ds * k[at_k(j) + d];
               dk[at_k(j) + d] += ds * q[at_q + d];
               dv[at_k(j) + d] += p[j] * dout[at_q + d];

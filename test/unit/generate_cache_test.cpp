@@ -124,6 +124,10 @@ void check_greedy(const model::GptConfig& config, DType dtype) {
 TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, in fp32 and bf16") {
   model::GptConfig window = tiny(), norms = tiny(), yarn = tiny(), one_head = tiny();
   window.window = 37;
+  model::GptConfig layers = tiny();
+  layers.layers = 3, layers.window = 37, layers.local_rotary_base = 50;
+  layers.window_layers = {true, false, true}, layers.rope_layers = {true, true, false};
+  layers.score_scale = 0.5f, layers.score_cap = 2;
   norms.qk_norm = true;
   norms.rope_scaling = {model::RopeScaling::Kind::linear, 4};
   yarn.rotary_dim = 8;
@@ -139,6 +143,10 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
     }
     SECTION(std::string("a sliding window ") + std::string(dtype_name(dtype))) {
       check_greedy(window, dtype);
+    }
+    SECTION(std::string("windows and rotary positions of some layers, scale and cap of scores ") +
+            std::string(dtype_name(dtype))) {
+      check_greedy(layers, dtype);
     }
     SECTION(std::string("norms of heads, scaled rotary ") + std::string(dtype_name(dtype))) {
       check_greedy(norms, dtype);

@@ -103,6 +103,26 @@ TEST_CASE("a model is written as a family that computes it") {
   const json qwen = written("{architecture: qwen3, " + sizes + ", window_size: 16}", type);
   CHECK(qwen.at("use_sliding_window") == true);
   CHECK(qwen.at("max_window_layers") == 0);
+  const auto layers = [&](const char* family, const char* freq) {
+    return written(fmt::format("{{architecture: {}, {}, num_layers: 4, window_size: 16, "
+                               "window_attn_skip_freq: {}}}",
+                               family, sizes.substr(sizes.find("hidden_size")), freq),
+                   type);
+  };
+  const json late = layers("qwen2", "[0, 0, 1, 1]");
+  CHECK((type == "qwen2" && late.at("max_window_layers") == 2 && !late.contains("layer_types")));
+  const json odd = layers("qwen3", "2");
+  CHECK((type == "qwen3" && odd.at("sliding_window") == 16));
+  CHECK(odd.at("layer_types") ==
+        json({"sliding_attention", "full_attention", "sliding_attention", "full_attention"}));
+  // Of Llama's families Mistral alone has windows, in every layer; Qwen2 has biases.
+  CHECK_THROWS_WITH(layers("mistral", "2"), Contains("model.window_attn_skip_freq"));
+  for (const auto& [setting, field] :
+       {std::pair{"query_pre_attn_scalar: 4", "model.query_pre_attn_scalar: 4, not 8"},
+        {"attn_logit_softcapping: 50", "model.attn_logit_softcapping: 50, not 0"},
+        {"no_rope_freq: 2, qk_layernorm: true", "model.no_rope_freq: 10, not 11"},
+        {"window_size: 16, rotary_base_local: 100", "model.rotary_base_local: 100, not 10000"}})
+    CHECK_THAT(error_of("{" + sizes + ", " + setting + "}"), Contains(field));
   const json llama3 = written("{" + sizes + ", rope_scaling: {type: llama3, factor: 8}}", type);
   CHECK(llama3.at("rope_scaling").at("rope_type") == "llama3");
   CHECK(llama3.at("rope_scaling").at("original_max_position_embeddings") == 8192);

@@ -22,8 +22,11 @@ const std::vector<int64_t> kWindows = {0, 1, 70, 300};
 
 struct Case {
   int64_t A, G, D;
+  float cap = 0, scale = 0;
+  float scale_of() const { return scale > 0 ? scale : 1 / std::sqrt(float(D)); }
 };
-const Case kCases[] = {{1, 1, 16}, {4, 2, 64}, {6, 1, 37}, {3, 3, 128}, {8, 2, 100}};
+const Case kCases[] = {{1, 1, 16},  {4, 2, 64},       {6, 1, 37},          {3, 3, 128},
+                       {8, 2, 100}, {4, 2, 64, 1.5f}, {6, 1, 37, 1, 0.25f}};
 
 struct Operands {
   Array qkv, cache, out, start = Array::ids(kStart), end = Array::ids(kEnd);
@@ -48,7 +51,8 @@ struct Operands {
             .G = c.G,
             .D = c.D,
             .window = window,
-            .scale = 1 / std::sqrt(float(c.D))};
+            .scale = c.scale_of(),
+            .cap = c.cap};
   }
   // The definition in float64: the attention of one query to all of its keys.
   std::vector<double> reference(const Case& c, int64_t window = 0) const {
@@ -62,7 +66,7 @@ struct Operands {
         k.insert(k.end(), key.begin(), key.end());
         v.insert(v.end(), value.begin(), value.end());
       }
-      const AttentionReference r({"", 1, 1, keys, c.A, c.G, c.D, false},
+      const AttentionReference r({"", 1, 1, keys, c.A, c.G, c.D, false, 0, 0, {}, c.cap, c.scale},
                                  qkv.values(int64_t(t) * (AD + 2 * GD), AD), k, v,
                                  std::vector<double>(size_t(AD)));
       want.insert(want.end(), r.out.begin(), r.out.end());
@@ -120,7 +124,8 @@ TEST_CASE("attention decode has the bits of attention to the whole sequence") {
                                               .G = c.G,
                                               .D = c.D,
                                               .window = window,
-                                              .scale = one.scale},
+                                              .scale = one.scale,
+                                              .cap = one.cap},
                                     .q = {queries, AD},
                                     .k = rows(one.k),
                                     .v = rows(one.v),

@@ -36,7 +36,8 @@ AttentionShape shape_of(const Case& c, const Array& cu_seqlens) {
           .window = c.window,
           .q_documents = documents,
           .kv_documents = documents,
-          .scale = 1 / std::sqrt(float(c.D))};
+          .scale = c.scale_of(),
+          .cap = float(c.cap)};
 }
 
 // Operands inside wider rows, as the parts of a fused qkv are; results likewise, so that what lies
@@ -104,7 +105,9 @@ void check(const Case& c, DType type, Closeness& close,
   // products whose running value stays below 4 after the scale; sums over keys weighted by
   // probabilities are of size 1 (out), those over rows and their differences (gradients of scores,
   // times a value) up to 8.
-  const double D = double(c.D), rows = double(c.Sq * c.A / c.G);
+  // A larger scale of scores makes them, and so their errors and gradients, larger.
+  const double D = double(c.D), rows = double(c.Sq * c.A / c.G),
+               size = std::max(1.0, double(c.scale_of()) * std::sqrt(D));
   const auto rule = [&](double terms, double scale) {
     return Rule{.dtype = type, .K = terms, .scale = scale, .sums = DType::f32};
   };
@@ -119,14 +122,14 @@ void check(const Case& c, DType type, Closeness& close,
   const bool tiles = bf16 == Bf16Arithmetic::tiles;
   const auto gradient = [&](double terms, double heads) {
     return type == DType::f32
-               ? rule(terms, 8)
-               : Rule{.dtype = type, .K = heads, .scale = tiles ? 6.0 : 4.0, .sums = type};
+               ? rule(terms, 8 * size)
+               : Rule{.dtype = type, .K = heads, .scale = (tiles ? 6.0 : 4.0) * size, .sums = type};
   };
   const auto rounded = [&](double terms) {
     return Rule{.dtype = type, .K = terms, .scale = 2, .sums = type};
   };
-  REQUIRE(close(Run::dense(r.out, r.q_stride, true), ref.out, tiles ? rounded(1) : rule(D, 4)) ==
-          "");
+  REQUIRE(close(Run::dense(r.out, r.q_stride, true), ref.out,
+                tiles ? rounded(1) : rule(D, 4 * size)) == "");
   for (int64_t i = 0; i < r.lse.size(); ++i)
     if (std::isinf(ref.lse[size_t(i)]))
       REQUIRE(r.lse[i] == ref.lse[size_t(i)]);
@@ -134,7 +137,7 @@ void check(const Case& c, DType type, Closeness& close,
       REQUIRE(std::abs(r.lse[i] - ref.lse[size_t(i)]) <=
               eps(DType::f32) * (4 + std::abs(ref.lse[size_t(i)])) * 4);
   REQUIRE(close(Run::dense(r.dv, r.k_stride, true), ref.dv,
-                tiles ? rounded(4 * double(c.A / c.G)) : rule(D + rows, 8)) == "");
+                tiles ? rounded(4 * double(c.A / c.G)) : rule(D + rows, 8 * size)) == "");
   REQUIRE(close(Run::dense(r.dq, r.q_stride, true), ref.dq, gradient(D, 1)) == "");
   REQUIRE(close(Run::dense(r.dk, r.k_stride, true), ref.dk,
                 gradient(D + rows, double(c.A / c.G))) == "");
@@ -165,7 +168,16 @@ const std::vector<Case> kCases = {
     {"documents and window", 1, 257, 257, 2, 1, 32, true, 0, 20, {0, 50, 250, 257}},
     // Panels of queries whose document begins beyond the block of keys that other rows still see.
     {"a document from within a block", 1, 384, 384, 2, 1, 32, true, 0, 0, {0, 306, 384}},
-    {"a short document at the end", 1, 2100, 2100, 1, 1, 16, true, 0, 0, {0, 2000, 2100}}};
+    {"a short document at the end", 1, 2100, 2100, 1, 1, 16, true, 0, 0, {0, 2000, 2100}},
+    {"another scale", 1, 70, 70, 4, 2, 32, true, 0, 0, {}, 0, 0.0625},
+    // Most scores lie far within a cap, about at it, and beyond.
+    {"a high cap", 1, 130, 130, 2, 1, 37, true, 0, 0, {}, 50},
+    {"a cap", 2, 130, 130, 4, 2, 64, true, 0, 0, {}, 1.5},
+    {"a low cap, another scale", 1, 257, 257, 2, 2, 32, true, 0, 0, {}, 0.5, 0.375},
+    {"a cap and a window", 1, 257, 257, 4, 2, 32, true, 0, 40, {}, 2, 0.375},
+    {"a cap, more keys, all", 2, 30, 290, 4, 2, 80, false, 0, 0, {}, 1},
+    {"a cap, some rows see nothing", 1, 130, 64, 2, 1, 64, true, -50, 0, {}, 1},
+    {"a cap over documents", 1, 257, 257, 4, 2, 64, true, 0, 20, {0, 1, 100, 100, 131, 257}, 1}};
 
 }  // namespace
 
@@ -261,7 +273,9 @@ TEST_CASE("attention on tiles: fp32 results, adding to gradients, and NaN") {
 }
 
 TEST_CASE("attention: the backward is the slope of the forward") {
-  const Case c{"small", 1, 5, 6, 2, 1, 4, true, 1};
+  const double cap = GENERATE(0.0, 0.7), scale = cap > 0 ? 0.8 : 0.0;
+  const int64_t window = cap > 0 ? 3 : 0;
+  const Case c{"small", 1, 5, 6, 2, 1, 4, true, 1, window, {}, cap, scale};
   const auto q = Array::normal(DType::f64, c.Sq * c.A * c.D, 1).values();
   const auto k = Array::normal(DType::f64, c.Skv * c.G * c.D, 2).values();
   const auto v = Array::normal(DType::f64, c.Skv * c.G * c.D, 3).values();
@@ -286,7 +300,8 @@ TEST_CASE("attention: the backward is the slope of the forward") {
 
 TEST_CASE("attention: any number of threads gives the same bits") {
   for (const Case& c :
-       {Case{"grouped", 2, 300, 300, 4, 2, 64}, Case{"all", 1, 130, 290, 2, 2, 80, false}})
+       {Case{"grouped", 2, 300, 300, 4, 2, 64}, Case{"all", 1, 130, 290, 2, 2, 80, false},
+        Case{"capped", 1, 300, 300, 4, 2, 64, true, 0, 70, {}, 1}})
     for (DType type : kFloats) {
       const Run alone(c, type);
       for (int threads : {2, 3}) {
@@ -307,13 +322,14 @@ TEST_CASE("attention: a NaN among the operands stays visible") {
   // the integer that 2^x takes from there.
   const double nan = GENERATE(std::bit_cast<double>(0x7ff8000000000000),
                               std::bit_cast<double>(0x7ff8000000000000 | (uint64_t(0x123) << 29)));
+  const float cap = GENERATE(0.0f, 2.0f);
   for_each_isa([&](const char* isa) {
-    INFO(isa);
+    INFO(isa << " cap " << cap);
     Array q = Array::normal(DType::f32, 40 * 16, 1), k = Array::normal(DType::f32, 40 * 16, 2);
     Array out(DType::f32, 40 * 16), lse(DType::f32, 40);
     q.set(20 * 16 + 3, nan);
     cpu::run(AttentionForward{
-        .shape = {.B = 1, .Sq = 40, .Skv = 40, .A = 1, .G = 1, .D = 16, .scale = 0.25f},
+        .shape = {.B = 1, .Sq = 40, .Skv = 40, .A = 1, .G = 1, .D = 16, .scale = 0.25f, .cap = cap},
         .q = {q, 16},
         .k = {k, 16},
         .v = {k, 16},

@@ -363,6 +363,7 @@ TEST_CASE("attention that is not for cuDNN is named with the reason") {
   CHECK_THAT(why([](auto& f) { f.shape.lse_stride = 9; }, h200), Contains("lse"));
   CHECK_THAT(why([](auto& f) { f.shape.Sq = f.shape.Skv = 1; }, h200), Contains("one token"));
   CHECK_THAT(why([](auto& f) { f.shape.D = 12; }, h200), Contains("heads of 12"));
+  CHECK_THAT(why([](auto& f) { f.shape.cap = 50; }, h200), Contains("capped"));
   const auto large = [](AttentionForward& f) { f.shape.D = 256; };
   CHECK(why(large, h200) == "");
   CHECK_THAT(why(large, {91900, 80}), Contains("up to 128"));

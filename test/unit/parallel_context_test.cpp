@@ -22,6 +22,7 @@ struct Case {
   int64_t B, G;
   std::vector<int64_t> documents;  // lengths over two ranks each; empty: one sequence
   int64_t window = 0;
+  float scale = 0, cap = 0;  // of scores
 };
 constexpr int64_t kA = 8;
 const std::vector<Case> kCases{{"equal heads", 1, 8, {}},
@@ -30,7 +31,10 @@ const std::vector<Case> kCases{{"equal heads", 1, 8, {}},
                                {"documents", 1, 4, {8, 72, 24, 104, 4}},
                                {"documents, one of them alone", 1, 8, {64}},
                                {"window", 2, 8, {}, 11},
-                               {"window over documents", 1, 8, {8, 72, 24, 104, 4}, 11}};
+                               {"window over documents", 1, 8, {8, 72, 24, 104, 4}, 11},
+                               {"scale and cap", 2, 4, {}, 0, 0.5f, 1},
+                               {"scale and cap over documents", 1, 8, {8, 72, 24}, 0, 0.5f, 1},
+                               {"window, scale and cap", 1, 8, {}, 11, 0.5f, 1}};
 
 // The operands of attention over the whole sequence, which every rank can make.
 struct AttentionProblem {
@@ -46,7 +50,7 @@ struct AttentionProblem {
                           : std::accumulate(documents.begin(), documents.end(), int64_t(0));
   }
   int64_t N() const { return (kA + 2 * c.G) * kD; }
-  model::HeadConfig heads() const { return {kA, c.G, kD, c.window}; }
+  model::HeadConfig heads() const { return {kA, c.G, kD, c.window, c.scale, c.cap}; }
   Tensor values(Stream& stream, int64_t width, uint64_t key) const {
     const Tensor wide = Tensor::empty(stream, {S * c.B, width}, DType::f32);
     ops::fill_normal(stream, wide, key, 0, 1);

@@ -104,6 +104,23 @@ TEST_CASE("the rates of computations follow the type, the GPU and the threads") 
   CHECK(cpu("debug.compute_slowdown=5").experts.forward == Approx(5 * one.experts.forward));
 }
 
+TEST_CASE("a window makes the attention of its layers cheaper") {
+  const auto attention = [](const Overrides& more) {
+    Overrides set{"distributed.ep_size=2"};
+    set.insert(set.end(), more.begin(), more.end());
+    return costs(2, set).attention.forward;
+  };
+  // Of 1024 positions a token meets 512 on average; with a window of 256, which the first tokens do
+  // not fill, 224; with one of 1, about 1.
+  const double all = attention({}), each = attention({"model.window_size=256"}),
+               one = attention({"model.window_size=1"});
+  CHECK((all - each) / (all - one) == Approx((512 - 224) / (512 - 0.5 * (2 - 1.0 / 1024))));
+  const Overrides half{"model.window_size=256", "model.window_attn_skip_freq=2"};
+  CHECK(attention(half) == Approx((all + each) / 2));
+  CHECK(attention({"model.window_size=1024"}) == Approx(all));
+  CHECK(attention({"model.window_size=4096"}) == Approx(all));
+}
+
 TEST_CASE("every call of an exchange takes the link's latency") {
   const auto added = [](const Overrides& more, const Overrides& link = {}) {
     Overrides set{"distributed.ep_size=2"};

@@ -355,6 +355,7 @@ TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's whe
   CHECK(workspace({"debug.deterministic=true"}) == double(kMatmulWorkspace));
   CHECK(own_attention.workspace == double(kMatmulWorkspace));  // not cuDNN's sums of dq
   CHECK(workspace({"mixed_precision=fp32"}) == double(kMatmulWorkspace));
+  CHECK(workspace({"model.attn_logit_softcapping=50"}) == double(kMatmulWorkspace));
   CHECK(workspace({"mixed_precision=fp32", "train.micro_batch_size=16",
                    "dataset.seq_length=32768"}) == 8 * 16 * 4 * heads);
   // A packed document's lse, close gradients, and dk and dv of every query head.

@@ -9,6 +9,36 @@ using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
 
+namespace {
+
+void check_layer_rules() {
+  const char *window = "model.window_size=64", *learned = "model.position_embedding=learned",
+             *local = "model.rotary_base_local=10";
+  expect_accepts({.what = "layers of several kinds",
+                  .set = {window, "model.window_attn_skip_freq=[1,0,1,0,1,0,1,0]", local,
+                          "model.no_rope_freq=[0,0,0,1,0,0,0,1]", "model.query_pre_attn_scalar=64",
+                          "model.attn_logit_softcapping=50"}});
+  expect_accepts({.what = "every fourth without positions", .set = {"model.no_rope_freq=4"}});
+  expect_error({.what = "a short list", .set = {"model.no_rope_freq=[0,1]"}}, "model.no_rope_freq",
+               "a list of 2 for 8 layers");
+  expect_error({.what = "a list of other numbers", .set = {"model.no_rope_freq=[0,1,2,0,0,0,0,0]"}},
+               "model.no_rope_freq", "a 1 for a layer without");
+  expect_error({.what = "no list", .set = {window, "model.window_attn_skip_freq=[]"}},
+               "model.window_attn_skip_freq", "a list of 0 for 8 layers");
+  expect_error({.what = "no positions to leave out", .set = {learned, "model.no_rope_freq=4"}},
+               "model.no_rope_freq", "learned");
+  expect_error({.what = "no window", .set = {"model.window_attn_skip_freq=2"}},
+               "model.window_attn_skip_freq", "window_size is not set");
+  expect_error({.what = "no layer with it", .set = {window, "model.window_attn_skip_freq=1"}},
+               "model.window_attn_skip_freq", "none of the 8 layers");
+  expect_error({.what = "a base for no window", .set = {local}}, "model.rotary_base_local",
+               "window_size is not set");
+  expect_error({.what = "a base for learned positions", .set = {window, learned, local}},
+               "model.rotary_base_local", "learned");
+}
+
+}  // namespace
+
 TEST_CASE("settings of one rank that contradict each other are refused at the one to change") {
   expect_accepts({.what = "base"});
   expect_error(
@@ -61,6 +91,7 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_error({.what = "biases of the MLP beside layer norms",
                 .set = {"model.mlp_bias=true", "model.normalization=layernorm"}},
                "model.mlp_bias", "layer norms");
+  check_layer_rules();
   const Overrides longrope{"model.rope_scaling=longrope", "model.kv_channels=8",
                            "model.rotary_percent=0.5", "model.rope_scaling.short_factor=[1, 2]",
                            "model.rope_scaling.long_factor=[3, 4]"};

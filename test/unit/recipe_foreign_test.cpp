@@ -521,9 +521,7 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
         {R"({"model_type": "mistral", "mlp_bias": true})", "mlp_bias is true"},
         {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not built"},
         {R"({"model_type": "gpt2", "activation_function": "silu"})", "silu is not built"},
-        {R"({"model_type": "qwen2", "use_sliding_window": true})",
-         "max_window_layers 28 gives a window to 4 of 32 layers"},
-        {R"({"model_type": "qwen2", "num_hidden_layers": 2, "use_sliding_window": true,
+        {R"({"model_type": "mistral", "num_hidden_layers": 2,
              "layer_types": ["full_attention", "sliding_attention"]})",
          "layer_types gives a window to 1 of 2 layers"},
         {R"({"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": ["full_attention"]})",
@@ -580,7 +578,7 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
   CHECK(count(diagnostics, Severity::error) == 1);
 }
 
-TEST_CASE("config.json says of all layers, or of none, that they have a window") {
+TEST_CASE("config.json says which layers have a window") {
   const TemporaryFolder temporary;
   const auto window = [&](const std::string& text) {
     std::ofstream(temporary / "config.json") << text;
@@ -608,6 +606,30 @@ TEST_CASE("config.json says of all layers, or of none, that they have a window")
       window(R"({"model_type": "qwen3_moe", "sliding_window": 100, "use_sliding_window": true})") ==
       100);
   CHECK(window(R"({"model_type": "qwen2_moe", "sliding_window": 0})") == 0);
+
+  const auto layers = [&](const std::string& text, const std::vector<std::string>& more = {}) {
+    std::ofstream(temporary / "config.json")
+        << R"({"num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 100, )" << text
+        << "}";
+    std::vector<std::string> set{"model.from=" + temporary.path.string()};
+    set.insert(set.end(), more.begin(), more.end());
+    Diagnostics diagnostics;
+    const auto r = recipe::read_recipe_text("model: {init: random}\n", "r.yaml", set, diagnostics);
+    std::string has = diagnostics.has_errors() ? diagnostics.text(Severity::error) : "";
+    for (int64_t l = 0; r && !diagnostics.has_errors() && l < 4; ++l)
+      has += r->model.has_window(l) ? '1' : '0';
+    return has;
+  };
+  CHECK(layers(R"("model_type": "qwen2", "max_window_layers": 3)") == "0001");
+  CHECK(layers(R"("model_type": "qwen3", "max_window_layers": 0)") == "1111");
+  const std::string types = R"("layer_types": ["full_attention", "sliding_attention",
+    "sliding_attention", "full_attention"])";
+  for (const char* family : {"qwen2", "qwen3"}) {
+    const std::string some = fmt::format(R"("model_type": "{}", {})", family, types);
+    CHECK(layers(some) == "0110");
+    CHECK(layers(some, {"model.window_attn_skip_freq=[0,1,1,0]"}) == "0110");
+    CHECK_THAT(layers(some, {"model.window_attn_skip_freq=2"}), Contains("layer_types"));
+  }
 }
 
 TEST_CASE("config.json may name the experts of Qwen3 in both ways") {

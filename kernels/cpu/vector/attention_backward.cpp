@@ -22,11 +22,45 @@ struct Task {
   const float *lse, *delta;  // from the block's first row on; lse in base 2
   float* dq;                 // row slabs of the head, for the share's rows
   const Seen* seen;
+  SoftCap cap;
 };
 
 MT_INLINE void clear(float* p, int64_t floats) {
   for (int64_t i = 0; i < floats; i += kLanes)
     store(p + i, Vf{});  // all callers clear whole vectors
+}
+
+// Turns the scores and dout V^T of row i, in the columns from c0 on, into probabilities and the
+// gradients of the scores.
+template <bool CAPPED>
+MT_INLINE void row_gradients(const Task& t, int64_t i, int64_t c0, int64_t columns) {
+  float *p = t.probabilities + i * kLd + c0, *ds = t.dscores + i * kLd + c0;
+  const Vf lse = splat(t.lse[i]), delta = splat(t.delta[i]);
+  const auto score = [&](int64_t c) {
+    if constexpr (CAPPED) return t.cap.capped(load(p + c));
+    return load(p + c);
+  };
+  const auto gradient = [&](int64_t c, Vf s, Vf x) {
+    const Vf d = x * (load(ds + c) - delta);
+    if constexpr (CAPPED) return d * t.cap.slope(s);
+    return d;
+  };
+  for_seen(
+      columns, t.seen[i].begin - t.key0 - c0, t.seen[i].end - t.key0 - c0,
+      [&](int64_t c) {
+        const Vf s = score(c), x = vexp2(s - lse);
+        store(p + c, x);
+        store(ds + c, gradient(c, s, x));
+      },
+      [&](int64_t c, Vi in) {
+        const Vf s = score(c), x = in ? vexp2(s - lse) : Vf{};
+        store(p + c, x);
+        store(ds + c, in ? gradient(c, s, x) : Vf{});
+      },
+      [&](int64_t c) {
+        store(p + c, Vf{});
+        store(ds + c, Vf{});
+      });
 }
 
 // Computes the probabilities and the gradients of the scores of one panel of rows, then its share
@@ -60,25 +94,7 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
     clear(ds, c0);
     clear(p + c0 + columns, width - c0 - columns);
     clear(ds + c0 + columns, width - c0 - columns);
-    p += c0;
-    ds += c0;
-    const Vf lse = splat(t.lse[i]), delta = splat(t.delta[i]);
-    for_seen(
-        columns, t.seen[i].begin - t.key0 - c0, t.seen[i].end - t.key0 - c0,
-        [&](int64_t c) {
-          const Vf x = vexp2(load(p + c) - lse);
-          store(p + c, x);
-          store(ds + c, x * (load(ds + c) - delta));
-        },
-        [&](int64_t c, Vi in) {
-          const Vf x = in ? vexp2(load(p + c) - lse) : Vf{};
-          store(p + c, x);
-          store(ds + c, in ? x * (load(ds + c) - delta) : Vf{});
-        },
-        [&](int64_t c) {
-          store(p + c, Vf{});
-          store(ds + c, Vf{});
-        });
+    t.cap ? row_gradients<true>(t, i, c0, columns) : row_gradients<false>(t, i, c0, columns);
   }
   if (!t.share.dq || c1 == c0) return;
   for (int64_t d = 0; d < t.D; d += W)
@@ -149,7 +165,8 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Seen* seen = reinterpret_cast<Seen*>(take(of_seen));
   float *dq = take(group * head), *lse = take(group * lines), *delta = take(group * lines);
-  Task t{.shape = s, .share = share, .D = D, .padded = padded, .group = group};
+  Task t{
+      .shape = s, .share = share, .D = D, .padded = padded, .group = group, .cap = SoftCap(s.cap)};
   t.keys_t = take(kKeys * D);
   t.values_t = take(kKeys * D);
   t.key_rows = take(kKeys * padded);

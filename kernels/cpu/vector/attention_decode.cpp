@@ -47,6 +47,13 @@ MT_INLINE void score_keys(const Head* head, int64_t heads, const T* k, int64_t s
     }
 }
 
+MT_INLINE void cap_scores(const SoftCap& cap, const Head* head, int64_t heads, int64_t c0,
+                          int64_t keys) {
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t c = c0; c < keys; c += kLanes)
+      store(head[h].scores + c, cap.capped(load(head[h].scores + c)));
+}
+
 // Turns the scores of the keys [begin, keys) into probabilities relative to the running maximum,
 // and those of other keys into 0. Returns the factor by which earlier sums are to be multiplied.
 MT_INLINE float update(Head& h, int64_t c0, int64_t begin, int64_t keys) {
@@ -115,6 +122,7 @@ void decode(const AttentionDecode& a, int64_t t, int64_t g) {
 
   const int64_t padded = div_up(D, kLanes) * kLanes, floats = 2 * padded + kKeys;
   const int64_t heads = div_up(group * int64_t(sizeof(Head)), 64) * 16;
+  const SoftCap cap(a.cap);
   float* const memory = thread_scratch(heads + group * floats);
   Head* const head = reinterpret_cast<Head*>(memory);
   for (int64_t h = 0; h < group; ++h) {
@@ -130,6 +138,7 @@ void decode(const AttentionDecode& a, int64_t t, int64_t g) {
     const int64_t keys = min_of(kKeys, end - key0), begin = max_of(0, first - key0);
     const int64_t c0 = begin / kLanes * kLanes;
     score_keys(head, group, k + key0 * ks, ks, c0, keys, D);
+    if (cap) cap_scores(cap, head, group, c0, keys);
     for (int64_t h = 0; h < group; ++h) {
       const float decay = update(head[h], c0, begin, keys);
       add_values(head[h], decay, v + key0 * vs, vs, begin, keys, D);

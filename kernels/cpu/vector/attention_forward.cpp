@@ -25,6 +25,7 @@ struct Task {
   int64_t key0, keys;                // the current block
   const float *q, *keys_t, *values;  // q: row slabs of one head
   float *out, *scores;
+  SoftCap cap;
 };
 
 // Turns scores into probabilities relative to the running maximum. Returns the factors by which
@@ -82,6 +83,12 @@ MT_INLINE Vf update(const Task& t, Softmax& state, int64_t row0, int64_t rows, i
   return decay;
 }
 
+MT_INLINE void cap_scores(const SoftCap& cap, float* scores, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t c = 0; c < columns; c += kLanes)
+      store(scores + i * kLd + c, cap.capped(load(scores + i * kLd + c)));
+}
+
 MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
   const int64_t D = t.shape.D, row0 = part_begin(t.rows, t.panels, panel);
   const int64_t rows = part_begin(t.rows, t.panels, panel + 1) - row0;
@@ -96,6 +103,7 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
            .k = D,
            .out = t.scores + c - c0,
            .out_ld = kLd});
+  if (t.cap) cap_scores(t.cap, t.scores, rows, div_up(c1 - c0, W) * W);
   float decay[kLanes];
   store(decay, update(t, state, row0, rows, c0, div_up(c1 - c0, W) * W));
   for (int64_t d = 0; d < D; d += W)
@@ -151,7 +159,8 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
          .seen = seen,
          .keys_t = keys_t,
          .values = values,
-         .scores = next};
+         .scores = next,
+         .cap = SoftCap(s.cap)};
   const int64_t end = seen[rows - 1].end;
   for (t.key0 = seen[0].begin / kKeys * kKeys; t.key0 < end; t.key0 += kKeys) {
     t.keys = min_of(kKeys, end - t.key0);

@@ -27,6 +27,7 @@ struct Task {
   const float *lse, *delta;        // from the block's first row on; lse in base 2
   const Seen* seen;
   float* dq;  // of the head: squares of one panel of the share's rows after another
+  SoftCap cap;
 };
 
 MT_INLINE void clear(float* p, int64_t floats) {
@@ -47,11 +48,11 @@ MT_INLINE Vf in_order(const float* line, int half) {
 }
 
 // Turns S^T and dP^T of one square into P^T and dS^T in bf16.
-template <bool WHOLE>
+template <bool WHOLE, bool CAPPED>
 MT_INLINE void square_gradients(const Task& t, const PanelSeen& seen, int64_t c, const float* s,
                                 const float* dp, const Lanes32& lse, const Lanes32& delta,
                                 float* p_line, float* ds_line, float* ds_pairs) {
-  const float factor = t.factor;
+  const float factor = CAPPED ? 1.0f : t.factor;  // capped scores have it already
   for (int64_t j = 0; j < kSide; j += 2) {
     __m512i gradient[2];
 #pragma GCC unroll 2
@@ -62,6 +63,7 @@ MT_INLINE void square_gradients(const Task& t, const PanelSeen& seen, int64_t c,
         const int64_t at = (j + i) * kSide + half * kTile;
         p[half] = power_of_2(load(s + at) * factor - lse.of[half]);
         ds[half] = p[half] * (load(dp + at) - delta.of[half]);
+        if constexpr (CAPPED) ds[half] *= t.cap.slope(load(s + at));
         if constexpr (!WHOLE) {
           const Vi in = seen.sees(c + j + i, half);
           p[half] = in ? p[half] : Vf{};
@@ -95,10 +97,18 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0) {
     const int64_t line = (i0 / kStep * kKeys + c) * kTile;
     float *p_line = t.probabilities + line, *ds_line = t.dscores + line;
     float* pairs = t.dscore_pairs + (c - seen.c0) / 2 * kSide;
-    if (seen.whole(c))
-      square_gradients<true>(t, seen, c, s, dp, lse, delta, p_line, ds_line, pairs);
-    else
-      square_gradients<false>(t, seen, c, s, dp, lse, delta, p_line, ds_line, pairs);
+    const auto gradients = [&]<bool CAPPED>() {
+      if (seen.whole(c))
+        square_gradients<true, CAPPED>(t, seen, c, s, dp, lse, delta, p_line, ds_line, pairs);
+      else
+        square_gradients<false, CAPPED>(t, seen, c, s, dp, lse, delta, p_line, ds_line, pairs);
+    };
+    if (t.cap) {
+      cap_square(t.cap, t.factor, s);
+      gradients.template operator()<true>();
+    } else {
+      gradients.template operator()<false>();
+    }
     s = s == t.squares ? t.squares + 2 * kSquare : t.squares;  // tiles need not wait for vectors
   }
   if (!t.share.dq) return;
@@ -213,7 +223,7 @@ void backward(const AttentionBackward& args, int64_t head, const Share& share) {
                  .lines = lines};
   find_row_facts(args, b, g, share, facts);
   float* dq = take(group * of_head);
-  Task t{.shape = s, .share = share, .D = D, .factor = s.scale * kLog2E};
+  Task t{.shape = s, .share = share, .D = D, .factor = s.scale * kLog2E, .cap = SoftCap(s.cap)};
   t.k_steps = take(kKeys * D / 2);
   t.v_steps = take(kKeys * D / 2);
   t.k_steps_t = take(kKeys * D / 2);

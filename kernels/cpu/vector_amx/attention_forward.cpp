@@ -26,6 +26,7 @@ struct Task {
   float *scores, *pairs;  // of one panel: S^T, and P^T as B of O^T = V^T P^T
   const float* q;         // pairs of one head
   float* out;             // O^T of one head: squares of one panel after another
+  SoftCap cap;
 };
 
 // Computes the scores of a square and returns the maximum of its rows and `top`.
@@ -81,11 +82,13 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
   const float* q = t.q + row0 * t.D / 2;
   float* out = t.out + row0 * t.D;
   Lanes32 top = state.top;
+  const float factor = t.cap ? 1.0f : t.factor;  // capped scores have it already
   for (int64_t c = seen.c0; c < seen.c1; c += kSide) {
     float* square = t.scores + (c - seen.c0) * kSide;
     multiply_square<false>(t.k_steps + c * kTile, kKeys * kTile, q, t.D / kStep, square);
-    top = seen.whole(c) ? square_top<true>(square, seen, c, t.factor, top)
-                        : square_top<false>(square, seen, c, t.factor, top);
+    if (t.cap) cap_square(t.cap, t.factor, square);
+    top = seen.whole(c) ? square_top<true>(square, seen, c, factor, top)
+                        : square_top<false>(square, seen, c, factor, top);
   }
   // Rows without a key so far keep -inf, whose difference would be NaN.
   Lanes32 decay, shift;
@@ -99,10 +102,9 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
   for (int64_t c = seen.c0; c < seen.c1; c += kSide) {
     const float* square = t.scores + (c - seen.c0) * kSide;
     float* pairs = t.pairs + (c - seen.c0) / 2 * kSide;
-    state.sum =
-        seen.whole(c)
-            ? square_probabilities<true>(square, seen, c, t.factor, shift, state.sum, pairs)
-            : square_probabilities<false>(square, seen, c, t.factor, shift, state.sum, pairs);
+    state.sum = seen.whole(c)
+                    ? square_probabilities<true>(square, seen, c, factor, shift, state.sum, pairs)
+                    : square_probabilities<false>(square, seen, c, factor, shift, state.sum, pairs);
   }
   if (state.started)
     for (int64_t i = 0; i < t.D * kSide; i += kSide)
@@ -167,7 +169,8 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
          .k_steps = k_steps,
          .v_steps_t = v_steps_t,
          .scores = take(kKeys * kSide),
-         .pairs = take(kKeys * kSide / 2)};
+         .pairs = take(kKeys * kSide / 2),
+         .cap = SoftCap(s.cap)};
   const int64_t end = seen[rows - 1].end;
   for (t.key0 = seen[0].begin / kKeys * kKeys; t.key0 < end; t.key0 += kKeys) {
     t.keys = min_of(kKeys, end - t.key0);

@@ -147,6 +147,12 @@ MT_INLINE Vf power_of_2(Vf x) {
   return (Vf)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)x);
 }
 
+// Turns a square of products q k^T into capped scores of base 2; `factor` is that of scores.
+MT_INLINE void cap_square(const SoftCap& cap, float factor, float* square) {
+  for (int64_t i = 0; i < kSquare; i += kLanes)
+    store(square + i, cap.capped(load(square + i) * factor));
+}
+
 // 32 numbers, one for each row of a panel.
 struct Lanes32 {
   Vf of[2];

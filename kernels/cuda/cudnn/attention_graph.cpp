@@ -64,6 +64,7 @@ std::string why_not_shape(const AttentionShape& s, const CudnnTarget& t) {
   if (s.q_documents.begin)
     if (auto why = why_not_documents(s, t); !why.empty()) return why;
   if (s.q_start != 0) return "queries that start at another position than the keys";
+  if (s.cap > 0) return "capped scores";
   if (s.window > 0 && !s.causal) return "a window that looks ahead";
   if (s.Sq > s.Skv && s.window > 0) return "more queries than keys, with a window";
   if (s.lse_stride != 0 && s.lse_stride != s.Sq) return "the lse of a part of the rows";

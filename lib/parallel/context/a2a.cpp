@@ -62,7 +62,8 @@ class A2aAttention : public model::AttentionCore {
             .G = heads_.G / e.parts(),
             .D = heads_.D,
             .window = heads_.window,
-            .scale = heads_.scale()};
+            .scale = heads_.scale(),
+            .cap = heads_.score_cap};
   }
 
   std::shared_ptr<ContextComm> comm_;

@@ -15,9 +15,7 @@ class A2aP2pAttention : public model::AttentionCore {
         level_(std::move(level)),
         heads_(heads),
         ranks_(int64_t(level_.size()) * ring.size()),
-        ring_(*comm_, std::move(ring),
-              {exact_div(heads.A, int64_t(level_.size())),
-               exact_div(heads.G, int64_t(level_.size())), heads.D, heads.window}) {}
+        ring_(*comm_, std::move(ring), share_of(heads, level_.size())) {}
 
   model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
                             const ops::Float8Write&) override {
@@ -46,6 +44,11 @@ class A2aP2pAttention : public model::AttentionCore {
     ops::AttentionResult result;
   };
 
+  static model::HeadConfig share_of(model::HeadConfig heads, int64_t ranks) {
+    heads.A = exact_div(heads.A, ranks);
+    heads.G = exact_div(heads.G, ranks);
+    return heads;
+  }
   std::vector<int64_t> qkv_sections() const {
     return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
   }

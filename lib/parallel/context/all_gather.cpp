@@ -176,7 +176,8 @@ class AllGatherAttention : public model::AttentionCore {
                           .causal = true,
                           .scale = heads_.scale(),
                           .window = heads_.window,
-                          .out_head = p * A()};
+                          .out_head = p * A(),
+                          .cap = heads_.score_cap};
     if (chunks_) {
       b.q = {0, S};
       b.kv = {0, whole};

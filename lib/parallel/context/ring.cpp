@@ -25,7 +25,8 @@ ops::AttentionBlock RingAttention::block(const ContextSequence& seq, int64_t fro
                         .G = heads_.G,
                         .D = heads_.D,
                         .causal = from == rank(),
-                        .scale = heads_.scale()};
+                        .scale = heads_.scale(),
+                        .cap = heads_.score_cap};
   if (chunks_) {
     b.q_documents = from > rank() ? chunks_.second() : chunks_.both();
     b.kv_documents = from < rank() ? chunks_.first() : chunks_.both();

@@ -64,7 +64,7 @@ struct ModelShape {
   bool linear_bias = false;                  // biases of the MLP and of layer norms
   bool qk_norm = false, tied_embeddings = false;
   bool qk_norm_all_heads = false;       // one norm over all heads' queries, and one over all keys
-  double score_scale = 0;               // multiplies q k^T
+  double score_scale = 0;               // multiplies q k^T; 0: 1 / sqrt(head_dim)
   double score_cap = 0, logit_cap = 0;  // c of c tanh(x / c); 0: none
   double embedding_scale = 1;
   int64_t window = 0;               // tokens of sliding-window attention; 0: none

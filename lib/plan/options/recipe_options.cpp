@@ -207,7 +207,7 @@ ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t samp
           .qk_norm = m.qk_layernorm,
           .tied_embeddings = m.share_embeddings_and_output_weights,
           .qk_norm_all_heads = m.qk_layernorm && m.qk_layernorm_all_heads,
-          .score_scale = 1 / std::sqrt(m.query_pre_attn_scalar.value_or(double(m.head_dim()))),
+          .score_scale = m.query_pre_attn_scalar ? 1 / std::sqrt(*m.query_pre_attn_scalar) : 0,
           .score_cap = m.attn_logit_softcapping.value_or(0),
           .logit_cap = m.final_logit_softcapping.value_or(0),
           .embedding_scale = m.embedding_multiplier,

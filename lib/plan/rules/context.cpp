@@ -1,7 +1,7 @@
 // Rules of context parallelism, and of several documents in one sequence.
 #include <algorithm>
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include "plan/rules/rules.h"
 
@@ -73,6 +73,28 @@ void check_hierarchy(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
   check_heads(r, l, sizes[0], "a2a+p2p", "its first level", diagnostics);
 }
 
+// Checks each layer's own method: one word is that of all layers.
+void check_windows(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& types = r.distributed.cp_comm_type;
+  const bool list = types.size() > 1;
+  if (list && int64_t(types.size()) != r.model.num_layers) return;
+  std::vector<int64_t> refused;
+  for (int64_t layer = 0; layer < r.model.num_layers; ++layer) {
+    const recipe::CpCommType type = types[list ? size_t(layer) : 0];
+    const bool ring = type == recipe::CpCommType::p2p || type == recipe::CpCommType::a2a_p2p;
+    if (ring && r.model.has_window(layer)) refused.push_back(layer);
+  }
+  std::string layers;
+  if (!refused.empty() && int64_t(refused.size()) < r.model.num_layers)
+    layers = fmt::format(" (layer{} {})", refused.size() > 1 ? "s" : "", fmt::join(refused, ", "));
+  diagnostics.require(
+      refused.empty(), {"distributed.cp_comm_type", "model.window_size"},
+      "p2p and a2a+p2p pass keys around a ring, which a sliding window does not "
+      "allow" +
+          layers,
+      layers.empty() ? "use all_gather or a2a" : "use all_gather or a2a for layers with a window");
+}
+
 }  // namespace
 
 void validate_context(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
@@ -92,12 +114,7 @@ void validate_context(const Recipe& r, const Layout& l, Diagnostics& diagnostics
       fmt::format("use {}; each rank holds two chunks of a sequence",
                   nearest_multiples(r.dataset.seq_length, sequence_multiple(r, l))));
   if (uses(r, recipe::CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", diagnostics);
-  diagnostics.require(
-      !r.model.window_size ||
-          (!uses(r, recipe::CpCommType::p2p) && !uses(r, recipe::CpCommType::a2a_p2p)),
-      {"distributed.cp_comm_type", "model.window_size"},
-      "p2p and a2a+p2p pass keys around a ring, which a sliding window does not allow",
-      "use all_gather or a2a");
+  check_windows(r, diagnostics);
 }
 
 void validate_packing(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {

@@ -16,13 +16,9 @@ void check_layers(const Recipe& r, Diagnostics& diagnostics) {
   const std::vector<int64_t>& freq = moe.layer_freq;
   const char* field = "model.moe.layer_freq";
   const bool list = freq.size() != 1;
-  diagnostics.require(!list || int64_t(freq.size()) == layers, {field, "model.num_layers"},
-                      fmt::format("a list of {} for {} layers", freq.size(), layers),
-                      "give a 0 or a 1 for each layer, or a number");
-  const bool zeros_and_ones = std::ranges::all_of(freq, [](int64_t n) { return n <= 1; });
-  diagnostics.require(!list || zeros_and_ones, {field},
-                      "a list has a 0 for a layer without experts and a 1 for one with them",
-                      "give a 0 or a 1 for each layer, or a number");
+  check_layer_list(r, field, freq,
+                   "a list has a 0 for a layer without experts and a 1 for one with them",
+                   diagnostics);
   diagnostics.require(list || freq[0] > 0, {field}, "every how many layers has experts is 0",
                       "set it to 1: every layer has experts");
   const auto one_of_two = [&](const char* other, bool both) {

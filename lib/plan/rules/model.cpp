@@ -164,11 +164,58 @@ void validate_positions(const Recipe& r, Diagnostics& diagnostics) {
   validate_scaling(r, diagnostics);
 }
 
+// Checks what belongs to some of the layers: rotary positions, the window, and the window's base.
+void validate_layers(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& m = r.model;
+  const char *no_rope = "model.no_rope_freq", *skip = "model.window_attn_skip_freq",
+             *window = "model.window_size", *base = "model.rotary_base_local";
+  const auto of_all = [](const std::vector<int64_t>& list) {
+    return std::ranges::all_of(list, [](int64_t n) { return n == 0; });
+  };
+  const bool rope = m.position_embedding == recipe::PositionEmbedding::rope;
+  check_layer_list(r, no_rope, m.no_rope_freq,
+                   "a list has a 1 for a layer without rotary positions and a 0 for one with them",
+                   diagnostics);
+  check_layer_list(r, skip, m.window_attn_skip_freq,
+                   "a list has a 1 for a layer with the window and a 0 for one without",
+                   diagnostics);
+  diagnostics.require(rope || of_all(m.no_rope_freq), {no_rope, "model.position_embedding"},
+                      "takes rotary positions from layers, but the model has learned ones",
+                      "remove it, or set position_embedding: rope");
+  const bool list = m.window_attn_skip_freq.size() != 1;
+  diagnostics.require(m.window_size || (!list && of_all(m.window_attn_skip_freq)), {skip, window},
+                      "says which layers have a window, but window_size is not set",
+                      "set model.window_size, or remove it");
+  diagnostics.require(m.window_size || !m.rotary_base_local, {base, window},
+                      "is the base of layers with a window, but window_size is not set",
+                      "set model.window_size, or change model.rotary_base");
+  diagnostics.require(rope || !m.rotary_base_local, {base, "model.position_embedding"},
+                      "turns rotary positions, but the model has learned ones",
+                      "remove it, or set position_embedding: rope");
+  bool any = false;
+  for (int64_t layer = 0; layer < m.num_layers; ++layer) any = any || m.has_window(layer);
+  diagnostics.require(any || !m.window_size, {skip, window},
+                      fmt::format("none of the {} layers has the window", m.num_layers),
+                      "change the layers that have it, or remove window_size");
+}
+
 }  // namespace
+
+void check_layer_list(const Recipe& r, const char* field, const std::vector<int64_t>& list,
+                      const char* meaning, Diagnostics& diagnostics) {
+  if (list.size() == 1) return;
+  const char* hint = "give a 0 or a 1 for each layer, or a number";
+  diagnostics.require(int64_t(list.size()) == r.model.num_layers, {field, "model.num_layers"},
+                      fmt::format("a list of {} for {} layers", list.size(), r.model.num_layers),
+                      hint);
+  diagnostics.require(std::ranges::all_of(list, [](int64_t n) { return n <= 1; }), {field}, meaning,
+                      hint);
+}
 
 void validate_model(const Recipe& r, Diagnostics& diagnostics) {
   validate_heads(r, diagnostics);
   validate_positions(r, diagnostics);
+  validate_layers(r, diagnostics);
   diagnostics.require(
       !r.model.mlp_bias || r.model.add_bias_linear ||
           r.model.normalization == recipe::Normalization::rmsnorm,

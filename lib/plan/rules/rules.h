@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plan/layout.h"
 #include "plan/overlap.h"
@@ -24,6 +25,10 @@ void report_inactive(const Recipe& recipe, std::string_view field, OverlapRow::O
                      const std::string& reason, Diagnostics& diagnostics);
 
 void validate_model(const Recipe& recipe, Diagnostics& diagnostics);
+// Checks that a list says something of every layer: it has one number for all of them, or a 0 or a
+// 1 for each. `meaning` says what these two mean.
+void check_layer_list(const Recipe& recipe, const char* field, const std::vector<int64_t>& list,
+                      const char* meaning, Diagnostics& diagnostics);
 void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
 // Whether the files that a run reads are there. Only runs need it: a recipe can be checked and
 // planned without its data.

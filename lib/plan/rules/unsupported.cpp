@@ -51,16 +51,6 @@ void check_experts(const Recipe& r, const Missing& missing) {
 template <class Missing>
 void check_layers(const Recipe& r, const Missing& missing) {
   const recipe::ModelConfig& m = r.model;
-  const auto every = [](const std::vector<int64_t>& freq) {
-    return freq == std::vector<int64_t>{0};
-  };
-  missing(!every(m.no_rope_freq), "model.no_rope_freq", "layers without rotary positions");
-  missing(!every(m.window_attn_skip_freq), "model.window_attn_skip_freq", "windows in some layers");
-  missing(m.rotary_base_local.has_value(), "model.rotary_base_local", "two rotary bases");
-  missing(m.query_pre_attn_scalar.has_value(), "model.query_pre_attn_scalar",
-          "another scale of attention scores");
-  missing(m.attn_logit_softcapping.has_value(), "model.attn_logit_softcapping",
-          "capped attention scores");
   missing(m.final_logit_softcapping.has_value(), "model.final_logit_softcapping", "capped logits");
   missing(m.norm_placement != recipe::NormPlacement::pre, "model.norm_placement",
           "norms of outputs");

@@ -103,6 +103,14 @@ bool read_types(HfConfigFile& file, HfWindow kind, Windows& is) {
   return true;
 }
 
+// Takes back what the family's defaults say of windows.
+void set_none(HfConfigFile& file) {
+  const char* said = file.given("layer_types") ? "layer_types" : "sliding_window_pattern";
+  file.set("model.window_size", Node{}, said, true);
+  file.set("model.window_attn_skip_freq", file.scalar("0"), said, true);
+  file.set("model.rotary_base_local", Node{}, said, true, true);
+}
+
 }  // namespace
 
 void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
@@ -125,7 +133,10 @@ void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
                     is.said, windowed, layers, is.width ? is.width->text : "left out"),
         !uniform && !by_layer ? "one window for all layers of such models, or none, is built"
                               : "give both, the layers and the width, or none");
-  if (windowed == 0) return;
+  if (windowed == 0) {
+    if (kind == HfWindow::patterned) set_none(file);
+    return;
+  }
   // For every_layer, sliding_window is among the family's keys.
   if (!row)
     file.set("model.window_size", is.width ? *is.width : file.scalar("4096"), "sliding_window",

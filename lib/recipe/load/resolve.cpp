@@ -76,6 +76,7 @@ ModelConfig model_defaults(Architecture architecture) {
       m.share_embeddings_and_output_weights = true;
       m.attn_logit_softcapping = 50;
       m.final_logit_softcapping = 30;
+      m.window_size = 4096;
       m.window_attn_skip_freq = {2};
       break;
     case Architecture::gemma3_text:
@@ -84,6 +85,7 @@ ModelConfig model_defaults(Architecture architecture) {
       m.rotary_base_local = 1e4;
       m.qk_layernorm = true;
       m.attn_logit_softcapping = m.final_logit_softcapping = std::nullopt;
+      m.window_size = 1024;
       m.window_attn_skip_freq = {6};
       break;
     case Architecture::qwen2_moe:
