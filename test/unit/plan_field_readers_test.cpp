@@ -229,6 +229,7 @@ const std::vector<Base>& bases() {
        {"model.kv_channels=4", "model.rope_scaling=longrope",
         "model.rope_scaling.short_factor=[1, 1]", "model.rope_scaling.long_factor=[1, 1]",
         "model.rope_scaling.original_max_position_embeddings=512"}},
+      {1, {"model.window_size=64"}},
       {1, {"mixed_precision=fp16_mixed"}},
       {1,
        {"model.moe.num_experts=8", "model.moe.router_topk=3", "model.moe.num_groups=4",
