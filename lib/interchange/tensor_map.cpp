@@ -27,6 +27,18 @@ bool learned(const ModelConfig& m, int64_t) {
 bool biased_norms(const ModelConfig& m, int64_t) {
   return m.add_bias_linear && m.normalization == recipe::Normalization::layernorm;
 }
+bool input_norms(const ModelConfig& m, int64_t) {
+  return m.norm_placement != recipe::NormPlacement::post;
+}
+bool output_norms(const ModelConfig& m, int64_t) {
+  return m.norm_placement != recipe::NormPlacement::pre;
+}
+bool biased_input_norms(const ModelConfig& m, int64_t l) {
+  return biased_norms(m, l) && input_norms(m, l);
+}
+bool biased_output_norms(const ModelConfig& m, int64_t l) {
+  return biased_norms(m, l) && output_norms(m, l);
+}
 bool qkv_bias(const ModelConfig& m, int64_t) { return m.qkv_bias(); }
 bool proj_bias(const ModelConfig& m, int64_t) { return m.proj_bias(); }
 bool head_norms(const ModelConfig& m, int64_t) { return m.qk_layernorm; }
@@ -49,6 +61,10 @@ int64_t qkv_rows(const ModelConfig& m) {
   return (m.num_attention_heads + 2 * m.kv_heads()) * m.head_dim();
 }
 int64_t query_rows(const ModelConfig& m) { return m.num_attention_heads * m.head_dim(); }
+// Of the norms of queries and keys.
+int64_t norm_of_heads(const ModelConfig& m, int64_t heads) {
+  return (m.qk_layernorm_all_heads ? heads : 1) * m.head_dim();
+}
 int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
 
@@ -68,8 +84,9 @@ const OwnTensor kEmbedding[] = {
        return Shape{m.max_position_embeddings.value_or(0), m.hidden_size};
      }}};
 const OwnTensor kLayer[] = {
-    {"layers.{l}.attention.norm.weight", always, [](const M& m) { return Shape{m.hidden_size}; }},
-    {"layers.{l}.attention.norm.bias", biased_norms,
+    {"layers.{l}.attention.norm.weight", input_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
+    {"layers.{l}.attention.norm.bias", biased_input_norms,
      [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.attention.qkv.weight", always,
      [](const M& m) {
@@ -82,11 +99,16 @@ const OwnTensor kLayer[] = {
      }},
     {"layers.{l}.attention.proj.bias", proj_bias, [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.attention.q_norm.weight", head_norms,
-     [](const M& m) { return Shape{m.head_dim()}; }},
+     [](const M& m) { return Shape{norm_of_heads(m, m.num_attention_heads)}; }},
     {"layers.{l}.attention.k_norm.weight", head_norms,
-     [](const M& m) { return Shape{m.head_dim()}; }},
-    {"layers.{l}.mlp.norm.weight", always, [](const M& m) { return Shape{m.hidden_size}; }},
-    {"layers.{l}.mlp.norm.bias", biased_norms, [](const M& m) { return Shape{m.hidden_size}; }},
+     [](const M& m) { return Shape{norm_of_heads(m, m.kv_heads())}; }},
+    {"layers.{l}.attention.out_norm.weight", output_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
+    {"layers.{l}.attention.out_norm.bias", biased_output_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
+    {"layers.{l}.mlp.norm.weight", input_norms, [](const M& m) { return Shape{m.hidden_size}; }},
+    {"layers.{l}.mlp.norm.bias", biased_input_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.mlp.gate_up.weight", gated,
      [](const M& m) {
        return Shape{2 * m.ffn_size(), m.hidden_size};
@@ -118,6 +140,10 @@ const OwnTensor kLayer[] = {
      [](const M& m) {
        return Shape{1, m.hidden_size};
      }},
+    {"layers.{l}.mlp.out_norm.weight", output_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
+    {"layers.{l}.mlp.out_norm.bias", biased_output_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.mlp.experts.gate_up.weight", experts,
      [](const M& m) {
        return Shape{m.moe.num_experts, 2 * expert_ffn(m), m.hidden_size};
