@@ -1,6 +1,9 @@
 // RMSNorm (Zhang & Sennrich 2019) and LayerNorm over the last dimension, optionally fused with the
 // residual add before it. Activations and weights are all of one float type; statistics are fp32,
 // and weight gradients accumulate in fp32.
+//
+// Ranks may share the rows of an RMSNorm, each with a part of the elements: NormSums gives the sums
+// over a rank's part, and the norm takes what the ranks' sums add up to.
 #pragma once
 #include "base/span.h"
 
@@ -19,6 +22,7 @@ struct NormForward {
   ConstSpan residual_TH;  // optional, plain case only: the norm's input is x + residual
   Span sum_TH;            // gets x + residual where residual_TH is given
   ConstSpan w_H, b_H;     // b_H: layer norm only, optional
+  bool plus_one = false;  // multiplies by 1 + w, which is added in fp32, in the place of w
   // May be x_TH. Where `scale` is given, y_TH is f8e4m3 or f8e5m2: what Quantize (kernels/fp8.h)
   // makes of the float result under this scale. Plain case only.
   Span y_TH;
@@ -29,12 +33,17 @@ struct NormForward {
   int64_t heads = 1, token_stride = 0;  // a stride of 0 means heads * H
   float eps = 1e-5f;
   int64_t sm_margin = 0;  // multiprocessors of a GPU that are left to other work
+  // Optional, RMSNorm of one head without a residual: the sums of x^2 (fp32, one a row) over all
+  // `width` elements of the rows, of which x has H.
+  ConstSpan sum_T;
+  int64_t width = 0;
 };
 
 struct NormBackward {
   NormKind kind = NormKind::rms;
   ConstSpan dy_TH, x_TH;  // x: the norm's input; where the add was fused, the forward's sum
   ConstSpan w_H, rstd_T, mean_T;
+  bool plus_one = false;   // as in the forward
   ConstSpan dresidual_TH;  // optional: dx = dresidual + gradient through the norm
   Span dx_TH;              // may be dy_TH or dresidual_TH
   Span dw_H, db_H;         // fp32, added to; db_H is optional
@@ -46,15 +55,30 @@ struct NormBackward {
   int64_t T, H;
   int64_t heads = 1, token_stride = 0;
   int64_t sm_margin = 0;  // as in NormForward; changes the order of sums over tokens on a GPU
+  // Optional, as in NormForward: the sums of dy w x rstd.
+  ConstSpan sum_T;
+  int64_t width = 0;
+};
+
+// Sums over H elements of each of T rows, which start token_stride elements apart: of x^2; or of
+// dy w x rstd where dy, w and rstd are given.
+struct NormSums {
+  ConstSpan x_TH;
+  ConstSpan dy_TH, w_H, rstd_T;
+  bool plus_one = false;
+  Span sum_T;  // fp32
+  int64_t T, H, token_stride;
 };
 
 namespace cpu {
 void run(const NormForward&);
 void run(const NormBackward&);
+void run(const NormSums&);
 }  // namespace cpu
 namespace cuda {
 void run(const NormForward&, CUstream_st*);
 void run(const NormBackward&, CUstream_st*);
+void run(const NormSums&, CUstream_st*);
 }  // namespace cuda
 
 }  // namespace mtrain::kernels

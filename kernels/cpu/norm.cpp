@@ -22,6 +22,14 @@ bool plain(const Args& a) {
   return a.heads == 1 && (!a.token_stride || a.token_stride == a.H);
 }
 
+template <class Args>
+void check_shared_rows(const char* op, const Args& a) {
+  if (!a.sum_T) return;
+  check(op, "sum", a.sum_T, a.T, DType::f32);
+  MT_CHECK(a.kind == NormKind::rms && a.heads == 1 && a.width >= a.H,
+           "{}: sums of {} elements for {} heads of {}", op, a.width, a.heads, a.H);
+}
+
 void check_forward(const NormForward& a) {
   const int64_t need = extent(a), rows = a.T * a.heads;
   const DType dtype = a.x_TH.dtype;
@@ -35,7 +43,9 @@ void check_forward(const NormForward& a) {
   if (a.amax) check("norm", "amax", a.amax, 1, DType::f32);
   MT_CHECK(a.kind == NormKind::layer || (!a.b_H && !a.mean_T),
            "norm: RMSNorm has no bias and no mean");
+  check_shared_rows("norm", a);
   if (!a.residual_TH) return;
+  MT_CHECK(!a.sum_T, "norm: the sums of a row with a residual are not known before");
   MT_CHECK(plain(a), "norm: a residual needs contiguous rows");
   check("norm", "residual", a.residual_TH, need, dtype);
   check("norm", "sum", a.sum_TH, need, dtype);
@@ -54,9 +64,23 @@ void check_backward(const NormBackward& a) {
   if (a.db_H) check("norm backward", "db", a.db_H, a.H, DType::f32);
   if (a.amax) check("norm backward", "amax", a.amax, 1, DType::f32);
   if (a.dresidual_TH) check("norm backward", "dresidual", a.dresidual_TH, need, dtype);
+  check_shared_rows("norm backward", a);
   if (!a.quantized_TH) return;
   MT_CHECK(a.scale && plain(a), "norm backward: 8 bits need a scale and contiguous rows");
   check_result("norm backward", "the 8-bit dx", a.quantized_TH, need, dtype, a.scale);
+}
+
+void check_sums(const NormSums& a) {
+  MT_CHECK(a.H > 0 && a.token_stride >= a.H, "norm sums: rows of {} at a token stride of {}", a.H,
+           a.token_stride);
+  const int64_t need = a.T > 0 ? (a.T - 1) * a.token_stride + a.H : 0;
+  const DType dtype = a.x_TH.dtype;
+  check_holds("norm sums", "x", a.x_TH, need);
+  check("norm sums", "sum", a.sum_T, a.T, DType::f32);
+  if (!a.dy_TH) return;
+  check("norm sums", "dy", a.dy_TH, need, dtype);
+  check("norm sums", "w", a.w_H, a.H, dtype);
+  check("norm sums", "rstd", a.rstd_T, a.T, DType::f32);
 }
 
 bool written_in_8_bits(const NormForward& a) {
@@ -87,5 +111,6 @@ bool written_in_8_bits(const NormBackward& a) {
 
 MT_DISPATCH_UNLESS(NormForward, check_forward, written_in_8_bits)
 MT_DISPATCH_UNLESS(NormBackward, check_backward, written_in_8_bits)
+MT_DISPATCH(NormSums, check_sums)
 
 }  // namespace mtrain::kernels::cpu

@@ -20,7 +20,7 @@ constexpr int kRowsAtOnce = 2;       // of a multiprocessor, of the most threads
 // Row r = token * heads + head starts at token * token_stride + head * H.
 struct Rows {
   int64_t count, H, heads, token_stride;
-  float per_element;  // 1 / H
+  float per_element;  // 1 / H; of rows that ranks share, 1 / the elements of all ranks
   __device__ __forceinline__ int64_t start(int64_t r) const {
     return heads == 1 ? r * token_stride : r / heads * token_stride + r % heads * H;
   }
@@ -28,7 +28,7 @@ struct Rows {
 template <class Args>
 Rows rows_of(const Args& a) {
   return {a.T * a.heads, a.H, a.heads, a.token_stride ? a.token_stride : a.heads * a.H,
-          1.0f / float(a.H)};
+          1.0f / float(a.sum_T ? a.width : a.H)};
 }
 
 template <class T>
@@ -37,8 +37,9 @@ struct Forward {
   T *sum, *y;
   float *rstd, *mean, *amax;
   float eps;
-  bool layer;
-  Float8Out eight;  // y, if it has a scale
+  bool layer, plus_one;
+  Float8Out eight;    // y, if it has a scale
+  const float* sums;  // of all elements of rows that ranks share: forward_any takes these
 };
 
 // Threads x of row y; rows of more than one warp have a block of their own.
@@ -103,6 +104,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
       if (const int64_t i = first + k * stride; i < rows.H) {
         float w[N];
         load<N>(a.w + i, w);
+        if (a.plus_one) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) w[j] += 1.0f;
+        }
 #pragma unroll
         for (int j = 0; j < N; ++j) x[k][j] *= rstd * w[j];
         if (a.b) {
@@ -124,8 +129,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
   if (a.amax) raise_amax(a.amax, most);
 }
 
-// For rows that are not aligned, or that are too long for a block's registers: element by element,
-// each read again where it is needed.
+// Returns what a norm multiplies by.
+template <class T>
+__device__ __forceinline__ float factor(const T* w, bool plus_one) {
+  return plus_one ? load_one(w) + 1.0f : load_one(w);
+}
+
+// For rows that are not aligned, that are too long for a block's registers, or that ranks share:
+// element by element, each read again where it is needed.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
@@ -136,16 +147,17 @@ __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows ro
     const int64_t start = rows.start(r);
     const T* x = a.x + start;
     float total = 0, mean = 0;
-    for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
-      float v = load_one(x + i);
-      if (a.residual) {
-        v = rounded<T>(v + load_one(a.residual + start + i));
-        store_one(a.sum + start + i, v);
+    if (!a.sums)
+      for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
+        float v = load_one(x + i);
+        if (a.residual) {
+          v = rounded<T>(v + load_one(a.residual + start + i));
+          store_one(a.sum + start + i, v);
+        }
+        total += a.layer ? v : v * v;
       }
-      total += a.layer ? v : v * v;
-    }
     if (a.residual) x = a.sum + start;  // a thread reads what it has written itself
-    total = row_sum(total, warps, slots);
+    total = a.sums ? a.sums[r] : row_sum(total, warps, slots);
     if (a.layer) {
       mean = total * rows.per_element;
       total = 0;
@@ -157,7 +169,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows ro
     }
     const float rstd = 1.0f / sqrtf(total * rows.per_element + a.eps);
     for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
-      float v = (load_one(x + i) - mean) * rstd * load_one(a.w + i);
+      float v = (load_one(x + i) - mean) * rstd * factor(a.w + i, a.plus_one);
       if (a.b) v += load_one(a.b + i);
       const float one[1] = {v};
       if (a.eight.scale)
@@ -181,8 +193,9 @@ struct Backward {
   T* dx;
   float* partials;  // a row for each row of threads: dw, then db where wanted
   float* amax;
-  bool layer, db;
-  Float8Out eight;  // dx once more, if there is a scale
+  bool layer, db, plus_one;
+  Float8Out eight;    // dx once more, if there is a scale
+  const float* sums;  // of all elements of rows that ranks share: backward_any takes these
 };
 
 // What backward reads of a row, as it lies in memory. In longer rows dresidual, which is needed
@@ -243,6 +256,10 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
       if (const int64_t i = first + k * stride; i < rows.H) {
         float w[N];
         load<N>(a.w + i, w);
+        if (a.plus_one) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) w[j] += 1.0f;
+        }
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           xhat[k][j] = (xhat[k][j] - mean) * rstd;
@@ -295,18 +312,18 @@ __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows 
     const float rstd = a.rstd[r], mean = a.layer ? a.mean[r] : 0.0f;
     float sum_g = 0, sum_gx = 0;
     for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
-      const float d = load_one(a.dy + start + i), g = d * load_one(a.w + i);
+      const float d = load_one(a.dy + start + i), g = d * factor(a.w + i, a.plus_one);
       const float xhat = (load_one(a.x + start + i) - mean) * rstd;
       sum_g += g;
       sum_gx += g * xhat;
       dw[i] = (begin ? 0.0f : dw[i]) + d * xhat;
       if (a.db) db[i] = (begin ? 0.0f : db[i]) + d;
     }
-    const float mean_gx = row_sum(sum_gx, warps, slots) * rows.per_element;
+    const float mean_gx = (a.sums ? a.sums[r] : row_sum(sum_gx, warps, slots)) * rows.per_element;
     const float mean_g = a.layer ? row_sum(sum_g, warps, slots) * rows.per_element : 0.0f;
     for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
       const float xhat = (load_one(a.x + start + i) - mean) * rstd;
-      float v = load_one(a.dy + start + i) * load_one(a.w + i);
+      float v = load_one(a.dy + start + i) * factor(a.w + i, a.plus_one);
       v = rstd * (v - mean_g - xhat * mean_gx);
       if (a.dresidual) v += load_one(a.dresidual + start + i);
       store_one(a.dx + start + i, v);
@@ -316,6 +333,24 @@ __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows 
     }
   }
   if (a.amax) raise_amax(a.amax, most);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxThreads)
+    sum_rows(const T* x, const T* dy, const T* w, const float* rstd, bool plus_one, float* sums,
+             Rows rows) {
+  __shared__ float slots[kWarp];
+  const int warps = int(blockDim.x) / kWarp;
+  for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
+    const int64_t start = rows.start(r);
+    float total = 0;
+    for (int64_t i = threadIdx.x; i < rows.H; i += blockDim.x) {
+      const float v = load_one(x + start + i);
+      total += dy ? load_one(dy + start + i) * factor(w + i, plus_one) * (v * rstd[r]) : v * v;
+    }
+    total = row_sum(total, warps, slots);
+    if (threadIdx.x == 0) sums[r] = total;
+  }
 }
 
 unsigned threads_of(int64_t H, int64_t per_thread) {
@@ -370,9 +405,11 @@ void run(const NormForward& a, CUstream_st* stream) {
                        data<float>(a.amax),
                        a.eps,
                        a.kind == NormKind::layer,
-                       float8_out(a.y_TH, a.scale)};
+                       a.plus_one,
+                       float8_out(a.y_TH, a.scale),
+                       data<float>(a.sum_T)};
     constexpr int N = kVector<T>;
-    if (rows.H <= kMaxThreads * kHeld * N && whole_vectors<T>(rows) &&
+    if (!f.sums && rows.H <= kMaxThreads * kHeld * N && whole_vectors<T>(rows) &&
         aligned({f.x, f.residual, f.w, f.b, f.sum, f.y})) {
       const dim3 block = block_of(threads_of(rows.H, kHeld * N));
       const unsigned blocks = forward_blocks(rows, block, a.sm_margin);
@@ -394,7 +431,8 @@ void run(const NormBackward& a, CUstream_st* stream) {
   with_float(a.x_TH.dtype, [&]<class T>() {
     constexpr int N = kVector<T>;
     const int64_t width = a.db_H ? 2 * rows.H : rows.H;
-    const bool vectors = whole_vectors<T>(rows) && rows.H <= kMaxThreads * kHeldInBackward &&
+    const bool vectors = !a.sum_T && whole_vectors<T>(rows) &&
+                         rows.H <= kMaxThreads * kHeldInBackward &&
                          aligned({a.dy_TH.data, a.x_TH.data, a.w_H.data, a.dresidual_TH.data,
                                   a.dx_TH.data, a.quantized_TH.data});
     const unsigned threads = threads_of(rows.H, vectors ? N : 4);
@@ -402,11 +440,20 @@ void run(const NormBackward& a, CUstream_st* stream) {
     const unsigned blocks = unsigned(div_up(slots_of(rows, threads, a.sm_margin), per_block));
     const int64_t slots = int64_t(blocks) * per_block;
     const Scratch<float> partials(slots * width, stream);
-    const Backward<T> b{
-        data<T>(a.dy_TH),          data<T>(a.x_TH),       data<T>(a.w_H),
-        data<T>(a.dresidual_TH),   data<float>(a.rstd_T), data<float>(a.mean_T),
-        data<T>(a.dx_TH),          partials.get(),        data<float>(a.amax),
-        a.kind == NormKind::layer, bool(a.db_H),          float8_out(a.quantized_TH, a.scale)};
+    const Backward<T> b{data<T>(a.dy_TH),
+                        data<T>(a.x_TH),
+                        data<T>(a.w_H),
+                        data<T>(a.dresidual_TH),
+                        data<float>(a.rstd_T),
+                        data<float>(a.mean_T),
+                        data<T>(a.dx_TH),
+                        partials.get(),
+                        data<float>(a.amax),
+                        a.kind == NormKind::layer,
+                        bool(a.db_H),
+                        a.plus_one,
+                        float8_out(a.quantized_TH, a.scale),
+                        data<float>(a.sum_T)};
     if (!vectors)
       MT_LAUNCH((backward_any<T>), blocks, threads, 0, stream, b, rows);
     else if (rows.H <= kMaxThreads * N)
@@ -416,6 +463,16 @@ void run(const NormBackward& a, CUstream_st* stream) {
     add_partials(partials.get(), slots, width, rows.H, data<float>(a.dw_H), stream);
     if (a.db_H)
       add_partials(partials.get() + rows.H, slots, width, rows.H, data<float>(a.db_H), stream);
+  });
+}
+
+void run(const NormSums& a, CUstream_st* stream) {
+  if (a.T <= 0) return;
+  const Rows rows{a.T, a.H, 1, a.token_stride, 0.0f};
+  with_float(a.x_TH.dtype, [&]<class T>() {
+    MT_LAUNCH((sum_rows<T>), blocks_for(rows.count, 1), threads_of(rows.H, 4), 0, stream,
+              data<T>(a.x_TH), data<T>(a.dy_TH), data<T>(a.w_H), data<float>(a.rstd_T), a.plus_one,
+              data<float>(a.sum_T), rows);
   });
 }
 

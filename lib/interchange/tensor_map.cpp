@@ -33,11 +33,11 @@ bool input_norms(const ModelConfig& m, int64_t) {
 bool output_norms(const ModelConfig& m, int64_t) {
   return m.norm_placement != recipe::NormPlacement::pre;
 }
-bool input_norm_bias(const ModelConfig& m, int64_t l) {
-  return input_norms(m, l) && biased_norms(m, l);
+bool biased_input_norms(const ModelConfig& m, int64_t l) {
+  return biased_norms(m, l) && input_norms(m, l);
 }
-bool output_norm_bias(const ModelConfig& m, int64_t l) {
-  return output_norms(m, l) && biased_norms(m, l);
+bool biased_output_norms(const ModelConfig& m, int64_t l) {
+  return biased_norms(m, l) && output_norms(m, l);
 }
 bool qkv_bias(const ModelConfig& m, int64_t) { return m.qkv_bias(); }
 bool proj_bias(const ModelConfig& m, int64_t) { return m.proj_bias(); }
@@ -61,7 +61,10 @@ int64_t qkv_rows(const ModelConfig& m) {
   return (m.num_attention_heads + 2 * m.kv_heads()) * m.head_dim();
 }
 int64_t query_rows(const ModelConfig& m) { return m.num_attention_heads * m.head_dim(); }
-int64_t key_rows(const ModelConfig& m) { return m.kv_heads() * m.head_dim(); }
+// Of the norms of queries and keys.
+int64_t norm_of_heads(const ModelConfig& m, int64_t heads) {
+  return (m.qk_layernorm_all_heads ? heads : 1) * m.head_dim();
+}
 int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
 
@@ -83,7 +86,7 @@ const OwnTensor kEmbedding[] = {
 const OwnTensor kLayer[] = {
     {"layers.{l}.attention.norm.weight", input_norms,
      [](const M& m) { return Shape{m.hidden_size}; }},
-    {"layers.{l}.attention.norm.bias", input_norm_bias,
+    {"layers.{l}.attention.norm.bias", biased_input_norms,
      [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.attention.qkv.weight", always,
      [](const M& m) {
@@ -96,15 +99,16 @@ const OwnTensor kLayer[] = {
      }},
     {"layers.{l}.attention.proj.bias", proj_bias, [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.attention.q_norm.weight", head_norms,
-     [](const M& m) { return Shape{m.qk_layernorm_all_heads ? query_rows(m) : m.head_dim()}; }},
+     [](const M& m) { return Shape{norm_of_heads(m, m.num_attention_heads)}; }},
     {"layers.{l}.attention.k_norm.weight", head_norms,
-     [](const M& m) { return Shape{m.qk_layernorm_all_heads ? key_rows(m) : m.head_dim()}; }},
+     [](const M& m) { return Shape{norm_of_heads(m, m.kv_heads())}; }},
     {"layers.{l}.attention.out_norm.weight", output_norms,
      [](const M& m) { return Shape{m.hidden_size}; }},
-    {"layers.{l}.attention.out_norm.bias", output_norm_bias,
+    {"layers.{l}.attention.out_norm.bias", biased_output_norms,
      [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.mlp.norm.weight", input_norms, [](const M& m) { return Shape{m.hidden_size}; }},
-    {"layers.{l}.mlp.norm.bias", input_norm_bias, [](const M& m) { return Shape{m.hidden_size}; }},
+    {"layers.{l}.mlp.norm.bias", biased_input_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.mlp.gate_up.weight", gated,
      [](const M& m) {
        return Shape{2 * m.ffn_size(), m.hidden_size};
@@ -136,18 +140,17 @@ const OwnTensor kLayer[] = {
      [](const M& m) {
        return Shape{1, m.hidden_size};
      }},
+    {"layers.{l}.mlp.out_norm.weight", output_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
+    {"layers.{l}.mlp.out_norm.bias", biased_output_norms,
+     [](const M& m) { return Shape{m.hidden_size}; }},
     {"layers.{l}.mlp.experts.gate_up.weight", experts,
      [](const M& m) {
        return Shape{m.moe.num_experts, 2 * expert_ffn(m), m.hidden_size};
      }},
-    {"layers.{l}.mlp.experts.down.weight", experts,
-     [](const M& m) {
+    {"layers.{l}.mlp.experts.down.weight", experts, [](const M& m) {
        return Shape{m.moe.num_experts, m.hidden_size, expert_ffn(m)};
-     }},
-    {"layers.{l}.mlp.out_norm.weight", output_norms,
-     [](const M& m) { return Shape{m.hidden_size}; }},
-    {"layers.{l}.mlp.out_norm.bias", output_norm_bias,
-     [](const M& m) { return Shape{m.hidden_size}; }}};
+     }}};
 const OwnTensor kOutput[] = {
     {"final_norm.weight", always, [](const M& m) { return Shape{m.hidden_size}; }},
     {"final_norm.bias", biased_norms, [](const M& m) { return Shape{m.hidden_size}; }},
@@ -157,7 +160,7 @@ const OwnTensor kOutput[] = {
 
 // Returns rows [begin, end) of a matrix with `rows` rows that a tensor of theirs holds.
 std::pair<int64_t, int64_t> range(const ModelConfig& m, Rows which, int64_t rows) {
-  const int64_t q = query_rows(m), kv = key_rows(m);
+  const int64_t q = query_rows(m), kv = m.kv_heads() * m.head_dim();
   switch (which) {
     case Rows::all: return {0, rows};
     case Rows::query: return {0, q};

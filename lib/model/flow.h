@@ -41,9 +41,7 @@ struct Flow {
   ExpertFlow experts = {};
 
   static Flow forward(Hidden h) { return {.h = std::move(h)}; }
-  static Flow backward(ops::NormGradient d, const ops::Float8Write& write) {
-    return {.d = {std::move(d.dx_TH), write, std::move(d.quantized_TH)}};
-  }
+  static Flow backward(HiddenGradient d) { return {.d = std::move(d)}; }
 };
 
 }  // namespace mtrain::model

@@ -171,7 +171,8 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch) {
   if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
       const auto write = blocks_.empty() ? ops::Float8Write{} : blocks_.back().gradient_write();
-      p.flow_ = Flow::backward(head_->backward(p.step_, write), write);
+      ops::NormGradient d = head_->backward(p.step_, write);
+      p.flow_ = Flow::backward({std::move(d.dx_TH), write, std::move(d.quantized_TH)});
       p.step_.param_hooks().after_backward(*head_unit_);
     });
   for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {

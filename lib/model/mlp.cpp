@@ -1,8 +1,10 @@
 #include "model/mlp.h"
 
 #include <cmath>
+#include <optional>
 
 #include "device/device.h"
+#include "model/segment_norms.h"
 
 namespace mtrain::model {
 
@@ -14,6 +16,7 @@ struct MlpActivations {
   Tensor up_TF;
   Tensor act_TF;  // the activation's output; absent if it is computed again
   InputScale up_scale, down_scale;
+  ops::NormResult out;  // the norm of the segment's output, without its result
 };
 
 class MlpSegment : public Segment {
@@ -27,7 +30,7 @@ class MlpSegment : public Segment {
         id_{SegmentKind::mlp, layer},
         name_(segment_name(id_)),
         tensor_(impls.tensor),
-        norm_(params, {UnitKind::layer, layer}, name_ + ".norm", c, *tensor_) {
+        norm_(params, {UnitKind::layer, layer}, name_, c, *tensor_) {
     const UnitId unit{UnitKind::layer, layer};
     std::vector<ShardSpec::Section> sections{{c.ffn, 1}};
     if (c.gated_mlp) sections.push_back({c.ffn, 1});  // gate | up
@@ -48,15 +51,17 @@ class MlpSegment : public Segment {
                                          .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
                                          .gemm = LayerGemm::fc2,
                                          .fp8 = impls.fp8_of(layer)});
+    output_.emplace(params, unit, name_, c, tensor_, id_);
+    unit_ = params.unit(unit);
   }
 
   SegmentKind kind() const override { return id_.kind; }
-  ParamUnit* unit() const override { return norm_.unit(); }
+  ParamUnit* unit() const override { return unit_; }
 
   Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     MlpActivations a;
-    const ops::Float8Write up_write = up_->input_write(step.training),
+    const ops::Float8Write up_write = norm_.write(up_->input_write(step.training)),
                            down_write = activation_write(down_->input_write(step.training));
     a.up_scale = InputScale(up_write), a.down_scale = InputScale(down_write);
     a.norm = norm_.forward(step, in.h, up_write);
@@ -72,15 +77,13 @@ class MlpSegment : public Segment {
     if (!keep_norm_) a.norm.y_TH = {};
     if (recompute_) a.up_TF = {};
     if (keep_activation_) a.act_TF = act_TF;
-    Hidden out{a.norm.sum_TH, down_->forward(step, act_TF, a.down_scale)};
-    drop(step, out.delta_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T()));
+    const Tensor out_TH = down_->forward(step, act_TF, a.down_scale);
+    Hidden out{a.norm.sum_TH, output_->forward(step, out_TH, a.out)};
     step.stash.push(std::move(a));
     return Flow::forward(std::move(out));
   }
 
-  ops::Float8Write gradient_write() const override {
-    return c_.hidden_dropout > 0 ? ops::Float8Write{} : down_->gradient_write();
-  }
+  ops::Float8Write gradient_write() const override { return output_->gradient_write(*down_); }
 
   Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
     const HiddenGradient& d = flow.d;
@@ -93,18 +96,15 @@ class MlpSegment : public Segment {
       a.up_TF = gelu_in_gemms() ? up_->forward_gelu(step, y, a.up_scale, {}).y_TO
                                 : up_->forward(step, y, a.up_scale);
     }
-    ActivationGradient g = activation_backward(
-        step,
-        {drop_backward(step, d.d_TH, id_, c_.hidden_dropout, tensor_->first_row(step.seq.T())),
-         d.write, d.quantized_TH},
-        a);
+    ActivationGradient g =
+        activation_backward(step, output_->backward(step, d, a.out, down_.get()), a);
     // Tensors that are not needed any more give their memory back: under sequence parallelism the
     // gradient for wgrad has the rows of all ranks.
     down_->wgrad(step, g.act_TF, a.down_scale, std::move(g.for_wgrad));
-    a.up_TF = {}, a.act_TF = {}, g.act_TF = {};
+    a.up_TF = {}, a.act_TF = {}, g.act_TF = {}, a.out = {};
     if (!y) y = norm_again(step, a);
     const Tensor dy = up_->backward(step, y, a.up_scale, std::move(g.dup));
-    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, write), write);
+    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, write));
   }
 
  private:
@@ -156,8 +156,10 @@ class MlpSegment : public Segment {
   const SegmentId id_;
   const std::string name_;  // names the scope in error messages, and starts the parameters' names
   std::shared_ptr<TensorParallel> tensor_;
-  Norm norm_;
+  InputNorm norm_;
   std::unique_ptr<Linear> up_, down_;
+  std::optional<SegmentOutput> output_;
+  ParamUnit* unit_ = nullptr;
 };
 
 }  // namespace

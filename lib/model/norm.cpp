@@ -8,10 +8,10 @@ Tensor materialize(Step& step, const Hidden& h) {
 
 Norm::Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
            const TensorParallel& tensor)
-    : kind_(c.norm), eps_(c.norm_eps) {
+    : kind_(c.norm), eps_(c.norm_eps), plus_one_(c.norm_plus_one) {
   weight_ = params.add(unit, {.name = name + ".weight",
                               .shape = {c.hidden},
-                              .init = Init::ones,
+                              .init = plus_one_ ? Init::zeros : Init::ones,
                               .decay = false,
                               .matmul_grad = false,
                               .shard = tensor.replicated()});
@@ -25,7 +25,7 @@ Norm::Norm(ParamStore& params, UnitId unit, const std::string& name, const GptCo
 }
 
 ops::NormWeights Norm::weights() const {
-  return {kind_, weight_->value, bias_ ? bias_->value : Tensor(), eps_};
+  return {kind_, weight_->value, bias_ ? bias_->value : Tensor(), eps_, plus_one_};
 }
 
 ops::NormResult Norm::forward(Step& step, const Hidden& h, const ops::Float8Write& write) const {

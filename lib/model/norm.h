@@ -29,12 +29,14 @@ class Norm {
   // Returns dL/d(norm's input) + dresidual_TH (optional), which one pass computes.
   ops::NormGradient backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
                              const Tensor& dresidual_TH, const ops::Float8Write& write) const;
+
   ParamUnit* unit() const { return weight_->unit; }
 
  private:
   ops::NormWeights weights() const;
   ops::NormKind kind_;
   float eps_;
+  bool plus_one_;
   Parameter *weight_, *bias_ = nullptr;
 };
 

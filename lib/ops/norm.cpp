@@ -3,6 +3,7 @@
 
 MT_KERNEL(NormForward)
 MT_KERNEL(NormBackward)
+MT_KERNEL(NormSums)
 
 namespace mtrain::ops {
 
@@ -27,7 +28,7 @@ NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH, const 
   if (w.kind == NormKind::layer) r.mean_T = Tensor::empty(stream, {T}, DType::f32);
   kernels::NormForward args{.kind = w.kind, .x_TH = x_TH, .residual_TH = residual_TH};
   if (residual_TH) args.sum_TH = r.sum_TH;
-  args.w_H = w.w_H, args.b_H = w.b_H;
+  args.w_H = w.w_H, args.b_H = w.b_H, args.plus_one = w.plus_one;
   args.y_TH = r.y_TH, args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
   args.scale = write.scale.scale, args.amax = write.amax;
   args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
@@ -67,6 +68,7 @@ NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResul
                              .w_H = w.w_H,
                              .rstd_T = f.rstd_T,
                              .mean_T = f.mean_T,
+                             .plus_one = w.plus_one,
                              .dresidual_TH = dresidual_TH,
                              .dx_TH = r.dx_TH,
                              .dw_H = dw_H,
@@ -96,30 +98,75 @@ Span head_part(const Tensor& x_TN, HeadRange range) {
 }
 }  // namespace
 
+void head_norm_sums(Stream& stream, const Tensor& in_TN, HeadRange range, const Tensor& sum_T) {
+  MT_SHAPE("head_norm_sums", sum_T, {in_TN.dim(0)});
+  MT_DTYPE("head_norm_sums", sum_T, DType::f32);
+  MT_FLOAT("head_norm_sums", in_TN);
+  kernels::NormSums args{.x_TH = head_part(in_TN, range)};
+  args.sum_T = sum_T, args.T = in_TN.dim(0), args.H = range.heads * range.D,
+  args.token_stride = in_TN.dim(1);
+  enqueue(stream, {.name = "head_norm_sums", .reads = {in_TN}, .writes = {sum_T}}, args);
+}
+
+void head_norm_backward_sums(Stream& stream, const NormWeights& w, const Tensor& in_TN,
+                             const Tensor& rstd, const Tensor& d_TN, HeadRange range,
+                             const Tensor& sum_T) {
+  MT_SHAPE("head_norm_backward_sums", sum_T, {in_TN.dim(0)});
+  MT_SHAPE("head_norm_backward_sums", rstd, {in_TN.dim(0)});
+  MT_SHAPE("head_norm_backward_sums", d_TN, {in_TN.dim(0), in_TN.dim(1)});
+  MT_SHAPE("head_norm_backward_sums", w.w_H, {range.heads * range.D});
+  MT_DTYPE("head_norm_backward_sums", w.w_H, in_TN.dtype());
+  MT_DTYPE("head_norm_backward_sums", d_TN, in_TN.dtype());
+  MT_DTYPE("head_norm_backward_sums", sum_T, DType::f32);
+  MT_FLOAT("head_norm_backward_sums", in_TN);
+  enqueue(stream,
+          {.name = "head_norm_bwd_sums", .reads = {in_TN, w.w_H, rstd, d_TN}, .writes = {sum_T}},
+          kernels::NormSums{.x_TH = head_part(in_TN, range),
+                            .dy_TH = head_part(d_TN, range),
+                            .w_H = w.w_H,
+                            .rstd_T = rstd,
+                            .plus_one = w.plus_one,
+                            .sum_T = sum_T,
+                            .T = in_TN.dim(0),
+                            .H = range.heads * range.D,
+                            .token_stride = in_TN.dim(1)});
+}
+
 Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
-                 HeadRange range) {
+                 HeadRange range, const SharedRows& shared) {
   const int64_t T = in_TN.dim(0);
-  MT_SHAPE("head_norm", w.w_H, {range.D});
+  MT_SHAPE("head_norm", w.w_H, {range.width()});
   MT_SHAPE("head_norm", out_TN, {T, in_TN.dim(1)});
   MT_FLOAT("head_norm", in_TN);
   MT_DTYPE("head_norm", w.w_H, in_TN.dtype());
   MT_DTYPE("head_norm", out_TN, in_TN.dtype());
-  Tensor rstd = Tensor::empty(stream, {T * range.heads}, DType::f32);
+  if (shared.sum_T) {
+    MT_SHAPE("head_norm", shared.sum_T, {T});
+  }
+  Tensor rstd = Tensor::empty(stream, {T * range.rows()}, DType::f32);
   kernels::NormForward args{.kind = NormKind::rms, .x_TH = head_part(in_TN, range)};
-  args.w_H = w.w_H, args.y_TH = head_part(out_TN, range), args.rstd_T = rstd;
-  args.T = T, args.H = range.D, args.heads = range.heads, args.token_stride = in_TN.dim(1),
+  args.w_H = w.w_H, args.plus_one = w.plus_one;
+  args.y_TH = head_part(out_TN, range), args.rstd_T = rstd;
+  args.T = T, args.H = range.width(), args.heads = range.rows(), args.token_stride = in_TN.dim(1),
   args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
-  enqueue(stream, {.name = "head_norm_fwd", .reads = {in_TN, w.w_H}, .writes = {out_TN, rstd}},
-          args);
+  args.sum_T = shared.sum_T, args.width = shared.width;
+  enqueue(
+      stream,
+      {.name = "head_norm_fwd", .reads = {in_TN, w.w_H, shared.sum_T}, .writes = {out_TN, rstd}},
+      args);
   return rstd;
 }
 
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
                         const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
-                        const Tensor& amax) {
-  MT_SHAPE("head_norm_backward", dw_D, {range.D});
+                        const Tensor& amax, const SharedRows& shared) {
+  MT_SHAPE("head_norm_backward", w.w_H, {range.width()});
+  MT_SHAPE("head_norm_backward", dw_D, {range.width()});
   MT_SHAPE("head_norm_backward", d_TN, {in_TN.dim(0), in_TN.dim(1)});
-  MT_SHAPE("head_norm_backward", rstd, {in_TN.dim(0) * range.heads});
+  MT_SHAPE("head_norm_backward", rstd, {in_TN.dim(0) * range.rows()});
+  if (shared.sum_T) {
+    MT_SHAPE("head_norm_backward", shared.sum_T, {in_TN.dim(0)});
+  }
   MT_FLOAT("head_norm_backward", in_TN);
   MT_DTYPE("head_norm_backward", w.w_H, in_TN.dtype());
   MT_DTYPE("head_norm_backward", d_TN, in_TN.dtype());
@@ -129,17 +176,20 @@ void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_T
                              .x_TH = head_part(in_TN, range),
                              .w_H = w.w_H,
                              .rstd_T = rstd,
+                             .plus_one = w.plus_one,
                              .dx_TH = head_part(d_TN, range),
                              .dw_H = dw_D,
                              .amax = amax,
                              .T = in_TN.dim(0),
-                             .H = range.D,
-                             .heads = range.heads,
+                             .H = range.width(),
+                             .heads = range.rows(),
                              .token_stride = in_TN.dim(1),
-                             .sm_margin = stream.device().norm_sm_margin()};
+                             .sm_margin = stream.device().norm_sm_margin(),
+                             .sum_T = shared.sum_T,
+                             .width = shared.width};
   enqueue(stream,
           {.name = "head_norm_bwd",
-           .reads = {in_TN, w.w_H, rstd, d_TN, dw_D, amax},
+           .reads = {in_TN, w.w_H, rstd, d_TN, dw_D, amax, shared.sum_T},
            .writes = {d_TN, dw_D, amax}},
           args);
 }

@@ -129,6 +129,7 @@ struct NormWeights {
   NormKind kind;
   Tensor w_H, b_H;  // b_H: optional
   float eps;
+  bool plus_one = false;  // multiplies by 1 + w
 };
 struct NormResult {
   Tensor sum_TH;          // the norm's input: x, or x + residual where one was given
@@ -147,16 +148,31 @@ NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResul
                            const Tensor& db_H, const Float8Write& write = {});
 struct HeadRange {
   int64_t first_head, heads, D;  // heads of D elements each, in every token's row
+  bool as_one = false;           // one norm over all of these heads, with a weight of heads * D
+
+  int64_t rows() const { return as_one ? 1 : heads; }  // norms of each token
+  int64_t width() const { return as_one ? heads * D : D; }
 };
+// Rows of a norm over heads of which other ranks have the rest.
+struct SharedRows {
+  Tensor sum_T;  // what head_norm_sums() has found, added over ranks; absent: nothing is shared
+  int64_t width = 0;  // elements of a row on all ranks
+};
+// Set sum_T (fp32) to the sums that head_norm() and head_norm_backward() need of a range's heads:
+// of their squares, and of dy w x rstd.
+void head_norm_sums(Stream& stream, const Tensor& in_TN, HeadRange range, const Tensor& sum_T);
+void head_norm_backward_sums(Stream& stream, const NormWeights& w, const Tensor& in_TN,
+                             const Tensor& rstd, const Tensor& d_TN, HeadRange range,
+                             const Tensor& sum_T);
 // Normalizes each head of the range (RMS norm) from in_TN into the same heads of out_TN, whose
-// other columns stay as they are. Returns rstd (fp32, T * heads).
+// other columns stay as they are. Returns rstd (fp32, T * range.rows()).
 Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
-                 HeadRange range);
+                 HeadRange range, const SharedRows& shared = {});
 // Replaces the gradient of head_norm's output by that of its input, in the range's heads of d_TN.
-// Adds to dw_D (fp32). `amax` (optional) is a Float8Write's, of these heads.
+// Adds to dw (fp32). `amax` (optional) is a Float8Write's, of these heads.
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
                         const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
-                        const Tensor& amax = {});
+                        const Tensor& amax = {}, const SharedRows& shared = {});
 
 // --- rotary embedding ---
 // Rotates the first `heads` heads of each token in place, of each head the first 2 R of D elements;

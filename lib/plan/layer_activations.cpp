@@ -56,8 +56,20 @@ bool LayerActivations::recomputes_mlp(bool moe) const {
   return !moe && recomputes(recipe::RecomputeModule::mlp);
 }
 
+// Whether the outputs of input norms are kept beside their inputs.
 bool LayerActivations::keeps_norms() const {
-  return !plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::layernorm);
+  return m_.norm_placement != recipe::NormPlacement::post && !plan_.recompute.cheap &&
+         !recomputes(recipe::RecomputeModule::layernorm);
+}
+
+bool LayerActivations::output_norms() const {
+  return m_.norm_placement != recipe::NormPlacement::pre;
+}
+
+// Elements per token that attention, and so the MLP, keeps around its norms: what it reads of the
+// residual stream, that through a norm, and the input of the norm of its output.
+Count LayerActivations::kept_of_norms() const {
+  return residual() * (1 + (keeps_norms() ? 1 : 0) + (output_norms() ? 1 : 0));
 }
 
 // A gelu in its tanh form is computed with the GEMMs around it, and its output never kept.
@@ -69,14 +81,14 @@ bool LayerActivations::keeps_activation(bool moe) const {
 Count LayerActivations::kept_per_token(bool moe) const {
   const bool core = recomputes(recipe::RecomputeModule::core_attn),
              normalized = m_.qk_layernorm && !recomputes_head_norms();
-  const Count heads = Count(m_.num_attention_heads) / tp_;
-  const Count statistics = 2 * (m_.normalization == recipe::Normalization::layernorm ? 2 : 1) +
-                           (core ? 0 : heads) +
-                           (normalized ? heads + kv_width() / Count(2 * m_.head_dim()) : 0);
-  const Count attention = residual() * (keeps_norms() ? 2 : 1) +
-                          qkv_width() * (normalized ? 2 : 1) + (core ? 0 : attention_width()) +
-                          context_kept();
-  Count mlp = residual() * (keeps_norms() ? 2 : 1), expert_rows = 0;
+  const Count heads = Count(m_.num_attention_heads) / tp_,
+              norms = m_.norm_placement == recipe::NormPlacement::sandwich ? 4 : 2,
+              rows = m_.qk_layernorm_all_heads ? 2 : heads + kv_width() / Count(2 * m_.head_dim());
+  const Count statistics = norms * (m_.normalization == recipe::Normalization::layernorm ? 2 : 1) +
+                           (core ? 0 : heads) + (normalized ? rows : 0);
+  const Count attention = kept_of_norms() + qkv_width() * (normalized ? 2 : 1) +
+                          (core ? 0 : attention_width()) + context_kept();
+  Count mlp = kept_of_norms(), expert_rows = 0;
   if (keeps_activation(moe)) mlp += Count(m_.ffn_size()) / tp_;
   if (moe && !recomputes(recipe::RecomputeModule::moe)) {
     expert_rows += rows_ * row_share() * hidden();

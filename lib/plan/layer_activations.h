@@ -72,6 +72,8 @@ class LayerActivations {
   bool recomputes_head_norms() const;
   bool recomputes_mlp(bool moe) const;
   bool keeps_norms() const;
+  Count kept_of_norms() const;
+  bool output_norms() const;
   bool keeps_activation(bool moe) const;
   Count sharded_residual() const;
   Count attention_width() const;

@@ -26,10 +26,15 @@ LayerParameters layer_parameters(const recipe::ModelConfig& m, bool moe) {
   // Parameters of an MLP without the bias of its second projection, which is whole on every rank.
   const auto mlp = [&](Count F) { return (inputs + 1) * H * F + (m.fc_bias() ? inputs * F : 0); };
   LayerParameters p;
+  const Count norms = m.norm_placement == recipe::NormPlacement::sandwich ? 4 : 2,
+              KV = Count(m.kv_heads()) * D;
   p.split = H * qkv + (m.qkv_bias() ? qkv : 0) + AD * H;
   p.keys_values = (H + (m.qkv_bias() ? 1 : 0)) * (qkv - AD);
-  p.replicated = 2 * H * (norm_bias ? 2 : 1) + (m.qk_layernorm ? 2 * D : 0) +
-                 (m.proj_bias() ? H : 0) + (m.fc_bias() ? H : 0);
+  p.replicated = norms * H * (norm_bias ? 2 : 1) + (m.proj_bias() ? H : 0) + (m.fc_bias() ? H : 0);
+  if (m.qk_layernorm && m.qk_layernorm_all_heads)
+    p.split += AD + KV, p.keys_values += KV;
+  else if (m.qk_layernorm)
+    p.replicated += 2 * D;
   if (moe) {
     p.expert = mlp(Count(m.moe.ffn_hidden_size.value_or(m.ffn_size())));
     p.experts = experts;

@@ -118,6 +118,17 @@ FAMILIES = {
                           original_max_position_embeddings=48),
         no_rope_freq=[0, 0, 1, 1], window_size=8, window_attn_skip_freq=[1, 0, 1, 0],
         query_pre_attn_scalar=6.0, attn_logit_softcapping=2.0),
+    # Norms of the outputs of attention and MLP alone, and of all heads' queries and keys.
+    "post_norms": dict(LLAMA, norm_placement="post", qk_layernorm=True, qk_layernorm_all_heads=True),
+    # Norms of inputs and outputs; all norms multiply by 1 + weight.
+    "sandwich_norms": dict(LLAMA, kv_channels=16, norm_placement="sandwich", qk_layernorm=True,
+                           layernorm_zero_centered_gamma=True),
+    "sandwich_layernorms": dict(GPT2, norm_placement="sandwich", layernorm_zero_centered_gamma=True),
+    # Experts between such norms, and experts that read the residual stream itself.
+    "sandwich_experts": dict(LLAMA, norm_placement="sandwich",
+                             moe=dict(EXPERTS, shared_expert_ffn_hidden_size=40,
+                                      shared_expert_gate=True, aux_loss_coeff=[0.1])),
+    "post_experts": dict(LLAMA, norm_placement="post", moe=dict(EXPERTS, router_topk=3)),
 }
 B, S = 2, 24
 # fp32 must choose the experts that float64 chooses, and its scores err by some 1e-6. Finite
@@ -164,6 +175,12 @@ def experts_of(c, layer):
     return moe if moe and layer >= moe["first_dense_layers"] else None
 
 
+def placement(c):
+    """-> whether attention and MLP have norms of their inputs, and of their outputs."""
+    where = c.get("norm_placement", "pre")
+    return where != "post", where != "pre"
+
+
 def parameter_shapes(c):
     """Name -> shape, in the order of the forward pass."""
     H, A, G, D = c["hidden_size"], c["num_attention_heads"], c["num_query_groups"], c["kv_channels"]
@@ -182,17 +199,23 @@ def parameter_shapes(c):
 
     if c["position_embedding"] == "learned":
         shapes["position_embedding.weight"] = (c["max_position_embeddings"], H)
+    inputs, outputs = placement(c)
     for i in range(c["num_layers"]):
         attention, mlp = f"layers.{i}.attention", f"layers.{i}.mlp"
         bias, mlp_bias = c["add_bias_linear"], c["add_bias_linear"] or c.get("mlp_bias", False)
-        norm(f"{attention}.norm")
+        if inputs:
+            norm(f"{attention}.norm")
         attention_bias = c.get("attention_bias", False)
         linear(f"{attention}.qkv", (A + 2 * G) * D, H, c["add_qkv_bias"] or attention_bias)
         if c["qk_layernorm"]:
-            shapes[f"{attention}.q_norm.weight"] = (D,)
-            shapes[f"{attention}.k_norm.weight"] = (D,)
+            as_one = c.get("qk_layernorm_all_heads", False)
+            shapes[f"{attention}.q_norm.weight"] = (A * D if as_one else D,)
+            shapes[f"{attention}.k_norm.weight"] = (G * D if as_one else D,)
         linear(f"{attention}.proj", H, A * D, bias or attention_bias)
-        norm(f"{mlp}.norm")
+        if outputs:
+            norm(f"{attention}.out_norm")
+        if inputs:
+            norm(f"{mlp}.norm")
         moe = experts_of(c, i)
         if moe:
             E, F, shared = moe["num_experts"], moe["ffn_hidden_size"], moe["shared_expert_ffn_hidden_size"]
@@ -204,12 +227,16 @@ def parameter_shapes(c):
                 linear(f"{mlp}.shared_expert.gate", 1, H, False)
             shapes[f"{mlp}.experts.gate_up.weight"] = (E, 2 * F, H)
             shapes[f"{mlp}.experts.down.weight"] = (E, H, F)
+            if outputs:
+                norm(f"{mlp}.out_norm")
             continue
         if c["activation"] == "swiglu":
             linear(f"{mlp}.gate_up", 2 * ffn, H, mlp_bias)
         else:
             linear(f"{mlp}.up", ffn, H, mlp_bias)
         linear(f"{mlp}.down", H, ffn, mlp_bias)
+        if outputs:
+            norm(f"{mlp}.out_norm")
     norm("final_norm")
     if not c["share_embeddings_and_output_weights"]:
         shapes["output.weight"] = (V, H)
@@ -231,12 +258,12 @@ def draw_state(c, generator):
 
 
 def draw_parameters(c, generator):
-    """Large enough that every gradient is far from zero; norm weights lie around one."""
-    params = {}
+    """Large enough that every gradient is far from zero; norms multiply by numbers around one."""
+    params, centre = {}, 0 if c.get("layernorm_zero_centered_gamma", False) else 1
     for name, shape in parameter_shapes(c).items():
         values = torch.randn(shape, generator=generator, dtype=torch.float32)
         if name.endswith("norm.weight"):
-            params[name] = 1 + 0.2 * values
+            params[name] = centre + 0.2 * values
         else:
             params[name] = values * (0.5 if name.startswith("embedding") else 0.15)
     return params
@@ -313,8 +340,18 @@ class Gpt:
         self.router_losses = 0.0  # of all layers, after logits()
         self.margin = math.inf    # by which every choice of logits() was made
 
+    def norm_factor(self, name):
+        zero_centered = self.c.get("layernorm_zero_centered_gamma", False)
+        return self.p[f"{name}.weight"] + (1 if zero_centered else 0)
+
+    def input(self, name, x):
+        return self.norm(f"{name}.norm", x) if placement(self.c)[0] else x
+
+    def output(self, name, x):
+        return self.norm(f"{name}.out_norm", x) if placement(self.c)[1] else x
+
     def norm(self, name, x):
-        weight, bias = self.p[f"{name}.weight"], self.p.get(f"{name}.bias")
+        weight, bias = self.norm_factor(name), self.p.get(f"{name}.bias")
         if self.c["normalization"] == "layernorm":
             return layer_norm(x, weight, bias, self.c["norm_epsilon"])
         return rms_norm(x, weight, self.c["norm_epsilon"])
@@ -324,17 +361,20 @@ class Gpt:
         return y if bias is None else y + bias
 
     def attention(self, name, x, layer):
-        c, p = self.c, self.p
+        c = self.c
         window = c["window_size"] and of_layer(c, "window_attn_skip_freq", layer, True)
         A, G, D = c["num_attention_heads"], c["num_query_groups"], c["kv_channels"]
         b, s, _ = x.shape
-        qkv = self.linear(f"{name}.qkv", self.norm(f"{name}.norm", x))
-        q = qkv[..., :A * D].reshape(b, s, A, D)
-        k = qkv[..., A * D:(A + G) * D].reshape(b, s, G, D)
+        qkv = self.linear(f"{name}.qkv", self.input(name, x))
+        q, k = qkv[..., :A * D], qkv[..., A * D:(A + G) * D]
+        if c.get("qk_layernorm_all_heads", False):
+            q = rms_norm(q, self.norm_factor(f"{name}.q_norm"), c["norm_epsilon"])
+            k = rms_norm(k, self.norm_factor(f"{name}.k_norm"), c["norm_epsilon"])
+        q, k = q.reshape(b, s, A, D), k.reshape(b, s, G, D)
         v = qkv[..., (A + G) * D:].reshape(b, s, G, D)
-        if c["qk_layernorm"]:
-            q = rms_norm(q, p[f"{name}.q_norm.weight"], c["norm_epsilon"])
-            k = rms_norm(k, p[f"{name}.k_norm.weight"], c["norm_epsilon"])
+        if c["qk_layernorm"] and not c.get("qk_layernorm_all_heads", False):
+            q = rms_norm(q, self.norm_factor(f"{name}.q_norm"), c["norm_epsilon"])
+            k = rms_norm(k, self.norm_factor(f"{name}.k_norm"), c["norm_epsilon"])
         position = torch.arange(s, dtype=torch.float64)
         if c["position_embedding"] == "rope" and not of_layer(c, "no_rope_freq", layer, False):
             angles = position[:, None] * inverse_frequencies(c, window)
@@ -354,17 +394,17 @@ class Gpt:
                 scores = cap * torch.tanh(scores / cap)
             weights = torch.softmax(scores.masked_fill(~visible, -math.inf), -1)
             heads.append(weights @ v[:, :, group])
-        return self.linear(f"{name}.proj", torch.cat(heads, -1))
+        return self.output(name, self.linear(f"{name}.proj", torch.cat(heads, -1)))
 
     def mlp(self, name, x):
-        h = self.norm(f"{name}.norm", x)
+        h = self.input(name, x)
         if self.c["activation"] == "swiglu":
             gate, up = self.linear(f"{name}.gate_up", h).chunk(2, -1)
             h = gate * torch.sigmoid(gate) * up
         else:
             activate = gelu_tanh if self.c["activation"] == "gelu_tanh" else gelu
             h = activate(self.linear(f"{name}.up", h))
-        return self.linear(f"{name}.down", h)
+        return self.output(name, self.linear(f"{name}.down", h))
 
     def swiglu(self, x, gate_up, down):
         gate, up = (x @ gate_up.t()).chunk(2, -1)
@@ -447,7 +487,7 @@ class Gpt:
 
     def experts(self, moe, name, x):
         p = self.p
-        h = self.norm(f"{name}.norm", x).flatten(0, 1)
+        h = self.input(name, x).flatten(0, 1)
         logits = self.linear(f"{name}.router", h, bias=False)
         scores = (torch.sigmoid(logits) if moe["router_score"] == "sigmoid"
                   else torch.softmax(logits, -1))
@@ -469,7 +509,7 @@ class Gpt:
             if moe["shared_expert_gate"]:
                 shared = torch.sigmoid(self.linear(f"{name}.shared_expert.gate", h)) * shared
             out = out + shared
-        return out.reshape(x.shape)
+        return self.output(name, out.reshape(x.shape))
 
     def logits(self, ids):
         p = self.p

@@ -15,6 +15,7 @@ std::string name(const char* what, NormKind kind, DType dtype) {
 
 struct Sizes {
   int64_t T, heads, H, gap;  // gap: elements of a token behind its heads
+  bool plus_one = false;
 };
 
 struct Operands {
@@ -41,6 +42,7 @@ NormForward forward(Operands& o, const Sizes& s, NormKind kind, bool fused, cons
   NormForward f{.kind = kind,
                 .x_TH = of(o.x),
                 .w_H = of(o.w),
+                .plus_one = s.plus_one,
                 .y_TH = of(o.y),
                 .rstd_T = of(o.rstd),
                 .T = s.T,
@@ -58,6 +60,7 @@ NormBackward backward(Operands& o, const Sizes& s, NormKind kind, bool fused, co
                  .x_TH = fused ? of(o.sum) : of(o.x),
                  .w_H = of(o.w),
                  .rstd_T = of(o.rstd),
+                 .plus_one = s.plus_one,
                  .dx_TH = of(o.dx),
                  .dw_H = of(o.dw),
                  .T = s.T,
@@ -73,7 +76,7 @@ Span on_device(Mirror& m) { return m.device(); }
 
 void check(const Sizes& s, NormKind kind, DType type, bool fused, int64_t offset,
            Closeness& close) {
-  CAPTURE(s.T, s.heads, s.H, s.gap, fused);
+  CAPTURE(s.T, s.heads, s.H, s.gap, s.plus_one, fused);
   Operands o(s, type, offset);
   cpu::run(forward(o, s, kind, fused, on_host));
   cuda::run(forward(o, s, kind, fused, on_device), device_stream());
@@ -161,5 +164,60 @@ TEST_CASE("norms that leave multiprocessors to others give the same rows") {
         REQUIRE(close(b.dw.result(), a.dw.result().values(), {.K = K, .scale = 8}) == "");
         REQUIRE(close(b.db.result(), a.db.result().values(), {.K = K, .scale = 8}) == "");
       }
+    }
+}
+
+TEST_CASE("norms by 1 + weight equal the CPU's") {
+  // In registers of one warp and of many, in longer rows, and element by element.
+  for (const Sizes& s : {Sizes{7, 3, 64, 128, true}, Sizes{9, 1, 768, 0, true},
+                         Sizes{2, 1, 8192, 0, true}, Sizes{3, 1, 1001, 0, true}})
+    for (NormKind kind : {NormKind::rms, NormKind::layer})
+      for (DType type : kFloats) {
+        Closeness close(name("norm by 1 + weight", kind, type));
+        for (const bool fused : {false, true})
+          if (!fused || s.heads == 1) check(s, kind, type, fused, 0, close);
+      }
+}
+
+TEST_CASE("norms of rows that ranks share equal the CPU's, as do the sums of their parts") {
+  for (const Sizes& s : {Sizes{7, 1, 64, 128}, Sizes{3, 1, 1001, 3, true},
+                         Sizes{size_of_test(5, 700), 1, 768, 0, true}})
+    for (DType type : kFloats) {
+      Closeness close(name("norm shared rows", NormKind::rms, type));
+      for_each_way([&](int64_t offset) {
+        CAPTURE(s.T, s.H, s.gap, s.plus_one, offset);
+        Operands o(s, type, offset);
+        Mirror squares(Array(DType::f32, s.T)), products(Array(DType::f32, s.T));
+        const double K = double(s.H);
+        const auto sums = [&](Mirror& to, bool backward, const auto& of) {
+          NormSums a{.x_TH = of(o.x)};
+          if (backward)
+            a.dy_TH = of(o.dy), a.w_H = of(o.w), a.rstd_T = of(o.rstd), a.plus_one = s.plus_one;
+          a.sum_T = of(to), a.T = s.T, a.H = s.H, a.token_stride = s.H + s.gap;
+          return a;
+        };
+        cpu::run(sums(squares, false, on_host));
+        cuda::run(sums(squares, false, on_device), device_stream());
+        REQUIRE(squares.compare(close, {.K = K, .scale = 16}) == "");
+        // The row has twice the elements that are here.
+        const auto shared = [&](auto args, ConstSpan sum) {
+          args.sum_T = sum, args.width = 2 * s.H;
+          return args;
+        };
+        cpu::run(shared(forward(o, s, NormKind::rms, false, on_host), on_host(squares)));
+        cuda::run(shared(forward(o, s, NormKind::rms, false, on_device), on_device(squares)),
+                  device_stream());
+        REQUIRE(o.y.compare(close, {.dtype = type, .K = K, .scale = 8, .sums = DType::f32}) == "");
+        REQUIRE(o.rstd.compare(close, {.K = K, .scale = 4}) == "");
+        cpu::run(sums(products, true, on_host));
+        cuda::run(sums(products, true, on_device), device_stream());
+        REQUIRE(products.compare(close, {.K = K, .scale = 32}) == "");
+        cpu::run(shared(backward(o, s, NormKind::rms, false, on_host), on_host(products)));
+        cuda::run(shared(backward(o, s, NormKind::rms, false, on_device), on_device(products)),
+                  device_stream());
+        REQUIRE(o.dx.compare(close, {.dtype = type, .K = K, .scale = 16, .sums = DType::f32}) ==
+                "");
+        REQUIRE(o.dw.compare(close, {.K = K + double(s.T), .scale = 16}) == "");
+      });
     }
 }

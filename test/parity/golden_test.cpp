@@ -58,6 +58,10 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.padded_vocab = (c.vocab + 127) / 128 * 128;
   c.norm = j.at("normalization") == "rmsnorm" ? ops::NormKind::rms : ops::NormKind::layer;
   c.norm_eps = j.at("norm_epsilon");
+  const std::string placement = j.value("norm_placement", "pre");
+  c.input_norms = placement != "post";
+  c.output_norms = placement != "pre";
+  c.norm_plus_one = j.value("layernorm_zero_centered_gamma", false);
   c.rotary = j.at("position_embedding") == "rope";
   c.max_positions = j.value("max_position_embeddings", int64_t{0});
   c.rotary_base = j.value("rotary_base", 10000.0);
@@ -82,6 +86,7 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.qkv_bias = j.at("add_qkv_bias").get<bool>() || attention_bias;
   c.proj_bias = all_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
+  c.qk_norm_all_heads = j.value("qk_layernorm_all_heads", false);
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
   if (j.contains("moe")) c.experts = experts_of(j["moe"], c.layers);
   if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
@@ -197,13 +202,25 @@ struct Family {
   model::ExpertsOfStep experts;
 };
 
-const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
-                                         "qwen3", "mistral",     "gpt2",       "gpt2_erf",
-                                         "yarn",  "mlp_bias",    "some_layers"};
+const std::vector<std::string> kFamilies{"llama",
+                                         "llama3_rope",
+                                         "llama_bias",
+                                         "qwen2",
+                                         "qwen3",
+                                         "mistral",
+                                         "gpt2",
+                                         "gpt2_erf",
+                                         "yarn",
+                                         "mlp_bias",
+                                         "post_norms",
+                                         "sandwich_norms",
+                                         "sandwich_layernorms",
+                                         "some_layers"};
 
 const std::vector<std::string> kExpertFamilies{
     "mixtral",      "qwen3_moe",       "qwen2_moe",  "deepseek_moe",   "deepseek_v3_router",
-    "seq_aux_loss", "global_aux_loss", "all_losses", "capacity_probs", "capacity_position"};
+    "seq_aux_loss", "global_aux_loss", "all_losses", "capacity_probs", "capacity_position",
+    "post_experts", "sandwich_experts"};
 
 template <class A, class B>
 std::vector<std::pair<A, B>> combined(const std::vector<A>& as, const std::vector<B>& bs) {

@@ -26,7 +26,11 @@ const std::vector<Overrides> kFamilies{
     {"model.architecture=qwen3", "model.kv_channels=48"},
     {"model.architecture=mistral", "model.window_size=64"},
     {"model.window_size=64", "model.window_attn_skip_freq=2", "model.rotary_base_local=100",
-     "model.no_rope_freq=3", "model.attn_logit_softcapping=30"}};
+     "model.no_rope_freq=3", "model.attn_logit_softcapping=30"},
+    {"model.norm_placement=post", "model.qk_layernorm=true", "model.qk_layernorm_all_heads=true"},
+    {"model.norm_placement=sandwich", "model.layernorm_zero_centered_gamma=true",
+     "model.qk_layernorm=true"},
+    {"model.norm_placement=sandwich", "model.architecture=gpt2", "model.num_query_groups=4"}};
 
 }  // namespace
 
@@ -36,6 +40,7 @@ TEST_CASE("counted parameters are those the model declares") {
                       "model.moe.shared_expert_ffn_hidden_size=64",
                       "model.moe.shared_expert_gate=true", "model.moe.first_dense_layers=1"});
   families.push_back({"model.moe.num_experts=4", "model.moe.layer_freq=2"});
+  families.push_back({"model.moe.num_experts=4", "model.norm_placement=sandwich"});
   families.push_back({"model.moe.num_experts=4", "model.moe.sparse_step=2"});
   for (const auto& family : families) {
     const Recipe r = recipe_with(family);
@@ -87,6 +92,13 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
             "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
             "recompute.cheap=false"},
            {"model.moe.num_experts=8", "mixed_precision=bf16_mixed", "recompute=full"},
+           {"model.norm_placement=post", "recompute.cheap=false"},
+           {"model.norm_placement=sandwich", "recompute.cheap=false"},
+           {"model.norm_placement=post", "recompute=selective",
+            "recompute.modules=[core_attn,mlp,norms]", "mixed_precision=bf16_mixed"},
+           {"model.norm_placement=sandwich", "recompute=full", "mixed_precision=bf16_mixed"},
+           {"model.norm_placement=sandwich", "model.moe.num_experts=8",
+            "model.moe.ffn_hidden_size=192"},
            {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192",
             "mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true"},
            {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192", "recompute.cheap=false",

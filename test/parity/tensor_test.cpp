@@ -94,6 +94,13 @@ const std::vector<Model> kModels{
     {"8 of 1, qkv bias", {"model.architecture=qwen2", "model.num_query_groups=1"}},
     {"biases of attention alone, gelu by erf",
      {"model.attention_bias=true", "model.activation=gelu", "model.num_query_groups=4"}},
+    {"8 of 4, norms of outputs alone, and of all heads' queries",
+     {"model.num_query_groups=4", "model.norm_placement=post", "model.qk_layernorm=true",
+      "model.qk_layernorm_all_heads=true"}},
+    {"8 of 1, norms of inputs and outputs by 1 + weight, of all heads' queries, dropout",
+     {"model.num_query_groups=1", "model.norm_placement=sandwich",
+      "model.layernorm_zero_centered_gamma=true", "model.qk_layernorm=true",
+      "model.qk_layernorm_all_heads=true", "model.hidden_dropout=0.1"}},
     {"gpt2: plain MLP, learned positions, biases, tied, dropout",
      {"model.architecture=gpt2", "model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}}};
 

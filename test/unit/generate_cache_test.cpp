@@ -122,7 +122,8 @@ void check_greedy(const model::GptConfig& config, DType dtype) {
 }  // namespace
 
 TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, in fp32 and bf16") {
-  model::GptConfig window = tiny(), norms = tiny(), yarn = tiny(), one_head = tiny();
+  model::GptConfig window = tiny(), norms = tiny(), yarn = tiny(), one_head = tiny(),
+                   outputs = tiny(), sandwich = with_experts();
   window.window = 37;
   model::GptConfig layers = tiny();
   layers.layers = 3, layers.window = 37, layers.local_rotary_base = 50;
@@ -136,6 +137,9 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
                        .original_positions = 80,
                        .attention_factor = 1.2};
   one_head.kv_heads = 1, one_head.head_dim = 32;
+  outputs.input_norms = false, outputs.output_norms = true;
+  outputs.qk_norm = outputs.qk_norm_all_heads = true;
+  sandwich.output_norms = sandwich.norm_plus_one = true;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     CAPTURE(dtype_name(dtype));
     SECTION(std::string("rotary, grouped heads ") + std::string(dtype_name(dtype))) {
@@ -150,6 +154,12 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
     }
     SECTION(std::string("norms of heads, scaled rotary ") + std::string(dtype_name(dtype))) {
       check_greedy(norms, dtype);
+    }
+    SECTION(std::string("norms of outputs and of all heads ") + std::string(dtype_name(dtype))) {
+      check_greedy(outputs, dtype);
+    }
+    SECTION(std::string("norms by 1 + weight around experts ") + std::string(dtype_name(dtype))) {
+      check_greedy(sandwich, dtype);
     }
     SECTION(std::string("yarn on a part of each head ") + std::string(dtype_name(dtype))) {
       check_greedy(yarn, dtype);

@@ -31,6 +31,8 @@ model::GptConfig config_of(const plan::ModelShape& m) {
   c.max_positions = kContext, c.init_std = 0.2f;
   c.experts.count = m.experts.count, c.experts.per_token = m.experts.per_token;
   c.experts.ffn = m.experts.ffn;
+  c.input_norms = m.input_norms, c.output_norms = m.output_norms;
+  c.qk_norm = m.qk_norm, c.qk_norm_all_heads = m.qk_norm_all_heads;
   return c;
 }
 
@@ -61,10 +63,15 @@ std::vector<float> logits_of(comm::World& world, Device& device, const plan::Mod
 }  // namespace
 
 TEST_CASE("ranks that share layers have one rank's logits, all of them the same") {
-  for (const auto& [ranks, kv_heads, experts] :
-       {std::tuple{2, 4, 0}, {2, 2, 0}, {4, 2, 0}, {2, 1, 0}, {2, 2, 4}}) {
-    CAPTURE(ranks, kv_heads, experts);
-    const plan::ModelShape m = shape(kv_heads, experts);
+  for (const auto& [ranks, kv_heads, experts, all_heads] : {std::tuple{2, 4, 0, false},
+                                                            {2, 2, 0, false},
+                                                            {4, 2, 0, false},
+                                                            {2, 1, 0, false},
+                                                            {2, 2, 4, false},
+                                                            {4, 2, 0, true}}) {
+    CAPTURE(ranks, kv_heads, experts, all_heads);
+    plan::ModelShape m = shape(kv_heads, experts);
+    m.input_norms = !all_heads, m.output_norms = m.qk_norm = m.qk_norm_all_heads = all_heads;
     comm::World alone = comm::World::alone();
     const auto device = Device::cpu(1);
     const std::vector<float> want = logits_of(alone, *device, m);

@@ -11,6 +11,9 @@ namespace {
 
 constexpr float kEps = 1e-5f;
 
+constexpr std::pair<bool, bool> kForms[] = {
+    {false, false}, {true, false}, {false, true}, {true, true}};  // fused, plus_one
+
 struct Row {
   std::vector<double> y;
   double mean, rstd;
@@ -32,6 +35,12 @@ Row norm_row(NormKind kind, const std::vector<double>& x, const std::vector<doub
   return r;
 }
 
+// What a norm multiplies by.
+std::vector<double> factors(std::vector<double> w, bool plus_one) {
+  for (double& v : w) v += plus_one;
+  return w;
+}
+
 double dot(const std::vector<double>& a, const std::vector<double>& b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
@@ -51,9 +60,9 @@ TEST_CASE("norm forward equals its definition, with and without the residual") {
       Closeness close(name("norm forward", kind, dtype));
       for_each_isa([&](const char* isa) {
         for (int64_t H : {1, 7, 33, 768, 1001})
-          for (bool fused : {false, true}) {
+          for (const auto& [fused, plus_one] : kForms) {
             const int64_t T = 5;
-            CAPTURE(isa, H, fused);
+            CAPTURE(isa, H, fused, plus_one);
             const Array x = Array::normal(dtype, T * H, 1),
                         residual = Array::normal(dtype, T * H, 2);
             const Array w = Array::normal(dtype, H, 3), b = Array::normal(dtype, H, 4);
@@ -61,6 +70,7 @@ TEST_CASE("norm forward equals its definition, with and without the residual") {
             NormForward a{.kind = kind,
                           .x_TH = x,
                           .w_H = w,
+                          .plus_one = plus_one,
                           .y_TH = y,
                           .rstd_T = rstd,
                           .T = T,
@@ -76,7 +86,7 @@ TEST_CASE("norm forward equals its definition, with and without the residual") {
                 want_sum.push_back(row[i] + residual[t * H + i]);
                 row[i] = sum[t * H + i];  // the norm is of the sum as it is kept
               }
-              const Row r = norm_row(kind, row, w.values(),
+              const Row r = norm_row(kind, row, factors(w.values(), plus_one),
                                      kind == NormKind::layer ? b.values() : std::vector<double>{});
               want_y.insert(want_y.end(), r.y.begin(), r.y.end());
               want_rstd.push_back(r.rstd);
@@ -136,7 +146,8 @@ TEST_CASE("norm backward equals finite differences of the forward") {
     for (DType dtype : kFloats) {
       Closeness close(name("norm backward", kind, dtype));
       for (int64_t H : {2, 7, 33, 257})
-        for (int64_t heads : {1, 2}) {
+        for (const auto& [two, plus_one] : kForms) {
+          const int64_t heads = two ? 2 : 1;
           const int64_t T = 3, stride = heads == 1 ? H : heads * H + 5, rows = T * heads;
           const Array x = Array::normal(dtype, T * stride, 1),
                       dy = Array::normal(dtype, T * stride, 2);
@@ -149,10 +160,14 @@ TEST_CASE("norm backward equals finite differences of the forward") {
             const int64_t start = r / heads * stride + r % heads * H;
             const std::vector<double> row = x.values(start, H), d = dy.values(start, H);
             const auto dx = finite_difference(
-                row, [&](const auto& v) { return dot(norm_row(kind, v, w.values(), {}).y, d); },
+                row,
+                [&](const auto& v) {
+                  return dot(norm_row(kind, v, factors(w.values(), plus_one), {}).y, d);
+                },
                 1e-5);
-            const auto dw = finite_difference(
-                w.values(), [&](const auto& v) { return dot(norm_row(kind, row, v, {}).y, d); });
+            const auto dw = finite_difference(w.values(), [&](const auto& v) {
+              return dot(norm_row(kind, row, factors(v, plus_one), {}).y, d);
+            });
             for (int64_t i = 0; i < H; ++i)
               want_dx[start + i] += dx[i], want_dw[i] += dw[i], want_db[i] += d[i];
             const Row kept = norm_row(kind, row, w.values(), {});
@@ -162,7 +177,7 @@ TEST_CASE("norm backward equals finite differences of the forward") {
           }
           const Array rstd(DType::f32, rstds), mean(DType::f32, means);
           for_each_isa([&](const char* isa) {
-            CAPTURE(isa, H, heads);
+            CAPTURE(isa, H, heads, plus_one);
             Array dx = dresidual, dw(DType::f32, std::vector<double>(H, 0.5)),
                   db(DType::f32, std::vector<double>(H, 0.25));
             NormBackward a{.kind = kind,
@@ -170,6 +185,7 @@ TEST_CASE("norm backward equals finite differences of the forward") {
                            .x_TH = x,
                            .w_H = w,
                            .rstd_T = rstd,
+                           .plus_one = plus_one,
                            .dresidual_TH = dx,
                            .dx_TH = dx,
                            .dw_H = dw,
@@ -237,4 +253,102 @@ TEST_CASE("norm backward may write over dy, and many rows sum into the weight gr
     REQUIRE(close(dw, want_dw, {.K = double(T), .scale = 16}) == "");
     REQUIRE(close(db, want_db, {.K = double(T), .scale = 16}) == "");
   });
+}
+
+TEST_CASE("parts of rows that ranks share are normalized as whole rows are") {
+  // Columns of tokens; the parts begin where the parts before end.
+  const int64_t T = 3, parts[] = {33, 8, 64}, W = 105, stride = W + 7;
+  for (DType dtype : kFloats)
+    for (const bool plus_one : {false, true}) {
+      Closeness close(name("norm shared rows", NormKind::rms, dtype));
+      const Array x = Array::normal(dtype, T * stride, 1), dy = Array::normal(dtype, T * stride, 2),
+                  w = Array::normal(dtype, W, 3);
+      std::vector<double> want_y(T * stride), want_dx(T * stride), want_dw(W), want_rstd;
+      for (int64_t t = 0; t < T; ++t) {
+        const std::vector<double> row = x.values(t * stride, W), d = dy.values(t * stride, W),
+                                  f = factors(w.values(), plus_one);
+        const Row r = norm_row(NormKind::rms, row, f, {});
+        const auto dx = finite_difference(
+            row, [&](const auto& v) { return dot(norm_row(NormKind::rms, v, f, {}).y, d); }, 1e-5);
+        for (int64_t i = 0; i < W; ++i) {
+          want_y[t * stride + i] = r.y[i], want_dx[t * stride + i] = dx[i];
+          want_dw[i] += d[i] * row[i] * r.rstd;
+        }
+        want_rstd.push_back(r.rstd);
+      }
+      for_each_isa([&](const char* isa) {
+        CAPTURE(isa, plus_one);
+        const auto from = [](auto&& array, int64_t first) {
+          auto s = array.span();
+          s.data = static_cast<char*>(const_cast<void*>(static_cast<const void*>(s.data))) +
+                   first * dtype_size(s.dtype);
+          s.count -= first;
+          return s;
+        };
+        // Calls fn(first, H) for each part.
+        const auto each = [&](const auto& fn) {
+          int64_t first = 0;
+          for (const int64_t H : parts) fn(first, H), first += H;
+        };
+        Array y(dtype, T * stride), dx(dtype, T * stride), dw(DType::f32, W), rstd(DType::f32, T);
+        std::vector<double> squares(T), products(T);
+        const auto add = [&](const NormSums& args, std::vector<double>& into) {
+          Array sum(DType::f32, T);
+          NormSums a = args;
+          a.sum_T = sum, a.T = T, a.token_stride = stride;
+          cpu::run(a);
+          for (int64_t t = 0; t < T; ++t) into[size_t(t)] += sum[t];
+        };
+        each([&](int64_t first, int64_t H) {
+          NormSums a{.x_TH = from(x, first)};
+          a.H = H;
+          add(a, squares);
+        });
+        const Array all_squares(DType::f32, squares);
+        each([&](int64_t first, int64_t H) {
+          cpu::run(NormForward{.x_TH = from(x, first),
+                               .w_H = from(w, first),
+                               .plus_one = plus_one,
+                               .y_TH = from(y, first),
+                               .rstd_T = rstd,
+                               .T = T,
+                               .H = H,
+                               .token_stride = stride,
+                               .eps = kEps,
+                               .sum_T = all_squares,
+                               .width = W});
+        });
+        each([&](int64_t first, int64_t H) {
+          NormSums a{.x_TH = from(x, first),
+                     .dy_TH = from(dy, first),
+                     .w_H = from(w, first),
+                     .rstd_T = rstd,
+                     .plus_one = plus_one};
+          a.H = H;
+          add(a, products);
+        });
+        const Array all_products(DType::f32, products);
+        each([&](int64_t first, int64_t H) {
+          cpu::run(NormBackward{.dy_TH = from(dy, first),
+                                .x_TH = from(x, first),
+                                .w_H = from(w, first),
+                                .rstd_T = rstd,
+                                .plus_one = plus_one,
+                                .dx_TH = from(dx, first),
+                                .dw_H = from(dw, first),
+                                .T = T,
+                                .H = H,
+                                .token_stride = stride,
+                                .sum_T = all_products,
+                                .width = W});
+        });
+        const double K = double(W);
+        REQUIRE(close(rstd, want_rstd, {.K = K, .scale = 4}) == "");
+        REQUIRE(close(y, want_y, {.dtype = dtype, .K = K, .scale = 4, .sums = DType::f32}) == "");
+        REQUIRE(close(dx, want_dx, {.dtype = dtype, .K = K, .scale = 16, .sums = DType::f32}) ==
+                "");
+        REQUIRE(close(dw, want_dw, {.K = double(T), .scale = 16}) == "");
+        REQUIRE((y.margin_untouched() && dx.margin_untouched() && dw.margin_untouched()));
+      });
+    }
 }

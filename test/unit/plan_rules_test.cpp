@@ -87,6 +87,12 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
        .set = {"model.rope_scaling=yarn", "model.rope_scaling.mscale=1",
                "model.rope_scaling.mscale_all_dim=1", "model.rope_scaling.attention_factor=1"}},
       "model.rope_scaling.mscale", "attention_factor is given");
+  expect_error({.what = "all heads of no norm", .set = {"model.qk_layernorm_all_heads=true"}},
+               "model.qk_layernorm_all_heads", "only where queries are normalized");
+  expect_accepts(
+      {.what = "norms of all heads",
+       .set = {"model.qk_layernorm=true", "model.qk_layernorm_all_heads=true",
+               "model.norm_placement=post", "model.layernorm_zero_centered_gamma=true"}});
   expect_accepts({.what = "biases of the MLP", .set = {"model.mlp_bias=true"}});
   expect_error({.what = "biases of the MLP beside layer norms",
                 .set = {"model.mlp_bias=true", "model.normalization=layernorm"}},

@@ -13,6 +13,7 @@
 #include "model/experts/route_pattern.h"
 #include "model/experts/shared_expert.h"
 #include "model/experts/token_dispatcher.h"
+#include "model/segment_norms.h"
 #include "ops/experts.h"
 
 namespace mtrain::model {
@@ -34,7 +35,7 @@ struct ExpertLayer {
         shared_overlaps(impls.shared_expert_overlap),
         dispatcher(impls.token_dispatcher ? impls.token_dispatcher()
                                           : local_dispatcher(c.experts.count)),
-        norm(params, unit_id(), name() + ".norm", c, *tensor) {
+        norm(params, unit_id(), name(), c, *tensor) {
     const ExpertConfig& e = c.experts;
     router = params.add(unit_id(), {.name = name() + ".router.weight",
                                     .shape = {e.count, c.hidden},
@@ -44,6 +45,9 @@ struct ExpertLayer {
     if (e.shared_ffn)
       shared = std::make_unique<SharedExpert>(params, unit_id(), name() + ".shared_expert", c,
                                               recompute, impls);
+    // The dropout has the key of a dense layer's.
+    output.emplace(params, unit_id(), name(), c, tensor, SegmentId{SegmentKind::mlp, layer});
+    unit = params.unit(unit_id());
     const UnitId experts{UnitKind::experts, layer};
     const int64_t here = exact_div(e.count, int64_t(impls.experts.ranks));
     // The ranks of tp divide each expert as they do a dense MLP.
@@ -84,8 +88,10 @@ struct ExpertLayer {
   const std::function<Event(Stream&, const Tensor&)> sum_over_tokens;
   const bool shared_overlaps;  // a shared expert computes in two parts
   const std::unique_ptr<TokenDispatcher> dispatcher;
-  const Norm norm;
+  const InputNorm norm;
   std::unique_ptr<SharedExpert> shared;  // null without one
+  std::optional<SegmentOutput> output;
+  ParamUnit* unit;
   // Whether the segments behind the dispatch need the norm's output, too, in some pass.
   bool keeps_input() const { return shared || !keeps_rows; }
   // How many of the choices of T tokens an expert takes; 0: all.
@@ -109,7 +115,7 @@ class ExpertSegment : public Segment {
   ExpertSegment(std::shared_ptr<ExpertLayer> layer, SegmentKind kind)
       : l_(std::move(layer)), id_{kind, l_->layer}, name_(segment_name(id_)) {}
   SegmentKind kind() const override { return id_.kind; }
-  ParamUnit* unit() const override { return l_->norm.unit(); }
+  ParamUnit* unit() const override { return l_->unit; }
   ops::Float8Write gradient_write() const override { return {}; }
 
  protected:
@@ -220,7 +226,7 @@ class Route : public ExpertSegment {
     ops::add_into(stream,
                   ops::matmul(stream, "matmul_router_dgrad", dlogits, router->value, {}, y.dtype()),
                   f.dx_TH);
-    return Flow::backward(l_->norm.backward(step, a.norm, f.dx_TH, flow.d.d_TH, write), write);
+    return Flow::backward(l_->norm.backward(step, a.norm, f.dx_TH, flow.d.d_TH, write));
   }
 
  private:
@@ -423,6 +429,7 @@ struct MergeActivations {
   // If a pass needs the norm's output, it is kept in x_TH, or computed again from sum_TH, the
   // residual stream.
   Tensor x_TH, sum_TH;
+  ops::NormResult out;  // the norm of the layer's output, without its result
 };
 
 class Merge : public ExpertSegment {
@@ -446,9 +453,8 @@ class Merge : public ExpertSegment {
     if (f.chunks) f.rows = f.chunks->returned(step);
     Tensor out_TH = l_->dispatcher->to_tokens(step, *f.route, std::move(f.rows)).sum_TH;
     if (shared_TH) ops::add_into(step.compute, shared_TH, out_TH);
+    flow.h.delta_TH = l_->output->forward(step, out_TH, a.out);
     step.stash.push(std::move(a));
-    drop(step, out_TH, dropout_id(), l_->c.hidden_dropout, first_row(step));
-    flow.h.delta_TH = std::move(out_TH);
     return flow;
   }
 
@@ -456,8 +462,7 @@ class Merge : public ExpertSegment {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
     const auto a = step.stash.pop<MergeActivations>();
-    const Tensor dout_TH =
-        drop_backward(step, flow.d.d_TH, dropout_id(), l_->c.hidden_dropout, first_row(step));
+    const Tensor dout_TH = l_->output->backward(step, flow.d, a.out, nullptr).dy_TO;
     f.route = a.route;
     f.rows = l_->dispatcher->to_rows(step, *f.route, dout_TH, {});
     if (!l_->keeps_input()) return flow;
@@ -475,11 +480,6 @@ class Merge : public ExpertSegment {
     f.dx_TH = l_->shared->up_backward(step, f.x_TH, shared);
     return flow;
   }
-
- private:
-  // The layer's dropout has the key of a dense layer's.
-  SegmentId dropout_id() const { return {SegmentKind::mlp, id_.layer}; }
-  int64_t first_row(const Step& step) const { return l_->tensor->first_row(step.seq.T()); }
 };
 
 }  // namespace

@@ -222,6 +222,10 @@ void validate_model(const Recipe& r, Diagnostics& diagnostics) {
       {"model.mlp_bias", "model.normalization"},
       "biases of the MLP alone are not built beside layer norms, which have biases, too",
       "set add_bias_linear: true for biases everywhere, or normalization: rmsnorm");
+  diagnostics.require(!r.model.qk_layernorm_all_heads || r.model.qk_layernorm,
+                      {"model.qk_layernorm_all_heads", "model.qk_layernorm"},
+                      "all heads' queries are normalized as one only where queries are normalized",
+                      "set model.qk_layernorm: true, or leave qk_layernorm_all_heads out");
   diagnostics.require(r.model.attention_dropout == 0, {"model.attention_dropout"},
                       fmt::format("{} is asked for, but flash attention here has no dropout",
                                   r.model.attention_dropout),

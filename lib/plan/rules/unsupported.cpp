@@ -52,12 +52,6 @@ template <class Missing>
 void check_layers(const Recipe& r, const Missing& missing) {
   const recipe::ModelConfig& m = r.model;
   missing(m.final_logit_softcapping.has_value(), "model.final_logit_softcapping", "capped logits");
-  missing(m.norm_placement != recipe::NormPlacement::pre, "model.norm_placement",
-          "norms of outputs");
-  missing(m.layernorm_zero_centered_gamma, "model.layernorm_zero_centered_gamma",
-          "norms by 1 + weight");
-  missing(m.qk_layernorm_all_heads, "model.qk_layernorm_all_heads",
-          "norms of all heads' queries and keys");
   missing(m.activation == recipe::Activation::geglu, "model.activation", "gates by gelu");
   missing(m.embedding_multiplier != 1, "model.embedding_multiplier", "scaled embeddings");
 }

@@ -1,0 +1,86 @@
+#include "model/head_norms.h"
+
+#include <utility>
+
+namespace mtrain::model {
+
+namespace {
+// `heads` counts those of all ranks.
+Parameter* add_weight(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+                      const TensorParallel& tensor, const ops::HeadRange& range, int64_t heads) {
+  // Each rank normalizes its own heads. Where each head has the same weight, its gradient is a sum
+  // over ranks, and so it is of heads that several ranks have.
+  ShardSpec shard = tensor.replicated();
+  shard.partial_grad = true;
+  if (range.as_one) shard.dim = ShardSpec::Dim::rows, shard.sections = {{heads, range.D}};
+  return params.add(unit, {.name = name + ".weight",
+                           .shape = {range.width()},
+                           .init = c.norm_plus_one ? Init::zeros : Init::ones,
+                           .decay = false,
+                           .matmul_grad = false,
+                           .shard = shard});
+}
+}  // namespace
+
+HeadNorms::HeadNorms(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+                     std::shared_ptr<TensorParallel> tensor, const HeadConfig& heads)
+    : tensor_(std::move(tensor)),
+      q_{0, heads.A, heads.D, c.qk_norm_all_heads},
+      k_{heads.A, heads.G, heads.D, c.qk_norm_all_heads},
+      eps_(c.norm_eps),
+      plus_one_(c.norm_plus_one),
+      q_norm_(add_weight(params, unit, name + ".q_norm", c, *tensor_, q_, c.heads)),
+      k_norm_(add_weight(params, unit, name + ".k_norm", c, *tensor_, k_, c.kv_heads)) {}
+
+ops::NormWeights HeadNorms::weights(const Parameter& p) const {
+  return {ops::NormKind::rms, p.value, {}, eps_, plus_one_};
+}
+
+ops::SharedRows HeadNorms::shared(const Tensor& sum_2T, int64_t which,
+                                  const ops::HeadRange& range) const {
+  if (!sum_2T) return {};
+  const int64_t T = sum_2T.count() / 2;
+  return {sum_2T.flat(which * T, {T}), range.width() * tensor_->size()};
+}
+
+Tensor HeadNorms::forward(Step& step, const Tensor& raw_TN, Statistics& statistics) const {
+  Stream& stream = step.compute;
+  const Tensor qkv_TN = Tensor::empty(stream, raw_TN.shape(), raw_TN.dtype());
+  ops::cast(stream, raw_TN, qkv_TN);  // copies v; the norms overwrite q and k
+  const int64_t T = raw_TN.dim(0);
+  Tensor sum_2T;
+  if (shares_rows()) {
+    sum_2T = Tensor::empty(stream, {2 * T}, DType::f32);
+    ops::head_norm_sums(stream, raw_TN, q_, sum_2T.flat(0, {T}));
+    ops::head_norm_sums(stream, raw_TN, k_, sum_2T.flat(T, {T}));
+    tensor_->sum(sum_2T);
+  }
+  statistics.rstd_q =
+      ops::head_norm(stream, weights(*q_norm_), raw_TN, qkv_TN, q_, shared(sum_2T, 0, q_));
+  statistics.rstd_k =
+      ops::head_norm(stream, weights(*k_norm_), raw_TN, qkv_TN, k_, shared(sum_2T, 1, k_));
+  return qkv_TN;
+}
+
+void HeadNorms::backward(Step& step, const Tensor& raw_TN, const Statistics& statistics,
+                         const Tensor& dqkv_TN, const Tensor& amax) const {
+  Stream& stream = step.compute;
+  const int64_t T = raw_TN.dim(0);
+  Tensor sum_2T;
+  if (shares_rows()) {
+    sum_2T = Tensor::empty(stream, {2 * T}, DType::f32);
+    ops::head_norm_backward_sums(stream, weights(*q_norm_), raw_TN, statistics.rstd_q, dqkv_TN, q_,
+                                 sum_2T.flat(0, {T}));
+    ops::head_norm_backward_sums(stream, weights(*k_norm_), raw_TN, statistics.rstd_k, dqkv_TN, k_,
+                                 sum_2T.flat(T, {T}));
+    tensor_->sum(sum_2T);
+  }
+  ops::head_norm_backward(stream, weights(*q_norm_), raw_TN, statistics.rstd_q, dqkv_TN, q_,
+                          q_norm_->grad, amax, shared(sum_2T, 0, q_));
+  ops::head_norm_backward(stream, weights(*k_norm_), raw_TN, statistics.rstd_k, dqkv_TN, k_,
+                          k_norm_->grad, amax, shared(sum_2T, 1, k_));
+  step.wgrad.ready(*q_norm_);
+  step.wgrad.ready(*k_norm_);
+}
+
+}  // namespace mtrain::model

@@ -1,0 +1,44 @@
+// The RMSNorms of queries and keys: of each head, or of all heads as one (OLMo et al. 2025, "2 OLMo
+// 2 Furious"). Ranks of tensor parallelism that share the heads add up the sums of their parts.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "model/attention_core.h"
+#include "model/config.h"
+#include "model/param/parameters.h"
+#include "model/tensor_parallel.h"
+
+namespace mtrain::model {
+
+class HeadNorms {
+ public:
+  struct Statistics {
+    Tensor rstd_q, rstd_k;
+  };
+
+  // Declares the norms' parameters in `unit`. `heads` are those of this rank.
+  HeadNorms(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+            std::shared_ptr<TensorParallel> tensor, const HeadConfig& heads);
+  // Returns a copy of raw_TN with normalized queries and keys.
+  Tensor forward(Step& step, const Tensor& raw_TN, Statistics& statistics) const;
+  // Replaces the gradient of forward()'s result by that of raw_TN, in place. `amax` (optional) is a
+  // Float8Write's, of queries and keys.
+  void backward(Step& step, const Tensor& raw_TN, const Statistics& statistics,
+                const Tensor& dqkv_TN, const Tensor& amax) const;
+
+ private:
+  ops::NormWeights weights(const Parameter& p) const;
+  bool shares_rows() const { return q_.as_one && tensor_->size() > 1; }
+  // What this rank's sums are part of. Ranks that have the same kv head count its elements once
+  // each, in the sums as in the width; and each has a part of the gradients of its keys.
+  ops::SharedRows shared(const Tensor& sum_2T, int64_t which, const ops::HeadRange& range) const;
+
+  const std::shared_ptr<TensorParallel> tensor_;
+  const ops::HeadRange q_, k_;
+  const float eps_;
+  const bool plus_one_;
+  Parameter *q_norm_, *k_norm_;
+};
+
+}  // namespace mtrain::model
