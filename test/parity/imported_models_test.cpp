@@ -96,7 +96,8 @@ const std::vector<Row> kRows{
 
 TEST_CASE("an imported model trains under every layout as on one rank, which reads what it owns") {
   for (const std::string name :
-       {"llama", "qwen3_tied", "phi3", "gpt2", "gpt2_untied", "mixtral", "qwen2_moe"}) {
+       {"llama", "qwen3_tied", "phi3", "gpt2", "gpt2_untied", "smollm3", "olmo2", "gemma2",
+        "gemma3_text", "mixtral", "qwen2_moe"}) {
     const Started alone = start(name, {}, 1);
     CHECK(alone.losses.back() < alone.losses.front());
     const bool experts = name == "mixtral" || name == "qwen2_moe";

@@ -75,8 +75,12 @@ Node HfConfigFile::scalar(std::string_view text) const {
 
 int64_t HfConfigFile::number_of_layers() const {
   const char* key = find("n_layer") ? "n_layer" : "num_hidden_layers";
-  if (find(key)) return number(key, 1);
-  return field("model.num_layers") ? int64_t(field_number("model.num_layers")) : 1;
+  int64_t layers = 1;
+  if (find(key))
+    layers = number(key, 1);
+  else if (field("model.num_layers"))
+    layers = int64_t(field_number("model.num_layers"));
+  return std::clamp<int64_t>(layers, 0, 100000);  // the field's own range refuses others
 }
 
 Node HfConfigFile::frequency(const std::vector<bool>& apart, int mark) const {
