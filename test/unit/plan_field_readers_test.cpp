@@ -221,7 +221,7 @@ const std::vector<Base>& bases() {
         "packed_sequence.packed_sequence_size=512", "model.max_position_embeddings=1024"}},
       {1,
        {"model.rope_scaling=yarn", "model.rope_scaling.mscale=2",
-        "model.rope_scaling.mscale_all_dim=3"}},
+        "model.rope_scaling.mscale_all_dim=3", "model.qk_layernorm=true"}},
       {1,
        {"model.kv_channels=4", "model.rope_scaling=longrope",
         "model.rope_scaling.short_factor=[1, 1]", "model.rope_scaling.long_factor=[1, 1]"}},
