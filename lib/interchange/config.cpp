@@ -366,6 +366,7 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
   for (const std::string_view type : recipe::hf_model_types())
     if (type != types[0]) types.emplace_back(type);
   std::vector<std::string> fewest;
+  size_t least = 0;
   for (const std::string& type : types) {
     if (!find_family(type)) continue;
     const std::string written = config_of(recipe, type, text).dump(2) + "\n";
@@ -380,8 +381,10 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
       model_type = type;
       return written;
     }
+    // What a family cannot say at all is farther than any difference.
+    const size_t distance = diagnostics.has_errors() ? std::size(kFacts) : lines.size();
     for (std::string& line : lines) line = fmt::format("  {}: {}", type, line);
-    if (fewest.empty() || (lines.size() < fewest.size() && type != types[0])) fewest = lines;
+    if (fewest.empty() || distance < least) fewest = lines, least = distance;
   }
   throw UserError(
       fmt::format("no family of Hugging Face's computes this model; the nearest differ in\n{}",

@@ -130,7 +130,10 @@ void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
   if ((!uniform && !by_layer) || (windowed > 0 && !is.window) || dropped)
     return file.refuse(
         fmt::format("{}: {} gives a window to {} of {} layers, with sliding_window {}", file.path(),
-                    is.said, windowed, layers, is.width ? is.width->text : "left out"),
+                    is.said, windowed, layers,
+                    !is.width           ? "left out"
+                    : is.width->unset() ? "null"
+                                        : is.width->text),
         !uniform && !by_layer ? "one window for all layers of such models, or none, is built"
                               : "give both, the layers and the width, or none");
   if (windowed == 0) {
