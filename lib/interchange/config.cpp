@@ -101,6 +101,9 @@ const Fact kFacts[] = {
     {"model.add_qkv_bias", [](const M& m) { return fmt::to_string(m.qkv_bias()); }},
     {"model.attention_bias", [](const M& m) { return fmt::to_string(m.proj_bias()); }},
     {"model.qk_layernorm", [](const M& m) { return fmt::to_string(m.qk_layernorm); }},
+    {"model.embedding_multiplier", [](const M& m) { return number(m.embedding_multiplier); }},
+    {"model.final_logit_softcapping",
+     [](const M& m) { return number(m.final_logit_softcapping.value_or(0)); }},
     {"model.share_embeddings_and_output_weights",
      [](const M& m) { return fmt::to_string(m.share_embeddings_and_output_weights); }},
     {"model.window_size", [](const M& m) { return fmt::to_string(m.window_size.value_or(0)); }},
@@ -138,9 +141,10 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
 json value_of(const Recipe& r, std::string_view field) {
   if (field == "model.activation") {
     const recipe::Activation a = r.model.activation;
-    return a == recipe::Activation::swiglu ? "silu"
-           : a == recipe::Activation::gelu ? "gelu"
-                                           : "gelu_new";
+    return a == recipe::Activation::swiglu  ? "silu"
+           : a == recipe::Activation::geglu ? "gelu_pytorch_tanh"
+           : a == recipe::Activation::gelu  ? "gelu"
+                                            : "gelu_new";
   }
   const std::string text = recipe::find_row(field)->show(r);
   if (text == "none" || text == "auto" || text == "null") return nullptr;

@@ -74,7 +74,8 @@ model::GptConfig config_of(const nlohmann::json& j) {
                       .attention_factor = s.value("attention_factor", 1.0)};
   }
   c.rotary_dim = int64_t(double(c.head_dim) * j.value("rotary_percent", 1.0));
-  c.gated_mlp = j.at("activation") == "swiglu";
+  c.gelu_gate = j.at("activation") == "geglu";
+  c.gated_mlp = c.gelu_gate || j.at("activation") == "swiglu";
   c.gelu_tanh = j.at("activation") == "gelu_tanh";
   const bool all_bias = j.at("add_bias_linear");
   c.linear_bias = all_bias || j.value("mlp_bias", false);
@@ -82,6 +83,8 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.qkv_bias = j.at("add_qkv_bias").get<bool>() || attention_bias;
   c.proj_bias = all_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
+  c.embedding_scale = j.value("embedding_multiplier", 1.0f);
+  c.logit_cap = j.value("final_logit_softcapping", 0.0f);
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
   if (j.contains("moe")) c.experts = experts_of(j["moe"], c.layers);
   if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
@@ -189,13 +192,14 @@ struct Family {
   model::ExpertsOfStep experts;
 };
 
-const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias", "qwen2",
-                                         "qwen3", "mistral",     "gpt2",       "gpt2_erf",
-                                         "yarn",  "mlp_bias"};
+const std::vector<std::string> kFamilies{"llama", "llama3_rope", "llama_bias",  "qwen2",
+                                         "qwen3", "mistral",     "gpt2",        "gpt2_erf",
+                                         "yarn",  "mlp_bias",    "geglu_capped"};
 
 const std::vector<std::string> kExpertFamilies{
     "mixtral",      "qwen3_moe",       "qwen2_moe",  "deepseek_moe",   "deepseek_v3_router",
-    "seq_aux_loss", "global_aux_loss", "all_losses", "capacity_probs", "capacity_position"};
+    "seq_aux_loss", "global_aux_loss", "all_losses", "capacity_probs", "capacity_position",
+    "geglu_moe"};
 
 template <class A, class B>
 std::vector<std::pair<A, B>> combined(const std::vector<A>& as, const std::vector<B>& bs) {

@@ -29,6 +29,8 @@ model::GptConfig config_of(const plan::ModelShape& m) {
   c.layers = m.layers, c.hidden = m.hidden, c.heads = m.heads, c.kv_heads = m.kv_heads;
   c.head_dim = m.head_dim, c.ffn = m.ffn, c.vocab = m.vocab, c.padded_vocab = 64;
   c.max_positions = kContext, c.init_std = 0.2f;
+  c.gelu_gate = m.gelu_gate, c.logit_cap = float(m.logit_cap);
+  c.embedding_scale = float(m.embedding_scale);
   c.experts.count = m.experts.count, c.experts.per_token = m.experts.per_token;
   c.experts.ffn = m.experts.ffn;
   return c;
@@ -62,9 +64,10 @@ std::vector<float> logits_of(comm::World& world, Device& device, const plan::Mod
 
 TEST_CASE("ranks that share layers have one rank's logits, all of them the same") {
   for (const auto& [ranks, kv_heads, experts] :
-       {std::tuple{2, 4, 0}, {2, 2, 0}, {4, 2, 0}, {2, 1, 0}, {2, 2, 4}}) {
+       {std::tuple{2, 4, 0}, {2, 2, 0}, {4, 2, 0}, {2, 1, 0}, {2, 2, 4}, {4, 4, -1}}) {
     CAPTURE(ranks, kv_heads, experts);
-    const plan::ModelShape m = shape(kv_heads, experts);
+    plan::ModelShape m = shape(kv_heads, std::max(experts, 0));
+    if (experts < 0) m.gelu_gate = true, m.embedding_scale = 5.7, m.logit_cap = 1.5;
     comm::World alone = comm::World::alone();
     const auto device = Device::cpu(1);
     const std::vector<float> want = logits_of(alone, *device, m);

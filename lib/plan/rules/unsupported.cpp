@@ -41,7 +41,7 @@ void check_experts(const Recipe& r, const Missing& missing) {
           "set mixed_precision.fp8_recipe: tensorwise or delayed");
   missing(moe.num_experts > 2048, "model.moe.num_experts", "more than 2048 experts in a layer",
           "use at most 2048");
-  missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu");
+  missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu or geglu");
   missing(r.model.add_bias_linear, "model.add_bias_linear", "experts with biases",
           "set it to false");
   missing(r.model.mlp_bias, "model.mlp_bias", "experts with biases", "set it to false");
@@ -61,15 +61,12 @@ void check_layers(const Recipe& r, const Missing& missing) {
           "another scale of attention scores");
   missing(m.attn_logit_softcapping.has_value(), "model.attn_logit_softcapping",
           "capped attention scores");
-  missing(m.final_logit_softcapping.has_value(), "model.final_logit_softcapping", "capped logits");
   missing(m.norm_placement != recipe::NormPlacement::pre, "model.norm_placement",
           "norms of outputs");
   missing(m.layernorm_zero_centered_gamma, "model.layernorm_zero_centered_gamma",
           "norms by 1 + weight");
   missing(m.qk_layernorm_all_heads, "model.qk_layernorm_all_heads",
           "norms of all heads' queries and keys");
-  missing(m.activation == recipe::Activation::geglu, "model.activation", "gates by gelu");
-  missing(m.embedding_multiplier != 1, "model.embedding_multiplier", "scaled embeddings");
 }
 
 template <class Missing>

@@ -191,12 +191,21 @@ class ConfigReader {
       omitted.location = from_.location;
       node = &omitted;
     }
-    // In these families silu stands in a gated MLP and gelu in a plain one; mtrain builds no other.
-    const bool gelu = node->text.starts_with("gelu");
-    if (row.field == "model.activation" && gelu != (row.omitted == "gelu_new"))
-      return refuse(
-          fmt::format("{}: {} {} is not built for such models", path_, row.key, node->text),
-          "such models cannot be trained yet");
+    if (row.field == "model.activation") {
+      // Only GPT-2 has a plain MLP, of a gelu. Elsewhere the activation is a gate's function: silu,
+      // or the tanh form of gelu.
+      const bool plain = row.omitted == "gelu_new", gelu = node->text.starts_with("gelu"),
+                 tanh = node->text == "gelu_pytorch_tanh" || node->text == "gelu_new";
+      if (plain ? !gelu : gelu && !tanh)
+        return refuse(
+            fmt::format("{}: {} {} is not built for such models", path_, row.key, node->text),
+            "such models cannot be trained yet");
+      if (!plain && tanh) {
+        Node geglu = *node;
+        geglu.text = "geglu";
+        return set(row.field, geglu, row.key, row.recipe_wins);
+      }
+    }
     set(row.field, *node, row.key, row.recipe_wins);
   }
 
