@@ -9,13 +9,18 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// y = silu(gate) * up (Shazeer 2020); each row of gate_up holds gate, then up.
+// The function of a gated activation's gate: silu in SwiGLU, gelu in its tanh form in GEGLU.
+enum class GateFunction { silu, gelu_tanh };
+
+// y = silu(gate) * up (Shazeer 2020), or with another gate function y = f(gate) * up; each row of
+// gate_up holds gate, then up.
 struct SwigluForward {
   ConstSpan gate_up_T2F;
   Span y_TF;
   int64_t T, F;
   Span amax = {};
   ConstSpan scale = {};  // optional: of y
+  GateFunction gate = GateFunction::silu;
 };
 struct SwigluBackward {
   ConstSpan gate_up_T2F, dy_TF;
@@ -26,6 +31,7 @@ struct SwigluBackward {
   Span amax = {};
   // Optional: of dgate_up, and of y. What is in 8 bits may be no other operand.
   ConstSpan scale = {}, y_scale = {};
+  GateFunction gate = GateFunction::silu;
 };
 // y = gelu(x): the tanh approximation, or with tanh = false the exact form by erf.
 struct GeluForward {

@@ -1,6 +1,7 @@
 // Fused softmax cross entropy: it computes the loss and replaces the logits by their gradient. It
 // reads the vocabulary in chunks with a running maximum and sum, so that a row needs no second
-// buffer.
+// buffer. Where logit_cap is above 0, the loss is that of logit_cap tanh(x / logit_cap) for each
+// logit x (Gemma 2), and the gradient still that of x.
 #pragma once
 #include "base/span.h"
 
@@ -19,6 +20,7 @@ struct CrossEntropy {
   float grad_scale = 1;  // usually 1 / (unmasked tokens of the global batch)
   bool write_grad = true;
   ConstSpan scale_in_memory = {};  // optional, one fp32: read at run time, replaces grad_scale
+  float logit_cap = 0;
 };
 
 // The structs below compute the loss over a vocabulary that is spread over ranks, without gathering
@@ -33,6 +35,7 @@ struct CrossEntropySums {
   int64_t T, V;         // V: true columns of this rank; 0 where it has padding only
   int64_t row_stride;   // at least V
   int64_t first, vocabulary;
+  float logit_cap = 0;  // the sums are those of the capped logits
 };
 // Does what CrossEntropy does, given the sums of all ranks.
 struct CrossEntropyFromSums {
@@ -43,6 +46,7 @@ struct CrossEntropyFromSums {
   int64_t P, T, V, row_stride, first, vocabulary;  // as above
   float grad_scale = 1;
   bool write_grad = true;
+  float logit_cap = 0;
 };
 
 namespace cpu {

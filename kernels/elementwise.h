@@ -27,6 +27,11 @@ struct Scale {
   Span y;
   float factor;
 };
+// y = cap tanh(y / cap).
+struct SoftCap {
+  Span y;
+  float cap;  // above 0
+};
 struct Fill {
   Span y;  // of any dtype where value is 0
   float value = 0;
@@ -57,6 +62,7 @@ void run(const Add&);
 void run(const AddRow&);
 void run(const Cast&);
 void run(const Scale&);
+void run(const SoftCap&);
 void run(const Fill&);
 void run(const FillNormal&);
 void run(const Dropout&);
@@ -66,6 +72,7 @@ void run(const Add&, CUstream_st*);
 void run(const AddRow&, CUstream_st*);
 void run(const Cast&, CUstream_st*);
 void run(const Scale&, CUstream_st*);
+void run(const SoftCap&, CUstream_st*);
 void run(const Fill&, CUstream_st*);
 void run(const FillNormal&, CUstream_st*);
 void run(const Dropout&, CUstream_st*);

@@ -7,7 +7,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// out[t] = table[id[t]] + position_table[position[t]].
+// out[t] = scale table[id[t]] + position_table[position[t]].
 struct EmbeddingForward {
   ConstSpan id_T;               // int32, in [0, vocabulary)
   ConstSpan table_VH;           // any float
@@ -17,14 +17,16 @@ struct EmbeddingForward {
   int64_t T, H, V;
   int64_t first_row = 0;   // the table's first row in the vocabulary
   int64_t vocabulary = 0;  // rows of all shards; 0: V
+  float scale = 1;
 };
-// dtable[id[t]] += dout[t], in the order of t.
+// dtable[id[t]] += scale dout[t], in the order of t.
 struct EmbeddingBackward {
   ConstSpan id_T;
   ConstSpan dout_TH;  // any float
   Span dtable_VH;     // fp32, accumulated into
   int64_t T, H, V;
   int64_t first_row = 0, vocabulary = 0;  // as in the forward
+  float scale = 1;
 };
 
 namespace cpu {

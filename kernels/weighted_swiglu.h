@@ -3,24 +3,27 @@
 // gradient. Operands are all of one float type; weights and their gradients are fp32.
 #pragma once
 #include "base/span.h"
+#include "kernels/activation.h"
 
 struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// y = weight silu(gate) up; each row of gate_up holds gate, then up.
+// y = weight f(gate) up, where f is the gate function; each row of gate_up holds gate, then up.
 struct WeightedSwigluForward {
   ConstSpan gate_up_R2F, weight_R;
   Span y_RF;
   int64_t R, F;
+  GateFunction gate = GateFunction::silu;
 };
 struct WeightedSwigluBackward {
   ConstSpan gate_up_R2F, weight_R, dy_RF;
   Span dgate_up_R2F;  // may be gate_up_R2F
-  Span dweight_R;     // sum over a row of dy silu(gate) up
+  Span dweight_R;     // sum over a row of dy f(gate) up
   // Optional: gets the forward's output again, for the weight gradient that follows; may be dy_RF.
   Span y_RF;
   int64_t R, F;
+  GateFunction gate = GateFunction::silu;
 };
 
 namespace cpu {

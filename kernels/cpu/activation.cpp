@@ -40,7 +40,7 @@ void check_gelu_backward(const GeluBackward& a) {
 bool written_in_8_bits(const SwigluForward& a) {
   if (!a.scale) return false;
   const FloatResult y(a.y_TF, a.T * a.F, a.gate_up_T2F.dtype, a.scale);
-  run(SwigluForward{a.gate_up_T2F, y.get(), a.T, a.F});
+  run(SwigluForward{a.gate_up_T2F, y.get(), a.T, a.F, {}, {}, a.gate});
   y.quantize(a.T, a.F, a.amax);
   return true;
 }
@@ -50,8 +50,16 @@ bool written_in_8_bits(const SwigluBackward& a) {
   const DType dtype = a.gate_up_T2F.dtype;
   const FloatResult d(a.dgate_up_T2F, 2 * a.T * a.F, dtype, a.scale),
       y(a.y_TF, a.T * a.F, dtype, a.y_scale);
-  run(SwigluBackward{a.gate_up_T2F, a.dy_TF, d.get(), y.get(), a.T, a.F,
-                     a.scale ? Span{} : a.amax});
+  run(SwigluBackward{a.gate_up_T2F,
+                     a.dy_TF,
+                     d.get(),
+                     y.get(),
+                     a.T,
+                     a.F,
+                     a.scale ? Span{} : a.amax,
+                     {},
+                     {},
+                     a.gate});
   d.quantize(a.T, 2 * a.F, a.amax);
   y.quantize(a.T, a.F, {});
   return true;

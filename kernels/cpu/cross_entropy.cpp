@@ -1,5 +1,7 @@
 #include "kernels/cross_entropy.h"
 
+#include <cmath>
+
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
 
@@ -14,7 +16,12 @@ void check_labels(const char* op, const ConstSpan& label_T, int64_t T, int64_t v
              label[t], vocabulary);
 }
 
+void check_cap(const char* op, float cap) {
+  MT_CHECK(cap >= 0 && std::isfinite(cap), "{}: logits are capped at {}", op, cap);
+}
+
 void check_cross_entropy(const CrossEntropy& a) {
+  check_cap("cross entropy", a.logit_cap);
   MT_CHECK(a.V > 0 && a.row_stride >= a.V, "cross entropy: rows of {} at a stride of {}", a.V,
            a.row_stride);
   if (a.T > 0) check_holds("cross entropy", "logits", a.logits_TV, (a.T - 1) * a.row_stride + a.V);
@@ -25,6 +32,7 @@ void check_cross_entropy(const CrossEntropy& a) {
 
 template <class Args>
 void check_part(const char* op, const Args& a) {
+  check_cap(op, a.logit_cap);
   MT_CHECK(a.V >= 0 && a.row_stride >= a.V, "{}: rows of {} at a stride of {}", op, a.V,
            a.row_stride);
   MT_CHECK(a.first >= 0 && a.first + a.V <= a.vocabulary, "{}: {} columns from {} on, of {}", op,

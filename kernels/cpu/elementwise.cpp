@@ -1,5 +1,7 @@
 #include "kernels/elementwise.h"
 
+#include <cmath>
+
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/check.h"
@@ -15,6 +17,9 @@ void check_add(const Add& a) {
 void check_cast(const Cast& a) {
   MT_CHECK(a.x.count == a.y.count, "cast: {} elements to {}", a.x.count, a.y.count);
 }
+void check_soft_cap(const SoftCap& a) {
+  MT_CHECK(a.cap > 0 && std::isfinite(a.cap), "soft cap: a cap of {}", a.cap);
+}
 void check_dropout(const Dropout& a) {
   check("dropout", "x", a.x, a.y.count, a.y.dtype);
   MT_CHECK(a.p >= 0 && a.p < 1, "dropout: p = {} is not in [0, 1)", a.p);
@@ -27,6 +32,7 @@ void check_dropout(const Dropout& a) {
 MT_DISPATCH(Add, check_add)
 MT_DISPATCH(Cast, check_cast)
 MT_DISPATCH(Scale, no_check)
+MT_DISPATCH(SoftCap, check_soft_cap)
 MT_DISPATCH(Fill, no_check)
 MT_DISPATCH(Dropout, check_dropout)
 

@@ -2,53 +2,11 @@
 
 #include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/float8_store.h"
+#include "kernels/cuda/device/gate.h"
 #include "kernels/cuda/device/grid.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
-
-constexpr float kC = 0.79788456080286536f;  // sqrt(2 / pi)
-constexpr float kA = 0.044715f;
-
-struct Gate {
-  float open, shut;  // shut = 1 - open, without the cancellation
-};
-// For bf16 and fp16, approximate instructions are used, whose errors are far below the rounding of
-// the results: the exact functions would take longer than the memory accesses.
-template <class T>
-__device__ __forceinline__ Gate sigmoid_gate(float x) {
-  constexpr float kLog2E = 1.44269504088896341f;
-  float e, large;
-  if constexpr (sizeof(T) == 2) {
-    e = fast_exp2(-kLog2E * fabsf(x));
-    large = fast_reciprocal(1.0f + e);
-  } else {
-    e = expf(-fabsf(x));
-    large = 1.0f / (1.0f + e);
-  }
-  const float small = e * large;
-  return x >= 0 ? Gate{large, small} : Gate{small, large};
-}
-
-template <bool TANH, class T>
-__device__ __forceinline__ float gelu(float x) {
-  if constexpr (TANH)
-    return x * sigmoid_gate<T>(2 * kC * x * (1.0f + kA * x * x)).open;
-  else
-    return x * 0.5f * erfcf(-0.70710678118654752f * x);
-}
-template <bool TANH, class T>
-__device__ __forceinline__ float gelu_slope(float x, float& y) {
-  if constexpr (TANH) {
-    const Gate g = sigmoid_gate<T>(2 * kC * x * (1.0f + kA * x * x));
-    y = x * g.open;
-    return g.open + y * g.shut * (2 * kC * (1.0f + 3 * kA * x * x));
-  } else {
-    const float open = 0.5f * erfcf(-0.70710678118654752f * x);
-    y = x * open;
-    return open + x * (0.3989422804014327f * expf(-0.5f * (x * x)));
-  }
-}
 
 template <bool AMAX, bool TANH, int N, class T>
 __global__ void gelu_forward(const T* x, T* y, int64_t count, float* amax) {
@@ -105,7 +63,7 @@ RowsGrid rows_grid(int64_t T, int64_t vectors) {
 // have. `eight`: results in 8 bits, and a maximum where there is room for one.
 enum class Extra { none, amax, eight };
 
-template <Extra EXTRA, int N, class T>
+template <GateFunction GATE, Extra EXTRA, int N, class T>
 __global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, float* amax,
                                Float8Out eight) {
   const float scale = EXTRA == Extra::eight ? *eight.scale : 0.0f;
@@ -116,7 +74,7 @@ __global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, 
     load<N>(gate, g);
     load<N>(gate + F, u);
 #pragma unroll
-    for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid_gate<T>(g[j]).open * u[j];  // as backward
+    for (int j = 0; j < N; ++j) g[j] = gate_value<GATE, T>(g[j]) * u[j];  // as backward
     if constexpr (EXTRA == Extra::eight)
       store_float8<T>(eight, row * F + i, g, scale);
     else
@@ -135,7 +93,7 @@ struct SwigluGradient {
   Float8Out eight_dgate_up, eight_y;
 };
 
-template <Extra EXTRA, int N, class T>
+template <GateFunction GATE, Extra EXTRA, int N, class T>
 __global__ void swiglu_backward(SwigluGradient<T> a) {
   // Stores a result as it is asked for.
   const auto put = [](const Float8Out& eight, float scale, T* to, int64_t i, const float(&v)[N]) {
@@ -157,11 +115,11 @@ __global__ void swiglu_backward(SwigluGradient<T> a) {
     load<N>(a.dy + row * a.F + i, d);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const Gate s = sigmoid_gate<T>(g[j]);
-      const float silu = g[j] * s.open;
-      again[j] = silu * u[j];
-      g[j] = d[j] * u[j] * (s.open + silu * s.shut);
-      u[j] = d[j] * silu;
+      float value;
+      const float slope = gate_slope<GATE, T>(g[j], value);
+      again[j] = value * u[j];
+      g[j] = d[j] * u[j] * slope;
+      u[j] = d[j] * value;
     }
     put(a.eight_dgate_up, gradient_scale, a.dgate_up, at, g);
     put(a.eight_dgate_up, gradient_scale, a.dgate_up, at + a.F, u);
@@ -191,9 +149,11 @@ void run(const SwigluForward& a, CUstream_st* stream) {
     with_width<T>(vectors, [&]<int N>() {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
       with_extra(bool(a.amax), bool(a.scale), [&]<Extra EXTRA>() {
-        MT_LAUNCH((swiglu_forward<EXTRA, N, T>), grid.blocks, grid.threads, 0, stream,
-                  data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, data<float>(a.amax),
-                  float8_out(a.y_TF, a.scale));
+        with_gate(a.gate, [&]<GateFunction GATE>() {
+          MT_LAUNCH((swiglu_forward<GATE, EXTRA, N, T>), grid.blocks, grid.threads, 0, stream,
+                    data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, data<float>(a.amax),
+                    float8_out(a.y_TF, a.scale));
+        });
       });
     });
   });
@@ -217,7 +177,10 @@ void run(const SwigluBackward& a, CUstream_st* stream) {
     with_width<T>(vectors, [&]<int N>() {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
       with_extra(bool(a.amax), a.scale || a.y_scale, [&]<Extra EXTRA>() {
-        MT_LAUNCH((swiglu_backward<EXTRA, N, T>), grid.blocks, grid.threads, 0, stream, args);
+        with_gate(a.gate, [&]<GateFunction GATE>() {
+          MT_LAUNCH((swiglu_backward<GATE, EXTRA, N, T>), grid.blocks, grid.threads, 0, stream,
+                    args);
+        });
       });
     });
   });

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/softcap.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -22,8 +23,10 @@ struct RowSum {
 __device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.0f : max; }
 __device__ __forceinline__ float exp_of(float x) { return fast_exp2(x * kLog2E); }
 
-template <int N>
-__device__ __forceinline__ void include(RowSum& row, const float (&v)[N]) {
+template <int N, class Cap>
+__device__ __forceinline__ void include(RowSum& row, float (&v)[N], Cap cap) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) v[j] = capped(v[j], cap);
   float max = row.max;
 #pragma unroll
   for (int j = 0; j < N; ++j) max = fmaxf(max, v[j]);  // passes a NaN by; the sum has it
@@ -58,8 +61,8 @@ __device__ __forceinline__ int vectors_of(int64_t V) {
 }
 
 // Keeps the first `keep` vectors in shared memory: each is read and written by one thread alone.
-template <int N, class T>
-__device__ __forceinline__ RowSum read_row(const T* x, int64_t V, int keep, float* slots) {
+template <int N, class T, class Cap>
+__device__ __forceinline__ RowSum read_row(const T* x, int64_t V, int keep, float* slots, Cap cap) {
   RowSum row{-INFINITY, 0};
   const int whole = vectors_of<N>(V);
   if constexpr (N > 1) {
@@ -75,31 +78,39 @@ __device__ __forceinline__ RowSum read_row(const T* x, int64_t V, int keep, floa
           if (at < keep) kept[at] = words[k];
           float v[N];
           unpack<T>(words[k], v);
-          include<N>(row, v);
+          include<N>(row, v, cap);
         }
     }
   }
   for (int64_t at = int64_t(whole) * N + threadIdx.x; at < V; at += kThreads) {
-    const float v[1] = {load_one(x + at)};
-    include<1>(row, v);
+    float v[1] = {load_one(x + at)};
+    include<1>(row, v, cap);
   }
   return combine(row, slots);
 }
 
 // Sets x[i] to scale e^(x[i] - log_sum) for i < V, minus scale at the label (a negative label is in
-// no row), and to 0 in the padding up to `columns`. `keep` is the same as when the row was read.
-template <int N, class T>
+// no row), and to 0 in the padding up to `columns`. Under a cap, it takes that for capped logits,
+// and multiplies by the cap's slope. `keep` is the same as when the row was read.
+template <int N, class T, class Cap>
 __device__ __forceinline__ void write_gradient(T* x, int64_t V, int64_t columns, double log_sum,
                                                float scale, int64_t label, double at_label,
-                                               int keep) {
+                                               int keep, Cap cap) {
   const float shift = float(log_sum);
   const int whole = vectors_of<N>(V);
+  const auto gradient = [=](float v) {
+    return through_cap(scale * exp_of(capped(v, cap) - shift), v, cap);
+  };
+  // The thread that writes the label's vector writes the label again afterwards.
+  const int64_t rest = int64_t(whole) * N, turn = label < rest ? label / N : label - rest;
+  const bool has_label = label >= 0 && turn % kThreads == threadIdx.x;
+  const float raw = has_label ? load_one(x + label) : 0.0f;
   if constexpr (N > 1) {
     const auto write = [=](int at, const uint4& words) {
       float v[N];
       unpack<T>(words, v);
 #pragma unroll
-      for (int j = 0; j < N; ++j) v[j] = scale * exp_of(v[j] - shift);
+      for (int j = 0; j < N; ++j) v[j] = gradient(v[j]);
       store<N>(x + int64_t(at) * N, v);
     };
     // What shared memory does not have was read last: the L2 cache may have it.
@@ -115,13 +126,10 @@ __device__ __forceinline__ void write_gradient(T* x, int64_t V, int64_t columns,
     const uint4* const kept = dynamic_shared<uint4>();
     for (int i = int(threadIdx.x); i < min(keep, whole); i += kThreads) write(i, kept[i]);
   }
-  const int64_t rest = int64_t(whole) * N;
   for (int64_t i = rest + threadIdx.x; i < columns; i += kThreads)
-    store_one(x + i, i < V ? scale * exp_of(load_one(x + i) - shift) : 0.0f);
-  // Its thread has written the vector before.
-  const int64_t turn = label < rest ? label / N : label - rest;
-  if (label >= 0 && turn % kThreads == threadIdx.x)
-    store_one(x + label, scale * float(expm1(at_label - log_sum)));
+    store_one(x + i, i < V ? gradient(load_one(x + i)) : 0.0f);
+  if (has_label)
+    store_one(x + label, through_cap(scale * float(expm1(at_label - log_sum)), raw, cap));
 }
 template <int N, class T>
 __device__ __forceinline__ void clear_row(T* x, int64_t columns) {
@@ -152,9 +160,10 @@ __device__ __forceinline__ float checked(double loss, bool known) {
   return known ? float(loss) : __uint_as_float(0x7fc00000u);
 }
 
-template <int N, class T>
-__global__ void __launch_bounds__(kThreads) whole_rows(Logits<T> logits, const int32_t* label_T,
-                                                       float* loss_T, Gradient gradient, int keep) {
+template <int N, class T, class Cap>
+__global__ void __launch_bounds__(kThreads)
+    whole_rows(Logits<T> logits, const int32_t* label_T, float* loss_T, Gradient gradient, int keep,
+               Cap cap) {
   __shared__ float slots[kWarp];
   for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
     T* const x = logits.row(t);
@@ -165,37 +174,38 @@ __global__ void __launch_bounds__(kThreads) whole_rows(Logits<T> logits, const i
       continue;
     }
     const bool known = label < logits.V;
-    const float at_label = known ? load_one(x + label) : 0.0f;
+    const float at_label = known ? capped(load_one(x + label), cap) : 0.0f;
     // Its barriers ensure that all threads have read at_label.
-    const RowSum row = read_row<N>(x, logits.V, keep, slots);
+    const RowSum row = read_row<N>(x, logits.V, keep, slots, cap);
     const double log_sum = double(shift_of(row.max)) + log(double(row.sum));
     if (threadIdx.x == 0) loss_T[t] = checked(log_sum - double(at_label), known);
     if (!gradient.write) continue;
     write_gradient<N>(x, logits.V, logits.columns(t), log_sum, gradient.scale(), known ? label : -1,
-                      double(at_label), keep);
+                      double(at_label), keep, cap);
   }
 }
 
-template <int N, class T>
+template <int N, class T, class Cap>
 __global__ void __launch_bounds__(kThreads)
-    part_sums(Logits<const T> logits, const int32_t* label_T, float* sums_T3, int64_t first) {
+    part_sums(Logits<const T> logits, const int32_t* label_T, float* sums_T3, int64_t first,
+              Cap cap) {
   __shared__ float slots[kWarp];
   for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
     const T* const x = logits.row(t);
     const int64_t label = int64_t(label_T[t]) - first;
-    const RowSum row = read_row<N>(x, logits.V, 0, slots);
+    const RowSum row = read_row<N>(x, logits.V, 0, slots, cap);
     if (threadIdx.x != 0) continue;
     float* const sums = sums_T3 + t * kCrossEntropySums;
     sums[0] = row.max;
     sums[1] = row.sum;
-    sums[2] = label >= 0 && label < logits.V ? load_one(x + label) : 0.0f;
+    sums[2] = label >= 0 && label < logits.V ? capped(load_one(x + label), cap) : 0.0f;
   }
 }
 
-template <int N, class T>
+template <int N, class T, class Cap>
 __global__ void __launch_bounds__(kThreads)
     rows_from_sums(Logits<T> logits, const int32_t* label_T, const float* sums_PT3, int64_t P,
-                   float* loss_T, int64_t first, int64_t vocabulary, Gradient gradient) {
+                   float* loss_T, int64_t first, int64_t vocabulary, Gradient gradient, Cap cap) {
   for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
     T* const x = logits.row(t);
     const int64_t label = label_T[t];
@@ -220,7 +230,7 @@ __global__ void __launch_bounds__(kThreads)
     if (gradient.write) {
       const int64_t here = label - first;
       write_gradient<N>(x, logits.V, logits.columns(t), log_sum, gradient.scale(),
-                        here >= 0 && here < logits.V ? here : -1, at_label, 0);
+                        here >= 0 && here < logits.V ? here : -1, at_label, 0, cap);
     }
   }
 }
@@ -246,10 +256,13 @@ void run(const CrossEntropy& a, CUstream_st* stream) {
   with_float(a.logits_TV.dtype, [&]<class T>() {
     with_logits_width<T>(a, [&]<int N>() {
       const int keep = vectors_kept<N>(a);
-      MT_LAUNCH((whole_rows<N, T>), blocks_for(a.T, 1), kThreads, keep * 16, stream,
-                (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
-                data<int32_t>(a.label_T), data<float>(a.loss_T),
-                (Gradient{a.grad_scale, a.write_grad, data<float>(a.scale_in_memory)}), keep);
+      with_cap(a.logit_cap, [&]<class Cap>(Cap cap) {
+        MT_LAUNCH((whole_rows<N, T, Cap>), blocks_for(a.T, 1), kThreads, keep * 16, stream,
+                  (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
+                  data<int32_t>(a.label_T), data<float>(a.loss_T),
+                  (Gradient{a.grad_scale, a.write_grad, data<float>(a.scale_in_memory)}), keep,
+                  cap);
+      });
     });
   });
 }
@@ -258,9 +271,12 @@ void run(const CrossEntropySums& a, CUstream_st* stream) {
   if (a.T <= 0) return;
   with_float(a.logits_TV.dtype, [&]<class T>() {
     with_logits_width<T>(a, [&]<int N>() {
-      MT_LAUNCH((part_sums<N, T>), blocks_for(a.T, 1), kThreads, 0, stream,
-                (Logits<const T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
-                data<int32_t>(a.label_T), data<float>(a.sums_T3), a.first);
+      with_cap(a.logit_cap, [&]<class Cap>(Cap cap) {
+        MT_LAUNCH(
+            (part_sums<N, T, Cap>), blocks_for(a.T, 1), kThreads, 0, stream,
+            (Logits<const T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
+            data<int32_t>(a.label_T), data<float>(a.sums_T3), a.first, cap);
+      });
     });
   });
 }
@@ -269,10 +285,12 @@ void run(const CrossEntropyFromSums& a, CUstream_st* stream) {
   if (a.T <= 0) return;
   with_float(a.logits_TV.dtype, [&]<class T>() {
     with_logits_width<T>(a, [&]<int N>() {
-      MT_LAUNCH((rows_from_sums<N, T>), blocks_for(a.T, 1), kThreads, 0, stream,
-                (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
-                data<int32_t>(a.label_T), data<float>(a.sums_PT3), a.P, data<float>(a.loss_T),
-                a.first, a.vocabulary, (Gradient{a.grad_scale, a.write_grad, nullptr}));
+      with_cap(a.logit_cap, [&]<class Cap>(Cap cap) {
+        MT_LAUNCH((rows_from_sums<N, T, Cap>), blocks_for(a.T, 1), kThreads, 0, stream,
+                  (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
+                  data<int32_t>(a.label_T), data<float>(a.sums_PT3), a.P, data<float>(a.loss_T),
+                  a.first, a.vocabulary, (Gradient{a.grad_scale, a.write_grad, nullptr}), cap);
+      });
     });
   });
 }

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/scratch.h"
+#include "kernels/cuda/device/softcap.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
@@ -51,6 +52,18 @@ __global__ void scale(Y* y, float factor, int64_t count) {
     load<L>(y + i, v);
 #pragma unroll
     for (int j = 0; j < L; ++j) v[j] *= factor;
+    store<L>(y + i, v);
+  });
+}
+
+template <int N, class Y>
+__global__ void soft_cap(Y* y, TanhCap cap, int64_t count) {
+  for_vectors<N>(count, [=](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L];
+    load<L>(y + i, v);
+#pragma unroll
+    for (int j = 0; j < L; ++j) v[j] = capped(v[j], cap);
     store<L>(y + i, v);
   });
 }
@@ -140,6 +153,16 @@ void run(const Scale& a, CUstream_st* stream) {
     with_width<Y>(aligned({a.y.data}), [&]<int N>() {
       MT_LAUNCH((scale<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream, data<Y>(a.y),
                 a.factor, a.y.count);
+    });
+  });
+}
+
+void run(const SoftCap& a, CUstream_st* stream) {
+  if (a.y.count <= 0) return;
+  with_float(a.y.dtype, [&]<class Y>() {
+    with_width<Y>(aligned({a.y.data}), [&]<int N>() {
+      MT_LAUNCH((soft_cap<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream, data<Y>(a.y),
+                (TanhCap{a.cap, 1 / a.cap}), a.y.count);
     });
   });
 }

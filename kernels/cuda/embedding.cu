@@ -15,7 +15,7 @@ template <int N, class W, class T>
 __global__ void __launch_bounds__(kThreads)
     lookup(const int32_t* id_T, const W* table, const int32_t* position_T, const W* position_table,
            T* out, int64_t tokens, int64_t H, int64_t V, int64_t first_row, int64_t vocabulary,
-           int64_t positions, unsigned parts) {
+           int64_t positions, float scale, unsigned parts) {
   for (int64_t task = blockIdx.x; task < tokens * parts; task += gridDim.x) {
     const int64_t t = task / parts, i = (task % parts * kThreads + threadIdx.x) * N;
     if (i >= H) continue;
@@ -26,6 +26,8 @@ __global__ void __launch_bounds__(kThreads)
     float v[N], at[N];
     if (known && row >= 0 && row < V) {
       load<N>(table + row * H + i, v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] *= scale;
       if (position_table) {
         load<N>(position_table + position * H + i, at);
 #pragma unroll
@@ -58,18 +60,20 @@ template <int N, class T>
 struct Loaded {
   uint4 words;
   __device__ __forceinline__ void load(const T* p) { words = load_words(p); }
-  __device__ __forceinline__ void add_to(float (&sum)[N]) const {
+  __device__ __forceinline__ void add_to(float (&sum)[N], float scale) const {
     float v[N];
     unpack<T>(words, v);
 #pragma unroll
-    for (int j = 0; j < N; ++j) sum[j] += v[j];
+    for (int j = 0; j < N; ++j) sum[j] += scale * v[j];
   }
 };
 template <class T>
 struct Loaded<1, T> {
   float value;
   __device__ __forceinline__ void load(const T* p) { value = load_one(p); }
-  __device__ __forceinline__ void add_to(float (&sum)[1]) const { sum[0] += value; }
+  __device__ __forceinline__ void add_to(float (&sum)[1], float scale) const {
+    sum[0] += scale * value;
+  }
 };
 
 constexpr int kScan = 4;   // ids that a thread reads at once
@@ -80,7 +84,7 @@ constexpr int kAhead = 8;  // rows in flight: frequent ids have thousands of row
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     add_by_id(const int32_t* id_T, const T* dout, float* dtable, int tokens, int64_t H, int64_t V,
-              int64_t first_row, const Found* found_V) {
+              int64_t first_row, float scale, const Found* found_V) {
   constexpr int kIds = kThreads * kScan, kWords = kIds / kWarp;
   __shared__ unsigned found[kWords];
   __shared__ int16_t matches[kIds];
@@ -98,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
     Loaded<N, T> v;
     load<N>(dtable + row * H + i, sum);
     v.load(dout + int64_t(mine) * H + i);
-    v.add_to(sum);
+    v.add_to(sum, scale);
   }
   int left = of_id.count - 1;
   for (int base = mine + 1; left > 0; base += kIds) {
@@ -129,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
         if (m + k < n) v[k].load(dout + int64_t(base + matches[m + k]) * H + i);
 #pragma unroll
       for (int k = 0; k < kAhead; ++k)
-        if (m + k < n) v[k].add_to(sum);
+        if (m + k < n) v[k].add_to(sum, scale);
     }
     left -= n;
     __syncthreads();  // found and matches may be written again
@@ -150,7 +154,7 @@ void run(const EmbeddingForward& a, CUstream_st* stream) {
         MT_LAUNCH((lookup<N, W, T>), blocks_for(a.T * parts, 1), kThreads, 0, stream,
                   data<int32_t>(a.id_T), data<W>(a.table_VH), data<int32_t>(a.position_T),
                   data<W>(a.position_table_PH), data<T>(a.out_TH), a.T, a.H, a.V, a.first_row,
-                  a.vocabulary ? a.vocabulary : a.V, positions, parts);
+                  a.vocabulary ? a.vocabulary : a.V, positions, a.scale, parts);
       };
       if (aligned({a.table_VH.data, a.position_table_PH.data, a.out_TH.data}) && a.H % 8 == 0)
         start.template operator()<8>();
@@ -172,7 +176,7 @@ void run(const EmbeddingBackward& a, CUstream_st* stream) {
       const dim3 grid(unsigned(a.T), unsigned(div_up(a.H, kThreads * N)));
       MT_LAUNCH((add_by_id<N, T>), grid, kThreads, 0, stream, data<int32_t>(a.id_T),
                 data<T>(a.dout_TH), data<float>(a.dtable_VH), int(a.T), a.H, a.V, a.first_row,
-                found_V.get());
+                a.scale, found_V.get());
     });
   });
 }

@@ -1,5 +1,6 @@
 #include "kernels/weighted_swiglu.h"
 
+#include "kernels/cuda/device/gate.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/reduce.h"
 
@@ -8,28 +9,8 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 
-struct Gate {
-  float open, shut;  // shut = 1 - open, without the cancellation
-};
-// For bf16 and fp16, approximate instructions are used, whose errors are far below the rounding of
-// the results.
-template <class T>
-__device__ __forceinline__ Gate sigmoid_gate(float x) {
-  constexpr float kLog2E = 1.44269504088896341f;
-  float e, large;
-  if constexpr (sizeof(T) == 2) {
-    e = fast_exp2(-kLog2E * fabsf(x));
-    large = fast_reciprocal(1.0f + e);
-  } else {
-    e = expf(-fabsf(x));
-    large = 1.0f / (1.0f + e);
-  }
-  const float small = e * large;
-  return x >= 0 ? Gate{large, small} : Gate{small, large};
-}
-
 // A block has one row at a time.
-template <int N, class T>
+template <GateFunction GATE, int N, class T>
 __global__ void __launch_bounds__(kThreads)
     weighted_forward(const T* gate_up, const float* weight, T* y, int64_t rows, int64_t F) {
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
@@ -39,13 +20,13 @@ __global__ void __launch_bounds__(kThreads)
       load<N>(gate_up + r * 2 * F + i, g);
       load<N>(gate_up + r * 2 * F + F + i, u);
 #pragma unroll
-      for (int j = 0; j < N; ++j) g[j] = g[j] * sigmoid_gate<T>(g[j]).open * u[j] * w;
+      for (int j = 0; j < N; ++j) g[j] = gate_value<GATE, T>(g[j]) * u[j] * w;
       store<N>(y + r * F + i, g);
     }
   }
 }
 
-template <int N, class T>
+template <GateFunction GATE, int N, class T>
 __global__ void __launch_bounds__(kThreads)
     weighted_backward(const T* gate_up, const float* weight, const T* dy, T* dgate_up,
                       float* dweight, T* y, int64_t rows, int64_t F) {
@@ -53,6 +34,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
     const float w = weight[r];
     float sum = 0;
+    // Vectors, and gelu's gate, would take too many registers if they were unrolled.
+    constexpr int kUnroll = N == 1 && GATE == GateFunction::silu ? 4 : 1;
+#pragma unroll(kUnroll)
     for (int64_t i = int64_t(threadIdx.x) * N; i < F; i += kThreads * N) {
       const int64_t at = r * 2 * F + i;
       float g[N], u[N], d[N], again[N];
@@ -61,12 +45,12 @@ __global__ void __launch_bounds__(kThreads)
       load<N>(dy + r * F + i, d);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const Gate s = sigmoid_gate<T>(g[j]);
-        const float silu = g[j] * s.open, plain = silu * u[j];
+        float value;
+        const float slope = gate_slope<GATE, T>(g[j], value), plain = value * u[j];
         sum += d[j] * plain;
         again[j] = plain * w;
-        g[j] = d[j] * w * u[j] * (s.open + silu * s.shut);
-        u[j] = d[j] * w * silu;
+        g[j] = d[j] * w * u[j] * slope;
+        u[j] = d[j] * w * value;
       }
       store<N>(dgate_up + at, g);
       store<N>(dgate_up + at + F, u);
@@ -84,8 +68,10 @@ void run(const WeightedSwigluForward& a, CUstream_st* stream) {
   with_float(a.y_RF.dtype, [&]<class T>() {
     const bool vectors = aligned({a.gate_up_R2F.data, a.y_RF.data}) && a.F % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
-      MT_LAUNCH((weighted_forward<N, T>), blocks_for(a.R, 1), kThreads, 0, stream,
-                data<T>(a.gate_up_R2F), data<float>(a.weight_R), data<T>(a.y_RF), a.R, a.F);
+      with_gate(a.gate, [&]<GateFunction GATE>() {
+        MT_LAUNCH((weighted_forward<GATE, N, T>), blocks_for(a.R, 1), kThreads, 0, stream,
+                  data<T>(a.gate_up_R2F), data<float>(a.weight_R), data<T>(a.y_RF), a.R, a.F);
+      });
     });
   });
 }
@@ -97,9 +83,11 @@ void run(const WeightedSwigluBackward& a, CUstream_st* stream) {
         aligned({a.gate_up_R2F.data, a.dy_RF.data, a.dgate_up_R2F.data, a.y_RF.data}) &&
         a.F % kVector<T> == 0;
     with_width<T>(vectors, [&]<int N>() {
-      MT_LAUNCH((weighted_backward<N, T>), blocks_for(a.R, 1), kThreads, 0, stream,
-                data<T>(a.gate_up_R2F), data<float>(a.weight_R), data<T>(a.dy_RF),
-                data<T>(a.dgate_up_R2F), data<float>(a.dweight_R), data<T>(a.y_RF), a.R, a.F);
+      with_gate(a.gate, [&]<GateFunction GATE>() {
+        MT_LAUNCH((weighted_backward<GATE, N, T>), blocks_for(a.R, 1), kThreads, 0, stream,
+                  data<T>(a.gate_up_R2F), data<float>(a.weight_R), data<T>(a.dy_RF),
+                  data<T>(a.dgate_up_R2F), data<float>(a.dweight_R), data<T>(a.y_RF), a.R, a.F);
+      });
     });
   });
 }

@@ -54,11 +54,17 @@ ops::VocabularyShard Embedding::shard() const {
   return {tensor_->rank() * table_->shape[0], c_.padded_vocab};
 }
 
+float Embedding::scale(DType dtype) const {
+  const float x = c_.embedding_scale;
+  return dtype == DType::bf16 ? float(bf16(x)) : dtype == DType::f16 ? float(f16(x)) : x;
+}
+
 // Each rank looks up the ids of its own rows of the table. The learned positions are added to the
 // sum over ranks.
 Tensor Embedding::look_up(Step& step, const Tensor& id_T) {
   const Tensor x_TH =
-      tensor_->reduce(step, ops::embedding(step.compute, id_T, table_->value, {}, {}, shard()));
+      tensor_->reduce(step, ops::embedding(step.compute, id_T, table_->value, {}, {}, shard(),
+                                           scale(table_->value.dtype())));
   if (!positions_) return x_TH;
   const Tensor position_T = tensor_->own_rows(step.seq.position_T);
   return ops::add(step.compute, x_TH,
@@ -70,7 +76,8 @@ Tensor Embedding::forward(Step& step, const Tensor& id_T) {
   const Tensor x_TH = tensor_->size() > 1
                           ? look_up(step, id_T)
                           : ops::embedding(step.compute, id_T, table_->value, step.seq.position_T,
-                                           positions_ ? positions_->value : Tensor());
+                                           positions_ ? positions_->value : Tensor(), {},
+                                           scale(table_->value.dtype()));
   drop(step, x_TH, kId, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
   return x_TH;
 }
@@ -80,12 +87,14 @@ void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
   const Tensor d =
       drop_backward(step, d_TH, kId, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
   const Tensor all_d = tensor_->gather(step, d);
+  // The gradient has the type of the embeddings, and the table's value may be absent by now.
+  const float factor = scale(d_TH.dtype());
   WgradQueue::Entry entry;
-  entry.run = [this, &stream = step.compute, id_T, d, all_d,
+  entry.run = [this, &stream = step.compute, id_T, d, all_d, factor,
                position_T = tensor_->own_rows(step.seq.position_T)] {
     // If this entry runs before the head's, it makes the first contribution to a tied table.
     if (table_->consume_first_write()) ops::fill(stream, table_->grad, 0);
-    ops::embedding_backward(stream, id_T, all_d, table_->grad, shard());
+    ops::embedding_backward(stream, id_T, all_d, table_->grad, shard(), factor);
     if (positions_) ops::embedding_backward(stream, position_T, d, positions_->grad);
   };
   entry.completes = {table_};

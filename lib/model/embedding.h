@@ -29,6 +29,8 @@ class Embedding {
  private:
   Tensor look_up(Step& step, const Tensor& id_T);
   ops::VocabularyShard shard() const;
+  // Returns what multiplies token embeddings that are computed in a type: rounded to it.
+  float scale(DType dtype) const;
 
   GptConfig c_;
   std::shared_ptr<TensorParallel> tensor_;

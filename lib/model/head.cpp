@@ -64,13 +64,13 @@ void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& labe
   Stream& stream = step.compute;
   if (tensor_->size() == 1)
     return ops::cross_entropy(stream, logits_TV, label_T, loss_T, c_.vocab, request.grad_scale,
-                              step.training, request.grad_scale_1);
+                              step.training, request.grad_scale_1, c_.logit_cap);
   MT_CHECK(!request.grad_scale_1, "tensor parallelism takes the gradient's scale by value only");
   const int64_t first = std::min(tensor_->rank() * output_->shape[0], c_.vocab);
   const ops::VocabularyColumns here{first, output_->real_rows(), c_.vocab};
-  const Tensor sums_T3 = ops::cross_entropy_sums(stream, logits_TV, label_T, here);
+  const Tensor sums_T3 = ops::cross_entropy_sums(stream, logits_TV, label_T, here, c_.logit_cap);
   ops::cross_entropy_from_sums(stream, logits_TV, label_T, tensor_->gather_sums(step, sums_T3),
-                               loss_T, here, request.grad_scale, step.training);
+                               loss_T, here, request.grad_scale, step.training, c_.logit_cap);
 }
 
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
@@ -119,6 +119,7 @@ Tensor Head::logits(Step& step, const Hidden& h, const std::vector<int64_t>& row
   if (!rows.empty()) y_TH = picked_rows(stream, y_TH, rows);
   const Tensor own_TV =
       ops::matmul(stream, "matmul_output_fwd", y_TH, output_->value, {.b = true}, DType::f32);
+  if (c_.logit_cap > 0) ops::soft_cap(stream, own_TV, c_.logit_cap);
   if (tensor_->size() == 1) return own_TV;
   const int64_t T = own_TV.dim(0), P = tensor_->size(), columns = own_TV.dim(1);
   const Tensor all_PTV = tensor_->all_ranks(own_TV.view({own_TV.count()}));

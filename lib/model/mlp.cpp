@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "device/device.h"
+#include "model/gate_function.h"
 #include "model/segment_norms.h"
 
 namespace mtrain::model {
@@ -71,7 +72,7 @@ class MlpSegment : public Segment {
       a.up_TF = up.y_TO, act_TF = up.gelu_TO;
     } else {
       a.up_TF = up_->forward(step, a.norm.y_TH, a.up_scale);
-      act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF, down_write)
+      act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF, down_write, gate_function(c_))
                             : ops::gelu(step.compute, a.up_TF, false, down_write.amax);
     }
     if (!keep_norm_) a.norm.y_TH = {};
@@ -144,7 +145,8 @@ class MlpSegment : public Segment {
                                 : dact_TF;
     const Tensor dup_TF =
         c_.gated_mlp
-            ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, again_TF, write, again.scale)
+            ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, again_TF, write, again.scale,
+                                   gate_function(c_))
             : ops::gelu_backward(step.compute, a.up_TF, dact_TF, again_TF, false, write.amax);
     WrittenGradient dup =
         write.in_8_bits() ? WrittenGradient{{}, write, dup_TF} : WrittenGradient{dup_TF, write};

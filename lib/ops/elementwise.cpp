@@ -6,6 +6,7 @@
 MT_KERNEL(Add)
 MT_KERNEL(Cast)
 MT_KERNEL(Scale)
+MT_KERNEL(SoftCap)
 MT_KERNEL(Fill)
 MT_KERNEL(FillNormal)
 MT_KERNEL(Dropout)
@@ -50,6 +51,12 @@ void scale(Stream& stream, const Tensor& x, float factor) {
   MT_FLOAT("scale", x);
   enqueue(stream, {.name = "scale", .reads = {x}, .writes = {x}},
           kernels::Scale{.y = x, .factor = factor});
+}
+
+void soft_cap(Stream& stream, const Tensor& x, float cap) {
+  MT_FLOAT("soft_cap", x);
+  enqueue(stream, {.name = "soft_cap", .reads = {x}, .writes = {x}},
+          kernels::SoftCap{.y = x, .cap = cap});
 }
 
 void fill(Stream& stream, const Tensor& x, float value) {

@@ -9,7 +9,8 @@ MT_KERNEL(EmbeddingBackward)
 namespace mtrain::ops {
 
 Tensor embedding(Stream& stream, const Tensor& id_T, const Tensor& table_VH,
-                 const Tensor& position_T, const Tensor& position_table_PH, VocabularyShard shard) {
+                 const Tensor& position_T, const Tensor& position_table_PH, VocabularyShard shard,
+                 float scale) {
   MT_DTYPE("embedding", id_T, DType::i32);
   MT_FLOAT("embedding", table_VH);
   const int64_t T = id_T.count(), V = table_VH.dim(0), H = table_VH.dim(1);
@@ -21,7 +22,8 @@ Tensor embedding(Stream& stream, const Tensor& id_T, const Tensor& table_VH,
                                  .H = H,
                                  .V = V,
                                  .first_row = shard.first_row,
-                                 .vocabulary = shard.vocabulary};
+                                 .vocabulary = shard.vocabulary,
+                                 .scale = scale};
   if (position_table_PH) {
     MT_SHAPE("embedding", position_T, {T});
     MT_DTYPE("embedding", position_T, DType::i32);
@@ -39,7 +41,7 @@ Tensor embedding(Stream& stream, const Tensor& id_T, const Tensor& table_VH,
 }
 
 void embedding_backward(Stream& stream, const Tensor& id_T, const Tensor& dout_TH,
-                        const Tensor& dtable_VH, VocabularyShard shard) {
+                        const Tensor& dtable_VH, VocabularyShard shard, float scale) {
   MT_DTYPE("embedding_backward", dtable_VH, DType::f32);
   const int64_t T = id_T.count(), V = dtable_VH.dim(0), H = dtable_VH.dim(1);
   MT_SHAPE("embedding_backward", dout_TH, {T, H});
@@ -54,7 +56,8 @@ void embedding_backward(Stream& stream, const Tensor& id_T, const Tensor& dout_T
                                      .H = H,
                                      .V = V,
                                      .first_row = shard.first_row,
-                                     .vocabulary = shard.vocabulary});
+                                     .vocabulary = shard.vocabulary,
+                                     .scale = scale});
 }
 
 }  // namespace mtrain::ops

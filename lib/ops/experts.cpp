@@ -279,21 +279,29 @@ void grouped_weight_gradient_float8_into(Stream& stream, const char* name, const
 }
 
 Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R,
-                       const Tensor& into) {
+                       const Tensor& into, GateFunction gate) {
   MT_FLOAT("weighted_swiglu", gate_up_R2F);
   const int64_t R = gate_up_R2F.dim(0), F = exact_div(gate_up_R2F.dim(1), int64_t{2});
   MT_SHAPE("weighted_swiglu", weight_R, {R});
   MT_DTYPE("weighted_swiglu", weight_R, DType::f32);
   const Tensor y = result(stream, "weighted_swiglu", into, {R, F}, gate_up_R2F.dtype());
-  enqueue(stream, {.name = "weighted_swiglu_fwd", .reads = {gate_up_R2F, weight_R}, .writes = {y}},
-          kernels::WeightedSwigluForward{
-              .gate_up_R2F = gate_up_R2F, .weight_R = weight_R, .y_RF = y, .R = R, .F = F});
+  enqueue(stream,
+          {.name = gate == GateFunction::silu ? "weighted_swiglu_fwd" : "weighted_geglu_fwd",
+           .reads = {gate_up_R2F, weight_R},
+           .writes = {y}},
+          kernels::WeightedSwigluForward{.gate_up_R2F = gate_up_R2F,
+                                         .weight_R = weight_R,
+                                         .y_RF = y,
+                                         .R = R,
+                                         .F = F,
+                                         .gate = gate});
   return y;
 }
 
 WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& gate_up_R2F,
                                                  const Tensor& weight_R, const Tensor& dy_RF,
-                                                 const Tensor& y_RF, const Tensor& into) {
+                                                 const Tensor& y_RF, const Tensor& into,
+                                                 GateFunction gate) {
   MT_FLOAT("weighted_swiglu_backward", gate_up_R2F);
   const int64_t R = gate_up_R2F.dim(0), F = exact_div(gate_up_R2F.dim(1), int64_t{2});
   MT_SHAPE("weighted_swiglu_backward", weight_R, {R});
@@ -304,7 +312,7 @@ WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& g
       result(stream, "weighted_swiglu_backward", into, gate_up_R2F.shape(), gate_up_R2F.dtype()),
       Tensor::empty(stream, {R}, DType::f32)};
   enqueue(stream,
-          {.name = "weighted_swiglu_bwd",
+          {.name = gate == GateFunction::silu ? "weighted_swiglu_bwd" : "weighted_geglu_bwd",
            .reads = {gate_up_R2F, weight_R, dy_RF},
            .writes = {d.dgate_up_R2F, d.dweight_R, y_RF}},
           kernels::WeightedSwigluBackward{.gate_up_R2F = gate_up_R2F,
@@ -314,7 +322,8 @@ WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& g
                                           .dweight_R = d.dweight_R,
                                           .y_RF = y_RF,
                                           .R = R,
-                                          .F = F});
+                                          .F = F,
+                                          .gate = gate});
   return d;
 }
 

@@ -69,9 +69,10 @@ void grouped_weight_gradient_float8_into(Stream& stream, const char* name, const
                                          const Float8Tensor& b_RN, const Tensor& first_E1,
                                          const Tensor& c_EMN, bool accumulate);
 
-// Returns weight silu(gate) up, (R, F). `into` (optional) is the memory of the result.
+// Returns weight f(gate) up, (R, F), where f is silu or another gate function. `into` (optional) is
+// the memory of the result.
 Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R,
-                       const Tensor& into = {});
+                       const Tensor& into = {}, GateFunction gate = GateFunction::silu);
 struct WeightedSwigluGradients {
   Tensor dgate_up_R2F, dweight_R;
 };
@@ -79,6 +80,7 @@ struct WeightedSwigluGradients {
 // of dgate_up, and may be gate_up.
 WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& gate_up_R2F,
                                                  const Tensor& weight_R, const Tensor& dy_RF,
-                                                 const Tensor& y_RF, const Tensor& into = {});
+                                                 const Tensor& y_RF, const Tensor& into = {},
+                                                 GateFunction gate = GateFunction::silu);
 
 }  // namespace mtrain::ops

@@ -11,7 +11,7 @@ namespace mtrain::ops {
 
 void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                    const Tensor& loss_T, int64_t V, float grad_scale, bool write_grad,
-                   const Tensor& grad_scale_1) {
+                   const Tensor& grad_scale_1, float logit_cap) {
   const int64_t T = logits_TV.dim(0);
   MT_SHAPE("cross_entropy", label_T, {T});
   MT_SHAPE("cross_entropy", loss_T, {T});
@@ -35,11 +35,12 @@ void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_
                                 .row_stride = logits_TV.dim(1),
                                 .grad_scale = grad_scale,
                                 .write_grad = write_grad,
-                                .scale_in_memory = grad_scale_1});
+                                .scale_in_memory = grad_scale_1,
+                                .logit_cap = logit_cap});
 }
 
 Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
-                          VocabularyColumns here) {
+                          VocabularyColumns here, float logit_cap) {
   const int64_t T = logits_TV.dim(0);
   MT_SHAPE("cross_entropy_sums", label_T, {T});
   MT_FLOAT("cross_entropy_sums", logits_TV);
@@ -58,13 +59,14 @@ Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor&
                                     .V = here.V,
                                     .row_stride = logits_TV.dim(1),
                                     .first = here.first,
-                                    .vocabulary = here.vocabulary});
+                                    .vocabulary = here.vocabulary,
+                                    .logit_cap = logit_cap});
   return sums_T3;
 }
 
 void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                              const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
-                             float grad_scale, bool write_grad) {
+                             float grad_scale, bool write_grad, float logit_cap) {
   const int64_t T = logits_TV.dim(0);
   MT_SHAPE("cross_entropy_from_sums", label_T, {T});
   MT_SHAPE("cross_entropy_from_sums", loss_T, {T});
@@ -94,7 +96,8 @@ void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tens
                                     .first = here.first,
                                     .vocabulary = here.vocabulary,
                                     .grad_scale = grad_scale,
-                                    .write_grad = write_grad});
+                                    .write_grad = write_grad,
+                                    .logit_cap = logit_cap});
 }
 
 }  // namespace mtrain::ops

@@ -11,12 +11,19 @@ MT_KERNEL(GeluBackward)
 
 namespace mtrain::ops {
 
-Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write) {
+namespace {
+const char* name_of(GateFunction gate, const char* swiglu, const char* geglu) {
+  return gate == GateFunction::silu ? swiglu : geglu;
+}
+}  // namespace
+
+Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write,
+              GateFunction gate) {
   MT_FLOAT("swiglu", gate_up_T2F);
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
   Tensor y = Tensor::empty(stream, {T, F}, write.in_8_bits() ? write.type : gate_up_T2F.dtype());
   enqueue(stream,
-          {.name = "swiglu_fwd",
+          {.name = name_of(gate, "swiglu_fwd", "geglu_fwd"),
            .reads = {gate_up_T2F, write.scale.scale, write.amax},
            .writes = {y, write.amax}},
           kernels::SwigluForward{.gate_up_T2F = gate_up_T2F,
@@ -24,12 +31,14 @@ Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& writ
                                  .T = T,
                                  .F = F,
                                  .amax = write.amax,
-                                 .scale = write.scale.scale});
+                                 .scale = write.scale.scale,
+                                 .gate = gate});
   return y;
 }
 
 Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
-                       const Tensor& y_TF, const Float8Write& write, const Float8Scale& y_scale) {
+                       const Tensor& y_TF, const Float8Write& write, const Float8Scale& y_scale,
+                       GateFunction gate) {
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
   MT_SHAPE("swiglu_backward", dy_TF, {T, F});
   MT_FLOAT("swiglu_backward", gate_up_T2F);
@@ -42,7 +51,7 @@ Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& 
   Tensor d = Tensor::empty(stream, gate_up_T2F.shape(),
                            write.in_8_bits() ? write.type : gate_up_T2F.dtype());
   enqueue(stream,
-          {.name = "swiglu_bwd",
+          {.name = name_of(gate, "swiglu_bwd", "geglu_bwd"),
            .reads = {gate_up_T2F, dy_TF, write.scale.scale, y_scale_1, write.amax},
            .writes = {d, y_TF, write.amax}},
           kernels::SwigluBackward{.gate_up_T2F = gate_up_T2F,
@@ -53,7 +62,8 @@ Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& 
                                   .F = F,
                                   .amax = write.amax,
                                   .scale = write.scale.scale,
-                                  .y_scale = y_scale_1});
+                                  .y_scale = y_scale_1,
+                                  .gate = gate});
   return d;
 }
 

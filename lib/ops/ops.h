@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/copy_blocks.h"
 #include "kernels/fp8_blocks.h"
@@ -274,14 +275,17 @@ Tensor attention_decode(Stream& stream, const DecodeDims& dims, const Tensor& qk
                         const Tensor& cache_RN, const Tensor& start_T, const Tensor& end_T);
 
 // --- MLP activations ---
-// The result is in 8 bits alone, if swiglu() is given a scale.
-Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write = {});
+using kernels::GateFunction;
+// SwiGLU, or GEGLU with another gate function. The result is in 8 bits alone, if swiglu() is given
+// a scale.
+Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write = {},
+              GateFunction gate = GateFunction::silu);
 // Returns dL/dgate_up, in 8 bits alone if `write` has a scale. Writes the forward's output into
 // y_TF (optional) for the weight gradient that follows: y_TF may be dy_TF, or a tensor in 8 bits,
 // whose scale is y_scale.
 Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
                        const Tensor& y_TF, const Float8Write& write = {},
-                       const Float8Scale& y_scale = {});
+                       const Float8Scale& y_scale = {}, GateFunction gate = GateFunction::silu);
 Tensor gelu(Stream& stream, const Tensor& x, bool tanh, const Tensor& amax = {});
 // Returns dL/dx. Writes the forward's output into `y` (optional), which may be dy.
 Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh,
@@ -293,24 +297,24 @@ struct VocabularyShard {
   int64_t first_row = 0;
   int64_t vocabulary = 0;  // rows of all ranks, padding included; 0: as many as the table has
 };
-// Returns table[id] + position_table[position]. Ids and positions are int32; the position table is
-// optional. Ids of other shards give 0. A shard takes no position table, since every rank would add
-// its rows.
+// Returns scale table[id] + position_table[position]. Ids and positions are int32; the position
+// table is optional. Ids of other shards give 0. A shard takes no position table, since every rank
+// would add its rows.
 Tensor embedding(Stream& stream, const Tensor& id_T, const Tensor& table_VH,
                  const Tensor& position_T, const Tensor& position_table_PH,
-                 VocabularyShard shard = {});
-// Adds each token's gradient to its row of dtable_VH (fp32).
+                 VocabularyShard shard = {}, float scale = 1);
+// Adds `scale` times each token's gradient to its row of dtable_VH (fp32).
 void embedding_backward(Stream& stream, const Tensor& id_T, const Tensor& dout_TH,
-                        const Tensor& dtable_VH, VocabularyShard shard = {});
+                        const Tensor& dtable_VH, VocabularyShard shard = {}, float scale = 1);
 
 // --- loss ---
 // Writes the loss of each token (fp32) and, with `write_grad`, replaces the logits by their
 // gradient. V is the true vocabulary, and padding columns may follow it. Labels are int32; a
 // negative one masks its token. grad_scale_1 (one element, optional) replaces grad_scale and is
-// read when the launch runs.
+// read when the launch runs. With a logit_cap c above 0 the loss is that of c tanh(logits / c).
 void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                    const Tensor& loss_T, int64_t V, float grad_scale, bool write_grad,
-                   const Tensor& grad_scale_1 = {});
+                   const Tensor& grad_scale_1 = {}, float logit_cap = 0);
 // The two functions below compute the loss over a vocabulary that is spread over P ranks. A rank's
 // logits begin with the columns [first, first + V) of the true vocabulary, and padding follows. V
 // is 0 on a rank that has padding only.
@@ -319,12 +323,12 @@ struct VocabularyColumns {
 };
 // Returns three numbers for each token, (T, 3) fp32, to be gathered over the ranks in any order.
 Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
-                          VocabularyColumns here);
+                          VocabularyColumns here, float logit_cap = 0);
 // Takes the gathered numbers of all ranks. Writes the same loss on every rank, and the gradient of
 // this rank's own logits.
 void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                              const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
-                             float grad_scale, bool write_grad);
+                             float grad_scale, bool write_grad, float logit_cap = 0);
 
 // --- copies of rectangles ---
 // Copies rectangles from one matrix to another of the same dtype; elements that no block covers
@@ -341,6 +345,7 @@ void cast(Stream& stream, const Tensor& from, const Tensor& to);
 Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype,
                 device::MemoryCategory category = device::MemoryCategory::activations);
 void scale(Stream& stream, const Tensor& x, float factor);  // x *= factor
+void soft_cap(Stream& stream, const Tensor& x, float cap);  // x = cap tanh(x / cap)
 // Sets all elements of x; where `value` is 0, x may have any dtype.
 void fill(Stream& stream, const Tensor& x, float value);
 // Writes `std` times normal numbers into x (fp32): element i is number first_index + i of the

@@ -14,8 +14,8 @@ from collections import defaultdict
 PARTS = {
     "attention": ("matmul_qkv", "rope", "attention", "matmul_proj", "embedding"),
     "route": ("matmul_router", "route_tokens", "router"),
-    "experts": ("experts_up", "experts_down", "weighted_swiglu"),
-    "shared": ("matmul_fc1", "matmul_fc2", "swiglu"),
+    "experts": ("experts_up", "experts_down", "weighted_swiglu", "weighted_geglu"),
+    "shared": ("matmul_fc1", "matmul_fc2", "swiglu", "geglu"),
     "head": ("matmul_output", "cross_entropy"),
 }
 NO_PART = ("adamw", "sum_squares", "clip_scale")

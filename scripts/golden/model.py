@@ -129,6 +129,13 @@ FAMILIES = {
                              moe=dict(EXPERTS, shared_expert_ffn_hidden_size=40,
                                       shared_expert_gate=True, aux_loss_coeff=[0.1])),
     "post_experts": dict(LLAMA, norm_placement="post", moe=dict(EXPERTS, router_topk=3)),
+    # Gates by gelu, embeddings that are scaled where tokens are looked up but not where the same
+    # matrix gives the logits, and a cap that bends most of these.
+    "geglu_capped": dict(LLAMA, activation="geglu", embedding_multiplier=32 ** 0.5,
+                         final_logit_softcapping=3.0, share_embeddings_and_output_weights=True),
+    "geglu_moe": dict(LLAMA, activation="geglu",
+                      moe=dict(EXPERTS, aux_loss_coeff=[0.1], first_dense_layers=1,
+                               shared_expert_ffn_hidden_size=40, shared_expert_gate=True)),
 }
 B, S = 2, 24
 # fp32 must choose the experts that float64 chooses, and its scores err by some 1e-6. Finite
@@ -230,7 +237,7 @@ def parameter_shapes(c):
             if outputs:
                 norm(f"{mlp}.out_norm")
             continue
-        if c["activation"] == "swiglu":
+        if c["activation"] in GATES:
             linear(f"{mlp}.gate_up", 2 * ffn, H, mlp_bias)
         else:
             linear(f"{mlp}.up", ffn, H, mlp_bias)
@@ -334,6 +341,10 @@ def gelu_tanh(x):
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
 
+# The functions of gates.
+GATES = {"swiglu": lambda x: x * torch.sigmoid(x), "geglu": gelu_tanh}
+
+
 class Gpt:
     def __init__(self, config, params):
         self.c, self.p = config, params
@@ -398,17 +409,19 @@ class Gpt:
 
     def mlp(self, name, x):
         h = self.input(name, x)
-        if self.c["activation"] == "swiglu":
-            gate, up = self.linear(f"{name}.gate_up", h).chunk(2, -1)
-            h = gate * torch.sigmoid(gate) * up
+        if self.c["activation"] in GATES:
+            h = self.gated(self.linear(f"{name}.gate_up", h))
         else:
             activate = gelu_tanh if self.c["activation"] == "gelu_tanh" else gelu
             h = activate(self.linear(f"{name}.up", h))
         return self.output(name, self.linear(f"{name}.down", h))
 
-    def swiglu(self, x, gate_up, down):
-        gate, up = (x @ gate_up.t()).chunk(2, -1)
-        return (gate * torch.sigmoid(gate) * up) @ down.t()
+    def gated(self, gate_up):
+        gate, up = gate_up.chunk(2, -1)
+        return GATES[self.c["activation"]](gate) * up
+
+    def expert(self, x, gate_up, down):
+        return self.gated(x @ gate_up.t()) @ down.t()
 
     def best(self, values, n):
         """-> indices of the n largest of each row. Notes by how much they are larger."""
@@ -500,11 +513,11 @@ class Gpt:
         gate_up, down = p[f"{name}.experts.gate_up.weight"], p[f"{name}.experts.down.weight"]
         rows = []
         for t in range(h.shape[0]):
-            rows.append(sum(w * self.swiglu(h[t], gate_up[e], down[e])
+            rows.append(sum(w * self.expert(h[t], gate_up[e], down[e])
                             for w, e in zip(weights[t], chosen[t].tolist())))
         out = torch.stack(rows)
         if moe["shared_expert_ffn_hidden_size"]:
-            shared = self.swiglu(h, p[f"{name}.shared_expert.gate_up.weight"],
+            shared = self.expert(h, p[f"{name}.shared_expert.gate_up.weight"],
                                  p[f"{name}.shared_expert.down.weight"])
             if moe["shared_expert_gate"]:
                 shared = torch.sigmoid(self.linear(f"{name}.shared_expert.gate", h)) * shared
@@ -513,14 +526,16 @@ class Gpt:
 
     def logits(self, ids):
         p = self.p
-        x = p["embedding.weight"][ids]
+        x = p["embedding.weight"][ids] * self.c.get("embedding_multiplier", 1.0)
         if self.c["position_embedding"] == "learned":
             x = x + p["position_embedding.weight"][:ids.shape[1]]
         for i in range(self.c["num_layers"]):
             x = x + self.attention(f"layers.{i}.attention", x, i)
             moe, mlp = experts_of(self.c, i), f"layers.{i}.mlp"
             x = x + (self.experts(moe, mlp, x) if moe else self.mlp(mlp, x))
-        return self.norm("final_norm", x) @ p.get("output.weight", p["embedding.weight"]).t()
+        logits = self.norm("final_norm", x) @ p.get("output.weight", p["embedding.weight"]).t()
+        cap = self.c.get("final_logit_softcapping")
+        return cap * torch.tanh(logits / cap) if cap else logits
 
 
 def masked_loss(logits, labels):

@@ -101,6 +101,13 @@ TEST_CASE("activations leave the largest size of what they write") {
         expect_amax(y, [&](const auto& of, Span amax, const auto& run) {
           run(SwigluForward{of(x), of(y), T, F, amax});
         });
+        expect_amax(y, [&](const auto& of, Span amax, const auto& run) {
+          run(SwigluForward{of(x), of(y), T, F, amax, {}, GateFunction::gelu_tanh});
+        });
+        expect_amax(dx, [&](const auto& of, Span amax, const auto& run) {
+          run(SwigluBackward{
+              of(x), of(dy), of(dx), {}, T, F, amax, {}, {}, GateFunction::gelu_tanh});
+        });
         expect_amax(dx, [&](const auto& of, Span amax, const auto& run) {
           run(SwigluBackward{of(x), of(dy), of(dx), {}, T, F, amax});
         });
@@ -115,19 +122,24 @@ TEST_CASE("activations leave the largest size of what they write") {
       });
 }
 
-TEST_CASE("swiglu's backward computes the forward's output to the bit") {
-  for (DType type : kFloats) {
-    const int64_t T = 5, F = 1000;
-    Mirror x(Array::normal(type, 2 * T * F, 1, 3)), dy(Array::normal(type, T * F, 2)),
-        y(Array(type, T * F)), dx(Array(type, 2 * T * F)), again(Array(type, T * F));
-    cpu::run(SwigluForward{x.host(), y.host(), T, F});
-    cpu::run(SwigluBackward{x.host(), dy.host(), dx.host(), again.host(), T, F});
-    REQUIRE(y.host() == again.host());
-    cuda::run(SwigluForward{x.device(), y.device(), T, F}, device_stream());
-    cuda::run(SwigluBackward{x.device(), dy.device(), dx.device(), again.device(), T, F},
-              device_stream());
-    REQUIRE(y.result() == again.result());
-  }
+TEST_CASE("swiglu's and geglu's backward compute the forward's output to the bit") {
+  for (DType type : kFloats)
+    for (const GateFunction gate : {GateFunction::silu, GateFunction::gelu_tanh}) {
+      CAPTURE(type, int(gate));
+      const int64_t T = 5, F = 1000;
+      Mirror x(Array::normal(type, 2 * T * F, 1, 3)), dy(Array::normal(type, T * F, 2)),
+          y(Array(type, T * F)), dx(Array(type, 2 * T * F)), again(Array(type, T * F));
+      cpu::run(SwigluForward{x.host(), y.host(), T, F, {}, {}, gate});
+      cpu::run(
+          SwigluBackward{x.host(), dy.host(), dx.host(), again.host(), T, F, {}, {}, {}, gate});
+      REQUIRE(y.host() == again.host());
+      cuda::run(SwigluForward{x.device(), y.device(), T, F, {}, {}, gate}, device_stream());
+      cuda::run(
+          SwigluBackward{
+              x.device(), dy.device(), dx.device(), again.device(), T, F, {}, {}, {}, gate},
+          device_stream());
+      REQUIRE(y.result() == again.result());
+    }
 }
 
 TEST_CASE("the scale from a maximum is the scale of the tensor, and the maximum becomes 0") {

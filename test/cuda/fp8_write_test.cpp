@@ -154,61 +154,75 @@ TEST_CASE("a norm's gradient is written as floats, and has the same bits in 8 bi
           });
 }
 
-TEST_CASE("swiglu in 8 bits has the bits of the swiglu that is quantized") {
+TEST_CASE("swiglu and geglu in 8 bits have the bits of those that are quantized") {
   for (DType type : kFloats)
-    for (int64_t F :
-         {int64_t(1), int64_t(7), int64_t(64), int64_t(1000), size_of_test(4100, 70000)})
-      for_each_way([&](int64_t offset) {
-        const int64_t T = 3;
-        CAPTURE(F, type, offset);
-        Mirror x(numbers(type, 2 * T * F, 1), offset);
-        Result y(type, DType::f8e4m3, T, F, offset, kScale);
-        on_both([&](auto on) {
-          on.run(SwigluForward{on.of(x), on.of(y.floats), T, F});
-          y.quantize(on);
-          on.run(SwigluForward{on.of(x), on.of(y.written), T, F, on.of(y.amax), on.of(y.scale)});
-          y.require_same(on);
-        });
-      });
-}
-
-TEST_CASE("swiglu's gradient and its output again are in 8 bits as each is asked for") {
-  for (DType type : kFloats)
-    for (DType float8 : kFloat8s)
+    for (const GateFunction gate : {GateFunction::silu, GateFunction::gelu_tanh})
       for (int64_t F :
            {int64_t(1), int64_t(7), int64_t(64), int64_t(1000), size_of_test(4100, 70000)})
         for_each_way([&](int64_t offset) {
           const int64_t T = 3;
-          CAPTURE(F, type, float8, offset);
-          Mirror x(numbers(type, 2 * T * F, 1), offset), dy(Array::normal(type, T * F, 2), offset),
-              d_again(Array(type, 2 * T * F), offset), y_again(Array(type, T * F), offset);
-          Result d(type, float8, T, 2 * F, offset, kScale),
-              y(type, DType::f8e4m3, T, F, offset, kScale);
+          CAPTURE(F, type, offset, int(gate));
+          Mirror x(numbers(type, 2 * T * F, 1), offset);
+          Result y(type, DType::f8e4m3, T, F, offset, kScale);
           on_both([&](auto on) {
-            on.run(SwigluBackward{on.of(x), on.of(dy), on.of(d.floats), on.of(y.floats), T, F});
-            d.quantize(on);
+            on.run(SwigluForward{on.of(x), on.of(y.floats), T, F, {}, {}, gate});
             y.quantize(on);
-            on.run(SwigluBackward{on.of(x), on.of(dy), on.of(d.written), on.of(y_again), T, F,
-                                  on.of(d.amax), on.of(d.scale)});
-            d.require_same(on);
-            REQUIRE(same_bytes(on.result(y_again), on.result(y.floats)));
-            on.run(SwigluBackward{on.of(x),
-                                  on.of(dy),
-                                  on.of(d_again),
-                                  on.of(y.written),
-                                  T,
-                                  F,
-                                  {},
-                                  {},
-                                  on.of(y.scale)});
-            REQUIRE(same_bytes(on.result(d_again), on.result(d.floats)));
-            REQUIRE(same_bytes(on.result(y.written), on.result(y.apart)));
-            on.run(SwigluBackward{on.of(x), on.of(dy), on.of(d.written), on.of(y.written), T, F,
-                                  on.of(d.amax), on.of(d.scale), on.of(y.scale)});
-            d.require_same(on);
-            REQUIRE(same_bytes(on.result(y.written), on.result(y.apart)));
+            on.run(SwigluForward{on.of(x), on.of(y.written), T, F, on.of(y.amax), on.of(y.scale),
+                                 gate});
+            y.require_same(on);
           });
         });
+}
+
+TEST_CASE("swiglu's and geglu's gradient and output again are in 8 bits as each is asked for") {
+  for (DType type : kFloats)
+    for (const GateFunction gate : {GateFunction::silu, GateFunction::gelu_tanh})
+      for (DType float8 : kFloat8s)
+        for (int64_t F :
+             {int64_t(1), int64_t(7), int64_t(64), int64_t(1000), size_of_test(4100, 70000)})
+          for_each_way([&](int64_t offset) {
+            const int64_t T = 3;
+            CAPTURE(F, type, float8, offset, int(gate));
+            Mirror x(numbers(type, 2 * T * F, 1), offset),
+                dy(Array::normal(type, T * F, 2), offset), d_again(Array(type, 2 * T * F), offset),
+                y_again(Array(type, T * F), offset);
+            Result d(type, float8, T, 2 * F, offset, kScale),
+                y(type, DType::f8e4m3, T, F, offset, kScale);
+            on_both([&](auto on) {
+              on.run(SwigluBackward{
+                  on.of(x), on.of(dy), on.of(d.floats), on.of(y.floats), T, F, {}, {}, {}, gate});
+              d.quantize(on);
+              y.quantize(on);
+              on.run(SwigluBackward{on.of(x),
+                                    on.of(dy),
+                                    on.of(d.written),
+                                    on.of(y_again),
+                                    T,
+                                    F,
+                                    on.of(d.amax),
+                                    on.of(d.scale),
+                                    {},
+                                    gate});
+              d.require_same(on);
+              REQUIRE(same_bytes(on.result(y_again), on.result(y.floats)));
+              on.run(SwigluBackward{on.of(x),
+                                    on.of(dy),
+                                    on.of(d_again),
+                                    on.of(y.written),
+                                    T,
+                                    F,
+                                    {},
+                                    {},
+                                    on.of(y.scale),
+                                    gate});
+              REQUIRE(same_bytes(on.result(d_again), on.result(d.floats)));
+              REQUIRE(same_bytes(on.result(y.written), on.result(y.apart)));
+              on.run(SwigluBackward{on.of(x), on.of(dy), on.of(d.written), on.of(y.written), T, F,
+                                    on.of(d.amax), on.of(d.scale), on.of(y.scale), gate});
+              d.require_same(on);
+              REQUIRE(same_bytes(on.result(y.written), on.result(y.apart)));
+            });
+          });
 }
 
 TEST_CASE("the transpose of 8 bits is the one that quantizing writes") {

@@ -49,6 +49,20 @@ TEST_CASE("add, cast, scale and fill have the CPU's bits") {
           });
 }
 
+TEST_CASE("soft caps equal the CPU's") {
+  Closeness close("soft cap");
+  for (int64_t n : sizes())
+    for (DType type : kFloats)
+      for_each_way([&](int64_t offset) {
+        CAPTURE(n, type);
+        Mirror y(Array::normal(type, n, 1, 4), offset);
+        cpu::run(SoftCap{y.host(), 3.0f});
+        cuda::run(SoftCap{y.device(), 3.0f}, device_stream());
+        // Two forms of tanh, each with a few roundings of a number of at most 3.
+        REQUIRE(y.compare(close, {.dtype = type, .K = 8, .scale = 3, .sums = DType::f32}) == "");
+      });
+}
+
 TEST_CASE("a row that is added to all rows has the CPU's bits") {
   for (int64_t N : {1, 7, 16, 24, 1000})
     for (DType row : kFloats)
@@ -117,6 +131,8 @@ TEST_CASE("normal numbers are the CPU's") {
 
 namespace {
 
+constexpr GateFunction kGates[] = {GateFunction::silu, GateFunction::gelu_tanh};
+
 double largest(const Array& x) {
   double most = 0;
   for (const double v : x.values()) most = std::max(most, std::abs(v));
@@ -126,7 +142,8 @@ double largest(const Array& x) {
 // With s = sigmoid(gate), the gate's gradient is dy up (s + s (1 - s) gate). Its two terms cancel
 // near gate = -1.28, where each is at most 0.23 |dy up|; elsewhere errors are relative to the
 // result. Four roundings stand behind a term (exp, reciprocal, two products), on either side of the
-// comparison.
+// comparison. With gelu's gate, in its tanh form, two terms of at most 0.23 cancel near gate =
+// -0.75.
 Rule swiglu_rule(DType dtype, const Array& gate_up, const Array& dy) {
   return {.dtype = dtype,
           .K = 2 * 4,
@@ -136,71 +153,79 @@ Rule swiglu_rule(DType dtype, const Array& gate_up, const Array& dy) {
 
 }  // namespace
 
-TEST_CASE("swiglu: forward and backward equal the CPU's") {
-  for (DType dtype : kFloats) {
-    Closeness close("swiglu " + std::string(dtype_name(dtype)));
-    for (int64_t F : {1, 7, 64, 1000, 4100})
-      for_each_way([&](int64_t offset) {
-        const int64_t T = 3;
-        CAPTURE(F);
-        Mirror x(Array::normal(dtype, 2 * T * F, 1, 3), offset),
-            dy(Array::normal(dtype, T * F, 2), offset);
-        Mirror y(Array(dtype, T * F), offset), again(Array(dtype, T * F)),
-            dx(Array(dtype, 2 * T * F), offset);
-        const Rule rule = swiglu_rule(dtype, x.host(), dy.host());
-        cpu::run(SwigluForward{x.host(), y.host(), T, F});
-        cuda::run(SwigluForward{x.device(), y.device(), T, F}, device_stream());
-        REQUIRE(y.compare(close, rule) == "");
-        cpu::run(SwigluBackward{x.host(), dy.host(), dx.host(), again.host(), T, F});
-        cuda::run(SwigluBackward{x.device(), dy.device(), dx.device(), again.device(), T, F},
-                  device_stream());
-        REQUIRE(dx.compare(close, rule) == "");
-        REQUIRE(again.compare(close, rule) == "");
-        cuda::run(SwigluBackward{x.device(), dy.device(), x.device(), dy.device(), T, F},
-                  device_stream());  // in place
-        const Array want_dx = dx.host(), want_y = again.host();
-        REQUIRE(close(x.result(), want_dx.values(), rule) == "");
-        REQUIRE(close(dy.result(), want_y.values(), rule) == "");
-      });
-  }
+TEST_CASE("swiglu and geglu: forward and backward equal the CPU's") {
+  for (DType dtype : kFloats)
+    for (const GateFunction gate : kGates) {
+      Closeness close("swiglu " + std::string(dtype_name(dtype)));
+      for (int64_t F : {1, 7, 64, 1000, 4100})
+        for_each_way([&](int64_t offset) {
+          const int64_t T = 3;
+          CAPTURE(F, int(gate));
+          Mirror x(Array::normal(dtype, 2 * T * F, 1, 3), offset),
+              dy(Array::normal(dtype, T * F, 2), offset);
+          Mirror y(Array(dtype, T * F), offset), again(Array(dtype, T * F)),
+              dx(Array(dtype, 2 * T * F), offset);
+          const Rule rule = swiglu_rule(dtype, x.host(), dy.host());
+          cpu::run(SwigluForward{x.host(), y.host(), T, F, {}, {}, gate});
+          cuda::run(SwigluForward{x.device(), y.device(), T, F, {}, {}, gate}, device_stream());
+          REQUIRE(y.compare(close, rule) == "");
+          cpu::run(
+              SwigluBackward{x.host(), dy.host(), dx.host(), again.host(), T, F, {}, {}, {}, gate});
+          cuda::run(
+              SwigluBackward{
+                  x.device(), dy.device(), dx.device(), again.device(), T, F, {}, {}, {}, gate},
+              device_stream());
+          REQUIRE(dx.compare(close, rule) == "");
+          REQUIRE(again.compare(close, rule) == "");
+          cuda::run(
+              SwigluBackward{
+                  x.device(), dy.device(), x.device(), dy.device(), T, F, {}, {}, {}, gate},
+              device_stream());  // in place
+          const Array want_dx = dx.host(), want_y = again.host();
+          REQUIRE(close(x.result(), want_dx.values(), rule) == "");
+          REQUIRE(close(dy.result(), want_y.values(), rule) == "");
+        });
+    }
 }
 
-TEST_CASE("weighted swiglu: forward and backward equal the CPU's") {
-  for (DType dtype : kFloats) {
-    Closeness close("weighted swiglu " + std::string(dtype_name(dtype)));
-    for (int64_t F : {1, 7, 64, 1000, 4100})
-      for_each_way([&](int64_t offset) {
-        const int64_t R = 3;
-        CAPTURE(F);
-        Mirror x(Array::normal(dtype, 2 * R * F, 1, 3), offset), w(Array::normal(DType::f32, R, 3)),
-            dy(Array::normal(dtype, R * F, 2), offset);
-        Mirror y(Array(dtype, R * F), offset), again(Array(dtype, R * F)),
-            dx(Array(dtype, 2 * R * F), offset), dw(Array(DType::f32, R));
-        Rule rule = swiglu_rule(dtype, x.host(), dy.host());
-        rule.scale *= std::max(1.0, largest(w.host()));
-        cpu::run(WeightedSwigluForward{x.host(), w.host(), y.host(), R, F});
-        cuda::run(WeightedSwigluForward{x.device(), w.device(), y.device(), R, F}, device_stream());
-        REQUIRE(y.compare(close, rule) == "");
-        cpu::run(WeightedSwigluBackward{x.host(), w.host(), dy.host(), dx.host(), dw.host(),
-                                        again.host(), R, F});
-        cuda::run(WeightedSwigluBackward{x.device(), w.device(), dy.device(), dx.device(),
-                                         dw.device(), again.device(), R, F},
-                  device_stream());
-        REQUIRE(dx.compare(close, rule) == "");
-        REQUIRE(again.compare(close, rule) == "");
-        // Two orders of a sum of terms of a few units, with approximate gates for 16 bits.
-        const double size = largest(x.host()) * largest(x.host()) * largest(dy.host());
-        REQUIRE(dw.compare(close,
-                           {.dtype = dtype, .K = double(F), .scale = size, .sums = DType::f32}) ==
-                "");
-        cuda::run(WeightedSwigluBackward{x.device(), w.device(), dy.device(), x.device(),
-                                         dw.device(), dy.device(), R, F},
-                  device_stream());  // in place
-        const Array want_dx = dx.host(), want_y = again.host();
-        REQUIRE(close(x.result(), want_dx.values(), rule) == "");
-        REQUIRE(close(dy.result(), want_y.values(), rule) == "");
-      });
-  }
+TEST_CASE("weighted swiglu and geglu: forward and backward equal the CPU's") {
+  for (DType dtype : kFloats)
+    for (const GateFunction gate : kGates) {
+      Closeness close("weighted swiglu " + std::string(dtype_name(dtype)));
+      for (int64_t F : {1, 7, 64, 1000, 4100})
+        for_each_way([&](int64_t offset) {
+          const int64_t R = 3;
+          CAPTURE(F, int(gate));
+          Mirror x(Array::normal(dtype, 2 * R * F, 1, 3), offset),
+              w(Array::normal(DType::f32, R, 3)), dy(Array::normal(dtype, R * F, 2), offset);
+          Mirror y(Array(dtype, R * F), offset), again(Array(dtype, R * F)),
+              dx(Array(dtype, 2 * R * F), offset), dw(Array(DType::f32, R));
+          Rule rule = swiglu_rule(dtype, x.host(), dy.host());
+          rule.scale *= std::max(1.0, largest(w.host()));
+          cpu::run(WeightedSwigluForward{x.host(), w.host(), y.host(), R, F, gate});
+          cuda::run(WeightedSwigluForward{x.device(), w.device(), y.device(), R, F, gate},
+                    device_stream());
+          REQUIRE(y.compare(close, rule) == "");
+          cpu::run(WeightedSwigluBackward{x.host(), w.host(), dy.host(), dx.host(), dw.host(),
+                                          again.host(), R, F, gate});
+          cuda::run(WeightedSwigluBackward{x.device(), w.device(), dy.device(), dx.device(),
+                                           dw.device(), again.device(), R, F, gate},
+                    device_stream());
+          REQUIRE(dx.compare(close, rule) == "");
+          REQUIRE(again.compare(close, rule) == "");
+          // Two orders of a sum of terms of a few units, with approximate gates for 16 bits.
+          const double size = largest(x.host()) * largest(x.host()) * largest(dy.host());
+          REQUIRE(dw.compare(close,
+                             {.dtype = dtype, .K = double(F), .scale = size, .sums = DType::f32}) ==
+                  "");
+          cuda::run(WeightedSwigluBackward{x.device(), w.device(), dy.device(), x.device(),
+                                           dw.device(), dy.device(), R, F, gate},
+                    device_stream());  // in place
+          const Array want_dx = dx.host(), want_y = again.host();
+          REQUIRE(close(x.result(), want_dx.values(), rule) == "");
+          REQUIRE(close(dy.result(), want_y.values(), rule) == "");
+        });
+    }
 }
 
 TEST_CASE("gelu: both forms, forward and backward, equal the CPU's; large arguments stay finite") {

@@ -113,34 +113,37 @@ TEST_CASE("embeddings: the forward copies rows, of a shard too, and adds positio
   for (auto [T, H, V] :
        {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {33, 40, 20}, {20, 1500, 7}, {9, 2056, 11}})
     for (DType type : kFloats)
-      for (bool positions : {false, true})
-        for (int64_t first : {int64_t(0), int64_t(3)}) {
-          if (first && positions) continue;
-          for_each_way([&](int64_t offset) {
-            CAPTURE(T, H, V, positions, first);
-            std::vector<int32_t> ids, places;
-            for (int64_t t = 0; t < T; ++t)
-              ids.push_back(int32_t(t * 7 % (V + 2 * first))), places.push_back(int32_t(t % 5));
-            Mirror id(Array::ids(ids)), place(Array::ids(places)),
-                table(Array::normal(type, V * H, 1), offset);
-            Mirror more(Array::normal(type, 5 * H, 2), offset), out(Array(type, T * H), offset);
-            const auto args = [&](auto&& of) {
-              EmbeddingForward a{.id_T = of(id),
-                                 .table_VH = of(table),
-                                 .out_TH = of(out),
-                                 .T = T,
-                                 .H = H,
-                                 .V = V,
-                                 .first_row = first,
-                                 .vocabulary = first ? V + 2 * first : 0};
-              if (positions) a.position_T = of(place), a.position_table_PH = of(more);
-              return a;
-            };
-            cpu::run(args([](Mirror& m) { return m.host().span(); }));
-            cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
-            REQUIRE(out.same());
-          });
-        }
+      for (const auto& [positions, first, scale] : {std::tuple{false, int64_t{0}, 1.0f},
+                                                    {true, int64_t{0}, 1.0f},
+                                                    {false, int64_t{3}, 1.0f},
+                                                    {false, int64_t{3}, 11.3f},
+                                                    {true, int64_t{0}, 0.5f}}) {
+        for_each_way([&, positions = positions, first = first, scale = scale](int64_t offset) {
+          CAPTURE(T, H, V, positions, first, scale);
+          std::vector<int32_t> ids, places;
+          for (int64_t t = 0; t < T; ++t)
+            ids.push_back(int32_t(t * 7 % (V + 2 * first))), places.push_back(int32_t(t % 5));
+          Mirror id(Array::ids(ids)), place(Array::ids(places)),
+              table(Array::normal(type, V * H, 1), offset);
+          Mirror more(Array::normal(type, 5 * H, 2), offset), out(Array(type, T * H), offset);
+          const auto args = [&](auto&& of) {
+            EmbeddingForward a{.id_T = of(id),
+                               .table_VH = of(table),
+                               .out_TH = of(out),
+                               .T = T,
+                               .H = H,
+                               .V = V,
+                               .first_row = first,
+                               .vocabulary = first ? V + 2 * first : 0,
+                               .scale = scale};
+            if (positions) a.position_T = of(place), a.position_table_PH = of(more);
+            return a;
+          };
+          cpu::run(args([](Mirror& m) { return m.host().span(); }));
+          cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
+          REQUIRE(out.same());
+        });
+      }
 }
 
 TEST_CASE("an id that is in no table embeds to NaN") {
@@ -164,9 +167,10 @@ TEST_CASE("embeddings: the backward adds the tokens of an id in their order, bit
                          {65, 1032, 40},
                          {1100, 3, 1}})
     for (DType type : kFloats)
-      for (int64_t first : {int64_t(0), int64_t(2)})
-        for_each_way([&](int64_t offset) {
-          CAPTURE(T, H, V, first);
+      for (const auto& [first, scale] :
+           {std::pair{int64_t{0}, 1.0f}, {int64_t{2}, 1.0f}, {int64_t{2}, 8.0f}})  // exact products
+        for_each_way([&, first = first, scale = scale](int64_t offset) {
+          CAPTURE(T, H, V, first, scale);
           std::vector<int32_t> ids;
           for (int64_t t = 0; t < T; ++t) ids.push_back(int32_t(t * t % 1009 % (V + 2 * first)));
           Mirror id(Array::ids(ids)), dout(Array::normal(type, T * H, 1), offset),
@@ -178,7 +182,8 @@ TEST_CASE("embeddings: the backward adds the tokens of an id in their order, bit
                               .H = H,
                               .V = V,
                               .first_row = first,
-                              .vocabulary = first ? V + 2 * first : 0};
+                              .vocabulary = first ? V + 2 * first : 0,
+                              .scale = scale};
           cpu::run(a);
           a.id_T = id.device(), a.dout_TH = dout.device(), a.dtable_VH = dtable.device();
           cuda::run(a, device_stream());

@@ -101,9 +101,11 @@ TEST_CASE("a shared expert that computes while tokens travel changes no bit") {
 }
 
 TEST_CASE("experts in chunks change no bit") {
-  for (const Layout& l : std::vector<Layout>{{2, join({kPlain, ep(2), kMegatron})},
-                                             {2, join({kPlain, ep(2), kFsdp2, kBf16})},
-                                             {4, join({kPlain, ep(2), kAtOnce})}})
+  for (const Layout& l :
+       std::vector<Layout>{{2, join({kPlain, ep(2), kMegatron})},
+                           {2, join({kPlain, ep(2), kFsdp2, kBf16})},
+                           {4, join({kPlain, ep(2), kAtOnce})},
+                           {2, join({kPlain, ep(2), kMegatron, {"model.activation=geglu"}})}})
     expect_no_change(l, {chunks(2), chunks(3), chunks(4)});
   // Experts that drop tokens, and those whose rows are filled up.
   for (const Changes& padded : {Changes{}, kPadded})

@@ -78,7 +78,8 @@ model::GptConfig config_of(const nlohmann::json& j) {
                       .attention_factor = s.value("attention_factor", 1.0)};
   }
   c.rotary_dim = int64_t(double(c.head_dim) * j.value("rotary_percent", 1.0));
-  c.gated_mlp = j.at("activation") == "swiglu";
+  c.gelu_gate = j.at("activation") == "geglu";
+  c.gated_mlp = c.gelu_gate || j.at("activation") == "swiglu";
   c.gelu_tanh = j.at("activation") == "gelu_tanh";
   const bool all_bias = j.at("add_bias_linear");
   c.linear_bias = all_bias || j.value("mlp_bias", false);
@@ -87,6 +88,8 @@ model::GptConfig config_of(const nlohmann::json& j) {
   c.proj_bias = all_bias || attention_bias;
   c.qk_norm = j.at("qk_layernorm");
   c.qk_norm_all_heads = j.value("qk_layernorm_all_heads", false);
+  c.embedding_scale = j.value("embedding_multiplier", 1.0f);
+  c.logit_cap = j.value("final_logit_softcapping", 0.0f);
   c.tied_embeddings = j.at("share_embeddings_and_output_weights");
   if (j.contains("moe")) c.experts = experts_of(j["moe"], c.layers);
   if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
@@ -215,12 +218,13 @@ const std::vector<std::string> kFamilies{"llama",
                                          "post_norms",
                                          "sandwich_norms",
                                          "sandwich_layernorms",
-                                         "some_layers"};
+                                         "some_layers",
+                                         "geglu_capped"};
 
 const std::vector<std::string> kExpertFamilies{
-    "mixtral",      "qwen3_moe",       "qwen2_moe",  "deepseek_moe",   "deepseek_v3_router",
-    "seq_aux_loss", "global_aux_loss", "all_losses", "capacity_probs", "capacity_position",
-    "post_experts", "sandwich_experts"};
+    "mixtral",      "qwen3_moe",        "qwen2_moe",  "deepseek_moe",   "deepseek_v3_router",
+    "seq_aux_loss", "global_aux_loss",  "all_losses", "capacity_probs", "capacity_position",
+    "post_experts", "sandwich_experts", "geglu_moe"};
 
 template <class A, class B>
 std::vector<std::pair<A, B>> combined(const std::vector<A>& as, const std::vector<B>& bs) {

@@ -97,6 +97,9 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
       {4, kTied, with(pipelined("zero_bubble", 2), kMegatron)},
       {4, kTied, with(pipelined("v_schedule", 2, 2), kAtOnce)},
       {8, kGpt2, with(pipelined("zero_bubble", 2, 2), kFsdp2)},
+      {4, kCapped, with(pipelined("interleaved_1f1b", 2, 2), kFsdp2)},
+      {2, kCapped, with(pipelined("1f1b", 2), full)},
+      {8, kCapped, with(with(pipelined("zero_bubble", 2), tp(true)), {"distributed.cp_size=2"})},
       {4, kGpt2, with(pipelined("1f1b", 2), kMegatron)},
       {4, kGpt2, with(pipelined("v_schedule", 4, 2), full)},
       // Reduced while other micro-batches still add.

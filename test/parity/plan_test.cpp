@@ -80,6 +80,8 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
            {"optimizer.moments=bf16"},
            {"optimizer.moments=bf16", "mixed_precision=bf16_mixed",
             "optimizer.master_weights=false"},
+           {"model.activation=geglu", "model.embedding_multiplier=16",
+            "model.final_logit_softcapping=30", "model.share_embeddings_and_output_weights=true"},
            {"recompute.cheap=false"},
            {"recompute.cheap=false", "mixed_precision=bf16_mixed"},
            {"recompute.cheap=false", "model.architecture=gpt2", "model.num_query_groups=4"},

@@ -102,7 +102,11 @@ const std::vector<Model> kModels{
       "model.layernorm_zero_centered_gamma=true", "model.qk_layernorm=true",
       "model.qk_layernorm_all_heads=true", "model.hidden_dropout=0.1"}},
     {"gpt2: plain MLP, learned positions, biases, tied, dropout",
-     {"model.architecture=gpt2", "model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}}};
+     {"model.architecture=gpt2", "model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}},
+    {"8 of 4, tied, geglu, scaled embeddings, capped logits",
+     {"model.num_query_groups=4", "model.share_embeddings_and_output_weights=true",
+      "model.activation=geglu", "model.embedding_multiplier=8",
+      "model.final_logit_softcapping=0.5"}}};
 
 const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
     kFsdp2{"distributed.strategy=fsdp2"};

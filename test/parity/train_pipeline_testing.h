@@ -193,6 +193,9 @@ inline const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_
     kFsdp2{"distributed.strategy=fsdp2"},
     kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
     kTied{"model.share_embeddings_and_output_weights=true"},
+    // Tied, with a table that is scaled on the first stage alone.
+    kCapped{"model.share_embeddings_and_output_weights=true", "model.activation=geglu",
+            "model.embedding_multiplier=7", "model.final_logit_softcapping=0.5"},
     // Learned positions, tied, dropout.
     kGpt2{"model.architecture=gpt2", "model.num_query_groups=4", "model.hidden_dropout=0.1",
           "model.embedding_dropout=0.1"};

@@ -123,7 +123,7 @@ void check_greedy(const model::GptConfig& config, DType dtype) {
 
 TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, in fp32 and bf16") {
   model::GptConfig window = tiny(), norms = tiny(), yarn = tiny(), one_head = tiny(),
-                   outputs = tiny(), sandwich = with_experts();
+                   outputs = tiny(), sandwich = with_experts(), capped = tiny();
   window.window = 37;
   model::GptConfig layers = tiny();
   layers.layers = 3, layers.window = 37, layers.local_rotary_base = 50;
@@ -136,6 +136,8 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
                        .factor = 4,
                        .original_positions = 80,
                        .attention_factor = 1.2};
+  capped.gelu_gate = capped.tied_embeddings = true;
+  capped.embedding_scale = 6.9f, capped.logit_cap = 2;
   one_head.kv_heads = 1, one_head.head_dim = 32;
   outputs.input_norms = false, outputs.output_norms = true;
   outputs.qk_norm = outputs.qk_norm_all_heads = true;
@@ -167,6 +169,9 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
     SECTION(std::string("one head of keys ") + std::string(dtype_name(dtype))) {
       check_greedy(one_head, dtype);
     }
+    SECTION(std::string("scaled embeddings, capped logits ") + std::string(dtype_name(dtype))) {
+      check_greedy(capped, dtype);
+    }
     SECTION(std::string("learned positions ") + std::string(dtype_name(dtype))) {
       check_greedy(gpt2(), dtype);
     }
@@ -174,6 +179,21 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
       check_greedy(with_experts(), dtype);
     }
   }
+}
+
+TEST_CASE(
+    "the logits of a generation are those under the cap, and grow with the embeddings' scale") {
+  const auto logits_of = [](float cap, float scale) {
+    model::GptConfig c = tiny();
+    c.logit_cap = cap, c.embedding_scale = scale;
+    Twins t(c);
+    const auto ids = some_ids(12, 61, 3);
+    return t.model.forward({{0, 0, ids}})[0];
+  };
+  const auto plain = logits_of(0, 1), capped = logits_of(2, 1), scaled = logits_of(0, 3);
+  CHECK(scaled != plain);
+  for (size_t i = 0; i < plain.size(); ++i)  // a few roundings of a number below 2
+    CHECK(capped[i] == Approx(2 * std::tanh(double(plain[i]) / 2)).margin(2e-6));
 }
 
 TEST_CASE("a slot that is used again forgets its sequence") {

@@ -29,6 +29,8 @@ model::GptConfig config_of(const plan::ModelShape& m) {
   c.layers = m.layers, c.hidden = m.hidden, c.heads = m.heads, c.kv_heads = m.kv_heads;
   c.head_dim = m.head_dim, c.ffn = m.ffn, c.vocab = m.vocab, c.padded_vocab = 64;
   c.max_positions = kContext, c.init_std = 0.2f;
+  c.gelu_gate = m.gelu_gate, c.logit_cap = float(m.logit_cap);
+  c.embedding_scale = float(m.embedding_scale);
   c.experts.count = m.experts.count, c.experts.per_token = m.experts.per_token;
   c.experts.ffn = m.experts.ffn;
   c.input_norms = m.input_norms, c.output_norms = m.output_norms;
@@ -68,10 +70,12 @@ TEST_CASE("ranks that share layers have one rank's logits, all of them the same"
                                                             {4, 2, 0, false},
                                                             {2, 1, 0, false},
                                                             {2, 2, 4, false},
-                                                            {4, 2, 0, true}}) {
+                                                            {4, 2, 0, true},
+                                                            {4, 4, -1, false}}) {
     CAPTURE(ranks, kv_heads, experts, all_heads);
-    plan::ModelShape m = shape(kv_heads, experts);
+    plan::ModelShape m = shape(kv_heads, std::max(experts, 0));
     m.input_norms = !all_heads, m.output_norms = m.qk_norm = m.qk_norm_all_heads = all_heads;
+    if (experts < 0) m.gelu_gate = true, m.embedding_scale = 5.7, m.logit_cap = 1.5;
     comm::World alone = comm::World::alone();
     const auto device = Device::cpu(1);
     const std::vector<float> want = logits_of(alone, *device, m);

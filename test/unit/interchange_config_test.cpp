@@ -56,6 +56,21 @@ TEST_CASE("every family with keys has tensors") {
   CHECK_FALSE(interchange::find_family("mamba"));
 }
 
+TEST_CASE("a gate by gelu has transformers' word, and what Llama lacks is no Llama") {
+  const std::string sizes =
+      "{architecture: llama, num_layers: 2, hidden_size: 32, num_attention_heads: 4, vocab_size: "
+      "61, "
+      "max_position_embeddings: 64";
+  std::string type;
+  const json config = written(sizes + ", activation: geglu}", type);
+  CHECK(config.at("hidden_act") == "gelu_pytorch_tanh");
+  CHECK(type == "llama");
+  CHECK_THAT(error_of(sizes + ", embedding_multiplier: 2}"),
+             Contains("model.embedding_multiplier"));
+  CHECK_THAT(error_of(sizes + ", final_logit_softcapping: 30}"),
+             Contains("model.final_logit_softcapping"));
+}
+
 TEST_CASE("a configuration that is written is read as the same model, in both spellings") {
   for (const std::string& name : golden_hf_cases()) {
     INFO(name);

@@ -20,6 +20,18 @@ double log_sum_exp(const std::vector<double>& x) {
   return max + std::log(sum);
 }
 
+double capped(double x, double cap) { return cap > 0 ? cap * std::tanh(x / cap) : x; }
+std::vector<double> capped(std::vector<double> row, double cap) {
+  for (double& x : row) x = capped(x, cap);
+  return row;
+}
+double cap_slope(double x, double cap) {
+  return cap > 0 ? 1 / (std::cosh(x / cap) * std::cosh(x / cap)) : 1;
+}
+
+// No cap; one that bends most logits of the tests; and one that hardly bends any.
+const float kCaps[] = {0, 6, 50};
+
 std::string name(const char* what, DType dtype) {
   return std::string(what) + " " + std::string(dtype_name(dtype));
 }
@@ -27,59 +39,63 @@ std::string name(const char* what, DType dtype) {
 }  // namespace
 
 TEST_CASE("cross entropy equals its definition; its gradient is softmax - onehot") {
-  for (DType dtype : kFloats) {
-    Closeness close(name("cross entropy", dtype)),
-        close_grad(name("cross entropy gradient", dtype));
-    for (int64_t V : {1, 7, 33, 1001, 2048, 2049, 50257}) {
-      const int64_t T = 4, stride = V + 3;
-      const float scale = 0.125f;
-      Array logits = Array::normal(dtype, T * stride, 1, 4);
-      for (int64_t i = 0; i < V; ++i)
-        logits.set(stride + i,
-                   logits[stride + i] + double(i) / double(V) * 40);  // a maximum that rises
-      const std::vector<int32_t> labels = {0, int32_t(V - 1), -1, int32_t(V / 2)};
-      std::vector<double> want_loss, want_grad(T * stride);
-      for (int64_t t = 0; t < T; ++t) {
-        const std::vector<double> row = logits.values(t * stride, V);
-        const double lse = log_sum_exp(row);
-        want_loss.push_back(labels[t] < 0 ? 0 : lse - row[labels[t]]);
-        for (int64_t i = 0; labels[t] >= 0 && i < V; ++i)
-          want_grad[t * stride + i] = double(scale) * (std::exp(row[i] - lse) - (i == labels[t]));
+  for (DType dtype : kFloats)
+    for (const float cap : kCaps) {
+      Closeness close(name("cross entropy", dtype)),
+          close_grad(name("cross entropy gradient", dtype));
+      for (int64_t V : {1, 7, 33, 1001, 2048, 2049, 50257}) {
+        const int64_t T = 4, stride = V + 3;
+        const float scale = 0.125f;
+        Array logits = Array::normal(dtype, T * stride, 1, 4);
+        for (int64_t i = 0; i < V; ++i)
+          logits.set(stride + i,
+                     logits[stride + i] + double(i) / double(V) * 40);  // a maximum that rises
+        const std::vector<int32_t> labels = {0, int32_t(V - 1), -1, int32_t(V / 2)};
+        std::vector<double> want_loss, want_grad(T * stride);
+        for (int64_t t = 0; t < T; ++t) {
+          const std::vector<double> raw = logits.values(t * stride, V), row = capped(raw, cap);
+          const double lse = log_sum_exp(row);
+          want_loss.push_back(labels[t] < 0 ? 0 : lse - row[labels[t]]);
+          for (int64_t i = 0; labels[t] >= 0 && i < V; ++i)
+            want_grad[t * stride + i] = double(scale) *
+                                        (std::exp(row[i] - lse) - (i == labels[t])) *
+                                        cap_slope(raw[i], cap);
+        }
+        for_each_isa([&](const char* isa) {
+          CAPTURE(isa, V, cap);
+          Array x = logits, loss(DType::f32, T), loss_only(DType::f32, T);
+          CrossEntropy a{.logits_TV = x,
+                         .loss_T = loss_only,
+                         .T = T,
+                         .V = V,
+                         .row_stride = stride,
+                         .grad_scale = scale,
+                         .write_grad = false,
+                         .logit_cap = cap};
+          const Array ids = Array::ids(labels);
+          a.label_T = ids;
+          cpu::run(a);
+          REQUIRE(x == logits);
+          a.write_grad = true, a.loss_T = loss;
+          cpu::run(a);
+          REQUIRE(loss == loss_only);
+          // The loss is a difference of numbers of up to 60, in fp32 whatever the logits; its sum
+          // of V terms is relative to itself.
+          REQUIRE(close(loss, want_loss, {.K = 1, .scale = 60}) == "");
+          // e^(x - lse): an exponent's rounding error of eps * 60 is a relative one of the result,
+          // whose largest is `scale`.
+          REQUIRE(close_grad(
+                      x, want_grad,
+                      {.dtype = dtype, .K = 60 * 60, .scale = double(scale), .sums = DType::f32}) ==
+                  "");
+          REQUIRE((x.margin_untouched() && loss.margin_untouched()));
+          // A masked token's gradient is no rounding error, but zero.
+          const std::vector<double> masked = x.values(2 * stride, V);
+          REQUIRE(std::ranges::count(masked, 0.0) == V);
+          REQUIRE(loss[2] == 0);
+        });
       }
-      for_each_isa([&](const char* isa) {
-        CAPTURE(isa, V);
-        Array x = logits, loss(DType::f32, T), loss_only(DType::f32, T);
-        CrossEntropy a{.logits_TV = x,
-                       .loss_T = loss_only,
-                       .T = T,
-                       .V = V,
-                       .row_stride = stride,
-                       .grad_scale = scale,
-                       .write_grad = false};
-        const Array ids = Array::ids(labels);
-        a.label_T = ids;
-        cpu::run(a);
-        REQUIRE(x == logits);
-        a.write_grad = true, a.loss_T = loss;
-        cpu::run(a);
-        REQUIRE(loss == loss_only);
-        // The loss is a difference of numbers of up to 60, in fp32 whatever the logits; its sum of
-        // V terms is relative to itself.
-        REQUIRE(close(loss, want_loss, {.K = 1, .scale = 60}) == "");
-        // e^(x - lse): an exponent's rounding error of eps * 60 is a relative one of the result,
-        // whose largest is `scale`.
-        REQUIRE(close_grad(
-                    x, want_grad,
-                    {.dtype = dtype, .K = 60 * 60, .scale = double(scale), .sums = DType::f32}) ==
-                "");
-        REQUIRE((x.margin_untouched() && loss.margin_untouched()));
-        // A masked token's gradient is no rounding error, but zero.
-        const std::vector<double> masked = x.values(2 * stride, V);
-        REQUIRE(std::ranges::count(masked, 0.0) == V);
-        REQUIRE(loss[2] == 0);
-      });
     }
-  }
 }
 
 namespace {
@@ -91,7 +107,7 @@ struct SpreadResult {
 // The loss over the vocabulary of logits_TV, whose columns are spread over P ranks of equal width;
 // the last of them end with padding, or have nothing else.
 SpreadResult spread_over(int64_t P, const Array& logits_TV, int64_t V, const Array& label_T,
-                         float scale) {
+                         float scale, float cap = 0) {
   const int64_t T = label_T.size(), width = (V + P + 4) / P;
   const DType dtype = logits_TV.dtype();
   const auto first = [&](int64_t p) { return std::min(V, p * width); };
@@ -112,7 +128,8 @@ SpreadResult spread_over(int64_t P, const Array& logits_TV, int64_t V, const Arr
                               .V = columns(p),
                               .row_stride = width,
                               .first = first(p),
-                              .vocabulary = V});
+                              .vocabulary = V,
+                              .logit_cap = cap});
     REQUIRE((x == before && sums.margin_untouched()));
     for (double v : sums.values()) gathered.push_back(v);
     parts.push_back(std::move(x));
@@ -133,7 +150,8 @@ SpreadResult spread_over(int64_t P, const Array& logits_TV, int64_t V, const Arr
                            .first = first(p),
                            .vocabulary = V,
                            .grad_scale = scale,
-                           .write_grad = false};
+                           .write_grad = false,
+                           .logit_cap = cap};
     cpu::run(a);
     REQUIRE(parts[p] == before);
     a.write_grad = true, a.loss_T = loss;
@@ -159,61 +177,68 @@ TEST_CASE("cross entropy from the sums of ranks equals its definition and the ke
   const ThreadPool::Scope scope(&pool);
   const int64_t T = 5;
   const float scale = 0.125f;
-  for (DType dtype : kFloats) {
-    Closeness close(name("cross entropy from sums", dtype)),
-        close_grad(name("cross entropy from sums gradient", dtype));
-    for (int64_t V : {1, 7, 33, 2049, 50257}) {
-      const std::vector<int32_t> labels = {0, int32_t(V - 1), -1, int32_t(V / 2), int32_t(V / 3)};
-      const Array ids = Array::ids(labels);
-      Array logits = Array::normal(dtype, T * V, 1, 4);
-      for (int64_t i = 0; i < V; ++i)
-        logits.set(V + i, logits[V + i] + double(i) / double(V) * 40);  // a maximum that rises
-      std::vector<double> want_loss, want_grad(size_t(T * V));
-      for (int64_t t = 0; t < T; ++t) {
-        const std::vector<double> row = logits.values(t * V, V);
-        const double lse = log_sum_exp(row);
-        want_loss.push_back(labels[t] < 0 ? 0 : lse - row[labels[t]]);
-        for (int64_t i = 0; labels[t] >= 0 && i < V; ++i)
-          want_grad[t * V + i] = double(scale) * (std::exp(row[i] - lse) - (i == labels[t]));
-      }
-      // The rules of the kernel of one rank, above.
-      const Rule rule{.K = 1, .scale = 60},
-          grad_rule{.dtype = dtype, .K = 60 * 60, .scale = double(scale), .sums = DType::f32};
-      for_each_isa([&](const char* isa) {
-        CAPTURE(isa, V);
-        for (int64_t P : {1, 2, 4}) {
-          const SpreadResult r = spread_over(P, logits, V, ids, scale);
-          REQUIRE(close(r.loss, want_loss, rule) == "");
-          REQUIRE(close_grad(r.grad_TV, want_grad, grad_rule) == "");
-          const std::vector<double> masked = r.grad_TV.values(2 * V, V);
-          REQUIRE(std::ranges::count(masked, 0.0) == V);
+  for (DType dtype : kFloats)
+    for (const float cap : kCaps) {
+      Closeness close(name("cross entropy from sums", dtype)),
+          close_grad(name("cross entropy from sums gradient", dtype));
+      for (int64_t V : {1, 7, 33, 2049, 50257}) {
+        const std::vector<int32_t> labels = {0, int32_t(V - 1), -1, int32_t(V / 2), int32_t(V / 3)};
+        const Array ids = Array::ids(labels);
+        Array logits = Array::normal(dtype, T * V, 1, 4);
+        for (int64_t i = 0; i < V; ++i)
+          logits.set(V + i, logits[V + i] + double(i) / double(V) * 40);  // a maximum that rises
+        std::vector<double> want_loss, want_grad(size_t(T * V));
+        for (int64_t t = 0; t < T; ++t) {
+          const std::vector<double> raw = logits.values(t * V, V), row = capped(raw, cap);
+          const double lse = log_sum_exp(row);
+          want_loss.push_back(labels[t] < 0 ? 0 : lse - row[labels[t]]);
+          for (int64_t i = 0; labels[t] >= 0 && i < V; ++i)
+            want_grad[t * V + i] = double(scale) * (std::exp(row[i] - lse) - (i == labels[t])) *
+                                   cap_slope(raw[i], cap);
         }
-        Array x = logits, loss(DType::f32, T);
-        cpu::run(CrossEntropy{.logits_TV = x,
-                              .label_T = ids,
-                              .loss_T = loss,
-                              .T = T,
-                              .V = V,
-                              .row_stride = V,
-                              .grad_scale = scale});
-        const SpreadResult one = spread_over(1, logits, V, ids, scale);
-        REQUIRE(close(one.loss, loss.values(), {.K = 1, .scale = 1}) == "");
-        REQUIRE(close_grad(one.grad_TV, x.values(), grad_rule) == "");
-      });
+        // The rules of the kernel of one rank, above.
+        const Rule rule{.K = 1, .scale = 60},
+            grad_rule{.dtype = dtype, .K = 60 * 60, .scale = double(scale), .sums = DType::f32};
+        for_each_isa([&](const char* isa) {
+          CAPTURE(isa, V, cap);
+          for (int64_t P : {1, 2, 4}) {
+            const SpreadResult r = spread_over(P, logits, V, ids, scale, cap);
+            REQUIRE(close(r.loss, want_loss, rule) == "");
+            REQUIRE(close_grad(r.grad_TV, want_grad, grad_rule) == "");
+            const std::vector<double> masked = r.grad_TV.values(2 * V, V);
+            REQUIRE(std::ranges::count(masked, 0.0) == V);
+          }
+          Array x = logits, loss(DType::f32, T);
+          cpu::run(CrossEntropy{.logits_TV = x,
+                                .label_T = ids,
+                                .loss_T = loss,
+                                .T = T,
+                                .V = V,
+                                .row_stride = V,
+                                .grad_scale = scale,
+                                .logit_cap = cap});
+          const SpreadResult one = spread_over(1, logits, V, ids, scale, cap);
+          REQUIRE(close(one.loss, loss.values(), {.K = 1, .scale = 1}) == "");
+          REQUIRE(close_grad(one.grad_TV, x.values(), grad_rule) == "");
+        });
+      }
     }
-  }
 }
 
 TEST_CASE("cross entropy from sums: the gradient equals finite differences of the loss") {
   const int64_t V = 33;
   const Array logits = Array::normal(DType::f32, V, 1, 2), label = Array::ids({20});
-  const auto want =
-      finite_difference(logits.values(), [](const auto& x) { return log_sum_exp(x) - x[20]; });
   Closeness close("cross entropy from sums, finite differences");
-  for_each_isa([&](const char* isa) {
-    CAPTURE(isa);
-    REQUIRE(close(spread_over(3, logits, V, label, 1).grad_TV, want, {.K = double(V)}) == "");
-  });
+  for (const float cap : {0.0f, 2.0f}) {
+    const auto want = finite_difference(logits.values(), [&](const auto& x) {
+      return log_sum_exp(capped(x, cap)) - capped(x[20], cap);
+    });
+    for_each_isa([&](const char* isa) {
+      CAPTURE(isa, cap);
+      REQUIRE(close(spread_over(3, logits, V, label, 1, cap).grad_TV, want, {.K = double(V)}) ==
+              "");
+    });
+  }
 }
 
 TEST_CASE("cross entropy from sums takes masked logits, and a NaN on one rank reaches every loss") {
@@ -256,16 +281,24 @@ TEST_CASE("cross entropy from sums takes masked logits, and a NaN on one rank re
 TEST_CASE("cross entropy's gradient equals finite differences of its loss") {
   const int64_t V = 33;
   const Array logits = Array::normal(DType::f32, V, 1, 2), label = Array::ids({5});
-  const auto want =
-      finite_difference(logits.values(), [](const auto& x) { return log_sum_exp(x) - x[5]; });
   Closeness close("cross entropy, finite differences");
-  for_each_isa([&](const char* isa) {
-    CAPTURE(isa);
-    Array x = logits, loss(DType::f32, 1);
-    cpu::run(CrossEntropy{
-        .logits_TV = x, .label_T = label, .loss_T = loss, .T = 1, .V = V, .row_stride = V});
-    REQUIRE(close(x, want, {.K = double(V)}) == "");
-  });
+  for (const float cap : {0.0f, 2.0f}) {
+    const auto want = finite_difference(logits.values(), [&](const auto& x) {
+      return log_sum_exp(capped(x, cap)) - capped(x[5], cap);
+    });
+    for_each_isa([&](const char* isa) {
+      CAPTURE(isa, cap);
+      Array x = logits, loss(DType::f32, 1);
+      cpu::run(CrossEntropy{.logits_TV = x,
+                            .label_T = label,
+                            .loss_T = loss,
+                            .T = 1,
+                            .V = V,
+                            .row_stride = V,
+                            .logit_cap = cap});
+      REQUIRE(close(x, want, {.K = double(V)}) == "");
+    });
+  }
 }
 
 TEST_CASE("cross entropy takes masked logits, and a NaN reaches the loss") {
@@ -314,6 +347,9 @@ TEST_CASE("cross entropy refuses a label beyond the vocabulary") {
   REQUIRE_NOTHROW(cpu::run(a));  // another rank's label
   a.first = 0, a.vocabulary = 4;
   REQUIRE_THROWS_WITH(cpu::run(a), Catch::Contains("label[1] = 4"));
+  a.logit_cap = -1;
+  REQUIRE_THROWS_WITH(cpu::run(a), Catch::Contains("capped at -1"));
+  a.logit_cap = 0;
   a.first = 5, a.vocabulary = 8;  // the columns would end beyond it
   REQUIRE_THROWS_AS(cpu::run(a), BugError);
 }
@@ -363,6 +399,46 @@ TEST_CASE("embedding looks up rows, and its backward adds them up in the order o
         REQUIRE(dtable == want);
       });
     }
+  }
+}
+
+TEST_CASE("embedding multiplies rows of tokens alone, and their gradients") {
+  const int64_t T = 40, V = 5, P = 4, H = 130;
+  const float scale = 11.3125f;
+  std::vector<int32_t> id(T), position(T);
+  for (int64_t t = 0; t < T; ++t) id[t] = int32_t(t * t % V), position[t] = int32_t(t % P);
+  const Array ids = Array::ids(id), positions = Array::ids(position);
+  for (DType type : kFloats) {
+    const Array table = Array::normal(type, V * H, 1), at = Array::normal(type, P * H, 2),
+                dout = Array::normal(type, T * H, 3);
+    std::vector<double> want, want_sum, want_grad(size_t(V * H));
+    for (int64_t t = 0; t < T; ++t)
+      for (int64_t i = 0; i < H; ++i) {
+        want.push_back(scale * table[id[t] * H + i]);
+        want_sum.push_back(want.back() + at[position[t] * H + i]);
+        want_grad[size_t(id[t] * H + i)] += scale * dout[t * H + i];
+      }
+    Closeness close(name("scaled embedding", type));
+    for_each_isa([&](const char* isa) {
+      CAPTURE(isa);
+      Array out(type, T * H), dtable(DType::f32, V * H);
+      EmbeddingForward a{
+          .id_T = ids, .table_VH = table, .out_TH = out, .T = T, .H = H, .V = V, .scale = scale};
+      cpu::run(a);
+      REQUIRE(close(out, want, {.dtype = type, .K = 0}) == "");  // one product
+      a.position_T = positions, a.position_table_PH = at;
+      cpu::run(a);
+      // A product and a sum in fp32; the product is at most some 50.
+      REQUIRE(close(out, want_sum, {.dtype = type, .K = 2, .scale = 50, .sums = DType::f32}) == "");
+      cpu::run(EmbeddingBackward{.id_T = ids,
+                                 .dout_TH = dout,
+                                 .dtable_VH = dtable,
+                                 .T = T,
+                                 .H = H,
+                                 .V = V,
+                                 .scale = scale});
+      REQUIRE(close(dtable, want_grad, {.K = double(T), .scale = 50}) == "");
+    });
   }
 }
 

@@ -18,6 +18,23 @@ double gelu(double x, bool tanh) {
   return tanh ? 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)))
               : 0.5 * x * std::erfc(-x / std::sqrt(2));
 }
+double gelu_tanh(double x) { return gelu(x, true); }
+
+struct NamedGate {
+  GateFunction gate;
+  const char* name;
+  double (*function)(double);
+};
+const NamedGate kGates[] = {{GateFunction::silu, "swiglu", silu},
+                            {GateFunction::gelu_tanh, "geglu", gelu_tanh}};
+
+std::vector<std::pair<DType, NamedGate>> each_gate() {
+  std::vector<std::pair<DType, NamedGate>> all;
+  for (const NamedGate& gate : kGates)
+    for (DType dtype : kFloats) all.emplace_back(dtype, gate);
+  return all;
+}
+
 template <class F>
 double slope(const F& f, double x) {
   return (f(x + 1e-4) - f(x - 1e-4)) / 2e-4;
@@ -39,9 +56,10 @@ Array activation_input(DType dtype, int64_t n) {
 
 }  // namespace
 
-TEST_CASE("swiglu and its backward equal their definition and finite differences") {
-  for (DType dtype : kFloats) {
-    Closeness close(name("swiglu", dtype)), close_back(name("swiglu backward", dtype));
+TEST_CASE("swiglu, geglu and their backward equal their definition and finite differences") {
+  for (const auto& [dtype, named] : each_gate()) {
+    const auto& [gate, word, function] = named;
+    Closeness close(name(word, dtype)), close_back(name("  its backward", dtype));
     for (int64_t F : {1, 7, 33, 1001}) {
       const int64_t T = F == 1001 ? 40 : 3;
       const Array gate_up = activation_input(dtype, T * 2 * F), dy = Array::normal(dtype, T * F, 2);
@@ -50,16 +68,21 @@ TEST_CASE("swiglu and its backward equal their definition and finite differences
         for (int64_t i = 0; i < F; ++i) {
           const double g = gate_up[t * 2 * F + i], u = gate_up[t * 2 * F + F + i],
                        d = dy[t * F + i];
-          want_y.push_back(silu(g) * u);
-          want_d[t * 2 * F + i] = d * u * slope(silu, g);
-          want_d[t * 2 * F + F + i] = d * silu(g);
+          want_y.push_back(function(g) * u);
+          want_d[t * 2 * F + i] = d * u * slope(function, g);
+          want_d[t * 2 * F + F + i] = d * function(g);
         }
       for_each_isa([&](const char* isa) {
         CAPTURE(isa, F);
         Array y(dtype, T * F), d(dtype, T * 2 * F), again(dtype, T * F);
-        cpu::run(SwigluForward{.gate_up_T2F = gate_up, .y_TF = y, .T = T, .F = F});
-        cpu::run(SwigluBackward{
-            .gate_up_T2F = gate_up, .dy_TF = dy, .dgate_up_T2F = d, .y_TF = again, .T = T, .F = F});
+        cpu::run(SwigluForward{.gate_up_T2F = gate_up, .y_TF = y, .T = T, .F = F, .gate = gate});
+        cpu::run(SwigluBackward{.gate_up_T2F = gate_up,
+                                .dy_TF = dy,
+                                .dgate_up_T2F = d,
+                                .y_TF = again,
+                                .T = T,
+                                .F = F,
+                                .gate = gate});
         // K: a handful of roundings in a row; scale: the product of the factors that they are
         // multiplied by, each a few units (deviation 3).
         REQUIRE(close(y, want_y, {.dtype = dtype, .K = 8, .scale = 8, .sums = DType::f32}) == "");
@@ -72,16 +95,18 @@ TEST_CASE("swiglu and its backward equal their definition and finite differences
                                 .dgate_up_T2F = in_place,
                                 .y_TF = over_dy,
                                 .T = T,
-                                .F = F});
+                                .F = F,
+                                .gate = gate});
         REQUIRE((in_place == d && over_dy == y));
       });
     }
   }
 }
 
-TEST_CASE("weighted swiglu and its backward equal their definition") {
-  for (DType dtype : kFloats) {
-    Closeness close(name("weighted swiglu", dtype)), close_weight(name("  its weights", dtype));
+TEST_CASE("weighted swiglu, geglu and their backward equal their definition") {
+  for (const auto& [dtype, named] : each_gate()) {
+    const auto& [gate, word, function] = named;
+    Closeness close(name(word, dtype) + " weighted"), close_weight(name("  its weights", dtype));
     for (int64_t F : {1, 7, 33, 1001}) {
       const int64_t R = F == 1001 ? 40 : 3;
       const Array gate_up = activation_input(dtype, R * 2 * F), dy = Array::normal(dtype, R * F, 2),
@@ -91,16 +116,16 @@ TEST_CASE("weighted swiglu and its backward equal their definition") {
         for (int64_t i = 0; i < F; ++i) {
           const double g = gate_up[r * 2 * F + i], u = gate_up[r * 2 * F + F + i],
                        d = dy[r * F + i], w = weight[r];
-          want_y.push_back(w * silu(g) * u);
-          want_d[r * 2 * F + i] = d * w * u * slope(silu, g);
-          want_d[r * 2 * F + F + i] = d * w * silu(g);
-          want_w[r] += d * silu(g) * u;
+          want_y.push_back(w * function(g) * u);
+          want_d[r * 2 * F + i] = d * w * u * slope(function, g);
+          want_d[r * 2 * F + F + i] = d * w * function(g);
+          want_w[r] += d * function(g) * u;
         }
       for_each_isa([&](const char* isa) {
         CAPTURE(isa, F);
         Array y(dtype, R * F), d(dtype, R * 2 * F), again(dtype, R * F), dweight(DType::f32, R);
         cpu::run(WeightedSwigluForward{
-            .gate_up_R2F = gate_up, .weight_R = weight, .y_RF = y, .R = R, .F = F});
+            .gate_up_R2F = gate_up, .weight_R = weight, .y_RF = y, .R = R, .F = F, .gate = gate});
         cpu::run(WeightedSwigluBackward{.gate_up_R2F = gate_up,
                                         .weight_R = weight,
                                         .dy_RF = dy,
@@ -108,7 +133,8 @@ TEST_CASE("weighted swiglu and its backward equal their definition") {
                                         .dweight_R = dweight,
                                         .y_RF = again,
                                         .R = R,
-                                        .F = F});
+                                        .F = F,
+                                        .gate = gate});
         const Rule rule{.dtype = dtype, .K = 12, .scale = 64, .sums = DType::f32};
         REQUIRE(close(y, want_y, rule) == "");
         REQUIRE(close(d, want_d, rule) == "");
@@ -126,7 +152,8 @@ TEST_CASE("weighted swiglu and its backward equal their definition") {
                                         .dweight_R = dweight,
                                         .y_RF = over_dy,
                                         .R = R,
-                                        .F = F});
+                                        .F = F,
+                                        .gate = gate});
         REQUIRE((in_place == d && over_dy == y));
       });
     }
@@ -170,6 +197,29 @@ TEST_CASE("gelu and its backward equal their definition and finite differences")
         });
       }
     }
+}
+
+TEST_CASE("a soft cap equals its definition, in place, and refuses a cap of 0") {
+  for (DType dtype : kFloats) {
+    for (int64_t n : kSizes)
+      for (float cap : {0.5f, 30.0f}) {
+        const Array x = activation_input(dtype, n);
+        std::vector<double> want;
+        for (int64_t i = 0; i < n; ++i) want.push_back(cap * std::tanh(x[i] / cap));
+        for_each_isa([&](const char* isa) {
+          CAPTURE(isa, n, cap);
+          Array y = x;
+          cpu::run(SoftCap{.y = y, .cap = cap});
+          // A handful of roundings, each relative to the result: near 0 the cap is the identity.
+          for (int64_t i = 0; i < n; ++i)
+            REQUIRE(std::abs(y[i] - want[size_t(i)]) <=
+                    (eps(dtype) + 4 * eps(DType::f32)) * std::abs(want[size_t(i)]));
+          REQUIRE(y.margin_untouched());
+        });
+      }
+  }
+  Array x(DType::f32, 3);
+  REQUIRE_THROWS_WITH(cpu::run(SoftCap{.y = x, .cap = 0}), Catch::Contains("a cap of 0"));
 }
 
 TEST_CASE("rope rotates each pair, its backward rotates back, and other columns stay") {

@@ -65,6 +65,37 @@ TEST_CASE("a tied table's gradient is whole whichever of its entries is drained 
   CHECK(table.grad.to_host<float>(stream) == std::vector<float>{3, 4, 0, 0, 6, 8, 0, 0});
 }
 
+TEST_CASE(
+    "embeddings are multiplied by a number that is rounded to their type, as their gradients") {
+  const auto device = Device::cpu(1);
+  Stream& stream = device->stream(device::StreamKind::compute);
+  for (const auto& [dtype, factor] :  // of 33.941125: 34 with 8 bits, 33.9375 with 11
+       {std::pair{DType::f32, 33.941125f}, {DType::bf16, 34.0f}, {DType::f16, 33.9375f}}) {
+    CAPTURE(dtype_name(dtype));
+    GptConfig c{};
+    c.hidden = 2, c.vocab = 3, c.padded_vocab = 4, c.embedding_scale = 33.941125f;
+    ParamStore params;
+    Embedding embedding(params, c);
+    params.materialize(stream, dtype, true);
+    params.set_master(stream, *embedding.table(), {1, 2, -0.5f, 1, 4, 0.25f});
+    params.zero_grads(stream);
+    const Tensor id = Tensor::from_host<int32_t>(stream, {3}, {2, 0, 2});
+    SequenceInfo seq;
+    WgradQueue wgrad;
+    Stash stash;
+    Step step{stream, wgrad, stash, seq};
+    const Tensor x_TH = embedding.forward(step, id);
+    CHECK(x_TH.to_host_float(stream) == std::vector<float>{4 * factor, 0.25f * factor, factor,
+                                                           2 * factor, 4 * factor, 0.25f * factor});
+    const Tensor d = ops::in_dtype(
+        stream, Tensor::from_host<float>(stream, {3, 2}, {1, 2, 4, 0.5f, 1, 2}), dtype);
+    embedding.backward(step, id, d);
+    const auto grad = embedding.table()->grad.to_host<float>(stream);
+    CHECK(grad ==
+          std::vector<float>{4 * factor, 0.5f * factor, 0, 0, 2 * factor, 4 * factor, 0, 0});
+  }
+}
+
 namespace {
 // Two units of four pieces in all, with padding everywhere.
 struct FourPieces {

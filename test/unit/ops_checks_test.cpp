@@ -42,6 +42,7 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
                     Contains("head_norm: out_TN is bf16"));
 
   CHECK_THROWS_WITH(ops::swiglu(stream, ids), Contains("swiglu: gate_up_T2F is int32"));
+  CHECK_THROWS_WITH(ops::soft_cap(stream, ids, 2), Contains("soft_cap: x is int32"));
   CHECK_THROWS_WITH(ops::swiglu_backward(stream, x, make({T, H / 2}, bf16), {}),
                     Contains("swiglu_backward: dy_TF is bf16"));
   CHECK_THROWS_WITH(ops::gelu(stream, ids, true), Contains("gelu: x is int32"));

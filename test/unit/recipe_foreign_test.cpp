@@ -520,6 +520,8 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
         {R"({"model_type": "llama", "logit_scale": 3})", "logit_scale"},
         {R"({"model_type": "mistral", "mlp_bias": true})", "mlp_bias is true"},
         {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not built"},
+        {R"({"model_type": "gpt2", "activation_function": "silu"})",
+         "activation_function silu is not built"},
         {R"({"model_type": "gpt2", "activation_function": "silu"})", "silu is not built"},
         {R"({"model_type": "mistral", "num_hidden_layers": 2,
              "layer_types": ["full_attention", "sliding_attention"]})",

@@ -399,6 +399,17 @@ TEST_CASE("flags of other systems that say no, or say it in other words") {
                Contains("set twice"));
 }
 
+TEST_CASE("geglu is a gate by gelu, with which a switch for SwiGLU does not agree") {
+  REQUIRE(load(kMinimal + "model: {activation: geglu}\n").model.gated());
+  REQUIRE(
+      load(kMinimal + "model: {activation: geglu, gated_linear_unit: true}\n").model.activation ==
+      Activation::geglu);
+  REQUIRE_THAT(errors(kMinimal + "model: {activation: geglu, swiglu: true}\n"),
+               Contains("set twice"));
+  REQUIRE_THAT(errors(kMinimal + "model: {swiglu: true, activation: geglu}\n"),
+               Contains("set twice"));
+}
+
 TEST_CASE("gelu is the form by erf, and GPT-2's own is the tanh form") {
   const auto activation = [](const std::string& text) {
     return load(kMinimal + "model: {" + text + "}\n").model.activation;

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vector/softcap.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
@@ -32,14 +32,15 @@ float chunk_max(const T* x, int64_t n) {
   return max_lanes(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
 }
 
-// Reads the row once, chunk by chunk. Where `shifts` is given, x (fp32, which the gradient will
-// overwrite) becomes e^(x - shifts[chunk]), so that the second pass needs no exponential.
-template <class X>
-RowSum read_row(X* x, int64_t V, float* shifts) {
+// Reads the row once, chunk by chunk; the sum is over capped logits. Where `shifts` is given, x
+// (fp32, which the gradient will overwrite) becomes e^(x - shifts[chunk]), so that the second pass
+// needs no exponential.
+template <class X, class Cap>
+RowSum read_row(X* x, int64_t V, float* shifts, Cap cap) {
   RowSum row{-__builtin_inff(), 0};
   for (int64_t c = 0; c < V; c += kChunk) {
     const int64_t n = min_of(kChunk, V - c);
-    const float max = chunk_max(x + c, n);
+    const float max = capped(chunk_max(x + c, n), cap);  // a cap keeps the order
     if (max > row.max) {
       row.sum *= double(__builtin_expf(row.max - max));
       row.max = max;
@@ -47,7 +48,7 @@ RowSum read_row(X* x, int64_t V, float* shifts) {
     const float shift = shift_of(row.max);
     Vf acc[kUnroll] = {};
     for_lanes_unrolled<kUnroll>(n, [&](int64_t i, auto m, int k) {
-      const Vf e = only(vexp(load(x + c + i, m) - shift), m);
+      const Vf e = only(vexp(capped(load(x + c + i, m), cap) - shift), m);
       prefetch(x + c + kChunk + i);
       acc[k] += e;
       if constexpr (!std::is_const_v<X>)
@@ -59,8 +60,8 @@ RowSum read_row(X* x, int64_t V, float* shifts) {
   return row;
 }
 
-template <class T>
-void row_gradient(T* x, int64_t V, const float* shifts, double log_sum, float scale) {
+template <class T, class Cap>
+void row_gradient(T* x, int64_t V, const float* shifts, double log_sum, float scale, Cap cap) {
   if (shifts) {
     for (int64_t c = 0; c < V; c += kChunk) {
       const float factor = scale * float(__builtin_exp(double(shifts[c / kChunk]) - log_sum));
@@ -69,7 +70,10 @@ void row_gradient(T* x, int64_t V, const float* shifts, double log_sum, float sc
     }
   } else {
     const float shift = float(log_sum);
-    for_lanes(V, [=](int64_t i, auto m) { store(x + i, scale * vexp(load(x + i, m) - shift), m); });
+    for_lanes(V, [=](int64_t i, auto m) {
+      const Vf v = load(x + i, m);
+      store(x + i, through_cap(scale * vexp(capped(v, cap) - shift), v, cap), m);
+    });
   }
 }
 
@@ -79,9 +83,10 @@ MT_INLINE int64_t columns_of(const Args& a, int64_t t) {
   return t + 1 == a.T ? min_of(a.row_stride, a.logits_TV.count - t * a.row_stride) : a.row_stride;
 }
 
-template <class T>
-void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
-  constexpr bool kKeepExp = sizeof(T) == 4;  // 16 bits would round the exponentials
+template <class T, class Cap>
+void rows(const CrossEntropy& a, Cap cap, int64_t begin, int64_t end) {
+  // 16 bits would round the exponentials, and a cap's slope needs the logits.
+  constexpr bool kKeepExp = sizeof(T) == 4 && std::is_same_v<Cap, NoCap>;
   const Scratch<float> shifts(div_up(a.V, kChunk));
   const float scale = a.scale_in_memory.data ? *data_of<float>(a.scale_in_memory) : a.grad_scale;
   for (int64_t t = begin; t < end; ++t) {
@@ -94,33 +99,34 @@ void rows(const CrossEntropy& a, int64_t begin, int64_t end) {
       if (a.write_grad) __builtin_memset(static_cast<void*>(x), 0, size_t(columns) * sizeof(T));
       continue;
     }
-    const float at_label = to_float(x[label]);
+    const float raw = to_float(x[label]), at_label = capped(raw, cap);
     float* kept = kKeepExp && a.write_grad ? shifts.get() : nullptr;
-    const RowSum row = read_row(x, a.V, kept);
+    const RowSum row = read_row(x, a.V, kept, cap);
     const double log_sum = double(shift_of(row.max)) + __builtin_log(row.sum);
     loss = float(log_sum - double(at_label));
     if (!a.write_grad) continue;
-    row_gradient(x, a.V, kept, log_sum, scale);
-    x[label] = from_float<T>(scale * float(__builtin_expm1(double(at_label) - log_sum)));
+    row_gradient(x, a.V, kept, log_sum, scale, cap);
+    x[label] = from_float<T>(
+        through_cap(scale * float(__builtin_expm1(double(at_label) - log_sum)), raw, cap));
     __builtin_memset(static_cast<void*>(x + a.V), 0, size_t(columns - a.V) * sizeof(T));
   }
 }
 
-template <class T>
-void rows(const CrossEntropySums& a, int64_t begin, int64_t end) {
+template <class T, class Cap>
+void rows(const CrossEntropySums& a, Cap cap, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     const T* x = data_of<T>(a.logits_TV) + t * a.row_stride;
     const int64_t label = data_of<int32_t>(a.label_T)[t] - a.first;
-    const RowSum row = read_row(x, a.V, nullptr);
+    const RowSum row = read_row(x, a.V, nullptr, cap);
     float* sums = data_of<float>(a.sums_T3) + t * kCrossEntropySums;
     sums[0] = row.max;
     sums[1] = float(row.sum);
-    sums[2] = label >= 0 && label < a.V ? to_float(x[label]) : 0.0f;
+    sums[2] = label >= 0 && label < a.V ? capped(to_float(x[label]), cap) : 0.0f;
   }
 }
 
-template <class T>
-void rows(const CrossEntropyFromSums& a, int64_t begin, int64_t end) {
+template <class T, class Cap>
+void rows(const CrossEntropyFromSums& a, Cap cap, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     T* x = data_of<T>(a.logits_TV) + t * a.row_stride;
     const int64_t label = data_of<int32_t>(a.label_T)[t], here = label - a.first;
@@ -144,9 +150,12 @@ void rows(const CrossEntropyFromSums& a, int64_t begin, int64_t end) {
     const double log_sum = double(shift_of(max)) + __builtin_log(sum);
     loss = float(log_sum - at_label);
     if (!a.write_grad) continue;
-    row_gradient(x, a.V, nullptr, log_sum, a.grad_scale);
-    if (here >= 0 && here < a.V)
-      x[here] = from_float<T>(a.grad_scale * float(__builtin_expm1(at_label - log_sum)));
+    const bool mine = here >= 0 && here < a.V;
+    const float raw = mine ? to_float(x[here]) : 0.0f;
+    row_gradient(x, a.V, nullptr, log_sum, a.grad_scale, cap);
+    if (mine)
+      x[here] = from_float<T>(
+          through_cap(a.grad_scale * float(__builtin_expm1(at_label - log_sum)), raw, cap));
     __builtin_memset(static_cast<void*>(x + a.V), 0, size_t(columns - a.V) * sizeof(T));
   }
 }
@@ -155,8 +164,10 @@ void rows(const CrossEntropyFromSums& a, int64_t begin, int64_t end) {
 template <class Args>
 MT_INLINE void run_rows(const Args& a) {
   with_float(a.logits_TV.dtype, [&]<class T>() {
-    parallel(a.T, max_of(1, 16384 / max_of(a.V, 1)),
-             [&](int64_t begin, int64_t end) { rows<T>(a, begin, end); });
+    with_cap(a.logit_cap, [&]<class Cap>(Cap cap) {
+      parallel(a.T, max_of(1, 16384 / max_of(a.V, 1)),
+               [&](int64_t begin, int64_t end) { rows<T>(a, cap, begin, end); });
+    });
   });
 }
 

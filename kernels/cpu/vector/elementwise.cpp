@@ -1,6 +1,6 @@
 #include "kernels/elementwise.h"
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vector/softcap.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
@@ -55,6 +55,15 @@ void run(const Scale& a) {
     Y* const y = data_of<Y>(a.y);
     map(y, a.y.count,
         [y, factor = splat(a.factor)](int64_t i, auto m) { return load(y + i, m) * factor; });
+  });
+}
+
+void run(const SoftCap& a) {
+  with_float(a.y.dtype, [&]<class Y>() {
+    Y* const y = data_of<Y>(a.y);
+    map(y, a.y.count, [y, cap = TanhCap{a.cap, 1 / a.cap}](int64_t i, auto m) {
+      return capped(load(y + i, m), cap);
+    });
   });
 }
 

@@ -21,14 +21,15 @@ void run(const EmbeddingForward& a) {
             __builtin_memset(static_cast<void*>(out), 0, size_t(a.H) * sizeof(T));
             continue;
           }
+          const float scale = a.scale;
           const W* row = data_of<W>(a.table_VH) + id * a.H;
           if (a.position_table_PH.data) {
             const W* at = data_of<W>(a.position_table_PH) + data_of<int32_t>(a.position_T)[t] * a.H;
             for_lanes(a.H, [=](int64_t i, auto m) {
-              store(out + i, load(row + i, m) + load(at + i, m), m);
+              store(out + i, load(row + i, m) * scale + load(at + i, m), m);
             });
           } else {
-            for_lanes(a.H, [=](int64_t i, auto m) { store(out + i, load(row + i, m), m); });
+            for_lanes(a.H, [=](int64_t i, auto m) { store(out + i, load(row + i, m) * scale, m); });
           }
         }
       });
@@ -48,8 +49,8 @@ void run(const EmbeddingBackward& a) {
         if (id < 0 || id >= a.V) continue;
         const T* from = data_of<T>(a.dout_TH) + t * a.H + begin;
         float* to = data_of<float>(a.dtable_VH) + id * a.H + begin;
-        for_lanes(end - begin, [=](int64_t i, auto m) {
-          store(to + i, load(to + i, m) + load(from + i, m), m);
+        for_lanes(end - begin, [=, scale = a.scale](int64_t i, auto m) {
+          store(to + i, load(to + i, m) + load(from + i, m) * scale, m);
         });
       }
     });

@@ -31,7 +31,7 @@ void send_first_chunks(Step& step, ChunkedRows& rows, ChunkedRows* again) {
 ExpertActivations chunked_forward(Step& step, ChunkedRows& rows, const ExpertProducts& products,
                                   const Tensor& first_E1) {
   Stream& compute = step.compute;
-  const auto& [up, down, keeps_rows, keeps_activation] = products;
+  const auto& [up, down, keeps_rows, keeps_activation, gate] = products;
   const int64_t R = rows.rows();
   ExpertActivations a{.weight_R = Tensor::empty(compute, {R}, DType::f32), .first_E1 = first_E1};
   if (keeps_rows) {
@@ -47,7 +47,7 @@ ExpertActivations chunked_forward(Step& step, ChunkedRows& rows, const ExpertPro
     rows.arrive(step, c, arrived);
     const Tensor up_R2F = up.forward(step, arrived.x_RH, chunk, part(a.up_R2F, chunk));
     const Tensor act_RF =
-        ops::weighted_swiglu(compute, up_R2F, arrived.weight_R, part(a.act_RF.data, chunk));
+        ops::weighted_swiglu(compute, up_R2F, arrived.weight_R, part(a.act_RF.data, chunk), gate);
     rows.send_back(step, c, {.x_RH = down.forward(step, act_RF, chunk)});
     send(step, rows, nullptr, c + kAhead);
   }
@@ -57,7 +57,7 @@ ExpertActivations chunked_forward(Step& step, ChunkedRows& rows, const ExpertPro
 void chunked_backward(Step& step, ChunkedRows& rows, ChunkedRows* again,
                       const ExpertProducts& products, ExpertActivations a) {
   Stream& compute = step.compute;
-  const auto& [up, down, keeps_rows, keeps_activation] = products;
+  const auto& [up, down, keeps_rows, keeps_activation, gate] = products;
   const int64_t R = rows.rows();
   if (again) {
     a.x_RH.data = up.input_rows(compute, R);
@@ -79,8 +79,9 @@ void chunked_backward(Step& step, ChunkedRows& rows, ChunkedRows* again,
     rows.arrive(step, c, {.x_RH = dy});
     const Tensor dact_RF = down.dgrad(step, dy, chunk, act_again ? act_RF : Tensor());
     // The gradient of gate | up takes the place of gate | up.
-    const ops::WeightedSwigluGradients d = ops::weighted_swiglu_backward(
-        compute, up_R2F, part(a.weight_R, chunk), dact_RF, act_again ? act_RF : Tensor(), up_R2F);
+    const ops::WeightedSwigluGradients d =
+        ops::weighted_swiglu_backward(compute, up_R2F, part(a.weight_R, chunk), dact_RF,
+                                      act_again ? act_RF : Tensor(), up_R2F, gate);
     rows.send_back(step, c, {.x_RH = up.dgrad(step, up_R2F, chunk), .weight_R = d.dweight_R});
     send(step, rows, again, c + kAhead);
   }

@@ -26,6 +26,7 @@ struct ExpertActivations {
 struct ExpertProducts {
   const ExpertLinear &up, &down;
   bool keeps_rows, keeps_activation;
+  ops::GateFunction gate;
 };
 
 // Sends the chunks that are to be on their way when the first one is waited for. `again` may be

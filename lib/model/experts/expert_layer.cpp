@@ -13,6 +13,7 @@
 #include "model/experts/route_pattern.h"
 #include "model/experts/shared_expert.h"
 #include "model/experts/token_dispatcher.h"
+#include "model/gate_function.h"
 #include "model/segment_norms.h"
 #include "ops/experts.h"
 
@@ -335,7 +336,7 @@ class Experts : public ExpertSegment {
       : ExpertSegment(std::move(layer), SegmentKind::mlp),
         up_(*l_->up_linear),
         down_(*l_->down_linear),
-        products_{up_, down_, l_->keeps_rows, l_->keeps_activation} {}
+        products_{up_, down_, l_->keeps_rows, l_->keeps_activation, gate_function(l_->c)} {}
   ParamUnit* unit() const override { return l_->down->unit; }
 
   Flow forward(Step& step, Flow flow) override {
@@ -354,8 +355,9 @@ class Experts : public ExpertSegment {
                         .first_E1 = dispatcher.first_E1(*f.route)};
     a.x_RH = up_.input(step, std::exchange(rows.x_RH, {}), a.x_scale);
     a.up_R2F = up_.forward(step, a.x_RH, a.first_E1, unused);
-    const ExpertLinear::Rows act_RF =
-        down_.input(step, ops::weighted_swiglu(step.compute, a.up_R2F, a.weight_R), a.act_scale);
+    const ExpertLinear::Rows act_RF = down_.input(
+        step, ops::weighted_swiglu(step.compute, a.up_R2F, a.weight_R, {}, products_.gate),
+        a.act_scale);
     rows = {.x_RH = down_.forward(step, act_RF, a.first_E1, unused)};
     f.rows = dispatcher.from_experts(step, *f.route, std::move(rows));
     if (l_->keeps_activation) a.act_RF = act_RF;
@@ -386,8 +388,9 @@ class Experts : public ExpertSegment {
     Tensor dact_RF = down_.dgrad(step, dy_RH, a.first_E1, unused);
     // Unless the activation's output is kept, the kernel overwrites its gradient with it.
     const bool again = !a.act_RF.data;
-    ops::WeightedSwigluGradients d = ops::weighted_swiglu_backward(
-        step.compute, a.up_R2F, a.weight_R, dact_RF, again ? dact_RF : Tensor());
+    ops::WeightedSwigluGradients d =
+        ops::weighted_swiglu_backward(step.compute, a.up_R2F, a.weight_R, dact_RF,
+                                      again ? dact_RF : Tensor(), {}, products_.gate);
     if (again) a.act_RF = down_.input(step, dact_RF, a.act_scale);
     dact_RF = {};
     down_.wgrad(step, std::move(dy_RH), std::move(a.act_RF), a.first_E1);

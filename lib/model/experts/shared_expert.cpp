@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "model/gate_function.h"
 #include "ops/experts.h"
 #include "ops/permute.h"
 
@@ -16,7 +17,8 @@ constexpr ops::RouterForm kGate{.score = ops::RouterScore::sigmoid};
 SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& name,
                            const GptConfig& c, const Recompute& recompute, const ModelImpls& impls)
     : keep_outputs_(!recompute.shared_expert),
-      keep_activation_(!recompute.cheap && !recompute.shared_expert) {
+      keep_activation_(!recompute.cheap && !recompute.shared_expert),
+      function_(gate_function(c)) {
   const int64_t F = c.experts.shared_ffn;
   gate_up_ = impls.tensor->column_linear(params, {.unit = unit,
                                                   .name = name + ".gate_up",
@@ -59,7 +61,7 @@ SharedExpert::Activations SharedExpert::up(Step& step, const Tensor& x_TH) {
 }
 
 Tensor SharedExpert::down(Step& step, const Tensor& x_TH, Activations a) {
-  const Tensor act_TF = ops::swiglu(step.compute, a.up_TF);
+  const Tensor act_TF = ops::swiglu(step.compute, a.up_TF, {}, function_);
   if (keep_activation_) a.act_TF = act_TF;
   Tensor y_TH = down_->forward(step, act_TF, a.down_scale);
   if (gate_) {
@@ -95,7 +97,8 @@ void SharedExpert::down_backward(Step& step, const Tensor& x_TH, const Tensor& d
   Tensor dy = dy_TH;
   if (!keep_outputs_) {
     a.up_TF = gate_up_->forward(step, x_TH, a.up_scale);
-    if (gate_) a.y_TH = down_->forward(step, ops::swiglu(stream, a.up_TF), a.down_scale);
+    if (gate_)
+      a.y_TH = down_->forward(step, ops::swiglu(stream, a.up_TF, {}, function_), a.down_scale);
   }
   if (gate_) {
     a.dx_gate_TH = gate_backward(step, a.gate, x_TH, a.y_TH, dy_TH);
@@ -106,7 +109,7 @@ void SharedExpert::down_backward(Step& step, const Tensor& x_TH, const Tensor& d
   dy = {};
   // Unless the activation's output is kept, the kernel overwrites its gradient with it.
   const Tensor again_TF = a.act_TF ? Tensor() : g.dx_TI;
-  a.dup_TF = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, again_TF);
+  a.dup_TF = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, again_TF, {}, {}, function_);
   down_->wgrad(step, a.act_TF ? a.act_TF : g.dx_TI, a.down_scale, std::move(g.for_wgrad));
   a.up_TF = {}, a.act_TF = {};
 }

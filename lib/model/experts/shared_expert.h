@@ -53,6 +53,7 @@ class SharedExpert {
                        const Tensor& dy_TH);
 
   const bool keep_outputs_, keep_activation_;
+  const ops::GateFunction function_;
   std::unique_ptr<Linear> gate_up_, down_;
   Parameter* gate_ = nullptr;  // (1, H); null without a gate
 };

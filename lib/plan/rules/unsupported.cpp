@@ -41,19 +41,10 @@ void check_experts(const Recipe& r, const Missing& missing) {
           "set mixed_precision.fp8_recipe: tensorwise or delayed");
   missing(moe.num_experts > 2048, "model.moe.num_experts", "more than 2048 experts in a layer",
           "use at most 2048");
-  missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu");
+  missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu or geglu");
   missing(r.model.add_bias_linear, "model.add_bias_linear", "experts with biases",
           "set it to false");
   missing(r.model.mlp_bias, "model.mlp_bias", "experts with biases", "set it to false");
-}
-
-// Checks what layers, norms and logits of some families have beside those of Llama.
-template <class Missing>
-void check_layers(const Recipe& r, const Missing& missing) {
-  const recipe::ModelConfig& m = r.model;
-  missing(m.final_logit_softcapping.has_value(), "model.final_logit_softcapping", "capped logits");
-  missing(m.activation == recipe::Activation::geglu, "model.activation", "gates by gelu");
-  missing(m.embedding_multiplier != 1, "model.embedding_multiplier", "scaled embeddings");
 }
 
 template <class Missing>
@@ -88,7 +79,6 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
   missing(d.mp_policy.output_dtype == recipe::ElementType::fp16 && !fp16,
           "distributed.mp_policy.output_dtype", "fp16 outputs of bf16 weights", "use bf16 or fp32");
   check_experts(r, missing);
-  check_layers(r, missing);
   check_float8(r, missing);
   missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
 }

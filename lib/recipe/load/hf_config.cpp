@@ -186,16 +186,16 @@ class ConfigReader {
     file_.set(row.field, *node, row.key, row.recipe_wins);
   }
 
-  // In these families silu stands in a gated MLP, and gelu in a plain one; but in Gemma, whose
-  // default is gelu_pytorch_tanh, that stands in a gated one. mtrain builds no other.
+  // Only GPT-2 has a plain MLP, of a gelu. Elsewhere the activation is a gate's function: silu, or
+  // the tanh form of gelu.
   void read_activation(const HfKey& row, const Node& value) {
-    const bool gate = row.omitted == "gelu_pytorch_tanh", gelu = value.text.starts_with("gelu");
+    const bool plain = row.omitted == "gelu_new", gelu = value.text.starts_with("gelu");
     const bool tanh = value.text == "gelu_pytorch_tanh" || value.text == "gelu_new";
-    if (gate ? !tanh : gelu != (row.omitted == "gelu_new"))
+    if (plain ? !gelu : gelu && !tanh)
       return file_.refuse(
           fmt::format("{}: {} {} is not built for such models", file_.path(), row.key, value.text),
           "such models cannot be trained yet");
-    file_.set(row.field, gate ? file_.scalar("geglu") : value, row.key, row.recipe_wins);
+    file_.set(row.field, !plain && tanh ? file_.scalar("geglu") : value, row.key, row.recipe_wins);
   }
 
   // Returns the value that read_hf_rope() will set; or null.

@@ -42,7 +42,10 @@ void read_into(const RawSetting& setting, Recipe& recipe, Diagnostics& diagnosti
       std::find(info.choices.begin(), info.choices.end(), "none") != info.choices.end();
   // A switch for the gate alone keeps the family's activation where that agrees.
   const bool gate_alone = g.spelling == "model.gated_linear_unit" || g.spelling == "model.swiglu";
-  if (gate_alone && (g.node.text == "swiglu") == recipe.model.gated()) return;
+  const bool names_silu = g.spelling == "model.swiglu" && g.node.text == "swiglu";
+  if (gate_alone && (g.node.text == "swiglu") == recipe.model.gated() &&
+      !(names_silu && recipe.model.activation == Activation::geglu))
+    return;
   if (g.node.unset() && !takes_none) return;  // "not set": the default stays
   ValueError c;
   if (g.row->ops->read(g.node, g.row->options, g.row->at(recipe), c)) {
