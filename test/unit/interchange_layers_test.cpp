@@ -2,6 +2,7 @@
 // the spellings of transformers 4 and 5.
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <fmt/core.h>
 #include <catch2/catch.hpp>
@@ -94,6 +95,46 @@ TEST_CASE("an empty configuration means the model that transformers would make")
   CHECK(gemma3.rotary_base_local == 1e4);
   CHECK(gemma3.window_size == 4096);
   CHECK(gemma3.window_attn_skip_freq == std::vector<int64_t>{6});
+}
+
+TEST_CASE("configurations with the keys of published folders are read") {
+  const ModelConfig smollm3 = model_of(R"({"architectures": ["SmolLM3ForCausalLM"],
+    "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": null, "eos_token_id": 128012,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 11008, "layer_types": ["full_attention", "full_attention",
+    "full_attention", "full_attention"], "max_position_embeddings": 65536, "max_window_layers": 28,
+    "mlp_bias": false, "model_type": "smollm3", "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0], "num_attention_heads": 16, "num_hidden_layers": 4,
+    "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
+    "rope_scaling": null, "rope_theta": 5000000.0, "sliding_window": null,
+    "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": false,
+    "use_sliding_window": false, "vocab_size": 128256})");
+  CHECK(ropes(smollm3) == "1110");
+  CHECK((smollm3.rotary_base == 5e6 && smollm3.share_embeddings_and_output_weights));
+  const ModelConfig gemma2 = model_of(R"({"architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": false, "attention_dropout": 0.0, "attn_logit_softcapping": 50.0,
+    "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+    "final_logit_softcapping": 30.0, "head_dim": 128, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 4608, "initializer_range": 0.02,
+    "intermediate_size": 36864, "max_position_embeddings": 8192, "model_type": "gemma2",
+    "num_attention_heads": 32, "num_hidden_layers": 46, "num_key_value_heads": 16,
+    "pad_token_id": 0, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    "sliding_window": 4096, "torch_dtype": "bfloat16", "transformers_version": "4.42.0.dev0",
+    "use_cache": true, "vocab_size": 256000, "_attn_implementation": "eager"})");
+  CHECK((gemma2.query_pre_attn_scalar == 144.0 && gemma2.kv_channels == 128));
+  const ModelConfig gemma3 = model_of(R"({"architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": false, "attention_dropout": 0.0, "attn_logit_softcapping": null,
+    "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+    "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152, "initializer_range": 0.02, "intermediate_size": 6912,
+    "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+    "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+    "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512,
+    "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
+    "use_cache": true, "vocab_size": 262144})");
+  CHECK(gemma3.window_attn_skip_freq == std::vector<int64_t>{6});
+  CHECK((gemma3.window_size == 512 && gemma3.rotary_base_local == 1e4));
 }
 
 TEST_CASE("SmolLM3 lists the layers with rotary positions, or says every how many have none") {

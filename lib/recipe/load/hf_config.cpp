@@ -33,7 +33,8 @@ bool looks_like_hub_id(std::string_view name) {
 }
 
 // Keys that change nothing in training, or that are read beside the rows.
-constexpr std::string_view kNoMatter[] = {"_attn_implementation_autoset",
+constexpr std::string_view kNoMatter[] = {"_attn_implementation",
+                                          "_attn_implementation_autoset",
                                           "_name_or_path",
                                           "_sliding_window_pattern",
                                           "architectures",

@@ -54,16 +54,18 @@ constexpr HfFamilyKey kQwen3[] = {
     {"tie_word_embeddings", "false"}, {"initializer_range", "0.02"},
     {"attention_dropout", "0.0"}};
 
+// SmolLM3's folders say pretraining_tp: 2, which transformers does not read.
 constexpr HfFamilyKey kSmolLm3[] = {
-    {"hidden_size", "2048"},       {"intermediate_size", "11008"},
-    {"num_hidden_layers", "36"},   {"num_attention_heads", "16"},
-    {"num_key_value_heads", "4"},  {"head_dim", ""},
-    {"vocab_size", "128256"},      {"max_position_embeddings", "32768"},
-    {"rms_norm_eps", "1.0e-6"},    {"rope_theta", "2000000"},
-    {"hidden_act", "silu"},        {"mlp_bias", "false"},
-    {"no_rope_layers", ""},        {"no_rope_layer_interval", ""},
-    {"attention_bias", "false"},   {"tie_word_embeddings", "true"},
-    {"initializer_range", "0.02"}, {"attention_dropout", "0.0"}};
+    {"hidden_size", "2048"},         {"intermediate_size", "11008"},
+    {"num_hidden_layers", "36"},     {"num_attention_heads", "16"},
+    {"num_key_value_heads", "4"},    {"head_dim", ""},
+    {"vocab_size", "128256"},        {"max_position_embeddings", "32768"},
+    {"rms_norm_eps", "1.0e-6"},      {"rope_theta", "2000000"},
+    {"hidden_act", "silu"},          {"mlp_bias", "false"},
+    {"no_rope_layers", ""},          {"no_rope_layer_interval", ""},
+    {"pretraining_tp", ""},          {"attention_bias", "false"},
+    {"tie_word_embeddings", "true"}, {"initializer_range", "0.02"},
+    {"attention_dropout", "0.0"}};
 
 constexpr HfFamilyKey kOlmo2[] = {
     {"hidden_size", "4096"},          {"intermediate_size", "11008"},

@@ -10,7 +10,7 @@ namespace mtrain::recipe {
 
 // A key of config.json, the field that it sets, and the value that transformers takes if the key is
 // left out; an empty one leaves the field's own default. A key without a field is read and written
-// beside the others, with the layers' positions and windows.
+// beside the others, with the layers' positions and windows, or changes nothing in its family.
 struct HfKey {
   std::string_view key, field, omitted;
   bool recipe_wins = false;          // it says how to train, not what the model is
