@@ -54,7 +54,8 @@ constexpr HfFamilyKey kQwen3[] = {
     {"tie_word_embeddings", "false"}, {"initializer_range", "0.02"},
     {"attention_dropout", "0.0"}};
 
-// SmolLM3's folders say pretraining_tp: 2, which transformers does not read.
+// Configurations of Llama's kind may have pretraining_tp, which transformers' SmolLM3 does not
+// read.
 constexpr HfFamilyKey kSmolLm3[] = {
     {"hidden_size", "2048"},         {"intermediate_size", "11008"},
     {"num_hidden_layers", "36"},     {"num_attention_heads", "16"},
