@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "recipe/load/hf_config_file.h"
+#include "recipe/load/hf_families.h"
 #include "recipe/load/hf_keys.h"
 
 namespace mtrain::recipe {
@@ -37,11 +38,13 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation_autoset",
                                           "_name_or_path",
                                           "architectures",
                                           "auto_map",
+                                          "aux_loss_alpha",
                                           "bos_token_id",
                                           "cache_implementation",
                                           "chunk_size_feed_forward",
                                           "dtype",
                                           "eos_token_id",
+                                          "ep_size",
                                           "gradient_checkpointing",
                                           "id2label",
                                           "is_encoder_decoder",
@@ -51,6 +54,7 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation_autoset",
                                           "max_window_layers",
                                           "model_type",
                                           "n_ctx",
+                                          "num_nextn_predict_layers",
                                           "original_max_position_embeddings",
                                           "output_attentions",
                                           "output_hidden_states",
@@ -63,6 +67,7 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation_autoset",
                                           "rope_parameters",
                                           "rope_scaling",
                                           "router_aux_loss_coef",
+                                          "seq_aux",
                                           "sliding_window",
                                           "summary_activation",
                                           "summary_first_dropout",
@@ -77,21 +82,18 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation_autoset",
                                           "use_cache",
                                           "use_sliding_window"};
 
-// Keys that may have one value alone: what mtrain does. Families that have such a key as a row of
-// theirs take other values, too.
-struct OnlyValue {
-  std::string_view key, value;
-};
-constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
-                               {"pretraining_tp", "1"},
-                               {"scale_attn_by_inverse_layer_idx", "false"},
-                               {"scale_attn_weights", "true"},
-                               {"add_cross_attention", "false"},
-                               {"attention_bias", "false"},
-                               {"partial_rotary_factor", "1"},
-                               {"rope_interleaved", "false"},
-                               {"router_jitter_noise", "0"},
-                               {"use_mrope", "false"}};
+// Keys that may have one value alone, in all families: what mtrain does. Families that have such a
+// key as a row of theirs take other values, too.
+constexpr HfOnlyValue kOnly[] = {{"mlp_bias", "false"},
+                                 {"pretraining_tp", "1"},
+                                 {"scale_attn_by_inverse_layer_idx", "false"},
+                                 {"scale_attn_weights", "true"},
+                                 {"add_cross_attention", "false"},
+                                 {"attention_bias", "false"},
+                                 {"partial_rotary_factor", "1"},
+                                 {"rope_interleaved", "false"},
+                                 {"router_jitter_noise", "0"},
+                                 {"use_mrope", "false"}};
 
 class ConfigReader {
  public:
@@ -107,18 +109,20 @@ class ConfigReader {
     if (!file_.parse(text, path)) return;
     const Node* type = file_.find("model_type");
     const std::string name = type ? type->text : "";
-    const std::vector<HfKey> rows = hf_keys(name);
-    if (rows.empty())
+    const HfFamily* family = find_hf_family(name);
+    if (!family)
       return file_.refuse(
           fmt::format("{}: model_type `{}` is not one that mtrain builds", path, name),
           fmt::format("those that it builds: {}", fmt::join(hf_model_types(), ", ")));
+    const std::vector<HfKey> rows = hf_keys(name);
     file_.set("model.architecture", *type, "model_type", false);
     for (const HfKey& row : rows) read_row(row);
     const bool partial = std::ranges::count(rows, "model.rotary_percent", &HfKey::field) > 0;
     if (std::ranges::count(rows, "model.rotary_base", &HfKey::field))
-      read_hf_rope(file_, hf_rope(name), partial);
-    read_hf_window(file_, hf_window(name));
-    check_others(rows);
+      read_hf_rope(file_, family->rope, partial);
+    read_hf_window(file_, family->window);
+    if (family->deepseek_v3_router) read_hf_router(file_);
+    check_others(rows, *family);
   }
 
  private:
@@ -173,7 +177,7 @@ class ConfigReader {
     return nullptr;
   }
 
-  void check_others(const std::vector<HfKey>& rows) {
+  void check_others(const std::vector<HfKey>& rows, const HfFamily& family) {
     const Node& root = file_.root();
     for (size_t i = 0; i < root.keys.size(); ++i) {
       const std::string& key = root.keys[i].name;
@@ -182,9 +186,12 @@ class ConfigReader {
           std::ranges::count(rows, key, &HfKey::key) ||
           std::ranges::count(rows, key, &HfKey::other_name))
         continue;
-      const auto only = std::ranges::find(kOnly, key, &OnlyValue::key);
-      if (only != std::end(kOnly))
-        file_.check_only(key, only->value, value);
+      const auto of_family = std::ranges::find(family.only, key, &HfOnlyValue::key);
+      const auto* of_all = std::ranges::find(kOnly, key, &HfOnlyValue::key);
+      if (of_family != family.only.end())
+        file_.check_only(key, of_family->values, value);
+      else if (of_all != std::end(kOnly))
+        file_.check_only(key, of_all->values, value);
       else if (key == "quantization_config")
         file_.refuse(
             fmt::format("{}: quantization_config says that the weights are quantized",

@@ -1,5 +1,5 @@
 // A config.json that is read into the settings of a recipe: what its readers share (hf_config.cpp,
-// and those of rotary positions and windows).
+// and those of rotary positions, windows and routers).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -43,8 +43,9 @@ class HfConfigFile {
   // Makes a value that stands for a key which is left out.
   Node scalar(std::string_view text) const;
 
-  // Refuses a value other than the one that is built; numbers are compared as numbers.
-  void check_only(std::string_view key, std::string_view wanted, const Node& value);
+  // Refuses a value that is none of those that are built, which blanks separate; numbers are
+  // compared as numbers.
+  void check_only(std::string_view key, std::string_view built, const Node& value);
   void refuse(std::string reason, std::string hint);
 
  private:
@@ -60,5 +61,9 @@ void read_hf_rope(HfConfigFile& file, HfRope kind, bool partial);
 
 // Reads which layers have a window.
 void read_hf_window(HfConfigFile& file, HfWindow kind);
+
+// Reads what the rows leave open of routers of DeepSeek-V3's kind, and refuses those that mtrain, or
+// transformers, cannot compute.
+void read_hf_router(HfConfigFile& file);
 
 }  // namespace mtrain::recipe

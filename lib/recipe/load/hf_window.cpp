@@ -18,9 +18,9 @@ int64_t number_of_layers(const HfConfigFile& file) {
 // What a configuration says of the windows of its layers.
 struct Windows {
   bool window = false;    // there is a width
-  bool switched = false;  // use_sliding_window switches it on, and sliding_window has a default
+  bool switched = false;  // sliding_window, which is no row of the family, counts
   int64_t windowed = 0;   // layers that have it
-  const char* said = "sliding_window";
+  std::string said = "sliding_window";
 };
 
 // What the family's own keys say. Families that switch a window by use_sliding_window ignore
@@ -30,14 +30,15 @@ Windows windows_of_family(const HfConfigFile& file, HfWindow kind, int64_t layer
   const Node *use = file.find("use_sliding_window"), *width = file.find("sliding_window");
   const Node* set = file.field("model.window_size");
   const bool row = kind == HfWindow::every_layer;
-  is.switched = !row && kind != HfWindow::none && use && to_lower(use->text) == "true";
+  const bool late = kind == HfWindow::late_layers;
+  is.switched = late || (!row && kind != HfWindow::none && use && to_lower(use->text) == "true");
   is.window = row ? set && !set->unset() : is.switched && !(width && width->unset());
   if (!is.window) return is;
   is.windowed = layers;
-  const int64_t first = file.number("max_window_layers", 28);
-  if (kind == HfWindow::from_layer) {
+  const int64_t first = file.number("max_window_layers", late ? 62 : 28);
+  if (kind == HfWindow::from_layer || late) {
     is.windowed = std::clamp<int64_t>(layers - first, 0, layers);
-    is.said = "max_window_layers";
+    is.said = fmt::format("max_window_layers {}", first);
   } else if (kind == HfWindow::alternating) {
     is.windowed = std::clamp<int64_t>((std::min(first, layers) + 1) / 2, 0, layers);
     is.said = "use_sliding_window, for every other layer,";
@@ -53,10 +54,8 @@ void read_hf_window(HfConfigFile& file, HfWindow kind) {
   const bool same = row || kind == HfWindow::switched;  // transformers reads no layer_types
   const int64_t layers = number_of_layers(file);
   Windows is = windows_of_family(file, kind, layers);
-  std::string said = is.said;
-  if (said == "max_window_layers") said += fmt::format(" {}", file.number(said, 28));
   if (const Node* types = file.given("layer_types")) {
-    said = "layer_types";
+    is.said = "layer_types";
     const auto sliding = std::ranges::count(types->items, "sliding_attention", &Node::text);
     const auto full = std::ranges::count(types->items, "full_attention", &Node::text);
     if (int64_t(types->items.size()) != layers || sliding + full != layers)
@@ -64,7 +63,8 @@ void read_hf_window(HfConfigFile& file, HfWindow kind) {
                                      "full_attention or sliding_attention",
                                      file.path(), layers),
                          "layers of other kinds are not built");
-    if (is.window || row || kind == HfWindow::none) is.windowed = sliding;
+    if (is.window || row || kind == HfWindow::late_layers || kind == HfWindow::none)
+      is.windowed = sliding;
   }
   const Node* width = file.find("sliding_window");
   const bool some = is.windowed != 0 && is.windowed != layers;
@@ -72,7 +72,7 @@ void read_hf_window(HfConfigFile& file, HfWindow kind) {
   if (some || none_wide || (same && is.window && is.windowed == 0))
     return file.refuse(
         fmt::format("{}: {} gives a window to {} of {} layers, with sliding_window {}", file.path(),
-                    said, is.windowed, layers, width ? width->text : "left out"),
+                    is.said, is.windowed, layers, width ? width->text : "left out"),
         "one window for all layers, or none, is built");
   if (is.switched && is.windowed > 0)
     file.set("model.window_size", width ? *width : file.scalar("4096"), "sliding_window", false);
