@@ -159,11 +159,12 @@ const Fact kFacts[] = {
            e.num_experts, expert_ffn(m), e.router_topk, shared_ffn(m),
            shared_ffn(m) > 0 && e.shared_expert_gate, word(e.router_score), normalized(m),
            e.router_topk_scaling_factor, e.num_groups.value_or(1), e.group_topk.value_or(1),
-           e.router_bias_update_rate > 0);
+           e.has_router_bias());
      }}};
 
 // The model as the table's keys say it: one width for MLP and experts where a family has one key,
-// one list of dense layers, and one name for each choice of biases.
+// dense layers as one list and as the number of the first ones, one name for each choice of biases,
+// and a shared expert as a number of experts.
 Recipe in_terms_of_keys(const Recipe& recipe) {
   Recipe r = recipe;
   ModelConfig& m = r.model;
@@ -177,6 +178,14 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
   for (int64_t l = 0; l < m.num_layers; ++l)
     if (!recipe.model.has_experts(l)) m.moe.dense_layers.push_back(l);
   m.moe.sparse_step = 1;
+  m.moe.first_dense_layers = 0;
+  while (m.moe.first_dense_layers < m.num_layers &&
+         !recipe.model.has_experts(m.moe.first_dense_layers))
+    ++m.moe.first_dense_layers;
+  m.moe.num_groups = m.moe.num_groups.value_or(1);
+  m.moe.group_topk = m.moe.group_topk.value_or(1);
+  if (any_experts(recipe.model) && shared_ffn(m) % expert_ffn(m) == 0)
+    m.moe.num_shared_experts = shared_ffn(m) / expert_ffn(m);
   m.moe.norm_topk_prob = normalized(m);
   return r;
 }
@@ -262,14 +271,14 @@ void put_window(const ModelConfig& m, std::string_view model_type, json& config)
     config["layer_types"] = types;
     return;
   }
-  config["use_sliding_window"] = window && kind != HfWindow::alternating;
+  const bool late = kind == HfWindow::late_layers, from = late || kind == HfWindow::from_layer;
+  if (!late) config["use_sliding_window"] = window && kind != HfWindow::alternating;
   config["sliding_window"] = width;
   const size_t first = std::min(layers.find('1'), layers.size());
-  if (kind == HfWindow::from_layer) config["max_window_layers"] = first;
+  if (from) config["max_window_layers"] = first;
   // The first layer with a window says too little if there is one without behind it.
   const bool last = layers.find('0', first) == std::string::npos;
-  if (kind == HfWindow::without_rope || (kind == HfWindow::from_layer && !last))
-    config["layer_types"] = types;
+  if (kind == HfWindow::without_rope || (from && !last)) config["layer_types"] = types;
 }
 
 void put_no_rope(const ModelConfig& m, json& config) {
@@ -292,7 +301,9 @@ json config_of(const Recipe& recipe, std::string_view model_type, const ConfigTe
   // Sizes that transformers would compute in its own way if they were left out.
   put_rope(r.model, model_type, config);
   put_window(r.model, model_type, config);
-  config["architectures"] = {find_family(model_type)->class_name};
+  const Family& family = *find_family(model_type);
+  if (!family.further_layers.empty()) config[std::string(family.further_layers)] = 0;
+  config["architectures"] = {family.class_name};
   config["model_type"] = model_type;
   config.erase("dtype");
   config["torch_dtype"] = text.dtype;

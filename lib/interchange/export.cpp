@@ -108,8 +108,11 @@ std::vector<Shard> make_shards(const TensorMap& map, const Types& types,
                                const ExportOptions& options) {
   std::vector<Shard> shards(1);
   for (const TensorPiece* p : map.pieces()) {
+    // transformers keeps the biases of routers in fp32 beside weights of any type.
+    const bool state = map.find(p->ours)->is_state;
     const auto at = types.find(p->theirs);
-    const DType dtype = options.dtype       ? *options.dtype
+    const DType dtype = state               ? DType::f32
+                        : options.dtype     ? *options.dtype
                         : at == types.end() ? DType::f32
                                             : at->second;
     storage::TensorInfo info{p->theirs, dtype, p->shape};

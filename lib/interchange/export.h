@@ -13,7 +13,7 @@ namespace mtrain::interchange {
 
 struct ExportOptions {
   // The type of all tensors. Without it a tensor of an imported model keeps the type that it had,
-  // and those of other models are fp32, as in the checkpoint.
+  // and those of other models are fp32, as in the checkpoint. Biases of routers are fp32 always.
   std::optional<DType> dtype;
   int64_t max_shard_bytes = 5'000'000'000;  // of a file's data; a larger tensor has a file alone
   // Called before each piece of some MiB is written, unless empty. What it throws ends the export.

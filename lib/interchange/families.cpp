@@ -79,6 +79,15 @@ constexpr TensorRow kQwenSharedExpert[] = {
      Rows::up},
     {"layers.{l}.mlp.shared_expert.down.weight", "layers.{l}.mlp.shared_expert.down_proj.weight"}};
 
+// The router's biases are a buffer of transformers', by which experts are chosen.
+constexpr TensorRow kDeepseekV3Experts[] = {
+    {"layers.{l}.mlp.router.bias", "layers.{l}.mlp.gate.e_score_correction_bias"},
+    {"layers.{l}.mlp.shared_expert.gate_up.weight",
+     "layers.{l}.mlp.shared_experts.gate_proj.weight", Rows::gate},
+    {"layers.{l}.mlp.shared_expert.gate_up.weight", "layers.{l}.mlp.shared_experts.up_proj.weight",
+     Rows::up},
+    {"layers.{l}.mlp.shared_expert.down.weight", "layers.{l}.mlp.shared_experts.down_proj.weight"}};
+
 // All experts of a layer as one tensor, which transformers 5 computes with.
 constexpr TensorRow kFusedMixtral[] = {
     {"layers.{l}.mlp.router.weight", "layers.{l}.mlp.gate.weight"},
@@ -116,6 +125,12 @@ std::vector<TensorRow> rows(std::initializer_list<std::span<const TensorRow>> ta
   return all;
 }
 
+Family with_further_layers(Family family, std::string_view key, int64_t omitted) {
+  family.further_layers = key;
+  family.further_layers_omitted = omitted;
+  return family;
+}
+
 std::vector<Family> make_families() {
   const auto llama = [](std::string_view type, std::string_view class_name,
                         std::vector<TensorRow> theirs, std::vector<TensorRow> fused = {}) {
@@ -143,6 +158,15 @@ std::vector<Family> make_families() {
             rows({kTrunk, kSandwichInputs, kOutputNorms, kAttention, kMlp})),
       llama("gemma3_text", "Gemma3ForCausalLM",
             rows({kTrunk, kSandwichInputs, kOutputNorms, kAttention, kHeadNorms, kMlp})),
+      llama("dots1", "Dots1ForCausalLM",
+            rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp, kQwenExperts,
+                  kDeepseekV3Experts}),
+            rows({kFusedQwen})),
+      with_further_layers(llama("glm4_moe", "Glm4MoeForCausalLM",
+                                rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp,
+                                      kQwenExperts, kDeepseekV3Experts}),
+                                rows({kFusedQwen})),
+                          "num_nextn_predict_layers", 1),
       {"gpt2", "GPT2LMHeadModel", "transformer.", rows({kGpt2}), {}, kMasks}};
 }
 

@@ -1,6 +1,7 @@
 // How Hugging Face's families name the tensors that mtrain has: one row for each tensor of theirs,
 // read in both directions (interchange/tensor_map.h).
 #pragma once
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,10 @@ struct Family {
   std::vector<TensorRow> fused;  // instead of the rows of the same `ours`, if a folder has these
   // Ends of the names of buffers that older versions wrote and nothing reads.
   std::span<const std::string_view> buffers;
+  // The key of config.json with the number of layers behind the model's own that predict further
+  // tokens, and its value if it is left out. They are not built, and left out; "": there are none.
+  std::string_view further_layers = {};
+  int64_t further_layers_omitted = 0;
 };
 
 // Returns the family of a model_type, or null.

@@ -1,12 +1,15 @@
 #include "interchange/folder_check.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/strings.h"
 
 namespace mtrain::interchange {
@@ -34,13 +37,36 @@ bool is_buffer(const Family& family, std::string_view name) {
 
 }  // namespace
 
+bool FurtherLayers::contains(const Family& family, std::string_view tensor) const {
+  constexpr std::string_view kLayers = "layers.";
+  if (tensor.starts_with(family.prefix)) tensor.remove_prefix(family.prefix.size());
+  if (!tensor.starts_with(kLayers)) return false;
+  tensor.remove_prefix(kLayers.size());
+  int64_t layer = -1;
+  const char* last = tensor.data() + tensor.size();
+  const auto [dot, error] = std::from_chars(tensor.data(), last, layer);
+  return error == std::errc() && dot != last && *dot == '.' && layer >= first && layer < end;
+}
+
+FurtherLayers further_layers(const std::filesystem::path& folder, const Family& family,
+                             int64_t layers) {
+  if (family.further_layers.empty()) return {layers, layers};
+  const auto config = nlohmann::json::parse(read_file(folder / "config.json"), nullptr, false);
+  int64_t count = family.further_layers_omitted;
+  if (config.is_object() && config.contains(family.further_layers)) {
+    const nlohmann::json& value = config.at(std::string(family.further_layers));
+    count = value.is_number_integer() ? value.get<int64_t>() : 0;
+  }
+  return {layers, layers + count};
+}
+
 std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,
-                                         const TensorMap& map) {
+                                         const TensorMap& map, const FurtherLayers& further) {
   std::vector<std::string> mistakes, unused;
   int suggestions = 0;
   for (const storage::StoredTensor* t : folder.tensors())
     if (!map.find_theirs(t->name) && t->name != map.tied_copy() &&
-        !is_buffer(map.family(), t->name))
+        !is_buffer(map.family(), t->name) && !further.contains(map.family(), t->name))
       unused.push_back(t->name);
   const auto check = [&](const std::string& name, const Shape& shape, const std::string& ours) {
     if (!folder.contains(name)) {

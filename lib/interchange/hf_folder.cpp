@@ -1,6 +1,8 @@
 #include "interchange/hf_folder.h"
 
+#include <functional>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -26,6 +28,23 @@ void collect(std::vector<std::string>& errors, const F& f) {
   }
 }
 
+// Tells of the tensors of layers that predict further tokens.
+std::string told(const storage::SafetensorsFolder& tensors, const Family& family,
+                 const FurtherLayers& further) {
+  int64_t count = 0, elements = 0;
+  for (const storage::StoredTensor* t : tensors.tensors())
+    if (further.contains(family, t->name)) {
+      ++count;
+      elements +=
+          std::accumulate(t->shape.begin(), t->shape.end(), int64_t{1}, std::multiplies<>());
+    }
+  if (count == 0) return "";
+  return fmt::format(
+      "{} tensors of the layers from {} on, with {} parameters, are left out: they "
+      "predict further tokens ({}), and are not built",
+      count, further.first, human_count(double(elements)), family.further_layers);
+}
+
 }  // namespace
 
 HfFolder open_hf_folder(const std::filesystem::path& folder) {
@@ -40,13 +59,15 @@ HfFolder open_hf_folder(const std::filesystem::path& folder) {
   MT_CHECK(family, "{} has keys and no tensors", recipe::enum_name(recipe->model.architecture));
   const auto contains = [&](std::string_view name) { return tensors->contains(name); };
   TensorMap map(recipe->model, *family, NameForm::of(*family, contains));
-  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map);
+  const FurtherLayers further = further_layers(folder, *family, recipe->model.num_layers);
+  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, further);
   if (mistakes.empty()) collect(mistakes, [&] { check_tied_copy(*tensors, map); });
   if (!mistakes.empty())
     throw UserError(fmt::format("{}: the tensors are not those of its config.json\n  {}",
                                 folder.string(), fmt::join(mistakes, "\n  ")),
                     "download the folder again, or correct its config.json");
-  return {std::move(*recipe), std::move(tensors), std::move(map)};
+  std::string left_out = told(*tensors, *family, further);
+  return {std::move(*recipe), std::move(tensors), std::move(map), std::move(left_out)};
 }
 
 std::string describe(const HfFolder& f) {
@@ -72,13 +93,15 @@ std::string describe(const HfFolder& f) {
       "parameters  {} ({})\n"
       "tensors     {} of theirs, {} of mtrain's; types: {}\n"
       "files       {} with {} of data\n"
-      "Every tensor is mapped.\n",
+      "{}\n",
       family.model_type, family.class_name, m.num_layers, m.hidden_size, m.num_attention_heads,
       m.kv_heads(), m.head_dim(), m.ffn_size(), m.vocab_size, m.max_position_embeddings.value_or(0),
       m.share_embeddings_and_output_weights ? ", tied embeddings" : "", experts,
       human_count(double(f.map.parameters())), f.map.parameters(), f.tensors->tensors().size(),
       f.map.tensors().size(), fmt::join(counts, ", "),
-      files == 1 ? "1 file" : fmt::format("{} files", files), human_bytes(double(bytes)));
+      files == 1 ? "1 file" : fmt::format("{} files", files), human_bytes(double(bytes)),
+      f.left_out.empty() ? "Every tensor is mapped."
+                         : fmt::format("Every other tensor is mapped; {}.", f.left_out));
 }
 
 }  // namespace mtrain::interchange

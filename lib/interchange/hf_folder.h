@@ -15,6 +15,7 @@ struct HfFolder {
   recipe::Recipe recipe;  // its model section
   std::shared_ptr<const storage::SafetensorsFolder> tensors;
   TensorMap map;
+  std::string left_out = {};  // a sentence on tensors that no part of mtrain reads; or empty
 
   // Returns the folder's values under mtrain's names.
   std::shared_ptr<const HfSource> source() const {

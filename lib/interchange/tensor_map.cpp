@@ -49,6 +49,9 @@ bool gated_bias(const ModelConfig& m, int64_t l) { return gated(m, l) && m.fc_bi
 bool dense(const ModelConfig& m, int64_t l) { return !m.has_experts(l); }
 bool dense_bias(const ModelConfig& m, int64_t l) { return dense(m, l) && m.fc_bias(); }
 bool experts(const ModelConfig& m, int64_t l) { return m.has_experts(l); }
+bool router_bias(const ModelConfig& m, int64_t l) {
+  return m.has_experts(l) && m.moe.has_router_bias();
+}
 bool shared(const ModelConfig& m, int64_t l) {
   return m.has_experts(l) && m.moe.shared_expert_ffn_hidden_size.value_or(0) > 0;
 }
@@ -73,6 +76,7 @@ struct OwnTensor {
   std::string_view name;
   bool (*exists)(const ModelConfig&, int64_t layer);
   Shape (*shape)(const ModelConfig&);
+  bool is_state = false;
 };
 using M = ModelConfig;
 const OwnTensor kEmbedding[] = {
@@ -128,6 +132,8 @@ const OwnTensor kLayer[] = {
      [](const M& m) {
        return Shape{m.moe.num_experts, m.hidden_size};
      }},
+    {"layers.{l}.mlp.router.bias", router_bias, [](const M& m) { return Shape{m.moe.num_experts}; },
+     true},
     {"layers.{l}.mlp.shared_expert.gate_up.weight", shared,
      [](const M& m) {
        return Shape{2 * shared_ffn(m), m.hidden_size};
@@ -218,7 +224,7 @@ TensorMap::TensorMap(const ModelConfig& m, const Family& family, const NameForm&
   };
   const auto add = [&](const OwnTensor& own, int64_t layer) {
     if (!own.exists(m, layer)) return;
-    MappedTensor t{put(own.name, "{l}", layer), own.shape(m), {}};
+    MappedTensor t{put(own.name, "{l}", layer), own.shape(m), {}, own.is_state};
     const int64_t matrices = t.shape.rank() == 3 ? t.shape[0] : 1;
     const Shape matrix = t.shape.rank() == 3 ? Shape{t.shape[1], t.shape[2]} : t.shape;
     for (int64_t e = 0; e < matrices; ++e)
@@ -271,7 +277,8 @@ std::vector<const TensorPiece*> TensorMap::pieces() const {
 
 int64_t TensorMap::parameters() const {
   int64_t sum = 0;
-  for (const MappedTensor& t : tensors_) sum += t.shape.count();
+  for (const MappedTensor& t : tensors_)
+    if (!t.is_state) sum += t.shape.count();
   return sum;
 }
 

@@ -30,6 +30,9 @@ struct MappedTensor {
   std::string name;
   Shape shape;
   std::vector<TensorPiece> pieces;  // in the order of its elements, without gaps
+  // Not a parameter, but state that training moves on by its own rule; fp32 beside weights of any
+  // type.
+  bool is_state = false;
 };
 
 // A folder spells the names of its tensors in one of these forms.
@@ -51,7 +54,7 @@ class TensorMap {
   const MappedTensor* find(std::string_view ours) const;        // null: no such tensor
   const TensorPiece* find_theirs(std::string_view name) const;  // null: no such tensor
   std::vector<const TensorPiece*> pieces() const;               // of all tensors
-  int64_t parameters() const;                                   // elements of all tensors
+  int64_t parameters() const;                                   // elements of all parameters
   // Returns what a folder of tied embeddings may call the output layer's copy of the table; "" if
   // they are not tied.
   const std::string& tied_copy() const { return tied_copy_; }

@@ -64,7 +64,8 @@ bool must_agree(const std::string& path) {
   for (const char* free :
        {"model.vocab_size", "model.init_method_std", "model.init", "model.moe.token_dispatcher",
         "model.moe.shared_expert_overlap", "model.moe.pad_expert_input_to_capacity",
-        "model.moe.aux_loss_coeff", "model.moe.z_loss_coeff", "model.moe.router_bias_update_rate"})
+        "model.moe.aux_loss_coeff", "model.moe.z_loss_coeff", "model.moe.router_bias_update_rate",
+        "model.moe.router_bias"})
     if (path == free) return false;
   return path.starts_with("model.") || single.count(path);
 }
@@ -73,9 +74,9 @@ bool must_agree(const std::string& path) {
 // the batch before. For all other settings false.
 bool keeps_state(const std::string& path, const Recipe& r) {
   const ExpertShape experts = model_shape(r.model, 0, sample_length(r)).experts;
-  return path == "model.moe.router_bias_update_rate" ? experts.bias_rate > 0
-         : path == "model.moe.aux_loss_coeff"        ? experts.global_coeff > 0
-                                                     : false;
+  return path.starts_with("model.moe.router_bias") ? experts.bias
+         : path == "model.moe.aux_loss_coeff"      ? experts.global_coeff > 0
+                                                   : false;
 }
 
 }  // namespace
@@ -105,8 +106,8 @@ std::string resume_differences(const std::filesystem::path& file, const std::str
            diagnostics.text(recipe::Severity::error));
   std::string differences;
   for (const recipe::SchemaRow& row : recipe::schema_rows())
-    if ((must_agree(row.path) && row.show(saved) != row.show(*now)) ||
-        keeps_state(row.path, saved) != keeps_state(row.path, *now))
+    if (row.show(saved) != row.show(*now) &&
+        (must_agree(row.path) || keeps_state(row.path, saved) != keeps_state(row.path, *now)))
       differences +=
           fmt::format("\n  {}: saved with {}, now {}", row.path, row.show(saved), row.show(*now));
   return differences;

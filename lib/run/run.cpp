@@ -167,7 +167,7 @@ class Training {
       if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
       note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
     } else {
-      start_from_folder(trainer_);
+      note(start_from_folder(trainer_));
       choose_bf16_arithmetic(*device_, trainer_.control(), plan_);
       if (!plan_.folders.weights_from.empty())
         note(fmt::format("{}starting at step 1 with the weights of {}", restart,

@@ -26,11 +26,12 @@ void resume_run(train::Trainer& t, const std::filesystem::path& folder) {
   t.set_progress(loaded.progress);
 }
 
-void start_from_folder(train::Trainer& t) {
+std::string start_from_folder(train::Trainer& t) {
   const std::string& from = t.plan().folders.weights_from;
-  if (from.empty()) return;
-  const auto source = interchange::open_hf_folder(from).source();
-  checkpoint::start_from(t.checkpoint_parts(), *source);
+  if (from.empty()) return "";
+  const interchange::HfFolder folder = interchange::open_hf_folder(from);
+  checkpoint::start_from(t.checkpoint_parts(), *folder.source());
+  return folder.left_out;
 }
 
 }  // namespace mtrain::run

@@ -3,6 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <string_view>
 
 #include "train/trainer.h"
@@ -20,7 +21,7 @@ void resume_run(train::Trainer& trainer, const std::filesystem::path& folder);
 
 // Gives a new run the weights of the Hugging Face folder that model.from names; without one it does
 // nothing. Each rank reads what it owns. Throws UserError if the folder is not understood, or is
-// not the run's model. All ranks call it.
-void start_from_folder(train::Trainer& trainer);
+// not the run's model. Returns what to tell of tensors that are left out. All ranks call it.
+std::string start_from_folder(train::Trainer& trainer);
 
 }  // namespace mtrain::run

@@ -71,6 +71,7 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine) {
     m.folder = path;
     m.recipe = {.file = path, .text = interchange::imported_recipe(folder, path)};
     m.hugging_face = folder.source();
+    m.left_out = folder.left_out;
   } else {
     throw UserError(
         fmt::format("{} holds no complete checkpoint and no Hugging Face model", path.string()),

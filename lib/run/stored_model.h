@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "data/tokenizer/tokenizer.h"
@@ -22,6 +23,7 @@ struct StoredModel {
   // Null for a model of another program without a tokenizer.json.
   std::shared_ptr<const data::Tokenizer> tokenizer;
   std::shared_ptr<const interchange::HfSource> hugging_face;  // null for a checkpoint
+  std::string left_out;  // a sentence on tensors of the folder that are not read; or empty
 
   // Returns the longest sequence that the model is made for: that of its training, or its positions
   // if they are more.

@@ -17,14 +17,14 @@ RouterState::RouterState(Stream& stream, const plan::ModelShape& model) : model_
     ops::fill(stream, t, 0);
     return t;
   };
-  if (e.bias_rate > 0) bias_LE_ = zeros();
+  if (e.bias) bias_LE_ = zeros();
   if (e.global_coeff > 0) fraction_LE_ = zeros();
 }
 
 void RouterState::step_done(Stream& stream, const Tensor& sums_LS, const std::vector<float>& host) {
   const plan::ExpertShape& e = model_.experts;
   const int64_t E = e.count, S = model::ExpertsOfStep::columns(E);
-  if (bias_LE_)
+  if (bias_LE_ && e.bias_rate > 0)
     for (int64_t l = 0; l < model_.layers; ++l)
       if (e.layers[size_t(l)])
         ops::update_router_bias(stream, sums_LS.flat(l * S, {E}), bias_LE_.flat(l * E, {E}),

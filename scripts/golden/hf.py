@@ -12,7 +12,8 @@ scripts/golden/requirements.txt names. Exports are loaded by transformers 4, too
 
 A folder has config.json and the weights as transformers saves them: one file, or shards with an index.
 test/golden/hf/expected/<case>.safetensors has input_ids (B, S) and logits (B, S, V), computed in
-float64 from the weights of the files. The weights are seeded, and bf16 numbers, so that a model of any type has the same.
+float64 from the weights of the files. The weights are seeded, and bf16 numbers, so that a model of any type has the same;
+the biases by which routers choose experts are fp32 in all of them, as transformers keeps them.
 """
 import argparse
 import json
@@ -28,6 +29,7 @@ from safetensors.torch import load_file, save_file
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "hf"
 EXPECTED = FOLDER / "expected"
 B, S, V = 2, 9, 64
+ROUTER_BIAS = "e_score_correction_bias"
 # Plain operations, which compute in float64, too. Only transformers 5 has others for experts.
 EAGER = dict(attn_implementation="eager")
 if int(transformers.__version__.split(".")[0]) >= 5:
@@ -39,6 +41,9 @@ EXPERTS = dict(SIZES, moe_intermediate_size=16, num_experts_per_tok=2, decoder_s
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 TWO_HEADS = dict(SIZES, num_attention_heads=2, num_key_value_heads=1)
+# Layers from the second on have experts in two groups of 4, of which a token's come from one.
+ROUTED = dict(SIZES, moe_intermediate_size=8, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1,
+              first_k_dense_replace=1, routed_scaling_factor=2.5)
 PHI3 = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 # A head of 16 has 6 lanes.
 LONGROPE = dict(rope_type="longrope", rope_theta=1e2, partial_rotary_factor=0.75,
@@ -129,7 +134,21 @@ CASES = {
                                                          final_logit_softcapping=5.0, attention_bias=True,
                                                          tie_word_embeddings=False, rope_parameters={
         FULL: rope(1e6), SLIDING: rope(1e4)}), False),
+    "dots1": (transformers.Dots1Config(**ROUTED, head_dim=16, n_shared_experts=2, norm_topk_prob=True,
+                                       rope_parameters=rope(1e6)), False),
+    # A window in all layers, experts in all layers, biases of all four projections, and weights as they are.
+    "dots1_window": (transformers.Dots1Config(**dict(ROUTED, n_group=1, first_k_dense_replace=0), n_shared_experts=1,
+                                              norm_topk_prob=False, sliding_window=5, max_window_layers=0,
+                                              attention_bias=True, rope_parameters=rope(1e4)), True),
+    "glm4_moe": (transformers.Glm4MoeConfig(**dict(ROUTED, n_group=4, topk_group=2, num_experts_per_tok=4),
+                                            head_dim=16, n_shared_experts=1, use_qk_norm=True, attention_bias=True,
+                                            num_mtp_layers=0, rope_parameters=rope(1e6, partial_rotary_factor=0.5)), True),
+    "glm4_moe_tied": (transformers.Glm4MoeConfig(**ROUTED, head_dim=16, n_shared_experts=2, tie_word_embeddings=True,
+                                                 num_mtp_layers=0,
+                                                 rope_parameters=rope(1e4, partial_rotary_factor=0.5)), False),
 }
+# The seeds of later cases; an earlier one has its number in the list.
+SEEDS = {"dots1": 101, "dots1_window": 102, "glm4_moe": 103, "glm4_moe_tied": 104}
 
 
 def ids():
@@ -150,9 +169,20 @@ def seeded(config, seed):
     return model
 
 
+def put_router_biases(model, seed):
+    """Seeds the biases of routers in fp32, in a model of any type. They change which experts are chosen."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    for name, b in model.named_buffers():
+        if name.endswith(ROUTER_BIAS):
+            b.data = 0.2 * torch.randn(b.shape, generator=generator)
+
+
 def logits(model):
+    # Routers of these families compute in fp32, and those of transformers 4 add no experts in float64 then.
+    routed = any(name.endswith(ROUTER_BIAS) for name, _ in model.named_buffers())
+    model = model.float() if routed and transformers.__version__.startswith("4.") else model.double()
     with torch.no_grad():
-        return model.double()(input_ids=ids(), use_cache=False).logits.float()
+        return model(input_ids=ids(), use_cache=False).logits.float()
 
 
 def load(folder):
@@ -170,6 +200,7 @@ def write(case, seed):
     folder = FOLDER / case
     with tempfile.TemporaryDirectory() as made:
         model = seeded(config, seed).bfloat16()
+        put_router_biases(model, seed)
         total = sum(2 * p.numel() for p in model.parameters())
         model.save_pretrained(made, max_shard_size=int(total * 0.45) if sharded else "1GB")
         files = sorted(pathlib.Path(made).glob("*.safetensors"))
@@ -221,9 +252,9 @@ def main():
         return int(not pairs or not all([check_export(folder, case) for case, folder in pairs]))
     if args.check:
         return int(not all([check(case) for case in args.cases or CASES]))
-    for seed, case in enumerate(CASES):
+    for number, case in enumerate(CASES, 1):
         if not args.cases or case in args.cases:
-            write(case, seed + 1)
+            write(case, SEEDS.get(case, number))
     return 0
 
 

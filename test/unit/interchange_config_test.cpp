@@ -183,6 +183,39 @@ TEST_CASE("a model is written as a family that computes it") {
               type)
           .at("intermediate_size") == 16);
   CHECK(type == "mixtral");
+  // The router of DeepSeek-V3 without norms of queries and keys is what GLM-4.5-Air has.
+  const std::string experts =
+      "moe: {num_experts: 8, router_topk: 4, num_groups: 4, group_topk: 2, ffn_hidden_size: 16, "
+      "shared_expert_ffn_hidden_size: 32, first_dense_layers: 1, router_score: sigmoid, "
+      "router_topk_scaling_factor: 2.5, router_bias_update_rate: 0.001}";
+  const json glm = written(
+      "{architecture: deepseek_moe, " + sizes + ", add_qkv_bias: true, " + experts + "}", type);
+  CHECK(type == "glm4_moe");
+  const json want{{"n_routed_experts", 8},
+                  {"num_experts_per_tok", 4},
+                  {"n_group", 4},
+                  {"topk_group", 2},
+                  {"moe_intermediate_size", 16},
+                  {"n_shared_experts", 2},
+                  {"first_k_dense_replace", 1},
+                  {"routed_scaling_factor", 2.5},
+                  {"norm_topk_prob", true},
+                  {"use_qk_norm", false},
+                  {"attention_bias", true},
+                  {"num_nextn_predict_layers", 0},
+                  {"partial_rotary_factor", 1.0}};
+  for (const auto& [key, value] : want.items()) {
+    INFO(key);
+    CHECK(glm.at(key) == value);
+  }
+  const json dots = written(
+      "{" + sizes + ", qk_layernorm: true, window_size: 16, attention_bias: true, " + experts + "}",
+      type);
+  CHECK(type == "dots1");
+  CHECK(dots.at("attention_bias") == true);
+  CHECK(dots.at("sliding_window") == 16);
+  CHECK(dots.at("max_window_layers") == 0);
+  CHECK_FALSE(dots.contains("use_sliding_window"));
 }
 
 TEST_CASE("a model that no family computes is refused by the fields in which it differs") {
@@ -198,6 +231,52 @@ TEST_CASE("a model that no family computes is refused by the fields in which it 
   CHECK_THAT(error_of("{architecture: deepseek_moe, " + sizes +
                       ", moe: {num_experts: 4, num_shared_experts: 1, ffn_hidden_size: 16}}"),
              Contains("no family") && Contains("model.moe"));
+}
+
+TEST_CASE("routers of DeepSeek-V3's kind that transformers computes in another way are refused") {
+  struct Row {
+    const char *family, *key, *value, *gist;
+  };
+  for (const Row& row :
+       {Row{"dots1", "n_group", "3", "n_group 3 does not divide the 8 experts"},
+        Row{"dots1", "topk_group", "3", "2 experts for a token"},
+        Row{"dots1", "num_experts_per_tok", "5", "cannot come from 1 of 2 groups"},
+        Row{"dots1", "num_experts_per_tok", "3", "ranked by two experts of each"},
+        Row{"dots1", "n_routed_experts", "null", "n_routed_experts must be at least 1"},
+        Row{"dots1", "n_shared_experts", "0", "n_shared_experts must be at least 1"},
+        Row{"glm4_moe", "n_group", "null", "n_group must be at least 1"},
+        Row{"glm4_moe_tied", "topk_method", "\"group_limited_greedy\"",
+            "topk_method is group_limited_greedy, and only noaux_tc is built"},
+        Row{"dots1", "scoring_func", "\"softmax\"", "only sigmoid or noaux_tc is built"},
+        Row{"dots1_window", "sliding_window", "null", "gives a window to 2 of 2 layers"},
+        Row{"dots1", "max_window_layers", "1", "gives a window to 1 of 2 layers"},
+        Row{"dots1", "use_qk_norm", "true", "the key use_qk_norm is not understood"},
+        Row{"qwen3_moe", "topk_method", "\"noaux_tc\"", "the key topk_method is not understood"}}) {
+    CAPTURE(row.family, row.key, row.value);
+    const TemporaryFolder temporary;
+    json config = json::parse(read_file(golden_hf() / row.family / "config.json"));
+    config[row.key] = json::parse(row.value);
+    if (std::string(row.key) == "max_window_layers") config.erase("layer_types");
+    write_file_atomic(temporary / "config.json", config.dump());
+    CHECK_THROWS_WITH(interchange::read_config(temporary.path),
+                      Contains((temporary / "config.json").string()) && Contains(row.gist));
+  }
+  // What folders say that transformers does not read.
+  json config = json::parse(read_file(golden_hf() / "dots1" / "config.json"));
+  config["topk_method"] = config["scoring_func"] = "noaux_tc";
+  config["moe_layer_freq"] = 1;
+  config["ep_size"] = 1;
+  Diagnostics diagnostics;
+  recipe::read_config_json(config.dump(), "config.json", diagnostics);
+  CHECK(diagnostics.text(recipe::Severity::error) == "");
+  config["norm_topk_prob"] = nullptr;
+  const recipe::Recipe r = recipe::read_config_json(config.dump(), "config.json", diagnostics);
+  CHECK_FALSE(r.model.moe.norm_topk_prob);
+  config["norm_topk_prob"] = true;
+  // A token's only expert would have a weight of 1.
+  config["num_experts_per_tok"] = config["n_group"] = config["topk_group"] = 1;
+  recipe::read_config_json(config.dump(), "config.json", diagnostics);
+  CHECK_THAT(diagnostics.text(recipe::Severity::error), Contains("norm_topk_prob"));
 }
 
 TEST_CASE("checkpoints of a model that no family computes are not promised in their form") {
@@ -230,7 +309,8 @@ TEST_CASE("a model field beside model.from may say nothing that the folder does 
         Row{"llama", "normalization", "layernorm"},
         Row{"qwen2", "rope_scaling", "{type: linear, factor: 4}"},
         Row{"llama", "qk_layernorm", "true"}, Row{"mixtral", "moe", "{router_score: sigmoid}"},
-        Row{"qwen3_moe", "moe", "{router_topk_scaling_factor: 2.5}"}}) {
+        Row{"qwen3_moe", "moe", "{router_topk_scaling_factor: 2.5}"},
+        Row{"dots1", "moe", "{router_bias: false}"}, Row{"glm4_moe", "attention_bias", "true"}}) {
     INFO(row.folder << " with " << row.field << ": " << row.value);
     const auto checked = [&](const std::string& beside) {
       Diagnostics diagnostics;

@@ -8,6 +8,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "checkpoint/read_weights.h"
 #include "device/device.h"
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
@@ -18,6 +19,7 @@
 #include "storage/checkpoint_dir.h"
 #include "temporary_folder.h"
 #include "train/model_setup.h"
+#include "train/router_state.h"
 
 using namespace mtrain;
 
@@ -49,10 +51,13 @@ std::vector<float> logits_of(const recipe::Recipe& recipe, const storage::ValueS
                              const Expected& e) {
   const auto device = Device::cpu(2, {});
   Stream& stream = device->stream(device::StreamKind::compute);
-  const model::GptConfig c =
-      train::gpt_config(plan::model_shape(recipe.model, recipe.model.vocab_size, e.S));
+  const plan::ModelShape shape = plan::model_shape(recipe.model, recipe.model.vocab_size, e.S);
+  const model::GptConfig c = train::gpt_config(shape);
+  const train::RouterState routers(stream, shape);
+  model::ModelImpls impls;
+  impls.router_bias_LE = routers.bias_LE();
   model::ParamStore params;
-  model::Gpt model(stream, params, c, e.S);
+  model::Gpt model(stream, params, c, e.S, {}, impls);
   params.materialize(stream, DType::f32, false);
   for (model::Parameter* p : params.params()) {
     INFO(p->name);
@@ -60,6 +65,7 @@ std::vector<float> logits_of(const recipe::Recipe& recipe, const storage::ValueS
     CHECK(source.shape(p->name) == p->whole_shape());
     params.set_master(stream, *p, values_of(source, p->name));
   }
+  checkpoint::read_replicated(stream, routers.tensors(), source, "");
   std::vector<int32_t> ids, positions;  // token s of sample b is row s * B + b
   for (int64_t s = 0; s < e.S; ++s)
     for (int64_t b = 0; b < e.B; ++b) {

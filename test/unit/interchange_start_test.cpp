@@ -19,6 +19,7 @@
 #include "run/run.h"
 #include "run/stored_model.h"
 #include "storage/checkpoint_dir.h"
+#include "storage/safetensors.h"
 #include "storage/safetensors_folder.h"
 #include "temporary_folder.h"
 #include "train/data_setup.h"
@@ -104,6 +105,39 @@ TEST_CASE("a run begins with the weights of the folder that model.from names") {
     CHECK_THROWS_WITH(lab.train("other-" + family, with(from, {"model.num_layers=3"})),
                       Contains("model.num_layers") && Contains("config.json"));
   }
+}
+
+TEST_CASE("the biases of routers come with a folder, and a run keeps them or moves them on") {
+  const Lab lab;
+  const auto trained = lab.train(
+      "trained", with(kSizes, {"model.architecture=dots1", "model.moe.num_experts=4",
+                               "model.moe.router_topk=2", "model.moe.ffn_hidden_size=16",
+                               "model.moe.num_shared_experts=1", "model.kv_channels=8",
+                               "model.moe.router_bias_update_rate=0.01", "train.steps=1"}));
+  const auto biases = [](const std::filesystem::path& folder, const std::string& name) {
+    const storage::SafetensorsReader file(folder / "model.safetensors");
+    std::vector<float> values(4);
+    file.read(name, 0, 4, values.data());
+    return values;
+  };
+  const std::string ours = "layers.1.mlp.router.bias",
+                    theirs = "model.layers.1.mlp.gate.e_score_correction_bias";
+  const auto moved = biases(trained, ours);  // by one step: a second may move them back
+  CHECK(moved != std::vector<float>(4));
+  const std::string folder = (lab / "hf").string();
+  interchange::export_hf(trained, folder, {.dtype = DType::bf16});
+  CHECK(biases(folder, theirs) == moved);
+  const std::vector<std::string> from{"model.from=" + folder},
+      latest{"checkpoint.load=latest", "train.steps=3"};
+  CHECK(biases(lab.train("kept", from), ours) == moved);
+  CHECK(biases(lab.train("kept", with(from, latest)), ours) == moved);
+  const std::vector<std::string> rate{"model.moe.router_bias_update_rate=0.01", "train.steps=1"};
+  const auto first = biases(lab.train("moved", with(from, rate)), ours);
+  CHECK(first != moved);
+  const auto further = with(with(from, rate), {"checkpoint.load=latest", "train.steps=2"});
+  CHECK(biases(lab.train("moved", further), ours) != first);
+  CHECK(biases(lab.train("random", with(from, {"model.init=random"})), ours) ==
+        std::vector<float>(4));
 }
 
 TEST_CASE("a model of bytes is exported with a tokenizer of bytes, and used as the run is") {

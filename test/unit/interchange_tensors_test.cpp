@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -22,6 +23,8 @@ using Catch::Matchers::Contains;
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kRouterBias = ".e_score_correction_bias";
 
 // A tensor of a folder that a test changes and writes.
 struct HostTensor {
@@ -176,7 +179,7 @@ TEST_CASE("GPT-2's folders may lack the prefix and hold masks") {
 }
 
 TEST_CASE("the experts of a layer may be one tensor") {
-  for (const std::string name : {"mixtral", "qwen2_moe", "qwen3_moe"}) {
+  for (const std::string name : {"mixtral", "qwen2_moe", "qwen3_moe", "dots1", "glm4_moe"}) {
     INFO(name);
     const auto separate = interchange::open_hf_folder(golden_hf() / name);
     const auto source = separate.source();
@@ -220,14 +223,86 @@ TEST_CASE("import, export and import again give the same bytes") {
                                               temporary / "first");
     const auto done = interchange::export_hf(first, temporary / "exported", {});
     const storage::SafetensorsFolder exported(temporary / "exported");
-    for (const storage::StoredTensor* t : exported.tensors()) CHECK(t->type == "BF16");
-    CHECK(done.parameters * 2 == done.bytes);
+    int64_t biases = 0;  // of routers, which are fp32 in all folders
+    for (const storage::StoredTensor* t : exported.tensors()) {
+      const bool bias = t->name.ends_with(kRouterBias);
+      CHECK(t->type == (bias ? "F32" : "BF16"));
+      if (bias) biases += t->bytes;
+    }
+    CHECK(done.parameters * 2 + biases == done.bytes);
     const auto second = interchange::import_hf(interchange::open_hf_folder(temporary / "exported"),
                                                temporary / "second");
     CHECK(read_file(first / "model.safetensors") == read_file(second / "model.safetensors"));
     interchange::export_hf(second, temporary / "again", {});
     CHECK(files_of(temporary / "exported") == files_of(temporary / "again"));
   }
+}
+
+TEST_CASE("the biases of routers are fp32 in an export of any type") {
+  const TemporaryFolder temporary;
+  const auto checkpoint = interchange::import_hf(
+      interchange::open_hf_folder(golden_hf() / "dots1_window"), temporary / "imported");
+  const Tensors want = tensors_of(golden_hf() / "dots1_window");
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const fs::path folder = temporary / std::string(dtype_name(dtype));
+    interchange::export_hf(checkpoint, folder, {.dtype = dtype});
+    const storage::SafetensorsFolder exported(folder);
+    int found = 0;
+    for (const storage::StoredTensor* t : exported.tensors()) {
+      CHECK((t->type == "F32") == t->name.ends_with(kRouterBias));
+      if (!t->name.ends_with(kRouterBias)) continue;
+      ++found;
+      CHECK(read_all(exported, t->name) == want.at(t->name).values);
+    }
+    CHECK(found == 2);
+  }
+}
+
+TEST_CASE("a folder without the biases of its routers is refused by their name") {
+  for (const std::string name : {"dots1", "glm4_moe"}) {
+    Tensors t = tensors_of(golden_hf() / name);
+    REQUIRE(t.erase("model.layers.1.mlp.gate.e_score_correction_bias") == 1);
+    CHECK_THAT(error_of(name, t),
+               Contains("missing: model.layers.1.mlp.gate.e_score_correction_bias (8), which is "
+                        "mtrain's layers.1.mlp.router.bias"));
+  }
+}
+
+TEST_CASE("layers that predict further tokens are told and left out") {
+  Tensors t = tensors_of(golden_hf() / "glm4_moe");
+  t["model.layers.2.eh_proj.weight"] = {{4, 8}, DType::f32, std::vector<float>(32, 1.0f)};
+  t["model.layers.2.mlp.gate.e_score_correction_bias"] = {{8}, DType::f32, std::vector<float>(8)};
+  // config.json says how many there are.
+  CHECK_THAT(error_of("glm4_moe", t), Contains("unmapped: model.layers.2.eh_proj.weight (4, 8)"));
+  const TemporaryFolder temporary;
+  const auto write = [&](const char* name, int further) {
+    write_folder(temporary / name, "glm4_moe", t);
+    auto config = nlohmann::json::parse(read_file(temporary / name / "config.json"));
+    config["num_nextn_predict_layers"] = further;
+    write_file_atomic(temporary / name / "config.json", config.dump());
+    return temporary / name;
+  };
+  const auto folder = interchange::open_hf_folder(write("one", 1));
+  CHECK_THAT(folder.left_out, Contains("2 tensors of the layers from 2 on") &&
+                                  Contains("40 parameters") && Contains("are left out") &&
+                                  Contains("num_nextn_predict_layers"));
+  CHECK_THAT(interchange::describe(folder), Contains("Every other tensor is mapped") &&
+                                                Contains("2 tensors of the layers from 2 on"));
+  CHECK(interchange::open_hf_folder(golden_hf() / "glm4_moe").left_out.empty());
+  // An export has none, and says so.
+  const auto checkpoint = interchange::import_hf(folder, temporary / "imported");
+  interchange::export_hf(checkpoint, temporary / "exported", {});
+  const auto exported = nlohmann::json::parse(read_file(temporary / "exported/config.json"));
+  CHECK(exported.at("num_nextn_predict_layers") == 0);
+  CHECK_FALSE(
+      storage::SafetensorsFolder(temporary / "exported").contains("model.layers.2.eh_proj.weight"));
+  // Further layers belong to the families that have them.
+  t["model.layers.3.eh_proj.weight"] = {{4, 8}, DType::f32, std::vector<float>(32, 1.0f)};
+  CHECK_THROWS_WITH(interchange::open_hf_folder(write("two", 1)),
+                    Contains("unmapped: model.layers.3.eh_proj.weight"));
+  Tensors dots = tensors_of(golden_hf() / "dots1");
+  dots["model.layers.2.eh_proj.weight"] = {{4, 8}, DType::f32, std::vector<float>(32, 1.0f)};
+  CHECK_THAT(error_of("dots1", dots), Contains("unmapped: model.layers.2.eh_proj.weight"));
 }
 
 TEST_CASE("the files beside the weights are copied byte for byte") {

@@ -123,6 +123,14 @@ TEST_CASE("the loss of a folder's model is the same under every layout") {
            {"qwen3_moe",
             4,
             {"distributed.strategy=fsdp2", "distributed.ep_size=2", "distributed.tp_size=2"}},
+           {"dots1", 2, {"distributed.strategy=megatron_ddp", "distributed.ep_size=2"}},
+           {"dots1_window",
+            2,
+            {"distributed.strategy=megatron_ddp", "distributed.pp_size=2",
+             "distributed.pipeline={}"}},
+           {"glm4_moe",
+            4,
+            {"distributed.strategy=fsdp2", "distributed.ep_size=2", "distributed.tp_size=2"}},
            {"mistral", 2, {}}}) {
     CAPTURE(row.model, row.layout);
     std::mutex mutex;
@@ -156,7 +164,7 @@ TEST_CASE("the likeliest tokens of a folder's model are transformers', up to its
       else
         CHECK(write(job, greedy()) == want(text));
     }
-  for (const std::string name : {"llama", "gpt2", "mixtral"}) {
+  for (const std::string name : {"llama", "gpt2", "mixtral", "dots1", "glm4_moe"}) {
     INFO(name);
     const json& text = expected()["cases"][name]["texts"][0];
     const fs::path folder = lab.with_tokenizer(name, text["eos"]);

@@ -172,7 +172,8 @@ TEST_CASE("layers with experts that cannot be are refused") {
   expect_error(
       {.what = "two steps", .set = moe({"model.moe.layer_freq=2", "model.moe.sparse_step=3"})},
       "model.moe.layer_freq", "both say");
-  for (const char* architecture : {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_moe"})
+  for (const char* architecture :
+       {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_moe", "dots1", "glm4_moe"})
     expect_error({.what = architecture, .set = {std::string("model.architecture=") + architecture}},
                  "model.moe.num_experts", "their number is not given");
 }
@@ -294,6 +295,19 @@ TEST_CASE("settings of experts that change nothing are told, and refused under s
                      .set = moe({"model.moe.first_dense_layers=1", "recompute=selective",
                                  "recompute.modules=[mlp,moe]"})});
   expect_no_warning({.what = "family's gate", .set = moe({"model.architecture=qwen2_moe"})});
+}
+
+TEST_CASE("a router has biases if they are asked for, by a rate, or by its family") {
+  CHECK_FALSE(shape({}).bias);
+  CHECK(shape({"model.moe.router_bias=true"}).bias);
+  CHECK(shape({"model.moe.router_bias=true"}).bias_rate == 0);
+  CHECK(shape({"model.moe.router_bias_update_rate=0.01"}).bias);
+  for (const char* family : {"dots1", "glm4_moe"}) {
+    const ExpertShape of_family = shape({std::string("model.architecture=") + family});
+    CHECK((of_family.bias && of_family.sigmoid && of_family.normalize));
+    CHECK_FALSE(of_family.layers[0]);
+    CHECK(of_family.layers[1]);
+  }
 }
 
 TEST_CASE("Megatron's switch for the router's bias takes its rate") {

@@ -108,8 +108,8 @@ class Print {
     all(a, b);
   }
   void add(const ExpertShape& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w);
   }
   void add(const ModelShape& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, a2, b2,

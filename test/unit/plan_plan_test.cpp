@@ -204,6 +204,12 @@ TEST_CASE("a resumed run of experts may balance them otherwise by what its check
   CHECK(differences({global}, {global, coeff + "0.5"}).empty());
   CHECK_THAT(differences({rate + "1e-3"}, {}), Catch::Contains("router_bias_update_rate"));
   CHECK_THAT(differences({}, {rate + "1e-3"}), Catch::Contains("router_bias_update_rate"));
+  const std::string bias = "model.moe.router_bias=true";
+  CHECK(differences({bias}, {rate + "1e-3"}).empty());
+  CHECK(differences({rate + "1e-3"}, {bias}).empty());
+  CHECK_THAT(differences({bias}, {}), Catch::Contains("router_bias: saved with true, now false") &&
+                                          !Catch::Contains("update_rate"));
+  CHECK_THAT(differences({}, {bias}), Catch::Contains("router_bias"));
   CHECK_THAT(differences({global}, {global, coeff + "0"}), Catch::Contains("aux_loss_coeff"));
   CHECK_THAT(differences({}, {"model.moe.router_topk=3"}), Catch::Contains("router_topk"));
 }

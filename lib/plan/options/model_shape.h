@@ -21,7 +21,8 @@ struct ExpertShape {
   DType logits = DType::f32;
   // These weigh the balance losses and the z-loss.
   double batch_coeff = 0, sample_coeff = 0, global_coeff = 0, z_coeff = 0;
-  double bias_rate = 0;  // by which biases balance experts after each step; 0: there are none
+  bool bias = false;     // experts are chosen by their scores plus a bias of each
+  double bias_rate = 0;  // by which the biases balance experts after each step; 0: they stay
   // An expert takes at most this many times an even share of a micro-batch's choices; 0: all. Those
   // of the lowest weight are dropped, or the last ones.
   double capacity_factor = 0;

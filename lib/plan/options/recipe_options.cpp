@@ -167,6 +167,7 @@ ExpertShape expert_shape(const recipe::ModelConfig& m) {
           .sample_coeff = balance_coeff(moe, recipe::LoadBalancing::seq_aux_loss),
           .global_coeff = balance_coeff(moe, recipe::LoadBalancing::global_aux_loss),
           .z_coeff = moe.z_loss_coeff,
+          .bias = moe.has_router_bias(),
           .bias_rate = moe.router_bias_update_rate,
           .capacity_factor = moe.expert_capacity_factor.value_or(0),
           .drops_lightest = moe.token_drop_policy == recipe::TokenDropPolicy::probs};

@@ -277,7 +277,7 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
                      "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
   }
   using enum recipe::Architecture;
-  for (const auto family : {mixtral, qwen2_moe, qwen3_moe, deepseek_moe})
+  for (const auto family : {mixtral, qwen2_moe, qwen3_moe, deepseek_moe, dots1, glm4_moe})
     diagnostics.require(
         moe.num_experts > 0 || r.model.architecture != family,
         {"model.moe.num_experts", "model.architecture"},

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "recipe/load/hf_config_file.h"
+#include "recipe/load/hf_families.h"
 #include "recipe/load/hf_keys.h"
 
 namespace mtrain::recipe {
@@ -39,11 +40,13 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation",
                                           "_sliding_window_pattern",
                                           "architectures",
                                           "auto_map",
+                                          "aux_loss_alpha",
                                           "bos_token_id",
                                           "cache_implementation",
                                           "chunk_size_feed_forward",
                                           "dtype",
                                           "eos_token_id",
+                                          "ep_size",
                                           "gradient_checkpointing",
                                           "id2label",
                                           "is_encoder_decoder",
@@ -53,6 +56,7 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation",
                                           "max_window_layers",
                                           "model_type",
                                           "n_ctx",
+                                          "num_nextn_predict_layers",
                                           "original_max_position_embeddings",
                                           "output_attentions",
                                           "output_hidden_states",
@@ -65,6 +69,7 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation",
                                           "rope_parameters",
                                           "rope_scaling",
                                           "router_aux_loss_coef",
+                                          "seq_aux",
                                           "sliding_window",
                                           "summary_activation",
                                           "summary_first_dropout",
@@ -79,24 +84,22 @@ constexpr std::string_view kNoMatter[] = {"_attn_implementation",
                                           "use_cache",
                                           "use_sliding_window"};
 
-// Keys that may have one value alone: what mtrain does. Families that have such a key as a row of
-// theirs take other values, too. Gemma computes with hidden_activation, and may have the other key.
-struct OnlyValue {
-  std::string_view key, value;
-};
-constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
-                               {"pretraining_tp", "1"},
-                               {"scale_attn_by_inverse_layer_idx", "false"},
-                               {"scale_attn_weights", "true"},
-                               {"add_cross_attention", "false"},
-                               {"attention_bias", "false"},
-                               {"partial_rotary_factor", "1"},
-                               {"rope_interleaved", "false"},
-                               {"hidden_act", "gelu_pytorch_tanh"},
-                               {"attn_logit_softcapping", "null"},
-                               {"use_bidirectional_attention", "false"},
-                               {"router_jitter_noise", "0"},
-                               {"use_mrope", "false"}};
+// Keys that may have one value alone, in all families: what mtrain does. Families that have such a
+// key as a row of theirs take other values, too. Gemma computes with hidden_activation, and may
+// have the other key.
+constexpr HfOnlyValue kOnly[] = {{"mlp_bias", "false"},
+                                 {"pretraining_tp", "1"},
+                                 {"scale_attn_by_inverse_layer_idx", "false"},
+                                 {"scale_attn_weights", "true"},
+                                 {"add_cross_attention", "false"},
+                                 {"attention_bias", "false"},
+                                 {"partial_rotary_factor", "1"},
+                                 {"rope_interleaved", "false"},
+                                 {"hidden_act", "gelu_pytorch_tanh"},
+                                 {"attn_logit_softcapping", "null"},
+                                 {"use_bidirectional_attention", "false"},
+                                 {"router_jitter_noise", "0"},
+                                 {"use_mrope", "false"}};
 
 // Families that are recognised, and what to do with a folder of one.
 struct UnbuiltFamily {
@@ -123,24 +126,26 @@ class ConfigReader {
     if (!file_.parse(text, path)) return;
     const Node* type = file_.find("model_type");
     const std::string name = type ? type->text : "";
-    const std::vector<HfKey> rows = hf_keys(name);
     const auto* unbuilt = std::ranges::find(kUnbuilt, name, &UnbuiltFamily::model_type);
     if (unbuilt != std::end(kUnbuilt))
       return file_.refuse(fmt::format("{}: model_type {} is {}, and mtrain builds models of text",
                                       path, name, unbuilt->what),
                           std::string(unbuilt->hint));
-    if (rows.empty())
+    const HfFamily* family = find_hf_family(name);
+    if (!family)
       return file_.refuse(
           fmt::format("{}: model_type `{}` is not one that mtrain builds", path, name),
           fmt::format("those that it builds: {}", fmt::join(hf_model_types(), ", ")));
+    const std::vector<HfKey> rows = hf_keys(name);
     file_.set("model.architecture", *type, "model_type", false);
     for (const HfKey& row : rows) read_row(row);
     const bool partial = std::ranges::count(rows, "model.rotary_percent", &HfKey::field) > 0;
     if (std::ranges::count(rows, "model.rotary_base", &HfKey::field))
-      read_hf_rope(file_, hf_rope(name), partial);
+      read_hf_rope(file_, family->rope, partial);
     if (std::ranges::count(rows, "no_rope_layers", &HfKey::key)) read_hf_no_rope(file_);
-    read_hf_window(file_, hf_window(name), hf_window_pattern(name));
-    check_others(rows);
+    read_hf_window(file_, family->window, family->window_pattern);
+    if (family->deepseek_v3_router) read_hf_router(file_);
+    check_others(rows, *family);
   }
 
  private:
@@ -207,7 +212,7 @@ class ConfigReader {
     return nullptr;
   }
 
-  void check_others(const std::vector<HfKey>& rows) {
+  void check_others(const std::vector<HfKey>& rows, const HfFamily& family) {
     const Node& root = file_.root();
     for (size_t i = 0; i < root.keys.size(); ++i) {
       const std::string& key = root.keys[i].name;
@@ -216,9 +221,12 @@ class ConfigReader {
           std::ranges::count(rows, key, &HfKey::key) ||
           std::ranges::count(rows, key, &HfKey::other_name))
         continue;
-      const auto only = std::ranges::find(kOnly, key, &OnlyValue::key);
-      if (only != std::end(kOnly))
-        file_.check_only(key, only->value, value);
+      const auto of_family = std::ranges::find(family.only, key, &HfOnlyValue::key);
+      const auto* of_all = std::ranges::find(kOnly, key, &HfOnlyValue::key);
+      if (of_family != family.only.end())
+        file_.check_only(key, of_family->values, value);
+      else if (of_all != std::end(kOnly))
+        file_.check_only(key, of_all->values, value);
       else if (key == "quantization_config")
         file_.refuse(
             fmt::format("{}: quantization_config says that the weights are quantized",

@@ -1,8 +1,10 @@
 #include "recipe/load/hf_config_file.h"
 
 #include <algorithm>
+#include <vector>
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "base/strings.h"
 
@@ -98,13 +100,17 @@ Node HfConfigFile::frequency(const std::vector<bool>& apart, int mark) const {
   return list;
 }
 
-void HfConfigFile::check_only(std::string_view key, std::string_view wanted, const Node& value) {
-  double number = 0, is = 0;
-  ValueError ignored;
-  const bool numbers =
-      read_value(scalar(wanted), {}, number, ignored) && read_value(value, {}, is, ignored);
-  if (numbers ? number == is : to_lower(value.text) == wanted) return;
-  refuse(fmt::format("{}: {} is {}, and only {} is built", path_, key, value.text, wanted),
+void HfConfigFile::check_only(std::string_view key, std::string_view built, const Node& value) {
+  const std::vector<std::string> words = split(built, ' ');
+  for (const std::string& word : words) {
+    double wanted = 0, is = 0;
+    ValueError ignored;
+    const bool numbers =
+        read_value(scalar(word), {}, wanted, ignored) && read_value(value, {}, is, ignored);
+    if (numbers ? wanted == is : to_lower(value.text) == word) return;
+  }
+  refuse(fmt::format("{}: {} is {}, and only {} is built", path_, key, value.text,
+                     fmt::join(words, " or ")),
          "such models cannot be trained yet");
 }
 

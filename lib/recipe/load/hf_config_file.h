@@ -1,5 +1,5 @@
 // A config.json that is read into the settings of a recipe: what its readers share (hf_config.cpp,
-// and those of rotary positions and windows).
+// and those of rotary positions, windows and routers).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -48,8 +48,9 @@ class HfConfigFile {
   // n - 1, 2 n - 1, ...; 0 if none is; else a list in which they have the number `mark`, 1 or 0.
   Node frequency(const std::vector<bool>& apart, int mark) const;
 
-  // Refuses a value other than the one that is built; numbers are compared as numbers.
-  void check_only(std::string_view key, std::string_view wanted, const Node& value);
+  // Refuses a value that is none of those that are built, which blanks separate; numbers are
+  // compared as numbers.
+  void check_only(std::string_view key, std::string_view built, const Node& value);
   void refuse(std::string reason, std::string hint);
 
  private:
@@ -69,5 +70,9 @@ void read_hf_no_rope(HfConfigFile& file);
 // Reads which layers have a window; `pattern` is n of a patterned kind. Layers without rotary
 // positions have been read before.
 void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern);
+
+// Reads what the rows leave open of routers of DeepSeek-V3's kind, and refuses those that mtrain,
+// or transformers, cannot compute.
+void read_hf_router(HfConfigFile& file);
 
 }  // namespace mtrain::recipe

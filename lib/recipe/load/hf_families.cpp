@@ -1,5 +1,8 @@
 #include "recipe/load/hf_families.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace mtrain::recipe {
 
 namespace {
@@ -157,6 +160,64 @@ constexpr HfFamilyKey kQwen3Moe[] = {
     {"mlp_only_layers", ""},          {"initializer_range", "0.02"},
     {"attention_dropout", "0.0"}};
 
+constexpr HfFamilyKey kDots1[] = {{"hidden_size", "4608"},
+                                  {"intermediate_size", "10944"},
+                                  {"num_hidden_layers", "62"},
+                                  {"num_attention_heads", "32"},
+                                  {"num_key_value_heads", "32"},
+                                  {"head_dim", ""},
+                                  {"vocab_size", "152064"},
+                                  {"max_position_embeddings", "2048"},
+                                  {"rms_norm_eps", "1.0e-6"},
+                                  {"rope_theta", "10000"},
+                                  {"hidden_act", "silu"},
+                                  {"attention_bias", "false"},
+                                  {"tie_word_embeddings", "false"},
+                                  {"n_routed_experts", ""},
+                                  {"num_experts_per_tok", ""},
+                                  {"moe_intermediate_size", "1408"},
+                                  {"n_shared_experts", ""},
+                                  {"first_k_dense_replace", "0"},
+                                  {"n_group", "1"},
+                                  {"topk_group", "1"},
+                                  {"norm_topk_prob", "false"},
+                                  {"routed_scaling_factor", "1.0"},
+                                  {"initializer_range", "0.02"},
+                                  {"attention_dropout", "0.0"}};
+
+// The output projection of attention has no bias.
+constexpr HfFamilyKey kGlm4Moe[] = {{"hidden_size", "4096"},
+                                    {"intermediate_size", "10944"},
+                                    {"num_hidden_layers", "46"},
+                                    {"num_attention_heads", "96"},
+                                    {"num_key_value_heads", "8"},
+                                    {"head_dim", ""},
+                                    {"vocab_size", "151552"},
+                                    {"max_position_embeddings", "131072"},
+                                    {"rms_norm_eps", "1.0e-5"},
+                                    {"rope_theta", "10000"},
+                                    {"partial_rotary_factor", "0.5"},
+                                    {"hidden_act", "silu"},
+                                    {"attention_bias", "false", "model.add_qkv_bias"},
+                                    {"use_qk_norm", "false"},
+                                    {"tie_word_embeddings", "false"},
+                                    {"n_routed_experts", "128"},
+                                    {"num_experts_per_tok", "8"},
+                                    {"moe_intermediate_size", "1408"},
+                                    {"n_shared_experts", "1"},
+                                    {"first_k_dense_replace", "1"},
+                                    {"n_group", "1"},
+                                    {"topk_group", "1"},
+                                    {"norm_topk_prob", "true"},
+                                    {"routed_scaling_factor", "1.0"},
+                                    {"initializer_range", "0.02"},
+                                    {"attention_dropout", "0.0"}};
+
+// Keys of DeepSeek-V3 that transformers does not read for these families. The folders of dots.llm1
+// write the name of the choice as that of the scores, too.
+constexpr HfOnlyValue kDeepseekV3Router[] = {
+    {"topk_method", "noaux_tc"}, {"scoring_func", "sigmoid noaux_tc"}, {"moe_layer_freq", "1"}};
+
 constexpr HfFamilyKey kGpt2[] = {{"n_embd", "768"},
                                  {"n_inner", ""},
                                  {"n_layer", "12"},
@@ -188,10 +249,24 @@ constexpr HfFamily kFamilies[] = {
     {.model_type = "mixtral", .keys = kMixtral, .window = HfWindow::every_layer},
     {.model_type = "qwen2_moe", .keys = kQwen2Moe, .window = HfWindow::alternating},
     {.model_type = "qwen3_moe", .keys = kQwen3Moe, .window = HfWindow::switched},
+    {.model_type = "dots1",
+     .keys = kDots1,
+     .window = HfWindow::late_layers,
+     .deepseek_v3_router = true,
+     .only = kDeepseekV3Router},
+    {.model_type = "glm4_moe",
+     .keys = kGlm4Moe,
+     .deepseek_v3_router = true,
+     .only = kDeepseekV3Router},
     {.model_type = "gpt2", .keys = kGpt2}};
 
 }  // namespace
 
 std::span<const HfFamily> hf_families() { return kFamilies; }
+
+const HfFamily* find_hf_family(std::string_view model_type) {
+  const auto* at = std::ranges::find(kFamilies, model_type, &HfFamily::model_type);
+  return at == std::end(kFamilies) ? nullptr : at;
+}
 
 }  // namespace mtrain::recipe

@@ -10,7 +10,7 @@ namespace mtrain::recipe {
 
 namespace {
 
-// What a key of config.json sets, in every family that has it.
+// What a key of config.json sets, in every family that has it and names no other field.
 struct KeyField {
   std::string_view key, field;
   bool recipe_wins = false;
@@ -52,6 +52,13 @@ constexpr KeyField kKeyFields[] = {
     {.key = "norm_topk_prob", .field = "model.moe.norm_topk_prob"},
     {.key = "decoder_sparse_step", .field = "model.moe.sparse_step"},
     {.key = "mlp_only_layers", .field = "model.moe.dense_layers"},
+    {.key = "n_routed_experts", .field = "model.moe.num_experts"},
+    {.key = "n_shared_experts", .field = "model.moe.num_shared_experts"},
+    {.key = "first_k_dense_replace", .field = "model.moe.first_dense_layers"},
+    {.key = "n_group", .field = "model.moe.num_groups"},
+    {.key = "topk_group", .field = "model.moe.group_topk"},
+    {.key = "routed_scaling_factor", .field = "model.moe.router_topk_scaling_factor"},
+    {.key = "use_qk_norm", .field = "model.qk_layernorm"},
     {.key = "initializer_range", .field = "model.init_method_std", .recipe_wins = true},
     {.key = "attention_dropout", .field = "model.attention_dropout", .recipe_wins = true},
     {.key = "resid_pdrop", .field = "model.hidden_dropout", .recipe_wins = true},
@@ -65,22 +72,17 @@ constexpr KeyField kKeyFields[] = {
     {.key = "activation_function", .field = "model.activation"},
     {.key = "attn_pdrop", .field = "model.attention_dropout", .recipe_wins = true}};
 
-const HfFamily* find_hf_family(std::string_view model_type) {
-  const auto families = hf_families();
-  const auto at = std::ranges::find(families, model_type, &HfFamily::model_type);
-  return at == families.end() ? nullptr : &*at;
-}
-
 }  // namespace
 
 std::vector<HfKey> hf_keys(std::string_view model_type) {
   std::vector<HfKey> keys;
   const HfFamily* family = find_hf_family(model_type);
   if (!family) return keys;
-  for (const auto& [key, omitted] : family->keys) {
+  for (const auto& [key, omitted, field] : family->keys) {
     const auto* row = std::ranges::find(kKeyFields, key, &KeyField::key);
     MT_CHECK(row != std::end(kKeyFields), "no field for the key {} of {}", key, model_type);
-    keys.push_back({key, row->field, omitted, row->recipe_wins, row->other_name});
+    keys.push_back(
+        {key, field.empty() ? row->field : field, omitted, row->recipe_wins, row->other_name});
   }
   return keys;
 }

@@ -28,6 +28,7 @@ enum class HfWindow {
   every_layer,   // sliding_window, if it is not null, holds for all layers
   switched,      // the same, if use_sliding_window is true
   from_layer,    // use_sliding_window, for the layers from max_window_layers on
+  late_layers,   // sliding_window, if it is not null, for the layers from max_window_layers on
   alternating,   // use_sliding_window, for every other layer before max_window_layers
   patterned,     // sliding_window, for all layers but every nth one; n is in HfFamily
   without_rope,  // use_sliding_window, for the layers without rotary positions

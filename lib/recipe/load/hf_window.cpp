@@ -41,7 +41,7 @@ Windows windows_of_family(const HfConfigFile& file, HfWindow kind, int64_t patte
   const bool null = is.width && is.width->unset();
   const Node *use = file.find("use_sliding_window"), *set = file.field("model.window_size");
   is.switched = use && to_lower(use->text) == "true";
-  const int64_t first = file.number("max_window_layers", 28);
+  const int64_t first = file.number("max_window_layers", kind == HfWindow::late_layers ? 62 : 28);
   const int64_t nth = file.number("sliding_window_pattern", pattern);
   std::function<bool(int64_t)> has;
   switch (kind) {
@@ -56,6 +56,12 @@ Windows windows_of_family(const HfConfigFile& file, HfWindow kind, int64_t patte
       break;
     case HfWindow::from_layer:
       is.window = is.switched && !null;
+      is.said = fmt::format("max_window_layers {}", first);
+      has = [&](int64_t l) { return l >= first; };
+      break;
+    case HfWindow::late_layers:
+      is.switched = true;
+      is.window = !null;
       is.said = fmt::format("max_window_layers {}", first);
       has = [&](int64_t l) { return l >= first; };
       break;
@@ -124,8 +130,8 @@ void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
   const bool uniform = windowed == 0 || windowed == layers;
   // Of these transformers reads no layer_types, or another rule in each of its versions.
   const bool row = kind == HfWindow::every_layer;
-  const bool by_layer =
-      kind == HfWindow::from_layer || kind == HfWindow::patterned || kind == HfWindow::without_rope;
+  const bool by_layer = kind == HfWindow::from_layer || kind == HfWindow::late_layers ||
+                        kind == HfWindow::patterned || kind == HfWindow::without_rope;
   const bool dropped = (row || kind == HfWindow::switched) && is.window && windowed == 0;
   if ((!uniform && !by_layer) || (windowed > 0 && !is.window) || dropped)
     return file.refuse(

@@ -31,6 +31,14 @@ double RopeScalingConfig::attention_scale(int64_t max_positions) const {
   return over > 0 && under > 0 ? grown(over) / grown(under) : grown(1);
 }
 
+namespace {
+void take_deepseek_v3_router(MoeConfig& moe) {
+  moe.router_score = RouterScore::sigmoid;
+  moe.router_bias = true;
+  moe.first_dense_layers = 1;
+}
+}  // namespace
+
 ModelConfig model_defaults(Architecture architecture) {
   ModelConfig m;
   switch (architecture) {
@@ -100,6 +108,17 @@ ModelConfig model_defaults(Architecture architecture) {
       m.moe.router_pre_softmax = true;
       m.moe.norm_topk_prob = false;
       m.moe.first_dense_layers = 1;
+      break;
+    case Architecture::dots1:
+      m.rotary_base = 1e7;
+      m.qk_layernorm = true;
+      take_deepseek_v3_router(m.moe);
+      break;
+    case Architecture::glm4_moe:
+      m.rotary_base = 1e6;
+      m.rotary_percent = 0.5;
+      m.add_qkv_bias = true;
+      take_deepseek_v3_router(m.moe);
       break;
   }
   m.architecture = architecture;

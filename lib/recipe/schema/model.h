@@ -13,7 +13,7 @@
 
 namespace mtrain::recipe {
 
-// The last four are families of models with experts.
+// The last six are families of models with experts.
 enum class Architecture {
   llama,
   gpt2,
@@ -28,7 +28,9 @@ enum class Architecture {
   mixtral,
   qwen2_moe,
   qwen3_moe,
-  deepseek_moe
+  deepseek_moe,
+  dots1,
+  glm4_moe
 };
 constexpr auto enum_names(Architecture) {
   return std::array{EnumName{Architecture::llama, "llama"},
@@ -44,7 +46,9 @@ constexpr auto enum_names(Architecture) {
                     EnumName{Architecture::mixtral, "mixtral"},
                     EnumName{Architecture::qwen2_moe, "qwen2_moe"},
                     EnumName{Architecture::qwen3_moe, "qwen3_moe"},
-                    EnumName{Architecture::deepseek_moe, "deepseek_moe"}};
+                    EnumName{Architecture::deepseek_moe, "deepseek_moe"},
+                    EnumName{Architecture::dots1, "dots1"},
+                    EnumName{Architecture::glm4_moe, "glm4_moe"}};
 }
 
 enum class Normalization { rmsnorm, layernorm };
@@ -125,11 +129,14 @@ struct MoeConfig {
   std::vector<LoadBalancing> load_balancing_type{LoadBalancing::none};
   std::vector<double> aux_loss_coeff{0.0};
   double z_loss_coeff = 0.0, router_bias_update_rate = 0.0;
+  bool router_bias = false;
   std::optional<double> expert_capacity_factor;
   TokenDropPolicy token_drop_policy = TokenDropPolicy::probs;
   bool pad_expert_input_to_capacity = false;
   MoeDispatcher token_dispatcher = MoeDispatcher::alltoall;
   bool shared_expert_overlap = false;
+
+  bool has_router_bias() const { return router_bias || router_bias_update_rate > 0; }
 
   static constexpr auto fields = std::tuple{
       Field{"num_experts",
@@ -230,8 +237,11 @@ struct MoeConfig {
             {.aliases = "model.moe_z_loss_coeff", .min = 0, .none_means = "0"}},
       Field{"router_bias_update_rate",
             &MoeConfig::router_bias_update_rate,
-            "step of the biases that balance experts without a loss; 0: no biases",
+            "step of the biases that balance experts without a loss; 0: they stay as they are",
             {.aliases = "model.moe_router_bias_update_rate", .min = 0, .max = 1}},
+      Field{"router_bias", &MoeConfig::router_bias,
+            "experts are chosen by their scores plus a bias of each expert, which begins at 0 or "
+            "comes with the weights; router_bias_update_rate implies it"},
       Field{"expert_capacity_factor",
             &MoeConfig::expert_capacity_factor,
             "an expert takes at most this many times an even share of a micro-batch's choices in "

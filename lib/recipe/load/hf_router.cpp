@@ -1,0 +1,52 @@
+// Routers of DeepSeek-V3's kind in Hugging Face's config.json.
+#include <fmt/core.h>
+
+#include "base/strings.h"
+#include "recipe/load/hf_config_file.h"
+
+namespace mtrain::recipe {
+
+void read_hf_router(HfConfigFile& file) {
+  const char* sum = "norm_topk_prob";  // null counts as false there
+  if (const Node* node = file.find(sum); node && node->unset())
+    file.set("model.moe.norm_topk_prob", file.scalar("false"), sum, false);
+  const auto number = [&](const char* field) { return int64_t(file.field_number(field)); };
+  const int64_t experts = number("model.moe.num_experts"), chosen = number("model.moe.router_topk"),
+                shared = number("model.moe.num_shared_experts"),
+                groups = number("model.moe.num_groups"), best = number("model.moe.group_topk");
+  const char* again = "download the folder again, or correct its config.json";
+  // transformers builds no model without them.
+  for (const auto& [key, value] : {std::pair{"n_routed_experts", experts},
+                                   {"num_experts_per_tok", chosen},
+                                   {"n_shared_experts", shared},
+                                   {"n_group", groups},
+                                   {"topk_group", best}})
+    if (value < 1)
+      return file.refuse(fmt::format("{}: {} must be at least 1", file.path(), key), again);
+  if (experts % groups != 0)
+    return file.refuse(fmt::format("{}: n_group {} does not divide the {} experts of "
+                                   "n_routed_experts",
+                                   file.path(), groups, experts),
+                       again);
+  const int64_t within = experts / groups * best;
+  if (best > groups || chosen > within)
+    return file.refuse(fmt::format("{}: {} experts for a token (num_experts_per_tok) cannot come "
+                                   "from {} of {} groups (topk_group, n_group) of {} experts",
+                                   file.path(), chosen, best, groups, experts / groups),
+                       again);
+  // The sum of a group's best two scores ranks it in transformers, and that of its best chosen /
+  // best in mtrain, as in Megatron. All groups need no rank.
+  if (best < groups && chosen / best != 2)
+    return file.refuse(
+        fmt::format("{}: its groups of experts are ranked by two experts of each, and only "
+                    "num_experts_per_tok / topk_group of them, {} / {}, is built",
+                    file.path(), chosen, best),
+        "such models cannot be trained yet");
+  const Node* normalized = file.field("model.moe.norm_topk_prob");
+  if (chosen == 1 && normalized && to_lower(normalized->text) == "true")
+    file.refuse(
+        fmt::format("{}: norm_topk_prob makes the weight of a token's only expert 1", file.path()),
+        "its router could not learn; such models cannot be trained yet");
+}
+
+}  // namespace mtrain::recipe
