@@ -207,7 +207,7 @@ TEST_CASE("windows and rotary positions of some layers train as on a single rank
                                with(with(base, cp_of(4, "[a2a,a2a+p2p,all_gather,p2p]")),
                                     with(kLevels, recompute)),
                                5));
-  check_alike(one, train_ranks(2, with(with(base, tensor), recompute), 5));
+  check_close(one.losses, train_ranks(2, with(with(base, tensor), recompute), 5)[0].losses, 1e-5);
   // The second stage begins with a layer of its own kind.
   check_close(one.losses, train_ranks(2, with(base, pipeline), 5)[0].losses, 1e-5);
   check_close(

@@ -195,6 +195,22 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
       "ddp.overlap_param_gather_with_optimizer_step", "single stage");
 }
 
+TEST_CASE("keys go around a ring in layers without a window alone") {
+  const auto types = [](const char* list) {
+    return Overrides{"model.window_size=64", "model.window_attn_skip_freq=2",
+                     "distributed.cp_size=4", std::string("distributed.cp_comm_type=") + list};
+  };
+  expect_accepts({.what = "rings in layers without a window",
+                  .world = 4,
+                  .set = types("[a2a,p2p,all_gather,p2p,a2a,p2p,a2a,p2p]")});
+  expect_error({.what = "rings in layers with a window",
+                .world = 4,
+                .set = types("[a2a,p2p,p2p,all_gather,a2a,p2p,p2p,p2p]")},
+               "distributed.cp_comm_type", "(layers 2, 6)");
+  expect_error({.what = "one word for layers with and without", .world = 4, .set = types("p2p")},
+               "distributed.cp_comm_type", "(layers 0, 2, 4, 6)");
+}
+
 TEST_CASE("experts must divide into the ranks that share them") {
   expect_error({.what = "experts' width by tp",
                 .world = 8,

@@ -66,21 +66,6 @@ TEST_CASE("sequences and packs must divide into the ranks that share them") {
   expect_accepts({.what = "window all_gather",
                   .world = 4,
                   .set = with({"model.window_size=64", "model.cp_comm_type=all_gather"})});
-  const Overrides odd{"model.window_size=64", "model.window_attn_skip_freq=2"};
-  const auto types = [&](const char* list) {
-    Overrides set = odd;
-    set.emplace_back(std::string("model.cp_comm_type=") + list);
-    return with(set);
-  };
-  expect_accepts({.what = "rings in layers without a window",
-                  .world = 4,
-                  .set = types("[a2a,p2p,all_gather,p2p,a2a,p2p,a2a,p2p]")});
-  expect_error({.what = "rings in layers with a window",
-                .world = 4,
-                .set = types("[a2a,p2p,p2p,all_gather,a2a,p2p,p2p,p2p]")},
-               "distributed.cp_comm_type", "(layers 2, 6)");
-  expect_error({.what = "one word for layers with and without", .world = 4, .set = types("p2p")},
-               "distributed.cp_comm_type", "(layers 0, 2, 4, 6)");
   expect_error({.what = "packing batch",
                 .set = {"packed_sequence.packed_sequence_size=4096", "train.micro_batch_size=2"}},
                "packed_sequence.packed_sequence_size", "micro-batch is 2");
