@@ -44,10 +44,6 @@ bool only_says_gated(const RawSetting& g) {
   return g.spelling == "model.gated_linear_unit" || g.spelling == "model.swiglu";
 }
 
-// Megatron's switch for SwiGLU agrees with no other gate.
-bool names_silu(const RawSetting& g) { return g.spelling == "model.swiglu"; }
-bool other_gate(const ModelConfig& m) { return m.activation == Activation::geglu; }
-
 // Whether a value says that what its key names is not used.
 bool says_off(const Node& node) {
   if (node.kind == Node::Kind::map || node.kind == Node::Kind::list) return node.items.empty();
@@ -539,10 +535,11 @@ bool same_value(const RawSetting& a, const RawSetting& b) {
   if (!a.row->ops->read(a.node, a.row->options, a.row->at(x), c) ||
       !b.row->ops->read(b.node, b.row->options, b.row->at(y), c))
     return a.node.text == b.node.text;  // such as ${...}, or a mistake that is reported later
-  // An activation agrees with a switch beside it that says no more than whether there is a gate.
+  // A switch for the gate alone agrees with every gate, and Megatron's for SwiGLU with silu's.
+  const bool swiglu = a.spelling == "model.swiglu" || b.spelling == "model.swiglu";
   if (only_says_gated(a) || only_says_gated(b))
-    return x.model.gated() == y.model.gated() && !(names_silu(a) && other_gate(y.model)) &&
-           !(names_silu(b) && other_gate(x.model));
+    return x.model.gated() == y.model.gated() &&
+           !(swiglu && Activation::geglu == (only_says_gated(a) ? y : x).model.activation);
   return a.row->show(x) == b.row->show(y);
 }
 
