@@ -110,6 +110,17 @@ FAMILIES = {
         rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=2.0,
                           beta_slow=0.25, attention_factor=1.15)),
     "mlp_bias": dict(LLAMA, mlp_bias=True),
+    # Norms of inputs and outputs, also around experts; and experts that read the residual stream itself.
+    "sandwich_layernorms": dict(GPT2, norm_placement="sandwich", layernorm_zero_centered_gamma=True),
+    "sandwich_experts": dict(LLAMA, norm_placement="sandwich",
+                             moe=dict(EXPERTS, shared_expert_ffn_hidden_size=40,
+                                      shared_expert_gate=True, aux_loss_coeff=[0.1])),
+    # Norms of the outputs of attention and MLP alone, and of all heads' queries and keys.
+    "post_norms": dict(LLAMA, norm_placement="post", qk_layernorm=True, qk_layernorm_all_heads=True),
+    # All norms multiply by 1 + weight.
+    "sandwich_norms": dict(LLAMA, kv_channels=16, norm_placement="sandwich", qk_layernorm=True,
+                           layernorm_zero_centered_gamma=True),
+    "post_experts": dict(LLAMA, norm_placement="post", moe=dict(EXPERTS, router_topk=3)),
     # With a window and rotary positions, with either, and with neither. The window's base is not
     # scaled; scores are divided by another root, and capped.
     "some_layers": dict(
@@ -118,17 +129,6 @@ FAMILIES = {
                           original_max_position_embeddings=48),
         no_rope_freq=[0, 0, 1, 1], window_size=8, window_attn_skip_freq=[1, 0, 1, 0],
         query_pre_attn_scalar=6.0, attn_logit_softcapping=2.0),
-    # Norms of the outputs of attention and MLP alone, and of all heads' queries and keys.
-    "post_norms": dict(LLAMA, norm_placement="post", qk_layernorm=True, qk_layernorm_all_heads=True),
-    # Norms of inputs and outputs; all norms multiply by 1 + weight.
-    "sandwich_norms": dict(LLAMA, kv_channels=16, norm_placement="sandwich", qk_layernorm=True,
-                           layernorm_zero_centered_gamma=True),
-    "sandwich_layernorms": dict(GPT2, norm_placement="sandwich", layernorm_zero_centered_gamma=True),
-    # Experts between such norms, and experts that read the residual stream itself.
-    "sandwich_experts": dict(LLAMA, norm_placement="sandwich",
-                             moe=dict(EXPERTS, shared_expert_ffn_hidden_size=40,
-                                      shared_expert_gate=True, aux_loss_coeff=[0.1])),
-    "post_experts": dict(LLAMA, norm_placement="post", moe=dict(EXPERTS, router_topk=3)),
     # Gates by gelu, embeddings that are scaled where tokens are looked up but not where the same
     # matrix gives the logits, and a cap that bends most of these.
     "geglu_capped": dict(LLAMA, activation="geglu", embedding_multiplier=32 ** 0.5,

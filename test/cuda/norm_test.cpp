@@ -189,9 +189,9 @@ TEST_CASE("norms of rows that ranks share equal the CPU's, as do the sums of the
         Operands o(s, type, offset);
         Mirror squares(Array(DType::f32, s.T)), products(Array(DType::f32, s.T));
         const double K = double(s.H);
-        const auto sums = [&](Mirror& to, bool backward, const auto& of) {
+        const auto sums = [&](Mirror& to, bool of_gradient, const auto& of) {
           NormSums a{.x_TH = of(o.x)};
-          if (backward)
+          if (of_gradient)
             a.dy_TH = of(o.dy), a.w_H = of(o.w), a.rstd_T = of(o.rstd), a.plus_one = s.plus_one;
           a.sum_T = of(to), a.T = s.T, a.H = s.H, a.token_stride = s.H + s.gap;
           return a;

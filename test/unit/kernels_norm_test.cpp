@@ -11,8 +11,11 @@ namespace {
 
 constexpr float kEps = 1e-5f;
 
-constexpr std::pair<bool, bool> kForms[] = {
-    {false, false}, {true, false}, {false, true}, {true, true}};  // fused, plus_one
+// `more`: with the residual, or of two heads.
+struct Form {
+  bool more, plus_one;
+};
+constexpr Form kForms[] = {{false, false}, {true, false}, {false, true}, {true, true}};
 
 struct Row {
   std::vector<double> y;
@@ -60,7 +63,8 @@ TEST_CASE("norm forward equals its definition, with and without the residual") {
       Closeness close(name("norm forward", kind, dtype));
       for_each_isa([&](const char* isa) {
         for (int64_t H : {1, 7, 33, 768, 1001})
-          for (const auto& [fused, plus_one] : kForms) {
+          for (const Form& form : kForms) {
+            const bool fused = form.more, plus_one = form.plus_one;
             const int64_t T = 5;
             CAPTURE(isa, H, fused, plus_one);
             const Array x = Array::normal(dtype, T * H, 1),
@@ -146,8 +150,9 @@ TEST_CASE("norm backward equals finite differences of the forward") {
     for (DType dtype : kFloats) {
       Closeness close(name("norm backward", kind, dtype));
       for (int64_t H : {2, 7, 33, 257})
-        for (const auto& [two, plus_one] : kForms) {
-          const int64_t heads = two ? 2 : 1;
+        for (const Form& form : kForms) {
+          const bool plus_one = form.plus_one;
+          const int64_t heads = form.more ? 2 : 1;
           const int64_t T = 3, stride = heads == 1 ? H : heads * H + 5, rows = T * heads;
           const Array x = Array::normal(dtype, T * stride, 1),
                       dy = Array::normal(dtype, T * stride, 2);
