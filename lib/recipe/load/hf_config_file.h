@@ -62,8 +62,8 @@ void read_hf_rope(HfConfigFile& file, HfRope kind, bool partial);
 // Reads which layers have a window.
 void read_hf_window(HfConfigFile& file, HfWindow kind);
 
-// Reads what the rows leave open of routers of DeepSeek-V3's kind, and refuses those that mtrain, or
-// transformers, cannot compute.
+// Reads what the rows leave open of routers of DeepSeek-V3's kind, and refuses those that mtrain,
+// or transformers, cannot compute.
 void read_hf_router(HfConfigFile& file);
 
 }  // namespace mtrain::recipe
