@@ -125,14 +125,23 @@ class ConfigReader {
   void read_text(const std::string& text, const std::string& path) {
     path_ = path;
     Diagnostics own;
-    if (!parse_yaml(text, path_, own, config_) || config_.kind != Node::Kind::map)
+    const bool whole = parse_json(text, path_, own, config_) && config_.kind == Node::Kind::map;
+    if (own.has_errors()) return refuse_text(own);
+    if (!whole)
       return refuse(fmt::format("{} is not a JSON object", path_), "download the folder again");
     const Node* type = find("model_type");
     const std::string name = type ? type->text : "";
+    for (const char* part : {"vision_config", "audio_config"})
+      if (given(config_, part))
+        return refuse(
+            fmt::format("{}: {} says that model_type `{}` reads more than text", path_, part, name),
+            "save its language model alone: load the folder by transformers, and call "
+            "save_pretrained() of the part that computes the text");
     const std::vector<HfKey> rows = hf_keys(name);
     if (rows.empty())
       return refuse(fmt::format("{}: model_type `{}` is not one that mtrain builds", path_, name),
                     fmt::format("those that it builds: {}", fmt::join(hf_model_types(), ", ")));
+    path_ += fmt::format(" (model_type {})", name);  // the keys of families differ
     set("model.architecture", *type, "model_type", false);
     for (const HfKey& row : rows) read_row(row);
     partial_ = std::ranges::count(rows, kRotatedPart, &HfKey::key) > 0;
@@ -405,6 +414,11 @@ class ConfigReader {
     const SchemaRow* row = find_row(field);
     RawSetting setting{row, "model.from", from_.location, value, Origin::derived};
     setting.node.location = from_.location;
+    Recipe scratch;
+    if (ValueError wrong;
+        !value.unset() && !row->ops->read(value, row->options, row->at(scratch), wrong))
+      return refuse(fmt::format("{}: {} is {}: {}", path_, key, describe(value), wrong.reason),
+                    "download the folder again, or correct its config.json");
     const auto at = given_.fields.find(row->path);
     const bool own = at != given_.fields.end() && at->second.spelling != "model.from";
     if (!own && (replace || at == given_.fields.end())) {
@@ -416,6 +430,14 @@ class ConfigReader {
                       path_, from_.location.str(), key, value.text),
           "remove one of the two");
     }
+  }
+
+  // Tells what is wrong with the text itself, such as a key that stands twice.
+  void refuse_text(const Diagnostics& text) {
+    for (const Diagnostic& d : text.sorted())
+      if (d.severity == Severity::error)
+        refuse(fmt::format("{}: {}", d.location.str(), d.reason),
+               "correct the file, or download the folder again");
   }
 
   void refuse(std::string reason, std::string hint) {
