@@ -10,11 +10,15 @@ using namespace train_testing;
 namespace {
 
 const Changes kSizes{"model.num_layers=4", "train.global_batch_size=8", "train.micro_batch_size=1",
-                     "optimizer.lr=3e-3"},
-    kPost{"model.norm_placement=post", "model.qk_layernorm=true",
-          "model.qk_layernorm_all_heads=true"},
-    kSandwich{"model.norm_placement=sandwich", "model.layernorm_zero_centered_gamma=true",
-              "model.qk_layernorm=true", "model.hidden_dropout=0.1"};
+                     "optimizer.lr=3e-3"};
+// Under smaller initial weights the outputs of so narrow a model are next to nothing, and their
+// norms multiply rounding errors by as much: fp32 is then far from float64 within 20 steps.
+const Changes kLarge{"model.init_method_std=0.2"},
+    kPost = with(kLarge, {"model.norm_placement=post", "model.qk_layernorm=true",
+                          "model.qk_layernorm_all_heads=true"}),
+    kSandwich =
+        with(kLarge, {"model.norm_placement=sandwich", "model.layernorm_zero_centered_gamma=true",
+                      "model.qk_layernorm=true", "model.hidden_dropout=0.1"});
 
 // A shared expert is part of the output that is normalized.
 Changes with_experts(const Changes& model) {
@@ -34,7 +38,7 @@ const Changes kSequence{"distributed.tp_size=2", "distributed.sequence_parallel=
 void expect_close(const Changes& model, const std::vector<Layout>& layouts) {
   const Changes changes = with(kSizes, model);
   const Result one = train_alone(changes, 20);
-  CHECK(one.losses.back() < 0.9 * one.losses.front());
+  CHECK(one.losses.back() < 0.8 * one.losses.front());
   for (const Layout& layout : layouts) {
     CAPTURE(model, layout.name);
     const auto ranks = train_ranks(layout.ranks, with(changes, layout.changes), 20);

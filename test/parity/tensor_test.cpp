@@ -96,11 +96,12 @@ const std::vector<Model> kModels{
      {"model.attention_bias=true", "model.activation=gelu", "model.num_query_groups=4"}},
     {"8 of 4, norms of outputs alone, and of all heads' queries",
      {"model.num_query_groups=4", "model.norm_placement=post", "model.qk_layernorm=true",
-      "model.qk_layernorm_all_heads=true"}},
+      "model.qk_layernorm_all_heads=true", "model.init_method_std=0.2"}},
     {"8 of 1, norms of inputs and outputs by 1 + weight, of all heads' queries, dropout",
      {"model.num_query_groups=1", "model.norm_placement=sandwich",
       "model.layernorm_zero_centered_gamma=true", "model.qk_layernorm=true",
-      "model.qk_layernorm_all_heads=true", "model.hidden_dropout=0.1"}},
+      "model.qk_layernorm_all_heads=true", "model.hidden_dropout=0.1",
+      "model.init_method_std=0.2"}},
     {"gpt2: plain MLP, learned positions, biases, tied, dropout",
      {"model.architecture=gpt2", "model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}}};
 
