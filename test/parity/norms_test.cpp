@@ -115,19 +115,19 @@ TEST_CASE("recomputation gives the bits of norms of outputs that are kept") {
 }
 
 TEST_CASE("models with norms of outputs train in 8 bits, and recompute the same bits") {
-  for (const Changes& model : {kPost, kSandwich})
+  for (const Changes& norms : {kPost, kSandwich})
     for (const Changes& scales : {kTensorwise, kDelayed}) {
-      CAPTURE(model, scales);
-      const Changes changes = with(scales, model);
-      const Result reference = train_alone(with(kBf16, model), 20), one = train_alone(changes, 20);
+      const Changes model = with(norms, {"model.init_method_std=0.1"}),
+                    changes = with(scales, model);
+      CAPTURE(changes);
+      const Result reference = train_alone(with(kBf16, model), 10), one = train_alone(changes, 10);
       // The bound of bf16 in the numerics contract.
       check_close(reference.losses, one.losses, 2e-2);
       CHECK(one.losses[0] != reference.losses[0]);
       const Result again = train_alone(
-          with(changes, {"recompute=selective", "recompute.modules=[mlp,layernorm]"}), 5);
-      CHECK(std::equal(again.losses.begin(), again.losses.end(), one.losses.begin()));
+          with(changes, {"recompute=selective", "recompute.modules=[mlp,layernorm]"}), 10);
+      CHECK((again.losses == one.losses));
       for (const Result& rank : train_ranks(2, with(changes, {"distributed.tp_size=2"}), 10))
-        for (size_t i = 0; i < 10; ++i)
-          CHECK(rank.losses[i] == Approx(one.losses[i]).epsilon(2e-2));
+        check_close(one.losses, rank.losses, 2e-2);
     }
 }
