@@ -7,6 +7,8 @@
 #include <fmt/ranges.h>
 
 #include "base/strings.h"
+#include "recipe/recipe.h"
+#include "recipe/schema/schema.h"
 
 namespace mtrain::recipe {
 
