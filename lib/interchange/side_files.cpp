@@ -27,8 +27,10 @@ void copy(const fs::path& file, const fs::path& to, const char* name,
   std::error_code error;
   if (!fs::is_regular_file(file, error) || fs::exists(to / name, error)) return;
   if (!fs::copy_file(file, to / name, error))
-    throw RunError(fmt::format("{} could not be copied to {}: {}", file.string(), to.string(),
-                               error.message()));
+    throw RunError(
+        fmt::format("{} could not be copied to {}: {}", file.string(), to.string(),
+                    error.message()),
+        error == std::errc::no_space_on_device ? "free some space or choose another folder" : "");
   copied.emplace_back(name);
 }
 
