@@ -69,8 +69,7 @@ void HfConfigFile::set(std::string_view field, const Node& value, std::string_vi
   Recipe scratch;
   if (ValueError wrong;
       !value.unset() && !row->ops->read(value, row->options, row->at(scratch), wrong))
-    return refuse(fmt::format("{}: {} is {}: {}", path_, key, describe(value), wrong.reason),
-                  "download the folder again, or correct its config.json");
+    return refuse(fmt::format("{}: {}: {}", path_, key, wrong.reason), wrong.hint);
   const auto at = given_.fields.find(row->path);
   const bool own = at != given_.fields.end() && at->second.spelling != "model.from";
   if (!own && (replace || at == given_.fields.end())) {
