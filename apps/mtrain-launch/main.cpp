@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "interchange/config.h"
+#include "interchange/continued_model.h"
 #include "interchange/export.h"
 #include "launch/agent.h"
 #include "launch/host_gpus.h"
@@ -87,12 +88,13 @@ std::map<std::string, std::string> check_recipe(const Training& t, int ranks_per
   const std::string path = recipe::find_recipe(
       t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
   diagnostics.throw_if_errors();
+  const std::string saved = interchange::continued_model(path, t.overrides, false);
   const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world,
-                                     plan::machine_with(usable_gpus(), ranks_per_host));
-  interchange::check_folder_model(r, diagnostics);
+                                     plan::machine_with(usable_gpus(), ranks_per_host), saved);
+  if (saved.empty()) interchange::check_folder_model(r, diagnostics);
   interchange::check_consolidated(r, diagnostics);
   plan::check_supported(r, diagnostics);
-  if (hosts == 1) plan::check_files(r, diagnostics);
+  if (hosts == 1) plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
   diagnostics.throw_if_errors();
   std::map<std::string, std::string> env = r.launch.env;
   env.merge(plan::make_plan(r, world, r.model.vocab_size).device.environment);

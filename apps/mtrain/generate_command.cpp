@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -39,6 +40,7 @@ void read_prompts(Options& o) {
     o.job.prompts.push_back(line);
     o.job.names.push_back(fmt::format("the prompt at {}:{}", o.prompts_file, number));
   }
+  if (file.bad()) throw UserError(fmt::format("cannot read {}", o.prompts_file), "check the path");
   if (o.job.prompts.empty())
     throw UserError(fmt::format("{} holds no prompt", o.prompts_file), "write one on each line");
 }
@@ -165,7 +167,8 @@ void add_generate_command(CLI::App& app) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   command->add_option("--stop", o->generate.stop, "a text ends before this string; repeat it");
-  command->add_option("--eos", o->generate.eos, "ids that end a text, besides the model's own");
+  command->add_option("--eos", o->generate.eos, "ids that end a text, besides the model's own")
+      ->check(CLI::Range(0, std::numeric_limits<int32_t>::max()).description(""));
   command
       ->add_option("--bos", o->bos,
                    "BOS token before each prompt; auto: as the tokenizer's own configuration says")

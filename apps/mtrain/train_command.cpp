@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "interchange/config.h"
+#include "interchange/continued_model.h"
 #include "interchange/export.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
@@ -63,12 +64,16 @@ void set_environment(const plan::DevicePlan& device) {
 }
 
 // Makes the plan and runs it. The plan is made anew when the vocabulary is known, which the
-// tokenizer may decide; memory depends on it, but nothing that ranks need in order to meet.
-void run(const Recipe& r, const launch::Job& job, bool profile) {
+// tokenizer may decide; memory depends on it, but nothing that ranks need in order to meet. `saved`
+// is what continued_model() returned.
+void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool profile) {
   const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
   const auto with_vocabulary = [&] {
-    return plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
+    const bool lost =
+        r.tokenizer.path && !interchange::without_lost_tokenizer(r, saved).tokenizer.path;
+    return plan::make_plan(
+        r, job.size, lost ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r)));
   };
   run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
 }
@@ -102,22 +107,25 @@ void run_train(const Options& o, char** argv) {
   diagnostics.throw_if_errors();
   const launch::Job job = launch::job_from_environment();
   const int64_t world = o.world_size.value_or(job.size);
-  const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine_of(job));
-  interchange::check_folder_model(recipe, diagnostics);
+  const std::string saved = interchange::continued_model(path, overrides, job.restarts > 0);
+  const Recipe recipe =
+      plan::load_recipe(path, overrides, diagnostics, world, machine_of(job), saved);
+  if (saved.empty()) interchange::check_folder_model(recipe, diagnostics);
   interchange::check_consolidated(recipe, diagnostics);
   const bool runs = !o.dry_run && !o.print_recipe;
   if (runs) {
     plan::check_supported(recipe, diagnostics);
     // Ranks look for their files once they have met: one that ended now would leave the others
     // waiting for it. mtrain-launch looks before it starts the ranks of a host.
-    if (job.size == 1) plan::check_files(recipe, diagnostics);
+    if (job.size == 1)
+      plan::check_files(interchange::without_lost_tokenizer(recipe, saved), diagnostics);
   }
   diagnostics.throw_if_errors();
   if (runs) enter_environment(recipe.launch.env, argv);
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
-  if (runs) run(recipe, job, o.profile);
+  if (runs) run(recipe, saved, job, o.profile);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads, 1)
     forward(AnyHeads q_heads, AnyHeads k_heads, AnyHeads v_heads, AnyHeads out_heads, float* lse,
-            int64_t lse_stride, VisibleKeys sight, int A, int group, float scale, SoftCap cap,
+            int64_t lse_stride, VisibleKeys sight, int A, int group, float scale, ScoreCap cap,
             float* amax, Float8Out eight) {
   const int tiles = (sight.Sq + kTile - 1) / kTile;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B, D = q_heads.D;
@@ -101,7 +101,7 @@ void start(const AttentionForward& f, CUstream_st* stream) {
   MT_LAUNCH((forward<DIM, CAPPED>), blocks, kTileThreads, shared, stream, any_heads(f.q, s),
             any_heads(f.k, s), any_heads(f.v, s), any_heads(f.out, s), data<float>(f.lse),
             s.lse_stride ? s.lse_stride : s.Sq, VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale,
-            SoftCap(s.cap), data<float>(f.amax), float8_out(f.quantized, f.scale));
+            ScoreCap(s.cap), data<float>(f.amax), float8_out(f.quantized, f.scale));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ struct Operands {
   VisibleKeys sight;
   int A, group;
   float scale;
-  SoftCap cap;
+  ScoreCap cap;
 };
 
 // What a block has in shared memory.
@@ -163,7 +163,7 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
                    int(s.A),
                    int(s.A / s.G),
                    s.scale,
-                   SoftCap(s.cap)};
+                   ScoreCap(s.cap)};
   constexpr size_t kBytes = Shared<DIM>::kBytes;
   if (s.Skv > 0)
     MT_LAUNCH((backward_of_keys<DIM, CAPPED>), unsigned(div_up(s.Skv, kTile) * s.G * s.B),

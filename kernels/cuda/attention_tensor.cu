@@ -34,7 +34,7 @@ struct Softmax {
 template <bool CAPPED, int BLOCKS>
 __device__ __forceinline__ void soften(float (&s)[BLOCKS][4], Softmax& state, float (&decay)[2],
                                        const Range (&seen)[2], int key0, bool whole, float scale,
-                                       const SoftCap& cap) {
+                                       const ScoreCap& cap) {
   if constexpr (CAPPED) {
 #pragma unroll
     for (int n = 0; n < BLOCKS; ++n)
@@ -87,7 +87,7 @@ struct Output {
 template <int DIM, bool CAPPED, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     forward(Heads<const T> q_heads, Heads<const T> k_heads, Heads<const T> v_heads, Output<T> to,
-            VisibleKeys sight, int A, int group, float scale, SoftCap cap) {
+            VisibleKeys sight, int A, int group, float scale, ScoreCap cap) {
   const int tiles = (sight.Sq + kQueries - 1) / kQueries, D = q_heads.D;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B;
   // Under a causal mask the last queries see the most keys: they go first.
@@ -177,7 +177,7 @@ void start(const AttentionForward& f, CUstream_st* stream) {
       Shared<DIM>::kBytes, stream, heads_of<T>(f.q, s), heads_of<T>(f.k, s), heads_of<T>(f.v, s),
       (Output<T>{pairs_of<T>(f.out, s), data<float>(f.lse), s.lse_stride ? s.lse_stride : s.Sq,
                  data<float>(f.amax), float8_out(f.quantized, f.scale)}),
-      VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E, SoftCap(s.cap));
+      VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E, ScoreCap(s.cap));
 }
 
 bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_stride % 8 == 0; }

@@ -21,7 +21,7 @@ struct Operands {
   VisibleKeys sight;
   int A, group;
   float scale;
-  SoftCap cap;
+  ScoreCap cap;
 };
 
 // What the kernel needs of a query besides its row.
@@ -78,7 +78,7 @@ __device__ __forceinline__ void multiply_transposed(float (&x)[R / 8][4], const 
 // Turns one score and its gradient into p and ds (without the scale).
 template <bool CAPPED>
 __device__ __forceinline__ void soften(float& s, float& ds, const Query& q, int key, float scale,
-                                       const SoftCap& cap) {
+                                       const ScoreCap& cap) {
   const bool sees = key >= q.begin && key < q.end;
   if constexpr (CAPPED) {
     const float score = cap.capped(s * scale);
@@ -217,7 +217,7 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
                       int(s.A),
                       int(s.A / s.G),
                       s.scale,
-                      SoftCap(s.cap)};
+                      ScoreCap(s.cap)};
   MT_LAUNCH((backward_of_keys<DIM, CAPPED, T>), unsigned(div_up(s.Skv, kKept) * s.G * s.B),
             kThreads, Shared<DIM>::kBytes, stream, a, pairs_of<T>(g.dk, s), pairs_of<T>(g.dv, s),
             g.add_dkv, data<float>(g.dqk_amax), data<float>(g.dv_amax));

@@ -149,6 +149,23 @@ void sync_directory(const fs::path& path) {
   if (failed && !refused) throw error;
 }
 
+void sync_tree(const fs::path& folder) {
+  std::error_code error;
+  fs::recursive_directory_iterator it(folder, error);
+  for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
+    if (it->is_directory()) sync_directory(it->path());
+    if (!it->is_regular_file()) continue;
+    const int fd = ::open(it->path().c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) throw run_error("open", it->path());
+    const bool failed = ::fsync(fd) != 0;
+    const RunError reason = run_error("sync", it->path());
+    ::close(fd);
+    if (failed) throw reason;
+  }
+  if (error) throw RunError(fmt::format("cannot list {}: {}", folder.string(), error.message()));
+  sync_directory(folder);
+}
+
 RandomAccessFile::RandomAccessFile(fs::path path) : path_(std::move(path)) {
   std::tie(fd_, size_) = open_regular(path_);
 }

@@ -41,6 +41,8 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
 std::string read_file(const std::filesystem::path& path);
 // Makes renames inside the folder durable.
 void sync_directory(const std::filesystem::path& path);
+// Makes all files and folders in the folder durable, at any depth, and the folder itself.
+void sync_tree(const std::filesystem::path& folder);
 
 // A regular file that is read at any place; several threads may read at once. Throws UserError when
 // the file cannot be opened.

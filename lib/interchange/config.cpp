@@ -290,7 +290,8 @@ void put_no_rope(const ModelConfig& m, json& config) {
 json config_of(const Recipe& recipe, std::string_view model_type, const ConfigText& text) {
   json config = text.base.empty() ? json::object() : json::parse(text.base, nullptr, false);
   // Keys of another family would mean something else, or nothing.
-  if (!config.is_object() || config.value("model_type", "") != model_type) config = json::object();
+  if (!config.is_object() || config.value("model_type", json()) != model_type)
+    config = json::object();
   const Recipe r = in_terms_of_keys(recipe);
   for (const recipe::HfKey& key : recipe::hf_keys(model_type)) {
     if (key.key == "no_rope_layers") put_no_rope(r.model, config);
@@ -323,15 +324,42 @@ std::string errors_of(const Diagnostics& diagnostics) {
   return text;
 }
 
-void check_lanes(const ModelConfig& m) {
+// Refuses sizes that do not fit each other, by the keys of config.json. A recipe's rules ask for
+// the same, but a folder may be read without a recipe.
+void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
+  const std::string_view model_type = recipe::enum_name(m.architecture);
+  const auto key = [&](std::string_view field) {
+    for (const recipe::HfKey& k : recipe::hf_keys(model_type))
+      if (k.field == field) return std::string(k.key);
+    return std::string(field);
+  };
+  const auto require = [&](bool ok, const std::string& what) {
+    if (!ok)
+      throw UserError(fmt::format("{} (model_type {}): {}", file.string(), model_type, what),
+                      "download the folder again, or correct its config.json");
+  };
+  require(m.vocab_size > 0, "it names no vocabulary: set vocab_size to the rows of the embedding");
+  require(m.num_attention_heads % m.kv_heads() == 0,
+          fmt::format("{} {} is no multiple of {} {}", key("model.num_attention_heads"),
+                      m.num_attention_heads, key("model.num_query_groups"), m.kv_heads()));
+  if (any_experts(m))
+    require(m.moe.router_topk <= m.moe.num_experts,
+            fmt::format("{} {} is more than {} {}", key("model.moe.router_topk"), m.moe.router_topk,
+                        key("model.moe.num_experts"), m.moe.num_experts));
+  const Family* family = find_family(model_type);
+  const bool names_dense = !family || std::ranges::count(family->rows, "layers.{l}.mlp.down.weight",
+                                                         &TensorRow::ours) > 0;
+  require(names_dense || !any_dense(m),
+          fmt::format("every layer of such a model has experts, and "
+                      "{} is {}",
+                      key("model.moe.num_experts"), m.moe.num_experts));
   const recipe::RopeScalingConfig& s = m.rope_scaling;
   if (s.type != recipe::RopeScalingType::longrope) return;
-  for (const auto& [key, factors] :
+  for (const auto& [name, factors] :
        {std::pair{"short_factor", &s.short_factor}, {"long_factor", &s.long_factor}})
-    if (int64_t(factors->size()) != m.rotary_dim() / 2)
-      throw UserError(fmt::format("config.json: {} has {} factors, and a head has {} lanes", key,
-                                  factors->size(), m.rotary_dim() / 2),
-                      "download the folder again");
+    require(int64_t(factors->size()) == m.rotary_dim() / 2,
+            fmt::format("{} has {} factors, and a head has {} lanes", name, factors->size(),
+                        m.rotary_dim() / 2));
 }
 
 }  // namespace
@@ -351,10 +379,7 @@ Recipe read_config(const std::filesystem::path& folder) {
       fmt::format("model: {{from: {}, init: random}}\n", quoted), folder.string(), {}, diagnostics);
   if (const std::string errors = errors_of(diagnostics); !errors.empty()) throw UserError(errors);
   MT_CHECK(recipe, "{} is no model, and there is no reason why", folder.string());
-  if (recipe->model.vocab_size == 0)
-    throw UserError(fmt::format("{} names no vocabulary", (folder / "config.json").string()),
-                    "set vocab_size to the rows of the embedding");
-  check_lanes(recipe->model);
+  check_sizes(recipe->model, folder / "config.json");
   return *recipe;
 }
 

@@ -1,7 +1,5 @@
 #include "interchange/export.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -13,12 +11,14 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/config.h"
 #include "interchange/hf_source.h"
 #include "interchange/import.h"
 #include "interchange/side_files.h"
 #include "recipe/recipe.h"
+#include "storage/new_folder.h"
 #include "storage/safetensors_folder.h"
 
 namespace mtrain::interchange {
@@ -40,14 +40,20 @@ recipe::Recipe read_saved(const fs::path& file, const std::vector<std::string>& 
   return *recipe;
 }
 
-// Returns the folder from which the model came, with its config.json; or an empty path.
+// Returns the folder from which the model came, with its config.json; or an empty path. What an
+// export takes from a folder that is gone is told to be missing.
 fs::path origin_of(const fs::path& checkpoint) {
   if (fs::exists(checkpoint / "config.json")) return checkpoint;
   Diagnostics ignored;
   const auto recipe = recipe::read_recipe((checkpoint / "recipe.yaml").string(), {}, ignored);
   if (!recipe || !recipe->model.from) return {};
   const fs::path from = *recipe->model.from;
-  return fs::exists(from / "config.json") ? from : fs::path();
+  if (fs::exists(from / "config.json")) return from;
+  log::warn(
+      fmt::format("{}, from which the model came, is gone: its types of tensors and its other keys "
+                  "of config.json are not in the export",
+                  from.string()));
+  return {};
 }
 
 DType type_of(std::string_view name) {
@@ -66,8 +72,16 @@ Types imported_types(const storage::SafetensorsReader& weights, const fs::path& 
     for (const auto& [name, type] : saved.items())
       if (type.is_string()) types[name] = type_of(type.get<std::string>());
   } else if (!origin.empty() && origin != checkpoint) {
-    const storage::SafetensorsFolder folder(origin);
-    for (const storage::StoredTensor* t : folder.tensors()) types[t->name] = type_of(t->type);
+    try {
+      const storage::SafetensorsFolder folder(origin);
+      for (const storage::StoredTensor* t : folder.tensors()) types[t->name] = type_of(t->type);
+    } catch (const UserError& e) {
+      // The weights are the checkpoint's, whatever has become of that folder.
+      log::warn(
+          fmt::format("tensors are exported as fp32, since the types of the folder from "
+                      "which the model came are lost: {}",
+                      e.message()));
+    }
   }
   return types;
 }
@@ -209,56 +223,14 @@ std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& chec
     return origin.empty() || !fits ? std::vector<std::string>{} : copy_side_files(origin, to);
   }
   const fs::path at = *tokenizer.path;
+  if (!fs::exists(at))
+    log::warn(fmt::format("there is no tokenizer at {}: the export has none", at.string()));
   if (fs::is_directory(at)) return copy_side_files(at, to);
   std::vector<std::string> copied = copy_tokenizer(at, to);
   for (std::string& name : copy_side_files(fs::absolute(at).parent_path(), to))
     copied.push_back(std::move(name));
   return copied;
 }
-
-// Returns a path whose last part is a name: "out" of "out/".
-fs::path without_slash(const fs::path& path) {
-  const fs::path normal = path.lexically_normal();
-  return normal.has_filename() ? normal : normal.parent_path();
-}
-
-// Deletes what was written unless commit() was called.
-class NewFolder {
- public:
-  explicit NewFolder(const fs::path& final_path)
-      : final_(without_slash(final_path)),
-        path(fmt::format("{}.tmp-{}", final_.string(), ::getpid())) {
-    std::error_code error;
-    if (fs::exists(final_path, error) &&
-        !(fs::is_directory(final_path, error) && fs::is_empty(final_path, error)))
-      throw UserError(fmt::format("{} exists already", final_path.string()),
-                      "give the name of a new folder");
-    fs::remove_all(path, error);
-    if (!fs::create_directories(path, error))
-      throw RunError(fmt::format("{} cannot be made: {}", path.string(), error.message()));
-  }
-  ~NewFolder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
-
-  void commit() {
-    sync_directory(path);
-    std::error_code error;
-    fs::remove(final_, error);  // an empty folder
-    fs::rename(path, final_, error);
-    if (error)
-      throw RunError(fmt::format("{} cannot be made: {}", final_.string(), error.message()));
-  }
-
- private:
-  fs::path final_;
-
- public:
-  const fs::path path;
-};
 
 }  // namespace
 
@@ -273,25 +245,25 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
   write_config(recipe, {base, "float32"}, done.model_type);  // finds the family
   const TensorMap map(recipe.model, *find_family(done.model_type));
   check_tensors(weights, map);
-  const std::vector<Shard> shards =
-      make_shards(map, imported_types(weights, checkpoint, origin), options);
+  const std::vector<Shard> shards = make_shards(
+      map, options.dtype ? Types() : imported_types(weights, checkpoint, origin), options);
   const std::string config = write_config(recipe, {base, main_type(shards)}, done.model_type);
-  NewFolder folder(output);
+  storage::NewFolder folder(output);
   const HfView view(weights, map);
   for (const Shard& shard : shards) {
-    write_shard(folder.path, shard, view, options.before_piece);
+    write_shard(folder.path(), shard, view, options.before_piece);
     done.bytes += shard.bytes;
   }
-  if (shards.size() > 1) write_index(folder.path, shards);
-  write_file_atomic(folder.path / "config.json", config);
+  if (shards.size() > 1) write_index(folder.path(), shards);
+  write_file_atomic(folder.path() / "config.json", config);
   const std::vector<std::string> copied =
-      copy_texts(origin, checkpoint, recipe.tokenizer, folder.path);
+      copy_texts(origin, checkpoint, recipe.tokenizer, folder.path());
   // A model that mtrain has trained on bytes; an import without a tokenizer reads what it read.
   const bool reads_bytes =
       origin != checkpoint && recipe.tokenizer.type == recipe::TokenizerType::byte &&
-      recipe.model.vocab_size >= kByteVocabulary && !fs::exists(folder.path / "tokenizer.json");
-  if (reads_bytes) write_byte_tokenizer(folder.path);
-  write_generation_config(folder.path, config, reads_bytes);
+      recipe.model.vocab_size >= kByteVocabulary && !fs::exists(folder.path() / "tokenizer.json");
+  if (reads_bytes) write_byte_tokenizer(folder.path());
+  write_generation_config(folder.path(), config, reads_bytes);
   folder.commit();
   done.parameters = map.parameters();
   done.files = int(shards.size());

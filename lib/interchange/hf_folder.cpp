@@ -10,9 +10,12 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/hash.h"
 #include "base/strings.h"
 #include "interchange/config.h"
 #include "interchange/folder_check.h"
+#include "storage/fingerprint.h"
 
 namespace mtrain::interchange {
 
@@ -51,9 +54,12 @@ HfFolder open_hf_folder(const std::filesystem::path& folder) {
   std::vector<std::string> errors;
   std::optional<recipe::Recipe> recipe;
   std::shared_ptr<const storage::SafetensorsFolder> tensors;
-  collect(errors, [&] { recipe = read_config(folder); });
-  if (std::filesystem::is_directory(folder))  // else the first error says so
+  std::error_code ignored;
+  if (std::filesystem::is_directory(folder, ignored))  // else read_config() says so
     collect(errors, [&] { tensors = std::make_shared<storage::SafetensorsFolder>(folder); });
+  // A folder of another form has no config.json, either, and its form is what matters.
+  if (errors.empty() || std::filesystem::exists(folder / "config.json", ignored))
+    collect(errors, [&] { recipe = read_config(folder); });
   if (!errors.empty()) throw UserError(fmt::format("{}", fmt::join(errors, "\n")));
   const Family* family = find_family(recipe::enum_name(recipe->model.architecture));
   MT_CHECK(family, "{} has keys and no tensors", recipe::enum_name(recipe->model.architecture));
@@ -68,6 +74,14 @@ HfFolder open_hf_folder(const std::filesystem::path& folder) {
                     "download the folder again, or correct its config.json");
   std::string left_out = told(*tensors, *family, further);
   return {std::move(*recipe), std::move(tensors), std::move(map), std::move(left_out)};
+}
+
+std::string fingerprint(const HfFolder& f) {
+  std::vector<const storage::SafetensorsReader*> files;
+  for (const auto& file : f.tensors->files()) files.push_back(file.get());
+  const Fnv1a config = Fnv1a().add(read_file(f.tensors->path() / "config.json"));
+  return fmt::format("config.json that hashes to {:016x}, {}", config.value(),
+                     storage::weights_fingerprint(files));
 }
 
 std::string describe(const HfFolder& f) {

@@ -28,6 +28,10 @@ struct HfFolder {
 // embeddings have two copies, which must be equal.
 HfFolder open_hf_folder(const std::filesystem::path& folder);
 
+// Returns a text by which ranks can tell whether they see the same folder, without reading it
+// whole: a hash of config.json, and storage::weights_fingerprint().
+std::string fingerprint(const HfFolder& folder);
+
 // Returns what the folder holds, in lines for people: family, sizes, parameters, types, files.
 std::string describe(const HfFolder& folder);
 

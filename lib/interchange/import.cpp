@@ -14,6 +14,7 @@
 #include "base/strings.h"
 #include "interchange/side_files.h"
 #include "storage/checkpoint_dir.h"
+#include "storage/new_folder.h"
 #include "storage/safetensors.h"
 
 namespace mtrain::interchange {
@@ -85,14 +86,17 @@ fs::path import_hf(const HfFolder& folder, const fs::path& output) {
   if (storage::find_latest(output))
     throw UserError(fmt::format("{} holds checkpoints already", output.string()),
                     "give another --output");
-  storage::CheckpointWriter writer(output, 0);
+  storage::NewFolder whole(output);
+  storage::CheckpointWriter writer(whole.path(), 0);
   write_weights(folder, writer.folder() / "model.safetensors");
   const fs::path from = folder.tensors->path();
   write_file_atomic(writer.folder() / "recipe.yaml",
                     imported_recipe(folder, output / "step-00000000"));
   write_file_atomic(writer.folder() / "config.json", read_file(from / "config.json"));
   copy_side_files(from, writer.folder());
-  return writer.commit();
+  const fs::path name = writer.commit().filename();
+  whole.commit();
+  return output / name;
 }
 
 }  // namespace mtrain::interchange

@@ -56,10 +56,12 @@ bool LayerActivations::recomputes_mlp(bool moe) const {
   return !moe && recomputes(recipe::RecomputeModule::mlp);
 }
 
-// Whether the outputs of input norms are kept beside their inputs.
 bool LayerActivations::keeps_norms() const {
-  return m_.norm_placement != recipe::NormPlacement::post && !plan_.recompute.cheap &&
-         !recomputes(recipe::RecomputeModule::layernorm);
+  return !plan_.recompute.cheap && !recomputes(recipe::RecomputeModule::layernorm);
+}
+
+bool LayerActivations::input_norms() const {
+  return m_.norm_placement != recipe::NormPlacement::post;
 }
 
 bool LayerActivations::output_norms() const {
@@ -69,7 +71,7 @@ bool LayerActivations::output_norms() const {
 // Elements per token that attention, and so the MLP, keeps around its norms: what it reads of the
 // residual stream, that through a norm, and the input of the norm of its output.
 Count LayerActivations::kept_of_norms() const {
-  return residual() * (1 + (keeps_norms() ? 1 : 0) + (output_norms() ? 1 : 0));
+  return residual() * (1 + (input_norms() && keeps_norms() ? 1 : 0) + (output_norms() ? 1 : 0));
 }
 
 // A gelu in its tanh form is computed with the GEMMs around it, and its output never kept.
@@ -128,10 +130,13 @@ Count LayerActivations::passing_per_token(bool moe) const {
           : 0;
   // The activation's output is quantized while it and the other gradients exist.
   const Count quantized = moe ? layers_.float8_moe_share() * width / tp_ / e_ : 0;
-  const Count mlp =
-      std::max((inputs() + 1) * width / tp_ + quantized + hidden() + sharded_residual() + again,
-               2 * hidden() + (keeps_norms() ? 0 : residual()) + 2 * sharded_residual()) +
-      dispatched;
+  // The gradient behind the norm of the output, and the norm's output where it is computed again.
+  const Count behind_norm = output_norms() ? residual() : 0,
+              normalized = input_norms() && !keeps_norms() ? residual() : 0;
+  const Count mlp = std::max((inputs() + 1) * width / tp_ + quantized + hidden() +
+                                 sharded_residual() + behind_norm + again,
+                             2 * hidden() + normalized + 2 * sharded_residual()) +
+                    dispatched;
   const Count attention =
       qkv_width() * (recomputes_head_norms() ? 2 : 1) + 2 * attention_width() + 2 * hidden();
   return std::max(mlp, attention) * e_;

@@ -73,6 +73,7 @@ class LayerActivations {
   bool recomputes_mlp(bool moe) const;
   bool keeps_norms() const;
   Count kept_of_norms() const;
+  bool input_norms() const;
   bool output_norms() const;
   bool keeps_activation(bool moe) const;
   Count sharded_residual() const;

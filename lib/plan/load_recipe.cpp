@@ -118,8 +118,10 @@ Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host) {
 }
 
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Diagnostics& diagnostics, int64_t world, const Machine& machine) {
-  return complete(read_recipe(path, overrides, diagnostics), diagnostics, world, machine);
+                   Diagnostics& diagnostics, int64_t world, const Machine& machine,
+                   const std::string& saved_model) {
+  return complete(read_recipe(path, overrides, diagnostics, saved_model), diagnostics, world,
+                  machine);
 }
 
 Recipe load_recipe_text(const std::string& text, const std::string& name,

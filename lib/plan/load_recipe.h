@@ -14,9 +14,11 @@ Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host);
 
 // Calls read_recipe(), decides what depends on the machine and on the layout's spelling, and calls
 // validate_recipe(). All mistakes are collected in `diagnostics`; the
-// recipe can be used only if there is no error.
+// recipe can be used only if there is no error. `saved_model` takes the place of the folder of
+// model.from, as read_recipe() says.
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Diagnostics& diagnostics, int64_t world = 1, const Machine& machine = {});
+                   Diagnostics& diagnostics, int64_t world = 1, const Machine& machine = {},
+                   const std::string& saved_model = {});
 
 // Does the same for recipe text that is not in a file; messages call it `name`.
 Recipe load_recipe_text(const std::string& text, const std::string& name,

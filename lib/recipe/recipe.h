@@ -94,14 +94,17 @@ int64_t sample_length(const Recipe& recipe);
 // Reads the file, applies the overrides ("optimizer.lr=1e-4", "~optimizer.lr") and fills in what
 // follows from other fields. Mistakes are collected in `diagnostics`. Returns nothing if the file
 // cannot be read or is not YAML. plan/load_recipe.h also checks the fields against each other.
+// `saved_model` is the text of a printed recipe whose model takes the place of the folder that
+// model.from names, which may be gone; empty: the folder is read.
 std::optional<Recipe> read_recipe(const std::string& path,
                                   const std::vector<std::string>& overrides,
-                                  Diagnostics& diagnostics);
+                                  Diagnostics& diagnostics, const std::string& saved_model = {});
 
 // Does the same for recipe text that is not in a file; messages call it `name`.
 std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
                                        const std::vector<std::string>& overrides,
-                                       Diagnostics& diagnostics);
+                                       Diagnostics& diagnostics,
+                                       const std::string& saved_model = {});
 
 // Returns a recipe whose model is that of a Hugging Face config.json with this text; messages call
 // it `name`.

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/ignore_sigpipe.h"
 #include "base/log.h"
+#include "comm/host_collectives.h"
 #include "comm/process/process_world.h"
 #include "parallel/apply_parallelism.h"
 #include "run/open_device.h"
@@ -56,6 +57,7 @@ void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& 
   impls.attention_core = cache.cores();
   model::ParamStore params;
   model::Gpt model(stream, params, train::gpt_config(shape, world.size()), positions, {}, impls);
+  if (world.size() > 1) require_same_model(comm::HostCollectives(world, *device), stored);
   params.materialize(stream, job.dtype, false);
   load_weights(stream, params, routers, stored);
   generate::CachedModel cached(stream, model, cache);

@@ -4,6 +4,7 @@
 #include "interchange/hf_folder.h"
 #include "run/bf16_choice.h"
 #include "run/gemm_choice.h"
+#include "run/rank_consistency.h"
 
 namespace mtrain::run {
 
@@ -30,6 +31,8 @@ std::string start_from_folder(train::Trainer& t) {
   const std::string& from = t.plan().folders.weights_from;
   if (from.empty()) return "";
   const interchange::HfFolder folder = interchange::open_hf_folder(from);
+  require_same_on_all_ranks(t.control(), "folder " + from, interchange::fingerprint(folder),
+                            "give all ranks the same folder as model.from, on all hosts");
   checkpoint::start_from(t.checkpoint_parts(), *folder.source());
   return folder.left_out;
 }

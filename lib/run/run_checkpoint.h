@@ -20,8 +20,9 @@ std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::p
 void resume_run(train::Trainer& trainer, const std::filesystem::path& folder);
 
 // Gives a new run the weights of the Hugging Face folder that model.from names; without one it does
-// nothing. Each rank reads what it owns. Throws UserError if the folder is not understood, or is
-// not the run's model. Returns what to tell of tensors that are left out. All ranks call it.
+// nothing. Each rank reads what it owns. Throws UserError if the folder is not understood, is not
+// the run's model, or is another one on some rank, which is named. Returns what to tell of tensors
+// that are left out. All ranks call it.
 std::string start_from_folder(train::Trainer& trainer);
 
 }  // namespace mtrain::run

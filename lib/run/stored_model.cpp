@@ -7,7 +7,10 @@
 #include "interchange/import.h"
 #include "run/bf16_choice.h"
 #include "run/gemm_choice.h"
+#include "run/rank_consistency.h"
 #include "run/run_folder.h"
+#include "storage/fingerprint.h"
+#include "storage/safetensors_folder.h"
 #include "train/data_setup.h"
 
 namespace mtrain::run {
@@ -21,13 +24,22 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, error);
 }
 
+// Returns the file of a tokenizer, which may be named by its folder.
+fs::path file_of(const fs::path& tokenizer) {
+  std::error_code error;
+  return fs::is_directory(tokenizer, error) ? tokenizer / "tokenizer.json" : tokenizer;
+}
+
 // Whether the folder holds a model of another program. open_hf_folder() says what is wrong with it.
+// Data sets, too, have files that end in .bin.
 bool has_foreign_model(const fs::path& folder) {
+  constexpr std::string_view kNames[] = {"config.json", "adapter_config.json"};
+  constexpr std::string_view kEnds[] = {".safetensors", ".gguf", ".distcp", ".pt", ".pth", ".h5"};
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const fs::path& file = it->path();
-    if (file.filename() == "config.json" || file.extension() == ".safetensors" ||
-        file.extension() == ".gguf")
+    const std::string name = it->path().filename().string();
+    if (std::ranges::count(kNames, name) || name.starts_with("pytorch_model") ||
+        std::ranges::any_of(kEnds, [&](auto ending) { return name.ends_with(ending); }))
       return true;
   }
   return false;
@@ -66,12 +78,15 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine) {
   if (const auto found = locate_checkpoint(path)) {
     m.folder = found->path;
     m.recipe = {.file = checkpoint::recipe_file(m.folder)};
+    const storage::SafetensorsReader weights(m.folder / storage::kModelFile);
+    m.fingerprint = storage::weights_fingerprint({&weights});
   } else if (has_foreign_model(path)) {
     const interchange::HfFolder folder = interchange::open_hf_folder(path);
     m.folder = path;
     m.recipe = {.file = path, .text = interchange::imported_recipe(folder, path)};
     m.hugging_face = folder.source();
     m.left_out = folder.left_out;
+    m.fingerprint = interchange::fingerprint(folder);
   } else {
     throw UserError(
         fmt::format("{} holds no complete checkpoint and no Hugging Face model", path.string()),
@@ -81,11 +96,17 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine) {
   m.recipe.machine = machine;
   m.saved = plan::read_saved_run(m.recipe);
   const plan::TokenizerOptions& tokenizer = m.saved.tokenizer;
-  const bool foreign = is_file(m.folder / "config.json");
-  const bool has_tokenizer = !foreign || !tokenizer.path || fs::exists(*tokenizer.path);
+  // A model whose size the recipe says computes without the tokenizer, which may be gone.
+  const bool has_tokenizer =
+      !tokenizer.path || is_file(file_of(*tokenizer.path)) || tokenizer.model_vocab == 0;
   if (has_tokenizer) m.tokenizer = train::open_tokenizer(tokenizer);
   m.saved.model.vocab = has_tokenizer ? train::vocabulary(tokenizer) : tokenizer.model_vocab;
   return m;
+}
+
+void require_same_model(const comm::HostCollectives& control, const StoredModel& m) {
+  require_same_on_all_ranks(control, "model in " + m.folder.string(), m.fingerprint,
+                            "give all ranks the same files: a folder that all hosts share");
 }
 
 void load_weights(Stream& stream, model::ParamStore& params, const train::RouterState& routers,
@@ -97,6 +118,7 @@ void load_weights(Stream& stream, model::ParamStore& params, const train::Router
 }
 
 void load_model(train::Trainer& t, const StoredModel& m) {
+  require_same_model(t.control(), m);
   if (m.hugging_face) {
     checkpoint::start_from(t.checkpoint_parts(), *m.hugging_face);
     return choose_bf16_arithmetic(t.device(), t.control(), t.plan());

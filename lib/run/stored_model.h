@@ -20,10 +20,11 @@ struct StoredModel {
   // The recipe that lies in the checkpoint, or that `mtrain import hf` would put there.
   plan::SavedRecipe recipe;
   plan::SavedRun saved;  // of that recipe, with the model's vocabulary
-  // Null for a model of another program without a tokenizer.json.
+  // Null if its file is not there, and the model's vocabulary is known without it.
   std::shared_ptr<const data::Tokenizer> tokenizer;
   std::shared_ptr<const interchange::HfSource> hugging_face;  // null for a checkpoint
   std::string left_out;  // a sentence on tensors of the folder that are not read; or empty
+  std::string fingerprint;  // tells this model from another one, by which ranks compare theirs
 
   // Returns the longest sequence that the model is made for: that of its training, or its positions
   // if they are more.
@@ -42,6 +43,9 @@ StoredModel open_model(const std::filesystem::path& path, const plan::Machine& m
 // owns. Throws UserError, which names the tensor, for weights that are not the model's.
 void load_weights(Stream& stream, model::ParamStore& params, const train::RouterState& routers,
                   const StoredModel& model);
+
+// Throws UserError, which names the rank, if a rank has opened another model. All ranks call it.
+void require_same_model(const comm::HostCollectives& control, const StoredModel& model);
 
 // Gives the trainer the model, and nothing of an earlier training: neither its recipe, seed and
 // data nor its moments are looked at. Throws UserError, as load_weights() does. All ranks call it.

@@ -113,14 +113,6 @@ std::vector<fs::directory_entry> entries(const fs::path& folder) {
   return found;
 }
 
-void sync_file(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) fail("open", path, errno);
-  const int error = ::fsync(fd) == 0 ? 0 : errno;
-  ::close(fd);
-  if (error) fail("sync", path, error);
-}
-
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, int keep)
@@ -145,13 +137,7 @@ fs::path CheckpointWriter::commit() {
   step("manifest");
   write_manifest();
   step("sync");
-  for (const auto& entry : entries(temporary_)) {
-    if (entry.is_directory())
-      sync_directory(entry.path());
-    else if (entry.is_regular_file())
-      sync_file(entry.path());
-  }
-  sync_directory(temporary_);
+  sync_tree(temporary_);
   step("rename");
   move_into_place();
   step("sync root");

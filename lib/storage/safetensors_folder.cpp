@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_keys.h"
 #include "base/strings.h"
-#include "storage/json_keys.h"
 
 namespace mtrain::storage {
 namespace fs = std::filesystem;
@@ -99,7 +99,7 @@ std::map<std::string, std::string> parse_safetensors_index(const fs::path& path,
   std::string twice;
   json index;
   try {
-    index = parse_unique_keys(text, 2, twice);
+    index = parse_unique_keys(text, twice);
   } catch (const json::exception& e) {
     throw fail(fmt::format("it is not valid JSON ({})", e.what()));
   }

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "storage/json_keys.h"
+#include "base/json_keys.h"
 #include "storage/safetensors_dtype.h"
 
 namespace mtrain::storage {
@@ -44,9 +44,9 @@ class HeaderParser {
   json parse_json() const {
     std::string twice;
     try {
-      json header = parse_unique_keys(text_, 1, twice);
+      json header = parse_unique_keys(text_, twice);
       if (!header.is_object()) fail("its header is not a JSON object");
-      if (!twice.empty()) fail(twice, "is listed twice");
+      if (!twice.empty()) fail(fmt::format("`{}` is listed twice", twice));
       return header;
     } catch (const json::exception& e) {
       fail(fmt::format("its header is not valid JSON ({})", e.what()));

@@ -10,11 +10,15 @@ using namespace train_testing;
 namespace {
 
 const Changes kSizes{"model.num_layers=4", "train.global_batch_size=8", "train.micro_batch_size=1",
-                     "optimizer.lr=3e-3"},
-    kPost{"model.norm_placement=post", "model.qk_layernorm=true",
-          "model.qk_layernorm_all_heads=true"},
-    kSandwich{"model.norm_placement=sandwich", "model.layernorm_zero_centered_gamma=true",
-              "model.qk_layernorm=true", "model.hidden_dropout=0.1"};
+                     "optimizer.lr=3e-3"};
+// Under smaller initial weights the outputs of so narrow a model are next to nothing, and their
+// norms multiply rounding errors by as much: fp32 is then far from float64 within 20 steps.
+const Changes kLarge{"model.init_method_std=0.2"},
+    kPost = with(kLarge, {"model.norm_placement=post", "model.qk_layernorm=true",
+                          "model.qk_layernorm_all_heads=true"}),
+    kSandwich =
+        with(kLarge, {"model.norm_placement=sandwich", "model.layernorm_zero_centered_gamma=true",
+                      "model.qk_layernorm=true", "model.hidden_dropout=0.1"});
 
 // A shared expert is part of the output that is normalized.
 Changes with_experts(const Changes& model) {
@@ -34,7 +38,7 @@ const Changes kSequence{"distributed.tp_size=2", "distributed.sequence_parallel=
 void expect_close(const Changes& model, const std::vector<Layout>& layouts) {
   const Changes changes = with(kSizes, model);
   const Result one = train_alone(changes, 20);
-  CHECK(one.losses.back() < 0.9 * one.losses.front());
+  CHECK(one.losses.back() < 0.8 * one.losses.front());
   for (const Layout& layout : layouts) {
     CAPTURE(model, layout.name);
     const auto ranks = train_ranks(layout.ranks, with(changes, layout.changes), 20);
@@ -92,10 +96,9 @@ TEST_CASE("layers of experts with norms of outputs train under every layout as o
   const std::vector<Layout> layouts{
       {"spread experts", 2, {"distributed.strategy=megatron_ddp", "distributed.ep_size=2"}},
       {"divided experts", 2, with(kSequence, {"distributed.strategy=megatron_ddp"})},
-      {"whole experts under tensor parallelism",
-       2,
-       {"distributed.strategy=megatron_ddp", "distributed.tp_size=2", "distributed.ep_size=2",
-        "distributed.expert_tp_size=1"}}};
+      {"whole experts under tensor parallelism", 2,
+       with(kSequence, {"distributed.strategy=megatron_ddp", "distributed.ep_size=2",
+                        "distributed.expert_tp_size=1"})}};
   expect_close(with_experts(kPost), layouts);
   expect_close(with_experts(kSandwich), layouts);
 }
@@ -111,19 +114,19 @@ TEST_CASE("recomputation gives the bits of norms of outputs that are kept") {
 }
 
 TEST_CASE("models with norms of outputs train in 8 bits, and recompute the same bits") {
-  for (const Changes& model : {kPost, kSandwich})
+  for (const Changes& norms : {kPost, kSandwich})
     for (const Changes& scales : {kTensorwise, kDelayed}) {
-      CAPTURE(model, scales);
-      const Changes changes = with(scales, model);
-      const Result reference = train_alone(with(kBf16, model), 20), one = train_alone(changes, 20);
+      const Changes model = with(norms, {"model.init_method_std=0.1"}),
+                    changes = with(scales, model);
+      CAPTURE(changes);
+      const Result reference = train_alone(with(kBf16, model), 10), one = train_alone(changes, 10);
       // The bound of bf16 in the numerics contract.
       check_close(reference.losses, one.losses, 2e-2);
       CHECK(one.losses[0] != reference.losses[0]);
       const Result again = train_alone(
-          with(changes, {"recompute=selective", "recompute.modules=[mlp,layernorm]"}), 5);
-      CHECK(std::equal(again.losses.begin(), again.losses.end(), one.losses.begin()));
+          with(changes, {"recompute=selective", "recompute.modules=[mlp,layernorm]"}), 10);
+      CHECK((again.losses == one.losses));
       for (const Result& rank : train_ranks(2, with(changes, {"distributed.tp_size=2"}), 10))
-        for (size_t i = 0; i < 10; ++i)
-          CHECK(rank.losses[i] == Approx(one.losses[i]).epsilon(2e-2));
+        check_close(one.losses, rank.losses, 2e-2);
     }
 }

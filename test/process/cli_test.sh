@@ -170,21 +170,35 @@ expect "an import by the name of a model on the Hub" 2 "nothing is downloaded" -
 mkdir "$work/wrong" && sed 's/"tie_word_embeddings": true/"tie_word_embeddings": false, "logit_scale": 2/' \
   "$hf/qwen2_tied/config.json" >"$work/wrong/config.json" && cp "$hf/qwen2_tied/model.safetensors" "$work/wrong"
 expect "a key that is not understood" 2 "logit_scale" -- import hf "$work/wrong" --dry-run
-sed -i 's/, "logit_scale": 2//' "$work/wrong/config.json"
+sed -i 's/"logit_scale": 2/"hidden_size": 16/' "$work/wrong/config.json"
+expect "a key that stands twice" 2 "$work/wrong/config.json" "\`hidden_size\` is given twice" -- import hf "$work/wrong" --dry-run
+sed -i 's/, "hidden_size": 16//' "$work/wrong/config.json"
 expect "a tensor that is missing" 2 "missing: lm_head.weight" -- import hf "$work/wrong" --dry-run
 expect "an import" 0 "written: $work/imported/step-00000000" -- import hf "$hf/gpt2" --output "$work/imported"
 expect "an export" 0 "gpt2" "2 files" -- \
   export hf "$work/imported" --output "$work/exported/" --dtype fp32 --max-shard-size 80KB
 expect "an export over a folder" 2 "exists already" -- export hf "$work/imported" --output "$work/exported"
+mkdir "$work/other.tmp-999999999-$(hostname)"
+expect "an export after one that was killed" 0 "removed $work/other.tmp-999999999" "written: $work/other" -- \
+  export hf "$work/imported" --output "$work/other"
+[[ -e $work/other.tmp-999999999-$(hostname) ]] && fail "what a killed export left stays"
+expect "an import over a folder" 2 "exists already" -- import hf "$hf/gpt2" --output "$work/other"
+mkdir "$work/gguf" && touch "$work/gguf/tiny.gguf"
+for command in "import hf $work/gguf --dry-run" "generate --model $work/gguf --prompt a" "eval --model $work/gguf --data x"; do
+  # shellcheck disable=SC2086  # the words of a command
+  expect "GGUF: $command" 2 "error: $work/gguf holds weights as GGUF (tiny.gguf)" "gguf_file=" -- $command
+done
 expect "a size that is none" 2 "no number of bytes" -- \
-  export hf "$work/imported" --output "$work/other" --max-shard-size much
-expect "an export of nothing" 2 "no complete checkpoint" -- export hf "$work" --output "$work/other"
+  export hf "$work/imported" --output "$work/third" --max-shard-size much
+expect "an export of nothing" 2 "no complete checkpoint" -- export hf "$work" --output "$work/third"
 # Generation and evaluation.
 expect "generate without a prompt" 2 "--prompt" -- generate --run "$work"
 expect "two sources of prompts" 2 "--prompts" -- generate --run "$work" --prompt a --prompts b
 expect "draws where nothing is drawn" 2 "--top-p has no effect" "hint" -- \
   generate --run "$work" --prompt a --temperature 0 --top-p 0.5
 expect "texts that would be equal" 2 "--num 3" "hint" -- generate --run "$work" --prompt a --temperature 0 --num 3
+expect "an id that is none" 2 "--eos" -- generate --run "$work" --prompt a --eos -4
+expect "a folder instead of prompts" 2 "cannot read $work" -- generate --run "$work" --prompts "$work"
 expect "a file without prompts" 2 "holds no prompt" -- generate --run "$work" --prompts /dev/null
 expect "a model that is none" 2 "no complete checkpoint" -- eval --model "$work" --data "$work/set"
 # A Hugging Face folder as it is.

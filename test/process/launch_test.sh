@@ -178,6 +178,23 @@ for layout in tensor pipeline sharded spread_experts; do
   ends "a run from $checkpoint/hf over $layout ranks" 0 60
   same_losses "runs from a Hugging Face form over $layout ranks" "hf_from2_$layout" "hf_from1_$layout" 1e-5
 done
+# A run that goes on does not need the folder from which it began.
+checkpoint=$work/hf_tensor/checkpoints/step-00000006
+mv "$checkpoint/hf" "$work/hf_away"
+start hf_from2_tensor 2 "${tensor[@]}" "model.from=$checkpoint/hf" checkpoint.load=latest train.steps=7
+ends "a run from a folder that is gone" 0 60
+says "a run from a folder that is gone" "continuing after step 6"
+start hf_gone 2 "${tensor[@]}" "model.from=$checkpoint/hf"
+ends "a new run from a folder that is gone" 2 20
+# Two hosts with different folders of one name: each rank has a working folder of its own.
+for host in 0 1; do mkdir "$work/host$host" && cp -r "$work/hf_away" "$work/host$host/hf"; done
+size=$(stat -c %s "$work/host1/hf/model.safetensors")
+printf '\x01' | dd of="$work/host1/hf/model.safetensors" bs=1 seek=$((size - 3)) conv=notrunc status=none
+# shellcheck disable=SC2016  # the ranks' shell expands it
+"$launch" --nproc_per_node=2 bash -c 'cd "$0/host$RANK" && exec "$@"' "$work" "$mtrain" --recipe "$work/r.yaml" \
+  "${tensor[@]}" model.from=hf "train.run_dir=$work/hf_hosts" >"$work/out" 2>&1
+[[ $? == 2 ]] || fail "hosts with different folders are not refused"
+says "hosts with different folders" "rank 1 has another folder hf than rank 0"
 # A kill in the midst of it leaves the checkpoint; the run that goes on completes the form.
 start hf_killed 3 train.steps=100000 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \
   "debug.fault={at: save_consolidated, rank: 0, step: 3}"

@@ -510,6 +510,23 @@ TEST_CASE("the ids that end generated text") {
     write("generation_config.json", bad);
     REQUIRE_THROWS_WITH(read_eos_ids(folder.path, *byte), Contains("generation_config.json"));
   }
+  write("generation_config.json", R"({"eos_token_id": 3, "eos_token_id": 9})");
+  REQUIRE_THROWS_WITH(read_eos_ids(folder.path, *byte),
+                      Contains("generation_config.json: the key `eos_token_id` is given twice"));
+}
+
+TEST_CASE("a key that a tokenizer's file has twice is named") {
+  const std::string text = read_file(kLayouts + "llama2.json");
+  const std::string begin = R"("vocab":{)";
+  const size_t at = text.find(begin);
+  REQUIRE(at != std::string::npos);
+  const std::string twice =
+      text.substr(0, at) + begin + R"("word":0,"word":1,)" + text.substr(at + begin.size());
+  REQUIRE_THROWS_WITH(make_bpe_tokenizer(twice, "t.json", "", ""),
+                      Contains("t.json: the key `model.vocab.word` is given twice"));
+  REQUIRE_THROWS_WITH(
+      make_bpe_tokenizer(text, "t.json", "", R"({"eos_token": "</s>", "eos_token": "<s>"})"),
+      Contains("tokenizer_config.json beside t.json: the key `eos_token` is given twice"));
 }
 
 TEST_CASE("a file is read once, until it changes") {

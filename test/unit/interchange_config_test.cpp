@@ -326,6 +326,17 @@ TEST_CASE("a model field beside model.from may say nothing that the folder does 
   }
 }
 
+TEST_CASE("any JSON is read: tabs, one line, escapes beyond the basic plane") {
+  const TemporaryFolder temporary;
+  const auto hidden = [&](const std::string& text) {
+    write_file_atomic(temporary / "config.json", text);
+    return interchange::read_config(temporary.path).model.hidden_size;
+  };
+  CHECK(hidden("{\n\t\"model_type\": \"llama\",\n\t\"hidden_size\": 128\n}") == 128);
+  CHECK(hidden(R"({"model_type":"llama","hidden_size":128,"_name_or_path":"\ud83d\ude00\/"})") ==
+        128);
+}
+
 TEST_CASE("all mistakes of a configuration are told at once") {
   const TemporaryFolder temporary;
   std::ofstream(temporary / "config.json") << R"({"model_type": "llama", "logit_scale": 3,
@@ -338,11 +349,37 @@ TEST_CASE("all mistakes of a configuration are told at once") {
     "long_factor": [1, 1, 1]}})";
   CHECK_THROWS_WITH(interchange::read_config(temporary.path),
                     Contains("long_factor has 3 factors, and a head has 4 lanes"));
+  const auto refuses = [&](const std::string& text, std::vector<std::string> words) {
+    write_file_atomic(temporary / "config.json", text);
+    INFO(text);
+    words.push_back((temporary / "config.json").string());
+    for (const std::string& word : words)
+      CHECK_THROWS_WITH(interchange::read_config(temporary.path), Contains(word));
+  };
+  // Each names the file, the family and the key.
+  refuses(R"({"model_type": "llama", "hidden_size": "wide"})", {"model_type llama", "hidden_size"});
+  refuses(R"({"model_type": "mixtral", "num_local_experts": -1})",
+          {"model_type mixtral", "num_local_experts"});
+  refuses(R"({"model_type": "qwen3", "num_hidden_layers": 9223372036854775808})",
+          {"model_type qwen3", "num_hidden_layers"});
+  refuses(R"({"model_type": "llama", "logit_scale": 3})", {"model_type llama", "logit_scale"});
+  refuses(R"({"model_type": "gpt2", "n_embd": 8, "n_embd": 16})", {"`n_embd` is given twice"});
+  refuses(R"({"model_type": "llama", "rope_scaling": {"factor": 1, "factor": 2}})",
+          {"`rope_scaling.factor` is given twice"});
+  // Sizes that do not fit each other.
+  refuses(R"({"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 3})",
+          {"model_type llama", "num_attention_heads 4 is no multiple of num_key_value_heads 3"});
+  refuses(R"({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5})",
+          {"model_type mixtral", "num_experts_per_tok 5 is more than num_local_experts 4"});
+  refuses(R"({"model_type": "mixtral", "num_local_experts": 0})",
+          {"model_type mixtral", "has experts, and num_local_experts is 0"});
+  refuses(R"({"model_type": "llava", "vision_config": {}})",
+          {"llava", "vision_config", "save_pretrained()"});
   for (const char* vocab : {"0", "null"}) {
     const std::string text = fmt::format(R"({{"model_type": "llama", "vocab_size": {}}})", vocab);
     write_file_atomic(temporary / "config.json", text);
     CHECK_THROWS_WITH(interchange::read_config(temporary.path),
-                      Contains("config.json names no vocabulary"));
+                      Contains("config.json (model_type llama): it names no vocabulary"));
     Diagnostics diagnostics;
     recipe::read_config_json(text, "config.json", diagnostics);
     CHECK_THAT(diagnostics.text(recipe::Severity::error), Contains("vocab_size"));

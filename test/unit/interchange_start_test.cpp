@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "data/dataset/indexed_dataset.h"
 #include "data/tokenizer/tokenizer.h"
+#include "interchange/continued_model.h"
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
@@ -57,10 +58,16 @@ class Lab : public TemporaryFolder {
                                        "mixed_precision.name=fp32",
                                        "train.run_dir=" + (path / run).string()};
     overrides.insert(overrides.end(), changes.begin(), changes.end());
+    const std::string file = (path / "recipe.yaml").string();
+    write_file_atomic(file, "model: {}\n");
     Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe_text("model: {}\n", "lab", overrides, diagnostics);
+    const std::string saved = interchange::continued_model(file, overrides, job.restarts > 0);
+    const Recipe r = plan::load_recipe(file, overrides, diagnostics, 1, {}, saved);
     diagnostics.throw_if_errors();
-    const RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
+    const bool lost =
+        r.tokenizer.path && !interchange::without_lost_tokenizer(r, saved).tokenizer.path;
+    const RunPlan plan = plan::make_plan(
+        r, 1, lost ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r)));
     run::run_training(plan, [&] { return plan; }, {.job = job});
     const auto latest = storage::find_latest(path / run / "checkpoints");
     return latest ? latest->path : std::filesystem::path();
@@ -174,6 +181,52 @@ TEST_CASE("a model of bytes is exported with a tokenizer of bytes, and used as t
   };
   CHECK(loss(folder).nats_per_token == loss(trained.string()).nats_per_token);
   CHECK(loss(folder).bytes == loss(trained.string()).bytes);
+}
+
+TEST_CASE("a run that continues from a checkpoint needs the folder of model.from no more") {
+  namespace fs = std::filesystem;
+  const Lab lab;
+  // What the run's own defaults would not be: norm, positions, and the width of a head.
+  const auto trained = lab.train("trained", with({"model.architecture=qwen3", "model.kv_channels=4",
+                                                  "model.norm_epsilon=0.001"},
+                                                 kSizes));
+  const fs::path folder = lab / "hf", away = lab / "away";
+  interchange::export_hf(trained, folder, {.dtype = DType::bf16});
+  const std::vector<std::string> from{"model.from=" + folder.string(), "tokenizer.type=huggingface",
+                                      "tokenizer.path=${model.from}"};
+  const auto whole = lab.train("whole", with(from, {"train.steps=4"}));
+  const auto half = lab.train("half", from, {.id = "job"});
+  fs::rename(folder, away);
+  CHECK_THROWS_WITH(lab.train("new", from), Contains("there is no folder"));
+  const auto on = with(from, {"train.steps=3"});
+  // By the user, and by a launcher that starts the job again.
+  CHECK(lab.train("half", with(on, {"checkpoint.load=latest"})).filename() == "step-00000003");
+  const auto more = with(from, {"train.steps=4"});
+  const auto last = lab.train("half", more, {.restarts = 1, .id = "one"});
+  CHECK(same_weights(last, whole));
+  CHECK_THROWS_WITH(
+      lab.train("half", with(more, {"checkpoint.load=latest", "model.hidden_size=64"})),
+      Contains("model.hidden_size: saved with 32, now 64"));
+
+  // What needs the model alone does not miss the folder, either.
+  const auto nats = [&] {
+    return run::evaluate_model({.model = last.string(), .data = (lab / "text").string()})
+        .nats_per_token;
+  };
+  const double before = nats();
+  interchange::export_hf(last, lab / "out", {});
+  CHECK(storage::SafetensorsFolder(lab / "out").tensors()[0]->type == "F32");
+  // A folder that has come to be of another model is left alone in the same way.
+  fs::create_directory(folder);
+  write_file_atomic(folder / "config.json", R"({"model_type": "llama", "hidden_size": 4})");
+  CHECK(lab.train("half", with(from, {"train.steps=5", "checkpoint.load=latest"})).filename() ==
+        "step-00000005");
+  CHECK(nats() == before);
+  interchange::export_hf(last, lab / "out2", {});
+  fs::remove_all(folder);
+  fs::rename(away, folder);
+  interchange::export_hf(last, lab / "out3", {});
+  CHECK(storage::SafetensorsFolder(lab / "out3").tensors()[0]->type == "BF16");
 }
 
 TEST_CASE("an imported checkpoint is no training that goes on") {

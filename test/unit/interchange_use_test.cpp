@@ -229,6 +229,49 @@ TEST_CASE("a model sees as many tokens as it has positions") {
                     Contains("the prompt has 64 tokens, and the model's context is 64"));
 }
 
+// Of two folders with the same sizes, each lies on a host of its own under the same name.
+TEST_CASE("ranks that see different folders are refused, and the rank is named") {
+  const Lab lab;
+  const fs::path one = lab.with_tokenizer("llama", {62}), two = lab / "two";
+  fs::copy(one, two);
+  const auto all_ranks_say = [&](const auto& f) {
+    std::mutex mutex;
+    std::vector<std::string> said;
+    CHECK_THROWS(run_ranks(2, "thread", [&](TestRank& rank) {
+      try {
+        f(rank, (rank.world.rank() == 0 ? one : two).string());
+      } catch (const UserError& e) {
+        const std::lock_guard lock(mutex);
+        said.emplace_back(e.what());
+        throw;
+      }
+    }));
+    REQUIRE_FALSE(said.empty());  // the first to throw may cut off the other
+    for (const std::string& text : said)
+      CHECK_THAT(text, Contains("rank 1 has another model in") && Contains("than rank 0"));
+  };
+  const auto evaluate = [&](TestRank& rank, const std::string& model) {
+    run::EvaluateJob job = lab.job(model, 5);
+    job.world = rank.world;
+    run::evaluate_model(job);
+  };
+  const auto generate = [&](TestRank& rank, const std::string& model) {
+    write({.model = model, .prompts = {"a"}, .world = rank.world}, greedy());
+  };
+  std::string weights = read_file(two / "model.safetensors");
+  weights.back() ^= 1;
+  write_file_atomic(two / "model.safetensors", weights);
+  all_ranks_say(evaluate);
+  all_ranks_say(generate);
+  fs::copy_file(one / "model.safetensors", two / "model.safetensors",
+                fs::copy_options::overwrite_existing);
+  write_file_atomic(two / "config.json", read_file(one / "config.json") + "\n");
+  all_ranks_say(evaluate);
+  fs::copy_file(one / "config.json", two / "config.json", fs::copy_options::overwrite_existing);
+  run_ranks(2, "thread",
+            [&](TestRank& rank) { evaluate(rank, (rank.world.rank() ? two : one).string()); });
+}
+
 TEST_CASE("folders that cannot be used are refused with the reason") {
   const Lab lab;
   CHECK_THROWS_WITH(write({.model = (golden_hf() / "llama").string(), .prompts = {"a"}}, greedy()),
@@ -240,6 +283,21 @@ TEST_CASE("folders that cannot be used are refused with the reason") {
   CHECK_THROWS_WITH(run::evaluate_model(lab.job(folder, 5)), Contains(folder.string()));
   write_file_atomic(folder / "model.gguf", "x");
   CHECK_THROWS_WITH(run::evaluate_model(lab.job(folder, 5)), Contains("GGUF"));
+  // Without a config.json, which such folders lack, too.
+  fs::remove(folder / "config.json");
+  const auto complaint = [&] {
+    try {
+      run::evaluate_model(lab.job(folder, 5));
+    } catch (const UserError& e) {
+      return std::string(e.what());
+    }
+    return std::string("(none)");
+  };
+  CHECK_THAT(complaint(), Contains("GGUF") && !Contains("config.json"));
+  fs::rename(folder / "model.gguf", folder / "__0_0.distcp");
+  CHECK_THAT(complaint(), Contains("(DCP)") && !Contains("config.json"));
+  fs::rename(folder / "__0_0.distcp", folder / "pytorch_model.bin");
+  CHECK_THAT(complaint(), Contains("pickle") && !Contains("config.json"));
   CHECK_THROWS_WITH(
       run::evaluate_model(lab.job(golden_hf() / "gpt2", 5, {"dataset.seq_length=17"})),
       Contains("17") && Contains("max_position_embeddings 16"));

@@ -177,7 +177,10 @@ TEST_CASE("an index that is no index is refused with its name") {
   refuses(R"({"weight_map":{"a":3}})", "the file of tensor `a`");
   refuses(R"({"weight_map":{"a":"pytorch_model.bin"}})", "pytorch_model.bin");
   refuses(R"({"weight_map":{"a":"../x.safetensors"}})", "../x.safetensors");
-  refuses(R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})", "`a` is listed twice");
+  refuses(R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})",
+          "`weight_map.a` is listed twice");
+  refuses(R"({"metadata":{"x":[{"n":1,"n":2}]},"weight_map":{}})",
+          "`metadata.x.n` is listed twice");
   refuses(R"({"weight_map":{},"weight_map":{}})", "`weight_map` is listed twice");
 }
 

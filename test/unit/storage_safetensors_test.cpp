@@ -220,6 +220,12 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
     refuses("{\"a\":{\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "not a string");
     refuses("{\"a\":" + entry("U8", "[1]", "[0,1]") + ",\"a\":" + entry("U8", "[1]", "[0,1]") + "}",
             1, "`a` is listed twice");
+    refuses(R"({"a":{"dtype":"U8","shape":[1],"shape":[1],"data_offsets":[0,1]}})", 1,
+            "`a.shape` is listed twice");
+    refuses(R"({"__metadata__":{"k":"1","k":"2"}})", 0, "`__metadata__.k` is listed twice");
+    // No header is nested like this. It must not cost memory for each level, either.
+    refuses("{\"a\":" + std::string(200'000, '[') + std::string(200'000, ']') + "}", 0,
+            "`a` is not described by an object");
   }
   SECTION("a tensor's description") {
     refuses("{\"a\":" + entry("I4", "[2]", "[0,4]") + "}", 4, "`a` has dtype I4");

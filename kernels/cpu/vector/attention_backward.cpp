@@ -22,7 +22,7 @@ struct Task {
   const float *lse, *delta;  // from the block's first row on; lse in base 2
   float* dq;                 // row slabs of the head, for the share's rows
   const Seen* seen;
-  SoftCap cap;
+  ScoreCap cap;
 };
 
 MT_INLINE void clear(float* p, int64_t floats) {
@@ -166,7 +166,7 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   Seen* seen = reinterpret_cast<Seen*>(take(of_seen));
   float *dq = take(group * head), *lse = take(group * lines), *delta = take(group * lines);
   Task t{
-      .shape = s, .share = share, .D = D, .padded = padded, .group = group, .cap = SoftCap(s.cap)};
+      .shape = s, .share = share, .D = D, .padded = padded, .group = group, .cap = ScoreCap(s.cap)};
   t.keys_t = take(kKeys * D);
   t.values_t = take(kKeys * D);
   t.key_rows = take(kKeys * padded);

@@ -47,7 +47,7 @@ MT_INLINE void score_keys(const Head* head, int64_t heads, const T* k, int64_t s
     }
 }
 
-MT_INLINE void cap_scores(const SoftCap& cap, const Head* head, int64_t heads, int64_t c0,
+MT_INLINE void cap_scores(const ScoreCap& cap, const Head* head, int64_t heads, int64_t c0,
                           int64_t keys) {
   for (int64_t h = 0; h < heads; ++h)
     for (int64_t c = c0; c < keys; c += kLanes)
@@ -122,7 +122,7 @@ void decode(const AttentionDecode& a, int64_t t, int64_t g) {
 
   const int64_t padded = div_up(D, kLanes) * kLanes, floats = 2 * padded + kKeys;
   const int64_t heads = div_up(group * int64_t(sizeof(Head)), 64) * 16;
-  const SoftCap cap(a.cap);
+  const ScoreCap cap(a.cap);
   float* const memory = thread_scratch(heads + group * floats);
   Head* const head = reinterpret_cast<Head*>(memory);
   for (int64_t h = 0; h < group; ++h) {

@@ -25,7 +25,7 @@ struct Task {
   int64_t key0, keys;                // the current block
   const float *q, *keys_t, *values;  // q: row slabs of one head
   float *out, *scores;
-  SoftCap cap;
+  ScoreCap cap;
 };
 
 // Turns scores into probabilities relative to the running maximum. Returns the factors by which
@@ -83,7 +83,7 @@ MT_INLINE Vf update(const Task& t, Softmax& state, int64_t row0, int64_t rows, i
   return decay;
 }
 
-MT_INLINE void cap_scores(const SoftCap& cap, float* scores, int64_t rows, int64_t columns) {
+MT_INLINE void cap_scores(const ScoreCap& cap, float* scores, int64_t rows, int64_t columns) {
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t c = 0; c < columns; c += kLanes)
       store(scores + i * kLd + c, cap.capped(load(scores + i * kLd + c)));
@@ -160,7 +160,7 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
          .keys_t = keys_t,
          .values = values,
          .scores = next,
-         .cap = SoftCap(s.cap)};
+         .cap = ScoreCap(s.cap)};
   const int64_t end = seen[rows - 1].end;
   for (t.key0 = seen[0].begin / kKeys * kKeys; t.key0 < end; t.key0 += kKeys) {
     t.keys = min_of(kKeys, end - t.key0);

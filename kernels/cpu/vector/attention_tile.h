@@ -9,6 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/cpu/thread_scratch.h"
 #include "kernels/cpu/vector/gemm_tile.h"
+#include "kernels/cpu/vector/softcap.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
@@ -184,31 +185,11 @@ MT_INLINE Vf vexp2(Vf x) {
   return x < -126.0f ? Vf{} : x == x ? result : x;  // the exponent would hide a NaN's payload
 }
 
-// tanh(x) to a few ulp: with e = 2^t - 1 and t = 2 |x| log2(e), it is e / (e + 2). e comes from
-// 2^n (2^r - 1) + (2^n - 1), so that small x lose nothing; 2^r is that of vexp2().
-MT_INLINE Vf vtanh(Vf x) {
-  constexpr float kAll = 40;  // tanh is 1 from here on
-  const Vf size = (Vf)((Vi)x & 0x7fffffff), t = size * (2 * kLog2E);
-  const Vf clamped = t < kAll ? t : splat(kAll);
-  const Vf shifted = clamped + 12582912.0f;
-  const Vf r = clamped - (shifted - 12582912.0f);
-  Vf p = splat(1.5461444696e-4f);
-  p = p * r + 1.3400428177e-3f;
-  p = p * r + 9.6180566785e-3f;
-  p = p * r + 5.5503272267e-2f;
-  p = p * r + 2.4022650922e-1f;
-  p = p * r + 6.9314720670e-1f;
-  const Vf n = (Vf)(((Vi)shifted << 23) + 0x3f800000);  // 2^n
-  const Vf e = n * (p * r) + (n - 1.0f);
-  const Vf result = (Vf)((Vi)(e / (e + 2.0f)) | ((Vi)x & int32_t(0x80000000)));
-  return x == x ? result : x;
-}
-
 // Caps scores of base 2, which are log2(e) times those that AttentionShape::cap speaks of.
-struct SoftCap {
+struct ScoreCap {
   float cap, inverse;  // cap 0: none
 
-  explicit SoftCap(float of) : cap(of * kLog2E), inverse(of > 0 ? 1 / (of * kLog2E) : 0) {}
+  explicit ScoreCap(float of) : cap(of * kLog2E), inverse(of > 0 ? 1 / (of * kLog2E) : 0) {}
   explicit operator bool() const { return cap > 0; }
   __attribute__((always_inline)) Vf capped(Vf x) const { return vtanh(x * inverse) * cap; }
   // Returns the derivative of a score that is `y` after the cap.

@@ -27,7 +27,7 @@ struct Task {
   const float *lse, *delta;        // from the block's first row on; lse in base 2
   const Seen* seen;
   float* dq;  // of the head: squares of one panel of the share's rows after another
-  SoftCap cap;
+  ScoreCap cap;
 };
 
 MT_INLINE void clear(float* p, int64_t floats) {
@@ -223,7 +223,7 @@ void backward(const AttentionBackward& args, int64_t head, const Share& share) {
                  .lines = lines};
   find_row_facts(args, b, g, share, facts);
   float* dq = take(group * of_head);
-  Task t{.shape = s, .share = share, .D = D, .factor = s.scale * kLog2E, .cap = SoftCap(s.cap)};
+  Task t{.shape = s, .share = share, .D = D, .factor = s.scale * kLog2E, .cap = ScoreCap(s.cap)};
   t.k_steps = take(kKeys * D / 2);
   t.v_steps = take(kKeys * D / 2);
   t.k_steps_t = take(kKeys * D / 2);

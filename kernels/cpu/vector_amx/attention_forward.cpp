@@ -26,7 +26,7 @@ struct Task {
   float *scores, *pairs;  // of one panel: S^T, and P^T as B of O^T = V^T P^T
   const float* q;         // pairs of one head
   float* out;             // O^T of one head: squares of one panel after another
-  SoftCap cap;
+  ScoreCap cap;
 };
 
 // Computes the scores of a square and returns the maximum of its rows and `top`.
@@ -170,7 +170,7 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
          .v_steps_t = v_steps_t,
          .scores = take(kKeys * kSide),
          .pairs = take(kKeys * kSide / 2),
-         .cap = SoftCap(s.cap)};
+         .cap = ScoreCap(s.cap)};
   const int64_t end = seen[rows - 1].end;
   for (t.key0 = seen[0].begin / kKeys * kKeys; t.key0 < end; t.key0 += kKeys) {
     t.keys = min_of(kKeys, end - t.key0);

@@ -148,7 +148,7 @@ MT_INLINE Vf power_of_2(Vf x) {
 }
 
 // Turns a square of products q k^T into capped scores of base 2; `factor` is that of scores.
-MT_INLINE void cap_square(const SoftCap& cap, float factor, float* square) {
+MT_INLINE void cap_square(const ScoreCap& cap, float factor, float* square) {
   for (int64_t i = 0; i < kSquare; i += kLanes)
     store(square + i, cap.capped(load(square + i) * factor));
 }

@@ -104,9 +104,9 @@ constexpr float kAttentionLog2E = 1.44269504088896341f, kAttentionLn2 = 0.693147
 
 // Caps scores of base 2, which are log2(e) times those that AttentionShape::cap speaks of. Kernels
 // without a cap are instances of their own.
-struct SoftCap {
+struct ScoreCap {
   float cap, inverse;
-  explicit SoftCap(float of) : cap(of * kAttentionLog2E), inverse(of > 0 ? 1 / cap : 0.0f) {}
+  explicit ScoreCap(float of) : cap(of * kAttentionLog2E), inverse(of > 0 ? 1 / cap : 0.0f) {}
   __device__ __forceinline__ float capped(float x) const { return cap * tanhf(x * inverse); }
   // Returns the derivative of a score that is `y` after the cap.
   __device__ __forceinline__ float slope(float y) const {

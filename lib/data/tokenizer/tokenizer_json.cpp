@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/json_keys.h"
 #include "data/tokenizer/bpe_tokenizer.h"
 #include "data/tokenizer/tokenizer_file.h"
 #include "data/tokenizer/utf8.h"
@@ -303,10 +304,17 @@ class Reader {
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::string& name,
                                               const std::string& eod, std::string_view config) {
   std::string read = name;
+  const auto parse = [&](std::string_view text) {
+    std::string twice;
+    Json value = parse_unique_keys(text, twice);
+    if (twice.empty()) return value;
+    throw UserError(fmt::format("{}: the key `{}` is given twice", read, twice),
+                    "keep one of the two");
+  };
   try {
-    TokenizerFile file{name, Json::parse(json)};
+    TokenizerFile file{name, parse(json)};
     read = "tokenizer_config.json beside " + name;
-    const Json settings = config.empty() ? Json() : Json::parse(config);
+    const Json settings = config.empty() ? Json() : parse(config);
     return std::make_unique<BpeTokenizer>(Reader(file).read(eod, settings));
   } catch (const Json::parse_error& e) {
     throw UserError(fmt::format("{} is not valid JSON: {}", read, e.what()));

@@ -131,11 +131,18 @@ class ConfigReader {
       return file_.refuse(fmt::format("{}: model_type {} is {}, and mtrain builds models of text",
                                       path, name, unbuilt->what),
                           std::string(unbuilt->hint));
+    for (const char* part : {"vision_config", "audio_config"})
+      if (file_.given(part))
+        return file_.refuse(
+            fmt::format("{}: {} says that model_type `{}` reads more than text", path, part, name),
+            "save its language model alone: load the folder by transformers, and call "
+            "save_pretrained() of the part that computes the text");
     const HfFamily* family = find_hf_family(name);
     if (!family)
       return file_.refuse(
           fmt::format("{}: model_type `{}` is not one that mtrain builds", path, name),
           fmt::format("those that it builds: {}", fmt::join(hf_model_types(), ", ")));
+    file_.name_family(name);
     const std::vector<HfKey> rows = hf_keys(name);
     file_.set("model.architecture", *type, "model_type", false);
     for (const HfKey& row : rows) read_row(row);

@@ -13,9 +13,20 @@ namespace mtrain::recipe {
 bool HfConfigFile::parse(const std::string& text, const std::string& path) {
   path_ = path;
   Diagnostics own;
-  if (parse_yaml(text, path_, own, root_) && root_.kind == Node::Kind::map) return true;
-  refuse(fmt::format("{} is not a JSON object", path_), "download the folder again");
+  const bool whole = parse_json(text, path_, own, root_) && root_.kind == Node::Kind::map;
+  if (whole && !own.has_errors()) return true;
+  // The text itself may be wrong, such as one in which a key stands twice.
+  for (const Diagnostic& d : own.sorted())
+    if (d.severity == Severity::error)
+      refuse(fmt::format("{}: {}", d.location.str(), d.reason),
+             "correct the file, or download the folder again");
+  if (!own.has_errors())
+    refuse(fmt::format("{} is not a JSON object", path_), "download the folder again");
   return false;
+}
+
+void HfConfigFile::name_family(std::string_view model_type) {
+  path_ += fmt::format(" (model_type {})", model_type);
 }
 
 const Node* HfConfigFile::find(const Node& map, std::string_view key) {
@@ -53,6 +64,11 @@ void HfConfigFile::set(std::string_view field, const Node& value, std::string_vi
   const SchemaRow* row = find_row(field);
   RawSetting setting{row, "model.from", from_.location, value, Origin::derived};
   setting.node.location = from_.location;
+  Recipe scratch;
+  if (ValueError wrong;
+      !value.unset() && !row->ops->read(value, row->options, row->at(scratch), wrong))
+    return refuse(fmt::format("{}: {} is {}: {}", path_, key, describe(value), wrong.reason),
+                  "download the folder again, or correct its config.json");
   const auto at = given_.fields.find(row->path);
   const bool own = at != given_.fields.end() && at->second.spelling != "model.from";
   if (!own && (replace || at == given_.fields.end())) {

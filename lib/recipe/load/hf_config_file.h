@@ -22,6 +22,9 @@ class HfConfigFile {
   // Parses the text of the file; messages call it `path`. Returns false after an error.
   bool parse(const std::string& text, const std::string& path);
 
+  // Names the family in later messages, too, since the keys of families differ.
+  void name_family(std::string_view model_type);
+
   const std::string& path() const { return path_; }
   const Node& root() const { return root_; }
 

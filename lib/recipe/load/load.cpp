@@ -71,11 +71,40 @@ void apply_architecture(RawSettings& given, Recipe& recipe, Diagnostics& diagnos
     if (row.show(recipe) != row.show(before)) recipe.origins[row.path] = Origin::derived;
 }
 
-Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnostics) {
+// Settings of the model that say how a run trains it, not what the folder of model.from says.
+bool is_of_run(std::string_view path) {
+  for (const char* own :
+       {"model.from", "model.init", "model.moe.token_dispatcher", "model.moe.shared_expert_overlap",
+        "model.moe.pad_expert_input_to_capacity", "model.moe.aux_loss_coeff",
+        "model.moe.z_loss_coeff"})
+    if (path == own) return true;
+  return !path.starts_with("model.");
+}
+
+// Adds what a printed recipe says of the model to `given`, whose own settings win.
+void take_saved_model(const std::string& text, RawSettings& given) {
+  const auto from = given.fields.find("model.from");
+  if (from == given.fields.end()) return;
+  Node root;
+  Diagnostics ignored;
+  MT_CHECK(parse_yaml(text, "the saved recipe", ignored, root), "a printed recipe is not YAML");
+  RawSettings saved = flatten_fields(root, Origin::derived, ignored);
+  for (auto& [path, setting] : saved.fields) {
+    if (is_of_run(path)) continue;
+    setting.spelling = "model.from", setting.location = from->second.location;
+    given.fields.try_emplace(path, setting);
+  }
+}
+
+Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnostics,
+             const std::string& saved_model = {}) {
   Recipe recipe;
   for (auto& [path, setting] : given.defaults) given.fields.try_emplace(path, setting);
   interpolate_field("model.from", given, recipe, diagnostics);
-  read_hf_config(given, diagnostics);
+  if (saved_model.empty())
+    read_hf_config(given, diagnostics);
+  else
+    take_saved_model(saved_model, given);
   apply_architecture(given, recipe, diagnostics);
   interpolate(given, recipe, diagnostics);
   for (const auto& [path, g] : given.fields)
@@ -198,7 +227,7 @@ class Reader {
 
 std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
                                        const std::vector<std::string>& overrides,
-                                       Diagnostics& diagnostics) {
+                                       Diagnostics& diagnostics, const std::string& saved_model) {
   diagnostics.add_source(name);
   RawSettings given;
   const bool readable = Reader(diagnostics).read(text, name, given);
@@ -208,16 +237,16 @@ std::optional<Recipe> read_recipe_text(const std::string& text, const std::strin
     apply_override(overrides[i], source, diagnostics, given);
   }
   if (!readable) return std::nullopt;
-  return build(std::move(given), name, diagnostics);
+  return build(std::move(given), name, diagnostics, saved_model);
 }
 
 std::optional<Recipe> read_recipe(const std::string& path,
                                   const std::vector<std::string>& overrides,
-                                  Diagnostics& diagnostics) {
+                                  Diagnostics& diagnostics, const std::string& saved_model) {
   diagnostics.add_source(path);
   const auto text = read_text(path, {}, diagnostics);
   if (!text) return std::nullopt;
-  return read_recipe_text(*text, path, overrides, diagnostics);
+  return read_recipe_text(*text, path, overrides, diagnostics, saved_model);
 }
 
 Recipe read_config_json(const std::string& text, const std::string& name,

@@ -1,4 +1,4 @@
-// Node is the tree of a YAML document before a schema gives it meaning: scalars, lists and
+// Node is the tree of a YAML or JSON document before a schema gives it meaning: scalars, lists and
 // mappings, each with its place in the text.
 #pragma once
 #include <string>
@@ -30,6 +30,11 @@ struct Node {
 // Parses one YAML document. Syntax errors go to `diagnostics`. Returns false if `out` cannot be
 // used.
 bool parse_yaml(const std::string& text, const std::string& source, Diagnostics& diagnostics,
+                Node& out);
+
+// Parses a JSON document, whose keys come in alphabetical order; the place of every node is
+// `source`. A key that an object has twice is an error that names it.
+bool parse_json(const std::string& text, const std::string& source, Diagnostics& diagnostics,
                 Node& out);
 
 // Parses the value of an override. It has no lines, so that the place of every node is `source`.

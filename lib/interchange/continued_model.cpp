@@ -1,0 +1,55 @@
+#include "interchange/continued_model.h"
+
+#include <filesystem>
+#include <optional>
+
+#include "base/file.h"
+#include "storage/checkpoint_dir.h"
+
+namespace mtrain::interchange {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Stands for a model whose sizes do not matter, so that no folder is read.
+constexpr const char* kNoSizes = "model: {}\n";
+
+std::optional<storage::CheckpointRef> find_start(const recipe::Recipe& r, bool restarted) {
+  if (restarted)
+    if (auto own = storage::find_latest(r.checkpoint.dir)) return own;
+  if (!r.checkpoint.load) return std::nullopt;
+  if (*r.checkpoint.load == "latest") return storage::find_latest(r.checkpoint.dir);
+  const fs::path path = *r.checkpoint.load;
+  if (auto at = storage::complete_checkpoint(path)) return at;
+  if (auto newest = storage::find_latest(path)) return newest;
+  return storage::find_latest(path / "checkpoints");
+}
+
+}  // namespace
+
+std::string continued_model(const std::string& recipe, const std::vector<std::string>& overrides,
+                            bool restarted) {
+  Diagnostics ignored;
+  const auto now = recipe::read_recipe(recipe, overrides, ignored, kNoSizes);
+  if (!now || !now->model.from) return "";
+  const auto start = find_start(*now, restarted);
+  std::error_code error;
+  if (!start || !fs::is_regular_file(start->path / "recipe.yaml", error)) return "";
+  const std::string text = read_file(start->path / "recipe.yaml");
+  const auto saved = recipe::read_recipe_text(text, "the saved recipe", {}, ignored, kNoSizes);
+  // Recipes that were printed before this field existed lack others of the folder's, too.
+  const bool whole = saved && saved->given("model.attention_bias");
+  return whole && saved->model.from == now->model.from ? text : "";
+}
+
+recipe::Recipe without_lost_tokenizer(recipe::Recipe r, const std::string& saved_model) {
+  if (saved_model.empty() || r.model.vocab_size == 0 || !r.tokenizer.path) return r;
+  std::error_code error;
+  fs::path file = *r.tokenizer.path;
+  if (fs::is_directory(file, error)) file /= "tokenizer.json";
+  if (!fs::exists(file, error)) r.tokenizer.path.reset();
+  return r;
+}
+
+}  // namespace mtrain::interchange

@@ -1,0 +1,88 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "storage/new_folder.h"
+#include "temporary_folder.h"
+
+using namespace mtrain;
+using namespace mtrain::storage;
+using Catch::Contains;
+namespace fs = std::filesystem;
+
+namespace {
+
+size_t entries_of(const fs::path& folder) {
+  return size_t(std::distance(fs::directory_iterator(folder), {}));
+}
+
+}  // namespace
+
+TEST_CASE("a new folder appears whole, with its parents, or leaves nothing") {
+  const TemporaryFolder temporary;
+  const fs::path out = temporary / "a" / "out";
+  {
+    NewFolder folder(out);
+    write_file_atomic(folder.path() / "file", "text");
+    CHECK_FALSE(fs::exists(out));
+  }
+  CHECK(entries_of(temporary / "a") == 0);
+  NewFolder folder(out / "");  // as a shell completes it
+  fs::create_directory(folder.path() / "inner");
+  std::ofstream(folder.path() / "inner" / "file") << "text";
+  folder.commit();
+  CHECK(read_file(out / "inner" / "file") == "text");
+  CHECK(entries_of(temporary / "a") == 1);
+}
+
+TEST_CASE("what is there already stays, even if it comes while the folder is written") {
+  const TemporaryFolder temporary;
+  const fs::path out = temporary / "out";
+  fs::create_directory(out);
+  {
+    NewFolder over_empty(out);
+    std::ofstream(out / "theirs") << "x";
+    CHECK_THROWS_AS(over_empty.commit(), RunError);
+  }
+  CHECK(read_file(out / "theirs") == "x");
+  CHECK_THROWS_WITH(NewFolder(out), Contains("exists already") && Contains("new folder"));
+  CHECK_THROWS_WITH(NewFolder(out / "theirs"), Contains("exists already"));
+  fs::create_directory(temporary / "empty");
+  fs::create_directory_symlink(temporary / "empty", temporary / "link");
+  CHECK_THROWS_WITH(NewFolder(temporary / "link"), Contains("exists already"));
+  fs::create_symlink(temporary / "nowhere", temporary / "broken");
+  CHECK_THROWS_WITH(NewFolder(temporary / "broken"), Contains("exists already"));
+  NewFolder over_empty(temporary / "empty");
+  over_empty.commit();
+  CHECK(entries_of(temporary.path) == 4);
+}
+
+TEST_CASE("what a killed process of this host left is removed, and nothing else") {
+  const TemporaryFolder temporary;
+  const fs::path out = temporary / "out";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const NewFolder folder(out);
+    std::ofstream(folder.path() / "file") << "half";
+    ::raise(SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFSIGNALED(status));
+  CHECK_FALSE(fs::exists(out));
+  CHECK(entries_of(temporary.path) == 1);
+  const std::string alive = fmt::format("out.tmp-{}-{}", ::getppid(), host_name()),
+                    elsewhere = fmt::format("out.tmp-{}-{}x", 999'999'999, host_name());
+  fs::create_directory(temporary / alive);
+  fs::create_directory(temporary / elsewhere);
+  NewFolder folder(out);
+  folder.commit();
+  CHECK(entries_of(temporary.path) == 3);
+  CHECK((fs::exists(temporary / alive) && fs::exists(temporary / elsewhere)));
+}
