@@ -202,6 +202,10 @@ json value_of(const Recipe& r, std::string_view field) {
   const std::string text = recipe::find_row(field)->show(r);
   if (text == "none" || text == "auto" || text == "null") return nullptr;
   const json value = json::parse(text, nullptr, false);
+  // transformers 5 takes no integer for a real number, nor a real one for this key.
+  const bool real = recipe::find_row(field)->ops->info().kind == recipe::TypeInfo::Kind::number;
+  if (real && value.is_number_integer() && field != "model.query_pre_attn_scalar")
+    return value.get<double>();
   return value.is_discarded() ? json(text) : value;
 }
 

@@ -148,7 +148,9 @@ CASES = {
                                                  rope_parameters=rope(1e4, partial_rotary_factor=0.5)), False),
 }
 # The seeds of later cases; an earlier one has its number in the list.
-SEEDS = {"dots1": 101, "dots1_window": 102, "glm4_moe": 103, "glm4_moe_tied": 104}
+SEEDS = {"dots1": 101, "dots1_window": 102, "glm4_moe": 103, "glm4_moe_tied": 104, "smollm3": 201, "smollm3_untied": 202,
+         "olmo2": 203, "olmo2_tied": 204, "gemma2": 205, "gemma2_untied": 206, "gemma3_text": 207,
+         "gemma3_text_untied": 208}
 
 
 def ids():

@@ -249,14 +249,12 @@ TEST_CASE("routers of DeepSeek-V3's kind that transformers computes in another w
             "topk_method is group_limited_greedy, and only noaux_tc is built"},
         Row{"dots1", "scoring_func", "\"softmax\"", "only sigmoid or noaux_tc is built"},
         Row{"dots1_window", "sliding_window", "null", "gives a window to 2 of 2 layers"},
-        Row{"dots1", "max_window_layers", "1", "gives a window to 1 of 2 layers"},
         Row{"dots1", "use_qk_norm", "true", "the key use_qk_norm is not understood"},
         Row{"qwen3_moe", "topk_method", "\"noaux_tc\"", "the key topk_method is not understood"}}) {
     CAPTURE(row.family, row.key, row.value);
     const TemporaryFolder temporary;
     json config = json::parse(read_file(golden_hf() / row.family / "config.json"));
     config[row.key] = json::parse(row.value);
-    if (std::string(row.key) == "max_window_layers") config.erase("layer_types");
     write_file_atomic(temporary / "config.json", config.dump());
     CHECK_THROWS_WITH(interchange::read_config(temporary.path),
                       Contains((temporary / "config.json").string()) && Contains(row.gist));
