@@ -30,7 +30,11 @@ const std::vector<Overrides> kFamilies{
     {"model.norm_placement=post", "model.qk_layernorm=true", "model.qk_layernorm_all_heads=true"},
     {"model.norm_placement=sandwich", "model.layernorm_zero_centered_gamma=true",
      "model.qk_layernorm=true"},
-    {"model.norm_placement=sandwich", "model.architecture=gpt2", "model.num_query_groups=4"}};
+    {"model.norm_placement=sandwich", "model.architecture=gpt2", "model.num_query_groups=4"},
+    {"model.architecture=smollm3"},
+    {"model.architecture=olmo2"},
+    {"model.architecture=gemma2", "model.window_size=64"},
+    {"model.architecture=gemma3_text", "model.window_size=64"}};
 
 }  // namespace
 
