@@ -68,9 +68,13 @@ ModelParameters count_parameters(const recipe::ModelConfig& m, int64_t vocab) {
 
 TokenCost token_cost(const recipe::ModelConfig& m, int64_t vocab) {
   const ModelParameters p = count_parameters(m, vocab);
+  int64_t windows = 0;
+  for (int64_t layer = 0; layer < m.num_layers; ++layer) windows += m.has_window(layer) ? 1 : 0;
+  const double layer = 12.0 * Count(m.num_attention_heads) * Count(m.head_dim());
   return {.matmul_flops = 6.0 * (p.active() - p.looked_up()),
-          .attention_flops_per_position =
-              12.0 * Count(m.num_layers) * Count(m.num_attention_heads) * Count(m.head_dim())};
+          .attention_flops_per_position = layer * Count(m.num_layers - windows),
+          .window_flops_per_position = layer * Count(windows),
+          .window = m.window_size.value_or(0)};
 }
 
 }  // namespace mtrain::plan

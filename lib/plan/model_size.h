@@ -49,12 +49,17 @@ ModelParameters count_parameters(const recipe::ModelConfig& model, int64_t vocab
 
 // Model FLOPs of forward and backward per token: 6 per active matmul parameter plus attention,
 // counted in full (PaLM's convention, Chowdhery et al. 2022, appendix B: causal attention is not
-// halved), so that figures compare with other trainers'.
+// halved), so that figures compare with other trainers'. A layer with a window counts the window's
+// positions alone.
 struct TokenCost {
-  double matmul_flops = 0, attention_flops_per_position = 0;
+  double matmul_flops = 0;
+  // Of the layers without and with a window, for each position that a token may attend to.
+  double attention_flops_per_position = 0, window_flops_per_position = 0;
+  int64_t window = 0;
   // Returns the FLOPs of a token in a sequence of that length.
   double flops(int64_t seq_length) const {
-    return matmul_flops + attention_flops_per_position * double(seq_length);
+    return matmul_flops + attention_flops_per_position * double(seq_length) +
+           window_flops_per_position * double(std::min(window, seq_length));
   }
 };
 TokenCost token_cost(const recipe::ModelConfig& model, int64_t vocab);

@@ -35,6 +35,10 @@ void check_layer_rules() {
                "window_size is not set");
   expect_error({.what = "a base for learned positions", .set = {window, learned, local}},
                "model.rotary_base_local", "learned");
+  expect_warning({.what = "a base that no layer rotates by",
+                  .set = {window, local, "model.window_attn_skip_freq=[0,0,0,1,0,0,0,1]",
+                          "model.no_rope_freq=4"}},
+                 "model.rotary_base_local", "no layer with a window has rotary positions");
 }
 
 }  // namespace
@@ -193,6 +197,10 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
                      .set = {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]"}});
   expect_resolved({.what = "norms", .set = {"recompute=selective", "recompute.modules=[norms]"}},
                   "recompute.modules", "never kept");
+  expect_warning({.what = "norms of outputs",
+                  .set = {"model.norm_placement=post", "recompute=selective",
+                          "recompute.modules=[norms,mlp]"}},
+                 "recompute.modules", "layernorm has nothing to recompute");
   for (const char* module : {"moe", "moe_act", "shared_experts"})
     expect_warning(
         {.what = module,

@@ -464,8 +464,9 @@ class Merge : public ExpertSegment {
   Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
-    const auto a = step.stash.pop<MergeActivations>();
+    auto a = step.stash.pop<MergeActivations>();
     const Tensor dout_TH = l_->output->backward(step, flow.d, a.out, nullptr).dy_TO;
+    a.out = {};
     f.route = a.route;
     f.rows = l_->dispatcher->to_rows(step, *f.route, dout_TH, {});
     if (!l_->keeps_input()) return flow;

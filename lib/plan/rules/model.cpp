@@ -192,8 +192,14 @@ void validate_layers(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(rope || !m.rotary_base_local, {base, "model.position_embedding"},
                       "turns rotary positions, but the model has learned ones",
                       "remove it, or set position_embedding: rope");
-  bool any = false;
-  for (int64_t layer = 0; layer < m.num_layers; ++layer) any = any || m.has_window(layer);
+  bool any = false, rotates = false;
+  for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+    any = any || m.has_window(layer);
+    rotates = rotates || (m.has_window(layer) && m.has_rope(layer));
+  }
+  if (any && rope && m.rotary_base_local && !rotates)
+    diagnostics.warn(base, "is ignored: no layer with a window has rotary positions",
+                     "leave it out, or change no_rope_freq");
   diagnostics.require(any || !m.window_size, {skip, window},
                       fmt::format("none of the {} layers has the window", m.num_layers),
                       "change the layers that have it, or remove window_size");

@@ -48,6 +48,11 @@ void note_modules(const Recipe& r, Diagnostics& diagnostics) {
                      "layernorm: the norms of queries and keys are computed again only together "
                      "with core_attn, and the outputs of a layer's norms are never kept",
                      "add core_attn, or remove layernorm");
+  else if (c.selects(Module::layernorm) && !r.model.qk_layernorm &&
+           r.model.norm_placement == recipe::NormPlacement::post)
+    warn_or_refuse(r, field,
+                   "layernorm has nothing to recompute: the model has norms of outputs alone",
+                   diagnostics);
   else if (c.selects(Module::layernorm) && !r.model.qk_layernorm)
     diagnostics.resolved(
         field,

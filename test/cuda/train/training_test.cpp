@@ -39,6 +39,13 @@ TEST_CASE("training on CUDA kernels follows the CPU: 20 losses in fp32") {
          "model.qk_layernorm_all_heads=true", "model.init_method_std=0.2"},
         {"model.norm_placement=sandwich", "model.layernorm_zero_centered_gamma=true",
          "model.qk_layernorm=true", "model.hidden_dropout=0.1", "model.init_method_std=0.2"},
+        {"model.activation=geglu", "model.embedding_multiplier=4",
+         "model.final_logit_softcapping=3", "model.attn_logit_softcapping=2",
+         "model.query_pre_attn_scalar=5", "model.window_size=7",
+         "model.window_attn_skip_freq=2", "model.rotary_base_local=100",
+         "model.init_method_std=0.2"},
+        {"model.no_rope_freq=2", "model.activation=geglu", "model.moe.num_experts=4",
+         "model.moe.router_topk=2", "model.moe.ffn_hidden_size=40"},
         {"model.moe.num_experts=6", "model.moe.router_topk=2", "model.moe.ffn_hidden_size=40",
          "model.moe.shared_expert_ffn_hidden_size=32", "model.moe.shared_expert_gate=true",
          "model.moe.load_balancing_type=aux_loss", "model.moe.aux_loss_coeff=0.02",
@@ -137,7 +144,11 @@ TEST_CASE(
             "optimizer.lr=2e-3", "debug.emulate_fp8=true"},
            {"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
             "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3",
-            "train.micro_batch_size=1"}}) {
+            "train.micro_batch_size=1"},
+           {"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
+            "model.hidden_size=64", "debug.emulate_fp8=true", "optimizer.lr=2e-3",
+            "model.norm_placement=sandwich", "model.activation=geglu",
+            "model.init_method_std=0.1"}}) {
     const Recipe recipe = tiny(changes);
     check_close(on_cpu(recipe, 10), on_cuda(recipe, 10), 2e-2);
   }
