@@ -40,6 +40,10 @@ TEST_CASE("published models have their published number of parameters") {
                         {"llama3_70b", 256, 70553706496},
                         {"llama3_1_405b", 16384, 405853388800},
                         {"qwen3_8b", 32, 8190735360},
+                        {"gemma2_2b", 16, 2614341888},
+                        {"gemma3_1b", 8, 999885952},
+                        {"olmo2_7b", 32, 7298617344},
+                        {"smollm3_3b", 16, 3075098624},
                         {"qwen3_30b_a3b", 64, 30532122624},
                         {"mixtral_8x7b", 64, 46702792704}}) {
     CAPTURE(p.recipe);
