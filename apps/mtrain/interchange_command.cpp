@@ -12,7 +12,7 @@
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
-#include "run/run_folder.h"
+#include "interchange/locate_checkpoint.h"
 
 namespace mtrain {
 
@@ -65,7 +65,7 @@ void add_export_command(CLI::App& app) {
       options.dtype = o->dtype == "bf16"   ? DType::bf16
                       : o->dtype == "fp16" ? DType::f16
                                            : DType::f32;
-    const auto found = run::locate_checkpoint(o->run);
+    const auto found = interchange::locate_checkpoint(o->run);
     if (!found)
       throw UserError(fmt::format("{} holds no complete checkpoint", o->run),
                       "give a run folder or a checkpoint folder");

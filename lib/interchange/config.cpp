@@ -1,6 +1,7 @@
 #include "interchange/config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -66,9 +67,11 @@ std::string local_base(const ModelConfig& m) {
 double attention_scale(const ModelConfig& m) {
   return m.rope_scaling.attention_scale(m.max_position_embeddings.value_or(0));
 }
+constexpr std::string_view kQueryScalar = "model.query_pre_attn_scalar";
 double query_scalar(const ModelConfig& m) {
   return m.query_pre_attn_scalar.value_or(double(m.head_dim()));
 }
+bool whole(double x) { return x == std::floor(x) && x < double(int64_t{1} << 53); }
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
 int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
 // Whether the weights of a token's experts sum to 1: those of a softmax over the chosen ones do.
@@ -199,13 +202,13 @@ json value_of(const Recipe& r, std::string_view field) {
            : a == recipe::Activation::geglu ? "gelu_pytorch_tanh"
                                             : "gelu_new";
   }
+  // transformers 5 takes no real number for this key, and no integer for another real number.
+  if (field == kQueryScalar && whole(query_scalar(r.model))) return int64_t(query_scalar(r.model));
   const std::string text = recipe::find_row(field)->show(r);
   if (text == "none" || text == "auto" || text == "null") return nullptr;
   const json value = json::parse(text, nullptr, false);
-  // transformers 5 takes no integer for a real number, nor a real one for this key.
   const bool real = recipe::find_row(field)->ops->info().kind == recipe::TypeInfo::Kind::number;
-  if (real && value.is_number_integer() && field != "model.query_pre_attn_scalar")
-    return value.get<double>();
+  if (real && value.is_number_integer()) return value.get<double>();
   return value.is_discarded() ? json(text) : value;
 }
 
@@ -269,9 +272,11 @@ void put_window(const ModelConfig& m, std::string_view model_type, json& config)
   for (const char layer : layers)
     types.push_back(layer == '1' ? "sliding_attention" : "full_attention");
   if (kind == HfWindow::patterned) {
+    const char* again = "sliding_window_size";
     // transformers makes a mask by the width even if no layer has it.
     if (window || !config.contains("sliding_window") || config["sliding_window"].is_null())
       config["sliding_window"] = window ? width : json(m.max_position_embeddings.value_or(4096));
+    if (config.contains(again)) config[again] = config["sliding_window"];
     config["layer_types"] = types;
     return;
   }
@@ -417,6 +422,10 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
       lines.push_back(errors_of(diagnostics));
     else
       lines = model_differences(recipe.model, again.model);
+    const double scalar = query_scalar(recipe.model);
+    if (!whole(scalar) &&
+        std::ranges::count(recipe::hf_keys(type), kQueryScalar, &recipe::HfKey::field) > 0)
+      lines.push_back(fmt::format("{}: {}, not a whole number", kQueryScalar, scalar));
     if (lines.empty()) {
       model_type = type;
       return written;

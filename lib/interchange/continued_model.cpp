@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/file.h"
+#include "interchange/locate_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 
 namespace mtrain::interchange {
@@ -20,10 +21,7 @@ std::optional<storage::CheckpointRef> find_start(const recipe::Recipe& r, bool r
     if (auto own = storage::find_latest(r.checkpoint.dir)) return own;
   if (!r.checkpoint.load) return std::nullopt;
   if (*r.checkpoint.load == "latest") return storage::find_latest(r.checkpoint.dir);
-  const fs::path path = *r.checkpoint.load;
-  if (auto at = storage::complete_checkpoint(path)) return at;
-  if (auto newest = storage::find_latest(path)) return newest;
-  return storage::find_latest(path / "checkpoints");
+  return locate_checkpoint(*r.checkpoint.load);
 }
 
 }  // namespace

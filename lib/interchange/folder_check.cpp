@@ -16,6 +16,7 @@ namespace mtrain::interchange {
 
 namespace {
 
+constexpr uint64_t kMostLayers = 100'000;   // as many as model.num_layers may be
 constexpr int64_t kRun = int64_t{1} << 22;  // elements that are compared at once
 // Tensors to which a similar name is looked for among the unused ones; of thousands that are
 // missing all have the same cause.
@@ -55,7 +56,13 @@ FurtherLayers further_layers(const std::filesystem::path& folder, const Family& 
   int64_t count = family.further_layers_omitted;
   if (config.is_object() && config.contains(family.further_layers)) {
     const nlohmann::json& value = config.at(std::string(family.further_layers));
-    count = value.is_number_integer() ? value.get<int64_t>() : 0;
+    const bool whole = value.is_number_unsigned() && value.get<uint64_t>() <= kMostLayers;
+    if (!whole && !value.is_null())
+      throw UserError(fmt::format("{}: {} must be a whole number from 0 to {}, and is {}",
+                                  (folder / "config.json").string(), family.further_layers,
+                                  kMostLayers, value.dump()),
+                      "download the folder again, or correct its config.json");
+    count = whole ? value.get<int64_t>() : 0;
   }
   return {layers, layers + count};
 }

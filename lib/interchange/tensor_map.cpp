@@ -64,7 +64,7 @@ int64_t qkv_rows(const ModelConfig& m) {
   return (m.num_attention_heads + 2 * m.kv_heads()) * m.head_dim();
 }
 int64_t query_rows(const ModelConfig& m) { return m.num_attention_heads * m.head_dim(); }
-// Of the norms of queries and keys.
+// Returns the width of the norm of queries, or of keys, which have so many heads.
 int64_t norm_of_heads(const ModelConfig& m, int64_t heads) {
   return (m.qk_layernorm_all_heads ? heads : 1) * m.head_dim();
 }

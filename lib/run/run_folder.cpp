@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/strings.h"
 #include "checkpoint/train_checkpoint.h"
+#include "interchange/locate_checkpoint.h"
 #include "plan/saved_recipe.h"
 
 namespace mtrain::run {
@@ -62,7 +63,7 @@ std::optional<storage::CheckpointRef> find_start(const plan::FolderOptions& f) {
     case Load::latest: return storage::find_latest(f.checkpoint_dir);
     case Load::path: break;
   }
-  if (auto ref = locate_checkpoint(f.load_path)) return ref;
+  if (auto ref = interchange::locate_checkpoint(f.load_path)) return ref;
   return storage::checkpoint_at(f.load_path);  // throws the error that fits
 }
 
@@ -194,16 +195,6 @@ void write_job(const plan::FolderOptions& f, const std::vector<std::string>& job
   if (lines.empty()) return;
   if (start) lines += fmt::format("{}{}\n", kFrom, start->path.string());
   write_file_atomic(job_path(f), lines);
-}
-
-std::optional<storage::CheckpointRef> locate_checkpoint(const fs::path& path) {
-  if (auto ref = storage::complete_checkpoint(path)) return ref;
-  if (auto ref = storage::find_latest(path)) return ref;
-  if (auto ref = storage::find_latest(path / "checkpoints")) return ref;
-  std::error_code error;
-  if (!fs::is_regular_file(checkpoint::recipe_file(path), error)) return std::nullopt;
-  return storage::find_latest(
-      plan::read_saved_run({checkpoint::recipe_file(path)}).folders.checkpoint_dir);
 }
 
 }  // namespace mtrain::run

@@ -40,8 +40,4 @@ std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& folders,
 void write_job(const plan::FolderOptions& folders, const std::vector<std::string>& job_ids,
                int restarts, const std::optional<storage::CheckpointRef>& start);
 
-// Returns the checkpoint at `path`: the folder itself, or the newest checkpoint of a folder of
-// checkpoints or of a run folder; nothing if there is none.
-std::optional<storage::CheckpointRef> locate_checkpoint(const std::filesystem::path& path);
-
 }  // namespace mtrain::run

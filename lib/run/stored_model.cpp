@@ -5,10 +5,10 @@
 #include "base/error.h"
 #include "checkpoint/read_weights.h"
 #include "interchange/import.h"
+#include "interchange/locate_checkpoint.h"
 #include "run/bf16_choice.h"
 #include "run/gemm_choice.h"
 #include "run/rank_consistency.h"
-#include "run/run_folder.h"
 #include "storage/fingerprint.h"
 #include "storage/safetensors_folder.h"
 #include "train/data_setup.h"
@@ -75,7 +75,7 @@ std::vector<int32_t> StoredModel::end_ids() const {
 
 StoredModel open_model(const fs::path& path, const plan::Machine& machine) {
   StoredModel m;
-  if (const auto found = locate_checkpoint(path)) {
+  if (const auto found = interchange::locate_checkpoint(path)) {
     m.folder = found->path;
     m.recipe = {.file = checkpoint::recipe_file(m.folder)};
     const storage::SafetensorsReader weights(m.folder / storage::kModelFile);

@@ -10,11 +10,18 @@ namespace mtrain::storage {
 
 namespace {
 
-constexpr int64_t kEnds = 4096;  // bytes of a tensor that are hashed
+constexpr int64_t kEnd = 256;  // bytes at each end of a tensor that are hashed
 
-void add_bytes(const SafetensorsReader& file, const StoredTensor& t, int64_t first, Fnv1a& hash) {
-  std::string bytes(size_t(std::min(kEnds, t.bytes)), '\0');
-  file.read_bytes(t.name, first, int64_t(bytes.size()), bytes.data());
+// Adds the first and the last bytes of the tensor's data; all of a small one.
+void add_ends(const SafetensorsReader& file, const StoredTensor& t, Fnv1a& hash) {
+  std::string bytes(size_t(std::min(2 * kEnd, t.bytes)), '\0');
+  const auto size = int64_t(bytes.size()), half = size / 2;
+  if (t.bytes <= size) {
+    file.read_bytes(t.name, 0, size, bytes.data());
+  } else {
+    file.read_bytes(t.name, 0, half, bytes.data());
+    file.read_bytes(t.name, t.bytes - half, half, bytes.data() + half);
+  }
   hash.add(bytes);
 }
 
@@ -29,11 +36,8 @@ std::string weights_fingerprint(const std::vector<const SafetensorsReader*>& fil
       headers.add(t.name).add(t.type).add(uint64_t(t.begin)).add(uint64_t(t.shape.size()));
       for (const int64_t dim : t.shape) headers.add(uint64_t(dim));
       sum += t.bytes;
+      add_ends(*file, t, ends);
     }
-    if (file->tensors().empty()) continue;
-    add_bytes(*file, file->tensors().front(), 0, ends);
-    const StoredTensor& last = file->tensors().back();
-    add_bytes(*file, last, last.bytes - std::min(kEnds, last.bytes), ends);
   }
   return fmt::format("{} file{} with {} bytes (headers hash to {:016x}, ends to {:016x})",
                      files.size(), files.size() == 1 ? "" : "s", sum, headers.value(),

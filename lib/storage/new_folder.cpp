@@ -36,6 +36,17 @@ RunError cannot(const char* verb, const fs::path& path, int error) {
                   full ? "free some space or choose another folder" : "");
 }
 
+// Makes the folder and those above it that are missing, and makes their names durable.
+void make_folders(const fs::path& folder) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path at = folder; !fs::exists(at, error) && at != folder_of(at); at = folder_of(at))
+    missing.push_back(at);
+  fs::create_directories(folder, error);
+  if (error) throw cannot("create", folder, error.value());
+  for (const fs::path& made : missing) sync_directory(folder_of(made));
+}
+
 // Removes what processes of this host that have died left of `final_path`.
 void remove_stale(const fs::path& final_path) {
   const std::string begin = final_path.filename().string() + kTemporary, end = "-" + host_name();
@@ -70,10 +81,9 @@ NewFolder::NewFolder(const fs::path& final_path)
     : final_(without_slash(final_path)),
       path_(fmt::format("{}{}{}-{}", final_.string(), kTemporary, ::getpid(), host_name())) {
   require_absent(final_);
+  make_folders(folder_of(final_));
+  remove_stale(final_);  // first, since their space may be needed
   std::error_code error;
-  fs::create_directories(folder_of(final_), error);
-  if (error) throw cannot("create", folder_of(final_), error.value());
-  remove_stale(final_);          // first, since their space may be needed
   fs::remove_all(path_, error);  // of an earlier process with this id
   fs::create_directory(path_, error);
   if (error) throw cannot("create", path_, error.value());

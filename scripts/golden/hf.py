@@ -143,8 +143,8 @@ CASES = {
     "glm4_moe": (transformers.Glm4MoeConfig(**dict(ROUTED, n_group=4, topk_group=2, num_experts_per_tok=4),
                                             head_dim=16, n_shared_experts=1, use_qk_norm=True, attention_bias=True,
                                             num_mtp_layers=0, rope_parameters=rope(1e6, partial_rotary_factor=0.5)), True),
-    "glm4_moe_tied": (transformers.Glm4MoeConfig(**ROUTED, head_dim=16, n_shared_experts=2, tie_word_embeddings=True,
-                                                 num_mtp_layers=0,
+    "glm4_moe_tied": (transformers.Glm4MoeConfig(**dict(ROUTED, routed_scaling_factor=1.0), head_dim=16,
+                                                 n_shared_experts=2, tie_word_embeddings=True, num_mtp_layers=0,
                                                  rope_parameters=rope(1e4, partial_rotary_factor=0.5)), False),
 }
 # The seeds of later cases; an earlier one has its number in the list.

@@ -16,6 +16,7 @@
 #include "checkpoint/read_weights.h"
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/export.h"
+#include "interchange/locate_checkpoint.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "plan/saved_recipe.h"
@@ -602,7 +603,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   const auto windows = std::make_shared<Windows>(lab / "b");
   const auto device = Device::cpu(1);
   train::Trainer trainer = train::build_trainer(*device, lab.plan("a"), windows);
-  run::resume_run(trainer, run::locate_checkpoint(lab / "a")->path);
+  run::resume_run(trainer, interchange::locate_checkpoint(lab / "a")->path);
   const double want = trainer.evaluate(data::ValidationLoader(windows, 0, {.micro_batch = 2}));
   CHECK(apart.nats_per_token == Approx(want).epsilon(1e-6));
 

@@ -8,11 +8,11 @@
 #include "base/strings.h"
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/export.h"
+#include "interchange/locate_checkpoint.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "run/evaluate_model.h"
 #include "run/run.h"
-#include "run/run_folder.h"
 #include "temporary_folder.h"
 #include "train/data_setup.h"
 
@@ -83,7 +83,7 @@ TEST_CASE("continue.yaml goes on with an exported quickstart, on other text of a
                 {"model.num_layers=2", "model.hidden_size=64", "model.num_attention_heads=4",
                  "model.num_query_groups=2", "dataset.seq_length=48", "train.steps=60"});
   const fs::path folder = lab / "hf";
-  interchange::export_hf(run::locate_checkpoint(lab / "first-run")->path, folder, {});
+  interchange::export_hf(interchange::locate_checkpoint(lab / "first-run")->path, folder, {});
   const double before = lab.nats(folder);
 
   const Changes shorter{"model.from=" + folder.string(), "dataset.seq_length=24", "train.steps=30"};

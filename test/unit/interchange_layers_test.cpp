@@ -119,7 +119,8 @@ TEST_CASE("configurations with the keys of published folders are read") {
     "intermediate_size": 36864, "max_position_embeddings": 8192, "model_type": "gemma2",
     "num_attention_heads": 32, "num_hidden_layers": 46, "num_key_value_heads": 16,
     "pad_token_id": 0, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
-    "sliding_window": 4096, "torch_dtype": "bfloat16", "transformers_version": "4.42.0.dev0",
+    "sliding_window": 4096, "sliding_window_size": 4096, "torch_dtype": "bfloat16",
+    "transformers_version": "4.42.0.dev0",
     "use_cache": true, "vocab_size": 256000, "_attn_implementation": "eager"})");
   CHECK((gemma2.query_pre_attn_scalar == 144.0 && gemma2.kv_channels == 128));
   const ModelConfig gemma3 = model_of(R"({"architectures": ["Gemma3ForCausalLM"],
@@ -220,6 +221,32 @@ TEST_CASE("what these families cannot say is refused by the file and the key") {
         {R"({"model_type": "smollm3", "num_hidden_layers": 1, "sliding_window": 8,
              "layer_types": ["sliding_attention"]})",
          "layer_types gives a window to 1 of 1 layers"},
+        {R"({"model_type": "smollm3", "no_rope_layers": [1, true]})", "no_rope_layers must list"},
+        {R"({"model_type": "smollm3", "num_hidden_layers": 2, "no_rope_layers": [1, true]})",
+         "no_rope_layers has the text `true`"},
+        {R"({"model_type": "smollm3", "num_hidden_layers": 2, "no_rope_layers": [1.0, 0]})",
+         "no_rope_layers has the number 1.0"},
+        {R"({"model_type": "smollm3", "num_hidden_layers": 2, "no_rope_layers": [1, "0"]})",
+         "no_rope_layers has the quoted text"},
+        {R"({"model_type": "smollm3", "num_hidden_layers": 2, "no_rope_layers": [1, 2]})",
+         "no_rope_layers has the number 2"},
+        {R"({"model_type": "smollm3", "no_rope_layer_interval": "four"})",
+         "no_rope_layer_interval: expected a whole number, got"},
+        {R"({"model_type": "gemma2", "sliding_window": 8, "sliding_window_size": 4096})",
+         "sliding_window_size is 4096, and only 8 is built"},
+        {R"({"model_type": "gemma2", "sliding_window_size": 8})",
+         "sliding_window_size is 8, and only 4096 is built"},
+        {R"({"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_size": 8})",
+         "the key sliding_window_size"},
+        {R"({"model_type": "gemma3_text", "sliding_window_pattern": [1, 2]})",
+         "sliding_window_pattern: expected a whole number, got a list"},
+        {R"({"model_type": "qwen2", "max_window_layers": "two"})",
+         "max_window_layers: expected a whole number, got"},
+        {R"({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 2}})",
+         "have a type, and no rope_type"},
+        {R"({"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {
+             "type": "linear", "factor": 2}}})",
+         "have a type, and no rope_type"},
         {R"({"model_type": "llama", "no_rope_layers": [1, 0]})", "the key no_rope_layers"},
         {R"({"model_type": "olmo2", "hidden_act": "gelu"})", "hidden_act gelu is not built"},
         {R"({"model_type": "olmo2", "clip_qkv": 8.0})", "the key clip_qkv"},
@@ -250,6 +277,59 @@ TEST_CASE("what these families cannot say is refused by the file and the key") {
   }
   CHECK_THAT(error_of(R"({"model_type": "gemma2", "final_logit_softcapping": 0})"),
              Contains("final_logit_softcapping"));
+}
+
+TEST_CASE("rotary positions that are given twice must be the same") {
+  const auto both = [](const char* family, const std::string& keys) {
+    return fmt::format(R"({{"model_type": "{}", {}}})", family, keys);
+  };
+  const std::string parameters =
+      R"("rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 500.0})";
+  for (const char* scaling :
+       {R"({"type": "linear", "factor": 2.0})", R"({"rope_type": "linear", "factor": 2})", "null",
+        "{}", R"({"type": "linear", "factor": 2, "rope_theta": 500})"}) {
+    INFO(scaling);
+    const ModelConfig m = model_of(both(
+        "llama", parameters + R"(, "rope_theta": 500, "rope_scaling": )" + std::string(scaling)));
+    CHECK((m.rotary_base == 500 && m.rope_scaling.factor == 2));
+  }
+  const std::string theta = R"(, "rope_theta": 500, "rope_scaling": )";
+  for (const auto& [rest, key] :
+       {std::pair{theta + R"({"type": "linear", "factor": 4})", "differ in factor"},
+        {theta + R"({"type": "dynamic", "factor": 2})", "differ in"},
+        {theta + R"({"factor": 2})", "differ in rope_type"},
+        {theta + R"({"type": "linear"})", "differ in factor"},
+        {theta + R"({"type": "linear", "factor": 2, "rope_theta": 400})", "differ in rope_theta"},
+        {theta + R"({"type": "linear", "factor": "2"})", "differ in factor"},
+        // transformers takes the family's base then.
+        {R"(, "rope_scaling": {"type": "linear", "factor": 2})", "differ in rope_theta"}})
+    for (const char* family : {"llama", "qwen3", "olmo2"}) {
+      INFO(family << " " << rest);
+      CHECK_THAT(error_of(both(family, parameters + rest)),
+                 Contains("there are rope_parameters and rope_scaling") && Contains(key));
+    }
+}
+
+TEST_CASE("null means false for what is there or not, whatever the family has") {
+  for (const char* family : {"gemma2", "smollm3", "gpt2"}) {
+    INFO(family);
+    CHECK_FALSE(
+        model_of(fmt::format(R"({{"model_type": "{}", "tie_word_embeddings": null}})", family))
+            .share_embeddings_and_output_weights);
+  }
+  CHECK_FALSE(model_of(R"({"model_type": "qwen2_moe", "qkv_bias": null})").qkv_bias());
+}
+
+TEST_CASE("the same width of Gemma 2's windows stays where it stood twice") {
+  const ModelConfig m = model_of(R"({"model_type": "gemma2"})");
+  recipe::Recipe r;
+  r.model = m;
+  r.model.window_size = 16;
+  std::string type;
+  const json config = json::parse(interchange::write_config(
+      r, {R"({"model_type": "gemma2", "sliding_window": 8, "sliding_window_size": 8})", "bfloat16"},
+      type));
+  CHECK((type == "gemma2" && config.at("sliding_window_size") == 16));
 }
 
 TEST_CASE("a folder of Gemma 3 with images is recognised, and refused with what to do") {
@@ -283,6 +363,11 @@ TEST_CASE("a recipe of one of these families is written as that family") {
   CHECK((config.at("attn_logit_softcapping") == 50.0 && config.at("query_pre_attn_scalar") == 8));
   CHECK(config.at("attn_logit_softcapping").is_number_float());
   CHECK(config.at("query_pre_attn_scalar").is_number_integer());
+  written("{architecture: gemma2, " + sizes + ", query_pre_attn_scalar: 1.0e+7}", config);
+  CHECK(config.at("query_pre_attn_scalar").is_number_integer());
+  CHECK_THROWS_WITH(
+      written("{architecture: gemma2, " + sizes + ", query_pre_attn_scalar: 24.5}", config),
+      Contains("gemma2: model.query_pre_attn_scalar: 24.5, not a whole number"));
   CHECK(config.at("layer_types") ==
         json({"sliding_attention", "full_attention", "sliding_attention", "full_attention"}));
   CHECK(written("{architecture: gemma2, " + sizes + ", attn_logit_softcapping: none}", config) ==

@@ -229,6 +229,19 @@ TEST_CASE("a run that continues from a checkpoint needs the folder of model.from
   CHECK(storage::SafetensorsFolder(lab / "out3").tensors()[0]->type == "BF16");
 }
 
+TEST_CASE("a run that continues one whose checkpoints lie elsewhere needs no folder, either") {
+  namespace fs = std::filesystem;
+  const Lab lab;
+  interchange::export_hf(lab.train("trained", kSizes), lab / "hf", {});
+  const std::vector<std::string> from{"model.from=" + (lab / "hf").string()};
+  const std::string elsewhere = "checkpoint.dir=" + (lab / "elsewhere").string();
+  CHECK(lab.train("first", with(from, {elsewhere})).empty());  // not in the run folder
+  fs::remove_all(lab / "hf");
+  const auto latest = lab.train(
+      "second", with(from, {"checkpoint.load=" + (lab / "first").string(), "train.steps=3"}));
+  CHECK(latest.filename() == "step-00000003");
+}
+
 TEST_CASE("an imported checkpoint is no training that goes on") {
   const Lab lab;
   const auto trained = lab.train("first", with(kSizes, {"train.steps=1"}));

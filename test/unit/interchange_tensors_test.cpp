@@ -275,7 +275,7 @@ TEST_CASE("layers that predict further tokens are told and left out") {
   // config.json says how many there are.
   CHECK_THAT(error_of("glm4_moe", t), Contains("unmapped: model.layers.2.eh_proj.weight (4, 8)"));
   const TemporaryFolder temporary;
-  const auto write = [&](const char* name, int further) {
+  const auto write = [&](const char* name, const nlohmann::json& further) {
     write_folder(temporary / name, "glm4_moe", t);
     auto config = nlohmann::json::parse(read_file(temporary / name / "config.json"));
     config["num_nextn_predict_layers"] = further;
@@ -296,6 +296,10 @@ TEST_CASE("layers that predict further tokens are told and left out") {
   CHECK(exported.at("num_nextn_predict_layers") == 0);
   CHECK_FALSE(
       storage::SafetensorsFolder(temporary / "exported").contains("model.layers.2.eh_proj.weight"));
+  for (const char* number : {"9223372036854775807", "100001", "-1", "1.5", "\"one\""})
+    CHECK_THROWS_WITH(interchange::open_hf_folder(write("wrong", nlohmann::json::parse(number))),
+                      Contains("num_nextn_predict_layers must be a whole number from 0") &&
+                          Contains("config.json"));
   // Further layers belong to the families that have them.
   t["model.layers.3.eh_proj.weight"] = {{4, 8}, DType::f32, std::vector<float>(32, 1.0f)};
   CHECK_THROWS_WITH(interchange::open_hf_folder(write("two", 1)),

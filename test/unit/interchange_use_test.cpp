@@ -15,6 +15,7 @@
 #include "interchange_testing.h"
 #include "run/evaluate_model.h"
 #include "run/generate_text.h"
+#include "storage/safetensors.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;
@@ -263,6 +264,15 @@ TEST_CASE("ranks that see different folders are refused, and the rank is named")
   write_file_atomic(two / "model.safetensors", weights);
   all_ranks_say(evaluate);
   all_ranks_say(generate);
+  weights.back() ^= 1;
+  {
+    const storage::SafetensorsReader file(one / "model.safetensors");
+    const auto middle = size_t(file.tensors()[file.tensors().size() / 2].begin);
+    REQUIRE((middle > weights.size() / 4 && middle < weights.size() * 3 / 4));
+    weights[middle] ^= 1;
+  }
+  write_file_atomic(two / "model.safetensors", weights);
+  all_ranks_say(evaluate);
   fs::copy_file(one / "model.safetensors", two / "model.safetensors",
                 fs::copy_options::overwrite_existing);
   write_file_atomic(two / "config.json", read_file(one / "config.json") + "\n");

@@ -528,6 +528,12 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
          "layer_types gives a window to 1 of 2 layers"},
         {R"({"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": ["full_attention"]})",
          "layer_types must say of each of the 2 layers"},
+        {R"({"model_type": "qwen2", "num_hidden_layers": 2, "sliding_window": 100,
+             "layer_types": ["full_attention", "sliding_attention"]})",
+         "1 of 2 layers, with sliding_window 100, and use_sliding_window left out"},
+        {R"({"model_type": "qwen3", "num_hidden_layers": 1, "sliding_window": 100,
+             "use_sliding_window": false, "layer_types": ["sliding_attention"]})",
+         "1 of 1 layers, with sliding_window 100, and use_sliding_window false"},
         {R"({"model_type": "qwen3_moe", "num_hidden_layers": 1, "use_sliding_window": true,
              "layer_types": ["full_attention"]})",
          "layer_types gives a window to 0 of 1 layers"},
@@ -597,7 +603,7 @@ TEST_CASE("config.json says which layers have a window") {
   CHECK(window(R"({"model_type": "llama", "sliding_window": 100})") == 0);  // not read there
   CHECK(window(R"({"model_type": "qwen2", "sliding_window": 100})") == 0);
   CHECK(window(R"({"model_type": "qwen2", "num_hidden_layers": 1, "sliding_window": 100,
-    "use_sliding_window": false, "layer_types": ["sliding_attention"]})") == 0);
+    "use_sliding_window": false, "layer_types": ["full_attention"]})") == 0);
   CHECK(window(R"({"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": true,
     "max_window_layers": 32})") == 0);
   CHECK(window(R"({"model_type": "qwen3", "sliding_window": 100, "use_sliding_window": true,

@@ -447,3 +447,52 @@ TEST_CASE("what rounds at random are bf16 weights without fp32 ones") {
   REQUIRE_THAT(errors(kMinimal + "mixed_precision: fp32\noptimizer: {master_weights: false}\n"),
                Contains("optimizer.master_weights") && Contains("bf16_mixed"));
 }
+
+TEST_CASE("a run that goes on takes from the saved recipe what the folder of model.from has said") {
+  const TemporaryFolder temporary;
+  const auto read = [](const std::string& text, const std::string& saved = "") {
+    Diagnostics diagnostics;
+    const auto r = read_recipe_text(text, "r.yaml", {}, diagnostics, saved);
+    INFO(diagnostics.text(Severity::error));
+    REQUIRE(r);
+    REQUIRE_FALSE(diagnostics.has_errors());
+    return *r;
+  };
+  const auto shown = [](const Recipe& r, const std::string& path) {
+    return find_row(path)->show(r);
+  };
+  const std::string from = "model:\n  from: " + temporary.path.string() + "\n";
+  const auto write = [&](const std::string& config) {
+    std::ofstream(temporary / "config.json") << config;
+  };
+  write(R"({"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_local_experts": 5, "rms_norm_eps": 0.25,
+    "initializer_range": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 3}})");
+  const Recipe whole = read(from);
+  const Recipe first =
+      read(from +
+           "  hidden_dropout: 0.1\n  embedding_dropout: 0.2\n  attention_dropout: 0.3\n"
+           "  moe: {load_balancing_type: aux_loss, aux_loss_coeff: 0.01, z_loss_coeff: 0.5, "
+           "router_bias_update_rate: 0.5, expert_capacity_factor: 2, token_drop_policy: position, "
+           "pad_expert_input_to_capacity: true, token_dispatcher: all_gather}\n");
+  std::filesystem::remove(temporary / "config.json");
+  const Recipe again = read(from, print_recipe(first));
+  for (const SchemaRow& row : schema_rows()) {
+    INFO(row.path);
+    CHECK(row.show(again) == row.show(whole));
+  }
+  CHECK((again.model.hidden_size == 64 && again.model.moe.num_experts == 5));
+  CHECK(again.model.rope_scaling.factor == 3);
+  CHECK(again.model.init_method_std == 0.5);  // which the folder says, and no recipe did
+  CHECK(shown(again, "model.hidden_dropout") == "0");
+
+  // GPT-2's dropout is the folder's until a recipe says otherwise.
+  write(R"({"model_type": "gpt2", "attn_pdrop": 0.25, "embd_pdrop": 0.5})");
+  const Recipe gpt2 = read(from + "  attention_dropout: 0\n");
+  std::filesystem::remove(temporary / "config.json");
+  const Recipe further = read(from, print_recipe(gpt2));
+  CHECK(shown(further, "model.hidden_dropout") == "0.1");
+  CHECK(shown(further, "model.embedding_dropout") == "0.5");
+  CHECK(shown(further, "model.attention_dropout") == "0");
+  CHECK(read(from, print_recipe(further)).model.embedding_dropout == 0.5);
+}

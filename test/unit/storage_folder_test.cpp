@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "sparse_model.h"
+#include "storage/fingerprint.h"
 #include "storage/safetensors_folder.h"
 #include "temporary_folder.h"
 
@@ -249,4 +250,46 @@ TEST_CASE("70B in 30 files is read through a small part of its memory") {
   }
   CHECK(model.bytes_read() == 2 * elements);
   CHECK(most - before < 128 << 20);  // the buffer, and what the headers say
+}
+
+TEST_CASE("a fingerprint tells files apart by the ends of each tensor") {
+  const TemporaryFolder temporary;
+  const fs::path file = temporary / kModelFile;
+  std::vector<TensorInfo> infos;
+  for (const char* name : {"a", "b", "c"}) infos.push_back({name, DType::f32, {40, 40}});
+  infos.push_back({"small", DType::f32, {3}});
+  SafetensorsWriter writer(file, infos);
+  std::vector<float> values(1600);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = float(i);
+  for (const TensorInfo& t : infos)
+    writer.write(t.name, {values.data(), t.shape.count(), DType::f32});
+  writer.commit();
+  const auto fingerprint = [&] {
+    const SafetensorsReader reader(file);
+    return weights_fingerprint({&reader});
+  };
+  const std::string text = read_file(file), whole = fingerprint();
+  const auto same_without = [&](int64_t at) {
+    std::string changed = text;
+    changed[size_t(at)] ^= 1;
+    write_file_atomic(file, changed);
+    return fingerprint() == whole;
+  };
+  const SafetensorsReader reader(file);
+  for (const TensorInfo& t : infos) {
+    INFO(t.name);
+    const StoredTensor& stored = reader.info(t.name);
+    CHECK_FALSE(same_without(stored.begin));
+    CHECK_FALSE(same_without(stored.begin + stored.bytes - 1));
+    if (t.name == "small") continue;
+    CHECK_FALSE(same_without(stored.begin + 255));
+    CHECK_FALSE(same_without(stored.begin + stored.bytes - 256));
+    CHECK(same_without(stored.begin + 256));
+    CHECK(same_without(stored.begin + stored.bytes - 257));
+  }
+  write_file_atomic(file, text);
+  CHECK(fingerprint() == whole);
+  const SafetensorsReader again(file);
+  weights_fingerprint({&again});
+  CHECK(again.bytes_read() == 3 * 512 + 12);
 }

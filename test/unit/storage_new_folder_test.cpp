@@ -1,8 +1,11 @@
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <fstream>
+#include <set>
+#include <string>
 
 #include <catch2/catch.hpp>
 
@@ -15,6 +18,19 @@ using namespace mtrain;
 using namespace mtrain::storage;
 using Catch::Contains;
 namespace fs = std::filesystem;
+
+namespace {
+
+std::set<fs::path>* synced = nullptr;  // paths that fsync() has been called for; null: not asked
+
+}  // namespace
+
+// Stands before the C library's.
+extern "C" int fsync(int fd) {
+  std::error_code ignored;
+  if (synced) synced->insert(fs::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored));
+  return int(::syscall(SYS_fsync, fd));
+}
 
 namespace {
 
@@ -39,6 +55,22 @@ TEST_CASE("a new folder appears whole, with its parents, or leaves nothing") {
   folder.commit();
   CHECK(read_file(out / "inner" / "file") == "text");
   CHECK(entries_of(temporary / "a") == 1);
+}
+
+TEST_CASE("the names of the folders above a new one are durable, too") {
+  const TemporaryFolder temporary;
+  const fs::path root = fs::canonical(temporary.path);
+  fs::create_directory(root / "old");
+  std::set<fs::path> paths;
+  synced = &paths;
+  NewFolder folder(root / "old" / "a" / "b" / "out");
+  folder.commit();
+  synced = nullptr;
+  for (const fs::path& holder : {root / "old", root / "old" / "a", root / "old" / "a" / "b"}) {
+    INFO(holder);
+    CHECK(paths.contains(holder));
+  }
+  CHECK_FALSE(paths.contains(root));  // nothing is new there
 }
 
 TEST_CASE("what is there already stays, even if it comes while the folder is written") {

@@ -186,7 +186,11 @@ class ConfigReader {
     if (!node && !row.other_name.empty()) node = file_.find(row.other_name);
     if (node && node->unset()) {
       // null: no such thing, whatever the family's default is; or the field's own default
-      if (find_row(row.field)->ops->info().may_be_none) file_.set(row.field, *node, row.key, true);
+      const TypeInfo type = find_row(row.field)->ops->info();
+      if (type.may_be_none) file_.set(row.field, *node, row.key, true);
+      // transformers 4 takes it for false, and transformers 5 refuses most of them
+      else if (type.kind == TypeInfo::Kind::boolean)
+        file_.set(row.field, file_.scalar("false"), row.key, row.recipe_wins);
       return;
     }
     Node omitted;

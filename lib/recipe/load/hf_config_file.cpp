@@ -42,11 +42,14 @@ const Node* HfConfigFile::given(const Node& map, std::string_view key) {
   return node && node->unset() ? nullptr : node;
 }
 
-int64_t HfConfigFile::number(std::string_view key, int64_t omitted) const {
-  int64_t value = omitted;
-  ValueError ignored;
-  if (const Node* node = find(key)) read_value(*node, {}, value, ignored);
-  return value;
+std::optional<int64_t> HfConfigFile::number(std::string_view key, int64_t omitted) {
+  const Node* node = given(key);
+  if (!node) return omitted;
+  int64_t value = 0;
+  ValueError wrong;
+  if (read_value(*node, {}, value, wrong)) return value;
+  refuse(fmt::format("{}: {}: {}", path_, key, wrong.reason), wrong.hint);
+  return std::nullopt;
 }
 
 const Node* HfConfigFile::field(std::string_view path) const {
@@ -95,11 +98,12 @@ Node HfConfigFile::scalar(std::string_view text) const {
 int64_t HfConfigFile::number_of_layers() const {
   const char* key = find("n_layer") ? "n_layer" : "num_hidden_layers";
   int64_t layers = 1;
-  if (find(key))
-    layers = number(key, 1);
+  ValueError ignored;  // the field's own type and range refuse other values
+  if (const Node* node = find(key))
+    read_value(*node, {}, layers, ignored);
   else if (field("model.num_layers"))
     layers = int64_t(field_number("model.num_layers"));
-  return std::clamp<int64_t>(layers, 0, 100000);  // the field's own range refuses others
+  return std::clamp<int64_t>(layers, 0, 100000);
 }
 
 Node HfConfigFile::frequency(const std::vector<bool>& apart, int mark) const {

@@ -2,6 +2,7 @@
 // and those of rotary positions, windows and routers).
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,8 +35,9 @@ class HfConfigFile {
   static const Node* find(const Node& map, std::string_view key);
   static const Node* given(const Node& map, std::string_view key);
 
-  // Returns a key's value as a number; `omitted` if there is none.
-  int64_t number(std::string_view key, int64_t omitted) const;
+  // Returns a key's value as a number; `omitted` if there is none. Returns nothing, and refuses the
+  // value, if it is of another type.
+  std::optional<int64_t> number(std::string_view key, int64_t omitted);
   // Returns what is set for a field of the recipe; or null, and 0.
   const Node* field(std::string_view path) const;
   double field_number(std::string_view path) const;

@@ -81,6 +81,7 @@ constexpr HfFamilyKey kOlmo2[] = {
     {"tie_word_embeddings", "false"}, {"initializer_range", "0.02"},
     {"attention_dropout", "0.0"}};
 
+// Some folders have the width of the windows a second time, which transformers does not read.
 constexpr HfFamilyKey kGemma2[] = {{"hidden_size", "2304"},
                                    {"intermediate_size", "9216"},
                                    {"num_hidden_layers", "26"},
@@ -95,6 +96,7 @@ constexpr HfFamilyKey kGemma2[] = {{"hidden_size", "2304"},
                                    {"query_pre_attn_scalar", "256"},
                                    {"attn_logit_softcapping", "50.0"},
                                    {"final_logit_softcapping", "30.0"},
+                                   {"sliding_window_size", ""},
                                    {"attention_bias", "false"},
                                    {"tie_word_embeddings", "true"},
                                    {"initializer_range", "0.02"},

@@ -35,6 +35,7 @@ constexpr KeyField kKeyFields[] = {
     {.key = "qkv_bias", .field = "model.add_qkv_bias"},
     {.key = "sliding_window", .field = "model.window_size"},
     {.key = "sliding_window_pattern", .field = ""},
+    {.key = "sliding_window_size", .field = ""},
     {.key = "pretraining_tp", .field = ""},
     {.key = "no_rope_layers", .field = ""},
     {.key = "no_rope_layer_interval", .field = ""},

@@ -1,6 +1,8 @@
 // Rotary positions of Hugging Face's config.json.
 #include <algorithm>
 #include <iterator>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <fmt/core.h>
@@ -49,6 +51,8 @@ class RopeReader {
             fmt::format("{}: there are rope_parameters and rope_scaling", file_.path()),
             "versions of transformers differ in which they take: remove one");
       if (!(rope = read_types(*rope))) return;
+    } else if (rope && scaling && !check_same(*rope, *scaling)) {
+      return;
     }
     if (!rope) rope = scaling;
     if (!rope) return set_type("none");
@@ -58,6 +62,63 @@ class RopeReader {
  private:
   static const Node* given(const Node& map, std::string_view key) {
     return HfConfigFile::given(map, key);
+  }
+
+  // transformers takes rope_scaling where it finds both, and then does not look for a key among the
+  // rope_parameters, but beside them. Returns false after an error.
+  bool check_same(const Node& rope, const Node& scaling) {
+    if (!is_object(rope) || !is_object(scaling)) return false;
+    if (scaling.keys.empty()) return true;  // counts as none
+    for (const Node* map : {&rope, &scaling})
+      for (const Node::Key& key : map->keys) {
+        const bool type = key.name == "type" || key.name == "rope_type";
+        if (type ? type_of(rope) == type_of(scaling)
+                 : same(inside_or_beside(rope, key.name), inside_or_beside(scaling, key.name)))
+          continue;
+        file_.refuse(
+            fmt::format("{}: there are rope_parameters and rope_scaling, which differ in {}",
+                        file_.path(), key.name),
+            "versions of transformers differ in which they take: remove one");
+        return false;
+      }
+    return true;
+  }
+
+  static std::string type_of(const Node& rope) {
+    const Node* named = given(rope, "rope_type");
+    if (!named) named = given(rope, "type");
+    return named ? named->text : "default";
+  }
+
+  const Node* inside_or_beside(const Node& rope, const std::string& key) {
+    const Node* inside = given(rope, key);
+    const bool may_stand_beside =
+        key == "rope_theta" || key == kRotatedPart || key == kOriginalLength;
+    return inside || !may_stand_beside ? inside : file_.given(key);
+  }
+
+  static bool same(const Node* a, const Node* b) {
+    if (!a || !b) return a == b;
+    if (a->kind != b->kind || a->quoted != b->quoted || a->items.size() != b->items.size())
+      return false;
+    for (size_t i = 0; i < a->items.size(); ++i)
+      if (!same(&a->items[i], &b->items[i])) return false;
+    double x = 0, y = 0;
+    ValueError ignored;
+    const bool numbers = read_value(*a, {}, x, ignored) && read_value(*b, {}, y, ignored);
+    return numbers ? x == y : a->text == b->text;
+  }
+
+  // transformers 5 does not read the old spelling beside Gemma 3's positions, and transformers 4
+  // asks for the new one. Returns false after an error.
+  bool check_spelling(const Node& rope) {
+    if (kind_ != HfRope::of_layer_types || !given(rope, "type") || given(rope, "rope_type"))
+      return true;
+    file_.refuse(
+        fmt::format("{}: its rotary positions have a type, and no rope_type", file_.path()),
+        "versions of transformers differ in what they take it for: rename the key type "
+        "to rope_type");
+    return false;
   }
 
   bool is_object(const Node& rope) {
@@ -85,7 +146,7 @@ class RopeReader {
         return nullptr;
       }
     if (const Node* local = given(rope, "sliding_attention")) {
-      if (!is_object(*local)) return nullptr;
+      if (!is_object(*local) || !check_spelling(*local)) return nullptr;
       const Node* type = given(*local, "rope_type");
       if (type && type->text != "default") {
         file_.refuse(fmt::format("{}: rotary positions of type {} in layers with a window are not "
@@ -104,9 +165,8 @@ class RopeReader {
   }
 
   void read(const Node& rope) {
-    const Node* named = given(rope, "rope_type");
-    if (!named) named = given(rope, "type");
-    std::string word = named ? named->text : "default";
+    if (!check_spelling(rope)) return;
+    std::string word = type_of(rope);
     const bool phi3 = kind_ == HfRope::phi3;
     if (phi3 && (word == "su" || word == "yarn")) word = "longrope";
     const auto* type = std::ranges::find(kRopeTypes, word, &RopeType::name);
@@ -208,14 +268,20 @@ void read_hf_no_rope(HfConfigFile& file) {
                                      "layers",
                                      file.path(), layers),
                          "a 1 is a layer with rotary positions, a 0 is one without");
+    for (const Node& item : list->items)
+      if (item.quoted || (item.text != "0" && item.text != "1"))
+        return file.refuse(
+            fmt::format("{}: no_rope_layers has {} among its 0 and 1", file.path(), describe(item)),
+            "a 1 is a layer with rotary positions, a 0 is one without");
     for (int64_t l = 0; l < layers; ++l) without.push_back(list->items[size_t(l)].text == "0");
   } else {
-    const int64_t interval = file.given(key) ? file.number(key, 0) : 4;
-    if (interval < 1)
+    const std::optional<int64_t> interval = file.number(key, 4);
+    if (!interval) return;
+    if (*interval < 1)
       return file.refuse(fmt::format("{}: {} is {}, and must be at least 1", file.path(), key,
                                      file.find(key)->text),
                          "n means that layers n, 2 n, ... have no rotary positions");
-    for (int64_t l = 0; l < layers; ++l) without.push_back((l + 1) % interval == 0);
+    for (int64_t l = 0; l < layers; ++l) without.push_back((l + 1) % *interval == 0);
   }
   file.set("model.no_rope_freq", file.frequency(without, 1), key, false);
 }

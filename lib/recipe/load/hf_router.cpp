@@ -7,9 +7,6 @@
 namespace mtrain::recipe {
 
 void read_hf_router(HfConfigFile& file) {
-  const char* sum = "norm_topk_prob";  // null counts as false there
-  if (const Node* node = file.find(sum); node && node->unset())
-    file.set("model.moe.norm_topk_prob", file.scalar("false"), sum, false);
   const auto number = [&](const char* field) { return int64_t(file.field_number(field)); };
   const int64_t experts = number("model.moe.num_experts"), chosen = number("model.moe.router_topk"),
                 shared = number("model.moe.num_shared_experts"),

@@ -1,6 +1,7 @@
 // Sliding windows of Hugging Face's config.json.
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,15 @@
 namespace mtrain::recipe {
 namespace {
 
+constexpr const char* kWidth = "4096";  // of a window, where sliding_window is left out
+
 // What a configuration says of the windows of its layers.
 struct Windows {
-  const Node* width = nullptr;  // sliding_window, which may be null
-  bool window = false;          // there is a width
-  bool switched = false;        // use_sliding_window switches it on
-  std::vector<bool> layers;     // which layers have it
-  std::string said = "sliding_window";
+  const Node* width = nullptr;          // sliding_window, which may be null
+  bool window = false;                  // there is a width
+  bool switched = false;                // nothing switches it off, as use_sliding_window may
+  std::vector<bool> layers;             // which layers have it
+  std::string rule = "sliding_window";  // what says which layers they are, for messages
 
   int64_t windowed() const { return std::ranges::count(layers, true); }
 };
@@ -31,67 +34,69 @@ bool without_rope(const HfConfigFile& file, int64_t layer) {
   return !m.has_rope(layer);
 }
 
+// Whether a family of this kind reads max_window_layers.
+bool reads_first_layer(HfWindow kind) {
+  return kind == HfWindow::from_layer || kind == HfWindow::late_layers ||
+         kind == HfWindow::alternating;
+}
+
+// Whether use_sliding_window must be true for a window in a family of this kind.
+bool is_switched(HfWindow kind) {
+  return kind == HfWindow::switched || kind == HfWindow::from_layer ||
+         kind == HfWindow::alternating || kind == HfWindow::without_rope;
+}
+
 // What the family's own keys say. Families that switch a window by use_sliding_window ignore
-// sliding_window where that is false.
-Windows windows_of_family(const HfConfigFile& file, HfWindow kind, int64_t pattern) {
+// sliding_window where that is false. Returns nothing after an error.
+std::optional<Windows> windows_of_family(HfConfigFile& file, HfWindow kind, int64_t pattern) {
   const int64_t layers = file.number_of_layers();
-  Windows is;
-  is.layers.resize(size_t(std::max<int64_t>(0, layers)));
-  is.width = file.find("sliding_window");
-  const bool null = is.width && is.width->unset();
+  Windows windows;
+  windows.layers.resize(size_t(std::max<int64_t>(0, layers)));
+  windows.width = file.find("sliding_window");
+  const bool null = windows.width && windows.width->unset();
   const Node *use = file.find("use_sliding_window"), *set = file.field("model.window_size");
-  is.switched = use && to_lower(use->text) == "true";
-  const int64_t first = file.number("max_window_layers", kind == HfWindow::late_layers ? 62 : 28);
-  const int64_t nth = file.number("sliding_window_pattern", pattern);
-  std::function<bool(int64_t)> has;
+  windows.switched = !is_switched(kind) || (use && to_lower(use->text) == "true");
+  std::optional<int64_t> first = 0, nth = 0;
+  if (reads_first_layer(kind))
+    first = file.number("max_window_layers", kind == HfWindow::late_layers ? 62 : 28);
+  if (kind == HfWindow::patterned) nth = file.number("sliding_window_pattern", pattern);
+  if (!first || !nth) return std::nullopt;
+  windows.window = windows.switched && !null;
+  std::function<bool(int64_t)> has = [](int64_t) { return true; };
   switch (kind) {
-    case HfWindow::none: return is;
-    case HfWindow::every_layer:
-      is.window = set && !set->unset();
-      has = [](int64_t) { return true; };
-      break;
-    case HfWindow::switched:
-      is.window = is.switched && !null;
-      has = [](int64_t) { return true; };
-      break;
+    case HfWindow::none: windows.window = false; return windows;
+    case HfWindow::every_layer: windows.window = set && !set->unset(); break;
+    case HfWindow::switched: break;
     case HfWindow::from_layer:
-      is.window = is.switched && !null;
-      is.said = fmt::format("max_window_layers {}", first);
-      has = [&](int64_t l) { return l >= first; };
-      break;
     case HfWindow::late_layers:
-      is.switched = true;
-      is.window = !null;
-      is.said = fmt::format("max_window_layers {}", first);
-      has = [&](int64_t l) { return l >= first; };
+      windows.rule = fmt::format("max_window_layers {}", *first);
+      has = [&](int64_t l) { return l >= *first; };
       break;
     case HfWindow::alternating:
-      is.window = is.switched && !null;
-      is.said = "use_sliding_window, for every other layer,";
-      has = [&](int64_t l) { return l % 2 == 0 && l < first; };
+      windows.rule = "use_sliding_window, for every other layer,";
+      has = [&](int64_t l) { return l % 2 == 0 && l < *first; };
       break;
     case HfWindow::patterned:
-      is.window = !null;
-      has = [&](int64_t l) { return nth < 1 || (l + 1) % nth != 0; };
+      has = [&](int64_t l) { return (l + 1) % std::max<int64_t>(1, *nth) != 0; };
       break;
     case HfWindow::without_rope:
-      is.window = is.switched && is.width && !null;
-      is.said = "use_sliding_window, for layers without rotary positions,";
+      windows.window = windows.window && windows.width;
+      windows.rule = "use_sliding_window, for layers without rotary positions,";
       has = [&](int64_t l) { return without_rope(file, l); };
       break;
   }
-  for (int64_t l = 0; l < layers && (is.window || kind == HfWindow::patterned); ++l)
-    is.layers[size_t(l)] = has(l);
-  return is;
+  for (int64_t l = 0; l < layers && (windows.window || kind == HfWindow::patterned); ++l)
+    windows.layers[size_t(l)] = has(l);
+  return windows;
 }
 
 // Reads layer_types, which replaces the family's rule. Returns false after an error.
-bool read_types(HfConfigFile& file, HfWindow kind, Windows& is) {
+bool read_types(HfConfigFile& file, HfWindow kind, Windows& windows) {
   const Node* types = file.given("layer_types");
   if (!types) return true;
   const auto sliding = std::ranges::count(types->items, "sliding_attention", &Node::text);
   const auto full = std::ranges::count(types->items, "full_attention", &Node::text);
-  const auto layers = int64_t(is.layers.size());
+  const auto layers = int64_t(windows.layers.size());
   if (int64_t(types->items.size()) != layers || sliding + full != layers) {
     file.refuse(fmt::format("{}: layer_types must say of each of the {} layers "
                             "full_attention or sliding_attention",
@@ -99,47 +104,66 @@ bool read_types(HfConfigFile& file, HfWindow kind, Windows& is) {
                 "layers of other kinds are not built");
     return false;
   }
-  is.said = "layer_types";
-  // Families with use_sliding_window ignore it where that is false. transformers lets SmolLM3 mask
-  // by it all the same, but keeps more keys in its cache; that is refused.
-  const bool ignored = !is.window && (kind == HfWindow::switched || kind == HfWindow::from_layer ||
-                                      kind == HfWindow::alternating);
-  for (size_t l = 0; !ignored && l < is.layers.size(); ++l)
-    is.layers[l] = types->items[l].text == "sliding_attention";
+  windows.rule = "layer_types";
+  // The families with experts of Qwen's ignore it where use_sliding_window is false. transformers
+  // cannot compute such a Qwen2 or Qwen3; it lets SmolLM3 mask by layer_types all the same, but
+  // keeps more keys in its cache. Both are refused.
+  const bool ignored =
+      !windows.window && (kind == HfWindow::switched || kind == HfWindow::alternating);
+  for (size_t l = 0; !ignored && l < windows.layers.size(); ++l)
+    windows.layers[l] = types->items[l].text == "sliding_attention";
   return true;
 }
 
 // Takes back what the family's defaults say of windows.
 void set_none(HfConfigFile& file) {
-  const char* said = file.given("layer_types") ? "layer_types" : "sliding_window_pattern";
-  file.set("model.window_size", Node{}, said, true);
-  file.set("model.window_attn_skip_freq", file.scalar("0"), said, true);
-  file.set("model.rotary_base_local", Node{}, said, true, true);
+  const char* key = file.given("layer_types") ? "layer_types" : "sliding_window_pattern";
+  file.set("model.window_size", Node{}, key, true);
+  file.set("model.window_attn_skip_freq", file.scalar("0"), key, true);
+  file.set("model.rotary_base_local", Node{}, key, true, true);
+}
+
+// Returns what the configuration says of the width, and what switches the windows off.
+std::string width_of(const HfConfigFile& file, const Windows& windows) {
+  std::string text = !windows.width           ? "left out"
+                     : windows.width->unset() ? "null"
+                                              : windows.width->text;
+  if (windows.switched) return text;
+  const Node* use = file.find("use_sliding_window");
+  return text + ", and use_sliding_window " + (use ? use->text : "left out");
 }
 
 }  // namespace
 
 void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
-  if (file.given("sliding_window_pattern") && file.number("sliding_window_pattern", 0) < 1)
-    return file.refuse(fmt::format("{}: sliding_window_pattern is {}, and must be at least 1",
-                                   file.path(), file.find("sliding_window_pattern")->text),
-                       "n means that layers n, 2 n, ... attend to all tokens");
-  Windows is = windows_of_family(file, kind, pattern);
-  if (!read_types(file, kind, is)) return;
-  const int64_t layers = int64_t(is.layers.size()), windowed = is.windowed();
+  const std::optional<Windows> of_family = windows_of_family(file, kind, pattern);
+  if (!of_family) return;
+  Windows windows = *of_family;
+  if (kind == HfWindow::patterned) {
+    const char* nth = "sliding_window_pattern";
+    if (file.number(nth, 1).value_or(0) < 1)
+      return file.refuse(fmt::format("{}: {} is {}, and must be at least 1", file.path(), nth,
+                                     file.find(nth)->text),
+                         "n means that layers n, 2 n, ... attend to all tokens");
+    if (const Node* again = file.given("sliding_window_size"))
+      file.check_only("sliding_window_size",
+                      !windows.width           ? kWidth
+                      : windows.width->unset() ? "null"
+                                               : windows.width->text,
+                      *again);
+  }
+  if (!read_types(file, kind, windows)) return;
+  const int64_t layers = int64_t(windows.layers.size()), windowed = windows.windowed();
   const bool uniform = windowed == 0 || windowed == layers;
-  // Of these transformers reads no layer_types, or another rule in each of its versions.
+  // For these kinds transformers reads no layer_types, or another rule in each of its versions.
   const bool row = kind == HfWindow::every_layer;
   const bool by_layer = kind == HfWindow::from_layer || kind == HfWindow::late_layers ||
                         kind == HfWindow::patterned || kind == HfWindow::without_rope;
-  const bool dropped = (row || kind == HfWindow::switched) && is.window && windowed == 0;
-  if ((!uniform && !by_layer) || (windowed > 0 && !is.window) || dropped)
+  const bool dropped = (row || kind == HfWindow::switched) && windows.window && windowed == 0;
+  if ((!uniform && !by_layer) || (windowed > 0 && !windows.window) || dropped)
     return file.refuse(
         fmt::format("{}: {} gives a window to {} of {} layers, with sliding_window {}", file.path(),
-                    is.said, windowed, layers,
-                    !is.width           ? "left out"
-                    : is.width->unset() ? "null"
-                                        : is.width->text),
+                    windows.rule, windowed, layers, width_of(file, windows)),
         !uniform && !by_layer ? "one window for all layers of such models, or none, is built"
                               : "give both, the layers and the width, or none");
   if (windowed == 0) {
@@ -148,10 +172,10 @@ void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
   }
   // For every_layer, sliding_window is among the family's keys.
   if (!row)
-    file.set("model.window_size", is.width ? *is.width : file.scalar("4096"), "sliding_window",
-             false);
+    file.set("model.window_size", windows.width ? *windows.width : file.scalar(kWidth),
+             "sliding_window", false);
   if (uniform && kind != HfWindow::patterned) return;
-  std::vector<bool> apart = is.layers;
+  std::vector<bool> apart = windows.layers;
   apart.flip();
   file.set("model.window_attn_skip_freq", file.frequency(apart, 0),
            file.given("layer_types") ? "layer_types" : "sliding_window_pattern", false);

@@ -1,6 +1,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <fmt/core.h>
 
@@ -8,6 +12,7 @@
 #include "base/file.h"
 #include "base/strings.h"
 #include "recipe/load/hf_config.h"
+#include "recipe/load/hf_keys.h"
 #include "recipe/load/node.h"
 #include "recipe/load/raw_settings.h"
 #include "recipe/recipe.h"
@@ -71,26 +76,56 @@ void apply_architecture(RawSettings& given, Recipe& recipe, Diagnostics& diagnos
     if (row.show(recipe) != row.show(before)) recipe.origins[row.path] = Origin::derived;
 }
 
-// Settings of the model that say how a run trains it, not what the folder of model.from says.
-bool is_of_run(std::string_view path) {
-  for (const char* own :
-       {"model.from", "model.init", "model.moe.token_dispatcher", "model.moe.shared_expert_overlap",
-        "model.moe.pad_expert_input_to_capacity", "model.moe.aux_loss_coeff",
-        "model.moe.z_loss_coeff"})
-    if (path == own) return true;
-  return !path.starts_with("model.");
+// Returns the fields in which a folder of model.from can say what the model is: those of its keys,
+// and what families have without a key.
+const std::set<std::string, std::less<>>& fields_of_folders() {
+  static const std::set<std::string, std::less<>> all = [] {
+    std::set<std::string, std::less<>> fields{"model.architecture", "model.moe.layer_freq"};
+    Recipe usual, family;
+    for (const auto& architecture : enum_names(Architecture{})) {
+      family.model = model_defaults(architecture.value);
+      for (const SchemaRow& row : schema_rows())
+        if (row.path.starts_with("model.rope_scaling.") || row.show(family) != row.show(usual))
+          fields.insert(row.path);
+    }
+    for (const std::string_view type : hf_model_types())
+      for (const HfKey& key : hf_keys(type))
+        if (!key.field.empty() && !key.recipe_wins) fields.emplace(key.field);
+    return fields;
+  }();
+  return all;
 }
 
-// Adds what a printed recipe says of the model to `given`, whose own settings win.
+// Returns the fields in which a folder says how it was trained, where the recipe does not.
+const std::set<std::string, std::less<>>& fields_of_training() {
+  static const std::set<std::string, std::less<>> all = [] {
+    std::set<std::string, std::less<>> fields;
+    for (const std::string_view type : hf_model_types())
+      for (const HfKey& key : hf_keys(type))
+        if (key.recipe_wins) fields.emplace(key.field);
+    return fields;
+  }();
+  return all;
+}
+
+// Adds what a printed recipe has from its folder of model.from to `given`, whose own settings win.
 void take_saved_model(const std::string& text, RawSettings& given) {
   const auto from = given.fields.find("model.from");
   if (from == given.fields.end()) return;
   Node root;
   Diagnostics ignored;
   MT_CHECK(parse_yaml(text, "the saved recipe", ignored, root), "a printed recipe is not YAML");
+  const std::vector<std::string> lines = split(text, '\n');
+  // print_recipe() tells what the run's own recipe has said from what was left to the folder.
+  const auto of_folder = [&](const RawSetting& setting) {
+    const auto line = size_t(std::max(setting.location.line, 1)) - 1;
+    return line < lines.size() && lines[line].ends_with("# derived");
+  };
   RawSettings saved = flatten_fields(root, Origin::derived, ignored);
   for (auto& [path, setting] : saved.fields) {
-    if (is_of_run(path)) continue;
+    if (!fields_of_folders().contains(path) &&
+        !(fields_of_training().contains(path) && of_folder(setting)))
+      continue;
     setting.spelling = "model.from", setting.location = from->second.location;
     given.fields.try_emplace(path, setting);
   }

@@ -1,0 +1,25 @@
+#include "interchange/locate_checkpoint.h"
+
+#include <string>
+
+#include "recipe/recipe.h"
+
+namespace mtrain::interchange {
+
+namespace fs = std::filesystem;
+
+std::optional<storage::CheckpointRef> locate_checkpoint(const fs::path& path) {
+  if (auto ref = storage::complete_checkpoint(path)) return ref;
+  if (auto ref = storage::find_latest(path)) return ref;
+  if (auto ref = storage::find_latest(path / "checkpoints")) return ref;
+  const fs::path file = path / "recipe.yaml";
+  std::error_code error;
+  if (!fs::is_regular_file(file, error)) return std::nullopt;
+  Diagnostics diagnostics;
+  // The sizes of the model do not matter, so that no folder of model.from is read.
+  const auto run = recipe::read_recipe(file.string(), {}, diagnostics, "model: {}\n");
+  diagnostics.throw_if_errors();
+  return run ? storage::find_latest(run->checkpoint.dir) : std::nullopt;
+}
+
+}  // namespace mtrain::interchange
