@@ -91,7 +91,7 @@ std::optional<Windows> windows_of_family(HfConfigFile& file, HfWindow kind, int6
 }
 
 // Reads layer_types, which replaces the family's rule. Returns false after an error.
-bool read_types(HfConfigFile& file, HfWindow kind, Windows& windows) {
+bool read_types(HfConfigFile& file, Windows& windows) {
   const Node* types = file.given("layer_types");
   if (!types) return true;
   const auto sliding = std::ranges::count(types->items, "sliding_attention", &Node::text);
@@ -105,12 +105,9 @@ bool read_types(HfConfigFile& file, HfWindow kind, Windows& windows) {
     return false;
   }
   windows.rule = "layer_types";
-  // The families with experts of Qwen's ignore it where use_sliding_window is false. transformers
-  // cannot compute such a Qwen2 or Qwen3; it lets SmolLM3 mask by layer_types all the same, but
-  // keeps more keys in its cache. Both are refused.
-  const bool ignored =
-      !windows.window && (kind == HfWindow::switched || kind == HfWindow::alternating);
-  for (size_t l = 0; !ignored && l < windows.layers.size(); ++l)
+  // It counts where use_sliding_window is false, too: transformers cannot compute such a Qwen, and
+  // lets SmolLM3 mask by it, but keep more keys in its cache. Both are refused.
+  for (size_t l = 0; l < windows.layers.size(); ++l)
     windows.layers[l] = types->items[l].text == "sliding_attention";
   return true;
 }
@@ -152,7 +149,7 @@ void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
                                                : windows.width->text,
                       *again);
   }
-  if (!read_types(file, kind, windows)) return;
+  if (!read_types(file, windows)) return;
   const int64_t layers = int64_t(windows.layers.size()), windowed = windows.windowed();
   const bool uniform = windowed == 0 || windowed == layers;
   // For these kinds transformers reads no layer_types, or another rule in each of its versions.
