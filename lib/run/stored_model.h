@@ -23,7 +23,7 @@ struct StoredModel {
   // Null if its file is not there, and the model's vocabulary is known without it.
   std::shared_ptr<const data::Tokenizer> tokenizer;
   std::shared_ptr<const interchange::HfSource> hugging_face;  // null for a checkpoint
-  std::string left_out;  // a sentence on tensors of the folder that are not read; or empty
+  std::string left_out;     // a sentence on tensors of the folder that are not read; or empty
   std::string fingerprint;  // tells this model from another one, by which ranks compare theirs
 
   // Returns the longest sequence that the model is made for: that of its training, or its positions
