@@ -37,6 +37,16 @@ void take_deepseek_v3_router(MoeConfig& moe) {
   moe.router_bias = true;
   moe.first_dense_layers = 1;
 }
+
+// What Gemma 2 and 3 share.
+void take_gemma(ModelConfig& m) {
+  m.norm_epsilon = 1e-6;
+  m.norm_placement = NormPlacement::sandwich;
+  m.layernorm_zero_centered_gamma = true;
+  m.activation = Activation::geglu;
+  m.embedding_multiplier = 0;  // the square root of hidden_size
+  m.share_embeddings_and_output_weights = true;
+}
 }  // namespace
 
 ModelConfig model_defaults(Architecture architecture) {
@@ -76,23 +86,17 @@ ModelConfig model_defaults(Architecture architecture) {
       m.qk_layernorm = m.qk_layernorm_all_heads = true;
       break;
     case Architecture::gemma2:
-      m.norm_epsilon = 1e-6;
-      m.norm_placement = NormPlacement::sandwich;
-      m.layernorm_zero_centered_gamma = true;
-      m.activation = Activation::geglu;
-      m.embedding_multiplier = 0;
-      m.share_embeddings_and_output_weights = true;
+      take_gemma(m);
       m.attn_logit_softcapping = 50;
       m.final_logit_softcapping = 30;
       m.window_size = 4096;
       m.window_attn_skip_freq = {2};
       break;
     case Architecture::gemma3_text:
-      m = model_defaults(Architecture::gemma2);
+      take_gemma(m);
       m.rotary_base = 1e6;
       m.rotary_base_local = 1e4;
       m.qk_layernorm = true;
-      m.attn_logit_softcapping = m.final_logit_softcapping = std::nullopt;
       m.window_size = 1024;
       m.window_attn_skip_freq = {6};
       break;
