@@ -333,6 +333,13 @@ std::string errors_of(const Diagnostics& diagnostics) {
   return text;
 }
 
+// Says whether a family has names for the model's layers without experts, if there are any: all
+// layers of Mixtral have experts.
+bool names_layers(const Family& family, const ModelConfig& m) {
+  return !any_dense(m) ||
+         std::ranges::count(family.rows, "layers.{l}.mlp.down.weight", &TensorRow::ours) > 0;
+}
+
 // Refuses sizes that do not fit each other, by the keys of config.json. A recipe's rules ask for
 // the same, but a folder may be read without a recipe.
 void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
@@ -356,9 +363,7 @@ void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
             fmt::format("{} {} is more than {} {}", key("model.moe.router_topk"), m.moe.router_topk,
                         key("model.moe.num_experts"), m.moe.num_experts));
   const Family* family = find_family(model_type);
-  const bool names_dense = !family || std::ranges::count(family->rows, "layers.{l}.mlp.down.weight",
-                                                         &TensorRow::ours) > 0;
-  require(names_dense || !any_dense(m),
+  require(!family || names_layers(*family, m),
           fmt::format("every layer of such a model has experts, and "
                       "{} is {}",
                       key("model.moe.num_experts"), m.moe.num_experts));
@@ -413,7 +418,8 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
   std::vector<std::string> fewest;
   size_t least = 0;
   for (const std::string& type : types) {
-    if (!find_family(type)) continue;
+    const Family* family = find_family(type);
+    if (!family) continue;
     const std::string written = config_of(recipe, type, text).dump(2) + "\n";
     Diagnostics diagnostics;
     const Recipe again = recipe::read_config_json(written, "config.json", diagnostics);
@@ -426,6 +432,8 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
     if (!whole(scalar) &&
         std::ranges::count(recipe::hf_keys(type), kQueryScalar, &recipe::HfKey::field) > 0)
       lines.push_back(fmt::format("{}: {}, not a whole number", kQueryScalar, scalar));
+    if (!names_layers(*family, recipe.model))
+      lines.push_back("model.moe.num_experts: layers without experts");
     if (lines.empty()) {
       model_type = type;
       return written;

@@ -11,6 +11,7 @@
 #include "interchange/config.h"
 #include "interchange/export.h"
 #include "interchange/families.h"
+#include "interchange/tensor_map.h"
 #include "interchange_testing.h"
 #include "recipe/load/hf_keys.h"
 #include "temporary_folder.h"
@@ -54,6 +55,17 @@ TEST_CASE("every family with keys has tensors") {
     CHECK(family->model_type == type);
   }
   CHECK_FALSE(interchange::find_family("mamba"));
+}
+
+TEST_CASE("a model of Mixtral's kind without experts is written as a family with dense layers") {
+  std::string type;
+  const Recipe r = recipe_of(
+      "{architecture: mixtral, num_layers: 2, hidden_size: 32, num_attention_heads: 4, "
+      "vocab_size: 61, max_position_embeddings: 64}");
+  REQUIRE(r.model.moe.num_experts == 0);
+  interchange::write_config(r, {"", "float32"}, type);
+  CHECK(type == "llama");
+  CHECK(interchange::TensorMap(r.model, *interchange::find_family(type)).parameters() > 0);
 }
 
 TEST_CASE("a gate by gelu has transformers' word, and what Llama lacks is no Llama") {
