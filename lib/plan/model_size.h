@@ -53,7 +53,7 @@ ModelParameters count_parameters(const recipe::ModelConfig& model, int64_t vocab
 // positions alone.
 struct TokenCost {
   double matmul_flops = 0;
-  // Of the layers without and with a window, for each position that a token may attend to.
+  // The FLOPs of layers without and with a window for each position that a token may attend to.
   double attention_flops_per_position = 0, window_flops_per_position = 0;
   int64_t window = 0;
   // Returns the FLOPs of a token in a sequence of that length.

@@ -230,7 +230,7 @@ TEST_CASE("a model sees as many tokens as it has positions") {
                     Contains("the prompt has 64 tokens, and the model's context is 64"));
 }
 
-// Of two folders with the same sizes, each lies on a host of its own under the same name.
+// Two folders with the same sizes lie each on a host of its own under the same name.
 TEST_CASE("ranks that see different folders are refused, and the rank is named") {
   const Lab lab;
   const fs::path one = lab.with_tokenizer("llama", {62}), two = lab / "two";

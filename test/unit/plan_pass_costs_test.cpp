@@ -110,7 +110,7 @@ TEST_CASE("a window makes the attention of its layers cheaper") {
     set.insert(set.end(), more.begin(), more.end());
     return costs(2, set).attention.forward;
   };
-  // Of 1024 positions a token meets 512 on average; with a window of 256, which the first tokens do
+  // A token meets 512 of 1024 positions on average; with a window of 256, which the first tokens do
   // not fill, 224; with one of 1, about 1.
   const double all = attention({}), each = attention({"model.window_size=256"}),
                one = attention({"model.window_size=1"});

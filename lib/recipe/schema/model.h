@@ -57,7 +57,7 @@ constexpr auto enum_names(Normalization) {
                     EnumName{Normalization::layernorm, "layernorm"}};
 }
 
-// Where a layer has its norms: of the inputs of attention and MLP, of their outputs before these
+// A layer has norms of the inputs of attention and MLP, of their outputs before these
 // are added to the residual stream (OLMo 2), or of both (Gemma 2).
 enum class NormPlacement { pre, post, sandwich };
 constexpr auto enum_names(NormPlacement) {
