@@ -13,6 +13,7 @@
 #include "interchange/export.h"
 #include "launch/agent.h"
 #include "launch/host_gpus.h"
+#include "launch/job_token.h"
 #include "plan/load_recipe.h"
 #include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
@@ -65,7 +66,7 @@ Training training_of(const std::vector<std::string>& command) {
       t.recipe = word.substr(9);
     else if (word == "--strict")
       t.overrides.push_back("debug.strict=true");
-    else if (word == "--trace")
+    else if (word == "--trace" || word == "--token_file" || word == "--token-file")
       ++i;
     else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
       t.overrides.push_back(word);
@@ -115,7 +116,7 @@ int run(int argc, char** argv) {
       "  mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
       "--master_port=29500 mtrain --recipe r.yaml");
   launch::AgentOptions o;
-  std::string nproc = "1", endpoint, redirects = "0", tee = "0";
+  std::string nproc = "1", endpoint, redirects = "0", tee = "0", token_file;
   bool standalone = false;
   app.add_option("--nproc_per_node,--nproc-per-node", nproc,
                  "ranks on this host: a number, auto, gpu or cpu")
@@ -138,6 +139,10 @@ int run(int argc, char** argv) {
          "saved, or else from where the run began")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
+  app.add_option("--token_file,--token-file", token_file,
+                 "file of 64 hexadecimal digits, the same on every host, by which the ranks know "
+                 "each other (or MTRAIN_TOKEN); by default they share one through the run folder")
+      ->type_name("FILE");
   app.add_option("--log_dir,--log-dir", o.log_dir, "folder for the ranks' output");
   app.add_option("-r,--redirects", redirects, "1: stdout into files, 2: stderr, 3: both")
       ->check(CLI::IsMember({"0", "1", "2", "3"}));
@@ -178,6 +183,8 @@ int run(int argc, char** argv) {
     const Training training = training_of(o.command);
     if (!training.recipe.empty()) o.environment = check_recipe(training, o.ranks_per_node, o.nodes);
   }
+  if (!token_file.empty())
+    o.environment.emplace(launch::kTokenVariable, launch::read_token_file(token_file).hex());
   return run_agent(o);
 }
 

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
+#include "launch/job_token.h"
 #include "run/evaluate_model.h"
 
 namespace mtrain {
@@ -44,8 +45,12 @@ void add_eval_command(CLI::App& app) {
   command->add_option("overrides", job->overrides,
                       "settings that win over the saved recipe, such as distributed.tp_size=1 or "
                       "dataset.seq_length=1024");
+  add_token_option(*command, job->job.token_file);
   command->callback([job] {
+    const std::string token_file = job->job.token_file;
     job->job = launch::job_from_environment();
+    job->job.token_file = token_file;
+    launch::hide_token_variable();
     job->machine = machine_of(job->job);
     const run::Evaluation e = run::evaluate_model(*job);
     if (job->job.rank == 0) std::fputs(text_of(e).c_str(), stdout);

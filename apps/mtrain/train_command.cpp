@@ -18,6 +18,7 @@
 #include "interchange/export.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
+#include "launch/job_token.h"
 #include "observe/terminal.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
@@ -34,7 +35,7 @@ namespace mtrain {
 namespace {
 
 struct Options {
-  std::string recipe, trace;
+  std::string recipe, trace, token_file;
   std::vector<std::string> overrides;
   bool profile = false, print_recipe = false, dry_run = false, strict = false;
   std::optional<int64_t> world_size;  // unless given, the world of the launcher
@@ -105,7 +106,8 @@ void run_train(const Options& o, char** argv) {
   const std::string path =
       recipe::find_recipe(o.recipe, recipe::recipe_folders(program), diagnostics);
   diagnostics.throw_if_errors();
-  const launch::Job job = launch::job_from_environment();
+  launch::Job job = launch::job_from_environment();
+  job.token_file = o.token_file;
   const int64_t world = o.world_size.value_or(job.size);
   const std::string saved = interchange::continued_model(path, overrides, job.restarts > 0);
   const Recipe recipe =
@@ -122,6 +124,7 @@ void run_train(const Options& o, char** argv) {
   }
   diagnostics.throw_if_errors();
   if (runs) enter_environment(recipe.launch.env, argv);
+  launch::hide_token_variable();
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
@@ -134,6 +137,14 @@ plan::Machine machine_of(const launch::Job& job) {
   const std::string_view cuda = MTRAIN_CUDA_VERSION;
   return plan::machine_with(cuda.empty() ? std::vector<std::string>() : launch::visible_gpus(),
                             job.local_size);
+}
+
+void add_token_option(CLI::App& command, std::string& file) {
+  command
+      .add_option("--token_file,--token-file", file,
+                  "file of 64 hexadecimal digits, the same for all ranks, by which they know each "
+                  "other (or MTRAIN_TOKEN); by default rank 0 makes one in the run folder")
+      ->type_name("FILE");
 }
 
 void add_train_options(CLI::App& app, char** argv) {
@@ -163,6 +174,7 @@ void add_train_options(CLI::App& app, char** argv) {
       ->group("Look while it runs");
   app.add_flag("--profile", o->profile, "print the time of each operation at the end")
       ->group("Look while it runs");
+  add_token_option(app, o->token_file);
   app.callback([&app, o, recipe, dry, print, argv] {
     if (!app.get_subcommands().empty()) return;
     if (recipe->count() == 0)

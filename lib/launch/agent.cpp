@@ -22,6 +22,7 @@
 #include "base/ignore_sigpipe.h"
 #include "launch/error_file.h"
 #include "launch/host_gpus.h"
+#include "launch/job_token.h"
 
 extern char** environ;
 
@@ -299,6 +300,7 @@ class Attempt {
     env["MTRAIN_JOB_ID"] = job_id_;
     env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
     env["MTRAIN_ERROR_FILE"] = c.error_file.string();
+    if (o_.nodes == 1) env.emplace(kTokenVariable, token_.hex());
     env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / o_.ranks_per_node)));
     env.erase("TORCHELASTIC_USE_AGENT_STORE");  // an outer torchrun may have set it
     return env;
@@ -410,6 +412,7 @@ class Attempt {
   const int number_;
   Signals& signals_;
   uint16_t port_ = 0;
+  const Token token_ = Token::random();
   Folder folder_;
   std::vector<Child> children_;
   std::vector<Pipe> pipes_;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "launch/job_token.h"
 
 namespace mtrain::launch {
 
@@ -115,6 +116,7 @@ Job job_from_environment() {
   for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
     if (variable(count)) job.restarts = number(count, 0, kMaxRanks);
   job.id = job_id();
+  job.token = variable(kTokenVariable).value_or("");
   return job;
 }
 

@@ -14,6 +14,8 @@ struct Job {
   // Empty without a launcher that restarts ranks.
   std::string id;
   uint16_t master_port = 0;  // where rank 0 serves the rendezvous; unused by a single rank
+  std::string token;         // MTRAIN_TOKEN (launch/job_token.h); never print it
+  std::string token_file;    // the file that the user names instead
 };
 
 // Reads the variables of mtrain-launch and torchrun, or of Slurm's srun, Open MPI's mpirun, or PMI.

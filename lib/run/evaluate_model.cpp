@@ -113,7 +113,10 @@ Evaluation evaluate_model(const EvaluateJob& job) {
   const int64_t ranks = job.world ? job.world->size() : job.job.size;
   const RunPlan plan =
       plan::saved_run_plan(model.recipe, job.overrides, ranks, model.saved.model.vocab);
-  comm::World world = job.world ? *job.world : open_world(plan, job.job);
+  comm::World world =
+      job.world
+          ? *job.world
+          : open_world(plan, job.job, token_source(job.job, token_file_beside(job.model, job.job)));
   if (world.rank() == 0 && !model.left_out.empty()) log::info(model.left_out);
   try {
     return evaluate_on(world, job, plan, model);

@@ -240,7 +240,9 @@ class Training {
 void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
-  comm::World world = open_world(plan, options.job);
+  comm::World world =
+      open_world(plan, options.job,
+                 token_source(options.job, std::filesystem::path(plan.folders.run_dir) / ".token"));
   try {
     const auto start = claim_run_folder(plan.folders, options.job);
     const RunPlan whole = with_vocabulary();

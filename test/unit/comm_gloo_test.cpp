@@ -39,8 +39,8 @@ TEST_CASE("gloo's thread polls through the interposer of the programs that link 
 }
 
 TEST_CASE("ranks talk over gloo only in a program that ignores SIGPIPE") {
-  const StoreServer server(0);
-  const GlooOptions options{"localhost", server.port(), 0, 1, 1s};
+  const StoreServer server({"127.0.0.1", 0, Token::random()});
+  const GlooOptions options{server.address(), 0, 1, 1s};
   REQUIRE(sigpipe_is_deadly());
   CHECK_THROWS_AS(gloo_transport(options), BugError);
   const IgnoreSigpipe pipes;
@@ -180,12 +180,12 @@ TEST_CASE("a group that has failed refuses later calls at once") {
 
 TEST_CASE("a rank that does not connect is named when the timeout has passed") {
   const IgnoreSigpipe pipes;
-  const StoreServer server(0);
+  const StoreServer server({"127.0.0.1", 0, Token::random()});
   std::vector<std::shared_ptr<Transport>> transports(2);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank)
     threads.emplace_back([&, rank] {
-      transports[size_t(rank)] = gloo_transport({"localhost", server.port(), rank, 2, 300ms});
+      transports[size_t(rank)] = gloo_transport({server.address(), rank, 2, 300ms});
     });
   for (auto& t : threads) t.join();
   const auto start = Clock::now();
