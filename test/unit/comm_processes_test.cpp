@@ -105,8 +105,10 @@ TEST_CASE("a server that ends, a port in use, and an address without a server ar
 
 TEST_CASE("a process knows its own identity, and that of one that ended") {
   CHECK_FALSE(ProcessIdentity::own().ended());
-  CHECK(ProcessIdentity::parse(ProcessIdentity::own().text()).started ==
+  CHECK(ProcessIdentity::parse(ProcessIdentity::own().text())->started ==
         ProcessIdentity::own().started);
+  for (const char* text : {"", "12", "12 ", "x 12", "12 x", "-1 12", "12 13 14", "99999999999 1"})
+    CHECK_FALSE(ProcessIdentity::parse(text));
   int pipes[2];
   REQUIRE(pipe(pipes) == 0);
   const pid_t child = fork();
