@@ -45,7 +45,7 @@ void add_eval_command(CLI::App& app) {
                       "settings that win over the saved recipe, such as distributed.tp_size=1 or "
                       "dataset.seq_length=1024");
   command->callback([job] {
-    job->job = launch::job_from_environment();
+    job->job = launch::started_job_from_environment();
     job->machine = machine_of(job->job);
     const run::Evaluation e = run::evaluate_model(*job);
     if (job->job.rank == 0) std::fputs(text_of(e).c_str(), stdout);

@@ -94,7 +94,7 @@ void run_generate(Options& o) {
   o.generate.bos = o.bos == "none"     ? data::BeginOfText::none
                    : o.bos == "always" ? data::BeginOfText::always
                                        : data::BeginOfText::automatic;
-  o.job.job = launch::job_from_environment();
+  o.job.job = launch::started_job_from_environment();
   o.job.machine = machine_of(o.job.job);
   const bool one = o.prompts_file.empty() && o.job.num == 1, speaks = o.job.job.rank == 0;
   generate::End why = generate::End::tokens;

@@ -72,6 +72,7 @@ class Training {
   using Consolidated = plan::CheckpointOptions::Consolidated;
 
   void run_steps() {
+    const SignalGuard signals;  // before ranks wait for each other, so that none trains without
     resume();
     if (reporter_) {
       reporter_->start();
@@ -80,11 +81,10 @@ class Training {
     } else if (trace_) {
       device_->set_timing_sink(&trace_->sink());
     }
-    const SignalGuard signals;
     auto tuner = gemm_tuner(*device_, plan_);  // until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
-    std::string end;  // why the run ends early; empty while it goes on
+    std::string end = asked_to_end(signals);  // why the run ends early; empty while it goes on
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
@@ -120,12 +120,23 @@ class Training {
   // Returns why the run ends after this step; empty if it goes on. All ranks agree whether it ends.
   std::string early_end(const SignalGuard& signals, std::chrono::duration<double> elapsed) {
     const plan::TrainOptions& t = plan_.train;
-    const char* then = plan_.checkpoint.at_end ? "saving and ending" : "ending";
     if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
-      return fmt::format("train.exit_interval={}: {}", *t.exit_interval, then);
+      return fmt::format("train.exit_interval={}: {}", *t.exit_interval, how_it_ends());
     const bool late = t.exit_minutes && elapsed.count() > *t.exit_minutes * 60;
+    const std::string asked = asked_to_end(signals, late);
+    if (asked.empty() || !late) return asked;
+    return fmt::format("train.exit_duration_in_mins={}: {}", *t.exit_minutes, how_it_ends());
+  }
+
+  const char* how_it_ends() const {
+    return plan_.checkpoint.at_end && saved_ != trainer_.steps_done() ? "saving and ending"
+                                                                      : "ending";
+  }
+
+  // Returns why the run ends if a signal has reached any rank, or if `late` is set on any.
+  std::string asked_to_end(const SignalGuard& signals, bool late = false) {
     if (!trainer_.control().any(signals.signal() || late)) return "";
-    if (late) return fmt::format("train.exit_duration_in_mins={}: {}", *t.exit_minutes, then);
+    const char* then = how_it_ends();
     return signals.signal() ? fmt::format("signal {}: {}", signals.signal(), then)
                             : fmt::format("another rank was told to end: {}", then);
   }

@@ -17,6 +17,7 @@
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/export.h"
 #include "interchange/locate_checkpoint.h"
+#include "launch/end_signals.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "plan/saved_recipe.h"
@@ -632,8 +633,8 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   CHECK_THROWS_WITH(run::evaluate_model(bad), Contains("stride is 17"));
 }
 
-TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {
-  for (int number : {SIGINT, SIGTERM, SIGHUP}) {
+TEST_CASE("a run is asked to end by signals, and lives on without its reader") {
+  for (int number : launch::kEndSignals) {
     const run::SignalGuard signals;
     CHECK(signals.signal() == 0);
     std::raise(number);
