@@ -260,12 +260,31 @@ class Training {
 
 }  // namespace
 
+namespace {
+
+// Returns whether all steps are done already. The recipe has fewer than the checkpoint, so that
+// nothing of its folder is this start's to change: not even the checkpoints of later steps.
+bool nothing_to_do(const RunPlan& plan, const launch::Job& job, comm::World& world,
+                   const std::optional<storage::CheckpointRef>& start) {
+  if (!start || start->step <= plan.train.steps) return false;
+  const auto device = open_device(plan.device, job);
+  const comm::HostCollectives control(world, *device);
+  control.any(false);  // rank 0 serves the store, so it must end last
+  if (world.rank() == 0)
+    log::info(fmt::format("nothing to do: {} has come to step {}, and train.steps is {}",
+                          start->path.string(), start->step, plan.train.steps));
+  return true;
+}
+
+}  // namespace
+
 void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
   comm::World world = open_world(plan, options.job);
   try {
     const auto start = claim_run_folder(plan.folders, options.job);
+    if (nothing_to_do(plan, options.job, world, start)) return;
     const RunPlan whole = with_vocabulary();
     Training(whole, options, world, start).run();
   } catch (const std::exception& e) {

@@ -117,5 +117,7 @@ expect "a text by NullTokenizer" 2 "tokenizer" "--tokenizer" -- generate --run "
 expect "an evaluation by NullTokenizer" 0 "nats per token, perplexity" -- eval --model "$work/null" --data "$work/ids"
 expect "a training by another tokenizer" 2 "the largest id of the tokenizer" -- --recipe "$work/empty.yaml" "${own[@]}" \
   dataset.train="$work/ids" train.run_dir="$work/named" tokenizer.path="$model"
+expect "fewer steps than there are" 0 "nothing to do" "step 2" "train.steps is 1" -- --recipe "$work/empty.yaml" "${own[@]}" \
+  dataset.train="$work/ids" train.run_dir="$work/unnamed" checkpoint.load=latest train.steps=1
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

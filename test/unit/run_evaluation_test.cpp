@@ -2,6 +2,7 @@
 // in use, whatever the sizes of tokenizer and model are.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,7 @@
 #include "run/evaluate_model.h"
 #include "run/generate_text.h"
 #include "run/run.h"
+#include "storage/checkpoint_dir.h"
 #include "temporary_folder.h"
 #include "train/data_setup.h"
 
@@ -118,6 +120,15 @@ struct Lab : TemporaryFolder {
   }
   fs::path checkpoint(const std::string& run) const {
     return interchange::locate_checkpoint(path / run)->path;
+  }
+  // Returns the names, sizes and times of all files below a folder.
+  std::set<std::string> files(const std::string& run) const {
+    std::set<std::string> all;
+    for (const auto& e : fs::recursive_directory_iterator(path / run))
+      if (e.is_regular_file())
+        all.insert(fmt::format("{} {} {}", e.path().string(), e.file_size(),
+                               e.last_write_time().time_since_epoch().count()));
+    return all;
   }
 };
 
@@ -294,4 +305,19 @@ TEST_CASE("without a tokenizer ids of any kind are trained on, and texts then ne
   const run::Evaluation e = lab.evaluate("null", {"others"});
   CHECK((e.tokens > 0 && e.bytes == 0));
   refuses("null", "NullTokenizer");
+}
+
+TEST_CASE(
+    "with fewer steps than the checkpoint has there is nothing to do, and nothing is written") {
+  const Lab lab;
+  lab.train("run", {"train.steps=4", "checkpoint.every_steps=1", "checkpoint.keep=0"});
+  const auto before = lab.files("run");
+  const std::string second = (lab.path / "run/checkpoints/step-00000002").string();
+  for (const Settings& less : {Settings{"train.steps=3", "checkpoint.load=latest"},
+                               Settings{"train.steps=1", "checkpoint.load=" + second}})
+    lab.train("run", with(less, {"dataset.validation=" + lab.set("plain"),
+                                 "debug.trace=" + lab.set("trace.json")}));
+  CHECK(lab.files("run") == before);
+  CHECK_FALSE(fs::exists(lab / "trace.json"));
+  CHECK(storage::find_latest(lab / "run/checkpoints")->step == 4);
 }
