@@ -151,6 +151,8 @@ void add_generate_command(CLI::App& app) {
                    "run folder of a training (its newest checkpoint), one checkpoint, or a Hugging "
                    "Face folder")
       ->required();
+  command->add_option("--tokenizer", o->job.tokenizer,
+                      "tokenizer.json, or its folder, of a model whose recipe names none");
   auto* prompts = command->add_option_group("Prompts");
   prompts->add_option("--prompt", o->prompt, "text to continue");
   prompts->add_option(
