@@ -96,7 +96,7 @@ void run_generate(Options& o) {
                    : o.bos == "always" ? data::BeginOfText::always
                                        : data::BeginOfText::automatic;
   const std::string token_file = o.job.job.token_file;
-  o.job.job = launch::job_from_environment();
+  o.job.job = launch::started_job_from_environment();
   o.job.job.token_file = token_file;
   launch::hide_token_variable();
   o.job.machine = machine_of(o.job.job);
@@ -155,6 +155,8 @@ void add_generate_command(CLI::App& app) {
                    "run folder of a training (its newest checkpoint), one checkpoint, or a Hugging "
                    "Face folder")
       ->required();
+  command->add_option("--tokenizer", o->job.tokenizer,
+                      "tokenizer.json, or its folder, of a model whose recipe names none");
   auto* prompts = command->add_option_group("Prompts");
   prompts->add_option("--prompt", o->prompt, "text to continue");
   prompts->add_option(

@@ -48,9 +48,7 @@ void tell(const Diagnostics& diagnostics) {
 }
 
 void show_dry_run(const Recipe& r, int64_t world) {
-  const int64_t vocab =
-      r.model.vocab_size > 0 ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r));
-  const RunPlan plan = plan::make_plan(r, world, vocab);
+  const RunPlan plan = plan::make_plan(r, world, train::vocabulary(plan::tokenizer_options(r)));
   std::fputs(run::dry_run_report(plan, observe::terminal_width(STDOUT_FILENO)).c_str(), stdout);
   Diagnostics missing;
   plan::check_supported(r, missing);
@@ -71,10 +69,11 @@ void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool
   const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
   const auto with_vocabulary = [&] {
-    const bool lost =
-        r.tokenizer.path && !interchange::without_lost_tokenizer(r, saved).tokenizer.path;
-    return plan::make_plan(
-        r, job.size, lost ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r)));
+    RunPlan whole = plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
+    // The recipe that the run saves goes on naming a tokenizer that is lost.
+    whole.dataset.tokenizer =
+        plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
+    return whole;
   };
   run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
 }

@@ -1,6 +1,7 @@
 #include "run/run_checkpoint.h"
 
 #include "checkpoint/read_weights.h"
+#include "interchange/byte_tokenizer.h"
 #include "interchange/hf_folder.h"
 #include "run/bf16_choice.h"
 #include "run/gemm_choice.h"
@@ -9,11 +10,13 @@
 namespace mtrain::run {
 
 std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
-                               const std::function<void(std::string_view)>& on_commit) {
+                               const std::function<void(std::string_view)>& on_commit,
+                               bool exceeds_bytes) {
   checkpoint::SaveOptions options{.root = root,
                                   .keep = t.plan().checkpoint.keep,
                                   .recipe = t.plan().text.recipe_with_origins,
                                   .on_commit = on_commit};
+  if (exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
   return save_checkpoint(t.checkpoint_parts(), t.progress(), std::move(options));

@@ -11,9 +11,11 @@
 namespace mtrain::run {
 
 // Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before each step of
-// the commit. All ranks call it; rank 0 returns the checkpoint's path, the others an empty path.
+// the commit. `exceeds_bytes` is what interchange::exceeds_bytes() will return of it. All ranks
+// call it; rank 0 returns the checkpoint's path, the others an empty path.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
-                               const std::function<void(std::string_view)>& on_commit = {});
+                               const std::function<void(std::string_view)>& on_commit = {},
+                               bool exceeds_bytes = false);
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. All ranks call it.
