@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
@@ -19,7 +20,11 @@ std::string model_text(const recipe::ModelConfig& m, int64_t vocab) {
     text += fmt::format(", {} experts of {} (top {})", m.moe.num_experts,
                         m.moe.ffn_hidden_size.value_or(m.ffn_size()), m.moe.router_topk);
   text += fmt::format(", vocabulary {}", vocab);
-  return m.share_embeddings_and_output_weights ? text + ", tied" : text;
+  if (m.share_embeddings_and_output_weights) text += ", tied";
+  if (!m.ignore_keys.empty())
+    text += fmt::format("; without {} of config.json (model.ignore_keys)",
+                        fmt::join(m.ignore_keys, ", "));
+  return text;
 }
 
 std::string precision_text(const recipe::MixedPrecisionConfig& p, const RunPlan& plan) {

@@ -107,8 +107,9 @@ std::optional<Recipe> read_recipe_text(const std::string& text, const std::strin
                                        const std::string& saved_model = {});
 
 // Returns a recipe whose model is that of a Hugging Face config.json with this text; messages call
-// it `name`.
-Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics);
+// it `name`. `ignore_keys` is model.ignore_keys.
+Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics,
+                        const std::vector<std::string>& ignore_keys = {});
 
 // Fills in the values that follow from other fields. read_recipe() calls it; a recipe that is put
 // together in code needs the call.

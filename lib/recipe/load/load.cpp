@@ -136,6 +136,7 @@ Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnost
   Recipe recipe;
   for (auto& [path, setting] : given.defaults) given.fields.try_emplace(path, setting);
   interpolate_field("model.from", given, recipe, diagnostics);
+  interpolate_field("model.ignore_keys", given, recipe, diagnostics);
   if (saved_model.empty())
     read_hf_config(given, diagnostics);
   else
@@ -284,10 +285,20 @@ std::optional<Recipe> read_recipe(const std::string& path,
   return read_recipe_text(*text, path, overrides, diagnostics, saved_model);
 }
 
-Recipe read_config_json(const std::string& text, const std::string& name,
-                        Diagnostics& diagnostics) {
+Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics,
+                        const std::vector<std::string>& ignore_keys) {
   diagnostics.add_source(name);
   RawSettings given;
+  if (!ignore_keys.empty()) {
+    Node list;
+    list.kind = Node::Kind::list;
+    for (const std::string& key : ignore_keys) {
+      Node& item = list.items.emplace_back();
+      item.kind = Node::Kind::scalar, item.text = key, item.quoted = true;
+    }
+    const SchemaRow* row = find_row("model.ignore_keys");
+    given.fields.emplace(row->path, RawSetting{row, row->path, {name, 0, 0}, list, Origin::recipe});
+  }
   read_hf_text(text, name, given, diagnostics);
   Recipe recipe = build(std::move(given), name, diagnostics);
   if (!diagnostics.has_errors() && recipe.model.vocab_size == 0)

@@ -109,6 +109,13 @@ bool read(const Node& node, const FieldOptions& options, T& out, ValueError& c) 
     out.clear();
     std::vector<Node> single{node};
     const auto& items = node.kind == Node::Kind::list ? node.items : single;
+    // Lists of numbers say something of layers, and are searched for each layer.
+    constexpr size_t kMostNumbers = 8192;
+    if (std::is_same_v<T, std::vector<int64_t>> && items.size() > kMostNumbers) {
+      c.reason = "a list of " + std::to_string(items.size()) + " numbers, expected at most " +
+                 std::to_string(kMostNumbers);
+      return false;
+    }
     for (const auto& item : items) {
       typename T::value_type value{};
       if (!read(item, options, value, c)) return false;

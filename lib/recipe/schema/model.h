@@ -300,6 +300,7 @@ struct ModelConfig {
   std::optional<int64_t> window_size;
   std::vector<int64_t> window_attn_skip_freq{0};
   std::optional<std::string> from;
+  std::vector<std::string> ignore_keys;
   WeightInit init = WeightInit::weights;
   MoeConfig moe;
 
@@ -459,6 +460,9 @@ struct ModelConfig {
             &ModelConfig::from,
             "Hugging Face folder whose config.json gives the sizes that the recipe leaves out",
             {.aliases = "model.pretrained_model_name_or_path model.name_or_path"}},
+      Field{"ignore_keys", &ModelConfig::ignore_keys,
+            "keys of that config.json to pass over, which mtrain does not know and nothing in the "
+            "model computes with"},
       Field{"init", &ModelConfig::init,
             "with model.from: weights takes that folder's weights, random new ones"},
       Field{"moe", &ModelConfig::moe, "mixture of experts", {.shorthand = "num_experts"}}};
