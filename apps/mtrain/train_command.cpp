@@ -165,6 +165,10 @@ void add_train_options(CLI::App& app, char** argv) {
       ->group("Look while it runs");
   app.callback([&app, o, recipe, dry, print, argv] {
     if (!app.get_subcommands().empty()) return;
+    if (recipe->count() == 0 && !o->overrides.empty())
+      throw UserError("no recipe given: Megatron's flags alone would not build Megatron's model",
+                      "give the flags beside --recipe; what they leave out has mtrain's defaults, "
+                      "those of a Llama, not Megatron's");
     if (recipe->count() == 0)
       throw UserError(
           "no recipe given",
