@@ -86,8 +86,7 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
   bool missing = false;
   for (const auto& [name, value] : variables)
     if (const char* own = std::getenv(name.c_str()); own && own != value && !std::getenv(kEntered))
-      log::warn(
-          fmt::format("{}={} of the environment wins over launch.env's {}", name, own, value));
+      log::warn(fmt::format("{} of the environment wins over launch.env's value", name));
   for (const auto& [name, value] : variables) missing = missing || !std::getenv(name.c_str());
   if (!missing || std::getenv(kEntered)) return;
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
@@ -121,7 +120,7 @@ void run_train(const Options& o, char** argv) {
       plan::check_files(interchange::without_lost_tokenizer(recipe, saved), diagnostics);
   }
   diagnostics.throw_if_errors();
-  if (runs) enter_environment(recipe.launch.env, argv);
+  if (runs) enter_environment(recipe.launch.variables(), argv);
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
