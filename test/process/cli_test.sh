@@ -66,6 +66,9 @@ world=3 mistake "several mistakes" "misspelt" "tp_size 3" "bogus" -- \
 
 printf '%b' "$base" >"$work/good.yaml"
 expect "no recipe" 2 "no recipe given" hint --
+expect "Megatron's flags alone" 2 "no recipe given" "Megatron's model" hint -- --num-layers 2 --hidden-size 64 --bf16
+expect "a function that asks for more" 2 "fp8cs" "mixed_precision=bf16_with_fp8_current" -- \
+  --recipe llama3_8b_pretrain_8gpu_h100_fp8cs_config --dry-run
 expect "no such recipe" 2 "there is no such file" "did you mean $work/good.yaml" -- --recipe "$work/god.yaml"
 cd "$work" || exit 1
 expect "a ready recipe by its name" 0 "is the ready recipe" "dry run on 64 ranks" -- --recipe llama3_8b --dry-run --world-size 64
