@@ -18,6 +18,7 @@
 #include "run/reporter.h"
 #include "run/run_checkpoint.h"
 #include "run/run_folder.h"
+#include "run/run_lock.h"
 #include "run/run_trace.h"
 #include "run/signal_guard.h"
 #include "train/build_trainer.h"
@@ -30,10 +31,12 @@ namespace {
 // The run of one rank. Only rank 0 prints and writes files, apart from checkpoints and traces.
 class Training {
  public:
-  Training(const RunPlan& plan, const RunOptions& options, comm::World world,
+  // Rank 0 has the lock, and the checkpoint from which the run starts, if there is one.
+  Training(const RunPlan& plan, const RunOptions& options, comm::World world, RunLock* lock,
            std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
+        lock_(lock),
         start_(std::move(start)),
         device_(open_device(plan.device, options.job)),
         data_(train::open_training_data(plan.dataset, plan.model.vocab)),
@@ -98,6 +101,7 @@ class Training {
       if (due(plan_.checkpoint.every_steps, step)) save();
       if (consolidated_) note(consolidated_->take_note());
       if (fault_) fault_->after_step(step);
+      if (lock_) lock_->require_held_lately();
       end = early_end(signals, std::chrono::steady_clock::now() - started);
     }
     if (end.empty()) evaluate();
@@ -144,6 +148,8 @@ class Training {
 
   // Throws UserError if a rank sees other files. All ranks read theirs before any file is changed.
   void require_same_files() {
+    all_ranks_here();  // rank 0 has the lock: an earlier attempt no longer writes
+    if (!lock_) start_ = claim_run_folder(plan_.folders, job_);
     const char* shared = "give all ranks the same files: a folder that all hosts share";
     const auto require_same = [&](const char* what, const std::string& own) {
       require_same_on_all_ranks(trainer_.control(), what, own, shared);
@@ -193,8 +199,12 @@ class Training {
   void save() {
     if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
     saved_ = trainer_.steps_done();
-    own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir,
-                               fault_ ? fault_->in_save(saved_) : nullptr);
+    const auto fault = fault_ ? fault_->in_save(saved_) : nullptr;
+    own_checkpoint_ =
+        save_run(trainer_, plan_.folders.checkpoint_dir, [&](std::string_view step_of_commit) {
+          if (step_of_commit == "rename") lock_->require_held();
+          if (fault) fault(step_of_commit);
+        });
     note(fmt::format("saved {}", own_checkpoint_.string()));
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
@@ -221,6 +231,7 @@ class Training {
 
   const RunPlan& plan_;
   const launch::Job job_;
+  RunLock* lock_;  // null on all ranks but rank 0
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   std::shared_ptr<const data::Dataset> data_;
@@ -242,9 +253,14 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_voca
   const IgnoreSigpipe pipes;
   comm::World world = open_world(plan, options.job);
   try {
-    const auto start = claim_run_folder(plan.folders, options.job);
+    std::optional<RunLock> lock;
+    std::optional<storage::CheckpointRef> start;
+    if (world.rank() == 0) {
+      lock.emplace(plan, options.job);
+      start = claim_run_folder(plan.folders, options.job);
+    }
     const RunPlan whole = with_vocabulary();
-    Training(whole, options, world, start).run();
+    Training(whole, options, world, lock ? &*lock : nullptr, start).run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // so that peers do not wait for this rank
     throw;
