@@ -75,7 +75,8 @@ void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool
     return plan::make_plan(
         r, job.size, lost ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r)));
   };
-  run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
+  run::run_training(plan, with_vocabulary,
+                    {.job = job, .profile = profile, .tokenizer = r.tokenizer.path.value_or("")});
 }
 
 // Starts this program anew with the recipe's environment variables, unless all of them are set

@@ -11,6 +11,7 @@
 #include "launch/error_file.h"
 #include "run/bf16_choice.h"
 #include "run/consolidated_writer.h"
+#include "run/data_identity.h"
 #include "run/fault_injection.h"
 #include "run/gemm_choice.h"
 #include "run/open_device.h"
@@ -36,6 +37,7 @@ class Training {
            std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
+        tokenizer_(options.tokenizer),
         lock_(lock),
         start_(std::move(start)),
         device_(open_device(plan.device, options.job)),
@@ -101,7 +103,10 @@ class Training {
       if (due(plan_.checkpoint.every_steps, step)) save();
       if (consolidated_) note(consolidated_->take_note());
       if (fault_) fault_->after_step(step);
-      if (lock_) lock_->require_held_lately();
+      if (lock_) {
+        lock_->require_held_lately();
+        identity_->require_same();
+      }
       end = early_end(signals, std::chrono::steady_clock::now() - started);
     }
     if (end.empty()) evaluate();
@@ -160,6 +165,9 @@ class Training {
     require_same("dataset.train", dataset_fingerprint(*data_));
     if (validation_data_)
       require_same("dataset.validation", dataset_fingerprint(*validation_data_));
+    // One rank of each host reads more of the data.
+    if (job_.local_rank == 0 || trainer_.world().rank() == 0) identity_.emplace(plan_, tokenizer_);
+    require_same("content of the data", identity_ ? identity_->sampled() : "");
   }
 
   void resume() {
@@ -168,7 +176,7 @@ class Training {
     if (reporter_) make_run_folder(plan_.folders);
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
-      resume_run(trainer_, start_->path);
+      note(resume_run(trainer_, start_->path, identity_ ? &*identity_ : nullptr));
       saved_ = trainer_.steps_done();
       if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
       note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
@@ -185,6 +193,7 @@ class Training {
     }
     const auto job_ids = trainer_.control().texts(job_.id);
     if (!reporter_) return;
+    identity_->read_rest();
     for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
@@ -201,12 +210,19 @@ class Training {
     saved_ = trainer_.steps_done();
     const auto fault = fault_ ? fault_->in_save(saved_) : nullptr;
     own_checkpoint_ =
-        save_run(trainer_, plan_.folders.checkpoint_dir, [&](std::string_view step_of_commit) {
-          if (step_of_commit == "rename") lock_->require_held();
-          if (fault) fault(step_of_commit);
-        });
+        save_run(trainer_, plan_.folders.checkpoint_dir, identity_ ? &*identity_ : nullptr,
+                 [&](std::string_view step_of_commit) {
+                   if (step_of_commit == "rename") require_ours();
+                   if (fault) fault(step_of_commit);
+                 });
     note(fmt::format("saved {}", own_checkpoint_.string()));
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+  }
+
+  // Throws RunError on rank 0 if the folder has become another run's, or the data are others.
+  void require_ours() {
+    lock_->require_held();
+    identity_->require_same();
   }
 
   // Begins to write the newest checkpoint for other programs, too.
@@ -231,6 +247,7 @@ class Training {
 
   const RunPlan& plan_;
   const launch::Job job_;
+  const std::string tokenizer_;
   RunLock* lock_;  // null on all ranks but rank 0
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
@@ -242,6 +259,7 @@ class Training {
   std::optional<FaultInjection> fault_;
   std::optional<Reporter> reporter_;  // set on rank 0 alone
   std::optional<ConsolidatedWriter> consolidated_;
+  std::optional<DataIdentity> identity_;  // set on the first rank of each host
   int64_t saved_ = 0;                     // the step of the newest checkpoint
   std::filesystem::path own_checkpoint_;  // on rank 0, that checkpoint if it is this run's own
 };
