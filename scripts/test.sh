@@ -3,7 +3,8 @@
 # the narrower instruction sets of older CPUs.
 #   scripts/test.sh [--nightly] [--sanitizers]
 #   scripts/test.sh --quick | --ci-sanitizers
-#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic
+#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic, and 200 random
+#                       pairs of signals to trainings
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
@@ -115,6 +116,7 @@ if [[ -n $alone ]]; then
   exit
 fi
 
+((nightly == 0)) || export MTRAIN_SIGNAL_PAIRS=200
 phase "machine" show_machine
 phase "packages" scripts/install-deps.sh --check --tests
 phase "checks" scripts/check.sh

@@ -18,6 +18,7 @@
 #include "interchange/export.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
+#include "launch/job_token.h"
 #include "observe/terminal.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
@@ -34,7 +35,7 @@ namespace mtrain {
 namespace {
 
 struct Options {
-  std::string recipe, trace;
+  std::string recipe, trace, token_file;
   std::vector<std::string> overrides;
   bool profile = false, print_recipe = false, dry_run = false, strict = false;
   std::optional<int64_t> world_size;  // unless given, the world of the launcher
@@ -47,9 +48,7 @@ void tell(const Diagnostics& diagnostics) {
 }
 
 void show_dry_run(const Recipe& r, int64_t world) {
-  const int64_t vocab =
-      r.model.vocab_size > 0 ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r));
-  const RunPlan plan = plan::make_plan(r, world, vocab);
+  const RunPlan plan = plan::make_plan(r, world, train::vocabulary(plan::tokenizer_options(r)));
   std::fputs(run::dry_run_report(plan, observe::terminal_width(STDOUT_FILENO)).c_str(), stdout);
   Diagnostics missing;
   plan::check_supported(r, missing);
@@ -70,13 +69,13 @@ void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool
   const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
   const auto with_vocabulary = [&] {
-    const bool lost =
-        r.tokenizer.path && !interchange::without_lost_tokenizer(r, saved).tokenizer.path;
-    return plan::make_plan(
-        r, job.size, lost ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r)));
+    RunPlan whole = plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
+    // The recipe that the run saves goes on naming a tokenizer that is lost.
+    whole.dataset.tokenizer =
+        plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
+    return whole;
   };
-  run::run_training(plan, with_vocabulary,
-                    {.job = job, .profile = profile, .tokenizer = r.tokenizer.path.value_or("")});
+  run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
 }
 
 // Starts this program anew with the recipe's environment variables, unless all of them are set
@@ -106,7 +105,8 @@ void run_train(const Options& o, char** argv) {
   const std::string path =
       recipe::find_recipe(o.recipe, recipe::recipe_folders(program), diagnostics);
   diagnostics.throw_if_errors();
-  const launch::Job job = launch::job_from_environment();
+  launch::Job job = launch::job_from_environment();
+  job.token_file = o.token_file;
   const int64_t world = o.world_size.value_or(job.size);
   const std::string saved = interchange::continued_model(path, overrides, job.restarts > 0);
   const Recipe recipe =
@@ -123,6 +123,7 @@ void run_train(const Options& o, char** argv) {
   }
   diagnostics.throw_if_errors();
   if (runs) enter_environment(recipe.launch.env, argv);
+  launch::hide_token_variable();
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
@@ -135,6 +136,14 @@ plan::Machine machine_of(const launch::Job& job) {
   const std::string_view cuda = MTRAIN_CUDA_VERSION;
   return plan::machine_with(cuda.empty() ? std::vector<std::string>() : launch::visible_gpus(),
                             job.local_size);
+}
+
+void add_token_option(CLI::App& command, std::string& file) {
+  command
+      .add_option("--token_file,--token-file", file,
+                  "file of 64 hexadecimal digits, the same for all ranks, by which they know each "
+                  "other (or MTRAIN_TOKEN); by default rank 0 makes one in the run folder")
+      ->type_name("FILE");
 }
 
 void add_train_options(CLI::App& app, char** argv) {
@@ -164,6 +173,7 @@ void add_train_options(CLI::App& app, char** argv) {
       ->group("Look while it runs");
   app.add_flag("--profile", o->profile, "print the time of each operation at the end")
       ->group("Look while it runs");
+  add_token_option(app, o->token_file);
   app.callback([&app, o, recipe, dry, print, argv] {
     if (!app.get_subcommands().empty()) return;
     if (recipe->count() == 0)

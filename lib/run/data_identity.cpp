@@ -97,7 +97,7 @@ void become_idle() {
 
 }  // namespace
 
-DataIdentity::DataIdentity(const RunPlan& plan, const std::string& tokenizer) {
+DataIdentity::DataIdentity(const RunPlan& plan) {
   const auto& data = plan.dataset;
   fields_.push_back({kTrain, data.train.prefixes, contents_of(data.train)});
   if (!data.validation.prefixes.empty())
@@ -113,7 +113,7 @@ DataIdentity::DataIdentity(const RunPlan& plan, const std::string& tokenizer) {
           fmt::format("{} cannot be compared with that of a checkpoint: {}", name, e.message()));
     }
   };
-  add_optional(kTokenizer, tokenizer, content_of_tokenizer);
+  add_optional(kTokenizer, data.tokenizer.path.value_or(""), content_of_tokenizer);
   add_optional(kModel, plan.folders.weights_from, content_of_model);
 }
 

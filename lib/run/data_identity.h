@@ -16,9 +16,9 @@ namespace mtrain::run {
 
 class DataIdentity {
  public:
-  // Reads samples of training and validation data, and the tokenizer, "" if there is none. Of
-  // model.from it reads the configuration and the tensors' names and sizes, if the folder is there.
-  DataIdentity(const RunPlan& plan, const std::string& tokenizer);
+  // Reads samples of training and validation data, and the tokenizer if there is one. Of model.from
+  // it reads the configuration and the tensors' names and sizes, if the folder is there.
+  explicit DataIdentity(const RunPlan& plan);
   ~DataIdentity();
   DataIdentity(const DataIdentity&) = delete;
   DataIdentity& operator=(const DataIdentity&) = delete;

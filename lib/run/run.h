@@ -2,7 +2,6 @@
 // checkpoints, and the log of them.
 #pragma once
 #include <functional>
-#include <string>
 
 #include "launch/job.h"
 #include "plan/run_plan.h"
@@ -10,9 +9,8 @@
 namespace mtrain::run {
 
 struct RunOptions {
-  launch::Job job;        // which of the ranks this process is; by default the only one
-  bool profile = false;   // print the time of each operation at the end
-  std::string tokenizer;  // the path of a tokenizer.json or of its folder; "" without one
+  launch::Job job;       // which of the ranks this process is; by default the only one
+  bool profile = false;  // print the time of each operation at the end
 };
 
 // Runs a plan for job.size ranks. `plan` may lack the vocabulary: it says how ranks meet.

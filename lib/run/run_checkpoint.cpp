@@ -1,6 +1,7 @@
 #include "run/run_checkpoint.h"
 
 #include "checkpoint/read_weights.h"
+#include "interchange/byte_tokenizer.h"
 #include "interchange/hf_folder.h"
 #include "run/bf16_choice.h"
 #include "run/gemm_choice.h"
@@ -13,12 +14,13 @@ const std::string kCompared = "compared";  // begins rank 0's text
 }  // namespace
 
 std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
-                               const DataIdentity* data,
-                               const std::function<void(std::string_view)>& on_commit) {
+                               const std::function<void(std::string_view)>& on_commit,
+                               bool exceeds_bytes, const DataIdentity* data) {
   checkpoint::SaveOptions options{.root = root,
                                   .keep = t.plan().checkpoint.keep,
                                   .recipe = t.plan().text.recipe_with_origins,
                                   .on_commit = on_commit};
+  if (exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
   if (data) data->save(options.state);
@@ -42,8 +44,8 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
   t.set_progress(loaded.progress);
   return differences || !data
              ? ""
-             : "the checkpoint does not say what its data hold: dataset.train was compared "
-               "by its name alone";
+             : "the checkpoint does not say what its data hold: dataset.train was compared by its "
+               "name alone";
 }
 
 std::string start_from_folder(train::Trainer& t) {

@@ -85,8 +85,9 @@ TEST_CASE("a tokenizer with other content is refused, and a missing one is not")
   const Lab lab;
   const auto train = [&](const char* steps, std::vector<std::string> more) {
     more.push_back(std::string("train.steps=") + steps);
-    const RunPlan made = lab.plan("saved", more);
-    run::run_training(made, [&] { return made; }, {.tokenizer = (lab / "tokenizer").string()});
+    RunPlan made = lab.plan("saved", more);
+    made.dataset.tokenizer.path = (lab / "tokenizer").string();
+    run::run_training(made, [&] { return made; }, {});
   };
   fs::create_directory(lab / "tokenizer");
   std::ofstream(lab / "tokenizer/tokenizer.json") << "{}";

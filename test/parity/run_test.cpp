@@ -16,6 +16,7 @@
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/export.h"
 #include "interchange/locate_checkpoint.h"
+#include "launch/end_signals.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "plan/saved_recipe.h"
@@ -352,9 +353,9 @@ TEST_CASE("a run that begins with a saved Hugging Face form begins with the chec
   lab.train("from", from);
   const RunPlan plan = lab.plan("alone", other);
   const auto device = Device::cpu(1);
-  train::Trainer trainer =
-      train::build_trainer(*device, plan, train::open_training_data(plan.dataset, plan.model.vocab),
-                           comm::World::alone());
+  train::Trainer trainer = train::build_trainer(
+      *device, plan, train::open_training_data(plan.dataset, {plan.model.vocab}),
+      comm::World::alone());
   checkpoint::start_from(trainer.checkpoint_parts(),
                          storage::SafetensorsReader(saved / "model.safetensors"));
   for (const json& step : lab.steps("from")) {
@@ -483,7 +484,8 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   lab.train("a", {"train.steps=1"});
   lab.train("packed", {"train.steps=1", "packed_sequence.packed_sequence_size=16",
                        "train.micro_batch_size=1"});
-  const run::EvaluateJob job{.model = (lab / "a").string(), .data = (lab / "b").string()};
+  const run::EvaluateJob job{
+      .model = (lab / "a").string(), .data = {(lab / "b").string()}, .stride = 16};
   const run::Evaluation apart = run::evaluate_model(job);
   CHECK((apart.windows == 250 && apart.window == 16 && apart.stride == 16));
   CHECK(apart.tokens == 4000 - 250);
@@ -522,6 +524,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
         Approx(close.nats_per_token).epsilon(1e-6));
   // Only weights are read: windows of other lengths are none of the training's business.
   run::EvaluateJob other = job;
+  other.stride = 8;
   other.overrides = {"dataset.seq_length=8", "train.seed=5", "train.global_batch_size=4"};
   CHECK(run::evaluate_model(other).windows == 500);
   run::EvaluateJob packed = job;
@@ -529,7 +532,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   CHECK(run::evaluate_model(packed).tokens == apart.tokens);
 
   run::EvaluateJob bad = job;
-  bad.data = (lab / "none").string();
+  bad.data = {(lab / "none").string()};
   CHECK_THROWS_WITH(run::evaluate_model(bad), Contains("--data"));
   bad = job, bad.model = (lab / "none").string();
   CHECK_THROWS_WITH(run::evaluate_model(bad), Contains("no complete checkpoint"));
@@ -537,8 +540,8 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   CHECK_THROWS_WITH(run::evaluate_model(bad), Contains("stride is 17"));
 }
 
-TEST_CASE("a run is asked to end by three signals, and lives on without its reader") {
-  for (int number : {SIGINT, SIGTERM, SIGHUP}) {
+TEST_CASE("a run is asked to end by signals, and lives on without its reader") {
+  for (int number : launch::kEndSignals) {
     const run::SignalGuard signals;
     CHECK(signals.signal() == 0);
     std::raise(number);

@@ -1,0 +1,68 @@
+#include "launch/watchdog.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "launch/job_processes.h"
+
+extern char** environ;
+
+namespace mtrain::launch {
+
+namespace {
+
+constexpr char kEnded = 'e';
+
+[[noreturn]] void watch(int pipe, const std::string& job_id) {
+  setsid();  // what kills the launcher's process group spares the watchdog
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, nullptr);
+  prctl(PR_SET_NAME, "mtrain-watchdog");
+  // A launcher may be a rank of another job, whose watchdog must spare this one.
+  for (char** e = environ; *e; ++e) std::memset(*e, 0, std::strlen(*e));
+  // Whoever reads the launcher's output waits until nobody can write to it any more.
+  const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(null, fd);
+  char word = 0;
+  ssize_t n;
+  do n = read(pipe, &word, 1);
+  while (n < 0 && errno == EINTR);
+  if (n != 1 || word != kEnded) kill_job_processes(job_id);
+  _exit(0);
+}
+
+}  // namespace
+
+Watchdog::Watchdog(const std::string& job_id) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) < 0) throw RunError(fmt::format("pipe: {}", std::strerror(errno)));
+  pid_ = fork();
+  if (pid_ < 0) {
+    const int why = errno;
+    close(ends[0]);
+    close(ends[1]);
+    throw RunError(fmt::format("cannot start the watchdog: {}", std::strerror(why)));
+  }
+  if (pid_ == 0) {
+    close(ends[1]);
+    watch(ends[0], job_id);
+  }
+  close(ends[0]);
+  pipe_ = ends[1];
+}
+
+void Watchdog::dismiss() { [[maybe_unused]] const auto n = write(pipe_, &kEnded, 1); }
+
+Watchdog::~Watchdog() {
+  close(pipe_);
+  waitpid(pid_, nullptr, 0);
+}
+
+}  // namespace mtrain::launch
