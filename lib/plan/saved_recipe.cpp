@@ -32,6 +32,8 @@ const std::vector<std::string> kOneRank{"~distributed.tp_size",
                                         "~distributed.hierarchical_context_parallel_sizes",
                                         "~comm_overlap"};
 
+constexpr const char* kTrainingData = "dataset.train";
+
 // By default the recipe was fit for the ranks that saved it, whatever their number.
 Recipe load_saved(const SavedRecipe& saved, std::vector<std::string> settings = {},
                   int64_t world = 0) {
@@ -53,7 +55,7 @@ bool must_agree(const std::string& path) {
   static const std::set<std::string> single{"train.seed",
                                             "train.global_batch_size",
                                             "dataset.seq_length",
-                                            "dataset.train",
+                                            kTrainingData,
                                             "dataset.train_weights",
                                             "dataset.seed",
                                             "packed_sequence.packed_sequence_size",
@@ -98,7 +100,8 @@ RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overr
   return make_plan(load_saved(recipe, std::move(overrides), world), world, vocab);
 }
 
-std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
+std::string resume_differences(const std::filesystem::path& file, const std::string& present,
+                               bool data_compared) {
   const Recipe saved = load_saved({file});
   Diagnostics diagnostics;
   const auto now = read_recipe_text(present, "this run's recipe", kAsSaved, diagnostics);
@@ -106,7 +109,7 @@ std::string resume_differences(const std::filesystem::path& file, const std::str
            diagnostics.text(recipe::Severity::error));
   std::string differences;
   for (const recipe::SchemaRow& row : recipe::schema_rows())
-    if (row.show(saved) != row.show(*now) &&
+    if (row.show(saved) != row.show(*now) && !(data_compared && row.path == kTrainingData) &&
         (must_agree(row.path) || keeps_state(row.path, saved) != keeps_state(row.path, *now)))
       differences +=
           fmt::format("\n  {}: saved with {}, now {}", row.path, row.show(saved), row.show(*now));
