@@ -3,8 +3,9 @@
 # the narrower instruction sets of older CPUs.
 #   scripts/test.sh [--nightly] [--sanitizers]
 #   scripts/test.sh --quick | --ci-sanitizers
-#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; and every fuzz target
-#                       for 60 s (or MTRAIN_FUZZ_SECONDS), under AddressSanitizer with UndefinedBehaviorSanitizer (clang)
+#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; 200 random pairs of
+#                       signals to trainings; and every fuzz target for 60 s (or MTRAIN_FUZZ_SECONDS), under
+#                       AddressSanitizer with UndefinedBehaviorSanitizer (clang)
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
@@ -135,6 +136,7 @@ if [[ -n $alone ]]; then
   exit
 fi
 
+((nightly == 0)) || export MTRAIN_SIGNAL_PAIRS=200
 phase "machine" show_machine
 phase "packages" scripts/install-deps.sh --check --tests
 phase "checks" scripts/check.sh

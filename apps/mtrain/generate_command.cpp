@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "commands.h"
+#include "launch/job_token.h"
 #include "run/generate_text.h"
 
 namespace mtrain {
@@ -92,7 +93,10 @@ void run_generate(Options& o) {
   o.generate.bos = o.bos == "none"     ? data::BeginOfText::none
                    : o.bos == "always" ? data::BeginOfText::always
                                        : data::BeginOfText::automatic;
-  o.job.job = launch::job_from_environment();
+  const std::string token_file = o.job.job.token_file;
+  o.job.job = launch::started_job_from_environment();
+  o.job.job.token_file = token_file;
+  launch::hide_token_variable();
   o.job.machine = machine_of(o.job.job);
   const bool one = o.prompts_file.empty() && o.job.num == 1, speaks = o.job.job.rank == 0;
   generate::End why = generate::End::tokens;
@@ -149,6 +153,8 @@ void add_generate_command(CLI::App& app) {
                    "run folder of a training (its newest checkpoint), one checkpoint, or a Hugging "
                    "Face folder")
       ->required();
+  command->add_option("--tokenizer", o->job.tokenizer,
+                      "tokenizer.json, or its folder, of a model whose recipe names none");
   auto* prompts = command->add_option_group("Prompts");
   prompts->add_option("--prompt", o->prompt, "text to continue");
   prompts->add_option(
@@ -176,6 +182,7 @@ void add_generate_command(CLI::App& app) {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   add_sampling_options(*command, o->generate.sampling);
+  add_token_option(*command, o->job.job.token_file);
   command->callback([command, o] {
     refuse_idle(*command, *o);
     run_generate(*o);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bus_errors.h"
 #include "base/error.h"
 #include "base/regular_file.h"
 
@@ -170,6 +171,7 @@ MappedFile::MappedFile(const fs::path& path) {
       throw error;
     }
     data_ = static_cast<const std::byte*>(p);
+    remember_mapping(data_, size_, path);
   }
   ::close(fd);
 }
@@ -178,7 +180,9 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (!data_) return;
+  forget_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 }  // namespace mtrain

@@ -263,7 +263,8 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
   // A model that mtrain has trained on bytes; an import without a tokenizer reads what it read.
   const bool reads_bytes =
       origin != checkpoint && recipe.tokenizer.type == recipe::TokenizerType::byte &&
-      recipe.model.vocab_size >= kByteVocabulary && !fs::exists(folder.path() / "tokenizer.json");
+      recipe.model.vocab_size >= kByteVocabulary && !exceeds_bytes(checkpoint) &&
+      !fs::exists(folder.path() / "tokenizer.json");
   if (reads_bytes) write_byte_tokenizer(folder.path());
   write_generation_config(folder.path(), config, reads_bytes);
   folder.commit();

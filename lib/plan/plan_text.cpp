@@ -68,8 +68,10 @@ std::string context_text(const std::vector<recipe::CpCommType>& types) {
 }  // namespace
 
 PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
-  // Hosts may have GPUs with more or less memory, and a run may go on on another host.
+  // Hosts may have GPUs with more or less memory, and variables of their own, and a run may go on on
+  // another host.
   Recipe everywhere = r;
+  everywhere.launch.env.clear();
   if (!r.given("hardware.memory_gb")) everywhere.hardware.memory_gb = {};
   const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),

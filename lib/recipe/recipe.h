@@ -55,6 +55,10 @@ struct Recipe {
   // The sections that the recipe or an override writes, empty ones too. A field that is written
   // under one of its other names adds that name's first section.
   std::set<std::string, std::less<>> sections;
+  // The values of fields as they were written, where they hold references, by field path.
+  std::map<std::string, std::string, std::less<>> references;
+  // Values of keys of other systems that rules hold against fields, by the key's path.
+  std::map<std::string, std::string, std::less<>> foreign;
   Origin origin(std::string_view path) const;
   // Whether the field is written under a name in `section` ("model"), as another system does, or
   // under that very name.

@@ -66,6 +66,9 @@ world=3 mistake "several mistakes" "misspelt" "tp_size 3" "bogus" -- \
 
 printf '%b' "$base" >"$work/good.yaml"
 expect "no recipe" 2 "no recipe given" hint --
+expect "Megatron's flags alone" 2 "no recipe given" "Megatron's model" hint -- --num-layers 2 --hidden-size 64 --bf16
+expect "a function that asks for more" 2 "fp8cs" "mixed_precision=bf16_with_fp8_current" -- \
+  --recipe llama3_8b_pretrain_8gpu_h100_fp8cs_config --dry-run
 expect "no such recipe" 2 "there is no such file" "did you mean $work/good.yaml" -- --recipe "$work/god.yaml"
 cd "$work" || exit 1
 expect "a ready recipe by its name" 0 "is the ready recipe" "dry run on 64 ranks" -- --recipe llama3_8b --dry-run --world-size 64
@@ -260,8 +263,7 @@ expect "a training on answers" 0 "pairs.bin: masked; 6 sequences of 16" -- --rec
   model.vocab_size=0 model.num_layers=1 model.hidden_size=32 model.num_attention_heads=2 "dataset.train=$work/pairs" \
   dataset.seq_length=16 train.steps=1 train.global_batch_size=2 train.micro_batch_size=2 train.threads=1 \
   mixed_precision=fp32 "train.run_dir=$work/answers"
-# Windows begin with the tokens 0, 16, ..., 96, which have no loss: one is the byte of an answer, one the end of another.
-expect "an evaluation on answers" 0 "over 38 tokens (19 bytes) in 7 windows" -- \
+expect "an evaluation on answers" 0 "over 40 tokens (20 bytes) in 20 samples of 16 tokens" -- \
   eval --model "$work/answers" --data "$work/pairs"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

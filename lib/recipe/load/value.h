@@ -19,6 +19,7 @@ struct ValueError {
   std::string reason, hint;
 };
 
+struct EnvVariable;
 struct TpOverlapConfig;
 
 struct TypeInfo {
@@ -37,14 +38,14 @@ bool read_value(const Node& node, const FieldOptions& options, int64_t& out, Val
 bool read_value(const Node& node, const FieldOptions& options, double& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, std::string& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options,
-                std::map<std::string, std::string>& out, ValueError& c);
+                std::map<std::string, EnvVariable>& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, TpOverlapConfig& out, ValueError& c);
 
 std::string show_value(bool value);
 std::string show_value(int64_t value);
 std::string show_value(double value);
 std::string show_value(const std::string& value);  // quoted if YAML would read something else
-std::string show_value(const std::map<std::string, std::string>& value);
+std::string show_value(const std::map<std::string, EnvVariable>& value);
 std::string show_value(const TpOverlapConfig& value);
 
 std::string describe(const Node& node);        // "the text `fast`", "a list", for messages
