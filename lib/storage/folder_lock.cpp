@@ -174,7 +174,14 @@ std::optional<Owner> FolderLock::State::try_take() {
     if (opened < 0)
       throw UserError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)),
                       "give a folder that can be written");
-    const auto owner = take_file(opened, created);
+    std::optional<Owner> owner;
+    try {
+      owner = take_file(opened, created);
+    } catch (...) {
+      if (created) ::unlink(file.c_str());
+      ::close(opened);
+      throw;
+    }
     if (fd >= 0) return std::nullopt;
     ::close(opened);
     if (owner) return owner;

@@ -5,7 +5,10 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "run/data_identity.h"
+#include "run/run_checkpoint.h"
 #include "run_lab.h"
+#include "train/build_trainer.h"
 
 using namespace mtrain;
 using Catch::Contains;
@@ -79,6 +82,31 @@ TEST_CASE("the data sets of a blend agree in their order") {
                                         "dataset.train_weights=[1,2]"}),
                     Contains("dataset.train_weights"));
   CHECK_NOTHROW(lab.train("saved", {"train.steps=3", "checkpoint.load=latest", blend("./a", "b")}));
+}
+
+TEST_CASE("a checkpoint that does not say what its data hold has their names compared") {
+  const Lab lab;
+  const auto device = Device::cpu(1);
+  const auto resume = [&](const char* prefix, const fs::path& checkpoint) {
+    const RunPlan plan = lab.plan("old", {"dataset.train=" + (lab / prefix).string()});
+    run::DataIdentity data(plan);
+    train::Trainer trainer = train::build_trainer(
+        *device, plan, train::open_training_data(plan.dataset, {plan.model.vocab}),
+        comm::World::alone());
+    return run::resume_run(trainer, checkpoint, &data);
+  };
+  const RunPlan plan = lab.plan("old");
+  train::Trainer trainer = train::build_trainer(
+      *device, plan, train::open_training_data(plan.dataset, {plan.model.vocab}),
+      comm::World::alone());
+  trainer.step();
+  const fs::path old = run::save_run(trainer, lab / "old/checkpoints");
+  CHECK_THAT(resume("a", old), Contains("dataset.train was compared by its name alone"));
+  CHECK_THROWS_WITH(resume("./a", old), Contains("dataset.train: saved with"));
+  const run::DataIdentity data(plan);
+  const fs::path now = run::save_run(trainer, lab / "new/checkpoints", {}, false, &data);
+  CHECK(resume("./a", now).empty());
+  CHECK_THROWS_WITH(resume("b", now), Contains("b.bin holds other data"));
 }
 
 TEST_CASE("a tokenizer with other content is refused, and a missing one is not") {
