@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 
 namespace mtrain::launch {
 
@@ -121,7 +122,7 @@ void write_error_file(const std::exception& e, const std::vector<std::string>& l
 
 std::optional<RankError> read_error_file(const std::filesystem::path& path) {
   try {
-    const auto j = nlohmann::json::parse(read_file(path));
+    const auto j = read_json(path);
     RankError e;
     j.at("rank").get_to(e.rank);
     e.kind = kind_named(j.at("kind").get<std::string>());

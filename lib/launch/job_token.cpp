@@ -77,9 +77,8 @@ Token read_token_file(const fs::path& path) {
 
 std::string JobToken::hint() {
   return "ranks prove to each other that they are of one job: set MTRAIN_TOKEN to the same 64 "
-         "hexadecimal digits for every rank (openssl rand -hex 32), or name a file of them on "
-         "every "
-         "host with --token_file, or give a train.run_dir that all hosts share";
+         "hexadecimal digits for every rank (openssl rand -hex 32), or name a file of them with "
+         "--token_file on every host, or give a train.run_dir that all hosts share";
 }
 
 JobToken::JobToken(const Job& job, fs::path shared) : shared_(std::move(shared)) {
@@ -97,6 +96,9 @@ JobToken::JobToken(const Job& job, fs::path shared) : shared_(std::move(shared))
 // A lock on the file says that its job lives.
 void JobToken::make_shared_file(const Job& job) {
   const bool needed = job.size > 1 && !token_;
+  std::error_code ignored;
+  if (fs::equivalent(shared_, job.token_file, ignored))
+    return;  // the user's, who may need it again
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::seconds(job.restarts > 0 ? 30 : 0);
   for (;;) {
@@ -113,7 +115,6 @@ void JobToken::make_shared_file(const Job& job) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   if (!needed) return;
-  std::error_code ignored;
   fs::create_directories(shared_.parent_path(), ignored);
   token_ = Token::random();
   lock_ = open(shared_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -128,8 +129,8 @@ void JobToken::make_shared_file(const Job& job) {
 void JobToken::remove_shared_file() {
   if (lock_ < 0) return;
   // Where the file system has no locks, a later job may have replaced the file.
-  struct stat own {
-  }, there{};
+  struct stat own {};
+  struct stat there {};
   if (fstat(lock_, &own) == 0 && lstat(shared_.c_str(), &there) == 0 && own.st_ino == there.st_ino)
     unlink(shared_.c_str());
   close(std::exchange(lock_, -1));

@@ -15,8 +15,8 @@ namespace mtrain::plan {
 namespace {
 
 // A printed recipe has every size of the model, so that the folder which gave them may be gone. It
-// was run, whatever strict said of it.
-const std::vector<std::string> kAsSaved{"~model.from", "debug.strict=false"};
+// was run, whatever strict said of it. Its variables for ranks belong to the run's environment.
+const std::vector<std::string> kAsSaved{"~model.from", "~launch.env", "debug.strict=false"};
 
 // These settings spread a model over ranks. The strategy's precision stays as it was saved.
 const std::vector<std::string> kOneRank{"~distributed.tp_size",

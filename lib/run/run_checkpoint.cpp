@@ -51,7 +51,8 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
 std::string start_from_folder(train::Trainer& t) {
   const std::string& from = t.plan().folders.weights_from;
   if (from.empty()) return "";
-  const interchange::HfFolder folder = interchange::open_hf_folder(from);
+  const interchange::HfFolder folder =
+      interchange::open_hf_folder(from, t.plan().folders.ignore_keys);
   require_same_on_all_ranks(t.control(), "folder " + from, interchange::fingerprint(folder),
                             "give all ranks the same folder as model.from, on all hosts");
   checkpoint::start_from(t.checkpoint_parts(), *folder.source());

@@ -345,10 +345,12 @@ TEST_CASE("build: JSON lines") {
     const struct {
       const char* line;
       const char* why;
-    } cases[] = {
-        {"{\"text\": \"x", "not valid JSON"},       {"[1]", "not a JSON object"},
-        {"{\"txt\": \"x\"}", "no text \"text\""},   {"{\"text\": 7}", "no text \"text\""},
-        {"{\"text\": \"\xFF\"}", "not valid JSON"}, {"{\"text\": \"\\ud800\"}", "not valid JSON"}};
+    } cases[] = {{"{\"text\": \"x", "not JSON at byte"},
+                 {"[1]", "not a JSON object"},
+                 {"{\"txt\": \"x\"}", "no text \"text\""},
+                 {"{\"text\": 7}", "no text \"text\""},
+                 {"{\"text\": \"\xFF\"}", "not JSON at byte"},
+                 {"{\"text\": \"\\ud800\"}", "not JSON at byte"}};
     for (const auto& c : cases) {
       options.inputs = {folder.put("a.jsonl", "{\"text\": \"one\"}\n\n" + std::string(c.line) +
                                                   "\n{\"text\": \"two\"}\n{\n")};

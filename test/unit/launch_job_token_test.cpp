@@ -93,6 +93,8 @@ TEST_CASE("the variable goes before the user's file, and that before the shared 
   Job job = job_of(0);
   job.token_file = file.string();
   CHECK(JobToken(job, shared).find() == b);
+  CHECK(JobToken(job, file).find() == b);  // in the place of the shared file: it stays
+  CHECK(fs::exists(file));
   job.token = a.hex();
   const JobToken both(job, shared);
   CHECK(both.find() == a);
