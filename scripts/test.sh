@@ -3,7 +3,8 @@
 # the narrower instruction sets of older CPUs.
 #   scripts/test.sh [--nightly] [--sanitizers]
 #   scripts/test.sh --quick | --ci-sanitizers
-#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic
+#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; every bit of a
+#                       small checkpoint is flipped
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
@@ -23,6 +24,9 @@ for option in "$@"; do
   esac
 done
 [[ -z $alone ]] || (($# == 1)) || die "$alone takes no other option"
+
+# More of the tests that flip bits of checkpoints.
+((nightly == 0)) || export MTRAIN_ALL_DAMAGE=1 MTRAIN_DAMAGED_BITS=50
 
 closing_lines=()
 # as_of <preset> <command...>: runs the command, under tsan by setarch -R, since ThreadSanitizer fails if the kernel

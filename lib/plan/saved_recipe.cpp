@@ -98,8 +98,8 @@ RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overr
   return make_plan(load_saved(recipe, std::move(overrides), world), world, vocab);
 }
 
-std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
-  const Recipe saved = load_saved({file});
+std::string resume_differences(const SavedRecipe& recipe, const std::string& present) {
+  const Recipe saved = load_saved(recipe);
   Diagnostics diagnostics;
   const auto now = read_recipe_text(present, "this run's recipe", kAsSaved, diagnostics);
   MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",
