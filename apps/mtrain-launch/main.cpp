@@ -1,11 +1,13 @@
-// The program mtrain-launch: passes the command line, whose options have torchrun's names, to
-// lib/launch.
-#include <unistd.h>
-#include <charconv>
+// The program mtrain-launch: checks the recipe and passes the command line to lib/launch.
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include <fmt/ranges.h>
-#include <CLI/CLI.hpp>
+#include <fmt/core.h>
 
 #include "base/error.h"
 #include "interchange/config.h"
@@ -13,12 +15,15 @@
 #include "interchange/export.h"
 #include "launch/agent.h"
 #include "launch/host_gpus.h"
+#include "launch/job_token.h"
+#include "options.h"
 #include "plan/load_recipe.h"
 #include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
+#include "storage/checkpoint_dir.h"
 
 namespace fs = std::filesystem;
 using namespace mtrain;
@@ -65,7 +70,7 @@ Training training_of(const std::vector<std::string>& command) {
       t.recipe = word.substr(9);
     else if (word == "--strict")
       t.overrides.push_back("debug.strict=true");
-    else if (word == "--trace")
+    else if (word == "--trace" || word == "--token_file" || word == "--token-file")
       ++i;
     else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
       t.overrides.push_back(word);
@@ -79,105 +84,57 @@ std::vector<std::string> usable_gpus() {
   return cuda.empty() ? std::vector<std::string>() : launch::visible_gpus();
 }
 
-// Checks the recipe, so that its mistakes are told once, before any rank starts. Returns the
-// variables of the ranks' environment: launch.env, and those that must be set before a rank's
-// process begins.
-std::map<std::string, std::string> check_recipe(const Training& t, int ranks_per_host, int hosts) {
-  const int64_t world = int64_t(ranks_per_host) * hosts;
+// Returns a line about what a job that ends now has not saved.
+std::string unsaved_after(const plan::FolderOptions& folders) {
+  const auto newest = storage::find_latest(folders.checkpoint_dir);
+  const std::string saved =
+      newest ? fmt::format("the last whole checkpoint is {}", newest->path.string())
+             : fmt::format("{} has no whole checkpoint", folders.checkpoint_dir);
+  return saved + (newest ? "; later steps are not saved" : ": no step is saved");
+}
+
+// Checks the recipe, so that its mistakes are told once, before any rank starts. Sets the variables
+// of the ranks' environment: launch.env, and those that must be set before a rank's process begins.
+void check_recipe(const Training& t, launch::AgentOptions& o) {
+  const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
   Diagnostics diagnostics;
   const std::string path = recipe::find_recipe(
       t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
   diagnostics.throw_if_errors();
   const std::string saved = interchange::continued_model(path, t.overrides, false);
   const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world,
-                                     plan::machine_with(usable_gpus(), ranks_per_host), saved);
+                                     plan::machine_with(usable_gpus(), o.ranks_per_node), saved);
   if (saved.empty()) interchange::check_folder_model(r, diagnostics);
   interchange::check_consolidated(r, diagnostics);
   plan::check_supported(r, diagnostics);
-  if (hosts == 1) plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
+  if (o.nodes == 1) plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
   diagnostics.throw_if_errors();
-  std::map<std::string, std::string> env = r.launch.env;
-  env.merge(plan::make_plan(r, world, r.model.vocab_size).device.environment);
+  const RunPlan run_plan = plan::make_plan(r, world, r.model.vocab_size);
+  std::map<std::string, std::string> env = r.launch.variables();
+  for (const auto& [name, value] : run_plan.device.environment) env.emplace(name, value);
   for (const auto& [name, value] : env)
     if (const char* own = std::getenv(name.c_str()); own && own != value)
       std::fprintf(stderr,
-                   "mtrain-launch: warning: %s=%s of the environment wins over the recipe's %s\n",
-                   name.c_str(), own, value.c_str());
-  return env;
+                   "mtrain-launch: warning: %s of the environment wins over the recipe's value\n",
+                   name.c_str());
+  o.environment = std::move(env);
+  o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("mtrain-launch starts the ranks of a job on this host and watches over them.",
-               "mtrain-launch");
-  app.prefix_command();
-  app.footer(
-      "  mtrain-launch --nproc_per_node=2 --recipe recipes/quickstart.yaml train.steps=100\n"
-      "  mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
-      "--master_port=29500 mtrain --recipe r.yaml");
-  launch::AgentOptions o;
-  std::string nproc = "1", endpoint, redirects = "0", tee = "0";
-  bool standalone = false;
-  app.add_option("--nproc_per_node,--nproc-per-node", nproc,
-                 "ranks on this host: a number, auto, gpu or cpu")
-      ->capture_default_str();
-  app.add_option("--nnodes", o.nodes, "number of hosts")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  app.add_option("--node_rank,--node-rank", o.node, "number of this host, from 0")
-      ->check(CLI::Range(0, 100000))
-      ->capture_default_str();
-  app.add_option("--master_addr,--master-addr", o.master_addr, "host of rank 0")
-      ->capture_default_str();
-  app.add_option("--master_port,--master-port", o.master_port,
-                 "port of rank 0 at which the ranks meet; by default a free one");
-  app.add_option("--rdzv_endpoint,--rdzv-endpoint", endpoint, "master_addr:master_port in one");
-  app.add_flag("--standalone", standalone, "one host, a free port (the default)");
-  app.add_option(
-         "--max_restarts,--max-restarts", o.max_restarts,
-         "start all ranks again after a failure: from the newest checkpoint that the run has "
-         "saved, or else from where the run began")
-      ->check(CLI::Range(0, 1000000))
-      ->capture_default_str();
-  app.add_option("--log_dir,--log-dir", o.log_dir, "folder for the ranks' output");
-  app.add_option("-r,--redirects", redirects, "1: stdout into files, 2: stderr, 3: both")
-      ->check(CLI::IsMember({"0", "1", "2", "3"}));
-  app.add_option("-t,--tee", tee, "the same, and print it on the terminal too")
-      ->check(CLI::IsMember({"0", "1", "2", "3"}));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
-  if (!endpoint.empty()) {
-    const size_t colon = endpoint.rfind(':');
-    if (colon == std::string::npos)
-      throw UserError(fmt::format("--rdzv_endpoint={} names no port", endpoint), "write host:port");
-    o.master_addr = endpoint.substr(0, colon);
-    const char *digits = endpoint.c_str() + colon + 1, *last = endpoint.c_str() + endpoint.size();
-    const auto [stop, error] = std::from_chars(digits, last, o.master_port);
-    if (error != std::errc() || stop != last || o.master_port == 0)
-      throw UserError(
-          fmt::format("--rdzv_endpoint={} does not end with a port from 1 to 65535", endpoint),
-          "write host:port");
-  }
-  if (standalone && o.nodes > 1)
-    throw UserError("--standalone is for one host, but --nnodes is " + std::to_string(o.nodes),
-                    "leave one of the two out");
-  if (o.nodes > 1 && (o.master_port == 0 || o.master_addr == "localhost"))
-    throw UserError("the ranks of several hosts need an address at which they meet",
-                    "give --master_addr and --master_port, the same on every host");
-  if (o.node >= o.nodes)
-    throw UserError(fmt::format("--node_rank={} is beyond the last of {} hosts", o.node, o.nodes),
-                    "hosts are numbered from 0");
-  o.redirects = std::atoi(redirects.c_str());
-  o.tee = std::atoi(tee.c_str());
-  if ((o.redirects || o.tee) && o.log_dir.empty()) o.log_dir = "logs";
-  o.ranks_per_node = launch::ranks_per_node(nproc);
-  o.command = command_of(app.remaining());
-  if (is_mtrain(o.command.front())) {
-    const Training training = training_of(o.command);
-    if (!training.recipe.empty()) o.environment = check_recipe(training, o.ranks_per_node, o.nodes);
-  }
+  int exit_code = 0;
+  auto options = read_options(argc, argv, exit_code);
+  if (!options) return exit_code;
+  for (const std::string& text : options->warnings)
+    std::fprintf(stderr, "mtrain-launch: warning: %s\n", text.c_str());
+  launch::AgentOptions& o = options->agent;
+  o.command = command_of(options->rest);
+  if (is_mtrain(o.command.front()))
+    if (const Training training = training_of(o.command); !training.recipe.empty())
+      check_recipe(training, o);
+  if (!options->token_file.empty())
+    o.environment.emplace(launch::kTokenVariable,
+                          launch::read_token_file(options->token_file).hex());
   return run_agent(o);
 }
 

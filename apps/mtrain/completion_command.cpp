@@ -150,7 +150,8 @@ std::string completion_script(const CLI::App& app) {
   replace(script, "%RECIPES%", ready_recipes());
   replace(script, "%VALUES%", setting_values());
   replace(script, "%FILE_OPTIONS%",
-          "--trace | --run | --model | --data | --prompts | --input | -i | --output | -o | "
+          "--trace | --token_file | --run | --model | --data | --prompts | --input | -i | --output "
+          "| -o | "
           "--tokenizer | -t | --train | --valid | --from-csv | --svg");
   replace(script, "%COMMANDS%", paths);
   replace(script, "%WORDS%", words);

@@ -2,7 +2,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <memory>
@@ -11,8 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
+#include "base/strings.h"
 #include "commands.h"
+#include "launch/job_token.h"
 #include "run/generate_text.h"
 
 namespace mtrain {
@@ -30,17 +32,14 @@ void read_prompts(Options& o) {
     o.job.prompts = {o.prompt};
     return;
   }
-  std::ifstream file(o.prompts_file);
-  if (!file) throw UserError(fmt::format("cannot read {}", o.prompts_file), "check the path");
   int64_t number = 0;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string_view line : split(read_file(o.prompts_file), '\n')) {
     ++number;
-    if (line.ends_with('\r')) line.pop_back();  // of a file with the line ends of Windows
+    if (line.ends_with('\r')) line.remove_suffix(1);  // of a file with the line ends of Windows
     if (line.empty()) continue;
-    o.job.prompts.push_back(line);
+    o.job.prompts.emplace_back(line);
     o.job.names.push_back(fmt::format("the prompt at {}:{}", o.prompts_file, number));
   }
-  if (file.bad()) throw UserError(fmt::format("cannot read {}", o.prompts_file), "check the path");
   if (o.job.prompts.empty())
     throw UserError(fmt::format("{} holds no prompt", o.prompts_file), "write one on each line");
 }
@@ -94,7 +93,10 @@ void run_generate(Options& o) {
   o.generate.bos = o.bos == "none"     ? data::BeginOfText::none
                    : o.bos == "always" ? data::BeginOfText::always
                                        : data::BeginOfText::automatic;
-  o.job.job = launch::job_from_environment();
+  const std::string token_file = o.job.job.token_file;
+  o.job.job = launch::started_job_from_environment();
+  o.job.job.token_file = token_file;
+  launch::hide_token_variable();
   o.job.machine = machine_of(o.job.job);
   const bool one = o.prompts_file.empty() && o.job.num == 1, speaks = o.job.job.rank == 0;
   generate::End why = generate::End::tokens;
@@ -113,13 +115,13 @@ void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
   command
       .add_option("--repetition-penalty", s.repetition_penalty,
                   "logits of tokens that occurred are divided by it, negative ones multiplied")
-      ->check(CLI::Range(0.01, 100.0))
+      ->check(number_from(0.01, 100.0))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--temperature", s.temperature,
                   "spread of the draws; 0: always the likeliest token")
-      ->check(CLI::Range(0.0, 10.0))
+      ->check(number_from(0.0, 10.0))
       ->capture_default_str()
       ->group(group);
   command.add_option("--top-k", s.top_k, "draw among the k likeliest tokens; 0: among all")
@@ -129,13 +131,13 @@ void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
   command
       .add_option("--top-p", s.top_p,
                   "draw among the fewest likeliest tokens that reach this probability together")
-      ->check(CLI::Range(1e-6, 1.0))
+      ->check(number_from(1e-6, 1.0))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--min-p", s.min_p,
                   "draw among tokens that are at least so likely, relative to the likeliest")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_from(0.0, 1.0))
       ->capture_default_str()
       ->group(group);
   command.add_option("--seed", s.seed, "seed of the draws")->capture_default_str()->group(group);
@@ -151,6 +153,8 @@ void add_generate_command(CLI::App& app) {
                    "run folder of a training (its newest checkpoint), one checkpoint, or a Hugging "
                    "Face folder")
       ->required();
+  command->add_option("--tokenizer", o->job.tokenizer,
+                      "tokenizer.json, or its folder, of a model whose recipe names none");
   auto* prompts = command->add_option_group("Prompts");
   prompts->add_option("--prompt", o->prompt, "text to continue");
   prompts->add_option(
@@ -178,6 +182,7 @@ void add_generate_command(CLI::App& app) {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   add_sampling_options(*command, o->generate.sampling);
+  add_token_option(*command, o->job.job.token_file);
   command->callback([command, o] {
     refuse_idle(*command, *o);
     run_generate(*o);

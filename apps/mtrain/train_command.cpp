@@ -18,6 +18,7 @@
 #include "interchange/export.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
+#include "launch/job_token.h"
 #include "observe/terminal.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
@@ -34,7 +35,7 @@ namespace mtrain {
 namespace {
 
 struct Options {
-  std::string recipe, trace;
+  std::string recipe, trace, token_file;
   std::vector<std::string> overrides;
   bool profile = false, print_recipe = false, dry_run = false, strict = false;
   std::optional<int64_t> world_size;  // unless given, the world of the launcher
@@ -47,9 +48,7 @@ void tell(const Diagnostics& diagnostics) {
 }
 
 void show_dry_run(const Recipe& r, int64_t world) {
-  const int64_t vocab =
-      r.model.vocab_size > 0 ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r));
-  const RunPlan plan = plan::make_plan(r, world, vocab);
+  const RunPlan plan = plan::make_plan(r, world, train::vocabulary(plan::tokenizer_options(r)));
   std::fputs(run::dry_run_report(plan, observe::terminal_width(STDOUT_FILENO)).c_str(), stdout);
   Diagnostics missing;
   plan::check_supported(r, missing);
@@ -70,10 +69,11 @@ void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool
   const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
   const auto with_vocabulary = [&] {
-    const bool lost =
-        r.tokenizer.path && !interchange::without_lost_tokenizer(r, saved).tokenizer.path;
-    return plan::make_plan(
-        r, job.size, lost ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r)));
+    RunPlan whole = plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
+    // The recipe that the run saves goes on naming a tokenizer that is lost.
+    whole.dataset.tokenizer =
+        plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
+    return whole;
   };
   run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
 }
@@ -86,8 +86,7 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
   bool missing = false;
   for (const auto& [name, value] : variables)
     if (const char* own = std::getenv(name.c_str()); own && own != value && !std::getenv(kEntered))
-      log::warn(
-          fmt::format("{}={} of the environment wins over launch.env's {}", name, own, value));
+      log::warn(fmt::format("{} of the environment wins over launch.env's value", name));
   for (const auto& [name, value] : variables) missing = missing || !std::getenv(name.c_str());
   if (!missing || std::getenv(kEntered)) return;
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
@@ -105,7 +104,8 @@ void run_train(const Options& o, char** argv) {
   const std::string path =
       recipe::find_recipe(o.recipe, recipe::recipe_folders(program), diagnostics);
   diagnostics.throw_if_errors();
-  const launch::Job job = launch::job_from_environment();
+  launch::Job job = launch::job_from_environment();
+  job.token_file = o.token_file;
   const int64_t world = o.world_size.value_or(job.size);
   const std::string saved = interchange::continued_model(path, overrides, job.restarts > 0);
   const Recipe recipe =
@@ -121,7 +121,8 @@ void run_train(const Options& o, char** argv) {
       plan::check_files(interchange::without_lost_tokenizer(recipe, saved), diagnostics);
   }
   diagnostics.throw_if_errors();
-  if (runs) enter_environment(recipe.launch.env, argv);
+  if (runs) enter_environment(recipe.launch.variables(), argv);
+  launch::hide_token_variable();
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
@@ -134,6 +135,14 @@ plan::Machine machine_of(const launch::Job& job) {
   const std::string_view cuda = MTRAIN_CUDA_VERSION;
   return plan::machine_with(cuda.empty() ? std::vector<std::string>() : launch::visible_gpus(),
                             job.local_size);
+}
+
+void add_token_option(CLI::App& command, std::string& file) {
+  command
+      .add_option("--token_file,--token-file", file,
+                  "file of 64 hexadecimal digits, the same for all ranks, by which they know each "
+                  "other (or MTRAIN_TOKEN); by default rank 0 makes one in the run folder")
+      ->type_name("FILE");
 }
 
 void add_train_options(CLI::App& app, char** argv) {
@@ -163,8 +172,13 @@ void add_train_options(CLI::App& app, char** argv) {
       ->group("Look while it runs");
   app.add_flag("--profile", o->profile, "print the time of each operation at the end")
       ->group("Look while it runs");
+  add_token_option(app, o->token_file);
   app.callback([&app, o, recipe, dry, print, argv] {
     if (!app.get_subcommands().empty()) return;
+    if (recipe->count() == 0 && !o->overrides.empty())
+      throw UserError("no recipe given: Megatron's flags alone would not build Megatron's model",
+                      "give the flags beside --recipe; what they leave out has mtrain's defaults, "
+                      "those of a Llama, not Megatron's");
     if (recipe->count() == 0)
       throw UserError(
           "no recipe given",

@@ -130,7 +130,10 @@ void ring(std::atomic<uint32_t>& bell, std::atomic<uint32_t>& sleepers) {
 
 void SharedMemoryChannel::check_not_aborted() const {
   if (const uint32_t by = header_->aborted.load(std::memory_order_acquire))
-    throw CommError(fmt::format("rank {} of the group gave up: {}", by - 1, header_->reason));
+    // The peer that wrote the reason may have ended it or not.
+    throw CommError(fmt::format(
+        "rank {} of the group gave up: {}", by - 1,
+        std::string_view(header_->reason, strnlen(header_->reason, sizeof header_->reason))));
 }
 
 void SharedMemoryChannel::check_alive(const Deadline& deadline,

@@ -1,20 +1,15 @@
 #include "comm/store.h"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstring>
-#include <map>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "base/error.h"
+#include "comm/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -22,209 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Both sides first send this text, so that neither takes another program for its peer.
-constexpr std::string_view kGreeting = "mtrain store 2\n";
-constexpr uint32_t kMaxBytes = 16 << 20;  // the largest key or value
-
-// A message holds an operation, then length and bytes of a key and of a value. A reply holds length
-// and bytes; its first byte says whether the rest is an answer or the reason why there is none.
-constexpr char kSet = 'S', kGet = 'G', kAdd = 'A', kFail = 'F';
-constexpr char kAnswer = '+', kNone = '-';
-
-void append(std::string& out, const std::string& text) {
-  const auto size = htonl(uint32_t(text.size()));
-  out.append(reinterpret_cast<const char*>(&size), sizeof size);
-  out += text;
-}
-
-// Reads a length-prefixed text at `at`, which moves behind it; returns false while it is
-// incomplete.
-bool take(const std::string& in, size_t& at, std::string& text) {
-  uint32_t size;
-  if (in.size() < at + sizeof size) return false;
-  std::memcpy(&size, in.data() + at, sizeof size);
-  size = ntohl(size);
-  if (size > kMaxBytes) throw CommError(fmt::format("a message of {} bytes", size));
-  if (in.size() < at + sizeof size + size) return false;
-  text.assign(in, at + sizeof size, size);
-  at += sizeof size + size;
-  return true;
-}
-
 std::string reason() { return std::strerror(errno); }
-
-}  // namespace
-
-// One thread serves all connections.
-class StoreServer::Loop {
- public:
-  Loop(int listener, int stop) : listener_(listener), stop_(stop), thread_([this] { run(); }) {}
-  ~Loop() {
-    const uint64_t one = 1;
-    [[maybe_unused]] const auto written = write(stop_, &one, sizeof one);
-    thread_.join();
-    for (const auto& c : clients_) close(c.fd);
-    close(listener_);
-    close(stop_);
-  }
-
- private:
-  struct Client {
-    int fd;
-    std::string in, out;
-    bool greeted = false;
-    std::string waits_for;  // key of an unanswered get
-    bool waits = false;
-  };
-
-  void run() {
-    for (;;) {
-      std::vector<pollfd> fds{{stop_, POLLIN, 0}, {listener_, POLLIN, 0}};
-      for (const auto& c : clients_)
-        fds.push_back({c.fd, short(POLLIN | (c.out.empty() ? 0 : POLLOUT)), 0});
-      if (poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) return;
-      if (fds[0].revents) return;
-      for (size_t i = 2; i < fds.size(); ++i)
-        if (fds[i].revents && !serve(clients_[i - 2])) {
-          close(clients_[i - 2].fd);
-          clients_[i - 2].fd = -1;
-        }
-      std::erase_if(clients_, [](const Client& c) { return c.fd < 0; });
-      if (fds[1].revents) {
-        const int fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd >= 0) clients_.push_back({.fd = fd, .in = {}, .out = std::string(kGreeting)});
-      }
-    }
-  }
-
-  // Returns false when the connection has ended.
-  bool serve(Client& c) {
-    char buffer[65536];
-    for (;;) {
-      const ssize_t n = recv(c.fd, buffer, sizeof buffer, 0);
-      if (n > 0) {
-        c.in.append(buffer, size_t(n));
-        continue;
-      }
-      if (n == 0 || (errno != EAGAIN && errno != EINTR)) return false;
-      break;
-    }
-    try {
-      if (!answer(c)) return false;
-    } catch (const CommError&) {
-      return false;
-    }
-    return flush(c);
-  }
-
-  static bool flush(Client& c) {
-    while (!c.out.empty()) {
-      const ssize_t n = send(c.fd, c.out.data(), c.out.size(), MSG_NOSIGNAL);
-      if (n < 0) return errno == EAGAIN || errno == EINTR;
-      c.out.erase(0, size_t(n));
-    }
-    return true;
-  }
-
-  bool answer(Client& c) {
-    if (!c.greeted) {
-      if (c.in.size() < kGreeting.size()) return true;
-      if (c.in.compare(0, kGreeting.size(), kGreeting) != 0) return false;
-      c.in.erase(0, kGreeting.size());
-      c.greeted = true;
-    }
-    while (!c.in.empty()) {
-      size_t at = 1;
-      std::string key, value;
-      if (!take(c.in, at, key) || !take(c.in, at, value)) return true;
-      const char operation = c.in[0];
-      c.in.erase(0, at);
-      if (operation == kSet) {
-        values_[key] = value;
-        append(c.out, {kAnswer});
-        wake(key);
-      } else if (operation == kAdd) {
-        std::string& number = values_[key];
-        number = std::to_string(std::atoll(number.c_str()) + std::atoll(value.c_str()));
-        append(c.out, kAnswer + number);
-        wake(key);
-      } else if (operation == kGet) {
-        if (const auto found = values_.find(key); found != values_.end())
-          append(c.out, kAnswer + found->second);
-        else if (!failure_.empty())
-          append(c.out, kNone + failure_);
-        else
-          c.waits = true, c.waits_for = key;
-      } else if (operation == kFail) {
-        if (failure_.empty() && !value.empty()) end_waits(value);
-        append(c.out, kAnswer + failure_);
-      } else {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  void wake(const std::string& key) {
-    for (Client& c : clients_) {
-      if (!c.waits || c.waits_for != key) continue;
-      c.waits = false;
-      append(c.out, kAnswer + values_[key]);
-      flush(c);  // run() sends the rest, if any, when the socket has room
-    }
-  }
-
-  void end_waits(const std::string& reason) {
-    failure_ = reason;
-    for (Client& c : clients_) {
-      if (!std::exchange(c.waits, false)) continue;
-      append(c.out, kNone + failure_);
-      flush(c);
-    }
-  }
-
-  const int listener_, stop_;
-  std::vector<Client> clients_;
-  std::map<std::string, std::string> values_;
-  std::string failure_;  // why the job has failed; "" while it lives
-  std::thread thread_;   // last: it uses all of the above
-};
-
-StoreServer::StoreServer(uint16_t port) {
-  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  const bool six = fd >= 0;
-  const int listener = six ? fd : socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (listener < 0) throw RunError("no socket for the rendezvous: " + reason());
-  const int on = 1, off = 0;
-  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_storage address{};
-  socklen_t length;
-  if (six) {
-    setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    auto& a = reinterpret_cast<sockaddr_in6&>(address);
-    a.sin6_family = AF_INET6, a.sin6_addr = in6addr_any, a.sin6_port = htons(port);
-    length = sizeof a;
-  } else {
-    auto& a = reinterpret_cast<sockaddr_in&>(address);
-    a.sin_family = AF_INET, a.sin_addr.s_addr = INADDR_ANY, a.sin_port = htons(port);
-    length = sizeof a;
-  }
-  if (bind(listener, reinterpret_cast<sockaddr*>(&address), length) < 0 ||
-      listen(listener, 1024) < 0) {
-    const std::string why = reason();
-    close(listener);
-    throw UserError(fmt::format("cannot serve the rendezvous at port {}: {}", port, why),
-                    "another job may use it: choose another port with --master_port (MASTER_PORT)");
-  }
-  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
-  port_ = ntohs(six ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                    : reinterpret_cast<sockaddr_in&>(address).sin_port);
-  loop_ = std::make_unique<Loop>(listener, eventfd(0, EFD_CLOEXEC));
-}
-
-StoreServer::~StoreServer() = default;
-
-namespace {
 
 // Returns a connected socket, or -1.
 int try_connect(const std::string& host, uint16_t port, Clock::time_point deadline) {
@@ -279,11 +72,11 @@ void send_all(int fd, std::string_view data, Clock::time_point deadline) {
   }
 }
 
-// Waits for at least one more byte.
-void receive(int fd, std::string& in, Clock::time_point deadline) {
+// Waits for at least one more byte, and takes no more than `most`.
+void receive(int fd, std::string& in, size_t most, Clock::time_point deadline) {
   for (;;) {
     char buffer[65536];
-    const ssize_t n = recv(fd, buffer, sizeof buffer, 0);
+    const ssize_t n = recv(fd, buffer, std::min(most, sizeof buffer), 0);
     if (n > 0) {
       in.append(buffer, size_t(n));
       return;
@@ -300,25 +93,27 @@ void receive(int fd, std::string& in, Clock::time_point deadline) {
 
 }  // namespace
 
-Store::Store(const std::string& host, uint16_t port, std::chrono::milliseconds timeout)
-    : where_(fmt::format("{}:{}", host, port)), timeout_(timeout) {
+Store::Store(const StoreAddress& at, std::chrono::milliseconds timeout)
+    : where_(fmt::format("{}:{}", at.host, at.port)), timeout_(timeout) {
   const auto deadline = Clock::now() + timeout;
   for (;;) {
-    fd_ = try_connect(host, port, deadline);
+    fd_ = try_connect(at.host, at.port, deadline);
     std::string why = fd_ < 0 ? reason() : "";
+    auto pause = std::chrono::milliseconds(20);
     if (fd_ >= 0) {
       const int on = 1;
       setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       try {
-        send_all(fd_, kGreeting, deadline);
-        std::string greeting;
         // Another program may never answer.
-        const auto patience = std::min(deadline, Clock::now() + std::chrono::seconds(5));
-        while (greeting.size() < kGreeting.size()) receive(fd_, greeting, patience);
-        if (greeting == kGreeting) return;
-        why = "another program answers there";
+        prove_each_other(at.token, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
+        return;
       } catch (const CommError& e) {
         why = e.message();
+        // The server closes old connections of strangers, of which this may have been one.
+        pause = std::chrono::milliseconds(1);
+      } catch (const OtherJobError&) {
+        close(fd_);
+        throw;
       }
       close(fd_);
       fd_ = -1;
@@ -328,8 +123,35 @@ Store::Store(const std::string& host, uint16_t port, std::chrono::milliseconds t
                                   std::chrono::duration<double>(timeout).count(), why),
                       "MASTER_ADDR and MASTER_PORT must name the host of rank 0, and rank 0 must "
                       "have started");
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(pause);
   }
+}
+
+// The server proves first, so that this rank gives nothing to a program that poses as the server.
+void Store::prove_each_other(const Token& token, Clock::time_point deadline) {
+  const Nonce own = make_nonce();
+  std::string hello(kStoreGreeting);
+  hello.append(bytes_of(own));
+  send_all(fd_, hello, deadline);
+  std::string in;
+  const auto receive_until = [&](size_t size) {
+    while (in.size() < size) receive(fd_, in, size - in.size(), deadline);
+  };
+  receive_until(kStoreGreeting.size());
+  if (in != kStoreGreeting) throw CommError("another program answers there");
+  receive_until(kHelloBytes + kProofBytes);
+  Nonce server;
+  std::memcpy(server.data(), in.data() + kStoreGreeting.size(), server.size());
+  if (!same_proof(make_proof(token, StoreEnd::server, own, server),
+                  std::string_view(in).substr(kHelloBytes)))
+    throw OtherJobError(fmt::format("the server at {} does not know this job's token", where_),
+                        "another job meets at this port: choose another one with --master_port "
+                        "(MASTER_PORT)");
+  const Proof proof = make_proof(token, StoreEnd::client, own, server);
+  send_all(fd_, bytes_of(proof), deadline);
+  in.clear();
+  receive_until(1);
+  if (in[0] != kWelcome) throw CommError("another program answers there");
 }
 
 Store::~Store() {
@@ -360,13 +182,19 @@ std::string Store::call(char operation, const std::string& key, const std::strin
   std::lock_guard lock(mutex_);
   const auto deadline = Clock::now() + timeout;
   if (fd_ < 0) throw CommError(fmt::format("the connection to {} is closed", where_));
+  MT_CHECK(key.size() <= kMaxKeyBytes && value.size() <= kMaxValueBytes,
+           "a key of {} bytes, a value of {}", key.size(), value.size());
   std::string reply;
   try {
-    std::string message(1, operation), in;
-    append(message, key);
-    append(message, value);
-    send_all(fd_, message, deadline);
-    for (size_t at = 0; !take(in, at, reply);) receive(fd_, in, deadline);
+    std::string in;
+    send_all(fd_, request_text(operation, key, value), deadline);
+    for (size_t at = 0;;) {
+      if (const auto text = take_text(in, at, kMaxValueBytes + 1)) {
+        reply = *text;
+        break;
+      }
+      receive(fd_, in, kMaxValueBytes, deadline);
+    }
     if (reply.empty()) throw CommError("an answer without bytes");
   } catch (const CommError& e) {
     // A late answer would be taken for the answer to the next call.
@@ -375,21 +203,25 @@ std::string Store::call(char operation, const std::string& key, const std::strin
     throw CommError(fmt::format("rendezvous at {}, waiting for `{}`: {}", where_, key, e.message()),
                     "a rank has not started, or has ended");
   }
-  if (reply[0] == kNone) throw CommError(reply.substr(1));
+  if (reply[0] == kNone) throw CommError(reply.substr(1, kMaxReasonBytes));
   return reply.substr(1);
 }
 
 void Store::set(const std::string& key, const std::string& value) {
   call(kSet, key, value, timeout_);
 }
-void Store::fail(const std::string& reason) { call(kFail, "", reason, timeout_); }
+void Store::fail(const std::string& reason) {
+  call(kFail, "", reason.substr(0, kMaxReasonBytes), timeout_);
+}
 std::string Store::failure() { return call(kFail, "", "", timeout_); }
 std::string Store::get(const std::string& key) { return call(kGet, key, "", timeout_); }
 std::string Store::get(const std::string& key, std::chrono::milliseconds timeout) {
   return call(kGet, key, "", timeout);
 }
 int64_t Store::add(const std::string& key, int64_t delta) {
-  return std::atoll(call(kAdd, key, std::to_string(delta), timeout_).c_str());
+  const auto sum = parse_number(call(kAdd, key, std::to_string(delta), timeout_));
+  if (!sum) throw CommError(fmt::format("the sum of `{}` is not a number", key));
+  return *sum;
 }
 
 }  // namespace mtrain::comm

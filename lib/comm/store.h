@@ -1,5 +1,6 @@
 // A small key-value store over TCP, through which the processes of a job find each other. One rank
-// serves it; all ranks, this one included, are its clients.
+// serves it; all ranks, this one included, are its clients. Each end proves to the other that it
+// knows the job's token before it says anything else (store_protocol.h).
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -7,28 +8,52 @@
 #include <mutex>
 #include <string>
 
+#include "base/error.h"
+#include "base/token.h"
+
 namespace mtrain::comm {
+
+// Where a job's ranks meet.
+struct StoreAddress {
+  std::string host;
+  uint16_t port = 0;
+  Token token{};
+};
 
 class StoreServer {
  public:
-  // Port 0 stands for any free port. Throws UserError when the port is taken.
-  explicit StoreServer(uint16_t port);
+  // Connections of which none has proved that it knows the token: more than these are not accepted
+  // before the oldest of them has been closed.
+  static constexpr size_t kMaxStrangers = 64;
+  // File descriptors that such connections leave to the rest of the process.
+  static constexpr int kReservedDescriptors = 64;
+
+  // Listens at `at.host` alone, a name or an address of this host; "" stands for all addresses, and
+  // port 0 for any free port. Throws UserError if the port is taken.
+  explicit StoreServer(const StoreAddress& at);
   ~StoreServer();  // closes every connection
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
-  uint16_t port() const { return port_; }
+  uint16_t port() const { return address_.port; }
+  const StoreAddress& address() const { return address_; }  // for the clients on this host
 
  private:
   class Loop;
   std::unique_ptr<Loop> loop_;
-  uint16_t port_ = 0;
+  StoreAddress address_;
+};
+
+// The server at the address does not know this job's token.
+class OtherJobError : public UserError {
+  using UserError::UserError;
 };
 
 // A client of the store. Any thread may call it; calls take turns.
 class Store {
  public:
-  // Tries until a server answers at this address. Throws CommError when the timeout has passed.
-  Store(const std::string& host, uint16_t port, std::chrono::milliseconds timeout);
+  // Tries until a server of this job answers. Throws CommError when the timeout has passed, and
+  // OtherJobError at once if the server is of another job.
+  Store(const StoreAddress& at, std::chrono::milliseconds timeout);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
@@ -52,6 +77,7 @@ class Store {
  private:
   std::string call(char operation, const std::string& key, const std::string& value,
                    std::chrono::milliseconds timeout);
+  void prove_each_other(const Token& token, std::chrono::steady_clock::time_point deadline);
   std::mutex mutex_;
   std::string where_;
   std::chrono::milliseconds timeout_;

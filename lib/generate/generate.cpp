@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/dataset/id_check.h"
 #include "data/tokenizer/utf8.h"
 #include "generate/text_stream.h"
 
@@ -65,12 +66,12 @@ class Generation {
 
   void check(const std::string& name, const std::vector<int32_t>& ids) const {
     if (ids.empty()) throw UserError(name + " is empty", "give at least one character");
-    for (const int32_t id : ids)
-      if (id >= model_.vocabulary())
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (ids[i] >= model_.vocabulary())
         throw UserError(
-            fmt::format("the tokenizer gives {} the id {}, and the model's vocabulary is {}", name,
-                        id, model_.vocabulary()),
-            "use the tokenizer with which the model was trained");
+            fmt::format("token {} of {} has the {}, but the model's vocabulary has {} ids", i, name,
+                        data::describe_id(ids[i], &tokenizer_), model_.vocabulary()),
+            "leave that token out, or use the tokenizer with which the model was trained");
     if (int64_t(ids.size()) >= o_.context)
       throw UserError(fmt::format("{} has {} tokens, and the model's context is {}", name,
                                   ids.size(), o_.context),
@@ -189,6 +190,7 @@ int64_t longest(const data::Tokenizer& tokenizer, const std::vector<Request>& re
 void generate(CachedModel& model, const data::Tokenizer& tokenizer,
               const std::vector<Request>& requests, const GenerateOptions& options,
               const Listener& listener) {
+  check(options.sampling);
   Generation(model, tokenizer, requests, options, listener).run();
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "storage/state.h"
 
 namespace mtrain::interchange {
 
@@ -31,6 +32,11 @@ std::string utf8(uint32_t c) {
 }
 
 }  // namespace
+
+bool exceeds_bytes(const std::filesystem::path& checkpoint) {
+  const auto state = checkpoint / "state.json";
+  return std::filesystem::exists(state) && storage::TrainState::load(state).contains(kExceedsBytes);
+}
 
 void write_byte_tokenizer(const std::filesystem::path& folder) {
   using Json = nlohmann::ordered_json;

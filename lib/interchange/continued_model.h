@@ -15,8 +15,8 @@ namespace mtrain::interchange {
 std::string continued_model(const std::string& recipe, const std::vector<std::string>& overrides,
                             bool restarted);
 
-// Returns the recipe without its tokenizer.path if such a run has lost that file: training needs
-// the tokenizer for the size of the vocabulary alone, which the saved recipe says.
+// Returns the recipe without its tokenizer.path if such a run has lost that file: the saved recipe
+// says the size of the vocabulary, and training does without the texts of tokens.
 recipe::Recipe without_lost_tokenizer(recipe::Recipe recipe, const std::string& saved_model);
 
 }  // namespace mtrain::interchange

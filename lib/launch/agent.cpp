@@ -1,12 +1,10 @@
 #include "launch/agent.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
-#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
@@ -14,14 +12,21 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/ignore_sigpipe.h"
+#include "launch/end_signals.h"
 #include "launch/error_file.h"
 #include "launch/host_gpus.h"
+#include "launch/job_folder.h"
+#include "launch/job_processes.h"
+#include "launch/job_token.h"
+#include "launch/output_stream.h"
+#include "launch/port_claim.h"
+#include "launch/rank_output.h"
+#include "launch/signals.h"
+#include "launch/watchdog.h"
 
 extern char** environ;
 
@@ -37,179 +42,127 @@ namespace fs = std::filesystem;
 // not ended after kUntilTerm get SIGTERM, and after kUntilKill SIGKILL: all within 5 s.
 constexpr auto kUntilTerm = 2s, kUntilKill = 4s;
 
+constexpr auto kRanWell = 60s;  // a start that lived so long was not in vain
+// How long the end waits while nobody reads the output: after a normal end, after a signal.
+constexpr auto kPatience = 5s, kPatienceAfterSignal = 1s;
+
 constexpr int kUsage = 2, kNotRun = 127;  // exit codes of a rank that a restart would repeat
 
-void say(const std::string& text) {
-  const std::string line = text + "\n";
-  [[maybe_unused]] const auto n = write(STDERR_FILENO, line.data(), line.size());
-}
-
-uint16_t free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in a{};
-  a.sin_family = AF_INET;
-  socklen_t size = sizeof a;
-  uint16_t port = 0;
-  if (fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&a), size) == 0 &&
-      getsockname(fd, reinterpret_cast<sockaddr*>(&a), &size) == 0)
-    port = ntohs(a.sin_port);
-  if (fd >= 0) close(fd);
-  if (port == 0) throw RunError(fmt::format("no free port: {}", std::strerror(errno)));
-  return port;
-}
+// The launcher's own streams.
+struct Console {
+  OutputStream out{STDOUT_FILENO}, err{STDERR_FILENO};
+  void say(const std::string& text) { err.write(text + "\n"); }
+};
 
 int usable_cores() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-// A rank's output that the agent passes on: whole lines, each prefixed with the rank.
-class Pipe {
- public:
-  Pipe(int fd, int to, std::string prefix, int file, bool show)
-      : fd_(fd), to_(to), file_(file), prefix_(std::move(prefix)), show_(show) {}
-  Pipe(Pipe&& o) noexcept
-      : fd_(std::exchange(o.fd_, -1)),
-        to_(o.to_),
-        file_(std::exchange(o.file_, -1)),
-        prefix_(std::move(o.prefix_)),
-        show_(o.show_),
-        line_(std::move(o.line_)) {}
-  Pipe& operator=(Pipe&&) = delete;
-  ~Pipe() {
-    flush();
-    if (fd_ >= 0) close(fd_);
-    if (file_ >= 0) close(file_);
-  }
-  int fd() const { return fd_; }
-
-  // Passes on what has arrived. Returns false at the end of the output.
-  bool pump() {
-    char buffer[16384];
-    const ssize_t n = read(fd_, buffer, sizeof buffer);
-    if (n < 0) return errno == EINTR || errno == EAGAIN;
-    if (n == 0) return false;
-    if (file_ >= 0) [[maybe_unused]]
-      const auto written = write(file_, buffer, size_t(n));
-    if (!show_) return true;
-    for (const char c : std::string_view(buffer, size_t(n))) {
-      line_ += c;
-      if (c == '\n' || line_.size() > 8000) flush();
-    }
-    return true;
-  }
-
- private:
-  void flush() {
-    if (line_.empty()) return;
-    const std::string out = prefix_ + line_ + (line_.back() == '\n' ? "" : "\n");
-    [[maybe_unused]] const auto n = write(to_, out.data(), out.size());
-    line_.clear();
-  }
-
-  int fd_, to_, file_;
-  std::string prefix_;
-  bool show_;
-  std::string line_;
-};
+// Whether a write to it may wait for a reader.
+bool has_reader(int fd) {
+  struct stat info;
+  return fstat(fd, &info) == 0 && !S_ISREG(info.st_mode) && (!S_ISCHR(info.st_mode) || isatty(fd));
+}
 
 struct Child {
   int rank = 0, local_rank = 0;
   pid_t pid = -1;
   fs::path error_file;
-  std::optional<int> status;  // as waitpid gives it
-  bool told_to_end = false;   // the agent ended it, so that its end explains no failure
+  std::optional<int> status;          // as waitpid gives it
+  bool told_to_end = false;           // the agent ended it, so that its end explains no failure
+  Clock::time_point look_again = {};  // when to look for processes that go on without it
 };
 
 bool ended_well(const Child& c) {
   return c.status && WIFEXITED(*c.status) && WEXITSTATUS(*c.status) == 0;
 }
 
-// The signals that the agent handles, as a file descriptor to poll.
-class Signals {
- public:
-  Signals() {
-    sigemptyset(&set_);
-    for (const int s : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set_, s);
-    // Under nohup SIGHUP is ignored and must stay so: once blocked, it would arrive through the
-    // descriptor.
-    struct sigaction hang_up;
-    sigaction(SIGHUP, nullptr, &hang_up);
-    if (hang_up.sa_handler != SIG_IGN) sigaddset(&set_, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set_, &before_);
-    fd_ = signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK);
-  }
-  ~Signals() {
-    close(fd_);
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
-  }
-  int fd() const { return fd_; }
-  const sigset_t& before() const { return before_; }
-  // Returns the next signal other than SIGCHLD; 0: none has arrived.
-  int next() {
-    signalfd_siginfo info;
-    while (read(fd_, &info, sizeof info) == sizeof info)
-      if (info.ssi_signo != SIGCHLD) return int(info.ssi_signo);
-    return 0;
-  }
+// Whether a signal that asks a job to end has ended this rank.
+bool ended_by_signal(const Child& c) {
+  if (!c.status) return false;
+  if (WIFSIGNALED(*c.status)) return is_end_signal(WTERMSIG(*c.status));
+  return WEXITSTATUS(*c.status) > 128 && is_end_signal(WEXITSTATUS(*c.status) - 128);
+}
 
- private:
-  const IgnoreSigpipe pipes_;  // a reader that is gone (`| tee log`) must not end the ranks
-  sigset_t set_, before_;
-  int fd_;
-};
+// Returns the number of the first folder attempt_<number>, at or after `from`, that has no output
+// of these ranks yet, and makes their folders in it: output of earlier launches is kept.
+int make_log_folders(const fs::path& log_dir, int from, int first_rank, int ranks) {
+  for (int number = from;; ++number) {
+    const fs::path attempt = log_dir / fmt::format("attempt_{}", number);
+    const auto folder = [&](int i) { return attempt / fmt::format("rank_{}", first_rank + i); };
+    std::error_code error;
+    bool taken = false;
+    for (int i = 0; i < ranks && !taken; ++i) taken = fs::exists(folder(i), error);
+    if (taken) continue;
+    fs::create_directories(attempt, error);
+    // Of two launches at once, one makes the first rank's folder.
+    if (!error && !fs::create_directory(folder(0), error) && !error) continue;
+    for (int i = 1; i < ranks && !error; ++i) fs::create_directory(folder(i), error);
+    if (error)
+      throw UserError(fmt::format("cannot make {}: {}", attempt.string(), error.message()),
+                      "give a folder that can be written with --log_dir");
+    return number;
+  }
+}
 
-// A temporary folder, which the destructor removes.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "mtrain-launch-XXXXXX").string();
-    if (!mkdtemp(name.data())) throw RunError(fmt::format("{}: {}", name, std::strerror(errno)));
-    path = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
+// What all starts of a job share.
+struct JobState {
+  std::string id;
+  uint16_t port = 0;
+  Signals& signals;
+  const Watchdog& watchdog;
+  EndRequests ends = {};
+  Console& console;
 };
 
 // One start of all ranks of this node.
 class Attempt {
  public:
-  Attempt(const AgentOptions& o, const std::string& job_id, int number, Signals& signals)
-      : o_(o), job_id_(job_id), number_(number), signals_(signals) {
-    port_ = o.master_port ? o.master_port : free_port();
+  Attempt(const AgentOptions& o, JobState& job, int number, int log_number)
+      : o_(o), job_(job), number_(number), log_number_(log_number) {
     for (int i = 0; i < o.ranks_per_node; ++i) start(i);
   }
   ~Attempt() {
     kill_groups();
     // Until here the ranks' pids were theirs, and kill_groups() could hit no other process.
-    for (Child& c : children_) waitpid(c.pid, nullptr, 0);
+    for (const Child& c : children_) {
+      job_.watchdog.remove_group(c.pid);
+      waitpid(c.pid, nullptr, 0);
+    }
   }
 
   // Watches the ranks until all have ended. Returns whether every rank ended well.
   bool run() {
     while (!over()) {
-      std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}};
-      for (const Pipe& p : pipes_) fds.push_back({p.fd(), POLLIN, 0});
+      std::vector<pollfd> fds{{job_.signals.fd(), POLLIN, 0}};
+      for (const RankOutput& p : outputs_) fds.push_back({p.fd(), POLLIN, 0});
       poll(fds.data(), fds.size(), 100);
+      while (const int signal = job_.signals.next()) on_signal(signal);
       pump(fds);
-      while (const int signal = signals_.next()) on_signal(signal);
       reap();
       if (failed_at_) press();
     }
+    const bool well = std::all_of(children_.begin(), children_.end(), ended_well);
     kill_groups();  // processes that a rank has left behind would go on writing
-    // Passes on what the ranks wrote last.
-    for (Pipe& p : pipes_) {
-      fcntl(p.fd(), F_SETFL, O_NONBLOCK);
-      while (pump_some(p)) {
-      }
-    }
-    return std::all_of(children_.begin(), children_.end(), ended_well);
+    if (!well) kill_job_processes(job_.id);
+    for (RankOutput& p : outputs_) p.drain();  // what the ranks wrote last
+    return well;
   }
 
-  int signal() const { return signal_; }
-  bool killed_by_user() const { return signals_seen_ > 1; }
+  bool killed_by_user() const { return killed_by_user_; }
+
+  // Whether ranks have failed only because the job was told to end, or because such a rank is gone.
+  bool ended_by_user() const {
+    const auto lost_peer = [](const Child& c) {
+      const auto e = read_error_file(c.error_file);
+      return e && e->kind == ErrorKind::comm;
+    };
+    return job_.ends.signal() && std::ranges::any_of(children_, ended_by_signal) &&
+           std::ranges::all_of(children_, [&](const Child& c) {
+             return ended_well(c) || ended_by_signal(c) || lost_peer(c);
+           });
+  }
 
   // Prints why the job failed, and returns the exit code that follows from it.
   int report() const {
@@ -239,10 +192,10 @@ class Attempt {
       text += fmt::format("\n  last launches of rank {}:", cause->rank);
       for (const auto& line : error->launches) text += "\n    " + line;
     }
-    say(text);
+    job_.console.say(text);
     for (const Child& c : children_)
       if (&c != cause && !ended_well(c) && !c.told_to_end && !read_error_file(c.error_file))
-        say(fmt::format("  then rank {} {}", c.rank, end_of(c)));
+        job_.console.say(fmt::format("  then rank {} {}", c.rank, end_of(c)));
     const bool usage =
         cause->status && WIFEXITED(*cause->status) &&
         (WEXITSTATUS(*cause->status) == kUsage || WEXITSTATUS(*cause->status) == kNotRun);
@@ -258,27 +211,30 @@ class Attempt {
     return fmt::format("(pid {}) ended with exit code {}", c.pid, WEXITSTATUS(*c.status));
   }
 
-  // Makes a pipe for a stream of the child and returns the child's end; -1: the child writes to the
-  // agent's own stream.
+  // Makes a pipe or terminal for a stream of the child and returns the child's end; -1: the child
+  // writes to the launcher's own stream.
   int output(int stream, const Child& c) {
     const int bit = stream == STDOUT_FILENO ? 1 : 2;
-    const bool to_file = !o_.log_dir.empty() && ((o_.redirects | o_.tee) & bit);
-    const bool show = !(o_.redirects & bit) || (o_.tee & bit);
-    // Rank 0 draws its progress line on the terminal itself.
-    if (c.local_rank == 0 && o_.node == 0 && !to_file) return -1;
-    int file = -1;
-    if (to_file) {
-      const fs::path folder =
-          o_.log_dir / fmt::format("attempt_{}", number_) / fmt::format("rank_{}", c.rank);
-      fs::create_directories(folder);
-      const fs::path path = folder / (bit == 1 ? "stdout.log" : "stderr.log");
-      file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-      if (file < 0) throw UserError(fmt::format("{}: {}", path.string(), std::strerror(errno)));
-    }
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) < 0) throw RunError(fmt::format("pipe: {}", std::strerror(errno)));
-    pipes_.emplace_back(ends[0], stream, fmt::format("[rank {}] ", c.rank), file, show);
-    return ends[1];
+    const int redirects = o_.redirects.of(c.local_rank), tee = o_.tee.of(c.local_rank);
+    const bool to_file = !o_.log_dir.empty() && ((redirects | tee) & bit);
+    const bool show = (!(redirects & bit) || (tee & bit)) &&
+                      (o_.shown_ranks.empty() || o_.shown_ranks.contains(c.local_rank));
+    // The first rank's output has no prefix, and its progress line is drawn as on a terminal.
+    const bool plain = c.local_rank == 0 && o_.node == 0 && !to_file && show;
+    if (plain && !has_reader(stream)) return -1;
+    std::unique_ptr<LogFile> file;
+    if (to_file)
+      file = std::make_unique<LogFile>(o_.log_dir / fmt::format("attempt_{}", log_number_) /
+                                       fmt::format("rank_{}", c.rank) /
+                                       (bit == 1 ? "stdout.log" : "stderr.log"));
+    RankOutput::Ends ends;
+    if (plain && isatty(stream)) ends = RankOutput::terminal(stream);
+    if (ends.rank < 0) ends = RankOutput::pipe();
+    OutputStream& to = bit == 1 ? job_.console.out : job_.console.err;
+    outputs_.emplace_back(ends.launcher, show ? &to : nullptr,
+                          plain ? "" : fmt::format("[rank {}] ", c.rank), std::move(file),
+                          job_.console.err);
+    return ends.rank;
   }
 
   std::map<std::string, std::string> environment_of(const Child& c) const {
@@ -295,10 +251,16 @@ class Attempt {
     env["LOCAL_WORLD_SIZE"] = std::to_string(o_.ranks_per_node);
     env["GROUP_RANK"] = std::to_string(o_.node);
     env["MASTER_ADDR"] = o_.master_addr;
-    env["MASTER_PORT"] = std::to_string(port_);
-    env["MTRAIN_JOB_ID"] = job_id_;
+    env["MASTER_PORT"] = std::to_string(job_.port);
+    env["MTRAIN_JOB_ID"] = job_.id;
     env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
     env["MTRAIN_ERROR_FILE"] = c.error_file.string();
+    env[kLauncherPid] = std::to_string(getpid());
+    env["ROLE_NAME"] = o_.role;
+    env["ROLE_RANK"] = env["RANK"];
+    env["ROLE_WORLD_SIZE"] = env["WORLD_SIZE"];
+    if (!o_.run_id.empty()) env["TORCHELASTIC_RUN_ID"] = o_.run_id;
+    if (o_.nodes == 1) env.emplace(kTokenVariable, token_.hex());
     env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / o_.ranks_per_node)));
     env.erase("TORCHELASTIC_USE_AGENT_STORE");  // an outer torchrun may have set it
     return env;
@@ -308,7 +270,7 @@ class Attempt {
     Child c;
     c.local_rank = local_rank;
     c.rank = o_.node * o_.ranks_per_node + local_rank;
-    c.error_file = folder_.path / fmt::format("rank-{}.json", c.rank);
+    c.error_file = folder_.path() / fmt::format("rank-{}.json", c.rank);
     const int out = output(STDOUT_FILENO, c), err = output(STDERR_FILENO, c);
     std::vector<std::string> arguments = o_.command, variables;
     for (const auto& [name, value] : environment_of(c))
@@ -325,11 +287,12 @@ class Attempt {
       // Between fork and exec only async-signal-safe calls are allowed.
       setpgid(0, 0);  // so that it can be killed with all that it starts
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      job_.watchdog.add_group(getpid());
       if (getppid() != agent) _exit(127);  // the agent has died in between
       if (out >= 0) dup2(out, STDOUT_FILENO);
       if (err >= 0) dup2(err, STDERR_FILENO);
       ::signal(SIGPIPE, SIG_DFL);
-      sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
+      sigprocmask(SIG_SETMASK, &job_.signals.before(), nullptr);
       execvpe(argv[0], argv.data(), envp.data());
       const char* why = strerrordesc_np(errno);
       for (const char* part : {"mtrain-launch: cannot run ", static_cast<const char*>(argv[0]),
@@ -343,27 +306,43 @@ class Attempt {
     children_.push_back(std::move(c));
   }
 
-  static bool pump_some(Pipe& p) {
-    pollfd f{p.fd(), POLLIN, 0};
-    return poll(&f, 1, 0) > 0 && p.pump();
-  }
-
   void pump(const std::vector<pollfd>& fds) {
-    std::vector<size_t> ended;
-    for (size_t i = 1; i < fds.size(); ++i)
-      if (fds[i].revents && !pipes_[i - 1].pump()) ended.push_back(i - 1);
-    std::vector<Pipe> open;
-    for (size_t i = 0; i < pipes_.size(); ++i)
-      if (std::find(ended.begin(), ended.end(), i) == ended.end())
-        open.push_back(std::move(pipes_[i]));
-    pipes_.swap(open);
+    std::vector<RankOutput> open;
+    for (size_t i = 0; i < outputs_.size(); ++i)
+      if (!fds[i + 1].revents || outputs_[i].pump()) open.push_back(std::move(outputs_[i]));
+    outputs_.swap(open);
   }
 
   void on_signal(int signal) {
-    signal_ = signal;
-    if (++signals_seen_ > 1) return kill_all(SIGKILL);
-    for (Child& c : children_)
-      if (!c.status) kill(c.pid, SIGTERM);
+    if (signal == SIGWINCH) {
+      const int terminal = isatty(STDOUT_FILENO) ? STDOUT_FILENO : STDERR_FILENO;
+      for (const RankOutput& p : outputs_) p.resize(terminal);
+      return;
+    }
+    switch (job_.ends.add(signal, Clock::now())) {
+      case EndRequests::Kind::repeat: return;
+      case EndRequests::Kind::second: killed_by_user_ = true; return kill_all(SIGKILL);
+      case EndRequests::Kind::first: break;
+    }
+    job_.console.say(fmt::format(
+        "mtrain-launch: signal {} ({}): passing it on, so that the ranks save and end; a second "
+        "signal ends them at once",
+        signal, strsignal(signal)));
+    pass_on();
+    // Whoever signalled the launcher may have signalled the ranks before.
+    if (std::ranges::all_of(children_, [](const Child& c) {
+          return !c.status || ended_well(c) || ended_by_signal(c);
+        }))
+      failed_at_.reset();
+  }
+
+  // A shell between the launcher and a rank passes no signals on.
+  void pass_on() {
+    std::set<pid_t> pids;
+    for (const Child& c : children_)
+      if (!c.status) pids.insert(c.pid);
+    for (const JobProcess& p : job_processes(job_.id)) pids.insert(p.pid);
+    for (const pid_t pid : pids) kill(pid, SIGTERM);
   }
 
   void reap() {
@@ -373,9 +352,22 @@ class Attempt {
           info.si_pid != c.pid)
         continue;
       // The status in the form that waitpid would return.
-      c.status = info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
-      if (!ended_well(c) && !failed_at_) failed_at_ = Clock::now();
+      const int status =
+          info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
+      if (WIFSIGNALED(status) && is_end_signal(WTERMSIG(status)) && goes_on(c)) continue;
+      c.status = status;
+      const bool told = job_.ends.signal() && ended_by_signal(c);
+      if (!ended_well(c) && !failed_at_ && !told) failed_at_ = Clock::now();
     }
+  }
+
+  // Whether mtrain saves, after a signal has ended the shell that started it.
+  bool goes_on(Child& c) {
+    if (Clock::now() < c.look_again) return true;
+    c.look_again = Clock::now() + 100ms;
+    return std::ranges::any_of(job_processes(job_.id), [&](const JobProcess& p) {
+      return p.rank == c.rank && p.program == "mtrain";
+    });
   }
 
   // Makes the other ranks end after a failure.
@@ -391,7 +383,9 @@ class Attempt {
       c.told_to_end = true;
       if (signal != SIGKILL) kill(c.pid, signal);
     }
-    if (signal == SIGKILL) kill_groups();
+    if (signal != SIGKILL) return;
+    kill_groups();
+    kill_job_processes(job_.id);
   }
 
   // Kills all processes of all ranks, also those that dead ranks have left behind. The pids still
@@ -406,15 +400,14 @@ class Attempt {
   }
 
   const AgentOptions& o_;
-  const std::string& job_id_;
-  const int number_;
-  Signals& signals_;
-  uint16_t port_ = 0;
-  Folder folder_;
+  JobState& job_;
+  const int number_, log_number_;
+  const Token token_ = Token::random();
+  JobFolder folder_;
   std::vector<Child> children_;
-  std::vector<Pipe> pipes_;
+  std::vector<RankOutput> outputs_;
   std::optional<Clock::time_point> failed_at_;
-  int signal_ = 0, signals_seen_ = 0;
+  bool killed_by_user_ = false;
 };
 
 }  // namespace
@@ -436,20 +429,99 @@ int ranks_per_node(const std::string& text) {
   return n;
 }
 
+std::chrono::milliseconds restart_delay(int failures) {
+  constexpr int kMostDoublings = 5;
+  return std::min<std::chrono::milliseconds>(
+      1s * (1 << std::clamp(failures - 1, 0, kMostDoublings)), 30s);
+}
+
+namespace {
+
+// Waits before the next start. Returns false if a signal ends the job meanwhile.
+bool wait_to_restart(std::chrono::milliseconds delay, JobState& job) {
+  const auto until = Clock::now() + delay;
+  while (!job.ends.signal()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    if (left.count() <= 0) return true;
+    pollfd p{job.signals.fd(), POLLIN, 0};
+    poll(&p, 1, int(left.count()));
+    while (const int signal = job.signals.next())
+      if (signal != SIGWINCH) job.ends.add(signal, Clock::now());
+  }
+  return false;
+}
+
+int run_starts(const AgentOptions& o, JobState& job) {
+  Console& console = job.console;
+  const auto tell_unsaved = [&] {
+    if (o.unsaved) console.say("mtrain-launch: " + o.unsaved());
+  };
+  for (int number = 0, failures = 0, log_number = -1;; ++number) {
+    if (!o.log_dir.empty() && (o.redirects.any() || o.tee.any())) {
+      log_number =
+          make_log_folders(o.log_dir, log_number + 1, o.node * o.ranks_per_node, o.ranks_per_node);
+      console.say(fmt::format("mtrain-launch: the ranks' output is in {}",
+                              (o.log_dir / fmt::format("attempt_{}", log_number)).string()));
+    }
+    const auto began = Clock::now();
+    Attempt attempt(o, job, number, log_number);
+    if (attempt.run()) return 0;
+    const int signal = job.ends.signal();
+    if (attempt.killed_by_user() || attempt.ended_by_user()) {
+      console.say(attempt.killed_by_user()
+                      ? "mtrain-launch: a second signal: the ranks were ended at once"
+                      : "mtrain-launch: the signal has ended the ranks");
+      tell_unsaved();
+      return 128 + signal;
+    }
+    int code = attempt.report();
+    // What worked at the first start is not the user's mistake at a later one.
+    if (number > 0) code = 1;
+    const bool again = code != 2 && !signal && number < o.max_restarts;
+    if (!again) {
+      if (code != 2) tell_unsaved();
+      return code;
+    }
+    failures = Clock::now() - began >= kRanWell ? 1 : failures + 1;
+    const auto delay = restart_delay(failures);
+    console.say(fmt::format("mtrain-launch: starting all ranks again ({} of {}) in {:.3g} s",
+                            number + 1, o.max_restarts,
+                            std::chrono::duration<double>(delay).count()));
+    if (!wait_to_restart(delay, job)) {
+      console.say("mtrain-launch: told to end: the ranks are not started again");
+      tell_unsaved();
+      return code;
+    }
+  }
+}
+
+}  // namespace
+
 int run_agent(const AgentOptions& options) {
+  remove_stale_job_folders();
+  // A single rank meets nobody.
+  std::optional<PortClaim> port;
+  if (options.ranks_per_node * options.nodes > 1) port.emplace(options.master_port, options.node);
   Signals signals;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const std::string job_id = fmt::format("{}-{}-{}", host_name(), getpid(), now.count());
-  for (int number = 0;; ++number) {
-    Attempt attempt(options, job_id, number, signals);
-    if (attempt.run()) return 0;
-    if (attempt.killed_by_user()) return 128 + attempt.signal();
-    const int code = attempt.report();
-    // Wrong input stays wrong after a restart, and a job that was told to end is not restarted.
-    if (code == 2 || attempt.signal() || number >= options.max_restarts) return code;
-    say(fmt::format("mtrain-launch: starting all ranks again ({} of {})", number + 1,
-                    options.max_restarts));
-  }
+  const std::string id = fmt::format("{}-{}-{}", host_name(), getpid(), now.count());
+  const Watchdog watchdog(id);  // before the console, which has threads
+  Console console;
+  JobState job{.id = id,
+               .port = port ? port->port() : options.master_port,
+               .signals = signals,
+               .watchdog = watchdog,
+               .console = console};
+  const int code = run_starts(options, job);
+  watchdog.dismiss();
+  const auto patience = job.ends.signal() ? kPatienceAfterSignal : kPatience;
+  const auto told_to_end = [&] {
+    const int signal = signals.next();
+    return signal != 0 && signal != SIGWINCH;
+  };
+  console.out.finish(patience, told_to_end);
+  console.err.finish(patience, told_to_end);
+  return code;
 }
 
 }  // namespace mtrain::launch

@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "base/error.h"
+#include "launch/job_token.h"
+#include "launch/torchrun_options.h"
 
 namespace mtrain::launch {
 
@@ -33,13 +35,35 @@ struct Launcher {
 };
 
 constexpr int kMaxRanks = 1 << 24;
-constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr, nullptr},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID",
-     "SLURM_STEP_ID"},
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", nullptr},
-    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID", nullptr}};
+constexpr Launcher kTorchrun = {"RANK",  "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                nullptr, nullptr};
+constexpr Launcher kOpenMpi = {
+    "OMPI_COMM_WORLD_RANK",       "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",       nullptr};
+constexpr Launcher kPmi = {"PMI_RANK",        "PMI_SIZE",  "MPI_LOCALRANKID",
+                           "MPI_LOCALNRANKS", "PMI_JOBID", nullptr};
+// SLURM_NTASKS belongs to the whole allocation, and a batch script has it and a SLURM_PROCID, too.
+// Only a step that srun has started has the size of the step.
+constexpr Launcher kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+                             nullptr,        "SLURM_JOB_ID",         "SLURM_STEP_ID"};
+
+bool has(const Launcher& l) { return variable(l.rank) && variable(l.size); }
+
+// srun --mpi=pmi2 sets the variables of PMI as well, but not the number of ranks on the host.
+bool is_pmi_of_slurm() {
+  return has(kSlurm) && variable(kPmi.rank) == variable(kSlurm.rank) &&
+         variable(kPmi.size) == variable(kSlurm.size);
+}
+
+// Whether a launcher that starts ranks has set RANK and WORLD_SIZE. A shell may have them, too.
+bool has_torchrun() { return variable("MTRAIN_JOB_ID") || variable("TORCHELASTIC_RUN_ID"); }
+
+const Launcher* find_launcher(bool by_hand) {
+  if (has(kTorchrun) && (by_hand || has_torchrun())) return &kTorchrun;
+  if (has(kOpenMpi)) return &kOpenMpi;
+  if (has(kPmi) && !is_pmi_of_slurm()) return &kPmi;
+  return has(kSlurm) ? &kSlurm : nullptr;
+}
 
 // Returns the first host of a Slurm list such as "node[003-006,9],x1".
 std::string first_host(const std::string& list) {
@@ -86,36 +110,45 @@ std::string job_id() {
   return attempt == std::string::npos ? "" : file.substr(0, attempt);
 }
 
-}  // namespace
+// Returns the host of rank 0, as far as Slurm knows it.
+std::optional<std::string> master_of(const Launcher& l, const Job& job) {
+  const bool slurm = &l == &kSlurm;
+  // mpirun starts rank 0 on the first host of the allocation.
+  const bool mpi_hosts = (&l == &kOpenMpi || &l == &kPmi) && job.size > job.local_size;
+  const auto nodes = slurm       ? variable("SLURM_STEP_NODELIST")
+                     : mpi_hosts ? variable("SLURM_JOB_NODELIST")
+                                 : std::nullopt;
+  return nodes ? std::optional(first_host(*nodes)) : std::nullopt;
+}
 
-Job job_from_environment() {
+Job read_job(bool by_hand) {
   Job job;
-  for (const Launcher& l : kLaunchers) {
-    // A launcher sets rank and size; a shell inside an allocation has the size alone.
-    if (!variable(l.rank) || !variable(l.size)) continue;
-    job.size = number(l.size, 1, kMaxRanks);
-    job.rank = number(l.rank, 0, job.size - 1);
-    if (variable(l.local_size)) job.local_size = number(l.local_size, 1, kMaxRanks);
-    if (variable(l.local_rank)) job.local_rank = number(l.local_rank, 0, kMaxRanks);
-    if (std::string_view(l.rank) == "SLURM_PROCID")
-      job.local_size = slurm_local_size(job.local_size);
-    const auto id = variable(l.job), step = variable(l.step);
-    job.master_port = port_of_job(id.value_or("") + (step ? "." + *step : ""));
-    break;
-  }
-  // The step's list overrides the job's, since a step may run on only some of the job's nodes.
-  for (const char* list : {"SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"})
-    if (const auto nodes = variable(list)) job.master_addr = first_host(*nodes);
-  if (const auto address = variable("MASTER_ADDR")) job.master_addr = *address;
+  for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
+    if (variable(count)) job.restarts = number(count, 0, kMaxRanks);
+  job.id = job_id();
+  job.token = variable(kTokenVariable).value_or("");
+  const Launcher* l = find_launcher(by_hand);
+  if (!l) return job;
+  job.size = number(l->size, 1, kMaxRanks);
+  job.rank = number(l->rank, 0, job.size - 1);
+  if (variable(l->local_size)) job.local_size = number(l->local_size, 1, kMaxRanks);
+  if (variable(l->local_rank)) job.local_rank = number(l->local_rank, 0, kMaxRanks);
+  if (l == &kSlurm) job.local_size = slurm_local_size(job.local_size);
+  const auto id = variable(l->job), step = variable(l->step);
+  job.master_port = port_of_job(id.value_or("") + (step ? "." + *step : ""));
+  if (const auto master = master_of(*l, job)) job.master_addr = *master;
+  if (const auto address = variable("MASTER_ADDR")) job.master_addr = parse_host(*address);
   if (variable("MASTER_PORT")) {
     job.master_port = uint16_t(number("MASTER_PORT", 1, 65535));
     // torchrun's own store uses that port.
     if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ++job.master_port;
   }
-  for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
-    if (variable(count)) job.restarts = number(count, 0, kMaxRanks);
-  job.id = job_id();
   return job;
 }
+
+}  // namespace
+
+Job job_from_environment() { return read_job(/*by_hand=*/true); }
+Job started_job_from_environment() { return read_job(/*by_hand=*/false); }
 
 }  // namespace mtrain::launch

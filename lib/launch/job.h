@@ -14,11 +14,18 @@ struct Job {
   // Empty without a launcher that restarts ranks.
   std::string id;
   uint16_t master_port = 0;  // where rank 0 serves the rendezvous; unused by a single rank
+  std::string token;         // MTRAIN_TOKEN (launch/job_token.h); never print it
+  std::string token_file;    // the file that the user names instead
 };
 
-// Reads the variables of mtrain-launch and torchrun, or of Slurm's srun, Open MPI's mpirun, or PMI.
-// MASTER_ADDR and MASTER_PORT override the address that follows from the others. Without a launcher
-// the job has one rank. Throws UserError where a variable is not a number or is out of range.
+// Reads the variables of mtrain-launch and torchrun (RANK, WORLD_SIZE), or else of Open MPI's
+// mpirun, of PMI, or of a step that Slurm's srun has started. MASTER_ADDR and MASTER_PORT override
+// the address that follows from the others. Without a launcher the job has one rank. Throws
+// UserError where a variable is not a number or is out of range.
 Job job_from_environment();
+
+// The same for commands that one process can do alone: RANK and WORLD_SIZE count only if a launcher
+// has started this process. They may be left in a shell, and nobody would come.
+Job started_job_from_environment();
 
 }  // namespace mtrain::launch

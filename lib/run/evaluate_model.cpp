@@ -10,24 +10,71 @@
 #include "run/open_device.h"
 #include "run/stored_model.h"
 #include "train/build_trainer.h"
+#include "train/data_setup.h"
 
 namespace mtrain::run {
 
 namespace {
 
-std::shared_ptr<const data::StridedDataset> open_windows(const EvaluateJob& job,
-                                                         const RunPlan& plan) {
-  for (const auto& file : {data::bin_path(job.data), data::idx_path(job.data)})
-    if (!std::filesystem::exists(file))
-      throw UserError(fmt::format("--data: there is no {}", file.string()),
-                      "name the prefix of a .bin/.idx pair; `mtrain data build --input <text> "
-                      "--output <prefix>` makes one");
+// The samples of an evaluation, of which the first `count` are evaluated; 0: all.
+struct Samples {
+  std::shared_ptr<const data::Dataset> data;
+  int64_t count = 0;
+  std::string note = {};
+};
+
+constexpr const char* kData = "--data";
+
+std::shared_ptr<const data::Dataset> open_windows(const std::string& prefix, int64_t stride,
+                                                  const RunPlan& plan, const data::IdCheck& ids) {
+  auto tokens = train::open_tokens(prefix, kData);
+  const bool packed = plan.dataset.packed_size > 0, by_document = packed || tokens->masked();
   return std::make_shared<data::StridedDataset>(
-      std::make_shared<data::IndexedDataset>(job.data),
-      data::StridedDatasetOptions{.window = plan.sample_length,
-                                  .stride = job.stride ? job.stride : plan.sample_length,
-                                  .vocab_size = plan.model.vocab,
-                                  .packed = plan.dataset.packed_size > 0});
+      std::move(tokens), data::StridedDatasetOptions{.window = plan.sample_length,
+                                                     .stride = stride,
+                                                     .packed = packed,
+                                                     .by_document = by_document,
+                                                     .ids = ids});
+}
+
+// Returns how many tokens a set has that is read as one stream; 0: its documents stand apart.
+int64_t stream_tokens(const std::string& prefix, const RunPlan& plan) {
+  const auto tokens = train::open_tokens(prefix, kData);
+  return plan.dataset.packed_size > 0 || tokens->masked() ? 0 : tokens->tokens();
+}
+
+// Says which tokens of a stream are in no sample of a run; empty if there are none.
+std::string left_out(const std::string& prefix, int64_t tokens, int64_t S) {
+  const int64_t rest = tokens > 0 ? (tokens - 1) % S : 0;
+  if (rest == 0) return "";
+  return fmt::format(
+      "{}: the last {} tokens do not fill a sample and are left out; --stride {} "
+      "takes them, too",
+      prefix, rest, S);
+}
+
+Samples open_samples(const EvaluateJob& job, const RunPlan& plan, const data::IdCheck& ids) {
+  if (job.stride > 0 && job.data.size() != 1)
+    throw UserError(fmt::format("--stride needs one --data, and there are {}", job.data.size()),
+                    "evaluate the sets one by one, or leave --stride out");
+  if (job.stride > 0) return {open_windows(job.data[0], job.stride, plan, ids)};
+  plan::DatasetOptions options = plan.dataset;
+  if (!job.data.empty()) {
+    const int64_t S = plan.sample_length;
+    const int64_t stream = job.data.size() == 1 ? stream_tokens(job.data[0], plan) : 0;
+    // A text that is too short for a sample of a run is a window.
+    if (stream > 0 && stream <= S) return {open_windows(job.data[0], S, plan, ids)};
+    options.validation = {.prefixes = job.data, .weights = {}};
+    auto data = train::open_validation_data(options, ids, kData);
+    const std::string note = data->note();
+    return {std::move(data), 0, note.empty() ? left_out(job.data[0], stream, S) : note};
+  }
+  auto data = train::open_validation_data(options, ids);
+  if (!data)
+    throw UserError(fmt::format("the recipe of {} has no dataset.validation", job.model),
+                    "name the prefix of a .bin/.idx pair as --data");
+  const std::string note = data->note();
+  return {std::move(data), plan.validation.steps * plan.train.global_batch_size, note};
 }
 
 // Whether a token begins or ends documents, and so is none of their text.
@@ -37,20 +84,17 @@ bool frames_text(const data::Tokenizer& tokenizer, int32_t id) {
          std::ranges::find(prefix, id) != prefix.end();
 }
 
-// Returns the bytes of the text of tokens [first, end). A token's text may depend on the token
-// before it, which is decoded with it and taken off again. Documents are decoded one by one, since
-// the first token of a text may have another text than later ones.
-int64_t bytes_of(const data::IndexedDataset& tokens, int64_t first, int64_t end,
-                 const data::Tokenizer& tokenizer) {
-  std::vector<int32_t> ids(size_t(end - first + 1));
-  tokens.read(first - 1, ids);
+// Returns the bytes of the text of ids[1] and those after it. A token's text may depend on the
+// token before it, which is decoded with it and taken off again. Documents are decoded one by one,
+// since the first token of a text may have another text than later ones.
+int64_t bytes_of(std::span<const int32_t> ids, const data::Tokenizer& tokenizer) {
   int64_t bytes = 0;
   std::vector<int32_t> document;
   const auto add = [&] {
     bytes += int64_t(tokenizer.decode(document).size());
     document.clear();
   };
-  if (!frames_text(tokenizer, ids[0])) bytes -= int64_t(tokenizer.decode({ids.data(), 1}).size());
+  if (!frames_text(tokenizer, ids[0])) bytes -= int64_t(tokenizer.decode(ids.first(1)).size());
   for (const int32_t id : ids) {
     if (!frames_text(tokenizer, id))
       document.push_back(id);
@@ -61,40 +105,51 @@ int64_t bytes_of(const data::IndexedDataset& tokens, int64_t first, int64_t end,
   return bytes;
 }
 
-// Adds the tokens that have a loss, of each window the runs of tokens that count as labels, and the
-// bytes of their text where there is a tokenizer.
-void count(const data::StridedDataset& windows, const data::Tokenizer* tokenizer, Evaluation& e) {
-  const data::IndexedDataset& tokens = windows.tokens();
-  for (int64_t i = 0; i < windows.size(); ++i) {
-    const auto [first, end] = windows.counted(i);
-    for (int64_t from = first, to = first; from < end; from = to + 1) {
-      for (to = from; to < end && tokens.counts(to); ++to) continue;
-      e.tokens += to - from;
-      if (tokenizer && from < to) e.bytes += bytes_of(tokens, from, to, *tokenizer);
+// Adds the tokens that have a loss, of each sample the runs of labels that follow each other, and
+// the bytes of their text where there is a tokenizer.
+void count(const data::Dataset& data, const data::Tokenizer* tokenizer, Evaluation& e) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < e.windows; ++i) {
+    data::Sample sample;
+    data.sample(i, sample);
+    const auto& label = sample.label;
+    for (size_t from = 0; from < label.size();) {
+      if (label[from] < 0) {
+        ++from;
+        continue;
+      }
+      size_t to = from + 1;
+      while (to < label.size() && label[to] >= 0 && sample.position[to] != 0) ++to;
+      e.tokens += int64_t(to - from);
+      ids.assign(1, sample.input[from]);
+      ids.insert(ids.end(), label.begin() + int64_t(from), label.begin() + int64_t(to));
+      if (tokenizer) e.bytes += bytes_of(ids, *tokenizer);
+      from = to;
     }
   }
 }
 
 Evaluation evaluate_on(comm::World world, const EvaluateJob& job, const RunPlan& plan,
                        const StoredModel& model) {
-  const auto windows = open_windows(job, plan);
-  Evaluation e{.windows = windows->size(),
-               .window = plan.sample_length,
-               .stride = job.stride ? job.stride : plan.sample_length};
+  const Samples samples = open_samples(job, plan, {plan.model.vocab, model.tokenizer});
   const auto device = open_device(plan.device, job.job);
-  train::Trainer trainer = train::build_trainer(*device, plan, windows, std::move(world));
+  train::Trainer trainer = train::build_trainer(*device, plan, samples.data, std::move(world));
   load_model(trainer, model);
-  const data::ValidationLoader loader(windows, 0,
+  const data::ValidationLoader loader(samples.data, samples.count,
                                       {.micro_batch = plan.layout.micro_batch,
                                        .dp_rank = trainer.data_parallel().rank(),
                                        .dp_size = trainer.data_parallel().size()});
+  Evaluation e{.windows = loader.samples(),
+               .window = samples.data->seq_length(),
+               .stride = job.stride,
+               .note = samples.note};
+  e.data = job.data.empty() ? plan.dataset.validation.prefixes : job.data;
   e.nats_per_token = trainer.evaluate(loader);
   if (!std::isfinite(e.nats_per_token))
-    throw RunError(
-        fmt::format("the mean loss of {} on {} is {}", job.model, job.data, e.nats_per_token),
-        "a weight is not finite, or a value overflows its type");
-  // Behind the evaluation, which has refused ids that are none of the model's.
-  count(*windows, model.tokenizer.get(), e);
+    throw RunError(fmt::format("the mean loss of {} is {}", job.model, e.nats_per_token),
+                   "a weight is not finite, or a value overflows its type");
+  // After the evaluation, which has refused ids that are none of the model's.
+  count(*samples.data, model.tokenizer.get(), e);
   trainer.control().any(false);  // rank 0 serves the store, so it must end last
   return e;
 }
@@ -108,11 +163,19 @@ double Evaluation::bits_per_byte() const {
 
 Evaluation evaluate_model(const EvaluateJob& job) {
   const IgnoreSigpipe pipes;
-  const StoredModel model = open_model(job.model, job.machine);
+  const StoredModel model = open_model(job.model, job.machine, job.tokenizer);
+  if (model.exceeds_bytes) model.text_tokenizer();  // throws
+  for (const std::string& setting : job.overrides)
+    if (setting.starts_with("tokenizer"))
+      throw UserError(fmt::format("`{}` has no effect on an evaluation", setting),
+                      "give --tokenizer <tokenizer.json>");
   const int64_t ranks = job.world ? job.world->size() : job.job.size;
   const RunPlan plan =
       plan::saved_run_plan(model.recipe, job.overrides, ranks, model.saved.model.vocab);
-  comm::World world = job.world ? *job.world : open_world(plan, job.job);
+  comm::World world =
+      job.world
+          ? *job.world
+          : open_world(plan, job.job, token_source(job.job, token_file_beside(job.model, job.job)));
   if (world.rank() == 0) report(model);
   try {
     return evaluate_on(world, job, plan, model);

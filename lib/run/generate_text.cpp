@@ -5,24 +5,25 @@
 #include "base/error.h"
 #include "base/ignore_sigpipe.h"
 #include "comm/host_collectives.h"
-#include "comm/process/process_world.h"
 #include "parallel/apply_parallelism.h"
 #include "run/open_device.h"
 #include "run/stored_model.h"
-#include "train/data_setup.h"
 #include "train/model_setup.h"
 
 namespace mtrain::run {
 
 namespace {
 
-comm::World connect(const launch::Job& job, DeviceKind device, const std::string& recipe) {
+comm::World connect(const GenerateJob& generate, DeviceKind device, const std::string& recipe) {
+  const launch::Job& job = generate.job;
   if (job.size == 1) return comm::World::alone();
   return comm::process_world({.rank = job.rank,
                               .size = job.size,
+                              .local_size = job.local_size,
                               .restarts = job.restarts,
                               .master_addr = job.master_addr,
                               .master_port = job.master_port,
+                              .token = token_source(job, token_file_beside(generate.model, job)),
                               .device = device,
                               .device_number = job.local_rank,
                               .recipe = recipe});
@@ -68,16 +69,15 @@ void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& 
 int64_t generate_text(const GenerateJob& job, generate::GenerateOptions options,
                       const generate::Listener& listener) {
   const IgnoreSigpipe pipes;
-  StoredModel stored = open_model(job.model, job.machine);
-  if (!stored.tokenizer)
-    stored.tokenizer = train::open_tokenizer(stored.saved.tokenizer);  // throws
+  const StoredModel stored = open_model(job.model, job.machine, job.tokenizer);
+  const data::Tokenizer& tokenizer = stored.text_tokenizer();
   options.context = stored.context();
   for (const int32_t id : stored.end_ids()) options.eos.push_back(id);
   comm::World world =
-      job.world ? *job.world : connect(job.job, stored.saved.device.kind, stored.recipe.read());
+      job.world ? *job.world : connect(job, stored.saved.device.kind, stored.recipe.read());
   if (world.rank() == 0) report(stored);
   try {
-    generate_on(world, job, stored, *stored.tokenizer, options, listener);
+    generate_on(world, job, stored, tokenizer, options, listener);
   } catch (const std::exception& e) {
     world.abort(e.what());  // so that peers do not wait for this rank
     throw;

@@ -13,7 +13,8 @@
 namespace mtrain::run {
 
 struct GenerateJob {
-  std::string model;  // what open_model() opens (run/stored_model.h)
+  std::string model;           // what open_model() opens (run/stored_model.h)
+  std::string tokenizer = {};  // what open_model() takes instead of the recipe's
   std::vector<std::string> prompts;
   std::vector<std::string> names = {};  // what errors call each prompt; empty: "the prompt"
   int64_t num = 1;    // texts for each prompt; request number prompt * num + n is its n-th

@@ -3,9 +3,10 @@
 #include <sched.h>
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/error.h"
-#include "comm/process/process_world.h"
+#include "launch/job_token.h"
 
 namespace mtrain::run {
 
@@ -40,13 +41,30 @@ std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::
                        .own_attention = plan.own_attention});
 }
 
-comm::World open_world(const RunPlan& plan, const launch::Job& job) {
+comm::TokenSource token_source(const launch::Job& job, const std::filesystem::path& shared) {
+  const auto token = std::make_shared<launch::JobToken>(job, shared);
+  return {.find = [token] { return token->find(); },
+          .may_change = token->is_shared(),
+          .hint = launch::JobToken::hint(),
+          .keep = token};
+}
+
+std::filesystem::path token_file_beside(const std::filesystem::path& model,
+                                        const launch::Job& job) {
+  std::error_code error;
+  const auto folder = std::filesystem::is_directory(model, error) ? model : model.parent_path();
+  return folder / fmt::format(".token-{}", job.master_port);
+}
+
+comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenSource token) {
   const plan::CommOptions& comm = plan.comm;
   return comm::process_world({.rank = job.rank,
                               .size = job.size,
+                              .local_size = job.local_size,
                               .restarts = job.restarts,
                               .master_addr = job.master_addr,
                               .master_port = job.master_port,
+                              .token = std::move(token),
                               .timeout = std::chrono::duration<double>(comm.timeout_s),
                               .backend = process_backend(comm.backend),
                               .device = plan.device.kind,

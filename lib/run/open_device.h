@@ -1,8 +1,9 @@
 // Opens a rank's device, and its connection to the other ranks, by the plan.
 #pragma once
+#include <filesystem>
 #include <memory>
 
-#include "comm/world.h"
+#include "comm/process/process_world.h"
 #include "device/device.h"
 #include "launch/job.h"
 #include "plan/run_plan.h"
@@ -13,7 +14,14 @@ namespace mtrain::run {
 // share of the host's cores.
 std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::Job& job);
 
+// Where the ranks find the job's token. `shared` is the file by which rank 0 gives it to ranks that
+// have neither MTRAIN_TOKEN nor --token_file.
+comm::TokenSource token_source(const launch::Job& job, const std::filesystem::path& shared);
+// That file for a job that uses a model without training it. Its name has the port of the job,
+// since other jobs may use the model at the same time.
+std::filesystem::path token_file_beside(const std::filesystem::path& model, const launch::Job& job);
+
 // Returns when all ranks are connected. Throws UserError if another rank has another recipe.
-comm::World open_world(const RunPlan& plan, const launch::Job& job);
+comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenSource token);
 
 }  // namespace mtrain::run

@@ -46,7 +46,7 @@ Reporter::Reporter(train::Trainer& trainer, bool profile, device::TimingSink* tr
 
 Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
 
-void Reporter::start() {
+void Reporter::start(bool exceeds_bytes) {
   const DType dtype = trainer_.plan().compute_dtype;
   // The peak is measured without the slowdown of debug.compute_slowdown.
   const auto peak = [&](DType d) {
@@ -59,6 +59,10 @@ void Reporter::start() {
   metrics_ =
       std::make_unique<observe::MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
   auto rows = banner_rows(trainer_, fp32_peak);
+  if (exceeds_bytes)
+    rows.push_back({"tokenizer",
+                    "none is named, and the data have other ids than bytes: generate "
+                    "and eval will need --tokenizer"});
   rows.push_back({"run folder", folder.string()});
   print_banner(STDERR_FILENO, "mtrain", rows);
   progress_ = std::make_unique<observe::ProgressLine>();

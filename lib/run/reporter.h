@@ -27,7 +27,9 @@ class Reporter {
   Reporter(train::Trainer& trainer, bool profile, device::TimingSink* trace);
   ~Reporter();
 
-  void start();  // call it after a checkpoint is loaded: it prints the steps to do
+  // Call it after a checkpoint is loaded: it prints the steps to do. `exceeds_bytes` says that the
+  // data have ids of a tokenizer which the recipe does not name.
+  void start(bool exceeds_bytes);
   void step(const train::StepStats& stats);  // the progress line and the metrics of a step
   void validation(double loss, int64_t samples);
   void note(const std::string& text);  // prints a line

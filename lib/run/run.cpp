@@ -8,10 +8,12 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "device/flight_recorder.h"
+#include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
 #include "launch/error_file.h"
 #include "run/bf16_choice.h"
 #include "run/consolidated_writer.h"
+#include "run/data_identity.h"
 #include "run/fault_injection.h"
 #include "run/folder_watch.h"
 #include "run/gemm_choice.h"
@@ -20,6 +22,7 @@
 #include "run/reporter.h"
 #include "run/run_checkpoint.h"
 #include "run/run_folder.h"
+#include "run/run_lock.h"
 #include "run/run_trace.h"
 #include "run/signal_guard.h"
 #include "train/build_trainer.h"
@@ -32,14 +35,17 @@ namespace {
 // The run of one rank. Only rank 0 prints and writes files, apart from checkpoints and traces.
 class Training {
  public:
-  Training(const RunPlan& plan, const RunOptions& options, comm::World world,
+  // Rank 0 has the lock, and the checkpoint from which the run starts, if there is one.
+  Training(const RunPlan& plan, const RunOptions& options, comm::World world, RunLock* lock,
            std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
+        lock_(lock),
         start_(std::move(start)),
         device_(open_device(plan.device, options.job)),
-        data_(train::open_training_data(plan.dataset, plan.model.vocab)),
-        validation_data_(train::open_validation_data(plan.dataset, plan.model.vocab)),
+        ids_(train::id_check(plan.dataset.tokenizer, plan.model.vocab)),
+        data_(train::open_training_data(plan.dataset, ids_)),
+        validation_data_(train::open_validation_data(plan.dataset, ids_)),
         trainer_(train::build_trainer(*device_, plan, data_, std::move(world))) {
     if (plan.debug.fault.moment != plan::FaultOptions::Moment::none && options.job.restarts == 0)
       fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
@@ -74,19 +80,20 @@ class Training {
   using Consolidated = plan::CheckpointOptions::Consolidated;
 
   void run_steps() {
+    const SignalGuard signals;  // before ranks wait for each other, so that none trains without
     resume();
+    if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
     if (reporter_) {
-      reporter_->start();
+      reporter_->start(exceeds_bytes());
       note(data_->note());
       if (validation_data_) note(validation_data_->note());
     } else if (trace_) {
       device_->set_timing_sink(&trace_->sink());
     }
-    const SignalGuard signals;
     auto tuner = gemm_tuner(*device_, plan_);  // until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
-    std::string end;  // why the run ends early; empty while it goes on
+    std::string end = asked_to_end(signals);  // why the run ends early; empty while it goes on
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
@@ -95,12 +102,17 @@ class Training {
       if (reporter_) reporter_->step(stats);
       if (tuner && trainer_.steps_done() < plan_.train.steps) choose(std::exchange(tuner, nullptr));
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
+      if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
       const int64_t step = trainer_.steps_done();
       if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
       if (due(plan_.checkpoint.every_steps, step)) save();
       if (consolidated_) note(consolidated_->take_note());
       if (folder_) folder_->check();
       if (fault_) fault_->after_step(step);
+      if (lock_) {
+        lock_->require_held_lately();
+        identity_->require_same();
+      }
       end = early_end(signals, std::chrono::steady_clock::now() - started);
     }
     if (end.empty()) evaluate();
@@ -123,12 +135,23 @@ class Training {
   // Returns why the run ends after this step; empty if it goes on. All ranks agree whether it ends.
   std::string early_end(const SignalGuard& signals, std::chrono::duration<double> elapsed) {
     const plan::TrainOptions& t = plan_.train;
-    const char* then = plan_.checkpoint.at_end ? "saving and ending" : "ending";
     if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
-      return fmt::format("train.exit_interval={}: {}", *t.exit_interval, then);
+      return fmt::format("train.exit_interval={}: {}", *t.exit_interval, how_it_ends());
     const bool late = t.exit_minutes && elapsed.count() > *t.exit_minutes * 60;
+    const std::string asked = asked_to_end(signals, late);
+    if (asked.empty() || !late) return asked;
+    return fmt::format("train.exit_duration_in_mins={}: {}", *t.exit_minutes, how_it_ends());
+  }
+
+  const char* how_it_ends() const {
+    return plan_.checkpoint.at_end && saved_ != trainer_.steps_done() ? "saving and ending"
+                                                                      : "ending";
+  }
+
+  // Returns why the run ends if a signal has reached any rank, or if `late` is set on any.
+  std::string asked_to_end(const SignalGuard& signals, bool late = false) {
     if (!trainer_.control().any(signals.signal() || late)) return "";
-    if (late) return fmt::format("train.exit_duration_in_mins={}: {}", *t.exit_minutes, then);
+    const char* then = how_it_ends();
     return signals.signal() ? fmt::format("signal {}: {}", signals.signal(), then)
                             : fmt::format("another rank was told to end: {}", then);
   }
@@ -139,6 +162,20 @@ class Training {
     log::info(text);
   }
 
+  // Whether the recipe names no tokenizer, and this rank has seen ids that bytes do not have.
+  bool exceeds_bytes() const {
+    return plan_.dataset.tokenizer.assumed &&
+           (resumed_exceeds_bytes_ || ids_.largest() >= interchange::kByteVocabulary);
+  }
+  void warn_of_assumed_bytes() {
+    if (std::exchange(warned_of_bytes_, true)) return;
+    log::warn(
+        fmt::format("the recipe names no tokenizer, and the data hold ids above {}, which are not "
+                    "bytes: name tokenizer.path, or tokenizer.type: NullTokenizer; training goes "
+                    "on, but generate and eval will need the tokenizer",
+                    interchange::kByteEnd));
+  }
+
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
   void note(const std::string& text) {
     if (reporter_ && !text.empty()) reporter_->note(text);
@@ -147,6 +184,8 @@ class Training {
 
   // Throws UserError if a rank sees other files. All ranks read theirs before any file is changed.
   void require_same_files() {
+    all_ranks_here();  // rank 0 has the lock: an earlier attempt no longer writes
+    if (!lock_) start_ = claim_run_folder(plan_.folders, job_);
     const char* shared = "give all ranks the same files: a folder that all hosts share";
     const auto require_same = [&](const char* what, const std::string& own) {
       require_same_on_all_ranks(trainer_.control(), what, own, shared);
@@ -157,6 +196,9 @@ class Training {
     require_same("dataset.train", dataset_fingerprint(*data_));
     if (validation_data_)
       require_same("dataset.validation", dataset_fingerprint(*validation_data_));
+    // One rank of each host reads more of the data.
+    if (job_.local_rank == 0 || trainer_.world().rank() == 0) identity_.emplace(plan_);
+    require_same("content of the data", identity_ ? identity_->sampled() : "");
   }
 
   // A run that could not save is refused before it trains.
@@ -174,7 +216,8 @@ class Training {
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
       if (reporter_) interchange::report_checkpoint(start_->path);
-      resume_run(trainer_, start_->path);
+      note(resume_run(trainer_, start_->path, identity_ ? &*identity_ : nullptr));
+      resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
       saved_ = trainer_.steps_done();
       if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
       note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
@@ -191,6 +234,7 @@ class Training {
     }
     const auto job_ids = trainer_.control().texts(job_.id);
     if (!reporter_) return;
+    identity_->read_rest();
     for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
@@ -206,10 +250,22 @@ class Training {
     if (folder_) folder_->check();
     if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
     saved_ = trainer_.steps_done();
-    own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir,
-                               fault_ ? fault_->in_save(saved_) : nullptr);
+    const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
+    const auto fault = fault_ ? fault_->in_save(saved_) : nullptr;
+    const auto on_commit = [&](std::string_view step_of_commit) {
+      if (step_of_commit == "rename") require_ours();
+      if (fault) fault(step_of_commit);
+    };
+    own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
+                               identity_ ? &*identity_ : nullptr);
     note(fmt::format("saved {}", own_checkpoint_.string()));
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+  }
+
+  // Throws RunError on rank 0 if the folder has become another run's, or the data are others.
+  void require_ours() {
+    lock_->require_held();
+    identity_->require_same();
   }
 
   // Begins to write the newest checkpoint for other programs, too.
@@ -234,8 +290,10 @@ class Training {
 
   const RunPlan& plan_;
   const launch::Job job_;
+  RunLock* lock_;  // null on all ranks but rank 0
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
+  const data::IdCheck ids_;
   std::shared_ptr<const data::Dataset> data_;
   std::shared_ptr<const data::Dataset> validation_data_;  // null if the recipe names none
   train::Trainer trainer_;
@@ -245,20 +303,57 @@ class Training {
   std::optional<Reporter> reporter_;  // set on rank 0 alone, as is folder_
   std::optional<FolderWatch> folder_;
   std::optional<ConsolidatedWriter> consolidated_;
+  std::optional<DataIdentity> identity_;  // set on the first rank of each host
+  bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the checkpoint from which it started
+  bool warned_of_bytes_ = false;
   int64_t saved_ = 0;                     // the step of the newest checkpoint
   std::filesystem::path own_checkpoint_;  // on rank 0, that checkpoint if it is this run's own
 };
 
 }  // namespace
 
+namespace {
+
+// Returns the checkpoint from which ranks without the lock will probably start. They look again,
+// and report errors, when rank 0 has the lock: it may have to wait for an earlier attempt.
+std::optional<storage::CheckpointRef> likely_start(const RunPlan& plan, const launch::Job& job) {
+  try {
+    return claim_run_folder(plan.folders, job);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// Returns whether all steps are done already. The recipe has fewer than the checkpoint, so that
+// nothing of its folder is this start's to change: not even the checkpoints of later steps.
+bool nothing_to_do(const RunPlan& plan, const launch::Job& job, comm::World& world,
+                   const std::optional<storage::CheckpointRef>& start) {
+  if (!start || start->step <= plan.train.steps) return false;
+  const auto device = open_device(plan.device, job);
+  const comm::HostCollectives control(world, *device);
+  control.any(false);  // rank 0 serves the store, so it must end last
+  if (world.rank() == 0)
+    log::info(fmt::format("nothing to do: {} has come to step {}, and train.steps is {}",
+                          start->path.string(), start->step, plan.train.steps));
+  return true;
+}
+
+}  // namespace
+
 void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
-  comm::World world = open_world(plan, options.job);
+  comm::World world =
+      open_world(plan, options.job,
+                 token_source(options.job, std::filesystem::path(plan.folders.run_dir) / ".token"));
   try {
-    const auto start = claim_run_folder(plan.folders, options.job);
+    std::optional<RunLock> lock;
+    if (world.rank() == 0) lock.emplace(plan, options.job);
+    const auto start =
+        lock ? claim_run_folder(plan.folders, options.job) : likely_start(plan, options.job);
+    if (nothing_to_do(plan, options.job, world, start)) return;
     const RunPlan whole = with_vocabulary();
-    Training(whole, options, world, start).run();
+    Training(whole, options, world, lock ? &*lock : nullptr, start).run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // so that peers do not wait for this rank
     throw;

@@ -3,8 +3,9 @@
 
 namespace mtrain::run {
 
-// While it lives, SIGINT, SIGTERM and SIGHUP (the terminal is gone) ask a run to finish its step,
-// save and end. A second signal, more than a second later, ends the process at once.
+// While it lives, the signals of launch/end_signals.h ask a run to finish its step, save and end.
+// Signals within a second of the first, and what the launcher passes on, belong to the first. A
+// later one ends the process at once.
 class SignalGuard {
  public:
   SignalGuard();   // takes over these signals, but not a SIGHUP that nohup has turned off

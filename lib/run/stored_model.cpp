@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/read_weights.h"
+#include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
 #include "interchange/import.h"
 #include "interchange/locate_checkpoint.h"
@@ -75,7 +76,23 @@ std::vector<int32_t> StoredModel::end_ids() const {
   return ids;
 }
 
-StoredModel open_model(const fs::path& path, const plan::Machine& machine) {
+const data::Tokenizer& StoredModel::text_tokenizer() const {
+  const char* hint = "name the tokenizer that built its data: --tokenizer <tokenizer.json>";
+  if (exceeds_bytes)
+    throw UserError(fmt::format("the recipe of {} names no tokenizer, and the model was trained on "
+                                "ids above {}, which are not bytes",
+                                folder.string(), interchange::kByteEnd),
+                    hint);
+  if (!tokenizer && !saved.tokenizer.path)
+    throw UserError(fmt::format("no tokenizer is known of {}, but NullTokenizer", folder.string()),
+                    hint);
+  if (!tokenizer) train::open_tokenizer(saved.tokenizer);  // throws: there is no such file
+  MT_CHECK(tokenizer, "{} is there now", *saved.tokenizer.path);
+  return *tokenizer;
+}
+
+StoredModel open_model(const fs::path& path, const plan::Machine& machine,
+                       const std::string& tokenizer) {
   StoredModel m;
   if (const auto found = interchange::locate_checkpoint(path)) {
     m.folder = found->path;
@@ -97,12 +114,18 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine) {
   }
   m.recipe.machine = machine;
   m.saved = plan::read_saved_run(m.recipe);
-  const plan::TokenizerOptions& tokenizer = m.saved.tokenizer;
+  m.saved.model.vocab = train::vocabulary(m.saved.tokenizer);
+  plan::TokenizerOptions& used = m.saved.tokenizer;
+  if (!tokenizer.empty()) {
+    used = plan::TokenizerOptions();
+    used.model_vocab = m.saved.model.vocab;
+    used.unknown = tokenizer == "NullTokenizer";
+    if (tokenizer != "byte" && !used.unknown) used.path = tokenizer;
+  }
+  m.exceeds_bytes = tokenizer.empty() && !used.path && interchange::exceeds_bytes(m.folder);
   // A model whose size the recipe says computes without the tokenizer, which may be gone.
-  const bool has_tokenizer =
-      !tokenizer.path || is_file(file_of(*tokenizer.path)) || tokenizer.model_vocab == 0;
-  if (has_tokenizer) m.tokenizer = train::open_tokenizer(tokenizer);
-  m.saved.model.vocab = has_tokenizer ? train::vocabulary(tokenizer) : tokenizer.model_vocab;
+  if (!tokenizer.empty() || !used.path || is_file(file_of(*used.path)))
+    m.tokenizer = train::open_tokenizer(used);
   return m;
 }
 

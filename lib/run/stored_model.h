@@ -20,8 +20,12 @@ struct StoredModel {
   // The recipe that lies in the checkpoint, or that `mtrain import hf` would put there.
   plan::SavedRecipe recipe;
   plan::SavedRun saved;  // of that recipe, with the model's vocabulary
-  // Null if its file is not there, and the model's vocabulary is known without it.
+  // Null if none is known, or its file is not there. text_tokenizer() throws UserError then, which
+  // says why.
   std::shared_ptr<const data::Tokenizer> tokenizer;
+  const data::Tokenizer& text_tokenizer() const;
+  // Whether the recipe names no tokenizer, and the model was trained on ids that bytes do not have.
+  bool exceeds_bytes = false;
   std::shared_ptr<const interchange::HfSource> hugging_face;  // null for a checkpoint
   std::string left_out;     // a sentence on tensors of the folder that are not read; or empty
   std::string fingerprint;  // tells this model from another one, by which ranks compare theirs
@@ -36,8 +40,10 @@ struct StoredModel {
 
 // Opens the model at `path`: a checkpoint, a run folder, which means its newest checkpoint, or a
 // Hugging Face folder. Reads no weights. Throws UserError if there is none, or it is not
-// understood. `machine` is what `train.device: auto` may take.
-StoredModel open_model(const std::filesystem::path& path, const plan::Machine& machine);
+// understood. `machine` is what `train.device: auto` may take. `tokenizer` names another tokenizer
+// than the recipe does: "byte", "NullTokenizer", a tokenizer.json or its folder; or it is empty.
+StoredModel open_model(const std::filesystem::path& path, const plan::Machine& machine,
+                       const std::string& tokenizer = "");
 
 // Logs what is to say of the model: tensors that are left out, a changed copy of its recipe,
 // missing checksums. One rank calls it.

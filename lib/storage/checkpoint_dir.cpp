@@ -114,7 +114,12 @@ void check_step(const fs::path& folder, const Manifest& manifest) {
         folder / kManifest,
         fmt::format("it is of step {}, and its folder of step {}", manifest.step, *named));
   if (!fs::exists(folder / kState, error)) return;  // imported weights of earlier versions
-  const TrainState state = TrainState::load(folder / kState);
+  TrainState state;
+  try {
+    state = TrainState::load(folder / kState);
+  } catch (const UserError& e) {
+    throw damaged_file(folder / kState, e.message());
+  }
   if (state.contains("step") && (state.integer("step") != manifest.step || manifest.step == 0))
     throw damaged_file(folder / kState,
                        fmt::format("its step is {}, and that of {} is {}", state.integer("step"),

@@ -3,11 +3,10 @@
 #include <system_error>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "base/content_hash.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "storage/file_sums.h"
 
 namespace mtrain::storage {
@@ -72,7 +71,12 @@ bool is_inside(const std::string& name) {
 
 Manifest parse(const fs::path& path, const std::string& text) {
   const auto fail = [&](const std::string& what) { return damaged_file(path, what); };
-  const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json file;
+  try {
+    file = parse_json(text, path.filename().string());
+  } catch (const UserError& e) {
+    throw fail(e.message());
+  }
   if (!file.is_object()) throw fail("it is not a JSON object");
   const auto step = file.find("step"), files = file.find("files"), format = file.find("format");
   if (format != file.end() && *format != kFormat)

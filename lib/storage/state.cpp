@@ -1,9 +1,8 @@
 #include "storage/state.h"
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "storage/file_sums.h"
 
 namespace mtrain::storage {
@@ -43,7 +42,7 @@ TrainState TrainState::load(const std::filesystem::path& path) {
   const auto damaged = [&](const std::string& what) {
     return damaged_file(path, fmt::format("it is not a training state: {}", what));
   };
-  const json file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  const json file = read_json(path, "load another checkpoint");
   if (!file.is_object()) throw damaged("not a JSON object");
   const auto format = file.find("format");
   if (format == file.end() || !format->is_number_integer()) throw damaged("no format number");

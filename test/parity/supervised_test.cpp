@@ -314,8 +314,9 @@ std::vector<FineTuned> fine_tune(const SumsLab& lab, const std::string& from, in
   std::vector<FineTuned> results(static_cast<size_t>(ranks));
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     train::Trainer t = train::build_trainer(
-        rank.device, p, train::open_training_data(p.dataset, p.model.vocab), rank.world);
-    const data::ValidationLoader held_out(train::open_validation_data(p.dataset, p.model.vocab), 0,
+        rank.device, p, train::open_training_data(p.dataset, {p.model.vocab}), rank.world);
+    const data::ValidationLoader held_out(train::open_validation_data(p.dataset, {p.model.vocab}),
+                                          0,
                                           {.micro_batch = 1,
                                            .dp_rank = t.data_parallel().rank(),
                                            .dp_size = t.data_parallel().size()});

@@ -11,6 +11,7 @@ fail() {
   [[ -e $work/out ]] && sed 's/^/    /' "$work/out" | tail -n 30
   failures=$((failures + 1))
 }
+token=$(printf '%064x' 7) # of ranks that share no folder
 says() { grep -qF -- "$2" "$work/out" || fail "$1: nothing says: $2"; }
 
 seq 1 40000 >"$work/text"
@@ -302,7 +303,7 @@ on_hosts() {
   local began=$SECONDS port rank
   port=$(free_port)
   for rank in 0 1; do
-    (cd "$work/host$rank" && RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" \
+    (cd "$work/host$rank" && MTRAIN_TOKEN=$token RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" \
       --recipe "$work/r.yaml" dataset.train=data train.run_dir=run comm.timeout_s=60 "${@:4}" >"$work/out$rank" 2>&1) &
   done
   wait
@@ -321,7 +322,7 @@ on_hosts "data of one rank alone" "rank 1" "dataset.train: there is no data.bin"
 
 # --- nobody serves at that address; the port is taken ---
 port=$(free_port)
-RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
+MTRAIN_TOKEN=$token RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
   comm.timeout_s=1 >"$work/out" 2>&1
 (($? == 1)) || fail "no server: another exit code than 1"
 says "no server" "no rendezvous at 127.0.0.1:$port"
@@ -345,13 +346,16 @@ wait 2>/dev/null
 
 # --- a second job at the port of a running one ---
 port=$(free_port)
-"$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/first" \
+MTRAIN_TOKEN=$token "$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/first" \
   train.steps=100000 >"$work/out1" 2>&1 &
 first=$!
 await_steps first 2
-RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
+MTRAIN_TOKEN=$token RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
   "train.run_dir=$work/first" train.steps=100000 >"$work/out" 2>&1
 says "a stray rank" "rank 1 is there already"
+MTRAIN_TOKEN=${token/7/8} RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
+  "train.run_dir=$work/first" train.steps=100000 >"$work/out" 2>&1
+says "a rank of another job" "does not know this job's token"
 before=$(losses "$work/first" | wc -l)
 await_steps first $((before + 3))
 kill -INT "$first"

@@ -5,26 +5,19 @@
 
 #include <nlohmann/json.hpp>
 
+#include "../parity/run_lab.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
 #include "damage_testing.h"
-#include "data/dataset/indexed_dataset.h"
 #include "interchange/checkpoint_record.h"
 #include "interchange/export.h"
-#include "plan/load_recipe.h"
-#include "plan/options/recipe_options.h"
-#include "plan/run_plan.h"
 #include "run/consolidated_writer.h"
 #include "run/evaluate_model.h"
 #include "run/folder_watch.h"
-#include "run/run.h"
-#include "run/run_folder.h"
 #include "storage/file_sums.h"
 #include "storage/safetensors.h"
 #include "storage/state.h"
-#include "temporary_folder.h"
-#include "train/data_setup.h"
 
 using namespace mtrain;
 using Catch::Contains;
@@ -34,41 +27,7 @@ namespace {
 
 using Settings = std::vector<std::string>;
 
-// Makes a data set, and runs of a tiny model on it that save at steps 2 and 4.
-struct Lab : TemporaryFolder {
-  Lab() {
-    for (const char* name : {"data", "other"}) {
-      data::IndexedDatasetWriter writer(path / name, data::TokenType::u16);
-      std::vector<int32_t> tokens;
-      for (int i = 0; i < 2000; ++i) tokens.push_back((i * 7 + name[0]) % 200);
-      writer.add_tokens(tokens);
-      writer.finish();
-    }
-  }
-  void train(const std::string& run, const Settings& changes = {}) const {
-    Settings settings{"model.num_layers=1",
-                      "model.hidden_size=16",
-                      "model.num_attention_heads=2",
-                      "model.ffn_hidden_size=16",
-                      "tokenizer.type=byte",
-                      "dataset.seq_length=16",
-                      "dataset.train=" + (path / "data").string(),
-                      "train.steps=4",
-                      "train.global_batch_size=2",
-                      "train.micro_batch_size=2",
-                      "train.threads=1",
-                      "lr_scheduler.style=constant",
-                      "mixed_precision.name=fp32",
-                      "checkpoint.every_steps=2",
-                      "checkpoint.keep=0",
-                      "train.run_dir=" + (path / run).string()};
-    settings.insert(settings.end(), changes.begin(), changes.end());
-    Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe_text("model: {}\n", "lab", settings, diagnostics);
-    diagnostics.throw_if_errors();
-    const RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
-    run::run_training(plan, [&] { return plan; }, {});
-  }
+struct DamageLab : Lab {
   // Returns what a run says that cannot go on, with its exit code; empty if it goes on.
   std::string complaint(const std::string& run, Settings changes = {}) const {
     changes.push_back("checkpoint.load=latest");
@@ -82,12 +41,8 @@ struct Lab : TemporaryFolder {
     }
     return "";
   }
-  fs::path step(const std::string& run, int n) const {
-    return path / run / "checkpoints" / fmt::format("step-{:08}", n);
-  }
   double loss(const std::string& model) const {
-    return run::evaluate_model(
-               {.model = (path / model).string(), .data = (path / "other").string()})
+    return run::evaluate_model({.model = (path / model).string(), .data = {(path / "b").string()}})
         .nats_per_token;
   }
 };
@@ -111,7 +66,7 @@ void replace_in(const fs::path& file, const std::string& from, const std::string
 }  // namespace
 
 TEST_CASE("a run ends with exit code 1 at a damaged newest checkpoint, and changes nothing") {
-  const Lab lab;
+  const DamageLab lab;
   lab.train("a");
   const fs::path step = lab.step("a", 4);
   struct Row {
@@ -162,7 +117,7 @@ TEST_CASE("a run ends with exit code 1 at a damaged newest checkpoint, and chang
 
 TEST_CASE(
     "recipe.yaml in a checkpoint is a copy: a comment is silent, a change is named and idle") {
-  const Lab lab;
+  const DamageLab lab;
   lab.train("a");
   const double loss = lab.loss("a");
   const fs::path step = lab.step("a", 4), copy = step / "recipe.yaml";
@@ -171,10 +126,10 @@ TEST_CASE(
   write_file_atomic(copy, "# mine\n\n" + printed + "# end\n");
   CHECK(interchange::changed_copy(step).empty());
   for (const auto& [from, to] :
-       std::map<std::string, std::string>{{"hidden_size: 16", "hidden_size: 32"},
+       std::map<std::string, std::string>{{"hidden_size: 32", "hidden_size: 64"},
                                           {"seed: ", "seed: 1"},
                                           {"type: byte", "type: huggingface"},
-                                          {(lab / "data").string(), (lab / "nowhere").string()}}) {
+                                          {(lab / "a").string(), (lab / "nowhere").string()}}) {
     INFO(from);
     write_file_atomic(copy, printed);
     replace_in(copy, from, to);
@@ -195,7 +150,7 @@ TEST_CASE(
 
 TEST_CASE(
     "the recipe that state.json records decides what may go on; older folders have the file") {
-  const Lab lab;
+  const DamageLab lab;
   lab.train("a");
   const fs::path step = lab.step("a", 4);
   CHECK_THAT(lab.complaint("a", {"train.seed=9"}), Contains("train.seed"));
@@ -213,13 +168,13 @@ TEST_CASE(
                     nlohmann::json{{"format", 1}, {"step", 4}, {"files", files}}.dump());
   std::ofstream(step / "recipe.yaml", std::ios::app) << "# a comment\n";
   CHECK_THAT(lab.complaint("a", {"train.seed=9"}), Contains("train.seed"));
-  CHECK_THAT(lab.complaint("a", {"model.ffn_hidden_size=32"}), Contains("model.ffn_hidden_size"));
+  CHECK_THAT(lab.complaint("a", {"model.ffn_hidden_size=64"}), Contains("model.ffn_hidden_size"));
   CHECK(lab.complaint("a").empty());
 }
 
 TEST_CASE(
     "moments and weights that no training has are refused, though their checksums are right") {
-  const Lab lab;
+  const DamageLab lab;
   lab.train("a");
   const fs::path step = lab.step("a", 4);
   struct Row {
@@ -248,7 +203,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a step that was whole before `latest` named it is continued, and not set aside") {
-  const Lab lab;
+  const DamageLab lab;
   lab.train("a");
   storage::set_latest(lab / "a/checkpoints", 2);
   lab.train("a", {"checkpoint.load=latest", "train.steps=6"});
@@ -260,7 +215,7 @@ TEST_CASE("a step that was whole before `latest` named it is continued, and not 
 }
 
 TEST_CASE("a folder for checkpoints that cannot be written is told before training") {
-  const Lab lab;
+  const DamageLab lab;
   std::ofstream(lab / "file") << "x";
   CHECK_THROWS_WITH(lab.train("a", {"checkpoint.dir=" + (lab / "file/sub").string()}),
                     Contains("checkpoint.dir"));
@@ -283,7 +238,7 @@ TEST_CASE("a run folder that is deleted, renamed or replaced under a run is name
 }
 
 TEST_CASE("a Hugging Face form that cannot be written is a warning, and is written again later") {
-  const Lab lab;
+  const DamageLab lab;
   lab.train("a");
   const auto device = Device::cpu(1);
   comm::World world = comm::World::alone();

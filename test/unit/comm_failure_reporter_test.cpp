@@ -17,9 +17,9 @@ struct Rank {
 
 // Returns the message of rank `asked` after every rank that answers has run into its timeout.
 std::string verdict_of(const std::vector<Rank>& ranks, int asked) {
-  const StoreServer server(0);
+  const StoreServer server({"127.0.0.1", 0, Token::random()});
   const auto timeout = std::chrono::seconds(5);
-  const auto store = [&] { return std::make_shared<Store>("127.0.0.1", server.port(), timeout); };
+  const auto store = [&] { return std::make_shared<Store>(server.address(), timeout); };
   std::vector<std::unique_ptr<FailureReporter>> calls;
   for (int r = 0; r < int(ranks.size()); ++r)
     calls.push_back(

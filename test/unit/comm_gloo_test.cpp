@@ -5,14 +5,20 @@
 #include <sys/socket.h>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <filesystem>
+#include <map>
+#include <mutex>
 #include <thread>
 
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
 #include "base/ignore_sigpipe.h"
 #include "comm/gloo/epoll_interposer.h"
+#include "comm/gloo/gloo_mesh.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/store.h"
 #include "comm_testing.h"
@@ -39,8 +45,8 @@ TEST_CASE("gloo's thread polls through the interposer of the programs that link 
 }
 
 TEST_CASE("ranks talk over gloo only in a program that ignores SIGPIPE") {
-  const StoreServer server(0);
-  const GlooOptions options{"localhost", server.port(), 0, 1, 1s};
+  const StoreServer server({"127.0.0.1", 0, Token::random()});
+  const GlooOptions options{server.address(), 0, 1, 1s};
   REQUIRE(sigpipe_is_deadly());
   CHECK_THROWS_AS(gloo_transport(options), BugError);
   const IgnoreSigpipe pipes;
@@ -180,12 +186,12 @@ TEST_CASE("a group that has failed refuses later calls at once") {
 
 TEST_CASE("a rank that does not connect is named when the timeout has passed") {
   const IgnoreSigpipe pipes;
-  const StoreServer server(0);
+  const StoreServer server({"127.0.0.1", 0, Token::random()});
   std::vector<std::shared_ptr<Transport>> transports(2);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank)
     threads.emplace_back([&, rank] {
-      transports[size_t(rank)] = gloo_transport({"localhost", server.port(), rank, 2, 300ms});
+      transports[size_t(rank)] = gloo_transport({server.address(), rank, 2, 300ms});
     });
   for (auto& t : threads) t.join();
   const auto start = Clock::now();
@@ -196,4 +202,56 @@ TEST_CASE("a rank that does not connect is named when the timeout has passed") {
     CHECK(tells(e.message(), "group dp: rank 1 of the group did not connect"));
   }
   CHECK(Clock::now() - start < 3s);
+}
+
+namespace {
+
+// A store in memory. What it says of the ends of connections can be made that of a stranger.
+class MemoryStore : public gloo::rendezvous::Store {
+ public:
+  explicit MemoryStore(bool stranger) : stranger_(stranger) {}
+  void set(const std::string& key, const std::vector<char>& data) override {
+    std::lock_guard lock(mutex_);
+    values_[key] = data;
+    if (stranger_ && key == "ends_1") values_[key] = {'1', '2', '7', '\n', 'o', 'w', 'n', '\n'};
+    changed_.notify_all();
+  }
+  std::vector<char> get(const std::string& key) override {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, 5s, [&] { return values_.contains(key); });
+    return values_[key];
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    for (const auto& key : keys) get(key);
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+    wait(keys);
+  }
+
+ private:
+  const bool stranger_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::vector<char>> values_;
+};
+
+}  // namespace
+
+TEST_CASE("a connection that a rank did not make is not taken for its own") {
+  const IgnoreSigpipe pipes;
+  const bool stranger = GENERATE(false, true);
+  MemoryStore store(stranger);
+  std::vector<std::string> messages(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        GlooMesh mesh(gloo::transport::tcp::CreateDevice("127.0.0.1"), store, rank, 2, 5s);
+      } catch (const CommError& e) {
+        messages[size_t(rank)] = e.message();
+      }
+    });
+  for (auto& t : threads) t.join();
+  CHECK(tells(messages[0], "rank 1 of the group is not at the other end") == stranger);
+  CHECK(messages[1] == "");
 }

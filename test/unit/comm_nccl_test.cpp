@@ -164,7 +164,7 @@ std::vector<std::string> meet(std::vector<Rank>& ranks, int n, std::chrono::nano
   for (size_t i = 0; i < ranks.size(); ++i)
     threads.emplace_back([&, i] {
       try {
-        const auto transport = nccl_transport(ranks[i].nccl, {"localhost", server.port(), timeout});
+        const auto transport = nccl_transport(ranks[i].nccl, {server.address(), timeout});
         ranks[i].group = transport->connect("dp:10,11", all, first + int(i));
       } catch (const Error& e) {
         messages[i] = e.message();
@@ -178,7 +178,7 @@ struct FakeGroup {
   explicit FakeGroup(int n, std::chrono::nanoseconds timeout = 10s) : ranks(size_t(n)) {
     for (const auto& m : meet(ranks, n, timeout, server)) REQUIRE(m.empty());
   }
-  StoreServer server{0};
+  StoreServer server{{"127.0.0.1", 0, Token::random()}};
   std::vector<Rank> ranks;
 };
 
@@ -197,7 +197,7 @@ void all_reduce(Rank& r, int64_t count = 4) {
 TEST_CASE("nccl: ranks meet by the first one's id, and part when all is done") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
-  StoreServer server(0);
+  StoreServer server({"127.0.0.1", 0, Token::random()});
   std::vector<Rank> ranks(2);
   for (auto& r : ranks) r.nccl->polls = 3;
   for (const auto& m : meet(ranks, 2, 10s, server)) REQUIRE(m.empty());
@@ -212,7 +212,7 @@ TEST_CASE("nccl: a rank that does not come is named, whichever it is") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
   for (const int first : {0, 1}) {
-    StoreServer server(0);
+    StoreServer server({"127.0.0.1", 0, Token::random()});
     std::vector<Rank> ranks(2);  // two of three ranks
     for (const auto& m : meet(ranks, 3, 300ms, server, first)) {
       CAPTURE(m);
@@ -225,7 +225,7 @@ TEST_CASE("nccl: a rank that does not come is named, whichever it is") {
 TEST_CASE("nccl: a connection that fails or hangs is broken off") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
-  StoreServer server(0);
+  StoreServer server({"127.0.0.1", 0, Token::random()});
   std::vector<Rank> ranks(2);
   ranks[0].nccl->fails = true;
   ranks[1].nccl->never_ready = true;

@@ -21,8 +21,8 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 TEST_CASE("what one client sets another gets, also when it asks first") {
-  const StoreServer server(0);
-  Store a("localhost", server.port(), 10s), b("127.0.0.1", server.port(), 10s);
+  const StoreServer server({"127.0.0.1", 0, Token::random()});
+  Store a(server.address(), 10s), b(server.address(), 10s);
   a.set("k", "v");
   CHECK(b.get("k") == "v");
   a.set("k", std::string(300000, 'x'));
@@ -41,8 +41,8 @@ TEST_CASE("what one client sets another gets, also when it asks first") {
 }
 
 TEST_CASE("a job that has failed ends its ranks' waits, with the first reason") {
-  StoreServer server(0);
-  Store waiting("localhost", server.port(), 10s), failing("localhost", server.port(), 10s);
+  StoreServer server({"127.0.0.1", 0, Token::random()});
+  Store waiting(server.address(), 10s), failing(server.address(), 10s);
   failing.set("here", "v");
   CHECK(waiting.failure().empty());
   std::thread later([&] {
@@ -60,11 +60,11 @@ TEST_CASE("a job that has failed ends its ranks' waits, with the first reason") 
 }
 
 TEST_CASE("a store answers many clients at once") {
-  const StoreServer server(0);
+  const StoreServer server({"127.0.0.1", 0, Token::random()});
   std::vector<std::thread> threads;
   for (int i = 0; i < 16; ++i)
     threads.emplace_back([&] {
-      Store s("localhost", server.port(), 10s);
+      Store s(server.address(), 10s);
       s.add("arrived", 1);
       while (std::stoi(s.get("arrived")) < 16) std::this_thread::sleep_for(1ms);
     });
@@ -73,23 +73,23 @@ TEST_CASE("a store answers many clients at once") {
 }
 
 TEST_CASE("waiting ends with the key, the address and what to do") {
-  const StoreServer server(0);
-  Store s("localhost", server.port(), 10s);
+  const StoreServer server({"127.0.0.1", 0, Token::random()});
+  Store s(server.address(), 10s);
   try {
     s.get("nobody sets this", 100ms);
     FAIL("no error");
   } catch (const CommError& e) {
     CHECK(e.message().find("nobody sets this") != std::string::npos);
-    CHECK(e.message().find("localhost:") != std::string::npos);
+    CHECK(e.message().find("127.0.0.1:") != std::string::npos);
   }
   CHECK_THROWS_AS(s.set("a", "b"), CommError);  // the connection is of no use any more
 }
 
 TEST_CASE("a server that ends, a port in use, and an address without a server are told") {
-  auto server = std::make_unique<StoreServer>(0);
-  const uint16_t port = server->port();
-  CHECK_THROWS_AS(StoreServer(port), UserError);
-  Store s("localhost", port, 10s);
+  auto server = std::make_unique<StoreServer>(StoreAddress{"127.0.0.1", 0, Token::random()});
+  const StoreAddress address = server->address();
+  CHECK_THROWS_AS(StoreServer(address), UserError);
+  Store s(address, 10s);
   std::thread killer([&] {
     std::this_thread::sleep_for(50ms);
     server.reset();
@@ -98,14 +98,17 @@ TEST_CASE("a server that ends, a port in use, and an address without a server ar
   CHECK_THROWS_AS(s.get("never"), CommError);
   CHECK(Clock::now() - start < 5s);
   killer.join();
-  CHECK_THROWS_AS(Store("localhost", port, 200ms), CommError);
-  CHECK_THROWS_AS(Store("no-such-host.invalid", port, 200ms), Error);  // by what the resolver says
+  CHECK_THROWS_AS(Store(address, 200ms), CommError);
+  CHECK_THROWS_AS(Store({"no-such-host.invalid", address.port, {}}, 200ms),
+                  Error);  // by what the resolver says
 }
 
 TEST_CASE("a process knows its own identity, and that of one that ended") {
   CHECK_FALSE(ProcessIdentity::own().ended());
-  CHECK(ProcessIdentity::parse(ProcessIdentity::own().text()).started ==
+  CHECK(ProcessIdentity::parse(ProcessIdentity::own().text())->started ==
         ProcessIdentity::own().started);
+  for (const char* text : {"", "12", "12 ", "x 12", "12 x", "-1 12", "12 13 14", "99999999999 1"})
+    CHECK_FALSE(ProcessIdentity::parse(text));
   int pipes[2];
   REQUIRE(pipe(pipes) == 0);
   const pid_t child = fork();
@@ -130,14 +133,14 @@ class Children {
   template <class Body>
   Children(int ranks, const std::string& backend, const Body& body) {
     REQUIRE(pipe(pipe_) == 0);
-    uint16_t port;
+    StoreAddress address;
     {
-      const StoreServer probe(0);
-      port = probe.port();
+      const StoreServer probe({"127.0.0.1", 0, Token::random()});
+      address = probe.address();
     }
     for (int rank = 0; rank < ranks; ++rank) {
       const pid_t pid = fork();
-      if (pid == 0) _exit(run(backend, rank, ranks, port, body));
+      if (pid == 0) _exit(run(backend, rank, ranks, address, body));
       pids.push_back(pid);
     }
   }
@@ -161,14 +164,15 @@ class Children {
 
  private:
   template <class Body>
-  int run(const std::string& backend, int rank, int ranks, uint16_t port, const Body& body) {
+  int run(const std::string& backend, int rank, int ranks, const StoreAddress& address,
+          const Body& body) {
     const IgnoreSigpipe pipes;
     try {
       std::unique_ptr<StoreServer> server;
-      if (rank == 0) server = std::make_unique<StoreServer>(port);
-      auto store = std::make_shared<Store>("localhost", port, 10s);
+      if (rank == 0) server = std::make_unique<StoreServer>(address);
+      auto store = std::make_shared<Store>(address, 10s);
       World world(rank, ranks,
-                  backend == "gloo" ? gloo_transport({"localhost", port, rank, ranks, 10s})
+                  backend == "gloo" ? gloo_transport({address, rank, ranks, 10s})
                                     : shared_memory_transport(store, rank, ranks, 10s));
       return body(world);
     } catch (const CommError& e) {

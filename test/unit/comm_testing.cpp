@@ -75,7 +75,7 @@ void run_process_like_ranks(int ranks, const std::string& backend,
                             const std::function<void(comm::World&)>& body,
                             std::chrono::nanoseconds timeout, comm::Link link) {
   const IgnoreSigpipe pipes;
-  const comm::StoreServer server(0);
+  const comm::StoreServer server({"127.0.0.1", 0, Token::random()});
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
@@ -85,15 +85,12 @@ void run_process_like_ranks(int ranks, const std::string& backend,
       try {
         std::shared_ptr<comm::Transport> transport;
         if (backend == "gloo")
-          transport = comm::gloo_transport({.store_host = "localhost",
-                                            .store_port = server.port(),
-                                            .rank = rank,
-                                            .size = ranks,
-                                            .timeout = timeout});
+          transport = comm::gloo_transport(
+              {.store = server.address(), .rank = rank, .size = ranks, .timeout = timeout});
         else
           transport = shared_memory_transport(
-              std::make_shared<comm::Store>("localhost", server.port(), std::chrono::seconds(20)),
-              rank, ranks, timeout);
+              std::make_shared<comm::Store>(server.address(), std::chrono::seconds(20)), rank,
+              ranks, timeout);
         world = std::make_unique<comm::World>(rank, ranks, std::move(transport), link);
         body(*world);
       } catch (...) {

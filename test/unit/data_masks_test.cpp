@@ -237,6 +237,21 @@ TEST_CASE("documents are packed with their masks, and without those that teach n
   CHECK_THAT(packed.note(), Contains("; masked; 1 pieces left out, since no label counts"));
 }
 
+TEST_CASE("where samples are not packed, each document can have one of its own") {
+  const auto data = tokens_of({{{10, 0}, {11, 0}, {12, 1}},
+                               {{20, 1}, {21, 0}, {22, 0}},
+                               {{30, 0}, {31, 1}, {32, 0}, {33, 0}, {34, 1}}});
+  const PackedDataset alone(data, {.size = 3, .shuffle = false, .alone = true});
+  REQUIRE(alone.size() == 3);
+  const Sample first = sample_of(alone, 0), rest = sample_of(alone, 2);
+  CHECK(first.input == std::vector<int32_t>{10, 11, 0});
+  CHECK(first.label == std::vector<int32_t>{-1, 12, -1});
+  CHECK((first.documents.empty() && first.padding == 1));
+  CHECK(rest.input == std::vector<int32_t>{33, 0, 0});  // of a document that is split
+  CHECK(rest.label == std::vector<int32_t>{34, -1, -1});
+  CHECK((rest.documents.empty() && rest.padding == 2));
+}
+
 TEST_CASE("an evaluation and a bigram table count the labels that count") {
   // Windows of 4 at 0, 3 and 6. The pairs that count: (1 2), (2 2), (2 3), (3 1).
   const auto data =

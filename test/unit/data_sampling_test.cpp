@@ -167,10 +167,10 @@ TEST_CASE("mistakes of data sets name the numbers") {
   REQUIRE(GptDataset(data, {.seq_length = 99}).size() == 1);
   REQUIRE_THROWS_AS(GptDataset(data, {.seq_length = 0}), UserError);
   Sample sample;
-  const GptDataset small(data, {.seq_length = 50, .shuffle = false, .vocab_size = 50});
+  const GptDataset small(data, {.seq_length = 50, .shuffle = false, .ids = {50}});
   REQUIRE_THROWS_WITH(small.sample(0, sample), Contains("token 50 of") && Contains("the id 50"));
   REQUIRE_NOTHROW(
-      GptDataset(data, {.seq_length = 40, .shuffle = false, .vocab_size = 50}).sample(0, sample));
+      GptDataset(data, {.seq_length = 40, .shuffle = false, .ids = {50}}).sample(0, sample));
 }
 
 TEST_CASE("a blend stays within one sample of its weights, in order, from any start") {

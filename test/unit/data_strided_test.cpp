@@ -85,8 +85,28 @@ TEST_CASE("windows that cannot be are refused") {
   CHECK_THROWS_WITH(StridedDataset(some, {.window = 8, .stride = 9}), Contains("stride is 9"));
   CHECK_THROWS_WITH(StridedDataset(some, {.window = 8, .stride = 0}), Contains("stride is 0"));
   CHECK_THROWS_WITH(StridedDataset(one, {.window = 8, .stride = 4}), Contains("1 tokens"));
-  const StridedDataset small(some, {.window = 8, .stride = 8, .vocab_size = 1010});
+  const StridedDataset small(some, {.window = 8, .stride = 8, .ids = {1010}});
   data::Sample sample;
   CHECK_NOTHROW(small.sample(0, sample));
   CHECK_THROWS_WITH(small.sample(1, sample), Contains("1010"));
+}
+
+TEST_CASE("windows of documents begin anew with each, and no label sees another document") {
+  const TemporaryFolder folder;  // documents of 10 tokens
+  const StridedDataset windows(tokens(folder, 35), {.window = 6, .stride = 4, .by_document = true});
+  REQUIRE(windows.size() == 2 * 3 + 1);
+  std::vector<int> losses(35);
+  for (int64_t i = 0; i < windows.size(); ++i) {
+    data::Sample sample;
+    windows.sample(i, sample);
+    const int64_t document = (sample.input[0] - 1000) / 10;
+    for (int64_t s = 0; s < 6 - sample.padding; ++s)
+      CHECK((sample.input[size_t(s)] - 1000) / 10 == document);
+    for (const int32_t label : sample.label)
+      if (label >= 0) {
+        CHECK((label - 1000) / 10 == document);
+        ++losses[size_t(label - 1000)];
+      }
+  }
+  for (int t = 0; t < 35; ++t) CHECK(losses[size_t(t)] == (t % 10 > 0));
 }

@@ -64,7 +64,7 @@ struct Lab : TemporaryFolder {
 
   double nats(const fs::path& model) const {
     return run::evaluate_model({.model = model.string(),
-                                .data = (path / "other_valid").string(),
+                                .data = {(path / "other_valid").string()},
                                 .overrides = {"dataset.seq_length=24", "train.threads=1"}})
         .nats_per_token;
   }

@@ -64,10 +64,8 @@ class Lab : public TemporaryFolder {
     const std::string saved = interchange::continued_model(file, overrides, job.restarts > 0);
     const Recipe r = plan::load_recipe(file, overrides, diagnostics, 1, {}, saved);
     diagnostics.throw_if_errors();
-    const bool lost =
-        r.tokenizer.path && !interchange::without_lost_tokenizer(r, saved).tokenizer.path;
-    const RunPlan plan = plan::make_plan(
-        r, 1, lost ? r.model.vocab_size : train::vocabulary(plan::tokenizer_options(r)));
+    RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
+    plan.dataset.tokenizer = plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
     run::run_training(plan, [&] { return plan; }, {.job = job});
     const auto latest = storage::find_latest(path / run / "checkpoints");
     return latest ? latest->path : std::filesystem::path();
@@ -177,7 +175,7 @@ TEST_CASE("a model of bytes is exported with a tokenizer of bytes, and used as t
   CHECK(text(folder) == text(trained.string()));
   CHECK(text(folder).size() == 11);
   const auto loss = [&](const std::string& model) {
-    return run::evaluate_model({.model = model, .data = (lab / "text").string()});
+    return run::evaluate_model({.model = model, .data = {(lab / "text").string()}});
   };
   CHECK(loss(folder).nats_per_token == loss(trained.string()).nats_per_token);
   CHECK(loss(folder).bytes == loss(trained.string()).bytes);
@@ -210,7 +208,7 @@ TEST_CASE("a run that continues from a checkpoint needs the folder of model.from
 
   // What needs the model alone does not miss the folder, either.
   const auto nats = [&] {
-    return run::evaluate_model({.model = last.string(), .data = (lab / "text").string()})
+    return run::evaluate_model({.model = last.string(), .data = {(lab / "text").string()}})
         .nats_per_token;
   };
   const double before = nats();

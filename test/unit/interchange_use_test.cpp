@@ -45,7 +45,7 @@ struct Lab : TemporaryFolder {
                     {fmt::format("dataset.seq_length={}", expected()["window"].get<int64_t>()),
                      "train.threads=1"});
     return {.model = model.string(),
-            .data = (path / "text").string(),
+            .data = {(path / "text").string()},
             .stride = stride,
             .overrides = std::move(settings)};
   }

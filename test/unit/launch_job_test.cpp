@@ -1,5 +1,6 @@
 // Tests how a process finds its rank, by the variables of every launcher.
 #include <cstdlib>
+#include <map>
 
 #include <catch2/catch.hpp>
 
@@ -26,6 +27,11 @@ class Environment {
                              "TORCHELASTIC_USE_AGENT_STORE",
                              "SLURM_PROCID",
                              "SLURM_NTASKS",
+                             "SLURM_STEP_NUM_TASKS",
+                             "SLURM_STEP_ID",
+                             "SLURM_STEP_NODELIST",
+                             "SLURM_STEP_TASKS_PER_NODE",
+                             "SLURM_NODEID",
                              "SLURM_LOCALID",
                              "SLURM_NTASKS_PER_NODE",
                              "SLURM_JOB_ID",
@@ -37,6 +43,12 @@ class Environment {
                              "PMIX_NAMESPACE",
                              "PMI_RANK",
                              "PMI_SIZE",
+                             "PMI_JOBID",
+                             "MPI_LOCALRANKID",
+                             "MPI_LOCALNRANKS",
+                             "MTRAIN_RESTART_COUNT",
+                             "TORCHELASTIC_RESTART_COUNT",
+                             "TORCHELASTIC_RUN_ID",
                              "MTRAIN_JOB_ID",
                              "MTRAIN_ERROR_FILE",
                              "TORCHELASTIC_ERROR_FILE"})
@@ -78,6 +90,8 @@ TEST_CASE("torchrun's variables") {
   CHECK(job.local_size == 4);
   CHECK(job.master_addr == "node0");
   CHECK(job.master_port == 29500);
+  env.set("MASTER_ADDR", "[::1]");
+  CHECK(job_from_environment().master_addr == "::1");
   env.set("TORCHELASTIC_USE_AGENT_STORE", "True");  // torchrun itself serves that port
   CHECK(job_from_environment().master_port == 29501);
 }
@@ -94,19 +108,22 @@ TEST_CASE("a job has the same id at every restart") {
   CHECK(job_from_environment().id == "host-1-2");
 }
 
-TEST_CASE("Slurm's and Open MPI's variables") {
+TEST_CASE("the variables of a step of Slurm") {
   Environment env;
-  env.set("SLURM_PROCID", "3"), env.set("SLURM_NTASKS", "16"), env.set("SLURM_LOCALID", "3");
-  env.set("SLURM_JOB_ID", "77"), env.set("SLURM_JOB_NODELIST", "gpu[007-009,12],x1");
+  env.set("SLURM_PROCID", "3"), env.set("SLURM_STEP_NUM_TASKS", "16"),
+      env.set("SLURM_LOCALID", "3");
+  env.set("SLURM_NTASKS", "32");  // of the allocation
+  env.set("SLURM_JOB_ID", "77"), env.set("SLURM_JOB_NODELIST", "gpu[001-012]");
+  env.set("SLURM_STEP_NODELIST", "gpu[007-009,12],x1");
   const Job slurm = job_from_environment();
   CHECK(slurm.rank == 3);
   CHECK(slurm.size == 16);
   CHECK(slurm.local_rank == 3);
   CHECK(slurm.master_addr == "gpu007");
   CHECK(slurm.master_port >= 20000);
-  env.set("SLURM_JOB_NODELIST", "alone");
+  env.set("SLURM_STEP_NODELIST", "alone");
   CHECK(job_from_environment().master_addr == "alone");
-  env.set("SLURM_JOB_NODELIST", "a,b[1-2]");
+  env.set("SLURM_STEP_NODELIST", "a,b[1-2]");
   CHECK(job_from_environment().master_addr == "a");
   env.set("SLURM_STEP_NODELIST", "b[1-2]");
   CHECK(job_from_environment().master_addr == "b1");
@@ -116,14 +133,99 @@ TEST_CASE("Slurm's and Open MPI's variables") {
   CHECK(job_from_environment().local_size == 4);
   env.set("SLURM_NODEID", "3");
   CHECK(job_from_environment().local_size == 2);
+}
 
-  Environment fresh;
-  fresh.set("OMPI_COMM_WORLD_RANK", "1"), fresh.set("OMPI_COMM_WORLD_SIZE", "2");
+TEST_CASE("jobs of Open MPI have different ports") {
+  Environment env;
+  env.set("OMPI_COMM_WORLD_RANK", "1"), env.set("OMPI_COMM_WORLD_SIZE", "2");
   CHECK(job_from_environment().rank == 1);
-  fresh.set("PMIX_NAMESPACE", "a");
+  env.set("PMIX_NAMESPACE", "a");
   const uint16_t port = job_from_environment().master_port;
-  fresh.set("PMIX_NAMESPACE", "b");
+  env.set("PMIX_NAMESPACE", "b");
   CHECK(job_from_environment().master_port != port);
+}
+
+TEST_CASE("a process takes the rank of the launcher that started it, not of those around it") {
+  using Variables = std::map<const char*, const char*>;
+  const Variables torchrun{{"RANK", "1"}, {"WORLD_SIZE", "2"}};
+  const Variables open_mpi{{"OMPI_COMM_WORLD_RANK", "2"},
+                           {"OMPI_COMM_WORLD_SIZE", "3"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}};
+  const Variables hydra{{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "4"}};
+  const Variables batch{{"SLURM_PROCID", "0"},
+                        {"SLURM_NTASKS", "8"},
+                        {"SLURM_LOCALID", "0"},
+                        {"SLURM_JOB_NODELIST", "n[1-2]"},
+                        {"SLURM_STEP_NODELIST", "n1"}};
+  const Variables batch_step{{"SLURM_STEP_NUM_TASKS", "1"}};
+  const Variables step{
+      {"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_STEP_NODELIST", "n[3-4]"}};
+  const Variables pmi_of_step{{"PMI_RANK", "5"}, {"PMI_SIZE", "6"}};
+  struct Row {
+    const char* where;
+    std::vector<Variables> set;
+    int rank, size;
+    const char* master = "localhost";
+  };
+  for (const Row& row : std::vector<Row>{
+           {.where = "a batch script", .set = {batch}, .rank = 0, .size = 1},
+           {.where = "a batch script whose step has a size",
+           .set = {batch, batch_step},
+           .rank = 0,
+           .size = 1,
+           .master = "n1"},
+           {.where = "mpirun in a batch script", .set = {batch, open_mpi}, .rank = 2, .size = 3},
+           {.where = "mpirun in a batch script, step with a size",
+           .set = {batch, batch_step, open_mpi},
+           .rank = 2,
+           .size = 3},
+           {.where = "hydra in a batch script", .set = {batch, hydra}, .rank = 3, .size = 4},
+           {.where = "hydra by srun", .set = {step, hydra}, .rank = 3, .size = 4},
+           {.where = "srun in a batch script",
+           .set = {batch, step},
+           .rank = 5,
+           .size = 6,
+           .master = "n3"},
+           {.where = "srun with PMI",
+           .set = {step, pmi_of_step},
+           .rank = 5,
+           .size = 6,
+           .master = "n3"},
+           {.where = "torchrun by srun", .set = {step, torchrun}, .rank = 1, .size = 2},
+           {.where = "torchrun under mpirun", .set = {open_mpi, torchrun}, .rank = 1, .size = 2}}) {
+    INFO(row.where);
+    Environment env;
+    for (const Variables& variables : row.set)
+      for (const auto& [name, value] : variables) env.set(name, value);
+    const Job job = job_from_environment();
+    CHECK(job.rank == row.rank);
+    CHECK(job.size == row.size);
+    CHECK(job.master_addr == row.master);
+  }
+}
+
+TEST_CASE("mpirun over several hosts of an allocation meets at its first host") {
+  Environment env;
+  env.set("OMPI_COMM_WORLD_RANK", "1"), env.set("OMPI_COMM_WORLD_SIZE", "4");
+  env.set("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), env.set("SLURM_JOB_NODELIST", "n[1-2]");
+  CHECK(job_from_environment().master_addr == "n1");
+}
+
+TEST_CASE("a command that one process can do alone waits for no ranks that nobody has started") {
+  Environment env;
+  env.set("RANK", "0"), env.set("WORLD_SIZE", "2");
+  CHECK(job_from_environment().size == 2);
+  CHECK(started_job_from_environment().size == 1);
+  env.set("MTRAIN_JOB_ID", "host-1-2");
+  CHECK(started_job_from_environment().size == 2);
+  Environment torchrun;
+  torchrun.set("RANK", "0"), torchrun.set("WORLD_SIZE", "2"),
+      torchrun.set("TORCHELASTIC_RUN_ID", "none");
+  CHECK(started_job_from_environment().size == 2);
+  Environment mpi;
+  mpi.set("OMPI_COMM_WORLD_RANK", "0"), mpi.set("OMPI_COMM_WORLD_SIZE", "2");
+  CHECK(started_job_from_environment().size == 2);
 }
 
 TEST_CASE("a variable that is no number, or out of range, is named") {

@@ -161,9 +161,13 @@ class Print {
     const auto& [a, b] = o;
     all(a, b);
   }
+  void add(const TokenizerOptions& o) {
+    const auto& [a, b, c, d] = o;
+    all(a, b, c, d);
+  }
   void add(const DatasetOptions& o) {
-    const auto& [a, b, c, d, e, f] = o;
-    all(a, b, c, d, e, f);
+    const auto& [a, b, c, d, e, f, g] = o;
+    all(a, b, c, d, e, f, g);
   }
   void add(const DevicePlan& o) {
     const auto& [a, b, c, d, e, f, g, h] = o;
@@ -269,10 +273,9 @@ const Elsewhere kElsewhere[] = {
     {"hardware.gpus_per_node", "rules and estimates alone, as the section's help says"},
     {"debug.strict", "rules: it makes their warnings errors"},
     {"debug.emulate_fp8", "rules: it permits what a CPU would refuse"},
-    {"tokenizer.type", "train::vocabulary, by plan::tokenizer_options()"},
-    {"tokenizer.path", "train::vocabulary, by plan::tokenizer_options()"},
     {"model.from", "the loader, which reads the folder's config.json"},
     {"model.init", "plan::folder_options(), where model.from is set"},
+    {"model.ignore_keys", "the loader, and plan::folder_options()"},
     {"model.attention_dropout", "rules: it must be 0"},
     {"mixed_precision.fp8_param_gather", "check_supported refuses it"},
     {"checkpoint.async", "check_supported refuses it"},

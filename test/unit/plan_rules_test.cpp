@@ -149,8 +149,17 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
                   "huggingface");
   expect_error({.what = "byte with path", .set = {"tokenizer.type=byte", "tokenizer.path=t"}},
                "tokenizer.path", "");
-  expect_error({.what = "small vocabulary", .set = {"model.vocab_size=200"}}, "model.vocab_size",
-               "200");
+  expect_error(
+      {.what = "ids of no tokenizer", .set = {"tokenizer.type=NullTokenizer", "~model.vocab_size"}},
+      "tokenizer.type", "how many ids");
+  expect_error({.what = "no tokenizer with path",
+                .set = {"tokenizer.type=NullTokenizer", "tokenizer.path=t"}},
+               "tokenizer.path", "reads no file");
+  // Ids in use count: ASCII needs half of the byte tokenizer's.
+  expect_accepts({.what = "fewer rows than the tokenizer has ids",
+                  .set = {"tokenizer.type=byte", "model.vocab_size=128"}});
+  expect_accepts({.what = "ids of no tokenizer, of which there are 200",
+                  .set = {"tokenizer.type=NullTokenizer", "model.vocab_size=200"}});
   expect_error({.what = "batch", .set = {"train.global_batch_size=5", "train.micro_batch_size=2"}},
                "train.global_batch_size", "not a multiple");
   expect_error(

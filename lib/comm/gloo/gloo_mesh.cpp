@@ -1,6 +1,7 @@
 #include "comm/gloo/gloo_mesh.h"
 
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -13,9 +14,11 @@
 #include <string_view>
 
 #include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/address.h>
 
 #include "base/error.h"
+#include "base/strings.h"
 #include "comm/failure_reporter.h"
 
 namespace mtrain::comm {
@@ -84,6 +87,44 @@ struct GlooMesh::Peer {
   }
 };
 
+namespace {
+
+// Returns the address and port that `name` (getsockname or getpeername) gives.
+std::string end_of(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (name(fd, reinterpret_cast<sockaddr*>(&address), &length) < 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&address), length, host, sizeof host, port,
+                  sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "none";  // the connection broke
+  return fmt::format("{} {}", host, port);
+}
+
+}  // namespace
+
+// Gloo takes the first connection that arrives for its peer's. Each rank therefore tells the others
+// through the store, which only ranks can use, at which addresses its own ends of the connections
+// are. No stranger can have the address of one that is connected.
+void GlooMesh::check_ends(gloo::rendezvous::Store& store) const {
+  std::string own;
+  for (int r = 0; r < ranks_; ++r)
+    own += (r == rank_ ? "own" : end_of(peers_[size_t(r)].socket, getsockname)) + "\n";
+  store.set(fmt::format("ends_{}", rank_), std::vector<char>(own.begin(), own.end()));
+  for (int r = 0; r < ranks_; ++r) {
+    if (r == rank_) continue;
+    const std::vector<char> text = store.get(fmt::format("ends_{}", r));
+    const auto ends = split({text.data(), text.size()}, '\n');
+    const std::string seen = end_of(peers_[size_t(r)].socket, getpeername);
+    if (ends.size() <= size_t(rank_) || ends[size_t(rank_)] != seen)
+      throw CommError(
+          fmt::format("rank {} of the group is not at the other end of its connection ({})", r,
+                      seen),
+          "another program has connected to this rank's port while the ranks connected; start the "
+          "job again");
+  }
+}
+
 GlooMesh::GlooMesh(std::shared_ptr<gloo::transport::Device> device, gloo::rendezvous::Store& store,
                    int rank, int ranks, std::chrono::nanoseconds timeout)
     : rank_(rank),
@@ -107,6 +148,7 @@ GlooMesh::GlooMesh(std::shared_ptr<gloo::transport::Device> device, gloo::rendez
     // that a wait on the buffer then fails.
     peer.buffer->recv(r, kNeverSent, 0, 0);
   }
+  check_ends(store);
 }
 
 GlooMesh::~GlooMesh() = default;

@@ -23,7 +23,7 @@ class GlooMesh {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Returns when all ranks of the group have connected.
+  // Returns when all ranks of the group have connected, to each other and to nobody else.
   GlooMesh(std::shared_ptr<gloo::transport::Device> device, gloo::rendezvous::Store& store,
            int rank, int ranks, std::chrono::nanoseconds timeout);
   ~GlooMesh();
@@ -55,6 +55,8 @@ class GlooMesh {
 
  private:
   struct Peer;
+  void check_ends(gloo::rendezvous::Store& store) const;
+
   int rank_, ranks_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::vector<Peer> peers_;

@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 class Rendezvous : public gloo::rendezvous::Store {
  public:
   Rendezvous(const GlooOptions& o, std::string group)
-      : store_(o.store_host, o.store_port, std::chrono::duration_cast<milliseconds>(o.timeout)),
+      : store_(o.store, std::chrono::duration_cast<milliseconds>(o.timeout)),
         group_(std::move(group)) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
@@ -71,13 +71,11 @@ class GlooTransport : public Transport {
   explicit GlooTransport(const GlooOptions& o) : options_(o) {
     std::string address;
     {
-      mtrain::comm::Store meeting(o.store_host, o.store_port,
-                                  std::chrono::duration_cast<milliseconds>(o.timeout));
+      mtrain::comm::Store meeting(o.store, std::chrono::duration_cast<milliseconds>(o.timeout));
       address = own_address(meeting, o);
     }
     // A failing rank must not wait long for a store that is gone.
-    reports_ =
-        std::make_shared<mtrain::comm::Store>(o.store_host, o.store_port, std::chrono::seconds(2));
+    reports_ = std::make_shared<mtrain::comm::Store>(o.store, std::chrono::seconds(2));
     gloo::transport::tcp::attr attributes;
     attributes.hostname = address;
     try {

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "comm/store.h"
 #include "comm/world.h"
 
 namespace mtrain::comm {
 
 struct GlooOptions {
-  std::string store_host;  // the ranks meet at the StoreServer there
-  uint16_t store_port = 0;
+  StoreAddress store;
   int rank = 0, size = 1;
   std::chrono::nanoseconds timeout = std::chrono::seconds(600);
 };

@@ -69,7 +69,7 @@ class Meeting {
   std::string await_invitation() {
     const auto timeout = std::chrono::duration_cast<milliseconds>(options_.timeout);
     // The wait gets a connection of its own, which cannot be used any more after a timeout.
-    Store waiting(options_.store_host, options_.store_port, timeout);
+    Store waiting(options_.store, timeout);
     try {
       return waiting.get(key("id"));
     } catch (const CommError&) {
@@ -122,8 +122,7 @@ class NcclTransport : public Transport {
       : api_(std::move(api)),
         options_(options),
         // A failing rank must not wait long for a store that is gone.
-        store_(std::make_shared<Store>(options.store_host, options.store_port,
-                                       std::chrono::seconds(2))) {}
+        store_(std::make_shared<Store>(options.store, std::chrono::seconds(2))) {}
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {

@@ -5,13 +5,13 @@
 #include <string>
 
 #include "comm/nccl/nccl_api.h"
+#include "comm/store.h"
 #include "comm/world.h"
 
 namespace mtrain::comm {
 
 struct NcclOptions {
-  std::string store_host;  // the ranks meet at the StoreServer there
-  uint16_t store_port = 0;
+  StoreAddress store;
   std::chrono::nanoseconds timeout = std::chrono::seconds(600);
 };
 

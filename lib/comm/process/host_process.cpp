@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "base/error.h"
+#include "comm/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -49,10 +51,14 @@ ProcessIdentity ProcessIdentity::own() { return {getpid(), stat_of(getpid()).sta
 
 std::string ProcessIdentity::text() const { return fmt::format("{} {}", pid, started); }
 
-ProcessIdentity ProcessIdentity::parse(const std::string& text) {
-  ProcessIdentity p;
-  std::istringstream(text) >> p.pid >> p.started;
-  return p;
+std::optional<ProcessIdentity> ProcessIdentity::parse(const std::string& text) {
+  const size_t space = text.find(' ');
+  if (space == std::string::npos) return std::nullopt;
+  const auto number = parse_number(std::string_view(text).substr(0, space));
+  const std::string since = text.substr(space + 1);
+  if (!number || *number < 1 || *number > std::numeric_limits<pid_t>::max() || !parse_number(since))
+    return std::nullopt;
+  return ProcessIdentity{pid_t(*number), since};
 }
 
 bool ProcessIdentity::ended() const {

@@ -2,6 +2,7 @@
 // a peer's process has ended.
 #pragma once
 #include <sys/types.h>
+#include <optional>
 #include <string>
 
 namespace mtrain::comm {
@@ -17,7 +18,8 @@ struct ProcessIdentity {
 
   static ProcessIdentity own();
   std::string text() const;  // parse() reads it back
-  static ProcessIdentity parse(const std::string& text);
+  // Returns nothing for any text that is not two numbers.
+  static std::optional<ProcessIdentity> parse(const std::string& text);
   bool ended() const;  // true also for a zombie that nobody has waited for yet
 };
 

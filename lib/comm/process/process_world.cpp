@@ -11,8 +11,10 @@
 #include "comm/nccl/nccl_library.h"
 #include "comm/nccl/nccl_transport.h"
 #include "comm/process/host_process.h"
+#include "comm/process/rendezvous_host.h"
 #include "comm/process/shared_memory_transport.h"
 #include "comm/store.h"
+#include "comm/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -25,12 +27,15 @@ uint64_t hash_of_program() {
   return Fnv1a().add({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).value();
 }
 
+// What another rank gives is shown up to this length.
+std::string bounded(std::string_view text) { return std::string(text.substr(0, kMaxReasonBytes)); }
+
 // Returns the first line in which the two texts differ, from each of them.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   const auto x = split(a, '\n'), y = split(b, '\n');
   for (size_t i = 0; i < std::max(x.size(), y.size()); ++i) {
     const std::string p = i < x.size() ? x[i] : "", q = i < y.size() ? y[i] : "";
-    if (p != q) return {std::string(trim(p)), std::string(trim(q))};
+    if (p != q) return {bounded(trim(p)), bounded(trim(q))};
   }
   return {};
 }
@@ -46,27 +51,58 @@ constexpr const char* kWell = "well";
 
 // Returns which start of the job serves this store (0: the first); nothing where that start has
 // failed.
-std::optional<int> start_of(Store& store, const ProcessWorldOptions& o) {
+std::optional<int64_t> start_of(Store& store, const ProcessWorldOptions& o) {
   constexpr const char* kStart = "start";
   if (o.rank == 0) store.set(kStart, std::to_string(o.restarts));
   try {
-    return std::stoi(store.get(kStart));
+    const auto start = parse_number(store.get(kStart));
+    if (!start) throw CommError("rank 0 does not say which start this is");
+    return start;
   } catch (const CommError&) {
     if (o.restarts == 0) throw;
     return std::nullopt;
   }
 }
 
+using Clock = std::chrono::steady_clock;
+
+std::chrono::milliseconds rendezvous_time(const ProcessWorldOptions& o) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout);
+}
+
+Token await_token(const ProcessWorldOptions& o, Clock::time_point deadline) {
+  for (;;) {
+    if (const auto token = o.token.find()) return *token;
+    if (Clock::now() > deadline)
+      throw CommError(
+          fmt::format("rank {} has no token of the job after {:.3g} s", o.rank, o.timeout.count()),
+          o.token.hint);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+// Connects to the server, and sets `at.token` to the token that it knows. Returns null where the
+// server knows another one, which rank 0 may not have replaced yet.
+std::shared_ptr<Store> connect(StoreAddress& at, const ProcessWorldOptions& o,
+                               Clock::time_point deadline) {
+  at.token = await_token(o, deadline);
+  try {
+    return std::make_shared<Store>(at, rendezvous_time(o));
+  } catch (const OtherJobError& e) {
+    if (!o.token.may_change) throw;
+    if (Clock::now() > deadline) throw UserError(e.message(), o.token.hint);
+    return nullptr;
+  }
+}
+
 // Connects to the store that rank 0 of this start serves; rank 0 of an earlier start, on another
 // host, may still serve its own. Throws UserError where another rank with this number is there
 // already.
-std::shared_ptr<Store> join_store(const ProcessWorldOptions& o) {
-  using Clock = std::chrono::steady_clock;
-  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout);
-  const auto deadline = Clock::now() + timeout;
+std::shared_ptr<Store> join_store(StoreAddress& at, const ProcessWorldOptions& o) {
+  const auto deadline = Clock::now() + rendezvous_time(o);
   for (;;) {
-    auto store = std::make_shared<Store>(o.master_addr, o.master_port, timeout);
-    const std::optional<int> start = start_of(*store, o);
+    const auto store = connect(at, o, deadline);
+    const std::optional<int64_t> start = store ? start_of(*store, o) : std::nullopt;
     if (start && *start > o.restarts)
       throw CommError(
           fmt::format("rank {} of start {} finds that all ranks were started again as {}", o.rank,
@@ -113,7 +149,7 @@ void await_all(Store& store, const ProcessWorldOptions& o) {
       throw CommError(fmt::format("rank {} did not arrive: {}", rank, e.message()), e.hint());
     }
     if (answer != kWell)
-      throw CommError(answer, "start all ranks with the same program and recipe");
+      throw CommError(bounded(answer), "start all ranks with the same program and recipe");
   }
 }
 
@@ -126,31 +162,32 @@ bool all_on_this_host(Store& store, const ProcessWorldOptions& o) {
   return all;
 }
 
-std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store,
+std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store, const StoreAddress& at,
                                           const ProcessWorldOptions& o) {
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(o.timeout);
   const bool automatic = o.backend == ProcessBackend::automatic;
   const bool on_gpu = o.device == DeviceKind::cuda;
   if (o.backend == ProcessBackend::nccl || (automatic && on_gpu)) {
     MT_CHECK(on_gpu, "the backend nccl was chosen for a rank without a GPU");
-    return nccl_transport(load_nccl(o.device_number), {o.master_addr, o.master_port, timeout});
+    return nccl_transport(load_nccl(o.device_number), {at, timeout});
   }
   if (automatic && all_on_this_host(*store, o))
     return shared_memory_transport(std::move(store), o.rank, o.size, timeout);
-  return gloo_transport({o.master_addr, o.master_port, o.rank, o.size, timeout});
+  return gloo_transport({at, o.rank, o.size, timeout});
 }
 
 // A transport that keeps rank 0's server alive, since groups connect after the handshake.
 class ServedTransport : public Transport {
  public:
   ServedTransport(std::unique_ptr<StoreServer> server, std::shared_ptr<Transport> transport,
-                  const ProcessWorldOptions& o)
-      : server_(std::move(server)),
+                  const StoreAddress& at, const ProcessWorldOptions& o)
+      : token_(o.token.keep),
+        server_(std::move(server)),
         transport_(std::move(transport)),
         rank_(o.rank),
         // A connection of its own, since the other one may be waiting. A failing rank must not wait
         // long.
-        failures_(o.master_addr, o.master_port, std::chrono::seconds(2)) {}
+        failures_(at, std::chrono::seconds(2)) {}
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {
     return transport_->connect(name, ranks, rank);
@@ -164,6 +201,7 @@ class ServedTransport : public Transport {
   }
 
  private:
+  const std::shared_ptr<void> token_;
   std::unique_ptr<StoreServer> server_;
   std::shared_ptr<Transport> transport_;
   const int rank_;
@@ -174,14 +212,22 @@ class ServedTransport : public Transport {
 
 World process_world(const ProcessWorldOptions& o) {
   if (o.size == 1) return World::alone();
+  MT_CHECK(o.token.find, "ranks without a token");
+  const RendezvousHost host = rendezvous_host(o.master_addr, o.local_size == o.size);
+  StoreAddress at{host.reached, o.master_port, {}};
   std::unique_ptr<StoreServer> server;
-  if (o.rank == 0) server = std::make_unique<StoreServer>(o.master_port);
-  auto store = join_store(o);
+  if (o.rank == 0) {
+    const auto token = o.token.find();
+    MT_CHECK(token, "rank 0 has no token");
+    server = std::make_unique<StoreServer>(StoreAddress{host.listens, o.master_port, *token});
+  }
+  auto store = join_store(at, o);
   shake_hands(*store, o);
   await_all(*store, o);
-  auto transport = make_transport(std::move(store), o);
+  auto transport = make_transport(std::move(store), at, o);
   return {o.rank, o.size,
-          std::make_shared<ServedTransport>(std::move(server), std::move(transport), o), o.link};
+          std::make_shared<ServedTransport>(std::move(server), std::move(transport), at, o),
+          o.link};
 }
 
 }  // namespace mtrain::comm

@@ -2,9 +2,13 @@
 // transport that fits the hosts on which they run.
 #pragma once
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "base/device_kind.h"
+#include "base/token.h"
 #include "comm/world.h"
 
 namespace mtrain::comm {
@@ -15,11 +19,23 @@ enum class ProcessBackend {
   nccl,
 };
 
+// How a rank finds the job's token.
+struct TokenSource {
+  // Returns nothing while the token is not there yet. Rank 0 always has it.
+  std::function<std::optional<Token>()> find;
+  // Whether a later find() may return another token: what it found may be of an earlier job.
+  bool may_change = false;
+  std::string hint;            // what to do where no token is found
+  std::shared_ptr<void> keep;  // lives as long as the world
+};
+
 struct ProcessWorldOptions {
   int rank = 0, size = 1;
-  int restarts = 0;  // how often a launcher has started all ranks again
+  int local_size = 1;  // ranks on this host
+  int restarts = 0;    // how often a launcher has started all ranks again
   std::string master_addr = "localhost";
   uint16_t master_port = 0;  // where rank 0 serves the store
+  TokenSource token;
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
   ProcessBackend backend = ProcessBackend::automatic;
   DeviceKind device = DeviceKind::cpu;  // where this rank's data is

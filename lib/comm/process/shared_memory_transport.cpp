@@ -4,39 +4,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include <cstring>
-#include <sstream>
 
 #include "base/error.h"
+#include "comm/process/channel_memory.h"
 #include "comm/process/host_process.h"
 #include "comm/shm_communicator.h"
 
 namespace mtrain::comm {
 
 namespace {
-
-// A mapped memory file. The file lives as long as any process has it open or mapped.
-struct Mapping {
-  void* memory = MAP_FAILED;
-  size_t bytes = 0;
-  int fd = -1;
-  ~Mapping() {
-    if (memory != MAP_FAILED) munmap(memory, bytes);
-    if (fd >= 0) close(fd);
-  }
-};
-
-[[noreturn]] void fail(const std::string& what) {
-  throw RunError(fmt::format("shared memory: {}: {}", what, std::strerror(errno)));
-}
-
-std::shared_ptr<Mapping> map_whole(int fd, size_t bytes) {
-  auto m = std::make_shared<Mapping>();
-  m->fd = fd;
-  m->bytes = bytes;
-  m->memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (m->memory == MAP_FAILED) fail(fmt::format("mapping {} bytes", bytes));
-  return m;
-}
 
 class SharedMemoryTransport : public Transport {
  public:
@@ -52,7 +28,9 @@ class SharedMemoryTransport : public Transport {
         throw UserError(fmt::format("rank {} runs on `{}`, rank {} on `{}`", r,
                                     text.substr(line + 1), rank, host),
                         "ranks on several hosts talk over gloo: comm.backend=gloo");
-      processes_.push_back(ProcessIdentity::parse(text.substr(0, line)));
+      const auto process = ProcessIdentity::parse(text.substr(0, line));
+      if (!process) throw CommError(fmt::format("rank {} does not say which process it is", r));
+      processes_.push_back(*process);
     }
   }
 
@@ -60,24 +38,22 @@ class SharedMemoryTransport : public Transport {
                                         int rank) override {
     const size_t bytes = SharedMemoryChannel::bytes(int(ranks.size()));
     const std::string key = "channel/" + name;
-    std::shared_ptr<Mapping> memory;
+    std::shared_ptr<ChannelMemory> memory;
     if (rank == 0) {
-      const int fd = memfd_create("mtrain channel", MFD_CLOEXEC);
-      if (fd < 0 || ftruncate(fd, off_t(bytes)) < 0) fail("memfd");
-      memory = map_whole(fd, bytes);
-      store_->set(key, fmt::format("/proc/{}/fd/{}", getpid(), fd));
+      memory = ChannelMemory::make(bytes);
+      store_->set(key, memory->place());
     } else {
-      const std::string path = store_->get(key);
-      const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-      if (fd < 0)
-        throw CommError(fmt::format("group {}: cannot open the memory of rank {} ({}): {}", name,
-                                    ranks[0], path, std::strerror(errno)),
-                        "that rank has ended, or its memory belongs to another user");
-      memory = map_whole(fd, bytes);
+      try {
+        memory = ChannelMemory::open(store_->get(key), processes_[size_t(ranks[0])], bytes);
+      } catch (const CommError& e) {
+        throw CommError(
+            fmt::format("group {}: the memory of rank {}: {}", name, ranks[0], e.message()),
+            e.hint());
+      }
     }
     std::vector<ProcessIdentity> members;
     for (const int r : ranks) members.push_back(processes_[size_t(r)]);
-    SharedMemoryChannel channel(memory->memory, rank, int(ranks.size()), timeout_,
+    SharedMemoryChannel channel(memory->data(), rank, int(ranks.size()), timeout_,
                                 [members](int peer) { return members[size_t(peer)].ended(); });
     return shm_communicator(std::move(channel), memory);
   }

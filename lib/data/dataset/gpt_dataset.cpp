@@ -49,13 +49,7 @@ void GptDataset::sample(int64_t index, Sample& out) const {
 
   out.input.resize(size_t(S) + 1);
   tokens_->read(first, out.input);
-  for (int64_t s = 0; s <= S; ++s) {
-    const int32_t token = out.input[s];
-    if (token < 0 || (options_.vocab_size > 0 && token >= options_.vocab_size))
-      throw UserError(fmt::format("token {} of {} has the id {}, but the vocabulary has {}",
-                                  first + s, tokens_->name(), token, options_.vocab_size),
-                      "train with the tokenizer that built the data set");
-  }
+  options_.ids.check(out.input, *tokens_, first, index);
   out.label.assign(out.input.begin() + 1, out.input.end());
   if (tokens_->masked())
     for (int64_t s = 0; s < S; ++s)

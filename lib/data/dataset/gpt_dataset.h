@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/dataset/dataset.h"
+#include "data/dataset/id_check.h"
 #include "data/dataset/indexed_dataset.h"
 
 namespace mtrain::data {
@@ -19,7 +20,7 @@ struct GptDatasetOptions {
   bool mask_document_ends = false;
   // Counts positions from the start of the document instead of the sequence.
   bool reset_positions = false;
-  int64_t vocab_size = 0;  // above 0: a token id at or above it is a UserError
+  IdCheck ids = {};  // of every token that is read, also of masked ones
 };
 
 // Sequence j has the tokens [j S, j S + S] of the stream: S inputs, and the labels one token

@@ -37,7 +37,11 @@ PackedDataset::PackedDataset(std::shared_ptr<const IndexedDataset> tokens,
     throw UserError(fmt::format("{} has no document of 2 to {} tokens{} to pack", tokens_->name(),
                                 options_.size + 1, unlabelled_ ? " in which a label counts" : ""),
                     "raise packed_sequence.packed_sequence_size, or set drop_long_samples: false");
-  packs_ = first_fit(lengths, options_.size);
+  if (!options_.alone) {
+    packs_ = first_fit(lengths, options_.size);
+    return;
+  }
+  for (int64_t piece = 0; piece < int64_t(pieces_.size()); ++piece) packs_.push_back({piece});
 }
 
 std::string PackedDataset::note() const {
@@ -59,10 +63,12 @@ void PackedDataset::sample(int64_t index, Sample& out) const {
   out.input.clear(), out.label.clear(), out.position.clear(), out.documents.clear();
   out.padding = 0;
   for (const int64_t piece : packs_[size_t(options_.shuffle ? Permutation(key, size())(i) : i)])
-    add_piece(pieces_[size_t(piece)], out);
+    add_piece(pieces_[size_t(piece)], index, out);
   const int64_t rest = options_.size - int64_t(out.input.size());
-  if (rest == 0) return;
-  out.documents.push_back(rest);
+  if (options_.alone)
+    out.documents.clear();
+  else if (rest > 0)
+    out.documents.push_back(rest);
   out.padding = rest;
   out.input.resize(size_t(options_.size), 0);
   out.label.resize(size_t(options_.size), -1);
@@ -70,15 +76,10 @@ void PackedDataset::sample(int64_t index, Sample& out) const {
   std::iota(out.position.end() - rest, out.position.end(), 0);
 }
 
-void PackedDataset::add_piece(const Piece& piece, Sample& out) const {
+void PackedDataset::add_piece(const Piece& piece, int64_t index, Sample& out) const {
   std::vector<int32_t> read(size_t(piece.length) + 1);
   tokens_->read(piece.first, read);
-  for (size_t i = 0; i < read.size(); ++i)
-    if (read[i] < 0 || (options_.vocab_size > 0 && read[i] >= options_.vocab_size))
-      throw UserError(
-          fmt::format("token {} of {} has the id {}, but the vocabulary has {}",
-                      piece.first + int64_t(i), tokens_->name(), read[i], options_.vocab_size),
-          "train with the tokenizer that built the data set");
+  options_.ids.check(read, *tokens_, piece.first, index);
   out.documents.push_back(piece.length);
   out.input.insert(out.input.end(), read.begin(), read.end() - 1);
   for (size_t i = 1; i < read.size(); ++i)

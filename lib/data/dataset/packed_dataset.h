@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "data/dataset/dataset.h"
+#include "data/dataset/id_check.h"
 #include "data/dataset/indexed_dataset.h"
 
 namespace mtrain::data {
@@ -15,7 +16,10 @@ struct PackedDatasetOptions {
   uint64_t seed = 0;
   bool shuffle = true;     // false: samples in their order, epoch after epoch
   bool drop_long = false;  // leaves out documents that are too long, instead of splitting them
-  int64_t vocab_size = 0;  // above 0: a token id at or above it is a UserError
+  // Gives each piece a sample of its own, with Sample::documents empty: models that read no packs
+  // take it.
+  bool alone = false;
+  IdCheck ids = {};  // of every token that is read, also of masked ones
 };
 
 // A document of n tokens gives n - 1 inputs, each with the next token as its label. If these are
@@ -36,7 +40,7 @@ class PackedDataset final : public Dataset {
   struct Piece {
     int64_t first, length;  // inputs [first, first + length) of the stream of tokens
   };
-  void add_piece(const Piece& piece, Sample& out) const;
+  void add_piece(const Piece& piece, int64_t index, Sample& out) const;
 
   std::shared_ptr<const IndexedDataset> tokens_;
   PackedDatasetOptions options_;

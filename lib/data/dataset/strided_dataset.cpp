@@ -18,37 +18,60 @@ StridedDataset::StridedDataset(std::shared_ptr<const IndexedDataset> tokens,
   if (N < 2 || S < 2)
     throw UserError(fmt::format("{} has {} tokens, and a window {}", tokens_->name(), N, S),
                     "a loss needs two tokens or more");
-  size_ = N <= S ? 1 : ceil_div(N - S, options_.stride) + 1;
-  if (!tokens_->masked()) return;
-  for (int64_t i = 0; i < size_; ++i) {
-    const auto [first, end] = counted(i);
-    if (tokens_->any_counts(first, end - first)) return;
+  const auto windows_of = [&](int64_t count) {
+    return count <= S ? 1 : ceil_div(count - S, options_.stride) + 1;
+  };
+  bool any = false;
+  if (options_.by_document) {
+    const TokenIndex& index = tokens_->index();
+    for (int64_t d = 0; d < index.documents(); ++d) {
+      const int64_t begin = index.document_begin(d), end = index.document_begin(d + 1);
+      for (int64_t i = 0; i < windows_of(end - begin); ++i) {
+        const Window window{begin + i * options_.stride, begin, end};
+        const auto [first, last] = counted(window);
+        if (first < last && tokens_->any_counts(first, last - first)) windows_.push_back(window);
+      }
+    }
+    size_ = int64_t(windows_.size());
+    any = size_ > 0;
+  } else {
+    size_ = windows_of(N);
+    for (int64_t i = 0; i < size_ && !any; ++i) {
+      const auto [first, last] = counted(i);
+      any = tokens_->any_counts(first, last - first);
+    }
   }
-  throw UserError(fmt::format("no token of {} counts as a label", tokens_->name()),
-                  "build the data set with answers");
+  if (!any)
+    throw UserError(fmt::format("no token of {} counts as a label", tokens_->name()),
+                    "build the data set with answers");
+}
+
+StridedDataset::Window StridedDataset::window(int64_t index) const {
+  if (options_.by_document) return windows_[size_t(index)];
+  return {index * options_.stride, 0, tokens_->tokens()};
+}
+
+std::pair<int64_t, int64_t> StridedDataset::counted(const Window& w) const {
+  const int64_t S = options_.window, end = std::min(w.begin + S, w.document_end);
+  // Where the window before it ends.
+  const int64_t seen = w.begin > w.document_begin ? w.begin - options_.stride + S : 0;
+  return {std::min(std::max(w.begin + 1, seen), end), end};
 }
 
 std::pair<int64_t, int64_t> StridedDataset::counted(int64_t index) const {
-  const int64_t S = options_.window, begin = index * options_.stride;
-  const int64_t end = std::min(begin + S, tokens_->tokens());
-  const int64_t seen = index > 0 ? begin - options_.stride + S : 0;  // where the last window ends
-  return {std::min(std::max(begin + 1, seen), end), end};
+  return counted(window(index));
 }
 
 void StridedDataset::sample(int64_t index, Sample& out) const {
   MT_CHECK(index >= 0, "sample {}", index);
-  const int64_t S = options_.window, begin = index % size_ * options_.stride;
-  const int64_t count = std::min(S, tokens_->tokens() - begin);
-  const auto [first, end] = counted(index % size_);
+  const Window w = window(index % size_);
+  const int64_t S = options_.window, begin = w.begin;
+  const int64_t count = std::min(S, w.document_end - begin);
+  const auto [first, end] = counted(w);
   out.input.assign(size_t(S), 0);
-  tokens_->read(begin, std::span(out.input).first(size_t(count)));
-  for (int64_t s = 0; s < count; ++s) {
-    const int32_t token = out.input[size_t(s)];
-    if (token < 0 || (options_.vocab_size > 0 && token >= options_.vocab_size))
-      throw UserError(fmt::format("token {} of {} has the id {}, but the vocabulary has {}",
-                                  begin + s, tokens_->name(), token, options_.vocab_size),
-                      "evaluate with the tokenizer of the model");
-  }
+  const auto read = std::span(out.input).first(size_t(count));
+  tokens_->read(begin, read);
+  options_.ids.check(read, *tokens_, begin, index);
   out.label.assign(size_t(S), -1);
   for (int64_t t = first; t < end; ++t)
     if (tokens_->counts(t)) out.label[size_t(t - 1 - begin)] = out.input[size_t(t - begin)];

@@ -10,6 +10,9 @@ namespace mtrain::plan {
 struct TokenizerOptions {
   std::optional<std::string> path;  // a tokenizer.json or its folder; none: a token is a byte
   int64_t model_vocab = 0;          // model.vocab_size; 0: the tokenizer's vocabulary
+  bool unknown = false;             // no tokenizer is known: ids have no text
+  // The recipe names no tokenizer but a vocabulary, whose ids may be others than those of bytes.
+  bool assumed = false;
 };
 
 struct DatasetOptions {
@@ -22,6 +25,7 @@ struct DatasetOptions {
   int64_t packed_size = 0;  // documents are packed into samples of this length; 0: they are not
   bool drop_long = false;   // documents that are longer than a pack are left out
   int64_t seed = 0;         // decides the order of the samples
+  TokenizerOptions tokenizer = {};
 };
 
 }  // namespace mtrain::plan

@@ -334,12 +334,17 @@ FolderOptions folder_options(const Recipe& r) {
           .load = load_from(r.checkpoint),
           .load_path = r.checkpoint.load.value_or(""),
           .weights_from = r.model.init == recipe::WeightInit::weights ? r.model.from.value_or("")
-                                                                      : std::string()};
+                                                                      : std::string(),
+          .ignore_keys = r.model.ignore_keys};
 }
 
 TokenizerOptions tokenizer_options(const Recipe& r) {
+  using enum recipe::TokenizerType;
+  const recipe::TokenizerConfig& t = r.tokenizer;
   TokenizerOptions options{.model_vocab = r.model.vocab_size};
-  if (r.tokenizer.type == recipe::TokenizerType::huggingface) options.path = r.tokenizer.path;
+  if (t.type == huggingface) options.path = t.path;
+  options.unknown = t.type == null || (t.type == huggingface && !t.path);
+  options.assumed = t.type == byte && !r.given("tokenizer.type") && r.model.vocab_size > 0;
   return options;
 }
 
@@ -349,7 +354,8 @@ DatasetOptions dataset_options(const Recipe& r) {
           .seq_length = r.dataset.seq_length,
           .packed_size = r.packed_sequence.packed_sequence_size,
           .drop_long = r.packed_sequence.drop_long_samples,
-          .seed = r.dataset.seed.value_or(r.train.seed)};
+          .seed = r.dataset.seed.value_or(r.train.seed),
+          .tokenizer = tokenizer_options(r)};
 }
 
 DevicePlan device_plan_without_overlap(const Recipe& r) {

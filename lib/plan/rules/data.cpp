@@ -39,7 +39,7 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
                                   "validation data",
                                   r.validation.every_steps),
                       "set dataset.validation, or validation.every_steps: 0");
-  diagnostics.require(r.tokenizer.type == recipe::TokenizerType::byte || r.tokenizer.path,
+  diagnostics.require(r.tokenizer.type != recipe::TokenizerType::huggingface || r.tokenizer.path,
                       {"tokenizer.type", "tokenizer.path"},
                       "a huggingface tokenizer needs tokenizer.path",
                       "give the tokenizer.json of the model, or use type: byte");
@@ -47,14 +47,12 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
                       {"tokenizer.path", "tokenizer.type"},
                       "is given, but the byte tokenizer reads no file",
                       "set tokenizer.type: huggingface, or remove the path");
-  diagnostics.require(
-      r.tokenizer.type != recipe::TokenizerType::byte || r.model.vocab_size == 0 ||
-          r.model.vocab_size >= 257,
-      {"model.vocab_size", "tokenizer.type"},
-      fmt::format(
-          "{} is too small for the byte tokenizer, which has 256 bytes and an end of document",
-          r.model.vocab_size),
-      "leave vocab_size out to take the tokenizer's");
+  const bool null = r.tokenizer.type == recipe::TokenizerType::null;
+  diagnostics.require(!null || !r.tokenizer.path, {"tokenizer.path", "tokenizer.type"},
+                      "is given, but NullTokenizer reads no file",
+                      "set tokenizer.type: huggingface, or remove the path");
+  diagnostics.require(!null || r.model.vocab_size > 0, {"tokenizer.type", "model.vocab_size"},
+                      "NullTokenizer does not say how many ids there are", "set model.vocab_size");
 }
 
 namespace {

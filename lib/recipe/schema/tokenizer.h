@@ -9,11 +9,12 @@
 
 namespace mtrain::recipe {
 
-enum class TokenizerType { byte, huggingface };
+enum class TokenizerType { byte, huggingface, null };
 constexpr auto enum_names(TokenizerType) {
   return std::array{EnumName{TokenizerType::byte, "byte"},
                     EnumName{TokenizerType::huggingface, "huggingface"},
-                    EnumName{TokenizerType::huggingface, "HuggingFaceTokenizer"}};
+                    EnumName{TokenizerType::huggingface, "HuggingFaceTokenizer"},
+                    EnumName{TokenizerType::null, "NullTokenizer"}};
 }
 
 struct TokenizerConfig {
@@ -23,7 +24,8 @@ struct TokenizerConfig {
   static constexpr auto fields =
       std::tuple{Field{"type",
                        &TokenizerConfig::type,
-                       "byte needs no file; huggingface reads a tokenizer.json",
+                       "byte needs no file; huggingface reads a tokenizer.json; NullTokenizer: "
+                       "data are ids below model.vocab_size, of which no text is known",
                        {.aliases = "tokenizer.tokenizer_type"}},
                  Field{"path",
                        &TokenizerConfig::path,

@@ -1,0 +1,252 @@
+#include "options.h"
+
+#include <unistd.h>
+#include <set>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+
+namespace mtrain {
+
+namespace {
+
+// torchrun's ports: of an endpoint without one, and of --master_addr on several hosts.
+constexpr uint16_t kEndpointPort = 29400, kMasterPort = 29500;
+
+// The options as they are written.
+struct Words {
+  std::string nproc = "1", nnodes = "1", endpoint, backend, config, id, redirects = "0", tee = "0";
+  std::string token_file, shown, role = "default", start_method, local_addr, log_dir, event_log,
+                                 logs_specs;
+  std::string master_addr, node_rank, numa, signals;
+  std::optional<uint16_t> master_port;
+  int max_restarts = 0;
+  double monitor_interval = 0;
+  bool standalone = false, no_python = false, module = false, run_path = false;
+};
+
+// Adds an option under both of torchrun's spellings, with its variable.
+template <class T>
+CLI::Option* add(CLI::App& app, const std::string& dashes, T& to, const std::string& help,
+                 const std::string& short_name = "") {
+  std::string underscores = dashes, variable = "PET_";
+  for (char& c : underscores) c = c == '-' ? '_' : c;
+  for (const char c : underscores) variable += char(std::toupper(c));
+  std::string names = "--" + underscores;
+  if (underscores != dashes) names += ",--" + dashes;
+  if (!short_name.empty()) names = short_name + "," + names;
+  CLI::Option* option = nullptr;
+  if constexpr (std::is_same_v<T, bool>)
+    option = app.add_flag(names, to, help);
+  else
+    option = app.add_option(names, to, help);
+  return option->envname(variable);
+}
+
+void add_ranks_and_hosts(CLI::App& app, Words& w) {
+  const char* group = "Ranks and hosts";
+  add(app, "nproc-per-node", w.nproc, "ranks on this host: a number, auto, gpu or cpu")
+      ->capture_default_str()
+      ->group(group);
+  add(app, "nnodes", w.nnodes, "number of hosts; N:N means N")->capture_default_str()->group(group);
+  add(app, "node-rank", w.node_rank, "number of this host, from 0")->group(group);
+  add(app, "master-addr", w.master_addr, "host of rank 0; by default localhost")->group(group);
+  add(app, "master-port", w.master_port,
+      "port of rank 0 at which the ranks meet; by default a free one, on several hosts 29500")
+      ->group(group);
+  add(app, "rdzv-endpoint", w.endpoint,
+      "the same in one: host, host:port or [::1]:port; without a port 29400; port 0: a free one")
+      ->group(group);
+  add(app, "rdzv-backend", w.backend, "c10d or static: both meet at the address above")
+      ->group(group);
+  add(app, "rdzv-id", w.id, "name of the job, which ranks see as TORCHELASTIC_RUN_ID")
+      ->group(group);
+  add(app, "rdzv-conf", w.config, "key=value,...; rank=N numbers this host")->group(group);
+  add(app, "standalone", w.standalone, "one host, a free port (the default)")->group(group);
+  add(app, "token-file", w.token_file,
+      "file of 64 hexadecimal digits, the same on every host, by which the ranks know each other "
+      "(or MTRAIN_TOKEN); by default ranks of several hosts share one through the run folder")
+      ->type_name("FILE")
+      ->group(group);
+  add(app, "local-addr", w.local_addr,
+      "address of this host; on host 0 the default of --master_addr")
+      ->group(group);
+}
+
+void add_watching(CLI::App& app, Words& w) {
+  add(app, "max-restarts", w.max_restarts,
+      "start all ranks again after a failure: from the newest checkpoint that the run has saved, "
+      "or else from where the run began; waits 1 s, then twice as long each time, at most 30 s")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str()
+      ->group("Failures");
+  const char* group = "Output";
+  add(app, "log-dir", w.log_dir,
+      "folder for the ranks' output: one folder attempt_N in it for each start, none is "
+      "overwritten")
+      ->group(group);
+  add(app, "redirects", w.redirects,
+      "1: stdout into files, 2: stderr, 3: both; 0:3,1:2 for ranks 0 and 1 of this host alone",
+      "-r")
+      ->group(group);
+  add(app, "tee", w.tee, "the same, and print it on the terminal too", "-t")->group(group);
+  add(app, "local-ranks-filter", w.shown,
+      "ranks of this host whose output is printed, such as 0,2; by default all")
+      ->group(group);
+  add(app, "role", w.role, "variable ROLE_NAME of the ranks")->capture_default_str()->group(group);
+}
+
+void add_without_effect(CLI::App& app, Words& w) {
+  const char* group = "Options of torchrun that are not needed here";
+  add(app, "no-python", w.no_python, "ranks are always programs")->group(group);
+  add(app, "monitor-interval", w.monitor_interval,
+      "no effect: the end of a rank is noticed at once")
+      ->group(group);
+  add(app, "start-method", w.start_method, "no effect: each rank is a program of its own")
+      ->check(CLI::IsMember({"spawn", "fork", "forkserver"}))
+      ->group(group);
+  add(app, "signals-to-handle", w.signals,
+      "no effect: all signals that ask a job to end are passed on")
+      ->group(group);
+  add(app, "module", w.module, "refused: ranks are programs, not Python modules", "-m")
+      ->group(group);
+  add(app, "run-path", w.run_path, "refused: ranks are programs, not Python scripts")->group(group);
+  add(app, "event-log-handler", w.event_log, "refused, except for null")->group(group);
+  add(app, "logs-specs", w.logs_specs, "refused, except for default")->group(group);
+  add(app, "numa-binding", w.numa, "refused: start mtrain-launch under numactl instead")
+      ->group(group);
+}
+
+void refuse(const Words& w) {
+  if (w.module || w.run_path)
+    throw UserError(fmt::format("--{} runs Python code, but ranks are programs",
+                                w.module ? "module" : "run_path"),
+                    "mtrain-launch ... python3 -m module runs one as a program");
+  if (!w.backend.empty() && w.backend != "c10d" && w.backend != "static")
+    throw UserError(
+        fmt::format("--rdzv_backend={}: ranks meet at rank 0's own address alone", w.backend),
+        "c10d and static mean that");
+  if (!w.numa.empty())
+    throw UserError("--numa_binding: ranks are not bound to parts of the host",
+                    "start mtrain-launch under numactl or taskset");
+  if (!w.event_log.empty() && w.event_log != "null")
+    throw UserError(fmt::format("--event_log_handler={}: no such handler", w.event_log),
+                    "leave it out; events are printed");
+  if (!w.logs_specs.empty() && w.logs_specs != "default")
+    throw UserError(fmt::format("--logs_specs={}: no such class of logs", w.logs_specs),
+                    "use --log_dir, --redirects, --tee and --local_ranks_filter");
+}
+
+void warn_of_idle(const CLI::App& app, const Words& w, LaunchOptions& o) {
+  if (app.get_option("--monitor_interval")->count())
+    o.warnings.push_back("--monitor_interval has no effect: the end of a rank is noticed at once");
+  if (!w.start_method.empty())
+    o.warnings.push_back("--start_method has no effect: each rank is a program of its own");
+  if (!w.signals.empty())
+    o.warnings.push_back(
+        "--signals_to_handle has no effect: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 "
+        "are always passed on");
+  const std::set<std::string> known = [&] {
+    std::set<std::string> names;
+    for (const CLI::Option* option : app.get_options()) names.insert(option->get_envname());
+    return names;
+  }();
+  for (char** e = environ; *e; ++e) {
+    const std::string_view v(*e);
+    const std::string name(v.substr(0, v.find('=')));
+    if (name.starts_with("PET_") && !known.contains(name))
+      o.warnings.push_back(name + " has no effect: there is no such option");
+  }
+}
+
+// Sets where the ranks meet, and the numbers of the hosts.
+void set_meeting_place(const Words& w, LaunchOptions& o) {
+  launch::AgentOptions& a = o.agent;
+  a.nodes = launch::parse_nodes(w.nnodes);
+  const launch::RendezvousConfig config = launch::parse_rendezvous_config(w.config);
+  o.warnings.insert(o.warnings.end(), config.warnings.begin(), config.warnings.end());
+  if (!w.node_rank.empty()) {
+    if (!CLI::detail::lexical_cast(w.node_rank, a.node) || a.node < 0)
+      throw UserError(fmt::format("--node_rank={} is not the number of a host", w.node_rank),
+                      "hosts are numbered from 0");
+    if (config.node && *config.node != a.node)
+      throw UserError(
+          fmt::format("--node_rank={} and --rdzv_conf=rank={} differ", a.node, *config.node),
+          "leave one of the two out");
+  } else if (config.node) {
+    a.node = *config.node;
+  }
+  if (w.standalone && a.nodes > 1)
+    throw UserError("--standalone is for one host, but --nnodes is " + std::to_string(a.nodes),
+                    "leave one of the two out");
+  if (a.node >= a.nodes)
+    throw UserError(fmt::format("--node_rank={} is beyond the last of {} hosts", a.node, a.nodes),
+                    "hosts are numbered from 0");
+  if (!w.master_addr.empty()) a.master_addr = launch::parse_host(w.master_addr);
+  if (w.master_addr.empty() && !w.local_addr.empty()) {
+    if (a.node == 0)
+      a.master_addr = launch::parse_host(w.local_addr);
+    else
+      o.warnings.push_back("--local_addr has no effect: only host 0 is connected to");
+  }
+  a.master_port = w.master_port.value_or(a.nodes > 1 && !w.master_addr.empty() ? kMasterPort : 0);
+  if (w.standalone && !w.endpoint.empty()) {
+    o.warnings.push_back("--rdzv_endpoint has no effect with --standalone");
+  } else if (!w.endpoint.empty()) {
+    const launch::Endpoint endpoint = launch::parse_endpoint(w.endpoint);
+    a.master_addr = endpoint.host;
+    a.master_port = endpoint.port.value_or(kEndpointPort);
+  }
+  if (a.nodes == 1) return;
+  if (a.master_port == 0 || a.master_addr == "localhost")
+    throw UserError("the ranks of several hosts need an address at which they meet",
+                    "give --master_addr and --master_port, the same on every host; port 0 is for "
+                    "one host");
+  // With this backend torchrun numbers hosts itself, and its users give no numbers.
+  if (w.backend == "c10d" && w.node_rank.empty() && !config.node)
+    throw UserError("hosts do not number themselves: which of the hosts is this one?",
+                    "give --node_rank on each host, from 0; host 0 is that of the address");
+}
+
+}  // namespace
+
+std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code) {
+  CLI::App app("mtrain-launch starts the ranks of a job on this host and watches over them.",
+               "mtrain-launch");
+  app.prefix_command();
+  app.footer(
+      "  mtrain-launch --nproc_per_node=2 --recipe recipes/quickstart.yaml train.steps=100\n"
+      "  mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
+      "--master_port=29500 mtrain --recipe r.yaml");
+  Words w;
+  add_ranks_and_hosts(app, w);
+  add_watching(app, w);
+  add_without_effect(app, w);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    exit_code = app.exit(e) == 0 ? 0 : 2;
+    return std::nullopt;
+  }
+  refuse(w);
+  LaunchOptions o;
+  warn_of_idle(app, w, o);
+  set_meeting_place(w, o);
+  launch::AgentOptions& a = o.agent;
+  a.max_restarts = w.max_restarts;
+  a.redirects = launch::parse_streams("--redirects", w.redirects);
+  a.tee = launch::parse_streams("--tee", w.tee);
+  a.shown_ranks = launch::parse_local_ranks(w.shown);
+  a.role = w.role;
+  a.run_id = w.id;
+  a.log_dir = w.log_dir;
+  if ((a.redirects.any() || a.tee.any()) && a.log_dir.empty()) a.log_dir = "logs";
+  a.ranks_per_node = launch::ranks_per_node(w.nproc);
+  o.token_file = w.token_file;
+  o.rest = app.remaining();
+  return o;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,263 @@
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <list>
+#include <thread>
+#include <unordered_map>
+
+#include "comm/store.h"
+#include "comm/store_session.h"
+
+namespace mtrain::comm {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto kStrangerTime =
+    10s;  // in which a connection must have proved that it knows the token
+// A connection is not closed for another one before this age: a rank's proof needs about as long
+// where strangers keep all cores busy.
+constexpr auto kLeastAge = 10ms;
+constexpr int kAcceptsAtOnce = 16;  // between them, clients that have sent something are served
+constexpr int kReadsAtOnce = 16;    // of one client, before others have their turn
+
+// Returns the lowest number of a file descriptor that is reserved for the rest of the process.
+int first_reserved_descriptor() {
+  rlimit most{};
+  if (getrlimit(RLIMIT_NOFILE, &most) < 0 ||
+      most.rlim_cur > rlim_t(std::numeric_limits<int>::max()))
+    return std::numeric_limits<int>::max();
+  return std::max(1, int(most.rlim_cur) - StoreServer::kReservedDescriptors);
+}
+
+}  // namespace
+
+// One thread serves all connections.
+class StoreServer::Loop {
+ public:
+  Loop(int listener, const Token& token)
+      : listener_(listener),
+        stop_(eventfd(0, EFD_CLOEXEC)),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        table_(token) {
+    watch(EPOLL_CTL_ADD, stop_, EPOLLIN);
+    watch(EPOLL_CTL_ADD, listener_, EPOLLIN);
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Loop() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(stop_, &one, sizeof one);
+    thread_.join();
+    clients_.clear();
+    for (const int fd : {epoll_, listener_, stop_}) close(fd);
+  }
+
+ private:
+  struct Client {
+    Client(int descriptor, StoreTable& table) : fd(descriptor), session(table, fd, make_nonce()) {}
+    ~Client() { close(fd); }
+    const int fd;
+    const Clock::time_point accepted = Clock::now();
+    uint32_t events = EPOLLIN;
+    StoreSession session;
+  };
+
+  void run() {
+    for (;;) {
+      epoll_event events[64];
+      const int n = epoll_wait(epoll_, events, 64, milliseconds_to_wait());
+      if (n < 0 && errno != EINTR) return;
+      bool knocks = false;
+      for (int i = 0; i < n; ++i) {
+        const int fd = events[i].data.fd;
+        if (fd == stop_) return;
+        if (fd == listener_) knocks = true;
+        // An earlier event of this round may have closed the connection.
+        if (const auto found = clients_.find(fd); found != clients_.end())
+          serve(*found->second, events[i].events);
+      }
+      const auto now = Clock::now();
+      while (!strangers_.empty() && now - oldest().accepted > kStrangerTime) drop(oldest().fd);
+      if (paused_until_ && now >= *paused_until_) {
+        paused_until_.reset();
+        watch(EPOLL_CTL_MOD, listener_, EPOLLIN);
+      }
+      if (knocks && !paused_until_) accept_some();
+    }
+  }
+
+  int milliseconds_to_wait() const {
+    auto until = Clock::time_point::max();
+    if (!strangers_.empty()) until = oldest().accepted + kStrangerTime + 1ms;
+    if (paused_until_) until = std::min(until, *paused_until_);
+    if (until == Clock::time_point::max()) return -1;
+    return int(
+        std::chrono::ceil<std::chrono::milliseconds>(std::max(until - Clock::now(), 0ns)).count());
+  }
+
+  void accept_some() {
+    for (int i = 0; i < kAcceptsAtOnce; ++i) {
+      const auto now = Clock::now();
+      if (strangers_.size() >= kMaxStrangers && now - oldest().accepted < kLeastAge)
+        return pause_until(oldest().accepted + kLeastAge);
+      const int fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      if (fd < 0) {
+        if (errno == EAGAIN) return;
+        if (errno == EINTR || errno == ECONNABORTED) continue;
+        // There are no descriptors or no memory. The connection stays in the listener's queue, for
+        // which epoll would report it again at once.
+        if (strangers_.empty()) return pause_until(now + 100ms);
+        drop(oldest().fd);
+        continue;
+      }
+      if (strangers_.size() >= kMaxStrangers ||
+          (fd >= first_reserved_descriptor() && !strangers_.empty()))
+        drop(oldest().fd);
+      const int on = 1;
+      setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      auto client = std::make_unique<Client>(fd, table_);
+      if (!watch(EPOLL_CTL_ADD, fd, client->events)) continue;
+      clients_.emplace(fd, std::move(client));
+      strangers_.push_back(fd);
+    }
+  }
+
+  void pause_until(Clock::time_point time) {
+    paused_until_ = time;
+    watch(EPOLL_CTL_MOD, listener_, 0);
+  }
+
+  void serve(Client& c, uint32_t events) {
+    bool well = (events & EPOLLERR) == 0;
+    if (well && (events & (EPOLLIN | EPOLLHUP))) well = read(c);
+    well = well && flush(c);
+    if (!well) drop(c.fd);
+    // The request may have answered others, and they may do the same in turn.
+    for (auto woken = table_.take_woken(); !woken.empty(); woken = table_.take_woken())
+      for (const int fd : woken)
+        if (const auto found = clients_.find(fd); found != clients_.end() && !flush(*found->second))
+          drop(fd);
+  }
+
+  // Returns false when the connection has ended.
+  bool read(Client& c) {
+    char buffer[65536];
+    for (int i = 0; i < kReadsAtOnce && c.session.reads(); ++i) {
+      const bool stranger = !c.session.knows_token();
+      const ssize_t n = recv(c.fd, buffer, stranger ? kHelloBytes + kProofBytes : sizeof buffer, 0);
+      if (n == 0) return false;
+      if (n < 0) return errno == EAGAIN || errno == EINTR;
+      if (!c.session.receive({buffer, size_t(n)})) return false;
+      if (stranger && c.session.knows_token()) strangers_.remove(c.fd);
+    }
+    return true;
+  }
+
+  bool flush(Client& c) {
+    for (;;) {
+      const std::string_view out = c.session.next_output();
+      if (out.empty()) break;
+      const ssize_t n = send(c.fd, out.data(), out.size(), MSG_NOSIGNAL);
+      if (n < 0 && errno != EAGAIN && errno != EINTR) return false;
+      if (n < 0) break;
+      if (!c.session.sent(size_t(n))) return false;
+    }
+    const uint32_t events = (c.session.reads() ? uint32_t(EPOLLIN) : 0u) |
+                            (c.session.next_output().empty() ? 0u : uint32_t(EPOLLOUT));
+    if (events != c.events) watch(EPOLL_CTL_MOD, c.fd, c.events = events);
+    return true;
+  }
+
+  bool watch(int operation, int fd, uint32_t events) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = fd;
+    return epoll_ctl(epoll_, operation, fd, &event) == 0;
+  }
+
+  const Client& oldest() const { return *clients_.at(strangers_.front()); }
+
+  void drop(int fd) {
+    strangers_.remove(fd);
+    clients_.erase(fd);
+  }
+
+  const int listener_, stop_, epoll_;
+  StoreTable table_;
+  std::unordered_map<int, std::unique_ptr<Client>> clients_;  // after table_, which they use
+  std::list<int> strangers_;  // descriptors of clients without a proof, the oldest first
+  std::optional<Clock::time_point> paused_until_;  // the listener is not watched until then
+  std::thread thread_;
+};
+
+namespace {
+
+struct Listening {
+  int fd = -1;
+  int error = 0;
+};
+
+// Makes a socket that listens at one address.
+Listening listen_at(const addrinfo& a, bool all_addresses) {
+  Listening l{socket(a.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+  const int on = 1, off = 0;
+  if (l.fd >= 0) {
+    setsockopt(l.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (a.ai_family == AF_INET6 && all_addresses)
+      setsockopt(l.fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(l.fd, a.ai_addr, a.ai_addrlen) == 0 && listen(l.fd, 4096) == 0) return l;
+  }
+  l.error = errno;
+  if (l.fd >= 0) close(l.fd);
+  return {-1, l.error};
+}
+
+uint16_t port_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+}  // namespace
+
+StoreServer::StoreServer(const StoreAddress& at) : address_(at) {
+  const bool all = at.host.empty();
+  Listening l{-1, EADDRNOTAVAIL};
+  // Every address at once is that of IPv6, which takes IPv4 too, or of IPv4 where there is no IPv6.
+  for (const int family : {all ? AF_INET6 : AF_UNSPEC, AF_INET}) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_family = family;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_PASSIVE;
+    if (getaddrinfo(all ? nullptr : at.host.c_str(), std::to_string(at.port).c_str(), &hints,
+                    &found) != 0)
+      continue;
+    l = listen_at(*found, all);
+    freeaddrinfo(found);
+    if (l.fd >= 0 || !all || l.error == EADDRINUSE) break;
+  }
+  if (l.fd < 0)
+    throw UserError(fmt::format("cannot serve the rendezvous at port {}{}: {}", at.port,
+                                all ? "" : " of " + at.host, std::strerror(l.error)),
+                    "another job may use it: choose another port with --master_port (MASTER_PORT)");
+  address_.port = port_of(l.fd);
+  if (all) address_.host = "localhost";
+  loop_ = std::make_unique<Loop>(l.fd, at.token);
+}
+
+StoreServer::~StoreServer() = default;
+
+}  // namespace mtrain::comm

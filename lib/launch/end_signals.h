@@ -1,0 +1,24 @@
+// The signals that ask a job to save and end, as the launcher and the ranks understand them.
+#pragma once
+#include <chrono>
+#include <csignal>
+
+namespace mtrain::launch {
+
+// Slurm's --signal sends SIGUSR1 or SIGUSR2 before the time limit; Ctrl-\ is SIGQUIT.
+inline constexpr int kEndSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+// Signals that arrive within this time of the first one belong to it: `timeout`, Slurm and a closed
+// terminal signal the launcher and the ranks, or send two signals together.
+inline constexpr std::chrono::milliseconds kSameRequest{1000};
+
+// The variable by which ranks know their launcher's pid.
+inline constexpr const char* kLauncherPid = "MTRAIN_LAUNCHER_PID";
+
+inline bool is_end_signal(int signal) {
+  for (const int s : kEndSignals)
+    if (s == signal) return true;
+  return false;
+}
+
+}  // namespace mtrain::launch

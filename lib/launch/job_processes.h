@@ -1,0 +1,23 @@
+// The processes of a job on this host: the ranks, and all that they have started.
+#pragma once
+#include <sys/types.h>
+#include <string>
+#include <vector>
+
+namespace mtrain::launch {
+
+struct JobProcess {
+  pid_t pid = 0;
+  int rank = -1;        // -1: its environment names none
+  std::string program;  // the name of its file
+};
+
+// Returns the processes whose environment has this MTRAIN_JOB_ID. It finds those in other process
+// groups and sessions, too: `timeout`, `setsid` and shells with job control make their own.
+std::vector<JobProcess> job_processes(const std::string& job_id);
+
+// Kills these processes with SIGKILL until none is left. Gives up after a second, when what is left
+// cannot be killed.
+void kill_job_processes(const std::string& job_id);
+
+}  // namespace mtrain::launch

@@ -1,0 +1,49 @@
+// A stream of the launcher, such as its stdout, that never makes the launcher wait.
+#pragma once
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace mtrain::launch {
+
+// Text that waits to be written. Beyond a bound the oldest whole lines are dropped, and a line in
+// their stead says how many. A progress line ends with a carriage return.
+class PendingText {
+ public:
+  explicit PendingText(size_t most_bytes) : most_(most_bytes) {}
+  void add(std::string_view text);
+  bool empty() const { return text_.empty(); }
+  std::string take(size_t bytes);  // takes at most so many from the beginning, and the line above
+
+ private:
+  void drop();
+
+  const size_t most_;
+  std::string text_;
+  bool within_line_ = false;  // what was taken last ended within a line
+  size_t dropped_ = 0;        // lines, after the first kept_ bytes
+  size_t kept_ = 0;
+};
+
+// Writes to a file descriptor in a thread of its own: the descriptor may be a terminal that Ctrl-S
+// has stopped, or a pipe to a paused pager. A reader that is gone ends the output and nothing else.
+class OutputStream {
+ public:
+  explicit OutputStream(int fd);
+  ~OutputStream();  // does not wait for what is pending
+  OutputStream(const OutputStream&) = delete;
+  OutputStream& operator=(const OutputStream&) = delete;
+
+  void write(std::string_view text);
+  // Waits until all is written, nobody has read for so long, or give_up() returns true.
+  void finish(std::chrono::milliseconds patience, const std::function<bool()>& give_up);
+
+ private:
+  struct State;
+  static void write_all(const std::shared_ptr<State>& state);
+  const std::shared_ptr<State> state_;  // the thread may outlive this object
+};
+
+}  // namespace mtrain::launch

@@ -1,0 +1,47 @@
+#include "launch/signals.h"
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "launch/end_signals.h"
+
+namespace mtrain::launch {
+
+EndRequests::Kind EndRequests::add(int signal, Clock::time_point at) {
+  if (signal_ == 0) {
+    signal_ = signal;
+    first_ = at;
+    return Kind::first;
+  }
+  return at - first_ < kSameRequest ? Kind::repeat : Kind::second;
+}
+
+Signals::Signals() {
+  sigset_t handled;
+  sigemptyset(&handled);
+  sigaddset(&handled, SIGCHLD);
+  sigaddset(&handled, SIGWINCH);
+  for (const int s : kEndSignals) {
+    // Under nohup SIGHUP is ignored and must stay so: once blocked, it would arrive through the
+    // descriptor.
+    struct sigaction action;
+    sigaction(s, nullptr, &action);
+    if (s != SIGHUP || action.sa_handler != SIG_IGN) sigaddset(&handled, s);
+  }
+  sigprocmask(SIG_BLOCK, &handled, &before_);
+  fd_ = signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+Signals::~Signals() {
+  close(fd_);
+  sigprocmask(SIG_SETMASK, &before_, nullptr);
+}
+
+int Signals::next() {
+  signalfd_siginfo info;
+  while (read(fd_, &info, sizeof info) == sizeof info)
+    if (info.ssi_signo != SIGCHLD) return int(info.ssi_signo);
+  return 0;
+}
+
+}  // namespace mtrain::launch

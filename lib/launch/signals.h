@@ -1,0 +1,46 @@
+// The signals that reach the launcher.
+#pragma once
+#include <chrono>
+#include <csignal>
+
+#include "base/ignore_sigpipe.h"
+
+namespace mtrain::launch {
+
+// Decides which signals are one request to end, and which are the second request.
+class EndRequests {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class Kind {
+    first,   // save and end
+    repeat,  // belongs to the first: nothing more to do
+    second   // end at once
+  };
+  Kind add(int signal, Clock::time_point at);
+  int signal() const { return signal_; }  // of the first request; 0: none has come
+
+ private:
+  int signal_ = 0;
+  Clock::time_point first_;
+};
+
+// While it lives, the signals that the launcher handles arrive at a file descriptor.
+class Signals {
+ public:
+  Signals();
+  ~Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  int fd() const { return fd_; }
+  const sigset_t& before() const { return before_; }  // the mask with which children begin
+  // Returns the next signal, SIGCHLD excepted; 0: none has arrived.
+  int next();
+
+ private:
+  const IgnoreSigpipe pipes_;  // a reader that is gone (`| tee log`) must not end the ranks
+  sigset_t before_;
+  int fd_;
+};
+
+}  // namespace mtrain::launch

@@ -1,0 +1,156 @@
+#include "launch/torchrun_options.h"
+
+#include <charconv>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace mtrain::launch {
+
+namespace {
+
+std::optional<int> number(std::string_view text, int least, int most) {
+  int n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && n >= least && n <= most ? std::optional(n) : std::nullopt;
+}
+
+constexpr int kMostRanks = 1 << 24;
+
+}  // namespace
+
+Endpoint parse_endpoint(const std::string& text) {
+  const auto wrong = [&](const std::string& why) {
+    throw UserError(fmt::format("--rdzv_endpoint={} {}", text, why),
+                    "write host, host:port or [::1]:port");
+  };
+  std::string host(trim(text)), port;
+  const bool brackets = host.starts_with('[');
+  if (brackets) {
+    const size_t close = host.find(']');
+    if (close == std::string::npos) wrong("lacks the closing bracket");
+    const std::string rest = host.substr(close + 1);
+    if (!rest.empty() && rest[0] != ':') wrong("has something else than a port after the bracket");
+    if (!rest.empty()) port = rest;
+    host = host.substr(1, close - 1);
+  } else if (const size_t colon = host.find(':'); colon != std::string::npos) {
+    if (host.find(':', colon + 1) != std::string::npos)
+      wrong("has several colons: an address of IPv6 stands in brackets");
+    port = host.substr(colon);
+    host.resize(colon);
+  }
+  if (host.empty()) wrong("names no host");
+  Endpoint endpoint{host, std::nullopt};
+  if (port.empty()) return endpoint;
+  const auto n = number(std::string_view(port).substr(1), 0, 65535);
+  if (!n) wrong("does not end with a port from 0 to 65535");
+  endpoint.port = uint16_t(*n);
+  return endpoint;
+}
+
+std::string parse_host(const std::string& text) {
+  const bool brackets = text.size() > 2 && text.front() == '[' && text.back() == ']';
+  return brackets ? text.substr(1, text.size() - 2) : text;
+}
+
+int parse_nodes(const std::string& text) {
+  constexpr int kMostNodes = 100000;
+  const size_t colon = text.find(':');
+  const auto least = number(std::string_view(text).substr(0, colon), 1, kMostNodes);
+  const auto most = colon == std::string::npos
+                        ? least
+                        : number(std::string_view(text).substr(colon + 1), 1, kMostNodes);
+  if (!least || !most)
+    throw UserError(
+        fmt::format("--nnodes={} is not a number of hosts from 1 to {}", text, kMostNodes),
+        "write --nnodes=2");
+  if (*least != *most)
+    throw UserError(
+        fmt::format("--nnodes={}: a job has a fixed number of hosts; it does not shrink or grow",
+                    text),
+        fmt::format("write --nnodes={}", *most));
+  return *most;
+}
+
+Streams parse_streams(const std::string& option, const std::string& text) {
+  Streams streams;
+  const auto wrong = [&] {
+    throw UserError(fmt::format("{}={} names no streams", option, text),
+                    "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all ranks, or pairs of "
+                    "a rank of this host and such a number: 0:3,1:2");
+  };
+  if (const auto all = number(trim(text), 0, 3)) {
+    streams.all = *all;
+    return streams;
+  }
+  for (const std::string& part : split(text, ',')) {
+    const size_t colon = part.find(':');
+    if (colon == std::string::npos) wrong();
+    const auto rank = number(trim(part.substr(0, colon)), 0, kMostRanks);
+    const auto bits = number(trim(part.substr(colon + 1)), 0, 3);
+    if (!rank || !bits) wrong();
+    streams.by_local_rank[*rank] = *bits;
+  }
+  return streams;
+}
+
+std::set<int> parse_local_ranks(const std::string& text) {
+  std::set<int> ranks;
+  if (trim(text).empty()) return ranks;
+  for (const std::string& part : split(text, ',')) {
+    const auto rank = number(trim(part), 0, kMostRanks);
+    if (!rank)
+      throw UserError(fmt::format("--local_ranks_filter={} is not a list of ranks", text),
+                      "write the ranks of this host whose output is shown: 0,2");
+    ranks.insert(*rank);
+  }
+  return ranks;
+}
+
+RendezvousConfig parse_rendezvous_config(const std::string& text) {
+  struct Row {
+    const char *key, *why;
+  };
+  constexpr const char* kTimeout = "comm.timeout_s of the recipe says how long ranks wait";
+  constexpr const char* kHost = "rank 0 serves the rendezvous";
+  constexpr const char* kElastic = "a job has a fixed number of hosts";
+  constexpr Row kNoEffect[] = {{"timeout", kTimeout},
+                               {"join_timeout", kTimeout},
+                               {"read_timeout", kTimeout},
+                               {"close_timeout", kTimeout},
+                               {"heartbeat_timeout", kTimeout},
+                               {"last_call_timeout", kElastic},
+                               {"keep_alive_interval", kElastic},
+                               {"keep_alive_max_attempt", kElastic},
+                               {"is_host", kHost},
+                               {"store_type", kHost},
+                               {"use_libuv", kHost}};
+  RendezvousConfig config;
+  for (const std::string& part : split(text, ',')) {
+    const std::string pair(trim(part));
+    if (pair.empty()) continue;
+    const size_t equals = pair.find('=');
+    if (equals == std::string::npos)
+      throw UserError(fmt::format("--rdzv_conf: {} has no value", pair), "write key=value,...");
+    const std::string key(trim(pair.substr(0, equals))), value(trim(pair.substr(equals + 1)));
+    if (key == "rank") {
+      config.node = number(value, 0, kMostRanks);
+      if (!config.node)
+        throw UserError(fmt::format("--rdzv_conf: rank={} is not the number of a host", value),
+                        "hosts are numbered from 0");
+      continue;
+    }
+    const Row* known = nullptr;
+    for (const Row& row : kNoEffect)
+      if (key == row.key) known = &row;
+    if (!known)
+      throw UserError(fmt::format("--rdzv_conf: there is no key {}", key),
+                      "rank=N numbers this host, as --node_rank does");
+    config.warnings.push_back(fmt::format("--rdzv_conf: {} has no effect: {}", key, known->why));
+  }
+  return config;
+}
+
+}  // namespace mtrain::launch

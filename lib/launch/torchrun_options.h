@@ -1,0 +1,52 @@
+// The values of torchrun's options, as text.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace mtrain::launch {
+
+// All functions throw UserError, which names the option, for a text that is wrong or asks for what
+// mtrain-launch does not do.
+
+struct Endpoint {
+  std::string host;
+  std::optional<uint16_t> port;
+};
+// --rdzv_endpoint: host, host:port, [address]:port, or an address of IPv6 in brackets.
+Endpoint parse_endpoint(const std::string& text);
+
+// --master_addr: a host, or an address of IPv6, which torchrun's users write in brackets.
+std::string parse_host(const std::string& text);
+
+// --nnodes: N, or N:N.
+int parse_nodes(const std::string& text);
+
+// --redirects and --tee: which streams of which ranks of this host. Bits: 1 stdout, 2 stderr.
+struct Streams {
+  int all = 0;
+  std::map<int, int> by_local_rank;  // of ranks that are named
+  int of(int local_rank) const {
+    const auto it = by_local_rank.find(local_rank);
+    return it == by_local_rank.end() ? all : it->second;
+  }
+  bool any() const { return all || !by_local_rank.empty(); }
+};
+// "3" for all ranks, or "0:3,1:2" for the ranks named.
+Streams parse_streams(const std::string& option, const std::string& text);
+
+// --local-ranks-filter: "0,2". Empty: all ranks of the host.
+std::set<int> parse_local_ranks(const std::string& text);
+
+// --rdzv_conf: "key=value,...". What acts, and for each other key of torchrun a line that says why
+// it has no effect.
+struct RendezvousConfig {
+  std::optional<int> node;  // rank=N numbers this host
+  std::vector<std::string> warnings;
+};
+RendezvousConfig parse_rendezvous_config(const std::string& text);
+
+}  // namespace mtrain::launch

@@ -1,0 +1,464 @@
+#!/usr/bin/env python3
+"""Tests what becomes of a job when signals come, when its launcher is killed, and when nobody reads its output.
+
+  test/process/signals_test.py <mtrain> <mtrain-launch>
+
+MTRAIN_SIGNAL_PAIRS is the number of random pairs of signals to trainings; 6 by default, 200 in the nightly tests.
+"""
+import concurrent.futures
+import glob
+import json
+import os
+import pathlib
+import pty
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MTRAIN, LAUNCH = (str(pathlib.Path(path).resolve()) for path in sys.argv[1:3])
+PAIRS = int(os.environ.get("MTRAIN_SIGNAL_PAIRS", "6"))
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+WORK = pathlib.Path(tempfile.mkdtemp())
+ENVIRONMENT = {**os.environ, "TMPDIR": str(WORK / "tmp")}
+# A step takes a tenth of a second, since the emulated link is slow; it takes no time of the CPU.
+RECIPE = """
+model: {num_layers: 1, hidden_size: 32, num_attention_heads: 2}
+tokenizer: byte
+dataset: {train: %s, seq_length: 32}
+train: {steps: 100000, global_batch_size: 2, micro_batch_size: 1, threads: 1, log_every: 1}
+distributed: {strategy: ddp}
+optimizer: {lr: 1e-3}
+mixed_precision: fp32
+comm: {timeout_s: 20, link: {latency_us: 20000}}
+"""
+
+
+class Failure(Exception):
+    pass
+
+
+def expect(condition, what):
+    if not condition:
+        raise Failure(what)
+
+
+def await_that(condition, what, seconds=30.0):
+    """Waits until condition() is true, and returns how long that took."""
+    began = time.monotonic()
+    while not condition():
+        expect(time.monotonic() - began < seconds, f"{what}: not within {seconds} s")
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+class Job:
+    """A running mtrain-launch, whose output goes into a file."""
+
+    def __init__(self, *command, env=None, **options):
+        self.log = tempfile.NamedTemporaryFile(dir=WORK, delete=False)
+        options = {"stdout": self.log, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL, **options}
+        self.process = subprocess.Popen([LAUNCH, *map(str, command)], env={**ENVIRONMENT, **(env or {})}, cwd=WORK,
+                                        start_new_session=True, **options)
+        self.pid = self.process.pid
+
+    def output(self):
+        return pathlib.Path(self.log.name).read_text(errors="replace")
+
+    def says(self, text):
+        expect(re.search(text, self.output()), f"nothing says: {text}\n{self.output()}")
+
+    def ends(self, code, seconds):
+        try:
+            got = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"does not end within {seconds} s\n{self.output()}") from None
+        codes = code if isinstance(code, tuple) else (code,)
+        expect(got in codes, f"ends with {got} instead of {codes}\n{self.output()}")
+        return got
+
+    def ranks(self):
+        """The pids of the ranks: processes of this job that run mtrain."""
+        found = []
+        for path in glob.glob("/proc/[0-9]*"):
+            try:
+                variables = pathlib.Path(path, "environ").read_bytes().split(b"\0")
+                program = os.readlink(f"{path}/exe")
+            except OSError:
+                continue
+            if b"MTRAIN_LAUNCHER_PID=%d" % self.pid in variables and program == MTRAIN:
+                found.append(int(path[6:]))
+        return found
+
+
+def processes(marker):
+    """The pids of processes that have this word on their command line."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            if marker.encode() in pathlib.Path(path).read_bytes():
+                found.append(int(path.split("/")[2]))
+        except OSError:
+            pass
+    return found
+
+
+def send(pids, number):
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def steps(run):
+    path = WORK / run / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []  # the last one may be incomplete
+    return [json.loads(line)["step"] for line in lines if '"loss"' in line]
+
+
+def newest_checkpoint(run):
+    found = [p for p in (WORK / run / "checkpoints").glob("step-" + 8 * "[0-9]") if (p / "manifest.json").exists()]
+    return max((int(p.name[5:]) for p in found), default=0)
+
+
+def train(run, *options, launch=()):
+    return Job("--nproc_per_node=2", *launch, "--recipe", WORK / "r.yaml", f"train.run_dir={WORK / run}", *options)
+
+
+def expect_saved(job, run):
+    job.ends(0, 30)
+    job.says(r"(signal \d+|another rank was told to end): (saving and )?ending")
+    last = max(steps(run))
+    expect(newest_checkpoint(run) == last, f"step {last} is not saved\n{job.output()}")
+
+
+def signal_pair(number):
+    """Sends two random signals to random processes, some time apart."""
+    rng = random.Random(number)
+    run = f"pair{number}"
+    job = train(run, "checkpoint.every_steps=2")
+    await_that(lambda: newest_checkpoint(run), "the first checkpoint")
+    ranks = job.ranks()
+    whom = {"launcher": [job.pid], "everybody": [job.pid, *ranks], "ranks": ranks, "one rank": [rng.choice(ranks)]}
+    first, second = rng.choice(SIGNALS), rng.choice(SIGNALS)
+    to_first, to_second = rng.choice(list(whom)), rng.choice(list(whom))
+    near = rng.random() < 0.5
+    apart = rng.uniform(0, 0.9) if near else rng.uniform(1.1, 1.6)
+    what = f"{first.name} to {to_first}, after {apart:.2f} s {second.name} to {to_second}"
+    time.sleep(rng.uniform(0, 0.3))
+    held = ranks[:1] if rng.random() < 0.7 else []  # the job cannot end before the second signal
+    try:
+        send(held, signal.SIGSTOP)
+        send(whom[to_first], first)
+        time.sleep(apart)
+        send(whom[to_second], second)
+        send(held, signal.SIGCONT)
+        if near:
+            expect_saved(job, run)
+            return
+        code = job.process.wait(30)
+        if code == 0:
+            expect_saved(job, run)
+        else:
+            job.says(r"the last whole checkpoint is .*step-\d+; later steps are not saved")
+            expect(newest_checkpoint(run) > 0, "the checkpoint is gone")
+    except Failure as failure:
+        raise Failure(f"{what}: {failure}") from None
+    finally:
+        send([job.pid, *job.ranks()], signal.SIGKILL)
+        shutil.rmtree(WORK / run, ignore_errors=True)
+
+
+def test_pairs_of_signals():
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(signal_pair, range(PAIRS)))
+
+
+def test_every_signal_saves():
+    def one(number):
+        run = f"one{number}"
+        job = train(run)
+        await_that(lambda: steps(run), "the first step")
+        send([job.pid], number)
+        expect_saved(job, run)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(one, SIGNALS))
+
+
+def test_what_timeout_and_a_closed_terminal_send_is_one_request():
+    run = "twice"
+    job = train(run)
+    await_that(lambda: steps(run), "the first step")
+    send([job.pid, *job.ranks()], signal.SIGHUP)
+    send([job.pid, *job.ranks()], signal.SIGTERM)
+    expect_saved(job, run)
+
+
+def test_a_signal_to_the_launcher_long_after_one_to_the_ranks_is_no_second_request():
+    run = "late"
+    job = train(run)
+    await_that(lambda: steps(run), "the first step")
+    ranks = job.ranks()
+    send(ranks[:1], signal.SIGSTOP)  # the other one waits for it
+    send(ranks, signal.SIGUSR1)
+    time.sleep(1.1)
+    send([job.pid], signal.SIGTERM)
+    send(ranks[:1], signal.SIGCONT)
+    expect_saved(job, run)
+
+
+def test_a_second_request_ends_at_once_and_says_what_is_lost():
+    run = "at_once"
+    job = train(run)
+    await_that(lambda: steps(run), "the first step")
+    send(job.ranks()[:1], signal.SIGSTOP)  # the other one waits for it
+    send([job.pid], signal.SIGTERM)
+    time.sleep(1.1)
+    send([job.pid], signal.SIGTERM)
+    job.ends(143, 3)
+    job.says("has no whole checkpoint: no step is saved")
+
+
+def test_a_signal_before_training_ends_the_job():
+    def one(number):
+        job = train(f"early{number}")
+        time.sleep(0.05 + 0.15 * number)
+        send([job.pid], signal.SIGTERM)
+        job.ends((0, 143, -signal.SIGTERM), 10)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(one, range(6)))
+
+
+def test_ranks_under_a_shell_save():
+    run = "shell"
+    command = f"{MTRAIN} --recipe {WORK}/r.yaml train.run_dir={WORK}/{run}; echo over"
+    job = Job("--nproc_per_node=2", "bash", "-c", command)
+    await_that(lambda: steps(run), "the first step")
+    send([job.pid], signal.SIGTERM)
+    job.ends((0, 143), 20)
+    expect(newest_checkpoint(run) == max(steps(run)), f"the last step is not saved\n{job.output()}")
+
+
+def test_a_hang_up_under_nohup_is_ignored():
+    job = Job("bash", "-c", "sleep 1", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    time.sleep(0.3)
+    send([job.pid], signal.SIGHUP)
+    job.ends(0, 5)
+
+
+def test_ranks_end_within_two_seconds_of_a_killed_launcher():
+    wrappers = ["sleep {}", "sleep {}; true", "(sleep {}; true); true", "timeout 3000 sleep {}; true",
+                "setsid sleep {}; true", "env -i sleep {}; true", "nohup sleep {}; true"]
+    for i, wrapper in enumerate(wrappers):
+        marker = f"3000.{os.getpid()}{i}"
+        job = Job("--nproc_per_node=2", "bash", "-c", wrapper.format(marker))
+        await_that(lambda m=marker: len(processes(m)) >= 2, "the ranks")
+        os.killpg(job.pid, signal.SIGKILL)
+        job.process.wait()
+        await_that(lambda m=marker: not processes(m), f"the end of `{wrapper}`", 2)
+
+
+def test_the_next_launch_removes_what_a_killed_one_left():
+    (WORK / "tmp").mkdir(exist_ok=True)
+    folders = lambda: list((WORK / "tmp").glob("mtrain-launch*"))
+    job = Job("sleep", "1000")
+    await_that(folders, "a folder")
+    living = Job("sleep", "3")
+    await_that(lambda: len(folders()) == 2, "another folder")
+    job.process.kill()
+    job.process.wait()
+    Job("true").ends(0, 5)
+    expect(len(folders()) == 1, f"left: {folders()}")
+    living.ends(0, 5)
+    expect(not folders(), f"left: {folders()}")
+
+
+NOISE = "head -c 3000000 /dev/zero | tr '\\0' 'x' | fold -w 99; touch {}; exec sleep 1000"
+
+
+def test_output_that_nobody_reads_stops_neither_ranks_nor_signals():
+    def ends_after_noise(name, reader, **streams):
+        done = WORK / name
+        job = Job("--nproc_per_node=2", "bash", "-c", NOISE.format(f"{done}$RANK"), **streams)
+        await_that(lambda: all((WORK / f"{name}{r}").exists() for r in (0, 1)), f"{name}: the ranks go on", 20)
+        send([job.pid], signal.SIGTERM)
+        job.ends(143, 5)
+        os.close(reader)
+
+    reader, writer = os.pipe()
+    ends_after_noise("pipe", reader, stdout=writer, stderr=writer)
+    os.close(writer)
+    reader, writer = pty.openpty()
+    ends_after_noise("terminal", reader, stdout=writer, stderr=writer)
+    os.close(writer)
+
+
+def test_a_reader_that_comes_late_learns_how_many_lines_are_left_out():
+    reader, writer = os.pipe()
+    job = Job("bash", "-c", f"seq 1 900000; touch {WORK}/counted", stdout=writer)
+    os.close(writer)
+    await_that(lambda: (WORK / "counted").exists(), "the rank goes on", 20)
+    text = b"".join(iter(lambda: os.read(reader, 65536), b"")).decode()
+    job.ends(0, 10)
+    left_out = re.search(r"mtrain-launch: (\d+) lines are left out", text)
+    expect(left_out, "nothing says what is left out")
+    numbers = [int(n) for n in re.findall(r"^\d+$", text, re.M)]
+    expect(numbers[-1] == 900000 and len(numbers) + int(left_out[1]) == 900000,
+           f"{len(numbers)} lines and {left_out[1]} left out")
+
+
+def test_a_reader_that_is_gone_ends_no_rank():
+    reader, writer = os.pipe()
+    os.close(reader)
+    job = Job("--nproc_per_node=2", "bash", "-c", f"for i in 1 2 3; do echo $i || exit 1; sleep 0.1; done; "
+              f"touch {WORK}/gone$RANK", stdout=writer, stderr=writer)
+    job.ends(0, 10)
+    expect((WORK / "gone0").exists() and (WORK / "gone1").exists(), "a rank has ended")
+
+
+def test_the_first_rank_has_a_terminal_where_the_launcher_has_one():
+    reader, writer = pty.openpty()
+    job = Job("--nproc_per_node=2", "bash", "-c", "test -t 1 && echo $RANK: terminal || echo $RANK: none", stdout=writer)
+    job.ends(0, 10)
+    text = os.read(reader, 4096).decode()
+    expect("0: terminal\r\n" in text and "[rank 1] 1: none\r\n" in text, repr(text))
+
+
+def test_logs_are_complete_and_never_overwritten():
+    for launch in (0, 1):
+        Job("--nproc_per_node=2", "--log_dir", WORK / "logs", "-r", "3", "bash", "-c",
+            f"echo {launch}; head -c 1000000 /dev/zero").ends(0, 10)
+    for launch in (0, 1):
+        for rank in (0, 1):
+            text = (WORK / f"logs/attempt_{launch}/rank_{rank}/stdout.log").read_bytes()
+            expect(text[:1] == b"%d" % launch and len(text) == 1000002, f"attempt {launch}: {len(text)} bytes")
+
+
+def test_restarts_wait_longer_each_time():
+    began = time.monotonic()
+    job = Job("--max_restarts=2", "bash", "-c", "exit 1")
+    job.ends(1, 20)
+    expect(time.monotonic() - began >= 3, f"two restarts within {time.monotonic() - began:.1f} s")
+    job.says(r"\(1 of 2\) in 1 s(.|\n)*\(2 of 2\) in 2 s")
+
+
+def test_a_signal_ends_the_wait_for_a_restart():
+    job = Job("--max_restarts=9", "bash", "-c", "exit 1")
+    await_that(lambda: "(2 of 9)" in job.output(), "the second wait")
+    send([job.pid], signal.SIGTERM)
+    job.ends(1, 1.5)
+
+
+def test_a_file_that_is_away_at_a_restart_is_no_mistake_of_the_user():
+    data = WORK / "away"
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{WORK}/set{suffix}", f"{data}{suffix}")
+    job = train("restarted", f"dataset.train={data}", "train.steps=12", "checkpoint.every_steps=2",
+                "comm.link.latency_us=20000", launch=["--max_restarts=4"])
+    await_that(lambda: len(steps("restarted")) >= 4, "the first steps")
+    os.rename(f"{data}.bin", f"{data}.gone")
+    send(job.ranks()[:1], signal.SIGKILL)
+    await_that(lambda: "(2 of 4)" in job.output(), "a restart without the file")
+    os.rename(f"{data}.gone", f"{data}.bin")
+    job.ends(0, 40)
+    expect(max(steps("restarted")) == 12, "the run does not come to its end")
+
+
+def test_the_second_launch_at_a_port_is_told():
+    options = ("--nproc_per_node=2", "--master_port=29917")
+    first = Job(*options, "sleep", "2")
+    time.sleep(0.5)
+    second = Job(*options, "true")
+    second.ends(2, 3)
+    second.says("another mtrain-launch of this host uses port 29917")
+    first.ends(0, 5)
+
+
+def test_options_and_variables_of_torchrun():
+    show = ("bash", "-c", "echo $RANK/$WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT id=$TORCHELASTIC_RUN_ID role=$ROLE_NAME")
+    for options, env, code, says in [
+        (["--nproc-per-node=2", "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost", "--rdzv-id=7"], {}, 0,
+         "1/2 at localhost:29400 id=7"),
+        (["--nproc_per_node=1", "--rdzv_endpoint=[::1]:29918", "--role=worker", "--no-python"], {}, 0,
+         "0/1 at ::1:29918 id= role=worker"),
+        (["--rdzv_endpoint=localhost:0", "--nproc_per_node=2"], {}, 0, r"1/2 at localhost:[1-9]\d+"),
+        ([], {"PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "::1", "PET_MASTER_PORT": "29919"}, 0, "1/2 at ::1:29919"),
+        (["--nproc_per_node=1"], {"PET_NPROC_PER_NODE": "2"}, 0, "0/1 at"),
+        ([], {"PET_NPROC": "2"}, 0, "PET_NPROC has no effect"),
+        (["--nproc_per_node=2", "--local-ranks-filter=1"], {}, 0, r"\[rank 1\] 1/2"),
+        (["--monitor_interval=5", "--start_method=spawn", "--rdzv_conf=timeout=900"], {}, 0,
+         "monitor_interval has no effect(.|\n)*start_method has no effect(.|\n)*timeout has no effect"),
+        (["--local_addr=127.0.0.1"], {}, 0, "0/1 at 127.0.0.1"),
+        (["--rdzv_backend=etcd"], {}, 2, "rdzv_backend=etcd"),
+        (["--nnodes=1:4"], {}, 2, "does not shrink or grow"),
+        (["--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost0:29920"], {}, 2, "hosts do not number themselves"),
+        (["--rdzv_conf=no_such=1"], {}, 2, "there is no key no_such"),
+        (["-m"], {}, 2, "Python"),
+        (["--numa-binding=node"], {}, 2, "numactl"),
+        (["--signals-to-handle=SIGTERM", "--master_addr=[::1]", "--master_port=29922"], {}, 0,
+         "signals_to_handle has no effect(.|\n)*0/1 at ::1:29922"),
+    ]:
+        job = Job(*options, *show, env=env)
+        try:
+            job.ends(code, 5)
+            job.says(says)
+        except Failure as failure:
+            raise Failure(f"{options} {env}: {failure}") from None
+    job = Job("--nproc_per_node=2", "--local_ranks_filter=1", *show)
+    job.ends(0, 5)
+    expect("0/2" not in job.output(), job.output())
+
+
+def test_nobody_waits_for_ranks_that_no_launcher_has_started():
+    def run(env, *words):
+        got = subprocess.run([MTRAIN, *map(str, words)], env={**ENVIRONMENT, **env}, capture_output=True,
+                             timeout=15, check=False)
+        expect(got.returncode == 0, f"{env} {words}: {got.returncode}\n{got.stderr.decode(errors='replace')}")
+
+    left_over = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29921"}
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7"}
+    one = WORK / "alone"
+    recipe = ("--recipe", WORK / "r.yaml", f"train.run_dir={one}", "train.steps=2")
+    run(batch, *recipe)
+    run(left_over, *recipe, "--dry-run")
+    for name, env in {"left_over": left_over, "batch": batch}.items():
+        run(env, "generate", "--run", one, "--prompt", "1", "--tokens", "2")
+        run(env, "eval", "--model", one, "--data", WORK / "set")
+        run(env, "export", "hf", one, "--output", WORK / f"hf_{name}")
+
+
+def main():
+    (WORK / "tmp").mkdir()
+    (WORK / "text").write_text("".join(f"{i}\n" for i in range(5000)))
+    subprocess.run([MTRAIN, "data", "build", "--input", WORK / "text", "--output", WORK / "set"], check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (WORK / "r.yaml").write_text(RECIPE % (WORK / "set"))
+    failures = 0
+    wanted = sys.argv[3:]
+    for name, test in list(globals().items()):
+        if not name.startswith("test_") or (wanted and not any(w in name for w in wanted)):
+            continue
+        began = time.monotonic()
+        try:
+            test()
+        except Failure as failure:
+            failures += 1
+            print(f"FAILED: {name[5:].replace('_', ' ')}: {failure}")
+        print(f"{time.monotonic() - began:6.1f} s  {name[5:].replace('_', ' ')}", flush=True)
+    print("all well" if not failures else f"{failures} failures")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    finally:
+        send(processes(str(WORK)), signal.SIGKILL)
+        shutil.rmtree(WORK, ignore_errors=True)

@@ -1,0 +1,114 @@
+// Tests the parts of the launcher that need no ranks.
+#include <sys/file.h>
+#include <unistd.h>
+#include <fstream>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "launch/agent.h"
+#include "launch/job_folder.h"
+#include "launch/output_stream.h"
+#include "launch/port_claim.h"
+#include "launch/signals.h"
+
+using namespace mtrain;
+using namespace mtrain::launch;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+
+TEST_CASE("signals within a second of the first are one request") {
+  using Kind = EndRequests::Kind;
+  const EndRequests::Clock::time_point t{5s};
+  EndRequests ends;
+  CHECK(ends.signal() == 0);
+  CHECK(ends.add(SIGHUP, t) == Kind::first);
+  CHECK(ends.add(SIGTERM, t) == Kind::repeat);
+  CHECK(ends.add(SIGTERM, t + 999ms) == Kind::repeat);
+  CHECK(ends.add(SIGTERM, t + 1000ms) == Kind::second);
+  CHECK(ends.signal() == SIGHUP);
+}
+
+TEST_CASE("restarts wait twice as long each time, to a bound") {
+  CHECK(restart_delay(1) == 1s);
+  CHECK(restart_delay(2) == 2s);
+  CHECK(restart_delay(5) == 16s);
+  CHECK(restart_delay(6) == 30s);
+  CHECK(restart_delay(1000000) == 30s);
+}
+
+TEST_CASE("a port has one launcher for each node") {
+  const PortClaim first(29913, 0);
+  CHECK_THROWS_WITH(PortClaim(29913, 0), Contains("another mtrain-launch"));
+  const PortClaim other_node(29913, 1), other_port(29914, 0), any(0, 0);
+  CHECK(any.port() != 0);
+  { const PortClaim ends(29915, 0); }
+  const PortClaim again(29915, 0);
+}
+
+TEST_CASE("folders of launchers that are gone are removed, those of living ones stay") {
+  std::filesystem::path path;
+  {
+    const JobFolder living;
+    path = living.path();
+    std::ofstream(path / "file") << "x";
+    // What a killed launcher leaves: nobody holds its lock.
+    const std::filesystem::path dead = path.string() + "-dead";
+    std::filesystem::create_directories(dead / "folder");
+    remove_stale_job_folders();
+    CHECK_FALSE(std::filesystem::exists(dead));
+    CHECK(std::filesystem::exists(path / "file"));
+  }
+  CHECK_FALSE(std::filesystem::exists(path));
+}
+
+TEST_CASE("pending text beyond the bound loses its oldest whole lines, and says how many") {
+  PendingText text(100);
+  for (int i = 10; i < 50; ++i) text.add("line " + std::to_string(i) + "\n");  // 8 bytes each
+  const std::string all = text.take(1000);
+  const auto left = size_t(std::count(all.begin(), all.end(), '\n')) - 1;
+  CHECK_THAT(all,
+             Catch::Matchers::StartsWith("mtrain-launch: " + std::to_string(40 - left) + " lines"));
+  CHECK_THAT(all, Catch::Matchers::EndsWith("line 48\nline 49\n"));
+  CHECK(all.size() < 200);
+  CHECK(text.empty());
+}
+
+TEST_CASE("a line whose beginning is written keeps its end") {
+  PendingText text(100);
+  text.add("begin end\n");
+  CHECK(text.take(5) == "begin");
+  for (int i = 10; i < 50; ++i) text.add("line " + std::to_string(i) + "\n");
+  CHECK_THAT(text.take(1000), Catch::Matchers::StartsWith(" end\nmtrain-launch: "));
+}
+
+TEST_CASE("progress lines and lines that never end are bounded, too") {
+  PendingText progress(100), endless(100);
+  for (int i = 0; i < 1000; ++i) progress.add("step 1\r"), endless.add("xxxxxxx");
+  CHECK(progress.take(1000).size() < 200);
+  CHECK(endless.take(1000).size() < 200);
+}
+
+TEST_CASE("a stream without a reader makes nobody wait") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  {
+    OutputStream stream(ends[1]);
+    const std::string line(99, 'x');
+    for (int i = 0; i < 50000; ++i) stream.write(line + "\n");
+    stream.finish(10ms, [] { return false; });
+  }
+  SUCCEED("no call has waited");  // the pipe stays open, since the thread still writes to it
+}
+
+TEST_CASE("a stream with a reader passes all on") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  OutputStream stream(ends[1]);
+  stream.write("a\n");
+  stream.write("b");
+  stream.finish(5s, [] { return false; });
+  char buffer[16];
+  CHECK(read(ends[0], buffer, sizeof buffer) >= 2);
+  close(ends[0]);
+}
