@@ -319,10 +319,14 @@ FolderLock::FolderLock(const fs::path& folder, FolderLockOptions options)
             .pid = ::getpid(),
             .attempt = s.options.attempt};
   s.make_folder();
-  constexpr std::chrono::milliseconds kPause{100};
-  const auto end = std::chrono::steady_clock::now() + s.options.wait;
+  // An owner that has just made its file soon writes its name into it.
+  constexpr std::chrono::milliseconds kPause{20}, kUntilNamed{1000};
+  const auto began = std::chrono::steady_clock::now();
   while (const auto owner = s.try_take()) {
-    if (!s.is_predecessor(*owner) || std::chrono::steady_clock::now() > end) s.refuse(*owner);
+    const auto patience = owner->host.empty()        ? kUntilNamed
+                          : s.is_predecessor(*owner) ? s.options.wait
+                                                     : std::chrono::milliseconds(0);
+    if (std::chrono::steady_clock::now() - began >= patience) s.refuse(*owner);
     std::this_thread::sleep_for(kPause);
   }
   s.renewer = std::thread([&s] { s.renew(); });

@@ -66,6 +66,17 @@ TEST_CASE("a second owner of a folder is refused with the name of the first") {
     }
 }
 
+TEST_CASE("an owner that is just starting is named once it has said who it is") {
+  const TemporaryFolder folder;
+  std::ofstream(folder / ".lock").close();
+  std::thread owner([&] {
+    std::this_thread::sleep_for(100ms);
+    write_lease(folder.path, "j", 0);
+  });
+  CHECK_THAT(refusal(folder.path, {.lease = true}), Contains("process 77 on elsewhere"));
+  owner.join();
+}
+
 TEST_CASE("of many starts at once one gets the folder") {
   const TemporaryFolder folder;
   for (const bool lease : {false, true}) {
