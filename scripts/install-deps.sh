@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are needed to build mtrain, if they are missing.
-#   scripts/install-deps.sh [--tests] [--check] [--corpus] [--gpu] [--package]
+#   scripts/install-deps.sh [--tests] [--check] [--corpus] [--gpu] [--package] [--fuzz]
 #     --tests   also installs what the tests need (Catch2)
 #     --check   also installs what scripts/check.sh needs (clang-format, clang-tidy, python3)
 #     --corpus  also installs the text that scripts/quickstart.sh trains on
 #     --gpu     also installs what scripts/carry_build.sh and scripts/gpu_suite.sh need (patchelf, python3, Catch2). nvcc
 #               and NCCL's header come from NVIDIA's packages, which this script leaves to you.
+#     --fuzz    also installs what the fuzz targets need (clang with its runtime)
 #     --package also installs what cpack needs to make a Debian package (file, dpkg-shlibdeps)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-need_tests=0 need_check=0 need_corpus=0 need_gpu=0 need_package=0
+need_tests=0 need_check=0 need_corpus=0 need_gpu=0 need_package=0 need_fuzz=0
 for option in "$@"; do
   case $option in
     --tests) need_tests=1 ;;
@@ -17,8 +18,9 @@ for option in "$@"; do
     --corpus) need_corpus=1 ;;
     --gpu) need_gpu=1 need_tests=1 ;;
     --package) need_package=1 ;;
+    --fuzz) need_fuzz=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the options are --tests, --check, --corpus, --gpu and --package" ;;
+    *) die "unknown option $option; the options are --tests, --check, --corpus, --gpu, --package and --fuzz" ;;
   esac
 done
 
@@ -35,6 +37,7 @@ if ((need_check)); then
   need_program clang-tidy clang-tidy
   need_program python3 python3
 fi
+if ((need_fuzz)); then need_program clang++ clang; fi
 if ((need_corpus)); then need_program bible bible-kjv; fi
 if ((need_gpu)); then
   need_program patchelf patchelf

@@ -3,8 +3,9 @@
 # the narrower instruction sets of older CPUs.
 #   scripts/test.sh [--nightly] [--sanitizers]
 #   scripts/test.sh --quick | --ci-sanitizers
-#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic, and 200 random
-#                       pairs of signals to trainings
+#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; 200 random pairs of
+#                       signals to trainings; and every fuzz target for 60 s (or MTRAIN_FUZZ_SECONDS), under
+#                       AddressSanitizer with UndefinedBehaviorSanitizer (clang)
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
@@ -83,6 +84,25 @@ run_launcher() {
   return "$status"
 }
 
+build_fuzzers() {
+  local -a configure_options=(-DMTRAIN_TESTS=ON)
+  build fuzz
+}
+# Runs every fuzz target. An input that crashes one, hangs for 10 s or takes 1 GB is kept in build/fuzz/found.
+run_fuzzers() {
+  local program name failed=0 count=0
+  mkdir -p build/fuzz/found
+  while read -r program; do
+    name=$(basename "$program")
+    mkdir -p "build/fuzz/corpus/$name"
+    "$program" -max_total_time="${MTRAIN_FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=1024 -verbosity=0 -print_final_stats=1 \
+      -artifact_prefix="build/fuzz/found/$name-" "build/fuzz/corpus/$name" || failed=1
+    count=$((count + 1))
+  done <build/fuzz/fuzz_targets.txt
+  closing_lines+=("fuzz     $count targets: $( ((failed == 0)) && echo passed || echo "failed, see build/fuzz/found")")
+  ((failed == 0 && count > 0))
+}
+
 print_result() {
   print_phases
   say "== result"
@@ -124,6 +144,11 @@ phase "tests of the checks" python3 -B scripts/check_selftest.py
 phase "build: release" build_all
 phase "tests: release" run_tests release
 for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
+if ((nightly)); then
+  phase "packages of the fuzz targets" scripts/install-deps.sh --fuzz
+  phase "build: fuzz" build_fuzzers
+  phase "fuzz targets" run_fuzzers
+fi
 if ((sanitizers)); then
   for preset in asan tsan; do
     phase "build: $preset" build "$preset"

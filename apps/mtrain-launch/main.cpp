@@ -110,13 +110,13 @@ void check_recipe(const Training& t, launch::AgentOptions& o) {
   if (o.nodes == 1) plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
   diagnostics.throw_if_errors();
   const RunPlan run_plan = plan::make_plan(r, world, r.model.vocab_size);
-  std::map<std::string, std::string> env = r.launch.env;
+  std::map<std::string, std::string> env = r.launch.variables();
   for (const auto& [name, value] : run_plan.device.environment) env.emplace(name, value);
   for (const auto& [name, value] : env)
     if (const char* own = std::getenv(name.c_str()); own && own != value)
       std::fprintf(stderr,
-                   "mtrain-launch: warning: %s=%s of the environment wins over the recipe's %s\n",
-                   name.c_str(), own, value.c_str());
+                   "mtrain-launch: warning: %s of the environment wins over the recipe's value\n",
+                   name.c_str());
   o.environment = std::move(env);
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
 }

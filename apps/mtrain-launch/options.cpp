@@ -20,7 +20,7 @@ struct Words {
   std::string nproc = "1", nnodes = "1", endpoint, backend, config, id, redirects = "0", tee = "0";
   std::string token_file, shown, role = "default", start_method, local_addr, log_dir, event_log,
                                  logs_specs;
-  std::string master_addr, node_rank;
+  std::string master_addr, node_rank, numa, signals;
   std::optional<uint16_t> master_port;
   int max_restarts = 0;
   double monitor_interval = 0;
@@ -107,11 +107,16 @@ void add_without_effect(CLI::App& app, Words& w) {
   add(app, "start-method", w.start_method, "no effect: each rank is a program of its own")
       ->check(CLI::IsMember({"spawn", "fork", "forkserver"}))
       ->group(group);
+  add(app, "signals-to-handle", w.signals,
+      "no effect: all signals that ask a job to end are passed on")
+      ->group(group);
   add(app, "module", w.module, "refused: ranks are programs, not Python modules", "-m")
       ->group(group);
   add(app, "run-path", w.run_path, "refused: ranks are programs, not Python scripts")->group(group);
   add(app, "event-log-handler", w.event_log, "refused, except for null")->group(group);
   add(app, "logs-specs", w.logs_specs, "refused, except for default")->group(group);
+  add(app, "numa-binding", w.numa, "refused: start mtrain-launch under numactl instead")
+      ->group(group);
 }
 
 void refuse(const Words& w) {
@@ -123,6 +128,9 @@ void refuse(const Words& w) {
     throw UserError(
         fmt::format("--rdzv_backend={}: ranks meet at rank 0's own address alone", w.backend),
         "c10d and static mean that");
+  if (!w.numa.empty())
+    throw UserError("--numa_binding: ranks are not bound to parts of the host",
+                    "start mtrain-launch under numactl or taskset");
   if (!w.event_log.empty() && w.event_log != "null")
     throw UserError(fmt::format("--event_log_handler={}: no such handler", w.event_log),
                     "leave it out; events are printed");
@@ -136,6 +144,10 @@ void warn_of_idle(const CLI::App& app, const Words& w, LaunchOptions& o) {
     o.warnings.push_back("--monitor_interval has no effect: the end of a rank is noticed at once");
   if (!w.start_method.empty())
     o.warnings.push_back("--start_method has no effect: each rank is a program of its own");
+  if (!w.signals.empty())
+    o.warnings.push_back(
+        "--signals_to_handle has no effect: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 "
+        "are always passed on");
   const std::set<std::string> known = [&] {
     std::set<std::string> names;
     for (const CLI::Option* option : app.get_options()) names.insert(option->get_envname());
@@ -172,10 +184,10 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
   if (a.node >= a.nodes)
     throw UserError(fmt::format("--node_rank={} is beyond the last of {} hosts", a.node, a.nodes),
                     "hosts are numbered from 0");
-  if (!w.master_addr.empty()) a.master_addr = w.master_addr;
+  if (!w.master_addr.empty()) a.master_addr = launch::parse_host(w.master_addr);
   if (w.master_addr.empty() && !w.local_addr.empty()) {
     if (a.node == 0)
-      a.master_addr = w.local_addr;
+      a.master_addr = launch::parse_host(w.local_addr);
     else
       o.warnings.push_back("--local_addr has no effect: only host 0 is connected to");
   }
@@ -192,8 +204,8 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
     throw UserError("the ranks of several hosts need an address at which they meet",
                     "give --master_addr and --master_port, the same on every host; port 0 is for "
                     "one host");
-  const bool numbers_itself = w.backend == "c10d" || (w.backend.empty() && !w.endpoint.empty());
-  if (numbers_itself && w.node_rank.empty() && !config.node)
+  // With this backend torchrun numbers hosts itself, and its users give no numbers.
+  if (w.backend == "c10d" && w.node_rank.empty() && !config.node)
     throw UserError("hosts do not number themselves: which of the hosts is this one?",
                     "give --node_rank on each host, from 0; host 0 is that of the address");
 }

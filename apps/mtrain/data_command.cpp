@@ -117,7 +117,7 @@ void add_build(CLI::App& data) {
       ->excludes(eod);
   app->add_option("--validation-fraction", c->build.validation_fraction,
                   "share held out: writes <output>_train and <output>_valid")
-      ->check(CLI::Range(0.0, 0.9))
+      ->check(number_from(0.0, 0.9))
       ->capture_default_str();
   app->add_option("--validation-split", c->validation_split,
                   "documents: a draw for each; tail: the end of the input")

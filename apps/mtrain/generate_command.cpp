@@ -2,7 +2,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <memory>
@@ -11,7 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
+#include "base/strings.h"
 #include "commands.h"
 #include "launch/job_token.h"
 #include "run/generate_text.h"
@@ -31,17 +32,14 @@ void read_prompts(Options& o) {
     o.job.prompts = {o.prompt};
     return;
   }
-  std::ifstream file(o.prompts_file);
-  if (!file) throw UserError(fmt::format("cannot read {}", o.prompts_file), "check the path");
   int64_t number = 0;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string_view line : split(read_file(o.prompts_file), '\n')) {
     ++number;
-    if (line.ends_with('\r')) line.pop_back();  // of a file with the line ends of Windows
+    if (line.ends_with('\r')) line.remove_suffix(1);  // of a file with the line ends of Windows
     if (line.empty()) continue;
-    o.job.prompts.push_back(line);
+    o.job.prompts.emplace_back(line);
     o.job.names.push_back(fmt::format("the prompt at {}:{}", o.prompts_file, number));
   }
-  if (file.bad()) throw UserError(fmt::format("cannot read {}", o.prompts_file), "check the path");
   if (o.job.prompts.empty())
     throw UserError(fmt::format("{} holds no prompt", o.prompts_file), "write one on each line");
 }
@@ -117,13 +115,13 @@ void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
   command
       .add_option("--repetition-penalty", s.repetition_penalty,
                   "logits of tokens that occurred are divided by it, negative ones multiplied")
-      ->check(CLI::Range(0.01, 100.0))
+      ->check(number_from(0.01, 100.0))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--temperature", s.temperature,
                   "spread of the draws; 0: always the likeliest token")
-      ->check(CLI::Range(0.0, 10.0))
+      ->check(number_from(0.0, 10.0))
       ->capture_default_str()
       ->group(group);
   command.add_option("--top-k", s.top_k, "draw among the k likeliest tokens; 0: among all")
@@ -133,13 +131,13 @@ void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
   command
       .add_option("--top-p", s.top_p,
                   "draw among the fewest likeliest tokens that reach this probability together")
-      ->check(CLI::Range(1e-6, 1.0))
+      ->check(number_from(1e-6, 1.0))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--min-p", s.min_p,
                   "draw among tokens that are at least so likely, relative to the likeliest")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_from(0.0, 1.0))
       ->capture_default_str()
       ->group(group);
   command.add_option("--seed", s.seed, "seed of the draws")->capture_default_str()->group(group);

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
@@ -19,6 +20,7 @@ namespace mtrain {
 void add_import_command(CLI::App& app) {
   struct Options {
     std::string folder, output;
+    std::vector<std::string> ignore_keys;
     bool dry_run = false;
   };
   auto* command = app.add_subcommand("import", "read a model of another program");
@@ -30,11 +32,15 @@ void add_import_command(CLI::App& app) {
   hf->add_flag("--dry-run", o->dry_run,
                "only say what the folder holds, and every tensor that is missing or unmapped")
       ->excludes(output);
+  hf->add_option("--ignore-keys", o->ignore_keys,
+                 "keys of config.json to pass over, which mtrain does not know and nothing in the "
+                 "model computes with (model.ignore_keys)")
+      ->delimiter(',');
   hf->callback([o] {
     if (o->output.empty() && !o->dry_run)
       throw UserError("neither --output nor --dry-run is given",
                       "give --output OUT to write a checkpoint, or --dry-run to check the folder");
-    const interchange::HfFolder folder = interchange::open_hf_folder(o->folder);
+    const interchange::HfFolder folder = interchange::open_hf_folder(o->folder, o->ignore_keys);
     std::fputs(interchange::describe(folder).c_str(), stdout);
     if (o->dry_run) return;
     std::puts(

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/bus_errors.h"
 #include "base/error.h"
 #include "commands.h"
 #include "launch/error_file.h"
@@ -66,6 +67,7 @@ void print_error(const char* what) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  mtrain::name_bus_errors(mtrain::launch::error_file_of_handlers());
   try {
     return run(argc, argv);
   } catch (const mtrain::UserError& e) {

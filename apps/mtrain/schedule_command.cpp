@@ -189,7 +189,7 @@ void show_schedule(ScheduleOptions o) {
              schedule_text(s, timeline, o.columns));
 }
 
-const CLI::Range kTime(0.0, 1e9);
+const CLI::Validator kTime = number_from(0.0, 1e9);
 
 void add_size_options(CLI::App& command, ScheduleOptions& o) {
   std::string names;
@@ -229,7 +229,7 @@ void add_time_options(CLI::App& command, ScheduleOptions& o) {
   command
       .add_option("--together", o.costs.together,
                   "share of their times that a forward and a backward take together")
-      ->check(CLI::Range(0.5, 1.0));
+      ->check(number_from(0.5, 1.0));
   const std::map<std::string, schedule::PairedGradient> gradients{
       {"at_end", schedule::PairedGradient::at_end},
       {"in_order", schedule::PairedGradient::in_order},
@@ -243,7 +243,7 @@ void add_time_options(CLI::App& command, ScheduleOptions& o) {
   command
       .add_option("--forward-behind", o.costs.forward_behind,
                   "at_once: share of the forward that follows the gradient")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(number_from(0.0, 1.0));
 }
 
 // Returns the options that tell more of exchanges.
@@ -251,7 +251,7 @@ std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOption
   auto* exchange = command.add_option(
       "--exchange", o.exchange,
       "time of experts' exchanges as a share of that of all computations; all layers have experts");
-  exchange->check(CLI::Range(1e-6, 100.0));
+  exchange->check(number_from(1e-6, 100.0));
   auto* part = command.add_option(
       "--part", o.parts,
       "NAME=F,I,W: measured times of a layer's attention, route, experts, shared, exchange (one "
@@ -297,7 +297,7 @@ void add_message_options(CLI::App& command, ScheduleOptions& o) {
   auto* delayed = command.add_option(
       "--delayed-wgrad", o.costs.delayed_wgrad,
       "share of a backward's weight gradients that follow the sending of its gradient");
-  delayed->check(CLI::Range(0.0, 1.0))
+  delayed->check(number_from(0.0, 1.0))
       ->excludes(command.get_option("--exchange"))
       ->excludes(command.get_option("--part"));
   command.add_flag("--no-overlap", o.no_overlap, "ranks wait until their messages have arrived")

@@ -25,8 +25,11 @@ void add_timeline_command(CLI::App& app) {
   command->add_option("trace", o->trace, "file that --trace has written")->required();
   auto* step = command->add_option("--step", o->step, "step to show; by default the last");
   command->add_option("--from", o->from_ms, "start of a time to show instead, in ms of the trace")
+      ->check(number_from(-1e12, 1e12).description(""))
       ->excludes(step);
-  command->add_option("--to", o->to_ms, "end of that time, in ms of the trace")->excludes(step);
+  command->add_option("--to", o->to_ms, "end of that time, in ms of the trace")
+      ->check(number_from(-1e12, 1e12).description(""))
+      ->excludes(step);
   command->add_option("--rank", o->ranks, "ranks to show; by default all")->delimiter(',');
   command->add_option("--columns", o->columns, "width of the text; by default the terminal's")
       ->check(CLI::Range(20, 1 << 16));

@@ -86,8 +86,7 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
   bool missing = false;
   for (const auto& [name, value] : variables)
     if (const char* own = std::getenv(name.c_str()); own && own != value && !std::getenv(kEntered))
-      log::warn(
-          fmt::format("{}={} of the environment wins over launch.env's {}", name, own, value));
+      log::warn(fmt::format("{} of the environment wins over launch.env's value", name));
   for (const auto& [name, value] : variables) missing = missing || !std::getenv(name.c_str());
   if (!missing || std::getenv(kEntered)) return;
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
@@ -122,7 +121,7 @@ void run_train(const Options& o, char** argv) {
       plan::check_files(interchange::without_lost_tokenizer(recipe, saved), diagnostics);
   }
   diagnostics.throw_if_errors();
-  if (runs) enter_environment(recipe.launch.env, argv);
+  if (runs) enter_environment(recipe.launch.variables(), argv);
   launch::hide_token_variable();
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
@@ -176,6 +175,10 @@ void add_train_options(CLI::App& app, char** argv) {
   add_token_option(app, o->token_file);
   app.callback([&app, o, recipe, dry, print, argv] {
     if (!app.get_subcommands().empty()) return;
+    if (recipe->count() == 0 && !o->overrides.empty())
+      throw UserError("no recipe given: Megatron's flags alone would not build Megatron's model",
+                      "give the flags beside --recipe; what they leave out has mtrain's defaults, "
+                      "those of a Llama, not Megatron's");
     if (recipe->count() == 0)
       throw UserError(
           "no recipe given",

@@ -9,11 +9,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/bus_errors.h"
 #include "base/error.h"
+#include "base/regular_file.h"
 
 namespace mtrain {
 namespace fs = std::filesystem;
@@ -34,20 +35,6 @@ UserError user_error(const char* verb, const fs::path& path) {
   return UserError(fmt::format("cannot {} {}: {}", verb, path.string(), std::strerror(errno)));
 }
 
-int open_to_read(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw user_error("open", path);
-  return fd;
-}
-
-// Opens a regular file, whose size it returns with the descriptor.
-std::pair<int, int64_t> open_regular(const fs::path& path) {
-  const int fd = open_to_read(path);
-  struct stat info {};
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) return {fd, info.st_size};
-  ::close(fd);
-  throw UserError(fmt::format("{} is not a regular file", path.string()));
-}
 }  // namespace
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
@@ -119,23 +106,8 @@ void write_file_atomic(const fs::path& path, std::string_view content) {
 }
 
 std::string read_file(const fs::path& path) {
-  const int fd = open_to_read(path);
-  std::string content;
-  char piece[1 << 16];
-  while (true) {  // reads until the end, since pipes and /proc do not tell their size
-    const ssize_t n = ::read(fd, piece, sizeof(piece));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const UserError error = user_error("read", path);
-      ::close(fd);
-      throw error;
-    }
-    if (n == 0) {
-      ::close(fd);
-      return content;
-    }
-    content.append(piece, size_t(n));
-  }
+  constexpr int64_t kLargestText = int64_t{1} << 27;
+  return read_regular_file(path, kLargestText);
 }
 
 void sync_directory(const fs::path& path) {
@@ -167,7 +139,8 @@ void sync_tree(const fs::path& folder) {
 }
 
 RandomAccessFile::RandomAccessFile(fs::path path) : path_(std::move(path)) {
-  std::tie(fd_, size_) = open_regular(path_);
+  const RegularFile file = open_regular_file(path_);
+  fd_ = file.fd, size_ = file.size;
 }
 
 RandomAccessFile::~RandomAccessFile() { ::close(fd_); }
@@ -188,7 +161,7 @@ void RandomAccessFile::read(int64_t at, size_t bytes, void* to, std::string_view
 }
 
 MappedFile::MappedFile(const fs::path& path) {
-  const auto [fd, size] = open_regular(path);
+  const auto [fd, size] = open_regular_file(path);
   size_ = size_t(size);
   if (size_ > 0) {
     void* p = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -198,6 +171,7 @@ MappedFile::MappedFile(const fs::path& path) {
       throw error;
     }
     data_ = static_cast<const std::byte*>(p);
+    remember_mapping(data_, size_, path);
   }
   ::close(fd);
 }
@@ -206,7 +180,9 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (!data_) return;
+  forget_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 }  // namespace mtrain

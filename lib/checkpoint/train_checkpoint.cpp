@@ -241,8 +241,11 @@ void refuse_other(const storage::SafetensorsReader& file, const std::set<std::st
       kOwnRecipe);
 }
 
-void refuse_other_run(const std::string& recipe, const fs::path& folder) {
-  const std::string differences = plan::resume_differences(recipe_file(folder), recipe);
+void refuse_other_run(const std::string& recipe, const fs::path& folder,
+                      const std::optional<std::string>& other_data) {
+  const std::string differences =
+      plan::resume_differences(recipe_file(folder), recipe, other_data.has_value()) +
+      other_data.value_or("");
   if (differences.empty()) return;
   throw UserError(fmt::format("{} is of another run:{}", folder.string(), differences),
                   "a resumed run goes on with the same model and data: give these values as they "
@@ -348,9 +351,13 @@ void load_weights(Stream& stream, model::ParamStore& params,
   load_weights(stream, params, folder, params, replicated);
 }
 
-storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
+storage::TrainState read_state(const fs::path& folder) {
   const fs::path file = folder / kState;
-  const auto state = fs::exists(file) ? storage::TrainState::load(file) : storage::TrainState();
+  return fs::exists(file) ? storage::TrainState::load(file) : storage::TrainState();
+}
+
+storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
+  const storage::TrainState state = read_state(folder);
   optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
     load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true));
   });
@@ -359,12 +366,13 @@ storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder)
 }
 
 LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
-                                 const fs::path& folder) {
+                                 const fs::path& folder,
+                                 const std::optional<std::string>& other_data) {
   if (!fs::exists(folder / kState))
     throw UserError(fmt::format("{} has weights, and no training to go on with", folder.string()),
                     "leave checkpoint.load out, and name the Hugging Face folder from which it was "
                     "imported as model.from");
-  refuse_other_run(recipe, folder);
+  refuse_other_run(recipe, folder, other_data);
   const storage::TrainState state = load_model(t, folder);
   load_moments(t, folder);
   // Without an entry every step made an update.

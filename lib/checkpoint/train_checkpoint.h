@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -65,9 +66,14 @@ struct LoadedCheckpoint {
 
 // Restores everything, so that the next step is the one the saved run would have made. `recipe` is
 // the text of the present recipe. Throws UserError, which lists every difference, if the checkpoint
-// was saved with another model, data or seed. All ranks call it.
+// was saved with another model, data or seed. `other_data` has a line for each field of the recipe
+// whose data hold something else; without it the fields are compared as texts. All ranks call it.
 LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const std::string& recipe,
-                                 const std::filesystem::path& folder);
+                                 const std::filesystem::path& folder,
+                                 const std::optional<std::string>& other_data = {});
+
+// Returns state.json; an empty state if there is none, as in a checkpoint of imported weights.
+storage::TrainState read_state(const std::filesystem::path& folder);
 
 // Restores what the model computes with, and nothing of its training: the weights, what else the
 // model depends on, and the scales of 8-bit linears. Nothing is compared with the saved run but the

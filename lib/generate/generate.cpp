@@ -190,6 +190,7 @@ int64_t longest(const data::Tokenizer& tokenizer, const std::vector<Request>& re
 void generate(CachedModel& model, const data::Tokenizer& tokenizer,
               const std::vector<Request>& requests, const GenerateOptions& options,
               const Listener& listener) {
+  check(options.sampling);
   Generation(model, tokenizer, requests, options, listener).run();
 }
 

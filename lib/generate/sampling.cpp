@@ -48,6 +48,21 @@ std::vector<int32_t> top_ids(const std::vector<double>& scores, int64_t k) {
 
 }  // namespace
 
+void check(const SamplingOptions& o) {
+  const struct {
+    const char* name;
+    double value, least, most;
+  } rows[] = {{"temperature", o.temperature, 0, 1e6},
+              {"top-p", o.top_p, 1e-6, 1},
+              {"min-p", o.min_p, 0, 1},
+              {"repetition-penalty", o.repetition_penalty, 1e-6, 1e6}};
+  for (const auto& [name, value, least, most] : rows)
+    if (!(value >= least && value <= most))  // NaN is in no range
+      throw UserError(
+          fmt::format("{} is {}, expected a number from {} to {}", name, value, least, most));
+  if (o.top_k < 0) throw UserError(fmt::format("top-k is {}, expected 0 or more", o.top_k));
+}
+
 std::vector<Candidate> candidates(std::span<const float> logits, std::span<const int32_t> before,
                                   const SamplingOptions& o) {
   check_finite(logits);

@@ -18,6 +18,10 @@ struct SamplingOptions {
   uint64_t seed = 1;
 };
 
+// Throws UserError for a value that no draw can follow: one that is not finite, or out of its
+// range.
+void check(const SamplingOptions& options);
+
 struct Candidate {
   int32_t id;
   double probability;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "interchange/families.h"
 #include "recipe/load/hf_keys.h"
 #include "recipe/schema/schema.h"
@@ -297,7 +298,7 @@ void put_no_rope(const ModelConfig& m, json& config) {
 }
 
 json config_of(const Recipe& recipe, std::string_view model_type, const ConfigText& text) {
-  json config = text.base.empty() ? json::object() : json::parse(text.base, nullptr, false);
+  json config = text.base.empty() ? json::object() : parse_json(text.base, "config.json");
   // Keys of another family would mean something else, or nothing.
   if (!config.is_object() || config.value("model_type", json()) != model_type)
     config = json::object();
@@ -313,6 +314,8 @@ json config_of(const Recipe& recipe, std::string_view model_type, const ConfigTe
   put_window(r.model, model_type, config);
   const Family& family = *find_family(model_type);
   if (!family.further_layers.empty()) config[std::string(family.further_layers)] = 0;
+  // Other programs may compute with what this model does not.
+  if (!recipe.model.ignore_keys.empty()) config["_mtrain_ignored_keys"] = recipe.model.ignore_keys;
   config["architectures"] = {family.class_name};
   config["model_type"] = model_type;
   config.erase("dtype");
@@ -367,6 +370,14 @@ void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
           fmt::format("every layer of such a model has experts, and "
                       "{} is {}",
                       key("model.moe.num_experts"), m.moe.num_experts));
+  const double hidden = double(m.hidden_size), heads = double(m.num_attention_heads);
+  const double experts = double(std::max<int64_t>(1, m.moe.num_experts));
+  const double widest =
+      std::max(double(m.ffn_size()), double(std::max(expert_ffn(m), shared_ffn(m))));
+  const double elements =
+      (double(m.vocab_size) + double(m.max_position_embeddings.value_or(0))) * hidden +
+      double(m.num_layers) * hidden * (4 * heads * double(m.head_dim()) + 4 * experts * widest);
+  require(elements < 0x1p60, fmt::format("its sizes make a model of {:.0e} parameters", elements));
   const recipe::RopeScalingConfig& s = m.rope_scaling;
   if (s.type != recipe::RopeScalingType::longrope) return;
   for (const auto& [name, factors] :
@@ -386,11 +397,12 @@ std::vector<std::string> model_differences(const ModelConfig& a, const ModelConf
   return lines;
 }
 
-Recipe read_config(const std::filesystem::path& folder) {
+Recipe read_config(const std::filesystem::path& folder,
+                   const std::vector<std::string>& ignore_keys) {
   Diagnostics diagnostics;
-  const std::string quoted = json(folder.string()).dump();
-  const auto recipe = recipe::read_recipe_text(
-      fmt::format("model: {{from: {}, init: random}}\n", quoted), folder.string(), {}, diagnostics);
+  const json model{{"from", folder.string()}, {"init", "random"}, {"ignore_keys", ignore_keys}};
+  const auto recipe = recipe::read_recipe_text(fmt::format("model: {}\n", model.dump()),
+                                               folder.string(), {}, diagnostics);
   if (const std::string errors = errors_of(diagnostics); !errors.empty()) throw UserError(errors);
   MT_CHECK(recipe, "{} is no model, and there is no reason why", folder.string());
   check_sizes(recipe->model, folder / "config.json");
@@ -400,7 +412,7 @@ Recipe read_config(const std::filesystem::path& folder) {
 void check_folder_model(const Recipe& recipe, Diagnostics& diagnostics) {
   if (!recipe.model.from || diagnostics.has_errors()) return;
   const std::filesystem::path folder = *recipe.model.from;
-  const ModelConfig theirs = read_config(folder).model;
+  const ModelConfig theirs = read_config(folder, recipe.model.ignore_keys).model;
   for (const Fact& fact : kFacts) {
     const std::string ours = fact.of(recipe.model), its = fact.of(theirs);
     if (ours != its)
@@ -422,7 +434,8 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
     if (!family) continue;
     const std::string written = config_of(recipe, type, text).dump(2) + "\n";
     Diagnostics diagnostics;
-    const Recipe again = recipe::read_config_json(written, "config.json", diagnostics);
+    const Recipe again =
+        recipe::read_config_json(written, "config.json", diagnostics, recipe.model.ignore_keys);
     std::vector<std::string> lines;
     if (diagnostics.has_errors())
       lines.push_back(errors_of(diagnostics));

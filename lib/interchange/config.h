@@ -12,7 +12,9 @@ namespace mtrain::interchange {
 
 // Returns a recipe with the model of the config.json in `folder`, its sizes resolved. Throws one
 // UserError that lists every mistake: keys and values that mtrain does not know or cannot compute.
-recipe::Recipe read_config(const std::filesystem::path& folder);
+// `ignore_keys` is the recipe's model.ignore_keys.
+recipe::Recipe read_config(const std::filesystem::path& folder,
+                           const std::vector<std::string>& ignore_keys = {});
 
 // What config.json is to say beside the model.
 struct ConfigText {

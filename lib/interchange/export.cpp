@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/config.h"
@@ -65,7 +66,8 @@ Types imported_types(const storage::SafetensorsReader& weights, const fs::path& 
                      const fs::path& origin) {
   Types types;
   if (const auto at = weights.metadata().find(kImportedTypes); at != weights.metadata().end()) {
-    const json saved = json::parse(at->second, nullptr, false);
+    const json saved = parse_json(at->second, weights.path().string() + ": its metadata",
+                                  "import the folder again");
     if (!saved.is_object())
       throw UserError(fmt::format("{}: its metadata is damaged", weights.path().string()),
                       "import the folder again");
@@ -204,7 +206,7 @@ std::string main_type(const std::vector<Shard>& shards) {
 void write_generation_config(const fs::path& folder, const std::string& config_text,
                              bool reads_bytes) {
   if (fs::exists(folder / "generation_config.json")) return;
-  json config = json::parse(config_text);
+  json config = parse_json(config_text, "config.json");
   if (reads_bytes && config.at("eos_token_id").is_null()) config["eos_token_id"] = kByteEnd;
   json generation{{"_from_model_config", true}};
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})

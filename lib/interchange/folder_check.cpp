@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "base/json.h"
 #include "base/strings.h"
 
 namespace mtrain::interchange {
@@ -52,7 +52,7 @@ bool FurtherLayers::contains(const Family& family, std::string_view tensor) cons
 FurtherLayers further_layers(const std::filesystem::path& folder, const Family& family,
                              int64_t layers) {
   if (family.further_layers.empty()) return {layers, layers};
-  const auto config = nlohmann::json::parse(read_file(folder / "config.json"), nullptr, false);
+  const auto config = read_json(folder / "config.json");
   int64_t count = family.further_layers_omitted;
   if (config.is_object() && config.contains(family.further_layers)) {
     const nlohmann::json& value = config.at(std::string(family.further_layers));
@@ -65,6 +65,24 @@ FurtherLayers further_layers(const std::filesystem::path& folder, const Family& 
     count = whole ? value.get<int64_t>() : 0;
   }
   return {layers, layers + count};
+}
+
+void check_tensor_count(const storage::SafetensorsFolder& folder, const recipe::ModelConfig& m,
+                        const NameForm& form) {
+  // A layer has a tensor of its own, and each of its experts unless one tensor holds them all. A
+  // folder that lacks a part of them gets a list of what is missing.
+  constexpr int64_t kSome = 1 << 17;
+  int64_t layers_with_experts = 0;
+  for (int64_t l = 0; l < m.num_layers; ++l) layers_with_experts += m.has_experts(l);
+  const int64_t least = m.num_layers + (form.fused ? 0 : layers_with_experts * m.moe.num_experts);
+  const auto there = int64_t(folder.tensors().size());
+  if (least <= there + kSome) return;
+  throw UserError(
+      fmt::format("{}: {} layers of {} experts have at least {} tensors, and the folder "
+                  "has {}",
+                  (folder.path() / "config.json").string(), m.num_layers, m.moe.num_experts, least,
+                  there),
+      "download the folder again, or correct its config.json");
 }
 
 std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,

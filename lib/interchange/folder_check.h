@@ -21,6 +21,11 @@ struct FurtherLayers {
 FurtherLayers further_layers(const std::filesystem::path& folder, const Family& family,
                              int64_t layers);
 
+// Throws UserError if config.json asks for far more layers or experts than the folder has tensors,
+// before a map of their names fills the memory.
+void check_tensor_count(const storage::SafetensorsFolder& folder, const recipe::ModelConfig& model,
+                        const NameForm& form);
+
 // Returns a line for each tensor that is missing, has another shape or a type that cannot be read,
 // or that nothing uses; known buffers of older versions and further layers are left out. Reads no
 // data.

@@ -50,7 +50,8 @@ std::string told(const storage::SafetensorsFolder& tensors, const Family& family
 
 }  // namespace
 
-HfFolder open_hf_folder(const std::filesystem::path& folder) {
+HfFolder open_hf_folder(const std::filesystem::path& folder,
+                        const std::vector<std::string>& ignore_keys) {
   std::vector<std::string> errors;
   std::optional<recipe::Recipe> recipe;
   std::shared_ptr<const storage::SafetensorsFolder> tensors;
@@ -59,15 +60,23 @@ HfFolder open_hf_folder(const std::filesystem::path& folder) {
     collect(errors, [&] { tensors = std::make_shared<storage::SafetensorsFolder>(folder); });
   // A folder of another form has no config.json, either, and its form is what matters.
   if (errors.empty() || std::filesystem::exists(folder / "config.json", ignored))
-    collect(errors, [&] { recipe = read_config(folder); });
+    collect(errors, [&] { recipe = read_config(folder, ignore_keys); });
   if (!errors.empty()) throw UserError(fmt::format("{}", fmt::join(errors, "\n")));
   const Family* family = find_family(recipe::enum_name(recipe->model.architecture));
   MT_CHECK(family, "{} has keys and no tensors", recipe::enum_name(recipe->model.architecture));
   const auto contains = [&](std::string_view name) { return tensors->contains(name); };
-  TensorMap map(recipe->model, *family, NameForm::of(*family, contains));
+  const NameForm form = NameForm::of(*family, contains);
+  check_tensor_count(*tensors, recipe->model, form);
+  TensorMap map(recipe->model, *family, form);
   const FurtherLayers further = further_layers(folder, *family, recipe->model.num_layers);
   std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, further);
   if (mistakes.empty()) collect(mistakes, [&] { check_tied_copy(*tensors, map); });
+  constexpr size_t kShown = 100;
+  if (mistakes.size() > kShown) {
+    const size_t more = mistakes.size() - kShown;
+    mistakes.resize(kShown);
+    mistakes.push_back(fmt::format("and {} more", more));
+  }
   if (!mistakes.empty())
     throw UserError(fmt::format("{}: the tensors are not those of its config.json\n  {}",
                                 folder.string(), fmt::join(mistakes, "\n  ")),
@@ -100,6 +109,10 @@ std::string describe(const HfFolder& f) {
                                   : fmt::format(", {} experts of which {} compute a token",
                                                 m.moe.num_experts, m.moe.router_topk);
   const size_t files = f.tensors->files().size();
+  const std::string ignored =
+      m.ignore_keys.empty() ? ""
+                            : fmt::format("ignored     {} of config.json (model.ignore_keys)\n",
+                                          fmt::join(m.ignore_keys, ", "));
   return fmt::format(
       "family      {} ({})\n"
       "model       {} layers, hidden {}, heads {} / {} of {}, ffn {}, vocabulary {}, positions "
@@ -107,13 +120,13 @@ std::string describe(const HfFolder& f) {
       "parameters  {} ({})\n"
       "tensors     {} of theirs, {} of mtrain's; types: {}\n"
       "files       {} with {} of data\n"
-      "{}\n",
+      "{}{}\n",
       family.model_type, family.class_name, m.num_layers, m.hidden_size, m.num_attention_heads,
       m.kv_heads(), m.head_dim(), m.ffn_size(), m.vocab_size, m.max_position_embeddings.value_or(0),
       m.share_embeddings_and_output_weights ? ", tied embeddings" : "", experts,
       human_count(double(f.map.parameters())), f.map.parameters(), f.tensors->tensors().size(),
       f.map.tensors().size(), fmt::join(counts, ", "),
-      files == 1 ? "1 file" : fmt::format("{} files", files), human_bytes(double(bytes)),
+      files == 1 ? "1 file" : fmt::format("{} files", files), human_bytes(double(bytes)), ignored,
       f.left_out.empty() ? "Every tensor is mapped."
                          : fmt::format("Every other tensor is mapped; {}.", f.left_out));
 }

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "interchange/hf_source.h"
 #include "interchange/tensor_map.h"
@@ -26,7 +27,9 @@ struct HfFolder {
 // Opens the folder. Throws one UserError with all mistakes: of config.json, of the files, and every
 // tensor that is missing, unmapped, or of another shape or type. Reads no weights, unless tied
 // embeddings have two copies, which must be equal.
-HfFolder open_hf_folder(const std::filesystem::path& folder);
+// `ignore_keys` is the recipe's model.ignore_keys.
+HfFolder open_hf_folder(const std::filesystem::path& folder,
+                        const std::vector<std::string>& ignore_keys = {});
 
 // Returns a text by which ranks can tell whether they see the same folder, without reading it
 // whole: a hash of config.json, and storage::weights_fingerprint().

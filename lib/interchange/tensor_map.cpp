@@ -225,12 +225,16 @@ TensorMap::TensorMap(const ModelConfig& m, const Family& family, const NameForm&
   const auto add = [&](const OwnTensor& own, int64_t layer) {
     if (!own.exists(m, layer)) return;
     MappedTensor t{put(own.name, "{l}", layer), own.shape(m), {}, own.is_state};
-    const int64_t matrices = t.shape.rank() == 3 ? t.shape[0] : 1;
+    const auto one_matrix = [&](const TensorRow& row) {
+      return row.ours == own.name && row.theirs.find("{e}") != std::string_view::npos;
+    };
+    const bool separate = t.shape.rank() == 3 && std::ranges::any_of(rows, one_matrix);
+    const int64_t matrices = separate ? t.shape[0] : 1;
     const Shape matrix = t.shape.rank() == 3 ? Shape{t.shape[1], t.shape[2]} : t.shape;
     for (int64_t e = 0; e < matrices; ++e)
       for (const TensorRow& row : rows) {
         if (row.ours != own.name) continue;
-        const bool one = row.theirs.find("{e}") != std::string_view::npos;
+        const bool one = one_matrix(row);
         if (!one && e > 0) continue;  // theirs has all matrices
         const auto name = [&](std::string_view theirs) {
           return full(put(put(theirs, "{l}", layer), "{e}", e));

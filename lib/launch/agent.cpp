@@ -111,6 +111,7 @@ struct JobState {
   std::string id;
   uint16_t port = 0;
   Signals& signals;
+  const Watchdog& watchdog;
   EndRequests ends = {};
   Console& console;
 };
@@ -125,7 +126,10 @@ class Attempt {
   ~Attempt() {
     kill_groups();
     // Until here the ranks' pids were theirs, and kill_groups() could hit no other process.
-    for (Child& c : children_) waitpid(c.pid, nullptr, 0);
+    for (const Child& c : children_) {
+      job_.watchdog.remove_group(c.pid);
+      waitpid(c.pid, nullptr, 0);
+    }
   }
 
   // Watches the ranks until all have ended. Returns whether every rank ended well.
@@ -148,10 +152,15 @@ class Attempt {
 
   bool killed_by_user() const { return killed_by_user_; }
 
-  // Whether ranks have failed only because the job was told to end.
+  // Whether ranks have failed only because the job was told to end, or because such a rank is gone.
   bool ended_by_user() const {
-    return job_.ends.signal() && std::ranges::all_of(children_, [](const Child& c) {
-             return ended_well(c) || ended_by_signal(c);
+    const auto lost_peer = [](const Child& c) {
+      const auto e = read_error_file(c.error_file);
+      return e && e->kind == ErrorKind::comm;
+    };
+    return job_.ends.signal() && std::ranges::any_of(children_, ended_by_signal) &&
+           std::ranges::all_of(children_, [&](const Child& c) {
+             return ended_well(c) || ended_by_signal(c) || lost_peer(c);
            });
   }
 
@@ -278,6 +287,7 @@ class Attempt {
       // Between fork and exec only async-signal-safe calls are allowed.
       setpgid(0, 0);  // so that it can be killed with all that it starts
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      job_.watchdog.add_group(getpid());
       if (getppid() != agent) _exit(127);  // the agent has died in between
       if (out >= 0) dup2(out, STDOUT_FILENO);
       if (err >= 0) dup2(err, STDERR_FILENO);
@@ -495,11 +505,12 @@ int run_agent(const AgentOptions& options) {
   Signals signals;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const std::string id = fmt::format("{}-{}-{}", host_name(), getpid(), now.count());
-  Watchdog watchdog(id);  // before the console, which has threads
+  const Watchdog watchdog(id);  // before the console, which has threads
   Console console;
   JobState job{.id = id,
                .port = port ? port->port() : options.master_port,
                .signals = signals,
+               .watchdog = watchdog,
                .console = console};
   const int code = run_starts(options, job);
   watchdog.dismiss();

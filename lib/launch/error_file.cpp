@@ -1,14 +1,20 @@
 #include "launch/error_file.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <string>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 
 namespace mtrain::launch {
 
@@ -36,7 +42,60 @@ ErrorKind kind_named(const std::string& word) {
   return ErrorKind::other;
 }
 
+// What handlers of signals need, since they may neither allocate nor read the environment.
+struct HandlerFile {
+  std::string path, begin;  // `begin` is the JSON up to the message
+  std::string text;         // a buffer
+};
+HandlerFile& handler_file() {
+  static HandlerFile file;
+  return file;
+}
+
+// Appends the bytes of a text in JSON. Other bytes than those of ASCII become question marks.
+void append_json(std::string& to, const char* text, const char* end) {
+  for (; text != end && to.size() + 2 < to.capacity(); ++text) {
+    if (*text == '"' || *text == '\\') to += '\\';
+    to += *text >= ' ' && *text < 127 ? *text : '?';
+  }
+}
+
+void write_in_handler(const char* text) {
+  HandlerFile& file = handler_file();
+  const int fd = ::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return;
+  constexpr const char* kHint = "\n  hint: ";
+  const char* end = text + std::strlen(text);
+  const char* hint = std::strstr(text, kHint);
+  file.text += file.begin;
+  append_json(file.text, text, hint ? hint : end);
+  file.text += R"(", "hint": ")";
+  if (hint) append_json(file.text, hint + std::strlen(kHint), end);
+  file.text += R"(", "launches": []})";
+  if (::write(fd, file.text.data(), file.text.size()) != ssize_t(file.text.size()))
+    ::unlink(file.path.c_str());
+  ::close(fd);
+}
+
 }  // namespace
+
+WriteErrorText error_file_of_handlers() {
+  const char* path = std::getenv("MTRAIN_ERROR_FILE");
+  if (!path || !*path) return nullptr;
+  const char* rank = std::getenv("RANK");
+  constexpr size_t kMostBytes = 16384;
+  HandlerFile& file = handler_file();
+  file.path = path;
+  // The handler takes the time of this call, since it must not format numbers.
+  file.begin = nlohmann::json{{"rank", rank ? std::atoi(rank) : 0},
+                              {"kind", "run"},
+                              {"time", double(std::time(nullptr))}}
+                   .dump();
+  file.begin.pop_back();
+  file.begin += R"(, "message": ")";
+  file.text.reserve(kMostBytes);
+  return write_in_handler;
+}
 
 void write_error_file(const std::exception& e, const std::vector<std::string>& launches) {
   const char* path = std::getenv("MTRAIN_ERROR_FILE");
@@ -63,7 +122,7 @@ void write_error_file(const std::exception& e, const std::vector<std::string>& l
 
 std::optional<RankError> read_error_file(const std::filesystem::path& path) {
   try {
-    const auto j = nlohmann::json::parse(read_file(path));
+    const auto j = read_json(path);
     RankError e;
     j.at("rank").get_to(e.rank);
     e.kind = kind_named(j.at("kind").get<std::string>());

@@ -24,6 +24,11 @@ struct RankError {
 // throws.
 void write_error_file(const std::exception& error, const std::vector<std::string>& launches = {});
 
+// Returns a function that does the same for a RunError whose text is "<message>\n  hint: <hint>".
+// It may be called in a handler of signals.
+using WriteErrorText = void (*)(const char* text);
+WriteErrorText error_file_of_handlers();
+
 // Returns nothing where the file is missing or incomplete.
 std::optional<RankError> read_error_file(const std::filesystem::path& path);
 

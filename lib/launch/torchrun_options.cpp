@@ -50,6 +50,11 @@ Endpoint parse_endpoint(const std::string& text) {
   return endpoint;
 }
 
+std::string parse_host(const std::string& text) {
+  const bool brackets = text.size() > 2 && text.front() == '[' && text.back() == ']';
+  return brackets ? text.substr(1, text.size() - 2) : text;
+}
+
 int parse_nodes(const std::string& text) {
   constexpr int kMostNodes = 100000;
   const size_t colon = text.find(':');

@@ -19,6 +19,9 @@ struct Endpoint {
 // --rdzv_endpoint: host, host:port, [address]:port, or an address of IPv6 in brackets.
 Endpoint parse_endpoint(const std::string& text);
 
+// --master_addr: a host, or an address of IPv6, which torchrun's users write in brackets.
+std::string parse_host(const std::string& text);
+
 // --nnodes: N, or N:N.
 int parse_nodes(const std::string& text);
 

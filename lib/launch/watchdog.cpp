@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "base/error.h"
 #include "launch/job_processes.h"
@@ -16,8 +17,6 @@ extern char** environ;
 namespace mtrain::launch {
 
 namespace {
-
-constexpr char kEnded = 'e';
 
 [[noreturn]] void watch(int pipe, const std::string& job_id) {
   setsid();  // what kills the launcher's process group spares the watchdog
@@ -30,11 +29,17 @@ constexpr char kEnded = 'e';
   // Whoever reads the launcher's output waits until nobody can write to it any more.
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(null, fd);
-  char word = 0;
-  ssize_t n;
-  do n = read(pipe, &word, 1);
-  while (n < 0 && errno == EINTR);
-  if (n != 1 || word != kEnded) kill_job_processes(job_id);
+  std::set<pid_t> groups;
+  // Words are written at once, so that none is read in parts. All signals are blocked.
+  for (pid_t word; read(pipe, &word, sizeof word) == sizeof word;) {
+    if (word == 0) _exit(0);
+    if (word > 0)
+      groups.insert(word);
+    else
+      groups.erase(-word);
+  }
+  for (const pid_t group : groups) kill(-group, SIGKILL);
+  kill_job_processes(job_id);
   _exit(0);
 }
 
@@ -58,7 +63,9 @@ Watchdog::Watchdog(const std::string& job_id) {
   pipe_ = ends[1];
 }
 
-void Watchdog::dismiss() { [[maybe_unused]] const auto n = write(pipe_, &kEnded, 1); }
+void Watchdog::send(pid_t word) const {
+  [[maybe_unused]] const auto n = write(pipe_, &word, sizeof word);
+}
 
 Watchdog::~Watchdog() {
   close(pipe_);

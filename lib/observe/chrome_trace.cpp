@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <utility>
 
 #include <fmt/format.h>
@@ -126,11 +125,14 @@ void merge_traces(const std::filesystem::path& path,
   AtomicFile file(path);
   std::string out;
   for (const auto& part : parts) {
-    std::ifstream in(part);
-    std::string line;
+    const MappedFile file_of_rank(part);
+    std::string_view rest(reinterpret_cast<const char*>(file_of_rank.bytes().data()),
+                          file_of_rank.bytes().size());
     // The first line of a part opens the list of events, and its last line closes the list; between
     // them each line is an event.
-    for (bool first = true; std::getline(in, line); first = false) {
+    for (bool first = true; !rest.empty(); first = false) {
+      const std::string_view line = rest.substr(0, rest.find('\n'));
+      rest.remove_prefix(std::min(rest.size(), line.size() + 1));
       if (first ? !out.empty() : line == "]}") continue;
       out += line;
       if (!first && line.back() != ',') out += ',';

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 
 namespace mtrain::observe {
@@ -22,7 +23,12 @@ namespace {
 
 // Returns whether a line is a complete record, and of no step that the run repeats.
 bool stays(std::string_view line, int64_t steps_done) {
-  const json record = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  json record;
+  try {
+    record = parse_json(line, "");
+  } catch (const UserError&) {
+    return false;
+  }
   if (!record.is_object()) return false;
   const auto step = record.find("step");
   return step == record.end() || !step->is_number_integer() || step->get<int64_t>() <= steps_done;
@@ -31,7 +37,9 @@ bool stays(std::string_view line, int64_t steps_done) {
 void drop_lines(const std::filesystem::path& path, int64_t steps_done) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return;
-  const std::string all = read_file(path);
+  const MappedFile file(path);
+  const std::string_view all(reinterpret_cast<const char*>(file.bytes().data()),
+                             file.bytes().size());
   std::string kept;
   for (std::string_view rest = all; !rest.empty();) {
     const auto newline = rest.find('\n');

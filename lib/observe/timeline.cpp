@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <set>
 #include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "base/json.h"
 
 #include "base/error.h"
 
@@ -221,21 +223,17 @@ Row row_of(const TraceTrack& track, const Window& w, size_t cells, const Letters
 }  // namespace
 
 Trace read_trace(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  if (!in) refuse(path, "cannot be read");
+  const MappedFile file(path);
   TraceReader reader;
   // Events are read and dropped one by one, since the JSON tree of a whole trace may take
   // gigabytes.
-  const auto each = [&](int depth, json::parse_event_t what, json& value) {
-    if (what != json::parse_event_t::object_end || depth > 2) return true;
-    if (value.contains("ph")) reader.event(value);
-    return false;
+  const auto take = [&](size_t depth, const json& object) {
+    if (depth > 2) return false;
+    if (object.contains("ph")) reader.event(object);
+    return true;
   };
-  try {
-    [[maybe_unused]] const json rest = json::parse(in, each);
-  } catch (const json::exception& e) {
-    refuse(path, fmt::format("is no JSON trace: {}", e.what()));
-  }
+  parse_json_objects({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()},
+                     path.string(), take);
   Trace trace = reader.take();
   if (trace.empty()) refuse(path, "has no events with a duration");
   return trace;

@@ -9,6 +9,7 @@
 
 #include <fmt/core.h>
 
+#include "base/cache_folder.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
@@ -54,18 +55,8 @@ std::map<std::string, double> read_peaks(const fs::path& file) {
 }  // namespace
 
 std::optional<fs::path> kept_peaks_file() {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return fs::path(value ? value : "");
-  };
-  // The standard has relative paths in XDG_CACHE_HOME ignored.
-  fs::path cache = variable("XDG_CACHE_HOME");
-  if (!cache.is_absolute()) {
-    const fs::path home = variable("HOME");
-    if (!home.is_absolute()) return std::nullopt;
-    cache = home / ".cache";
-  }
-  return cache / "mtrain" / "cpu_peaks";
+  const auto cache = cache_folder();
+  return cache ? std::optional(*cache / "cpu_peaks") : std::nullopt;
 }
 
 std::string peak_key(int threads, DType dtype) {

@@ -133,6 +133,7 @@ Recipe load_recipe_text(const std::string& text, const std::string& name,
 
 void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world) {
   const Layout layout = layout_of(recipe, world);
+  if (!validate_sizes(recipe, layout, diagnostics)) return;
   validate_rules(recipe, layout, resolve_overlap(recipe, layout), diagnostics);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
@@ -19,7 +20,11 @@ std::string model_text(const recipe::ModelConfig& m, int64_t vocab) {
     text += fmt::format(", {} experts of {} (top {})", m.moe.num_experts,
                         m.moe.ffn_hidden_size.value_or(m.ffn_size()), m.moe.router_topk);
   text += fmt::format(", vocabulary {}", vocab);
-  return m.share_embeddings_and_output_weights ? text + ", tied" : text;
+  if (m.share_embeddings_and_output_weights) text += ", tied";
+  if (!m.ignore_keys.empty())
+    text += fmt::format("; without {} of config.json (model.ignore_keys)",
+                        fmt::join(m.ignore_keys, ", "));
+  return text;
 }
 
 std::string precision_text(const recipe::MixedPrecisionConfig& p, const RunPlan& plan) {
@@ -63,8 +68,10 @@ std::string context_text(const std::vector<recipe::CpCommType>& types) {
 }  // namespace
 
 PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
-  // Hosts may have GPUs with more or less memory, and a run may go on on another host.
+  // Hosts may have GPUs with more or less memory, and variables of their own, and a run may go on on
+  // another host.
   Recipe everywhere = r;
+  everywhere.launch.env.clear();
   if (!r.given("hardware.memory_gb")) everywhere.hardware.memory_gb = {};
   const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),

@@ -15,8 +15,8 @@ namespace mtrain::plan {
 namespace {
 
 // A printed recipe has every size of the model, so that the folder which gave them may be gone. It
-// was run, whatever strict said of it.
-const std::vector<std::string> kAsSaved{"~model.from", "debug.strict=false"};
+// was run, whatever strict said of it. Its variables for ranks belong to the run's environment.
+const std::vector<std::string> kAsSaved{"~model.from", "~launch.env", "debug.strict=false"};
 
 // These settings spread a model over ranks. The strategy's precision stays as it was saved.
 const std::vector<std::string> kOneRank{"~distributed.tp_size",
@@ -31,6 +31,8 @@ const std::vector<std::string> kOneRank{"~distributed.tp_size",
                                         "~distributed.sequence_parallel",
                                         "~distributed.hierarchical_context_parallel_sizes",
                                         "~comm_overlap"};
+
+constexpr const char* kTrainingData = "dataset.train";
 
 // By default the recipe was fit for the ranks that saved it, whatever their number.
 Recipe load_saved(const SavedRecipe& saved, std::vector<std::string> settings = {},
@@ -53,7 +55,7 @@ bool must_agree(const std::string& path) {
   static const std::set<std::string> single{"train.seed",
                                             "train.global_batch_size",
                                             "dataset.seq_length",
-                                            "dataset.train",
+                                            kTrainingData,
                                             "dataset.train_weights",
                                             "dataset.seed",
                                             "packed_sequence.packed_sequence_size",
@@ -98,7 +100,8 @@ RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overr
   return make_plan(load_saved(recipe, std::move(overrides), world), world, vocab);
 }
 
-std::string resume_differences(const std::filesystem::path& file, const std::string& present) {
+std::string resume_differences(const std::filesystem::path& file, const std::string& present,
+                               bool data_compared) {
   const Recipe saved = load_saved({file});
   Diagnostics diagnostics;
   const auto now = read_recipe_text(present, "this run's recipe", kAsSaved, diagnostics);
@@ -106,7 +109,7 @@ std::string resume_differences(const std::filesystem::path& file, const std::str
            diagnostics.text(recipe::Severity::error));
   std::string differences;
   for (const recipe::SchemaRow& row : recipe::schema_rows())
-    if (row.show(saved) != row.show(*now) &&
+    if (row.show(saved) != row.show(*now) && !(data_compared && row.path == kTrainingData) &&
         (must_agree(row.path) || keeps_state(row.path, saved) != keeps_state(row.path, *now)))
       differences +=
           fmt::format("\n  {}: saved with {}, now {}", row.path, row.show(saved), row.show(*now));

@@ -55,6 +55,10 @@ struct Recipe {
   // The sections that the recipe or an override writes, empty ones too. A field that is written
   // under one of its other names adds that name's first section.
   std::set<std::string, std::less<>> sections;
+  // The values of fields as they were written, where they hold references, by field path.
+  std::map<std::string, std::string, std::less<>> references;
+  // Values of keys of other systems that rules hold against fields, by the key's path.
+  std::map<std::string, std::string, std::less<>> foreign;
   Origin origin(std::string_view path) const;
   // Whether the field is written under a name in `section` ("model"), as another system does, or
   // under that very name.
@@ -107,8 +111,9 @@ std::optional<Recipe> read_recipe_text(const std::string& text, const std::strin
                                        const std::string& saved_model = {});
 
 // Returns a recipe whose model is that of a Hugging Face config.json with this text; messages call
-// it `name`.
-Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics);
+// it `name`. `ignore_keys` is model.ignore_keys.
+Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics,
+                        const std::vector<std::string>& ignore_keys = {});
 
 // Fills in the values that follow from other fields. read_recipe() calls it; a recipe that is put
 // together in code needs the call.

@@ -11,7 +11,8 @@ namespace mtrain::run {
 void require_same_on_all_ranks(const comm::HostCollectives& control, const std::string& what,
                                const std::string& own, const std::string& hint) {
   const auto all = control.texts(own);
-  const auto other = std::ranges::find_if(all, [&](const auto& text) { return text != all[0]; });
+  const auto other =
+      std::ranges::find_if(all, [&](const auto& text) { return !text.empty() && text != all[0]; });
   if (other == all.end()) return;
   throw UserError(fmt::format("rank {} has another {} than rank 0: {} instead of {}",
                               other - all.begin(), what, *other, all[0]),

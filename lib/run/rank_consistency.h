@@ -9,7 +9,8 @@
 
 namespace mtrain::run {
 
-// `own` describes something that this rank sees, and `what` names that thing. If the texts differ,
+// `own` describes something that this rank sees, and `what` names that thing. An empty text is that
+// of a rank which has not looked; rank 0 has one. If the texts differ,
 // throws UserError on all ranks, which names the first rank whose text differs from rank 0's. All
 // ranks call it.
 void require_same_on_all_ranks(const comm::HostCollectives& control, const std::string& what,

@@ -12,6 +12,7 @@
 #include "launch/error_file.h"
 #include "run/bf16_choice.h"
 #include "run/consolidated_writer.h"
+#include "run/data_identity.h"
 #include "run/fault_injection.h"
 #include "run/gemm_choice.h"
 #include "run/open_device.h"
@@ -19,6 +20,7 @@
 #include "run/reporter.h"
 #include "run/run_checkpoint.h"
 #include "run/run_folder.h"
+#include "run/run_lock.h"
 #include "run/run_trace.h"
 #include "run/signal_guard.h"
 #include "train/build_trainer.h"
@@ -31,10 +33,12 @@ namespace {
 // The run of one rank. Only rank 0 prints and writes files, apart from checkpoints and traces.
 class Training {
  public:
-  Training(const RunPlan& plan, const RunOptions& options, comm::World world,
+  // Rank 0 has the lock, and the checkpoint from which the run starts, if there is one.
+  Training(const RunPlan& plan, const RunOptions& options, comm::World world, RunLock* lock,
            std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
+        lock_(lock),
         start_(std::move(start)),
         device_(open_device(plan.device, options.job)),
         ids_(train::id_check(plan.dataset.tokenizer, plan.model.vocab)),
@@ -102,6 +106,10 @@ class Training {
       if (due(plan_.checkpoint.every_steps, step)) save();
       if (consolidated_) note(consolidated_->take_note());
       if (fault_) fault_->after_step(step);
+      if (lock_) {
+        lock_->require_held_lately();
+        identity_->require_same();
+      }
       end = early_end(signals, std::chrono::steady_clock::now() - started);
     }
     if (end.empty()) evaluate();
@@ -173,6 +181,8 @@ class Training {
 
   // Throws UserError if a rank sees other files. All ranks read theirs before any file is changed.
   void require_same_files() {
+    all_ranks_here();  // rank 0 has the lock: an earlier attempt no longer writes
+    if (!lock_) start_ = claim_run_folder(plan_.folders, job_);
     const char* shared = "give all ranks the same files: a folder that all hosts share";
     const auto require_same = [&](const char* what, const std::string& own) {
       require_same_on_all_ranks(trainer_.control(), what, own, shared);
@@ -183,6 +193,9 @@ class Training {
     require_same("dataset.train", dataset_fingerprint(*data_));
     if (validation_data_)
       require_same("dataset.validation", dataset_fingerprint(*validation_data_));
+    // One rank of each host reads more of the data.
+    if (job_.local_rank == 0 || trainer_.world().rank() == 0) identity_.emplace(plan_);
+    require_same("content of the data", identity_ ? identity_->sampled() : "");
   }
 
   void resume() {
@@ -191,7 +204,7 @@ class Training {
     if (reporter_) make_run_folder(plan_.folders);
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
-      resume_run(trainer_, start_->path);
+      note(resume_run(trainer_, start_->path, identity_ ? &*identity_ : nullptr));
       resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
       saved_ = trainer_.steps_done();
       if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
@@ -209,6 +222,7 @@ class Training {
     }
     const auto job_ids = trainer_.control().texts(job_.id);
     if (!reporter_) return;
+    identity_->read_rest();
     for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
@@ -224,10 +238,21 @@ class Training {
     if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
     saved_ = trainer_.steps_done();
     const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
-    own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir,
-                               fault_ ? fault_->in_save(saved_) : nullptr, exceeds);
+    const auto fault = fault_ ? fault_->in_save(saved_) : nullptr;
+    const auto on_commit = [&](std::string_view step_of_commit) {
+      if (step_of_commit == "rename") require_ours();
+      if (fault) fault(step_of_commit);
+    };
+    own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
+                               identity_ ? &*identity_ : nullptr);
     note(fmt::format("saved {}", own_checkpoint_.string()));
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+  }
+
+  // Throws RunError on rank 0 if the folder has become another run's, or the data are others.
+  void require_ours() {
+    lock_->require_held();
+    identity_->require_same();
   }
 
   // Begins to write the newest checkpoint for other programs, too.
@@ -252,6 +277,7 @@ class Training {
 
   const RunPlan& plan_;
   const launch::Job job_;
+  RunLock* lock_;  // null on all ranks but rank 0
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;
@@ -263,7 +289,8 @@ class Training {
   std::optional<FaultInjection> fault_;
   std::optional<Reporter> reporter_;  // set on rank 0 alone
   std::optional<ConsolidatedWriter> consolidated_;
-  bool resumed_exceeds_bytes_ = false;  // exceeds_bytes() of the checkpoint from which it started
+  std::optional<DataIdentity> identity_;  // set on the first rank of each host
+  bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the checkpoint from which it started
   bool warned_of_bytes_ = false;
   int64_t saved_ = 0;                     // the step of the newest checkpoint
   std::filesystem::path own_checkpoint_;  // on rank 0, that checkpoint if it is this run's own
@@ -272,6 +299,16 @@ class Training {
 }  // namespace
 
 namespace {
+
+// Returns the checkpoint from which ranks without the lock will probably start. They look again,
+// and report errors, when rank 0 has the lock: it may have to wait for an earlier attempt.
+std::optional<storage::CheckpointRef> likely_start(const RunPlan& plan, const launch::Job& job) {
+  try {
+    return claim_run_folder(plan.folders, job);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
 
 // Returns whether all steps are done already. The recipe has fewer than the checkpoint, so that
 // nothing of its folder is this start's to change: not even the checkpoints of later steps.
@@ -296,10 +333,13 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_voca
       open_world(plan, options.job,
                  token_source(options.job, std::filesystem::path(plan.folders.run_dir) / ".token"));
   try {
-    const auto start = claim_run_folder(plan.folders, options.job);
+    std::optional<RunLock> lock;
+    if (world.rank() == 0) lock.emplace(plan, options.job);
+    const auto start =
+        lock ? claim_run_folder(plan.folders, options.job) : likely_start(plan, options.job);
     if (nothing_to_do(plan, options.job, world, start)) return;
     const RunPlan whole = with_vocabulary();
-    Training(whole, options, world, start).run();
+    Training(whole, options, world, lock ? &*lock : nullptr, start).run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // so that peers do not wait for this rank
     throw;

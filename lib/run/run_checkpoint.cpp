@@ -9,9 +9,13 @@
 
 namespace mtrain::run {
 
+namespace {
+const std::string kCompared = "compared";  // begins rank 0's text
+}  // namespace
+
 std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit,
-                               bool exceeds_bytes) {
+                               bool exceeds_bytes, const DataIdentity* data) {
   checkpoint::SaveOptions options{.root = root,
                                   .keep = t.plan().checkpoint.keep,
                                   .recipe = t.plan().text.recipe_with_origins,
@@ -19,21 +23,36 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
   if (exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
+  if (data) data->save(options.state);
   return save_checkpoint(t.checkpoint_parts(), t.progress(), std::move(options));
 }
 
-void resume_run(train::Trainer& t, const std::filesystem::path& folder) {
+std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, DataIdentity* data) {
+  // Rank 0 says whether the checkpoint knows its data, and how they differ.
+  std::string own;
+  if (data && t.control().rank() == 0) {
+    const storage::TrainState saved = checkpoint::read_state(folder);
+    if (DataIdentity::is_in(saved)) own = kCompared + data->differences(saved);
+  }
+  const std::string found = t.control().texts(own)[0];
+  std::optional<std::string> differences;
+  if (!found.empty()) differences = found.substr(kCompared.size());
   const checkpoint::LoadedCheckpoint loaded =
-      load_checkpoint(t.checkpoint_parts(), t.plan().text.recipe, folder);
+      load_checkpoint(t.checkpoint_parts(), t.plan().text.recipe, folder, differences);
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, loaded.state);
   t.set_progress(loaded.progress);
+  return differences || !data
+             ? ""
+             : "the checkpoint does not say what its data hold: dataset.train was compared by its "
+               "name alone";
 }
 
 std::string start_from_folder(train::Trainer& t) {
   const std::string& from = t.plan().folders.weights_from;
   if (from.empty()) return "";
-  const interchange::HfFolder folder = interchange::open_hf_folder(from);
+  const interchange::HfFolder folder =
+      interchange::open_hf_folder(from, t.plan().folders.ignore_keys);
   require_same_on_all_ranks(t.control(), "folder " + from, interchange::fingerprint(folder),
                             "give all ranks the same folder as model.from, on all hosts");
   checkpoint::start_from(t.checkpoint_parts(), *folder.source());

@@ -6,20 +6,24 @@
 #include <string>
 #include <string_view>
 
+#include "run/data_identity.h"
 #include "train/trainer.h"
 
 namespace mtrain::run {
 
 // Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before each step of
-// the commit. `exceeds_bytes` is what interchange::exceeds_bytes() will return of it. All ranks
-// call it; rank 0 returns the checkpoint's path, the others an empty path.
+// the commit. `exceeds_bytes` is what interchange::exceeds_bytes() will return of it. `data` of
+// rank 0, which may be null, says what the data hold. All ranks call it; rank 0 returns the
+// checkpoint's path, the others an empty path.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {},
-                               bool exceeds_bytes = false);
+                               bool exceeds_bytes = false, const DataIdentity* data = nullptr);
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
-// does not fit the run's model, data or seed. All ranks call it.
-void resume_run(train::Trainer& trainer, const std::filesystem::path& folder);
+// does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,
+// their names are compared. Returns what to tell of that; mostly nothing. All ranks call it.
+std::string resume_run(train::Trainer& trainer, const std::filesystem::path& folder,
+                       DataIdentity* data = nullptr);
 
 // Gives a new run the weights of the Hugging Face folder that model.from names; without one it does
 // nothing. Each rank reads what it owns. Throws UserError if the folder is not understood, is not

@@ -11,10 +11,9 @@
 #include <system_error>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/strings.h"
 
@@ -210,7 +209,7 @@ std::optional<CheckpointRef> complete_checkpoint(const fs::path& folder) {
   if (!fs::is_regular_file(folder / kManifest, error)) return std::nullopt;
   json manifest;
   try {
-    manifest = json::parse(read_file(folder / kManifest), nullptr, /*allow_exceptions=*/false);
+    manifest = read_json(folder / kManifest);
   } catch (const UserError&) {
     return std::nullopt;
   }

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/json_keys.h"
+#include "base/json.h"
 #include "base/strings.h"
 
 namespace mtrain::storage {
@@ -96,15 +96,8 @@ std::map<std::string, std::string> parse_safetensors_index(const fs::path& path,
     return UserError(fmt::format("{} is not an index of shards: {}", path.string(), what),
                      kSaveAgain);
   };
-  std::string twice;
-  json index;
-  try {
-    index = parse_unique_keys(text, twice);
-  } catch (const json::exception& e) {
-    throw fail(fmt::format("it is not valid JSON ({})", e.what()));
-  }
+  const json index = parse_json(text, path.string(), kSaveAgain);
   if (!index.is_object()) throw fail("it is not a JSON object");
-  if (!twice.empty()) throw fail(fmt::format("`{}` is listed twice", twice));
   const auto files = index.find("weight_map");
   if (files == index.end() || !files->is_object()) throw fail("it has no object `weight_map`");
   std::map<std::string, std::string> file_of;

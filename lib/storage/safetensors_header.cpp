@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/json_keys.h"
+#include "base/json.h"
 #include "storage/safetensors_dtype.h"
 
 namespace mtrain::storage {
@@ -42,15 +42,14 @@ class HeaderParser {
   }
 
   json parse_json() const {
-    std::string twice;
+    json header;
     try {
-      json header = parse_unique_keys(text_, twice);
-      if (!header.is_object()) fail("its header is not a JSON object");
-      if (!twice.empty()) fail(fmt::format("`{}` is listed twice", twice));
-      return header;
-    } catch (const json::exception& e) {
-      fail(fmt::format("its header is not valid JSON ({})", e.what()));
+      header = mtrain::parse_json(text_, "its header");
+    } catch (const UserError& e) {
+      fail(e.message());
     }
+    if (!header.is_object()) fail("its header is not a JSON object");
+    return header;
   }
 
   void read_metadata(const json& value) {

@@ -1,9 +1,8 @@
 #include "storage/state.h"
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 
 namespace mtrain::storage {
 
@@ -40,7 +39,7 @@ TrainState TrainState::load(const std::filesystem::path& path) {
     return UserError(fmt::format("{} is not a training state: {}", state.origin_, what),
                      "load another checkpoint");
   };
-  const json file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  const json file = read_json(path, "load another checkpoint");
   if (!file.is_object()) throw damaged("not a JSON object");
   const auto format = file.find("format");
   if (format == file.end() || !format->is_number_integer()) throw damaged("no format number");

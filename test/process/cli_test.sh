@@ -66,6 +66,9 @@ world=3 mistake "several mistakes" "misspelt" "tp_size 3" "bogus" -- \
 
 printf '%b' "$base" >"$work/good.yaml"
 expect "no recipe" 2 "no recipe given" hint --
+expect "Megatron's flags alone" 2 "no recipe given" "Megatron's model" hint -- --num-layers 2 --hidden-size 64 --bf16
+expect "a function that asks for more" 2 "fp8cs" "mixed_precision=bf16_with_fp8_current" -- \
+  --recipe llama3_8b_pretrain_8gpu_h100_fp8cs_config --dry-run
 expect "no such recipe" 2 "there is no such file" "did you mean $work/good.yaml" -- --recipe "$work/god.yaml"
 cd "$work" || exit 1
 expect "a ready recipe by its name" 0 "is the ready recipe" "dry run on 64 ranks" -- --recipe llama3_8b --dry-run --world-size 64
@@ -136,7 +139,7 @@ python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg
 echo '{"traceEvents":[{"name":"norm_fwd","ph":"X","pid":0,"tid":0,"ts":0,"dur":9}]}' >"$work/t.json"
 expect "timeline" 0 "0.009 ms from 0.000 ms on" "n norm" -- timeline "$work/t.json"
 expect "timeline of a step that is none" 2 "does not say when its steps were" -- timeline "$work/t.json" --step 1
-expect "timeline of no trace" 2 "no JSON trace" -- timeline "$work/good.yaml"
+expect "timeline of no trace" 2 "good.yaml: not JSON at byte 1" -- timeline "$work/good.yaml"
 
 # Completion offers commands, settings and their values.
 completes() {
@@ -169,8 +172,9 @@ expect "an import by the name of a model on the Hub" 2 "nothing is downloaded" -
   import hf meta-llama/Llama-3.2-1B --dry-run
 mkdir "$work/wrong" && sed 's/"tie_word_embeddings": true/"tie_word_embeddings": false, "logit_scale": 2/' \
   "$hf/qwen2_tied/config.json" >"$work/wrong/config.json" && cp "$hf/qwen2_tied/model.safetensors" "$work/wrong"
-expect "a key that is not understood" 2 "logit_scale" -- import hf "$work/wrong" --dry-run
+expect "a key that is not understood" 2 "logit_scale" "--ignore-keys logit_scale" -- import hf "$work/wrong" --dry-run
 sed -i 's/"logit_scale": 2/"hidden_size": 16/' "$work/wrong/config.json"
+expect "a key that is passed over" 2 "missing: lm_head.weight" -- import hf "$work/wrong" --dry-run --ignore-keys logit_scale
 expect "a key that stands twice" 2 "$work/wrong/config.json" "\`hidden_size\` is given twice" -- import hf "$work/wrong" --dry-run
 sed -i 's/, "hidden_size": 16//' "$work/wrong/config.json"
 expect "a tensor that is missing" 2 "missing: lm_head.weight" -- import hf "$work/wrong" --dry-run
@@ -198,8 +202,26 @@ expect "draws where nothing is drawn" 2 "--top-p has no effect" "hint" -- \
   generate --run "$work" --prompt a --temperature 0 --top-p 0.5
 expect "texts that would be equal" 2 "--num 3" "hint" -- generate --run "$work" --prompt a --temperature 0 --num 3
 expect "an id that is none" 2 "--eos" -- generate --run "$work" --prompt a --eos -4
-expect "a folder instead of prompts" 2 "cannot read $work" -- generate --run "$work" --prompts "$work"
-expect "a file without prompts" 2 "holds no prompt" -- generate --run "$work" --prompts /dev/null
+expect "a folder instead of prompts" 2 "$work is not a regular file, but a folder" -- generate --run "$work" --prompts "$work"
+expect "a device instead of prompts" 2 "/dev/zero is not a regular file" -- generate --run "$work" --prompts /dev/zero
+: >"$work/no_prompts"
+expect "a file without prompts" 2 "holds no prompt" -- generate --run "$work" --prompts "$work/no_prompts"
+for option in --temperature --top-p --min-p --repetition-penalty; do
+  for value in nan -nan inf 1e400; do
+    expect "$option $value" 2 "$option" -- generate --run "$work" --prompt a "$option" "$value"
+  done
+done
+# Files of another kind are refused by name, and never waited for.
+mkdir "$work/pipes" && cp "$hf/qwen2_tied/"* "$work/pipes"
+for file in config.json model.safetensors; do
+  rm "$work/pipes/$file" && mkfifo "$work/pipes/$file"
+  expect "a pipe as $file" 2 "$file is not a regular file, but a pipe" -- import hf "$work/pipes" --dry-run
+  rm "$work/pipes/$file" && cp "$hf/qwen2_tied/$file" "$work/pipes"
+done
+mkfifo "$work/pipes/model.safetensors.index.json"
+expect "a pipe as an index" 2 "index.json is not a regular file" -- import hf "$work/pipes" --dry-run
+expect "a pipe as a tokenizer" 2 "is not a regular file" -- data build -i "$work/good.yaml" -o "$work/x" -t "$work/pipes/model.safetensors.index.json"
+expect "a pipe as a trace" 2 "is not a regular file" -- timeline "$work/pipes/model.safetensors.index.json"
 expect "a model that is none" 2 "no complete checkpoint" -- eval --model "$work" --data "$work/set"
 # A Hugging Face folder as it is.
 cp -r "$hf/llama" "$work/llama" && cp "$hf"/expected/tokenizer/* "$work/llama"

@@ -192,7 +192,7 @@ TEST_CASE("file errors name the path and the reason") {
                     Contains("no/x") && Contains("No such file or directory"));
   CHECK_THROWS_AS(read_file(folder / "absent"), UserError);
   CHECK_THROWS_WITH(read_file(folder / "absent"), Contains("absent: No such file"));
-  CHECK_THROWS_WITH(read_file(folder.path), Contains("Is a directory"));
+  CHECK_THROWS_WITH(read_file(folder.path), Contains("is not a regular file, but a folder"));
   CHECK_THROWS_AS(MappedFile(folder / "absent"), UserError);
   CHECK_THROWS_WITH(MappedFile(folder.path), Contains("is not a regular file"));
   CHECK_THROWS_AS(MappedFile("/dev/null"), UserError);

@@ -274,9 +274,34 @@ TEST_CASE("the end-of-document token") {
   REQUIRE(!make_bpe_tokenizer(without.dump(), "t")->eod().has_value());
 }
 
+TEST_CASE("a line of merges.txt that names its version is no merge") {
+  Json json = golden("gpt2");
+  const auto ids = [](const Json& of) {
+    std::vector<int32_t> all;
+    make_bpe_tokenizer(of.dump(), "t")->encode("the quick brown fox", all);
+    return all;
+  };
+  const std::vector<int32_t> plain = ids(json);
+  Json& merges = json["model"]["merges"];
+  merges.insert(merges.begin(), "#version: 0.2");
+  REQUIRE(ids(json) == plain);
+}
+
+TEST_CASE("tokenizers that are deep or of another kind of file cost a message") {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  const Json json = golden("gpt2");
+  for (const char* key : {"normalizer", "pre_tokenizer", "decoder", "post_processor", "padding"}) {
+    const std::string text = fmt::format("{{\"{}\": {}, ", key, deep) + json.dump().substr(1);
+    REQUIRE_THROWS_WITH(make_bpe_tokenizer(text, "t.json"), Contains("t.json: not JSON at byte"));
+  }
+  REQUIRE_THROWS_WITH(make_bpe_tokenizer(json.dump(), "t.json", "", deep),
+                      Contains("tokenizer_config.json beside t.json: not JSON at byte 65"));
+  REQUIRE_THROWS_WITH(load_tokenizer("/dev/zero"), Contains("/dev/zero is not a regular file"));
+}
+
 TEST_CASE("what is not supported or malformed is named") {
   REQUIRE_THROWS_WITH(load_tokenizer("/none/such"), Contains("/none/such"));
-  REQUIRE_THROWS_WITH(make_bpe_tokenizer("{", "t.json"), Contains("t.json is not valid JSON"));
+  REQUIRE_THROWS_WITH(make_bpe_tokenizer("{", "t.json"), Contains("t.json: not JSON at byte 2"));
   REQUIRE_THROWS_AS(make_bpe_tokenizer("[]", "t.json"), UserError);
   REQUIRE_THROWS_AS(make_bpe_tokenizer("{}", "t.json"), UserError);
   const auto says = [](const char* text, const std::function<void(Json&)>& change) {

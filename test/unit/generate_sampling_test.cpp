@@ -171,6 +171,24 @@ TEST_CASE("nothing is drawn from logits that are no numbers") {
     }
 }
 
+TEST_CASE("options that no draw can follow are refused by name") {
+  CHECK_NOTHROW(generate::check({}));
+  CHECK_NOTHROW(generate::check({.temperature = 0, .top_k = 0, .top_p = 1e-6, .min_p = 1}));
+  const auto refuses = [](const generate::SamplingOptions& o, const char* name) {
+    CHECK_THROWS_AS(generate::check(o), UserError);
+    CHECK_THROWS_WITH(generate::check(o), Catch::Matchers::Contains(name));
+  };
+  for (const double bad : {double(NAN), -double(NAN), double(INFINITY), -double(INFINITY), -0.5}) {
+    refuses({.temperature = bad}, "temperature");
+    refuses({.top_p = bad}, "top-p");
+    refuses({.min_p = bad}, "min-p");
+    refuses({.repetition_penalty = bad}, "repetition-penalty");
+  }
+  refuses({.top_k = -1}, "top-k");
+  refuses({.top_p = 0}, "top-p");
+  refuses({.repetition_penalty = 0}, "repetition-penalty");
+}
+
 TEST_CASE("equal logits at the end of top-k all stay, and a number picks by its place") {
   const std::vector<float> logits{2, 1, 1, 0};
   const auto two = generate::candidates(logits, {}, {.temperature = 1, .top_k = 2});

@@ -90,6 +90,8 @@ TEST_CASE("torchrun's variables") {
   CHECK(job.local_size == 4);
   CHECK(job.master_addr == "node0");
   CHECK(job.master_port == 29500);
+  env.set("MASTER_ADDR", "[::1]");
+  CHECK(job_from_environment().master_addr == "::1");
   env.set("TORCHELASTIC_USE_AGENT_STORE", "True");  // torchrun itself serves that port
   CHECK(job_from_environment().master_port == 29501);
 }

@@ -275,6 +275,7 @@ const Elsewhere kElsewhere[] = {
     {"debug.emulate_fp8", "rules: it permits what a CPU would refuse"},
     {"model.from", "the loader, which reads the folder's config.json"},
     {"model.init", "plan::folder_options(), where model.from is set"},
+    {"model.ignore_keys", "the loader, and plan::folder_options()"},
     {"model.attention_dropout", "rules: it must be 0"},
     {"mixed_precision.fp8_param_gather", "check_supported refuses it"},
     {"checkpoint.async", "check_supported refuses it"},

@@ -171,7 +171,7 @@ TEST_CASE("an index that is no index is refused with its name") {
     INFO(text);
     CHECK_THAT(complaint(shards.path), Contains(kIndexFile) && Contains(reason));
   };
-  refuses("", "not valid JSON");
+  refuses("", "not JSON at byte 1");
   refuses("[]", "not a JSON object");
   refuses("{}", "no object `weight_map`");
   refuses(R"({"weight_map":[]})", "no object `weight_map`");
@@ -179,10 +179,9 @@ TEST_CASE("an index that is no index is refused with its name") {
   refuses(R"({"weight_map":{"a":"pytorch_model.bin"}})", "pytorch_model.bin");
   refuses(R"({"weight_map":{"a":"../x.safetensors"}})", "../x.safetensors");
   refuses(R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})",
-          "`weight_map.a` is listed twice");
-  refuses(R"({"metadata":{"x":[{"n":1,"n":2}]},"weight_map":{}})",
-          "`metadata.x.n` is listed twice");
-  refuses(R"({"weight_map":{},"weight_map":{}})", "`weight_map` is listed twice");
+          "`weight_map.a` is given twice");
+  refuses(R"({"metadata":{"x":[{"n":1,"n":2}]},"weight_map":{}})", "`metadata.x.n` is given twice");
+  refuses(R"({"weight_map":{},"weight_map":{}})", "`weight_map` is given twice");
 }
 
 TEST_CASE("folders in other forms are refused with what converts them") {

@@ -5,12 +5,12 @@
 #include <exception>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <thread>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/rng.h"
 #include "base/strings.h"
 #include "data/build/chunk_reader.h"
@@ -37,9 +37,9 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
                                                       std::string& why) {
   nlohmann::json value;
   try {
-    value = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::exception& e) {
-    why = fmt::format("not valid JSON: {}", e.what());
+    value = parse_json(line, "the line");
+  } catch (const UserError& e) {
+    why = e.message();
     return std::nullopt;
   }
   if (!value.is_object()) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -80,10 +78,8 @@ ChunkReader::ChunkReader(const BuildOptions& options, const Tokenizer& tokenizer
 
 void ChunkReader::open(size_t input) {
   const fs::path& file = files_[input];
-  stream_ = std::ifstream(file, std::ios::binary);
-  if (!stream_)
-    throw UserError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
-  is_open_ = true;
+  input_.emplace(file);
+  input_at_ = 0;
   line_ = 1;
   format_ = options_.format;
   if (format_ == InputFormat::automatic) {
@@ -96,10 +92,10 @@ void ChunkReader::open(size_t input) {
 bool ChunkReader::fill(size_t bytes) {
   const size_t have = buffer_.size();
   if (have >= bytes) return true;
-  buffer_.resize(bytes);
-  stream_.read(buffer_.data() + have, std::streamsize(bytes - have));
-  if (stream_.bad()) throw RunError(fmt::format("cannot read {}", files_[file_].string()));
-  buffer_.resize(have + size_t(stream_.gcount()));
+  const auto more = size_t(std::min(int64_t(bytes - have), input_->size() - input_at_));
+  buffer_.resize(have + more);
+  input_->read(input_at_, more, buffer_.data() + have, "the text");
+  input_at_ += int64_t(more);
   return buffer_.size() == bytes;
 }
 
@@ -173,7 +169,7 @@ size_t ChunkReader::find_tail_cut(size_t from, bool& ends_document) {
 bool ChunkReader::next(Chunk& chunk) {
   while (true) {
     if (file_ == files_.size()) return false;
-    if (!is_open_) open(file_);
+    if (!input_) open(file_);
     chunk.validation = in_tail_;
     const size_t cut = find_cut(chunk.ends_document);
     const bool file_ended = cut == buffer_.size() && !fill(cut + 1);
@@ -193,7 +189,7 @@ bool ChunkReader::next(Chunk& chunk) {
     }
     if (file_ended) {
       ++file_;
-      is_open_ = false;
+      input_.reset();
     }
     if (cut > 0) return true;
   }

@@ -3,10 +3,11 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "data/build/build.h"
 
 namespace mtrain::data {
@@ -42,8 +43,9 @@ class ChunkReader {
   std::vector<int64_t> sizes_;
   int64_t bytes_total_ = 0, bytes_done_ = 0, tail_begin_ = 0;  // input bytes
   size_t file_ = 0;
-  std::ifstream stream_;
-  bool is_open_ = false, in_tail_ = false, mid_document_ = false;
+  std::optional<RandomAccessFile> input_;  // the open one of the files
+  int64_t input_at_ = 0;                   // bytes of it that were read
+  bool in_tail_ = false, mid_document_ = false;
   InputFormat format_ = InputFormat::text;
   int64_t line_ = 1, number_ = 0;
   std::string buffer_;

@@ -7,7 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "base/content_hash.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "data/dataset/content.h"
 #include "data/dataset/indexed_dataset.h"
 
 namespace mtrain::data {
@@ -29,12 +32,12 @@ class BufferedFile {
     const char* p = static_cast<const char*>(data);
     if (buffer_.size() + bytes > kBufferBytes) flush();
     if (bytes > kBufferBytes)
-      file_.write(p, bytes);
+      put_out(p, bytes);
     else
       buffer_.insert(buffer_.end(), p, p + bytes);
   }
   void flush() {
-    file_.write(buffer_.data(), buffer_.size());
+    put_out(buffer_.data(), buffer_.size());
     buffer_.clear();
   }
   void prepare() {  // writes all of the file to the disk, under its temporary name
@@ -42,9 +45,16 @@ class BufferedFile {
     file_.prepare();
   }
   void commit() { file_.commit(); }
+  std::string hash() const { return hash_.hex(); }  // of what has left the buffer
 
  private:
+  void put_out(const char* data, size_t bytes) {
+    file_.write(data, bytes);
+    hash_.add(data, bytes);
+  }
+
   AtomicFile file_;
+  ContentHash hash_;
   std::vector<char> buffer_;
 };
 
@@ -100,8 +110,9 @@ class Spill {
 }  // namespace
 
 struct IndexedDatasetWriter::State {
-  State(const fs::path& prefix, TokenType token_type, bool masked)
-      : idx(idx_path(prefix)),
+  State(const fs::path& output, TokenType token_type, bool masked)
+      : prefix(output),
+        idx(idx_path(prefix)),
         mask(mask_path(prefix)),
         type(token_type),
         bin(bin_path(prefix)),
@@ -137,7 +148,7 @@ struct IndexedDatasetWriter::State {
     }
   }
 
-  fs::path idx, mask;
+  fs::path prefix, idx, mask;
   TokenType type;
   BufferedFile bin, index;
   std::optional<BufferedFile> labels;
@@ -159,7 +170,8 @@ IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType typ
       throw UserError(fmt::format("cannot create the folder {}: {}", prefix.parent_path().string(),
                                   error.message()));
   }
-  for (const fs::path& path : {bin_path(prefix), idx_path(prefix), mask_path(prefix)})
+  for (const fs::path& path :
+       {bin_path(prefix), idx_path(prefix), mask_path(prefix), hash_path(prefix)})
     remove_stale_temporaries(path);
   state_ = std::make_unique<State>(prefix, type, masked);
 }
@@ -219,10 +231,11 @@ void IndexedDatasetWriter::prepare() {
 void IndexedDatasetWriter::finish() {
   State& s = *state_;
   if (!s.prepared) prepare();
-  // The older index is removed first, so that no index ever lies beside the tokens or the mask of
-  // another build. An error is ignored here: a file that cannot be removed cannot be replaced
-  // either, which throws.
+  // The older hashes and index are removed first, so that neither ever lies beside the tokens or
+  // the mask of another build. An error is ignored here: a file that cannot be removed cannot be
+  // replaced either, which throws.
   std::error_code error;
+  fs::remove(hash_path(s.prefix), error);
   fs::remove(s.idx, error);
   s.bin.commit();
   if (s.labels)
@@ -231,6 +244,15 @@ void IndexedDatasetWriter::finish() {
     throw RunError(fmt::format("cannot remove the mask of the older tokens, {}: {}",
                                s.mask.string(), error.message()));
   s.index.commit();
+  std::vector<std::pair<std::string, std::string>> whole{{"bin", s.bin.hash()},
+                                                         {"idx", s.index.hash()}};
+  if (s.labels) whole.emplace_back("mask", s.labels->hash());
+  try {
+    write_content(s.prefix, whole);
+  } catch (const Error& e) {
+    log::warn(fmt::format("{} is complete without its hashes, which runs then read it for: {}",
+                          s.prefix.string(), e.what()));
+  }
 }
 
 int64_t IndexedDatasetWriter::tokens() const { return state_->tokens; }

@@ -1,5 +1,6 @@
 #include "data/dataset/indexed_dataset.h"
 
+#include <sys/stat.h>
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -37,6 +38,7 @@ TokenType token_type_for(int64_t vocab_size) {
 fs::path bin_path(const fs::path& prefix) { return with_suffix(prefix, ".bin"); }
 fs::path idx_path(const fs::path& prefix) { return with_suffix(prefix, ".idx"); }
 fs::path mask_path(const fs::path& prefix) { return with_suffix(prefix, ".mask"); }
+fs::path hash_path(const fs::path& prefix) { return with_suffix(prefix, ".hash"); }
 
 template <class T>
 T TokenIndex::load(int64_t offset) const {
@@ -182,13 +184,36 @@ void convert(const std::byte* from, std::span<int32_t> out) {
 
 IndexedDataset::IndexedDataset(const fs::path& prefix)
     : name_(bin_path(prefix).string()),
+      opened_{look_at(bin_path(prefix)), look_at(idx_path(prefix))},
       idx_(idx_path(prefix)),
       bin_(bin_path(prefix)),
       index_(idx_.bytes(), bin_.bytes().size(), idx_path(prefix).string()) {
   const fs::path mask = mask_path(prefix);
   if (!fs::exists(mask)) return;
+  opened_.push_back(look_at(mask));
   mask_.emplace(mask);
   check_mask(mask);
+}
+
+IndexedDataset::Opened IndexedDataset::look_at(const fs::path& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return {};  // opening it says why
+  return {path, info.st_dev, info.st_ino, info.st_size};
+}
+
+// The rest of a page behind a file's new end reads as zeros, without a signal.
+void IndexedDataset::require_whole() const {
+  for (const Opened& file : opened_) {
+    struct stat now {};
+    // Another file under this name leaves the mapped one as it is.
+    if (::stat(file.path.c_str(), &now) != 0 || now.st_dev != file.device ||
+        now.st_ino != file.inode || now.st_size >= file.bytes)
+      continue;
+    throw RunError(fmt::format("{} has become shorter while it was in use: it has {} bytes, and "
+                               "had {} when it was opened",
+                               file.path.string(), now.st_size, file.bytes),
+                   kRebuild);
+  }
 }
 
 void IndexedDataset::check_mask(const fs::path& path) const {
@@ -212,14 +237,16 @@ void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
   MT_CHECK(first >= 0 && first + int64_t(out.size()) <= tokens(), "tokens {} .. {} of {}", first,
            first + int64_t(out.size()), tokens());
   const std::byte* from = bin_.bytes().data() + first * token_bytes(index_.type());
+  require_whole();  // before: what is behind the end cannot be read
   switch (index_.type()) {
-    case TokenType::u8: return convert<uint8_t>(from, out);
-    case TokenType::i8: return convert<int8_t>(from, out);
-    case TokenType::i16: return convert<int16_t>(from, out);
-    case TokenType::u16: return convert<uint16_t>(from, out);
-    case TokenType::i32: return convert<int32_t>(from, out);
-    case TokenType::i64: return convert<int64_t>(from, out);
+    case TokenType::u8: convert<uint8_t>(from, out); break;
+    case TokenType::i8: convert<int8_t>(from, out); break;
+    case TokenType::i16: convert<int16_t>(from, out); break;
+    case TokenType::u16: convert<uint16_t>(from, out); break;
+    case TokenType::i32: convert<int32_t>(from, out); break;
+    case TokenType::i64: convert<int64_t>(from, out); break;
   }
+  require_whole();  // after: what was read was still there
 }
 
 }  // namespace mtrain::data

@@ -5,6 +5,7 @@
 //   sequence of each document, and a last entry that is the number of sequences).
 // Beside them may lie <prefix>.mask, which Megatron does not have: a byte for each token of the
 // .bin, 1 if the token counts as a label and 0 if it does not. Without it all tokens count.
+// <prefix>.hash says what the other files hold (dataset/content.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/file.h"
 
@@ -27,6 +29,7 @@ TokenType token_type_for(int64_t vocab_size);  // u16 below 65500 ids, else i32
 std::filesystem::path bin_path(const std::filesystem::path& prefix);
 std::filesystem::path idx_path(const std::filesystem::path& prefix);
 std::filesystem::path mask_path(const std::filesystem::path& prefix);
+std::filesystem::path hash_path(const std::filesystem::path& prefix);
 
 // A view of the bytes of an .idx file. The constructor checks them, and throws UserError, which
 // says `name` and at which byte the file is wrong. `bin_size` is the size of the .bin in bytes.
@@ -70,7 +73,7 @@ class IndexedDataset {
   const std::string& name() const { return name_; }  // the path of the .bin
 
   // Sets out[i] to token first + i of the stream of all documents, which must have that token. A
-  // 64-bit id that does not fit becomes -1.
+  // 64-bit id that does not fit becomes -1. Throws RunError if a file has become shorter.
   void read(int64_t first, std::span<int32_t> out) const;
 
   // Whether some tokens may count as no label.
@@ -83,7 +86,17 @@ class IndexedDataset {
   std::span<const std::byte> mask() const { return mask_->bytes(); }  // a byte for each token
   void check_mask(const std::filesystem::path& path) const;
 
+  // A mapped file, as it was when it was opened.
+  struct Opened {
+    std::filesystem::path path;
+    uint64_t device = 0, inode = 0;
+    int64_t bytes = 0;
+  };
+  static Opened look_at(const std::filesystem::path& path);
+  void require_whole() const;
+
   std::string name_;
+  std::vector<Opened> opened_;
   MappedFile idx_, bin_;
   std::optional<MappedFile> mask_;
   TokenIndex index_;

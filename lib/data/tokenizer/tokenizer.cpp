@@ -4,7 +4,8 @@
 #include <mutex>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "base/json.h"
+#include "base/regular_file.h"
 
 namespace mtrain::data {
 namespace fs = std::filesystem;
@@ -48,10 +49,8 @@ namespace {
 std::shared_ptr<const Tokenizer> parse(const fs::path& path, const std::string& eod) {
   const fs::path config = path.parent_path() / "tokenizer_config.json";
   const bool has_config = path.filename() == "tokenizer.json" && fs::exists(config);
-  const MappedFile file(path);
-  const auto bytes = file.bytes();
-  return make_bpe_tokenizer({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
-                            path.string(), eod, has_config ? read_file(config) : "");
+  return make_bpe_tokenizer(read_regular_file(path, kLargestJson), path.string(), eod,
+                            has_config ? read_regular_file(config, kLargestJson) : "");
 }
 
 }  // namespace
@@ -71,9 +70,10 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& what, const s
   static std::shared_ptr<const Tokenizer> last;
   static std::string last_key;
   const auto stamp = [](const fs::path& p) {
-    std::error_code absent;
+    std::error_code absent;  // or not a file with a size, which parse() refuses
     const auto time = fs::last_write_time(p, absent).time_since_epoch().count();
-    return fmt::format("{} {}", absent ? 0 : time, absent ? 0 : fs::file_size(p));
+    const auto size = fs::file_size(p, absent);
+    return fmt::format("{} {}", absent ? 0 : time, absent ? 0 : size);
   };
   const std::string key =
       fmt::format("{}\n{}\n{}\n{}", fs::absolute(path).string(), eod, stamp(path),

@@ -91,4 +91,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& what,
 // none.
 std::vector<int32_t> read_eos_ids(const std::filesystem::path& folder, const Tokenizer& tokenizer);
 
+// Returns the eos_token_id of one such file, which messages call `name`; nothing if it has none.
+std::optional<std::vector<int32_t>> parse_eos_ids(std::string_view text, const std::string& name);
+
 }  // namespace mtrain::data

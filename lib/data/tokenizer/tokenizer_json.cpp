@@ -3,7 +3,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "base/json_keys.h"
+#include "base/json.h"
 #include "data/tokenizer/bpe_tokenizer.h"
 #include "data/tokenizer/tokenizer_file.h"
 #include "data/tokenizer/utf8.h"
@@ -172,6 +172,7 @@ class Reader {
       std::string_view left, right;
       if (entry.is_string()) {
         const std::string_view pair = entry.get_ref<const std::string&>();
+        if (pair.starts_with("#version")) continue;  // a line of merges.txt, as in the library
         const size_t space = pair.find(' ');
         file_.require(space != std::string::npos && pair.find(' ', space + 1) == std::string::npos,
                       fmt::format("merge {} is \"{}\", expected two tokens", rank, pair));
@@ -303,21 +304,11 @@ class Reader {
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::string& name,
                                               const std::string& eod, std::string_view config) {
-  std::string read = name;
-  const auto parse = [&](std::string_view text) {
-    std::string twice;
-    Json value = parse_unique_keys(text, twice);
-    if (twice.empty()) return value;
-    throw UserError(fmt::format("{}: the key `{}` is given twice", read, twice),
-                    "keep one of the two");
-  };
   try {
-    TokenizerFile file{name, parse(json)};
-    read = "tokenizer_config.json beside " + name;
-    const Json settings = config.empty() ? Json() : parse(config);
+    TokenizerFile file{name, parse_json(json, name)};
+    const Json settings =
+        config.empty() ? Json() : parse_json(config, "tokenizer_config.json beside " + name);
     return std::make_unique<BpeTokenizer>(Reader(file).read(eod, settings));
-  } catch (const Json::parse_error& e) {
-    throw UserError(fmt::format("{} is not valid JSON: {}", read, e.what()));
   } catch (const Json::exception& e) {
     throw UserError(fmt::format("{}: {}", name, e.what()));
   }

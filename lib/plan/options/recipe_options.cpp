@@ -334,7 +334,8 @@ FolderOptions folder_options(const Recipe& r) {
           .load = load_from(r.checkpoint),
           .load_path = r.checkpoint.load.value_or(""),
           .weights_from = r.model.init == recipe::WeightInit::weights ? r.model.from.value_or("")
-                                                                      : std::string()};
+                                                                      : std::string(),
+          .ignore_keys = r.model.ignore_keys};
 }
 
 TokenizerOptions tokenizer_options(const Recipe& r) {

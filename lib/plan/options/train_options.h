@@ -36,6 +36,7 @@ struct FolderOptions {
   std::string load_path;  // a checkpoint's folder, or that of a run
   // The Hugging Face folder whose weights a run begins with that starts from no checkpoint; or "".
   std::string weights_from;
+  std::vector<std::string> ignore_keys;  // of that folder's config.json
 };
 
 }  // namespace mtrain::plan

@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include "base/strings.h"
 #include "plan/layout.h"
 #include "plan/rules/rules.h"
 #include "recipe/schema/schema.h"
@@ -218,7 +219,27 @@ void check_layer_list(const Recipe& r, const char* field, const std::vector<int6
                       hint);
 }
 
+namespace {
+// Megatron's switch decides whether num_query_groups, 1 unless it is given, is read at all.
+void check_query_groups(const Recipe& r, Diagnostics& diagnostics) {
+  const auto asked = r.foreign.find("model.group_query_attention");
+  if (asked == r.foreign.end()) return;
+  const std::string word = to_lower(asked->second);
+  const bool on = word == "true" || word == "yes" || word == "on";
+  const char* groups = "model.num_query_groups";
+  if (on)
+    diagnostics.require(r.spellings.contains(groups), {groups},
+                        "group_query_attention is true, and the number of groups is not given",
+                        "set model.num_query_groups; Megatron takes 1");
+  else
+    diagnostics.require(r.model.kv_heads() == r.model.num_attention_heads, {groups},
+                        "is ignored in Megatron, where group_query_attention is false",
+                        "remove one of the two");
+}
+}  // namespace
+
 void validate_model(const Recipe& r, Diagnostics& diagnostics) {
+  check_query_groups(r, diagnostics);
   validate_heads(r, diagnostics);
   validate_positions(r, diagnostics);
   validate_layers(r, diagnostics);

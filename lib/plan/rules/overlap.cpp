@@ -1,5 +1,6 @@
 // Rules of overlap: a feature that the recipe asks for by name is active, or the user is told.
 #include <algorithm>
+#include <cstdlib>
 
 #include <fmt/core.h>
 
@@ -83,6 +84,12 @@ void check_launch(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
   diagnostics.require(!r.launch.env.count("CUDA_DEVICE_MAX_CONNECTIONS"), {"launch.env"},
                       "CUDA_DEVICE_MAX_CONNECTIONS has a setting of its own",
                       "set launch.cuda_device_max_connections");
+  // A printed recipe has names without values.
+  for (const auto& [name, variable] : r.launch.env)
+    if (!variable.value && !std::getenv(name.c_str()))
+      diagnostics.warn("launch.env",
+                       fmt::format("{} has no value, here or in the environment", name),
+                       fmt::format("set it before the start, or write {}: ${{env:NAME}}", name));
   const bool fsdp = r.distributed.strategy == recipe::Strategy::fsdp2 ||
                     r.distributed.strategy == recipe::Strategy::megatron_fsdp;
   diagnostics.require(

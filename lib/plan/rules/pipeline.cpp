@@ -155,8 +155,9 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
             "a group of {} must lie in [pp_size {}, {}], and the rest of {} must be 0 or at "
             "least pp_size",
             *group, l.pp, m, count),
-        fmt::format("use a group of {}",
-                    near(*group, [&](int64_t k) { return schedule::legal_group(k, m, l.pp); })));
+        fmt::format("use a group of {}", near(std::min(*group, m + 1), [&](int64_t k) {
+                      return schedule::legal_group(k, m, l.pp);
+                    })));
   if (group && !kind.in_groups)
     diagnostics.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
                     fmt::format("is read by interleaved schedules only, not by {}", kind.name),

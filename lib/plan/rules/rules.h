@@ -11,7 +11,7 @@
 
 namespace mtrain::plan {
 
-// Checks all rules below.
+// Checks all rules below validate_sizes(), which comes before them.
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                     Diagnostics& diagnostics);
 
@@ -23,6 +23,10 @@ void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string re
 // it, and where a size leaves it idle what warn_or_refuse() does.
 void report_inactive(const Recipe& recipe, std::string_view field, OverlapRow::Off off,
                      const std::string& reason, Diagnostics& diagnostics);
+
+// Checks that no product of sizes is too large to be counted, and no schedule too long. If it
+// returns false, neither the rules below nor a plan may compute with the sizes.
+bool validate_sizes(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
 
 void validate_model(const Recipe& recipe, Diagnostics& diagnostics);
 // Checks that a list says something of every layer: it has one number for all of them, or a 0 or a

@@ -112,6 +112,10 @@ void validate_train(const Recipe& r, Diagnostics& diagnostics) {
       fmt::format("global_batch_size {} is not a multiple of micro_batch_size {}", global, micro),
       low > 0 ? fmt::format("use {} or {}", low, low + micro)
               : fmt::format("use at least {}, or a smaller micro_batch_size", micro));
+  if (r.foreign.contains("step_scheduler.num_epochs") && !r.given("train.steps"))
+    diagnostics.add("train.steps",
+                    "step_scheduler.num_epochs alone does not say how many steps to train",
+                    "set train.steps: the epochs times the samples, divided by global_batch_size");
   validate_recompute(r, diagnostics);
   validate_consolidated(r, diagnostics);
 }

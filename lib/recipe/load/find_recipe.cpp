@@ -40,11 +40,68 @@ std::map<std::string, fs::path> ready_recipes(const std::vector<std::string>& fo
   return recipes;
 }
 
-// Returns the model of a function of Megatron-Bridge that configures a pre-training:
-// llama3_8b_pretrain_config, llama3_8b_pretrain_2gpu_h100_bf16_config. Empty for other names.
-std::string pretrained_model(const std::string& name) {
-  const auto at = name.find("_pretrain_");
-  return at != std::string::npos && name.ends_with("_config") ? name.substr(0, at) : "";
+// A function of Megatron-Bridge that configures a pre-training: llama3_8b_pretrain_config,
+// llama3_8b_pretrain_2gpu_h100_bf16_config.
+struct BridgeFunction {
+  std::string model;               // empty for other names
+  std::vector<std::string> words;  // between `pretrain` and `config`
+};
+BridgeFunction bridge_function(const std::string& name) {
+  const std::string_view middle = "_pretrain_", end = "_config";
+  const auto at = name.find(middle);
+  if (at == std::string::npos || !name.ends_with(end)) return {};
+  BridgeFunction f{.model = name.substr(0, at), .words = {}};
+  const size_t begin = at + middle.size();
+  if (begin + end.size() <= name.size())
+    f.words = split(name.substr(begin, name.size() - end.size() - begin), '_');
+  return f;
+}
+
+// Words of such names that say where the function was tuned, and nothing of the training.
+bool is_of_machine(std::string_view word) {
+  static constexpr std::string_view kMachines[] = {"bf16", "a100",  "h100",  "h200", "b200",
+                                                   "b300", "gb200", "gb300", "r100", "vr200"};
+  return std::ranges::count(kMachines, word) > 0 || word.ends_with("gpu") || word.ends_with("gpus");
+}
+
+// Returns the override that does what the word asks for; empty where nothing does.
+std::string override_of(std::string_view word) {
+  struct Row {
+    std::string_view word, text;
+  };
+  static constexpr Row kRows[] = {
+      {"fp8cs", "mixed_precision=bf16_with_fp8_current_scaling_mixed"},
+      {"fp8ds", "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"},
+      {"fp8sc", "mixed_precision=bf16_with_fp8_subchannel_scaling_mixed"},
+      {"fp8mx", "mixed_precision=bf16_with_mxfp8_mixed"},
+      {"deterministic", "debug.deterministic=true"}};
+  for (const Row& row : kRows)
+    if (row.word == word) return std::string(row.text);
+  if (word.size() < 2 || word.size() > 5 || word.back() != 'k' ||
+      !whole_text(std::string(word.substr(0, word.size() - 1))))
+    return {};
+  return fmt::format("dataset.seq_length={}", 1024 * std::stoll(std::string(word)));
+}
+
+// Refuses a function whose name asks for more than the ready recipe does. Returns whether it does.
+bool refuse_words(const std::string& name, const BridgeFunction& function,
+                  const std::string& recipe, Diagnostics& diagnostics) {
+  std::string asked, overrides, unbuilt;
+  for (const std::string& word : function.words) {
+    if (is_of_machine(word)) continue;
+    asked += (asked.empty() ? "" : ", ") + word;
+    const std::string text = override_of(word);
+    overrides += text.empty() ? "" : " " + text;
+    if (text.empty()) unbuilt += (unbuilt.empty() ? "" : ", ") + word;
+  }
+  if (asked.empty()) return false;
+  diagnostics.add_source(name);
+  diagnostics.add(
+      "",
+      fmt::format("the name asks for {}, which the ready recipe {} does not do{}", asked, recipe,
+                  unbuilt.empty() ? "" : fmt::format("; {} is not built", unbuilt)),
+      fmt::format("write --recipe {}{}", recipe, overrides));
+  return true;
 }
 
 }  // namespace
@@ -70,14 +127,15 @@ std::string find_recipe(const std::string& name, const std::vector<std::string>&
   if (fs::is_regular_file(name + ".yaml", ignored)) return name + ".yaml";
   const auto recipes = ready_recipes(folders);
   std::string word = name.ends_with(".yaml") ? name.substr(0, name.size() - 5) : name;
-  const std::string model = pretrained_model(word);
-  if (!model.empty()) word = model;
+  const BridgeFunction function = bridge_function(word);
+  if (!function.model.empty()) word = function.model;
   for (const OtherName& other : kOtherNames)
     if (fold_name(other.name) == fold_name(word)) word = other.recipe;
   std::vector<std::string> names;
   for (const auto& [stem, path] : recipes) {
     names.push_back(stem);
     if (fold_name(stem) != fold_name(word)) continue;
+    if (refuse_words(name, function, stem, diagnostics)) return {};
     diagnostics.add_source(path.string());
     diagnostics.resolved("", fmt::format("`{}` is the ready recipe {}", name, path.string()));
     return path.string();

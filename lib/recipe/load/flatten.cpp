@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "recipe/load/data_names.h"
 #include "recipe/load/foreign_keys.h"
 #include "recipe/load/hf_config.h"
 #include "recipe/load/list_expression.h"
@@ -11,12 +12,6 @@
 #include "recipe/load/targets.h"
 
 namespace mtrain::recipe {
-
-void RawSettings::merge(RawSettings&& over) {
-  for (auto& [path, field] : over.fields) fields.insert_or_assign(path, std::move(field));
-  for (auto& [path, field] : over.defaults) defaults.insert_or_assign(path, std::move(field));
-  sections.merge(over.sections);
-}
 
 namespace {
 
@@ -34,14 +29,6 @@ std::string_view last_word(std::string_view path) {
 bool is_hydra_option(std::string_view key) {
   return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_" ||
          key == "_call_";
-}
-
-constexpr std::string_view kExpertBias = "model.moe_router_enable_expert_bias",
-                           kExpertBiasRate = "model.moe_router_bias_update_rate";
-
-// Whether the setting is a switch that says no more than whether the MLP has a gate.
-bool only_says_gated(const RawSetting& g) {
-  return g.spelling == "model.gated_linear_unit" || g.spelling == "model.swiglu";
 }
 
 // Whether a value says that what its key names is not used.
@@ -95,9 +82,7 @@ std::vector<std::string> paths_of_word(const std::string& word) {
 // Walks a tree and notes which field each leaf sets.
 class Collector {
  public:
-  // `earlier` holds what has been set before.
-  Collector(Diagnostics& diagnostics, Origin origin, const RawSettings& earlier = {})
-      : diagnostics_(diagnostics), origin_(origin), earlier_(earlier) {}
+  Collector(Diagnostics& diagnostics, Origin origin) : diagnostics_(diagnostics), origin_(origin) {}
 
   RawSettings given;
 
@@ -126,11 +111,15 @@ class Collector {
       return diagnostics_.add_at(
           Severity::warning, location, path,
           "torch_save is not written: weights are saved as safetensors, which torch reads, too");
-    if (path == "optimizer.adam_beta1" || path == "optimizer.adam_beta2")
-      return set_beta(path, location, node);
     if (path == "distributed.pipeline.module_fqns_per_model_part" && !node.unset())
       return set_layout(path, location, node);
-    if (path == kExpertBias || path == kExpertBiasRate) return set_bias_rate(path, location, node);
+    if (path == "model.backend.te_fp8") return set_te_fp8(location, node);
+    if (path == "env_vars" && node.kind == Node::Kind::map) take_launch_settings(node);
+    if (path == "model.window_size" || path == "model.sliding_window")
+      if (!read_window(path, location, node)) return;
+    if (const SchemaRow* row = find_row(path);
+        row && (row->path == "dataset.train" || row->path == "dataset.validation"))
+      return set_data(*row, path, location, node);
     if (path == "model.moe_layer_freq" || path == "model.no_rope_freq" ||
         path == "model.window_attn_skip_freq")
       expand_list_expression(node);
@@ -256,8 +245,13 @@ class Collector {
     } else if (node.kind == Node::Kind::scalar && !node.unset() && section &&
                !section->options.shorthand.empty()) {
       const std::string leaf = path + "." + std::string(section->options.shorthand);
+      // The word stands for the whole section. `moe: 8` is the number of experts alone.
+      if (path != "model.moe")
+        given.replaced.push_back({.what = path + ".*", .leaves_overrides = true});
       add({find_row(leaf), leaf, location, node, origin_});
-    } else if (!node.unset()) {
+    } else if (node.unset()) {
+      if (!in_dump()) given.replaced.push_back({.what = path + ".*", .location = location});
+    } else {
       diagnostics_.add_at(Severity::error, location, path,
                           fmt::format("is a section of several keys, got {}", describe(node)),
                           fmt::format("write `{}:` and its keys indented below", last_word(path)));
@@ -278,6 +272,7 @@ class Collector {
           fmt::format("mtrain runs no Python and does not know {}", describe(node)),
           native_way(section));
     }
+    given.replaced.push_back({.what = section + "._target_"});
     for (const FieldText& field : target->sets)
       add({find_row(field.path), section + "._target_", location,
            plain_scalar(field.text, location), origin_});
@@ -315,6 +310,7 @@ class Collector {
 
   void apply_preset(const PrecisionPreset& preset, const SourceLocation& location,
                     const Node& node) {
+    given.replaced.push_back({.what = "mixed_precision.*", .leaves_overrides = true});
     for (const auto& [path, text] : preset.sets)
       add({find_row(path), "mixed_precision", location, plain_scalar(text, location), origin_});
     if (!preset.left_out.empty())
@@ -322,93 +318,119 @@ class Collector {
                           fmt::format("`{}`: {}", node.text, preset.left_out));
   }
 
-  // Megatron gives the two decays one by one. One that is not given has Megatron's default.
-  void set_beta(const std::string& path, const SourceLocation& location, const Node& node) {
-    const SchemaRow* row = find_row("optimizer.betas");
-    Node betas;
-    betas.kind = Node::Kind::list;
-    betas.location = location;
-    betas.items = {plain_scalar("0.9", location), plain_scalar("0.999", location)};
-    for (const RawSettings* settings : {&earlier_, static_cast<const RawSettings*>(&given)})
-      if (const auto at = settings->fields.find(row->path);
-          at != settings->fields.end() && at->second.node.items.size() == 2)
-        betas.items = at->second.node.items;
-    betas.items[path.ends_with('1') ? 0 : 1] = node;
-    const auto before = given.fields.find(row->path);
-    if (before != given.fields.end() && before->second.spelling.starts_with("optimizer.adam_beta"))
-      given.fields.erase(before);
-    add({row, path, location, std::move(betas), origin_});
-  }
-
-  // Megatron's switch is the gate of the rate beside it. A rate by itself acts, and a switch by
-  // itself stands for Megatron's own rate.
-  void set_bias_rate(const std::string& path, const SourceLocation& location, const Node& node) {
-    const SchemaRow* row = find_row(kExpertBiasRate);
-    const bool is_switch = path == kExpertBias;
-    if (is_switch && refused_reference(path, row->path, location, node)) return;
-    const RawSetting* other = nullptr;
-    for (const RawSettings* settings : {&earlier_, static_cast<const RawSettings*>(&given)})
-      if (const auto at = settings->fields.find(row->path);
-          at != settings->fields.end() &&
-          at->second.spelling == (is_switch ? kExpertBiasRate : kExpertBias))
-        other = &at->second;
-    const std::string word = to_lower(is_switch ? node.text : other ? other->node.text : "");
-    const bool on = is_switch && (word == "true" || word == "yes" || word == "on");
-    if (is_switch && other && on) return;  // the rate acts
-    if (!is_switch && other && word == "0") {
-      diagnostics_.add_at(Severity::resolved, location, path,
-                          fmt::format("has no effect, for {} is false", kExpertBias));
-      return;
+  // A list of data may be a blend, which also sets the share of each.
+  void set_data(const SchemaRow& row, const std::string& path, const SourceLocation& location,
+                const Node& node) {
+    ValueError wrong;
+    const std::optional<Blend> blend = read_blend(node, path != row.path, wrong);
+    if (!wrong.reason.empty()) {
+      diagnostics_.set_location(row.path, location);
+      return diagnostics_.add_at(Severity::error, location, row.path, wrong.reason, wrong.hint);
     }
-    if (given.fields.contains(row->path) && other) given.fields.erase(row->path);
-    if (!is_switch) return add({row, path, location, node, origin_});
-    convert(path, location, node);
+    add({&row, path, location, blend ? blend->prefixes : node, origin_});
+    if (blend) add({find_row(row.path + "_weights"), path, location, blend->shares, origin_});
   }
 
-  // AutoModel lists the modules of each stage; Megatron's layout string says the same.
-  void set_layout(const std::string& path, const SourceLocation& location, const Node& node) {
-    const auto refuse = [&](const char* reason) {
-      diagnostics_.add_at(Severity::error, location, path, reason,
-                          "write distributed.pipeline.layout, such as Et*4|t*4L");
+  bool read_window(const std::string& path, const SourceLocation& location, Node& node) {
+    ValueError wrong;
+    if (read_window_pair(node, wrong)) return true;
+    diagnostics_.set_location("model.window_size", location);
+    diagnostics_.add_at(Severity::error, location, path, wrong.reason, wrong.hint);
+    return false;
+  }
+
+  // Megatron-Bridge's recipes name variables among the others that have a setting here.
+  void take_launch_settings(Node& variables) {
+    struct Variable {
+      std::string_view name, path;
     };
-    std::string layout;
-    int64_t next = 0;
-    for (const Node& stage : node.items) {
-      std::string text;
-      for (const Node& module : stage.items) {
-        const std::string_view name = last_word(module.text);
-        if (name == "embed_tokens" || name == "wte") {
-          text.insert(0, "E");
-        } else if (name == "lm_head") {
-          text += "L";
-        } else if (module.text.find("layers.") != std::string::npos) {
-          if (name != std::to_string(next++)) return refuse("the layers are not in their order");
-          text += "t";
-        }
-      }
-      layout += (layout.empty() ? "" : "|") + text;
+    static constexpr Variable kVariables[] = {
+        {"CUDA_DEVICE_MAX_CONNECTIONS", "launch.cuda_device_max_connections"},
+        {"NVTE_FWD_LAYERNORM_SM_MARGIN", "launch.layernorm_sm_margin"},
+        {"NVTE_BWD_LAYERNORM_SM_MARGIN", "launch.layernorm_sm_margin"}};
+    for (const Variable& variable : kVariables) {
+      const auto key = std::ranges::find(variables.keys, variable.name, &Node::Key::name);
+      if (key == variables.keys.end()) continue;
+      const auto index = key - variables.keys.begin();
+      Node value = std::move(variables.items[size_t(index)]);
+      value.quoted = false;
+      add({find_row(variable.path), fmt::format("env_vars.{}", variable.name), key->location,
+           std::move(value), origin_});
+      variables.items.erase(variables.items.begin() + index);
+      variables.keys.erase(key);
     }
-    if (next == 0) return refuse("no layers are listed");
+  }
+
+  void set_layout(const std::string& path, const SourceLocation& location, const Node& node) {
+    ValueError wrong;
+    const std::string layout = read_stages(node, wrong);
+    if (layout.empty())
+      return diagnostics_.add_at(Severity::error, location, path, wrong.reason, wrong.hint);
     add({find_row("distributed.pipeline.layout"), path, location, plain_scalar(layout, location),
          origin_});
+  }
+
+  void set_te_fp8(const SourceLocation& location, const Node& node) {
+    const std::string path = "model.backend.te_fp8";
+    given.replaced.push_back({.what = path});
+    ValueError wrong;
+    const std::vector<FieldText> fields = read_te_fp8(node, wrong);
+    if (!wrong.reason.empty())
+      return diagnostics_.add_at(Severity::error, location, path, wrong.reason, wrong.hint);
+    for (const FieldText& field : fields)
+      add({find_row(field.path), path, location, plain_scalar(field.text, location), origin_});
   }
 
   // Sets every field that this name of another system decides. Returns false if there is none.
   bool convert(const std::string& path, const SourceLocation& location, const Node& node) {
     bool found = false;
-    for (const auto& conversion : foreign_spellings()) {
-      if (conversion.path != path) continue;
+    for (const ForeignSpelling& name : foreign_spellings()) {
+      if (name.path != path) continue;
       found = true;
-      if (refused_reference(path, conversion.target, location, node)) return true;
-      Node value = node;
-      if (value.kind == Node::Kind::scalar) value.text = conversion.convert(value.text);
-      if (!value.unset())
-        add({find_row(conversion.target), path, location, std::move(value), origin_});
-      else if (!node.unset())
-        diagnostics_.add_at(Severity::resolved, location, path,
-                            fmt::format("{} leaves {} as it is", node.text, conversion.target));
+      if (name.part == Part::all) {
+        if (refused_reference(path, name.target, location, node)) return true;
+        Node value = node;
+        if (value.kind == Node::Kind::scalar) value.text = name.convert(value.text);
+        add({find_row(name.target), path, location, std::move(value), origin_});
+      } else if (name.part == Part::choice) {
+        if (refused_reference(path, name.target, location, node)) return true;
+        set_choice(name, location, node);
+      } else {
+        add_part(name, {find_row(name.target), path, location, node, origin_});
+      }
     }
     return found;
+  }
+
+  // "yes" is the field's value. "no" only says what the value is not.
+  void set_choice(const ForeignSpelling& name, const SourceLocation& location, const Node& node) {
+    const std::string path(name.path);
+    const SchemaRow* row = find_row(name.target);
+    bool yes = false;
+    ValueError wrong;
+    if (node.unset()) {
+      if (!in_dump()) given.replaced.push_back({.what = path});
+    } else if (!read_value(node, {}, yes, wrong)) {
+      diagnostics_.set_location(row->path, location);
+      diagnostics_.add_at(Severity::error, location, row->path,
+                          fmt::format("{} (written as {})", wrong.reason, path), wrong.hint);
+    } else if (yes) {
+      add({row, path, location, plain_scalar(name.on, location), origin_});
+    } else {
+      add_part(name, {row, path, location, node, origin_});
+    }
+  }
+
+  void add_part(const ForeignSpelling& name, RawSetting g) {
+    if (in_dump() && g.node.unset()) return;
+    const auto whole = given.fields.find(g.row->path);
+    if (whole != given.fields.end() && !same_part(name, g, whole->second)) {
+      // The classes of a dump have switches of their own, off beside what acts.
+      if (in_dump()) return;
+      refuse_second(whole->second, g);
+    }
+    note_place(g);
+    given.fields.insert_or_assign(part_key(name), std::move(g));
   }
 
   // A value that is converted must be known here, before references are looked up.
@@ -430,27 +452,54 @@ class Collector {
     add({row, path, location, std::move(node), origin_});
   }
 
+  // In a dump, which names every field of its classes, null says nothing.
+  bool in_dump() const { return unknown_ == Unknown::pass_if_off; }
+
   void add(RawSetting g) {
+    if (in_dump() && g.node.unset()) return;
+    note_place(g);
+    if (origin_ == Origin::recipe && !agrees_with_others(g)) return;
+    note_replaced(g, given);
+    given.fields.insert_or_assign(g.row->path, std::move(g));
+  }
+
+  void note_place(const RawSetting& g) {
     diagnostics_.set_location(g.row->path, g.location);
-    const auto before = given.fields.find(g.row->path);
-    if (before != given.fields.end() && origin_ == Origin::recipe &&
-        !same_value(before->second, g)) {
-      diagnostics_.add_at(
-          Severity::error, g.location, g.row->path,
-          fmt::format("is set twice to different values: `{}` ({}) at {} and `{}` ({}) here",
-                      before->second.spelling, describe(before->second.node),
-                      before->second.location.str(), g.spelling, describe(g.node)),
-          "both names mean the same field; keep one of them");
-    }
     if (const auto dot = g.spelling.find('.'); dot != std::string::npos)
       given.sections.insert(g.spelling.substr(0, dot));
-    if (before != given.fields.end() && origin_ == Origin::recipe && only_says_gated(g)) return;
-    given.fields.insert_or_assign(g.row->path, std::move(g));
+  }
+
+  // Compares the setting with what this layer has said under other names. Returns false if it says
+  // less than they do.
+  bool agrees_with_others(const RawSetting& g) {
+    for (const ForeignSpelling& name : foreign_spellings()) {
+      const auto part = name.part == Part::all || name.target != g.row->path
+                            ? given.fields.end()
+                            : given.fields.find(part_key(name));
+      if (part == given.fields.end() || same_part(name, part->second, g)) continue;
+      if (!in_dump()) refuse_second(part->second, g);
+      given.fields.erase(part);
+    }
+    const auto before = given.fields.find(g.row->path);
+    if (before == given.fields.end()) return true;
+    if (g.node.unset() || before->second.node.unset()) return !g.node.unset();
+    if (!same_value(before->second, g)) refuse_second(before->second, g);
+    return true;
+  }
+
+  void refuse_second(const RawSetting& before, const RawSetting& g) {
+    diagnostics_.add_at(
+        Severity::error, g.location, g.row->path,
+        fmt::format("is set twice to different values: `{}` ({}) at {} and `{}` ({}) here",
+                    before.spelling, describe(before.node), before.location.str(), g.spelling,
+                    describe(g.node)),
+        "both names mean the same field; keep one of them");
   }
 
   void tell(const ForeignKey& key, const std::string& path, const SourceLocation& location,
             const Node& node) {
     if (key.severity == Severity::error && node.unset()) return;
+    if (key.kept && !node.unset()) given.foreign[std::string(key.path)] = node.text;
     if (key.harmless && key.harmless(node)) return;
     if (!told_.insert(key.path).second) return;
     diagnostics_.add_at(key.severity, location, path,
@@ -501,7 +550,6 @@ class Collector {
 
   Diagnostics& diagnostics_;
   Origin origin_;
-  const RawSettings earlier_;
   Unknown unknown_ = Unknown::refuse;
   std::set<std::string_view> told_;  // paths of foreign keys
   bool hydra_warned_ = false;
@@ -509,39 +557,7 @@ class Collector {
   SourceLocation off_location_;
 };
 
-void reset(const std::string& path, const SourceLocation& location, Diagnostics& diagnostics,
-           RawSettings& given) {
-  if (const SchemaRow* row = find_row(path)) {
-    given.fields.erase(row->path);
-  } else if (find_section(path)) {
-    const auto below = [&](const std::string& p) {
-      return p == path || p.rfind(path + ".", 0) == 0;
-    };
-    std::erase_if(given.fields, [&](const auto& entry) { return below(entry.first); });
-    std::erase_if(given.sections, below);
-    std::erase_if(given.defaults, [&](const auto& entry) { return below(entry.first); });
-  } else {
-    const std::string meant = nearest_key(path);
-    diagnostics.add_at(Severity::error, location, path, "there is no such key",
-                       meant.empty() ? "" : fmt::format("did you mean `~{}`?", meant));
-  }
-}
-
 }  // namespace
-
-bool same_value(const RawSetting& a, const RawSetting& b) {
-  Recipe x, y;
-  ValueError c;
-  if (!a.row->ops->read(a.node, a.row->options, a.row->at(x), c) ||
-      !b.row->ops->read(b.node, b.row->options, b.row->at(y), c))
-    return a.node.text == b.node.text;  // such as ${...}, or a mistake that is reported later
-  // A switch for the gate alone agrees with every gate, and Megatron's for SwiGLU with silu's.
-  const bool swiglu = a.spelling == "model.swiglu" || b.spelling == "model.swiglu";
-  if (only_says_gated(a) || only_says_gated(b))
-    return x.model.gated() == y.model.gated() &&
-           !(swiglu && Activation::geglu == (only_says_gated(a) ? y : x).model.activation);
-  return a.row->show(x) == b.row->show(y);
-}
 
 std::string normalize_path(std::string_view path) {
   std::string out = normalize_key(path);
@@ -568,33 +584,14 @@ RawSettings flatten_fields(const Node& root, Origin origin, Diagnostics& diagnos
   return std::move(collector.given);
 }
 
-void apply_override(const std::string& text, const std::string& source, Diagnostics& diagnostics,
-                    RawSettings& given) {
-  const SourceLocation location{source, 0, 0};
-  const auto equals = text.find('=');
-  if (!text.empty() && text[0] == '+') {
-    diagnostics.add_at(Severity::error, location, "",
-                       "a new key cannot be added; every key of a recipe is known",
-                       "leave the + out");
-    return;
-  }
-  if (!text.empty() && text[0] == '~')
-    return reset(normalize_path(trim(std::string_view(text).substr(1, equals - 1))), location,
-                 diagnostics, given);
-  if (equals == std::string::npos || equals == 0) {
-    diagnostics.add_at(Severity::error, location, "", "this is not an override",
-                       "write path=value, such as optimizer.lr=1e-4, or ~path to reset a field");
-    return;
-  }
-  const std::string path = normalize_path(trim(std::string_view(text).substr(0, equals)));
-  Node node;
-  if (!parse_override_value(text.substr(equals + 1), source, path, diagnostics, node)) return;
-  Collector collector(diagnostics, Origin::command_line, given);
+RawSettings flatten_override(const std::string& path, const SourceLocation& location,
+                             const Node& value, Diagnostics& diagnostics) {
+  Collector collector(diagnostics, Origin::command_line);
   if (path.find('.') == std::string::npos)
-    collector.set_word(path, location, node);
+    collector.set_word(path, location, value);
   else
-    collector.set(path, location, node);
-  given.merge(std::move(collector.given));
+    collector.set(path, location, value);
+  return std::move(collector.given);
 }
 
 }  // namespace mtrain::recipe

@@ -17,6 +17,7 @@ struct ForeignKey {
   std::string_view reason, hint = {};
   // Whether this value means what mtrain does anyway, so that nothing is to be told.
   bool (*harmless)(const Node& value) = nullptr;
+  bool kept = false;  // rules hold the value against fields (Recipe::foreign)
 };
 
 // Returns the row that covers `path`, or null.

@@ -41,24 +41,29 @@ std::string mib_to_parameters(const std::string& text) {
 
 std::string negative_is_zero(const std::string& text) { return text.starts_with('-') ? "0" : text; }
 
-// Whether switches such as bf16: true name a precision; false sets nothing.
-std::string bf16_if(const std::string& text) { return choose(text, "bf16_mixed", ""); }
-std::string fp16_if(const std::string& text) { return choose(text, "fp16_mixed", ""); }
-std::string zero_unless(const std::string& text) { return choose(text, "", "0"); }
 std::string not_of(const std::string& text) { return choose(text, "false", "true"); }
 
 }  // namespace
 
+// The rows of a field's parts stand in the order in which they are applied.
 const std::vector<ForeignSpelling>& foreign_spellings() {
+  const auto choice = [](std::string_view path, std::string_view target, std::string_view on,
+                         std::string_view off) {
+    return ForeignSpelling{
+        .path = path, .target = target, .part = Part::choice, .on = on, .off = off};
+  };
+  const auto toggle = [](std::string_view path, std::string_view target, std::string_view on,
+                         std::string_view off) {
+    return ForeignSpelling{
+        .path = path, .target = target, .part = Part::toggle, .on = on, .off = off};
+  };
   static const std::vector<ForeignSpelling> list{
-      {"model.gated_linear_unit", "model.activation",
-       [](const std::string& t) { return choose(t, "swiglu", "gelu"); }},
-      {"dist.use_megatron_fsdp", "distributed.strategy",
-       [](const std::string& t) { return choose(t, "megatron_fsdp", ""); }},
-      {"ddp.use_megatron_fsdp", "distributed.strategy",
-       [](const std::string& t) { return choose(t, "megatron_fsdp", ""); }},
-      {"dist.use_torch_fsdp2", "distributed.strategy",
-       [](const std::string& t) { return choose(t, "fsdp2", ""); }},
+      {.path = "optimizer.adam_beta1", .target = "optimizer.betas", .part = Part::beta},
+      {.path = "optimizer.adam_beta2", .target = "optimizer.betas", .part = Part::beta},
+      // Without one of the two, Megatron and torch's FSDP2, its own data parallelism remains.
+      choice("dist.use_megatron_fsdp", "distributed.strategy", "megatron_fsdp", "megatron_ddp"),
+      choice("ddp.use_megatron_fsdp", "distributed.strategy", "megatron_fsdp", "megatron_ddp"),
+      choice("dist.use_torch_fsdp2", "distributed.strategy", "fsdp2", "megatron_ddp"),
       {"model.cuda_graph_impl", "train.enable_cuda_graph",
        [](const std::string& t) {
          const std::string word = to_lower(t);
@@ -67,34 +72,35 @@ const std::vector<ForeignSpelling>& foreign_spellings() {
                                                                 : t;
        }},
       {"distributed.bucket_cap_mb", "ddp.bucket_size", mib_to_parameters},
-      {"distributed.enable_fsdp2_prefetch", "distributed.fsdp2_forward_prefetch_depth",
-       zero_unless},
-      {"distributed.enable_fsdp2_prefetch", "distributed.fsdp2_backward_prefetch_depth",
-       zero_unless},
+      toggle("distributed.enable_fsdp2_prefetch", "distributed.fsdp2_forward_prefetch_depth", "1",
+             "0"),
+      toggle("distributed.enable_fsdp2_prefetch", "distributed.fsdp2_backward_prefetch_depth", "2",
+             "0"),
       {"checkpoint.most_recent_k", "checkpoint.keep", negative_is_zero},
-      {"mixed_precision.bf16", "mixed_precision.name", bf16_if},
-      {"mixed_precision.fp16", "mixed_precision.name", fp16_if},
-      {"model.bf16", "mixed_precision.name", bf16_if},
-      {"model.fp16", "mixed_precision.name", fp16_if},
-      {"optimizer.bf16", "mixed_precision.name", bf16_if},
-      {"optimizer.fp16", "mixed_precision.name", fp16_if},
-      {"fp8.enabled", "mixed_precision.fp8",
-       [](const std::string& t) { return choose(t, "hybrid", "none"); }},
-      // Megatron gates by a switch beside it.
-      {"model.activation_func", "model.activation",
-       [](const std::string& t) { return t == "silu" ? std::string("swiglu") : t; }},
-      {"model.swiglu", "model.activation",
-       [](const std::string& t) { return choose(t, "swiglu", ""); }},
+      choice("mixed_precision.bf16", "mixed_precision.name", "bf16_mixed", "fp32"),
+      choice("mixed_precision.fp16", "mixed_precision.name", "fp16_mixed", "fp32"),
+      choice("model.bf16", "mixed_precision.name", "bf16_mixed", "fp32"),
+      choice("model.fp16", "mixed_precision.name", "fp16_mixed", "fp32"),
+      choice("optimizer.bf16", "mixed_precision.name", "bf16_mixed", "fp32"),
+      choice("optimizer.fp16", "mixed_precision.name", "fp16_mixed", "fp32"),
+      toggle("fp8.enabled", "mixed_precision.fp8", "hybrid", "none"),
+      {.path = "model.activation_func", .target = "model.activation", .part = Part::function},
+      {.path = "model.gated_linear_unit", .target = "model.activation", .part = Part::gate},
+      choice("model.swiglu", "model.activation", "swiglu", "gelu"),
       {"model.disable_bias_linear", "model.add_bias_linear", not_of},
+      {.path = "model.moe_router_bias_update_rate",
+       .target = "model.moe.router_bias_update_rate",
+       .part = Part::rate},
       // Megatron's rate is 1e-3 unless it is given.
-      {"model.moe_router_enable_expert_bias", "model.moe.router_bias_update_rate",
-       [](const std::string& t) { return choose(t, "0.001", "0"); }},
+      toggle("model.moe_router_enable_expert_bias", "model.moe.router_bias_update_rate", "0.001",
+             "0"),
+      choice("model.moe_router_force_load_balancing", "debug.route", "balanced", "none"),
+      choice("model.backend.fake_balanced_gate", "debug.route", "balanced", "none"),
       {"model.moe_expert_capacity_factor", "model.moe.expert_capacity_factor",
        [](const std::string& t) { return t == "-1" || t == "-1.0" ? std::string("none") : t; }},
       {"model.untie_embeddings_and_output_weights", "model.share_embeddings_and_output_weights",
        not_of},
-      {"model.recompute_activations", "recompute.granularity",
-       [](const std::string& t) { return choose(t, "selective", ""); }},
+      choice("model.recompute_activations", "recompute.granularity", "selective", "none"),
       {"dist_env.timeout_minutes", "comm.timeout_s", minutes_to_seconds},
       {"dist.distributed_timeout_minutes", "comm.timeout_s", minutes_to_seconds},
   };

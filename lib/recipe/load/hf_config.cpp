@@ -4,6 +4,7 @@
 #include <cctype>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <fmt/core.h>
@@ -13,6 +14,7 @@
 #include "base/file.h"
 #include "recipe/load/hf_config_file.h"
 #include "recipe/load/hf_families.h"
+#include "recipe/load/hf_harmless_keys.h"
 #include "recipe/load/hf_keys.h"
 
 namespace mtrain::recipe {
@@ -33,62 +35,34 @@ bool looks_like_hub_id(std::string_view name) {
          is_part(name.substr(slash + 1));
 }
 
-// Keys that change nothing in training, or that are read beside the rows.
-constexpr std::string_view kNoMatter[] = {"_attn_implementation",
-                                          "_attn_implementation_autoset",
-                                          "_name_or_path",
-                                          "_sliding_window_pattern",
-                                          "architectures",
-                                          "auto_map",
-                                          "aux_loss_alpha",
-                                          "bos_token_id",
-                                          "cache_implementation",
-                                          "chunk_size_feed_forward",
-                                          "dtype",
-                                          "eos_token_id",
-                                          "ep_size",
-                                          "gradient_checkpointing",
-                                          "id2label",
-                                          "is_encoder_decoder",
-                                          "is_llama_config",
-                                          "label2id",
-                                          "layer_types",
-                                          "max_window_layers",
-                                          "model_type",
-                                          "n_ctx",
-                                          "num_nextn_predict_layers",
-                                          "original_max_position_embeddings",
-                                          "output_attentions",
-                                          "output_hidden_states",
-                                          "output_past",
-                                          "output_router_logits",
-                                          "pad_token_id",
-                                          "problem_type",
-                                          "reorder_and_upcast_attn",
-                                          "return_dict",
-                                          "rope_parameters",
-                                          "rope_scaling",
-                                          "router_aux_loss_coef",
-                                          "seq_aux",
-                                          "sliding_window",
-                                          "summary_activation",
-                                          "summary_first_dropout",
-                                          "summary_proj_to_labels",
-                                          "summary_type",
-                                          "summary_use_proj",
-                                          "task_specific_params",
-                                          "tokenizer_class",
-                                          "torch_dtype",
-                                          "transformers.js_config",
-                                          "transformers_version",
-                                          "use_cache",
-                                          "use_sliding_window"};
+// Keys that are read beside the rows, or written by exports.
+constexpr std::string_view kRead[] = {"_sliding_window_pattern",
+                                      "bos_token_id",
+                                      "dtype",
+                                      "eos_token_id",
+                                      "layer_types",
+                                      "max_window_layers",
+                                      "model_type",
+                                      "num_nextn_predict_layers",
+                                      "original_max_position_embeddings",
+                                      "pad_token_id",
+                                      "rope_parameters",
+                                      "rope_scaling",
+                                      "sliding_window",
+                                      "torch_dtype",
+                                      "use_sliding_window"};
+
+// Parts of models and weights that are not built, and are refused.
+constexpr std::string_view kQuantization = "quantization_config";
+constexpr std::string_view kOtherParts[] = {"vision_config", "audio_config"};
 
 // Keys that may have one value alone, in all families: what mtrain does. Families that have such a
 // key as a row of theirs take other values, too. Gemma computes with hidden_activation, and may
 // have the other key.
 constexpr HfOnlyValue kOnly[] = {{"mlp_bias", "false"},
                                  {"pretraining_tp", "1"},
+                                 {"is_decoder", "false"},
+                                 {"tie_encoder_decoder", "false"},
                                  {"scale_attn_by_inverse_layer_idx", "false"},
                                  {"scale_attn_weights", "true"},
                                  {"add_cross_attention", "false"},
@@ -115,7 +89,7 @@ constexpr UnbuiltFamily kUnbuilt[] = {
 class ConfigReader {
  public:
   ConfigReader(const RawSetting& from, RawSettings& given, Diagnostics& diagnostics)
-      : from_(from), file_(from, given, diagnostics) {}
+      : from_(from), given_(given), diagnostics_(diagnostics), file_(from, given, diagnostics) {}
 
   void read() {
     std::string path;
@@ -131,7 +105,7 @@ class ConfigReader {
       return file_.refuse(fmt::format("{}: model_type {} is {}, and mtrain builds models of text",
                                       path, name, unbuilt->what),
                           std::string(unbuilt->hint));
-    for (const char* part : {"vision_config", "audio_config"})
+    for (const std::string_view part : kOtherParts)
       if (file_.given(part))
         return file_.refuse(
             fmt::format("{}: {} says that model_type `{}` reads more than text", path, part, name),
@@ -223,36 +197,98 @@ class ConfigReader {
     return nullptr;
   }
 
+  // Whether the key says what the model is, so that it cannot be passed over.
+  static bool reads(const std::vector<HfKey>& rows, const HfFamily& family, std::string_view key) {
+    return key == kQuantization || std::ranges::count(kOtherParts, key) ||
+           std::ranges::count(kRead, key) || std::ranges::count(kOnly, key, &HfOnlyValue::key) ||
+           std::ranges::count(family.only, key, &HfOnlyValue::key) ||
+           std::ranges::count(rows, key, &HfKey::key) ||
+           std::ranges::count(rows, key, &HfKey::other_name);
+  }
+
+  // Returns the keys that model.ignore_keys names, and refuses those that are read.
+  std::set<std::string, std::less<>> ignored(const std::vector<HfKey>& rows,
+                                             const HfFamily& family) {
+    constexpr const char* kField = "model.ignore_keys";
+    const auto at = given_.fields.find(kField);
+    if (at == given_.fields.end() || at->second.node.unset()) return {};
+    const RawSetting& list = at->second;
+    Recipe scratch;
+    ValueError wrong;  // which the field's own type refuses
+    if (!list.row->ops->read(list.node, list.row->options, list.row->at(scratch), wrong)) return {};
+    std::set<std::string, std::less<>> keys;
+    for (const std::string& key : scratch.model.ignore_keys) {
+      if (reads(rows, family, key))
+        diagnostics_.add_at(Severity::error, list.location, kField,
+                            fmt::format("{} is a key by which mtrain reads what the model of {} is",
+                                        key, file_.path()),
+                            "remove it from the list; it holds keys that mtrain does not know");
+      else if (!file_.find(key))
+        diagnostics_.add_at(Severity::warning, list.location, kField,
+                            fmt::format("{} has no key {}", file_.path(), key), "");
+      keys.insert(key);
+    }
+    return keys;
+  }
+
   void check_others(const std::vector<HfKey>& rows, const HfFamily& family) {
+    const auto passed_over = ignored(rows, family);
     const Node& root = file_.root();
+    std::vector<std::string> unknown;
     for (size_t i = 0; i < root.keys.size(); ++i) {
       const std::string& key = root.keys[i].name;
       const Node& value = root.items[i];
-      if (std::ranges::count(kNoMatter, key) || value.unset() ||
-          std::ranges::count(rows, key, &HfKey::key) ||
-          std::ranges::count(rows, key, &HfKey::other_name))
-        continue;
       const auto of_family = std::ranges::find(family.only, key, &HfOnlyValue::key);
       const auto* of_all = std::ranges::find(kOnly, key, &HfOnlyValue::key);
+      const bool of_rows = std::ranges::count(rows, key, &HfKey::key) ||
+                           std::ranges::count(rows, key, &HfKey::other_name);
+      if (value.unset() || of_rows || std::ranges::count(kRead, key)) continue;
+      const bool empty = value.kind != Node::Kind::scalar && value.items.empty();
       if (of_family != family.only.end())
         file_.check_only(key, of_family->values, value);
       else if (of_all != std::end(kOnly))
         file_.check_only(key, of_all->values, value);
-      else if (key == "quantization_config")
+      else if (key == kQuantization)
         file_.refuse(
             fmt::format("{}: quantization_config says that the weights are quantized",
                         file_.path()),
             "take the folder of the model before its quantization, or write the dequantized "
             "weights by transformers: model.dequantize().save_pretrained(folder)");
-      else
-        file_.refuse(fmt::format("{}: the key {} is not understood, and may change what the model "
-                                 "computes",
-                                 file_.path(), key),
-                     "write the sizes of the model into the recipe instead of model.from");
+      else if (!empty && !passed_over.contains(key) && !is_harmless_hf_key(key))
+        unknown.push_back(key);
     }
+    if (!unknown.empty()) refuse_unknown(std::move(unknown));
+  }
+
+  void refuse_unknown(std::vector<std::string> keys) {
+    constexpr size_t kShown = 20;
+    const size_t more = keys.size() - std::min(keys.size(), kShown);
+    keys.resize(keys.size() - more);
+    for (std::string& key : keys) key = printable(key);
+    file_.refuse(
+        fmt::format("{}: the key{} {}{} {} not understood, and may change what the model computes",
+                    file_.path(), keys.size() == 1 ? "" : "s", fmt::join(keys, ", "),
+                    more > 0 ? fmt::format(" and {} more", more) : "",
+                    keys.size() == 1 ? "is" : "are"),
+        fmt::format("if nothing in the model computes with {0}, set model.ignore_keys: [{1}] in "
+                    "the recipe, or import the folder first: mtrain import hf {2} --output OUT "
+                    "--ignore-keys {3}",
+                    keys.size() == 1 ? "it" : "them", fmt::join(keys, ", "), from_.node.text,
+                    fmt::join(keys, ",")));
+  }
+
+  // A key of any text as a part of a message.
+  static std::string printable(const std::string& key) {
+    constexpr size_t kLongest = 60;
+    std::string text = key.substr(0, kLongest);
+    for (char& c : text)
+      if (static_cast<unsigned char>(c) < ' ') c = '?';
+    return key.size() > kLongest ? text + "..." : text;
   }
 
   const RawSetting& from_;
+  const RawSettings& given_;
+  Diagnostics& diagnostics_;
   HfConfigFile file_;
 };
 

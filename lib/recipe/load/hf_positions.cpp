@@ -196,6 +196,8 @@ class RopeReader {
 
   void read_key(const std::string& key, const Node& value, const RopeType& type) {
     if (key == "rope_theta" || key == "rope_type" || key == "type" || value.unset()) return;
+    if (key == "finetuned")
+      return;  // of YaRN's own code: the weights were trained with the scaling
     if (key == kRotatedPart && partial_) return file_.set(kRotaryPercent, value, key, false, true);
     if (key == kRotatedPart) return file_.check_only(key, "1", value);
     if (value.kind == Node::Kind::map)

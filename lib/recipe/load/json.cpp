@@ -1,6 +1,8 @@
 #include <fmt/core.h>
 
-#include "base/json_keys.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "base/strings.h"
 #include "recipe/load/node.h"
 
 namespace mtrain::recipe {
@@ -10,6 +12,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 32;
+constexpr size_t kLargest = size_t{1} << 22;  // bytes of a text
 
 // Returns false if the value is nested too deep.
 bool convert(const json& value, const SourceLocation& location, int depth, Node& out) {
@@ -39,16 +42,18 @@ bool parse_json(const std::string& text, const std::string& source, Diagnostics&
     diagnostics.add_at(Severity::error, location, "", reason, hint);
     return false;
   };
-  std::string twice;
+  // Each key becomes a node with a place, which takes far more than its text.
+  if (text.size() > kLargest)
+    return refuse(fmt::format("{} has {}, and such a file has at most {}", source,
+                              human_bytes(double(text.size())), human_bytes(double(kLargest))),
+                  "it is not the file that was meant, or it is damaged");
   try {
     out = {};
-    if (!convert(parse_unique_keys(text, twice), location, 0, out))
+    if (!convert(mtrain::parse_json(text, source), location, 0, out))
       return refuse(fmt::format("values are nested more than {} deep", kMaxDepth), "");
-  } catch (const json::exception& e) {
-    return refuse(fmt::format("this is not a JSON object: {}", e.what()), "");
+  } catch (const UserError& e) {
+    return refuse(e.message(), e.hint());
   }
-  if (!twice.empty())
-    return refuse(fmt::format("the key `{}` is given twice", twice), "keep one of the two");
   return true;
 }
 

@@ -45,12 +45,6 @@ void read_into(const RawSetting& setting, Recipe& recipe, Diagnostics& diagnosti
   const bool takes_none =
       info.may_be_none || info.may_be_auto ||
       std::find(info.choices.begin(), info.choices.end(), "none") != info.choices.end();
-  // A switch for the gate alone keeps the family's activation where that agrees.
-  const bool gate_alone = g.spelling == "model.gated_linear_unit" || g.spelling == "model.swiglu";
-  const bool names_silu = g.spelling == "model.swiglu" && g.node.text == "swiglu";
-  if (gate_alone && (g.node.text == "swiglu") == recipe.model.gated() &&
-      !(names_silu && recipe.model.activation == Activation::geglu))
-    return;
   if (g.node.unset() && !takes_none) return;  // "not set": the default stays
   ValueError c;
   if (g.row->ops->read(g.node, g.row->options, g.row->at(recipe), c)) {
@@ -134,16 +128,22 @@ void take_saved_model(const std::string& text, RawSettings& given) {
 Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnostics,
              const std::string& saved_model = {}) {
   Recipe recipe;
-  for (auto& [path, setting] : given.defaults) given.fields.try_emplace(path, setting);
+  for (auto& [path, setting] : given.defaults) {
+    const auto at = given.fields.try_emplace(path, setting).first;
+    if (at->second.node.unset()) at->second = setting;
+  }
   interpolate_field("model.from", given, recipe, diagnostics);
+  interpolate_field("model.ignore_keys", given, recipe, diagnostics);
   if (saved_model.empty())
     read_hf_config(given, diagnostics);
   else
     take_saved_model(saved_model, given);
   apply_architecture(given, recipe, diagnostics);
-  interpolate(given, recipe, diagnostics);
+  interpolate(given, recipe, diagnostics, recipe.references);
   for (const auto& [path, g] : given.fields)
-    if (path != "model.architecture") read_into(g, recipe, diagnostics);
+    if (path != "model.architecture" && path == g.row->path) read_into(g, recipe, diagnostics);
+  apply_parts(given, recipe, diagnostics);
+  recipe.foreign = std::move(given.foreign);
   recipe.sections = std::move(given.sections);
   if (recipe.train.run_dir.empty()) {
     recipe.train.run_dir = "runs/" + fs::path(source).stem().string();
@@ -203,7 +203,7 @@ class Reader {
     if (!parse_yaml(text, name, diagnostics_, root)) return false;
     if (root.kind == Node::Kind::map) {
       read_bases(root, name, given);
-      given.merge(flatten_fields(root, Origin::recipe, diagnostics_));
+      given.merge(flatten_fields(root, Origin::recipe, diagnostics_), diagnostics_);
     } else if (root.kind != Node::Kind::null) {
       diagnostics_.add_at(
           Severity::error, root.location, "",
@@ -234,7 +234,8 @@ class Reader {
     open_.pop_back();
   }
 
-  void read_base(const Node& node, const std::string& name, RawSettings& given) {
+  void read_base(Node node, const std::string& name, RawSettings& given) {
+    if (node.kind == Node::Kind::scalar && !interpolate_base(node, diagnostics_)) return;
     const auto refuse = [&](const std::string& reason, const std::string& hint) {
       diagnostics_.add_at(Severity::error, node.location, "base", reason, hint);
     };
@@ -267,7 +268,10 @@ std::optional<Recipe> read_recipe_text(const std::string& text, const std::strin
   RawSettings given;
   const bool readable = Reader(diagnostics).read(text, name, given);
   for (size_t i = 0; i < overrides.size(); ++i) {
-    const std::string source = fmt::format("override {} (`{}`)", i + 1, overrides[i]);
+    const std::string shown = holds_secrets(overrides[i])
+                                  ? overrides[i].substr(0, overrides[i].find('=')) + "=..."
+                                  : overrides[i];
+    const std::string source = fmt::format("override {} (`{}`)", i + 1, shown);
     diagnostics.add_source(source);
     apply_override(overrides[i], source, diagnostics, given);
   }
@@ -284,10 +288,20 @@ std::optional<Recipe> read_recipe(const std::string& path,
   return read_recipe_text(*text, path, overrides, diagnostics, saved_model);
 }
 
-Recipe read_config_json(const std::string& text, const std::string& name,
-                        Diagnostics& diagnostics) {
+Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics,
+                        const std::vector<std::string>& ignore_keys) {
   diagnostics.add_source(name);
   RawSettings given;
+  if (!ignore_keys.empty()) {
+    Node list;
+    list.kind = Node::Kind::list;
+    for (const std::string& key : ignore_keys) {
+      Node& item = list.items.emplace_back();
+      item.kind = Node::Kind::scalar, item.text = key, item.quoted = true;
+    }
+    const SchemaRow* row = find_row("model.ignore_keys");
+    given.fields.emplace(row->path, RawSetting{row, row->path, {name, 0, 0}, list, Origin::recipe});
+  }
   read_hf_text(text, name, given, diagnostics);
   Recipe recipe = build(std::move(given), name, diagnostics);
   if (!diagnostics.has_errors() && recipe.model.vocab_size == 0)

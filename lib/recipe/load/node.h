@@ -17,11 +17,12 @@ struct Node {
   enum class Kind { null, scalar, list, map };
 
   Kind kind = Kind::null;
-  std::string text;     // the text of a scalar
-  bool quoted = false;  // a quoted scalar is text, whatever it looks like
-  SourceLocation location;
-  std::vector<Node> items;  // the items of a list, or the values of a mapping
-  std::vector<Key> keys;    // the keys of a mapping; items[i] belongs to keys[i]
+  std::string text;            // the text of a scalar
+  bool quoted = false;         // a quoted scalar is text, whatever it looks like
+  std::string reference = {};  // the text before its references were replaced; empty without any
+  SourceLocation location = {};
+  std::vector<Node> items = {};  // the items of a list, or the values of a mapping
+  std::vector<Key> keys = {};    // the keys of a mapping; items[i] belongs to keys[i]
 
   // null, none, None and ~ mean "not set".
   bool unset() const;
@@ -37,8 +38,10 @@ bool parse_yaml(const std::string& text, const std::string& source, Diagnostics&
 bool parse_json(const std::string& text, const std::string& source, Diagnostics& diagnostics,
                 Node& out);
 
-// Parses the value of an override. It has no lines, so that the place of every node is `source`.
-bool parse_override_value(const std::string& text, const std::string& source,
-                          std::string_view field, Diagnostics& diagnostics, Node& out);
+// Parses the value of an override, which messages call `shown`. It has no lines: the place of every
+// node is `source`.
+bool parse_override_value(const std::string& text, const std::string& shown,
+                          const std::string& source, std::string_view field,
+                          Diagnostics& diagnostics, Node& out);
 
 }  // namespace mtrain::recipe

@@ -165,6 +165,16 @@ int64_t sample_length(const Recipe& r) {
 
 namespace {
 
+// A family with biases everywhere has none where a recipe turns them off.
+void derive_biases(Recipe& r) {
+  const char* qkv = "model.add_qkv_bias";
+  if (r.model.architecture != Architecture::gpt2 || r.model.add_bias_linear ||
+      !r.given("model.add_bias_linear") || r.given(qkv))
+    return;
+  r.model.add_qkv_bias = false;
+  r.origins[qkv] = Origin::derived;
+}
+
 // Sets an optional field that the recipe leaves open.
 template <class T>
 void derive(Recipe& r, const char* path, std::optional<T>& field, T value) {
@@ -308,6 +318,7 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
     r.checkpoint.dir = r.train.run_dir + "/checkpoints";
     r.origins["checkpoint.dir"] = Origin::derived;
   }
+  derive_biases(r);
   derive_strategy(r, diagnostics);
   if (!r.given("mixed_precision.name")) derive_precision(r, diagnostics);
   derive_reduction(r);

@@ -54,6 +54,7 @@ const std::vector<Target>& targets() {
                     {"model.hidden_size", "768"},
                     {"model.num_layers", "12"},
                     {"model.num_attention_heads", "12"}}},
+      {.section = "model.backend", .name = "BackendConfig"},
       {.section = "model.config", .name = "AutoConfig.from_pretrained"},
       {.section = "model.config", .name = "LlamaConfig", .sets = {{"model.architecture", "llama"}}},
       {.section = "model.config", .name = "Qwen2Config", .sets = {{"model.architecture", "qwen2"}}},

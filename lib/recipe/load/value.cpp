@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "recipe/schema/comm.h"
 
 namespace mtrain::recipe {
 namespace {
@@ -174,12 +175,42 @@ bool read_value(const Node& node, const FieldOptions&, std::string& out, ValueEr
   return true;
 }
 
-bool read_value(const Node& node, const FieldOptions& options,
-                std::map<std::string, std::string>& out, ValueError& c) {
-  if (node.kind != Node::Kind::map) return refuse(node, "a mapping", "write {NAME: value}", c);
+// Returns the reference that a value came by, without plain text, which may be a secret: of
+// ${env:A,secret} the variable, and nothing of a text with more around the reference.
+std::string pure_reference(std::string_view text) {
+  if (!text.starts_with("${") || !text.ends_with('}')) return {};
+  int open = 0;
+  for (size_t i = 0; i + 1 < text.size(); ++i) {
+    open += text[i] == '{' ? 1 : text[i] == '}' ? -1 : 0;
+    if (i > 0 && open == 0) return {};
+  }
+  const std::string_view inside = text.substr(2, text.size() - 3);
+  const size_t comma = inside.find(',');
+  if (!inside.starts_with("env:") || comma == std::string_view::npos) return std::string(text);
+  const std::string other = pure_reference(trim(inside.substr(comma + 1)));
+  return fmt::format("${{{}{}{}}}", trim(inside.substr(0, comma)), other.empty() ? "" : ",", other);
+}
+
+// Messages do not quote the values, which may be secrets.
+bool read_value(const Node& node, const FieldOptions&, std::map<std::string, EnvVariable>& out,
+                ValueError& c) {
+  c.hint = "write {NAME: value}";
+  if (node.kind != Node::Kind::map) {
+    c.reason = "expected a mapping of variables";
+    return false;
+  }
   out.clear();
-  for (size_t i = 0; i < node.keys.size(); ++i)
-    if (!read_value(node.items[i], options, out[node.keys[i].name], c)) return false;
+  for (size_t i = 0; i < node.keys.size(); ++i) {
+    const Node& item = node.items[i];
+    EnvVariable& variable = out[node.keys[i].name];
+    if (item.unset()) continue;
+    if (item.kind != Node::Kind::scalar || item.text.find('\0') != std::string::npos ||
+        item.text.find('\n') != std::string::npos) {
+      c.reason = fmt::format("the value of {} is not one line of text", node.keys[i].name);
+      return false;
+    }
+    variable = {item.text, pure_reference(item.reference)};
+  }
   return true;
 }
 
@@ -213,10 +244,11 @@ std::string show_value(const std::string& value) {
   return s + "'";
 }
 
-std::string show_value(const std::map<std::string, std::string>& value) {
+std::string show_value(const std::map<std::string, EnvVariable>& value) {
   std::string s;
-  for (const auto& [key, item] : value)
-    s += (s.empty() ? "" : ", ") + show_value(key) + ": " + show_value(item);
+  for (const auto& [name, variable] : value)
+    s += fmt::format("{}{}: {}", s.empty() ? "" : ", ", show_value(name),
+                     variable.reference.empty() ? "null" : show_value(variable.reference));
   return "{" + s + "}";
 }
 

@@ -19,6 +19,7 @@ struct ValueError {
   std::string reason, hint;
 };
 
+struct EnvVariable;
 struct TpOverlapConfig;
 
 struct TypeInfo {
@@ -37,14 +38,14 @@ bool read_value(const Node& node, const FieldOptions& options, int64_t& out, Val
 bool read_value(const Node& node, const FieldOptions& options, double& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, std::string& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options,
-                std::map<std::string, std::string>& out, ValueError& c);
+                std::map<std::string, EnvVariable>& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, TpOverlapConfig& out, ValueError& c);
 
 std::string show_value(bool value);
 std::string show_value(int64_t value);
 std::string show_value(double value);
 std::string show_value(const std::string& value);  // quoted if YAML would read something else
-std::string show_value(const std::map<std::string, std::string>& value);
+std::string show_value(const std::map<std::string, EnvVariable>& value);
 std::string show_value(const TpOverlapConfig& value);
 
 std::string describe(const Node& node);        // "the text `fast`", "a list", for messages
@@ -109,6 +110,13 @@ bool read(const Node& node, const FieldOptions& options, T& out, ValueError& c) 
     out.clear();
     std::vector<Node> single{node};
     const auto& items = node.kind == Node::Kind::list ? node.items : single;
+    // Lists of numbers say something of layers, and are searched for each layer.
+    constexpr size_t kMostNumbers = 8192;
+    if (std::is_same_v<T, std::vector<int64_t>> && items.size() > kMostNumbers) {
+      c.reason = "a list of " + std::to_string(items.size()) + " numbers, expected at most " +
+                 std::to_string(kMostNumbers);
+      return false;
+    }
     for (const auto& item : items) {
       typename T::value_type value{};
       if (!read(item, options, value, c)) return false;

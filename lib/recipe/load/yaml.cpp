@@ -10,6 +10,7 @@
 
 #include "base/strings.h"
 #include "recipe/load/node.h"
+#include "recipe/load/value.h"
 
 namespace mtrain::recipe {
 
@@ -32,6 +33,43 @@ size_t count_nodes(const Node& node) {
   return n;
 }
 
+// A tag says how a scalar is read: as the text it is, or as what it looks like.
+struct ScalarTag {
+  std::string_view name;
+  bool text = false, null = false;
+  bool (*is)(const std::string& value) = nullptr;
+};
+// A reference has its type when it is replaced.
+bool is_whole(const std::string& value) {
+  return value.find("${") != std::string::npos || whole_text(value);
+}
+bool is_number(const std::string& value) {
+  Node node{.kind = Node::Kind::scalar, .text = value};
+  double number = 0;
+  ValueError ignored;
+  return value.find("${") != std::string::npos || read_value(node, {}, number, ignored);
+}
+bool is_truth(const std::string& value) {
+  Node node{.kind = Node::Kind::scalar, .text = value};
+  bool truth = false;
+  ValueError ignored;
+  return value.find("${") != std::string::npos || read_value(node, {}, truth, ignored);
+}
+
+constexpr ScalarTag kScalarTags[] = {{.name = "?"},
+                                     {.name = "!", .text = true},
+                                     {.name = "tag:yaml.org,2002:str", .text = true},
+                                     {.name = "tag:yaml.org,2002:int", .is = is_whole},
+                                     {.name = "tag:yaml.org,2002:float", .is = is_number},
+                                     {.name = "tag:yaml.org,2002:bool", .is = is_truth},
+                                     {.name = "tag:yaml.org,2002:null", .null = true}};
+
+// Returns a tag as it is written: !!float.
+std::string shown(const std::string& tag) {
+  constexpr std::string_view kYaml = "tag:yaml.org,2002:";
+  return tag.starts_with(kYaml) ? "!!" + tag.substr(kYaml.size()) : tag;
+}
+
 // Builds the tree from parser events: only they carry the place of a key, tell quoted scalars from
 // plain ones and let aliases be expanded under a limit.
 class Builder : public YAML::EventHandler {
@@ -52,7 +90,14 @@ class Builder : public YAML::EventHandler {
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
-    leaf(mark, anchor, Node::Kind::scalar, value, tag != "?");
+    const ScalarTag* known = std::ranges::find(kScalarTags, tag, &ScalarTag::name);
+    if (known == std::end(kScalarTags)) return unknown_tag(mark, tag, anchor);
+    if (known->null) return leaf(mark, anchor, Node::Kind::null, "", false);
+    leaf(mark, anchor, Node::Kind::scalar, value, known->text);
+    if (known->is && !known->is(value))
+      diagnostics_.add_at(Severity::error, location(mark), "",
+                          fmt::format("`{}` is not what its tag {} says", value, shown(tag)),
+                          "leave the tag out");
   }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const auto at = anchors_.find(anchor);
@@ -65,13 +110,16 @@ class Builder : public YAML::EventHandler {
     reserve(count_nodes(copy), mark);
     add(std::move(copy));
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                        YAML::EmitterStyle::value) override {
+    // PyYAML writes tuples with a tag of their own.
+    check_tag(mark, tag, {"tag:yaml.org,2002:seq", "tag:yaml.org,2002:python/tuple"});
     open(mark, anchor, Node::Kind::list);
   }
   void OnSequenceEnd() override { close(); }
-  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                   YAML::EmitterStyle::value) override {
+    check_tag(mark, tag, {"tag:yaml.org,2002:map"});
     open(mark, anchor, Node::Kind::map);
   }
   void OnMapEnd() override {
@@ -86,6 +134,21 @@ class Builder : public YAML::EventHandler {
     bool has_key = false;  // the next node is a value
     bool skip = false;     // the next value belongs to a repeated key
   };
+
+  void refuse_tag(const YAML::Mark& mark, const std::string& tag) {
+    diagnostics_.add_at(Severity::error, location(mark), "",
+                        fmt::format("the tag {} means nothing in a recipe", shown(tag)),
+                        "leave it out; known are !!str, !!int, !!float, !!bool and !!null");
+  }
+  void unknown_tag(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
+    refuse_tag(mark, tag);
+    leaf(mark, anchor, Node::Kind::null, "", false);
+  }
+  void check_tag(const YAML::Mark& mark, const std::string& tag,
+                 std::initializer_list<std::string_view> known) {
+    if (tag != "?" && tag != "!" && !tag.empty() && std::ranges::count(known, tag) == 0)
+      refuse_tag(mark, tag);
+  }
 
   SourceLocation location(const YAML::Mark& mark) const {
     return {source_, mark.line + 1, mark.column + 1};
@@ -294,15 +357,16 @@ void locate_all(Node& node, const SourceLocation& location) {
 }
 }  // namespace
 
-bool parse_override_value(const std::string& text, const std::string& source,
-                          std::string_view field, Diagnostics& diagnostics, Node& out) {
+bool parse_override_value(const std::string& text, const std::string& shown,
+                          const std::string& source, std::string_view field,
+                          Diagnostics& diagnostics, Node& out) {
   Diagnostics own;
   out = {};
   const bool ok = parse_yaml(text, "value", own, out) && !own.has_errors();
   if (!ok) {
     const auto list = own.sorted();
     diagnostics.add_at(Severity::error, {source, 0, 0}, field,
-                       fmt::format("the value `{}` cannot be read: {}", text, list.front().reason),
+                       fmt::format("the value `{}` cannot be read: {}", shown, list.front().reason),
                        "quote text that contains special characters: path='\"text\"'");
     return false;
   }

@@ -48,6 +48,15 @@ const char* origin_name(Origin origin) {
   return "?";
 }
 
+// Says who gave the value, and by what references. Those of launch.env stand in its value.
+std::string origin_text(const SchemaRow& row, const Recipe& r) {
+  const std::string who = origin_name(r.origin(row.path));
+  const auto reference = r.references.find(row.path);
+  if (reference == r.references.end() || row.path == "launch.env") return who;
+  const std::string line = reference->second.substr(0, reference->second.find_first_of("\r\n"));
+  return fmt::format("{}, by {}", who, line);
+}
+
 // Whether the recipe's layout and strategy read the field. Other fields are not printed, since they
 // would be refused or warned about when the text is loaded.
 bool in_force(const SchemaRow& row, const Recipe& r) {
@@ -107,7 +116,7 @@ std::string print_recipe(const Recipe& recipe, bool origins) {
     const auto depth = std::count(section.begin(), section.end(), '.');
     std::string line = fmt::format("{:{}}{}: {}", "", 2 * depth, row.path.substr(section.size()),
                                    shown(row, recipe));
-    if (origins) line = fmt::format("{:<52}  # {}", line, origin_name(recipe.origin(row.path)));
+    if (origins) line = fmt::format("{:<52}  # {}", line, origin_text(row, recipe));
     out += line + "\n";
   }
   return out + named;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -68,9 +69,24 @@ struct CommConfig {
       Field{"link", &CommConfig::link, "emulate a slower link, to measure what is hidden"}};
 };
 
+// A variable for the ranks. Its value may be a secret: it is printed as the reference that it came
+// by, or not at all. A printed recipe is read as variables without values.
+struct EnvVariable {
+  std::optional<std::string> value;
+  std::string reference;  // "${env:TOKEN}", or empty
+};
+
 struct LaunchConfig {
   Auto<int64_t> cuda_device_max_connections, layernorm_sm_margin;
-  std::map<std::string, std::string> env;
+  std::map<std::string, EnvVariable> env;
+
+  // Returns the variables that have values.
+  std::map<std::string, std::string> variables() const {
+    std::map<std::string, std::string> all;
+    for (const auto& [name, variable] : env)
+      if (variable.value) all[name] = *variable.value;
+    return all;
+  }
 
   static constexpr auto fields = std::tuple{
       Field{"cuda_device_max_connections",
@@ -81,10 +97,12 @@ struct LaunchConfig {
             &LaunchConfig::layernorm_sm_margin,
             "multiprocessors that norm kernels leave to communication",
             {.unit = "multiprocessors", .min = 0, .max = 1024}},
-      Field{"env",
-            &LaunchConfig::env,
-            "variables for the ranks; those already set win",
-            {.aliases = "env_vars"}}};
+      Field{
+          "env",
+          &LaunchConfig::env,
+          "variables for the ranks; those already set win. Printed and saved are their names, and "
+          "${env:...} where a value came by it, but never the values",
+          {.aliases = "env_vars"}}};
 };
 
 enum class Gpu { a100, h100, h200, b200, b300, gb200, gb300 };

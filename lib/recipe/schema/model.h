@@ -210,10 +210,11 @@ struct MoeConfig {
              .min = 0,
              .above_min = true,
              .none_means = "1"}},
-      Field{"router_dtype",
-            &MoeConfig::router_dtype,
-            "element type of the router's logits",
-            {.aliases = "model.moe_router_dtype", .none_means = "fp32"}},
+      Field{
+          "router_dtype",
+          &MoeConfig::router_dtype,
+          "element type of the router's logits",
+          {.aliases = "model.moe_router_dtype model.backend.gate_precision", .none_means = "fp32"}},
       Field{"num_groups",
             &MoeConfig::num_groups,
             "groups of experts, of which a token's experts come from group_topk",
@@ -238,7 +239,7 @@ struct MoeConfig {
       Field{"router_bias_update_rate",
             &MoeConfig::router_bias_update_rate,
             "step of the biases that balance experts without a loss; 0: they stay as they are",
-            {.aliases = "model.moe_router_bias_update_rate", .min = 0, .max = 1}},
+            {.min = 0, .max = 1}},
       Field{"router_bias", &MoeConfig::router_bias,
             "experts are chosen by their scores plus a bias of each expert, which begins at 0 or "
             "comes with the weights; router_bias_update_rate implies it"},
@@ -300,6 +301,7 @@ struct ModelConfig {
   std::optional<int64_t> window_size;
   std::vector<int64_t> window_attn_skip_freq{0};
   std::optional<std::string> from;
+  std::vector<std::string> ignore_keys;
   WeightInit init = WeightInit::weights;
   MoeConfig moe;
 
@@ -459,6 +461,9 @@ struct ModelConfig {
             &ModelConfig::from,
             "Hugging Face folder whose config.json gives the sizes that the recipe leaves out",
             {.aliases = "model.pretrained_model_name_or_path model.name_or_path"}},
+      Field{"ignore_keys", &ModelConfig::ignore_keys,
+            "keys of that config.json to pass over, which mtrain does not know and nothing in the "
+            "model computes with"},
       Field{"init", &ModelConfig::init,
             "with model.from: weights takes that folder's weights, random new ones"},
       Field{"moe", &ModelConfig::moe, "mixture of experts", {.shorthand = "num_experts"}}};

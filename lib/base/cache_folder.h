@@ -1,0 +1,12 @@
+// Where programs keep what they can compute again.
+#pragma once
+#include <filesystem>
+#include <optional>
+
+namespace mtrain {
+
+// Returns mtrain's folder in the user's cache folder: $XDG_CACHE_HOME/mtrain, else ~/.cache/mtrain;
+// nothing if neither variable is set. The folder may not exist.
+std::optional<std::filesystem::path> cache_folder();
+
+}  // namespace mtrain

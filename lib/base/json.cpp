@@ -1,0 +1,170 @@
+#include "base/json.h"
+
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/regular_file.h"
+
+namespace mtrain {
+namespace {
+
+using nlohmann::json;
+
+// Returns the place of the first bracket that is nested too deep, counted from 1; or 0. Brackets
+// count wherever they may stand outside of strings, so that this holds for a text with mistakes.
+size_t first_too_deep(std::string_view text) {
+  size_t depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > kDeepestJson) return i + 1;
+    } else if ((c == '}' || c == ']') && depth > 0) {
+      --depth;
+    }
+  }
+  return 0;
+}
+
+// Returns what nlohmann's message says besides the place, without the text that it could not read:
+// that may be of any size, and may not be UTF-8.
+std::string reason_of(std::string_view what) {
+  if (const size_t end = what.find("; last read: "); end != what.npos) what = what.substr(0, end);
+  for (const std::string_view begin : {"] ", " - "})
+    if (const size_t at = what.find(begin); at != what.npos) what.remove_prefix(at + begin.size());
+  if (what.starts_with("number overflow")) what = "a number is too large";
+  return std::string(what.substr(0, 200));
+}
+
+// Builds the tree of a text. Unlike nlohmann's own builder it costs n log n for n values in one
+// object, with a callback, too.
+class Builder : public nlohmann::json_sax<json> {
+ public:
+  explicit Builder(const TakeJsonObject& take) : take_(take) {}
+
+  json root;
+  std::string twice;      // the path of a key that stands twice
+  size_t error_at = 0;    // the place of a mistake of the syntax
+  std::string error;      // and what it is
+  bool too_many = false;  // values
+
+  bool null() override { return put(nullptr); }
+  bool boolean(bool value) override { return put(value); }
+  bool number_integer(number_integer_t value) override { return put(value); }
+  bool number_unsigned(number_unsigned_t value) override { return put(value); }
+  bool number_float(number_float_t value, const string_t&) override { return put(value); }
+  bool string(string_t& value) override { return put(std::move(value)); }
+  bool binary(binary_t&) override { return false; }  // JSON has none
+  bool start_object(size_t) override { return open(json::object()); }
+  bool start_array(size_t) override { return open(json::array()); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& name) override {
+    Level& level = levels_.back();
+    const auto [at, first] = level.value->get_ref<json::object_t&>().emplace(name, nullptr);
+    if (!first) {
+      for (const Level& outer : levels_)
+        if (&outer != &level && !outer.key.empty()) twice += outer.key + ".";
+      twice += name;
+      return false;
+    }
+    level.slot = &at->second;
+    level.key = std::move(name);
+    return true;
+  }
+
+  bool end_object() override {
+    const size_t depth = levels_.size() - 1;
+    const bool taken = take_ && take_(depth, *levels_.back().value);
+    if (taken) count_ = levels_.back().count_before;
+    close();
+    if (!taken) return true;
+    if (levels_.empty())
+      root = nullptr;
+    else if (levels_.back().value->is_array())
+      levels_.back().value->get_ref<json::array_t&>().pop_back();
+    else
+      levels_.back().value->get_ref<json::object_t&>().erase(levels_.back().key);
+    return true;
+  }
+
+  bool parse_error(size_t at, const std::string&, const json::exception& e) override {
+    error_at = at;
+    error = reason_of(e.what());
+    return false;
+  }
+
+ private:
+  struct Level {
+    json* value;           // the open object or list
+    size_t count_before;   // values before it
+    json* slot = nullptr;  // in an object: where the next value goes, and its key
+    std::string key = {};
+  };
+
+  json* add(json&& value) {
+    too_many = too_many || ++count_ > kMostJsonValues;
+    if (levels_.empty()) return &(root = std::move(value));
+    Level& level = levels_.back();
+    if (level.value->is_object()) return &(*level.slot = std::move(value));
+    auto& list = level.value->get_ref<json::array_t&>();
+    return &list.emplace_back(std::move(value));
+  }
+  bool put(json&& value) {
+    add(std::move(value));
+    return !too_many;
+  }
+  bool open(json&& value) {
+    const size_t before = count_;
+    levels_.push_back({add(std::move(value)), before});
+    return !too_many;
+  }
+  bool close() {
+    levels_.pop_back();
+    return true;
+  }
+
+  const TakeJsonObject& take_;
+  std::vector<Level> levels_;
+  size_t count_ = 0;
+};
+
+json parse(std::string_view text, const std::string& name, const std::string& hint,
+           const TakeJsonObject& take) {
+  const auto not_json = [&](size_t at, const std::string& why) {
+    return UserError(fmt::format("{}: not JSON at byte {}: {}", name, at, why), hint);
+  };
+  if (const size_t at = first_too_deep(text))
+    throw not_json(at, fmt::format("nested more than {} deep", kDeepestJson));
+  Builder builder(take);
+  if (json::sax_parse(text, &builder)) return std::move(builder.root);
+  if (!builder.twice.empty())
+    throw UserError(fmt::format("{}: the key `{}` is given twice", name, builder.twice),
+                    hint.empty() ? "keep one of the two" : hint);
+  if (builder.too_many)
+    throw UserError(fmt::format("{} has more than {} values", name, kMostJsonValues), hint);
+  throw not_json(builder.error_at, builder.error);
+}
+
+}  // namespace
+
+json parse_json(std::string_view text, const std::string& name, const std::string& hint) {
+  return parse(text, name, hint, {});
+}
+
+void parse_json_objects(std::string_view text, const std::string& name,
+                        const TakeJsonObject& take) {
+  parse(text, name, "", take);
+}
+
+json read_json(const std::filesystem::path& path, const std::string& hint) {
+  return parse_json(read_regular_file(path, kLargestJson), path.string(), hint);
+}
+
+}  // namespace mtrain

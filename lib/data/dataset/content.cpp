@@ -1,0 +1,246 @@
+#include "data/dataset/content.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <charconv>
+#include <future>
+#include <optional>
+
+#include "base/cache_folder.h"
+#include "base/content_hash.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/strings.h"
+#include "data/dataset/indexed_dataset.h"
+
+namespace mtrain::data {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kFirstLine = "mtrain content 1";
+constexpr int64_t kBlock = 4096, kBlocks = 4096;  // bytes of a block, and blocks of a sample
+constexpr int64_t kPiece = int64_t(4) << 20;      // bytes that are read at a time
+constexpr const char* kUnknown = "-";
+
+std::string hash_all(const RandomAccessFile& file, const std::function<bool()>& go_on) {
+  ContentHash hash;
+  std::string piece;
+  for (int64_t at = 0; at < file.size(); at += kPiece) {
+    piece.resize(size_t(std::min(kPiece, file.size() - at)));
+    file.read(at, piece.size(), piece.data(), "its content");
+    hash.add(piece);
+    if (!go_on()) return "";
+  }
+  return hash.hex();
+}
+
+// Blocks at equal distances, the first and the last among them. Several are read at once, since
+// each may cost a disk or a server some time.
+std::string hash_sample(const RandomAccessFile& file) {
+  const int64_t places = file.size() / kBlock;
+  std::string blocks(size_t(kBlocks * kBlock), '\0');
+  constexpr int64_t kReaders = 16;
+  std::vector<std::future<void>> readers;
+  for (int64_t r = 0; r < kReaders; ++r)
+    readers.push_back(std::async(std::launch::async, [&, r] {
+      for (int64_t i = r * kBlocks / kReaders; i < (r + 1) * kBlocks / kReaders; ++i) {
+        const auto place = int64_t(__int128(i) * (places - 1) / (kBlocks - 1));
+        file.read(place * kBlock, size_t(kBlock), blocks.data() + i * kBlock, "its content");
+      }
+    }));
+  for (auto& reader : readers) reader.wait();
+  for (auto& reader : readers) reader.get();
+  return ContentHash().add(blocks).hex();
+}
+
+std::optional<struct stat> look_at(const fs::path& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? std::optional(info) : std::nullopt;
+}
+
+int64_t nanoseconds(const struct timespec& time) {
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+}
+
+// The time of the last change stands beside that of the last write, which programs can set.
+std::string cache_key(const struct stat& s) {
+  return fmt::format("{}-{}-{}-{}-{}", s.st_dev, s.st_ino, s.st_size, nanoseconds(s.st_mtim),
+                     nanoseconds(s.st_ctim));
+}
+
+std::optional<fs::path> cache_file(const struct stat& s) {
+  const auto cache = cache_folder();
+  return cache ? std::optional(*cache / "content" / cache_key(s)) : std::nullopt;
+}
+
+bool is_hash(std::string_view text) {
+  return text.size() == ContentHash::kDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+std::string kept_hash(const fs::path& path) {
+  const auto info = look_at(path);
+  const auto file = info ? cache_file(*info) : std::nullopt;
+  std::error_code error;
+  if (!file || fs::file_size(*file, error) != ContentHash::kDigits || error) return "";
+  try {
+    const std::string hash = read_file(*file);
+    return is_hash(hash) ? hash : "";
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+void keep_hash(const struct stat& info, const std::string& hash) {
+  const auto file = cache_file(info);
+  if (!file) return;
+  std::error_code ignored;
+  fs::create_directories(file->parent_path(), ignored);
+  try {
+    write_file_atomic(*file, hash);
+  } catch (const Error&) {
+    // The cache folder cannot be written: the next run reads the file again.
+  }
+}
+
+FileContent* find_part(Content& content, const std::string& part) {
+  const auto it = std::ranges::find(content, part, &FileContent::part);
+  return it == content.end() ? nullptr : &*it;
+}
+
+// Takes the whole hashes of <prefix>.hash over.
+void take_hashes(const fs::path& prefix, Content& content) {
+  const fs::path path = hash_path(prefix);
+  const auto hashed = look_at(path);
+  constexpr int64_t kMostBytes = 4096;
+  if (!hashed) return;
+  Content known;
+  if (S_ISREG(hashed->st_mode) && hashed->st_size <= kMostBytes) {
+    const std::string text = read_file(path);
+    const size_t line = std::min(text.find('\n'), text.size());
+    if (text.substr(0, line) == kFirstLine) known = parse_content(text.substr(line));
+  }
+  bool fits = known.size() == content.size(), newer = true;
+  for (const FileContent& file : content) {
+    const FileContent* k = find_part(known, file.part);
+    fits = fits && k && k->bytes == file.bytes && k->sample == file.sample;
+    const auto info = look_at(file.path);
+    newer = newer && info && nanoseconds(info->st_mtim) <= nanoseconds(hashed->st_mtim);
+  }
+  if (!fits)
+    log::warn(
+        fmt::format("{} is not of the files beside it, and is ignored; remove it", path.string()));
+  if (!fits || !newer) return;
+  for (FileContent& file : content)
+    if (file.whole.empty()) file.whole = find_part(known, file.part)->whole;
+}
+
+}  // namespace
+
+FileContent read_content(const std::string& part, const fs::path& path, Reads reads) {
+  const RandomAccessFile file(path);
+  const bool all = reads == Reads::all || file.size() <= kBlocks * kBlock;
+  const std::string hash = all ? hash_all(file, [] { return true; }) : hash_sample(file);
+  return {
+      .part = part, .bytes = file.size(), .sample = hash, .whole = all ? hash : "", .path = path};
+}
+
+Content content_of_tokens(const fs::path& prefix) {
+  Content content{read_content("bin", bin_path(prefix), Reads::sample),
+                  read_content("idx", idx_path(prefix), Reads::all)};
+  if (fs::exists(mask_path(prefix)))
+    content.push_back(read_content("mask", mask_path(prefix), Reads::sample));
+  const bool known = std::ranges::none_of(content, &std::string::empty, &FileContent::whole);
+  take_hashes(prefix, content);
+  if (!known)
+    for (FileContent& file : content)
+      if (file.whole.empty()) file.whole = kept_hash(file.path);
+  return content;
+}
+
+void write_content(const fs::path& prefix,
+                   const std::vector<std::pair<std::string, std::string>>& whole) {
+  Content content;
+  for (const auto& [part, hash] : whole) {
+    fs::path path = prefix;
+    path += "." + part;
+    content.push_back(read_content(part, path, part == "idx" ? Reads::all : Reads::sample));
+    content.back().whole = hash;
+  }
+  write_file_atomic(hash_path(prefix), fmt::format("{}\n{}", kFirstLine, print_content(content)));
+}
+
+std::string hash_whole(const fs::path& path, const std::function<bool()>& go_on) {
+  const auto before = look_at(path);
+  const RandomAccessFile file(path);
+  std::string hash = hash_all(file, go_on);
+  const auto after = look_at(path);
+  if (!before || !after || cache_key(*before) != cache_key(*after)) return "";
+  if (!hash.empty()) keep_hash(*after, hash);
+  return hash;
+}
+
+std::string print_content(const Content& content) {
+  std::string text;
+  for (const FileContent& f : content)
+    text += fmt::format("{} {} {} {}\n", f.part, f.bytes, f.sample,
+                        f.whole.empty() ? kUnknown : f.whole);
+  return text;
+}
+
+Content parse_content(const std::string& lines) {
+  Content content;
+  for (const std::string& line : split(lines, '\n')) {
+    if (line.empty()) continue;
+    const std::vector<std::string> words = split(line, ' ');
+    FileContent file;
+    if (words.size() != 4 || !is_hash(words[2]) || !(is_hash(words[3]) || words[3] == kUnknown))
+      return {};
+    const char* end = words[1].data() + words[1].size();
+    const auto [last, error] = std::from_chars(words[1].data(), end, file.bytes);
+    if (error != std::errc() || last != end || file.bytes < 0) return {};
+    file.part = words[0];
+    file.sample = words[2];
+    if (words[3] != kUnknown) file.whole = words[3];
+    content.push_back(std::move(file));
+  }
+  return content;
+}
+
+std::string content_difference(const Content& saved, const Content& now) {
+  std::vector<std::string> found;
+  const auto lacks = [&](const Content& a, const Content& b, const char* gist) {
+    for (const FileContent& f : a)
+      if (std::ranges::find(b, f.part, &FileContent::part) == b.end())
+        found.push_back(fmt::format("{} {}", f.part, gist));
+  };
+  lacks(saved, now, "is missing now");
+  lacks(now, saved, "is new");
+  for (const FileContent& is : now) {
+    const auto was = std::ranges::find(saved, is.part, &FileContent::part);
+    if (was == saved.end()) continue;
+    const std::string name = is.path.empty() ? is.part : is.path.string();
+    if (was->bytes != is.bytes)
+      found.push_back(fmt::format("{} has {} bytes, and had {}", name, is.bytes, was->bytes));
+    else if (was->sample != is.sample ||
+             (!was->whole.empty() && !is.whole.empty() && was->whole != is.whole))
+      found.push_back(fmt::format("{} holds other data", name));
+  }
+  std::string text;
+  for (const std::string& f : found) text += (text.empty() ? "" : ", ") + f;
+  return text;
+}
+
+std::string sample_hash(const Content& content) {
+  ContentHash hash;
+  for (const FileContent& f : content)
+    hash.add(fmt::format("{} {} {}\n", f.part, f.bytes, f.sample));
+  return hash.hex();
+}
+
+}  // namespace mtrain::data

@@ -1,0 +1,33 @@
+// Values that Megatron and AutoModel write in another form than mtrain: blends, windows, stages.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "recipe/load/node.h"
+#include "recipe/load/targets.h"
+#include "recipe/load/value.h"
+
+namespace mtrain::recipe {
+
+// A blend of data sets: path prefixes, and the share of each.
+struct Blend {
+  Node prefixes, shares;
+};
+
+// Reads [0.25, a, 0.75, b], or the same as one text. Returns nothing for a value that has no
+// shares. A number that is not the share of a prefix is described in `wrong`. Megatron's lists may
+// have `quoted` shares; in mtrain's own a quoted number is a prefix.
+std::optional<Blend> read_blend(const Node& node, bool quoted, ValueError& wrong);
+
+// Replaces Megatron's window (left, right), a list or a text, by the number of tokens that a token
+// attends to, itself included. Describes a window that is not causal in `wrong`.
+bool read_window_pair(Node& node, ValueError& wrong);
+
+// Returns Megatron's layout string for AutoModel's lists of the modules of each stage.
+std::string read_stages(const Node& stages, ValueError& wrong);
+
+// Returns the settings that AutoModel's model.backend.te_fp8 stands for; none where it is off.
+std::vector<FieldText> read_te_fp8(const Node& node, ValueError& wrong);
+
+}  // namespace mtrain::recipe

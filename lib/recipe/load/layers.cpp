@@ -1,0 +1,155 @@
+// Lays recipes on recipes. One rule: a later value that stands for several fields replaces all of
+// them, a value for a part of one keeps the other part of the layer below, and null resets.
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "recipe/load/raw_settings.h"
+
+namespace mtrain::recipe {
+namespace {
+
+// A name whose value replaces more than its own field, in the words of RawSettings::drop().
+struct Compound {
+  std::string_view name;                      // a field, or one of its spellings
+  std::vector<std::string_view> own = {};     // names by which the same value was said before
+  std::vector<std::string_view> others = {};  // other fields of the layers below
+  bool (*when)(const RawSetting& setting) = nullptr;  // null: whatever the value is
+};
+
+bool is_not_full(const RawSetting& g) {
+  Recipe r;
+  ValueError ignored;
+  return g.row->ops->read(g.node, g.row->options, g.row->at(r), ignored) &&
+         r.recompute.granularity != RecomputeGranularity::full;
+}
+
+const std::vector<Compound>& compounds() {
+  static const std::vector<Compound> list{
+      // A precision may be said by a preset, by its name, or by the type of the weights.
+      {.name = "mixed_precision.name",
+       .own = {"mixed_precision"},
+       .others = {"mixed_precision.params_dtype", "distributed.mp_policy.param_dtype"}},
+      {.name = "mixed_precision.params_dtype",
+       .others = {"mixed_precision.name", "distributed.mp_policy.param_dtype"}},
+      {.name = "distributed.mp_policy.param_dtype",
+       .others = {"mixed_precision.name", "mixed_precision.params_dtype"}},
+      {.name = "mixed_precision.grad_reduce_in_fp32",
+       .others = {"distributed.mp_policy.reduce_dtype"}},
+      {.name = "distributed.mp_policy.reduce_dtype",
+       .others = {"mixed_precision.grad_reduce_in_fp32"}},
+      // The defaults of a class go with the class.
+      {.name = "optimizer.name", .own = {"class optimizer"}},
+      {.name = "model.architecture", .own = {"class model"}},
+      // Method and number of layers are those of full recomputation.
+      {.name = "recompute.granularity",
+       .others = {"recompute.method", "recompute.num_layers"},
+       .when = is_not_full},
+      {.name = "distributed.activation_checkpointing",
+       .others = {"recompute.method", "recompute.num_layers", "recompute.modules"}},
+      // A blend goes as a whole. Lists by the names of other systems say all about the shares.
+      {.name = "dataset.train", .own = {"dataset.train", "dataset.data_path", "dataset.paths"}},
+      {.name = "dataset.validation",
+       .own = {"dataset.validation", "dataset.valid", "validation_dataset.paths"}},
+      {.name = "dataset.data_path", .others = {"dataset.train_weights"}},
+      {.name = "dataset.paths", .others = {"dataset.train_weights"}},
+      {.name = "validation_dataset.paths", .others = {"dataset.validation_weights"}},
+      // Two ways to say one thing; in one layer rules compare them.
+      {.name = "model.moe.layer_freq",
+       .others = {"model.moe.sparse_step", "model.moe.first_dense_layers",
+                  "model.moe.dense_layers"}},
+      {.name = "model.moe.sparse_step", .others = {"model.moe.layer_freq"}},
+      {.name = "model.moe.first_dense_layers", .others = {"model.moe.layer_freq"}},
+      {.name = "model.moe.dense_layers", .others = {"model.moe.layer_freq"}},
+      {.name = "model.moe.num_shared_experts",
+       .others = {"model.moe.shared_expert_ffn_hidden_size"}},
+      {.name = "model.moe.shared_expert_ffn_hidden_size",
+       .others = {"model.moe.num_shared_experts"}},
+      {.name = "distributed.vpp_size", .others = {"distributed.pipeline.layers_per_stage"}},
+      {.name = "distributed.pipeline.layers_per_stage", .others = {"distributed.vpp_size"}},
+      {.name = "distributed.pipeline.pp_schedule",
+       .others = {"distributed.pipeline.pp_schedule_csv"}},
+      {.name = "distributed.pipeline.pp_schedule_csv",
+       .others = {"distributed.pipeline.pp_schedule"}}};
+  return list;
+}
+
+bool lies_below(std::string_view path, std::string_view section) {
+  return path.starts_with(section) &&
+         (path.size() == section.size() || path[section.size()] == '.');
+}
+
+// Merges mappings key by key; any other value replaces the one below.
+Node merged(Node below, Node over) {
+  if (below.kind != Node::Kind::map || over.kind != Node::Kind::map) return over;
+  for (size_t i = 0; i < over.keys.size(); ++i) {
+    const auto same = std::ranges::find(below.keys, over.keys[i].name, &Node::Key::name);
+    if (same == below.keys.end()) {
+      below.keys.push_back(over.keys[i]);
+      below.items.push_back(std::move(over.items[i]));
+    } else {
+      Node& item = below.items[size_t(same - below.keys.begin())];
+      item = merged(std::move(item), std::move(over.items[i]));
+    }
+  }
+  below.location = over.location;
+  return below;
+}
+
+}  // namespace
+
+std::string part_key(const ForeignSpelling& name) {
+  return fmt::format("{}<{}", name.target, name.path);
+}
+
+void note_replaced(const RawSetting& setting, RawSettings& layer) {
+  // The value itself has no parts below it, not even where it is null.
+  for (const ForeignSpelling& name : foreign_spellings())
+    if (name.part != Part::all && name.target == setting.row->path)
+      layer.replaced.push_back({.what = part_key(name)});
+  for (const Compound& compound : compounds()) {
+    if ((compound.name != setting.row->path && compound.name != setting.spelling) ||
+        (compound.when ? !compound.when(setting) : setting.node.unset()))
+      continue;
+    for (const std::string_view what : compound.own)
+      layer.replaced.push_back({.what = std::string(what)});
+    for (const std::string_view what : compound.others)
+      layer.replaced.push_back({.what = std::string(what), .leaves_overrides = true});
+  }
+}
+
+bool RawSettings::drop(std::string_view what, bool leave_overrides) {
+  if (what.starts_with("class "))
+    return std::erase_if(defaults, [&](const auto& entry) {
+             return lies_below(entry.first, what.substr(6));
+           }) > 0;
+  const bool section = what.ends_with(".*");
+  if (section) what.remove_suffix(2);
+  const auto hit = [&](std::string_view path) {
+    return section ? lies_below(path, what) : path == what;
+  };
+  const auto of_entry = [&](const auto& entry) {
+    return (hit(entry.first) || hit(entry.second.spelling)) &&
+           !(leave_overrides && entry.second.origin == Origin::command_line);
+  };
+  const size_t gone = std::erase_if(fields, of_entry) + std::erase_if(defaults, of_entry);
+  if (section) std::erase_if(sections, hit);
+  return gone > 0;
+}
+
+void RawSettings::merge(RawSettings&& over, Diagnostics& diagnostics) {
+  for (const Replaced& r : over.replaced)
+    if (drop(r.what, r.leaves_overrides) && r.location.known())
+      diagnostics.add_at(Severity::resolved, r.location, r.what.substr(0, r.what.size() - 2),
+                         "null resets what has been set here before");
+  for (auto& [path, field] : over.fields) {
+    const auto below = fields.find(path);
+    if (below != fields.end()) field.node = merged(below->second.node, std::move(field.node));
+    fields.insert_or_assign(path, std::move(field));
+  }
+  for (auto& [path, field] : over.defaults) defaults.insert_or_assign(path, std::move(field));
+  for (auto& [path, value] : over.foreign) foreign.insert_or_assign(path, value);
+  sections.merge(over.sections);
+}
+
+}  // namespace mtrain::recipe

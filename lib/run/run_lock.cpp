@@ -1,0 +1,54 @@
+#include "run/run_lock.h"
+
+#include <map>
+#include <utility>
+
+#include <fmt/core.h>
+
+#include "base/log.h"
+
+namespace mtrain::run {
+
+namespace fs = std::filesystem;
+
+RunLock::RunLock(const RunPlan& plan, const launch::Job& job) {
+  const bool saves = plan.checkpoint.every_steps > 0 || plan.checkpoint.at_end;
+  // Sorted, so that of two runs with the same folders one gets both.
+  std::map<fs::path, fs::path> folders;
+  std::error_code error;
+  const auto add = [&](const fs::path& folder) {
+    folders.emplace(fs::weakly_canonical(fs::absolute(folder), error), folder);
+  };
+  add(plan.folders.run_dir);
+  if (saves) add(plan.folders.checkpoint_dir);
+  bool leased = false;
+  for (const auto& [canonical, folder] : folders) {
+    const bool run = folder == plan.folders.run_dir;
+    locks_.push_back(std::make_unique<storage::FolderLock>(
+        folder, storage::FolderLockOptions{
+                    .job = job.id,
+                    .attempt = job.restarts,
+                    .hint = fmt::format("wait until that run ends, or give this one another folder "
+                                        "with {}=<folder>",
+                                        run ? "train.run_dir" : "checkpoint.dir")}));
+    if (locks_.back()->is_lease() && !std::exchange(leased, true))
+      log::warn(fmt::format(
+          "the file system of {} has no locks: the run renews {} every 10 s instead, and a run "
+          "that starts sees by its age whether this one lives",
+          folder.string(), (folder / ".lock").string()));
+  }
+}
+
+RunLock::~RunLock() {
+  while (!locks_.empty()) locks_.pop_back();  // a folder of checkpoints may lie in the run folder
+}
+
+void RunLock::require_held() {
+  for (const auto& lock : locks_) lock->require_held();
+}
+
+void RunLock::require_held_lately() const {
+  for (const auto& lock : locks_) lock->require_held_lately();
+}
+
+}  // namespace mtrain::run

@@ -1,0 +1,134 @@
+// Tests that a resumed run trains on the data that it began with.
+#include <cstdlib>
+#include <fstream>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "run_lab.h"
+
+using namespace mtrain;
+using Catch::Contains;
+namespace fs = std::filesystem;
+
+TEST_CASE("a resume takes the same data under any name, and no other data under the same name") {
+  const Lab lab;
+  const std::string more = "train.steps=";
+  const auto complaint = [&](int steps, std::vector<std::string> changes) -> std::string {
+    changes.insert(changes.end(), {more + std::to_string(steps), "checkpoint.load=latest"});
+    try {
+      lab.train("saved", changes);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  const auto copy = [](const fs::path& from, const fs::path& to) {
+    fs::create_directories(to.parent_path());
+    for (const char* suffix : {".bin", ".idx", ".hash", ".mask"}) {
+      fs::remove(to.string() + suffix);
+      if (fs::exists(from.string() + suffix))
+        fs::copy_file(from.string() + suffix, to.string() + suffix);
+    }
+  };
+  const std::string validation = "dataset.validation=" + (lab / "v").string();
+  copy(lab / "b", lab / "v");
+  lab.train("saved", {"train.steps=2", validation});
+
+  // Another spelling, a link, a copy in another folder.
+  CHECK(complaint(3, {"dataset.train=" + (lab / "saved/../a").string(), validation}) == "no error");
+  fs::create_directory_symlink(lab.path, lab / "link");
+  CHECK(complaint(4, {"dataset.train=" + (lab / "link/a").string(), validation}) == "no error");
+  copy(lab / "a", lab / "moved/c");
+  CHECK(complaint(5, {"dataset.train=" + (lab / "moved/c").string(), validation}) == "no error");
+  CHECK(complaint(6, {"dataset.train=[" + (lab / "a").string() + "]"}) == "no error");
+  CHECK(complaint(7, {validation}) == "no error");
+
+  // Other data under the same name, of equal size.
+  const fs::path kept = lab / "kept/a";
+  copy(lab / "a", kept);
+  copy(lab / "b", lab / "a");
+  CHECK_THAT(complaint(8, {validation}),
+             Contains("dataset.train: saved with " + (lab / "a").string()) &&
+                 Contains("a.bin holds other data"));
+  CHECK_THAT(complaint(8, {"train.seed=9"}), Contains("dataset.train") && Contains("train.seed"));
+  copy(kept, lab / "a");
+  std::ofstream(lab / "a.mask") << std::string(4000, '\1');
+  CHECK_THAT(complaint(8, {validation}), Contains("mask is new"));
+  fs::remove(lab / "a.mask");
+  copy(kept, lab / "v");
+  CHECK_THAT(complaint(8, {validation}),
+             Contains("dataset.validation") && Contains("v.bin holds other data"));
+  copy(lab / "b", lab / "v");
+  CHECK_THAT(
+      complaint(8, {"dataset.train=[" + (lab / "a").string() + "," + (lab / "b").string() + "]"}),
+      Contains("2 data sets instead of 1"));
+  CHECK(complaint(8, {validation}) == "no error");
+}
+
+TEST_CASE("the data sets of a blend agree in their order") {
+  const Lab lab;
+  const auto blend = [&](const char* first, const char* second) {
+    return "dataset.train=[" + (lab / first).string() + "," + (lab / second).string() + "]";
+  };
+  lab.train("saved", {"train.steps=2", blend("a", "b")});
+  CHECK_THROWS_WITH(
+      lab.train("saved", {"train.steps=3", "checkpoint.load=latest", blend("b", "a")}),
+      Contains("b.bin holds other data") && Contains("a.bin holds other data"));
+  CHECK_THROWS_WITH(lab.train("saved", {"train.steps=3", "checkpoint.load=latest", blend("a", "b"),
+                                        "dataset.train_weights=[1,2]"}),
+                    Contains("dataset.train_weights"));
+  CHECK_NOTHROW(lab.train("saved", {"train.steps=3", "checkpoint.load=latest", blend("./a", "b")}));
+}
+
+TEST_CASE("a tokenizer with other content is refused, and a missing one is not") {
+  const Lab lab;
+  const auto train = [&](const char* steps, std::vector<std::string> more) {
+    more.push_back(std::string("train.steps=") + steps);
+    RunPlan made = lab.plan("saved", more);
+    made.dataset.tokenizer.path = (lab / "tokenizer").string();
+    run::run_training(made, [&] { return made; }, {});
+  };
+  fs::create_directory(lab / "tokenizer");
+  std::ofstream(lab / "tokenizer/tokenizer.json") << "{}";
+  train("2", {});
+  std::ofstream(lab / "tokenizer/tokenizer.json") << "{ }";
+  CHECK_THROWS_WITH(train("3", {"checkpoint.load=latest"}),
+                    Contains("tokenizer: saved with") && Contains("tokenizer.json has 3 bytes"));
+  fs::rename(lab / "tokenizer", lab / "gone");
+  CHECK_NOTHROW(train("3", {"checkpoint.load=latest"}));
+  // The checkpoint still says what it was made with.
+  fs::rename(lab / "gone", lab / "tokenizer");
+  CHECK_THROWS_WITH(train("4", {"checkpoint.load=latest"}), Contains("tokenizer.json"));
+}
+
+TEST_CASE("data that only differ where no sample was taken end the run before its next save") {
+  const Lab lab;
+  ::setenv("XDG_CACHE_HOME", (lab / "cache").c_str(), 1);
+  {
+    data::IndexedDatasetWriter writer(lab / "large", data::TokenType::u16);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 1 << 24; ++i) tokens.push_back((i * 7 + i / 4096) % 200);
+    writer.add_tokens(tokens);
+    writer.finish();
+  }
+  const std::string large = "dataset.train=" + (lab / "large").string(),
+                    latest = "checkpoint.load=latest";
+  lab.train("saved", {large, "train.steps=2"});
+  {
+    std::fstream bin(lab / "large.bin", std::ios::in | std::ios::out | std::ios::binary);
+    bin.seekp(4096 + 10);  // between two blocks of the sample
+    bin.put('\1');
+  }
+  try {
+    lab.train("saved", {large, latest, "train.steps=1000000", "checkpoint.every_steps=0"});
+    FAIL("the run goes on");
+  } catch (const RunError& e) {
+    CHECK_THAT(e.what(), Contains("dataset.train is of other data") &&
+                             Contains("large.bin holds other data"));
+  }
+  // The next start knows at once.
+  CHECK_THROWS_AS(lab.train("saved", {large, latest, "train.steps=100000"}), UserError);
+  CHECK_FALSE(fs::exists(lab.step("saved", 1000000)));
+  ::unsetenv("XDG_CACHE_HOME");
+}
