@@ -3,7 +3,6 @@
 
   hostile.py attack <port> <pid of a rank>...   says all that it can think of, once, while the job trains
   hostile.py flood <port> <connections>         holds so many connections, and reconnects, until it is killed
-  hostile.py first <port> <run folder>          is the first at every other port of the ranks that train in the folder
 """
 import hashlib
 import hmac
@@ -180,36 +179,7 @@ def flood(port, count):
             time.sleep(0)
 
 
-def ranks_of(folder):
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                words = f.read().split(b"\0")
-        except OSError:
-            continue
-        if words[0].endswith(b"/mtrain") and f"train.run_dir={folder}".encode() in words:
-            yield pid
-
-
-def first(port, folder):
-    held, seen = [], set()
-    while True:
-        try:
-            ports = set(listening_ports(list(ranks_of(folder)))) - {port} - seen
-        except OSError:
-            continue  # a rank has ended
-        for p in ports:
-            seen.add(p)
-            try:
-                held.append(connect(p))
-            except OSError:
-                continue
-            say(held[-1], random.randbytes(random.choice([0, 10, 48, 480])))
-
-
 if sys.argv[1] == "attack":
     attack(int(sys.argv[2]), sys.argv[3:])
-elif sys.argv[1] == "first":
-    first(int(sys.argv[2]), sys.argv[3])
 else:
     flood(int(sys.argv[2]), int(sys.argv[3]))

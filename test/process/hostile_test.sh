@@ -104,27 +104,6 @@ for backend in auto gloo; do
   [[ $(cd "$work" && sha256sum bait/* set* r.yaml) == "$bait" ]] || fail "$backend: a file has changed"
 done
 
-# --- a stranger who is first at Gloo's ports ends the start at worst: nothing is trained with it ---
-for try in 1 2 3; do
-  run=first_$try port=$(free_port)
-  python3 "$here/hostile.py" first "$port" "$work/$run" 2>/dev/null &
-  stranger=$!
-  running=("$stranger")
-  sleep 0.2
-  timeout 30 "$launch" --nproc_per_node=2 --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/$run" \
-    comm.backend=gloo comm.timeout_s=5 train.steps=3 >"$work/out" 2>&1
-  status=$?
-  kill "$stranger"
-  wait "$stranger" 2>/dev/null
-  running=()
-  echo "a stranger at Gloo's ports: exit code $status"
-  ((status != 124)) || fail "a stranger at Gloo's ports: the job hangs"
-  if ((status != 0)); then says "a stranger at Gloo's ports" "error"; fi
-  n=$(losses "$run" | wc -l)
-  ((status != 0 || n == 3)) || fail "a stranger at Gloo's ports: $n steps"
-  [[ $(losses "$run") == "$(losses undisturbed | head -n "$n")" ]] || fail "a stranger at Gloo's ports: other losses"
-done
-
 # --- strangers who reconnect do not keep ranks from meeting ---
 start_seconds() {
   local began=$EPOCHREALTIME
