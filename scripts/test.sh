@@ -3,9 +3,9 @@
 # the narrower instruction sets of older CPUs.
 #   scripts/test.sh [--nightly] [--sanitizers]
 #   scripts/test.sh --quick | --ci-sanitizers
-#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; 200 random pairs of
-#                       signals to trainings; and every fuzz target for 60 s (or MTRAIN_FUZZ_SECONDS), under
-#                       AddressSanitizer with UndefinedBehaviorSanitizer (clang)
+#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; every bit of a
+#                       small checkpoint is flipped; 200 random pairs of signals to trainings; and every fuzz target for
+#                       60 s (or MTRAIN_FUZZ_SECONDS), under AddressSanitizer with UndefinedBehaviorSanitizer (clang)
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
@@ -25,6 +25,9 @@ for option in "$@"; do
   esac
 done
 [[ -z $alone ]] || (($# == 1)) || die "$alone takes no other option"
+
+# More of the tests that flip bits of checkpoints.
+((nightly == 0)) || export MTRAIN_ALL_DAMAGE=1 MTRAIN_DAMAGED_BITS=50
 
 closing_lines=()
 # as_of <preset> <command...>: runs the command, under tsan by setarch -R, since ThreadSanitizer fails if the kernel

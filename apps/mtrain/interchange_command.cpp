@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "commands.h"
+#include "interchange/checkpoint_record.h"
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
@@ -75,6 +76,7 @@ void add_export_command(CLI::App& app) {
     if (!found)
       throw UserError(fmt::format("{} holds no complete checkpoint", o->run),
                       "give a run folder or a checkpoint folder");
+    interchange::report_checkpoint(found->path);
     const interchange::Exported done = interchange::export_hf(found->path, o->output, options);
     std::puts(fmt::format("written: {} ({}, {} parameters, {} in {} file{}{})", o->output,
                           done.model_type, human_count(double(done.parameters)),

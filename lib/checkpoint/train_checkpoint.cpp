@@ -12,8 +12,11 @@
 #include "model/param/param_uploader.h"
 #include "ops/ops.h"
 #include "optim/write_weights.h"
-#include "plan/saved_recipe.h"
 #include "storage/checkpoint_dir.h"
+#include "storage/file_sums.h"
+#include "storage/finite_values.h"
+#include "storage/manifest.h"
+#include "storage/recorded_recipe.h"
 #include "storage/safetensors.h"
 
 namespace mtrain::checkpoint {
@@ -23,14 +26,14 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char *kModel = "model.safetensors", *kOptimizer = "optimizer.safetensors",
-                     *kState = "state.json", *kRecipe = "recipe.yaml";
+                     *kState = "state.json";
 
 // Entries of state.json.
-constexpr const char *kFloat8Scales = "fp8_scales", *kUpdates = "updates",
+constexpr const char *kStep = "step", *kFloat8Scales = "fp8_scales", *kUpdates = "updates",
                      *kLossScale = "loss_scale";
 
 constexpr const char* kOwnRecipe =
-    "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder)";
+    "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder is a copy)";
 constexpr const char* kOwnCheckpoint = "load it as mtrain has saved it";
 
 // Makes `count` elements of a layout-free tensor from the parts of all ranks of tensor parallelism,
@@ -132,7 +135,8 @@ class StateWriter {
     for (const model::Parameter* p : t_.whole_model->params())
       for (const StateTensor& tensor : tensors_)
         infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
-    file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}});
+    file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}},
+                  storage::SafetensorsWriter::Sums::beside);
     for (const ReplicatedTensor& r : replicated) file_->write(r.name, r.value, t_.compute);
   }
 
@@ -244,7 +248,7 @@ void refuse_other(const storage::SafetensorsReader& file, const std::set<std::st
 void refuse_other_run(const std::string& recipe, const fs::path& folder,
                       const std::optional<std::string>& other_data) {
   const std::string differences =
-      plan::resume_differences(recipe_file(folder), recipe, other_data.has_value()) +
+      plan::resume_differences(saved_recipe(folder), recipe, other_data.has_value()) +
       other_data.value_or("");
   if (differences.empty()) return;
   throw UserError(fmt::format("{} is of another run:{}", folder.string(), differences),
@@ -256,17 +260,29 @@ void refuse_other_run(const std::string& recipe, const fs::path& folder,
 // model is `whole`.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
                   model::ParamStore& whole, const std::vector<ReplicatedTensor>& replicated) {
-  const storage::SafetensorsReader model(folder / kModel);
+  const storage::SafetensorsReader file(folder / kModel);
+  const storage::FiniteValues model(file, storage::FiniteValues::Of::checkpoint);
   std::set<std::string> used;
   for (model::Parameter* p : whole.params()) used.insert(p->name);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
-  refuse_other(model, used, {DType::f32});
+  refuse_other(file, used, {DType::f32});
   read_weights(stream, params, model, kOwnRecipe);
   read_replicated(stream, replicated, model, kOwnRecipe);
 }
 
+// The second moment is a mean of squares.
+void refuse_negative(const storage::ValueSource& moments, const std::string& name, int64_t first,
+                     int64_t count, const float* values) {
+  const float* bad = std::find_if(values, values + count, [](float v) { return v < 0; });
+  if (bad == values + count) return;
+  throw RunError(fmt::format("{} has {} as element {}, and a second moment is never negative",
+                             moments.origin(name), *bad, first + (bad - values)),
+                 kOwnCheckpoint);
+}
+
 void load_moments(const CheckpointParts& t, const fs::path& folder) {
-  const storage::SafetensorsReader moments(folder / kOptimizer);
+  const storage::SafetensorsReader file(folder / kOptimizer);
+  const storage::FiniteValues moments(file, storage::FiniteValues::Of::checkpoint);
   std::set<std::string> used;
   for (model::Parameter* p : t.whole_model->params()) {
     used.insert(p->name + ".m");
@@ -274,7 +290,7 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   }
   const std::vector<ReplicatedTensor> replicated = replicated_of(t, false);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
-  refuse_other(moments, used, {DType::f32, DType::bf16});
+  refuse_other(file, used, {DType::f32, DType::bf16});
   read_replicated(t.compute, replicated, moments, kOwnRecipe);
   model::ParamUploader uploader(t.compute);
   for (const model::Parameter* p : t.params.params()) {
@@ -283,6 +299,8 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
       require_shape(moments, name, p->whole_shape(), kOwnRecipe);
       t.optimizer.set_moment(uploader, *p, which, [&](int64_t first, int64_t count, float* values) {
         moments.read(name, first, count, values);
+        if (which == &optim::AdamW::Moments::v)
+          refuse_negative(moments, name, first, count, values);
       });
     };
     set(".m", &optim::AdamW::Moments::m);
@@ -309,7 +327,10 @@ std::string float8_state(const CheckpointParts& t) {
 
 }  // namespace
 
-fs::path recipe_file(const fs::path& folder) { return folder / kRecipe; }
+plan::SavedRecipe saved_recipe(const fs::path& folder) {
+  storage::RecordedRecipe recorded = storage::recorded_recipe(folder);
+  return {.file = std::move(recorded.file), .text = std::move(recorded.text)};
+}
 
 fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
                          SaveOptions options) {
@@ -333,13 +354,14 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   fs::path committed;
   on_rank_0_in_background(t.control, [&] {
     storage::TrainState& state = options.state;
-    state.set("step", progress.steps_done);
+    state.set(kStep, progress.steps_done);
     if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
     if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
     state.set("ranks", t.control.size());
     if (!float8.empty()) state.set(kFloat8Scales, float8);
+    state.set(storage::kRecipeEntry, options.recipe);
     state.save(writer->folder() / kState);
-    write_file_atomic(recipe_file(writer->folder()), options.recipe);
+    write_file_atomic(writer->folder() / storage::kRecipeCopy, options.recipe);
     writer->set_step_hook(options.on_commit);
     committed = writer->commit();
   });
@@ -368,7 +390,8 @@ storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder)
 LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
                                  const fs::path& folder,
                                  const std::optional<std::string>& other_data) {
-  if (!fs::exists(folder / kState))
+  const auto whole = storage::complete_checkpoint(folder);
+  if (!whole || !read_state(folder).contains(kStep))
     throw UserError(fmt::format("{} has weights, and no training to go on with", folder.string()),
                     "leave checkpoint.load out, and name the Hugging Face folder from which it was "
                     "imported as model.from");
@@ -376,9 +399,13 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& re
   const storage::TrainState state = load_model(t, folder);
   load_moments(t, folder);
   // Without an entry every step made an update.
-  const int64_t steps = state.integer("step");
+  const int64_t steps = whole->step;  // that of state.json, too
+  const int64_t updates = state.contains(kUpdates) ? state.integer(kUpdates) : steps;
+  if (updates < 0 || updates > steps)
+    throw storage::damaged_file(folder / kState,
+                                fmt::format("{} updates in {} steps", updates, steps));
   return {{.steps_done = steps,
-           .updates = state.contains(kUpdates) ? state.integer(kUpdates) : steps,
+           .updates = updates,
            .loss_scale = state.contains(kLossScale) ? state.text(kLossScale) : std::string()},
           state};
 }

@@ -15,6 +15,7 @@
 #include "model/tensor_parallel.h"
 #include "optim/adamw.h"
 #include "pipeline/pipeline.h"
+#include "plan/saved_recipe.h"
 #include "storage/state.h"
 
 namespace mtrain::checkpoint {
@@ -44,7 +45,7 @@ struct TrainProgress {
 struct SaveOptions {
   std::filesystem::path root;  // the folder of checkpoints
   int64_t keep = 0;            // how many of the newest checkpoints stay; 0: all
-  std::string recipe;          // the text of recipe.yaml
+  std::string recipe;          // its text, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
   // Called before each step of the commit; may be empty.
@@ -52,9 +53,9 @@ struct SaveOptions {
 };
 
 // Writes model.safetensors (fp32 weights under their global names), optimizer.safetensors
-// (<name>.m, <name>.v), state.json and recipe.yaml. The tensor files are the same under every
-// layout. All ranks call it; rank 0 writes and returns the checkpoint's path. The others return an
-// empty path when all files are on disk.
+// (<name>.m, <name>.v), state.json, which records the recipe, and recipe.yaml, a copy of that. The
+// tensor files are the same under every layout. All ranks call it; rank 0 writes and returns the
+// checkpoint's path. The others return an empty path when all files are on disk.
 std::filesystem::path save_checkpoint(const CheckpointParts& parts, const TrainProgress& progress,
                                       SaveOptions options);
 
@@ -66,7 +67,8 @@ struct LoadedCheckpoint {
 
 // Restores everything, so that the next step is the one the saved run would have made. `recipe` is
 // the text of the present recipe. Throws UserError, which lists every difference, if the checkpoint
-// was saved with another model, data or seed. `other_data` has a line for each field of the recipe
+// was saved with another model, data or seed; RunError, which names the file, for one that is
+// damaged or has values that no training has. `other_data` has a line for each field of the recipe
 // whose data hold something else; without it the fields are compared as texts. All ranks call it.
 LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const std::string& recipe,
                                  const std::filesystem::path& folder,
@@ -87,7 +89,7 @@ void load_weights(Stream& stream, model::ParamStore& params,
                   const std::vector<ReplicatedTensor>& replicated,
                   const std::filesystem::path& folder);
 
-// Returns the path of the recipe in the folder of a checkpoint or of a run.
-std::filesystem::path recipe_file(const std::filesystem::path& folder);
+// Returns the recipe under which the checkpoint in `folder` was saved.
+plan::SavedRecipe saved_recipe(const std::filesystem::path& folder);
 
 }  // namespace mtrain::checkpoint

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "base/file.h"
+#include "interchange/checkpoint_record.h"
 #include "interchange/locate_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 
@@ -32,9 +32,8 @@ std::string continued_model(const std::string& recipe, const std::vector<std::st
   const auto now = recipe::read_recipe(recipe, overrides, ignored, kNoSizes);
   if (!now || !now->model.from) return "";
   const auto start = find_start(*now, restarted);
-  std::error_code error;
-  if (!start || !fs::is_regular_file(start->path / "recipe.yaml", error)) return "";
-  const std::string text = read_file(start->path / "recipe.yaml");
+  if (!start) return "";
+  const std::string text = recorded_text(start->path);
   const auto saved = recipe::read_recipe_text(text, "the saved recipe", {}, ignored, kNoSizes);
   // Recipes that were printed before this field existed lack others of the folder's, too.
   const bool whole = saved && saved->given("model.attention_bias");

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "interchange/byte_tokenizer.h"
+#include "interchange/checkpoint_record.h"
 #include "interchange/config.h"
 #include "interchange/hf_source.h"
 #include "interchange/import.h"
@@ -33,11 +34,13 @@ constexpr int64_t kRun = int64_t{1} << 22;  // elements that are in memory at on
 
 using Types = std::map<std::string, DType, std::less<>>;
 
-recipe::Recipe read_saved(const fs::path& file, const std::vector<std::string>& overrides) {
+recipe::Recipe read_saved(const fs::path& checkpoint, const std::vector<std::string>& overrides) {
   Diagnostics diagnostics;
-  const auto recipe = recipe::read_recipe(file.string(), overrides, diagnostics);
+  const auto recipe = recipe::read_recipe_text(recorded_text(checkpoint),
+                                               fmt::format("the recipe of {}", checkpoint.string()),
+                                               overrides, diagnostics);
   diagnostics.throw_if_errors();
-  MT_CHECK(recipe, "{} gave neither a recipe nor an error", file.string());
+  MT_CHECK(recipe, "{} gave neither a recipe nor an error", checkpoint.string());
   return *recipe;
 }
 
@@ -46,7 +49,8 @@ recipe::Recipe read_saved(const fs::path& file, const std::vector<std::string>& 
 fs::path origin_of(const fs::path& checkpoint) {
   if (fs::exists(checkpoint / "config.json")) return checkpoint;
   Diagnostics ignored;
-  const auto recipe = recipe::read_recipe((checkpoint / "recipe.yaml").string(), {}, ignored);
+  const auto recipe =
+      recipe::read_recipe_text(recorded_text(checkpoint), "the saved recipe", {}, ignored);
   if (!recipe || !recipe->model.from) return {};
   const fs::path from = *recipe->model.from;
   if (fs::exists(from / "config.json")) return from;
@@ -239,7 +243,7 @@ std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& chec
 Exported export_hf(const fs::path& checkpoint, const fs::path& output,
                    const ExportOptions& options) {
   const storage::SafetensorsReader weights(checkpoint / storage::kModelFile);
-  recipe::Recipe recipe = read_saved(checkpoint / "recipe.yaml", {"~model.from"});
+  recipe::Recipe recipe = read_saved(checkpoint, {"~model.from"});
   take_vocabulary(recipe, weights);
   const fs::path origin = origin_of(checkpoint);
   const std::string base = origin.empty() ? "" : read_file(origin / "config.json");

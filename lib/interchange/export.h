@@ -27,7 +27,7 @@ struct Exported {
   std::string side_files;             // the names of those that were copied
 };
 
-// Reads model.safetensors and recipe.yaml in `checkpoint`, and writes config.json,
+// Reads model.safetensors and the recipe of `checkpoint`, and writes config.json,
 // generation_config.json, the weights (one file, or shards with an index) and the files of the
 // tokenizer into the new folder `output`, which appears whole or not at all. Keys of config.json
 // that mtrain has no field for, and the other files, are those of the folder from which the model

@@ -14,8 +14,11 @@
 #include "base/strings.h"
 #include "interchange/side_files.h"
 #include "storage/checkpoint_dir.h"
+#include "storage/manifest.h"
 #include "storage/new_folder.h"
+#include "storage/recorded_recipe.h"
 #include "storage/safetensors.h"
+#include "storage/state.h"
 
 namespace mtrain::interchange {
 
@@ -32,7 +35,8 @@ void write_weights(const HfFolder& folder, const fs::path& path) {
   std::vector<storage::TensorInfo> infos;
   for (const MappedTensor& t : folder.map.tensors()) infos.push_back({t.name, DType::f32, t.shape});
   storage::SafetensorsWriter writer(path, infos,
-                                    {{"format", "mtrain"}, {kImportedTypes, types.dump()}});
+                                    {{"format", "mtrain"}, {kImportedTypes, types.dump()}},
+                                    storage::SafetensorsWriter::Sums::beside);
   const auto source = folder.source();
   std::vector<float> values;
   for (const MappedTensor& t : folder.map.tensors())
@@ -90,8 +94,11 @@ fs::path import_hf(const HfFolder& folder, const fs::path& output) {
   storage::CheckpointWriter writer(whole.path(), 0);
   write_weights(folder, writer.folder() / "model.safetensors");
   const fs::path from = folder.tensors->path();
-  write_file_atomic(writer.folder() / "recipe.yaml",
-                    imported_recipe(folder, output / "step-00000000"));
+  const std::string recipe = imported_recipe(folder, output / "step-00000000");
+  write_file_atomic(writer.folder() / storage::kRecipeCopy, recipe);
+  storage::TrainState state;
+  state.set(storage::kRecipeEntry, recipe);
+  state.save(writer.folder() / "state.json");
   write_file_atomic(writer.folder() / "config.json", read_file(from / "config.json"));
   copy_side_files(from, writer.folder());
   const fs::path name = writer.commit().filename();

@@ -100,9 +100,9 @@ RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overr
   return make_plan(load_saved(recipe, std::move(overrides), world), world, vocab);
 }
 
-std::string resume_differences(const std::filesystem::path& file, const std::string& present,
+std::string resume_differences(const SavedRecipe& recipe, const std::string& present,
                                bool data_compared) {
-  const Recipe saved = load_saved({file});
+  const Recipe saved = load_saved(recipe);
   Diagnostics diagnostics;
   const auto now = read_recipe_text(present, "this run's recipe", kAsSaved, diagnostics);
   MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",

@@ -39,12 +39,12 @@ SavedRun read_saved_run(const SavedRecipe& recipe);
 RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overrides, int64_t world,
                        int64_t vocab);
 
-// Compares the recipe saved in `file` with `present`, the text of this run's recipe. Returns a line
-// for each setting that must agree in a resumed run and does not: settings of what the network
-// computes and of the order of the data. Returns "" if all agree. Throws UserError if this version
-// cannot load the recipe in `file`. `data_compared`: the caller has compared what the data hold, so
-// their paths need not agree.
-std::string resume_differences(const std::filesystem::path& file, const std::string& present,
+// Compares a saved recipe with `present`, the text of this run's recipe. Returns a line for each
+// setting that must agree in a resumed run and does not: settings of what the network computes and
+// of the order of the data. Returns "" if all agree. Throws UserError if this version cannot load
+// the saved recipe. `data_compared`: the caller has compared what the data hold, so their paths
+// need not agree.
+std::string resume_differences(const SavedRecipe& recipe, const std::string& present,
                                bool data_compared = false);
 
 }  // namespace mtrain::plan

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/strings.h"
 #include "interchange/export.h"
 
@@ -44,16 +46,35 @@ ConsolidatedWriter::~ConsolidatedWriter() {
 
 void ConsolidatedWriter::begin(const fs::path& checkpoint, const std::function<void()>& fault) {
   MT_CHECK(!pending_.valid(), "another checkpoint is being written");
-  const fs::path output = checkpoint / kFolder;
-  remove_leftovers(output);
-  if (fs::exists(output)) return;
+  std::vector<fs::path> missing = std::exchange(unwritten_, {});
+  std::erase_if(missing, [&](const fs::path& p) { return p == checkpoint || !fs::exists(p); });
+  missing.push_back(checkpoint);
+  for (const fs::path& p : missing) remove_leftovers(p / kFolder);
+  std::erase_if(missing, [](const fs::path& p) { return fs::exists(p / kFolder); });
+  if (missing.empty()) return;
   interchange::ExportOptions options;
   options.before_piece = [this, fault] {
     if (fault) fault();
     if (give_up_) throw RunError("the run ended while its checkpoint was written");
   };
-  pending_ = std::async(std::launch::async, [checkpoint, output, options] {
-    return describe(output, interchange::export_hf(checkpoint, output, options));
+  pending_ = std::async(std::launch::async, [this, missing, options] {
+    Outcome outcome;
+    for (const fs::path& p : missing) {
+      const fs::path output = p / kFolder;
+      try {
+        outcome.lines.push_back(describe(output, interchange::export_hf(p, output, options)));
+      } catch (const BugError&) {
+        throw;
+      } catch (const std::exception& e) {
+        outcome.unwritten.push_back(p);
+        if (!give_up_)
+          log::warn(
+              fmt::format("cannot write {} for transformers; the checkpoint itself is "
+                          "complete: {}",
+                          output.string(), e.what()));
+      }
+    }
+    return outcome;
   });
   if (fault) pending_.wait();
 }
@@ -64,15 +85,21 @@ bool ConsolidatedWriter::writing() const {
   return pending_.valid() && pending_.wait_for(kHeartbeat) != std::future_status::ready;
 }
 
+void ConsolidatedWriter::take() {
+  Outcome outcome = pending_.get();
+  note_ = fmt::format("{}", fmt::join(outcome.lines, "\n"));
+  unwritten_ = std::move(outcome.unwritten);
+}
+
 void ConsolidatedWriter::finish() {
   while (control_.any(writing())) {
   }
-  if (pending_.valid()) note_ = pending_.get();
+  if (pending_.valid()) take();
 }
 
 std::string ConsolidatedWriter::take_note() {
   if (pending_.valid() && pending_.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
-    note_ = pending_.get();
+    take();
   return std::exchange(note_, {});
 }
 

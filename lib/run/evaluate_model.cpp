@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/ignore_sigpipe.h"
-#include "base/log.h"
 #include "data/dataset/strided_dataset.h"
 #include "run/open_device.h"
 #include "run/stored_model.h"
@@ -177,7 +176,7 @@ Evaluation evaluate_model(const EvaluateJob& job) {
       job.world
           ? *job.world
           : open_world(plan, job.job, token_source(job.job, token_file_beside(job.model, job.job)));
-  if (world.rank() == 0 && !model.left_out.empty()) log::info(model.left_out);
+  if (world.rank() == 0) report(model);
   try {
     return evaluate_on(world, job, plan, model);
   } catch (const std::exception& e) {

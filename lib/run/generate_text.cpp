@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/ignore_sigpipe.h"
-#include "base/log.h"
 #include "comm/host_collectives.h"
 #include "parallel/apply_parallelism.h"
 #include "run/open_device.h"
@@ -76,7 +75,7 @@ int64_t generate_text(const GenerateJob& job, generate::GenerateOptions options,
   for (const int32_t id : stored.end_ids()) options.eos.push_back(id);
   comm::World world =
       job.world ? *job.world : connect(job, stored.saved.device.kind, stored.recipe.read());
-  if (world.rank() == 0 && !stored.left_out.empty()) log::info(stored.left_out);
+  if (world.rank() == 0) report(stored);
   try {
     generate_on(world, job, stored, tokenizer, options, listener);
   } catch (const std::exception& e) {

@@ -9,11 +9,13 @@
 #include "base/strings.h"
 #include "device/flight_recorder.h"
 #include "interchange/byte_tokenizer.h"
+#include "interchange/checkpoint_record.h"
 #include "launch/error_file.h"
 #include "run/bf16_choice.h"
 #include "run/consolidated_writer.h"
 #include "run/data_identity.h"
 #include "run/fault_injection.h"
+#include "run/folder_watch.h"
 #include "run/gemm_choice.h"
 #include "run/open_device.h"
 #include "run/rank_consistency.h"
@@ -105,6 +107,7 @@ class Training {
       if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
       if (due(plan_.checkpoint.every_steps, step)) save();
       if (consolidated_) note(consolidated_->take_note());
+      if (folder_) folder_->check();
       if (fault_) fault_->after_step(step);
       if (lock_) {
         lock_->require_held_lately();
@@ -198,12 +201,21 @@ class Training {
     require_same("content of the data", identity_ ? identity_->sampled() : "");
   }
 
+  // A run that could not save is refused before it trains.
+  void make_folders() {
+    make_run_folder(plan_.folders);
+    folder_.emplace(plan_.folders.run_dir);
+    if (plan_.checkpoint.every_steps > 0 || plan_.checkpoint.at_end)
+      storage::require_writable(plan_.folders.checkpoint_dir, "checkpoint.dir");
+  }
+
   void resume() {
     require_same_files();
     require_same_exchange_order(trainer_.control(), plan_);
-    if (reporter_) make_run_folder(plan_.folders);
+    if (reporter_) make_folders();
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
+      if (reporter_) interchange::report_checkpoint(start_->path);
       note(resume_run(trainer_, start_->path, identity_ ? &*identity_ : nullptr));
       resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
       saved_ = trainer_.steps_done();
@@ -235,6 +247,7 @@ class Training {
   }
 
   void save() {
+    if (folder_) folder_->check();
     if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
     saved_ = trainer_.steps_done();
     const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
@@ -287,7 +300,8 @@ class Training {
   std::optional<data::ValidationLoader> validation_;
   std::optional<RunTrace> trace_;
   std::optional<FaultInjection> fault_;
-  std::optional<Reporter> reporter_;  // set on rank 0 alone
+  std::optional<Reporter> reporter_;  // set on rank 0 alone, as is folder_
+  std::optional<FolderWatch> folder_;
   std::optional<ConsolidatedWriter> consolidated_;
   std::optional<DataIdentity> identity_;  // set on the first rank of each host
   bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the checkpoint from which it started

@@ -10,6 +10,7 @@
 #include "checkpoint/train_checkpoint.h"
 #include "interchange/locate_checkpoint.h"
 #include "plan/saved_recipe.h"
+#include "storage/new_folder.h"
 
 namespace mtrain::run {
 
@@ -53,7 +54,7 @@ bool is_own_run(const plan::FolderOptions& f, const storage::CheckpointRef& star
   const fs::path root = root_of(start);
   if (!same_folder(root, f.checkpoint_dir)) return false;
   if (same_folder(root, fs::path(f.run_dir) / "checkpoints") || !has_metrics(f)) return true;
-  return same_folder(plan::read_saved_run({checkpoint::recipe_file(start.path)}).folders.run_dir,
+  return same_folder(plan::read_saved_run(checkpoint::saved_recipe(start.path)).folders.run_dir,
                      f.run_dir);
 }
 
@@ -94,9 +95,13 @@ std::optional<EarlierStart> find_earlier_start(const plan::FolderOptions& f,
 std::optional<storage::CheckpointRef> find_restart(const plan::FolderOptions& f,
                                                    const EarlierStart& earlier) {
   const auto newest = storage::find_latest(f.checkpoint_dir);
-  // That checkpoint may be gone by now, since a run deletes its old checkpoints.
-  const auto from =
-      earlier.from.empty() ? std::nullopt : storage::complete_checkpoint(earlier.from);
+  // That checkpoint may be gone by now, since a run deletes its old checkpoints, or half gone.
+  std::optional<storage::CheckpointRef> from;
+  try {
+    if (!earlier.from.empty()) from = storage::complete_checkpoint(earlier.from);
+  } catch (const RunError&) {
+    if (!newest) throw;
+  }
   if (!newest) return earlier.from.empty() || from ? from : find_start(f);
   const bool saved_nothing =
       from && same_folder(root_of(*from), f.checkpoint_dir) && from->step >= newest->step;
@@ -162,11 +167,12 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
 }
 
 void make_run_folder(const plan::FolderOptions& f) {
-  std::error_code error;
-  fs::create_directories(f.run_dir, error);
-  if (error)
-    throw UserError(fmt::format("cannot create the run folder {}: {}", f.run_dir, error.message()),
+  try {
+    storage::make_folders(f.run_dir);
+  } catch (const RunError& e) {
+    throw UserError(fmt::format("train.run_dir: {}", e.message()),
                     "give a folder that can be written with train.run_dir=<folder>");
+  }
   for (const char* name : {"recipe.yaml", "metrics.jsonl", "job.txt"})
     remove_stale_temporaries(fs::path(f.run_dir) / name);
 }

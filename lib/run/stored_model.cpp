@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "checkpoint/read_weights.h"
 #include "interchange/byte_tokenizer.h"
+#include "interchange/checkpoint_record.h"
 #include "interchange/import.h"
 #include "interchange/locate_checkpoint.h"
 #include "run/bf16_choice.h"
@@ -94,7 +96,7 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine,
   StoredModel m;
   if (const auto found = interchange::locate_checkpoint(path)) {
     m.folder = found->path;
-    m.recipe = {.file = checkpoint::recipe_file(m.folder)};
+    m.recipe = checkpoint::saved_recipe(m.folder);
     const storage::SafetensorsReader weights(m.folder / storage::kModelFile);
     m.fingerprint = storage::weights_fingerprint({&weights});
   } else if (has_foreign_model(path)) {
@@ -125,6 +127,11 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine,
   if (!tokenizer.empty() || !used.path || is_file(file_of(*used.path)))
     m.tokenizer = train::open_tokenizer(used);
   return m;
+}
+
+void report(const StoredModel& m) {
+  if (!m.left_out.empty()) log::info(m.left_out);
+  if (!m.hugging_face) interchange::report_checkpoint(m.folder);
 }
 
 void require_same_model(const comm::HostCollectives& control, const StoredModel& m) {

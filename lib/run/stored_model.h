@@ -45,6 +45,10 @@ struct StoredModel {
 StoredModel open_model(const std::filesystem::path& path, const plan::Machine& machine,
                        const std::string& tokenizer = "");
 
+// Logs what is to say of the model: tensors that are left out, a changed copy of its recipe,
+// missing checksums. One rank calls it.
+void report(const StoredModel& model);
+
 // Sets parameters that may have no gradients, and the biases of routers. Each rank reads what it
 // owns. Throws UserError, which names the tensor, for weights that are not the model's.
 void load_weights(Stream& stream, model::ParamStore& params, const train::RouterState& routers,

@@ -7,26 +7,26 @@
 #include <charconv>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <system_error>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "storage/file_sums.h"
+#include "storage/manifest.h"
+#include "storage/new_folder.h"
+#include "storage/state.h"
 
 namespace mtrain::storage {
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 namespace {
 
 constexpr std::string_view kPrefix = "step-";
-constexpr const char *kManifest = "manifest.json", *kLatest = "latest";
+constexpr const char *kLatest = "latest", *kState = "state.json";
 constexpr const char* kReplaced = ".old";  // ends the name of a folder that is being deleted
-constexpr int kManifestFormat = 1;
 
 const char* space_hint(int error) {
   return error == ENOSPC || error == EDQUOT || error == EFBIG
@@ -72,14 +72,96 @@ fs::path temporary_name(const fs::path& root, int64_t step, const char* suffix =
   return root / fmt::format("{}.tmp-{}-{}{}", step_name(step), ::getpid(), host_name(), suffix);
 }
 
-std::vector<CheckpointRef> list_complete(const fs::path& root) {
+// Returns the folders of checkpoints, sound or not, by their steps. A list that the system cannot
+// give is not an empty one.
+std::vector<CheckpointRef> list_folders(const fs::path& root) {
   std::vector<CheckpointRef> found;
   std::error_code error;
-  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error))
-    if (parse_step(it->path().filename().string()))
-      if (auto ref = complete_checkpoint(it->path())) found.push_back(std::move(*ref));
+  fs::directory_iterator it(root, error);
+  for (const fs::directory_iterator end; !error && it != end; it.increment(error))
+    if (const auto step = parse_step(it->path().filename().string()))
+      found.push_back({it->path(), *step});
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
+    throw RunError(fmt::format("cannot list {}: {}", root.string(), error.message()),
+                   "it may hold checkpoints: make it readable");
   std::ranges::sort(found, {}, &CheckpointRef::step);
   return found;
+}
+
+// Checks the files of a folder whose manifest is sound.
+void check_files(const fs::path& folder, const Manifest& manifest) {
+  std::error_code error;
+  for (const auto& [name, bytes] : manifest.sizes) {
+    if (name == kRecipeCopy) continue;
+    const fs::path file = folder / name;
+    if (!fs::is_regular_file(file, error)) throw damaged_file(file, "it is missing");
+    const auto size = fs::file_size(file, error);
+    if (error) throw damaged_file(file, error.message());
+    if (int64_t(size) != bytes)
+      throw damaged_file(file, fmt::format("it has {} bytes and was saved with {}", size, bytes));
+    if (!manifest.has_sums) continue;
+    const FileSums sums(file, checked_sums(folder, manifest, name));
+    if (!name.ends_with(".safetensors")) sums.check_file();  // tensors are checked when read
+  }
+}
+
+void check_step(const fs::path& folder, const Manifest& manifest) {
+  std::error_code error;
+  const fs::path whole = fs::weakly_canonical(folder, error);  // `folder` may end with a slash
+  const auto named = parse_step(whole.filename().string());
+  if (named && *named != manifest.step)
+    throw damaged_file(
+        folder / kManifest,
+        fmt::format("it is of step {}, and its folder of step {}", manifest.step, *named));
+  if (!fs::exists(folder / kState, error)) return;  // imported weights of earlier versions
+  TrainState state;
+  try {
+    state = TrainState::load(folder / kState);
+  } catch (const UserError& e) {
+    throw damaged_file(folder / kState, e.message());
+  }
+  if (state.contains("step") && (state.integer("step") != manifest.step || manifest.step == 0))
+    throw damaged_file(folder / kState,
+                       fmt::format("its step is {}, and that of {} is {}", state.integer("step"),
+                                   kManifest, manifest.step));
+}
+
+CheckpointRef check_checkpoint(const fs::path& folder) {
+  const Manifest manifest = read_manifest(folder);
+  check_files(folder, manifest);
+  check_step(folder, manifest);
+  return {folder, manifest.step};
+}
+
+bool is_sound(const fs::path& folder) {
+  try {
+    check_checkpoint(folder);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::vector<CheckpointRef> list_complete(const fs::path& root) {
+  std::vector<CheckpointRef> all = list_folders(root);
+  std::erase_if(all, [](const CheckpointRef& ref) { return !is_sound(ref.path); });
+  return all;
+}
+
+// Says how a run may go on whose newest checkpoint, the last of `all`, cannot be read.
+[[noreturn]] void fail_newest(std::vector<CheckpointRef> all, const Error& error) {
+  const fs::path damaged = all.back().path;
+  all.pop_back();
+  const auto sound = std::find_if(all.rbegin(), all.rend(),
+                                  [](const CheckpointRef& ref) { return is_sound(ref.path); });
+  const std::string then =
+      sound == all.rend()
+          ? "there is no sound one before it: to give it up, start anew in another train.run_dir"
+          : fmt::format("or continue from the newest sound one with checkpoint.load={}",
+                        sound->path.string());
+  throw RunError(
+      fmt::format("the newest checkpoint {} cannot be read: {}", damaged.string(), error.message()),
+      fmt::format("copy its files again from where they are sound; {}. Nothing was changed", then));
 }
 
 void remove_or_warn(const fs::path& folder) {
@@ -101,17 +183,6 @@ void remove_stale(const fs::path& root) {
   remove_stale_temporaries(root / kLatest);
 }
 
-// Lists all files and folders in `folder`, at any depth.
-std::vector<fs::directory_entry> entries(const fs::path& folder) {
-  std::vector<fs::directory_entry> found;
-  std::error_code error;
-  fs::recursive_directory_iterator it(folder, error);
-  for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error))
-    found.push_back(*it);
-  if (error) fail("list", folder, error.value());
-  return found;
-}
-
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, int keep)
@@ -120,8 +191,7 @@ CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, int keep)
   temporary_ = temporary_name(root_, step);
   final_ = root_ / step_name(step);
   std::error_code error;
-  fs::create_directories(root_, error);
-  if (error) fail("create", root_, error.value());
+  make_folders(root_);
   remove_stale(root_);  // first, since their space may be needed
   fs::create_directory(temporary_, error);
   if (error) fail("create", temporary_, error.value());
@@ -134,7 +204,7 @@ CheckpointWriter::~CheckpointWriter() {
 fs::path CheckpointWriter::commit() {
   MT_CHECK(!committed_, "commit() called twice");
   step("manifest");
-  write_manifest();
+  write_manifest(temporary_, step_);
   step("sync");
   sync_tree(temporary_);
   step("rename");
@@ -147,15 +217,6 @@ fs::path CheckpointWriter::commit() {
   delete_old();
   step("done");
   return final_;
-}
-
-void CheckpointWriter::write_manifest() const {
-  json files = json::object();
-  for (const auto& entry : entries(temporary_))
-    if (entry.is_regular_file())
-      files[fs::relative(entry.path(), temporary_).generic_string()] = entry.file_size();
-  const json manifest{{"format", kManifestFormat}, {"step", step_}, {"files", files}};
-  write_file_atomic(temporary_ / kManifest, manifest.dump(2) + "\n");
 }
 
 void CheckpointWriter::move_into_place() {
@@ -206,42 +267,45 @@ void CheckpointWriter::delete_old() const {
 
 std::optional<CheckpointRef> complete_checkpoint(const fs::path& folder) {
   std::error_code error;
-  if (!fs::is_regular_file(folder / kManifest, error)) return std::nullopt;
-  json manifest;
-  try {
-    manifest = read_json(folder / kManifest);
-  } catch (const UserError&) {
-    return std::nullopt;
-  }
-  if (!manifest.is_object() || !manifest.contains("step") ||
-      !manifest["step"].is_number_unsigned() || !manifest.contains("files") ||
-      !manifest["files"].is_object())
-    return std::nullopt;
-  for (const auto& [name, bytes] : manifest["files"].items()) {
-    const auto size = fs::file_size(folder / name, error);
-    if (error || !bytes.is_number_unsigned() || bytes.get<uint64_t>() != size) return std::nullopt;
-  }
-  return CheckpointRef{folder, manifest["step"].get<int64_t>()};
+  const auto has = [&](const char* name) { return int(fs::exists(folder / name, error)); };
+  const int own = has(kManifest) + has(kState);
+  const int tensors = has("model.safetensors") + has("optimizer.safetensors");
+  // Folders of other programs may have some file of these names.
+  const fs::path whole = fs::weakly_canonical(folder, error);  // `folder` may end with a slash
+  const bool named = parse_step(whole.filename().string()).has_value();
+  const bool is_one = named ? own + tensors > 0 : own > 0 && own + tensors > 1;
+  return is_one ? std::optional(check_checkpoint(folder)) : std::nullopt;
 }
 
 std::optional<CheckpointRef> find_latest(const fs::path& root) {
+  const std::vector<CheckpointRef> all = list_folders(root);
   std::error_code error;
-  std::string why = "does not exist";
-  if (fs::is_regular_file(root / kLatest, error)) {
-    const std::string name(trim(read_file(root / kLatest)));
-    if (parse_step(name))
-      if (auto ref = complete_checkpoint(root / name)) return ref;
-    why = fmt::format("names `{}`, which is no complete checkpoint", name);
+  std::string named;
+  if (fs::is_regular_file(root / kLatest, error)) named = trim(read_file(root / kLatest));
+  if (all.empty()) {
+    if (parse_step(named))
+      throw RunError(
+          fmt::format("{} names {}, and there is no checkpoint", (root / kLatest).string(), named),
+          fmt::format("bring the folder back, or delete {} to start at step 1",
+                      (root / kLatest).string()));
+    return std::nullopt;
   }
-  const std::vector<CheckpointRef> all = list_complete(root);
-  if (all.empty()) return std::nullopt;
-  log::warn(fmt::format("{} {}; using {}, the newest complete one", (root / kLatest).string(), why,
-                        all.back().path.filename().string()));
-  return all.back();
+  const CheckpointRef& newest = all.back();
+  try {
+    check_checkpoint(newest.path);
+  } catch (const Error& e) {
+    fail_newest(all, e);
+  }
+  const std::string name = newest.path.filename().string();
+  if (named != name)
+    log::warn(fmt::format("{} {}; using {}, the newest checkpoint", (root / kLatest).string(),
+                          named.empty() ? "does not exist" : fmt::format("names `{}`", named),
+                          name));
+  return newest;
 }
 
 std::vector<CheckpointRef> checkpoints_after(const fs::path& root, int64_t step) {
-  auto all = list_complete(root);
+  auto all = list_folders(root);
   std::erase_if(all, [&](const CheckpointRef& ref) { return ref.step <= step; });
   return all;
 }
@@ -259,7 +323,23 @@ CheckpointRef checkpoint_at(const fs::path& path) {
   if (const auto ref = complete_checkpoint(path)) return *ref;
   if (const auto ref = find_latest(path)) return *ref;
   throw UserError(fmt::format("checkpoint.load: {} holds no complete checkpoint", path.string()),
-                  "a file of the checkpoint is missing or too short; load an earlier checkpoint");
+                  "give the path of a checkpoint such as runs/a/checkpoints/step-00000120");
+}
+
+void require_writable(const fs::path& root, std::string_view field) {
+  try {
+    make_folders(root);
+    // What the first save will do, and leaves behind if it is killed.
+    const fs::path probe = temporary_name(root, 0);
+    std::error_code error;
+    fs::create_directory(probe, error);
+    if (!error) write_file_atomic(probe / kManifest, "");
+    if (error) fail("write to", root, error.value());
+    remove_or_warn(probe);
+  } catch (const RunError& e) {
+    throw UserError(fmt::format("{}: no checkpoint can be saved: {}", field, e.message()),
+                    fmt::format("give a folder that can be written with {}=<folder>", field));
+  }
 }
 
 }  // namespace mtrain::storage

@@ -1,6 +1,6 @@
 // Checkpoint folders such as `<root>/step-00000120`, each of which is complete or absent. Files are
-// written into a temporary folder; commit() writes a manifest (each file with its size), syncs all
-// files, and renames the folder. The file `<root>/latest` names the newest checkpoint.
+// written into a temporary folder; commit() writes checksums and a manifest of all files, syncs
+// them, and renames the folder. The file `<root>/latest` names the newest checkpoint.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -15,7 +15,8 @@ namespace mtrain::storage {
 class CheckpointWriter {
  public:
   // Makes the folder `<root>/step-<step>.tmp-<pid>-<host>/`, and `root` if it is missing. commit()
-  // leaves the newest `keep` checkpoints, its own among them; 0 leaves all. Throws RunError.
+  // leaves the newest `keep` checkpoints, its own among them; 0 leaves all. Folders that cannot be
+  // read neither count nor are deleted. Throws RunError.
   CheckpointWriter(std::filesystem::path root, int64_t step, int keep = 0);
   ~CheckpointWriter();  // deletes the temporary folder unless commit() was called
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -36,7 +37,6 @@ class CheckpointWriter {
   void step(std::string_view name) const {
     if (hook_) hook_(name);
   }
-  void write_manifest() const;
   void move_into_place();
   void delete_old() const;
 
@@ -52,23 +52,29 @@ struct CheckpointRef {
   int64_t step = 0;
 };
 
-// Returns the checkpoint that `root/latest` names. If it is missing or incomplete, warns and
-// returns the complete checkpoint of the highest step. Returns nothing if there is none, or no such
-// folder.
+// Returns the newest checkpoint in `root`, that of the highest step; nothing if `root` holds no
+// folder of a checkpoint, or does not exist. Warns if `root/latest` names another: a run may have
+// been killed before it wrote that. Throws RunError, which names the file, if the newest folder
+// cannot be read, so that no run goes back, or starts anew, without being told to.
 std::optional<CheckpointRef> find_latest(const std::filesystem::path& root);
 
-// Returns the checkpoint in `folder` if it has all files of its manifest at full size, else
-// nothing.
+// Returns the checkpoint in `folder`; nothing if the folder is not one of a checkpoint. Throws
+// RunError, which names the file, if a file is missing, has another size or is not as it was saved.
+// Tensors are not read; whoever reads them (SafetensorsReader) checks their bytes.
 std::optional<CheckpointRef> complete_checkpoint(const std::filesystem::path& folder);
 
-// Returns the complete checkpoints of steps after `step`, in their order.
+// Returns the folders of steps after `step`, in their order, whether they can be read or not.
 std::vector<CheckpointRef> checkpoints_after(const std::filesystem::path& root, int64_t step);
 
 // Makes `root/latest` name the checkpoint of `step`.
 void set_latest(const std::filesystem::path& root, int64_t step);
 
 // Finds the checkpoint at `path`, or the latest one of the checkpoints in that folder. UserError
-// where it holds no complete checkpoint.
+// where it holds none, RunError as find_latest().
 CheckpointRef checkpoint_at(const std::filesystem::path& path);
+
+// Makes the folder if it is missing. Throws UserError, which names `field`, if no checkpoint can be
+// saved in it.
+void require_writable(const std::filesystem::path& root, std::string_view field);
 
 }  // namespace mtrain::storage

@@ -32,11 +32,12 @@ std::string weights_fingerprint(const std::vector<const SafetensorsReader*>& fil
   int64_t sum = 0;
   for (const SafetensorsReader* file : files) {
     headers.add(file->path().filename().string());
+    ends.add(file->content());
     for (const StoredTensor& t : file->tensors()) {
       headers.add(t.name).add(t.type).add(uint64_t(t.begin)).add(uint64_t(t.shape.size()));
       for (const int64_t dim : t.shape) headers.add(uint64_t(dim));
       sum += t.bytes;
-      add_ends(*file, t, ends);
+      if (file->content().empty()) add_ends(*file, t, ends);
     }
   }
   return fmt::format("{} file{} with {} bytes (headers hash to {:016x}, ends to {:016x})",

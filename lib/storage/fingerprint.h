@@ -8,8 +8,8 @@
 namespace mtrain::storage {
 
 // Returns a text that is the same for the same files: how many they are and how large, a hash of
-// the names, types, shapes and places of their tensors, and one of the first and the last 256 bytes
-// of each tensor. Reads no more of the data than these.
+// the names, types, shapes and places of their tensors, and one of their checksums or, for files
+// without these, of the first and the last 256 bytes of each tensor. Reads no more of the data.
 std::string weights_fingerprint(const std::vector<const SafetensorsReader*>& files);
 
 }  // namespace mtrain::storage

@@ -26,8 +26,9 @@ bool all_finite(const float* values, int64_t count) {
 
 }  // namespace
 
-FiniteValues::FiniteValues(const ValueSource& from)
+FiniteValues::FiniteValues(const ValueSource& from, Of of)
     : from_(from),
+      of_(of),
       pool_(from.finite()
                 ? 1
                 : int(std::clamp(std::thread::hardware_concurrency(), 1u, kMostThreads))) {}
@@ -44,10 +45,13 @@ void FiniteValues::read(std::string_view name, int64_t first, int64_t count, flo
     while (at < known && !bad.compare_exchange_weak(known, at)) {
     }
   });
-  if (const int64_t at = bad; at < count)
-    throw UserError(fmt::format("{} has {} as element {}, which is not finite", origin(name),
-                                values[at], first + at),
-                    "the file is damaged, or the training that made it has diverged: take another");
+  const int64_t at = bad;
+  if (at == count) return;
+  const std::string what = fmt::format("{} has {} as element {}, which is not finite", origin(name),
+                                       values[at], first + at);
+  const char* hint = "the file is damaged, or the training that made it has diverged: take another";
+  if (of_ == Of::checkpoint) throw RunError(what, hint);
+  throw UserError(what, hint);
 }
 
 }  // namespace mtrain::storage

@@ -8,12 +8,14 @@
 
 namespace mtrain::storage {
 
-// Reads what `from` has, which must outlive it. A value that is not finite is a UserError that
-// names its tensor and element. A long run of elements is read by several threads: pages that the
+// Reads what `from` has, which must outlive it. A value that is not finite is an error that names
+// its tensor and element: a UserError in a model that the user gives, a RunError in a checkpoint,
+// which no run can have saved so. A long run of elements is read by several threads: pages that the
 // system has in memory, and their conversion to fp32, take as long as a core needs.
 class FiniteValues : public ValueSource {
  public:
-  explicit FiniteValues(const ValueSource& from);
+  enum class Of { given_model, checkpoint };
+  explicit FiniteValues(const ValueSource& from, Of of = Of::given_model);
 
   bool contains(std::string_view name) const override { return from_.contains(name); }
   Shape shape(std::string_view name) const override { return from_.shape(name); }
@@ -23,6 +25,7 @@ class FiniteValues : public ValueSource {
 
  private:
   const ValueSource& from_;
+  const Of of_;
   mutable ThreadPool pool_;
 };
 

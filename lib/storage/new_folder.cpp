@@ -36,17 +36,6 @@ RunError cannot(const char* verb, const fs::path& path, int error) {
                   full ? "free some space or choose another folder" : "");
 }
 
-// Makes the folder and those above it that are missing, and makes their names durable.
-void make_folders(const fs::path& folder) {
-  std::vector<fs::path> missing;
-  std::error_code error;
-  for (fs::path at = folder; !fs::exists(at, error) && at != folder_of(at); at = folder_of(at))
-    missing.push_back(at);
-  fs::create_directories(folder, error);
-  if (error) throw cannot("create", folder, error.value());
-  for (const fs::path& made : missing) sync_directory(folder_of(made));
-}
-
 // Removes what processes of this host that have died left of `final_path`.
 void remove_stale(const fs::path& final_path) {
   const std::string begin = final_path.filename().string() + kTemporary, end = "-" + host_name();
@@ -68,6 +57,16 @@ void remove_stale(const fs::path& final_path) {
 }
 
 }  // namespace
+
+void make_folders(const fs::path& folder) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path at = folder; !fs::exists(at, error) && at != folder_of(at); at = folder_of(at))
+    missing.push_back(at);
+  fs::create_directories(folder, error);
+  if (error) throw cannot("create", folder, error.value());
+  for (const fs::path& made : missing) sync_directory(folder_of(made));
+}
 
 void require_absent(const fs::path& path) {
   std::error_code error;

@@ -27,6 +27,10 @@ class NewFolder {
   bool committed_ = false;
 };
 
+// Makes the folder and those above it that are missing, and makes their names durable. Throws
+// RunError.
+void make_folders(const std::filesystem::path& folder);
+
 // Throws UserError unless nothing is at `path`, or an empty folder.
 void require_absent(const std::filesystem::path& path);
 

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/shape.h"
 #include "base/span.h"
+#include "storage/checked_file.h"
 #include "storage/value_source.h"
 #include "tensor/tensor.h"
 
@@ -45,7 +46,8 @@ struct StoredTensor {
 
 // The constructor checks everything that the header says; a damaged file is a UserError that names
 // the file and the tensor. It takes every type and rank of the format: what mtrain cannot compute
-// with is refused when it is read. Several threads may read at once.
+// with is refused when it is read. A checkpoint's file is checked by its checksums, as CheckedFile
+// says. Several threads may read at once.
 class SafetensorsReader : public ValueSource {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
@@ -53,6 +55,8 @@ class SafetensorsReader : public ValueSource {
   const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the file's order
   const Metadata& metadata() const { return metadata_; }
+  // Returns a hash of the file's content; empty if it has no checksums.
+  const std::string& content() const { return file_.content(); }
 
   bool contains(std::string_view name) const override { return index_.contains(name); }
   // Throws UserError, which suggests the nearest name, if there is no such tensor.
@@ -70,7 +74,7 @@ class SafetensorsReader : public ValueSource {
  private:
   void read_data(const StoredTensor& tensor, int64_t first, int64_t bytes, void* to) const;
 
-  RandomAccessFile file_;
+  CheckedFile file_;
   std::vector<StoredTensor> tensors_;
   std::map<std::string, size_t, std::less<>> index_;
   Metadata metadata_;
@@ -82,8 +86,11 @@ class SafetensorsReader : public ValueSource {
 // before narrower ones, so that every tensor is aligned.
 class SafetensorsWriter {
  public:
+  enum class Sums { none, beside };
+
+  // With `sums`, commit() also writes the checksums of the file, beside it.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
-                    const Metadata& metadata = {});
+                    const Metadata& metadata = {}, Sums sums = Sums::none);
 
   void write(std::string_view name, ConstSpan host);
   // Copies the tensor through the host piece by piece, and waits for the work on `stream`. Calls
@@ -99,6 +106,7 @@ class SafetensorsWriter {
   void commit();  // throws RunError (the disk is full, ...)
 
  private:
+  void put(const void* data, size_t bytes);
   void expect(std::string_view name, DType dtype, int64_t count);
   void copy(const Tensor& part, Stream& stream, const std::function<void()>& after_piece);
   // Counts the next elements of a tensor, which has this name and type.
@@ -106,7 +114,9 @@ class SafetensorsWriter {
   // Begins the next tensor, which must have this name and type.
   void begin(std::string_view name, DType dtype);
 
+  const std::filesystem::path path_;
   AtomicFile file_;
+  std::optional<SumsBuilder> sums_;
   std::vector<TensorInfo> tensors_;
   size_t next_ = 0;
   int64_t missing_ = 0;  // elements of the last tensor begun that write_part() has not been given

@@ -19,7 +19,7 @@ constexpr int64_t kPieceBytes = 128 << 10;       // read at a time for a convers
 
 std::string tensor_named(std::string_view name) { return fmt::format("tensor `{}`", name); }
 
-SafetensorsHeader read_header(const RandomAccessFile& file) {
+SafetensorsHeader read_header(const CheckedFile& file) {
   const auto fail = [&](const std::string& what) { return unsound_safetensors(file.path(), what); };
   const int64_t rest = file.size() - kSafetensorsLengthBytes;
   if (rest < 0)

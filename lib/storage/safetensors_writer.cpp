@@ -39,12 +39,19 @@ std::string make_header(const std::vector<TensorInfo>& tensors, const Metadata& 
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
-                                     std::vector<TensorInfo> tensors, const Metadata& metadata)
-    : file_(path), tensors_(std::move(tensors)) {
+                                     std::vector<TensorInfo> tensors, const Metadata& metadata,
+                                     Sums sums)
+    : path_(path), file_(path), tensors_(std::move(tensors)) {
+  if (sums == Sums::beside) sums_.emplace();
   const std::string header = make_header(tensors_, metadata);
   const uint64_t length = header.size();
-  file_.write(&length, sizeof(length));
-  file_.write(header);
+  put(&length, sizeof(length));
+  put(header.data(), header.size());
+}
+
+void SafetensorsWriter::put(const void* data, size_t bytes) {
+  if (sums_) sums_->add(data, bytes);
+  file_.write(data, bytes);
 }
 
 void SafetensorsWriter::begin(std::string_view name, DType dtype) {
@@ -66,7 +73,7 @@ void SafetensorsWriter::expect(std::string_view name, DType dtype, int64_t count
 
 void SafetensorsWriter::write(std::string_view name, ConstSpan host) {
   expect(name, host.dtype, host.count);
-  file_.write(host.data, size_t(host.bytes()));
+  put(host.data, size_t(host.bytes()));
 }
 
 void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Stream& stream,
@@ -94,7 +101,7 @@ void SafetensorsWriter::write_part(std::string_view name, const Tensor& part, St
 
 void SafetensorsWriter::write_part(std::string_view name, ConstSpan host) {
   expect_part(name, host.dtype, host.count);
-  file_.write(host.data, size_t(host.bytes()));
+  put(host.data, size_t(host.bytes()));
 }
 
 void SafetensorsWriter::copy(const Tensor& part, Stream& stream,
@@ -105,7 +112,7 @@ void SafetensorsWriter::copy(const Tensor& part, Stream& stream,
   for (int64_t first = 0; first < part.count(); first += piece) {
     const int64_t n = std::min(piece, part.count() - first);
     stream.download(host.data(), part.flat(first, Shape{n}));
-    file_.write(host.data(), size_t(n * size));
+    put(host.data(), size_t(n * size));
     if (after_piece) after_piece();
   }
 }
@@ -115,6 +122,7 @@ void SafetensorsWriter::commit() {
   MT_CHECK(missing_ == 0, "{} elements of `{}` were not written", missing_,
            tensors_[next_ - 1].name);
   file_.commit();
+  if (sums_) write_file_atomic(sums_path(path_), sums_->text());
 }
 
 }  // namespace mtrain::storage

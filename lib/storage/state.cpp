@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "storage/file_sums.h"
 
 namespace mtrain::storage {
 
@@ -29,15 +30,17 @@ void TrainState::save(const std::filesystem::path& path) const {
   json values = json::object();
   for (const auto& [key, value] : values_)
     std::visit([&, &name = key](const auto& v) { values[name] = v; }, value);
-  write_file_atomic(path, json{{"format", kFormat}, {"values", values}}.dump(2) + "\n");
+  // Bytes of a path that are not UTF-8 must not end a save.
+  const std::string text = json{{"format", kFormat}, {"values", values}}.dump(
+      2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  write_file_atomic(path, text + "\n");
 }
 
 TrainState TrainState::load(const std::filesystem::path& path) {
   TrainState state;
   state.origin_ = path.string();
   const auto damaged = [&](const std::string& what) {
-    return UserError(fmt::format("{} is not a training state: {}", state.origin_, what),
-                     "load another checkpoint");
+    return damaged_file(path, fmt::format("it is not a training state: {}", what));
   };
   const json file = read_json(path, "load another checkpoint");
   if (!file.is_object()) throw damaged("not a JSON object");

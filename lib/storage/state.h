@@ -27,7 +27,7 @@ class TrainState {
   const std::string& text(std::string_view key) const;
 
   void save(const std::filesystem::path& path) const;
-  // Throws UserError if the file is damaged or of another format.
+  // Throws UserError if the file cannot be read or is of another format, RunError if it is damaged.
   static TrainState load(const std::filesystem::path& path);
 
  private:

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../unit/damage_testing.h"
 #include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -67,6 +68,7 @@ std::filesystem::path checkpoint_in(const TemporaryFolder& root, Run& run,
     storage::TrainState state = storage::TrainState::load(folder / "state.json");
     change(state);
     state.save(folder / "state.json");
+    seal_again(folder, 2);
   }
   return folder;
 }

@@ -8,6 +8,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "../unit/damage_testing.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/ignore_sigpipe.h"
@@ -153,7 +154,7 @@ TEST_CASE("tensors that the model lacks are refused") {
   const auto device = Device::cpu(1, {});
   Stream& stream = device->stream(device::StreamKind::compute);
   model::ParamStore params;
-  CHECK(plan::read_saved_run({checkpoint::recipe_file(lab.step("two", 2))}).model.layers == 2);
+  CHECK(plan::read_saved_run(checkpoint::saved_recipe(lab.step("two", 2))).model.layers == 2);
   model::Gpt model(stream, params, train::gpt_config(lab.plan("one")), 16);
   params.materialize(stream, DType::f32, false);
   CHECK_THROWS_WITH(checkpoint::load_weights(stream, params, {}, lab.step("two", 2)),
@@ -396,9 +397,8 @@ TEST_CASE("a Hugging Face form that cannot be written leaves the checkpoint as i
     run::ConsolidatedWriter writer(control);
     const auto fails = [] { throw RunError("the disk is full"); };
     writer.begin(step, fails);
-    CHECK_THROWS_WITH(writer.finish(), Contains("the disk is full"));
-    writer.begin(step, fails);
-    CHECK_THROWS_WITH(writer.take_note(), Contains("the disk is full"));
+    writer.finish();  // with a warning
+    CHECK(writer.take_note().empty());
     CHECK(files_of(step) == before);
     CHECK(storage::complete_checkpoint(step));
     writer.begin(step);
@@ -420,13 +420,10 @@ TEST_CASE("weights that are not finite have no Hugging Face form, and are named"
   std::string text = read_file(file);
   text.replace(size_t(at) + 4 * 7, 4, std::string("\x00\x00\xc0\x7f", 4));
   write_file_atomic(file, text);
-  const auto device = Device::cpu(1);
-  comm::World world = comm::World::alone();
-  const comm::HostCollectives control(world, *device);
-  run::ConsolidatedWriter writer(control);
-  writer.begin(step);
-  CHECK_THROWS_WITH(writer.finish(), Contains("model.layers.0.mlp.down_proj.weight") &&
-                                         Contains("nan") && Contains("training diverged"));
+  seal_again(step, 4);
+  CHECK_THROWS_WITH(interchange::export_hf(step, step / "hf", {}),
+                    Contains("model.layers.0.mlp.down_proj.weight") && Contains("nan") &&
+                        Contains("training diverged"));
   CHECK_FALSE(fs::exists(step / "hf"));
 }
 

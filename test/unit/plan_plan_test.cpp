@@ -179,7 +179,8 @@ TEST_CASE("a resumed run may learn at another rate, and neither see other data n
   const auto path = folder / "recipe.yaml";
   write_file_atomic(path, make_plan(ready("quickstart", 1), 1, 257).text.recipe_with_origins);
   const auto differences = [&](const std::vector<std::string>& changes) {
-    return resume_differences(path, make_plan(ready("quickstart", 1, changes), 1, 257).text.recipe);
+    return resume_differences({path},
+                              make_plan(ready("quickstart", 1, changes), 1, 257).text.recipe);
   };
   CHECK(differences({}).empty());
   CHECK(differences({"optimizer.lr=5e-3", "train.steps=77", "train.threads=3"}).empty());
@@ -197,7 +198,7 @@ TEST_CASE("a resumed run of experts may balance them otherwise by what its check
   const auto differences = [&](const std::vector<std::string>& saved,
                                const std::vector<std::string>& now) {
     write_file_atomic(path, text(saved).recipe_with_origins);
-    return resume_differences(path, text(now).recipe);
+    return resume_differences({path}, text(now).recipe);
   };
   const std::string rate = "model.moe.router_bias_update_rate=",
                     coeff = "model.moe.aux_loss_coeff=",

@@ -491,7 +491,6 @@ TEST_CASE("training state keeps its values and refuses what it does not know") {
 
   const auto refuses = [&](const char* text, const char* reason) {
     std::ofstream(path) << text;
-    CHECK_THROWS_AS(TrainState::load(path), UserError);
     CHECK_THROWS_WITH(TrainState::load(path), Contains("state.json") && Contains(reason));
   };
   refuses("", "not JSON at byte 1");

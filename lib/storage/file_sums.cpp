@@ -1,0 +1,111 @@
+#include "storage/file_sums.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/file.h"
+#include "base/math.h"
+#include "base/strings.h"
+
+namespace mtrain::storage {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view kMethod = "xxh3-128";
+
+std::string first_line(int64_t bytes) {
+  return fmt::format("{} {} {}\n", kMethod, kSumsBlock, bytes);
+}
+
+}  // namespace
+
+fs::path sums_path(const fs::path& file) {
+  fs::path path = file;
+  path += ".sums";
+  return path;
+}
+
+void SumsBuilder::add(const void* data, size_t bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const size_t n = std::min(bytes, size_t(kSumsBlock - in_block_));
+    block_.add(next, n);
+    next += n, bytes -= n;
+    in_block_ += int64_t(n), bytes_ += int64_t(n);
+    if (in_block_ == kSumsBlock) end_block();
+  }
+}
+
+void SumsBuilder::end_block() {
+  lines_ += block_.hex() + "\n";
+  block_.reset();
+  in_block_ = 0;
+}
+
+std::string SumsBuilder::text() {
+  if (in_block_ > 0) end_block();
+  return first_line(bytes_) + lines_;
+}
+
+std::string make_sums(const fs::path& file) {
+  const RandomAccessFile from(file);
+  std::vector<std::byte> piece(size_t(std::min(kSumsBlock, from.size())));
+  SumsBuilder sums;
+  for (int64_t at = 0; at < from.size(); at += kSumsBlock) {
+    const auto n = size_t(std::min(kSumsBlock, from.size() - at));
+    from.read(at, n, piece.data(), "the bytes");
+    sums.add(piece.data(), n);
+  }
+  return sums.text();
+}
+
+FileSums::FileSums(fs::path file, std::string_view text) : file_(std::move(file)) {
+  const auto fail = [&] { return damaged_file(sums_path(file_), "its form is another"); };
+  const size_t end = std::min(text.find('\n'), text.size());
+  const size_t space = text.substr(0, end).rfind(' ');
+  if (space == std::string_view::npos) throw fail();
+  const auto [last, error] = std::from_chars(text.data() + space + 1, text.data() + end, bytes_);
+  if (error != std::errc() || bytes_ < 0 || !text.starts_with(first_line(bytes_))) throw fail();
+  const int64_t line = int64_t(ContentHash::kDigits) + 1;
+  const std::string_view lines = text.substr(end + 1);
+  if (int64_t(lines.size()) % line != 0 ||
+      int64_t(lines.size()) / line != ceil_div(bytes_, kSumsBlock))
+    throw fail();
+  for (size_t at = 0; at < lines.size(); at += size_t(line))
+    blocks_.emplace_back(lines.substr(at, ContentHash::kDigits));
+}
+
+int64_t FileSums::size_of(int64_t block) const {
+  return std::min(kSumsBlock, bytes_ - block * kSumsBlock);
+}
+
+void FileSums::check(int64_t block, std::span<const std::byte> content) const {
+  if (ContentHash().add(content).hex() == blocks_[size_t(block)]) return;
+  const int64_t first = block * kSumsBlock;
+  throw damaged_file(file_,
+                     fmt::format("bytes {} to {} are not those that were saved, by {}", first,
+                                 first + size_of(block) - 1, sums_path(file_).filename().string()));
+}
+
+void FileSums::check_file() const {
+  const RandomAccessFile from(file_);
+  if (from.size() != bytes_)
+    throw damaged_file(file_,
+                       fmt::format("it has {} bytes and was saved with {}", from.size(), bytes_));
+  std::vector<std::byte> content(size_t(std::min(kSumsBlock, bytes_)));
+  for (int64_t block = 0; block < blocks(); ++block) {
+    const auto n = size_t(size_of(block));
+    from.read(block * kSumsBlock, n, content.data(), "the bytes");
+    check(block, {content.data(), n});
+  }
+}
+
+RunError damaged_file(const fs::path& file, const std::string& what) {
+  return RunError(fmt::format("{} is damaged: {}", file.string(), what),
+                  "copy it again from where it is sound, or continue from an earlier checkpoint "
+                  "with checkpoint.load=<its folder>");
+}
+
+}  // namespace mtrain::storage

@@ -1,0 +1,62 @@
+// Checksums of a file, in the text file `<file>.sums` beside it: the first line says
+// "xxh3-128 <block size> <size of the file>", and a line follows for each block of 4 MiB with its
+// XXH3-128 in hexadecimal digits. The last block may be shorter. An empty file has no blocks.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/content_hash.h"
+#include "base/error.h"
+
+namespace mtrain::storage {
+
+inline constexpr int64_t kSumsBlock = 4ll << 20;  // bytes
+
+std::filesystem::path sums_path(const std::filesystem::path& file);
+
+// Makes the checksums of bytes that are given piece by piece.
+class SumsBuilder {
+ public:
+  void add(const void* data, size_t bytes);
+  std::string text();  // the content of the .sums file; ends the last block
+
+ private:
+  void end_block();
+
+  ContentHash block_;
+  int64_t in_block_ = 0, bytes_ = 0;
+  std::string lines_;
+};
+
+// Reads the file and returns the content of its .sums file. Throws as RandomAccessFile does.
+std::string make_sums(const std::filesystem::path& file);
+
+// The checksums of a file, as its .sums file has them.
+class FileSums {
+ public:
+  // Throws RunError, which names the .sums file, for a text of another form.
+  FileSums(std::filesystem::path file, std::string_view text);
+
+  int64_t bytes() const { return bytes_; }
+  int64_t blocks() const { return int64_t(blocks_.size()); }
+  // Bytes of a block.
+  int64_t size_of(int64_t block) const;
+  // Throws RunError, which names the file and the bytes, unless this is the content of the block.
+  void check(int64_t block, std::span<const std::byte> content) const;
+  // Reads the whole file and checks it. Throws RunError, also if its size is another.
+  void check_file() const;
+
+ private:
+  std::filesystem::path file_;
+  int64_t bytes_ = 0;
+  std::vector<std::string> blocks_;
+};
+
+// Returns the error of a checkpoint's file that is not as it was saved.
+RunError damaged_file(const std::filesystem::path& file, const std::string& what);
+
+}  // namespace mtrain::storage

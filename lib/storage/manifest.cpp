@@ -1,0 +1,161 @@
+#include "storage/manifest.h"
+
+#include <system_error>
+#include <vector>
+
+#include "base/content_hash.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "storage/file_sums.h"
+
+namespace mtrain::storage {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr int kFormat = 1;
+constexpr const char *kSums = "sums", *kSumsHashes = "sums_hashes", *kChecksum = "checksum";
+constexpr const char* kSumsEnd = ".sums";
+constexpr int64_t kMostSteps = 1'000'000'000'000;
+// The checksum's digits while it is computed.
+const std::string kNoDigits(ContentHash::kDigits, '0');
+
+std::string checksum_key() { return fmt::format("\"{}\": \"", kChecksum); }
+
+// Lists the regular files in `folder`, at any depth, by their paths within it.
+std::vector<std::string> files_in(const fs::path& folder) {
+  std::vector<std::string> found;
+  std::error_code error;
+  fs::recursive_directory_iterator it(folder, error);
+  for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error))
+    if (it->is_regular_file()) found.push_back(fs::relative(it->path(), folder).generic_string());
+  if (error)
+    throw RunError(fmt::format("cannot list {}: {}", folder.string(), error.message()),
+                   "check checkpoint.dir; earlier checkpoints are intact");
+  return found;
+}
+
+bool is_sums(const std::string& name) { return name.ends_with(kSumsEnd); }
+
+// Whether a folder has checksums, though its manifest may no longer say so.
+bool shows_sums(const fs::path& folder, const std::string& text) {
+  if (text.find(kChecksum) != std::string::npos || text.find(kSumsHashes) != std::string::npos)
+    return true;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (is_sums(it->path().filename().string())) return true;
+  return false;
+}
+
+void check_own_checksum(const fs::path& file, const std::string& text) {
+  const std::string key = checksum_key();
+  const size_t at = text.find(key);
+  if (at == std::string::npos || text.size() < at + key.size() + kNoDigits.size())
+    throw damaged_file(file, "its checksum is missing");
+  std::string cleared = text;
+  cleared.replace(at + key.size(), kNoDigits.size(), kNoDigits);
+  if (text.substr(at + key.size(), kNoDigits.size()) != content_hash(cleared))
+    throw damaged_file(file, "it is not as it was saved, by its own checksum");
+}
+
+bool is_inside(const std::string& name) {
+  const fs::path path(name);
+  if (name.empty() || path.is_absolute()) return false;
+  for (const fs::path& part : path)
+    if (part == "..") return false;
+  return true;
+}
+
+Manifest parse(const fs::path& path, const std::string& text) {
+  const auto fail = [&](const std::string& what) { return damaged_file(path, what); };
+  json file;
+  try {
+    file = parse_json(text, path.filename().string());
+  } catch (const UserError& e) {
+    throw fail(e.message());
+  }
+  if (!file.is_object()) throw fail("it is not a JSON object");
+  const auto step = file.find("step"), files = file.find("files"), format = file.find("format");
+  if (format != file.end() && *format != kFormat)
+    throw UserError(fmt::format("{} has format {}; this mtrain reads format {}", path.string(),
+                                format->dump(), kFormat),
+                    "load it with the version of mtrain that wrote it");
+  if (step == file.end() || !step->is_number_unsigned() ||
+      step->get<uint64_t>() > uint64_t(kMostSteps))
+    throw fail("it has no step that a training can reach");
+  if (files == file.end() || !files->is_object()) throw fail("it lists no files");
+  Manifest m;
+  m.step = step->get<int64_t>();
+  for (const auto& [name, bytes] : files->items()) {
+    if (!is_inside(name) || !bytes.is_number_unsigned() ||
+        bytes.get<uint64_t>() > uint64_t(INT64_MAX))
+      throw fail(fmt::format("`{}` is not a file of the folder with its size", name));
+    m.sizes[name] = bytes.get<int64_t>();
+  }
+  const auto sums = file.find(kSums), hashes = file.find(kSumsHashes);
+  if (sums == file.end()) return m;
+  if (*sums != true || hashes == file.end() || !hashes->is_object())
+    throw fail("it lists no checksums");
+  m.has_sums = true;
+  for (const auto& [name, hash] : hashes->items())
+    if (hash.is_string()) m.sums[name] = hash.get<std::string>();
+  for (const auto& [name, bytes] : m.sizes)
+    if (name != kRecipeCopy && !m.sums.contains(name))
+      throw fail(fmt::format("it has no checksum of `{}`", name));
+  return m;
+}
+
+}  // namespace
+
+Manifest read_manifest(const fs::path& folder) {
+  const fs::path path = folder / kManifest;
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) throw damaged_file(path, "it is missing");
+  std::string text;
+  try {
+    text = read_file(path);
+  } catch (const UserError& e) {
+    throw damaged_file(path, e.message());
+  }
+  const bool has_sums = shows_sums(folder, text);
+  if (has_sums) check_own_checksum(path, text);
+  Manifest manifest = parse(path, text);
+  if (has_sums != manifest.has_sums) throw damaged_file(path, "it lists no checksums");
+  return manifest;
+}
+
+void write_manifest(const fs::path& folder, int64_t step) {
+  json sizes = json::object(), hashes = json::object();
+  for (const std::string& name : files_in(folder)) {
+    if (name == kManifest || is_sums(name)) continue;
+    const fs::path file = folder / name;
+    sizes[name] = fs::file_size(file);
+    if (name == kRecipeCopy) continue;
+    const fs::path sums = sums_path(file);
+    if (!fs::exists(sums)) write_file_atomic(sums, make_sums(file));
+    hashes[name] = content_hash(read_file(sums));
+  }
+  const json manifest{{"format", kFormat}, {"step", step},        {"files", sizes},
+                      {kSums, true},       {kSumsHashes, hashes}, {kChecksum, kNoDigits}};
+  std::string text = manifest.dump(2) + "\n";
+  const std::string key = checksum_key();
+  text.replace(text.find(key) + key.size(), kNoDigits.size(), content_hash(text));
+  write_file_atomic(folder / kManifest, text);
+}
+
+std::string checked_sums(const fs::path& folder, const Manifest& manifest,
+                         const std::string& name) {
+  const fs::path path = sums_path(folder / name);
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) throw damaged_file(path, "it is missing");
+  std::string text = read_file(path);
+  const auto hash = manifest.sums.find(name);
+  if (hash == manifest.sums.end() || content_hash(text) != hash->second)
+    throw damaged_file(path, fmt::format("it is not as it was saved, by {}", kManifest));
+  return text;
+}
+
+}  // namespace mtrain::storage

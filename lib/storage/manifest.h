@@ -1,0 +1,36 @@
+// manifest.json of a checkpoint's folder: the step, every file with its size, and a hash of every
+// .sums file. It ends with a checksum of itself. Folders of earlier versions have sizes alone.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+namespace mtrain::storage {
+
+inline constexpr const char* kManifest = "manifest.json";
+// The copy of the recipe beside state.json, which has the recipe itself. The copy may be changed or
+// lost, so neither its size nor its content is checked.
+inline constexpr const char* kRecipeCopy = "recipe.yaml";
+
+struct Manifest {
+  int64_t step = 0;
+  std::map<std::string, int64_t> sizes;     // by the path within the folder
+  bool has_sums = false;                    // false: saved by an earlier version
+  std::map<std::string, std::string> sums;  // a hash of each file's .sums file
+};
+
+// Reads the manifest in the folder. Throws RunError, which names the file, if it is missing or
+// damaged.
+Manifest read_manifest(const std::filesystem::path& folder);
+
+// Writes the manifest of the files that are in the folder, and the .sums files that are not there
+// yet. Throws RunError.
+void write_manifest(const std::filesystem::path& folder, int64_t step);
+
+// Returns the checked content of the .sums file of `name`, a file in the folder. Throws RunError if
+// it is missing or damaged.
+std::string checked_sums(const std::filesystem::path& folder, const Manifest& manifest,
+                         const std::string& name);
+
+}  // namespace mtrain::storage
