@@ -245,12 +245,6 @@ TEST_CASE("files are read to their end, whatever they are") {
   std::ofstream(folder / "empty").close();
   CHECK(MappedFile(folder / "empty").bytes().empty());
   CHECK_FALSE(read_file("/proc/self/status").empty());  // it tells a size of 0
-
-  const fs::path pipe = folder / "pipe";
-  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  std::thread writer([&] { std::ofstream(pipe, std::ios::binary) << content; });
-  CHECK(read_file(pipe) == content);
-  writer.join();
 }
 
 TEST_CASE("a file is read at any place, and what cannot be read is a RunError") {
