@@ -91,14 +91,14 @@ build_fuzzers() {
   local -a configure_options=(-DMTRAIN_TESTS=ON)
   build fuzz
 }
-# Runs every fuzz target. An input that crashes one, hangs for 10 s or takes 1 GB is kept in build/fuzz/found.
+# Runs every fuzz target. An input that crashes one, hangs for 10 s or takes 2 GB is kept in build/fuzz/found.
 run_fuzzers() {
   local program name failed=0 count=0
   mkdir -p build/fuzz/found
   while read -r program; do
     name=$(basename "$program")
     mkdir -p "build/fuzz/corpus/$name"
-    "$program" -max_total_time="${MTRAIN_FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=1024 -verbosity=0 -print_final_stats=1 \
+    "$program" -max_total_time="${MTRAIN_FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
       -artifact_prefix="build/fuzz/found/$name-" "build/fuzz/corpus/$name" || failed=1
     count=$((count + 1))
   done <build/fuzz/fuzz_targets.txt

@@ -86,11 +86,14 @@ std::vector<std::string> usable_gpus() {
 
 // Returns a line about what a job that ends now has not saved.
 std::string unsaved_after(const plan::FolderOptions& folders) {
-  const auto newest = storage::find_latest(folders.checkpoint_dir);
-  const std::string saved =
-      newest ? fmt::format("the last whole checkpoint is {}", newest->path.string())
-             : fmt::format("{} has no whole checkpoint", folders.checkpoint_dir);
-  return saved + (newest ? "; later steps are not saved" : ": no step is saved");
+  try {
+    if (const auto newest = storage::find_latest(folders.checkpoint_dir))
+      return fmt::format("the last whole checkpoint is {}; later steps are not saved",
+                         newest->path.string());
+    return folders.checkpoint_dir + " has no whole checkpoint: no step is saved";
+  } catch (const std::exception& e) {
+    return fmt::format("{} cannot be read: {}", folders.checkpoint_dir, e.what());
+  }
 }
 
 // Checks the recipe, so that its mistakes are told once, before any rank starts. Sets the variables

@@ -148,7 +148,7 @@ json parse(std::string_view text, const std::string& name, const std::string& hi
     throw UserError(fmt::format("{}: the key `{}` is given twice", name, builder.twice),
                     hint.empty() ? "keep one of the two" : hint);
   if (builder.too_many)
-    throw UserError(fmt::format("{} has more than {} values", name, kMostJsonValues), hint);
+    throw UserError(fmt::format("{}: it has more than {} values", name, kMostJsonValues), hint);
   throw not_json(builder.error_at, builder.error);
 }
 

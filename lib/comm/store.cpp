@@ -99,7 +99,7 @@ Store::Store(const StoreAddress& at, std::chrono::milliseconds timeout)
   for (;;) {
     fd_ = try_connect(at.host, at.port, deadline);
     std::string why = fd_ < 0 ? reason() : "";
-    auto pause = std::chrono::milliseconds(20);
+    auto pause = std::chrono::milliseconds(5);
     if (fd_ >= 0) {
       const int on = 1;
       setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);

@@ -21,6 +21,7 @@ constexpr int64_t kRun = int64_t{1} << 22;  // elements that are compared at onc
 // Tensors to which a similar name is looked for among the unused ones; of thousands that are
 // missing all have the same cause.
 constexpr int kSuggestions = 16;
+constexpr size_t kMostCandidates = 4096;  // more take seconds to compare
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("({})", fmt::join(shape, ", "));
@@ -95,7 +96,9 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
       unused.push_back(t->name);
   const auto check = [&](const std::string& name, const Shape& shape, const std::string& ours) {
     if (!folder.contains(name)) {
-      const std::string meant = ++suggestions > kSuggestions ? "" : nearest(name, unused);
+      const std::string meant = ++suggestions > kSuggestions || unused.size() > kMostCandidates
+                                    ? ""
+                                    : nearest(name, unused);
       mistakes.push_back(fmt::format("missing: {} {}, which is mtrain's {}{}", name, shape.str(),
                                      ours,
                                      meant.empty() ? "" : fmt::format("; there is {}", meant)));

@@ -499,9 +499,10 @@ int run_starts(const AgentOptions& o, JobState& job) {
 
 int run_agent(const AgentOptions& options) {
   remove_stale_job_folders();
-  // A single rank meets nobody.
+  // A single rank meets nobody, so that its port may be in use; but it must be a port.
   std::optional<PortClaim> port;
-  if (options.ranks_per_node * options.nodes > 1) port.emplace(options.master_port, options.node);
+  if (options.ranks_per_node * options.nodes > 1 || options.master_port == 0)
+    port.emplace(options.master_port, options.node);
   Signals signals;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const std::string id = fmt::format("{}-{}-{}", host_name(), getpid(), now.count());

@@ -25,12 +25,9 @@ RunLock::RunLock(const RunPlan& plan, const launch::Job& job) {
   for (const auto& [canonical, folder] : folders) {
     const bool run = folder == plan.folders.run_dir;
     locks_.push_back(std::make_unique<storage::FolderLock>(
-        folder, storage::FolderLockOptions{
-                    .job = job.id,
-                    .attempt = job.restarts,
-                    .hint = fmt::format("wait until that run ends, or give this one another folder "
-                                        "with {}=<folder>",
-                                        run ? "train.run_dir" : "checkpoint.dir")}));
+        folder, storage::FolderLockOptions{.job = job.id,
+                                           .attempt = job.restarts,
+                                           .setting = run ? "train.run_dir" : "checkpoint.dir"}));
     if (locks_.back()->is_lease() && !std::exchange(leased, true))
       log::warn(fmt::format(
           "the file system of {} has no locks: the run renews {} every 10 s instead, and a run "

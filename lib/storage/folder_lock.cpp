@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "storage/new_folder.h"
 
 namespace mtrain::storage {
 
@@ -132,6 +133,7 @@ struct FolderLock::State {
 
   std::thread renewer;
 
+  UserError cannot_write(const std::string& reason) const;
   void make_folder();
   std::optional<Owner> try_take();
   std::optional<Owner> take_file(int opened, bool created);
@@ -147,13 +149,20 @@ struct FolderLock::State {
   [[noreturn]] void refuse(const Owner& owner) const;
 };
 
+UserError FolderLock::State::cannot_write(const std::string& reason) const {
+  return UserError(
+      fmt::format("{}: {}", options.setting, reason),
+      fmt::format("give a folder that can be written with {}=<folder>", options.setting));
+}
+
 void FolderLock::State::make_folder() {
   std::error_code error;
-  made_folder = fs::create_directories(folder, error);
-  if (error)
-    throw UserError(
-        fmt::format("cannot create the folder {}: {}", folder.string(), error.message()),
-        "give a folder that can be written");
+  made_folder = !fs::exists(folder, error);
+  try {
+    make_folders(folder);
+  } catch (const RunError& e) {
+    throw cannot_write(e.message());
+  }
 }
 
 // Returns the other owner; nothing if the folder is ours now.
@@ -172,9 +181,15 @@ std::optional<Owner> FolderLock::State::try_take() {
       throw UserError(fmt::format("{} is not a regular file", file.string()), "remove it");
     }
     if (opened < 0)
-      throw UserError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)),
-                      "give a folder that can be written");
-    const auto owner = take_file(opened, created);
+      throw cannot_write(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
+    std::optional<Owner> owner;
+    try {
+      owner = take_file(opened, created);
+    } catch (...) {
+      if (created) ::unlink(file.c_str());
+      ::close(opened);
+      throw;
+    }
     if (fd >= 0) return std::nullopt;
     ::close(opened);
     if (owner) return owner;
@@ -280,7 +295,9 @@ void FolderLock::State::renew() {
 }
 
 void FolderLock::State::refuse(const Owner& owner) const {
-  std::string hint = options.hint;
+  std::string hint =
+      fmt::format("wait until that run ends, or give this one another folder with {}=<folder>",
+                  options.setting);
   if (lease || owner.kind == "lease")
     hint += fmt::format(
         "; {} becomes stale {} s after its owner's last renewal, or remove it if that is gone",
@@ -302,10 +319,14 @@ FolderLock::FolderLock(const fs::path& folder, FolderLockOptions options)
             .pid = ::getpid(),
             .attempt = s.options.attempt};
   s.make_folder();
-  constexpr std::chrono::milliseconds kPause{100};
-  const auto end = std::chrono::steady_clock::now() + s.options.wait;
+  // An owner that has just made its file soon writes its name into it.
+  constexpr std::chrono::milliseconds kPause{20}, kUntilNamed{1000};
+  const auto began = std::chrono::steady_clock::now();
   while (const auto owner = s.try_take()) {
-    if (!s.is_predecessor(*owner) || std::chrono::steady_clock::now() > end) s.refuse(*owner);
+    const auto patience = owner->host.empty()        ? kUntilNamed
+                          : s.is_predecessor(*owner) ? s.options.wait
+                                                     : std::chrono::milliseconds(0);
+    if (std::chrono::steady_clock::now() - began >= patience) s.refuse(*owner);
     std::this_thread::sleep_for(kPause);
   }
   s.renewer = std::thread([&s] { s.renew(); });

@@ -9,9 +9,9 @@
 namespace mtrain::storage {
 
 struct FolderLockOptions {
-  std::string job;  // the launcher's id of this job; empty without a launcher
-  int attempt = 0;  // how often the launcher has started the job again
-  std::string hint = "wait until it ends, or give another folder";  // to the user who is refused
+  std::string job;      // the launcher's id of this job; empty without a launcher
+  int attempt = 0;      // how often the launcher has started the job again
+  std::string setting;  // the recipe's name for the folder, such as train.run_dir
   // Takes a lease at once, as on file systems without locks.
   bool lease = false;
   std::chrono::milliseconds renew = std::chrono::seconds(10);

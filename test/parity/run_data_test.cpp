@@ -5,7 +5,10 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "run/data_identity.h"
+#include "run/run_checkpoint.h"
 #include "run_lab.h"
+#include "train/build_trainer.h"
 
 using namespace mtrain;
 using Catch::Contains;
@@ -81,25 +84,56 @@ TEST_CASE("the data sets of a blend agree in their order") {
   CHECK_NOTHROW(lab.train("saved", {"train.steps=3", "checkpoint.load=latest", blend("./a", "b")}));
 }
 
+TEST_CASE("a checkpoint that does not say what its data hold has their names compared") {
+  const Lab lab;
+  const auto device = Device::cpu(1);
+  const auto resume = [&](const char* prefix, const fs::path& checkpoint) {
+    const RunPlan plan = lab.plan("old", {"dataset.train=" + (lab / prefix).string()});
+    run::DataIdentity data(plan);
+    train::Trainer trainer = train::build_trainer(
+        *device, plan, train::open_training_data(plan.dataset, {plan.model.vocab}),
+        comm::World::alone());
+    return run::resume_run(trainer, checkpoint, &data);
+  };
+  const RunPlan plan = lab.plan("old");
+  train::Trainer trainer = train::build_trainer(
+      *device, plan, train::open_training_data(plan.dataset, {plan.model.vocab}),
+      comm::World::alone());
+  trainer.step();
+  const fs::path old = run::save_run(trainer, lab / "old/checkpoints");
+  CHECK_THAT(resume("a", old), Contains("dataset.train was compared by its name alone"));
+  CHECK_THROWS_WITH(resume("./a", old), Contains("dataset.train: saved with"));
+  const run::DataIdentity data(plan);
+  const fs::path now = run::save_run(trainer, lab / "new/checkpoints", {}, false, &data);
+  CHECK(resume("./a", now).empty());
+  CHECK_THROWS_WITH(resume("b", now), Contains("b.bin holds other data"));
+}
+
 TEST_CASE("a tokenizer with other content is refused, and a missing one is not") {
   const Lab lab;
+  lab.train("base", {"checkpoint.save_consolidated=final"});
+  const fs::path hf = lab.step("base", 4) / "hf", file = lab / "tokenizer/tokenizer.json";
+  fs::create_directory(lab / "tokenizer");
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(hf / name, lab / "tokenizer" / name);
   const auto train = [&](const char* steps, std::vector<std::string> more) {
     more.push_back(std::string("train.steps=") + steps);
     RunPlan made = lab.plan("saved", more);
-    made.dataset.tokenizer.path = (lab / "tokenizer").string();
+    if (fs::exists(file)) made.dataset.tokenizer.path = file.parent_path().string();
     run::run_training(made, [&] { return made; }, {});
   };
-  fs::create_directory(lab / "tokenizer");
-  std::ofstream(lab / "tokenizer/tokenizer.json") << "{}";
   train("2", {});
-  std::ofstream(lab / "tokenizer/tokenizer.json") << "{ }";
-  CHECK_THROWS_WITH(train("3", {"checkpoint.load=latest"}),
-                    Contains("tokenizer: saved with") && Contains("tokenizer.json has 3 bytes"));
+  const std::string text = read_file(file);
+  write_file_atomic(file, text + "\n");
+  const auto refused = Contains("tokenizer: saved with") && Contains("tokenizer.json has");
+  CHECK_THROWS_WITH(train("3", {"checkpoint.load=latest"}), refused);
   fs::rename(lab / "tokenizer", lab / "gone");
   CHECK_NOTHROW(train("3", {"checkpoint.load=latest"}));
   // The checkpoint still says what it was made with.
   fs::rename(lab / "gone", lab / "tokenizer");
-  CHECK_THROWS_WITH(train("4", {"checkpoint.load=latest"}), Contains("tokenizer.json"));
+  CHECK_THROWS_WITH(train("4", {"checkpoint.load=latest"}), refused);
+  write_file_atomic(file, text);
+  CHECK_NOTHROW(train("4", {"checkpoint.load=latest"}));
 }
 
 TEST_CASE("data that only differ where no sample was taken end the run before its next save") {

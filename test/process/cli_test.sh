@@ -221,6 +221,8 @@ done
 mkfifo "$work/pipes/model.safetensors.index.json"
 expect "a pipe as an index" 2 "index.json is not a regular file" -- import hf "$work/pipes" --dry-run
 expect "a pipe as a tokenizer" 2 "is not a regular file" -- data build -i "$work/good.yaml" -o "$work/x" -t "$work/pipes/model.safetensors.index.json"
+(cd "$work" && "$mtrain" --recipe pipes/model.safetensors.index.json --dry-run) >"$work/out" 2>&1 || grep -q "is not a file" "$work/out" ||
+  fail "a pipe as a recipe"
 expect "a pipe as a trace" 2 "is not a regular file" -- timeline "$work/pipes/model.safetensors.index.json"
 expect "a model that is none" 2 "no complete checkpoint" -- eval --model "$work" --data "$work/set"
 # A Hugging Face folder as it is.

@@ -9,6 +9,7 @@ work=$(mktemp -d)
 running=()
 end_all() {
   ((${#running[@]} == 0)) || kill -KILL "${running[@]}" 2>/dev/null
+  for host in 0 1; do ip netns del "mtrain-$$-$host" 2>/dev/null; done
   rm -rf "$work"
 }
 trap end_all EXIT
@@ -161,6 +162,32 @@ running=("$!")
   "train.run_dir=$work/runs/launchers" train.steps=3 >"$work/out" 2>&1 || fail "two launchers"
 wait "${running[@]}" || fail "the first of two launchers"
 running=()
+
+# Two hosts with addresses of their own, where this user may make network namespaces.
+in_host() { ip netns exec "mtrain-$$-$1" "${@:2}"; }
+if ip netns add "mtrain-$$-0" 2>/dev/null && ip netns add "mtrain-$$-1" &&
+  ip link add v0 netns "mtrain-$$-0" type veth peer name v1 netns "mtrain-$$-1"; then
+  for host in 0 1; do
+    in_host $host ip addr add "10.9.0.$((host + 1))/24" dev v$host
+    in_host $host ip link set v$host up
+    in_host $host ip link set lo up
+  done
+  for host in 0 1; do
+    (in_host $host "$launch" --nnodes=2 --node_rank=$host --nproc_per_node=1 --master_addr=10.9.0.1 --master_port=29500 \
+      --recipe "$work/r.yaml" "train.run_dir=$work/runs/networks" comm.backend=gloo train.steps=100 >"$work/out$host" 2>&1 ||
+      cp "$work/out$host" "$work/out.networks") &
+  done
+  await_steps runs/networks 1
+  in_host 0 python3 -c "
+import sys
+at = [w[1].split(':')[0] for f in ('tcp', 'tcp6') for w in (l.split() for l in open('/proc/net/' + f)) if w[3] == '0A']
+sys.exit(at != ['0100090A'])" || fail "two networks: rank 0 listens elsewhere than at 10.9.0.1"
+  wait
+  [[ ! -e $work/out.networks ]] || fail "two networks: $(cat "$work/out.networks")"
+  [[ ! -e $work/runs/networks/.token ]] || fail "two networks: the token is left"
+else
+  echo "no network namespaces here: two hosts are two addresses of one"
+fi
 
 # --- the two other ways, and what is said where all three fail ---
 token=$(printf '%064x' 77)

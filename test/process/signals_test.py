@@ -416,6 +416,12 @@ def test_options_and_variables_of_torchrun():
     expect("0/2" not in job.output(), job.output())
 
 
+def test_one_rank_under_the_launcher_trains():
+    job = Job("--recipe", WORK / "r.yaml", f"train.run_dir={WORK / 'single'}", "train.steps=2")
+    job.ends(0, 15)
+    expect(steps("single") == [1, 2], job.output())
+
+
 def test_nobody_waits_for_ranks_that_no_launcher_has_started():
     def run(env, *words):
         got = subprocess.run([MTRAIN, *map(str, words)], env={**ENVIRONMENT, **env}, capture_output=True,

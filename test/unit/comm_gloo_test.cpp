@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +13,7 @@
 #include <thread>
 
 #include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/address.h>
 #include <gloo/transport/tcp/device.h>
 #include <catch2/catch.hpp>
 
@@ -218,8 +220,14 @@ class MemoryStore : public gloo::rendezvous::Store {
   }
   std::vector<char> get(const std::string& key) override {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, 5s, [&] { return values_.contains(key); });
+    changed_.wait_for(lock, 10s, [&] { return ended_ || values_.contains(key); });
     return values_[key];
+  }
+  // Ends all waits, as the job's store does when a rank has failed.
+  void end() {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    changed_.notify_all();
   }
   void wait(const std::vector<std::string>& keys) override {
     for (const auto& key : keys) get(key);
@@ -230,6 +238,7 @@ class MemoryStore : public gloo::rendezvous::Store {
 
  private:
   const bool stranger_;
+  bool ended_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::vector<char>> values_;
@@ -254,4 +263,36 @@ TEST_CASE("a connection that a rank did not make is not taken for its own") {
   for (auto& t : threads) t.join();
   CHECK(tells(messages[0], "rank 1 of the group is not at the other end") == stranger);
   CHECK(messages[1] == "");
+}
+
+TEST_CASE("a stranger who comes before a rank ends the start of both ranks at once, or of none") {
+  const IgnoreSigpipe pipes;
+  MemoryStore store(false);
+  std::string messages[2];
+  const auto rank = [&](int r) {
+    return std::thread([&, r] {
+      try {
+        GlooMesh mesh(gloo::transport::tcp::CreateDevice("127.0.0.1"), store, r, 2, 5s);
+      } catch (const std::exception& e) {
+        messages[r] = e.what();
+        store.end();
+      }
+    });
+  };
+  std::thread first = rank(0);
+  const gloo::transport::tcp::Address address(store.get("0"));
+  const int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int connected = connect(stranger, reinterpret_cast<const sockaddr*>(&address.getSockaddr()),
+                                sizeof(sockaddr_in));
+  const std::string noise(480, '\x5a');
+  [[maybe_unused]] const auto n = send(stranger, noise.data(), noise.size(), MSG_NOSIGNAL);
+  const auto start = Clock::now();
+  std::thread second = rank(1);
+  first.join();
+  second.join();
+  close(stranger);
+  CHECK(connected == 0);
+  CHECK(Clock::now() - start < 4s);
+  // The rank with the higher port connects to the other, and closes its own port.
+  CHECK(messages[0].empty() == messages[1].empty());
 }

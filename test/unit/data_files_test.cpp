@@ -117,7 +117,7 @@ TEST_CASE("token files: what is written is read") {
     writer.finish();
   }
   REQUIRE(read(folder / "sub/data") == documents);
-  REQUIRE(std::distance(fs::directory_iterator(folder / "sub"), {}) == 2);
+  REQUIRE(std::distance(fs::directory_iterator(folder / "sub"), {}) == 3);
 
   const IndexedDataset data(folder / "sub/data");
   REQUIRE(data.index().type() == type);

@@ -1,4 +1,6 @@
 // Ids that a model cannot read are refused where they are used, and named with their place.
+#include <algorithm>
+#include <fstream>
 #include <memory>
 
 #include <catch2/catch.hpp>
@@ -16,18 +18,25 @@ using Catch::Contains;
 
 namespace {
 
-// Writes documents of 10 tokens with the id 5 each; token 37 has the id `odd`.
+// Writes documents of 10 tokens with the id 5 each; token 37 has the id `odd`, as a damaged file
+// may.
 std::shared_ptr<const IndexedDataset> tokens_with(int32_t odd, int64_t count = 60,
                                                   bool masked = false) {
+  constexpr int64_t kOdd = 37;
   const TemporaryFolder folder;
   IndexedDatasetWriter writer(folder / "ids", TokenType::i32, masked);
   for (int64_t t = 0; t < count; ++t) {
-    const int32_t id = t == 37 ? odd : 5;
-    const uint8_t label = t != 37;
+    const int32_t id = t == kOdd ? std::max(odd, 0) : 5;
+    const uint8_t label = t != kOdd;
     masked ? writer.add_tokens({&id, 1}, {&label, 1}) : writer.add_tokens({&id, 1});
     if (t % 10 == 9) writer.end_document();
   }
   writer.finish();
+  if (odd < 0) {  // no writer makes such a file
+    std::fstream file(folder / "ids.bin", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(kOdd * int64_t{sizeof odd});
+    file.write(reinterpret_cast<const char*>(&odd), sizeof odd);
+  }
   return std::make_shared<IndexedDataset>(folder / "ids");
 }
 

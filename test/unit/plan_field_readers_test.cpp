@@ -154,8 +154,8 @@ class Print {
     all(a, b, c, d);
   }
   void add(const FolderOptions& o) {
-    const auto& [a, b, c, d, e] = o;
-    all(a, b, c, d, e);
+    const auto& [a, b, c, d, e, f] = o;
+    all(a, b, c, d, e, f);
   }
   void add(const DatasetOptions::Blend& o) {
     const auto& [a, b] = o;

@@ -45,6 +45,7 @@ TEST_CASE("settings of AutoModel's backend that change training act") {
     CHECK(shown(backend(row.keys), "mixed_precision.fp8") == row.fp8);
     CHECK(shown(backend(row.keys), "mixed_precision.fp8_recipe") == row.scales);
   }
+  CHECK(shown("model.backend.te_fp8.recipe: block\n", "mixed_precision.fp8_recipe") == "blockwise");
   CHECK(shown(backend("fake_balanced_gate: true"), "debug.route") == "balanced");
   CHECK(shown(backend("fake_balanced_gate: false"), "debug.route") == "none");
   CHECK(shown("model.moe_router_force_load_balancing: true\n", "debug.route") == "balanced");

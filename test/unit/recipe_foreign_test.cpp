@@ -575,7 +575,7 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
          "partial_rotary_factor is 0.75, and only 1 is built"},
         {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "dequantize()"},
         {R"([1, 2])", "not a JSON object"},
-        {R"({"model_type": )", "not JSON at byte 17"}}) {
+        {R"({"model_type": )", "not JSON at byte 16"}}) {
     config(text);
     CHECK_THAT(read().second, Contains(gist));
   }

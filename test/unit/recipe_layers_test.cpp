@@ -380,11 +380,21 @@ TEST_CASE("null in a later layer resets a field or a section") {
             {"optimizer={_target_: torch.optim.Adam, weight_decay: 0.5}"},
             {"optimizer.weight_decay=null"},
             {{"optimizer.weight_decay", "0"}}},
+           {"a section with a class",
+            {"optimizer._target_=torch.optim.Adam"},
+            {"optimizer=null"},
+            {{"optimizer.lr", "0.0003"}, {"optimizer.decoupled_weight_decay", "true"}}},
            {"a meaning of its own",
             {"checkpoint.keep=3"},
             {"checkpoint.max_recent_checkpoints=null"},
             {{"checkpoint.keep", "0"}}}})
     expect_layers(row);
+  // `~path` does the same.
+  Diagnostics none;
+  const auto r = read_recipe_text(
+      kBase + std::string("optimizer: {_target_: torch.optim.Adam, weight_decay: 0.5}\n"), "r.yaml",
+      {"~optimizer.weight_decay"}, none);
+  CHECK(r->optimizer.weight_decay == 0);
   // The user is told.
   Diagnostics diagnostics;
   plan::load_recipe_text(kBase + std::string("recompute: full\n"), "r.yaml", {"recompute=none"},

@@ -54,15 +54,27 @@ TEST_CASE("a second owner of a folder is refused with the name of the first") {
       {
         const FolderLock lock(folder / "run", {.job = "j17", .attempt = 2, .lease = first});
         CHECK(lock.is_lease() == first);
-        CHECK_THAT(refusal(folder / "run", {.job = "other", .hint = "do this", .lease = second}),
-                   Contains((folder / "run").string() + " is in use by process " +
-                            std::to_string(::getpid()) + " on " + host_name() + " since 20") &&
-                       Contains("(job j17, attempt 2)") && Contains("do this"));
+        CHECK_THAT(
+            refusal(folder / "run", {.job = "other", .setting = "the.setting", .lease = second}),
+            Contains((folder / "run").string() + " is in use by process " +
+                     std::to_string(::getpid()) + " on " + host_name() + " since 20") &&
+                Contains("(job j17, attempt 2)") && Contains("with the.setting=<folder>"));
         CHECK(fs::exists(folder / "run" / ".lock"));
       }
       CHECK_FALSE(fs::exists(folder / "run"));  // it was made for the lock, and is empty
       CHECK(refusal(folder / "run", {.lease = second}) == "none");
     }
+}
+
+TEST_CASE("an owner that is just starting is named once it has said who it is") {
+  const TemporaryFolder folder;
+  std::ofstream(folder / ".lock").close();
+  std::thread owner([&] {
+    std::this_thread::sleep_for(100ms);
+    write_lease(folder.path, "j", 0);
+  });
+  CHECK_THAT(refusal(folder.path, {.lease = true}), Contains("process 77 on elsewhere"));
+  owner.join();
 }
 
 TEST_CASE("of many starts at once one gets the folder") {
@@ -163,6 +175,15 @@ TEST_CASE("a lock whose file was removed is taken again, unless another run has 
     const FolderLock other(folder.path, {.job = "thief"});
     CHECK_THROWS_WITH(lock.require_held(), Contains("has been taken") && Contains("job thief"));
   }
+}
+
+TEST_CASE("a folder that cannot be made is named with its setting") {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "file") << "text";
+  CHECK_THAT(refusal(folder / "file" / "run", {.setting = "train.run_dir"}),
+             Contains("train.run_dir: cannot") && Contains((folder / "file").string()) &&
+                 Contains("give a folder that can be written with train.run_dir=<folder>"));
+  CHECK_THAT(refusal(folder / "file", {.setting = "train.run_dir"}), Contains("train.run_dir: "));
 }
 
 TEST_CASE("what is no file cannot be a lock, and hostile text is shown as text") {

@@ -1,8 +1,8 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
-#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <limits>
 #include <numeric>
@@ -228,17 +228,19 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
     refuses("{\"a\":" + std::string(200'000, '[') + std::string(200'000, ']') + "}", 0,
             "nested more than 64 deep");
   }
-  SECTION("a header of 100,000 tensors takes less than a second") {
+  SECTION("a header of 100,000 tensors takes no quadratic time") {
     constexpr int kTensors = 100'000;
     std::string text = "{";
     for (int i = 0; i < kTensors; ++i)
       text += fmt::format("{}\"model.layers.{}.weight\":", i ? "," : "", i) +
               entry("U8", "[1]", fmt::format("[{},{}]", i, i + 1));
-    const auto begin = std::chrono::steady_clock::now();
+    // The processor's time, since other programs may run on this machine.
+    const std::clock_t begin = std::clock();
     const auto header = storage::parse_safetensors_header("x", text + "}", kTensors);
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
     CHECK(header.tensors.size() == kTensors);
-    CHECK(took.count() < 1);  // it took minutes when each tensor cost as many steps as there are
+    // It takes about 0.5 s, and took minutes when each tensor cost as many steps as there are.
+    CHECK(seconds < 10);
   }
   SECTION("a tensor's description") {
     refuses("{\"a\":" + entry("I4", "[2]", "[0,4]") + "}", 4, "`a` has dtype I4");

@@ -108,12 +108,7 @@ void keep_hash(const struct stat& info, const std::string& hash) {
   }
 }
 
-FileContent* find_part(Content& content, const std::string& part) {
-  const auto it = std::ranges::find(content, part, &FileContent::part);
-  return it == content.end() ? nullptr : &*it;
-}
-
-// Takes the whole hashes of <prefix>.hash over.
+// Takes over the whole hashes of <prefix>.hash, but not those of files that were written later.
 void take_hashes(const fs::path& prefix, Content& content) {
   const fs::path path = hash_path(prefix);
   const auto hashed = look_at(path);
@@ -125,19 +120,23 @@ void take_hashes(const fs::path& prefix, Content& content) {
     const size_t line = std::min(text.find('\n'), text.size());
     if (text.substr(0, line) == kFirstLine) known = parse_content(text.substr(line));
   }
-  bool fits = known.size() == content.size(), newer = true;
-  for (const FileContent& file : content) {
-    const FileContent* k = find_part(known, file.part);
-    fits = fits && k && k->bytes == file.bytes && k->sample == file.sample;
-    const auto info = look_at(file.path);
-    newer = newer && info && nanoseconds(info->st_mtim) <= nanoseconds(hashed->st_mtim);
-  }
-  if (!fits)
+  const auto find = [&](const FileContent& file) {
+    return std::ranges::find(known, file.part, &FileContent::part);
+  };
+  const auto fits = [&](const FileContent& file) {
+    const auto k = find(file);
+    return k != known.end() && k->bytes == file.bytes && k->sample == file.sample;
+  };
+  if (known.size() != content.size() || !std::ranges::all_of(content, fits)) {
     log::warn(
         fmt::format("{} is not of the files beside it, and is ignored; remove it", path.string()));
-  if (!fits || !newer) return;
-  for (FileContent& file : content)
-    if (file.whole.empty()) file.whole = find_part(known, file.part)->whole;
+    return;
+  }
+  for (FileContent& file : content) {
+    const auto info = look_at(file.path);
+    if (file.whole.empty() && info && nanoseconds(info->st_mtim) <= nanoseconds(hashed->st_mtim))
+      file.whole = find(file)->whole;
+  }
 }
 
 }  // namespace
@@ -155,11 +154,9 @@ Content content_of_tokens(const fs::path& prefix) {
                   read_content("idx", idx_path(prefix), Reads::all)};
   if (fs::exists(mask_path(prefix)))
     content.push_back(read_content("mask", mask_path(prefix), Reads::sample));
-  const bool known = std::ranges::none_of(content, &std::string::empty, &FileContent::whole);
   take_hashes(prefix, content);
-  if (!known)
-    for (FileContent& file : content)
-      if (file.whole.empty()) file.whole = kept_hash(file.path);
+  for (FileContent& file : content)
+    if (file.whole.empty()) file.whole = kept_hash(file.path);
   return content;
 }
 

@@ -17,8 +17,7 @@ struct FileContent {
   int64_t bytes = 0;
   std::string sample;  // hash of 4,096 fixed blocks of 4 KiB; of a smaller file, of all bytes
   std::string whole;   // hash of all bytes; empty while nobody has read them
-  std::filesystem::path path =
-      {};  // where the file is; empty if unknown. Not part of its identity.
+  std::filesystem::path path = {};  // where it is, if that is known
 };
 
 // The files of a data set, or of a tokenizer.
@@ -29,8 +28,8 @@ enum class Reads { sample, all };
 FileContent read_content(const std::string& part, const std::filesystem::path& path, Reads reads);
 
 // Returns what the files of a token set hold. Reads all of the .idx, and samples of the others.
-// Their whole hashes come from <prefix>.hash if it fits the files and is not older than they are,
-// else from the user's cache folder. A .hash of other files is a warning.
+// Whole hashes come from <prefix>.hash if it fits the files and is not older than the file, else
+// from the user's cache folder. A .hash of other files is a warning.
 Content content_of_tokens(const std::filesystem::path& prefix);
 // Writes <prefix>.hash. `whole` has the hashes of all bytes, by part.
 void write_content(const std::filesystem::path& prefix,

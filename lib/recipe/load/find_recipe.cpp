@@ -123,7 +123,10 @@ std::vector<std::string> recipe_folders(const std::string& program) {
 std::string find_recipe(const std::string& name, const std::vector<std::string>& folders,
                         Diagnostics& diagnostics) {
   std::error_code ignored;
-  if (fs::is_regular_file(name, ignored) || name.find('/') != std::string::npos) return name;
+  const auto status =
+      fs::status(name, ignored);  // what is no regular file is refused when it is read
+  if ((fs::exists(status) && !fs::is_directory(status)) || name.find('/') != std::string::npos)
+    return name;
   if (fs::is_regular_file(name + ".yaml", ignored)) return name + ".yaml";
   const auto recipes = ready_recipes(folders);
   std::string word = name.ends_with(".yaml") ? name.substr(0, name.size() - 5) : name;

@@ -113,7 +113,8 @@ class Collector {
           "torch_save is not written: weights are saved as safetensors, which torch reads, too");
     if (path == "distributed.pipeline.module_fqns_per_model_part" && !node.unset())
       return set_layout(path, location, node);
-    if (path == "model.backend.te_fp8") return set_te_fp8(location, node);
+    if (path == "model.backend.te_fp8" || path == "model.backend.te_fp8.recipe")
+      return set_te_fp8(location, node);
     if (path == "env_vars" && node.kind == Node::Kind::map) take_launch_settings(node);
     if (path == "model.window_size" || path == "model.sliding_window")
       if (!read_window(path, location, node)) return;
@@ -146,7 +147,7 @@ class Collector {
                                               {"ffn_hidden_size", "model.ffn_hidden_size"},
                                               {"optimizer", "optimizer.name"}};
     for (const MegatronWord& known : kWords)
-      if (known.word == word && node.kind == Node::Kind::scalar)
+      if (known.word == word && node.kind == Node::Kind::scalar && !node.unset())
         return set(std::string(known.path), location, node);
     if (find_row(word) || find_section(word) || is_section_path(word))
       return set(word, location, node);

@@ -44,7 +44,7 @@ bool parse_json(const std::string& text, const std::string& source, Diagnostics&
   };
   // Each key becomes a node with a place, which takes far more than its text.
   if (text.size() > kLargest)
-    return refuse(fmt::format("{} has {}, and such a file has at most {}", source,
+    return refuse(fmt::format("it has {}, and such a file has at most {}",
                               human_bytes(double(text.size())), human_bytes(double(kLargest))),
                   "it is not the file that was meant, or it is damaged");
   try {
@@ -52,7 +52,10 @@ bool parse_json(const std::string& text, const std::string& source, Diagnostics&
     if (!convert(mtrain::parse_json(text, source), location, 0, out))
       return refuse(fmt::format("values are nested more than {} deep", kMaxDepth), "");
   } catch (const UserError& e) {
-    return refuse(e.message(), e.hint());
+    // The diagnostic has a place, which is the name that the message begins with.
+    const std::string name = source + ": ";
+    return refuse(e.message().starts_with(name) ? e.message().substr(name.size()) : e.message(),
+                  e.hint());
   }
   return true;
 }

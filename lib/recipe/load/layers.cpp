@@ -132,7 +132,11 @@ bool RawSettings::drop(std::string_view what, bool leave_overrides) {
     return (hit(entry.first) || hit(entry.second.spelling)) &&
            !(leave_overrides && entry.second.origin == Origin::command_line);
   };
-  const size_t gone = std::erase_if(fields, of_entry) + std::erase_if(defaults, of_entry);
+  // A field that is reset has the default of its class again.
+  const auto of_class = [&](const auto& entry) {
+    return (section && hit(entry.first)) || hit(entry.second.spelling);
+  };
+  const size_t gone = std::erase_if(fields, of_entry) + std::erase_if(defaults, of_class);
   if (section) std::erase_if(sections, hit);
   return gone > 0;
 }
