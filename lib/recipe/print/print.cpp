@@ -71,6 +71,8 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
          {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale",
           "mixed_precision.loss_scale_window", "mixed_precision.hysteresis"})
       if (row.path == field) return false;
+  // Earlier versions read the printed recipes of checkpoints, and do not know this field.
+  if (row.path == "model.ignore_keys" && r.model.ignore_keys.empty()) return false;
   if (row.path == "distributed.pipeline.pp_schedule" && r.distributed.pipeline.pp_schedule_csv)
     return false;
   return belongs_to_strategy(row, r);
