@@ -68,7 +68,7 @@ std::string context_text(const std::vector<recipe::CpCommType>& types) {
 }  // namespace
 
 PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
-  // Hosts may have GPUs with more or less memory, and variables of their own, and a run may go on on
+  // Hosts may have GPUs with more or less memory, and variables of their own; a run may continue on
   // another host.
   Recipe everywhere = r;
   everywhere.launch.env.clear();
