@@ -173,8 +173,8 @@ expect "an import by the name of a model on the Hub" 2 "nothing is downloaded" -
 mkdir "$work/wrong" && sed 's/"tie_word_embeddings": true/"tie_word_embeddings": false, "logit_scale": 2/' \
   "$hf/qwen2_tied/config.json" >"$work/wrong/config.json" && cp "$hf/qwen2_tied/model.safetensors" "$work/wrong"
 expect "a key that is not understood" 2 "logit_scale" "--ignore-keys logit_scale" -- import hf "$work/wrong" --dry-run
-sed -i 's/"logit_scale": 2/"hidden_size": 16/' "$work/wrong/config.json"
 expect "a key that is passed over" 2 "missing: lm_head.weight" -- import hf "$work/wrong" --dry-run --ignore-keys logit_scale
+sed -i 's/"logit_scale": 2/"hidden_size": 16/' "$work/wrong/config.json"
 expect "a key that stands twice" 2 "$work/wrong/config.json" "\`hidden_size\` is given twice" -- import hf "$work/wrong" --dry-run
 sed -i 's/, "hidden_size": 16//' "$work/wrong/config.json"
 expect "a tensor that is missing" 2 "missing: lm_head.weight" -- import hf "$work/wrong" --dry-run
