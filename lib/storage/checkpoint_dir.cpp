@@ -105,10 +105,15 @@ void check_files(const fs::path& folder, const Manifest& manifest) {
   }
 }
 
-void check_step(const fs::path& folder, const Manifest& manifest) {
+std::optional<int64_t> named_step(const fs::path& folder) {
   std::error_code error;
   const fs::path whole = fs::weakly_canonical(folder, error);  // `folder` may end with a slash
-  const auto named = parse_step(whole.filename().string());
+  return parse_step(whole.filename().string());
+}
+
+void check_step(const fs::path& folder, const Manifest& manifest) {
+  std::error_code error;
+  const auto named = named_step(folder);
   if (named && *named != manifest.step)
     throw damaged_file(
         folder / kManifest,
@@ -265,15 +270,19 @@ void CheckpointWriter::delete_old() const {
   remove_stale(root_);
 }
 
+bool is_ours(const fs::path& folder) {
+  std::error_code error;
+  return named_step(folder) || fs::exists(folder / kState, error) || has_own_manifest(folder);
+}
+
 std::optional<CheckpointRef> complete_checkpoint(const fs::path& folder) {
+  // Folders of other programs may have some file of the names below.
+  if (!is_ours(folder)) return std::nullopt;
   std::error_code error;
   const auto has = [&](const char* name) { return int(fs::exists(folder / name, error)); };
   const int own = has(kManifest) + has(kState);
   const int tensors = has("model.safetensors") + has("optimizer.safetensors");
-  // Folders of other programs may have some file of these names.
-  const fs::path whole = fs::weakly_canonical(folder, error);  // `folder` may end with a slash
-  const bool named = parse_step(whole.filename().string()).has_value();
-  const bool is_one = named ? own + tensors > 0 : own > 0 && own + tensors > 1;
+  const bool is_one = named_step(folder) ? own + tensors > 0 : own > 0 && own + tensors > 1;
   return is_one ? std::optional(check_checkpoint(folder)) : std::nullopt;
 }
 

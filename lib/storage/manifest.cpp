@@ -110,6 +110,23 @@ Manifest parse(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
+bool has_own_manifest(const fs::path& folder) {
+  const fs::path path = folder / kManifest;
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;
+  std::string text;
+  try {
+    text = read_file(path);
+    const json file = parse_json(text, kManifest);
+    if (!file.is_object()) return false;
+    const auto files = file.find("files");
+    const bool lists = files != file.end() && files->is_object() && file.contains("step");
+    return lists || file.contains(kSumsHashes);
+  } catch (const UserError&) {
+    return text.find(kSumsHashes) != std::string::npos;
+  }
+}
+
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifest;
   std::error_code error;

@@ -20,6 +20,10 @@ struct Manifest {
   std::map<std::string, std::string> sums;  // a hash of each file's .sums file
 };
 
+// Whether the folder has a manifest that mtrain wrote, damaged or not. Other programs use the name,
+// too.
+bool has_own_manifest(const std::filesystem::path& folder);
+
 // Reads the manifest in the folder. Throws RunError, which names the file, if it is missing or
 // damaged.
 Manifest read_manifest(const std::filesystem::path& folder);
