@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <algorithm>
 #include <chrono>
 
 #include "base/content_hash.h"
@@ -39,11 +40,14 @@ data::Content content_of_tokenizer(const fs::path& path) {
 }
 
 // The configuration of a model, and the names and sizes of its tensors in whichever files.
-data::Content content_of_model(const fs::path& folder) {
-  const interchange::HfFolder model = interchange::open_hf_folder(folder);
+data::Content content_of_model(const fs::path& folder,
+                               const std::vector<std::string>& ignore_keys) {
+  const interchange::HfFolder model = interchange::open_hf_folder(folder, ignore_keys);
   ContentHash tensors;
   int64_t bytes = 0;
-  for (const storage::StoredTensor* t : model.tensors->tensors()) {
+  auto sorted = model.tensors->tensors();
+  std::ranges::sort(sorted, {}, &storage::StoredTensor::name);
+  for (const storage::StoredTensor* t : sorted) {
     tensors.add(fmt::format("{} {}", t->name, t->type));
     for (const int64_t dim : t->shape) tensors.add(fmt::format(" {}", dim));
     tensors.add("\n");
@@ -114,7 +118,9 @@ DataIdentity::DataIdentity(const RunPlan& plan) {
     }
   };
   add_optional(kTokenizer, data.tokenizer.path.value_or(""), content_of_tokenizer);
-  add_optional(kModel, plan.folders.weights_from, content_of_model);
+  add_optional(kModel, plan.folders.weights_from, [&](const fs::path& folder) {
+    return content_of_model(folder, plan.folders.ignore_keys);
+  });
 }
 
 DataIdentity::~DataIdentity() {
