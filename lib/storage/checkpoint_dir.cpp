@@ -169,6 +169,13 @@ std::vector<CheckpointRef> list_complete(const fs::path& root) {
       fmt::format("copy its files again from where they are sound; {}. Nothing was changed", then));
 }
 
+// Returns the name that the file `latest` holds; empty if there is no such file.
+std::string read_latest(const fs::path& root) {
+  std::error_code error;
+  if (!fs::is_regular_file(root / kLatest, error)) return "";
+  return std::string(trim(read_file(root / kLatest)));
+}
+
 void remove_or_warn(const fs::path& folder) {
   std::error_code error;
   fs::remove_all(folder, error);
@@ -287,10 +294,8 @@ std::optional<CheckpointRef> complete_checkpoint(const fs::path& folder) {
 }
 
 std::optional<CheckpointRef> find_latest(const fs::path& root) {
-  const std::vector<CheckpointRef> all = list_folders(root);
-  std::error_code error;
-  std::string named;
-  if (fs::is_regular_file(root / kLatest, error)) named = trim(read_file(root / kLatest));
+  std::vector<CheckpointRef> all = list_folders(root);
+  std::string named = read_latest(root);
   if (all.empty()) {
     if (parse_step(named))
       throw RunError(
@@ -299,12 +304,21 @@ std::optional<CheckpointRef> find_latest(const fs::path& root) {
                       (root / kLatest).string()));
     return std::nullopt;
   }
-  const CheckpointRef& newest = all.back();
-  try {
-    check_checkpoint(newest.path);
-  } catch (const Error& e) {
-    fail_newest(all, e);
+  // A run may save newer ones meanwhile, and delete this one.
+  constexpr int kRetries = 5;
+  for (int retries = 0;; ++retries) {
+    try {
+      check_checkpoint(all.back().path);
+      break;
+    } catch (const Error& e) {
+      std::vector<CheckpointRef> now = list_folders(root);
+      if (retries == kRetries || now.empty() || now.back().step == all.back().step)
+        fail_newest(all, e);
+      all = std::move(now);
+      named = read_latest(root);
+    }
   }
+  const CheckpointRef& newest = all.back();
   const std::string name = newest.path.filename().string();
   if (named != name)
     log::warn(fmt::format("{} {}; using {}, the newest checkpoint", (root / kLatest).string(),
