@@ -31,10 +31,11 @@ std::vector<data::Content> contents_of(const plan::DatasetOptions::Blend& blend)
 
 // The files of a tokenizer that decide ids. They are small, and read whole.
 data::Content content_of_tokenizer(const fs::path& path) {
-  const fs::path file = fs::is_directory(path) ? path / "tokenizer.json" : path;
+  std::error_code error;
+  const fs::path file = fs::is_directory(path, error) ? path / "tokenizer.json" : path;
   data::Content content{data::read_content("tokenizer.json", file, data::Reads::all)};
   const fs::path config = file.parent_path() / "tokenizer_config.json";
-  if (file.filename() == "tokenizer.json" && fs::exists(config))
+  if (file.filename() == "tokenizer.json" && fs::exists(config, error))
     content.push_back(data::read_content("tokenizer_config.json", config, data::Reads::all));
   return content;
 }

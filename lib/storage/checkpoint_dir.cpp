@@ -257,7 +257,12 @@ void CheckpointWriter::move_into_place() {
 
 void CheckpointWriter::delete_old() const {
   if (keep_ > 0) {
-    std::vector<CheckpointRef> all = list_complete(root_);
+    std::vector<CheckpointRef> all;
+    try {
+      all = list_complete(root_);
+    } catch (const Error& e) {  // the new checkpoint is in place
+      log::warn(fmt::format("old checkpoints are not deleted: {}", e.message()));
+    }
     size_t count = all.size();
     for (const auto& old : all) {
       if (count <= size_t(keep_)) break;
