@@ -1,5 +1,6 @@
 // manifest.json of a checkpoint's folder: the step, every file with its size, and a hash of every
-// .sums file. It ends with a checksum of itself. Folders of earlier versions have sizes alone.
+// .sums file. The key `checksum` holds a hash of the manifest itself, computed with zeros in place
+// of its digits. Folders of earlier versions have sizes alone.
 #pragma once
 #include <cstdint>
 #include <filesystem>
