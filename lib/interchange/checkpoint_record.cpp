@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
+#include "storage/checkpoint_dir.h"
 #include "storage/manifest.h"
 #include "storage/recorded_recipe.h"
 
@@ -63,7 +64,8 @@ std::string changed_copy(const fs::path& checkpoint) {
 void report_checkpoint(const fs::path& checkpoint) {
   if (const std::string changed = changed_copy(checkpoint); !changed.empty()) log::warn(changed);
   std::error_code error;
-  const bool saved = fs::exists(checkpoint / storage::kManifest, error);
+  const bool saved =
+      storage::is_ours(checkpoint) && fs::exists(checkpoint / storage::kManifest, error);
   if (saved && !storage::read_manifest(checkpoint).has_sums)
     log::info(
         fmt::format("{} has no checksums, since an earlier version saved it: damage to its "

@@ -47,10 +47,13 @@ ConsolidatedWriter::~ConsolidatedWriter() {
 void ConsolidatedWriter::begin(const fs::path& checkpoint, const std::function<void()>& fault) {
   MT_CHECK(!pending_.valid(), "another checkpoint is being written");
   std::vector<fs::path> missing = std::exchange(unwritten_, {});
-  std::erase_if(missing, [&](const fs::path& p) { return p == checkpoint || !fs::exists(p); });
+  std::error_code error;
+  std::erase_if(missing, [&](const fs::path& p) {
+    return p == checkpoint || (!fs::exists(p, error) && !error);
+  });
   missing.push_back(checkpoint);
   for (const fs::path& p : missing) remove_leftovers(p / kFolder);
-  std::erase_if(missing, [](const fs::path& p) { return fs::exists(p / kFolder); });
+  std::erase_if(missing, [&](const fs::path& p) { return fs::exists(p / kFolder, error); });
   if (missing.empty()) return;
   interchange::ExportOptions options;
   options.before_piece = [this, fault] {

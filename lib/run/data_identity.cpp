@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <algorithm>
 #include <chrono>
 
 #include "base/content_hash.h"
@@ -30,20 +31,24 @@ std::vector<data::Content> contents_of(const plan::DatasetOptions::Blend& blend)
 
 // The files of a tokenizer that decide ids. They are small, and read whole.
 data::Content content_of_tokenizer(const fs::path& path) {
-  const fs::path file = fs::is_directory(path) ? path / "tokenizer.json" : path;
+  std::error_code error;
+  const fs::path file = fs::is_directory(path, error) ? path / "tokenizer.json" : path;
   data::Content content{data::read_content("tokenizer.json", file, data::Reads::all)};
   const fs::path config = file.parent_path() / "tokenizer_config.json";
-  if (file.filename() == "tokenizer.json" && fs::exists(config))
+  if (file.filename() == "tokenizer.json" && fs::exists(config, error))
     content.push_back(data::read_content("tokenizer_config.json", config, data::Reads::all));
   return content;
 }
 
 // The configuration of a model, and the names and sizes of its tensors in whichever files.
-data::Content content_of_model(const fs::path& folder) {
-  const interchange::HfFolder model = interchange::open_hf_folder(folder);
+data::Content content_of_model(const fs::path& folder,
+                               const std::vector<std::string>& ignore_keys) {
+  const interchange::HfFolder model = interchange::open_hf_folder(folder, ignore_keys);
   ContentHash tensors;
   int64_t bytes = 0;
-  for (const storage::StoredTensor* t : model.tensors->tensors()) {
+  auto sorted = model.tensors->tensors();
+  std::ranges::sort(sorted, {}, &storage::StoredTensor::name);
+  for (const storage::StoredTensor* t : sorted) {
     tensors.add(fmt::format("{} {}", t->name, t->type));
     for (const int64_t dim : t->shape) tensors.add(fmt::format(" {}", dim));
     tensors.add("\n");
@@ -114,7 +119,9 @@ DataIdentity::DataIdentity(const RunPlan& plan) {
     }
   };
   add_optional(kTokenizer, data.tokenizer.path.value_or(""), content_of_tokenizer);
-  add_optional(kModel, plan.folders.weights_from, content_of_model);
+  add_optional(kModel, plan.folders.weights_from, [&](const fs::path& folder) {
+    return content_of_model(folder, plan.folders.ignore_keys);
+  });
 }
 
 DataIdentity::~DataIdentity() {

@@ -40,6 +40,7 @@ class Training {
            std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
+        profile_(options.profile),
         lock_(lock),
         start_(std::move(start)),
         device_(open_device(plan.device, options.job)),
@@ -49,13 +50,9 @@ class Training {
         trainer_(train::build_trainer(*device_, plan, data_, std::move(world))) {
     if (plan.debug.fault.moment != plan::FaultOptions::Moment::none && options.job.restarts == 0)
       fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
-    if (options.profile && trainer_.graphs())
-      trainer_.graphs()->turn_off("--profile times every launch");
+    if (profile_ && trainer_.graphs()) trainer_.graphs()->turn_off("--profile times every launch");
     if (plan.checkpoint.consolidated != Consolidated::none)
       consolidated_.emplace(trainer_.control());
-    if (plan.debug.trace) trace_.emplace(trainer_, *plan.debug.trace);
-    if (trainer_.world().rank() == 0)
-      reporter_.emplace(trainer_, options.profile, trace_ ? &trace_->sink() : nullptr);
     if (validation_data_)
       validation_.emplace(validation_data_, plan.validation.steps * plan.train.global_batch_size,
                           data::LoaderOptions{.micro_batch = plan.layout.micro_batch,
@@ -81,6 +78,9 @@ class Training {
 
   void run_steps() {
     const SignalGuard signals;  // before ranks wait for each other, so that none trains without
+    agree_on_start();
+    if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store, so it must end last
+    open_reports();
     resume();
     if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
     if (reporter_) {
@@ -182,17 +182,40 @@ class Training {
   }
   void all_ranks_here() { trainer_.control().any(false); }
 
-  // Throws UserError if a rank sees other files. All ranks read theirs before any file is changed.
-  void require_same_files() {
+  // Throws UserError if a rank sees something else.
+  void require_same(const char* what, const std::string& own) {
+    require_same_on_all_ranks(trainer_.control(), what, own,
+                              "give all ranks the same files: a folder that all hosts share");
+  }
+
+  void agree_on_start() {
     all_ranks_here();  // rank 0 has the lock: an earlier attempt no longer writes
     if (!lock_) start_ = claim_run_folder(plan_.folders, job_);
-    const char* shared = "give all ranks the same files: a folder that all hosts share";
-    const auto require_same = [&](const char* what, const std::string& own) {
-      require_same_on_all_ranks(trainer_.control(), what, own, shared);
-    };
     require_same(
         "checkpoint to continue from",
         start_ ? fmt::format("{} (step {})", start_->path.string(), start_->step) : "none");
+  }
+
+  // Returns whether all steps are done already, on all ranks alike. The recipe has fewer than the
+  // checkpoint, so that nothing of its folder is this start's to change: not even the checkpoints
+  // of later steps.
+  bool nothing_to_do() const {
+    if (!start_ || start_->step <= plan_.train.steps) return false;
+    if (lock_)
+      log::info(fmt::format("nothing to do: {} has come to step {}, and train.steps is {}",
+                            start_->path.string(), start_->step, plan_.train.steps));
+    return true;
+  }
+
+  // These may write files.
+  void open_reports() {
+    if (plan_.debug.trace) trace_.emplace(trainer_, *plan_.debug.trace);
+    if (trainer_.world().rank() == 0)
+      reporter_.emplace(trainer_, profile_, trace_ ? &trace_->sink() : nullptr);
+  }
+
+  // All ranks read their files before any is changed.
+  void require_same_files() {
     require_same("dataset.train", dataset_fingerprint(*data_));
     if (validation_data_)
       require_same("dataset.validation", dataset_fingerprint(*validation_data_));
@@ -290,6 +313,7 @@ class Training {
 
   const RunPlan& plan_;
   const launch::Job job_;
+  const bool profile_;
   RunLock* lock_;  // null on all ranks but rank 0
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
@@ -312,34 +336,6 @@ class Training {
 
 }  // namespace
 
-namespace {
-
-// Returns the checkpoint from which ranks without the lock will probably start. They look again,
-// and report errors, when rank 0 has the lock: it may have to wait for an earlier attempt.
-std::optional<storage::CheckpointRef> likely_start(const RunPlan& plan, const launch::Job& job) {
-  try {
-    return claim_run_folder(plan.folders, job);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-// Returns whether all steps are done already. The recipe has fewer than the checkpoint, so that
-// nothing of its folder is this start's to change: not even the checkpoints of later steps.
-bool nothing_to_do(const RunPlan& plan, const launch::Job& job, comm::World& world,
-                   const std::optional<storage::CheckpointRef>& start) {
-  if (!start || start->step <= plan.train.steps) return false;
-  const auto device = open_device(plan.device, job);
-  const comm::HostCollectives control(world, *device);
-  control.any(false);  // rank 0 serves the store, so it must end last
-  if (world.rank() == 0)
-    log::info(fmt::format("nothing to do: {} has come to step {}, and train.steps is {}",
-                          start->path.string(), start->step, plan.train.steps));
-  return true;
-}
-
-}  // namespace
-
 void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
@@ -349,9 +345,9 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_voca
   try {
     std::optional<RunLock> lock;
     if (world.rank() == 0) lock.emplace(plan, options.job);
-    const auto start =
-        lock ? claim_run_folder(plan.folders, options.job) : likely_start(plan, options.job);
-    if (nothing_to_do(plan, options.job, world, start)) return;
+    // Other ranks look when rank 0 has the lock: it may have to wait for an earlier attempt.
+    std::optional<storage::CheckpointRef> start;
+    if (lock) start = claim_run_folder(plan.folders, options.job);
     const RunPlan whole = with_vocabulary();
     Training(whole, options, world, lock ? &*lock : nullptr, start).run();
   } catch (const std::exception& e) {

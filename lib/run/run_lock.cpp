@@ -15,9 +15,12 @@ RunLock::RunLock(const RunPlan& plan, const launch::Job& job) {
   const bool saves = plan.checkpoint.every_steps > 0 || plan.checkpoint.at_end;
   // Sorted, so that of two runs with the same folders one gets both.
   std::map<fs::path, fs::path> folders;
-  std::error_code error;
   const auto add = [&](const fs::path& folder) {
-    folders.emplace(fs::weakly_canonical(fs::absolute(folder), error), folder);
+    std::error_code error;
+    const fs::path absolute = fs::absolute(folder, error);
+    fs::path whole = fs::weakly_canonical(absolute, error);
+    if (error || whole.empty()) whole = (absolute.empty() ? folder : absolute).lexically_normal();
+    folders.emplace(whole, folder);
   };
   add(plan.folders.run_dir);
   if (saves) add(plan.folders.checkpoint_dir);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "storage/checkpoint_dir.h"
 #include "storage/manifest.h"
 
 namespace mtrain::storage {
@@ -19,13 +20,15 @@ constexpr size_t kKeptBlocks = 4;
 std::string sums_of(const fs::path& file) {
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   std::error_code error;
-  if (fs::exists(folder / kManifest, error)) {
+  if (fs::exists(folder / kManifest, error) && is_ours(folder)) {
     const Manifest manifest = read_manifest(folder);
     const std::string name = file.filename().string();
     const bool listed = manifest.has_sums && manifest.sizes.contains(name) && name != kRecipeCopy;
     return listed ? checked_sums(folder, manifest, name) : "";
   }
-  return fs::is_regular_file(sums_path(file), error) ? read_file(sums_path(file)) : "";
+  if (!fs::is_regular_file(sums_path(file), error)) return "";
+  std::string text = read_file(sums_path(file));
+  return is_sums_text(text) ? text : "";
 }
 
 }  // namespace

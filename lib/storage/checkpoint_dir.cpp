@@ -105,10 +105,15 @@ void check_files(const fs::path& folder, const Manifest& manifest) {
   }
 }
 
-void check_step(const fs::path& folder, const Manifest& manifest) {
+std::optional<int64_t> named_step(const fs::path& folder) {
   std::error_code error;
   const fs::path whole = fs::weakly_canonical(folder, error);  // `folder` may end with a slash
-  const auto named = parse_step(whole.filename().string());
+  return parse_step(whole.filename().string());
+}
+
+void check_step(const fs::path& folder, const Manifest& manifest) {
+  std::error_code error;
+  const auto named = named_step(folder);
   if (named && *named != manifest.step)
     throw damaged_file(
         folder / kManifest,
@@ -162,6 +167,13 @@ std::vector<CheckpointRef> list_complete(const fs::path& root) {
   throw RunError(
       fmt::format("the newest checkpoint {} cannot be read: {}", damaged.string(), error.message()),
       fmt::format("copy its files again from where they are sound; {}. Nothing was changed", then));
+}
+
+// Returns the name that the file `latest` holds; empty if there is no such file.
+std::string read_latest(const fs::path& root) {
+  std::error_code error;
+  if (!fs::is_regular_file(root / kLatest, error)) return "";
+  return std::string(trim(read_file(root / kLatest)));
 }
 
 void remove_or_warn(const fs::path& folder) {
@@ -245,7 +257,12 @@ void CheckpointWriter::move_into_place() {
 
 void CheckpointWriter::delete_old() const {
   if (keep_ > 0) {
-    std::vector<CheckpointRef> all = list_complete(root_);
+    std::vector<CheckpointRef> all;
+    try {
+      all = list_complete(root_);
+    } catch (const Error& e) {  // the new checkpoint is in place
+      log::warn(fmt::format("old checkpoints are not deleted: {}", e.message()));
+    }
     size_t count = all.size();
     for (const auto& old : all) {
       if (count <= size_t(keep_)) break;
@@ -265,23 +282,25 @@ void CheckpointWriter::delete_old() const {
   remove_stale(root_);
 }
 
+bool is_ours(const fs::path& folder) {
+  std::error_code error;
+  return named_step(folder) || fs::exists(folder / kState, error) || has_own_manifest(folder);
+}
+
 std::optional<CheckpointRef> complete_checkpoint(const fs::path& folder) {
+  // Folders of other programs may have some file of the names below.
+  if (!is_ours(folder)) return std::nullopt;
   std::error_code error;
   const auto has = [&](const char* name) { return int(fs::exists(folder / name, error)); };
   const int own = has(kManifest) + has(kState);
   const int tensors = has("model.safetensors") + has("optimizer.safetensors");
-  // Folders of other programs may have some file of these names.
-  const fs::path whole = fs::weakly_canonical(folder, error);  // `folder` may end with a slash
-  const bool named = parse_step(whole.filename().string()).has_value();
-  const bool is_one = named ? own + tensors > 0 : own > 0 && own + tensors > 1;
+  const bool is_one = named_step(folder) ? own + tensors > 0 : own > 0 && own + tensors > 1;
   return is_one ? std::optional(check_checkpoint(folder)) : std::nullopt;
 }
 
 std::optional<CheckpointRef> find_latest(const fs::path& root) {
-  const std::vector<CheckpointRef> all = list_folders(root);
-  std::error_code error;
-  std::string named;
-  if (fs::is_regular_file(root / kLatest, error)) named = trim(read_file(root / kLatest));
+  std::vector<CheckpointRef> all = list_folders(root);
+  std::string named = read_latest(root);
   if (all.empty()) {
     if (parse_step(named))
       throw RunError(
@@ -290,12 +309,21 @@ std::optional<CheckpointRef> find_latest(const fs::path& root) {
                       (root / kLatest).string()));
     return std::nullopt;
   }
-  const CheckpointRef& newest = all.back();
-  try {
-    check_checkpoint(newest.path);
-  } catch (const Error& e) {
-    fail_newest(all, e);
+  // A run may save newer ones meanwhile, and delete this one.
+  constexpr int kRetries = 5;
+  for (int retries = 0;; ++retries) {
+    try {
+      check_checkpoint(all.back().path);
+      break;
+    } catch (const Error& e) {
+      std::vector<CheckpointRef> now = list_folders(root);
+      if (retries == kRetries || now.empty() || now.back().step == all.back().step)
+        fail_newest(all, e);
+      all = std::move(now);
+      named = read_latest(root);
+    }
   }
+  const CheckpointRef& newest = all.back();
   const std::string name = newest.path.filename().string();
   if (named != name)
     log::warn(fmt::format("{} {}; using {}, the newest checkpoint", (root / kLatest).string(),

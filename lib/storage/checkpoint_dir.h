@@ -58,6 +58,10 @@ struct CheckpointRef {
 // cannot be read, so that no run goes back, or starts anew, without being told to.
 std::optional<CheckpointRef> find_latest(const std::filesystem::path& root);
 
+// Whether mtrain made the folder for a checkpoint, damaged or not: by its name, by state.json, or
+// by its manifest.
+bool is_ours(const std::filesystem::path& folder);
+
 // Returns the checkpoint in `folder`; nothing if the folder is not one of a checkpoint. Throws
 // RunError, which names the file, if a file is missing, has another size or is not as it was saved.
 // Tensors are not read; whoever reads them (SafetensorsReader) checks their bytes.

@@ -27,6 +27,10 @@ fs::path sums_path(const fs::path& file) {
   return path;
 }
 
+bool is_sums_text(std::string_view text) {
+  return text.starts_with(fmt::format("{} {} ", kMethod, kSumsBlock));
+}
+
 void SumsBuilder::add(const void* data, size_t bytes) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {

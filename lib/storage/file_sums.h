@@ -17,6 +17,8 @@ namespace mtrain::storage {
 inline constexpr int64_t kSumsBlock = 4ll << 20;  // bytes
 
 std::filesystem::path sums_path(const std::filesystem::path& file);
+// Whether the text of a .sums file begins as mtrain's do. Other programs use the ending, too.
+bool is_sums_text(std::string_view text);
 
 // Makes the checksums of bytes that are given piece by piece.
 class SumsBuilder {

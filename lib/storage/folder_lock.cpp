@@ -143,7 +143,7 @@ struct FolderLock::State {
   bool is_predecessor(const Owner& owner) const {
     return !options.job.empty() && owner.job == options.job && owner.attempt < options.attempt;
   }
-  bool is_ours() const;
+  std::optional<bool> is_ours() const;
   void check();
   void renew();
   [[noreturn]] void refuse(const Owner& owner) const;
@@ -174,7 +174,8 @@ std::optional<Owner> FolderLock::State::try_take() {
     int opened = ::open(file.c_str(), kFlags | O_CREAT | O_EXCL, 0644);
     const bool created = opened >= 0;
     if (!created && errno == EEXIST) opened = ::open(file.c_str(), kFlags);
-    if (opened < 0 && errno == ENOENT && fs::is_directory(folder)) continue;
+    std::error_code error;
+    if (opened < 0 && errno == ENOENT && fs::is_directory(folder, error)) continue;
     struct stat info {};
     if (opened >= 0 && (::fstat(opened, &info) != 0 || !S_ISREG(info.st_mode))) {
       ::close(opened);
@@ -200,6 +201,10 @@ std::optional<Owner> FolderLock::State::try_take() {
 // Takes the folder by its open file, sets fd, and returns nothing. Or returns the other owner. Or
 // returns nothing without setting fd: the file is another one by now.
 std::optional<Owner> FolderLock::State::take_file(int opened, bool created) {
+  if (!created && lease && read_text(opened) == print(self)) {
+    fd = opened;  // it is still ours: a failing file system had hidden that
+    return std::nullopt;
+  }
   const int error = options.lease ? ENOLCK : lock_file(opened);
   const bool by_lease = lacks_locks(error);
   if (error != 0 && !by_lease) {
@@ -262,17 +267,29 @@ void FolderLock::State::take_over(int opened) const {
   ::unlink(aside.c_str());
 }
 
-// Whether the file in the folder is the one that was taken. Call it with the mutex held.
-bool FolderLock::State::is_ours() const {
+// Whether the file in the folder is the one that was taken; nothing if the file system fails, and
+// that cannot be told. Call it with the mutex held.
+std::optional<bool> FolderLock::State::is_ours() const {
+  const auto failed = [] {
+    const bool gone = errno == ENOENT || errno == ENOTDIR || errno == ESTALE;
+    return gone ? std::optional(false) : std::nullopt;
+  };
   struct stat held {
   }, named{};
-  return fd >= 0 && ::fstat(fd, &held) == 0 && ::lstat(file.c_str(), &named) == 0 &&
-         same_file(held, named) && (!lease || read_text(fd) == print(self));
+  if (fd < 0) return false;
+  if (::fstat(fd, &held) != 0 || ::lstat(file.c_str(), &named) != 0) return failed();
+  if (!same_file(held, named)) return false;
+  if (!lease) return true;
+  std::string text(kMostBytes, '\0');
+  const ssize_t n = ::pread(fd, text.data(), text.size(), 0);
+  if (n < 0) return failed();
+  text.resize(size_t(n));
+  return text == print(self);
 }
 
 // Sets `lost` if the folder has got another owner. Call it with the mutex held.
 void FolderLock::State::check() {
-  if (!lost.empty() || is_ours()) return;
+  if (!lost.empty() || is_ours().value_or(true)) return;
   std::error_code error;
   if (!fs::is_directory(folder, error)) return;  // there is nothing to own
   ::close(std::exchange(fd, -1));
@@ -283,6 +300,8 @@ void FolderLock::State::check() {
     lost = fmt::format("{} has been taken {}", folder.string(), describe(*other));
   } catch (const Error& e) {
     lost = fmt::format("{} is no longer held: {}", folder.string(), e.message());
+  } catch (const std::exception& e) {  // it must not end the process from a thread
+    lost = fmt::format("{} is no longer held: {}", folder.string(), e.what());
   }
 }
 
@@ -298,10 +317,13 @@ void FolderLock::State::refuse(const Owner& owner) const {
   std::string hint =
       fmt::format("wait until that run ends, or give this one another folder with {}=<folder>",
                   options.setting);
-  if (lease || owner.kind == "lease")
-    hint += fmt::format(
-        "; {} becomes stale {} s after its owner's last renewal, or remove it if that is gone",
-        file.string(), std::chrono::duration_cast<std::chrono::seconds>(options.stale).count());
+  const bool leased = lease || owner.kind == "lease";
+  const bool far = !owner.host.empty() && owner.host != self.host;
+  if (leased)
+    hint += fmt::format("; {} becomes stale {} s after its owner's last renewal", file.string(),
+                        std::chrono::duration_cast<std::chrono::seconds>(options.stale).count());
+  if (leased || far || owner.host.empty())
+    hint += fmt::format("; if {} is gone, remove {}", far ? owner.host : "that run", file.string());
   throw UserError(fmt::format("{} is in use {}", folder.string(), describe(owner)), hint);
 }
 
@@ -323,8 +345,10 @@ FolderLock::FolderLock(const fs::path& folder, FolderLockOptions options)
   constexpr std::chrono::milliseconds kPause{20}, kUntilNamed{1000};
   const auto began = std::chrono::steady_clock::now();
   while (const auto owner = s.try_take()) {
+    // A lease becomes stale that long after its last renewal, which may have been a moment ago.
+    const auto until_ended = s.options.wait + (owner->kind == "lease" ? 2 : 0) * s.options.renew;
     const auto patience = owner->host.empty()        ? kUntilNamed
-                          : s.is_predecessor(*owner) ? s.options.wait
+                          : s.is_predecessor(*owner) ? until_ended
                                                      : std::chrono::milliseconds(0);
     if (std::chrono::steady_clock::now() - began >= patience) s.refuse(*owner);
     std::this_thread::sleep_for(kPause);
@@ -340,7 +364,7 @@ FolderLock::~FolderLock() {
   }
   s.wake.notify_all();
   s.renewer.join();
-  if (s.is_ours()) ::unlink(s.file.c_str());
+  if (s.is_ours().value_or(false)) ::unlink(s.file.c_str());
   // Explicitly, since a child that has not yet become another program has the open file, too.
   if (s.fd >= 0 && !s.lease) lock_file(s.fd, F_UNLCK);
   if (s.fd >= 0) ::close(s.fd);

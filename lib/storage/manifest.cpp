@@ -25,16 +25,23 @@ const std::string kNoDigits(ContentHash::kDigits, '0');
 
 std::string checksum_key() { return fmt::format("\"{}\": \"", kChecksum); }
 
+[[noreturn]] void fail_save(const char* verb, const fs::path& path, const std::error_code& error) {
+  throw RunError(fmt::format("cannot {} {}: {}", verb, path.string(), error.message()),
+                 "check checkpoint.dir; earlier checkpoints are intact");
+}
+
 // Lists the regular files in `folder`, at any depth, by their paths within it.
 std::vector<std::string> files_in(const fs::path& folder) {
   std::vector<std::string> found;
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error);
-  for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error))
-    if (it->is_regular_file()) found.push_back(fs::relative(it->path(), folder).generic_string());
-  if (error)
-    throw RunError(fmt::format("cannot list {}: {}", folder.string(), error.message()),
-                   "check checkpoint.dir; earlier checkpoints are intact");
+  for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
+    if (it->is_regular_file(error))
+      found.push_back(it->path().lexically_relative(folder).generic_string());
+    if (error && error != std::errc::no_such_file_or_directory) break;
+    error.clear();
+  }
+  if (error) fail_save("list", folder, error);
   return found;
 }
 
@@ -110,6 +117,23 @@ Manifest parse(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
+bool has_own_manifest(const fs::path& folder) {
+  const fs::path path = folder / kManifest;
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;
+  std::string text;
+  try {
+    text = read_file(path);
+    const json file = parse_json(text, kManifest);
+    if (!file.is_object()) return false;
+    const auto files = file.find("files");
+    const bool lists = files != file.end() && files->is_object() && file.contains("step");
+    return lists || file.contains(kSumsHashes);
+  } catch (const UserError&) {
+    return text.find(kSumsHashes) != std::string::npos;
+  }
+}
+
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifest;
   std::error_code error;
@@ -129,13 +153,15 @@ Manifest read_manifest(const fs::path& folder) {
 
 void write_manifest(const fs::path& folder, int64_t step) {
   json sizes = json::object(), hashes = json::object();
+  std::error_code error;
   for (const std::string& name : files_in(folder)) {
     if (name == kManifest || is_sums(name)) continue;
     const fs::path file = folder / name;
-    sizes[name] = fs::file_size(file);
+    sizes[name] = fs::file_size(file, error);
+    if (error) fail_save("look at", file, error);
     if (name == kRecipeCopy) continue;
     const fs::path sums = sums_path(file);
-    if (!fs::exists(sums)) write_file_atomic(sums, make_sums(file));
+    if (!fs::exists(sums, error)) write_file_atomic(sums, make_sums(file));
     hashes[name] = content_hash(read_file(sums));
   }
   const json manifest{{"format", kFormat}, {"step", step},        {"files", sizes},

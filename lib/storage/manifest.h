@@ -1,5 +1,6 @@
 // manifest.json of a checkpoint's folder: the step, every file with its size, and a hash of every
-// .sums file. It ends with a checksum of itself. Folders of earlier versions have sizes alone.
+// .sums file. The key `checksum` holds a hash of the manifest itself, computed with zeros in place
+// of its digits. Folders of earlier versions have sizes alone.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -19,6 +20,10 @@ struct Manifest {
   bool has_sums = false;                    // false: saved by an earlier version
   std::map<std::string, std::string> sums;  // a hash of each file's .sums file
 };
+
+// Whether the folder has a manifest that mtrain wrote, damaged or not. Other programs use the name,
+// too.
+bool has_own_manifest(const std::filesystem::path& folder);
 
 // Reads the manifest in the folder. Throws RunError, which names the file, if it is missing or
 // damaged.

@@ -38,7 +38,7 @@ std::shared_ptr<const data::Dataset> open_blend(const char* name, const plan::Da
   for (const auto& prefix : blend.prefixes) {
     auto tokens = open_tokens(prefix, name);
     if (by_size) weights.push_back(double(tokens->tokens()));
-    if (o.tokenizer.assumed) ids.look_at(*tokens);
+    if (o.tokenizer.assumed) ids.look_at(*tokens, int64_t(blend.prefixes.size()));
     parts.push_back(dataset_of(o, std::move(tokens), ids, training));
   }
   if (parts.size() == 1) return parts.front();

@@ -103,6 +103,9 @@ TEST_CASE("a check knows the largest id that it has seen, and looks at a part of
   CHECK(other.largest() == 900);
   other.look_at(*tokens_with(910, 38));  // the last token of all
   CHECK(other.largest() == 910);
+  const IdCheck one_of_many(1000);
+  one_of_many.look_at(*tokens_with(920), 5000);  // its first tokens at least
+  CHECK(one_of_many.largest() == 920);
 }
 
 TEST_CASE("a token is described by its id and its text") {

@@ -263,6 +263,38 @@ TEST_CASE("a checkpoint without checksums loads as before, whatever the size of 
   }
 }
 
+TEST_CASE("another program's manifest.json and .sums leave its folder unchecked") {
+  const TemporaryFolder folder;
+  const fs::path hf = folder / "hf", file = hf / "model.safetensors";
+  fs::create_directory(hf);
+  const std::vector<float> x{1, 2};
+  SafetensorsWriter writer(file, {{"x", DType::f32, {2}}});
+  writer.write("x", {x.data(), 2, DType::f32});
+  writer.commit();
+  const auto read = [&] {
+    std::vector<float> got(2);
+    SafetensorsReader(file).read("x", 0, 2, got.data());
+    return got;
+  };
+  write_file_atomic(sums_path(file), "d41d8cd98f00b204e9800998ecf8427e  model.safetensors\n");
+  CHECK(read() == x);
+  for (const char* manifest :
+       {"", "[1]", "not JSON", R"({"files": ["model.safetensors"], "checksum": "1b2f"})",
+        R"({"schemaVersion": 2, "layers": [{"digest": "sha256:0", "size": 5}]})"}) {
+    INFO(manifest);
+    write_file_atomic(hf / kManifest, manifest);
+    CHECK_FALSE(is_ours(hf));
+    CHECK_FALSE(complete_checkpoint(hf));
+    CHECK(read() == x);
+  }
+  // A checkpoint under another name is still one.
+  const fs::path renamed = folder / "best";
+  fs::rename(save(folder / "root", 30), renamed);
+  CHECK(is_ours(renamed));
+  const FlippedBit flipped(renamed / kManifest, 0, 0);
+  CHECK_THROWS_AS(complete_checkpoint(renamed), RunError);
+}
+
 TEST_CASE("earlier versions read a new checkpoint: they know sizes alone, and ignore the rest") {
   const TemporaryFolder folder;
   const fs::path step = save(folder.path, 30);

@@ -116,7 +116,13 @@ void take_hashes(const fs::path& prefix, Content& content) {
   if (!hashed) return;
   Content known;
   if (S_ISREG(hashed->st_mode) && hashed->st_size <= kMostBytes) {
-    const std::string text = read_file(path);
+    std::string text;
+    try {
+      text = read_file(path);
+    } catch (const Error& e) {
+      log::warn(fmt::format("{}; it is ignored", e.message()));
+      return;
+    }
     const size_t line = std::min(text.find('\n'), text.size());
     if (text.substr(0, line) == kFirstLine) known = parse_content(text.substr(line));
   }

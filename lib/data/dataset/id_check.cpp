@@ -26,9 +26,10 @@ void IdCheck::check(std::span<const int32_t> ids, const IndexedDataset& tokens, 
   refuse(*bad, tokens, first + (bad - ids.begin()), sample);
 }
 
-void IdCheck::look_at(const IndexedDataset& tokens) const {
+void IdCheck::look_at(const IndexedDataset& tokens, int64_t sets) const {
   constexpr int64_t kRuns = 1024, kRun = 1024;
-  const int64_t N = tokens.tokens(), runs = std::min(kRuns, (N + kRun - 1) / kRun);
+  const int64_t N = tokens.tokens(),
+                runs = std::min(std::max(kRuns / sets, int64_t{1}), (N + kRun - 1) / kRun);
   std::vector<int32_t> ids;
   for (int64_t i = 0; i < runs; ++i) {
     // The last run ends with the last token; runs of a small set follow each other or overlap.

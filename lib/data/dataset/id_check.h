@@ -24,8 +24,9 @@ class IdCheck {
   void check(std::span<const int32_t> ids, const IndexedDataset& tokens, int64_t first,
              int64_t sample) const;
 
-  // Looks at a bounded number of tokens, evenly spread, and refuses nothing.
-  void look_at(const IndexedDataset& tokens) const;
+  // Looks at a bounded number of tokens, evenly spread, and refuses nothing. `sets` is how many
+  // sets of tokens share the bound.
+  void look_at(const IndexedDataset& tokens, int64_t sets = 1) const;
   int32_t largest() const { return *largest_; }  // of all ids seen so far; -1: none
 
  private:
