@@ -354,14 +354,16 @@ class Attempt {
       // The status in the form that waitpid would return.
       const int status =
           info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
-      if (WIFSIGNALED(status) && is_end_signal(WTERMSIG(status)) && goes_on(c)) continue;
+      // A wrapper may handle the signal and exit by itself (trap 'exit 0' TERM).
+      const bool by_signal = WIFSIGNALED(status) && is_end_signal(WTERMSIG(status));
+      if ((by_signal || job_.ends.signal()) && goes_on(c)) continue;
       c.status = status;
       const bool told = job_.ends.signal() && ended_by_signal(c);
       if (!ended_well(c) && !failed_at_ && !told) failed_at_ = Clock::now();
     }
   }
 
-  // Whether mtrain saves, after a signal has ended the shell that started it.
+  // Whether mtrain saves, after the shell that started it has ended on a signal.
   bool goes_on(Child& c) {
     if (Clock::now() < c.look_again) return true;
     c.look_again = Clock::now() + 100ms;
