@@ -336,13 +336,15 @@ class Attempt {
       failed_at_.reset();
   }
 
-  // A shell between the launcher and a rank passes no signals on.
+  // A shell between the launcher and a rank passes no signals on. Other programs of the job, such
+  // as `tee` and profilers, are needed until the ranks have ended.
   void pass_on() {
-    std::set<pid_t> pids;
+    std::set<pid_t> told;
     for (const Child& c : children_)
-      if (!c.status) pids.insert(c.pid);
-    for (const JobProcess& p : job_processes(job_.id)) pids.insert(p.pid);
-    for (const pid_t pid : pids) kill(pid, SIGTERM);
+      if (!c.status && kill(c.pid, SIGTERM) == 0) told.insert(c.pid);
+    for (const JobProcess& p : job_processes(job_.id))
+      if ((p.program == "mtrain" || p.program == "mtrain-launch") && told.insert(p.pid).second)
+        kill(p.pid, SIGTERM);
   }
 
   void reap() {

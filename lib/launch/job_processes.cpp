@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <charconv>
 #include <chrono>
@@ -31,6 +32,8 @@ std::optional<std::string_view> value_of(std::string_view variables, std::string
 // Returns "" for a process that has ended, or that belongs to another user. A process may end at
 // any time, so that no failure is an error here.
 std::string environment_of(const fs::path& process) {
+  struct stat info {};
+  if (stat(process.c_str(), &info) < 0 || (geteuid() != 0 && info.st_uid != geteuid())) return "";
   const int fd = open((process / "environ").c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return "";
   std::string text;
