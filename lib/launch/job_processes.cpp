@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -52,6 +53,7 @@ int number(std::string_view text, int otherwise) {
 }  // namespace
 
 std::vector<JobProcess> job_processes(const std::string& job_id) {
+  const char* const own_slurm_job = std::getenv(kSlurmJob);
   std::vector<JobProcess> found;
   std::error_code error, unreadable;
   for (fs::directory_iterator it("/proc", error), end; !error && it != end; it.increment(error)) {
@@ -59,6 +61,10 @@ std::vector<JobProcess> job_processes(const std::string& job_id) {
     if (pid <= 0 || pid == getpid()) continue;
     const std::string variables = environment_of(it->path());
     if (value_of(variables, "MTRAIN_JOB_ID") != job_id) continue;
+    // sbatch gives all variables to a job that follows.
+    if (const auto slurm_job = value_of(variables, kSlurmJob);
+        slurm_job && (!own_slurm_job || *slurm_job != own_slurm_job))
+      continue;
     std::string program = fs::read_symlink(it->path() / "exe", unreadable).filename();
     if (const size_t deleted = program.find(" (deleted)"); deleted != std::string::npos)
       program.resize(deleted);  // as after an upgrade
