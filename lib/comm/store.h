@@ -23,7 +23,7 @@ struct StoreAddress {
 class StoreServer {
  public:
   // Connections of which none has proved that it knows the token: more than these are not accepted
-  // before the oldest of them has been closed.
+  // before one of them has been closed.
   static constexpr size_t kMaxStrangers = 64;
   // File descriptors that such connections leave to the rest of the process.
   static constexpr int kReservedDescriptors = 64;
