@@ -42,7 +42,7 @@ int try_connect(const std::string& host, uint16_t port, Clock::time_point deadli
       pollfd p{fd, POLLOUT, 0};
       int error = ETIMEDOUT;
       socklen_t size = sizeof error;
-      if (poll(&p, 1, std::max(1, int(left.count()))) > 0)
+      if (poll(&p, 1, int(std::clamp<int64_t>(left.count(), 1, 60000))) > 0)
         getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
       result = error ? -1 : 0;
       errno = error;
