@@ -441,6 +441,8 @@ def test_nobody_waits_for_ranks_that_no_launcher_has_started():
 
 
 def main():
+    for number in SIGNALS:  # shells and nohup may have started this test without some of them
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
     (WORK / "tmp").mkdir()
     (WORK / "text").write_text("".join(f"{i}\n" for i in range(5000)))
     subprocess.run([MTRAIN, "data", "build", "--input", WORK / "text", "--output", WORK / "set"], check=True,
