@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <set>
@@ -32,6 +33,9 @@ namespace {
   // Whoever reads the launcher's output waits until nobody can write to it any more.
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(null, fd);
+  // Nor may it hold other files, sockets or locks of whoever has started the launcher.
+  if (pipe > STDERR_FILENO + 1) close_range(STDERR_FILENO + 1, unsigned(pipe) - 1, 0);
+  close_range(unsigned(std::max(pipe, STDERR_FILENO)) + 1, ~0U, 0);
   std::set<pid_t> groups;
   // Words are written at once, so that none is read in parts. All signals are blocked.
   for (pid_t word; read(pipe, &word, sizeof word) == sizeof word;) {
