@@ -42,7 +42,7 @@ int try_connect(const std::string& host, uint16_t port, Clock::time_point deadli
       pollfd p{fd, POLLOUT, 0};
       int error = ETIMEDOUT;
       socklen_t size = sizeof error;
-      if (poll(&p, 1, std::max(1, int(left.count()))) > 0)
+      if (poll(&p, 1, int(std::clamp<int64_t>(left.count(), 1, 60000))) > 0)
         getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
       result = error ? -1 : 0;
       errno = error;
@@ -93,9 +93,10 @@ void receive(int fd, std::string& in, size_t most, Clock::time_point deadline) {
 
 }  // namespace
 
-Store::Store(const StoreAddress& at, std::chrono::milliseconds timeout)
+Store::Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
+             std::chrono::milliseconds timeout)
     : where_(fmt::format("{}:{}", at.host, at.port)), timeout_(timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = Clock::now() + to_connect;
   for (;;) {
     fd_ = try_connect(at.host, at.port, deadline);
     std::string why = fd_ < 0 ? reason() : "";
@@ -120,7 +121,7 @@ Store::Store(const StoreAddress& at, std::chrono::milliseconds timeout)
     }
     if (Clock::now() + std::chrono::milliseconds(50) > deadline)
       throw CommError(fmt::format("no rendezvous at {} after {:.3g} s: {}", where_,
-                                  std::chrono::duration<double>(timeout).count(), why),
+                                  std::chrono::duration<double>(to_connect).count(), why),
                       "MASTER_ADDR and MASTER_PORT must name the host of rank 0, and rank 0 must "
                       "have started");
     std::this_thread::sleep_for(pause);

@@ -23,7 +23,7 @@ struct StoreAddress {
 class StoreServer {
  public:
   // Connections of which none has proved that it knows the token: more than these are not accepted
-  // before the oldest of them has been closed.
+  // before one of them has been closed.
   static constexpr size_t kMaxStrangers = 64;
   // File descriptors that such connections leave to the rest of the process.
   static constexpr int kReservedDescriptors = 64;
@@ -52,8 +52,11 @@ class OtherJobError : public UserError {
 class Store {
  public:
   // Tries until a server of this job answers. Throws CommError when the timeout has passed, and
-  // OtherJobError at once if the server is of another job.
-  Store(const StoreAddress& at, std::chrono::milliseconds timeout);
+  // OtherJobError at once if the server is of another job. Calls have the same timeout, or one of
+  // their own.
+  Store(const StoreAddress& at, std::chrono::milliseconds timeout) : Store(at, timeout, timeout) {}
+  Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
+        std::chrono::milliseconds timeout);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;

@@ -29,6 +29,7 @@ constexpr auto kStrangerTime =
 // A connection is not closed for another one before this age: a rank's proof needs about as long
 // where strangers keep all cores busy.
 constexpr auto kLeastAge = 10ms;
+constexpr auto kLeastAgeGreeted = 250ms;  // a proof may wait for a busy or distant rank
 constexpr int kAcceptsAtOnce = 16;  // between them, clients that have sent something are served
 constexpr int kReadsAtOnce = 16;    // of one client, before others have their turn
 
@@ -109,8 +110,10 @@ class StoreServer::Loop {
   void accept_some() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
       const auto now = Clock::now();
-      if (strangers_.size() >= kMaxStrangers && now - oldest().accepted < kLeastAge)
-        return pause_until(oldest().accepted + kLeastAge);
+      const Client* const closable = find_closable(now);
+      // Not longer than kLeastAge: meanwhile strangers may prove that they are ranks.
+      if (strangers_.size() >= kMaxStrangers && !closable)
+        return pause_until(std::min(first_closable(), now + kLeastAge));
       const int fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (fd < 0) {
         if (errno == EAGAIN) return;
@@ -118,12 +121,12 @@ class StoreServer::Loop {
         // There are no descriptors or no memory. The connection stays in the listener's queue, for
         // which epoll would report it again at once.
         if (strangers_.empty()) return pause_until(now + 100ms);
-        drop(oldest().fd);
+        drop((closable ? *closable : oldest()).fd);
         continue;
       }
       if (strangers_.size() >= kMaxStrangers ||
           (fd >= first_reserved_descriptor() && !strangers_.empty()))
-        drop(oldest().fd);
+        drop((closable ? *closable : oldest()).fd);
       const int on = 1;
       setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       auto client = std::make_unique<Client>(fd, table_);
@@ -187,6 +190,28 @@ class StoreServer::Loop {
   }
 
   const Client& oldest() const { return *clients_.at(strangers_.front()); }
+
+  // When a stranger may be closed for another one.
+  static Clock::time_point closable_at(const Client& c) {
+    return c.accepted + (c.session.has_greeted() ? kLeastAgeGreeted : kLeastAge);
+  }
+  Clock::time_point first_closable() const {
+    auto first = Clock::time_point::max();
+    for (const int fd : strangers_) first = std::min(first, closable_at(*clients_.at(fd)));
+    return first;
+  }
+  // Returns the stranger to close for a new one: the oldest of those that have not greeted goes
+  // before those that have. Null: none is old enough.
+  const Client* find_closable(Clock::time_point now) const {
+    const Client* greeted = nullptr;
+    for (const int fd : strangers_) {
+      const Client& c = *clients_.at(fd);
+      if (closable_at(c) > now) continue;
+      if (!c.session.has_greeted()) return &c;
+      if (!greeted) greeted = &c;
+    }
+    return greeted;
+  }
 
   void drop(int fd) {
     strangers_.remove(fd);

@@ -57,6 +57,7 @@ class StoreSession {
   // the token: its connection must be closed.
   bool receive(std::string_view bytes);
   bool knows_token() const { return state_ == State::open; }
+  bool has_greeted() const { return state_ != State::hello; }
   // Whether more bytes may be read from the client.
   bool reads() const { return queued_ < kMaxQueued; }
 

@@ -336,13 +336,15 @@ class Attempt {
       failed_at_.reset();
   }
 
-  // A shell between the launcher and a rank passes no signals on.
+  // A shell between the launcher and a rank passes no signals on. Other programs of the job, such
+  // as `tee` and profilers, are needed until the ranks have ended.
   void pass_on() {
-    std::set<pid_t> pids;
+    std::set<pid_t> told;
     for (const Child& c : children_)
-      if (!c.status) pids.insert(c.pid);
-    for (const JobProcess& p : job_processes(job_.id)) pids.insert(p.pid);
-    for (const pid_t pid : pids) kill(pid, SIGTERM);
+      if (!c.status && kill(c.pid, SIGTERM) == 0) told.insert(c.pid);
+    for (const JobProcess& p : job_processes(job_.id))
+      if ((p.program == "mtrain" || p.program == "mtrain-launch") && told.insert(p.pid).second)
+        kill(p.pid, SIGTERM);
   }
 
   void reap() {
@@ -354,14 +356,16 @@ class Attempt {
       // The status in the form that waitpid would return.
       const int status =
           info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
-      if (WIFSIGNALED(status) && is_end_signal(WTERMSIG(status)) && goes_on(c)) continue;
+      // A wrapper may handle the signal and exit by itself (trap 'exit 0' TERM).
+      const bool by_signal = WIFSIGNALED(status) && is_end_signal(WTERMSIG(status));
+      if ((by_signal || job_.ends.signal()) && goes_on(c)) continue;
       c.status = status;
       const bool told = job_.ends.signal() && ended_by_signal(c);
       if (!ended_well(c) && !failed_at_ && !told) failed_at_ = Clock::now();
     }
   }
 
-  // Whether mtrain saves, after a signal has ended the shell that started it.
+  // Whether mtrain saves, after the shell that started it has ended on a signal.
   bool goes_on(Child& c) {
     if (Clock::now() < c.look_again) return true;
     c.look_again = Clock::now() + 100ms;

@@ -21,4 +21,8 @@ inline bool is_end_signal(int signal) {
   return false;
 }
 
+// Whether the signal stays ignored where whoever starts this process ignores it: nohup does so with
+// SIGHUP. Shells ignore SIGINT for what they start in the background.
+inline bool may_be_ignored(int signal) { return signal != SIGINT && signal != SIGTERM; }
+
 }  // namespace mtrain::launch

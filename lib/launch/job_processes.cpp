@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -31,6 +33,8 @@ std::optional<std::string_view> value_of(std::string_view variables, std::string
 // Returns "" for a process that has ended, or that belongs to another user. A process may end at
 // any time, so that no failure is an error here.
 std::string environment_of(const fs::path& process) {
+  struct stat info {};
+  if (stat(process.c_str(), &info) < 0 || (geteuid() != 0 && info.st_uid != geteuid())) return "";
   const int fd = open((process / "environ").c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return "";
   std::string text;
@@ -49,6 +53,7 @@ int number(std::string_view text, int otherwise) {
 }  // namespace
 
 std::vector<JobProcess> job_processes(const std::string& job_id) {
+  const char* const own_slurm_job = std::getenv(kSlurmJob);
   std::vector<JobProcess> found;
   std::error_code error, unreadable;
   for (fs::directory_iterator it("/proc", error), end; !error && it != end; it.increment(error)) {
@@ -56,6 +61,10 @@ std::vector<JobProcess> job_processes(const std::string& job_id) {
     if (pid <= 0 || pid == getpid()) continue;
     const std::string variables = environment_of(it->path());
     if (value_of(variables, "MTRAIN_JOB_ID") != job_id) continue;
+    // sbatch gives all variables to a job that follows.
+    if (const auto slurm_job = value_of(variables, kSlurmJob);
+        slurm_job && (!own_slurm_job || *slurm_job != own_slurm_job))
+      continue;
     std::string program = fs::read_symlink(it->path() / "exe", unreadable).filename();
     if (const size_t deleted = program.find(" (deleted)"); deleted != std::string::npos)
       program.resize(deleted);  // as after an upgrade

@@ -12,8 +12,12 @@ struct JobProcess {
   std::string program;  // the name of its file
 };
 
-// Returns the processes whose environment has this MTRAIN_JOB_ID. It finds those in other process
-// groups and sessions, too: `timeout`, `setsid` and shells with job control make their own.
+// The variable that tells a job of Slurm from those that it has submitted.
+inline constexpr const char* kSlurmJob = "SLURM_JOB_ID";
+
+// Returns the processes whose environment has this MTRAIN_JOB_ID, and no other SLURM_JOB_ID than
+// this process. It finds those in other process groups and sessions, too: `timeout`, `setsid` and
+// shells with job control make their own.
 std::vector<JobProcess> job_processes(const std::string& job_id);
 
 // Kills these processes with SIGKILL until none is left. Gives up after a second, when what is left

@@ -31,25 +31,39 @@ struct Descriptor {
 constexpr const char* kOwnHint =
     "make it with  (umask 077; openssl rand -hex 32 >FILE)  as the user who trains";
 
+// Returns why the open file is not a secret of this user; "" where it is one.
+std::string fault_of(int fd) {
+  struct stat file {};
+  if (fstat(fd, &file) < 0 || !S_ISREG(file.st_mode)) return "is not a regular file";
+  if (file.st_uid != geteuid()) return fmt::format("belongs to user {}", file.st_uid);
+  if (file.st_mode & 077)
+    return fmt::format("can be used by others (mode {:04o} instead of 0600)", file.st_mode & 07777);
+  return "";
+}
+
 // Opens a regular file that is this user's alone; -1: there is none. Throws UserError for any other
 // file.
-int open_secret(const fs::path& path) {
+int open_secret(const fs::path& path, const std::string& hint) {
   // O_NONBLOCK: a FIFO must not block.
   Descriptor d{open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
   if (d.fd < 0 && errno == ENOENT) return -1;
-  const auto refuse = [&](const std::string& why) {
-    throw UserError(fmt::format("the token file {} {}", path.string(), why), kOwnHint);
-  };
-  if (d.fd < 0)
-    refuse(errno == ELOOP ? "is a symbolic link"
-                          : fmt::format("cannot be read: {}", std::strerror(errno)));
-  struct stat file {};
-  if (fstat(d.fd, &file) < 0 || !S_ISREG(file.st_mode)) refuse("is not a regular file");
-  if (file.st_uid != geteuid()) refuse(fmt::format("belongs to user {}", file.st_uid));
-  if (file.st_mode & 077)
-    refuse(
-        fmt::format("can be used by others (mode {:04o} instead of 0600)", file.st_mode & 07777));
+  std::string fault;
+  if (d.fd >= 0)
+    fault = fault_of(d.fd);
+  else
+    fault = errno == ELOOP ? "is a symbolic link"
+                           : fmt::format("cannot be read: {}", std::strerror(errno));
+  if (!fault.empty())
+    throw UserError(fmt::format("the token file {} {}", path.string(), fault), hint);
   return std::exchange(d.fd, -1);
+}
+
+// Whether the path still names the open file.
+bool is_file_at(int fd, const fs::path& path) {
+  struct stat own {};
+  struct stat there {};
+  return fstat(fd, &own) == 0 && lstat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
+         own.st_ino == there.st_ino;
 }
 
 // Returns nothing where the file has no 64 digits (yet).
@@ -67,7 +81,7 @@ Token read_token_file(const fs::path& path) {
   // A link of the user's own is followed here; the file that it names must pass the checks.
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
-  const Descriptor d{error ? -1 : open_secret(real)};
+  const Descriptor d{error ? -1 : open_secret(real, kOwnHint)};
   if (d.fd < 0) throw UserError(fmt::format("there is no token file {}", path.string()), kOwnHint);
   if (const auto token = read_token(d.fd)) return *token;
   throw UserError(
@@ -101,38 +115,72 @@ void JobToken::make_shared_file(const Job& job) {
     return;  // the user's, who may need it again
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::seconds(job.restarts > 0 ? 30 : 0);
-  for (;;) {
-    const Descriptor old{open(shared_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
-    if (old.fd < 0 && errno == ENOENT) break;
-    if (old.fd < 0 || flock(old.fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
-      unlink(shared_.c_str());
-      break;
+  // Other jobs may replace the file between any two steps.
+  constexpr int kMostRaces = 100;
+  for (int races = 0; races < kMostRaces; ++races) {
+    // O_RDWR: NFS locks only files that are open for writing.
+    const Descriptor old{open(shared_.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
+    const bool none = old.fd < 0 && errno == ENOENT;
+    const bool locked = old.fd >= 0 && flock(old.fd, LOCK_EX | LOCK_NB) == 0;
+    const bool in_use = old.fd >= 0 && !locked && errno == EWOULDBLOCK;
+    if (!locked && !needed) return;
+    if (in_use) {
+      if (std::chrono::steady_clock::now() > deadline)
+        throw UserError(fmt::format("{} is the token file of a job that lives", shared_.string()),
+                        "another job trains in this folder: choose another train.run_dir");
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      races = 0;
+      continue;
     }
-    if (!needed) return;
-    if (std::chrono::steady_clock::now() > deadline)
-      throw UserError(fmt::format("{} is the token file of a job that lives", shared_.string()),
-                      "another job trains in this folder: choose another train.run_dir");
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (locked && !is_file_at(old.fd, shared_)) continue;
+    if (!none) unlink(shared_.c_str());
+    if (!needed || write_shared_file()) return;
   }
-  if (!needed) return;
+  throw UserError(fmt::format("the token file {} cannot be replaced", shared_.string()), hint());
+}
+
+// Returns false where another job has made the file.
+bool JobToken::write_shared_file() {
+  std::error_code ignored;
   fs::create_directories(shared_.parent_path(), ignored);
   token_ = Token::random();
-  lock_ = open(shared_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  const std::string text = token_->hex() + "\n";
-  const bool locked = lock_ >= 0 && (flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
-  if (locked && write(lock_, text.data(), text.size()) == ssize_t(text.size())) return;
-  const std::string why = std::strerror(errno);
-  remove_shared_file();
-  throw UserError(fmt::format("cannot write the token file {}: {}", shared_.string(), why), hint());
+  // The file gets its name once it is locked and whole.
+  std::string name = shared_.string() + ".XXXXXX";
+  lock_ = mkostemp(name.data(), O_CLOEXEC);
+  const auto lock_and_write = [&] {
+    const std::string text = token_->hex() + "\n";
+    return lock_ >= 0 && (flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
+           write(lock_, text.data(), text.size()) == ssize_t(text.size());
+  };
+  const auto give_up = [&](const std::string& what) {
+    if (lock_ >= 0) {
+      unlink(name.c_str());
+      close(std::exchange(lock_, -1));
+    }
+    throw UserError(fmt::format("the token file {} {}", shared_.string(), what), hint());
+  };
+  const auto no_write = [] { return fmt::format("cannot be written: {}", std::strerror(errno)); };
+  if (!lock_and_write()) give_up(no_write());
+  // A mount may give files another owner or mode, so that no rank would take this one.
+  if (const std::string fault = fault_of(lock_); !fault.empty()) give_up(fault);
+  const int why = link(name.c_str(), shared_.c_str()) == 0 ? 0 : errno;
+  const bool done = why == 0 || is_file_at(lock_, shared_);  // NFS may lose the answer
+  unlink(name.c_str());
+  if (done) return true;
+  close(std::exchange(lock_, -1));
+  if (why == EEXIST) return false;
+  // This file system has no links.
+  name = shared_.string();
+  lock_ = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (lock_ < 0 && errno == EEXIST) return false;
+  if (!lock_and_write()) give_up(no_write());
+  return true;
 }
 
 void JobToken::remove_shared_file() {
   if (lock_ < 0) return;
   // Where the file system has no locks, a later job may have replaced the file.
-  struct stat own {};
-  struct stat there {};
-  if (fstat(lock_, &own) == 0 && lstat(shared_.c_str(), &there) == 0 && own.st_ino == there.st_ino)
-    unlink(shared_.c_str());
+  if (is_file_at(lock_, shared_)) unlink(shared_.c_str());
   close(std::exchange(lock_, -1));
 }
 
@@ -140,7 +188,7 @@ JobToken::~JobToken() { remove_shared_file(); }
 
 std::optional<Token> JobToken::find() const {
   if (token_) return token_;
-  const Descriptor d{open_secret(shared_)};
+  const Descriptor d{open_secret(shared_, hint())};
   return d.fd < 0 ? std::nullopt : read_token(d.fd);
 }
 

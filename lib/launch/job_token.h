@@ -38,6 +38,7 @@ class JobToken {
 
  private:
   void make_shared_file(const Job& job);
+  bool write_shared_file();
   void remove_shared_file();
 
   const std::filesystem::path shared_;

@@ -22,11 +22,11 @@ Signals::Signals() {
   sigaddset(&handled, SIGCHLD);
   sigaddset(&handled, SIGWINCH);
   for (const int s : kEndSignals) {
-    // Under nohup SIGHUP is ignored and must stay so: once blocked, it would arrive through the
-    // descriptor.
+    // What is ignored must stay so, as SIGHUP under nohup: once blocked, it would arrive through
+    // the descriptor.
     struct sigaction action;
     sigaction(s, nullptr, &action);
-    if (s != SIGHUP || action.sa_handler != SIG_IGN) sigaddset(&handled, s);
+    if (!may_be_ignored(s) || action.sa_handler != SIG_IGN) sigaddset(&handled, s);
   }
   sigprocmask(SIG_BLOCK, &handled, &before_);
   fd_ = signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK);

@@ -65,7 +65,7 @@ SignalGuard::SignalGuard() {
   action.sa_flags = SA_RESTART | SA_SIGINFO;
   for (size_t i = 0; i < std::size(kEndSignals); ++i) {
     sigaction(kEndSignals[i], &action, &g_before[i]);
-    const bool off = kEndSignals[i] == SIGHUP && g_before[i].sa_handler == SIG_IGN;
+    const bool off = launch::may_be_ignored(kEndSignals[i]) && g_before[i].sa_handler == SIG_IGN;
     if (off) sigaction(kEndSignals[i], &g_before[i], nullptr);
   }
 }

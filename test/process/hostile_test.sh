@@ -76,24 +76,31 @@ for backend in auto gloo; do
   ((${#ranks[@]} == 2)) || fail "$backend: ${#ranks[@]} ranks"
   before=()
   for pid in "${ranks[@]}"; do before+=("$(peak_kib "$pid")"); done
+  attack() {
+    (ulimit -n 4096 2>/dev/null && exec timeout 60 python3 "$here/hostile.py" attack "$port" "${ranks[@]}") \
+      >"$work/attack" 2>&1 || fail "$backend, $1: $(cat "$work/attack")"
+  }
+  attack "one stranger"
   (ulimit -n 4096 2>/dev/null && exec python3 "$here/hostile.py" flood "$port" 1100) 2>/dev/null &
   flood=$!
   running+=("$flood")
-  (ulimit -n 4096 2>/dev/null && exec timeout 60 python3 "$here/hostile.py" attack "$port" "${ranks[@]}") >"$work/attack" 2>&1 ||
-    fail "$backend: $(cat "$work/attack")"
-  kill "$flood"
+  attack "among others"
+  kill "$flood" || fail "$backend: the flood has ended by itself"
   wait "$flood" 2>/dev/null
   await_steps "$run" $(($(losses "$run" | wc -l) + 30)) # a save, too
   for i in 0 1; do
     grown=$(($(peak_kib "${ranks[i]}") - before[i]))
     ((grown < 10 * 1024)) || fail "$backend: rank $i took $grown KiB more"
   done
+  tokens=0
   for pid in "${ranks[@]}" "$job"; do
     token=$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^MTRAIN_TOKEN=//p')
     [[ -n $token ]] || continue
+    tokens=$((tokens + 1))
     grep -qF "$token" "/proc/$pid/cmdline" && fail "$backend: the token is among the arguments"
     grep -rqF "$token" "$work" && fail "$backend: a file holds the token: $(grep -rlF "$token" "$work")"
   done
+  ((tokens >= 2)) || fail "$backend: $tokens ranks have a token to look for"
   kill -INT "$job"
   wait "$job" || fail "$backend: the job among strangers ended badly"
   running=()
@@ -106,19 +113,27 @@ for backend in auto gloo; do
 done
 
 # --- strangers who reconnect do not keep ranks from meeting ---
-start_seconds() {
-  local began=$EPOCHREALTIME
-  "$launch" --nproc_per_node=8 --master_port="$1" --recipe "$work/r.yaml" "train.run_dir=$work/start_$2" \
-    train.global_batch_size=8 train.steps=1 checkpoint.at_end=false >"$work/out" 2>&1 || fail "a start, $2"
-  awk -v a="$began" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }'
+# start <port> <name>: sets `best` to the seconds of the fastest of three starts
+start() {
+  local i began took
+  best=
+  for i in 1 2 3; do
+    began=$EPOCHREALTIME
+    "$launch" --nproc_per_node=8 --master_port="$1" --recipe "$work/r.yaml" "train.run_dir=$work/start_$2$i" \
+      train.global_batch_size=8 train.steps=1 checkpoint.at_end=false >"$work/out" 2>&1 || fail "start $i, $2"
+    took=$(awk -v a="$began" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')
+    best=$(awk -v a="${best:-$took}" -v b="$took" 'BEGIN { print a < b ? a : b }')
+  done
 }
 port=$(free_port)
-alone=$(start_seconds "$port" alone)
+start "$port" alone
+alone=$best
 (ulimit -n 4096 2>/dev/null && exec python3 "$here/hostile.py" flood "$port" 1100) 2>/dev/null &
 running=("$!")
 sleep 0.3
-among=$(start_seconds "$port" among)
-kill "${running[@]}"
+start "$port" among
+among=$best
+kill "${running[@]}" || fail "the flood has ended by itself"
 wait "${running[@]}" 2>/dev/null
 running=()
 echo "start of 8 ranks: $alone s alone, $among s among 1,100 strangers"
@@ -173,17 +188,18 @@ if ip netns add "mtrain-$$-0" 2>/dev/null && ip netns add "mtrain-$$-1" &&
     in_host $host ip link set lo up
   done
   for host in 0 1; do
-    (in_host $host "$launch" --nnodes=2 --node_rank=$host --nproc_per_node=1 --master_addr=10.9.0.1 --master_port=29500 \
-      --recipe "$work/r.yaml" "train.run_dir=$work/runs/networks" comm.backend=gloo train.steps=100 >"$work/out$host" 2>&1 ||
-      cp "$work/out$host" "$work/out.networks") &
+    ip netns exec "mtrain-$$-$host" "$launch" --nnodes=2 --node_rank=$host --nproc_per_node=1 --master_addr=10.9.0.1 \
+      --master_port=29500 --recipe "$work/r.yaml" "train.run_dir=$work/runs/networks" comm.backend=gloo >"$work/out$host" 2>&1 &
+    running+=("$!")
   done
   await_steps runs/networks 1
   in_host 0 python3 -c "
 import sys
 at = [w[1].split(':')[0] for f in ('tcp', 'tcp6') for w in (l.split() for l in open('/proc/net/' + f)) if w[3] == '0A']
 sys.exit(at != ['0100090A'])" || fail "two networks: rank 0 listens elsewhere than at 10.9.0.1"
-  wait
-  [[ ! -e $work/out.networks ]] || fail "two networks: $(cat "$work/out.networks")"
+  kill -INT "${running[@]}"
+  for host in 0 1; do wait "${running[host]}" || fail "two networks: $(cat "$work/out$host")"; done
+  running=()
   [[ ! -e $work/runs/networks/.token ]] || fail "two networks: the token is left"
 else
   echo "no network namespaces here: two hosts are two addresses of one"

@@ -226,6 +226,20 @@ TEST_CASE("a new stranger takes the oldest one's place, and never that of a rank
   CHECK(another.get("a") == "b");
 }
 
+TEST_CASE("strangers who say nothing are closed before one that has greeted") {
+  const StoreServer server(any_port());
+  std::vector<std::unique_ptr<Stranger>> strangers;
+  const auto come = [&] { strangers.push_back(std::make_unique<Stranger>(server.address())); };
+  come();
+  strangers[0]->say(std::string(kStoreGreeting) + text_of(make_nonce()));
+  CHECK(strangers[0]->hear(kHelloBytes + kProofBytes).size() == kHelloBytes + kProofBytes);
+  for (size_t i = 1; i < StoreServer::kMaxStrangers; ++i) come();
+  std::this_thread::sleep_for(100ms);
+  come();
+  CHECK(strangers[1]->is_closed());
+  CHECK_FALSE(strangers[0]->is_closed(50ms));
+}
+
 TEST_CASE("strangers who reconnect without end delay a rank by less than a second") {
   const StoreServer server(any_port());
   std::atomic<bool> over{false};

@@ -5,6 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cstdlib>
+#include <memory>
+#include <thread>
+#include <vector>
 
 #include <catch2/catch.hpp>
 
@@ -83,6 +86,29 @@ TEST_CASE("the file that a killed job has left is replaced, or removed where non
   crash();
   const JobToken alone(job_of(0, 1), shared);
   CHECK_FALSE(fs::exists(shared));
+}
+
+TEST_CASE("of jobs that start in one folder at once, one lives") {
+  for (int round = 0; round < 20; ++round) {
+    const TemporaryFolder folder;
+    const fs::path shared = folder.path / ".token";
+    if (round % 2) write_secret(shared, Token::random().hex() + "\n");  // of a killed job
+    std::vector<std::unique_ptr<JobToken>> jobs(4);
+    std::vector<std::thread> threads;
+    for (auto& job : jobs)
+      threads.emplace_back([&] {
+        try {
+          job = std::make_unique<JobToken>(job_of(0), shared);
+        } catch (const UserError&) {
+          // Another one was first.
+        }
+      });
+    for (auto& thread : threads) thread.join();
+    std::erase(jobs, nullptr);
+    REQUIRE(jobs.size() == 1);
+    CHECK(read_file(shared) == jobs[0]->find()->hex() + "\n");
+    CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 1);
+  }
 }
 
 TEST_CASE("the variable goes before the user's file, and that before the shared one") {

@@ -194,6 +194,8 @@ TEST_CASE("a class's own defaults yield to what the recipe says, and its argumen
               "ddp.no_align_param_gather", "reference");
   expect_told("launch: {env: {CUDA_DEVICE_MAX_CONNECTIONS: 1}}\n", Severity::error, "launch.env",
               "a setting of its own");
+  expect_told("launch: {env: {MTRAIN_TOKEN: '${env:HOME}'}}\n", Severity::error, "launch.env",
+              "does not belong in a recipe");
   expect_told("dataset.validation: x\n", Severity::warning, "dataset.validation",
               "trained on, too");
 }

@@ -8,6 +8,7 @@
 
 #include "plan/run_plan.h"
 #include "plan/saved_recipe.h"
+#include "recipe/load/raw_settings.h"
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
 #include "temporary_folder.h"
@@ -209,6 +210,11 @@ TEST_CASE("no message quotes the value of a variable for the ranks") {
     CHECK_THAT(text, !Contains("hunter2") && Contains("override 1"));
   }
   CHECK_THAT(wrong("launch: {env: hunter2}\n"), !Contains("hunter2") && Contains("launch.env"));
+  for (const char* set : {"launch.env.A=x", "env_vars.A=x", "env.A=x", "+launch.env.A=x"}) {
+    INFO(set);
+    CHECK(holds_secrets(set));
+  }
+  CHECK_FALSE(holds_secrets("train.steps=1"));
 }
 
 TEST_CASE("variables for the ranks are not among what ranks and a resume compare") {

@@ -89,7 +89,8 @@ struct GlooMesh::Peer {
 
 namespace {
 
-// Returns the address and port that `name` (getsockname or getpeername) gives.
+// Returns the address and port that `name` (getsockname or getpeername) gives. An interface's name
+// (fe80::1%eth0) holds on this host alone, and is left out.
 std::string end_of(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
@@ -98,7 +99,9 @@ std::string end_of(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
       getnameinfo(reinterpret_cast<sockaddr*>(&address), length, host, sizeof host, port,
                   sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
     return "none";  // the connection broke
-  return fmt::format("{} {}", host, port);
+  const std::string_view address_and_interface = host;
+  return fmt::format("{} {}", address_and_interface.substr(0, address_and_interface.find('%')),
+                     port);
 }
 
 }  // namespace
@@ -120,8 +123,8 @@ void GlooMesh::check_ends(gloo::rendezvous::Store& store) const {
       throw CommError(
           fmt::format("rank {} of the group is not at the other end of its connection ({})", r,
                       seen),
-          "another program has connected to this rank's port while the ranks connected; start the "
-          "job again");
+          "another program has connected to this rank's port while the ranks connected: start the "
+          "job again; or addresses are translated between the ranks (NAT), which gloo cannot use");
   }
 }
 

@@ -69,13 +69,14 @@ std::string own_address(mtrain::comm::Store& store, const GlooOptions& o) {
 class GlooTransport : public Transport {
  public:
   explicit GlooTransport(const GlooOptions& o) : options_(o) {
+    const auto timeout = std::chrono::duration_cast<milliseconds>(o.timeout);
     std::string address;
     {
-      mtrain::comm::Store meeting(o.store, std::chrono::duration_cast<milliseconds>(o.timeout));
+      mtrain::comm::Store meeting(o.store, timeout);
       address = own_address(meeting, o);
     }
     // A failing rank must not wait long for a store that is gone.
-    reports_ = std::make_shared<mtrain::comm::Store>(o.store, std::chrono::seconds(2));
+    reports_ = std::make_shared<mtrain::comm::Store>(o.store, timeout, std::chrono::seconds(2));
     gloo::transport::tcp::attr attributes;
     attributes.hostname = address;
     try {

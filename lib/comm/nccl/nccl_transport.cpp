@@ -122,7 +122,9 @@ class NcclTransport : public Transport {
       : api_(std::move(api)),
         options_(options),
         // A failing rank must not wait long for a store that is gone.
-        store_(std::make_shared<Store>(options.store, std::chrono::seconds(2))) {}
+        store_(std::make_shared<Store>(options.store,
+                                       std::chrono::duration_cast<milliseconds>(options.timeout),
+                                       std::chrono::seconds(2))) {}
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {

@@ -187,7 +187,7 @@ class ServedTransport : public Transport {
         rank_(o.rank),
         // A connection of its own, since the other one may be waiting. A failing rank must not wait
         // long.
-        failures_(at, std::chrono::seconds(2)) {}
+        failures_(at, rendezvous_time(o), std::chrono::seconds(2)) {}
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {
     return transport_->connect(name, ranks, rank);

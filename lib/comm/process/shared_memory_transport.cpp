@@ -9,6 +9,7 @@
 #include "comm/process/channel_memory.h"
 #include "comm/process/host_process.h"
 #include "comm/shm_communicator.h"
+#include "comm/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -26,7 +27,7 @@ class SharedMemoryTransport : public Transport {
       const size_t line = text.find('\n');
       if (text.substr(line + 1) != host)
         throw UserError(fmt::format("rank {} runs on `{}`, rank {} on `{}`", r,
-                                    text.substr(line + 1), rank, host),
+                                    text.substr(line + 1, kMaxReasonBytes), rank, host),
                         "ranks on several hosts talk over gloo: comm.backend=gloo");
       const auto process = ProcessIdentity::parse(text.substr(0, line));
       if (!process) throw CommError(fmt::format("rank {} does not say which process it is", r));

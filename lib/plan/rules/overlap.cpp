@@ -84,6 +84,9 @@ void check_launch(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
   diagnostics.require(!r.launch.env.count("CUDA_DEVICE_MAX_CONNECTIONS"), {"launch.env"},
                       "CUDA_DEVICE_MAX_CONNECTIONS has a setting of its own",
                       "set launch.cuda_device_max_connections");
+  diagnostics.require(!r.launch.env.count("MTRAIN_TOKEN"), {"launch.env"},
+                      "MTRAIN_TOKEN, the job's secret, does not belong in a recipe",
+                      "set MTRAIN_TOKEN in the environment, or name a file with --token_file");
   // A printed recipe has names without values.
   for (const auto& [name, variable] : r.launch.env)
     if (!variable.value && !std::getenv(name.c_str()))

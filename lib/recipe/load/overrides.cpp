@@ -1,4 +1,6 @@
 // Overrides of the command line: path=value and ~path.
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "base/strings.h"
@@ -25,8 +27,13 @@ void reset(const std::string& path, const SourceLocation& location, Diagnostics&
 }  // namespace
 
 bool holds_secrets(std::string_view text) {
-  const std::string path = normalize_path(trim(text.substr(0, text.find('='))));
-  return path == "launch" || path == "env_vars" || path == "env" || path.ends_with(".env");
+  std::string_view name = trim(text.substr(0, text.find('=')));
+  name.remove_prefix(std::min(name.find_first_not_of("+~"), name.size()));
+  const std::string path = normalize_path(name);
+  if (path == "launch" || path.ends_with(".env")) return true;
+  for (const std::string variables : {"env", "env_vars", "launch.env"})
+    if (path == variables || path.starts_with(variables + ".")) return true;
+  return false;
 }
 
 void apply_override(const std::string& text, const std::string& source, Diagnostics& diagnostics,
