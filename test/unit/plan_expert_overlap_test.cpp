@@ -41,8 +41,10 @@ TEST_CASE("sizes that no list could hold are refused at once, as without pairs")
   for (const std::string& pairs : {kPairs + "=false", kPairs + "=true"}) {
     expect_accepts({.what = "dense", .set = {batch, pairs}});
     for (const Overrides& more : {Overrides{batch, pairs}, Overrides{batch, pairs, v}})
-      expect_accepts({.what = "long lists", .world = 4, .set = interleaved(more)});
-    expect_accepts({.what = "experts", .world = 16, .set = interleaved(experts({batch, pairs}))});
+      expect_error({.what = "long lists", .world = 4, .set = interleaved(more)},
+                   "train.global_batch_size", "passes in a step");
+    expect_error({.what = "experts", .world = 16, .set = interleaved(experts({batch, pairs}))},
+                 "train.global_batch_size", "passes in a step");
     expect_error(
         {.what = "stages", .world = 4, .set = interleaved({"distributed.vpp_size=65536", pairs})},
         "model.num_layers", "fewer than the 262144 stages");

@@ -61,11 +61,15 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   check(sample * batch, "tokens of a step", {"dataset.seq_length", "train.global_batch_size"});
   check(double(r.train.steps) * batch, "samples of all steps",
         {"train.steps", "train.global_batch_size"});
-  if ((l.pp == 1 && l.ep == 1) || l.micro_batches <= kMostPasses / l.stages_per_rank) return all;
+  // Too many stages for the layers are another rule's mistake.
+  const int64_t stages =
+      std::clamp<int64_t>(l.stages_per_rank, 1, std::max<int64_t>(1, m.num_layers));
+  const bool listed = l.pp > 1 || m.moe.num_experts > 0;
+  if (!listed || l.micro_batches <= kMostPasses / stages) return all;
   diagnostics.require(
       false, {"train.global_batch_size", "train.micro_batch_size"},
       fmt::format("{} micro-batches in {} stages of a rank are more than {} passes in a step",
-                  l.micro_batches, l.stages_per_rank, kMostPasses),
+                  l.micro_batches, stages, kMostPasses),
       "raise micro_batch_size, or lower global_batch_size");
   return false;
 }
