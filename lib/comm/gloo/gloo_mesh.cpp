@@ -28,26 +28,6 @@ namespace {
 constexpr uint64_t kNeverSent = std::numeric_limits<uint64_t>::max();  // a slot without messages
 constexpr uint64_t kParting = kNeverSent - 1;                          // of await_last_pieces()
 
-bool has_address(int fd, const sockaddr_storage& wanted) {
-  sockaddr_storage own{};
-  socklen_t length = sizeof own;
-  return getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-         std::memcmp(&own, &wanted, length) == 0;
-}
-
-// Returns a duplicate of this process's socket with that local address: gloo does not give access
-// to its own handle.
-int find_socket(const sockaddr_storage& address) {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    if (!has_address(fd, address)) continue;
-    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (own >= 0 && has_address(own, address)) return own;
-    if (own >= 0) close(own);
-  }
-  return -1;
-}
-
 // Replaces the congestion control bbr, which paces its sends and so halves the bandwidth of fast
 // links, by cubic, or by reno, which every Linux has.
 void avoid_pacing(int fd) {
@@ -89,19 +69,41 @@ struct GlooMesh::Peer {
 
 namespace {
 
-// Returns the address and port that `name` (getsockname or getpeername) gives. An interface's name
-// (fe80::1%eth0) holds on this host alone, and is left out.
-std::string end_of(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
+// Returns the address and port. An interface's name (fe80::1%eth0) holds on this host alone, and is
+// left out.
+std::string text_of(const sockaddr_storage& address, socklen_t length) {
   char host[NI_MAXHOST], port[NI_MAXSERV];
-  if (name(fd, reinterpret_cast<sockaddr*>(&address), &length) < 0 ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&address), length, host, sizeof host, port,
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, port,
                   sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-    return "none";  // the connection broke
+    return "none";
   const std::string_view address_and_interface = host;
   return fmt::format("{} {}", address_and_interface.substr(0, address_and_interface.find('%')),
                      port);
+}
+
+// Returns what `name` (getsockname or getpeername) gives; "none" for a socket without it.
+std::string end_of(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  return name(fd, reinterpret_cast<sockaddr*>(&address), &length) < 0 ? "none"
+                                                                      : text_of(address, length);
+}
+
+// Returns a duplicate of this process's socket between these ends: gloo does not give access to its
+// own handle. One end does not tell, since gloo lets sockets share a local port. Returns -1 if
+// there is none.
+int find_socket(const std::string& own, const std::string& peer) {
+  const auto has_ends = [&](int fd) {
+    return end_of(fd, getsockname) == own && end_of(fd, getpeername) == peer;
+  };
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    if (!has_ends(fd)) continue;
+    const int duplicate = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (duplicate >= 0 && has_ends(duplicate)) return duplicate;
+    if (duplicate >= 0) ::close(duplicate);
+  }
+  return -1;
 }
 
 }  // namespace
@@ -109,20 +111,25 @@ std::string end_of(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
 // Gloo takes the first connection that arrives for its peer's. Each rank therefore tells the others
 // through the store, which only ranks can use, at which addresses its own ends of the connections
 // are. No stranger can have the address of one that is connected.
-void GlooMesh::check_ends(gloo::rendezvous::Store& store) const {
-  std::string own;
-  for (int r = 0; r < ranks_; ++r)
-    own += (r == rank_ ? "own" : end_of(peers_[size_t(r)].socket, getsockname)) + "\n";
-  store.set(fmt::format("ends_{}", rank_), std::vector<char>(own.begin(), own.end()));
+void GlooMesh::find_sockets(gloo::rendezvous::Store& store) {
+  std::vector<std::string> own(static_cast<size_t>(ranks_), "own");
+  for (int r = 0; r < ranks_; ++r) {
+    if (r == rank_) continue;
+    const gloo::transport::tcp::Address address(context_->getPair(r)->address().bytes());
+    own[size_t(r)] = text_of(address.getSockaddr(), sizeof(sockaddr_storage));
+  }
+  std::string lines;
+  for (const std::string& end : own) lines += end + "\n";
+  store.set(fmt::format("ends_{}", rank_), std::vector<char>(lines.begin(), lines.end()));
   for (int r = 0; r < ranks_; ++r) {
     if (r == rank_) continue;
     const std::vector<char> text = store.get(fmt::format("ends_{}", r));
     const auto ends = split({text.data(), text.size()}, '\n');
-    const std::string seen = end_of(peers_[size_t(r)].socket, getpeername);
-    if (ends.size() <= size_t(rank_) || ends[size_t(rank_)] != seen)
+    const std::string peer = ends.size() > size_t(rank_) ? ends[size_t(rank_)] : "none";
+    peers_[size_t(r)].socket = find_socket(own[size_t(r)], peer);
+    if (peers_[size_t(r)].socket < 0)
       throw CommError(
-          fmt::format("rank {} of the group is not at the other end of its connection ({})", r,
-                      seen),
+          fmt::format("rank {} of the group is not at the other end of its connection", r),
           "another program has connected to this rank's port while the ranks connected: start the "
           "job again; or addresses are translated between the ranks (NAT), which gloo cannot use");
   }
@@ -139,19 +146,16 @@ GlooMesh::GlooMesh(std::shared_ptr<gloo::transport::Device> device, gloo::rendez
       std::max(std::chrono::milliseconds(1),
                std::chrono::duration_cast<std::chrono::milliseconds>(timeout) / 5));
   context_->connectFullMesh(store, device);
+  find_sockets(store);
   for (int r = 0; r < ranks; ++r) {
     if (r == rank) continue;
     Peer& peer = peers_[size_t(r)];
-    const gloo::transport::tcp::Address address(context_->getPair(r)->address().bytes());
-    peer.socket = find_socket(address.getSockaddr());
-    if (peer.socket < 0) throw CommError(fmt::format("the connection to rank {} broke", r));
     avoid_pacing(peer.socket);
     peer.buffer = context_->createUnboundBuffer(nullptr, std::numeric_limits<size_t>::max());
     // Gloo forgets pieces under way when a connection breaks. This receive is always pending, so
     // that a wait on the buffer then fails.
     peer.buffer->recv(r, kNeverSent, 0, 0);
   }
-  check_ends(store);
 }
 
 GlooMesh::~GlooMesh() = default;

@@ -55,7 +55,7 @@ class GlooMesh {
 
  private:
   struct Peer;
-  void check_ends(gloo::rendezvous::Store& store) const;
+  void find_sockets(gloo::rendezvous::Store& store);
 
   int rank_, ranks_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
