@@ -5,14 +5,14 @@
 #   scripts/test.sh --quick | --ci-sanitizers
 #     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; every bit of a
 #                       small checkpoint is flipped; 200 random pairs of signals to trainings; and every fuzz target for
-#                       60 s (or MTRAIN_FUZZ_SECONDS), and the tests of imported models and of damaged checkpoints, under
-#                       AddressSanitizer with UndefinedBehaviorSanitizer
+#                       60 s (or MTRAIN_FUZZ_SECONDS), and the tests of plans, communication, imported models and
+#                       damaged checkpoints, under AddressSanitizer with UndefinedBehaviorSanitizer
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
-#     --ci-sanitizers   runs only a part of --sanitizers that is quick enough for every change: parsers, plans, files,
-#                       communication and the launcher under AddressSanitizer with UndefinedBehaviorSanitizer;
-#                       communication, devices and two steps of each parallelism under ThreadSanitizer
+#     --ci-sanitizers   runs only a part of --sanitizers that is quick enough for every change: parsers, files and the
+#                       launcher under AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two
+#                       steps of each parallelism under ThreadSanitizer
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 sanitizers=0 nightly=0 alone=
@@ -127,9 +127,8 @@ case $alone in
     ;;
   --ci-sanitizers)
     phase "packages" scripts/install-deps.sh --tests
-    phase "build: asan" build asan test_unit_recipe test_unit_plan test_unit_data test_unit_storage test_unit_comm \
-      test_unit_launch mtrain-launch
-    phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|plan|data|storage|comm|launch)$'
+    phase "build: asan" build asan test_unit_recipe test_unit_data test_unit_storage test_unit_launch mtrain-launch
+    phase "tests: asan" run_ctest asan --tests-regex '^unit_(recipe|data|storage|launch)$'
     phase "build: release" build release mtrain
     phase "launcher: asan" run_launcher
     phase "build: tsan" build tsan test_unit_comm test_unit_device test_overlap_steps
@@ -153,8 +152,8 @@ if ((nightly)); then
   phase "packages of the fuzz targets" scripts/install-deps.sh --fuzz
   phase "build: fuzz" build_fuzzers
   phase "fuzz targets" run_fuzzers
-  phase "build: asan" build asan test_unit_interchange test_unit_checkpoint
-  phase "tests: asan" run_ctest asan --tests-regex '^unit_(interchange|checkpoint)$'
+  phase "build: asan" build asan test_unit_plan test_unit_comm test_unit_interchange test_unit_checkpoint
+  phase "tests: asan" run_ctest asan --tests-regex '^unit_(plan|comm|interchange|checkpoint)$'
 fi
 if ((sanitizers)); then
   for preset in asan tsan; do
