@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include "base/error.h"
 #include "plan/run_plan.h"
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
@@ -62,7 +63,11 @@ TEST_CASE("recipes of any sizes are planned or refused, and never end the progra
     const int64_t world = i % 2 ? 1 : 8;
     const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, world);
     if (diagnostics.has_errors()) continue;
-    const RunPlan plan = make_plan(r, world, std::max<int64_t>(1, r.model.vocab_size));
-    CHECK(plan.fullest().total() >= 0);
+    try {
+      const RunPlan plan = make_plan(r, world, std::max<int64_t>(1, r.model.vocab_size));
+      CHECK(plan.fullest().total() >= 0);
+    } catch (const UserError& e) {
+      CHECK_THAT(e.what(), Catch::Contains("too many to list"));  // micro-batches of one stage
+    }
   }
 }
