@@ -35,9 +35,11 @@ size_t first_too_deep(std::string_view text) {
 // Returns what nlohmann's message says besides the place, without the text that it could not read:
 // that may be of any size, and may not be UTF-8.
 std::string reason_of(std::string_view what) {
-  if (const size_t end = what.find("; last read: "); end != what.npos) what = what.substr(0, end);
+  if (const size_t end = what.find("; last read: "); end != std::string_view::npos)
+    what = what.substr(0, end);
   for (const std::string_view begin : {"] ", " - "})
-    if (const size_t at = what.find(begin); at != what.npos) what.remove_prefix(at + begin.size());
+    if (const size_t at = what.find(begin); at != std::string_view::npos)
+      what.remove_prefix(at + begin.size());
   if (what.starts_with("number overflow")) what = "a number is too large";
   return std::string(what.substr(0, 200));
 }
