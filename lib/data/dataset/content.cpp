@@ -24,17 +24,19 @@ namespace {
 
 constexpr const char* kFirstLine = "mtrain content 1";
 constexpr int64_t kBlock = 4096, kBlocks = 4096;  // bytes of a block, and blocks of a sample
-constexpr int64_t kPiece = int64_t(4) << 20;      // bytes that are read at a time
+constexpr int64_t kPiece = int64_t(4) << 20;      // bytes between two calls of go_on
+constexpr int64_t kRead = int64_t(1) << 19;       // bytes that are read at a time
 constexpr const char* kUnknown = "-";
 
 std::string hash_all(const RandomAccessFile& file, const std::function<bool()>& go_on) {
   ContentHash hash;
   std::string piece;
-  for (int64_t at = 0; at < file.size(); at += kPiece) {
-    piece.resize(size_t(std::min(kPiece, file.size() - at)));
+  for (int64_t at = 0; at < file.size();) {
+    piece.resize(size_t(std::min(kRead, file.size() - at)));
     file.read(at, piece.size(), piece.data(), "its content");
     hash.add(piece);
-    if (!go_on()) return "";
+    at += int64_t(piece.size());
+    if ((at % kPiece == 0 || at == file.size()) && !go_on()) return "";
   }
   return hash.hex();
 }
