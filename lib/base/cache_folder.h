@@ -1,4 +1,4 @@
-// Where programs keep what they can compute again.
+// The user's folder for results that programs can compute again.
 #pragma once
 #include <filesystem>
 #include <optional>

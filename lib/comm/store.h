@@ -13,7 +13,7 @@
 
 namespace mtrain::comm {
 
-// Where a job's ranks meet.
+// The address at which a job's ranks meet.
 struct StoreAddress {
   std::string host;
   uint16_t port = 0;

@@ -96,7 +96,7 @@ int make_log_folders(const fs::path& log_dir, int from, int first_rank, int rank
     for (int i = 0; i < ranks && !taken; ++i) taken = fs::exists(folder(i), error);
     if (taken) continue;
     fs::create_directories(attempt, error);
-    // Of two launches at once, one makes the first rank's folder.
+    // If two launches start at once, only one of them makes the first rank's folder.
     if (!error && !fs::create_directory(folder(0), error) && !error) continue;
     for (int i = 1; i < ranks && !error; ++i) fs::create_directory(folder(i), error);
     if (error)

@@ -179,7 +179,7 @@ bool JobToken::write_shared_file() {
 
 void JobToken::remove_shared_file() {
   if (lock_ < 0) return;
-  // Where the file system has no locks, a later job may have replaced the file.
+  // A later job may have replaced the file if the file system has no locks.
   if (is_file_at(lock_, shared_)) unlink(shared_.c_str());
   close(std::exchange(lock_, -1));
 }

@@ -1,4 +1,4 @@
-// Which launcher of this host uses a port.
+// A launcher's claim to a port of this host.
 #pragma once
 #include <cstdint>
 

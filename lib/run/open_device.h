@@ -14,10 +14,10 @@ namespace mtrain::run {
 // share of the host's cores.
 std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::Job& job);
 
-// Where the ranks find the job's token. `shared` is the file by which rank 0 gives it to ranks that
+// Returns the places of the job's token. `shared` is the file by which rank 0 gives it to ranks that
 // have neither MTRAIN_TOKEN nor --token_file.
 comm::TokenSource token_source(const launch::Job& job, const std::filesystem::path& shared);
-// That file for a job that uses a model without training it. Its name has the port of the job,
+// Returns `shared` for a job that uses a model without training it. The name has the job's port,
 // since other jobs may use the model at the same time.
 std::filesystem::path token_file_beside(const std::filesystem::path& model, const launch::Job& job);
 

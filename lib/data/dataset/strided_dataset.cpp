@@ -53,7 +53,7 @@ StridedDataset::Window StridedDataset::window(int64_t index) const {
 
 std::pair<int64_t, int64_t> StridedDataset::counted(const Window& w) const {
   const int64_t S = options_.window, end = std::min(w.begin + S, w.document_end);
-  // Where the window before it ends.
+  // The end of the window before this one; 0 for a document's first.
   const int64_t seen = w.begin > w.document_begin ? w.begin - options_.stride + S : 0;
   return {std::min(std::max(w.begin + 1, seen), end), end};
 }
