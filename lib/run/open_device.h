@@ -14,8 +14,8 @@ namespace mtrain::run {
 // share of the host's cores.
 std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::Job& job);
 
-// Returns the places of the job's token. `shared` is the file by which rank 0 gives it to ranks that
-// have neither MTRAIN_TOKEN nor --token_file.
+// Returns the places of the job's token. `shared` is the file by which rank 0 gives it to ranks
+// that have neither MTRAIN_TOKEN nor --token_file.
 comm::TokenSource token_source(const launch::Job& job, const std::filesystem::path& shared);
 // Returns `shared` for a job that uses a model without training it. The name has the job's port,
 // since other jobs may use the model at the same time.
