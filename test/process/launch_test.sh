@@ -27,6 +27,9 @@ lr_scheduler: {style: constant}
 mixed_precision: fp32
 comm: {timeout_s: 20}
 YAML
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" --dry-run "dataset.train=$work/nowhere" >"$work/out" 2>&1 ||
+  fail "a dry run without data"
+[[ $(grep -c "dry run on 2 ranks" "$work/out") == 1 ]] || fail "a dry run under the launcher is not printed once"
 losses() { sed -n 's/.*"loss":\([0-9.e+-]*\).*/\1/p' "$1/metrics.jsonl"; }
 # start <name> <ranks> <setting>...: starts a training in the background, whose process is $pid
 start() {
