@@ -189,7 +189,7 @@ void add_train_options(CLI::App& app, char** argv) {
       ->type_name("N")
       ->group("Look, do not run");
   app.add_option("--trace", o->trace,
-                 "write a Chrome / Perfetto trace of every launch to this file")
+                 "write a Chrome / Perfetto trace of every launch and wait to this file")
       ->group("Look while it runs");
   app.add_flag("--profile", o->profile, "print the time of each operation at the end")
       ->group("Look while it runs");

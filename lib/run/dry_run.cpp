@@ -192,6 +192,7 @@ std::string fewest_text(const RunPlan& plan, const std::string& fit) {
     if (size > 1) sizes += fmt::format("{}{} {}", sizes.empty() ? "" : " x ", axis, size);
   };
   add("tp", l.tp), add("pp", l.pp), add("cp", l.cp), add("dp", l.dp);
+  if (l.ep > 1) sizes += fmt::format("; ep {}", l.ep);
   return fmt::format(
       "{}: the fewest that the sizes{} and the batch of {} allow{}; --world-size N "
       "plans for others",

@@ -312,7 +312,7 @@ class CudaBackend : public DeviceBackend {
     if (status != cudaSuccess)
       throw UserError(fmt::format("CUDA device {} was asked for, and CUDA finds none: {} ({})",
                                   ordinal, cudaGetErrorString(status), cudaGetErrorName(status)),
-                      driver_hint());
+                      driver_hint() + "; or set train.device=cpu and comm.backend=auto");
     if (ordinal < 0 || ordinal >= count)
       throw UserError(
           fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
