@@ -54,6 +54,7 @@ std::vector<std::string> command_of(std::vector<std::string> rest) {
 
 struct Training {
   std::string recipe;
+  bool runs = true;  // it does not only print a plan
   std::vector<std::string> overrides;
 };
 
@@ -70,6 +71,8 @@ Training training_of(const std::vector<std::string>& command) {
       t.recipe = word.substr(9);
     else if (word == "--strict")
       t.overrides.push_back("debug.strict=true");
+    else if (word == "--dry-run" || word == "--print-recipe")
+      t.runs = false;
     else if (word == "--trace" || word == "--token_file" || word == "--token-file")
       ++i;
     else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
@@ -105,12 +108,14 @@ void check_recipe(const Training& t, launch::AgentOptions& o) {
       t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
   diagnostics.throw_if_errors();
   const std::string saved = interchange::continued_model(path, t.overrides, false);
-  const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world,
-                                     plan::machine_with(usable_gpus(), o.ranks_per_node), saved);
+  const plan::Machine machine = plan::machine_with(usable_gpus(), o.ranks_per_node);
+  const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world, machine, saved);
   if (saved.empty()) interchange::check_folder_model(r, diagnostics);
   interchange::check_consolidated(r, diagnostics);
   plan::check_supported(r, diagnostics);
-  if (o.nodes == 1) plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
+  plan::check_machine(r, machine, diagnostics);
+  if (o.nodes == 1 && t.runs)
+    plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
   diagnostics.throw_if_errors();
   const RunPlan run_plan = plan::make_plan(r, world, r.model.vocab_size);
   std::map<std::string, std::string> env = r.launch.variables();

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/usable_cores.h"
 #include "launch/end_signals.h"
 #include "launch/error_file.h"
 #include "launch/host_gpus.h"
@@ -53,11 +54,6 @@ struct Console {
   OutputStream out{STDOUT_FILENO}, err{STDERR_FILENO};
   void say(const std::string& text) { err.write(text + "\n"); }
 };
-
-int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 // Whether a write to it may wait for a reader.
 bool has_reader(int fd) {

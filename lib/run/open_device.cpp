@@ -1,11 +1,11 @@
 #include "run/open_device.h"
 
-#include <sched.h>
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "base/error.h"
+#include "base/usable_cores.h"
 #include "launch/job_token.h"
 
 namespace mtrain::run {
@@ -14,11 +14,7 @@ namespace {
 
 // Returns this rank's share of the cores that the process may use; all ranks of the host share
 // them.
-int default_threads(const launch::Job& job) {
-  cpu_set_t set;
-  const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  return std::max(1, cores / job.local_size);
-}
+int default_threads(const launch::Job& job) { return std::max(1, usable_cores() / job.local_size); }
 
 comm::ProcessBackend process_backend(plan::CommOptions::Backend backend) {
   switch (backend) {

@@ -467,7 +467,7 @@ TEST_CASE("a dry run for a GPU names the kernels' workspace, one for CPUs does n
     CAPTURE(device);
     const Recipe r =
         recipe_with({"mixed_precision=bf16_mixed", fmt::format("train.device={}", device)});
-    const std::string report = run::dry_run_report(plan::make_plan(r, 1, kVocab), 200);
+    const std::string report = run::dry_run_report(plan::make_plan(r, 1, kVocab), {.width = 200});
     const bool gpu = r.train.device == recipe::DeviceChoice::cuda;
     const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };
     CHECK(has("workspace 32.0 MiB without cuDNN's own") == gpu);
@@ -480,7 +480,7 @@ TEST_CASE("a dry run for a GPU names the kernels' workspace, one for CPUs does n
 TEST_CASE("a dry run names a benchmark's routing") {
   const auto report = [](const char* set) {
     return run::dry_run_report(
-        plan::make_plan(recipe_with({"model.moe.num_experts=4", set}), 1, kVocab), 200);
+        plan::make_plan(recipe_with({"model.moe.num_experts=4", set}), 1, kVocab), {.width = 200});
   };
   using Catch::Matchers::Contains;
   CHECK_THAT(report("debug.route=balanced"), Contains("in equal numbers to all experts"));
@@ -500,7 +500,8 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
                                        {}, diagnostics, world);
     diagnostics.throw_if_errors();
     const int64_t vocab = std::max<int64_t>(r.model.vocab_size, 257);
-    const std::string report = run::dry_run_report(plan::make_plan(r, world, vocab), 200);
+    const std::string report =
+        run::dry_run_report(plan::make_plan(r, world, vocab), {.width = 200});
     const auto has = [&](const char* text) { return report.find(text) != std::string::npos; };
     CHECK(has(fmt::format("dry run on {} rank", world).c_str()));
     CHECK(has("FLOPs per token"));

@@ -27,6 +27,17 @@ lr_scheduler: {style: constant}
 mixed_precision: fp32
 comm: {timeout_s: 20}
 YAML
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" --dry-run "dataset.train=$work/nowhere" >"$work/out" 2>&1 ||
+  fail "a dry run without data"
+[[ $(grep -c "dry run on 2 ranks" "$work/out") == 1 ]] || fail "a dry run under the launcher is not printed once"
+if "$mtrain" --version | grep -q "cuda *not in this build"; then
+  "$mtrain" --recipe "$work/r.yaml" train.device=cuda >"$work/out" 2>&1
+  says "a GPU's run in a build without CUDA" "set train.device=cpu and comm.backend=auto"
+fi
+"$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/traced" train.steps=1 --trace "$work/trace.json" >"$work/out" 2>&1 ||
+  fail "a run with a trace"
+grep -q '"pass":"B","stage":0,"micro_batch":3' "$work/trace.json" || fail "a trace without its passes"
+"$mtrain" timeline "$work/trace.json" --columns 160 >"$work/out" && says "a timeline" "passes" && says "a timeline" "F0"
 losses() { sed -n 's/.*"loss":\([0-9.e+-]*\).*/\1/p' "$1/metrics.jsonl"; }
 # start <name> <ranks> <setting>...: starts a training in the background, whose process is $pid
 start() {
