@@ -1,6 +1,7 @@
 #include "observe/terminal.h"
 
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
 #include <cstdlib>
@@ -21,6 +22,11 @@ bool is_live_terminal(int fd) {
 }
 
 bool wants_color(int fd) { return is_live_terminal(fd) && environment("NO_COLOR").empty(); }
+
+bool is_pipe(int fd) {
+  struct stat info;
+  return ::fstat(fd, &info) == 0 && (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode));
+}
 
 int terminal_width(int fd) {
   winsize size{};

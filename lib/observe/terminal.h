@@ -7,6 +7,7 @@ namespace mtrain::observe {
 
 bool is_live_terminal(int fd);  // whether it is a terminal with escape codes, and not in CI
 bool wants_color(int fd);       // whether it is a live terminal and NO_COLOR is not set
+bool is_pipe(int fd);           // whether another program reads it
 int terminal_width(int fd);     // columns; 80 if unknown
 
 // Returns how many columns `text` takes, one per code point.

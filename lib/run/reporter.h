@@ -1,5 +1,5 @@
-// Tells the user about a run: banner, progress line, metrics.jsonl and profile. Only rank 0 has
-// one.
+// Tells the user about a run: banner, lines of steps, log.txt, metrics.jsonl and profile. Only rank
+// 0 has one.
 #pragma once
 #include <chrono>
 #include <deque>
@@ -13,6 +13,7 @@
 
 namespace mtrain::observe {
 struct Metric;
+class LineFile;
 class MetricsWriter;
 class Profile;
 class ProgressLine;
@@ -24,15 +25,17 @@ namespace mtrain::run {
 class Reporter {
  public:
   // `trace`, which may be null, is fed with the times of launches, too.
-  Reporter(train::Trainer& trainer, bool profile, device::TimingSink* trace);
+  Reporter(train::Trainer& trainer, observe::ProgressLine& progress, bool profile,
+           device::TimingSink* trace);
   ~Reporter();
 
-  // Call it after a checkpoint is loaded: it prints the steps to do. `exceeds_bytes` says that the
-  // data have ids of a tokenizer which the recipe does not name.
-  void start(bool exceeds_bytes);
-  void step(const train::StepStats& stats);  // the progress line and the metrics of a step
+  // Prints the banner of a run that continues after step `steps_done`. Writes no file.
+  void banner(int64_t steps_done);
+  // Begins the files of the run. Call it after a checkpoint is loaded.
+  void start();
+  void step(const train::StepStats& stats);  // the line and the metrics of a step
   void validation(double loss, int64_t samples);
-  void note(const std::string& text);  // prints a line
+  void note(const std::string& text);  // prints lines
   void finish();                       // prints the closing lines and the profile
 
  private:
@@ -45,7 +48,8 @@ class Reporter {
   train::Trainer& trainer_;
   double peak_flops_ = 0;      // FLOP/s of the device in the compute type; 0: unknown
   bool told_of_peak_ = false;  // that a step was faster than it
-  std::unique_ptr<observe::ProgressLine> progress_;
+  observe::ProgressLine& progress_;
+  std::shared_ptr<observe::LineFile> log_;  // log.txt
   std::unique_ptr<observe::MetricsWriter> metrics_;
   std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank
   // A profile of all steps, and one of the steps after the warm-up, which is printed if there are

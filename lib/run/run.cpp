@@ -11,6 +11,7 @@
 #include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
 #include "launch/error_file.h"
+#include "observe/progress.h"
 #include "run/bf16_choice.h"
 #include "run/consolidated_writer.h"
 #include "run/data_identity.h"
@@ -35,12 +36,14 @@ namespace {
 // The run of one rank. Only rank 0 prints and writes files, apart from checkpoints and traces.
 class Training {
  public:
-  // Rank 0 has the lock, and the checkpoint from which the run starts, if there is one.
-  Training(const RunPlan& plan, const RunOptions& options, comm::World world, RunLock* lock,
+  // Rank 0 has the screen, the lock, and the checkpoint from which the run starts, if there is one.
+  Training(const RunPlan& plan, const RunOptions& options, comm::World world,
+           observe::ProgressLine* screen, RunLock* lock,
            std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
         profile_(options.profile),
+        screen_(screen),
         lock_(lock),
         start_(std::move(start)),
         device_(open_device(plan.device, options.job)),
@@ -68,6 +71,7 @@ class Training {
       constexpr int kLaunches = 20;
       const auto launches = device_->recorder().lines(kLaunches);
       launch::write_error_file(e, launches);
+      if (reporter_) log::record(fmt::format("error: {}\n", e.what()));
       if (!dynamic_cast<const UserError*>(&e)) tell_last_launches(launches);
       throw;
     }
@@ -81,10 +85,11 @@ class Training {
     agree_on_start();
     if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store, so it must end last
     open_reports();
+    if (reporter_) reporter_->banner(start_ ? start_->step : 0);
     resume();
     if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
     if (reporter_) {
-      reporter_->start(exceeds_bytes());
+      reporter_->start();
       note(data_->note());
       if (validation_data_) note(validation_data_->note());
     } else if (trace_) {
@@ -211,7 +216,7 @@ class Training {
   void open_reports() {
     if (plan_.debug.trace) trace_.emplace(trainer_, *plan_.debug.trace);
     if (trainer_.world().rank() == 0)
-      reporter_.emplace(trainer_, profile_, trace_ ? &trace_->sink() : nullptr);
+      reporter_.emplace(trainer_, *screen_, profile_, trace_ ? &trace_->sink() : nullptr);
   }
 
   // All ranks read their files before any is changed.
@@ -314,7 +319,8 @@ class Training {
   const RunPlan& plan_;
   const launch::Job job_;
   const bool profile_;
-  RunLock* lock_;  // null on all ranks but rank 0
+  observe::ProgressLine* screen_;  // null on all ranks but rank 0, as is lock_
+  RunLock* lock_;
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;
@@ -343,13 +349,18 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_voca
       open_world(plan, options.job,
                  token_source(options.job, std::filesystem::path(plan.folders.run_dir) / ".token"));
   try {
+    std::optional<observe::ProgressLine> screen;
     std::optional<RunLock> lock;
-    if (world.rank() == 0) lock.emplace(plan, options.job);
+    if (world.rank() == 0) {
+      screen.emplace();
+      lock.emplace(plan, options.job);
+    }
     // Other ranks look when rank 0 has the lock: it may have to wait for an earlier attempt.
     std::optional<storage::CheckpointRef> start;
     if (lock) start = claim_run_folder(plan.folders, options.job);
     const RunPlan whole = with_vocabulary();
-    Training(whole, options, world, lock ? &*lock : nullptr, start).run();
+    Training(whole, options, world, screen ? &*screen : nullptr, lock ? &*lock : nullptr, start)
+        .run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // so that peers do not wait for this rank
     throw;

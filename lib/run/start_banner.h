@@ -18,8 +18,12 @@ std::vector<observe::BannerRow> plan_rows(const RunPlan& plan);
 enum class OverlapRows { active, asked_and_off, others };
 std::vector<observe::BannerRow> overlap_rows(const plan::Overlap& overlap, OverlapRows which);
 
-// Returns the rows of the plan, and those of this run: steps to do, device, ranks and overlap.
-// `peak_flops` is the measured fp32 FLOP/s of the device; 0: unknown.
-std::vector<observe::BannerRow> banner_rows(train::Trainer& trainer, double peak_flops);
+// Returns the rows of the plan, and those of this run: steps to do after step `steps_done`, device,
+// ranks and overlap.
+std::vector<observe::BannerRow> banner_rows(train::Trainer& trainer, int64_t steps_done);
+
+// Returns what the start of a run has measured, once weights and arithmetic are known. `peak_flops`
+// is the fp32 FLOP/s of the device; 0: unknown. Empty: nothing is measured.
+std::string measured_text(train::Trainer& trainer, double peak_flops);
 
 }  // namespace mtrain::run

@@ -421,6 +421,6 @@ says "anew" "metrics.jsonl is kept as metrics.jsonl.abandoned"
 # --- output of the ranks in files ---
 "$launch" --nproc_per_node=2 --log_dir "$work/logs" -r 3 --recipe "$work/r.yaml" "train.run_dir=$work/logged" \
   >"$work/out" 2>&1 || fail "a logged run"
-grep -q "step" "$work/logs/attempt_0/rank_0/stderr.log" || fail "rank 0 has no log"
+grep -q "^step" "$work/logs/attempt_0/rank_0/stdout.log" || fail "rank 0 has no log"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))
