@@ -353,16 +353,16 @@ class Attempt {
       for (const RankOutput& p : outputs_) p.resize(terminal);
       return;
     }
-    switch (job_.ends.add(signal, Clock::now())) {
+    switch (job_.ends.add(signal, Clock::now(), job_.signals.from_keyboard())) {
       case EndRequests::Kind::repeat: return;
       case EndRequests::Kind::second: killed_by_user_ = true; return kill_all(SIGKILL);
       case EndRequests::Kind::first: break;
     }
-    job_.console.say(fmt::format(
-        "mtrain-launch: signal {} ({}): passing it on, so that the ranks save and end; a second "
-        "signal ends them at once",
-        signal, strsignal(signal)));
-    pass_on();
+    // The first rank of a training answers by itself.
+    job_.console.say(
+        fmt::format("mtrain-launch: {}: the ranks are told to {}", name_of(signal),
+                    o_.unsaved ? "save and end" : "end; again: they are ended at once"));
+    pass_on(signal);
     // Whoever signalled the launcher may have signalled the ranks before.
     if (std::ranges::all_of(children_, [](const Child& c) {
           return !c.status || ended_well(c) || ended_by_signal(c);
@@ -372,13 +372,15 @@ class Attempt {
 
   // A shell between the launcher and a rank passes no signals on. Other programs of the job, such
   // as `tee` and profilers, are needed until the ranks have ended.
-  void pass_on() {
+  void pass_on(int signal) {
+    sigval value{};
+    value.sival_int = signal;  // by which the ranks name it
     std::set<pid_t> told;
     for (const Child& c : children_)
-      if (!c.status && kill(c.pid, SIGTERM) == 0) told.insert(c.pid);
+      if (!c.status && sigqueue(c.pid, SIGTERM, value) == 0) told.insert(c.pid);
     for (const JobProcess& p : job_processes(job_.id))
       if ((p.program == "mtrain" || p.program == "mtrain-launch") && told.insert(p.pid).second)
-        kill(p.pid, SIGTERM);
+        sigqueue(p.pid, SIGTERM, value);
   }
 
   void reap() {
@@ -484,7 +486,7 @@ bool wait_to_restart(std::chrono::milliseconds delay, JobState& job) {
     pollfd p{job.signals.fd(), POLLIN, 0};
     poll(&p, 1, int(left.count()));
     while (const int signal = job.signals.next())
-      if (signal != SIGWINCH) job.ends.add(signal, Clock::now());
+      if (signal != SIGWINCH) job.ends.add(signal, Clock::now(), job.signals.from_keyboard());
   }
   return false;
 }
@@ -507,8 +509,8 @@ int run_starts(const AgentOptions& o, JobState& job) {
     const int signal = job.ends.signal();
     if (attempt.killed_by_user() || attempt.ended_by_user()) {
       console.say(attempt.killed_by_user()
-                      ? "mtrain-launch: a second signal: the ranks were ended at once"
-                      : "mtrain-launch: the signal has ended the ranks");
+                      ? "mtrain-launch: asked again: the ranks were ended at once"
+                      : fmt::format("mtrain-launch: {} has ended the ranks", name_of(signal)));
       tell_unsaved();
       return 128 + signal;
     }

@@ -117,10 +117,10 @@ void ProgressLine::update(StepProgress p, bool stays) {
   if (stays) log::record(format_progress(p, 0) + "\n");
 }
 
-void ProgressLine::activity(std::string_view text) {
+void ProgressLine::activity(std::string_view text, std::chrono::duration<double> since) {
   std::lock_guard lock(mutex_);
   const int64_t now = now_ns();
-  if (activity_.empty()) next_quiet_ns_ = now + int64_t(options_.quiet_s * 1e9);
+  if (activity_.empty()) next_quiet_ns_ = now + int64_t((options_.quiet_s - since.count()) * 1e9);
   const bool first = activity_.empty();
   activity_ = text;
   if (live_) {

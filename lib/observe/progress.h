@@ -1,5 +1,6 @@
 // Shows the progress of a run: lines that stay on stdout, and on a terminal a live line below them.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <mutex>
@@ -54,7 +55,8 @@ class ProgressLine : private log::Overlay {
   // Shows a step in the live line. `stays` prints a line of it that stays, too.
   void update(StepProgress progress, bool stays);
   // Shows what goes on between steps, such as "reading weights 34 %", until idle() or update().
-  void activity(std::string_view text);
+  // `since` is how long that has gone on before the first call.
+  void activity(std::string_view text, std::chrono::duration<double> since = {});
   void idle();
   void note(std::string_view lines);  // prints lines that stay, above the live line
   void tell(std::string_view line);   // the same on stderr
