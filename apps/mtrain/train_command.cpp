@@ -38,7 +38,7 @@ namespace {
 struct Options {
   std::string recipe, trace, token_file;
   std::vector<std::string> overrides;
-  bool profile = false, print_recipe = false, dry_run = false, strict = false;
+  bool profile = false, verbose = false, print_recipe = false, dry_run = false, strict = false;
   std::optional<int64_t> world_size;  // unless given, the world of the launcher
 };
 
@@ -139,7 +139,10 @@ void run_train(const Options& o, char** argv) {
   if (o.dry_run) show_dry_run(recipe, world);
   if (runs)
     run(recipe, saved,
-        {.job = job, .profile = o.profile, .continue_command = continue_command(job, argv)});
+        {.job = job,
+         .profile = o.profile,
+         .verbose = o.verbose,
+         .continue_command = continue_command(job, argv)});
 }
 
 }  // namespace
@@ -184,6 +187,9 @@ void add_train_options(CLI::App& app, char** argv) {
                  "write a Chrome / Perfetto trace of every launch to this file")
       ->group("Look while it runs");
   app.add_flag("--profile", o->profile, "print the time of each operation at the end")
+      ->group("Look while it runs");
+  app.add_flag("--verbose", o->verbose,
+               "print the communication of each kind, and its time, at the end")
       ->group("Look while it runs");
   add_token_option(app, o->token_file);
   app.callback([&app, o, recipe, dry, print, argv] {

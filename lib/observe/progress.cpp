@@ -143,7 +143,8 @@ void ProgressLine::note(std::string_view lines) {
   const std::string text = fmt::format("{}\n", lines);
   {
     std::lock_guard lock(mutex_);
-    print(options_.out, text);
+    print(options_.out,
+          is_live_terminal(options_.out) ? wrap_words(text, columns(options_.out)) : text);
   }
   log::record(text);
 }

@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
@@ -46,6 +47,28 @@ std::string_view fit_columns(std::string_view text, int columns) {
   for (size_t i = 0; i < text.size(); ++i)
     if (starts_code_point(text[i]) && seen++ >= columns) return text.substr(0, i);
   return text;
+}
+
+std::string wrap_words(std::string_view text, int columns) {
+  constexpr int kIndent = 2;
+  std::string out;
+  while (true) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    const size_t whole = line.size();
+    for (int indent = 0; display_width(line) > columns - indent; indent = kIndent) {
+      size_t blank = line.rfind(' ', fit_columns(line, columns - indent).size());
+      const size_t first = line.find_first_not_of(' ');
+      if (blank == std::string_view::npos || blank < first) blank = line.find(' ', first);
+      if (blank == std::string_view::npos) break;
+      out += line.substr(0, blank);
+      out += "\n  ";
+      line.remove_prefix(std::min(line.find_first_not_of(' ', blank), line.size()));
+    }
+    out += line;
+    if (whole == text.size()) return out;
+    out += '\n';
+    text.remove_prefix(whole + 1);
+  }
 }
 
 void write_all(int fd, std::string_view text) {

@@ -16,6 +16,10 @@ int display_width(std::string_view text);
 // Returns the longest prefix of `text` that fits into `columns`, in whole code points.
 std::string_view fit_columns(std::string_view text, int columns);
 
+// Breaks the lines that are longer than `columns` between words. A longer word stays whole, so that
+// a path can be copied.
+std::string wrap_words(std::string_view text, int columns);
+
 // Writes all of `text` at once, so that lines of several threads do not mix. Ignores errors, since
 // a closed terminal must not end a training.
 void write_all(int fd, std::string_view text);

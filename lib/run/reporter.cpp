@@ -13,7 +13,6 @@
 #include "observe/profile.h"
 #include "observe/progress.h"
 #include "ops/tuning.h"
-#include "run/start_banner.h"
 #include "storage/folder_lock.h"
 
 namespace mtrain::run {
@@ -29,11 +28,11 @@ constexpr int64_t kWarmUpSteps = 2;
 constexpr const char* kLogFile = "log.txt";
 }  // namespace
 
-Reporter::Reporter(train::Trainer& trainer, observe::ProgressLine& progress, bool profile,
+Reporter::Reporter(train::Trainer& trainer, observe::ProgressLine& progress, const Options& options,
                    device::TimingSink* trace)
-    : trainer_(trainer), progress_(progress) {
-  times_all_ = profile || trace;
-  if (profile) {
+    : trainer_(trainer), options_(options), progress_(progress) {
+  times_all_ = options.profile || trace;
+  if (options.profile) {
     profile_ = std::make_unique<observe::Profile>();
     warm_profile_ = std::make_unique<observe::Profile>();
   }
@@ -53,8 +52,8 @@ Reporter::~Reporter() {
   log::set_record(nullptr);
 }
 
-void Reporter::banner(int64_t steps_done) {
-  std::vector<observe::BannerRow> rows = banner_rows(trainer_, steps_done);
+void Reporter::banner(const RunStart& start) {
+  std::vector<observe::BannerRow> rows = banner_rows(trainer_, start);
   const std::filesystem::path folder = trainer_.plan().folders.run_dir;
   rows.push_back({"run folder", folder.string()});
   rows.push_back({"log", (folder / kLogFile).string()});
@@ -74,8 +73,10 @@ void Reporter::start() {
   const auto peak = [&](DType d) {
     return ops::measured_peak_flops(trainer_.device(), d) / trainer_.plan().device.compute_slowdown;
   };
+  progress_.activity("measuring the peak rate of the device");
   const double fp32_peak = peak(DType::f32);
   peak_flops_ = dtype == DType::f32 ? fp32_peak : peak(dtype);
+  progress_.idle();
   if (const std::string text = measured_text(trainer_, fp32_peak); !text.empty()) note(text);
   trainer_.device().set_timing_sink(sinks_.get());
   started_ = last_ = Clock::now();
@@ -151,6 +152,10 @@ void Reporter::step(const train::StepStats& s) {
   const bool timed = timed_;
   time_step(steps_ + 1);  // before the sums are taken: turning it off waits for the last times
   if (exposure_ && timed) {
+    if (steps_ > kWarmUpSteps) {
+      ++timed_steps_;
+      timed_ns_ += int64_t(step_s * 1e9);
+    }
     add_communication(metrics, names);
   }
   metrics_->write(s.step, metrics);
@@ -159,7 +164,6 @@ void Reporter::step(const train::StepStats& s) {
 
 void Reporter::add_communication(std::vector<observe::Metric>& metrics,
                                  std::deque<std::string>& names) {
-  timed_steps_ += steps_ > kWarmUpSteps;
   for (const auto& [kind, c] : exposure_->take()) {
     const auto add = [&, kind = kind](const char* what, auto value) {
       names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
@@ -213,19 +217,18 @@ void Reporter::finish() {
   const double elapsed = seconds(Clock::now() - started_);
   note(fmt::format("{} tokens in {}; peak memory {}", human_count(double(tokens_)),
                    human_duration(elapsed), trainer_.device().allocator().peaks()));
-  if (!communication_.empty()) {
-    const int64_t steps = steps_ - kWarmUpSteps;
-    note(fmt::format(
-        "communication of rank 0{}: {}; compute starved for {:.3g} s",
-        timed_steps_ < steps ? fmt::format(", {} of {} steps timed", timed_steps_, steps) : "",
-        exposure_text(communication_), double(starved_ns_) * 1e-9));
-  }
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;
     std::string table = (warm ? warm_profile_ : profile_)->table();
     if (table.ends_with('\n')) table.pop_back();
     note(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
                      warm ? "without the warm-up" : "the warm-up included", table));
+  }
+  if (!communication_.empty()) {
+    if (options_.verbose)
+      note(fmt::format("communication of rank 0: {}; compute starved for {:.3g} s",
+                       exposure_text(communication_), double(starved_ns_) * 1e-9));
+    note(exposure_summary(communication_, timed_ns_, timed_steps_));
   }
 }
 

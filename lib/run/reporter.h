@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "observe/exposure.h"
+#include "run/start_banner.h"
 #include "train/trainer.h"
 
 namespace mtrain::observe {
@@ -24,13 +25,16 @@ namespace mtrain::run {
 
 class Reporter {
  public:
+  struct Options {
+    bool profile = false;  // print the time of each operation at the end
+    bool verbose = false;  // print communication by kind at the end
+  };
   // `trace`, which may be null, is fed with the times of launches, too.
-  Reporter(train::Trainer& trainer, observe::ProgressLine& progress, bool profile,
+  Reporter(train::Trainer& trainer, observe::ProgressLine& progress, const Options& options,
            device::TimingSink* trace);
   ~Reporter();
 
-  // Prints the banner of a run that continues after step `steps_done`. Writes no file.
-  void banner(int64_t steps_done);
+  void banner(const RunStart& start);  // prints it, and writes no file
   // Begins the files of the run. Call it after a checkpoint is loaded.
   void start();
   void step(const train::StepStats& stats);  // the line and the metrics of a step
@@ -46,6 +50,7 @@ class Reporter {
   using Clock = std::chrono::steady_clock;
 
   train::Trainer& trainer_;
+  const Options options_;
   double peak_flops_ = 0;      // FLOP/s of the device in the compute type; 0: unknown
   bool told_of_peak_ = false;  // that a step was faster than it
   observe::ProgressLine& progress_;
@@ -59,8 +64,8 @@ class Reporter {
   Clock::time_point started_, last_;
   // The steps, tokens and communication of this process.
   int64_t steps_ = 0, tokens_ = 0;
-  bool times_all_ = false, timed_ = true;  // whether all steps are timed, and the current one
-  int64_t timed_steps_ = 0;                // those after the warm-up
+  bool times_all_ = false, timed_ = true;   // whether all steps are timed, and the current one
+  int64_t timed_steps_ = 0, timed_ns_ = 0;  // those after the warm-up, and how long they took
   observe::Exposure::ByKind communication_;
   int64_t starved_ns_ = 0;  // Exposure::take_starved_ns() of the steps in communication_
 };

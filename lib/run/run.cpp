@@ -7,12 +7,14 @@
 #include "base/ignore_sigpipe.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "checkpoint/train_checkpoint.h"
 #include "device/flight_recorder.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
 #include "launch/end_signals.h"
 #include "launch/error_file.h"
 #include "observe/progress.h"
+#include "plan/saved_recipe.h"
 #include "run/bf16_choice.h"
 #include "run/consolidated_writer.h"
 #include "run/data_identity.h"
@@ -43,7 +45,7 @@ class Training {
            std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
-        profile_(options.profile),
+        report_{.profile = options.profile, .verbose = options.verbose},
         continue_command_(options.continue_command),
         screen_(screen),
         lock_(lock),
@@ -55,7 +57,8 @@ class Training {
         trainer_(train::build_trainer(*device_, plan, data_, std::move(world))) {
     if (plan.debug.fault.moment != plan::FaultOptions::Moment::none && options.job.restarts == 0)
       fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
-    if (profile_ && trainer_.graphs()) trainer_.graphs()->turn_off("--profile times every launch");
+    if (report_.profile && trainer_.graphs())
+      trainer_.graphs()->turn_off("--profile times every launch");
     if (plan.checkpoint.consolidated != Consolidated::none)
       consolidated_.emplace(trainer_.control());
     if (validation_data_)
@@ -88,7 +91,10 @@ class Training {
     agree_on_start();
     if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store, so it must end last
     open_reports();
-    if (reporter_) reporter_->banner(start_ ? start_->step : 0);
+    if (reporter_)
+      reporter_->banner({.steps_done = start_ ? start_->step : 0,
+                         .samples = data_->size(),
+                         .from = start_ ? start_->path.string() : plan_.folders.weights_from});
     resume();
     if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
     if (reporter_) {
@@ -242,7 +248,7 @@ class Training {
   void open_reports() {
     if (plan_.debug.trace) trace_.emplace(trainer_, *plan_.debug.trace);
     if (trainer_.world().rank() == 0)
-      reporter_.emplace(trainer_, *screen_, profile_, trace_ ? &trace_->sink() : nullptr);
+      reporter_.emplace(trainer_, *screen_, report_, trace_ ? &trace_->sink() : nullptr);
   }
 
   // All ranks read their files before any is changed.
@@ -276,6 +282,7 @@ class Training {
       saved_ = trainer_.steps_done();
       if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
       note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
+      tell_changes();
     } else {
       note(start_from_folder(trainer_, shown()));
       shown_no_more();
@@ -294,6 +301,14 @@ class Training {
     for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+  }
+
+  // Says which settings are others than those of the run that saved the checkpoint.
+  void tell_changes() {
+    if (!reporter_) return;
+    const std::string changes =
+        plan::resume_changes(checkpoint::saved_recipe(start_->path), plan_.text.recipe);
+    if (!changes.empty()) note(fmt::format("changed since step {}: {}", saved_, changes));
   }
 
   void evaluate() {
@@ -354,7 +369,7 @@ class Training {
 
   const RunPlan& plan_;
   const launch::Job job_;
-  const bool profile_;
+  const Reporter::Options report_;
   const std::string continue_command_;
   observe::ProgressLine* screen_;  // null on all ranks but rank 0, as is lock_
   RunLock* lock_;

@@ -12,6 +12,7 @@ namespace mtrain::run {
 struct RunOptions {
   launch::Job job;                    // which of the ranks this process is; by default the only one
   bool profile = false;               // print the time of each operation at the end
+  bool verbose = false;               // print the communication by kind at the end
   std::string continue_command = {};  // printed if the run ends early; empty: unknown
 };
 

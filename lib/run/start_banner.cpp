@@ -140,14 +140,39 @@ std::string measured_text(train::Trainer& t, double peak) {
   return fmt::format("device: {}{}{}", rate, rate.empty() || bf16.empty() ? "" : ", ", bf16);
 }
 
-std::vector<observe::BannerRow> banner_rows(train::Trainer& t, int64_t steps_done) {
+namespace {
+
+std::string trained_text(const RunPlan& plan, const RunStart& start) {
+  const std::string weights = start.from.empty()
+                                  ? fmt::format("from random weights (seed {})", plan.train.seed)
+                                  : fmt::format("from the weights of {}", start.from);
+  return fmt::format("all {} parameters, {}", human_count(plan.parameters.total()), weights);
+}
+
+std::string data_text(const RunPlan& plan, const RunStart& start) {
+  std::string names;
+  for (const std::string& prefix : plan.dataset.train.prefixes)
+    names += (names.empty() ? "" : ", ") + prefix;
+  const double samples = double(start.samples);
+  const double seen = double(plan.train.steps) * double(plan.train.global_batch_size);
+  return fmt::format("{}: {} samples of {} = {} tokens; {} steps make {:.3g} epochs", names,
+                     human_count(samples), plan.sample_length,
+                     human_count(samples * double(plan.sample_length)), plan.train.steps,
+                     seen / samples);
+}
+
+}  // namespace
+
+std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& start) {
   const RunPlan& plan = t.plan();
   const double tokens =
       double(plan.train.steps) * double(plan.train.global_batch_size) * double(plan.sample_length);
   std::vector<observe::BannerRow> rows = plan_rows(plan);
   // The run may have turned graphs off since the plan was made.
   if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());
-  rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", steps_done + 1,
+  rows.push_back({"trained", trained_text(plan, start)});
+  if (start.samples > 0) rows.push_back({"data", data_text(plan, start)});
+  rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", start.steps_done + 1,
                                        plan.train.steps, human_count(tokens))});
   rows.push_back({"device", t.device().description()});
   if (ops::built_for_narrower_cpu(t.device()))

@@ -342,6 +342,14 @@ TEST_CASE("columns are code points, and none is cut") {
   CHECK(fit_columns("größe", 9) == "größe");
 }
 
+TEST_CASE("long lines break between words, and a long word stays whole") {
+  CHECK(wrap_words("4 tokens in 2 s; peak memory 3 MiB", 20) ==
+        "4 tokens in 2 s;\n  peak memory 3 MiB");
+  CHECK(wrap_words("short\nsaved runs/a/folder/of/a/long/name", 12) ==
+        "short\nsaved\n  runs/a/folder/of/a/long/name");
+  CHECK(wrap_words("a table\n  1   2", 20) == "a table\n  1   2");
+}
+
 TEST_CASE("a banner aligns its columns and wraps between words") {
   CHECK(banner("mtrain", {{"model", "llama"}, {"größe", "3M"}, {"x", ""}}, 80) ==
         "mtrain\n"
