@@ -14,6 +14,7 @@
 #include "interchange/continued_model.h"
 #include "interchange/export.h"
 #include "launch/agent.h"
+#include "launch/continue_command.h"
 #include "launch/host_gpus.h"
 #include "launch/job_token.h"
 #include "options.h"
@@ -140,6 +141,9 @@ int run(int argc, char** argv) {
   if (is_mtrain(o.command.front()))
     if (const Training training = training_of(o.command); !training.recipe.empty())
       check_recipe(training, o);
+  o.environment.emplace(launch::kContinueVariable,
+                        launch::continue_command(std::vector<std::string>(argv, argv + argc)) +
+                            (o.nodes > 1 ? "   (on each host, with its own --node_rank)" : ""));
   if (!options->token_file.empty())
     o.environment.emplace(launch::kTokenVariable,
                           launch::read_token_file(options->token_file).hex());

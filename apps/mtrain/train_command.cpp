@@ -17,6 +17,7 @@
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
 #include "interchange/export.h"
+#include "launch/continue_command.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "launch/job_token.h"
@@ -39,7 +40,7 @@ namespace {
 struct Options {
   std::string recipe, trace, token_file;
   std::vector<std::string> overrides;
-  bool profile = false, print_recipe = false, dry_run = false, strict = false;
+  bool profile = false, verbose = false, print_recipe = false, dry_run = false, strict = false;
   std::optional<int64_t> world_size;  // unless given, the world of the launcher
 };
 
@@ -78,7 +79,8 @@ void set_environment(const plan::DevicePlan& device) {
 // Makes the plan and runs it. The plan is made anew when the vocabulary is known, which the
 // tokenizer may decide; memory depends on it, but nothing that ranks need in order to meet. `saved`
 // is what continued_model() returned.
-void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool profile) {
+void run(const Recipe& r, const std::string& saved, const run::RunOptions& options) {
+  const launch::Job& job = options.job;
   const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
   const auto with_vocabulary = [&] {
@@ -88,7 +90,16 @@ void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool
         plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
     return whole;
   };
-  run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
+  run::run_training(plan, with_vocabulary, options);
+}
+
+// Returns the command that continues this run: the launcher's, or this program's if it runs alone.
+std::string continue_command(const launch::Job& job, char** argv) {
+  if (const char* command = std::getenv(launch::kContinueVariable)) return command;
+  if (job.size > 1) return "";
+  std::vector<std::string> words;
+  for (; *argv; ++argv) words.push_back(*argv);
+  return launch::continue_command(words);
 }
 
 // Starts this program anew with the recipe's environment variables, unless all of them are set
@@ -143,7 +154,12 @@ void run_train(const Options& o, char** argv) {
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
-  if (runs) run(recipe, saved, job, o.profile);
+  if (runs)
+    run(recipe, saved,
+        {.job = job,
+         .profile = o.profile,
+         .verbose = o.verbose,
+         .continue_command = continue_command(job, argv)});
 }
 
 }  // namespace
@@ -192,6 +208,9 @@ void add_train_options(CLI::App& app, char** argv) {
                  "write a Chrome / Perfetto trace of every launch and wait to this file")
       ->group("Look while it runs");
   app.add_flag("--profile", o->profile, "print the time of each operation at the end")
+      ->group("Look while it runs");
+  app.add_flag("--verbose", o->verbose,
+               "print the communication of each kind, and its time, at the end")
       ->group("Look while it runs");
   add_token_option(app, o->token_file);
   app.callback([&app, o, recipe, dry, print, argv] {

@@ -425,6 +425,21 @@ TEST_CASE("where ranks do not know when others came, idle time is unknown and no
   CHECK_FALSE(sum.idle_ns.has_value());
 }
 
+TEST_CASE("the last line gives communication as shares of a step, by parallelism") {
+  using enum device::StreamKind;
+  const Communication none{};
+  CHECK(exposure_summary({{dp_grad, {.exposed_ns = 30, .idle_ns = 0}},
+                          {dp_param, {.exposed_ns = 20, .idle_ns = 0}},
+                          {tp, {.exposed_ns = 20, .idle_ns = 0}},
+                          {pp, {.exposed_ns = 1, .idle_ns = 30}}},
+                         1000, 10) ==
+        "communication: 7 % of a step exposed (dp 5, tp 2), 3 % idle (pp), 10 steps timed");
+  CHECK(exposure_summary({{dp_grad, {.exposed_ns = 300}}, {control, none}}, 1000, 1) ==
+        "communication: 30 % of a step exposed (dp), 0 % idle, 1 step timed");
+  CHECK(exposure_summary({{tp, {.exposed_ns = 2, .idle_ns = std::nullopt}}}, 1000, 3) ==
+        "communication: 0.2 % of a step exposed, idle unknown, 3 steps timed");
+}
+
 TEST_CASE("compute is starved where it neither computes nor waits") {
   using enum device::StreamKind;
   Exposure e;
