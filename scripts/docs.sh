@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings, and
-# docs/pictures/*.svg, the pipeline schedules of docs/pipeline-schedules.md.
+# Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings,
+# docs/reference/words.md, what other tools' words are called here, and docs/pictures/*.svg, the pipeline schedules of
+# docs/pipeline-schedules.md.
 #   scripts/docs.sh [mtrain [folder]]      default: build/release's mtrain, and docs
 # The test `cli` fails while what is committed differs from what this script writes.
 called_from=$PWD
@@ -14,6 +15,7 @@ mtrain=$(program_path mtrain) folder=docs
 
 mkdir -p "$folder/reference" "$folder/pictures"
 "$mtrain" schema --markdown >"$folder/reference/recipe.md"
+"$mtrain" schema --words >"$folder/reference/words.md"
 
 # draw <picture> <schedule> <stages per rank>: draws the schedule on 4 ranks, with 8 micro-batches
 draw() { "$mtrain" schedule --name "$2" --pp 4 --vpp "$3" --micro 8 --svg "$folder/pictures/$1.svg" >/dev/null; }
@@ -25,4 +27,4 @@ draw looped_bfs looped_bfs 2
 draw zero_bubble_2 zero_bubble 2
 draw v_schedule v_schedule 2
 draw dualpipev dualpipev 2
-say "written: $folder/reference/recipe.md and $folder/pictures/*.svg"
+say "written: $folder/reference/*.md and $folder/pictures/*.svg"
