@@ -148,7 +148,7 @@ class Layers:
                     continue
                 graph.setdefault(path, []).append(target)
                 if target.parts[0] == "apps":
-                    if target.parent != path.parent:
+                    if target.parent not in (path.parent, pathlib.PurePosixPath("apps")):  # apps/ itself is for both
                         self.report.error(path, line, f'"{name}" belongs to another program')
                     continue
                 library = target.parts[1] if target.parts[0] == "lib" else target.parts[0]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings, and
-# docs/pictures, the pipeline schedules of docs/pipeline-schedules.md. The screenshots there (*.png) are made by hand.
+# Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings,
+# docs/reference/words.md, what other tools' words are called here, and docs/pictures, the pipeline schedules of
+# docs/pipeline-schedules.md. The screenshots there (*.png) are made by hand.
 #   scripts/docs.sh [mtrain [folder]]      default: build/release's mtrain, and docs
 # The test `cli` fails while what is committed differs from what this script writes.
 called_from=$PWD
@@ -14,6 +15,7 @@ mtrain=$(program_path mtrain) folder=docs
 
 mkdir -p "$folder/reference" "$folder/pictures"
 "$mtrain" schema --markdown >"$folder/reference/recipe.md"
+"$mtrain" schema --words >"$folder/reference/words.md"
 
 # draw <picture> <schedule> <stages per rank>: draws the schedule on 4 ranks, with 8 micro-batches
 draw() { "$mtrain" schedule --name "$2" --pp 4 --vpp "$3" --micro 8 --svg "$folder/pictures/$1.svg" >/dev/null; }
@@ -29,4 +31,4 @@ present() { "$mtrain" schedule "${@:2}" --svg "$folder/pictures/$1.svg" --html "
 present interleaved_1f1b --name interleaved_1f1b --pp 4 --vpp 2 --micro 8
 present zero_bubble_8x32 --name zero_bubble --pp 8 --micro 32
 present dualpipev_exchanges --name dualpipev --pp 4 --micro 8 --moe-overlap --layers 2 --exchange 0.3
-say "written: $folder/reference/recipe.md and $folder/pictures"
+say "written: $folder/reference/*.md and $folder/pictures"

@@ -9,6 +9,7 @@
 
 #include <fmt/core.h>
 
+#include "apps/command_line.h"
 #include "base/error.h"
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
@@ -39,15 +40,16 @@ std::string mtrain_program() {
 
 bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "mtrain"; }
 
-// `mtrain-launch ... --recipe r.yaml a.b=c` and `... mtrain --recipe r.yaml` mean the same.
+// `mtrain-launch ... r.yaml a.b=c` and `... mtrain --recipe r.yaml a.b=c` mean the same.
 std::vector<std::string> command_of(std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   if (rest.empty())
     throw UserError("nothing to run",
-                    "mtrain-launch --nproc_per_node=2 --recipe recipes/quickstart.yaml");
+                    "write `mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml`");
   const std::string& first = rest.front();
   const bool arguments = first[0] == '-' || first[0] == '~' || first == "train" ||
-                         first.find('=') != std::string::npos;
+                         first.find('=') != std::string::npos || first.ends_with(".yaml") ||
+                         first.ends_with(".yml");
   if (arguments) rest.insert(rest.begin(), mtrain_program());
   if (rest.front() == "mtrain") rest.front() = mtrain_program();
   return rest;
@@ -63,10 +65,13 @@ struct Training {
 // not train.
 Training training_of(const std::vector<std::string>& command) {
   Training t;
-  const std::vector<std::string> words = recipe::flags_to_overrides(command);
-  for (size_t i = 1; i < words.size(); ++i) {
+  const std::vector<std::string> given{command.begin() + 1, command.end()};
+  const auto folders = recipe::recipe_folders(fs::read_symlink("/proc/self/exe"));
+  if (!recipe::begins_training(given, folders)) return t;
+  const std::vector<std::string> words = recipe::train_words(given, folders);
+  for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
-    if ((word == "--recipe" || word == "-r") && i + 1 < words.size())
+    if (word == "--recipe" && i + 1 < words.size())
       t.recipe = words[++i];
     else if (word.rfind("--recipe=", 0) == 0)
       t.recipe = word.substr(9);
@@ -155,11 +160,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
-  } catch (const UserError& e) {
-    std::fprintf(stderr, "mtrain-launch: error: %s\n", e.what());
-    return 2;
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "mtrain-launch: error: %s\n", e.what());
-    return 1;
+    return report_error("mtrain-launch", e, false);
   }
 }

@@ -1,12 +1,16 @@
 #include "options.h"
 
 #include <unistd.h>
+#include <algorithm>
 #include <set>
 
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "base/error.h"
+#include "recipe/load/flags.h"
+#include "recipe/load/raw_settings.h"
 
 namespace mtrain {
 
@@ -79,7 +83,7 @@ void add_watching(CLI::App& app, Words& w) {
   add(app, "max-restarts", w.max_restarts,
       "start all ranks again after a failure: from the newest checkpoint that the run has saved, "
       "or else from where the run began; waits 1 s, then twice as long each time, at most 30 s")
-      ->check(CLI::Range(0, 1000000))
+      ->check(whole_number_from(0, 1000000))
       ->capture_default_str()
       ->group("Failures");
   const char* group = "Output";
@@ -105,7 +109,7 @@ void add_without_effect(CLI::App& app, Words& w) {
       "no effect: the end of a rank is noticed at once")
       ->group(group);
   add(app, "start-method", w.start_method, "no effect: each rank is a program of its own")
-      ->check(CLI::IsMember({"spawn", "fork", "forkserver"}))
+      ->check(one_of({"spawn", "fork", "forkserver"}))
       ->group(group);
   add(app, "signals-to-handle", w.signals,
       "no effect: all signals that ask a job to end are passed on")
@@ -161,6 +165,18 @@ void warn_of_idle(const CLI::App& app, const Words& w, LaunchOptions& o) {
   }
 }
 
+// Refuses a first word that is almost an option of the launcher. All words from the first that it
+// does not know belong to mtrain.
+void refuse_misspelt(const CLI::App& app) {
+  const std::vector<std::string> rest = app.remaining();
+  if (rest.empty() || !rest[0].starts_with("--") || rest[0].size() < 4) return;
+  const std::string name = rest[0].substr(0, rest[0].find('='));
+  const std::vector<std::string> own = recipe::own_options();
+  if (std::ranges::count(own, name) > 0 || recipe::names_setting(name.substr(2))) return;
+  if (const std::string meant = nearest_option(app, name); !meant.empty())
+    throw UserError(fmt::format("{}: mtrain-launch has no such option", name), meant);
+}
+
 // Sets where the ranks meet, and the numbers of the hosts.
 void set_meeting_place(const Words& w, LaunchOptions& o) {
   launch::AgentOptions& a = o.agent;
@@ -200,6 +216,15 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
     a.master_port = endpoint.port.value_or(kEndpointPort);
   }
   if (a.nodes == 1) return;
+  if (const std::string& given = w.master_addr.empty() ? w.endpoint : w.master_addr;
+      given.starts_with("localhost"))
+    throw UserError(
+        fmt::format("{} is another machine on each of the {} hosts", given, a.nodes),
+        "give --master_addr the name or address by which all hosts reach host 0 (--node_rank 0)");
+  if (a.master_addr.starts_with("127.") || a.master_addr == "::1")
+    o.warnings.push_back(a.master_addr +
+                         " is another machine on each host: the ranks meet only if all hosts are "
+                         "this one");
   if (a.master_port == 0 || a.master_addr == "localhost")
     throw UserError("the ranks of several hosts need an address at which they meet",
                     "give --master_addr and --master_port, the same on every host; port 0 is for "
@@ -217,20 +242,23 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
                "mtrain-launch");
   app.prefix_command();
   app.footer(
-      "  mtrain-launch --nproc_per_node=2 --recipe recipes/quickstart.yaml train.steps=100\n"
+      "  mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml train.steps=100\n"
       "  mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
-      "--master_port=29500 mtrain --recipe r.yaml");
+      "--master_port=29500 r.yaml");
   Words w;
   add_ranks_and_hosts(app, w);
   add_watching(app, w);
   add_without_effect(app, w);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    exit_code = app.exit(e) == 0 ? 0 : 2;
+  } catch (const CLI::Success& e) {
+    exit_code = app.exit(e);
     return std::nullopt;
+  } catch (const CLI::ParseError& e) {
+    throw command_line_error(app, e);
   }
   refuse(w);
+  refuse_misspelt(app);
   LaunchOptions o;
   warn_of_idle(app, w, o);
   set_meeting_place(w, o);

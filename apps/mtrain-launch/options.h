@@ -16,8 +16,8 @@ struct LaunchOptions {
 };
 
 // Reads the options, and for those that are not given torchrun's variables PET_*. Returns nothing,
-// with the exit code, where all is done: --help, or an error that has been printed. Throws
-// UserError for values that do not fit together.
+// with the exit code, where all is done: --help. Throws UserError for words that are not options,
+// and values that do not fit.
 std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code);
 
 }  // namespace mtrain

@@ -5,7 +5,6 @@
 
 namespace CLI {
 class App;
-class Validator;
 }  // namespace CLI
 namespace mtrain::launch {
 struct Job;
@@ -31,9 +30,6 @@ std::string version_text();                          // `mtrain --version`: this
 
 // Adds --token_file, by which the ranks of several hosts may get the job's token.
 void add_token_option(CLI::App& command, std::string& file);
-
-// Checks that an option is a number from `least` to `most`. CLI::Range lets NaN pass.
-CLI::Validator number_from(double least, double most);
 
 // Returns the GPUs of this host, for the job's ranks on it; none for a build without CUDA.
 plan::Machine machine_of(const launch::Job& job);

@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "commands.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/schema/schema.h"
@@ -164,7 +165,7 @@ void add_completion_command(CLI::App& app) {
   auto* command = app.add_subcommand("completion", "print completion for a shell");
   command->footer("  eval \"$(mtrain completion bash)\"    in ~/.bashrc; zsh likewise");
   auto shell = std::make_shared<std::string>();
-  command->add_option("shell", *shell)->required()->check(CLI::IsMember({"bash", "zsh"}));
+  command->add_option("shell", *shell)->required()->check(one_of({"bash", "zsh"}));
   command->callback([&app, shell] {
     const bool zsh = *shell == "zsh";
     if (zsh)

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "base/error.h"
 #include "base/strings.h"
 #include "commands.h"
@@ -23,13 +24,6 @@ struct BuildCommand {
               bos = "auto", eod;
   bool no_eod = false;
 };
-
-template <class E>
-E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>> names) {
-  for (const auto& [name, value] : names)
-    if (word == name) return value;
-  throw BugError("unchecked choice " + word);  // CLI11 has refused other words
-}
 
 // Rewrites one line on a terminal, and writes nothing elsewhere.
 void show(const data::BuildProgress& p) {
@@ -89,7 +83,7 @@ void add_build(CLI::App& data) {
                   "byte, a tokenizer.json, or a folder that holds one")
       ->capture_default_str();
   app->add_option("--format", c->format, "format of the input files; auto: by their names")
-      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
+      ->check(one_of({"auto", "text", "jsonl"}))
       ->capture_default_str();
   auto* text = app->add_option("--json-field", c->build.json_field,
                                "field of a JSON line that holds the text")
@@ -102,14 +96,14 @@ void add_build(CLI::App& data) {
                   "field that holds the answer to the prompt, which alone is learnt")
       ->excludes(text);
   app->add_option("--split", c->split, "how a text file divides into documents")
-      ->check(CLI::IsMember({"file", "blank-line", "separator"}))
+      ->check(one_of({"file", "blank-line", "separator"}))
       ->capture_default_str();
   app->add_option("--separator", c->build.separator,
                   "the line between documents, for --split separator")
       ->capture_default_str();
   app->add_option("--bos", c->bos,
                   "BOS token before each document; auto: as the tokenizer's own configuration says")
-      ->check(CLI::IsMember({"auto", "none", "always"}))
+      ->check(one_of({"auto", "none", "always"}))
       ->capture_default_str();
   auto* eod = app->add_option("--eod", c->eod,
                               "token that ends each document; without it the eos_token of the "
@@ -122,13 +116,13 @@ void add_build(CLI::App& data) {
       ->capture_default_str();
   app->add_option("--validation-split", c->validation_split,
                   "documents: a draw for each; tail: the end of the input")
-      ->check(CLI::IsMember({"documents", "tail"}))
+      ->check(one_of({"documents", "tail"}))
       ->capture_default_str();
   app->add_option("--seed", c->build.seed, "seed of the draws")->capture_default_str();
   app->add_flag("--skip-bad-lines", c->build.skip_bad_lines,
                 "count JSON lines that cannot be used instead of stopping");
   app->add_option("--threads", c->build.threads, "threads that tokenize; 0: one per core")
-      ->check(CLI::Range(0, 1024))
+      ->check(whole_number_from(0, 1024))
       ->capture_default_str();
   app->callback([c] { build(*c); });
 }

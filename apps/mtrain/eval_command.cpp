@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "apps/command_line.h"
 #include "base/log.h"
 #include "commands.h"
 #include "launch/job_token.h"
@@ -65,7 +66,7 @@ void add_eval_command(CLI::App& app) {
       ->add_option("--stride", job->stride,
                    "tokens from the start of a window to that of the next; a shorter one gives "
                    "tokens more context; by default the samples are those of a run's validation")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40).description(""));
+      ->check(whole_number_from(int64_t{1}, int64_t{1} << 40).description(""));
   command->add_option(
       "--tokenizer", job->tokenizer,
       "tokenizer.json, or its folder, of a model whose recipe names none; NullTokenizer: "

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "apps/command_line.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -125,7 +126,7 @@ void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
       ->capture_default_str()
       ->group(group);
   command.add_option("--top-k", s.top_k, "draw among the k likeliest tokens; 0: among all")
-      ->check(CLI::Range(0, 10000000))
+      ->check(whole_number_from(0, 10000000))
       ->capture_default_str()
       ->group(group);
   command
@@ -162,24 +163,24 @@ void add_generate_command(CLI::App& app) {
       "file with a prompt on each line that is not empty; each text is a line of JSON");
   prompts->require_option(1);
   command->add_option("--num", o->job.num, "texts for each prompt")
-      ->check(CLI::Range(1, 1000000))
+      ->check(whole_number_from(1, 1000000))
       ->capture_default_str();
   command->add_option("--batch", o->job.batch, "texts that are generated together, at most")
-      ->check(CLI::Range(1, 65536))
+      ->check(whole_number_from(1, 65536))
       ->capture_default_str();
   command->add_option("--tokens", o->generate.tokens, "tokens to add")
-      ->check(CLI::Range(1, 1000000))
+      ->check(whole_number_from(1, 1000000))
       ->capture_default_str();
   command->add_option("--stop", o->generate.stop, "a text ends before this string; repeat it");
   command->add_option("--eos", o->generate.eos, "ids that end a text, besides the model's own")
-      ->check(CLI::Range(0, std::numeric_limits<int32_t>::max()).description(""));
+      ->check(whole_number_from(0, std::numeric_limits<int32_t>::max()).description(""));
   command
       ->add_option("--bos", o->bos,
                    "BOS token before each prompt; auto: as the tokenizer's own configuration says")
-      ->check(CLI::IsMember({"auto", "none", "always"}))
+      ->check(one_of({"auto", "none", "always"}))
       ->capture_default_str();
   command->add_option("--dtype", o->dtype, "type of the weights that compute, and of the cache")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->check(one_of({"fp32", "bf16"}))
       ->capture_default_str();
   add_sampling_options(*command, o->generate.sampling);
   add_token_option(*command, o->job.job.token_file);

@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "base/error.h"
 #include "base/strings.h"
 #include "commands.h"
@@ -62,7 +63,7 @@ void add_export_command(CLI::App& app) {
   hf->add_option("--output", o->output, "new folder to write")->required();
   hf->add_option("--dtype", o->dtype,
                  "type of all weights; without it imported tensors keep theirs, others are fp32")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+      ->check(one_of({"bf16", "fp16", "fp32"}));
   hf->add_option("--max-shard-size", o->shard, "bytes of a file, such as 5GB or 500MB")
       ->capture_default_str();
   hf->callback([o] {

@@ -2,28 +2,55 @@
 // input of the user, 1 a run that failed.
 #include <unistd.h>
 #include <algorithm>
-#include <cstdio>
+#include <filesystem>
 
+#include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "base/bus_errors.h"
 #include "base/error.h"
+#include "base/strings.h"
 #include "commands.h"
 #include "launch/error_file.h"
 #include "observe/terminal.h"
+#include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
 
 namespace {
 
+// Whether `word` is a command; an option, a recipe or a setting is for the training.
+bool is_command(const std::vector<std::string>& commands, const std::string& word) {
+  return word != "train" && std::ranges::count(commands, word) > 0;
+}
+
+// Refuses a first word that is neither a command, an option, a recipe nor a setting.
+void refuse_unknown(const std::vector<std::string>& commands, const std::string& word) {
+  if (word.empty() || word[0] == '-' || word[0] == '~' || word.find('=') != std::string::npos ||
+      word == "train")
+    return;
+  const std::string meant = mtrain::nearest(word, commands);
+  std::string list;
+  for (const std::string& name : commands) list += (list.empty() ? "" : ", ") + name;
+  throw mtrain::UserError(
+      fmt::format("`{}` is neither a command nor a recipe", word),
+      meant.empty() ? fmt::format("the commands are {}; a recipe is a YAML file, or the name of a "
+                                  "ready one (mtrain llama3_8b)",
+                                  list)
+                    : fmt::format("did you mean `mtrain {}`?", meant));
+}
+
 // Returns the words of the command line, last first, as CLI11 parses them. Where a model is
 // trained, Megatron's flags among them have become settings.
 std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv) {
-  std::vector<std::string> words(argv + 1, argv + argc);
-  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
-  const bool other_command =
-      !words.empty() && words[0] != "train" &&
-      std::ranges::any_of(commands, [&](const auto* c) { return c->get_name() == words[0]; });
-  if (!other_command) words = mtrain::recipe::flags_to_overrides(words);
+  std::vector<std::string> words(argv + 1, argv + argc), commands;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back(command->get_name());
+  if (words.empty() || !is_command(commands, words[0])) {
+    const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+    words = mtrain::recipe::train_words(words, mtrain::recipe::recipe_folders(program));
+    if (!words.empty()) refuse_unknown(commands, words[0]);
+  }
   return {words.rbegin(), words.rend()};
 }
 
@@ -32,9 +59,9 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", mtrain::version_text, "what this build can do");
   app.get_formatter()->column_width(34);
   app.footer(
-      "  mtrain --recipe recipes/quickstart.yaml train.steps=100 optimizer.lr=1e-3\n"
-      "  mtrain --recipe recipes/llama3_70b.yaml --dry-run --world-size 1024\n"
-      "  mtrain explain optimizer.lr\n"
+      "  mtrain recipes/quickstart.yaml train.steps=100 optimizer.lr=1e-3\n"
+      "  mtrain recipes/llama3_70b.yaml --dry-run --world-size 1024\n"
+      "  mtrain explain learning_rate\n"
       "  mtrain data build --input corpus.txt --output data/corpus --validation-fraction 0.05");
   app.require_subcommand(0, 1);
   mtrain::add_train_options(app, argv);
@@ -52,16 +79,17 @@ int run(int argc, char** argv) {
   mtrain::add_completion_command(app);
   try {
     app.parse(command_line(app, argc, argv));
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
+    throw mtrain::command_line_error(app, e);
   }
   return 0;
 }
 
-void print_error(const char* what) {
-  const bool color = mtrain::observe::wants_color(STDERR_FILENO);
-  std::fprintf(stderr, "mtrain: %serror:%s %s\n", color ? "\033[1;31m" : "", color ? "\033[0m" : "",
-               what);
+int report(const std::exception& error) {
+  mtrain::launch::write_error_file(error);
+  return mtrain::report_error("mtrain", error, mtrain::observe::wants_color(STDERR_FILENO));
 }
 
 }  // namespace
@@ -70,13 +98,7 @@ int main(int argc, char** argv) {
   mtrain::name_bus_errors(mtrain::launch::error_file_of_handlers());
   try {
     return run(argc, argv);
-  } catch (const mtrain::UserError& e) {
-    mtrain::launch::write_error_file(e);
-    print_error(e.what());
-    return 2;
   } catch (const std::exception& e) {
-    mtrain::launch::write_error_file(e);
-    print_error(e.what());
-    return 1;
+    return report(e);
   }
 }

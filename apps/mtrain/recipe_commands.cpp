@@ -1,9 +1,12 @@
 #include <cstdio>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
+#include "recipe/print/explain.h"
 #include "recipe/print/schema_export.h"
 
 namespace mtrain {
@@ -16,19 +19,36 @@ void add_schema_command(CLI::App& app) {
   command->add_flag("--markdown")
       ->description("as tables to read (the default)")
       ->excludes(as_json);
-  command->callback([json] {
-    std::fputs((*json ? recipe::schema_json() : recipe::schema_markdown()).c_str(), stdout);
+  auto words = std::make_shared<bool>(false);
+  command->add_flag("--words", *words, "instead, other tools' words and what to write for them")
+      ->excludes(as_json);
+  command->callback([json, words] {
+    std::fputs((*json    ? recipe::schema_json()
+                : *words ? recipe::words_markdown()
+                         : recipe::schema_markdown())
+                   .c_str(),
+               stdout);
   });
 }
 
 void add_explain_command(CLI::App& app) {
-  auto* command = app.add_subcommand("explain", "say what one setting or section means");
-  auto path = std::make_shared<std::string>();
+  auto* command = app.add_subcommand(
+      "explain", "say what a setting, a section or a word of another tool means");
+  command->footer(
+      "  mtrain explain distributed.pipeline.pp_schedule\n"
+      "  mtrain explain learning_rate                        what it is called here\n"
+      "  mtrain explain gradient norm                        all settings about it");
+  auto words = std::make_shared<std::vector<std::string>>();
   command
-      ->add_option("setting", *path,
-                   "such as distributed.pipeline.pp_schedule, by any of its names")
+      ->add_option("word", *words,
+                   "a setting or section by any of its names, or words to search for in names, "
+                   "other tools' names and help texts")
       ->required();
-  command->callback([path] { std::fputs(recipe::explain(*path).c_str(), stdout); });
+  command->callback([words] {
+    std::string text;
+    for (const std::string& word : *words) text += (text.empty() ? "" : " ") + word;
+    std::fputs(recipe::explain(text).c_str(), stdout);
+  });
 }
 
 }  // namespace mtrain

@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
@@ -25,7 +26,7 @@ namespace mtrain {
 namespace {
 
 struct ScheduleOptions {
-  std::string name, from_csv, svg, html;
+  std::string name, from_csv, svg, html, paired_gradient = "at_end";
   schedule::ScheduleSize size{.pp = 4, .stages_per_rank = 0, .micro_batches = 8};
   schedule::ScheduleCosts costs;
   int64_t gathered = 0, columns = -1, layers = 1;
@@ -142,6 +143,11 @@ std::string summary(const schedule::Schedule& s, const schedule::Timeline& t,
 
 void show_schedule(ScheduleOptions o) {
   o.costs.overlap_p2p = !o.no_overlap;
+  using schedule::PairedGradient;
+  o.costs.paired_gradient =
+      pick<PairedGradient>(o.paired_gradient, {{"at_end", PairedGradient::at_end},
+                                               {"in_order", PairedGradient::in_order},
+                                               {"at_once", PairedGradient::at_once}});
   const bool named = o.from_csv.empty();
   schedule::Schedule s;
   std::vector<int64_t> bounds;
@@ -166,7 +172,7 @@ void show_schedule(ScheduleOptions o) {
     s = plan::schedule_from_csv(o.from_csv);
   }
   if (o.gathered > 0) s = with_sharding(s, o.gathered);
-  const bool at_once = o.costs.paired_gradient == schedule::PairedGradient::at_once;
+  const bool at_once = o.costs.paired_gradient == PairedGradient::at_once;
   s = o.no_overlap ? with_batched_messages(s) : with_messages(s, at_once);
   const std::vector<std::string> faults = schedule_faults(s, bounds);
   MT_CHECK(faults.empty(), "{}: {}", s.name, faults[0]);
@@ -200,7 +206,7 @@ void add_size_options(CLI::App& command, ScheduleOptions& o) {
   auto* name = command.add_option(
       "--name", o.name, names + "; 1f1b unless given, interleaved_1f1b with --moe-overlap");
   // A picture has a row per rank, and nobody looks at more rows than these.
-  const auto whole = CLI::Range(1, 1024);
+  const auto whole = whole_number_from(1, 1024);
   std::vector<CLI::Option*> sizes{
       name,
       command.add_option("--pp", o.size.pp, "ranks")->check(whole)->capture_default_str(),
@@ -209,10 +215,10 @@ void add_size_options(CLI::App& command, ScheduleOptions& o) {
                       "stages per rank; the fewest that the schedule can have unless given")
           ->check(whole),
       command.add_option("--micro", o.size.micro_batches, "micro-batches")
-          ->check(CLI::Range(1, 1 << 16))
+          ->check(whole_number_from(1, 1 << 16))
           ->capture_default_str(),
       command.add_option("--group", o.size.group, "interleaved: micro-batches in a row per stage")
-          ->check(CLI::Range(1, 1 << 16)),
+          ->check(whole_number_from(1, 1 << 16)),
       command.add_flag(
           "--moe-overlap", o.size.moe_overlap,
           "forwards run together with backwards: interleaved_1f1b, dualpipev or, on one rank, "
@@ -232,16 +238,12 @@ void add_time_options(CLI::App& command, ScheduleOptions& o) {
       .add_option("--together", o.costs.together,
                   "share of their times that a forward and a backward take together")
       ->check(number_from(0.5, 1.0));
-  const std::map<std::string, schedule::PairedGradient> gradients{
-      {"at_end", schedule::PairedGradient::at_end},
-      {"in_order", schedule::PairedGradient::in_order},
-      {"at_once", schedule::PairedGradient::at_once}};
   command
-      .add_option("--paired-gradient", o.costs.paired_gradient,
+      .add_option("--paired-gradient", o.paired_gradient,
                   "when the gradient of a backward beside a forward is sent: at_end of both, "
                   "in_order with compute (fine_grained_1f1b), or at_once "
                   "(overlap_p2p_backward_on_comm_stream)")
-      ->transform(CLI::CheckedTransformer(gradients));
+      ->check(one_of({"at_end", "in_order", "at_once"}));
   command
       .add_option("--forward-behind", o.costs.forward_behind,
                   "at_once: share of the forward that follows the gradient")
@@ -266,12 +268,13 @@ std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOption
                   "ordered by this, and take the times of --part")
       ->needs(part);
   std::vector<CLI::Option*> of_exchanges{
-      command.add_option("--layers", o.layers, "layers per stage")->check(CLI::Range(1, 1 << 10)),
+      command.add_option("--layers", o.layers, "layers per stage")
+          ->check(whole_number_from(1, 1 << 10)),
       command
           .add_option("--chunks", o.costs.exchange_chunks,
                       "chunks of a layer's exchanges where a pass runs alone "
                       "(comm_overlap.moe_dispatch_chunks)")
-          ->check(CLI::Range(1, 1 << 10)),
+          ->check(whole_number_from(1, 1 << 10)),
       command
           .add_option("--exchange-latency", o.latency,
                       "how much of the time of an exchange each chunk takes again")
@@ -307,7 +310,7 @@ void add_message_options(CLI::App& command, ScheduleOptions& o) {
   command
       .add_option("--gathered", o.gathered,
                   "sharded weights: stages whose weights a rank may gather at once")
-      ->check(CLI::Range(2, 1 << 16));
+      ->check(whole_number_from(2, 1 << 16));
 }
 
 }  // namespace
@@ -336,7 +339,7 @@ void add_schedule_command(CLI::App& app) {
                       "write a picture to this file, at most 1600 pixels wide: rows wrap");
   command->add_option("--html", o->html, "write a page to this file, with a picture to zoom");
   command->add_option("--columns", o->columns, "width of the text; 0: do not wrap")
-      ->check(CLI::Range(0, 1 << 20));
+      ->check(whole_number_from(0, 1 << 20));
   command->callback([o, of_exchanges] {
     for (const CLI::Option* option : of_exchanges)
       if (option->count() > 0 && o->parts.empty() && o->exchange == 0)

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "commands.h"
 #include "observe/terminal.h"
 #include "observe/timeline.h"
@@ -33,7 +34,7 @@ void add_timeline_command(CLI::App& app) {
       ->excludes(step);
   command->add_option("--rank", o->ranks, "ranks to show; by default all")->delimiter(',');
   command->add_option("--columns", o->columns, "width of the text; by default the terminal's")
-      ->check(CLI::Range(20, 1 << 16));
+      ->check(whole_number_from(20, 1 << 16));
   command->callback([o] {
     if (o->columns == 0)
       o->columns = isatty(STDOUT_FILENO) ? observe::terminal_width(STDOUT_FILENO)

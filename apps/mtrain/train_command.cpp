@@ -10,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/usable_cores.h"
@@ -180,8 +181,9 @@ void add_token_option(CLI::App& command, std::string& file) {
 
 void add_train_options(CLI::App& app, char** argv) {
   auto o = std::make_shared<Options>();
-  auto* recipe = app.add_option("--recipe,-r", o->recipe,
-                                "YAML recipe: a path, or the name of a ready one (llama3_8b)");
+  auto* recipe = app.add_option("--recipe,-r,--config,-c", o->recipe,
+                                "YAML recipe: a path, or the name of a ready one (llama3_8b); the "
+                                "first word without an option is the recipe, too");
   app.add_option(
       "overrides", o->overrides,
       "settings that win over the recipe: section.field=value, ~section.field resets; "
@@ -201,7 +203,7 @@ void add_train_options(CLI::App& app, char** argv) {
   app.add_option("--world-size", o->world_size,
                  "ranks to plan for, 0: the fewest that the sizes and the batch allow (the "
                  "default without a launcher)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24).description(""))
+      ->check(whole_number_from(int64_t{0}, int64_t{1} << 24).description(""))
       ->type_name("N")
       ->group("Look, do not run");
   app.add_option("--trace", o->trace,
@@ -220,9 +222,8 @@ void add_train_options(CLI::App& app, char** argv) {
                       "give the flags beside --recipe; what they leave out has mtrain's defaults, "
                       "those of a Llama, not Megatron's");
     if (recipe->count() == 0)
-      throw UserError(
-          "no recipe given",
-          "mtrain --recipe recipes/quickstart.yaml; `mtrain --help` lists the commands");
+      throw UserError("no recipe given",
+                      "write `mtrain recipes/quickstart.yaml`; `mtrain --help` lists the commands");
     if (o->world_size && !*dry && !*print)
       throw UserError("--world-size plans for a world, it does not start one",
                       "add --dry-run or --print-recipe, or start ranks with a launcher");

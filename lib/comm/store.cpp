@@ -25,8 +25,10 @@ int try_connect(const std::string& host, uint16_t port, Clock::time_point deadli
   hints.ai_socktype = SOCK_STREAM;
   const int unknown = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (unknown == EAI_NONAME)  // waiting would not help
-    throw UserError(fmt::format("no host is called {}: {}", host, gai_strerror(unknown)),
-                    "MASTER_ADDR (--master_addr) is the host of rank 0");
+    throw UserError(
+        fmt::format("no host is called {}: {}", host, gai_strerror(unknown)),
+        "MASTER_ADDR (--master_addr) is the host of rank 0, which has --node_rank 0, by a "
+        "name that every host knows");
   if (unknown != 0) {
     errno = EADDRNOTAVAIL;
     return -1;

@@ -52,7 +52,8 @@ PortClaim::PortClaim(uint16_t port, int node) : port_(port), fd_(-1) {
     if (fd_ < 0 && port != 0)
       throw UserError(
           fmt::format("another mtrain-launch of this host uses port {} for node {}", port, node),
-          "choose another port with --master_port or --rdzv_endpoint");
+          "give each host of a job a --node_rank of its own: 0, 1, ...; for another job choose "
+          "another port with --master_port or --rdzv_endpoint");
   }
   if (fd_ < 0) throw RunError("no free port for the rendezvous");
 }

@@ -23,7 +23,7 @@ int64_t stages_per_rank(const Recipe& r) {
   if (d.pipeline.layout && parse_pipeline_layout(*d.pipeline.layout, layers, reason))
     return std::max<int64_t>(1, int64_t(layers.size()) / d.pp_size);
   if (d.pipeline.layers_per_stage) {
-    const int64_t stages = ceil_div(r.model.num_layers, *d.pipeline.layers_per_stage);
+    const int64_t stages = ceil_div(split_units(r), *d.pipeline.layers_per_stage);
     const bool up = d.pipeline.round_virtual_stages_to_pp_multiple == recipe::RoundStages::up;
     return std::max<int64_t>(1, up ? ceil_div(stages, d.pp_size) : stages / d.pp_size);
   }
@@ -48,20 +48,61 @@ int64_t least_dp(const Recipe& r) {
   return least;
 }
 
+// Splits the layers where the recipe says how many the first or the last rank has. Each rank's
+// stages, and the ranks between the two, share theirs evenly.
+std::vector<int64_t> split_by_ranks(const Recipe& r, int64_t stages) {
+  const auto& p = r.distributed.pipeline;
+  const int64_t pp = r.distributed.pp_size, per_rank = stages / pp;
+  const int64_t first = p.first_rank_layers.value_or(0), last = p.last_rank_layers.value_or(0);
+  const int64_t between = per_rank * (pp - (first > 0) - (last > 0));
+  const int64_t rest = r.model.num_layers - first - last;
+  if (!can_split_by_ranks(r, stages)) return {};
+  std::vector<int64_t> layers;
+  int64_t k = 0;
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    const int64_t rank = stage % pp, chunk = stage / pp;
+    const int64_t whole = rank == 0 && first > 0 ? first : rank == pp - 1 && last > 0 ? last : 0;
+    if (whole > 0)
+      layers.push_back(whole / per_rank + (chunk < whole % per_rank));
+    else
+      layers.push_back(rest / between + (k++ < rest % between));
+  }
+  return layers;
+}
+
 std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
+  const auto& p = r.distributed.pipeline;
   std::vector<int64_t> layers;
   std::string reason;
-  if (r.distributed.pp_size > 1 && r.distributed.pipeline.layout &&
-      parse_pipeline_layout(*r.distributed.pipeline.layout, layers, reason))
-    return layers;
+  if (r.distributed.pp_size == 1) return {r.model.num_layers};
+  if (p.layout && parse_pipeline_layout(*p.layout, layers, reason)) return layers;
+  if (p.first_rank_layers || p.last_rank_layers) return split_by_ranks(r, stages);
   // A mistyped size must not cost memory; the rules report it.
-  if (stages > r.model.num_layers) return {};
-  layers.assign(size_t(stages), r.model.num_layers / stages);
-  for (int64_t i = 0; i < r.model.num_layers % stages; ++i) ++layers[size_t(i)];
+  const int64_t units = split_units(r);
+  if (stages > units) return {};
+  layers.assign(size_t(stages), units / stages);
+  for (int64_t i = 0; i < units % stages; ++i) ++layers[size_t(i)];
+  layers.front() -= p.account_for_embedding;
+  layers.back() -= p.account_for_loss;
   return layers;
 }
 
 }  // namespace
+
+int64_t split_units(const Recipe& r) {
+  const auto& p = r.distributed.pipeline;
+  return r.model.num_layers + p.account_for_embedding + p.account_for_loss;
+}
+
+bool can_split_by_ranks(const Recipe& r, int64_t stages) {
+  const auto& p = r.distributed.pipeline;
+  const int64_t pp = r.distributed.pp_size, per_rank = stages / pp;
+  const int64_t first = p.first_rank_layers.value_or(0), last = p.last_rank_layers.value_or(0);
+  const int64_t between = per_rank * (pp - (first > 0) - (last > 0));
+  const int64_t rest = r.model.num_layers - first - last;
+  const auto fills = [&](int64_t layers) { return layers == 0 || layers >= per_rank; };
+  return fills(first) && fills(last) && (between > 0 ? rest >= between : rest == 0);
+}
 
 int64_t expert_tp(const Recipe& r) {
   const auto& d = r.distributed;

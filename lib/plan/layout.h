@@ -45,6 +45,13 @@ bool local_batch_is_flush(const recipe::Recipe& recipe);
 // down; the rules report a rest.
 int64_t flushes_of(const recipe::Recipe& recipe, int64_t dp);
 
+// Returns what a pipeline's stages share: the layers, and the embedding and the loss where they
+// count as one each.
+int64_t split_units(const recipe::Recipe& recipe);
+// Whether the layers of the first and the last rank, and what they leave to the others, give every
+// stage a layer.
+bool can_split_by_ranks(const recipe::Recipe& recipe, int64_t stages);
+
 // Returns the number that must divide the length of a sample that is not packed: each rank of cp
 // has two chunks of the sample, and sequence_parallel divides a rank's tokens by tp.
 int64_t sequence_multiple(const recipe::Recipe& recipe, const Layout& layout);

@@ -45,7 +45,7 @@ mistake "wrong indent" ":3:" -- 'model:\n  num_layers: 8\n hidden_size: 256\n'
 mistake "a tab" ":2:" "tab" "blanks" -- 'model:\n\tnum_layers: 8\n'
 mistake "a misspelt key" "model.num_layer" "did you mean \`model.num_layers\`" -- 'model: {num_layer: 8}\n'
 mistake "a string for a number" "optimizer.lr" "fast" -- "${base}optimizer: {lr: fast}\n"
-world=3 mistake "tp that does not divide the heads" "tp_size 3 does not divide the 8 attention heads" "a divisor of 8" -- \
+world=3 mistake "tp that does not divide the heads" "tp_size 3 does not divide the 8 attention heads" "use tp_size 1" -- \
   "${base}distributed: {tp_size: 3}\n"
 world=4 mistake "ep that does not divide dp x cp" "ep_size 8 does not divide dp(4) * cp(1) = 4" -- \
   "${base}distributed: {ep_size: 8}\nmodel.moe.num_experts: 8\n"
@@ -83,6 +83,42 @@ expect "missing data beside other mistakes" 2 "there is no file x.bin" "not buil
   --recipe "$work/good.yaml" checkpoint.async=true
 cd - >/dev/null || exit 1
 expect "unknown option" 2 "--recipes" -- --recipes x
+expect "a misspelt command" 2 "mtrain: error: " "did you mean \`mtrain schedule\`?" -- shedule --pp 4
+expect "a misspelt command below another" 2 "did you mean \`mtrain data build\`?" -- data biuld
+expect "a misspelt option" 2 "mtrain has no such option" "did you mean --dry-run?" -- "$work/good.yaml" --dry-rn
+expect "a misspelt option of a command" 2 "did you mean --model?" -- eval --modl x --data y
+expect "words too many" 2 "\`b\`: mtrain timeline takes no further word" -- timeline a b c
+expect "a value that is none" 2 "--world-size: expected a whole number from 0 to 16777216, got \`x\`" "ranks to plan for" -- \
+  "$work/good.yaml" --dry-run --world-size x
+expect "a word that is none of a list" 2 "expected one of auto, text, jsonl, got \`txt\`; did you mean text?" -- \
+  data build --input x --output y --format txt
+expect "an option without its value" 2 "--world-size needs a value" -- "$work/good.yaml" --world-size
+expect "an option twice" 2 "--svg is given 2 times: a, b" "give it once" -- schedule --svg a --svg b
+expect "a flag with a value" 2 "--csv is a flag" -- schedule --csv=maybe
+expect "a recipe by other ways" 0 "dry run on 2 ranks" -- train "$work/good.yaml" --dry-run --world-size 2
+expect "a recipe by -c" 0 "dry run on 2 ranks" -- -c "$work/good.yaml" --dry-run --world-size 2
+expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yaml" --dry-run --world-size 2
+
+# Whatever is wrong with an option, no text of the library that reads options reaches the user.
+cd "$work" || exit 1
+for command in "" schedule timeline eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
+  # shellcheck disable=SC2086  # the words of a command
+  for option in $("$mtrain" $command --help | grep -oE -e '--[a-z][a-z_-]+' | sort -u); do
+    for bad in "$option=@" "${option}x"; do
+      "$mtrain" $command $bad >"$work/out" 2>&1 </dev/null && continue
+      grep -qE '^mtrain: error: ' "$work/out" || fail "mtrain $command $bad: another form of error"
+      grep -qE 'not in range|Could not convert|ENUM|were not|was not expected|is required|required but|excludes|Run with|->' "$work/out" &&
+        fail "mtrain $command $bad: a text of the library"
+    done
+  done
+done
+cd - >/dev/null || exit 1
+for page in "" schedule "data build"; do
+  # shellcheck disable=SC2086
+  "$mtrain" $page --help >"$work/out" 2>&1
+  grep -qE 'ENUM|->[0-9]' "$work/out" && fail "mtrain $page --help: a text of the library"
+done
+
 expect "world size that does not fit" 2 "does not divide" -- --recipe "$work/good.yaml" --dry-run --world-size 7 distributed.tp_size=2
 expect "world size of a run" 2 "does not start one" -- --recipe "$work/good.yaml" --world-size 2
 expect "what is not built is not run" 2 "not built yet: writing while training goes on" -- \
@@ -125,7 +161,7 @@ expect "schedule as actions" 0 "rank 0: 0F0, 0SEND_F0" -- schedule --pp 2 --micr
 expect "schedule of a size that is none" 2 "do not divide 9" "use 8 or 10 micro-batches" -- \
   schedule --pp 4 --vpp 2 --micro 9 --name interleaved_1f1b
 expect "schedule of no such name" 2 "did you mean gpipe" -- schedule --name gpip
-expect "schedule of two sources" 2 "excludes" -- schedule --from-csv x --pp 4
+expect "schedule of two sources" 2 "exclude each other" -- schedule --from-csv x --pp 4
 expect "schedule of experts" 0 "interleaved_1f1b: 8 stages" "paired exchanges 28.8, exposed 0.00 %" \
   "unpaired exchanges 28.8, exposed 18.75 %" "  ep   " -- schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4
 expect "schedule of chunks of nothing" 2 "--chunks needs --exchange or --part" -- schedule --chunks 4
@@ -140,7 +176,7 @@ expect "schedule of parts with their estimates" 0 "1f1b: 1 stages" "paired excha
   --estimate attention=1,1,1 --estimate experts=1,1,1 --estimate exchange=9,9
 expect "schedule of a part without an estimate" 2 "--part exchange=2,2 has no --estimate" "every part" -- \
   schedule --part attention=4 --part exchange=2,2 --estimate attention=1
-expect "schedule of estimates alone" 2 "--estimate requires --part" -- schedule --estimate attention=1
+expect "schedule of estimates alone" 2 "--estimate needs --part" -- schedule --estimate attention=1
 expect "schedule of chunks with latency" 0 "unpaired exchanges 320" -- \
   schedule --pp 1 --micro 16 --chunks 4 --part attention=4,5,4 --part experts=3,3,3 --part exchange=2,2 --exchange-latency 1
 "$mtrain" schedule --pp 2 --micro 4 --name dualpipev --csv >"$work/schedule.csv"

@@ -298,12 +298,47 @@ says "a fault that cannot be" "step 2 has no such moment on rank 1"
 port=$(free_port)
 for rank in 0 1; do
   RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
-    "train.run_dir=$work/other" optimizer.lr=1e-"$((rank + 3))" comm.timeout_s=5 >"$work/out$rank" 2>&1 &
+    "train.run_dir=$work/other" optimizer.lr=1e-"$((rank + 3))" optimizer.eps=1e-"$((rank + 7))" comm.timeout_s=5 \
+    >"$work/out$rank" 2>&1 &
 done
 wait
 cat "$work/out0" "$work/out1" >"$work/out"
 says "other settings" "rank 1 has another recipe than rank 0"
-says "other settings" "lr:"
+grep -qE 'lr: .* instead of .*lr: .*, .*eps: .* instead of .*eps: ' "$work/out" || fail "other settings: both are not named"
+
+# --- hosts with different numbers of ranks: all ranks end at once, and say so ---
+port=$(free_port)
+began=$SECONDS
+for rank in 0 2; do
+  RANK=$rank WORLD_SIZE=$((rank + 2)) MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
+    "train.run_dir=$work/other_size" train.global_batch_size=8 comm.timeout_s=30 >"$work/out$rank" 2>&1 &
+done
+wait
+cat "$work/out0" "$work/out2" >"$work/out"
+((SECONDS - began < 20)) || fail "different numbers of ranks: the end takes $((SECONDS - began)) s"
+says "different numbers of ranks" "rank 2 is one of 4 ranks, and rank 0 one of 2"
+says "different numbers of ranks" "the same --nnodes and --nproc_per_node"
+grep -q "rank 2 is one of 4" "$work/out0" || fail "different numbers of ranks: rank 0 does not say why it ends"
+
+# --- the launcher's words: another way to give the recipe, and mistakes that are told before ranks start ---
+refuses() {  # refuses <what> <text> <arguments>...
+  local what=$1 text=$2
+  shift 2
+  timeout 60 "$launch" "$@" >"$work/out" 2>&1
+  (($? == 2)) || fail "$what: not refused"
+  grep -qF -- "mtrain-launch: error: " "$work/out" || fail "$what: another form of error"
+  says "$what" "$text"
+}
+refuses "a misspelt option" "did you mean --nproc-per-node" --nproc-per-nod 2 "$work/r.yaml"
+refuses "localhost for two hosts" "localhost is another machine on each of the 2 hosts" --nnodes=2 --node_rank=0 \
+  --master_addr=localhost --master_port=29500 "$work/r.yaml"
+refuses "a port that is none" "master_port: expected" --master_port=many "$work/r.yaml"
+refuses "blanks in a setting" "no blanks around" --nproc_per_node=1 "$work/r.yaml" optimizer.lr = 1
+for words in "$work/r.yaml" "-c $work/r.yaml" "train $work/r.yaml"; do
+  # shellcheck disable=SC2086  # several words
+  "$launch" --nproc_per_node=1 $words train.steps=1 "train.run_dir=$work/by_word" >"$work/out" 2>&1 || fail "recipe by: $words"
+  rm -rf "$work/by_word"
+done
 
 # --- ranks that see other files: each in a folder of its own, with other data at the same relative path ---
 mkdir "$work/host0" "$work/host1"

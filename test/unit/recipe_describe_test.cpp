@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "recipe/print/explain.h"
 #include "recipe/print/schema_export.h"
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
@@ -67,7 +68,7 @@ TEST_CASE("explain answers for fields, spellings and sections") {
   REQUIRE_THAT(explain("optimizer"), Contains("weight_decay"));
   REQUIRE_THAT(explain("dist.use_megatron_fsdp"), Contains("sets distributed.strategy"));
   REQUIRE_THAT(explain("ddp.bucket_size"), Contains("parameters") && Contains("megatron_ddp"));
-  REQUIRE_THROWS_WITH(explain("optimizer.lrr"), Contains("optimizer.lr?"));
+  REQUIRE_THROWS_WITH(explain("optimizer.lrr"), Contains("`optimizer.lr`?"));
   const std::string markdown = schema_markdown();
   for (const auto& row : schema_rows())
     REQUIRE_THAT(markdown, Contains("| " + row.path.substr(row.path.rfind('.') + 1) + " |"));

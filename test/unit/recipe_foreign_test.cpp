@@ -369,8 +369,9 @@ TEST_CASE("a recipe that Megatron-Bridge prints loads where its fields are known
   CHECK_THAT(listed(diagnostics), Contains("fields of Megatron that mtrain does not have are off"));
   expect_told(
       "_target_: megatron.bridge.training.config.ConfigContainer\n"
-      "rng: {_target_: megatron.bridge.training.config.RNGConfig, te_rng_tracker: true}\n",
-      Severity::error, "rng.te_rng_tracker", "no such key");
+      "rng: {_target_: megatron.bridge.training.config.RNGConfig, data_parallel_random_init: "
+      "true}\n",
+      Severity::error, "rng.data_parallel_random_init", "no such key");
 }
 
 TEST_CASE("auto takes the GPU that the machine has, and rules go by it") {

@@ -31,14 +31,19 @@ uint64_t hash_of_program() {
 // What another rank gives is shown up to this length.
 std::string bounded(std::string_view text) { return std::string(text.substr(0, kMaxReasonBytes)); }
 
-// Returns the first line in which the two texts differ, from each of them.
-std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
-  const auto x = split(a, '\n'), y = split(b, '\n');
+// Returns the lines in which the two texts differ: "`lr: 2` instead of `lr: 1`, ...".
+std::string differences(const std::string& own, const std::string& first) {
+  constexpr size_t kMaxShown = 8;
+  const auto x = split(own, '\n'), y = split(first, '\n');
+  std::string text;
+  size_t found = 0;
   for (size_t i = 0; i < std::max(x.size(), y.size()); ++i) {
     const std::string p = i < x.size() ? x[i] : "", q = i < y.size() ? y[i] : "";
-    if (p != q) return {bounded(trim(p)), bounded(trim(q))};
+    if (p == q || ++found > kMaxShown) continue;
+    text += fmt::format("{}`{}` instead of `{}`", text.empty() ? "" : ", ", bounded(trim(p)),
+                        bounded(trim(q)));
   }
-  return {};
+  return found > kMaxShown ? text + fmt::format(", and {} more", found - kMaxShown) : text;
 }
 
 constexpr const char* kWell = "well";
@@ -111,8 +116,11 @@ std::shared_ptr<Store> join_store(StoreAddress& at, const ProcessWorldOptions& o
     if (start == o.restarts) {
       if (store->add(begun_key(o.rank), 1) == 1) return store;
       throw UserError(
-          fmt::format("rank {} is there already: another job meets at this port", o.rank),
-          "choose another port with --master_port (MASTER_PORT)");
+          fmt::format("rank {} is there already: another job meets at this port, or another host "
+                      "has this host's number",
+                      o.rank),
+          "choose another port with --master_port (MASTER_PORT), or give each host a --node_rank "
+          "of its own: 0, 1, ...");
     }
     if (Clock::now() > deadline)
       throw CommError(fmt::format("rank 0 did not serve the rendezvous of restart {} within {} s",
@@ -125,16 +133,26 @@ std::shared_ptr<Store> join_store(StoreAddress& at, const ProcessWorldOptions& o
 // would wait for each other in different places, or train nonsense.
 void shake_hands(Store& store, const ProcessWorldOptions& o) {
   const std::string program = fmt::format("{:016x}", hash_of_program());
+  const std::string size = std::to_string(o.size);
+  if (o.rank == 0) store.set("size", size);
+  if (const std::string first = store.get("size"); first != size) {
+    const std::string reason = fmt::format("rank {} is one of {} ranks, and rank 0 one of {}",
+                                           o.rank, size, bounded(first));
+    // The ranks that rank 0 waits for may not exist.
+    store.fail(reason);
+    throw UserError(reason,
+                    "give every host the same --nnodes and --nproc_per_node: all hosts have the "
+                    "same number of ranks");
+  }
   if (o.rank == 0) store.set("program", program);
   if (o.rank == 0) store.set("recipe", o.recipe);
   if (const std::string first = store.get("program"); first != program)
     refuse(store, o, fmt::format("rank {} runs another build of this program than rank 0", o.rank),
            "install the same build on every host");
   if (const std::string first = store.get("recipe"); first != o.recipe) {
-    const auto [theirs, own] = first_difference(first, o.recipe);
     refuse(store, o,
-           fmt::format("rank {} has another recipe than rank 0: `{}` instead of `{}`", o.rank, own,
-                       theirs),
+           fmt::format("rank {} has another recipe than rank 0: {}", o.rank,
+                       differences(o.recipe, first)),
            "start all ranks with the same recipe and settings");
   }
   store.set(fmt::format("arrived/{}", o.rank), kWell);

@@ -30,27 +30,60 @@ struct Encoded {
   std::exception_ptr error;
 };
 
+// Why a JSON line cannot be used, and what to do.
+struct LineFault {
+  std::string why, hint = "mend the line, or leave such lines out: --skip-bad-lines";
+};
+
+// Returns the option that reads an object without the field that is asked for.
+std::string hint_for_object(const nlohmann::json& object) {
+  const auto has = [&](const char* field) {
+    const auto found = object.find(field);
+    return found != object.end() && found->is_string();
+  };
+  if (object.contains("messages") || object.contains("conversations"))
+    return "its texts are the turns of a conversation, which no option reads: write one text per "
+           "line, or a prompt and an answer (--prompt-field, --answer-field)";
+  for (const char* prompt : {"prompt", "question", "instruction", "input", "query"})
+    for (const char* answer : {"answer", "completion", "response", "output", "target"})
+      if (has(prompt) && has(answer))
+        return fmt::format("pairs are read by --prompt-field {} --answer-field {}", prompt, answer);
+  std::string texts, longest;
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_string()) continue;
+    texts += (texts.empty() ? "" : ", ") + key;
+    if (longest.empty() || value.get_ref<const std::string&>().size() >
+                               object[longest].get_ref<const std::string&>().size())
+      longest = key;
+  }
+  if (texts.empty())
+    return "its fields hold no text; --json-field NAME names the field of the text";
+  return fmt::format("--json-field {} reads that field; the texts of the line are {}", longest,
+                     texts);
+}
+
 // Returns the texts of these fields of a JSON line. If the line lacks one, returns nothing and sets
-// `why` to the reason.
+// `fault`.
 std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
                                                       const std::vector<std::string>& fields,
-                                                      std::string& why) {
+                                                      LineFault& fault) {
   nlohmann::json value;
   try {
     value = parse_json(line, "the line");
   } catch (const UserError& e) {
-    why = e.message();
+    fault.why = e.message();
     return std::nullopt;
   }
   if (!value.is_object()) {
-    why = "not a JSON object";
+    fault.why = "not a JSON object";
     return std::nullopt;
   }
   std::vector<std::string> texts;
   for (const std::string& field : fields) {
     const auto found = value.find(field);
     if (found == value.end() || !found->is_string()) {
-      why = fmt::format("the object has no text \"{}\"", field);
+      fault.why = fmt::format("the object has no text \"{}\"", field);
+      fault.hint = hint_for_object(value);
       return std::nullopt;
     }
     texts.push_back(std::move(found->get_ref<std::string&>()));
@@ -172,8 +205,8 @@ class Builder {
       const std::string_view line = text.substr(at, end - at);
       at = end + 1;
       if (trim(line).empty()) continue;
-      std::string why;
-      const auto texts = texts_of_line(line, fields_, why);
+      LineFault fault;
+      const auto texts = texts_of_line(line, fields_, fault);
       if (texts) {
         for (size_t i = 0; i < texts->size(); ++i) {
           tokenizer_.encode((*texts)[i], out.tokens);
@@ -183,8 +216,8 @@ class Builder {
       } else if (options_.skip_bad_lines) {
         ++out.bad_lines;
       } else {
-        throw UserError(fmt::format("{}:{}: {}", chunk.file.string(), line_number, why),
-                        "mend the line, name another field, or skip bad lines");
+        throw UserError(fmt::format("{}:{}: {}", chunk.file.string(), line_number, fault.why),
+                        fault.hint);
       }
     }
   }

@@ -2,7 +2,9 @@
 #include <filesystem>
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
+#include "base/strings.h"
 #include "plan/rules/rules.h"
 
 namespace mtrain::plan {
@@ -57,23 +59,88 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
 
 namespace {
 
-void check_prefixes(const char* field, const std::vector<std::string>& prefixes,
-                    Diagnostics& diagnostics) {
+// Returns the prefix without an ending of the pair's files; the prefix itself if it has none.
+std::string without_ending(const std::string& prefix) {
+  for (const std::string_view ending : {".bin", ".idx"})
+    if (prefix.ends_with(ending)) return prefix.substr(0, prefix.size() - ending.size());
+  return prefix;
+}
+
+bool has_pair(const std::string& prefix) {
   std::error_code ignored;
-  for (const std::string& prefix : prefixes)
-    for (const char* suffix : {".bin", ".idx"})
-      if (!std::filesystem::exists(prefix + suffix, ignored)) {
-        diagnostics.require(false, {field}, fmt::format("there is no file {}{}", prefix, suffix),
-                            "make the pair by `mtrain data build`, or correct the path prefix");
-        break;
-      }
+  return std::filesystem::exists(prefix + ".bin", ignored) &&
+         std::filesystem::exists(prefix + ".idx", ignored);
+}
+
+bool is_text_file(const std::string& path) {
+  for (const std::string_view ending : {".jsonl", ".json", ".txt", ".text", ".md"})
+    if (path.ends_with(ending)) return true;
+  return false;
+}
+
+// Returns the prefixes of pairs in the folder.
+std::vector<std::string> pairs_in(const std::filesystem::path& folder) {
+  std::vector<std::string> prefixes;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+    if (entry.path().extension() == ".bin") {
+      const std::string prefix = without_ending(entry.path().lexically_normal().string());
+      if (has_pair(prefix)) prefixes.push_back(prefix);
+    }
+  std::ranges::sort(prefixes);
+  return prefixes;
+}
+
+// Says what is wrong with a prefix that has no pair of files, and what to do.
+struct DataFault {
+  std::string reason, hint;
+};
+DataFault data_fault(const std::string& prefix, const std::string& tokenizer) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (const std::string stem = without_ending(prefix); stem != prefix && has_pair(stem))
+    return {fmt::format("{} is a file, and a prefix is asked for", prefix),
+            fmt::format("write {}: both {}.bin and {}.idx are read", stem, stem, stem)};
+  if (is_text_file(prefix) && fs::exists(prefix, ignored)) {
+    const std::string stem = fs::path(prefix).replace_extension().string();
+    return {fmt::format("{} is text, and training reads tokens", prefix),
+            fmt::format("build them, and then write {}: mtrain data build --input {} --output {} "
+                        "--tokenizer {}",
+                        stem, prefix, stem, tokenizer)};
+  }
+  const std::string missing = prefix + (fs::exists(prefix + ".bin", ignored) ? ".idx" : ".bin");
+  std::string reason = fmt::format("there is no file {}", missing);
+  // Recipes are often moved, and paths are those of the shell.
+  if (fs::path(prefix).is_relative())
+    reason += fmt::format(" in {}, the folder where the program was started",
+                          fs::current_path(ignored).string());
+  if (fs::is_directory(prefix, ignored)) {
+    const std::vector<std::string> inside = pairs_in(prefix);
+    return {fmt::format("{} is a folder, and a prefix is asked for", prefix),
+            inside.empty() ? "make the pair by `mtrain data build`, or correct the path prefix"
+                           : fmt::format("write {}", fmt::join(inside, " or "))};
+  }
+  const fs::path folder = fs::path(prefix).parent_path();
+  const std::string meant = nearest(prefix, pairs_in(folder.empty() ? fs::path(".") : folder));
+  return {reason, meant.empty() ? "make the pair by `mtrain data build`, or correct the path prefix"
+                                : fmt::format("did you mean {}?", meant)};
+}
+
+void check_prefixes(const char* field, const std::vector<std::string>& prefixes, const Recipe& r,
+                    Diagnostics& diagnostics) {
+  const std::string tokenizer = r.tokenizer.path.value_or("byte");
+  for (const std::string& prefix : prefixes) {
+    if (has_pair(prefix)) continue;
+    DataFault fault = data_fault(prefix, tokenizer);
+    diagnostics.require(false, {field}, std::move(fault.reason), std::move(fault.hint));
+  }
 }
 
 }  // namespace
 
 void check_files(const Recipe& r, Diagnostics& diagnostics) {
-  check_prefixes("dataset.train", r.dataset.train, diagnostics);
-  check_prefixes("dataset.validation", r.dataset.validation, diagnostics);
+  check_prefixes("dataset.train", r.dataset.train, r, diagnostics);
+  check_prefixes("dataset.validation", r.dataset.validation, r, diagnostics);
   std::error_code ignored;
   if (r.tokenizer.type == recipe::TokenizerType::huggingface && r.tokenizer.path)
     diagnostics.require(std::filesystem::exists(*r.tokenizer.path, ignored), {"tokenizer.path"},

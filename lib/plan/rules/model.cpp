@@ -8,9 +8,12 @@
 #include "plan/layout.h"
 #include "plan/rules/rules.h"
 #include "recipe/schema/schema.h"
+#include "schedule/catalog.h"
 
 namespace mtrain::plan {
 namespace {
+
+using schedule::nearest_legal;
 
 void validate_rotary_size(const recipe::ModelConfig& m, Diagnostics& diagnostics) {
   if (m.rotary_percent == 1)
@@ -28,8 +31,31 @@ void validate_rotary_size(const recipe::ModelConfig& m, Diagnostics& diagnostics
                   double(std::max<int64_t>(2, dims / 2 * 2)) / double(m.head_dim())));
 }
 
+// Rotary positions turn pairs of a head's elements.
+int64_t even_heads(const recipe::ModelConfig& m) {
+  return m.position_embedding == recipe::PositionEmbedding::rope && m.rotary_percent == 1 ? 2 : 1;
+}
+
+bool fits_tp(int64_t kv_heads, int64_t tp) { return kv_heads % tp == 0 || tp % kv_heads == 0; }
+
+// Returns the numbers of heads nearest to the recipe's that every rule of this recipe allows:
+// "4 or 8 heads, "; empty if there are none.
+std::string nearest_heads(const Recipe& r) {
+  const auto& m = r.model;
+  const int64_t tp = r.distributed.tp_size;
+  const bool grouped = m.kv_heads() != m.num_attention_heads;
+  const std::string heads =
+      nearest_legal(m.num_attention_heads, std::min<int64_t>(m.hidden_size, 4096), [&](int64_t n) {
+        const int64_t kv = grouped ? m.kv_heads() : n;
+        return m.hidden_size % (n * even_heads(m)) == 0 && n % tp == 0 && n % kv == 0 &&
+               fits_tp(kv, tp);
+      });
+  return heads.empty() ? "" : heads + " heads, ";
+}
+
 void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
   const auto& m = r.model;
+  const auto& d = r.distributed;
   // The recipe or the folder of model.from says how large a head is. Otherwise heads share
   // hidden_size.
   const bool own_size = r.spellings.contains("model.kv_channels");
@@ -39,8 +65,9 @@ void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
         {"model.num_attention_heads", "model.hidden_size"},
         fmt::format("hidden_size {} is not divisible by {} heads", m.hidden_size,
                     m.num_attention_heads),
-        fmt::format("use a hidden_size of {}, or set kv_channels (the size of a head)",
-                    nearest_multiples(m.hidden_size, m.num_attention_heads)));
+        fmt::format("use {}a hidden_size of {}, or set kv_channels (the size of a head)",
+                    nearest_heads(r),
+                    nearest_multiples(m.hidden_size, m.num_attention_heads * even_heads(m))));
   diagnostics.require(
       m.num_attention_heads % m.kv_heads() == 0,
       {"model.num_query_groups", "model.num_attention_heads"},
@@ -48,7 +75,10 @@ void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
                   m.num_attention_heads, m.kv_heads()),
       m.kv_heads() > m.num_attention_heads
           ? "there can be at most as many key-value heads as heads"
-          : "every key-value head serves the same number of heads: choose a divisor");
+          : fmt::format("every key-value head serves the same number of heads: use {}",
+                        nearest_legal(m.kv_heads(), m.num_attention_heads, [&](int64_t heads) {
+                          return m.num_attention_heads % heads == 0 && fits_tp(heads, d.tp_size);
+                        })));
   // If the heads do not divide the hidden size, the size of a head is unknown.
   if (m.position_embedding == recipe::PositionEmbedding::rope &&
       (own_size || m.hidden_size % m.num_attention_heads == 0))

@@ -17,7 +17,7 @@ namespace {
 void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
   if (p.layers_per_stage) {
-    const int64_t stages = ceil_div(r.model.num_layers, *p.layers_per_stage);
+    const int64_t stages = ceil_div(split_units(r), *p.layers_per_stage);
     const bool none = p.round_virtual_stages_to_pp_multiple == recipe::RoundStages::none;
     diagnostics.require(
         stages % l.pp == 0 || !none,
@@ -40,18 +40,56 @@ void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
               *r.distributed.vpp_size, *p.layers_per_stage, l.stages_per_rank),
           "give one of the two");
   }
+  const int64_t units = split_units(r);
+  const char* counted = units == r.model.num_layers ? "" : " (embedding and loss counted as asked)";
   diagnostics.require(
-      r.model.num_layers >= l.stages, {"model.num_layers", "distributed.pp_size"},
-      fmt::format("{} layers are fewer than the {} stages (pp_size {} x {} per rank)",
-                  r.model.num_layers, l.stages, l.pp, l.stages_per_rank),
+      units >= l.stages, {"model.num_layers", "distributed.pp_size"},
+      fmt::format("{} layers{} are fewer than the {} stages (pp_size {} x {} per rank)", units,
+                  counted, l.stages, l.pp, l.stages_per_rank),
       fmt::format("use at least {} layers, or at most {} stages: a smaller pp_size, or "
                   "fewer per rank",
-                  l.stages, r.model.num_layers));
-  if (!p.layout && r.model.num_layers >= l.stages && r.model.num_layers % l.stages != 0)
+                  l.stages, units));
+  if (p.layout || p.first_rank_layers || p.last_rank_layers || units < l.stages) return;
+  if (units != r.model.num_layers)
     diagnostics.resolved(
         "distributed.pipeline",
-        fmt::format("{} layers over {} stages: the first {} stages have one layer more",
-                    r.model.num_layers, l.stages, r.model.num_layers % l.stages));
+        fmt::format("{} layers over {} stages: the first has {}, the last {}", r.model.num_layers,
+                    l.stages, l.layers_of_stage.front(), l.layers_of_stage.back()));
+  else if (units % l.stages != 0)
+    diagnostics.resolved(
+        "distributed.pipeline",
+        fmt::format("{} layers over {} stages: the first {} stages have one layer more", units,
+                    l.stages, units % l.stages));
+}
+
+// The layers of the first and the last rank, as Megatron's num_layers_in_first_pipeline_stage.
+void check_rank_layers(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  const auto& p = r.distributed.pipeline;
+  const char *first = "distributed.pipeline.first_rank_layers",
+             *last = "distributed.pipeline.last_rank_layers";
+  if (!p.first_rank_layers && !p.last_rank_layers) return;
+  const char* field = p.first_rank_layers ? first : last;
+  diagnostics.require(!p.account_for_embedding && !p.account_for_loss,
+                      {field, "distributed.pipeline.account_for_embedding",
+                       "distributed.pipeline.account_for_loss"},
+                      "says how the layers are split, and so does account_for_embedding or "
+                      "account_for_loss",
+                      "give one of the two");
+  const auto schedule = p.pp_schedule;
+  diagnostics.require(
+      schedule != recipe::PipelineScheduleName::v_schedule &&
+          schedule != recipe::PipelineScheduleName::dualpipev,
+      {field, "distributed.pipeline.pp_schedule"},
+      fmt::format("the first rank of {} has the last stage, too", enum_name(schedule)),
+      "say what each stage holds in distributed.pipeline.layout");
+  const int64_t given = p.first_rank_layers.value_or(0) + p.last_rank_layers.value_or(0);
+  diagnostics.require(
+      can_split_by_ranks(r, l.stages), {field, "model.num_layers", "distributed.pp_size"},
+      fmt::format("leaves {} of the {} layers to the other ranks; each of the {} stages (pp_size "
+                  "{} x {} per rank) needs one",
+                  r.model.num_layers - given, r.model.num_layers, l.stages, l.pp,
+                  l.stages_per_rank),
+      "choose numbers that leave every stage a layer");
 }
 
 void check_layout_string(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
@@ -74,9 +112,16 @@ void check_layout_string(const Recipe& r, const Layout& l, Diagnostics& diagnost
   diagnostics.require(stages % l.pp == 0, {field, "distributed.pp_size"},
                       fmt::format("has {} stages, which pp_size {} does not divide", stages, l.pp),
                       form);
-  diagnostics.require(!p.layers_per_stage, {field, "distributed.pipeline.layers_per_stage"},
-                      "says what each stage holds, and so does layers_per_stage",
-                      "give one of the two");
+  const std::pair<bool, const char*> others[] = {
+      {p.layers_per_stage.has_value(), "layers_per_stage"},
+      {p.account_for_embedding, "account_for_embedding"},
+      {p.account_for_loss, "account_for_loss"},
+      {p.first_rank_layers.has_value(), "first_rank_layers"},
+      {p.last_rank_layers.has_value(), "last_rank_layers"}};
+  for (const auto& [set, name] : others)
+    diagnostics.require(!set, {field, fmt::format("distributed.pipeline.{}", name)},
+                        fmt::format("says what each stage holds, and so does {}", name),
+                        "give one of the two");
   if (r.distributed.vpp_size && stages % l.pp == 0)
     diagnostics.require(*r.distributed.vpp_size == stages / l.pp, {field, "distributed.vpp_size"},
                         fmt::format("has {} stages per rank, but vpp_size is {}", stages / l.pp,
@@ -130,24 +175,57 @@ BatchWords batch_words(const Recipe& r, const Layout& l) {
           "global_batch_size", l.dp * l.micro_batch};
 }
 
+// Whether the schedule can have so many micro-batches.
+bool can_have(const Recipe& r, const Layout& l, int64_t micro_batches) {
+  const auto& p = r.distributed.pipeline;
+  if (l.pp == 1 || p.pp_schedule_csv) return true;
+  const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
+  if (micro_batches < kind.fewest_micro_batches * l.pp) return false;
+  if (!kind.in_groups) return true;
+  const auto& group = p.microbatch_group_size_per_vp_stage;
+  return group ? schedule::legal_group(*group, micro_batches, l.pp)
+               : schedule::legal_rounds(micro_batches, l.pp);
+}
+
+// Returns the numbers of micro-batches near `from` that the schedule can have, and the batches
+// that give them: "4 or 8 micro-batches: global_batch_size 16 or 32".
+std::string legal_counts(const Recipe& r, const Layout& l, const BatchWords& words) {
+  const auto near = [&](int64_t step) {
+    std::string text;
+    const int64_t m = l.micro_batches;
+    for (int64_t low = m - 1; low >= 1 && text.empty(); --low)
+      if (can_have(r, l, low)) text = std::to_string(low * step);
+    for (int64_t high = m + 1; high <= 4 * m + 64; ++high)
+      if (can_have(r, l, high))
+        return text + (text.empty() ? "" : " or ") + std::to_string(high * step);
+    return text;
+  };
+  return fmt::format("{} micro-batches: {} {}", near(1), words.batch, near(words.samples));
+}
+
 void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
   const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
   const int64_t m = l.micro_batches;
   const BatchWords words = batch_words(r, l);
   const std::string& count = words.count;
-  const auto near = [](int64_t from, const std::function<bool(int64_t)>& legal) {
-    return schedule::nearest_legal(from, 4 * from + 64, legal);
-  };
   const auto& group = p.microbatch_group_size_per_vp_stage;
+  if (group && !kind.in_groups)
+    diagnostics.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
+                    fmt::format("is read by interleaved schedules only, not by {}", kind.name),
+                    "remove it");
+  // The hint for a batch that does not divide gives one that the schedule can have.
+  if (r.train.global_batch_size % batch_multiple(r, l) != 0) return;
   if (kind.in_groups && !group)
-    diagnostics.require(
-        schedule::legal_rounds(m, l.pp), {words.field, "distributed.pipeline.pp_schedule"},
-        fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}", kind.name, l.pp,
-                    std::max<int64_t>(1, m / l.pp), count),
-        fmt::format("use {} micro-batches",
-                    near(m, [&](int64_t k) { return schedule::legal_rounds(k, l.pp); })));
-  if (kind.in_groups && group)
+    diagnostics.require(schedule::legal_rounds(m, l.pp),
+                        {words.field, "distributed.pipeline.pp_schedule"},
+                        fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}",
+                                    kind.name, l.pp, std::max<int64_t>(1, m / l.pp), count),
+                        fmt::format("use {}", legal_counts(r, l, words)));
+  if (kind.in_groups && group) {
+    const std::string groups =
+        schedule::nearest_legal(std::min(*group, m + 1), 4 * m + 64,
+                                [&](int64_t k) { return schedule::legal_group(k, m, l.pp); });
     diagnostics.require(
         schedule::legal_group(*group, m, l.pp),
         {"distributed.pipeline.microbatch_group_size_per_vp_stage", words.field},
@@ -155,13 +233,9 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
             "a group of {} must lie in [pp_size {}, {}], and the rest of {} must be 0 or at "
             "least pp_size",
             *group, l.pp, m, count),
-        fmt::format("use a group of {}", near(std::min(*group, m + 1), [&](int64_t k) {
-                      return schedule::legal_group(k, m, l.pp);
-                    })));
-  if (group && !kind.in_groups)
-    diagnostics.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
-                    fmt::format("is read by interleaved schedules only, not by {}", kind.name),
-                    "remove it");
+        groups.empty() ? words.raise_to(l.pp) + fmt::format(", and use a group of {}", l.pp)
+                       : fmt::format("use a group of {}", groups));
+  }
   const int64_t fewest = kind.fewest_micro_batches * l.pp;
   diagnostics.require(m >= fewest, {words.field, "distributed.pipeline.pp_schedule"},
                       fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
@@ -208,25 +282,16 @@ void check_csv(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   }
 }
 
-void check_flushes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+void check_flushes(const Recipe& r, Diagnostics& diagnostics) {
   const auto& size = r.distributed.pipeline.pp_microbatch_size;
   if (!size || !r.given("train.micro_batch_size")) return;
-  const int64_t local = r.train.micro_batch_size, global = r.train.global_batch_size;
+  const int64_t local = r.train.micro_batch_size;
   diagnostics.require(
       local % *size == 0, {"distributed.pipeline.pp_microbatch_size", "train.micro_batch_size"},
       fmt::format("the local batch of {} is not a whole number of micro-batches of {}", local,
                   *size),
       fmt::format("use a divisor of {}, or a local batch of {}", local,
                   nearest_multiples(local, *size)));
-  // validate_train reports a global batch that the local batch of one rank does not divide.
-  if (!local_batch_is_flush(r) || global % local != 0) return;
-  diagnostics.require(
-      global % (l.dp * local) == 0,
-      {"train.global_batch_size", "train.micro_batch_size", "distributed.dp_size"},
-      fmt::format("global_batch_size {} is not a whole number of flushes of dp {} x local batch {} "
-                  "= {}",
-                  global, l.dp, local, l.dp * local),
-      fmt::format("use {}", nearest_multiples(global, l.dp * local)));
 }
 
 }  // namespace
@@ -248,10 +313,27 @@ void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostic
                       "add `pipeline: {}` below distributed to take the defaults (1f1b)");
   check_layout_string(r, l, diagnostics);
   check_split(r, l, diagnostics);
-  check_flushes(r, l, diagnostics);
+  check_rank_layers(r, l, diagnostics);
+  check_flushes(r, diagnostics);
   if (r.distributed.pipeline.pp_schedule_csv) return check_csv(r, l, diagnostics);
   check_stage_count(r, l, diagnostics);
   check_micro_batches(r, l, diagnostics);
+}
+
+int64_t batch_multiple(const Recipe& r, const Layout& l) {
+  return l.dp * (local_batch_is_flush(r) ? r.train.micro_batch_size : l.micro_batch);
+}
+
+std::string legal_batches(const Recipe& r, const Layout& l) {
+  const int64_t multiple = batch_multiple(r, l), below = r.train.global_batch_size / multiple;
+  // In AutoModel's spelling the local batch, and not the global one, is what a pipeline works on.
+  const auto fits = [&](int64_t count) { return local_batch_is_flush(r) || can_have(r, l, count); };
+  std::string text;
+  for (int64_t count = below; count >= 1 && text.empty(); --count)
+    if (fits(count)) text = std::to_string(count * multiple);
+  for (int64_t count = below + 1; count <= 4 * below + 64 + 4 * l.pp; ++count)
+    if (fits(count)) return text + (text.empty() ? "" : " or ") + std::to_string(count * multiple);
+  return text;
 }
 
 }  // namespace mtrain::plan

@@ -37,7 +37,7 @@ void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
 // Whether the files that a run reads are there. Only runs need it: a recipe can be checked and
 // planned without its data.
 void check_files(const Recipe& recipe, Diagnostics& diagnostics);
-// Batch sizes, recomputation, and which checkpoints there are.
+// The length, recomputation, and which checkpoints there are.
 void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_precision(const Recipe& recipe, Diagnostics& diagnostics);
@@ -48,6 +48,12 @@ void validate_float8(const Recipe& recipe, Diagnostics& diagnostics);
 
 // The sizes against the world, batches against dp, and backends against the device.
 void validate_world(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
+// Returns the number of samples that must divide the global batch: a micro-batch, or AutoModel's
+// local batch, on every data-parallel rank.
+int64_t batch_multiple(const Recipe& recipe, const Layout& layout);
+// Returns the global batches nearest to the recipe's that this number divides and that the
+// pipeline's schedule can have, for hints: "24 or 48".
+std::string legal_batches(const Recipe& recipe, const Layout& layout);
 // Data-parallel strategies, sequence parallelism, and the sizes that tp_size must divide.
 void validate_strategy(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
 void validate_experts(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);

@@ -5,6 +5,7 @@
 #include "base/strings.h"
 #include "plan/rules/rules.h"
 #include "recipe/schema/schema.h"
+#include "schedule/catalog.h"
 
 namespace mtrain::plan {
 namespace {
@@ -107,6 +108,17 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
       fmt::format("use {}", nearest_multiples(S, sequence_multiple(r, l))));
 }
 
+// Returns a hint with the values of tp_size near the recipe's that divide heads, width and world.
+std::string use_tp(const Recipe& r, const Layout& l) {
+  const auto& m = r.model;
+  const std::string sizes = schedule::nearest_legal(l.tp, m.num_attention_heads, [&](int64_t tp) {
+    return m.num_attention_heads % tp == 0 && m.ffn_size() % tp == 0 &&
+           (m.kv_heads() % tp == 0 || tp % m.kv_heads() == 0) && l.world % (tp * l.pp * l.cp) == 0;
+  });
+  return sizes.empty() ? fmt::format("choose a divisor of {}", m.num_attention_heads)
+                       : fmt::format("use tp_size {}", sizes);
+}
+
 // Heads and the ffn width must divide over the ranks of tp. The vocabulary is padded so that it
 // does.
 void check_tensor_parallel(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
@@ -114,17 +126,20 @@ void check_tensor_parallel(const Recipe& r, const Layout& l, Diagnostics& diagno
   diagnostics.require(
       m.num_attention_heads % l.tp == 0, {"distributed.tp_size", "model.num_attention_heads"},
       fmt::format("tp_size {} does not divide the {} attention heads", l.tp, m.num_attention_heads),
-      fmt::format("choose a divisor of {}", m.num_attention_heads));
+      use_tp(r, l));
+  // A tp_size that the heads refuse is one mistake, and its hint names sizes that all rules allow.
+  const bool heads = m.num_attention_heads % l.tp == 0;
   diagnostics.require(
-      m.ffn_size() % l.tp == 0, {"distributed.tp_size", "model.ffn_hidden_size"},
+      !heads || m.ffn_size() % l.tp == 0, {"distributed.tp_size", "model.ffn_hidden_size"},
       fmt::format("tp_size {} does not divide the ffn_hidden_size of {}", l.tp, m.ffn_size()),
-      fmt::format("set model.ffn_hidden_size to {}", nearest_multiples(m.ffn_size(), l.tp)));
+      fmt::format("{}, or set model.ffn_hidden_size to {}", use_tp(r, l),
+                  nearest_multiples(m.ffn_size(), l.tp)));
   diagnostics.require(
-      m.kv_heads() % l.tp == 0 || l.tp % m.kv_heads() == 0,
+      !heads || m.kv_heads() % l.tp == 0 || l.tp % m.kv_heads() == 0,
       {"distributed.tp_size", "model.num_query_groups"},
       fmt::format("tp_size {} is neither a divisor nor a multiple of the {} key-value heads", l.tp,
                   m.kv_heads()),
-      "choose a tp_size that is one of the two");
+      use_tp(r, l));
   const int64_t padded = m.vocab_size > 0 ? padded_vocab(m.vocab_size, l.tp) : 0;
   if (padded != m.vocab_size)
     diagnostics.resolved("model.vocab_size",

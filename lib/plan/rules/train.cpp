@@ -105,13 +105,6 @@ void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
 }  // namespace
 
 void validate_train(const Recipe& r, Diagnostics& diagnostics) {
-  const int64_t global = r.train.global_batch_size, micro = r.train.micro_batch_size;
-  const int64_t low = global / micro * micro;
-  diagnostics.require(
-      global % micro == 0, {"train.global_batch_size", "train.micro_batch_size"},
-      fmt::format("global_batch_size {} is not a multiple of micro_batch_size {}", global, micro),
-      low > 0 ? fmt::format("use {} or {}", low, low + micro)
-              : fmt::format("use at least {}, or a smaller micro_batch_size", micro));
   if (r.foreign.contains("step_scheduler.num_epochs") && !r.given("train.steps"))
     diagnostics.add("train.steps",
                     "step_scheduler.num_epochs alone does not say how many steps to train",

@@ -37,17 +37,18 @@ void check_replicate(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
 }
 
 void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  const int64_t global = r.train.global_batch_size, chunk = l.micro_batch * l.dp;
-  // validate_train reports a global batch that one rank's micro-batch does not divide.
-  if (global % r.train.micro_batch_size != 0) return;
-  if (local_batch_is_flush(r)) return;  // validate_pipeline compares it with the flushes
+  const int64_t global = r.train.global_batch_size, chunk = batch_multiple(r, l);
+  const std::string part = local_batch_is_flush(r)
+                               ? fmt::format("local batch {}", r.train.micro_batch_size)
+                               : fmt::format("micro-batch {}", l.micro_batch);
   diagnostics.require(
       global % chunk == 0,
       {"train.global_batch_size", "train.micro_batch_size",
        "distributed.pipeline.pp_microbatch_size"},
-      fmt::format("global_batch_size {} is not a multiple of micro-batch {} * dp {} = {}", global,
-                  l.micro_batch, l.dp, chunk),
-      fmt::format("use {}", nearest_multiples(global, chunk)));
+      l.dp == 1 ? fmt::format("global_batch_size {} is not a multiple of {}", global, part)
+                : fmt::format("global_batch_size {} is not a multiple of {} * dp {} = {}", global,
+                              part, l.dp, chunk),
+      fmt::format("use {}", legal_batches(r, l)));
 }
 
 void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {

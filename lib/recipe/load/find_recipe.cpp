@@ -144,14 +144,26 @@ std::string find_recipe(const std::string& name, const std::vector<std::string>&
     return path.string();
   }
   for (const OtherName& other : kOtherNames) names.emplace_back(other.name);
-  const std::string meant = nearest(word, names);
+  // Families with other versions are other models.
+  const auto digits_of_family = [](const std::string& model) {
+    std::string family = model.substr(0, model.find('_'));
+    std::erase_if(family, [](unsigned char c) { return !std::isdigit(c); });
+    return family;
+  };
+  std::erase_if(names, [&](const std::string& model) {
+    return digits_of_family(model) != digits_of_family(word);
+  });
+  std::vector<std::string> files;  // of the folder where the program was started
+  for (const auto& entry : fs::directory_iterator(".", ignored))
+    if (entry.path().extension() == ".yaml") files.push_back(entry.path().filename().string());
+  std::string meant = nearest(name, files);
+  if (meant.empty()) meant = nearest(word, names);
   std::string list;
   for (const auto& [stem, path] : recipes) list += (list.empty() ? "" : ", ") + stem;
   diagnostics.add_source(name);
   diagnostics.add("", "there is no file and no ready recipe of this name",
-                  meant.empty()
-                      ? fmt::format("give the path of a YAML recipe, or one of {}", list)
-                      : fmt::format("did you mean {}? ready recipes are {}", meant, list));
+                  meant.empty() ? fmt::format("give the path of a YAML recipe, or one of {}", list)
+                                : fmt::format("did you mean {}?", meant));
   return {};
 }
 

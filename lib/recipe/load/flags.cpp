@@ -5,16 +5,24 @@
 #include <iterator>
 #include <string_view>
 
+#include <fmt/core.h>
+
+#include "base/error.h"
 #include "base/strings.h"
+#include "recipe/load/find_recipe.h"
 #include "recipe/load/raw_settings.h"
+#include "recipe/load/word_hints.h"
 
 namespace mtrain::recipe {
 namespace {
 
 // The long options of `mtrain train`.
-constexpr std::string_view kOwn[] = {"--recipe",  "--print-recipe", "--dry-run",   "--world-size",
-                                     "--trace",   "--profile",      "--strict",    "--help",
-                                     "--version", "--token_file",   "--token-file"};
+constexpr std::string_view kOwn[] = {"--recipe",     "--config",  "--print-recipe", "--dry-run",
+                                     "--world-size", "--trace",   "--profile",      "--strict",
+                                     "--help",       "--version", "--token_file",   "--token-file"};
+// Those that take the next word.
+constexpr std::string_view kWithValue[] = {"--recipe", "--world-size", "--trace", "--token_file",
+                                           "--token-file"};
 
 bool is_flag(std::string_view word) {
   return word.size() > 3 && word.starts_with("--") && word[2] != '-';
@@ -28,9 +36,80 @@ bool is_value(std::string_view word) {
          word.find('=') == std::string_view::npos;
 }
 
+std::string name_of(std::string_view flag) {
+  std::string name(flag);
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
 // Whether a word that no setting has is almost an option of the program, which refuses it.
 bool is_misspelt_option(std::string_view name) {
-  return !names_setting(name.substr(2)) && !nearest(name, {kOwn, std::end(kOwn)}).empty();
+  return !names_setting(name.substr(2)) && !find_word_hint(name_of(name.substr(2))) &&
+         !nearest(name, own_options()).empty();
+}
+
+bool is_setting(std::string_view word) {
+  return !word.starts_with('-') && !word.empty() &&
+         (word[0] == '~' || word.find('=') != std::string::npos);
+}
+
+bool has_suffix_of_recipe(std::string_view word) {
+  return word.ends_with(".yaml") || word.ends_with(".yml");
+}
+
+// Whether a word that is neither an option nor a setting can be a recipe.
+bool names_recipe(const std::string& word, const std::vector<std::string>& folders) {
+  if (has_suffix_of_recipe(word) || word.find('/') != std::string::npos) return true;
+  if (word.find("_pretrain_") != std::string::npos) return true;  // refused by name, if at all
+  Diagnostics ignored;
+  return !find_recipe(word, folders, ignored).empty();
+}
+
+// Refuses a word that belongs to the setting before it, from which a blank of the shell parts it.
+void refuse_parted(const std::vector<std::string>& words, size_t i) {
+  const std::string& word = words[i];
+  const std::string next = i + 1 < words.size() && is_value(words[i + 1]) ? words[i + 1] : "";
+  const auto refuse = [](const std::string& read, const std::string& meant) {
+    throw UserError(fmt::format("`{}`: a setting has no blanks around `=`", read),
+                    fmt::format("write {}", meant));
+  };
+  if (word == "=" || word.starts_with("= ")) {
+    const std::string before = i > 0 ? words[i - 1] : "SETTING";
+    refuse(fmt::format("{} = {}", before, next), fmt::format("{}={}", before, next));
+  }
+  if (word[0] == '=' && i > 0)
+    refuse(fmt::format("{} {}", words[i - 1], word), words[i - 1] + word);
+  if (word.ends_with('=') && !next.empty() && !has_suffix_of_recipe(next))
+    refuse(fmt::format("{} {}", word, next), word + next);
+  const auto open_brackets = [](const std::string& text) {
+    return std::ranges::count_if(text, [](char c) { return c == '[' || c == '{'; }) -
+           std::ranges::count_if(text, [](char c) { return c == ']' || c == '}'; });
+  };
+  if (open_brackets(word) <= 0 || word.find('=') == std::string::npos) return;
+  std::string full = word;
+  for (size_t k = i + 1; k < words.size() && open_brackets(full) > 0; ++k) full += " " + words[k];
+  if (full != word)
+    throw UserError(fmt::format("`{}`: the value ends at a blank", word),
+                    fmt::format("put quotes around the setting: '{}'", full));
+}
+
+// Refuses a bare word after the recipe, or one that is no recipe.
+void refuse_bare(const std::vector<std::string>& words, size_t i, bool recipe_known) {
+  const std::string& word = words[i];
+  const std::string next = i + 1 < words.size() && is_value(words[i + 1]) ? words[i + 1] : "";
+  if (i + 1 < words.size() && words[i + 1].starts_with('=')) refuse_parted(words, i + 1);
+  if (names_setting(word))
+    throw UserError(fmt::format("`{}` has no value", word),
+                    fmt::format("write {}={}", word, next.empty() ? "VALUE" : next));
+  if (recipe_known)
+    throw UserError(fmt::format("`{}` is not an override: it has no `=`", word),
+                    "write path=value, such as optimizer.lr=1e-4, or ~path to reset a field");
+}
+
+// Whether `word` is one of the options that take the next word as their value.
+bool takes_next(std::string_view word) {
+  return word == "-r" || word == "-c" || word == "--config" ||
+         std::ranges::count(kWithValue, word) > 0;
 }
 
 }  // namespace
@@ -57,6 +136,49 @@ std::vector<std::string> flags_to_overrides(const std::vector<std::string>& word
       text += "]";
     }
     out.push_back(std::string(name.substr(2)) + "=" + text);
+  }
+  return out;
+}
+
+bool begins_training(const std::vector<std::string>& words,
+                     const std::vector<std::string>& folders) {
+  if (words.empty() || words[0].empty()) return true;
+  return words[0][0] == '-' || words[0] == "train" || is_setting(words[0]) ||
+         names_recipe(words[0], folders);
+}
+
+std::vector<std::string> own_options() { return {std::begin(kOwn), std::end(kOwn)}; }
+
+std::vector<std::string> train_words(const std::vector<std::string>& raw,
+                                     const std::vector<std::string>& folders) {
+  const std::vector<std::string> words = flags_to_overrides(raw);
+  std::vector<std::string> out;
+  bool recipe_known = std::ranges::any_of(words, [](const std::string& word) {
+    const std::string option = word.substr(0, word.find('='));
+    return option == "-r" || option == "-c" || option == "--recipe" || option == "--config";
+  });
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word.starts_with("--config=")) {
+      out.push_back("--recipe=" + word.substr(9));
+    } else if (takes_next(word)) {
+      const bool recipe = word == "-r" || word == "-c" || word == "--config";
+      out.push_back(recipe ? "--recipe" : word);
+      if (i + 1 < words.size()) out.push_back(words[++i]);
+    } else if (word.empty() || word[0] == '-' || (i == 0 && word == "train")) {
+      out.push_back(word);
+    } else if (is_setting(word)) {
+      refuse_parted(words, i);
+      out.push_back(word);
+    } else {
+      refuse_bare(words, i, recipe_known);
+      if (!names_recipe(word, folders)) {
+        out.push_back(word);  // the program knows whether it is almost a command
+        continue;
+      }
+      recipe_known = true;
+      out.insert(out.end(), {"--recipe", word});
+    }
   }
   return out;
 }

@@ -11,4 +11,18 @@ namespace mtrain::recipe {
 // mtrain's own options.
 std::vector<std::string> flags_to_overrides(const std::vector<std::string>& words);
 
+// Returns the words of a training's command line with everything about the recipe in one form:
+// flags are overrides, and a recipe that is given by -r, -c, --config or as the first bare word is
+// given by --recipe. `folders` have the ready recipes, whose names are bare words, too. Throws
+// UserError for a word that is neither: blanks around `=`, a misspelt command.
+std::vector<std::string> train_words(const std::vector<std::string>& words,
+                                     const std::vector<std::string>& folders);
+
+// Whether the words can be a training's: the first is an option, a setting, `train` or a recipe.
+bool begins_training(const std::vector<std::string>& words,
+                     const std::vector<std::string>& folders);
+
+// Returns the names of the program's own long options.
+std::vector<std::string> own_options();
+
 }  // namespace mtrain::recipe

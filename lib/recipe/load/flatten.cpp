@@ -10,6 +10,7 @@
 #include "recipe/load/list_expression.h"
 #include "recipe/load/raw_settings.h"
 #include "recipe/load/targets.h"
+#include "recipe/load/word_hints.h"
 
 namespace mtrain::recipe {
 
@@ -44,39 +45,6 @@ Node plain_scalar(std::string_view text, const SourceLocation& location) {
   node.text = text;
   node.location = location;
   return node;
-}
-
-// Returns the row that a negated name sets: Megatron's no_align_param_gather: true means
-// align_param_gather: false. Returns null if there is none.
-const SchemaRow* negated_row(const std::string& path) {
-  const auto word = last_word(path);
-  for (std::string_view prefix : {"no_", "disable_"}) {
-    if (word.substr(0, prefix.size()) != prefix) continue;
-    const std::string plain =
-        path.substr(0, path.size() - word.size()) + std::string(word.substr(prefix.size()));
-    const SchemaRow* row = find_row(plain);
-    if (row && row->ops->info().kind == TypeInfo::Kind::boolean) return row;
-  }
-  return nullptr;
-}
-
-// Returns the paths that a name without a section may mean: the fields one of whose names ends in
-// it, each by the first such name.
-std::vector<std::string> paths_of_word(const std::string& word) {
-  std::vector<std::string> paths;
-  std::vector<const SchemaRow*> rows;
-  const auto consider = [&](const std::string& spelling, const SchemaRow* row) {
-    if (last_word(spelling) != word || std::ranges::count(rows, row) > 0) return;
-    rows.push_back(row);
-    paths.push_back(spelling);
-  };
-  for (const auto& row : schema_rows()) {
-    consider(row.path, &row);
-    for (const auto& alias : row.aliases()) consider(alias, &row);
-  }
-  for (const auto& conversion : foreign_spellings())
-    if (last_word(conversion.path) == word && paths.empty()) paths.emplace_back(conversion.path);
-  return paths;
 }
 
 // Walks a tree and notes which field each leaf sets.
@@ -132,6 +100,8 @@ class Collector {
     if (node.kind == Node::Kind::map && find_key(node, "_target_"))
       return set_section(path, location, node);
     if (unknown_ != Unknown::refuse && swallow(path, location, node)) return;
+    if (node.kind == Node::Kind::map && !node.items.empty() && find_foreign_section(path))
+      return collect(node, path, unknown_);  // each of its keys is refused with a hint of its own
     refuse_unknown(path, location);
   }
 
@@ -483,6 +453,9 @@ class Collector {
     }
     const auto before = given.fields.find(g.row->path);
     if (before == given.fields.end()) return true;
+    // AutoModel's recipes may have both, and its random numbers begin with that of `rng`.
+    if (before->second.spelling == "seed" && g.spelling == "rng.seed") return true;
+    if (before->second.spelling == "rng.seed" && g.spelling == "seed") return false;
     if (g.node.unset() || before->second.node.unset()) return !g.node.unset();
     if (!same_value(before->second, g)) refuse_second(before->second, g);
     return true;
@@ -500,7 +473,10 @@ class Collector {
   void tell(const ForeignKey& key, const std::string& path, const SourceLocation& location,
             const Node& node) {
     if (key.severity == Severity::error && node.unset()) return;
-    if (key.kept && !node.unset()) given.foreign[std::string(key.path)] = node.text;
+    if (key.kept && !node.unset()) {
+      given.foreign[std::string(key.path)] = node.text;
+      diagnostics_.set_location(key.path, location);
+    }
     if (key.harmless && key.harmless(node)) return;
     if (!told_.insert(key.path).second) return;
     diagnostics_.add_at(key.severity, location, path,
@@ -533,9 +509,8 @@ class Collector {
 
   void refuse_unknown(const std::string& path, const SourceLocation& location) {
     if (++refused_ > kMaxUnknown) return;
-    const std::string meant = nearest_key(path);
     diagnostics_.add_at(Severity::error, location, path, "there is no such key",
-                        meant.empty() ? "" : fmt::format("did you mean `{}`?", meant));
+                        hint_for_unknown(path));
     if (refused_ == kMaxUnknown)
       diagnostics_.add_at(Severity::error, location, path, "further unknown keys are not listed",
                           "is this file a recipe of mtrain?");
@@ -564,19 +539,10 @@ std::string normalize_path(std::string_view path) {
   std::string out = normalize_key(path);
   if (out.starts_with("cfg.")) out.erase(0, 4);
   if (out.starts_with("model.config.")) out.erase(6, 7);
+  // An older name of AutoModel for its pipeline section.
+  if (const std::string old = "autopipeline"; out == old || out.starts_with(old + "."))
+    out.replace(0, old.size(), "distributed.pipeline");
   return out;
-}
-
-bool names_setting(std::string_view word) {
-  const std::string name = normalize_path(word);
-  for (std::string_view prefix : {"", "no_", "disable_"}) {
-    if (!name.starts_with(prefix)) continue;
-    const std::string plain = name.substr(prefix.size());
-    if (find_row(plain) || is_section_path(plain) || find_foreign_flag(plain) ||
-        !paths_of_word(plain).empty())
-      return true;
-  }
-  return false;
 }
 
 RawSettings flatten_fields(const Node& root, Origin origin, Diagnostics& diagnostics) {

@@ -18,6 +18,9 @@ bool on(const Node& value) {
   const std::string word = to_lower(value.text);
   return word == "true" || word == "yes" || word == "on";
 }
+bool nothing(const Node& value) {
+  return value.kind == Node::Kind::list ? value.items.empty() : off(value);
+}
 bool fp32(const Node& value) {
   return value.unset() || value.text == "torch.float32" || value.text == "float32" ||
          value.text == "fp32";
@@ -46,7 +49,19 @@ constexpr const char* kStreams =
     "on a GPU the stream of the experts' exchanges has the highest priority";
 constexpr const char* kReports = "metrics are written to metrics.jsonl in train.run_dir";
 constexpr const char* kOwnLoader = "samples are read in the order that dataset.seed decides";
+constexpr const char* kTokenMean =
+    "the loss is always the mean over the tokens of the global batch";
+constexpr const char* kCounters = "random numbers are functions of the element, not of the rank";
 constexpr const char* kOtherTask = "mtrain trains all weights of a language model on text";
+
+// A key whose value is kept for resolve_foreign.cpp, which says what there is to say.
+constexpr ForeignKey kept(std::string_view path) {
+  return {.path = path,
+          .severity = kNone,
+          .reason = "it decides a setting together with others",
+          .harmless = [](const Node&) { return true; },
+          .kept = true};
+}
 
 constexpr std::array kForeignKeys{
     // AutoModel's distributed section.
@@ -87,8 +102,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"distributed.preserve_fp32_weights", kNone,
                "optimizer.master_weights keeps fp32 weights"},
     ForeignKey{"distributed.disable_bucketing", kNone, "every unit is reduced by itself"},
-    ForeignKey{"distributed.calculate_per_token_loss", kNone,
-               "the loss is always the mean over the tokens of the global batch"},
+    ForeignKey{"distributed.calculate_per_token_loss", kNone, kTokenMean},
     ForeignKey{"distributed.keep_fp8_transpose_cache", kNone, kMegatronFsdp},
     ForeignKey{"distributed.nccl_ub", kNone, kMegatronFsdp},
     ForeignKey{"distributed.fsdp_double_buffer", kNone, kMegatronFsdp},
@@ -161,7 +175,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"loss_fn.ignore_index", kRefused, "masked tokens are marked by the data",
                "leave it out", [](const Node& n) { return n.unset() || n.text == "-100"; }},
     ForeignKey{"step_scheduler.loss_average_window_steps", kNone, kReports},
-    ForeignKey{"rng.ranked", kNone, "random numbers are functions of the element, not of the rank"},
+    ForeignKey{"rng.ranked", kNone, kCounters},
     ForeignKey{"model.trust_remote_code", kNone, "no code of a model's folder is run"},
     ForeignKey{"model.torch_dtype",
                kIgnored,
@@ -209,10 +223,14 @@ constexpr std::array kForeignKeys{
     ForeignKey{"processor.*", kRefused, "models here have text alone", kOtherTask},
     ForeignKey{"recipe_args.*", kNone, "it chooses a trainer of AutoModel"},
     ForeignKey{"checkpoint.pretrained_checkpoint", kRefused,
-               "checkpoints of other systems cannot be read", "leave it out", off},
+               "checkpoints of other systems cannot be read",
+               "write model.from: a Hugging Face folder, whose weights training begins with", off},
     ForeignKey{"checkpoint.finetune", kRefused,
-               "a run starts from random weights, or goes on from its own checkpoint",
-               "leave it out", off},
+               "weights to begin with do not come from a checkpoint",
+               "leave it out, and write model.from: a Hugging Face folder, whose weights training "
+               "begins with",
+               off},
+    ForeignKey{"model.architectures", kNone, "model.architecture names the family"},
     ForeignKey{"model.use_cache", kNone, "training keeps no key-value cache"},
     ForeignKey{"model.output_hidden_states", kNone, "hidden states stay within the model"},
     ForeignKey{"model.force_hf", kNone, "mtrain has one model, its own"},
@@ -237,6 +255,9 @@ constexpr std::array kForeignKeys{
     ForeignKey{"validation_dataset.num_val_samples", kIgnored,
                "is ignored: validation.steps says how many"},
     ForeignKey{"validation_dataset.tokenizer.*", kNone, "the tokenizer is that of the model"},
+    ForeignKey{"packed_sequence.max_packs", kRefused, "all packs are trained on",
+               "leave it out; train.steps says how long to train",
+               [](const Node& n) { return n.unset(); }},
     ForeignKey{"packed_sequence.split_across_pack",
                kIgnored,
                "is ignored: a document that is longer than a pack is split, or left out by "
@@ -250,11 +271,13 @@ constexpr std::array kForeignKeys{
                "leave it out", [](const Node& n) { return !off(n); }},
     ForeignKey{"optimizer.store_param_remainders", kNone,
                "optimizer.master_weights keeps whole fp32 weights"},
-    ForeignKey{"optimizer.exp_avg_dtype", kRefused, "is not read: one setting is for both moments",
-               "set optimizer.moments: bf16, or leave it out", fp32},
-    ForeignKey{"optimizer.exp_avg_sq_dtype", kRefused,
-               "is not read: one setting is for both moments",
-               "set optimizer.moments: bf16, or leave it out", fp32},
+    kept("optimizer.exp_avg_dtype"),
+    kept("optimizer.exp_avg_sq_dtype"),
+    kept("optimizer.main_grads_dtype"),
+    ForeignKey{"optimizer.main_params_dtype", kRefused, "master weights are fp32",
+               "leave it out; optimizer.master_weights: false keeps none", fp32},
+    ForeignKey{"optimizer.use_precision_aware_optimizer", kNone,
+               "optimizer.moments and optimizer.master_weights decide the types"},
     ForeignKey{"checkpoint.single_rank_consolidation", kNone, "a checkpoint is whole already"},
     ForeignKey{"checkpoint.staging_dir", kNone, "files are renamed when they are whole"},
     ForeignKey{"checkpoint.wait_for_staging", kNone, "files are renamed when they are whole"},
@@ -268,6 +291,36 @@ constexpr std::array kForeignKeys{
     ForeignKey{"checkpoint.cpu_offload", kNone, "tensors are written through a small buffer"},
     ForeignKey{"checkpoint.allow_legacy_pickle_restore", kNone, "no pickle is read"},
     // Megatron-Bridge's sections, and Megatron's flags.
+    kept("scheduler.lr_warmup_fraction"),
+    ForeignKey{"scheduler.override_opt_param_scheduler", kNone,
+               "the recipe's schedule always wins over that of a checkpoint"},
+    ForeignKey{"scheduler.use_checkpoint_opt_param_scheduler", kRefused,
+               "the recipe's schedule wins over that of a checkpoint",
+               "leave it out, and write the schedule of the checkpoint's run", off},
+    kept("tokenizer.vocab_size"),
+    kept("model.pipeline_dtype"),
+    ForeignKey{"model.calculate_per_token_loss", kNone, kTokenMean},
+    ForeignKey{"ddp.calculate_per_token_loss", kNone, kTokenMean},
+    ForeignKey{"model.attention_softmax_in_fp32", kNone,
+               "the softmax of attention is always computed in fp32"},
+    ForeignKey{"model.apply_query_key_layer_scaling", kNone,
+               "the scores of attention are computed in fp32, and need no scaling"},
+    ForeignKey{"model.moe_enable_deepep", kNone, kOwnTransport},
+    ForeignKey{"model.cuda_graph_scope",
+               kIgnored,
+               "is ignored: train.enable_cuda_graph captures a micro-batch's forward and backward",
+               {},
+               [](const Node& n) { return nothing(n) || n.text == "full"; }},
+    ForeignKey{"model.cuda_graph_warmup_steps", kNone,
+               "mtrain decides in which step a graph is captured"},
+    ForeignKey{"rng.te_rng_tracker", kNone, kCounters},
+    ForeignKey{"model.use_te_rng_tracker", kNone, kCounters},
+    ForeignKey{"model.fine_grained_activation_offloading", kRefused,
+               "activations cannot be kept in host memory", "set recompute.granularity", off},
+    ForeignKey{"model.offload_modules", kRefused, "activations cannot be kept in host memory",
+               "set recompute.granularity and recompute.modules", nothing},
+    ForeignKey{"model.cpu_offloading", kRefused, "activations cannot be kept in host memory",
+               "set recompute.granularity", off},
     ForeignKey{"comm_overlap.tp_comm_bootstrap_backend", kNone,
                "there are no user buffers to be set up"},
     ForeignKey{"model.tp_comm_bootstrap_backend", kNone, "there are no user buffers to be set up"},
@@ -397,6 +450,12 @@ const ForeignKey* find_foreign_key(std::string_view path) {
 }
 
 const ForeignKey* find_foreign_flag(std::string_view word) {
+  for (const std::string_view prefix : {"no_", "disable_"})
+    if (word.starts_with(prefix)) {
+      // Without a meaning here, its opposite has none either.
+      const ForeignKey* plain = find_foreign_flag(word.substr(prefix.size()));
+      return plain && plain->severity == Severity::resolved && !plain->kept ? plain : nullptr;
+    }
   const auto row = std::ranges::find_if(kForeignKeys, [&](const ForeignKey& key) {
     return key.path.substr(key.path.rfind('.') + 1) == word;
   });

@@ -22,7 +22,8 @@ struct ForeignKey {
 
 // Returns the row that covers `path`, or null.
 const ForeignKey* find_foreign_key(std::string_view path);
-// Returns the row whose path ends in `word`, which a command line gives without a section; or null.
+// Returns the row whose path ends in `word`, which a command line gives without a section, or in
+// what `word` negates ("no_masked_softmax_fusion"); or null.
 const ForeignKey* find_foreign_flag(std::string_view word);
 
 }  // namespace mtrain::recipe

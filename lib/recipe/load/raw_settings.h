@@ -50,7 +50,8 @@ struct RawSettings {
   bool drop(std::string_view what, bool leave_overrides = false);
 };
 
-// Replaces dashes by underscores, drops a leading "cfg.", and takes "model.config." for "model.".
+// Replaces dashes by underscores, drops a leading "cfg.", takes "model.config." for "model." and
+// "autopipeline" for "distributed.pipeline".
 std::string normalize_path(std::string_view path);
 
 // Returns the fields that a tree of sections sets.
@@ -67,6 +68,13 @@ void apply_override(const std::string& text, const std::string& source, Diagnost
 
 // Whether an override sets variables for the ranks, whose values no message may quote.
 bool holds_secrets(std::string_view override);
+
+// Returns the paths that a name without a section may mean: the fields one of whose names ends in
+// it, each by the first such name.
+std::vector<std::string> paths_of_word(const std::string& word);
+// Returns the row that a negated name sets: Megatron's no_align_param_gather: true means
+// align_param_gather: false. Returns null if there is none.
+const SchemaRow* negated_row(const std::string& path);
 
 // Whether a command line's name without a section means a field, or a key of another system.
 bool names_setting(std::string_view word);

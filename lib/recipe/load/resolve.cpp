@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include "base/math.h"
+#include "recipe/load/resolve_foreign.h"
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 
@@ -299,6 +300,7 @@ void clip_schedule(Recipe& r, Diagnostics& diagnostics) {
 }  // namespace
 
 void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
+  take_foreign_values(r, diagnostics);
   auto& m = r.model;
   derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
   // The rules report a hidden size that the heads do not divide; here the division rounds down.
@@ -322,6 +324,7 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   derive_strategy(r, diagnostics);
   if (!r.given("mixed_precision.name")) derive_precision(r, diagnostics);
   derive_reduction(r);
+  check_foreign_values(r, diagnostics);
   if (r.model.moe.num_experts > 0)
     derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());
   if (r.model.moe.num_experts > 0 && r.model.moe.num_shared_experts.value_or(0) > 0)

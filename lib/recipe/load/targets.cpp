@@ -94,6 +94,7 @@ const std::vector<Target>& targets() {
       {.section = "distributed", .name = "DDPConfig", .sets = {{"distributed.strategy", "ddp"}}},
       {.section = "distributed.mp_policy", .name = "MixedPrecisionPolicy"},
       {.section = "distributed.pipeline", .name = "PipelineConfig"},
+      {.section = "distributed.pipeline", .name = "AutoPipeline"},
       {.section = "distributed.moe", .name = "MoEParallelizerConfig"},
       {.section = "loss_fn", .name = "MaskedCrossEntropy"},
       {.section = "loss_fn", .name = "FusedLinearCrossEntropy"},

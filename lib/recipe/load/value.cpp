@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <ranges>
 
 #include <fmt/core.h>
 
@@ -94,6 +95,19 @@ std::string fold_name(std::string_view name) {
   return out;
 }
 
+namespace {
+// Whether a misspelt word may mean the name. Versions tell names apart (qwen2 and qwen3, fp8 and
+// fp16), and so do short parts with other letters (deepseek_mla and deepseek_moe).
+bool may_mean(const std::string& word, const std::string& name) {
+  const auto digits = std::views::filter([](unsigned char c) { return std::isdigit(c) != 0; });
+  if (!std::ranges::equal(word | digits, name | digits)) return false;
+  const std::vector<std::string> a = split(word, '_'), b = split(name, '_');
+  for (size_t i = 0; a.size() == b.size() && a.size() > 1 && i < a.size(); ++i)
+    if (a[i].size() <= 3 && !std::ranges::is_permutation(a[i], b[i])) return false;
+  return true;
+}
+}  // namespace
+
 int read_choice(const Node& node, const std::vector<std::string>& choices,
                 const std::vector<std::string>& shown, ValueError& c) {
   std::string word = node.text;
@@ -109,7 +123,10 @@ int read_choice(const Node& node, const std::vector<std::string>& choices,
     if (!list.empty()) list += ", ";
     list += name;
   }
-  const std::string close = nearest(to_lower(word), choices);
+  std::vector<std::string> alike;
+  for (const auto& name : choices)
+    if (may_mean(to_lower(word), name)) alike.push_back(name);
+  const std::string close = nearest(to_lower(word), alike);
   c.hint = close.empty() ? "choose from: " + list
                          : fmt::format("did you mean `{}`? choose from: {}", close, list);
   return -1;

@@ -71,8 +71,12 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
          {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale",
           "mixed_precision.loss_scale_window", "mixed_precision.hysteresis"})
       if (row.path == field) return false;
-  // Earlier versions read the printed recipes of checkpoints, and do not know this field.
+  // Earlier versions read the printed recipes of checkpoints, and do not know these fields.
   if (row.path == "model.ignore_keys" && r.model.ignore_keys.empty()) return false;
+  for (const char* field :
+       {"distributed.pipeline.account_for_embedding", "distributed.pipeline.account_for_loss",
+        "distributed.pipeline.first_rank_layers", "distributed.pipeline.last_rank_layers"})
+    if (row.path == field && row.show(r) == row.show_default()) return false;
   if (row.path == "distributed.pipeline.pp_schedule" && r.distributed.pipeline.pp_schedule_csv)
     return false;
   return belongs_to_strategy(row, r);

@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "recipe/load/raw_settings.h"
+#include "recipe/load/word_hints.h"
+#include "recipe/print/row_text.h"
 #include "recipe/schema/schema.h"
 
 namespace mtrain::recipe {
@@ -110,44 +112,6 @@ struct Branch {
   }
 };
 
-std::string join(const std::vector<std::string>& words, const char* quote) {
-  std::string text;
-  for (const auto& word : words) {
-    if (!text.empty()) text += ", ";
-    text += quote + word + quote;
-  }
-  return text;
-}
-
-std::string type_text(const SchemaRow& row) {
-  const TypeInfo info = row.ops->info();
-  std::string text = info.str();
-  if (!info.choices.empty()) {
-    text = info.kind == TypeInfo::Kind::list ? "list of: " : "";
-    text += join(info.shown, "");
-    if (info.may_be_none) text += ", or none";
-    if (info.may_be_auto) text += ", or auto";
-  }
-  if (!row.options.unit.empty()) text += fmt::format(" ({})", row.options.unit);
-  return text;
-}
-
-std::string range_text(const FieldOptions& o) {
-  std::string text;
-  if (std::isfinite(o.min)) text += fmt::format("{} {}", o.above_min ? "above" : "at least", o.min);
-  if (std::isfinite(o.max))
-    text +=
-        fmt::format("{}{} {}", text.empty() ? "" : ", ", o.below_max ? "below" : "at most", o.max);
-  return text;
-}
-
-std::vector<std::string> all_spellings(const SchemaRow& row) {
-  auto list = row.aliases();
-  for (const auto& conversion : foreign_spellings())
-    if (conversion.target == row.path) list.emplace_back(conversion.path);
-  return list;
-}
-
 std::string escape_cell(std::string text) {
   for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2)
     text.insert(at, "\\");
@@ -162,18 +126,6 @@ std::string markdown_row(const SchemaRow& row, const std::string& section) {
   return fmt::format("| {} | {} | {} | {} | {} |\n", row.path.substr(section.size() + 1),
                      escape_cell(type_text(row)), escape_cell(row.show_default()),
                      escape_cell(meaning), join(all_spellings(row), "`"));
-}
-
-std::string explain_row(const SchemaRow& row) {
-  std::string out = fmt::format("{}\n  {}\n  type      {}\n  default   {}\n", row.path, row.help,
-                                type_text(row), row.show_default());
-  if (const auto range = range_text(row.options); !range.empty())
-    out += fmt::format("  range     {}\n", range);
-  if (!row.options.strategies.empty())
-    out += fmt::format("  strategy  {}\n", row.options.strategies);
-  if (const auto spellings = all_spellings(row); !spellings.empty())
-    out += fmt::format("  also      {}\n", join(spellings, ""));
-  return out;
 }
 
 }  // namespace
@@ -232,24 +184,18 @@ std::string schema_markdown() {
   return out;
 }
 
-std::string explain(std::string_view raw) {
-  const std::string path = normalize_path(raw);
-  if (const SchemaRow* row = find_row(path)) return explain_row(*row);
-  for (const auto& conversion : foreign_spellings())
-    if (conversion.path == path)
-      return fmt::format("{} sets {}\n\n{}", path, conversion.target,
-                         explain_row(*find_row(conversion.target)));
-  if (const SchemaSection* section = find_section(path)) {
-    std::string out = fmt::format("{}\n  {}\n\n", path, section->help);
-    for (const auto& row : schema_rows())
-      if (row.path.rfind(path + ".", 0) == 0)
-        out += fmt::format("  {:<44} {}\n", row.path.substr(path.size() + 1), row.help);
-    return out;
-  }
-  const std::string meant = nearest_key(path);
-  throw UserError(
-      fmt::format("there is no recipe field `{}`", raw),
-      meant.empty() ? "`mtrain schema --markdown` lists all" : "did you mean " + meant + "?");
+std::string words_markdown() {
+  std::string out =
+      "# Words of other tools\n\n"
+      "This page lists words of transformers, torchtitan, Lightning, Megatron and others that are "
+      "not accepted here, because\ntheir unit or meaning differs, and what to write instead. An "
+      "error that meets one of them says so. "
+      "[recipe.md](recipe.md)\nlists the names of other tools that are accepted.\n"
+      "It is the output of `mtrain schema --words`; do not edit it.\n\n"
+      "| word | what to write |\n|---|---|\n";
+  for (const WordHint& row : word_hints())
+    out += fmt::format("| `{}` | {} |\n", row.word, escape_cell(row.hint()));
+  return out;
 }
 
 }  // namespace mtrain::recipe

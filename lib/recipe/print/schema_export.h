@@ -1,4 +1,4 @@
-// Writes the schema as documents: JSON for editors, Markdown for people, or one entry of it.
+// Writes the schema as documents: JSON for editors, Markdown for people.
 #pragma once
 #include <string>
 #include <string_view>
@@ -12,8 +12,7 @@ std::string schema_json();
 // Returns one table per section, with the columns field, type, default, meaning and other names.
 std::string schema_markdown();
 
-// Describes a field or a section, which may be given by any of its names. Throws UserError with the
-// nearest name if there is none.
-std::string explain(std::string_view path);
+// Returns a table of the words of other tools that are not accepted, with what to write instead.
+std::string words_markdown();
 
 }  // namespace mtrain::recipe

@@ -85,6 +85,8 @@ struct PipelineConfig {
   std::optional<ElementType> dtype;
   std::optional<int64_t> microbatch_group_size_per_vp_stage;
   std::optional<std::string> layout;
+  bool account_for_embedding = false, account_for_loss = false;
+  std::optional<int64_t> first_rank_layers, last_rank_layers;
 
   static constexpr auto fields = std::tuple{
       Field{"pp_schedule", &PipelineConfig::pp_schedule,
@@ -116,7 +118,27 @@ struct PipelineConfig {
       Field{"layout",
             &PipelineConfig::layout,
             "what each stage holds, such as Et*4|t*5|t*5|t*4L",
-            {.aliases = "model.pipeline_model_parallel_layout"}}};
+            {.aliases = "model.pipeline_model_parallel_layout"}},
+      Field{"account_for_embedding",
+            &PipelineConfig::account_for_embedding,
+            "the embedding counts as a layer of the first stage, which has one layer less",
+            {.aliases = "model.account_for_embedding_in_pipeline_split"}},
+      Field{"account_for_loss",
+            &PipelineConfig::account_for_loss,
+            "output layer and loss count as a layer of the last stage, which has one layer less",
+            {.aliases = "model.account_for_loss_in_pipeline_split"}},
+      Field{"first_rank_layers",
+            &PipelineConfig::first_rank_layers,
+            "layers of the first rank, in all its stages together; the other ranks share the rest",
+            {.aliases = "model.num_layers_in_first_pipeline_stage "
+                        "model.decoder_first_pipeline_num_layers",
+             .min = 1}},
+      Field{"last_rank_layers",
+            &PipelineConfig::last_rank_layers,
+            "layers of the last rank, in all its stages together",
+            {.aliases = "model.num_layers_in_last_pipeline_stage "
+                        "model.decoder_last_pipeline_num_layers",
+             .min = 1}}};
 };
 
 // Element types of communication and compute under fsdp2.

@@ -90,7 +90,8 @@ struct MixedPrecisionConfig {
       Field{"fp8_param_gather",
             &MixedPrecisionConfig::fp8_param_gather,
             "gather parameters in 8 bits",
-            {.aliases = "model.fp8_param_gather ddp.fp8_param_gather "
+            {.aliases = "model.fp8_param_gather mixed_precision.fp8_param model.fp8_param "
+                        "ddp.fp8_param_gather "
                         "fp8.enable_fsdp_float8_all_gather"}},
       Field{"first_last_layers_bf16",
             &MixedPrecisionConfig::first_last_layers_bf16,

@@ -32,45 +32,45 @@ struct OptimizerConfig {
 
   bool rounds_at_random() const { return stochastic_rounding.value_or(!master_weights); }
 
-  static constexpr auto fields =
-      std::tuple{Field{"name",
-                       &OptimizerConfig::name,
-                       "update rule: adamw, or adam with the weight decay that "
-                       "decoupled_weight_decay chooses",
-                       {.aliases = "optimizer.optimizer"}},
-                 Field{"lr",
-                       &OptimizerConfig::lr,
-                       "peak learning rate",
-                       {.aliases = "optimizer.max_lr", .min = 0, .above_min = true}},
-                 Field{"betas",
-                       &OptimizerConfig::betas,
-                       "decay of the first and second moment",
-                       {.aliases = "optimizer.adam_betas", .min = 0, .max = 1, .below_max = true}},
-                 Field{"eps",
-                       &OptimizerConfig::eps,
-                       "added to the root of the second moment",
-                       {.aliases = "optimizer.adam_eps", .min = 0, .above_min = true}},
-                 Field{"weight_decay",
-                       &OptimizerConfig::weight_decay,
-                       "per step and learning rate; biases and norms are left out",
-                       {.min = 0}},
-                 Field{"decoupled_weight_decay",
-                       &OptimizerConfig::decoupled_weight_decay,
-                       "true: weights decay beside the update (AdamW); false, for adam: "
-                       "weight_decay times the weight is added to the gradient (L2)",
-                       {.aliases = "optimizer.adam_w_mode"}},
-                 Field{"clip_grad",
-                       &OptimizerConfig::clip_grad,
-                       "clip the global gradient norm to this; 0 turns clipping off",
-                       {.aliases = "clip_grad_norm.max_norm", .min = 0}},
-                 Field{"master_weights", &OptimizerConfig::master_weights,
-                       "keep fp32 weights beside bf16 ones"},
-                 Field{"stochastic_rounding", &OptimizerConfig::stochastic_rounding,
-                       "round bf16 weights without fp32 ones at random, right in the mean; auto: "
-                       "where there are no fp32 ones"},
-                 Field{"moments", &OptimizerConfig::moments,
-                       "element type of the two moments; bf16 takes half the memory, and is "
-                       "rounded at random, right in the mean"}};
+  static constexpr auto fields = std::tuple{
+      Field{"name",
+            &OptimizerConfig::name,
+            "update rule: adamw, or adam with the weight decay that "
+            "decoupled_weight_decay chooses",
+            {.aliases = "optimizer.optimizer"}},
+      Field{"lr",
+            &OptimizerConfig::lr,
+            "peak learning rate",
+            {.aliases = "optimizer.max_lr scheduler.max_lr", .min = 0, .above_min = true}},
+      Field{"betas",
+            &OptimizerConfig::betas,
+            "decay of the first and second moment",
+            {.aliases = "optimizer.adam_betas", .min = 0, .max = 1, .below_max = true}},
+      Field{"eps",
+            &OptimizerConfig::eps,
+            "added to the root of the second moment",
+            {.aliases = "optimizer.adam_eps", .min = 0, .above_min = true}},
+      Field{"weight_decay",
+            &OptimizerConfig::weight_decay,
+            "per step and learning rate; biases and norms are left out",
+            {.min = 0}},
+      Field{"decoupled_weight_decay",
+            &OptimizerConfig::decoupled_weight_decay,
+            "true: weights decay beside the update (AdamW); false, for adam: "
+            "weight_decay times the weight is added to the gradient (L2)",
+            {.aliases = "optimizer.adam_w_mode"}},
+      Field{"clip_grad",
+            &OptimizerConfig::clip_grad,
+            "clip the global gradient norm to this; 0 turns clipping off",
+            {.aliases = "clip_grad_norm.max_norm", .min = 0}},
+      Field{"master_weights", &OptimizerConfig::master_weights,
+            "keep fp32 weights beside bf16 ones"},
+      Field{"stochastic_rounding", &OptimizerConfig::stochastic_rounding,
+            "round bf16 weights without fp32 ones at random, right in the mean; auto: "
+            "where there are no fp32 ones"},
+      Field{"moments", &OptimizerConfig::moments,
+            "element type of the two moments; bf16 takes half the memory, and is "
+            "rounded at random, right in the mean"}};
 };
 
 enum class LrStyle { cosine, linear, constant, wsd };

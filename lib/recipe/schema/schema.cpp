@@ -145,7 +145,7 @@ std::string nearest_key(std::string_view path) {
   const std::string parent(dot == std::string_view::npos ? "" : path.substr(0, dot + 1));
   const std::string_view last = dot == std::string_view::npos ? path : path.substr(dot + 1);
   // Look first for a similar key of the same section, then for the same word in any section, then
-  // for any similar path.
+  // for any similar path whose last word is similar.
   std::vector<std::string> siblings, paths;
   std::string elsewhere;
   const auto consider = [&](const std::string& spelling) {
@@ -163,6 +163,10 @@ std::string nearest_key(std::string_view path) {
   if (const auto word = nearest(last, siblings); !word.empty()) return parent + word;
   if (!elsewhere.empty()) return elsewhere;
   if (const auto word = nearest_start(last, siblings); !word.empty()) return parent + word;
+  // Equal sections make no key near.
+  std::erase_if(paths, [&](const std::string& candidate) {
+    return nearest(last, {candidate.substr(candidate.rfind('.') + 1)}).empty();
+  });
   return nearest(path, paths);
 }
 

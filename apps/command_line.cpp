@@ -1,0 +1,221 @@
+#include "apps/command_line.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "base/strings.h"
+
+namespace mtrain {
+namespace {
+
+std::string join(const std::vector<std::string>& words, const char* between = ", ") {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+// Returns the command that the words have reached: `data build`, or the program itself.
+const CLI::App& reached(const CLI::App& app) {
+  const auto commands = app.get_subcommands();
+  return commands.empty() ? app : reached(*commands.back());
+}
+
+std::string path_of(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent ? path_of(*parent) + " " + command.get_name() : command.get_name();
+}
+
+// Returns the options of the command and of its groups.
+std::vector<const CLI::Option*> options_of(const CLI::App& command) {
+  std::vector<const CLI::Option*> all = command.get_options();
+  for (const CLI::App* group : command.get_subcommands({}))
+    if (group->get_name().empty())
+      for (const CLI::Option* option : group->get_options()) all.push_back(option);
+  return all;
+}
+
+std::vector<std::string> commands_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : command.get_subcommands({}))
+    if (!sub->get_name().empty()) names.push_back(sub->get_name());
+  return names;
+}
+
+// Returns the option that a text of CLI11 is about: the one with the longest name in it.
+const CLI::Option* option_in(const CLI::App& app, const std::string& text) {
+  const CLI::Option* found = nullptr;
+  for (const CLI::App* command = &reached(app); command; command = command->get_parent())
+    for (const CLI::Option* option : options_of(*command)) {
+      const std::string name = option->get_name();
+      if (text.find(name) != std::string::npos &&
+          (!found || name.size() > found->get_name().size()))
+        found = option;
+    }
+  return found;
+}
+
+std::string about(const CLI::Option& option) {
+  return fmt::format("{}: {}", option.get_name(), option.get_description());
+}
+
+std::string help_of(const CLI::App& command) {
+  return fmt::format("`{} --help` lists what it takes", path_of(command));
+}
+
+UserError unknown_word(const CLI::App& command, const std::string& word) {
+  const std::string name = path_of(command);
+  if (word.starts_with('-') && word.size() > 1) {
+    const std::string shown = word.substr(0, word.find('='));
+    const std::string meant = nearest_option(command, shown);
+    return UserError(fmt::format("{}: {} has no such option", shown, name),
+                     meant.empty() ? help_of(command) : meant);
+  }
+  const std::vector<std::string> commands = commands_of(command);
+  if (commands.empty())
+    return UserError(fmt::format("`{}`: {} takes no further word", word, name), help_of(command));
+  const std::string meant = nearest(word, commands);
+  return UserError(fmt::format("`{}`: {} has no such command", word, name),
+                   meant.empty() ? "the commands are " + join(commands)
+                                 : fmt::format("did you mean `{} {}`?", name, meant));
+}
+
+UserError missing(const CLI::App& command) {
+  // A misspelt word is told of first, since it may be the one that is missing.
+  for (const std::string& word : command.remaining())
+    if (word.starts_with('-') || !commands_of(command).empty()) return unknown_word(command, word);
+  const std::string name = path_of(command);
+  for (const CLI::Option* option : options_of(command))
+    if (option->get_required() && option->count() == 0)
+      return UserError(fmt::format("{} needs {}", name, option->get_name()), about(*option));
+  for (const CLI::App* group : command.get_subcommands({})) {
+    if (!group->get_name().empty() || group->get_require_option_min() == 0) continue;
+    std::vector<std::string> names, given;
+    for (const CLI::Option* option : group->get_options()) {
+      names.push_back(option->get_name());
+      if (option->count() > 0) given.push_back(option->get_name());
+    }
+    if (given.empty())
+      return UserError(fmt::format("{} needs one of {}", name, join(names)), help_of(command));
+    if (given.size() > 1)
+      return UserError(fmt::format("{} exclude each other", join(given, " and ")),
+                       "give one of them");
+  }
+  const std::vector<std::string> commands = commands_of(command);
+  return UserError(fmt::format("{} needs a command", name),
+                   fmt::format("one of {}, such as `{} {}`", join(commands), name,
+                               commands.empty() ? "" : commands[0]));
+}
+
+UserError wrong_value(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const CLI::Option* option = option_in(app, text);
+  if (!option) return UserError("the command line cannot be read", help_of(reached(app)));
+  const std::string name = option->get_name(), prefix = name + ": ";
+  // The texts of this file's checks come first; then the type of a value without a check.
+  if (dynamic_cast<const CLI::ValidationError*>(&error) && text.starts_with(prefix))
+    return UserError(text, about(*option));
+  const bool flag = option->get_expected_max() == 0;
+  const std::vector<std::string> values = option->results();
+  if (flag) return UserError(fmt::format("{} is a flag and takes no value", name), about(*option));
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error))
+    return values.size() > 1 ? UserError(fmt::format("{} is given {} times: {}", name,
+                                                     values.size(), join(values)),
+                                         "give it once")
+                             : UserError(fmt::format("{} needs a value", name), about(*option));
+  const std::string type = option->get_type_name();
+  const char* expected = type.starts_with("UINT")  ? "a whole number, 0 or more"
+                         : type.starts_with("INT") ? "a whole number"
+                                                   : "a number";
+  return UserError(fmt::format("{}: expected {}, got `{}`", name, expected, join(values, " ")),
+                   about(*option));
+}
+
+// Returns the two options of a text such as "--a excludes --b".
+UserError about_two(const std::string& text, const std::string& verb, const char* form,
+                    const char* hint) {
+  const size_t at = text.find(verb);
+  return UserError(
+      fmt::format(fmt::runtime(form), text.substr(0, at), text.substr(at + verb.size())), hint);
+}
+
+CLI::Validator check(std::string described, std::function<std::string(const std::string&)> wrong) {
+  return CLI::Validator([wrong](std::string& text) { return wrong(text); }, std::move(described));
+}
+
+}  // namespace
+
+CLI::Validator number_from(double least, double most) {
+  return check(fmt::format("from {} to {}", least, most), [least, most](const std::string& text) {
+    double value = 0;
+    const bool fits =
+        CLI::detail::lexical_cast(text, value) && value >= least && value <= most;  // not for NaN
+    return fits ? std::string()
+                : fmt::format("expected a number from {} to {}, got `{}`", least, most, text);
+  });
+}
+
+CLI::Validator whole_number_from(int64_t least, int64_t most) {
+  return check(fmt::format("from {} to {}", least, most), [least, most](const std::string& text) {
+    int64_t value = 0;
+    const bool fits = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+    return fits ? std::string()
+                : fmt::format("expected a whole number from {} to {}, got `{}`", least, most, text);
+  });
+}
+
+CLI::Validator one_of(std::vector<std::string> words) {
+  return check("{" + join(words, ",") + "}", [words](const std::string& text) {
+    if (std::ranges::count(words, text) > 0) return std::string();
+    const std::string meant = nearest(text, words);
+    return fmt::format("expected one of {}, got `{}`{}", join(words), text,
+                       meant.empty() ? "" : fmt::format("; did you mean {}?", meant));
+  });
+}
+
+std::string nearest_option(const CLI::App& command, const std::string& word) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : options_of(command))
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  std::string name = word;
+  if (name.starts_with('-') && !name.starts_with("--")) name.insert(0, "-");
+  std::ranges::replace(name, '_', '-');
+  for (const std::string& known : names) {
+    std::string dashes = known;
+    std::ranges::replace(dashes, '_', '-');
+    if (dashes == name) return fmt::format("did you mean {}?", known);
+  }
+  const std::string meant = nearest(name, names);
+  return meant.empty() ? meant : fmt::format("did you mean {}?", meant);
+}
+
+UserError command_line_error(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = reached(app);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
+    for (const CLI::App* at = &command; at; at = at->get_parent())
+      if (const auto words = at->remaining(); !words.empty())
+        return unknown_word(*at, words.front());
+  }
+  if (dynamic_cast<const CLI::RequiredError*>(&error)) return missing(command);
+  if (dynamic_cast<const CLI::ExcludesError*>(&error))
+    return about_two(error.what(), " excludes ", "{} and {} exclude each other",
+                     "leave one of them out");
+  if (dynamic_cast<const CLI::RequiresError*>(&error))
+    return about_two(error.what(), " requires ", "{} needs {}", "give both, or neither");
+  return wrong_value(app, error);
+}
+
+int report_error(const char* program, const std::exception& error, bool color) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  const std::string text = known ? known->message() : error.what();
+  std::fprintf(stderr, "%s: %serror:%s %s\n", program, color ? "\033[1;31m" : "",
+               color ? "\033[0m" : "", text.c_str());
+  if (known && !known->hint().empty())
+    std::fprintf(stderr, "    hint: %s\n", known->hint().c_str());
+  return dynamic_cast<const UserError*>(&error) ? 2 : 1;
+}
+
+}  // namespace mtrain

@@ -1,0 +1,45 @@
+// How both programs read options: checks of values, and errors in the form that a recipe's have.
+#pragma once
+#include <cstdint>
+#include <exception>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace CLI {
+class App;
+class ParseError;
+class Validator;
+}  // namespace CLI
+
+namespace mtrain {
+
+// Checks that an option is a number from `least` to `most`, and not NaN.
+CLI::Validator number_from(double least, double most);
+CLI::Validator whole_number_from(int64_t least, int64_t most);
+// Checks that an option is one of the words.
+CLI::Validator one_of(std::vector<std::string> words);
+
+// Returns the value that goes by the word, which one_of() has checked.
+template <class E>
+E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>> names) {
+  for (const auto& [name, value] : names)
+    if (word == name) return value;
+  throw BugError("unchecked choice " + word);
+}
+
+// Returns what a user is told of a command line that `app` could not read: which word is wrong, and
+// what was probably meant. CLI11's own text is not part of it.
+UserError command_line_error(const CLI::App& app, const CLI::ParseError& error);
+
+// Returns a hint that names the option of the command that `word` is nearest to; empty if none is.
+std::string nearest_option(const CLI::App& command, const std::string& word);
+
+// Prints the error as `PROGRAM: error: ...`, with its hint, to stderr. Returns the exit code: 2 for
+// what a user can mend, else 1.
+int report_error(const char* program, const std::exception& error, bool color);
+
+}  // namespace mtrain

@@ -1,0 +1,138 @@
+#include "recipe/load/resolve_foreign.h"
+
+#include <charconv>
+#include <optional>
+
+#include <fmt/core.h>
+
+#include "recipe/load/value.h"
+
+namespace mtrain::recipe {
+namespace {
+
+const std::string* value_of(const Recipe& r, const char* path) {
+  const auto at = r.foreign.find(path);
+  return at == r.foreign.end() ? nullptr : &at->second;
+}
+
+std::optional<double> number_of(const std::string& text) {
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && stop == text.data() + text.size() ? std::optional(value)
+                                                                   : std::nullopt;
+}
+
+std::optional<ElementType> type_of(const std::string& text) {
+  for (const auto& entry : enum_names(ElementType{}))
+    if (fold_name(entry.name) == fold_name(text)) return entry.value;
+  return std::nullopt;
+}
+
+// Megatron's warm-up as a part of the steps over which the rate decays.
+void take_warmup(Recipe& r, Diagnostics& diagnostics) {
+  const char *path = "scheduler.lr_warmup_fraction", *field = "lr_scheduler.warmup_steps";
+  const std::string* text = value_of(r, path);
+  if (!text) return;
+  const auto fraction = number_of(*text);
+  if (!fraction || !(*fraction >= 0 && *fraction <= 1))
+    return diagnostics.add(path, fmt::format("expected a number from 0 to 1, got `{}`", *text),
+                           fmt::format("write {}, a number of steps", field));
+  if (r.given(field) && r.lr_scheduler.warmup_steps > 0)
+    return diagnostics.add(path, fmt::format("is given beside {}", r.spellings.at(field)),
+                           "keep one of them");
+  const int64_t steps = r.lr_scheduler.decay_steps.value_or(r.train.steps);
+  r.lr_scheduler.warmup_steps = int64_t(*fraction * double(steps));
+  r.origins[field] = Origin::derived;
+  diagnostics.resolved(
+      field, fmt::format("{}: {} of {} steps", r.lr_scheduler.warmup_steps, *fraction, steps));
+}
+
+// Megatron and transformer-engine name the types of the two moments apart, each fp32 by default.
+void take_moments(Recipe& r, Diagnostics& diagnostics) {
+  const char *first = "optimizer.exp_avg_dtype", *second = "optimizer.exp_avg_sq_dtype";
+  const std::string *a = value_of(r, first), *b = value_of(r, second);
+  if (!a && !b) return;
+  const std::string x = a ? *a : "fp32", y = b ? *b : "fp32";
+  const auto type = type_of(x), other = type_of(y);
+  const char *field = "optimizer.moments", *named = a ? first : second;
+  if (type != other || !type || *type == ElementType::fp16)
+    return diagnostics.add(
+        named,
+        fmt::format("the moments would be {} and {}; both have one type, fp32 or bf16", x, y),
+        "write optimizer.moments: bf16, or leave both out");
+  if (r.given(field)) {
+    if ((r.optimizer.moments == MomentType::bf16) != (*type == ElementType::bf16))
+      diagnostics.add(named, fmt::format("is {}, and {} is another type", x, field),
+                      "keep one of them");
+    return;
+  }
+  r.optimizer.moments = *type == ElementType::bf16 ? MomentType::bf16 : MomentType::fp32;
+  r.origins[field] = Origin::derived;
+}
+
+// NullTokenizer has so many ids, and one more that ends documents.
+void take_vocabulary(Recipe& r, Diagnostics& diagnostics) {
+  const char* path = "tokenizer.vocab_size";
+  const std::string* text = value_of(r, path);
+  if (!text || r.tokenizer.type != TokenizerType::null || r.model.vocab_size > 0) return;
+  const auto size = number_of(*text);
+  if (!size || *size < 1 || *size > 1 << 30 || *size != double(int64_t(*size)))
+    return diagnostics.add(path, fmt::format("expected a whole number, got `{}`", *text),
+                           "write model.vocab_size");
+  r.model.vocab_size = int64_t(*size) + 1;
+  r.origins["model.vocab_size"] = Origin::derived;
+  diagnostics.resolved("model.vocab_size", fmt::format("{}: NullTokenizer's {} ids, and one that "
+                                                       "ends documents",
+                                                       r.model.vocab_size, int64_t(*size)));
+}
+
+// The type of messages between stages.
+void take_pipeline_type(Recipe& r, Diagnostics& diagnostics) {
+  const char *path = "model.pipeline_dtype", *field = "distributed.pipeline.dtype";
+  const std::string* text = value_of(r, path);
+  if (!text || r.distributed.pp_size == 1) return;
+  const auto type = type_of(*text);
+  if (!type)
+    return diagnostics.add(path, fmt::format("expected fp32, bf16 or fp16, got `{}`", *text),
+                           fmt::format("write {}", field));
+  auto& own = r.distributed.pipeline.dtype;
+  if (own && *own != *type)
+    return diagnostics.add(path, fmt::format("is {}, and {} is {}", *text, field, enum_name(*own)),
+                           "keep one of them");
+  own = *type;
+  r.origins[field] = Origin::derived;
+}
+
+// Gradients have the type in which they are reduced.
+void check_gradients(Recipe& r, Diagnostics& diagnostics) {
+  const char *path = "optimizer.main_grads_dtype", *field = "mixed_precision.grad_reduce_in_fp32";
+  const std::string* text = value_of(r, path);
+  if (!text) return;
+  const auto type = type_of(*text);
+  if (type == ElementType::fp32) return;
+  if (type != ElementType::bf16)
+    return diagnostics.add(path, fmt::format("expected fp32 or bf16, got `{}`", *text),
+                           fmt::format("leave it out; {} decides", field));
+  if (r.given(field) && r.mixed_precision.grad_reduce_in_fp32)
+    return diagnostics.add(path, fmt::format("is {}, and {} is true", *text, field),
+                           "gradients are kept in the type in which they are reduced; set it to "
+                           "false, or leave main_grads_dtype out");
+  r.mixed_precision.grad_reduce_in_fp32 = false;
+  r.origins[field] = Origin::derived;
+}
+
+}  // namespace
+
+void take_foreign_values(Recipe& r, Diagnostics& diagnostics) {
+  if (r.foreign.empty()) return;
+  take_warmup(r, diagnostics);
+  take_moments(r, diagnostics);
+  take_vocabulary(r, diagnostics);
+  take_pipeline_type(r, diagnostics);
+}
+
+void check_foreign_values(Recipe& r, Diagnostics& diagnostics) {
+  if (!r.foreign.empty()) check_gradients(r, diagnostics);
+}
+
+}  // namespace mtrain::recipe

@@ -1,0 +1,13 @@
+// Values of other systems' keys that are kept in Recipe::foreign, and that decide a field together
+// with other fields.
+#pragma once
+#include "recipe/recipe.h"
+
+namespace mtrain::recipe {
+
+// Fills in fields from them before other values are derived.
+void take_foreign_values(Recipe& recipe, Diagnostics& diagnostics);
+// Compares them with the fields once all are derived.
+void check_foreign_values(Recipe& recipe, Diagnostics& diagnostics);
+
+}  // namespace mtrain::recipe

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Compares the messages for typical mistakes with test/golden/mistakes.txt, which people read to judge them.
+#   test/process/mistakes_test.sh <mtrain> <mtrain-launch> [file to write instead of comparing]
+set -u
+mtrain=$(realpath "$1") launch=$(realpath "$2") write=${3:+$(realpath -m "$3")}
+golden=$(cd "$(dirname "${BASH_SOURCE[0]}")/../golden" && pwd)/mistakes.txt
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+export NO_COLOR=1
+number=0
+
+# run <exit code> <program> <arguments>...: adds the command and what it says.
+run() {
+  local want=$1 program=$2 code
+  shift 2
+  printf '$ %s' "$program" >>out
+  local word
+  for word in "$@"; do
+    [[ $word == *[\ \;\{\[]* ]] && word="'$word'"
+    printf ' %s' "$word" >>out
+  done
+  printf '\n' >>out
+  case $program in mtrain) program=$mtrain ;; *) program=$launch ;; esac
+  timeout 60 "$program" "$@" </dev/null 2>&1 | sed "s|$work|FOLDER|g" >>out
+  code=${PIPESTATUS[0]}
+  ((code == want)) || echo "exit code $code instead of $want" >>out
+}
+
+# mistake <title> <recipe, or nothing> <program> <arguments>...
+mistake() {
+  local title=$1 recipe=$2
+  shift 2
+  number=$((number + 1))
+  printf '\n## %s. %s\n' "$number" "$title" >>out
+  if [[ $recipe ]]; then
+    printf '%b' "$recipe" >r.yaml
+    sed 's/^/    /' r.yaml >>out
+  fi
+  run 2 "$@"
+}
+
+cat >out <<'TEXT'
+# 36 typical mistakes and what is said of them
+# Written by test/process/mistakes_test.sh, which compares it; the last argument of that script writes it anew.
+TEXT
+
+model='model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, vocab_size: 512}\n'
+rest='dataset: {train: data/corpus, seq_length: 1024}\ntrain: {global_batch_size: 32}\n'
+good="$model$rest"
+mkdir -p data
+printf 'x' | tee data/corpus.bin >data/corpus.idx
+
+mistake "a misspelt key" "${model}${rest}optimizer: {learing_rate: 1e-3, wieght_decay: 0.1}\n" mtrain r.yaml
+mistake "words of transformers" "${good}learning_rate: 1e-3\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 8\nnum_train_epochs: 3\nwarmup_ratio: 0.1\n" mtrain r.yaml
+mistake "sections of torchtitan" "${good}training: {seq_len: 2048, local_batch_size: 2, steps: 100}\nparallelism: {tensor_parallel_degree: 2}\nactivation_checkpoint: {mode: full}\n" mtrain r.yaml
+mistake "a key that nothing is near to" "${good}optimizer: {colour: red}\n" mtrain r.yaml
+mistake "a line that is indented by one blank" 'model:\n  num_layers: 8\n hidden_size: 256\n' mtrain r.yaml
+mistake "a tab" 'model:\n\tnum_layers: 8\n' mtrain r.yaml
+mistake "words where numbers and truth values stand" "${good}optimizer: {lr: fast}\ndistributed: {sequence_parallel: maybe}\n" mtrain r.yaml
+mistake "heads that do not divide the width" "model: {num_layers: 8, hidden_size: 128, num_attention_heads: 6, vocab_size: 512}\n$rest" mtrain r.yaml
+mistake "tensor parallelism that does not divide the heads" "${good}distributed: {tp_size: 3}\n" mtrain r.yaml --dry-run --world-size 3
+mistake "a batch that dp and micro-batch do not divide" "${model}dataset: {train: data/corpus}\ntrain: {global_batch_size: 30, micro_batch_size: 4}\n" mtrain r.yaml --dry-run --world-size 3
+mistake "a world that the sizes do not divide" "${good}distributed: {tp_size: 2, cp_size: 2}\n" mtrain r.yaml --dry-run --world-size 6
+mistake "a pipeline without its section" "${good}distributed: {pp_size: 4}\n" mtrain r.yaml --dry-run --world-size 4
+mistake "micro-batches that a schedule cannot have" "${model}dataset: {train: data/corpus}\ntrain: {global_batch_size: 9}\ndistributed: {pp_size: 4, vpp_size: 2, pipeline: {pp_schedule: interleaved_1f1b}}\n" mtrain r.yaml --dry-run --world-size 4
+mistake "a setting of another strategy" "${good}ddp: {bucket_size: 1000000}\ndistributed: {strategy: fsdp2}\n" mtrain r.yaml
+mistake "a strategy that does not exist" "${good}distributed: {strategy: fsdp3}\n" mtrain r.yaml
+mistake "a model that is not built" "model: {architecture: deepseek_v4, num_layers: 8}\n$rest" mtrain r.yaml
+mistake "one thing by two names" "${good}model.tensor_model_parallel_size: 2\ndistributed: {tp_size: 4}\n" mtrain r.yaml
+mistake "a checkpoint to fine-tune" "${good}checkpoint: {pretrained_checkpoint: /models/llama, finetune: true}\n" mtrain r.yaml
+mistake "experts on a dense model" "${good}distributed: {ep_size: 4}\n" mtrain r.yaml --dry-run --world-size 4
+echo '{"content": "some text"}' >data/texts.jsonl
+mistake "a text as data" "${model}dataset: {train: data/texts.jsonl}\n" mtrain r.yaml
+mistake "a file of the data instead of their prefix" "${model}dataset: {train: data/corpus.bin}\n" mtrain r.yaml
+mistake "data in another folder" "${model}dataset: {train: ../data/corpus}\n" mtrain r.yaml
+mistake "lines of JSON without the field text" "" mtrain data build --input data/texts.jsonl --output data/texts
+printf '%b' "$good" >good.yaml
+mistake "blanks around =" "" mtrain good.yaml optimizer.lr = 1e-3
+mistake "a setting without =" "" mtrain good.yaml optimizer.lr 1e-3
+mistake "a list with blanks" "" mtrain good.yaml optimizer.betas=[0.9, 0.95]
+mistake "a recipe that is not there" "" mtrain god.yaml
+mistake "a ready recipe that is not there" "" mtrain --recipe llama3_9b
+mistake "no recipe" "" mtrain --dry-run
+mistake "a misspelt command" "" mtrain shedule --pp 4
+mistake "a misspelt option" "" mtrain good.yaml --dry-rn
+mistake "a value that is no number" "" mtrain good.yaml --dry-run --world-size eight
+mistake "two options that exclude each other" "" mtrain schedule --from-csv x.csv --pp 4
+mistake "an option that is missing" "" mtrain eval --data data/corpus
+mistake "a misspelt option of the launcher" "" mtrain-launch --nproc-per-nod 2 good.yaml
+mistake "localhost for several hosts" "" mtrain-launch --nnodes 2 --node_rank 0 --master_addr localhost --master_port 29500 good.yaml
+
+sed -i "1s/.*/# $number typical mistakes and what is said of them/" out
+if [[ $write ]]; then
+  cp out "$write"
+else
+  diff "$golden" out && echo "all well"
+fi

@@ -1,0 +1,69 @@
+// Tests how the words of a training's command line are read.
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "recipe/load/flags.h"
+
+using namespace mtrain;
+using Catch::Matchers::Contains;
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+Words read(const Words& words) {
+  return recipe::train_words(words, {MTRAIN_SOURCE_DIR "/recipes"});
+}
+
+// Returns the message and the hint with which the words are refused.
+std::string refusal(const Words& words) {
+  try {
+    read(words);
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("a recipe is the first bare word, or the value of -r, -c, --recipe or --config") {
+  const Words expected{"--recipe", "r.yaml", "a.b=1"};
+  CHECK(read({"r.yaml", "a.b=1"}) == expected);
+  CHECK(read({"-c", "r.yaml", "a.b=1"}) == expected);
+  CHECK(read({"-r", "r.yaml", "a.b=1"}) == expected);
+  CHECK(read({"--config", "r.yaml", "a.b=1"}) == expected);
+  CHECK(read({"--recipe", "r.yaml", "a.b=1"}) == expected);
+  CHECK(read({"--config=r.yaml"}) == Words{"--recipe=r.yaml"});
+  CHECK(read({"train", "r.yaml"}) == Words{"train", "--recipe", "r.yaml"});
+  CHECK(read({"a.b=1", "--dry-run", "dir/r.yml"}) ==
+        Words{"a.b=1", "--dry-run", "--recipe", "dir/r.yml"});
+  CHECK(read({"--world-size", "8", "llama3_8b"}) ==
+        Words{"--world-size", "8", "--recipe", "llama3_8b"});
+  CHECK(read({"r.yaml", "--optimizer.lr", "1e-3"}) ==
+        Words{"--recipe", "r.yaml", "optimizer.lr=1e-3"});
+  CHECK(read({"shedule"}) == Words{"shedule"});  // the program names the command
+}
+
+TEST_CASE("blanks within a setting are named, with the setting as it was meant") {
+  for (const Words& words : {Words{"r.yaml", "optimizer.lr", "=", "1e-3"},
+                             {"r.yaml", "optimizer.lr", "=1e-3"},
+                             {"r.yaml", "optimizer.lr=", "1e-3"}}) {
+    INFO(words[1]);
+    CHECK_THAT(refusal(words),
+               Contains("no blanks around `=`") && Contains("hint: write optimizer.lr=1e-3"));
+  }
+  CHECK_THAT(refusal({"optimizer.lr", "=", "1e-3"}), Contains("write optimizer.lr=1e-3"));
+  CHECK_THAT(refusal({"r.yaml", "optimizer.lr", "1e-3"}),
+             Contains("`optimizer.lr` has no value") && Contains("write optimizer.lr=1e-3"));
+  CHECK_THAT(refusal({"r.yaml", "optimizer.betas=[0.9,", "0.95]"}),
+             Contains("ends at a blank") && Contains("quotes"));
+  CHECK_THAT(refusal({"r.yaml", "again"}), Contains("`again` is not an override"));
+  // A value may be empty, and a list may be whole.
+  CHECK(read({"r.yaml", "launch.env={A: b}", "model.from="}).size() == 4);
+}
+
+TEST_CASE("a word of another tool is a setting, though an option is as near") {
+  CHECK(read({"r.yaml", "--precision", "bf16"}) == Words{"--recipe", "r.yaml", "precision=bf16"});
+  CHECK(read({"r.yaml", "--dry-rn"}) == Words{"--recipe", "r.yaml", "--dry-rn"});
+}

@@ -1,0 +1,120 @@
+// Tests what a user is told who types the words of another tool.
+#include <cctype>
+#include <set>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "recipe/load/raw_settings.h"
+#include "recipe/load/word_hints.h"
+#include "recipe/print/explain.h"
+#include "recipe/schema/schema.h"
+#include "recipe_cases.h"
+
+using namespace mtrain;
+using namespace recipe_cases;
+using Catch::Matchers::Contains;
+
+namespace {
+
+bool is_name(const std::string& text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) {
+    return std::islower(static_cast<unsigned char>(c)) || std::isdigit(c) || c == '_' || c == '.';
+  });
+}
+
+// What a recipe with these lines is told, errors alone.
+std::string told(const std::string& lines, const Overrides& set = {}) {
+  Diagnostics diagnostics;
+  plan::load_recipe_text(kBase + lines, "base.yaml", set, diagnostics, 1);
+  return diagnostics.text(Severity::error);
+}
+
+}  // namespace
+
+TEST_CASE("every setting that the hint for another tool's word names exists") {
+  std::set<std::string_view> seen;
+  for (const WordHint& row : word_hints()) {
+    INFO(row.word << ": " << row.hint());
+    CHECK(seen.insert(row.word).second);
+    const std::vector<std::string> parts = split(row.hint(), '`');
+    for (size_t i = 1; i < parts.size(); i += 2) {
+      if (!is_name(parts[i]) || parts[i] == "mtrain") continue;  // a command, or an example
+      INFO(parts[i]);
+      const SchemaRow* field = find_row(parts[i]);
+      CHECK(((field && field->path == parts[i]) || find_section(parts[i])));
+    }
+  }
+  CHECK(seen.size() >= 150);
+}
+
+TEST_CASE("no word of another tool that gets a hint is accepted anywhere") {
+  for (const WordHint& row : word_hints()) {
+    INFO(row.word);
+    CHECK_FALSE(names_setting(row.word));
+    for (const SchemaSection& section : schema_sections())
+      CHECK_FALSE(find_row(section.path + "." + std::string(row.word)));
+  }
+}
+
+TEST_CASE("a word of another tool gets its hint in any section, alone, and as a flag") {
+  for (const WordHint& row : word_hints()) {
+    const std::string word(row.word), hint = "hint: " + row.hint();
+    INFO(word);
+    REQUIRE_THAT(told(word + ": 1\n"), Contains(hint));
+    REQUIRE_THAT(told("recompute: {" + word + ": 1}\n"), Contains(hint));
+    REQUIRE_THAT(told("", {word + "=1"}), Contains(hint));
+    REQUIRE_THAT(explain(word), Contains(row.hint()));
+  }
+}
+
+TEST_CASE("hints name the setting that the word means") {
+  CHECK_THAT(told("optimizer: {learning_rate: 1e-3}\n"), Contains("here it is `optimizer.lr`"));
+  CHECK_THAT(told("train.num_train_epochs: 3\n"), Contains("`train.steps`"));
+  CHECK_THAT(told("train.gradient_accumulation_steps: 8\n"), Contains("`train.global_batch_size`"));
+  CHECK_THAT(told("model.n_layers: 4\n"), Contains("here it is `model.num_layers`"));
+  CHECK_THAT(told("optimizer: {learing_rate: 1e-3}\n"),
+             Contains("did you mean learning_rate? here it is `optimizer.lr`"));
+  CHECK_THAT(told("lr_scheduler: {warmup_ratio: 0.1}\n"), Contains("ratio x `train.steps`"));
+}
+
+TEST_CASE("each key of another tool's section gets a hint of its own") {
+  const std::string all = told(
+      "training: {seq_len: 2048, local_batch_size: 2, steps: 9, max_norm: 1}\n"
+      "parallelism: {tensor_parallel_degree: 2}\n"
+      "activation_checkpoint: {mode: full}\n");
+  CHECK_THAT(all, Contains("training.seq_len: there is no such key\n    hint: ") &&
+                      Contains("here it is `dataset.seq_length`"));
+  CHECK_THAT(all, Contains("training.steps: there is no such key\n    hint: here it is "
+                           "`train.steps`"));
+  CHECK_THAT(all, Contains("here it is `distributed.tp_size`"));
+  CHECK_THAT(all, Contains("`recompute.granularity`: full or selective"));
+  CHECK_THAT(told("parallelism: 3\n"), Contains("its settings are in `distributed` here"));
+}
+
+TEST_CASE("a key that is near to nothing is told the keys of its section") {
+  CHECK_THAT(told("optimizer: {zzzzzzzz: 3}\n"),
+             Contains("the keys of optimizer are name, lr, betas, eps, weight_decay"));
+  CHECK_THAT(told("zzzzzzzz: 3\n"), Contains("the sections are model, dataset, tokenizer, train"));
+  CHECK_THAT(told("zzzzzzzz: {y: 3}\n"), Contains("the sections are model"));
+  // Equal sections make no key near.
+  CHECK_THAT(told("checkpoint: {colour: 3}\n"), Contains("the keys of checkpoint are dir"));
+  CHECK_THAT(told("", {"colour=3"}), Contains("the sections are"));
+}
+
+TEST_CASE("a suggestion that is another system's name also gives the setting's own") {
+  CHECK_THAT(told("model.tensor_model_parallel_sise: 2\n"),
+             Contains("did you mean `model.tensor_model_parallel_size` (`distributed.tp_size`)?"));
+}
+
+TEST_CASE("explain searches names, other names and help texts") {
+  CHECK_THAT(explain("lr"), Contains("optimizer.lr\n  peak learning rate"));
+  CHECK_THAT(explain("learning_rate"),
+             Contains("here it is `optimizer.lr`") && Contains("peak learning rate"));
+  CHECK_THAT(explain("rope_theta"), Contains("model.rotary_base\n"));
+  CHECK_THAT(explain("wandb"), Contains("has no meaning here"));
+  CHECK_THAT(explain("peft"), Contains("adapters"));
+  CHECK_THAT(explain("gradient norm"), Contains("optimizer.clip_grad"));
+  CHECK_THAT(explain("Perfetto"), Contains("debug.trace"));
+  CHECK_THAT(explain("warmup"), Contains("lr_scheduler.warmup_steps"));
+  CHECK_THROWS_WITH(explain("qqqqqqqq"), Contains("no recipe field"));
+}
