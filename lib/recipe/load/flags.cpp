@@ -12,9 +12,9 @@ namespace mtrain::recipe {
 namespace {
 
 // The long options of `mtrain train`.
-constexpr std::string_view kOwn[] = {"--recipe",  "--print-recipe", "--dry-run",   "--world-size",
-                                     "--trace",   "--profile",      "--strict",    "--help",
-                                     "--version", "--token_file",   "--token-file"};
+constexpr std::string_view kOwn[] = {"--recipe", "--print-recipe", "--dry-run",    "--world-size",
+                                     "--trace",  "--profile",      "--verbose",    "--strict",
+                                     "--help",   "--version",      "--token_file", "--token-file"};
 
 bool is_flag(std::string_view word) {
   return word.size() > 3 && word.starts_with("--") && word[2] != '-';
