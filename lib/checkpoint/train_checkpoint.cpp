@@ -389,8 +389,9 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
 }
 
 void load_weights(Stream& stream, model::ParamStore& params,
-                  const std::vector<ReplicatedTensor>& replicated, const fs::path& folder) {
-  load_weights(stream, params, folder, params, replicated);
+                  const std::vector<ReplicatedTensor>& replicated, const fs::path& folder,
+                  const ReadProgress& progress) {
+  load_weights(stream, params, folder, params, replicated, progress);
 }
 
 storage::TrainState read_state(const fs::path& folder) {

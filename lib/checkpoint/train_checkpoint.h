@@ -88,9 +88,11 @@ storage::TrainState load_model(const CheckpointParts& parts, const std::filesyst
 
 // Reads only the weights, into parameters that may have no gradients, and what else the model
 // depends on. Throws UserError if the checkpoint lacks a tensor, or has one that nothing uses.
+// `progress`, which may be empty, gets bytes of fp32 that are read, and all of them.
 void load_weights(Stream& stream, model::ParamStore& params,
                   const std::vector<ReplicatedTensor>& replicated,
-                  const std::filesystem::path& folder);
+                  const std::filesystem::path& folder,
+                  const std::function<void(int64_t done, int64_t total)>& progress = {});
 
 // Returns the recipe under which the checkpoint in `folder` was saved.
 plan::SavedRecipe saved_recipe(const std::filesystem::path& folder);

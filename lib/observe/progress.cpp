@@ -168,19 +168,24 @@ void ProgressLine::banner(std::string_view title, const std::vector<BannerRow>& 
   log::record(observe::banner(title, rows, kRecordWidth));
 }
 
-void ProgressLine::finish() {
+void ProgressLine::keep() {
   std::string line;
   {
     std::lock_guard lock(mutex_);
-    clear();
-    if (last_ && !stays_) {
-      write_all(options_.out, step_line(*last_) + "\n");
-      line = format_progress(*last_, 0) + "\n";
-    }
-    last_.reset();
-    activity_.clear();
+    if (!last_ || stays_) return;
+    stays_ = true;
+    print(options_.out, step_line(*last_) + "\n");
+    line = format_progress(*last_, 0) + "\n";
   }
-  if (!line.empty()) log::record(line);
+  log::record(line);
+}
+
+void ProgressLine::finish() {
+  keep();
+  std::lock_guard lock(mutex_);
+  clear();
+  last_.reset();
+  activity_.clear();
 }
 
 void ProgressLine::interrupt(const std::function<void()>& write_line) {
@@ -216,13 +221,15 @@ std::string ProgressLine::step_line(const StepProgress& p) const {
   return format_progress(p, is_live_terminal(options_.out) ? columns(options_.out) : 0);
 }
 
-// One column stays free, since some terminals wrap when the last column is filled.
+// One column stays free, since some terminals wrap when the last column is filled, and two more for
+// what a terminal shows of a key, such as ^C.
 void ProgressLine::draw() {
+  const int width = columns(options_.err) - 2;
   std::string line;
   if (!activity_.empty())
-    line = fit_columns(activity_, columns(options_.err));
+    line = fit_columns(activity_, width);
   else if (last_)
-    line = format_progress(*last_, columns(options_.err), Bar::yes);
+    line = format_progress(*last_, width, Bar::yes);
   if (line.empty()) return;
   if (const auto at = line.find("loss "); color_ && activity_.empty() && at != std::string::npos) {
     const auto begin = at + 5, end = std::min(line.find(' ', begin), line.size());

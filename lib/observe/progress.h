@@ -62,7 +62,8 @@ class ProgressLine : private log::Overlay {
   void tell(std::string_view line);   // the same on stderr
   void banner(std::string_view title, const std::vector<BannerRow>& rows);
   bool live() const { return live_; }
-  void finish();  // removes the live line; its step gets a line that stays, if it had none
+  void keep();    // gives the last step a line that stays, if it had none
+  void finish();  // does the same, and removes the live line
 
  private:
   void interrupt(const std::function<void()>& write_line) override;

@@ -126,7 +126,8 @@ std::string resume_changes(const SavedRecipe& recipe, const std::string& present
   const Recipe saved = load_saved(recipe);
   const auto now = read_present(present);
   const std::set<std::string> of_files{"train.run_dir", "checkpoint.load", "checkpoint.dir",
-                                       "model.from",    "dataset.train",   "debug.trace"};
+                                       "model.from",    "dataset.train",   "dataset.validation",
+                                       "debug.trace"};
   std::string changes;
   for (const recipe::SchemaRow& row : recipe::schema_rows())
     if (row.show(saved) != row.show(*now) && !of_files.count(row.path))

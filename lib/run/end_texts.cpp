@@ -16,6 +16,7 @@ std::string answer_to_signal(const std::string& signal, Doing doing, int64_t ste
     case Doing::starting:
       return fmt::format("{}: the run ends when it has started. Again: end at once.", signal);
     case Doing::step: return fmt::format("{}: step {} ends first{}", signal, step, then);
+    case Doing::step_done: return fmt::format("{}: step {} is done{}", signal, step, then);
     case Doing::evaluation:
       return fmt::format("{}: the evaluation after step {} ends first{}", signal, step, then);
     case Doing::save:
@@ -46,6 +47,10 @@ std::string bytes_text(const std::string& activity, int64_t done, int64_t total)
   const double unit = std::max(1.0, double(total) / std::max(std::atof(all.c_str()), 1.0));
   return fmt::format("{} ({:.1f} of {:.1f} {})", activity, double(done) / unit,
                      double(total) / unit, all.substr(blank + 1));
+}
+
+std::string percent_text(const std::string& activity, int64_t done, int64_t total) {
+  return fmt::format("{} {} %", activity, total > 0 ? 100 * done / total : 100);
 }
 
 }  // namespace mtrain::run

@@ -7,7 +7,7 @@
 namespace mtrain::run {
 
 // What a run is at when a signal comes.
-enum class Doing { starting, step, evaluation, save, ending };
+enum class Doing { starting, step, step_done, evaluation, save, ending };
 
 // Returns "Ctrl-C: step 120 ends first, then the run is saved. Again: end without saving." `step`
 // is the present or the last step, and `saves` says whether the run saves when it ends.
@@ -20,5 +20,8 @@ std::string unsaved_text(int64_t saved, int64_t steps_done,
 
 // Returns "saving step 1000 (1.2 of 3.4 GiB)" for the activity "saving step 1000".
 std::string bytes_text(const std::string& activity, int64_t done, int64_t total);
+
+// Returns "reading weights 34 %" for the activity "reading weights".
+std::string percent_text(const std::string& activity, int64_t done, int64_t total);
 
 }  // namespace mtrain::run

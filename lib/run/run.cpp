@@ -120,6 +120,7 @@ class Training {
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
       if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
       const int64_t step = trainer_.steps_done();
+      early_end_->at(Doing::step_done, step);
       early_end_->progress(saved_, step, own_checkpoint_);
       if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
       if (due(plan_.checkpoint.every_steps, step)) save();
@@ -133,6 +134,7 @@ class Training {
       end = why_end(std::chrono::steady_clock::now() - started);
     }
     if (end.empty()) evaluate();
+    if (screen_) screen_->keep();
     note(end);
     early_end_->at(Doing::ending, trainer_.steps_done());
     if (plan_.checkpoint.at_end && saved_ != trainer_.steps_done()) save();

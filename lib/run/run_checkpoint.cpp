@@ -18,7 +18,7 @@ checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity&
   checkpoint::CheckpointParts parts = t.checkpoint_parts();
   if (show)
     parts.progress = [show](std::string_view what, int64_t done, int64_t total) {
-      show(fmt::format("reading {} {} %", what, total > 0 ? 100 * done / total : 100));
+      show(percent_text(fmt::format("reading {}", what), done, total));
     };
   return parts;
 }

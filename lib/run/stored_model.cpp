@@ -9,7 +9,9 @@
 #include "interchange/checkpoint_record.h"
 #include "interchange/import.h"
 #include "interchange/locate_checkpoint.h"
+#include "observe/progress.h"
 #include "run/bf16_choice.h"
+#include "run/end_texts.h"
 #include "run/gemm_choice.h"
 #include "run/rank_consistency.h"
 #include "storage/fingerprint.h"
@@ -141,19 +143,31 @@ void require_same_model(const comm::HostCollectives& control, const StoredModel&
 
 void load_weights(Stream& stream, model::ParamStore& params, const train::RouterState& routers,
                   const StoredModel& m) {
+  observe::ProgressLine screen;
+  const auto progress = [&](int64_t done, int64_t total) {
+    screen.activity(percent_text("reading weights", done, total));
+  };
   if (m.hugging_face)
-    checkpoint::read_model(stream, params, of_model(routers), *m.hugging_face);
+    checkpoint::read_model(stream, params, of_model(routers), *m.hugging_face, progress);
   else
-    checkpoint::load_weights(stream, params, of_model(routers), m.folder);
+    checkpoint::load_weights(stream, params, of_model(routers), m.folder, progress);
 }
 
 void load_model(train::Trainer& t, const StoredModel& m) {
   require_same_model(t.control(), m);
+  std::optional<observe::ProgressLine> screen;
+  checkpoint::CheckpointParts parts = t.checkpoint_parts();
+  if (t.control().rank() == 0) {
+    screen.emplace();
+    parts.progress = [&](std::string_view, int64_t done, int64_t total) {
+      screen->activity(percent_text("reading weights", done, total));
+    };
+  }
   if (m.hugging_face) {
-    checkpoint::start_from(t.checkpoint_parts(), *m.hugging_face);
+    checkpoint::start_from(parts, *m.hugging_face);
     return choose_bf16_arithmetic(t.device(), t.control(), t.plan());
   }
-  const storage::TrainState state = checkpoint::load_model(t.checkpoint_parts(), m.folder);
+  const storage::TrainState state = checkpoint::load_model(parts, m.folder);
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, state);
 }

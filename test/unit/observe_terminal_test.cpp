@@ -139,7 +139,7 @@ TEST_CASE("a progress line leaves out the least important fields to fit") {
 }
 
 TEST_CASE("on a terminal of any width lines stay above one live line") {
-  const int columns = GENERATE(12, 30, 79, 200);
+  const int columns = GENERATE(16, 30, 79, 200);
   FakeTerminal terminal(columns);
   const Environment term("TERM", "xterm"), ci("CI", nullptr);
   ProgressLine progress({.out = terminal.fd(),

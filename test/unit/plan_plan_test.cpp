@@ -189,6 +189,20 @@ TEST_CASE("a resumed run may learn at another rate, and neither see other data n
                  Catch::Contains("model.ffn_hidden_size: saved with"));
 }
 
+TEST_CASE("a resumed run says which settings have changed, and not where its files are") {
+  const TemporaryFolder folder;
+  const auto path = folder / "recipe.yaml";
+  write_file_atomic(path, make_plan(ready("quickstart", 1), 1, 257).text.recipe_with_origins);
+  const auto changes = [&](const std::vector<std::string>& overrides) {
+    return resume_changes({path}, make_plan(ready("quickstart", 1, overrides), 1, 257).text.recipe);
+  };
+  CHECK(changes({}).empty());
+  CHECK(changes({"train.run_dir=elsewhere", "checkpoint.load=latest"}).empty());
+  CHECK_THAT(changes({"optimizer.lr=5e-3", "train.threads=3"}),
+             Catch::Contains("optimizer.lr 0.002 -> 0.005") && Catch::Contains("train.threads ") &&
+                 !Catch::Contains("seed"));
+}
+
 TEST_CASE("a resumed run of experts may balance them otherwise by what its checkpoint has") {
   const TemporaryFolder folder;
   const auto path = folder / "recipe.yaml";

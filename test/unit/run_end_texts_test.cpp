@@ -10,6 +10,8 @@ TEST_CASE("a run says at once what it does about a signal") {
   CHECK(answer_to_signal("signal 15", Doing::step, 1, false) ==
         "signal 15: step 1 ends first, then the run. It is not saved (checkpoint.at_end). Again: "
         "end at once.");
+  CHECK(answer_to_signal("Ctrl-C", Doing::step_done, 7, true) ==
+        "Ctrl-C: step 7 is done, then the run is saved. Again: end without saving.");
   CHECK(answer_to_signal("Ctrl-C", Doing::evaluation, 7, true) ==
         "Ctrl-C: the evaluation after step 7 ends first, then the run is saved. Again: end without "
         "saving.");
@@ -31,6 +33,8 @@ TEST_CASE("a save shows how much is written, in the unit of all of it") {
   const int64_t gib = int64_t{1} << 30;
   CHECK(bytes_text("saving step 1000", gib * 12 / 10, gib * 34 / 10) ==
         "saving step 1000 (1.2 of 3.4 GiB)");
+  CHECK(percent_text("reading weights", gib, 3 * gib) == "reading weights 33 %");
+  CHECK(percent_text("reading weights", 0, 0) == "reading weights 100 %");
   CHECK(bytes_text("saving step 1", 0, 2048) == "saving step 1 (0.0 of 2.0 KiB)");
   CHECK(bytes_text("saving step 1", 0, 0) == "saving step 1 (0.0 of 0.0 B)");
 }

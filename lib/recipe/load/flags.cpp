@@ -17,9 +17,10 @@ namespace mtrain::recipe {
 namespace {
 
 // The long options of `mtrain train`.
-constexpr std::string_view kOwn[] = {"--recipe",     "--config",  "--print-recipe", "--dry-run",
-                                     "--world-size", "--trace",   "--profile",      "--strict",
-                                     "--help",       "--version", "--token_file",   "--token-file"};
+constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe", "--dry-run",
+                                     "--world-size", "--trace",  "--profile",      "--verbose",
+                                     "--strict",     "--help",   "--version",      "--token_file",
+                                     "--token-file"};
 // Those that take the next word.
 constexpr std::string_view kWithValue[] = {"--recipe", "--world-size", "--trace", "--token_file",
                                            "--token-file"};
