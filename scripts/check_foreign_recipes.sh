@@ -61,7 +61,7 @@ while IFS= read -r file; do
     if awk '$1 == "ep_size:" && $2 + 0 > 1 {found = 1} END {exit !found}' "$work/block.yaml"; then
       experts=(model.moe.num_experts=512)
     fi
-    check block "$file" --recipe "$work/graft.yaml" --dry-run --world-size 0 "${experts[@]}"
+    check block "$file" --recipe "$work/graft.yaml" --print-recipe --world-size 0 "${experts[@]}"
   fi
 done < <(find "$@" -type f \( -name '*.yaml' -o -name '*.yml' \) | sort)
 

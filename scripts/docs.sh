@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings,
-# docs/reference/words.md, what other tools' words are called here, and docs/pictures/*.svg, the pipeline schedules of
-# docs/pipeline-schedules.md.
+# docs/reference/words.md, what other tools' words are called here, and docs/pictures, the pipeline schedules of
+# docs/pipeline-schedules.md. The screenshots there (*.png) are made by hand.
 #   scripts/docs.sh [mtrain [folder]]      default: build/release's mtrain, and docs
 # The test `cli` fails while what is committed differs from what this script writes.
 called_from=$PWD
@@ -22,9 +22,13 @@ draw() { "$mtrain" schedule --name "$2" --pp 4 --vpp "$3" --micro 8 --svg "$fold
 draw gpipe gpipe 1
 draw 1f1b 1f1b 1
 draw zero_bubble_1 zero_bubble 1
-draw interleaved_1f1b interleaved_1f1b 2
 draw looped_bfs looped_bfs 2
 draw zero_bubble_2 zero_bubble 2
 draw v_schedule v_schedule 2
 draw dualpipev dualpipev 2
-say "written: $folder/reference/*.md and $folder/pictures/*.svg"
+# present <name> <option of mtrain schedule>...: draws a larger one, as a picture and as a page
+present() { "$mtrain" schedule "${@:2}" --svg "$folder/pictures/$1.svg" --html "$folder/pictures/$1.html" >/dev/null; }
+present interleaved_1f1b --name interleaved_1f1b --pp 4 --vpp 2 --micro 8
+present zero_bubble_8x32 --name zero_bubble --pp 8 --micro 32
+present dualpipev_exchanges --name dualpipev --pp 4 --micro 8 --moe-overlap --layers 2 --exchange 0.3
+say "written: $folder/reference/*.md and $folder/pictures"

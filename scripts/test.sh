@@ -3,10 +3,11 @@
 # the narrower instruction sets of older CPUs.
 #   scripts/test.sh [--nightly] [--sanitizers]
 #   scripts/test.sh --quick | --ci-sanitizers
-#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; every bit of a
-#                       small checkpoint is flipped; 200 random pairs of signals to trainings; and every fuzz target for
-#                       60 s (or MTRAIN_FUZZ_SECONDS), and the tests of plans, communication, imported models and
-#                       damaged checkpoints, under AddressSanitizer with UndefinedBehaviorSanitizer
+#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; every layout with
+#                       every model and precision of its table, not one of them in turn; every bit of a small checkpoint
+#                       is flipped; 200 random pairs of signals to trainings; and every fuzz target for 60 s (or
+#                       MTRAIN_FUZZ_SECONDS), and the tests of plans, communication, imported models and damaged
+#                       checkpoints, under AddressSanitizer with UndefinedBehaviorSanitizer
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
@@ -27,8 +28,8 @@ for option in "$@"; do
 done
 [[ -z $alone ]] || (($# == 1)) || die "$alone takes no other option"
 
-# More of the tests that flip bits of checkpoints.
-((nightly == 0)) || export MTRAIN_ALL_DAMAGE=1 MTRAIN_DAMAGED_BITS=50
+# More of the tests that flip bits of checkpoints, and of the tables of layouts.
+((nightly == 0)) || export MTRAIN_ALL_DAMAGE=1 MTRAIN_DAMAGED_BITS=50 MTRAIN_ALL_CASES=1
 
 closing_lines=()
 # as_of <preset> <command...>: runs the command, under tsan by setarch -R, since ThreadSanitizer fails if the kernel
@@ -41,7 +42,7 @@ as_of() {
 # run_ctest <preset> [ctest option...]
 run_ctest() {
   local preset=$1 log=build/$1/test.log status=0
-  as_of "$preset" ctest --preset "$preset" --no-tests=error "${@:2}" 2>&1 | tee "$log" || status=1
+  as_of "$preset" ctest --preset "$preset" --parallel "$(nproc)" --no-tests=error "${@:2}" 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s %s' "$preset" "$(grep -E 'tests passed|No tests were found' "$log" | tail -n 1)")")
   return "$status"
 }
@@ -72,7 +73,7 @@ run_as_on() {
   local -a which=(--label-regex numeric)
   ((nightly == 0)) || which=()
   local log=build/release/test_$1.log status=0
-  MTRAIN_CPU_ISA=$1 ctest --preset release --no-tests=error "${which[@]}" 2>&1 | tee "$log" || status=1
+  MTRAIN_CPU_ISA=$1 ctest --preset release --parallel "$(nproc)" --no-tests=error "${which[@]}" 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s %s' "$1" "$(grep 'tests passed' "$log" | tail -n 1)")")
   return "$status"
 }
@@ -123,7 +124,7 @@ case $alone in
   --quick)
     phase "packages" scripts/install-deps.sh --tests
     phase "build: unit tests" build release unit_tests
-    phase "unit tests" run_ctest release --parallel "$(nproc)" --tests-regex '^unit_'
+    phase "unit tests" run_ctest release --tests-regex '^unit_'
     ;;
   --ci-sanitizers)
     phase "packages" scripts/install-deps.sh --tests

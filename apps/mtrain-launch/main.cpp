@@ -15,6 +15,7 @@
 #include "interchange/continued_model.h"
 #include "interchange/export.h"
 #include "launch/agent.h"
+#include "launch/continue_command.h"
 #include "launch/host_gpus.h"
 #include "launch/job_token.h"
 #include "options.h"
@@ -56,6 +57,7 @@ std::vector<std::string> command_of(std::vector<std::string> rest) {
 
 struct Training {
   std::string recipe;
+  bool runs = true;  // it does not only print a plan
   std::vector<std::string> overrides;
 };
 
@@ -75,6 +77,8 @@ Training training_of(const std::vector<std::string>& command) {
       t.recipe = word.substr(9);
     else if (word == "--strict")
       t.overrides.push_back("debug.strict=true");
+    else if (word == "--dry-run" || word == "--print-recipe")
+      t.runs = false;
     else if (word == "--trace" || word == "--token_file" || word == "--token-file")
       ++i;
     else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
@@ -110,12 +114,14 @@ void check_recipe(const Training& t, launch::AgentOptions& o) {
       t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
   diagnostics.throw_if_errors();
   const std::string saved = interchange::continued_model(path, t.overrides, false);
-  const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world,
-                                     plan::machine_with(usable_gpus(), o.ranks_per_node), saved);
+  const plan::Machine machine = plan::machine_with(usable_gpus(), o.ranks_per_node);
+  const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world, machine, saved);
   if (saved.empty()) interchange::check_folder_model(r, diagnostics);
   interchange::check_consolidated(r, diagnostics);
   plan::check_supported(r, diagnostics);
-  if (o.nodes == 1) plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
+  plan::check_machine(r, machine, diagnostics);
+  if (o.nodes == 1 && t.runs)
+    plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
   diagnostics.throw_if_errors();
   const RunPlan run_plan = plan::make_plan(r, world, r.model.vocab_size);
   std::map<std::string, std::string> env = r.launch.variables();
@@ -140,6 +146,9 @@ int run(int argc, char** argv) {
   if (is_mtrain(o.command.front()))
     if (const Training training = training_of(o.command); !training.recipe.empty())
       check_recipe(training, o);
+  o.environment.emplace(launch::kContinueVariable,
+                        launch::continue_command(std::vector<std::string>(argv, argv + argc)) +
+                            (o.nodes > 1 ? "   (on each host, with its own --node_rank)" : ""));
   if (!options->token_file.empty())
     o.environment.emplace(launch::kTokenVariable,
                           launch::read_token_file(options->token_file).hex());

@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "data/build/build.h"
 #include "data/dataset/bigram.h"
+#include "launch/end_signals.h"
 #include "observe/terminal.h"
 #include "run/signal_guard.h"
 
@@ -61,8 +62,8 @@ void build(BuildCommand c) {
         show(p);
         // The exception ends the build, which then deletes its temporary files.
         if (signals.signal())
-          throw RunError(fmt::format("signal {}: stopped before the end, and nothing was written",
-                                     signals.signal()));
+          throw RunError(fmt::format("{}: stopped before the end, and nothing was written",
+                                     launch::name_of(signals.signal())));
       });
   for (const auto& part : result.parts)
     fmt::print("{}: {} documents, {} tokens{}\n", part.prefix.string(), part.documents, part.tokens,

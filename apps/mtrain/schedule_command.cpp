@@ -26,7 +26,7 @@ namespace mtrain {
 namespace {
 
 struct ScheduleOptions {
-  std::string name, from_csv, svg, paired_gradient = "at_end";
+  std::string name, from_csv, svg, html, paired_gradient = "at_end";
   schedule::ScheduleSize size{.pp = 4, .stages_per_rank = 0, .micro_batches = 8};
   schedule::ScheduleCosts costs;
   int64_t gathered = 0, columns = -1, layers = 1;
@@ -180,15 +180,17 @@ void show_schedule(ScheduleOptions o) {
   add_estimates(o, o.costs);
   o.costs.pairs_take_turns = named && !o.size.moe_overlap;
   const schedule::Timeline timeline = simulate(s, o.costs);
-  if (!o.svg.empty()) {
-    write_file_atomic(o.svg, schedule_svg(s, timeline));
-    fmt::print("{}: written\n", o.svg);
-  }
+  const auto write = [](const std::string& path, const std::string& picture) {
+    write_file_atomic(path, picture);
+    fmt::print("{}: written\n", path);
+  };
+  if (!o.svg.empty()) write(o.svg, schedule_svg(s, timeline));
+  if (!o.html.empty()) write(o.html, schedule_html(s, timeline));
   if (o.csv) std::fputs(schedule_csv(s).c_str(), stdout);
   if (o.actions)
     for (int64_t rank = 0; rank < s.pp; ++rank)
       fmt::print("rank {}: {}\n", rank, to_string(s.ranks[size_t(rank)]));
-  if (o.csv || o.actions || (!o.svg.empty() && !o.text)) return;
+  if (o.csv || o.actions || ((!o.svg.empty() || !o.html.empty()) && !o.text)) return;
   // Rows are wrapped for a terminal alone, not for a file or a pipe.
   if (o.columns < 0) o.columns = isatty(STDOUT_FILENO) ? observe::terminal_width(STDOUT_FILENO) : 0;
   fmt::print("{}\n{}", summary(s, timeline, bounds, formula),
@@ -319,6 +321,7 @@ void add_schedule_command(CLI::App& app) {
   command->footer(
       "  mtrain schedule --pp 4 --vpp 2 --micro 16 --name zero_bubble\n"
       "  mtrain schedule --pp 8 --micro 32 --name 1f1b --p2p-latency 0.1 --svg 1f1b.svg\n"
+      "  mtrain schedule --pp 8 --micro 32 --name zero_bubble --html zero_bubble.html\n"
       "  mtrain schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4\n"
       "  mtrain schedule --moe-overlap --pp 1 --part attention=4,5,4 --part experts=3,3,3 "
       "--part exchange=2,2\n"
@@ -332,7 +335,9 @@ void add_schedule_command(CLI::App& app) {
   command->add_flag("--text", o->text, "as text (the default)");
   command->add_flag("--csv", o->csv, "as a table that distributed.pipeline.pp_schedule_csv reads");
   command->add_flag("--actions", o->actions, "all actions of each rank, sends and receives too");
-  command->add_option("--svg", o->svg, "write a picture to this file");
+  command->add_option("--svg", o->svg,
+                      "write a picture to this file, at most 1600 pixels wide: rows wrap");
+  command->add_option("--html", o->html, "write a page to this file, with a picture to zoom");
   command->add_option("--columns", o->columns, "width of the text; 0: do not wrap")
       ->check(whole_number_from(0, 1 << 20));
   command->callback([o, of_exchanges] {

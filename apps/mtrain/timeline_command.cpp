@@ -18,7 +18,8 @@ void add_timeline_command(CLI::App& app) {
   };
   auto o = std::make_shared<Options>();
   o->columns = 0;
-  auto* command = app.add_subcommand("timeline", "show a trace: what every stream did, and when");
+  auto* command = app.add_subcommand(
+      "timeline", "show a trace: each rank's passes, and what every stream did when");
   command->footer(
       "  mtrain-launch --nproc_per_node=2 --recipe r.yaml --trace t.json train.steps=5\n"
       "  mtrain timeline t.json\n"

@@ -13,14 +13,17 @@
 #include "apps/command_line.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/usable_cores.h"
 #include "commands.h"
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
 #include "interchange/export.h"
+#include "launch/continue_command.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "launch/job_token.h"
 #include "observe/terminal.h"
+#include "plan/device_text.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
@@ -38,7 +41,7 @@ namespace {
 struct Options {
   std::string recipe, trace, token_file;
   std::vector<std::string> overrides;
-  bool profile = false, print_recipe = false, dry_run = false, strict = false;
+  bool profile = false, verbose = false, print_recipe = false, dry_run = false, strict = false;
   std::optional<int64_t> world_size;  // unless given, the world of the launcher
 };
 
@@ -48,13 +51,24 @@ void tell(const Diagnostics& diagnostics) {
       severity == recipe::Severity::warning ? log::warn(text) : log::info(text);
 }
 
+// A plan needs the tokenizer's file only for the size of its vocabulary.
+int64_t vocabulary_of_plan(const Recipe& r) {
+  try {
+    return train::vocabulary(plan::tokenizer_options(r));
+  } catch (const UserError& e) {
+    throw UserError(e.message(), "give model.vocab_size, and the plan needs no file" +
+                                     (e.hint().empty() ? "" : "; or " + e.hint()));
+  }
+}
+
 void show_dry_run(const Recipe& r, int64_t world) {
-  const RunPlan plan = plan::make_plan(r, world, train::vocabulary(plan::tokenizer_options(r)));
-  std::fputs(run::dry_run_report(plan, observe::terminal_width(STDOUT_FILENO)).c_str(), stdout);
-  Diagnostics missing;
-  plan::check_supported(r, missing);
-  if (const std::string text = missing.text(recipe::Severity::error); !text.empty())
-    std::printf("\nthis build cannot run it yet:\n%s\n", text.c_str());
+  const RunPlan plan = plan::make_plan(r, world, vocabulary_of_plan(r));
+  const std::string report =
+      run::dry_run_report(plan, {.width = observe::terminal_width(STDOUT_FILENO),
+                                 .fewest_ranks = world == 0,
+                                 .device = plan::device_text(r, plan),
+                                 .fit = plan::fit_text(r, plan)});
+  std::fputs(report.c_str(), stdout);
 }
 
 // Sets the environment variables that the plan names, except for those that the user has set. This
@@ -66,7 +80,8 @@ void set_environment(const plan::DevicePlan& device) {
 // Makes the plan and runs it. The plan is made anew when the vocabulary is known, which the
 // tokenizer may decide; memory depends on it, but nothing that ranks need in order to meet. `saved`
 // is what continued_model() returned.
-void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool profile) {
+void run(const Recipe& r, const std::string& saved, const run::RunOptions& options) {
+  const launch::Job& job = options.job;
   const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
   const auto with_vocabulary = [&] {
@@ -76,7 +91,16 @@ void run(const Recipe& r, const std::string& saved, const launch::Job& job, bool
         plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
     return whole;
   };
-  run::run_training(plan, with_vocabulary, {.job = job, .profile = profile});
+  run::run_training(plan, with_vocabulary, options);
+}
+
+// Returns the command that continues this run: the launcher's, or this program's if it runs alone.
+std::string continue_command(const launch::Job& job, char** argv) {
+  if (const char* command = std::getenv(launch::kContinueVariable)) return command;
+  if (job.size > 1) return "";
+  std::vector<std::string> words;
+  for (; *argv; ++argv) words.push_back(*argv);
+  return launch::continue_command(words);
 }
 
 // Starts this program anew with the recipe's environment variables, unless all of them are set
@@ -97,6 +121,10 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
 }
 
 void run_train(const Options& o, char** argv) {
+  const bool runs = !o.dry_run && !o.print_recipe;
+  launch::Job job = launch::job_from_environment();
+  job.token_file = o.token_file;
+  if (!runs && job.rank != 0) return;  // what ranks would look at is the same for all
   std::vector<std::string> overrides = o.overrides;
   if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
   if (o.strict) overrides.push_back("debug.strict=true");
@@ -105,17 +133,17 @@ void run_train(const Options& o, char** argv) {
   const std::string path =
       recipe::find_recipe(o.recipe, recipe::recipe_folders(program), diagnostics);
   diagnostics.throw_if_errors();
-  launch::Job job = launch::job_from_environment();
-  job.token_file = o.token_file;
-  const int64_t world = o.world_size.value_or(job.size);
+  const int64_t world = o.world_size.value_or(runs || job.launched ? job.size : 0);
+  plan::Machine machine = machine_of(job);
+  machine.dry_run = !runs && !job.launched;
+  machine.cores = usable_cores();
   const std::string saved = interchange::continued_model(path, overrides, job.restarts > 0);
-  const Recipe recipe =
-      plan::load_recipe(path, overrides, diagnostics, world, machine_of(job), saved);
+  const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine, saved);
   if (saved.empty()) interchange::check_folder_model(recipe, diagnostics);
   interchange::check_consolidated(recipe, diagnostics);
-  const bool runs = !o.dry_run && !o.print_recipe;
+  if (runs || o.dry_run) plan::check_supported(recipe, diagnostics);
+  if (!machine.dry_run) plan::check_machine(recipe, machine, diagnostics);
   if (runs) {
-    plan::check_supported(recipe, diagnostics);
     // Ranks look for their files once they have met: one that ended now would leave the others
     // waiting for it. mtrain-launch looks before it starts the ranks of a host.
     if (job.size == 1)
@@ -127,7 +155,12 @@ void run_train(const Options& o, char** argv) {
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(recipe, world);
-  if (runs) run(recipe, saved, job, o.profile);
+  if (runs)
+    run(recipe, saved,
+        {.job = job,
+         .profile = o.profile,
+         .verbose = o.verbose,
+         .continue_command = continue_command(job, argv)});
 }
 
 }  // namespace
@@ -161,18 +194,25 @@ void add_train_options(CLI::App& app, char** argv) {
                "print the resolved recipe, with the origin of each value, and stop")
       ->group("Look, do not run");
   auto* dry = app.add_flag("--dry-run", o->dry_run,
-                           "print layout, groups, memory, pipeline and overlap, and stop")
+                           "print device, layout, groups, memory, pipeline and overlap, and stop; "
+                           "exit code 2 for what a run would refuse. Reads no data. Plans for "
+                           "hardware.gpu where the recipe names it, or where the ranks are more "
+                           "than this host's cores, unless train.device is cpu")
                   ->group("Look, do not run");
   auto* print = app.get_option("--print-recipe");
   app.add_option("--world-size", o->world_size,
-                 "ranks to plan for, 0: the fewest that fit; by default the launcher's")
+                 "ranks to plan for, 0: the fewest that the sizes and the batch allow (the "
+                 "default without a launcher)")
       ->check(whole_number_from(int64_t{0}, int64_t{1} << 24).description(""))
       ->type_name("N")
       ->group("Look, do not run");
   app.add_option("--trace", o->trace,
-                 "write a Chrome / Perfetto trace of every launch to this file")
+                 "write a Chrome / Perfetto trace of every launch and wait to this file")
       ->group("Look while it runs");
   app.add_flag("--profile", o->profile, "print the time of each operation at the end")
+      ->group("Look while it runs");
+  app.add_flag("--verbose", o->verbose,
+               "print the communication of each kind, and its time, at the end")
       ->group("Look while it runs");
   add_token_option(app, o->token_file);
   app.callback([&app, o, recipe, dry, print, argv] {

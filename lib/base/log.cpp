@@ -3,13 +3,19 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <cstdlib>
 #include <mutex>
+#include <string>
+#include <utility>
 
 namespace mtrain::log {
 namespace {
 spdlog::logger& logger() {
   static spdlog::logger instance = [] {
-    spdlog::logger made("mtrain", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    const char* no_color = std::getenv("NO_COLOR");
+    const auto mode =
+        no_color && *no_color ? spdlog::color_mode::never : spdlog::color_mode::automatic;
+    spdlog::logger made("mtrain", std::make_shared<spdlog::sinks::stderr_color_sink_mt>(mode));
     made.set_pattern("%^%l%$: %v");
     return made;
   }();
@@ -19,16 +25,41 @@ spdlog::logger& logger() {
 std::mutex g_mutex;
 Overlay* g_overlay = nullptr;
 
+// The record has a mutex of its own, since what writes it may log a warning.
+constexpr size_t kMostEarly = 1 << 20;  // bytes
+std::recursive_mutex g_record_mutex;
+std::string g_early;
+std::function<void(std::string_view)> g_record;
+
 void write(spdlog::level::level_enum level, std::string_view message) {
-  std::lock_guard lock(g_mutex);
-  const auto line = [&] { logger().log(level, message); };
-  g_overlay ? g_overlay->interrupt(line) : line();
+  {
+    std::lock_guard lock(g_mutex);
+    const auto line = [&] { logger().log(level, message); };
+    g_overlay ? g_overlay->interrupt(line) : line();
+  }
+  const auto name = spdlog::level::to_string_view(level);
+  record(std::string(name.data(), name.size()) + ": " + std::string(message) + "\n");
 }
 }  // namespace
 
 void info(std::string_view message) { write(spdlog::level::info, message); }
 void warn(std::string_view message) { write(spdlog::level::warn, message); }
 void error(std::string_view message) { write(spdlog::level::err, message); }
+
+void record(std::string_view lines) {
+  std::lock_guard lock(g_record_mutex);
+  if (g_record)
+    g_record(lines);
+  else if (g_early.size() + lines.size() <= kMostEarly)
+    g_early += lines;
+}
+
+void set_record(std::function<void(std::string_view)> write) {
+  std::lock_guard lock(g_record_mutex);
+  g_record = std::move(write);
+  if (const std::string early = std::exchange(g_early, {}); g_record && !early.empty())
+    g_record(early);
+}
 
 void set_overlay(Overlay* overlay) {
   std::lock_guard lock(g_mutex);

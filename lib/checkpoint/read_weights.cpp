@@ -1,5 +1,7 @@
 #include "checkpoint/read_weights.h"
 
+#include <utility>
+
 #include "model/param/param_uploader.h"
 #include "optim/write_weights.h"
 #include "storage/finite_values.h"
@@ -17,15 +19,34 @@ void require_shape(const ValueSource& source, const std::string& name, const Sha
                     hint);
 }
 
+ReadProgress progress_of(const CheckpointParts& t, std::string_view what) {
+  if (!t.progress) return {};
+  return [&t, what](int64_t done, int64_t total) { t.progress(what, done, total); };
+}
+
+ReadBytes::ReadBytes(model::ParamStore& params, ReadProgress progress)
+    : progress_(std::move(progress)) {
+  for (const model::Parameter* p : params.params()) total_ += p->shape.count() * 4;
+  if (progress_) progress_(0, total_);
+}
+
+void ReadBytes::add(const model::Parameter& p) {
+  done_ += p.shape.count() * 4;
+  if (progress_) progress_(done_, total_);
+}
+
 void read_weights(Stream& stream, model::ParamStore& params, const ValueSource& source,
-                  const std::string& hint) {
+                  const std::string& hint, const ReadProgress& progress) {
   for (const model::Parameter* p : params.params())
     require_shape(source, p->name, p->whole_shape(), hint);
   model::ParamUploader uploader(stream);
-  for (const model::Parameter* p : params.params())
+  ReadBytes read(params, progress);
+  for (const model::Parameter* p : params.params()) {
     uploader.set_weights(*p, [&](int64_t first, int64_t count, float* values) {
       source.read(p->name, first, count, values);
     });
+    read.add(*p);
+  }
 }
 
 void read_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replicated,
@@ -39,10 +60,11 @@ void read_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replic
 }
 
 void read_model(Stream& stream, model::ParamStore& params,
-                const std::vector<ReplicatedTensor>& replicated, const ValueSource& source) {
+                const std::vector<ReplicatedTensor>& replicated, const ValueSource& source,
+                const ReadProgress& progress) {
   const std::string hint = "give the model's fields as the weights have them";
   const storage::FiniteValues finite(source);
-  read_weights(stream, params, finite, hint);
+  read_weights(stream, params, finite, hint, progress);
   std::vector<ReplicatedTensor> present;
   for (const ReplicatedTensor& r : replicated)
     if (r.of_model && finite.contains(r.name)) present.push_back(r);
@@ -50,8 +72,9 @@ void read_model(Stream& stream, model::ParamStore& params,
 }
 
 void start_from(const CheckpointParts& t, const ValueSource& source) {
-  optim::write_weights(t.params, t.data_parallel, t.fp8,
-                       [&] { read_model(t.compute, t.params, t.replicated, source); });
+  optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
+    read_model(t.compute, t.params, t.replicated, source, progress_of(t, "weights"));
+  });
 }
 
 }  // namespace mtrain::checkpoint

@@ -119,14 +119,26 @@ struct StateTensor {
   std::function<Tensor(model::ParamUnit&)> own;
 };
 
+// How much of a checkpoint is written, as rank 0 reports it.
+struct WrittenBytes {
+  int64_t done = 0, total = 0;
+};
+
+int64_t bytes_of(const std::vector<StateTensor>& tensors, model::ParamStore& whole_model) {
+  int64_t elements = 0, each = 0;
+  for (const model::Parameter* p : whole_model.params()) elements += p->whole_shape().count();
+  for (const StateTensor& tensor : tensors) each += dtype_size(tensor.dtype);
+  return elements * each;
+}
+
 // Writes one file: the replicated tensors, and those of all parameters.
 class StateWriter {
  public:
   // Only rank 0 has a `path`.
   StateWriter(const CheckpointParts& parts, const std::optional<fs::path>& path,
               const std::vector<StateTensor>& tensors,
-              const std::vector<ReplicatedTensor>& replicated)
-      : t_(parts), tensors_(tensors), savers_(find_savers(parts)) {
+              const std::vector<ReplicatedTensor>& replicated, WrittenBytes& written)
+      : t_(parts), tensors_(tensors), savers_(find_savers(parts)), written_(written) {
     if (!path) return;
     // Wider types must come first in the file, and the replicated tensors are fp32.
     std::vector<storage::TensorInfo> infos;
@@ -210,12 +222,15 @@ class StateWriter {
       part = t_.pipeline.transfer(part, shape, tensor.dtype, saver, 0);
     on_rank_0(t_.control, [&](const auto& heartbeat) {
       file_->write_part(name + tensor.suffix, part, t_.compute, heartbeat);
+      written_.done += part.count() * dtype_size(tensor.dtype);
+      if (t_.progress) t_.progress("checkpoint", written_.done, written_.total);
     });
   }
 
   const CheckpointParts& t_;
   const std::vector<StateTensor>& tensors_;
   const std::vector<int> savers_;
+  WrittenBytes& written_;
   std::optional<storage::SafetensorsWriter> file_;
   const model::ParamUnit* gathered_ = nullptr;  // the unit that ranks_ holds
   std::vector<Tensor> ranks_;                   // the tensors of all tp ranks, by state tensor
@@ -259,14 +274,15 @@ void refuse_other_run(const std::string& recipe, const fs::path& folder,
 // Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint whose
 // model is `whole`.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
-                  model::ParamStore& whole, const std::vector<ReplicatedTensor>& replicated) {
+                  model::ParamStore& whole, const std::vector<ReplicatedTensor>& replicated,
+                  const ReadProgress& progress = {}) {
   const storage::SafetensorsReader file(folder / kModel);
   const storage::FiniteValues model(file, storage::FiniteValues::Of::checkpoint);
   std::set<std::string> used;
   for (model::Parameter* p : whole.params()) used.insert(p->name);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   refuse_other(file, used, {DType::f32});
-  read_weights(stream, params, model, kOwnRecipe);
+  read_weights(stream, params, model, kOwnRecipe, progress);
   read_replicated(stream, replicated, model, kOwnRecipe);
 }
 
@@ -293,6 +309,7 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   refuse_other(file, used, {DType::f32, DType::bf16});
   read_replicated(t.compute, replicated, moments, kOwnRecipe);
   model::ParamUploader uploader(t.compute);
+  ReadBytes read(t.params, progress_of(t, "moments"));
   for (const model::Parameter* p : t.params.params()) {
     const auto set = [&](const char* suffix, Tensor optim::AdamW::Moments::*which) {
       const std::string name = p->name + suffix;
@@ -305,6 +322,7 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
     };
     set(".m", &optim::AdamW::Moments::m);
     set(".v", &optim::AdamW::Moments::v);
+    read.add(*p);
   }
 }
 
@@ -345,11 +363,13 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   };
   // Files hold fp32 weights, even if they are trained in bf16 alone.
   const std::vector<StateTensor> model{{"", DType::f32, weights}};
-  StateWriter(t, file(kModel), model, replicated_of(t, true)).write();
   const DType moments = t.optimizer.moments_type();
   const std::vector<StateTensor> optimizer{{".m", moments, moment(&optim::AdamW::Moments::m)},
                                            {".v", moments, moment(&optim::AdamW::Moments::v)}};
-  StateWriter(t, file(kOptimizer), optimizer, replicated_of(t, false)).write();
+  WrittenBytes written{.total =
+                           bytes_of(model, *t.whole_model) + bytes_of(optimizer, *t.whole_model)};
+  StateWriter(t, file(kModel), model, replicated_of(t, true), written).write();
+  StateWriter(t, file(kOptimizer), optimizer, replicated_of(t, false), written).write();
   const std::string float8 = float8_state(t);
   fs::path committed;
   on_rank_0_in_background(t.control, [&] {
@@ -381,7 +401,8 @@ storage::TrainState read_state(const fs::path& folder) {
 storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
   const storage::TrainState state = read_state(folder);
   optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
-    load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true));
+    load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true),
+                 progress_of(t, "weights"));
   });
   if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
   return state;

@@ -34,6 +34,9 @@ struct CheckpointParts {
   std::unique_ptr<model::ParamStore> whole_model;
   // Every rank has all of these, for the layers of the whole model.
   std::vector<ReplicatedTensor> replicated;
+  // Called now and then while this rank reads or rank 0 writes, with what is read or written
+  // ("weights", "moments", "checkpoint") and bytes; may be empty.
+  std::function<void(std::string_view what, int64_t done, int64_t total)> progress = {};
 };
 
 struct TrainProgress {

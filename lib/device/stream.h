@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -46,7 +47,8 @@ struct Timing {
   int64_t wire_bytes = 0;
   // How long after begin_ns another rank had still not begun its part; absent: unknown.
   std::optional<int64_t> idle_ns = 0;
-  bool paired = false;  // enqueued under a Device::PairScope
+  bool paired = false;       // enqueued under a Device::PairScope
+  std::string_view scope{};  // that of the Device when it was enqueued; valid during record()
 };
 
 // An interval in which a stream stood still, waiting for another.
@@ -54,7 +56,8 @@ struct Waiting {
   StreamId stream;
   StreamId waits_for;
   int64_t begin_ns, end_ns;
-  bool paired = false;  // enqueued under a Device::PairScope
+  bool paired = false;       // enqueued under a Device::PairScope
+  std::string_view scope{};  // as Timing's
 };
 
 // A sink is told of every launch, and of every wait between streams, after it ran. The streams'

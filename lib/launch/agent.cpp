@@ -10,12 +10,14 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/usable_cores.h"
 #include "launch/end_signals.h"
 #include "launch/error_file.h"
 #include "launch/host_gpus.h"
@@ -48,16 +50,34 @@ constexpr auto kPatience = 5s, kPatienceAfterSignal = 1s;
 
 constexpr int kUsage = 2, kNotRun = 127;  // exit codes of a rank that a restart would repeat
 
-// The launcher's own streams.
-struct Console {
-  OutputStream out{STDOUT_FILENO}, err{STDERR_FILENO};
-  void say(const std::string& text) { err.write(text + "\n"); }
-};
-
-int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+bool same_file(int a, int b) {
+  struct stat x, y;
+  return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
+
+// Begins a line of the launcher. On a terminal the first rank may have drawn a line without an end,
+// which this removes.
+std::string line_begin(int fd) {
+  const char* term = std::getenv("TERM");
+  return isatty(fd) && term && std::strcmp(term, "dumb") != 0 ? "\r\x1b[K" : "";
+}
+
+// The launcher's own streams.
+class Console {
+ public:
+  Console() {
+    if (!one_stream) err_.emplace(STDERR_FILENO);
+  }
+  // Whether both are the same terminal, pipe or file. One thread then writes to it, in order.
+  const bool one_stream = same_file(STDOUT_FILENO, STDERR_FILENO);
+  OutputStream& out() { return out_; }
+  OutputStream& err() { return err_ ? *err_ : out_; }
+  void say(const std::string& text) { err().write(line_begin(STDERR_FILENO) + text + "\n"); }
+
+ private:
+  OutputStream out_{STDOUT_FILENO};
+  std::optional<OutputStream> err_;
+};
 
 // Whether a write to it may wait for a reader.
 bool has_reader(int fd) {
@@ -211,6 +231,15 @@ class Attempt {
     return fmt::format("(pid {}) ended with exit code {}", c.pid, WEXITSTATUS(*c.status));
   }
 
+  // The first rank's output has no prefix, and its progress line is drawn as on a terminal.
+  bool is_plain(const Child& c) const { return c.local_rank == 0 && o_.node == 0; }
+
+  // Whether both streams of the child share a pipe or terminal, which keeps the order of its lines.
+  bool one_output(const Child& c) const {
+    const int files = o_.redirects.of(c.local_rank) | o_.tee.of(c.local_rank);
+    return is_plain(c) && job_.console.one_stream && (o_.log_dir.empty() || files == 0);
+  }
+
   // Makes a pipe or terminal for a stream of the child and returns the child's end; -1: the child
   // writes to the launcher's own stream.
   int output(int stream, const Child& c) {
@@ -219,8 +248,7 @@ class Attempt {
     const bool to_file = !o_.log_dir.empty() && ((redirects | tee) & bit);
     const bool show = (!(redirects & bit) || (tee & bit)) &&
                       (o_.shown_ranks.empty() || o_.shown_ranks.contains(c.local_rank));
-    // The first rank's output has no prefix, and its progress line is drawn as on a terminal.
-    const bool plain = c.local_rank == 0 && o_.node == 0 && !to_file && show;
+    const bool plain = is_plain(c) && !to_file && show;
     if (plain && !has_reader(stream)) return -1;
     std::unique_ptr<LogFile> file;
     if (to_file)
@@ -230,10 +258,11 @@ class Attempt {
     RankOutput::Ends ends;
     if (plain && isatty(stream)) ends = RankOutput::terminal(stream);
     if (ends.rank < 0) ends = RankOutput::pipe();
-    OutputStream& to = bit == 1 ? job_.console.out : job_.console.err;
+    Console& console = job_.console;
+    OutputStream& to = bit == 1 ? console.out() : console.err();
     outputs_.emplace_back(ends.launcher, show ? &to : nullptr,
-                          plain ? "" : fmt::format("[rank {}] ", c.rank), std::move(file),
-                          job_.console.err);
+                          plain ? "" : fmt::format("{}[rank {}] ", line_begin(stream), c.rank),
+                          std::move(file), console.err());
     return ends.rank;
   }
 
@@ -271,7 +300,8 @@ class Attempt {
     c.local_rank = local_rank;
     c.rank = o_.node * o_.ranks_per_node + local_rank;
     c.error_file = folder_.path() / fmt::format("rank-{}.json", c.rank);
-    const int out = output(STDOUT_FILENO, c), err = output(STDERR_FILENO, c);
+    const int out = output(STDOUT_FILENO, c);
+    const int err = one_output(c) ? out : output(STDERR_FILENO, c);
     std::vector<std::string> arguments = o_.command, variables;
     for (const auto& [name, value] : environment_of(c))
       variables.push_back(fmt::format("{}={}", name, value));
@@ -302,7 +332,7 @@ class Attempt {
     }
     setpgid(c.pid, c.pid);  // the child does this too; either may be first
     if (out >= 0) close(out);
-    if (err >= 0) close(err);
+    if (err >= 0 && err != out) close(err);
     children_.push_back(std::move(c));
   }
 
@@ -319,16 +349,16 @@ class Attempt {
       for (const RankOutput& p : outputs_) p.resize(terminal);
       return;
     }
-    switch (job_.ends.add(signal, Clock::now())) {
+    switch (job_.ends.add(signal, Clock::now(), job_.signals.from_keyboard())) {
       case EndRequests::Kind::repeat: return;
       case EndRequests::Kind::second: killed_by_user_ = true; return kill_all(SIGKILL);
       case EndRequests::Kind::first: break;
     }
-    job_.console.say(fmt::format(
-        "mtrain-launch: signal {} ({}): passing it on, so that the ranks save and end; a second "
-        "signal ends them at once",
-        signal, strsignal(signal)));
-    pass_on();
+    // The first rank of a training answers by itself.
+    job_.console.say(
+        fmt::format("mtrain-launch: {}: the ranks are told to {}", name_of(signal),
+                    o_.unsaved ? "save and end" : "end; again: they are ended at once"));
+    pass_on(signal);
     // Whoever signalled the launcher may have signalled the ranks before.
     if (std::ranges::all_of(children_, [](const Child& c) {
           return !c.status || ended_well(c) || ended_by_signal(c);
@@ -338,13 +368,15 @@ class Attempt {
 
   // A shell between the launcher and a rank passes no signals on. Other programs of the job, such
   // as `tee` and profilers, are needed until the ranks have ended.
-  void pass_on() {
+  void pass_on(int signal) {
+    sigval value{};
+    value.sival_int = signal;  // by which the ranks name it
     std::set<pid_t> told;
     for (const Child& c : children_)
-      if (!c.status && kill(c.pid, SIGTERM) == 0) told.insert(c.pid);
+      if (!c.status && sigqueue(c.pid, SIGTERM, value) == 0) told.insert(c.pid);
     for (const JobProcess& p : job_processes(job_.id))
       if ((p.program == "mtrain" || p.program == "mtrain-launch") && told.insert(p.pid).second)
-        kill(p.pid, SIGTERM);
+        sigqueue(p.pid, SIGTERM, value);
   }
 
   void reap() {
@@ -450,7 +482,7 @@ bool wait_to_restart(std::chrono::milliseconds delay, JobState& job) {
     pollfd p{job.signals.fd(), POLLIN, 0};
     poll(&p, 1, int(left.count()));
     while (const int signal = job.signals.next())
-      if (signal != SIGWINCH) job.ends.add(signal, Clock::now());
+      if (signal != SIGWINCH) job.ends.add(signal, Clock::now(), job.signals.from_keyboard());
   }
   return false;
 }
@@ -473,8 +505,8 @@ int run_starts(const AgentOptions& o, JobState& job) {
     const int signal = job.ends.signal();
     if (attempt.killed_by_user() || attempt.ended_by_user()) {
       console.say(attempt.killed_by_user()
-                      ? "mtrain-launch: a second signal: the ranks were ended at once"
-                      : "mtrain-launch: the signal has ended the ranks");
+                      ? "mtrain-launch: asked again: the ranks were ended at once"
+                      : fmt::format("mtrain-launch: {} has ended the ranks", name_of(signal)));
       tell_unsaved();
       return 128 + signal;
     }
@@ -524,8 +556,8 @@ int run_agent(const AgentOptions& options) {
     const int signal = signals.next();
     return signal != 0 && signal != SIGWINCH;
   };
-  console.out.finish(patience, told_to_end);
-  console.err.finish(patience, told_to_end);
+  console.out().finish(patience, told_to_end);
+  console.err().finish(patience, told_to_end);
   return code;
 }
 

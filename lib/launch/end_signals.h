@@ -2,6 +2,7 @@
 #pragma once
 #include <chrono>
 #include <csignal>
+#include <string>
 
 namespace mtrain::launch {
 
@@ -11,14 +12,28 @@ inline constexpr int kEndSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1,
 // Signals that arrive within this time of the first one belong to it: `timeout`, Slurm and a closed
 // terminal signal the launcher and the ranks, or send two signals together.
 inline constexpr std::chrono::milliseconds kSameRequest{1000};
+// The same for a key that a person presses. A key that is held repeats sooner.
+inline constexpr std::chrono::milliseconds kSameKeystroke{300};
 
 // The variable by which ranks know their launcher's pid.
 inline constexpr const char* kLauncherPid = "MTRAIN_LAUNCHER_PID";
+
+// Returns what a person calls the signal: "Ctrl-C", "signal 15".
+inline std::string name_of(int signal) {
+  if (signal == SIGINT) return "Ctrl-C";
+  if (signal == SIGQUIT) return "Ctrl-\\";
+  return "signal " + std::to_string(signal);
+}
 
 inline bool is_end_signal(int signal) {
   for (const int s : kEndSignals)
     if (s == signal) return true;
   return false;
+}
+
+// Whether a terminal has sent the signal because of a key. `code` is its si_code.
+inline bool is_keystroke(int signal, int code) {
+  return (signal == SIGINT || signal == SIGQUIT) && code == SI_KERNEL;
 }
 
 // Whether the signal stays ignored where whoever starts this process ignores it: nohup does so with

@@ -129,6 +129,7 @@ Job read_job(bool by_hand) {
   job.token = variable(kTokenVariable).value_or("");
   const Launcher* l = find_launcher(by_hand);
   if (!l) return job;
+  job.launched = true;
   job.size = number(l->size, 1, kMaxRanks);
   job.rank = number(l->rank, 0, job.size - 1);
   if (variable(l->local_size)) job.local_size = number(l->local_size, 1, kMaxRanks);

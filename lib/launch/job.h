@@ -9,7 +9,8 @@ struct Job {
   int rank = 0, size = 1;              // among all ranks of the job
   int local_rank = 0, local_size = 1;  // among the ranks on this host
   std::string master_addr = "localhost";
-  int restarts = 0;  // how often the launcher has started all ranks again
+  bool launched = false;  // a launcher has said so; without one the job has one rank
+  int restarts = 0;       // how often the launcher has started all ranks again
   // Identifies this host's launcher: it stays the same at every restart, and no other job has it.
   // Empty without a launcher that restarts ranks.
   std::string id;

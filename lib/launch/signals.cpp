@@ -7,13 +7,14 @@
 
 namespace mtrain::launch {
 
-EndRequests::Kind EndRequests::add(int signal, Clock::time_point at) {
+EndRequests::Kind EndRequests::add(int signal, Clock::time_point at, bool from_keyboard) {
   if (signal_ == 0) {
     signal_ = signal;
     first_ = at;
     return Kind::first;
   }
-  return at - first_ < kSameRequest ? Kind::repeat : Kind::second;
+  return at - first_ < (from_keyboard ? kSameKeystroke : kSameRequest) ? Kind::repeat
+                                                                       : Kind::second;
 }
 
 Signals::Signals() {
@@ -40,7 +41,10 @@ Signals::~Signals() {
 int Signals::next() {
   signalfd_siginfo info;
   while (read(fd_, &info, sizeof info) == sizeof info)
-    if (info.ssi_signo != SIGCHLD) return int(info.ssi_signo);
+    if (info.ssi_signo != SIGCHLD) {
+      from_keyboard_ = is_keystroke(int(info.ssi_signo), info.ssi_code);
+      return int(info.ssi_signo);
+    }
   return 0;
 }
 

@@ -16,7 +16,8 @@ class EndRequests {
     repeat,  // belongs to the first: nothing more to do
     second   // end at once
   };
-  Kind add(int signal, Clock::time_point at);
+  // `from_keyboard` says that a person has pressed a key.
+  Kind add(int signal, Clock::time_point at, bool from_keyboard = false);
   int signal() const { return signal_; }  // of the first request; 0: none has come
 
  private:
@@ -36,11 +37,13 @@ class Signals {
   const sigset_t& before() const { return before_; }  // the mask with which children begin
   // Returns the next signal, SIGCHLD excepted; 0: none has arrived.
   int next();
+  bool from_keyboard() const { return from_keyboard_; }  // whether a key has made that signal
 
  private:
   const IgnoreSigpipe pipes_;  // a reader that is gone (`| tee log`) must not end the ranks
   sigset_t before_;
   int fd_;
+  bool from_keyboard_ = false;
 };
 
 }  // namespace mtrain::launch

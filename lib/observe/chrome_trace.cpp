@@ -24,19 +24,74 @@ std::string microseconds(int64_t ns) {
   return fmt::format("{}{}.{:03}", ns < 0 ? "-" : "", std::abs(ns) / 1000, std::abs(ns) % 1000);
 }
 
+// Shorter waits are left out of a trace: they are only what asking costs.
+constexpr int64_t kShortestWait = 1000;  // ns
+
+constexpr std::string_view kDigits = "0123456789";
+
+// Where the parts of an action's text end, such as "3F12", "2SEND_B1" or "0UNSHARD"; absent for
+// other texts.
+struct ActionText {
+  size_t stage_end = 0, kind_end = 0;
+};
+std::optional<ActionText> action_text(std::string_view text) {
+  const ActionText a{
+      .stage_end = std::min(text.find_first_not_of(kDigits), text.size()),
+      .kind_end =
+          std::min(text.find_first_of(kDigits, text.find_first_not_of(kDigits)), text.size())};
+  const bool kind = std::all_of(text.begin() + long(a.stage_end), text.begin() + long(a.kind_end),
+                                [](char c) { return (c >= 'A' && c <= 'Z') || c == '_'; });
+  const bool ends = text.find_first_not_of(kDigits, a.kind_end) == std::string_view::npos;
+  if (a.stage_end == 0 || a.kind_end == a.stage_end || !kind || !ends) return std::nullopt;
+  return a;
+}
+
+// Returns the action in the text of a Device's scopes: "3F12" of "3F12 > layers.3.attention". The
+// weight gradients that run apart from their backward ("weights of 3B12") are a W of their own.
+std::string action_in(std::string_view scope) {
+  constexpr std::string_view kNext = " > ";
+  while (!scope.empty()) {
+    std::string_view name = scope.substr(0, scope.find(kNext));
+    scope.remove_prefix(std::min(scope.size(), name.size() + kNext.size()));
+    bool weights = false;
+    for (const std::string_view prefix : {"weights of ", "delayed "})
+      if (name.starts_with(prefix)) name.remove_prefix(prefix.size()), weights = true;
+    const auto a = action_text(name);
+    if (!a) continue;
+    std::string action(name);
+    if (weights) action.replace(a->stage_end, a->kind_end - a->stage_end, "W");
+    return action;
+  }
+  return "";
+}
+
+std::string arguments_of(const std::string& action) {
+  const ActionText a = action_text(action).value();
+  const std::string micro = action.substr(a.kind_end);
+  return fmt::format(
+      R"("pass":"{}","stage":{}{})", action.substr(a.stage_end, a.kind_end - a.stage_end),
+      action.substr(0, a.stage_end), micro.empty() ? "" : R"(,"micro_batch":)" + micro);
+}
+
 }  // namespace
 
 ChromeTrace::ChromeTrace(int rank, size_t max_events) : rank_(rank), max_events_(max_events) {}
 
-void ChromeTrace::add(Entry entry, std::string_view name, Track track) {
+const std::string* ChromeTrace::known(std::string_view text) {
+  auto at = texts_.find(text);
+  if (at == texts_.end()) at = texts_.emplace(text).first;
+  return &*at;
+}
+
+void ChromeTrace::add(Entry entry, std::string_view name, Track track, std::string_view scope) {
+  const std::string action = action_in(scope);
   std::lock_guard lock(mutex_);
   if (entries_.size() >= max_events_) {
     if (dropped_++ == 0) full_at_ns_ = entry.begin_ns;
     return;
   }
-  auto known = names_.find(name);
-  if (known == names_.end()) known = names_.emplace(name).first;
-  entry.name = &*known;
+  entry.name = known(name);
+  if (!action.empty()) entry.action = known(action);
   auto at = std::ranges::find(tracks_, track);
   if (at == tracks_.end()) at = tracks_.insert(at, track);
   entry.track = int32_t(at - tracks_.begin());
@@ -45,11 +100,21 @@ void ChromeTrace::add(Entry entry, std::string_view name, Track track) {
 
 void ChromeTrace::record(const device::Timing& t) {
   // The span of a communication begins when the last rank was ready, if that is known.
-  add({.begin_ns = t.begin_ns + t.idle_ns.value_or(0), .end_ns = t.end_ns}, t.name, t.stream);
+  const int64_t begin_ns = t.begin_ns + t.idle_ns.value_or(0);
+  if (begin_ns - t.begin_ns >= kShortestWait)
+    add({.begin_ns = t.begin_ns, .end_ns = begin_ns, .wait = true}, "wait for another rank",
+        t.stream, t.scope);
+  add({.begin_ns = begin_ns, .end_ns = t.end_ns, .bytes = t.wire_bytes}, t.name, t.stream, t.scope);
+}
+
+void ChromeTrace::waited(const device::Waiting& w) {
+  if (w.end_ns - w.begin_ns >= kShortestWait)
+    add({.begin_ns = w.begin_ns, .end_ns = w.end_ns, .wait = true},
+        "wait for " + stream_name(w.waits_for), w.stream, w.scope);
 }
 
 void ChromeTrace::record_step(std::string_view name, int64_t begin_ns, int64_t end_ns) {
-  add({.begin_ns = begin_ns, .end_ns = end_ns}, name, {});
+  add({.begin_ns = begin_ns, .end_ns = end_ns}, name, {}, "");
 }
 
 size_t ChromeTrace::events() const {
@@ -62,9 +127,13 @@ size_t ChromeTrace::dropped() const {
 }
 
 std::string ChromeTrace::json(const Entry& e, int64_t origin_ns) const {
-  return fmt::format(R"({{"name":{},"pid":{},"tid":{},"ts":{},"ph":"X","dur":{}}})",
-                     json_text(*e.name), rank_, e.track, microseconds(e.begin_ns - origin_ns),
-                     microseconds(std::max<int64_t>(0, e.end_ns - e.begin_ns)));
+  std::string args = e.action ? arguments_of(*e.action) : "";
+  if (e.bytes > 0) args += fmt::format(R"({}"bytes":{})", args.empty() ? "" : ",", e.bytes);
+  if (!args.empty()) args = ",\"args\":{" + args + "}";
+  return fmt::format(R"({{"name":{}{},"pid":{},"tid":{},"ts":{},"ph":"X","dur":{}{}}})",
+                     json_text(*e.name), e.wait ? R"(,"cat":"wait")" : "", rank_, e.track,
+                     microseconds(e.begin_ns - origin_ns),
+                     microseconds(std::max<int64_t>(0, e.end_ns - e.begin_ns)), args);
 }
 
 void ChromeTrace::write(const std::filesystem::path& path) const {

@@ -1,5 +1,6 @@
 // Writes launches as a JSON trace for chrome://tracing and Perfetto, with one process per rank and
-// one track per stream.
+// one track per stream. The arguments of a span are the pass that it is part of, with its stage and
+// micro-batch, and the bytes that a communication sends. Waits are spans of the category "wait".
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -16,11 +17,12 @@ namespace mtrain::observe {
 
 class ChromeTrace : public device::TimingSink {
  public:
-  // Keeps at most `max_events` events of 32 bytes each. Later events are only counted; the trace
+  // Keeps at most `max_events` events of 48 bytes each. Later events are only counted; the trace
   // says how many there were.
   explicit ChromeTrace(int rank = 0, size_t max_events = 1'000'000);
 
   void record(const device::Timing& timing) override;
+  void waited(const device::Waiting& waiting) override;
   // Adds a span that the host has timed, such as a step, to the track of the steps.
   void record_step(std::string_view name, int64_t begin_ns, int64_t end_ns);
   // Sets the time 0 of the trace, on the clock by which launches are timed. Unless it is set, time
@@ -34,19 +36,23 @@ class ChromeTrace : public device::TimingSink {
 
  private:
   struct Entry {
-    const std::string* name;
+    const std::string* name = nullptr;
+    const std::string* action = nullptr;  // "3F12"; null: no action of a pipeline's rank
     int64_t begin_ns = 0, end_ns = 0;
+    int64_t bytes = 0;
     int32_t track = 0;
+    bool wait = false;
   };
   using Track = std::optional<device::StreamId>;  // a stream; absent for the track of the steps
-  void add(Entry entry, std::string_view name, Track track);
+  void add(Entry entry, std::string_view name, Track track, std::string_view scope);
+  const std::string* known(std::string_view text);
   std::string json(const Entry& entry, int64_t origin_ns) const;
 
   int rank_;
   std::optional<int64_t> origin_ns_;
   size_t max_events_;
   mutable std::mutex mutex_;
-  std::set<std::string, std::less<>> names_;  // entries point to its elements, which never move
+  std::set<std::string, std::less<>> texts_;  // entries point to its elements, which never move
   std::vector<Track> tracks_;
   std::vector<Entry> entries_;
   size_t dropped_ = 0;

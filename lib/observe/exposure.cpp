@@ -1,7 +1,9 @@
 #include "observe/exposure.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -92,6 +94,55 @@ Exposure::ByKind Exposure::take() {
 namespace {
 double seconds(int64_t ns) { return double(ns) * 1e-9; }
 }  // namespace
+
+namespace {
+
+// Returns the parallelism that a kind of communication serves.
+std::string axis_of(device::StreamKind kind) {
+  const std::string name(stream_kind_name(kind));
+  return name.substr(0, name.find('_'));
+}
+
+// Of a time in percent: without decimals, unless that would be 0.
+std::string percent(double share) {
+  return fmt::format("{:.{}f}", 100 * share, share > 0 && share < 0.005 ? 1 : 0);
+}
+
+// Returns "dp 5, tp 2", the largest first; without the shares if there is only one.
+std::string axes_text(const std::map<std::string, double>& shares) {
+  std::vector<std::pair<std::string, double>> sorted;
+  for (const auto& [axis, share] : shares)
+    if (share >= 0.005) sorted.emplace_back(axis, share);
+  if (sorted.empty()) return "";
+  if (sorted.size() == 1) return fmt::format(" ({})", sorted[0].first);
+  std::ranges::stable_sort(sorted, std::greater(), &std::pair<std::string, double>::second);
+  std::string text;
+  for (const auto& [axis, share] : sorted)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", axis, percent(share));
+  return fmt::format(" ({})", text);
+}
+
+}  // namespace
+
+std::string exposure_summary(const Exposure::ByKind& communication, int64_t steps_ns,
+                             int64_t steps) {
+  double exposed = 0, idle = 0;
+  bool idle_known = true;
+  std::map<std::string, double> exposed_by, idle_by;
+  for (const auto& [kind, c] : communication) {
+    const auto share = [&](int64_t ns) { return steps_ns > 0 ? double(ns) / double(steps_ns) : 0; };
+    exposed += share(c.exposed_ns);
+    exposed_by[axis_of(kind)] += share(c.exposed_ns);
+    idle += share(c.idle_ns.value_or(0));
+    idle_by[axis_of(kind)] += share(c.idle_ns.value_or(0));
+    idle_known = idle_known && c.idle_ns;
+  }
+  return fmt::format(
+      "communication: {} % of a step exposed{}, {}, {} step{} timed", percent(exposed),
+      axes_text(exposed_by),
+      idle_known ? fmt::format("{} % idle{}", percent(idle), axes_text(idle_by)) : "idle unknown",
+      steps, steps == 1 ? "" : "s");
+}
 
 std::string exposure_text(const Exposure::ByKind& communication) {
   std::string text;

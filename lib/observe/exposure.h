@@ -71,6 +71,11 @@ constexpr bool samples_step(int64_t n, int64_t log_every) {
   return n <= kFirst || n % log_every == 0;
 }
 
+// Returns "communication: 7 % of a step exposed (dp 5, tp 2), 3 % idle (pp), 10 steps timed": the
+// shares of `steps_ns`, the time of all timed steps, and the parallelisms behind them.
+std::string exposure_summary(const Exposure::ByKind& communication, int64_t steps_ns,
+                             int64_t steps);
+
 // Returns "dp_grad: 12.3 s at work, 1.1 s exposed (9 %), 0.2 s idle, 4.2 GiB; tp: ...". Where a
 // kind was at work in pairs, ", 10 s of it in pairs" follows the first two times.
 std::string exposure_text(const Exposure::ByKind& communication);

@@ -7,6 +7,8 @@
 #include <variant>
 #include <vector>
 
+#include "observe/line_file.h"
+
 namespace mtrain::observe {
 
 struct Metric {
@@ -20,19 +22,13 @@ class MetricsWriter {
  public:
   // Opens `path` to append to it. First removes, atomically, an incomplete last line and the lines
   // of steps after `steps_done`, since a resumed run repeats these steps. Throws RunError.
-  MetricsWriter(std::filesystem::path path, int64_t steps_done);
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
+  MetricsWriter(const std::filesystem::path& path, int64_t steps_done);
 
-  // Appends the line {"step": step, ...} by a single system call. On a full disk, lines are lost
-  // and one warning is logged, but the training goes on; the file has whole lines only.
+  // Appends the line {"step": step, ...}, as LineFile::append() does.
   void write(int64_t step, const std::vector<Metric>& metrics);
 
  private:
-  std::filesystem::path path_;
-  int fd_ = -1;
-  bool warned_ = false;
+  LineFile file_;
 };
 
 }  // namespace mtrain::observe

@@ -1,13 +1,16 @@
-// Shows the progress of the steps: as one live line on a terminal, else as a plain line per step.
+// Shows the progress of a run: lines that stay on stdout, and on a terminal a live line below them.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/log.h"
+#include "observe/banner.h"
 
 namespace mtrain::observe {
 
@@ -26,17 +29,22 @@ struct StepProgress {
 };
 
 // Returns a line of at most `width` columns; leaves out the least important fields until it fits. A
-// width of 0 is no limit.
-std::string format_progress(const StepProgress& progress, int width);
+// width of 0 is no limit. With a bar, which takes the columns that the other fields leave.
+enum class Bar { no, yes };
+std::string format_progress(const StepProgress& progress, int width, Bar bar = Bar::no);
 
 struct ProgressOptions {
-  int fd = 2;
+  int out = 1;                      // takes the lines that stay
+  int err = 2;                      // takes the live line, and what a person at the keyboard asked
   std::optional<bool> live, color;  // unset: as the terminal allows
   std::optional<int> width;         // columns; unset: the terminal's
   double min_interval_s = 0.05;     // the shortest time between two drawings of the live line
+  // Without a live line, an activity is told of when it has taken so long, and then less often.
+  double quiet_s = 5, quiet_again_s = 60;
 };
 
-// Several threads may use it. While it lives, log lines appear above its line and do not break it.
+// Several threads may use it. While it lives, log lines appear above its live line and do not break
+// it. All lines that stay go into the log's record, too, with all of their fields.
 class ProgressLine : private log::Overlay {
  public:
   explicit ProgressLine(ProgressOptions options = {});
@@ -44,22 +52,38 @@ class ProgressLine : private log::Overlay {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  void update(StepProgress progress);
-  void note(std::string_view line);  // prints `line` above the progress line
+  // Shows a step in the live line. `stays` prints a line of it that stays, too.
+  void update(StepProgress progress, bool stays);
+  // Shows what goes on between steps, such as "reading weights 34 %", until idle() or update().
+  // `since` is how long that has gone on before the first call.
+  void activity(std::string_view text, std::chrono::duration<double> since = {});
+  void idle();
+  void note(std::string_view lines);  // prints lines that stay, above the live line
+  void tell(std::string_view line);   // the same on stderr
+  void banner(std::string_view title, const std::vector<BannerRow>& rows);
   bool live() const { return live_; }
-  void finish();  // leaves the last figures on the screen and ends the line
+  void finish();  // removes the live line; its step gets a line that stays, if it had none
 
  private:
   void interrupt(const std::function<void()>& write_line) override;
-  void draw_locked();
+  // These are called with the mutex held.
+  void print(int fd, std::string_view lines);
+  void draw();
+  void clear();
+  bool draws_now();
+  int columns(int fd) const;  // that a line may take
+  std::string step_line(const StepProgress& progress) const;
 
   ProgressOptions options_;
   bool live_, color_;
   std::mutex mutex_;
   std::optional<StepProgress> last_;
-  bool shown_ = false;  // whether the live line is on the screen
-  double step_s_ = 0;   // smoothed seconds per step; 0 before the first step
+  bool stays_ = false;    // whether last_ has a line that stays
+  std::string activity_;  // shown instead of last_
+  bool shown_ = false;    // whether the live line is on the screen
+  double step_s_ = 0;     // smoothed seconds per step; 0 before the first step
   int64_t next_draw_ns_ = 0;
+  int64_t next_quiet_ns_ = 0;  // when a line tells of the activity
 };
 
 }  // namespace mtrain::observe

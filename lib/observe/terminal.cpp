@@ -1,7 +1,9 @@
 #include "observe/terminal.h"
 
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
@@ -22,6 +24,11 @@ bool is_live_terminal(int fd) {
 
 bool wants_color(int fd) { return is_live_terminal(fd) && environment("NO_COLOR").empty(); }
 
+bool is_pipe(int fd) {
+  struct stat info;
+  return ::fstat(fd, &info) == 0 && (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode));
+}
+
 int terminal_width(int fd) {
   winsize size{};
   if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
@@ -40,6 +47,28 @@ std::string_view fit_columns(std::string_view text, int columns) {
   for (size_t i = 0; i < text.size(); ++i)
     if (starts_code_point(text[i]) && seen++ >= columns) return text.substr(0, i);
   return text;
+}
+
+std::string wrap_words(std::string_view text, int columns) {
+  constexpr int kIndent = 2;
+  std::string out;
+  while (true) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    const size_t whole = line.size();
+    for (int indent = 0; display_width(line) > columns - indent; indent = kIndent) {
+      size_t blank = line.rfind(' ', fit_columns(line, columns - indent).size());
+      const size_t first = line.find_first_not_of(' ');
+      if (blank == std::string_view::npos || blank < first) blank = line.find(' ', first);
+      if (blank == std::string_view::npos) break;
+      out += line.substr(0, blank);
+      out += "\n  ";
+      line.remove_prefix(std::min(line.find_first_not_of(' ', blank), line.size()));
+    }
+    out += line;
+    if (whole == text.size()) return out;
+    out += '\n';
+    text.remove_prefix(whole + 1);
+  }
 }
 
 void write_all(int fd, std::string_view text) {

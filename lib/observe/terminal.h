@@ -7,6 +7,7 @@ namespace mtrain::observe {
 
 bool is_live_terminal(int fd);  // whether it is a terminal with escape codes, and not in CI
 bool wants_color(int fd);       // whether it is a live terminal and NO_COLOR is not set
+bool is_pipe(int fd);           // whether another program reads it
 int terminal_width(int fd);     // columns; 80 if unknown
 
 // Returns how many columns `text` takes, one per code point.
@@ -14,6 +15,10 @@ int display_width(std::string_view text);
 
 // Returns the longest prefix of `text` that fits into `columns`, in whole code points.
 std::string_view fit_columns(std::string_view text, int columns);
+
+// Breaks the lines that are longer than `columns` between words. A longer word stays whole, so that
+// a path can be copied.
+std::string wrap_words(std::string_view text, int columns);
 
 // Writes all of `text` at once, so that lines of several threads do not mix. Ignores errors, since
 // a closed terminal must not end a training.

@@ -1,7 +1,6 @@
 #include "observe/timeline.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <map>
 #include <set>
@@ -10,10 +9,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-
-#include "base/error.h"
+#include "observe/launch_letters.h"
 
 namespace mtrain::observe {
 
@@ -33,8 +32,13 @@ double number(const json& event, const char* key) {
 }
 
 std::string text(const json& event, const char* key) {
-  const auto at = event.find(key);
+  const auto at = event.is_object() ? event.find(key) : event.end();
   return at != event.end() && at->is_string() ? at->get<std::string>() : "";
+}
+
+int64_t whole_number(const json& args, const char* key, int64_t otherwise = -1) {
+  const auto at = args.is_object() ? args.find(key) : args.end();
+  return at != args.end() && at->is_number_integer() ? at->get<int64_t>() : otherwise;
 }
 
 class TraceReader {
@@ -44,7 +48,15 @@ class TraceReader {
     const std::string kind = text(e, "ph");
     if (kind == "X") {
       const double begin = number(e, "ts");
-      track(id).spans.push_back({text(e, "name"), begin, begin + number(e, "dur")});
+      const json args = e.value("args", json::object());
+      track(id).spans.push_back({.name = text(e, "name"),
+                                 .begin_us = begin,
+                                 .end_us = begin + number(e, "dur"),
+                                 .pass = text(args, "pass"),
+                                 .stage = whole_number(args, "stage"),
+                                 .micro_batch = whole_number(args, "micro_batch"),
+                                 .bytes = whole_number(args, "bytes", 0),
+                                 .wait = text(e, "cat") == "wait"});
     } else if (kind == "M" && text(e, "name") == "thread_name") {
       track(id).name = text(e.value("args", json::object()), "name");
     }
@@ -67,15 +79,6 @@ class TraceReader {
   }
   std::map<TrackId, TraceTrack> tracks_;
 };
-
-// Returns the first word of a launch's name: matmul_fc1_fwd and matmul_qkv_dgrad are both matmul.
-std::string kind_of(const std::string& name) {
-  static const std::set<std::string> two_words{"all", "reduce"};  // all_gather, reduce_scatter
-  const size_t first = name.find('_');
-  if (first == std::string::npos || !two_words.contains(name.substr(0, first)))
-    return name.substr(0, first);
-  return name.substr(0, name.find('_', first + 1));
-}
 
 struct Window {
   double begin_us = 0, end_us = 0;
@@ -135,57 +138,74 @@ Trace chosen(const Trace& trace, const std::vector<int64_t>& ranks) {
   return some;
 }
 
-// Chooses a letter for every kind of launch, if possible from its name. The kinds that ran longest
-// choose first.
-class Letters {
+// Adds up how long each kind of launch ran, and writes the legend.
+class Legend {
  public:
-  Letters(const Trace& trace, const Window& window) {
-    for (const TraceTrack& track : trace)
-      for (const TraceSpan& s : track.spans)
-        if (const double us = window.overlap(s); us > 0 && track.name != kStepTrack)
-          us_[kind_of(s.name)] += us;
-    std::vector<std::string> kinds;
-    for (const auto& [kind, us] : us_) kinds.push_back(kind);
-    std::ranges::stable_sort(kinds, std::greater<>(), [&](const auto& k) { return us_.at(k); });
-    for (const std::string& kind : kinds) choose(kind);
-  }
+  void add(char letter, double us) { us_[letter] += us; }
 
-  char of(const std::string& kind) const {
-    const auto at = letters_.find(kind);
-    return at == letters_.end() ? '?' : at->second;
-  }
-  // Returns the legend of the letters that are shown, in lines of at most `columns`.
-  std::string legend(const std::string& shown, size_t columns) const {
-    std::string out, line;
-    for (const std::string& kind : order_) {
-      if (shown.find(of(kind)) == std::string::npos) continue;
-      const auto entry = fmt::format("{} {} {:.1f} ms", of(kind), kind, us_.at(kind) / 1e3);
-      if (!line.empty() && line.size() + 2 + entry.size() > columns)
-        out += std::exchange(line, "") + "\n";
-      line += (line.empty() ? "" : ", ") + entry;
-    }
-    return out + line + "\n";
+  // Returns the explanations of the letters in `shown`, those that ran longest first.
+  std::string text(const std::string& shown) const {
+    std::vector<std::pair<double, char>> order;
+    for (const auto& [letter, us] : us_)
+      if (shown.find(letter) != std::string::npos) order.emplace_back(us, letter);
+    std::ranges::stable_sort(order, std::greater<>(), &std::pair<double, char>::first);
+    std::string out;
+    for (const auto& [us, letter] : order)
+      out += fmt::format("{}{} {} {:.1f} ms", out.empty() ? "" : ", ", letter,
+                         meaning_of_letter(letter), us / 1e3);
+    return out;
   }
 
  private:
-  void choose(const std::string& kind) {
-    std::string wanted;
-    for (const char c : kind)
-      if (std::isalpha(static_cast<unsigned char>(c))) wanted += char(std::tolower(c));
-    std::string capitals = wanted;
-    for (char& c : capitals) c = char(std::toupper(c));
-    wanted += capitals + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-    const size_t at = wanted.find_first_not_of(taken_);
-    if (at == std::string::npos) return;
-    letters_[kind] = wanted[at];
-    taken_ += wanted[at];
-    order_.push_back(kind);
+  std::map<char, double> us_;
+};
+
+// Returns the text in lines of at most `columns`, broken after commas.
+std::string in_lines(const std::string& text, size_t columns) {
+  std::string out, line;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(", ", at), text.size());
+    const std::string entry = text.substr(at, end - at);
+    if (!line.empty() && line.size() + 2 + entry.size() > columns)
+      out += std::exchange(line, "") + "\n";
+    line += (line.empty() ? "" : ", ") + entry;
+    at = end + 2;
+  }
+  return line.empty() ? out : out + line + "\n";
+}
+
+// The time of a row, in columns of `width` us each. Each key gets the time that it takes of each.
+template <class Key>
+class Columns {
+ public:
+  Columns(const Window& w, size_t count)
+      : w_(w), width_((w.end_us - w.begin_us) / double(count)), taken_(count) {}
+
+  void add(const TraceSpan& s, const Key& key) {
+    const double us = w_.overlap(s);
+    if (us <= 0) return;
+    const double begin = std::max(s.begin_us, w_.begin_us) - w_.begin_us;
+    const auto first = std::min(taken_.size() - 1, size_t(begin / width_));
+    for (size_t i = first; i < taken_.size() && double(i) * width_ < begin + us; ++i)
+      taken_[i][key] +=
+          std::min(begin + us, double(i + 1) * width_) - std::max(begin, double(i) * width_);
   }
 
-  std::map<std::string, double> us_;
-  std::map<std::string, char> letters_;
-  std::string taken_;
-  std::vector<std::string> order_;
+  // Returns what took most of a column; absent if nothing took at least half of it.
+  std::optional<Key> of(size_t column) const {
+    double all = 0, most = 0;
+    std::optional<Key> key;
+    for (const auto& [each, us] : taken_[column]) {
+      all += us;
+      if (us > most) key = each, most = us;
+    }
+    return all < width_ / 2 ? std::nullopt : key;
+  }
+
+ private:
+  const Window w_;
+  const double width_;
+  std::vector<std::map<Key, double>> taken_;
 };
 
 struct Row {
@@ -193,32 +213,54 @@ struct Row {
   double busy_us = 0;
 };
 
-Row row_of(const TraceTrack& track, const Window& w, size_t cells, const Letters& letters) {
-  const double width = (w.end_us - w.begin_us) / double(cells);
-  std::vector<std::map<char, double>> taken(cells);
+Row row_of(const TraceTrack& track, const Window& w, size_t cells, Legend& legend) {
+  Columns<char> columns(w, cells);
   Row row{std::string(cells, '.')};
   for (const TraceSpan& s : track.spans) {
     const double us = w.overlap(s);
     if (us <= 0) continue;
-    row.busy_us += us;
-    const double begin = std::max(s.begin_us, w.begin_us) - w.begin_us;
-    const char letter = letters.of(kind_of(s.name));
-    const auto first = std::min(cells - 1, size_t(begin / width));
-    for (size_t i = first; i < cells && double(i) * width < begin + us; ++i)
-      taken[i][letter] +=
-          std::min(begin + us, double(i + 1) * width) - std::max(begin, double(i) * width);
+    const char letter = s.wait ? kWaits : letter_of(s.name);
+    if (!s.wait) row.busy_us += us;
+    legend.add(letter, us);
+    columns.add(s, letter);
   }
-  for (size_t i = 0; i < cells; ++i) {
-    double busy = 0, most = 0;
-    for (const auto& [letter, us] : taken[i]) {
-      busy += us;
-      if (us > most) row.cells[i] = letter;
-      most = std::max(most, us);
-    }
-    if (busy < width / 2) row.cells[i] = '.';
+  for (size_t i = 0; i < cells; ++i) row.cells[i] = columns.of(i).value_or('.');
+  return row;
+}
+
+bool is_pass(const TraceSpan& s) {
+  static const std::set<std::string> kinds{"F", "B", "I", "W"};
+  return !s.wait && s.micro_batch >= 0 && kinds.contains(s.pass);
+}
+
+// Returns what the rank computes in each column: "F3--", or "1F3-" on a rank with several stages.
+// The name of a pass stands at its begin, or its first letters if there is no room. Empty if the
+// trace names no passes.
+std::string passes_of(const TraceTrack& track, const Window& w, size_t cells) {
+  std::set<int64_t> stages;
+  for (const TraceSpan& s : track.spans)
+    if (is_pass(s)) stages.insert(s.stage);
+  if (stages.empty()) return "";
+  Columns<std::string> columns(w, cells);
+  for (const TraceSpan& s : track.spans)
+    if (is_pass(s))
+      columns.add(s, fmt::format("{}{}{}", stages.size() > 1 ? std::to_string(s.stage) : "", s.pass,
+                                 s.micro_batch));
+  std::string row(cells, '.');
+  std::optional<std::string> before;
+  for (size_t i = 0, from = 0; i < cells; ++i) {
+    const auto name = columns.of(i);
+    if (name != before) from = i;
+    if (name) row[i] = i - from < name->size() ? (*name)[i - from] : '-';
+    before = name;
   }
   return row;
 }
+
+constexpr const char* kPasses = "passes";
+constexpr const char* kPassLegend =
+    "passes: F3 forward of micro-batch 3, B backward, I input gradients, W weight gradients, "
+    "1F3 that of stage 1";
 
 }  // namespace
 
@@ -242,7 +284,6 @@ Trace read_trace(const std::filesystem::path& path) {
 std::string timeline_text(const Trace& all, const TimelineOptions& o) {
   const Trace trace = chosen(all, o.ranks);
   const Window w = window_of(all, o);
-  const Letters letters(trace, w);
   size_t label = 0;
   for (const TraceTrack& t : trace)
     label = std::max(label, fmt::format("rank {} {}", t.rank, t.name).size());
@@ -252,18 +293,33 @@ std::string timeline_text(const Trace& all, const TimelineOptions& o) {
                                 (w.end_us - w.begin_us) / 1e3, w.begin_us / 1e3,
                                 (w.end_us - w.begin_us) / 1e3 / double(cells));
   int64_t rank = -1;
-  std::string shown;
-  for (const TraceTrack& t : trace) {
-    if (t.name == kStepTrack) continue;
-    const Row row = row_of(t, w, cells, letters);
-    if (row.busy_us == 0) continue;
+  const auto line = [&](const TraceTrack& t, const std::string& name, const std::string& row) {
     const std::string head = t.rank == rank ? "" : fmt::format("rank {}", t.rank);
     rank = t.rank;
+    return fmt::format("{}{:>{}} {}", head, name, label - head.size(), row);
+  };
+  std::string shown;
+  bool passes = false;
+  Legend legend;
+  for (const TraceTrack& t : trace) {
+    if (t.rank != rank) {
+      const auto compute = std::ranges::find_if(
+          trace, [&](const TraceTrack& c) { return c.rank == t.rank && c.name == kComputeTrack; });
+      const std::string row = compute == trace.end() ? "" : passes_of(*compute, w, cells);
+      if (row.find_first_not_of('.') != std::string::npos) {
+        out += line(t, kPasses, row) + "\n";
+        passes = true;
+      }
+    }
+    if (t.name == kStepTrack) continue;
+    const Row row = row_of(t, w, cells, legend);
+    if (row.busy_us == 0) continue;
     shown += row.cells;
-    out += fmt::format("{}{:>{}} {}{:>5.0f} %\n", head, t.name, label - head.size(), row.cells,
-                       100 * row.busy_us / (w.end_us - w.begin_us));
+    out += line(t, t.name, row.cells) +
+           fmt::format("{:>5.0f} %\n", 100 * row.busy_us / (w.end_us - w.begin_us));
   }
-  return out + letters.legend(shown, size_t(o.columns));
+  if (passes) out += in_lines(kPassLegend, size_t(o.columns));
+  return out + in_lines(legend.text(shown), size_t(o.columns));
 }
 
 }  // namespace mtrain::observe

@@ -11,6 +11,10 @@ namespace mtrain::observe {
 struct TraceSpan {
   std::string name;
   double begin_us = 0, end_us = 0;
+  std::string pass = {};                 // "F", "B", "I", "W", or what else a pipeline's rank does
+  int64_t stage = -1, micro_batch = -1;  // of the pass; -1: none
+  int64_t bytes = 0;                     // that a communication sends
+  bool wait = false;                     // the stream stood still
 };
 
 struct TraceTrack {
@@ -28,6 +32,8 @@ Trace read_trace(const std::filesystem::path& path);
 
 // The name of the track whose spans are the steps: "step 1", "step 2", ...
 inline constexpr const char* kStepTrack = "steps";
+// The track of the stream that computes.
+inline constexpr const char* kComputeTrack = "compute";
 
 struct TimelineOptions {
   std::optional<int64_t> step;           // unset, and without a time: the last step
@@ -37,9 +43,12 @@ struct TimelineOptions {
 };
 
 // Returns a row per stream with time from left to right. A letter stands for the kind of launch
-// that took most of a column's time; `.` means that the stream was idle for most of it. Each row
-// ends with the share of time in which the stream was at work. A legend explains the letters.
-// Throws UserError for a step, time or rank that the trace does not have.
+// that took most of a column's time; `-` means that the stream waited for most of it, and `.` that
+// it had nothing to do. Each row ends with the share of time in which the stream was at work. Above
+// a rank's streams stand its passes, if the trace names them: F3 is the forward of micro-batch 3,
+// 1F3 that of stage 1 on a rank with several stages. The same kind has the same letter in every
+// trace. A legend explains what is shown. Throws UserError for a step, time or rank that the trace
+// does not have.
 std::string timeline_text(const Trace& trace, const TimelineOptions& options);
 
 }  // namespace mtrain::observe

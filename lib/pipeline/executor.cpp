@@ -22,8 +22,9 @@ class Executor::DataflowScope {
     e.run_ahead_.dataflow_index =
         2 * all * (e.work_.first + a.micro_batch) +
         (a.kind == schedule::ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
-    if (e.links_.size > 1 || e.options_.pair_costs)
-      scope_.emplace(e.links_.compute->device(), prefix + to_string(a));
+    Device& device = e.links_.compute->device();
+    if (e.links_.size > 1 || e.options_.pair_costs || device.timing_sink())
+      scope_.emplace(device, prefix + to_string(a));
   }
 
  private:

@@ -10,10 +10,6 @@ namespace mtrain::plan {
 
 namespace {
 
-// The part of a device's memory that a plan may fill: what libraries take for themselves, and the
-// allocator's gaps, are not in the plan.
-constexpr double kUsable = 0.9;
-
 void estimate(const recipe::Recipe& r, int64_t vocab, bool cheap, RunPlan& plan) {
   plan.recompute.cheap = cheap;
   plan.memory.clear();
@@ -21,8 +17,8 @@ void estimate(const recipe::Recipe& r, int64_t vocab, bool cheap, RunPlan& plan)
     plan.memory.push_back(estimate_memory(r, plan, vocab, rank));
 }
 
-// Returns the bytes of a rank's device; 0 if they are not known, as those of a GPU that was only
-// taken for one of hardware.gpu's.
+}  // namespace
+
 double device_memory(const recipe::Recipe& r) {
   if (r.hardware.memory_gb) return *r.hardware.memory_gb * 1e9;
   const auto origin = r.origins.find("hardware.gpu");
@@ -32,8 +28,6 @@ double device_memory(const recipe::Recipe& r) {
              ? usual_memory_gb(r.hardware.gpu) * 1e9
              : 0;
 }
-
-}  // namespace
 
 void resolve_cheap_recompute(const recipe::Recipe& r, int64_t vocab, RunPlan& plan) {
   const auto& asked = r.recompute.cheap;
@@ -54,7 +48,7 @@ void resolve_cheap_recompute(const recipe::Recipe& r, int64_t vocab, RunPlan& pl
   const double kept = plan.fullest().total();
   const std::string why =
       fmt::format(", with them {} of {} are planned", human_bytes(kept), human_bytes(memory));
-  if (kept <= kUsable * memory) return say("kept", why);
+  if (kept <= kUsableMemory * memory) return say("kept", why);
   estimate(r, vocab, true, plan);
   say("computed again", why);
 }

@@ -12,6 +12,14 @@ namespace mtrain::plan {
 
 struct RunPlan;
 
+// The part of a device's memory that a plan may fill: what libraries take for themselves, and the
+// allocator's gaps, are not in the plan.
+inline constexpr double kUsableMemory = 0.9;
+
+// Returns the bytes of a rank's device. Returns 0 if they are not known, as those of a GPU that was
+// only taken for one of hardware.gpu's.
+double device_memory(const recipe::Recipe& recipe);
+
 // Sets `recompute.cheap` and `memory` of the plan, whose other parts must be set, and adds the
 // reason to `text.recompute`. All ranks decide alike: by the rank that needs most.
 void resolve_cheap_recompute(const recipe::Recipe& recipe, int64_t vocab, RunPlan& plan);

@@ -19,9 +19,26 @@ bool asks_for_cpu(const Recipe& r) {
          r.debug.compute_slowdown != 1 || r.debug.emulate_fp8;
 }
 
-void choose_device(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
+// Returns why a plan that starts no rank is for hardware.gpu, and not for this machine; empty if it
+// is for this machine.
+std::string why_for_other_gpus(const Machine& machine, const Recipe& r, int64_t world) {
+  if (!machine.dry_run || asks_for_cpu(r)) return "";
+  if (r.given("hardware.gpu"))
+    return fmt::format("the recipe names hardware.gpu: {}", enum_name(r.hardware.gpu));
+  const int64_t ranks = layout_of(r, world).world;
+  if (machine.gpus > 0 || ranks <= machine.cores) return "";
+  return fmt::format("{} ranks are more than the {} core{} of this host: planned for {}", ranks,
+                     machine.cores, machine.cores == 1 ? "" : "s", enum_name(r.hardware.gpu));
+}
+
+void choose_device(const Machine& machine, int64_t world, Recipe& r, Diagnostics& diagnostics) {
   if (r.train.device != recipe::DeviceChoice::automatic) return;
   const bool nccl = r.comm.backend == recipe::CommBackend::nccl;
+  if (const std::string why = why_for_other_gpus(machine, r, world); !why.empty()) {
+    r.train.device = recipe::DeviceChoice::cuda;
+    r.origins["train.device"] = recipe::Origin::derived;
+    return diagnostics.resolved("train.device", "cuda, because " + why);
+  }
   if (!nccl && machine.gpus > 0 && machine.gpus < machine.ranks_per_host)
     return diagnostics.resolved(
         "train.device",
@@ -51,9 +68,10 @@ constexpr const char* kPartOfGpu = " mig";  // as launch::visible_gpus() ends it
 
 // Takes the GPU that is there for hardware.gpu, by which rules and estimates go.
 void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
-  if (r.train.device != recipe::DeviceChoice::cuda || machine.gpu_name.empty() ||
-      r.given("hardware.gpu"))
-    return;
+  if (r.train.device != recipe::DeviceChoice::cuda || r.given("hardware.gpu")) return;
+  // A plan for other machines is one for hardware.gpu as it stands, with its usual memory.
+  if (machine.dry_run && machine.gpus == 0) r.origins["hardware.gpu"] = recipe::Origin::derived;
+  if (machine.gpu_name.empty()) return;
   const std::string name = to_lower(machine.gpu_name);
   // A part of a GPU (MIG) has the whole one's name, which does not tell the part's memory.
   const bool whole = !name.ends_with(kPartOfGpu);
@@ -102,7 +120,7 @@ void choose_schedule(Recipe& r, Diagnostics& diagnostics) {
 Recipe complete(std::optional<Recipe> recipe, Diagnostics& diagnostics, int64_t world,
                 const Machine& machine) {
   if (!recipe) return {};
-  choose_device(machine, *recipe, diagnostics);
+  choose_device(machine, world, *recipe, diagnostics);
   choose_gpu(machine, *recipe, diagnostics);
   choose_schedule(*recipe, diagnostics);
   validate_recipe(*recipe, diagnostics, world);
@@ -129,6 +147,15 @@ Recipe load_recipe_text(const std::string& text, const std::string& name,
                         int64_t world, const Machine& machine) {
   return complete(read_recipe_text(text, name, overrides, diagnostics), diagnostics, world,
                   machine);
+}
+
+void check_machine(const Recipe& r, const Machine& machine, Diagnostics& diagnostics) {
+  if (r.comm.backend != recipe::CommBackend::nccl || r.given("train.device") || machine.gpus > 0)
+    return;
+  diagnostics.add("comm.backend",
+                  "backend nccl moves GPU memory, and this machine has no GPU that this build can "
+                  "compute on",
+                  "set comm.backend=auto (dist_env.backend): ranks on CPUs then take gloo");
 }
 
 void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world) {

@@ -25,6 +25,10 @@ Recipe load_recipe_text(const std::string& text, const std::string& name,
                         const std::vector<std::string>& overrides, Diagnostics& diagnostics,
                         int64_t world = 1, const Machine& machine = {});
 
+// Refuses what ranks on this machine cannot do. Only runs call it: a plan may be for other
+// machines.
+void check_machine(const Recipe& recipe, const Machine& machine, Diagnostics& diagnostics);
+
 // Checks the fields against each other for a world of `world` ranks; 0 stands for the smallest
 // world that fits. Features that are not built yet are left to check_supported()
 // (plan/rules/unsupported.h).

@@ -81,6 +81,15 @@ bool keeps_state(const std::string& path, const Recipe& r) {
                                                    : false;
 }
 
+// Loads the printed recipe of this run.
+std::optional<Recipe> read_present(const std::string& text) {
+  Diagnostics diagnostics;
+  auto now = read_recipe_text(text, "this run's recipe", kAsSaved, diagnostics);
+  MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",
+           diagnostics.text(recipe::Severity::error));
+  return now;
+}
+
 }  // namespace
 
 std::string SavedRecipe::read() const { return text.empty() ? read_file(file) : text; }
@@ -103,10 +112,7 @@ RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overr
 std::string resume_differences(const SavedRecipe& recipe, const std::string& present,
                                bool data_compared) {
   const Recipe saved = load_saved(recipe);
-  Diagnostics diagnostics;
-  const auto now = read_recipe_text(present, "this run's recipe", kAsSaved, diagnostics);
-  MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",
-           diagnostics.text(recipe::Severity::error));
+  const auto now = read_present(present);
   std::string differences;
   for (const recipe::SchemaRow& row : recipe::schema_rows())
     if (row.show(saved) != row.show(*now) && !(data_compared && row.path == kTrainingData) &&
@@ -114,6 +120,19 @@ std::string resume_differences(const SavedRecipe& recipe, const std::string& pre
       differences +=
           fmt::format("\n  {}: saved with {}, now {}", row.path, row.show(saved), row.show(*now));
   return differences;
+}
+
+std::string resume_changes(const SavedRecipe& recipe, const std::string& present) {
+  const Recipe saved = load_saved(recipe);
+  const auto now = read_present(present);
+  const std::set<std::string> of_files{"train.run_dir", "checkpoint.load", "checkpoint.dir",
+                                       "model.from",    "dataset.train",   "debug.trace"};
+  std::string changes;
+  for (const recipe::SchemaRow& row : recipe::schema_rows())
+    if (row.show(saved) != row.show(*now) && !of_files.count(row.path))
+      changes += fmt::format("{}{} {} -> {}", changes.empty() ? "" : ", ", row.path,
+                             row.show(saved), row.show(*now));
+  return changes;
 }
 
 }  // namespace mtrain::plan

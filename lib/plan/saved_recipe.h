@@ -47,4 +47,8 @@ RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overr
 std::string resume_differences(const SavedRecipe& recipe, const std::string& present,
                                bool data_compared = false);
 
+// Returns what else differs, such as "optimizer.lr 0.001 -> 0.0005, train.steps 40 -> 80"; empty if
+// nothing does. Where a run's files are does not count.
+std::string resume_changes(const SavedRecipe& recipe, const std::string& present);
+
 }  // namespace mtrain::plan

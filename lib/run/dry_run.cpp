@@ -1,6 +1,7 @@
 #include "run/dry_run.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/strings.h"
 #include "plan/exchange_forecast.h"
@@ -146,27 +147,67 @@ std::string exchanges_text(const plan::ExchangeForecast& f) {
                     f.without > 0 ? f.step / f.without : 1);
 }
 
-// What `mtrain schedule --estimate` reads.
-std::string estimates_text(const schedule::PassCosts& c) {
+// Returns the parts by the names that `mtrain schedule` has for them.
+std::vector<std::pair<std::string, schedule::PartCost>> costs_of_parts(
+    const schedule::PassCosts& c) {
+  return {{"attention", c.attention}, {"route", c.route},       {"experts", c.experts},
+          {"shared", c.shared},       {"exchange", c.exchange}, {"head", c.head}};
+}
+
+// Returns two digits of a time, or all before the point: "0.31", "1.0", "3650".
+std::string milliseconds(double seconds) {
+  const double ms = 1e3 * seconds;
+  if (ms > 0 && ms < 0.001) return "<0.001";
+  return ms == 0 ? "0" : ms < 9.95 ? fmt::format("{:#.2g}", ms) : fmt::format("{:.0f}", ms);
+}
+
+// Returns what the parts of a micro-batch's passes are expected to take, for people.
+std::string costs_text(const schedule::PassCosts& costs) {
   std::string text;
-  const auto add = [&](const char* part, const schedule::PartCost& cost) {
-    text += fmt::format("{}{}={:.9g},{:.9g},{:.9g}", text.empty() ? "" : " ", part,
-                        1e3 * cost.forward, 1e3 * cost.backward, 1e3 * cost.weights);
-  };
-  add("attention", c.attention);
-  add("route", c.route);
-  add("experts", c.experts);
-  add("shared", c.shared);
-  add("exchange", c.exchange);
-  add("head", c.head);
+  for (const auto& [part, c] : costs_of_parts(costs)) {
+    if (c.forward + c.backward + c.weights == 0) continue;
+    text += fmt::format("{}{} {} forward", text.empty() ? "" : "; ", part, milliseconds(c.forward));
+    const bool computes = part != "exchange";
+    if (c.backward > 0)
+      text += fmt::format(", {} {}", milliseconds(c.backward), computes ? "input" : "backward");
+    if (c.weights > 0) text += fmt::format(", {} weight gradients", milliseconds(c.weights));
+  }
+  return text + " (ms)";
+}
+
+// Returns the same costs as `mtrain schedule` reads them. It orders passes by all of the digits.
+std::string estimates_text(const schedule::PassCosts& costs) {
+  std::string text;
+  for (const auto& [part, c] : costs_of_parts(costs))
+    text += fmt::format("{}--estimate {}={:.9g},{:.9g},{:.9g}", text.empty() ? "" : " ", part,
+                        1e3 * c.forward, 1e3 * c.backward, 1e3 * c.weights);
   return text;
+}
+
+// Explains a number of ranks that nobody asked for.
+std::string fewest_text(const RunPlan& plan, const std::string& fit) {
+  const plan::Layout& l = plan.layout;
+  std::string sizes;
+  const auto add = [&](const char* axis, int64_t size) {
+    if (size > 1) sizes += fmt::format("{}{} {}", sizes.empty() ? "" : " x ", axis, size);
+  };
+  add("tp", l.tp), add("pp", l.pp), add("cp", l.cp), add("dp", l.dp);
+  if (l.ep > 1) sizes += fmt::format("; ep {}", l.ep);
+  return fmt::format(
+      "{}: the fewest that the sizes{} and the batch of {} allow{}; --world-size N "
+      "plans for others",
+      l.world, sizes.empty() ? "" : fmt::format(" ({})", sizes), plan.train.global_batch_size, fit);
 }
 
 }  // namespace
 
-std::string dry_run_report(const RunPlan& plan, int width) {
+std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
   const plan::Layout& l = plan.layout;
   std::vector<observe::BannerRow> rows = plan_rows(plan);
+  const bool fewest = options.fewest_ranks && l.world > 1;
+  const std::string fit = options.fit.empty() ? "" : "; " + options.fit;
+  if (!options.device.empty()) rows.push_back({"device", options.device + (fewest ? "" : fit)});
+  if (fewest) rows.push_back({"ranks", fewest_text(plan, fit)});
   rows.push_back({"layout", layout_text(plan)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
   const double sent = plan::expert_bytes_per_step(plan);
@@ -182,10 +223,11 @@ std::string dry_run_report(const RunPlan& plan, int width) {
                                           : "ep")});
   if (const auto forecast = plan::exchange_forecast(plan)) {
     rows.push_back({"exchanges", exchanges_text(*forecast)});
-    rows.push_back({"expected ms", estimates_text(*plan.pass_costs)});
+    rows.push_back({"expected", costs_text(*plan.pass_costs)});
+    rows.push_back({"in digits", "mtrain schedule " + estimates_text(*plan.pass_costs)});
   }
-  std::string out =
-      banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"), rows, width);
+  std::string out = banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"),
+                           rows, options.width);
   if (const std::string table = MeshTable(plan).text(); !table.empty()) out += "\n" + table;
   out += "\nmemory of one rank, estimated\n" + memory_table(plan);
   std::vector<observe::BannerRow> overlap;
@@ -193,7 +235,7 @@ std::string dry_run_report(const RunPlan& plan, int width) {
        {OverlapRows::active, OverlapRows::asked_and_off, OverlapRows::others})
     for (observe::BannerRow& row : overlap_rows(plan.overlap, which))
       overlap.push_back(std::move(row));
-  return out + "\n" + banner("overlap (feature: asked -> effective, why)", overlap, width);
+  return out + "\n" + banner("overlap (feature: asked -> effective, why)", overlap, options.width);
 }
 
 }  // namespace mtrain::run

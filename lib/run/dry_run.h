@@ -6,8 +6,14 @@
 
 namespace mtrain::run {
 
-// Returns a report on the plan, whose vocabulary must be known. The table at its head is `width`
-// columns wide. Takes milliseconds, whatever the size of the world.
-std::string dry_run_report(const RunPlan& plan, int width);
+struct DryRunOptions {
+  int width = 80;             // columns of the tables at its head
+  bool fewest_ranks = false;  // nobody asked for the number of ranks: it is the smallest that fits
+  std::string device = {}, fit = {};  // plan/device_text.h; empty: not printed
+};
+
+// Returns a report on the plan, whose vocabulary must be known. Takes milliseconds, whatever the
+// size of the world.
+std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options);
 
 }  // namespace mtrain::run

@@ -1,11 +1,11 @@
 #include "run/open_device.h"
 
-#include <sched.h>
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "base/error.h"
+#include "base/usable_cores.h"
 #include "launch/job_token.h"
 
 namespace mtrain::run {
@@ -14,11 +14,7 @@ namespace {
 
 // Returns this rank's share of the cores that the process may use; all ranks of the host share
 // them.
-int default_threads(const launch::Job& job) {
-  cpu_set_t set;
-  const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  return std::max(1, cores / job.local_size);
-}
+int default_threads(const launch::Job& job) { return std::max(1, usable_cores() / job.local_size); }
 
 comm::ProcessBackend process_backend(plan::CommOptions::Backend backend) {
   switch (backend) {
@@ -56,7 +52,8 @@ std::filesystem::path token_file_beside(const std::filesystem::path& model,
   return folder / fmt::format(".token-{}", job.master_port);
 }
 
-comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenSource token) {
+comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenSource token,
+                       std::function<void(const std::string&)> waiting) {
   const plan::CommOptions& comm = plan.comm;
   return comm::process_world({.rank = job.rank,
                               .size = job.size,
@@ -70,7 +67,8 @@ comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenS
                               .device = plan.device.kind,
                               .device_number = job.local_rank,
                               .link = {comm.link_latency_us, comm.link_gbps, comm.link_streams},
-                              .recipe = plan.text.recipe});
+                              .recipe = plan.text.recipe,
+                              .waiting = std::move(waiting)});
 }
 
 }  // namespace mtrain::run

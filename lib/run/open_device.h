@@ -1,6 +1,7 @@
 // Opens a rank's device, and its connection to the other ranks, by the plan.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <memory>
 
 #include "comm/process/process_world.h"
@@ -22,6 +23,8 @@ comm::TokenSource token_source(const launch::Job& job, const std::filesystem::pa
 std::filesystem::path token_file_beside(const std::filesystem::path& model, const launch::Job& job);
 
 // Returns when all ranks are connected. Throws UserError if another rank has another recipe.
-comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenSource token);
+// `waiting`, which may be empty, is called as comm::ProcessWorldOptions says.
+comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenSource token,
+                       std::function<void(const std::string&)> waiting = {});
 
 }  // namespace mtrain::run

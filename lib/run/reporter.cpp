@@ -1,19 +1,19 @@
 #include "run/reporter.h"
 
-#include <unistd.h>
 #include <cmath>
-#include <cstdio>
 #include <deque>
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/strings.h"
 #include "observe/banner.h"
+#include "observe/line_file.h"
 #include "observe/metrics.h"
 #include "observe/profile.h"
 #include "observe/progress.h"
 #include "ops/tuning.h"
-#include "run/start_banner.h"
+#include "storage/folder_lock.h"
 
 namespace mtrain::run {
 
@@ -24,12 +24,15 @@ double seconds(std::chrono::steady_clock::duration d) {
 
 // These first steps are left out of the profile, since they touch memory for the first time.
 constexpr int64_t kWarmUpSteps = 2;
+
+constexpr const char* kLogFile = "log.txt";
 }  // namespace
 
-Reporter::Reporter(train::Trainer& trainer, bool profile, device::TimingSink* trace)
-    : trainer_(trainer) {
-  times_all_ = profile || trace;
-  if (profile) {
+Reporter::Reporter(train::Trainer& trainer, observe::ProgressLine& progress, const Options& options,
+                   device::TimingSink* trace)
+    : trainer_(trainer), options_(options), progress_(progress) {
+  times_all_ = options.profile || trace;
+  if (options.profile) {
     profile_ = std::make_unique<observe::Profile>();
     warm_profile_ = std::make_unique<observe::Profile>();
   }
@@ -44,28 +47,37 @@ Reporter::Reporter(train::Trainer& trainer, bool profile, device::TimingSink* tr
   if (!sinks.empty()) sinks_ = std::make_unique<observe::TeeSink>(std::move(sinks));
 }
 
-Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
+Reporter::~Reporter() {
+  trainer_.device().set_timing_sink(nullptr);
+  log::set_record(nullptr);
+}
 
-void Reporter::start(bool exceeds_bytes) {
+void Reporter::banner(const RunStart& start) {
+  std::vector<observe::BannerRow> rows = banner_rows(trainer_, start);
+  const std::filesystem::path folder = trainer_.plan().folders.run_dir;
+  rows.push_back({"run folder", folder.string()});
+  rows.push_back({"log", (folder / kLogFile).string()});
+  progress_.banner("mtrain", rows);
+}
+
+void Reporter::start() {
+  const std::filesystem::path folder = trainer_.plan().folders.run_dir;
+  log_ = std::make_shared<observe::LineFile>(folder / kLogFile);
+  log_->append(fmt::format("--- {} ---\n", storage::utc_now()));
+  log::set_record([log = log_](std::string_view lines) { log->append(lines); });
+  write_file_atomic(folder / "recipe.yaml", trainer_.plan().text.recipe_with_origins);
+  metrics_ =
+      std::make_unique<observe::MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
   const DType dtype = trainer_.plan().compute_dtype;
   // The peak is measured without the slowdown of debug.compute_slowdown.
   const auto peak = [&](DType d) {
     return ops::measured_peak_flops(trainer_.device(), d) / trainer_.plan().device.compute_slowdown;
   };
+  progress_.activity("measuring the peak rate of the device");
   const double fp32_peak = peak(DType::f32);
   peak_flops_ = dtype == DType::f32 ? fp32_peak : peak(dtype);
-  const std::filesystem::path folder = trainer_.plan().folders.run_dir;
-  write_file_atomic(folder / "recipe.yaml", trainer_.plan().text.recipe_with_origins);
-  metrics_ =
-      std::make_unique<observe::MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
-  auto rows = banner_rows(trainer_, fp32_peak);
-  if (exceeds_bytes)
-    rows.push_back({"tokenizer",
-                    "none is named, and the data have other ids than bytes: generate "
-                    "and eval will need --tokenizer"});
-  rows.push_back({"run folder", folder.string()});
-  print_banner(STDERR_FILENO, "mtrain", rows);
-  progress_ = std::make_unique<observe::ProgressLine>();
+  progress_.idle();
+  if (const std::string text = measured_text(trainer_, fp32_peak); !text.empty()) note(text);
   trainer_.device().set_timing_sink(sinks_.get());
   started_ = last_ = Clock::now();
 }
@@ -78,7 +90,7 @@ void Reporter::step(const train::StepStats& s) {
                                      : observe::StepProgress::kUnknown;
   if (mfu > 1 && !told_of_peak_) {
     told_of_peak_ = true;
-    progress_->note(fmt::format(
+    progress_.note(fmt::format(
         "step {}: {:.0f} GFLOP/s are more than the measured peak of {:.0f}: the peak was "
         "measured too low, so such steps have no MFU",
         s.step, rate * flops * 1e-9, peak_flops_ * trainer_.world().size() * 1e-9));
@@ -87,23 +99,23 @@ void Reporter::step(const train::StepStats& s) {
   tokens_ += s.tokens;
   ++steps_;
   const plan::TrainOptions& train = trainer_.plan().train;
-  const bool plain_line_due = s.step % train.log_every == 0 || s.step == train.steps;
+  const bool stays = s.step % train.log_every == 0 || s.step == train.steps;
   const bool scaled = trainer_.plan().loss_scale.on;
   if (s.overflowed)
-    progress_->note(
+    progress_.note(
         fmt::format("step {}: a gradient overflowed fp16 under the loss scale {}: "
                     "nothing is updated",
                     s.step, s.loss_scale));
-  if (plain_line_due || progress_->live())
-    progress_->update({.step = s.step,
-                       .total = train.steps,
-                       .loss = s.loss,
-                       .lr = s.lr,
-                       .grad_norm = s.grad_norm,
-                       .loss_scale = scaled ? s.loss_scale : observe::StepProgress::kUnknown,
-                       .tokens_per_s = rate,
-                       .mfu = mfu,
-                       .step_s = step_s});
+  progress_.update({.step = s.step,
+                    .total = train.steps,
+                    .loss = s.loss,
+                    .lr = s.lr,
+                    .grad_norm = s.grad_norm,
+                    .loss_scale = scaled ? s.loss_scale : observe::StepProgress::kUnknown,
+                    .tokens_per_s = rate,
+                    .mfu = mfu,
+                    .step_s = step_s},
+                   stays);
   const device::Allocator& memory = trainer_.device().allocator();
   std::vector<observe::Metric> metrics{
       {"loss", s.loss},
@@ -140,6 +152,10 @@ void Reporter::step(const train::StepStats& s) {
   const bool timed = timed_;
   time_step(steps_ + 1);  // before the sums are taken: turning it off waits for the last times
   if (exposure_ && timed) {
+    if (steps_ > kWarmUpSteps) {
+      ++timed_steps_;
+      timed_ns_ += int64_t(step_s * 1e9);
+    }
     add_communication(metrics, names);
   }
   metrics_->write(s.step, metrics);
@@ -148,7 +164,6 @@ void Reporter::step(const train::StepStats& s) {
 
 void Reporter::add_communication(std::vector<observe::Metric>& metrics,
                                  std::deque<std::string>& names) {
-  timed_steps_ += steps_ > kWarmUpSteps;
   for (const auto& [kind, c] : exposure_->take()) {
     const auto add = [&, kind = kind](const char* what, auto value) {
       names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
@@ -185,10 +200,7 @@ void Reporter::validation(double loss, int64_t samples) {
 }
 
 void Reporter::note(const std::string& text) {
-  if (progress_)
-    progress_->note(text);
-  else
-    std::fprintf(stderr, "%s\n", text.c_str());
+  progress_.note(text);
   begin_step();
 }
 
@@ -201,24 +213,22 @@ void Reporter::begin_step() {
 }
 
 void Reporter::finish() {
-  progress_->finish();
+  progress_.finish();
   const double elapsed = seconds(Clock::now() - started_);
   note(fmt::format("{} tokens in {}; peak memory {}", human_count(double(tokens_)),
                    human_duration(elapsed), trainer_.device().allocator().peaks()));
-  if (!communication_.empty()) {
-    const int64_t steps = steps_ - kWarmUpSteps;
-    note(fmt::format(
-        "communication of rank 0{}: {}; compute starved for {:.3g} s",
-        timed_steps_ < steps ? fmt::format(", {} of {} steps timed", timed_steps_, steps) : "",
-        exposure_text(communication_), double(starved_ns_) * 1e-9));
-  }
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;
-    std::fputs(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
-                           warm ? "without the warm-up" : "the warm-up included",
-                           (warm ? warm_profile_ : profile_)->table())
-                   .c_str(),
-               stdout);
+    std::string table = (warm ? warm_profile_ : profile_)->table();
+    if (table.ends_with('\n')) table.pop_back();
+    note(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
+                     warm ? "without the warm-up" : "the warm-up included", table));
+  }
+  if (!communication_.empty()) {
+    if (options_.verbose)
+      note(fmt::format("communication of rank 0: {}; compute starved for {:.3g} s",
+                       exposure_text(communication_), double(starved_ns_) * 1e-9));
+    note(exposure_summary(communication_, timed_ns_, timed_steps_));
   }
 }
 

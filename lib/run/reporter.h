@@ -1,5 +1,5 @@
-// Tells the user about a run: banner, progress line, metrics.jsonl and profile. Only rank 0 has
-// one.
+// Tells the user about a run: banner, lines of steps, log.txt, metrics.jsonl and profile. Only rank
+// 0 has one.
 #pragma once
 #include <chrono>
 #include <deque>
@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "observe/exposure.h"
+#include "run/start_banner.h"
 #include "train/trainer.h"
 
 namespace mtrain::observe {
 struct Metric;
+class LineFile;
 class MetricsWriter;
 class Profile;
 class ProgressLine;
@@ -23,16 +25,21 @@ namespace mtrain::run {
 
 class Reporter {
  public:
+  struct Options {
+    bool profile = false;  // print the time of each operation at the end
+    bool verbose = false;  // print communication by kind at the end
+  };
   // `trace`, which may be null, is fed with the times of launches, too.
-  Reporter(train::Trainer& trainer, bool profile, device::TimingSink* trace);
+  Reporter(train::Trainer& trainer, observe::ProgressLine& progress, const Options& options,
+           device::TimingSink* trace);
   ~Reporter();
 
-  // Call it after a checkpoint is loaded: it prints the steps to do. `exceeds_bytes` says that the
-  // data have ids of a tokenizer which the recipe does not name.
-  void start(bool exceeds_bytes);
-  void step(const train::StepStats& stats);  // the progress line and the metrics of a step
+  void banner(const RunStart& start);  // prints it, and writes no file
+  // Begins the files of the run. Call it after a checkpoint is loaded.
+  void start();
+  void step(const train::StepStats& stats);  // the line and the metrics of a step
   void validation(double loss, int64_t samples);
-  void note(const std::string& text);  // prints a line
+  void note(const std::string& text);  // prints lines
   void finish();                       // prints the closing lines and the profile
 
  private:
@@ -43,9 +50,11 @@ class Reporter {
   using Clock = std::chrono::steady_clock;
 
   train::Trainer& trainer_;
+  const Options options_;
   double peak_flops_ = 0;      // FLOP/s of the device in the compute type; 0: unknown
   bool told_of_peak_ = false;  // that a step was faster than it
-  std::unique_ptr<observe::ProgressLine> progress_;
+  observe::ProgressLine& progress_;
+  std::shared_ptr<observe::LineFile> log_;  // log.txt
   std::unique_ptr<observe::MetricsWriter> metrics_;
   std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank
   // A profile of all steps, and one of the steps after the warm-up, which is printed if there are
@@ -55,8 +64,8 @@ class Reporter {
   Clock::time_point started_, last_;
   // The steps, tokens and communication of this process.
   int64_t steps_ = 0, tokens_ = 0;
-  bool times_all_ = false, timed_ = true;  // whether all steps are timed, and the current one
-  int64_t timed_steps_ = 0;                // those after the warm-up
+  bool times_all_ = false, timed_ = true;   // whether all steps are timed, and the current one
+  int64_t timed_steps_ = 0, timed_ns_ = 0;  // those after the warm-up, and how long they took
   observe::Exposure::ByKind communication_;
   int64_t starved_ns_ = 0;  // Exposure::take_starved_ns() of the steps in communication_
 };

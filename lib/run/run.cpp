@@ -7,13 +7,18 @@
 #include "base/ignore_sigpipe.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "checkpoint/train_checkpoint.h"
 #include "device/flight_recorder.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
+#include "launch/end_signals.h"
 #include "launch/error_file.h"
+#include "observe/progress.h"
+#include "plan/saved_recipe.h"
 #include "run/bf16_choice.h"
 #include "run/consolidated_writer.h"
 #include "run/data_identity.h"
+#include "run/early_end.h"
 #include "run/fault_injection.h"
 #include "run/folder_watch.h"
 #include "run/gemm_choice.h"
@@ -24,7 +29,6 @@
 #include "run/run_folder.h"
 #include "run/run_lock.h"
 #include "run/run_trace.h"
-#include "run/signal_guard.h"
 #include "train/build_trainer.h"
 #include "train/data_setup.h"
 
@@ -35,12 +39,15 @@ namespace {
 // The run of one rank. Only rank 0 prints and writes files, apart from checkpoints and traces.
 class Training {
  public:
-  // Rank 0 has the lock, and the checkpoint from which the run starts, if there is one.
-  Training(const RunPlan& plan, const RunOptions& options, comm::World world, RunLock* lock,
+  // Rank 0 has the screen, the lock, and the checkpoint from which the run starts, if there is one.
+  Training(const RunPlan& plan, const RunOptions& options, comm::World world,
+           observe::ProgressLine* screen, RunLock* lock,
            std::optional<storage::CheckpointRef> start)
       : plan_(plan),
         job_(options.job),
-        profile_(options.profile),
+        report_{.profile = options.profile, .verbose = options.verbose},
+        continue_command_(options.continue_command),
+        screen_(screen),
         lock_(lock),
         start_(std::move(start)),
         device_(open_device(plan.device, options.job)),
@@ -50,7 +57,8 @@ class Training {
         trainer_(train::build_trainer(*device_, plan, data_, std::move(world))) {
     if (plan.debug.fault.moment != plan::FaultOptions::Moment::none && options.job.restarts == 0)
       fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
-    if (profile_ && trainer_.graphs()) trainer_.graphs()->turn_off("--profile times every launch");
+    if (report_.profile && trainer_.graphs())
+      trainer_.graphs()->turn_off("--profile times every launch");
     if (plan.checkpoint.consolidated != Consolidated::none)
       consolidated_.emplace(trainer_.control());
     if (validation_data_)
@@ -68,6 +76,7 @@ class Training {
       constexpr int kLaunches = 20;
       const auto launches = device_->recorder().lines(kLaunches);
       launch::write_error_file(e, launches);
+      if (reporter_) log::record(fmt::format("error: {}\n", e.what()));
       if (!dynamic_cast<const UserError*>(&e)) tell_last_launches(launches);
       throw;
     }
@@ -77,14 +86,19 @@ class Training {
   using Consolidated = plan::CheckpointOptions::Consolidated;
 
   void run_steps() {
-    const SignalGuard signals;  // before ranks wait for each other, so that none trains without
+    // Before ranks wait for each other, so that none trains without.
+    early_end_.emplace(screen_, plan_.checkpoint.at_end);
     agree_on_start();
     if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store, so it must end last
     open_reports();
+    if (reporter_)
+      reporter_->banner({.steps_done = start_ ? start_->step : 0,
+                         .samples = data_->size(),
+                         .from = start_ ? start_->path.string() : plan_.folders.weights_from});
     resume();
     if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
     if (reporter_) {
-      reporter_->start(exceeds_bytes());
+      reporter_->start();
       note(data_->note());
       if (validation_data_) note(validation_data_->note());
     } else if (trace_) {
@@ -93,8 +107,10 @@ class Training {
     auto tuner = gemm_tuner(*device_, plan_);  // until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
-    std::string end = asked_to_end(signals);  // why the run ends early; empty while it goes on
+    early_end_->progress(saved_, trainer_.steps_done(), own_checkpoint_);
+    std::string end = asked_to_end();  // why the run ends early; empty while it goes on
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
+      early_end_->at(Doing::step, trainer_.steps_done() + 1);
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
       const train::StepStats stats = trainer_.step();
@@ -104,6 +120,7 @@ class Training {
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
       if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
       const int64_t step = trainer_.steps_done();
+      early_end_->progress(saved_, step, own_checkpoint_);
       if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
       if (due(plan_.checkpoint.every_steps, step)) save();
       if (consolidated_) note(consolidated_->take_note());
@@ -113,14 +130,16 @@ class Training {
         lock_->require_held_lately();
         identity_->require_same();
       }
-      end = early_end(signals, std::chrono::steady_clock::now() - started);
+      end = why_end(std::chrono::steady_clock::now() - started);
     }
     if (end.empty()) evaluate();
     note(end);
+    early_end_->at(Doing::ending, trainer_.steps_done());
     if (plan_.checkpoint.at_end && saved_ != trainer_.steps_done()) save();
     if (consolidated_) finish_consolidated();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
+    if (!end.empty()) tell_how_to_continue();
     all_ranks_here();  // rank 0 serves the store, so it must end last
   }
 
@@ -133,12 +152,12 @@ class Training {
   }
 
   // Returns why the run ends after this step; empty if it goes on. All ranks agree whether it ends.
-  std::string early_end(const SignalGuard& signals, std::chrono::duration<double> elapsed) {
+  std::string why_end(std::chrono::duration<double> elapsed) {
     const plan::TrainOptions& t = plan_.train;
     if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
       return fmt::format("train.exit_interval={}: {}", *t.exit_interval, how_it_ends());
     const bool late = t.exit_minutes && elapsed.count() > *t.exit_minutes * 60;
-    const std::string asked = asked_to_end(signals, late);
+    const std::string asked = asked_to_end(late);
     if (asked.empty() || !late) return asked;
     return fmt::format("train.exit_duration_in_mins={}: {}", *t.exit_minutes, how_it_ends());
   }
@@ -149,11 +168,18 @@ class Training {
   }
 
   // Returns why the run ends if a signal has reached any rank, or if `late` is set on any.
-  std::string asked_to_end(const SignalGuard& signals, bool late = false) {
-    if (!trainer_.control().any(signals.signal() || late)) return "";
-    const char* then = how_it_ends();
-    return signals.signal() ? fmt::format("signal {}: {}", signals.signal(), then)
-                            : fmt::format("another rank was told to end: {}", then);
+  std::string asked_to_end(bool late = false) {
+    const int signal = early_end_->signal();
+    if (!trainer_.control().any(signal || late)) return "";
+    const std::string who = signal ? launch::name_of(signal) : "another rank was told to end";
+    return fmt::format("{}: {}", who, how_it_ends());
+  }
+
+  void tell_how_to_continue() {
+    if (!screen_ || own_checkpoint_.empty() || trainer_.steps_done() >= plan_.train.steps) return;
+    screen_->tell(continue_command_.empty()
+                      ? "to continue: the same command with checkpoint.load=latest"
+                      : fmt::format("to continue: {}", continue_command_));
   }
 
   static void tell_last_launches(const std::vector<std::string>& lines) {
@@ -179,6 +205,17 @@ class Training {
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
   void note(const std::string& text) {
     if (reporter_ && !text.empty()) reporter_->note(text);
+  }
+  // Shows on rank 0 what takes long.
+  void show(const std::string& activity) {
+    if (screen_) screen_->activity(activity);
+  }
+  ShowActivity shown() {
+    if (!screen_) return {};
+    return [this](const std::string& activity) { show(activity); };
+  }
+  void shown_no_more() {
+    if (screen_) screen_->idle();
   }
   void all_ranks_here() { trainer_.control().any(false); }
 
@@ -211,7 +248,7 @@ class Training {
   void open_reports() {
     if (plan_.debug.trace) trace_.emplace(trainer_, *plan_.debug.trace);
     if (trainer_.world().rank() == 0)
-      reporter_.emplace(trainer_, profile_, trace_ ? &trace_->sink() : nullptr);
+      reporter_.emplace(trainer_, *screen_, report_, trace_ ? &trace_->sink() : nullptr);
   }
 
   // All ranks read their files before any is changed.
@@ -239,13 +276,16 @@ class Training {
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
       if (reporter_) interchange::report_checkpoint(start_->path);
-      note(resume_run(trainer_, start_->path, identity_ ? &*identity_ : nullptr));
+      note(resume_run(trainer_, start_->path, identity_ ? &*identity_ : nullptr, shown()));
+      shown_no_more();
       resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
       saved_ = trainer_.steps_done();
       if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
       note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
+      tell_changes();
     } else {
-      note(start_from_folder(trainer_));
+      note(start_from_folder(trainer_, shown()));
+      shown_no_more();
       choose_bf16_arithmetic(*device_, trainer_.control(), plan_);
       if (!plan_.folders.weights_from.empty())
         note(fmt::format("{}starting at step 1 with the weights of {}", restart,
@@ -263,24 +303,38 @@ class Training {
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
 
+  // Says which settings are others than those of the run that saved the checkpoint.
+  void tell_changes() {
+    if (!reporter_) return;
+    const std::string changes =
+        plan::resume_changes(checkpoint::saved_recipe(start_->path), plan_.text.recipe);
+    if (!changes.empty()) note(fmt::format("changed since step {}: {}", saved_, changes));
+  }
+
   void evaluate() {
     if (!validation_) return;
+    early_end_->at(Doing::evaluation, trainer_.steps_done());
+    show(fmt::format("evaluating after step {}", trainer_.steps_done()));
     const double loss = trainer_.evaluate(*validation_);
+    shown_no_more();
     if (reporter_) reporter_->validation(loss, validation_->samples());
   }
 
   void save() {
     if (folder_) folder_->check();
     if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
-    saved_ = trainer_.steps_done();
+    early_end_->at(Doing::save, trainer_.steps_done());
     const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
-    const auto fault = fault_ ? fault_->in_save(saved_) : nullptr;
+    const auto fault = fault_ ? fault_->in_save(trainer_.steps_done()) : nullptr;
     const auto on_commit = [&](std::string_view step_of_commit) {
       if (step_of_commit == "rename") require_ours();
       if (fault) fault(step_of_commit);
     };
     own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
-                               identity_ ? &*identity_ : nullptr);
+                               identity_ ? &*identity_ : nullptr, shown());
+    saved_ = trainer_.steps_done();
+    early_end_->progress(saved_, saved_, own_checkpoint_);
+    shown_no_more();
     note(fmt::format("saved {}", own_checkpoint_.string()));
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
@@ -299,7 +353,9 @@ class Training {
   }
 
   void await_consolidated() {
+    show("waiting for the Hugging Face form of the checkpoint");
     consolidated_->finish();
+    shown_no_more();
     note(consolidated_->take_note());
   }
 
@@ -313,8 +369,10 @@ class Training {
 
   const RunPlan& plan_;
   const launch::Job job_;
-  const bool profile_;
-  RunLock* lock_;  // null on all ranks but rank 0
+  const Reporter::Options report_;
+  const std::string continue_command_;
+  observe::ProgressLine* screen_;  // null on all ranks but rank 0, as is lock_
+  RunLock* lock_;
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;
@@ -322,6 +380,7 @@ class Training {
   std::shared_ptr<const data::Dataset> validation_data_;  // null if the recipe names none
   train::Trainer trainer_;
   std::optional<data::ValidationLoader> validation_;
+  std::optional<EarlyEnd> early_end_;
   std::optional<RunTrace> trace_;
   std::optional<FaultInjection> fault_;
   std::optional<Reporter> reporter_;  // set on rank 0 alone, as is folder_
@@ -339,9 +398,17 @@ class Training {
 void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
+  std::optional<observe::ProgressLine> screen;  // of one rank of each host until the ranks have met
+  if (options.job.rank == 0 || options.job.local_rank == 0) screen.emplace();
+  const auto waiting = [&](const std::string& text) {
+    screen->activity(text, comm::kWaitInSilence);
+  };
   comm::World world =
       open_world(plan, options.job,
-                 token_source(options.job, std::filesystem::path(plan.folders.run_dir) / ".token"));
+                 token_source(options.job, std::filesystem::path(plan.folders.run_dir) / ".token"),
+                 screen ? std::function<void(const std::string&)>(waiting) : nullptr);
+  if (screen) screen->idle();
+  if (world.rank() != 0) screen.reset();
   try {
     std::optional<RunLock> lock;
     if (world.rank() == 0) lock.emplace(plan, options.job);
@@ -349,7 +416,8 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_voca
     std::optional<storage::CheckpointRef> start;
     if (lock) start = claim_run_folder(plan.folders, options.job);
     const RunPlan whole = with_vocabulary();
-    Training(whole, options, world, lock ? &*lock : nullptr, start).run();
+    Training(whole, options, world, screen ? &*screen : nullptr, lock ? &*lock : nullptr, start)
+        .run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // so that peers do not wait for this rank
     throw;

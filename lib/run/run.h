@@ -2,6 +2,7 @@
 // checkpoints, and the log of them.
 #pragma once
 #include <functional>
+#include <string>
 
 #include "launch/job.h"
 #include "plan/run_plan.h"
@@ -9,8 +10,10 @@
 namespace mtrain::run {
 
 struct RunOptions {
-  launch::Job job;       // which of the ranks this process is; by default the only one
-  bool profile = false;  // print the time of each operation at the end
+  launch::Job job;                    // which of the ranks this process is; by default the only one
+  bool profile = false;               // print the time of each operation at the end
+  bool verbose = false;               // print the communication by kind at the end
+  std::string continue_command = {};  // printed if the run ends early; empty: unknown
 };
 
 // Runs a plan for job.size ranks. `plan` may lack the vocabulary: it says how ranks meet.

@@ -4,6 +4,7 @@
 #include "interchange/byte_tokenizer.h"
 #include "interchange/hf_folder.h"
 #include "run/bf16_choice.h"
+#include "run/end_texts.h"
 #include "run/gemm_choice.h"
 #include "run/rank_consistency.h"
 
@@ -11,11 +12,23 @@ namespace mtrain::run {
 
 namespace {
 const std::string kCompared = "compared";  // begins rank 0's text
+
+// Returns the trainer's parts, whose reading is shown.
+checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity& show) {
+  checkpoint::CheckpointParts parts = t.checkpoint_parts();
+  if (show)
+    parts.progress = [show](std::string_view what, int64_t done, int64_t total) {
+      show(fmt::format("reading {} {} %", what, total > 0 ? 100 * done / total : 100));
+    };
+  return parts;
+}
+
 }  // namespace
 
 std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit,
-                               bool exceeds_bytes, const DataIdentity* data) {
+                               bool exceeds_bytes, const DataIdentity* data,
+                               const ShowActivity& show) {
   checkpoint::SaveOptions options{.root = root,
                                   .keep = t.plan().checkpoint.keep,
                                   .recipe = t.plan().text.recipe_with_origins,
@@ -24,10 +37,17 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
   if (data) data->save(options.state);
-  return save_checkpoint(t.checkpoint_parts(), t.progress(), std::move(options));
+  checkpoint::CheckpointParts parts = t.checkpoint_parts();
+  if (show)
+    parts.progress = [&, activity = fmt::format("saving step {}", t.steps_done())](
+                         std::string_view, int64_t done, int64_t total) {
+      show(bytes_text(activity, done, total));
+    };
+  return save_checkpoint(parts, t.progress(), std::move(options));
 }
 
-std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, DataIdentity* data) {
+std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, DataIdentity* data,
+                       const ShowActivity& show) {
   // Rank 0 says whether the checkpoint knows its data, and how they differ.
   std::string own;
   if (data && t.control().rank() == 0) {
@@ -38,7 +58,7 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
   std::optional<std::string> differences;
   if (!found.empty()) differences = found.substr(kCompared.size());
   const checkpoint::LoadedCheckpoint loaded =
-      load_checkpoint(t.checkpoint_parts(), t.plan().text.recipe, folder, differences);
+      load_checkpoint(parts_to_read(t, show), t.plan().text.recipe, folder, differences);
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, loaded.state);
   t.set_progress(loaded.progress);
@@ -48,14 +68,14 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
                "name alone";
 }
 
-std::string start_from_folder(train::Trainer& t) {
+std::string start_from_folder(train::Trainer& t, const ShowActivity& show) {
   const std::string& from = t.plan().folders.weights_from;
   if (from.empty()) return "";
   const interchange::HfFolder folder =
       interchange::open_hf_folder(from, t.plan().folders.ignore_keys);
   require_same_on_all_ranks(t.control(), "folder " + from, interchange::fingerprint(folder),
                             "give all ranks the same folder as model.from, on all hosts");
-  checkpoint::start_from(t.checkpoint_parts(), *folder.source());
+  checkpoint::start_from(parts_to_read(t, show), *folder.source());
   return folder.left_out;
 }
 

@@ -11,24 +11,28 @@
 
 namespace mtrain::run {
 
+// Gets a line for the screen, such as "reading weights 34 %"; may be empty.
+using ShowActivity = std::function<void(const std::string& text)>;
+
 // Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before each step of
 // the commit. `exceeds_bytes` is what interchange::exceeds_bytes() will return of it. `data` of
 // rank 0, which may be null, says what the data hold. All ranks call it; rank 0 returns the
 // checkpoint's path, the others an empty path.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {},
-                               bool exceeds_bytes = false, const DataIdentity* data = nullptr);
+                               bool exceeds_bytes = false, const DataIdentity* data = nullptr,
+                               const ShowActivity& show = {});
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,
 // their names are compared. Returns what to tell of that; mostly nothing. All ranks call it.
 std::string resume_run(train::Trainer& trainer, const std::filesystem::path& folder,
-                       DataIdentity* data = nullptr);
+                       DataIdentity* data = nullptr, const ShowActivity& show = {});
 
 // Gives a new run the weights of the Hugging Face folder that model.from names; without one it does
 // nothing. Each rank reads what it owns. Throws UserError if the folder is not understood, is not
 // the run's model, or is another one on some rank, which is named. Returns what to tell of tensors
 // that are left out. All ranks call it.
-std::string start_from_folder(train::Trainer& trainer);
+std::string start_from_folder(train::Trainer& trainer, const ShowActivity& show = {});
 
 }  // namespace mtrain::run

@@ -1,14 +1,19 @@
 #include "run/signal_guard.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <iterator>
+#include <thread>
+#include <utility>
 
+#include "base/error.h"
 #include "launch/end_signals.h"
 
 namespace mtrain::run {
@@ -22,6 +27,11 @@ using launch::kEndSignals;
 std::atomic<int> g_received = 0;
 std::atomic<int64_t> g_first_ms = 0;  // when the first signal came; 0: none has
 std::atomic<int> g_launcher = 0;      // its pid; 0: none
+std::atomic<int> g_wakes = -1;        // an eventfd that wakes the watcher; -1: there is none
+// What a second request says. The run writes into the text that is not in use.
+constexpr size_t kMostText = 1024;
+char g_texts[2][kMostText];
+std::atomic<int> g_text = 0;
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 struct sigaction g_before[std::size(kEndSignals)];
 
@@ -31,33 +41,78 @@ int64_t now_ms() {
   return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
 }
 
+void print(const char* text) {
+  pollfd output{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&output, 1, 0) <= 0) return;  // a terminal that is stopped would block
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, text, std::strlen(text));
+}
+
+// Only async-signal-safe calls are allowed here.
 void handle(int signal, siginfo_t* info, void*) {
+  const int error = errno;
   const int64_t now = now_ms();
   int64_t first = 0;
+  const bool from_launcher = (info->si_code == SI_USER || info->si_code == SI_QUEUE) &&
+                             g_launcher != 0 && info->si_pid == g_launcher;
   if (g_first_ms.compare_exchange_strong(first, now)) {
-    g_received = signal;
+    // The launcher sends SIGTERM with the number of the signal that it got.
+    const int original = from_launcher && info->si_code == SI_QUEUE ? info->si_value.sival_int : 0;
+    g_received = original ? original : signal;
+    const uint64_t one = 1;
+    if (g_wakes >= 0) [[maybe_unused]]
+      const auto written = write(g_wakes, &one, sizeof one);
+    errno = error;
     return;
   }
   // The launcher passes on the first signal that reaches it, however long ago this rank got its
   // own. To end ranks at once it sends SIGKILL.
-  const bool from_launcher =
-      info->si_code == SI_USER && g_launcher != 0 && info->si_pid == g_launcher;
-  if (from_launcher || now - first < launch::kSameRequest.count()) return;
-  constexpr char kText[] = "mtrain: a second signal: ending at once, without saving\n";
-  pollfd output{STDERR_FILENO, POLLOUT, 0};
-  if (poll(&output, 1, 0) > 0)  // a terminal that is stopped would block
-      [[maybe_unused]]
-    const auto written = write(STDERR_FILENO, kText, sizeof kText - 1);
+  const bool from_keyboard = launch::is_keystroke(signal, info->si_code);
+  const auto same = from_keyboard ? launch::kSameKeystroke : launch::kSameRequest;
+  errno = error;
+  if (from_launcher || now - first < same.count()) return;
+  print(g_texts[g_text]);
   _exit(128 + signal);
 }
 
 }  // namespace
 
-SignalGuard::SignalGuard() {
+// Waits in a thread for the first signal.
+class SignalGuard::Watcher {
+ public:
+  explicit Watcher(std::function<void()> on_request)
+      : wakes_(eventfd(0, EFD_CLOEXEC)), on_request_(std::move(on_request)) {
+    if (wakes_ < 0) throw RunError(fmt::format("eventfd: {}", std::strerror(errno)));
+    g_wakes = wakes_;
+    thread_ = std::thread([this] {
+      uint64_t count = 0;
+      while (read(wakes_, &count, sizeof count) < 0 && errno == EINTR) {
+      }
+      if (!ends_ && on_request_) on_request_();
+    });
+  }
+  ~Watcher() {
+    g_wakes = -1;
+    ends_ = true;
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(wakes_, &one, sizeof one);
+    thread_.join();
+    close(wakes_);
+  }
+
+ private:
+  const int wakes_;
+  const std::function<void()> on_request_;
+  std::atomic<bool> ends_ = false;
+  std::thread thread_;
+};
+
+SignalGuard::SignalGuard(std::function<void()> on_request) {
   g_received = 0;
+  set_unsaved("");
   g_first_ms = 0;
   const char* launcher = std::getenv(launch::kLauncherPid);
   g_launcher = launcher ? std::atoi(launcher) : 0;
+  watcher_ = std::make_unique<Watcher>(std::move(on_request));
   struct sigaction action {};
   action.sa_sigaction = handle;
   sigemptyset(&action.sa_mask);
@@ -76,5 +131,17 @@ SignalGuard::~SignalGuard() {
 }
 
 int SignalGuard::signal() const { return g_received; }
+
+void SignalGuard::set_unsaved(std::string_view text) {
+  const int other = 1 - g_text;
+  // The terminal may show a line without an end.
+  const std::string line =
+      fmt::format("{}mtrain: ended at once, without saving{}{}\n",
+                  isatty(STDERR_FILENO) ? "\r\x1b[K" : "", text.empty() ? "" : ": ", text);
+  const size_t bytes = std::min(line.size(), kMostText - 1);
+  std::memcpy(g_texts[other], line.data(), bytes);
+  g_texts[other][bytes] = 0;
+  g_text = other;
+}
 
 }  // namespace mtrain::run

@@ -73,12 +73,12 @@ std::string ranks_text(const RunPlan& plan) {
 // Returns the arithmetic in which the CPUs multiply bf16 or fp16; empty for GPUs and for fp32.
 std::string bf16_text(train::Trainer& t) {
   const auto arithmetic = t.device().bf16_arithmetic();
-  if (arithmetic && t.plan().compute_dtype == DType::f16) return ", fp16 as fp32";
+  if (arithmetic && t.plan().compute_dtype == DType::f16) return "fp16 as fp32";
   if (!arithmetic || t.plan().compute_dtype != DType::bf16) return "";
   switch (*arithmetic) {
-    case Bf16Arithmetic::dot_products: return ", bf16 by dot products";
-    case Bf16Arithmetic::tiles: return ", bf16 by AMX tiles";
-    default: return ", bf16 as fp32";
+    case Bf16Arithmetic::dot_products: return "bf16 by dot products";
+    case Bf16Arithmetic::tiles: return "bf16 by AMX tiles";
+    default: return "bf16 as fp32";
   }
 }
 
@@ -132,19 +132,49 @@ std::vector<observe::BannerRow> plan_rows(const RunPlan& plan) {
   return rows;
 }
 
-std::vector<observe::BannerRow> banner_rows(train::Trainer& t, double peak) {
+std::string measured_text(train::Trainer& t, double peak) {
+  const std::string rate =
+      peak > 0 ? fmt::format("{:.0f} GFLOP/s fp32 measured", peak / 1e9) : std::string();
+  const std::string bf16 = bf16_text(t);
+  if (rate.empty() && bf16.empty()) return "";
+  return fmt::format("device: {}{}{}", rate, rate.empty() || bf16.empty() ? "" : ", ", bf16);
+}
+
+namespace {
+
+std::string trained_text(const RunPlan& plan, const RunStart& start) {
+  const std::string weights = start.from.empty()
+                                  ? fmt::format("from random weights (seed {})", plan.train.seed)
+                                  : fmt::format("from the weights of {}", start.from);
+  return fmt::format("all {} parameters, {}", human_count(plan.parameters.total()), weights);
+}
+
+std::string data_text(const RunPlan& plan, const RunStart& start) {
+  std::string names;
+  for (const std::string& prefix : plan.dataset.train.prefixes)
+    names += (names.empty() ? "" : ", ") + prefix;
+  const double samples = double(start.samples);
+  const double seen = double(plan.train.steps) * double(plan.train.global_batch_size);
+  return fmt::format("{}: {} samples of {} = {} tokens; {} steps make {:.3g} epochs", names,
+                     human_count(samples), plan.sample_length,
+                     human_count(samples * double(plan.sample_length)), plan.train.steps,
+                     seen / samples);
+}
+
+}  // namespace
+
+std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& start) {
   const RunPlan& plan = t.plan();
   const double tokens =
       double(plan.train.steps) * double(plan.train.global_batch_size) * double(plan.sample_length);
   std::vector<observe::BannerRow> rows = plan_rows(plan);
   // The run may have turned graphs off since the plan was made.
   if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());
-  rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", t.steps_done() + 1,
+  rows.push_back({"trained", trained_text(plan, start)});
+  if (start.samples > 0) rows.push_back({"data", data_text(plan, start)});
+  rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", start.steps_done + 1,
                                        plan.train.steps, human_count(tokens))});
-  rows.push_back(
-      {"device", t.device().description() +
-                     (peak > 0 ? fmt::format(", {:.0f} GFLOP/s fp32 measured", peak / 1e9) : "") +
-                     bf16_text(t)});
+  rows.push_back({"device", t.device().description()});
   if (ops::built_for_narrower_cpu(t.device()))
     rows.push_back({"slow build",
                     "this CPU has wider vectors than the build, which another host "

@@ -14,8 +14,14 @@ std::string schedule_text(const Schedule& schedule, const Timeline& timeline, in
 // Lists what ranks compute as pp_schedule_csv reads it: a row per rank, cells such as 2F0.
 std::string schedule_csv(const Schedule& schedule);
 
-// Draws a picture with a row for each rank, on a scale of time, and exchanges below it.
+// Draws a picture with a row for each rank, a time axis and a legend. Each box has the micro-batch
+// and the stage. Exchanges stand below their rank's boxes. A picture is at most kWidestPicture
+// pixels wide: what is longer goes on below, with all ranks again.
 std::string schedule_svg(const Schedule& schedule, const Timeline& timeline);
+inline constexpr double kWidestPicture = 1600;
+
+// Returns a page with the same picture in one row, which the reader can zoom. It needs no network.
+std::string schedule_html(const Schedule& schedule, const Timeline& timeline);
 
 // Returns the shortest time that an action of the timeline takes, but at least 1/4000 of the step.
 // It is the unit of a picture's scale.

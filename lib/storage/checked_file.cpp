@@ -43,27 +43,35 @@ CheckedFile::CheckedFile(const fs::path& path) : file_(path) {
         path, fmt::format("it has {} bytes and was saved with {}", file_.size(), sums_->bytes()));
 }
 
-std::shared_ptr<CheckedFile::Block> CheckedFile::block(int64_t index, std::string_view what) const {
+std::shared_ptr<CheckedFile::Block> CheckedFile::find_or_add(int64_t index) const {
+  const std::scoped_lock lock(mutex_);
+  const auto at = std::ranges::find(kept_, index, [](const auto& b) { return b->index; });
   std::shared_ptr<Block> block;
-  {
-    const std::scoped_lock lock(mutex_);
-    const auto at = std::ranges::find(kept_, index, [](const auto& b) { return b->index; });
-    if (at != kept_.end()) {
-      block = *at;
-      kept_.erase(at);
-    } else {
-      block = std::make_shared<Block>();
-      block->index = index;
+  if (at != kept_.end()) {
+    block = *at;
+    kept_.erase(at);
+  } else {
+    block = std::make_shared<Block>();
+    block->index = index;
+    if (kept_.size() == kKeptBlocks) {
+      // The block used longest ago makes room. Its memory is used again unless a thread reads it.
+      if (kept_.back().use_count() == 1) block->memory = std::move(kept_.back()->memory);
+      kept_.pop_back();
     }
-    kept_.push_front(block);
-    if (kept_.size() > kKeptBlocks) kept_.pop_back();
   }
+  kept_.push_front(block);
+  return block;
+}
+
+std::shared_ptr<CheckedFile::Block> CheckedFile::block(int64_t index, std::string_view what) const {
+  auto block = find_or_add(index);
   const std::scoped_lock lock(block->reading);
-  if (block->content.empty()) {
-    std::vector<std::byte> content(size_t(sums_->size_of(index)));
-    file_.read(index * kSumsBlock, content.size(), content.data(), what);
-    sums_->check(index, content);
-    block->content = std::move(content);
+  if (block->bytes == 0) {
+    if (!block->memory) block->memory = std::make_unique_for_overwrite<std::byte[]>(kSumsBlock);
+    const auto bytes = size_t(sums_->size_of(index));
+    file_.read(index * kSumsBlock, bytes, block->memory.get(), what);
+    sums_->check(index, {block->memory.get(), bytes});
+    block->bytes = bytes;
   }
   return block;
 }
@@ -74,8 +82,8 @@ void CheckedFile::read(int64_t at, size_t bytes, void* to, std::string_view what
   for (char* next = static_cast<char*>(to); bytes > 0;) {
     const auto from = block(at / kSumsBlock, what);
     const int64_t begin = at % kSumsBlock;
-    const size_t n = std::min(bytes, from->content.size() - size_t(begin));
-    std::memcpy(next, from->content.data() + begin, n);
+    const size_t n = std::min(bytes, from->bytes - size_t(begin));
+    std::memcpy(next, from->memory.get() + begin, n);
     next += n, at += int64_t(n), bytes -= n;
   }
 }

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 #include "base/file.h"
 #include "storage/file_sums.h"
@@ -34,9 +33,11 @@ class CheckedFile {
   struct Block {
     int64_t index = 0;
     std::mutex reading;
-    std::vector<std::byte> content;  // empty until it is read and checked
+    std::unique_ptr<std::byte[]> memory;  // of a whole block
+    size_t bytes = 0;                     // 0 until they are read and checked
   };
   std::shared_ptr<Block> block(int64_t index, std::string_view what) const;
+  std::shared_ptr<Block> find_or_add(int64_t index) const;
 
   RandomAccessFile file_;
   std::optional<FileSums> sums_;

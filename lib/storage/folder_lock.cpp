@@ -75,14 +75,6 @@ std::string pid_namespace() {
   return fs::read_symlink("/proc/self/ns/pid", error).string();
 }
 
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  char text[32] = {};
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts));
-  return text;
-}
-
 std::string read_text(int fd) {
   std::string text(kMostBytes, '\0');
   const ssize_t n = ::pread(fd, text.data(), text.size(), 0);
@@ -117,6 +109,14 @@ std::chrono::nanoseconds mtime(const struct stat& info) {
 }
 
 }  // namespace
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  char text[32] = {};
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts));
+  return text;
+}
 
 struct FolderLock::State {
   fs::path folder, file;

@@ -45,4 +45,6 @@ class FolderLock {
   std::unique_ptr<State> state_;
 };
 
+std::string utc_now();  // such as 2026-01-31T23:59:59Z
+
 }  // namespace mtrain::storage

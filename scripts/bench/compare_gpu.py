@@ -239,7 +239,7 @@ class Comparison:
             raise Failed("mtrain printed no profile")
         steps = int(profiled[1])
         rows = [[m[0], float(m[2]) / steps, "attention" if "attention" in m[0] else "matmul" if "matmul" in m[0] else "other"]
-                for m in OPERATION.findall(said) if m[4]]
+                for m in OPERATION.findall(said, profiled.end()) if m[4]]
         return dict(operations=rows, operations_ms=sum(row[1] for row in rows))
 
     def run_torch(self, model, s):

@@ -38,8 +38,8 @@ train() { train_recipe "$1" $recipe "$ranks" "${model[@]}" "${@:2}"; }
 estimates() {
   # shellcheck disable=SC2154
   "$mtrain" --recipe $recipe "dataset.train=$work/set" train.threads=1 "${model[@]}" "$@" --dry-run \
-    --world-size "$ranks" 2>&1 | grep -oE '(attention|route|experts|shared|exchange|head)=[0-9.e+-]+(,[0-9.e+-]+){2}' |
-    sed 's/^/--estimate /'
+    --world-size "$ranks" 2>&1 | tr -s ' \n' ' ' |
+    grep -oE -- '--estimate [a-z]+=[0-9.e+-]+(,[0-9.e+-]+){2}'
 }
 
 pairs=comm_overlap.overlap_moe_expert_parallel_comm=true

@@ -45,7 +45,7 @@ def main():
     streams = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     launches = defaultdict(list)  # of each rank's compute stream
     begins = defaultdict(list)  # of each rank's steps
-    for e in sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"]):
+    for e in sorted((e for e in events if e["ph"] == "X" and e.get("cat") != "wait"), key=lambda e: e["ts"]):
         stream = streams[e["pid"], e["tid"]]
         if stream == "compute":
             launches[e["pid"]].append(e)

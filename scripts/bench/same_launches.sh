@@ -33,7 +33,7 @@ with open(sys.argv[1]) as file:
     events = json.load(file)
 events = events["traceEvents"] if isinstance(events, dict) else events
 streams = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-launches = sorted((e for e in events if e["ph"] == "X"), key=lambda e: (e["pid"], streams[e["pid"], e["tid"]], e["ts"]))
+launches = sorted((e for e in events if e["ph"] == "X" and e.get("cat") != "wait"), key=lambda e: (e["pid"], streams[e["pid"], e["tid"]], e["ts"]))
 for e in launches:
     stream = streams[e["pid"], e["tid"]]
     if stream in ("compute", "ep"):

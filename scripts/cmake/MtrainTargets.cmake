@@ -119,6 +119,12 @@ function(mtrain_test name)
   if(MTRAIN_SANITIZE)
     set(seconds 9000)
   endif()
-  set_tests_properties(${entries} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${seconds}
+  # Threads of a training that wait for each other leave cores idle: ctest --parallel runs several tests at once. Those
+  # that measure times run alone.
+  set(alone OFF)
+  if(name MATCHES "^(unit_(comm|device|kernels|observe|launch|storage|interchange|schedule)|overlap_steps)$")
+    set(alone ON)
+  endif()
+  set_tests_properties(${entries} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${seconds} RUN_SERIAL ${alone}
     ENVIRONMENT "XDG_CACHE_HOME=${CMAKE_BINARY_DIR}/cache;TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1;UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1")
 endfunction()

@@ -427,10 +427,12 @@ const std::vector<Layout> kSaved{
 }  // namespace
 
 TEST_CASE("a checkpoint of experts is loaded and saved again bit for bit over any ranks") {
-  for (const char* precision : {"fp32", "bf16_mixed"}) {
+  for (const size_t half : {0, 1}) {
+    const char* precision = half ? "bf16_mixed" : "fp32";
     const Changes base = with(kShared, {fmt::format("mixed_precision.name={}", precision)});
     const TemporaryFolder root;
     for (size_t i = 0; i < kSaved.size(); ++i) {
+      if (!in_turn(i, half, 2)) continue;
       const Layout &own = kSaved[i], &other = kSaved[(i + 1) % kSaved.size()];
       CAPTURE(precision, own.changes, other.changes);
       const fs::path first = root.path / fmt::format("{}", i),

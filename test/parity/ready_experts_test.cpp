@@ -13,7 +13,8 @@ namespace {
 constexpr int64_t kTokens = 32;
 
 // Sizes that leave of a recipe its family, router, losses and strategy.
-const Changes kSmall{"model.hidden_size=64",
+const Changes kSmall{"train.device=cpu",
+                     "model.hidden_size=64",
                      "model.num_attention_heads=8",
                      "model.num_query_groups=4",
                      "model.kv_channels=8",

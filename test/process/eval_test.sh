@@ -99,7 +99,7 @@ json.dump(tokenizer, open(path, "w"))
 PYTHON
 sed 's/words/[300] words/' "$work/words.txt" >"$work/wide.txt"
 expect "a build of wide ids" 0 "tokens" -- data build --input "$work/wide.txt" --output "$work/ids" --split blank-line --tokenizer "$work/wide"
-expect "a training without a tokenizer" 0 "names no tokenizer" "ids above 256" "tokenizer   none is named" -- --recipe "$work/empty.yaml" \
+expect "a training without a tokenizer" 0 "names no tokenizer" "ids above 256" -- --recipe "$work/empty.yaml" \
   "${own[@]}" dataset.train="$work/ids" train.run_dir="$work/unnamed"
 expect "a text of unknown tokens" 2 "names no tokenizer" "--tokenizer" -- generate --run "$work/unnamed" --prompt a
 expect "an evaluation of unknown tokens" 2 "names no tokenizer" "--tokenizer" -- eval --model "$work/unnamed" --data "$work/ids"

@@ -27,6 +27,17 @@ lr_scheduler: {style: constant}
 mixed_precision: fp32
 comm: {timeout_s: 20}
 YAML
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" --dry-run "dataset.train=$work/nowhere" >"$work/out" 2>&1 ||
+  fail "a dry run without data"
+[[ $(grep -c "dry run on 2 ranks" "$work/out") == 1 ]] || fail "a dry run under the launcher is not printed once"
+if "$mtrain" --version | grep -q "cuda *not in this build"; then
+  "$mtrain" --recipe "$work/r.yaml" train.device=cuda >"$work/out" 2>&1
+  says "a GPU's run in a build without CUDA" "set train.device=cpu and comm.backend=auto"
+fi
+"$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/traced" train.steps=1 --trace "$work/trace.json" >"$work/out" 2>&1 ||
+  fail "a run with a trace"
+grep -q '"pass":"B","stage":0,"micro_batch":3' "$work/trace.json" || fail "a trace without its passes"
+"$mtrain" timeline "$work/trace.json" --columns 160 >"$work/out" && says "a timeline" "passes" && says "a timeline" "F0"
 losses() { sed -n 's/.*"loss":\([0-9.e+-]*\).*/\1/p' "$1/metrics.jsonl"; }
 # start <name> <ranks> <setting>...: starts a training in the background, whose process is $pid
 start() {
@@ -133,7 +144,7 @@ experts=(model.moe.num_experts=4 model.moe.ffn_hidden_size=64 model.moe.load_bal
   model.moe.aux_loss_coeff=0.01 distributed.strategy=fsdp2)
 "$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/experts1" "${experts[@]}" >"$work/out" 2>&1 || fail "one rank of experts"
 for backend in auto gloo; do
-  start "experts_$backend" 4 "${experts[@]}" distributed.ep_size=2 "comm.backend=$backend"
+  start "experts_$backend" 4 "${experts[@]}" distributed.ep_size=2 "comm.backend=$backend" --verbose
   ends "4 ranks of ep 2 over $backend" 0 60
   same_losses "4 ranks of ep 2 over $backend" "experts_$backend" experts1 1e-5
   says "the banner" "ep by alltoall"
@@ -141,7 +152,8 @@ for backend in auto gloo; do
   # Ranks that share memory know how long they waited for each other; over gloo that is unknown, and not 0.
   case $backend in auto) idle='[0-9]' line=' s idle' ;; gloo) idle='null' line='idle unknown' ;; esac
   grep -q "\"comm.ep.idle_ms\":$idle" "$work/experts_$backend/metrics.jsonl" || fail "comm.ep.idle_ms over $backend is no $idle"
-  says "the last lines over $backend" "$line"
+  says "--verbose over $backend" "$line"
+  grep -qE "^communication: [0-9.]+ % of a step exposed.* idle.*, 4 steps timed" "$work/out" || fail "the last line over $backend"
   start "experts_killed_$backend" 2 "${experts[@]}" distributed.ep_size=2 train.steps=100000 "comm.backend=$backend"
   await_steps "experts_killed_$backend" 3
   kill -KILL "$(rank_pid "experts_killed_$backend" 1)"
@@ -456,6 +468,6 @@ says "anew" "metrics.jsonl is kept as metrics.jsonl.abandoned"
 # --- output of the ranks in files ---
 "$launch" --nproc_per_node=2 --log_dir "$work/logs" -r 3 --recipe "$work/r.yaml" "train.run_dir=$work/logged" \
   >"$work/out" 2>&1 || fail "a logged run"
-grep -q "step" "$work/logs/attempt_0/rank_0/stderr.log" || fail "rank 0 has no log"
+grep -q "^step" "$work/logs/attempt_0/rank_0/stdout.log" || fail "rank 0 has no log"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

@@ -271,7 +271,7 @@ TEST_CASE("the timing sink gets every launch") {
   struct Sink : TimingSink {
     void record(const Timing& t) override {
       std::lock_guard lock(mutex);
-      seen.push_back({t.name, t.stream, t.begin_ns, t.end_ns});
+      seen.push_back({t.name, t.stream, t.begin_ns, t.end_ns, std::string(t.scope)});
     }
     void waited(const Waiting& w) override {
       std::lock_guard lock(mutex);
@@ -281,6 +281,7 @@ TEST_CASE("the timing sink gets every launch") {
       std::string name;
       StreamId stream;
       int64_t begin_ns, end_ns;
+      std::string scope;
     };
     std::mutex mutex;
     std::vector<Seen> seen;
@@ -295,7 +296,10 @@ TEST_CASE("the timing sink gets every launch") {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   });
   dp.wait(compute.record());
-  dp.launch({.name = "next"}, no_work);
+  {
+    const Device::Scope scope(*device, "3F12");
+    dp.launch({.name = "next"}, no_work);
+  }
   device->synchronize();
   const std::chrono::nanoseconds passed = std::chrono::steady_clock::now() - begin;
   device->set_timing_sink(nullptr);
@@ -308,6 +312,8 @@ TEST_CASE("the timing sink gets every launch") {
   CHECK(sink.seen[0].end_ns - sink.seen[0].begin_ns <= passed.count());
   CHECK((sink.seen[1].stream == StreamKind::dp_grad));
   CHECK(sink.seen[1].begin_ns >= sink.seen[0].end_ns);
+  CHECK(sink.seen[0].scope.empty());
+  CHECK(sink.seen[1].scope == "3F12");
   REQUIRE(sink.waits.size() == 1);
   CHECK((sink.waits[0].waits_for == StreamKind::compute));
   CHECK((sink.waits[0].stream == StreamKind::dp_grad));

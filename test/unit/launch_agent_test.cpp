@@ -29,6 +29,16 @@ TEST_CASE("signals within a second of the first are one request") {
   CHECK(ends.signal() == SIGHUP);
 }
 
+TEST_CASE("a key that is pressed again is a second request, a key that is held is not") {
+  using Kind = EndRequests::Kind;
+  const EndRequests::Clock::time_point t{5s};
+  EndRequests ends;
+  CHECK(ends.add(SIGINT, t, true) == Kind::first);
+  CHECK(ends.add(SIGINT, t + 100ms, true) == Kind::repeat);
+  CHECK(ends.add(SIGTERM, t + 500ms) == Kind::repeat);
+  CHECK(ends.add(SIGINT, t + 500ms, true) == Kind::second);
+}
+
 TEST_CASE("restarts wait twice as long each time, to a bound") {
   CHECK(restart_delay(1) == 1s);
   CHECK(restart_delay(2) == 2s);

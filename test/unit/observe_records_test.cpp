@@ -87,8 +87,52 @@ TEST_CASE("a trace of two streams has their launches on their tracks") {
     }
     if (e.at("name") == "reduce") CHECK(e.at("ts").get<double>() >= end_of_matmuls - 0.001);
   }
-  CHECK(launches == std::map<std::string, int>{
-                        {"compute/matmul_fwd", 5}, {"dp_grad/reduce", 1}, {"steps/step \"1\"", 1}});
+  CHECK(launches == std::map<std::string, int>{{"compute/matmul_fwd", 5},
+                                               {"dp_grad/reduce", 1},
+                                               {"dp_grad/wait for compute", 1},
+                                               {"steps/step \"1\"", 1}});
+}
+
+TEST_CASE("spans of a trace carry their pass, stage, micro-batch and bytes, and waits are spans") {
+  ChromeTrace trace;
+  const auto record = [&](const char* name, device::StreamId stream, std::string_view scope,
+                          int64_t bytes = 0, int64_t idle_ns = 0) {
+    trace.record({name, stream, 0, 9000, bytes, idle_ns, false, scope});
+  };
+  const device::StreamKind compute = device::StreamKind::compute;
+  record("a", compute, "step 1 > 3F12 > layers.3.attention");
+  record("b", compute, "weights of 3B12");
+  record("c", device::StreamId{device::StreamKind::pp_send, 1}, "0SEND_F7", 4096, 2000);
+  record("d", compute, "1UNSHARD");
+  for (const char* other : {"", "layers.3", "F12", "3F", "3F12x", "validation"})
+    record("other", compute, other);
+  trace.waited({compute, device::StreamKind::tp, 9000, 12000, false, "3F12"});
+  trace.waited({compute, device::StreamKind::tp, 12000, 12999});  // too short to be seen
+
+  std::map<std::string, json> args;
+  for (const json& e : events_of(trace_of(trace), "X")) {
+    const std::string name = e.at("name");
+    CHECK(e.contains("cat") == name.starts_with("wait"));
+    if (name == "other") {
+      CHECK_FALSE((e.contains("args") && e.at("args").contains("micro_batch")));
+      continue;
+    }
+    args[name] = e.at("args");
+    if (name == "wait for tp") CHECK((e.at("ts") == 9 && e.at("dur") == 3));
+    if (name == "wait for another rank") CHECK((e.at("ts") == 0 && e.at("dur") == 2));
+    if (name == "c") CHECK((e.at("ts") == 2 && e.at("dur") == 7));
+  }
+  const auto of = [](const char* pass, int stage, int micro_batch) {
+    return json{{"pass", pass}, {"stage", stage}, {"micro_batch", micro_batch}};
+  };
+  json sent = of("SEND_F", 0, 7);
+  CHECK(args.at("a") == of("F", 3, 12));
+  CHECK(args.at("b") == of("W", 3, 12));
+  CHECK(args.at("wait for another rank") == sent);
+  sent["bytes"] = 4096;
+  CHECK(args.at("c") == sent);
+  CHECK(args.at("d") == json{{"pass", "UNSHARD"}, {"stage", 1}});
+  CHECK(args.at("wait for tp") == of("F", 3, 12));
 }
 
 TEST_CASE("times in a trace are exact to the nanosecond") {
@@ -381,6 +425,21 @@ TEST_CASE("where ranks do not know when others came, idle time is unknown and no
   CHECK_FALSE(sum.idle_ns.has_value());
 }
 
+TEST_CASE("the last line gives communication as shares of a step, by parallelism") {
+  using enum device::StreamKind;
+  const Communication none{};
+  CHECK(exposure_summary({{dp_grad, {.exposed_ns = 30, .idle_ns = 0}},
+                          {dp_param, {.exposed_ns = 20, .idle_ns = 0}},
+                          {tp, {.exposed_ns = 20, .idle_ns = 0}},
+                          {pp, {.exposed_ns = 1, .idle_ns = 30}}},
+                         1000, 10) ==
+        "communication: 7 % of a step exposed (dp 5, tp 2), 3 % idle (pp), 10 steps timed");
+  CHECK(exposure_summary({{dp_grad, {.exposed_ns = 300}}, {control, none}}, 1000, 1) ==
+        "communication: 30 % of a step exposed (dp), 0 % idle, 1 step timed");
+  CHECK(exposure_summary({{tp, {.exposed_ns = 2, .idle_ns = std::nullopt}}}, 1000, 3) ==
+        "communication: 0.2 % of a step exposed, idle unknown, 3 steps timed");
+}
+
 TEST_CASE("compute is starved where it neither computes nor waits") {
   using enum device::StreamKind;
   Exposure e;
@@ -443,16 +502,35 @@ TEST_CASE("a trace is shown as text: who was at work when") {
   };
   CHECK(lines({}) ==
         "100.000 ms from 100.000 ms on; a column is 5.000 ms\n"
-        "rank 3 compute mmmmmmtt......mmmmmm   70 %\n"
-        "            tp ....aaaaaaaaaaa.....   55 %\n"
-        "m matmul 60.0 ms, a all_gather 55.0 ms\n"
-        "t attention 10.0 ms\n");
+        "rank 3 compute mmmmmmaa......mmmmmm   70 %\n"
+        "            tp ....GGGGGGGGGGG.....   55 %\n"
+        "m matmul 60.0 ms, G all_gather 55.0 ms\n"
+        "a attention 10.0 ms\n");
   CHECK_THAT(lines({.step = 1}), Contains("rank 3 compute ..mmmmmmmmmmmmmmmm..   80 %\n"));
   CHECK_THAT(lines({.step = 1}), !Contains("tp"));  // nothing to show
   CHECK_THAT(lines({.from_ms = 0, .to_ms = 200}), Contains("200.000 ms from 0.000 ms on"));
   CHECK_THROWS_WITH(lines({.step = 3}), Contains("no step 3") && Contains("step 1 to step 2"));
   CHECK_THROWS_WITH(lines({.ranks = {0}}), Contains("no rank 0"));
   CHECK_THROWS_WITH(lines({.from_ms = 5, .to_ms = 5}), Contains("is no time"));
+
+  // A rank's passes stand above its streams, and a wait is no work.
+  {
+    ChromeTrace passes;
+    const auto record = [&](const char* scope, int64_t begin, int64_t end) {
+      passes.record({"matmul_fc1_fwd", device::StreamKind::compute, begin * 1'000'000,
+                     end * 1'000'000, 0, 0, false, scope});
+    };
+    passes.set_origin(0);
+    record("0F0", 0, 20), record("0F1", 20, 40), record("0B0", 50, 90);
+    record("weights of 0B0", 90, 100);
+    passes.waited({device::StreamKind::compute, device::StreamKind::pp_recv, 40'000'000, 50'000'000,
+                   false, "0B0"});
+    passes.write(path);
+  }
+  const std::string of_passes = timeline_text(read_trace(path), {.columns = 42});
+  CHECK_THAT(of_passes, Contains("rank 0  passes F0--F1--..B0------W0\n"
+                                 "       compute mmmmmmmm--mmmmmmmmmm   90 %\n"));
+  CHECK_THAT(of_passes, Contains("F3 forward of micro-batch 3") && Contains("- waits 10.0 ms"));
 
   write_file_atomic(path, "{\"traceEvents\":[");
   CHECK_THROWS_WITH(read_trace(path), Contains("not JSON at byte 17"));

@@ -1,3 +1,5 @@
+#include <fcntl.h>
+#include <fmt/core.h>
 #include <pty.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -110,9 +112,14 @@ TEST_CASE("a progress line leaves out the least important fields to fit") {
   CHECK(format_progress(p, 0) ==
         "step  120/2000  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s  MFU 45.1 %  ETA 3 min "
         "10 s");
-  CHECK(format_progress(p, 200) ==
+  CHECK(format_progress(p, 200, Bar::yes) ==
         "step  120/2000  [#...................]  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s"
         "  MFU 45.1 %  ETA 3 min 10 s");
+  CHECK(format_progress(p, 79, Bar::yes) ==
+        "step  120/2000  [.......]  loss 2.3457  12.3K tok/s  MFU 45.1 %  ETA 3 min 10 s");
+  CHECK(format_progress(p, 59, Bar::yes) ==
+        "step  120/2000  [............]  loss 2.3457  ETA 3 min 10 s");
+  CHECK(format_progress(p, 30, Bar::yes) == "step  120/2000  loss 2.3457");
   CHECK(format_progress(p, 40) == "step  120/2000  loss 2.3457");
   p.mfu = 1.03;
   CHECK_THAT(format_progress(p, 0), Contains("tok/s  MFU: peak mismeasured  ETA"));
@@ -121,45 +128,63 @@ TEST_CASE("a progress line leaves out the least important fields to fit") {
   CHECK(format_progress(p, 10) == "step  120/");
   size_t longest = 0;
   for (int width = 1; width < 150; ++width) {
-    const auto line = format_progress(p, width);
+    const auto line = format_progress(p, width, Bar::yes);
     REQUIRE(display_width(line) <= width);
     longest = std::max(longest, line.size());
   }
-  CHECK(longest == format_progress(p, 200).size());
+  CHECK(longest == format_progress(p, 200, Bar::yes).size());
   CHECK(format_progress({.step = 1, .total = 9, .loss = 2}, 0) == "step 1/9  loss 2.0000");
   CHECK_THAT(format_progress({.step = 1, .total = 9, .loss = NAN, .eta_s = INFINITY}, 0),
              Contains("loss nan"));
 }
 
-TEST_CASE("the live line stays one line on a terminal of any width") {
+TEST_CASE("on a terminal of any width lines stay above one live line") {
   const int columns = GENERATE(12, 30, 79, 200);
   FakeTerminal terminal(columns);
-  ProgressLine progress({.fd = terminal.fd(), .live = true, .color = true, .min_interval_s = 0});
-  for (int64_t step = 1; step <= 5; ++step) progress.update(some_step(step));
+  const Environment term("TERM", "xterm"), ci("CI", nullptr);
+  ProgressLine progress({.out = terminal.fd(),
+                         .err = terminal.fd(),
+                         .live = true,
+                         .color = true,
+                         .min_interval_s = 0});
+  for (int64_t step = 1; step <= 5; ++step) progress.update(some_step(step), step % 2 == 0);
   CHECK_THAT(terminal.read(), Contains("\r") && Contains("\x1b[K"));
-  CHECK(terminal.lines.empty());
+  REQUIRE(terminal.lines.size() == 2);
+  CHECK_THAT(terminal.lines[0], Contains("step    2/"));
+  CHECK_THAT(terminal.lines[1], Contains("step    4/"));
   CHECK_THAT(terminal.line, Contains("step    5/"));
+  CHECK((terminal.line.find("[....") != std::string::npos) == (columns >= 79));
   progress.note("saved x");
   terminal.read();
-  REQUIRE(terminal.lines.size() == 1);
-  CHECK(terminal.lines[0] == "saved x");
+  CHECK(terminal.lines.back() == "saved x");
+  CHECK_THAT(terminal.line, Contains("step    5/"));
+  progress.activity("saving");
+  terminal.read();
+  CHECK(terminal.line == "saving");
+  progress.idle();
+  terminal.read();
   CHECK_THAT(terminal.line, Contains("step    5/"));
   progress.finish();
   terminal.read();
-  REQUIRE(terminal.lines.size() == 2);
-  CHECK_THAT(terminal.lines[1], Contains("step    5/"));
+  REQUIRE(terminal.lines.size() == 4);
+  CHECK_THAT(terminal.lines[3], Contains("step    5/"));
   CHECK(terminal.line.empty());
 }
 
-TEST_CASE("drawing is limited in rate, and the end is always drawn") {
+TEST_CASE("drawing is limited in rate, and the last step always gets a line") {
   FakeTerminal terminal(100);
-  ProgressLine progress({.fd = terminal.fd(), .live = true, .color = false, .min_interval_s = 60});
-  for (int64_t step = 1; step <= 50; ++step) progress.update(some_step(step));
+  ProgressLine progress({.out = terminal.fd(),
+                         .err = terminal.fd(),
+                         .live = true,
+                         .color = false,
+                         .min_interval_s = 60});
+  for (int64_t step = 1; step <= 50; ++step) progress.update(some_step(step), false);
   terminal.read();
   CHECK_THAT(terminal.line, Contains("step    1/2000"));
   progress.finish();
   terminal.read();
-  CHECK_THAT(terminal.lines.at(0), Contains("step   50/2000"));
+  REQUIRE(terminal.lines.size() == 1);
+  CHECK_THAT(terminal.lines[0], Contains("step   50/2000"));
 }
 
 TEST_CASE("log lines do not tear the live line") {
@@ -168,12 +193,13 @@ TEST_CASE("log lines do not tear the live line") {
   const int saved = ::dup(2);
   ::dup2(terminal.fd(), 2);
   {
-    ProgressLine progress({.fd = 2, .live = true, .color = false, .min_interval_s = 0});
-    progress.update(some_step(7));
+    ProgressLine progress(
+        {.out = terminal.fd(), .err = 2, .live = true, .color = false, .min_interval_s = 0});
+    progress.update(some_step(7), false);
     std::thread other([] {
       for (int i = 0; i < 20; ++i) log::warn("something");
     });
-    for (int64_t step = 8; step <= 30; ++step) progress.update(some_step(step));
+    for (int64_t step = 8; step <= 30; ++step) progress.update(some_step(step), false);
     other.join();
     progress.finish();
     log::warn("later");
@@ -189,26 +215,93 @@ TEST_CASE("log lines do not tear the live line") {
   CHECK(terminal.lines[22] == "warning: after");
 }
 
-TEST_CASE("without a terminal every step is a plain line") {
-  int ends[2];
-  REQUIRE(::pipe(ends) == 0);
-  {
-    ProgressLine progress({.fd = ends[1]});
-    progress.update(some_step(1));
-    progress.note("saved x");
-    StepProgress last = some_step(2000);
-    progress.update(last);
+namespace {
+// A pipe, and what was written to it.
+class Pipe {
+ public:
+  Pipe() { REQUIRE(::pipe(ends_) == 0); }
+  ~Pipe() { ::close(ends_[0]); }
+  int fd() const { return ends_[1]; }
+  std::string close_and_read() {
+    ::close(ends_[1]);
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n; (n = ::read(ends_[0], buffer, sizeof(buffer))) > 0;)
+      text.append(buffer, size_t(n));
+    return text;
   }
-  ::close(ends[1]);
-  char buffer[4096];
-  const ssize_t n = ::read(ends[0], buffer, sizeof(buffer));
-  ::close(ends[0]);
-  REQUIRE(n > 0);
-  CHECK(std::string(buffer, size_t(n)) ==
+
+ private:
+  int ends_[2];
+};
+}  // namespace
+
+TEST_CASE("without a terminal lines that stay go to stdout, and nothing else does") {
+  Pipe out, err;
+  {
+    ProgressLine progress({.out = out.fd(), .err = err.fd(), .quiet_s = 60});
+    progress.update(some_step(1), true);
+    progress.update(some_step(2), false);
+    progress.activity("saving");
+    progress.note("saved x");
+    progress.tell("Ctrl-C: step 3 ends first");
+    progress.update(some_step(2000), true);
+  }
+  CHECK(out.close_and_read() ==
         "step    1/2000  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s  MFU 45.1 %"
         "  ETA 16 min 40 s\n"  // 1999 steps of 0.5 s
         "saved x\n"
         "step 2000/2000  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s  MFU 45.1 %\n");
+  CHECK(err.close_and_read() == "Ctrl-C: step 3 ends first\n");
+}
+
+TEST_CASE("without a terminal an activity that takes long is told of now and then") {
+  Pipe out, err;
+  {
+    ProgressLine progress({.out = out.fd(), .err = err.fd(), .quiet_s = 0.02, .quiet_again_s = 60});
+    progress.activity("saving 0");
+    ::usleep(30000);
+    for (int i = 1; i < 5; ++i) progress.activity(fmt::format("saving {}", i));
+    progress.idle();
+    progress.activity("reading");  // has only begun
+  }
+  CHECK(out.close_and_read().empty());
+  CHECK(err.close_and_read() == "saving 1\n");
+}
+
+TEST_CASE("nothing is drawn on a terminal to which the reader of stdout may write") {
+  const FakeTerminal terminal(100);
+  const Environment term("TERM", "xterm"), ci("CI", nullptr);
+  Pipe out;
+  CHECK_FALSE(ProgressLine({.out = out.fd(), .err = terminal.fd()}).live());
+  CHECK(ProgressLine({.out = terminal.fd(), .err = terminal.fd()}).live());
+  const int file = ::open("/dev/null", O_WRONLY);
+  CHECK(ProgressLine({.out = file, .err = terminal.fd()}).live());
+  ::close(file);
+  out.close_and_read();
+}
+
+TEST_CASE("the record of the log has every line that stays, those of before included") {
+  Pipe out, err;
+  std::string text;
+  {
+    ProgressLine progress({.out = out.fd(), .err = err.fd()});
+    log::set_record(nullptr);  // forgets what other tests have logged
+    progress.note("before");
+    log::set_record([&](std::string_view lines) { text += lines; });
+    progress.update(some_step(2000), true);
+    progress.banner("mtrain", {{"model", "llama"}});
+    log::warn("careful");
+    log::set_record(nullptr);
+    progress.note("after");
+  }
+  out.close_and_read();
+  err.close_and_read();
+  CHECK(text ==
+        "before\n"
+        "step 2000/2000  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s  MFU 45.1 %\n"
+        "mtrain\n  model  llama\n"
+        "warning: careful\n");
 }
 
 TEST_CASE("what a terminal allows follows TERM, CI and NO_COLOR") {
@@ -247,6 +340,14 @@ TEST_CASE("columns are code points, and none is cut") {
   CHECK(fit_columns("größe", 3) == "grö");
   CHECK(fit_columns("größe", 0).empty());
   CHECK(fit_columns("größe", 9) == "größe");
+}
+
+TEST_CASE("long lines break between words, and a long word stays whole") {
+  CHECK(wrap_words("4 tokens in 2 s; peak memory 3 MiB", 20) ==
+        "4 tokens in 2 s;\n  peak memory 3 MiB");
+  CHECK(wrap_words("short\nsaved runs/a/folder/of/a/long/name", 12) ==
+        "short\nsaved\n  runs/a/folder/of/a/long/name");
+  CHECK(wrap_words("a table\n  1   2", 20) == "a table\n  1   2");
 }
 
 TEST_CASE("a banner aligns its columns and wraps between words") {

@@ -281,7 +281,7 @@ TEST_CASE("the recipes of the repository load at the world size that their head 
              "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256,
              "rms_norm_eps": 1e-5, "tie_word_embeddings": true})";
   const std::string from = "from: runs/quickstart_hf";
-  int count = 0, continued = 0;
+  int count = 0, continued = 0, for_gpus = 0;
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(std::string(MTRAIN_SOURCE_DIR) + "/recipes")) {
     if (entry.path().extension() != ".yaml") continue;
@@ -299,6 +299,11 @@ TEST_CASE("the recipes of the repository load at the world size that their head 
     INFO(diagnostics.text(Severity::error) << diagnostics.text(Severity::warning));
     REQUIRE_FALSE(diagnostics.has_errors());
     REQUIRE(diagnostics.text(Severity::warning).empty());
+    // A recipe whose head names H100s is not for the CPU of whoever plans it.
+    if (text.find("# Hardware:") != std::string::npos) {
+      CHECK(r.train.device == recipe::DeviceChoice::cuda);
+      ++for_gpus;
+    }
     // The printed recipe asks for nothing that would be ignored, so that strict loads it, too.
     for (const std::vector<std::string>& set :
          std::vector<std::vector<std::string>>{{}, {"debug.strict=true"}}) {
@@ -312,6 +317,7 @@ TEST_CASE("the recipes of the repository load at the world size that their head 
   }
   REQUIRE(count >= 15);
   REQUIRE(continued >= 1);
+  REQUIRE(for_gpus >= 20);
 }
 
 TEST_CASE("values may refer to the environment and to other fields") {

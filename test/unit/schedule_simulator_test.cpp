@@ -360,5 +360,32 @@ TEST_CASE("a schedule as a table and as a picture") {
     return n;
   };
   CHECK(count("<title>") == 12);  // an action each
-  CHECK(count("<g>") == count("</g>"));
+  CHECK(count("<g") == count("</g>"));
+  // The legend, the axis, and the stage and micro-batch of a box.
+  for (const char* part : {"F forward", "I input gradients", "W weight gradients", ">time<",
+                           ">1<tspan", ">s1</tspan>"}) {
+    CAPTURE(part);
+    CHECK(count(part) > 0);
+  }
+  CHECK(count("B backward") + count("exchange") == 0);  // what does not occur is not explained
+}
+
+TEST_CASE("a picture is at most 1,600 wide, its rows wrap, and every box has its label") {
+  const Schedule s = ready("zero_bubble", {8, 1, 32});
+  const Timeline t = simulate(s, {});
+  const std::string svg = schedule_svg(s, t);
+  const auto count = [&](const std::string& what) {
+    int64_t n = 0;
+    for (size_t at = svg.find(what); at != std::string::npos; at = svg.find(what, at + 1)) ++n;
+    return n;
+  };
+  CHECK(std::stod(svg.substr(svg.find("width=\"") + 7)) <= kWidestPicture);
+  CHECK(count(">time<") == 2);    // two parts,
+  CHECK(count(">rank 7<") == 2);  // each with all ranks
+  CHECK(count("</tspan>") >= 8 * 32 * 3);
+  // The page has the picture in one row.
+  const std::string page = schedule_html(s, t);
+  CHECK(page.find(">time<") == page.rfind(">time<"));
+  CHECK(page.find("id=\"zoom\"") != std::string::npos);
+  CHECK(page.find("http") == page.rfind("http"));  // the namespace alone: nothing is loaded
 }

@@ -11,7 +11,9 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <string_view>
+#include <utility>
 
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
@@ -89,20 +91,30 @@ std::string end_of(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
                                                                       : text_of(address, length);
 }
 
-// Returns a duplicate of this process's socket between these ends: gloo does not give access to its
-// own handle. One end does not tell, since gloo lets sockets share a local port. Returns -1 if
-// there is none.
-int find_socket(const std::string& own, const std::string& peer) {
-  const auto has_ends = [&](int fd) {
-    return end_of(fd, getsockname) == own && end_of(fd, getpeername) == peer;
-  };
+// A connection's ends on this host and on the other.
+using Ends = std::pair<std::string, std::string>;
+
+Ends ends_of(int fd) { return {end_of(fd, getsockname), end_of(fd, getpeername)}; }
+
+// Returns this process's connected sockets by their ends. One end does not tell, since gloo lets
+// sockets share a local port.
+std::map<Ends, int> connected_sockets() {
+  std::map<Ends, int> sockets;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::atoi(entry.path().filename().c_str());
-    if (!has_ends(fd)) continue;
-    const int duplicate = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (duplicate >= 0 && has_ends(duplicate)) return duplicate;
-    if (duplicate >= 0) ::close(duplicate);
+    if (Ends ends = ends_of(fd); ends.second != "none") sockets.emplace(std::move(ends), fd);
   }
+  return sockets;
+}
+
+// Returns a duplicate of the socket between these ends, since gloo does not give access to its own
+// handle; -1 if there is none.
+int duplicate_socket(const std::map<Ends, int>& sockets, const Ends& ends) {
+  const auto found = sockets.find(ends);
+  if (found == sockets.end()) return -1;
+  const int duplicate = fcntl(found->second, F_DUPFD_CLOEXEC, 0);
+  if (duplicate < 0 || ends_of(duplicate) == ends) return duplicate;
+  ::close(duplicate);  // the number has become another file's
   return -1;
 }
 
@@ -121,12 +133,13 @@ void GlooMesh::find_sockets(gloo::rendezvous::Store& store) {
   std::string lines;
   for (const std::string& end : own) lines += end + "\n";
   store.set(fmt::format("ends_{}", rank_), std::vector<char>(lines.begin(), lines.end()));
+  const std::map<Ends, int> sockets = connected_sockets();
   for (int r = 0; r < ranks_; ++r) {
     if (r == rank_) continue;
     const std::vector<char> text = store.get(fmt::format("ends_{}", r));
     const auto ends = split({text.data(), text.size()}, '\n');
     const std::string peer = ends.size() > size_t(rank_) ? ends[size_t(rank_)] : "none";
-    peers_[size_t(r)].socket = find_socket(own[size_t(r)], peer);
+    peers_[size_t(r)].socket = duplicate_socket(sockets, {own[size_t(r)], peer});
     if (peers_[size_t(r)].socket < 0)
       throw CommError(
           fmt::format("rank {} of the group is not at the other end of its connection", r),

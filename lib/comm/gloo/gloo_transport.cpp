@@ -18,12 +18,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Gives gloo access to mtrain's store, for one group's rendezvous, over a connection of its own.
+// Gives gloo access to mtrain's store, for one group's rendezvous.
 class Rendezvous : public gloo::rendezvous::Store {
  public:
-  Rendezvous(const GlooOptions& o, std::string group)
-      : store_(o.store, std::chrono::duration_cast<milliseconds>(o.timeout)),
-        group_(std::move(group)) {}
+  Rendezvous(mtrain::comm::Store& store, std::string group)
+      : store_(store), group_(std::move(group)) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
     store_.set(whole(key), std::string(data.begin(), data.end()));
@@ -46,7 +45,7 @@ class Rendezvous : public gloo::rendezvous::Store {
 
  private:
   std::string whole(const std::string& key) const { return fmt::format("gloo/{}/{}", group_, key); }
-  mtrain::comm::Store store_;
+  mtrain::comm::Store& store_;
   const std::string group_;
 };
 
@@ -68,13 +67,10 @@ std::string own_address(mtrain::comm::Store& store, const GlooOptions& o) {
 
 class GlooTransport : public Transport {
  public:
-  explicit GlooTransport(const GlooOptions& o) : options_(o) {
+  explicit GlooTransport(const GlooOptions& o)
+      : options_(o), meeting_(o.store, std::chrono::duration_cast<milliseconds>(o.timeout)) {
     const auto timeout = std::chrono::duration_cast<milliseconds>(o.timeout);
-    std::string address;
-    {
-      mtrain::comm::Store meeting(o.store, timeout);
-      address = own_address(meeting, o);
-    }
+    const std::string address = own_address(meeting_, o);
     // A failing rank must not wait long for a store that is gone.
     reports_ = std::make_shared<mtrain::comm::Store>(o.store, timeout, std::chrono::seconds(2));
     gloo::transport::tcp::attr attributes;
@@ -89,7 +85,7 @@ class GlooTransport : public Transport {
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {
-    Rendezvous rendezvous(options_, name);
+    Rendezvous rendezvous(meeting_, name);
     const int n = int(ranks.size());
     std::unique_ptr<GlooMesh> mesh;
     try {
@@ -108,6 +104,8 @@ class GlooTransport : public Transport {
 
  private:
   const GlooOptions options_;
+  // Every group meets over it: a rank joins its groups one after another, all ranks in one order.
+  mtrain::comm::Store meeting_;
   std::shared_ptr<mtrain::comm::Store> reports_;
   std::shared_ptr<gloo::transport::Device> device_;  // one thread moves the data of all groups
 };

@@ -6,8 +6,10 @@
 namespace mtrain::comm {
 
 std::shared_ptr<NcclApi> load_nccl(int) {
-  throw UserError("this build has no NCCL",
-                  "configure with -DMTRAIN_CUDA=ON on a machine with the CUDA Toolkit and nccl.h");
+  throw UserError(
+      "this build has no NCCL",
+      "set train.device=cpu and comm.backend=auto (dist_env.backend); or configure with "
+      "-DMTRAIN_CUDA=ON on a machine with the CUDA Toolkit and nccl.h");
 }
 
 std::string nccl_description() { return "NCCL not in this build"; }

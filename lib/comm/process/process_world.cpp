@@ -10,6 +10,7 @@
 #include "comm/gloo/gloo_transport.h"
 #include "comm/nccl/nccl_library.h"
 #include "comm/nccl/nccl_transport.h"
+#include "comm/process/arrival_watch.h"
 #include "comm/process/host_process.h"
 #include "comm/process/rendezvous_host.h"
 #include "comm/process/shared_memory_transport.h"
@@ -113,7 +114,7 @@ std::shared_ptr<Store> join_store(StoreAddress& at, const ProcessWorldOptions& o
           fmt::format("rank {} of start {} finds that all ranks were started again as {}", o.rank,
                       o.restarts, *start));
     if (start == o.restarts) {
-      if (store->add(fmt::format("begun/{}", o.rank), 1) == 1) return store;
+      if (store->add(begun_key(o.rank), 1) == 1) return store;
       throw UserError(
           fmt::format("rank {} is there already: another job meets at this port, or another host "
                       "has this host's number",
@@ -239,9 +240,19 @@ World process_world(const ProcessWorldOptions& o) {
     MT_CHECK(token, "rank 0 has no token");
     server = std::make_unique<StoreServer>(StoreAddress{host.listens, o.master_port, *token});
   }
+  std::optional<ArrivalWatch> watch(
+      std::in_place,
+      ArrivalWatch::Options{.size = o.size,
+                            .local_size = o.local_size,
+                            .where = fmt::format("{}:{}", o.master_addr, o.master_port),
+                            .timeout = o.timeout,
+                            .quiet = kWaitInSilence,
+                            .tell = o.waiting});
   auto store = join_store(at, o);
+  watch->joined(at);
   shake_hands(*store, o);
   await_all(*store, o);
+  watch.reset();
   auto transport = make_transport(std::move(store), at, o);
   return {o.rank, o.size,
           std::make_shared<ServedTransport>(std::move(server), std::move(transport), at, o),

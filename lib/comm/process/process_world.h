@@ -29,6 +29,9 @@ struct TokenSource {
   std::shared_ptr<void> keep;  // lives as long as the world
 };
 
+// How long ranks wait for each other before they say so.
+inline constexpr std::chrono::seconds kWaitInSilence{5};
+
 struct ProcessWorldOptions {
   int rank = 0, size = 1;
   int local_size = 1;  // ranks on this host
@@ -43,6 +46,9 @@ struct ProcessWorldOptions {
   Link link;
   // The recipe's text, which must be the same on every rank, line by line.
   std::string recipe;
+  // Gets "waiting for 1 of 2 hosts at host0:29500 (600 s)" once a second after kWaitInSilence, from
+  // another thread; may be empty.
+  std::function<void(const std::string&)> waiting = {};
 };
 
 // Returns when all ranks have met. A restarted rank may find the server of the previous start,

@@ -220,10 +220,11 @@ class CpuStream : public StreamBackend {
 
   void tell(TimingSink& sink, const LaunchTag& tag, int64_t begin, int64_t end,
             std::optional<int64_t> idle) const {
+    const std::string_view scope = tag.scope ? std::string_view(*tag.scope) : "";
     if (tag.waits_for)
-      sink.waited({id_, *tag.waits_for, begin, end, tag.paired});
+      sink.waited({id_, *tag.waits_for, begin, end, tag.paired, scope});
     else
-      sink.record({tag.name, id_, begin, end, tag.wire_bytes, idle, tag.paired});
+      sink.record({tag.name, id_, begin, end, tag.wire_bytes, idle, tag.paired, scope});
   }
 
   const StreamId id_;

@@ -90,8 +90,8 @@ class PendingTimings {
  public:
   void add(const LaunchTag& tag, std::optional<int64_t> idle_ns, std::unique_ptr<CudaEvent> begin,
            std::unique_ptr<CudaEvent> end) {
-    pending_.push_back({tag.name, tag.waits_for, tag.wire_bytes, idle_ns, tag.paired, tag.sink,
-                        std::move(begin), std::move(end)});
+    pending_.push_back({tag.name, tag.waits_for, tag.wire_bytes, idle_ns, tag.paired, tag.scope,
+                        tag.sink, std::move(begin), std::move(end)});
   }
   void resolve(StreamId stream, cudaEvent_t origin, int64_t origin_ns, bool all) {
     while (!pending_.empty() && (all || pending_.front().end->ready())) {
@@ -102,10 +102,11 @@ class PendingTimings {
       MT_CUDA(cudaEventElapsedTime(&end_ms, origin, e.end->handle()));
       const int64_t begin = origin_ns + int64_t(begin_ms * 1e6),
                     end = origin_ns + int64_t(end_ms * 1e6);
+      const std::string_view scope = e.scope ? std::string_view(*e.scope) : "";
       if (e.waits_for)
-        e.sink->waited({stream, *e.waits_for, begin, end, e.paired});
+        e.sink->waited({stream, *e.waits_for, begin, end, e.paired, scope});
       else
-        e.sink->record({e.name, stream, begin, end, e.wire_bytes, e.idle_ns, e.paired});
+        e.sink->record({e.name, stream, begin, end, e.wire_bytes, e.idle_ns, e.paired, scope});
       pending_.pop_front();
     }
   }
@@ -117,6 +118,7 @@ class PendingTimings {
     int64_t wire_bytes;
     std::optional<int64_t> idle_ns;
     bool paired;
+    std::shared_ptr<const std::string> scope;
     TimingSink* sink;
     std::unique_ptr<CudaEvent> begin, end;
   };
@@ -310,7 +312,7 @@ class CudaBackend : public DeviceBackend {
     if (status != cudaSuccess)
       throw UserError(fmt::format("CUDA device {} was asked for, and CUDA finds none: {} ({})",
                                   ordinal, cudaGetErrorString(status), cudaGetErrorName(status)),
-                      driver_hint());
+                      driver_hint() + "; or set train.device=cpu and comm.backend=auto");
     if (ordinal < 0 || ordinal >= count)
       throw UserError(
           fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),

@@ -5,8 +5,10 @@
 namespace mtrain::device {
 
 std::unique_ptr<DeviceBackend> make_cuda_backend(int) {
-  throw UserError("this build has no CUDA",
-                  "configure with -DMTRAIN_CUDA=ON on a machine with the CUDA Toolkit");
+  throw UserError(
+      "this build has no CUDA",
+      "set train.device=cpu and comm.backend=auto; or configure with -DMTRAIN_CUDA=ON on a "
+      "machine with the CUDA Toolkit");
 }
 
 void copy_by_cuda(CUstream_st*, void*, const void*, int64_t) {

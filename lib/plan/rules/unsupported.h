@@ -4,8 +4,8 @@
 
 namespace mtrain::plan {
 
-// Adds an error for every such feature that the recipe asks for. Only runs call it: a recipe can be
-// checked, printed and planned without it.
+// Adds an error for every such feature that the recipe asks for. Runs and dry runs call it: a
+// recipe can be checked and printed without it.
 void check_supported(const Recipe& recipe, Diagnostics& diagnostics);
 
 }  // namespace mtrain::plan

@@ -87,10 +87,12 @@ void check_backend(const Recipe& r, Diagnostics& diagnostics) {
   const bool gpu = r.train.device == recipe::DeviceChoice::cuda;
   diagnostics.require(r.comm.backend != recipe::CommBackend::nccl || gpu,
                       {"comm.backend", "train.device"},
-                      "backend nccl moves GPU memory, and train.device is cpu", "set it to auto");
+                      "backend nccl moves GPU memory, and train.device is cpu",
+                      "set comm.backend=auto (dist_env.backend)");
   diagnostics.require(r.comm.backend != recipe::CommBackend::gloo || !gpu,
                       {"comm.backend", "train.device"},
-                      "backend gloo moves host memory, and train.device is cuda", "set it to auto");
+                      "backend gloo moves host memory, and train.device is cuda",
+                      "set comm.backend=auto (dist_env.backend)");
   diagnostics.require(!gpu || !r.comm.link.emulated(), {"comm.link", "train.device"},
                       "a link is emulated between ranks on CPUs, and train.device is cuda",
                       "leave it out");

@@ -1,0 +1,54 @@
+// Says for whom a rank waits while the ranks of a job meet.
+#pragma once
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "comm/store.h"
+
+namespace mtrain::comm {
+
+// The key that a rank counts up when it has reached the store.
+std::string begun_key(int rank);
+
+class ArrivalWatch {
+ public:
+  struct Options {
+    int size = 1, local_size = 1;  // ranks of the job, and on each host
+    std::string where;             // host and port at which they meet
+    std::chrono::duration<double> timeout;
+    std::chrono::duration<double> quiet;  // before it says anything
+    // Gets "waiting for 1 of 2 hosts at host0:29500 (600 s)" about once a second, from a thread of
+    // the watch; may be empty.
+    std::function<void(const std::string&)> tell;
+  };
+  explicit ArrivalWatch(Options options);
+  ~ArrivalWatch();
+  ArrivalWatch(const ArrivalWatch&) = delete;
+  ArrivalWatch& operator=(const ArrivalWatch&) = delete;
+
+  void joined(
+      const StoreAddress& at);  // this rank has reached the store, which knows who has begun
+
+ private:
+  void watch();
+  std::string text(const std::optional<StoreAddress>& at);
+  std::string absent(const StoreAddress& at);  // "1 of 2 hosts"
+  // Returns how many of the ranks 0, `apart`, 2 * `apart`, ... have not begun.
+  int missing(Store& store, int apart) const;
+
+  const Options o_;
+  std::unique_ptr<Store> store_;  // a connection of its own, since the rank's is waiting
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<StoreAddress> at_;
+  bool ends_ = false;
+  std::thread thread_;
+};
+
+}  // namespace mtrain::comm

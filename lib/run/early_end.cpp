@@ -1,0 +1,24 @@
+#include "run/early_end.h"
+
+#include "launch/end_signals.h"
+#include "observe/progress.h"
+
+namespace mtrain::run {
+
+EarlyEnd::EarlyEnd(observe::ProgressLine* screen, bool saves)
+    : saves_(saves), signals_([this, screen] {
+        if (screen)
+          screen->tell(answer_to_signal(launch::name_of(signals_.signal()), doing_, step_, saves_));
+      }) {}
+
+void EarlyEnd::at(Doing doing, int64_t step) {
+  step_ = step;
+  doing_ = doing;
+}
+
+void EarlyEnd::progress(int64_t saved, int64_t steps_done,
+                        const std::filesystem::path& checkpoint) {
+  signals_.set_unsaved(unsaved_text(saved, steps_done, checkpoint));
+}
+
+}  // namespace mtrain::run
