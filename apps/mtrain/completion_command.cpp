@@ -42,7 +42,7 @@ _mtrain_words() {
     return
   fi
   case $prev in
-    --recipe | -r)
+    --recipe | -r | --config | -c)
       COMPREPLY=($(compgen -W "$_mtrain_recipes" -- "$cur") $(compgen -f -- "$cur"))
       compopt -o filenames 2>/dev/null
       return ;;

@@ -145,6 +145,10 @@ expect "NCCL without a GPU" 2 "no GPU" "comm.backend=auto" -- --recipe "$work/go
 expect "print recipe" 0 "# override" "num_layers: 9" -- --recipe "$work/good.yaml" --print-recipe model.num_layers=9
 expect "explain" 0 "default" "1f1b" -- explain distributed.pipeline.pp_schedule
 expect "explain an alias" 0 "distributed.tp_size" -- explain model.tensor_model_parallel_size
+expect "explain another tool's word" 0 "here it is \`optimizer.lr\`" "peak learning rate" -- explain learning_rate
+expect "explain a subject" 0 "optimizer.clip_grad" -- explain gradient norm
+expect "a flag of another tool" 2 "learning_rate: there is no such key" "here it is \`optimizer.lr\`" -- \
+  "$work/good.yaml" --dry-run --learning-rate 1e-3
 expect "explain nonsense" 2 "did you mean" -- explain optimizer.lrr
 expect "version" 0 "cpu" "cuda" -- --version
 expect "schema for reading" 0 "## model" -- schema
@@ -212,6 +216,7 @@ completes megatron_ddp mtrain distributed.strategy = meg
 completes zsh mtrain completion ""
 completes --micro mtrain schedule --mi
 completes llama3_8b mtrain --recipe llama3_8
+completes llama3_8b mtrain -c llama3_8
 completes optimizer.lr= "${mtrain%/*}/mtrain-launch" --nproc_per_node=2 optimizer.l
 completes --nproc_per_node "${mtrain%/*}/mtrain-launch" --npr
 completes --stride mtrain eval --str
@@ -307,6 +312,14 @@ if [[ -w /dev/full ]]; then
 fi
 # Prompts and answers: of each 5 tokens the last two are labels.
 for _ in {1..20}; do echo '{"prompt": "a b", "answer": "c"}'; done >"$work/pairs.jsonl"
+echo '{"messages": [{"role": "user", "content": "a"}]}' >"$work/chat.jsonl"
+expect "a build of conversations" 2 "chat.jsonl:1: the object has no text \"text\"" "turns of a conversation" -- \
+  data build --input "$work/chat.jsonl" --output "$work/chat"
+expect "a build of pairs without their options" 2 "--prompt-field prompt --answer-field answer" -- \
+  data build --input "$work/pairs.jsonl" --output "$work/pairs"
+echo '{"id": "7", "body": "the longest text"}' >"$work/body.jsonl"
+expect "a build of texts by another name" 2 "--json-field body reads that field; the texts of the line are body, id" -- \
+  data build --input "$work/body.jsonl" --output "$work/body"
 expect "a build of answers without prompts" 2 "the prompt has no field" "--prompt-field" -- \
   data build --input "$work/pairs.jsonl" --answer-field answer --output "$work/pairs"
 expect "a build of pairs" 0 "20 documents, 100 tokens, of which 40 count as labels" -- \

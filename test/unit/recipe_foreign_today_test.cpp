@@ -131,10 +131,14 @@ TEST_CASE("keys that decide a setting together with others set it") {
         recipe::ElementType::fp32);
 }
 
-TEST_CASE("a seed beside rng.seed is passed over, wherever it stands") {
+TEST_CASE("a seed beside rng.seed is passed over with a note, wherever it stands") {
   CHECK(loaded("seed: 42\nrng: {seed: 1111}\n").train.seed == 1111);
   CHECK(loaded("rng: {seed: 1111}\nseed: 42\n").train.seed == 1111);
   CHECK(loaded("seed: 42\n").train.seed == 42);
+  Diagnostics diagnostics;
+  plan::load_recipe_text(std::string(kBase) + "rng: {seed: 1111}\nseed: 42\n", "base.yaml", {},
+                         diagnostics, 0);
+  CHECK_THAT(listed(diagnostics), Contains("resolved: seed: is not read beside rng.seed"));
 }
 
 TEST_CASE("AutoModel's older name of the pipeline section is read") {

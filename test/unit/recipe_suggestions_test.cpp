@@ -133,7 +133,7 @@ TEST_CASE("numbers of heads that a hint names divide the width, and leave rotary
       "model.num_attention_heads", 2);
   expect_cured({.what = "tensor parallelism",
                 .world = 4,
-                .set = with({"model.num_attention_heads=6", "distributed.tp_size=4"})},
+                .set = with({"model.num_attention_heads=12", "distributed.tp_size=4"})},
                "model.num_attention_heads", 1);
   expect_cured({.what = "groups of heads",
                 .set = {"model.num_attention_heads=8", "model.num_query_groups=3"}},

@@ -38,17 +38,20 @@ void check_replicate(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
 
 void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t global = r.train.global_batch_size, chunk = batch_multiple(r, l);
-  const std::string part = local_batch_is_flush(r)
-                               ? fmt::format("local batch {}", r.train.micro_batch_size)
-                               : fmt::format("micro-batch {}", l.micro_batch);
-  diagnostics.require(
-      global % chunk == 0,
-      {"train.global_batch_size", "train.micro_batch_size",
-       "distributed.pipeline.pp_microbatch_size"},
-      l.dp == 1 ? fmt::format("global_batch_size {} is not a multiple of {}", global, part)
-                : fmt::format("global_batch_size {} is not a multiple of {} * dp {} = {}", global,
-                              part, l.dp, chunk),
-      fmt::format("use {}", legal_batches(r, l)));
+  std::string reason =
+      l.dp == 1
+          ? fmt::format("global_batch_size {} is not a multiple of micro-batch {}", global,
+                        l.micro_batch)
+          : fmt::format("global_batch_size {} is not a multiple of micro-batch {} * dp {} = {}",
+                        global, l.micro_batch, l.dp, chunk);
+  if (local_batch_is_flush(r))
+    reason = fmt::format(
+        "global_batch_size {} is not a whole number of flushes of dp {} x local batch {} = {}",
+        global, l.dp, r.train.micro_batch_size, chunk);
+  diagnostics.require(global % chunk == 0,
+                      {"train.global_batch_size", "train.micro_batch_size",
+                       "distributed.pipeline.pp_microbatch_size"},
+                      std::move(reason), fmt::format("use {}", legal_batches(r, l)));
 }
 
 void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {

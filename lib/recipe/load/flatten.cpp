@@ -454,8 +454,11 @@ class Collector {
     const auto before = given.fields.find(g.row->path);
     if (before == given.fields.end()) return true;
     // AutoModel's recipes may have both, and its random numbers begin with that of `rng`.
-    if (before->second.spelling == "seed" && g.spelling == "rng.seed") return true;
-    if (before->second.spelling == "rng.seed" && g.spelling == "seed") return false;
+    const bool earlier = before->second.spelling == "seed" && g.spelling == "rng.seed";
+    if (earlier || (before->second.spelling == "rng.seed" && g.spelling == "seed")) {
+      diagnostics_.add_at(Severity::resolved, g.location, "seed", "is not read beside rng.seed");
+      return earlier;
+    }
     if (g.node.unset() || before->second.node.unset()) return !g.node.unset();
     if (!same_value(before->second, g)) refuse_second(before->second, g);
     return true;
