@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Tests what a person sees of a run on a terminal, by comparing screens with the pictures in test/process/screens.
+
+  test/process/screen_test.py <mtrain> <mtrain-launch> [--write]    --write makes the pictures anew
+
+Figures that differ from run to run or from machine to machine are replaced by `#`.
+"""
+import concurrent.futures
+import fcntl
+import os
+import pathlib
+import pty
+import re
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+MTRAIN, LAUNCH = (str(pathlib.Path(path).resolve()) for path in sys.argv[1:3])
+WRITE = "--write" in sys.argv
+PICTURES = pathlib.Path(__file__).resolve().parent / "screens"
+WORK = pathlib.Path(tempfile.mkdtemp())
+# With so many steps no figure's width decides which fields a line of 60 or 80 columns has.
+RECIPE = """
+model: {num_layers: 1, hidden_size: 32, num_attention_heads: 2}
+tokenizer: byte
+dataset: {train: ../set, seq_length: 32}
+train: {steps: 120, global_batch_size: 2, micro_batch_size: 1, threads: 1, log_every: 40, run_dir: run, device: cpu}
+distributed: {strategy: ddp}
+mixed_precision: fp32
+"""
+# A step takes a second or two on one rank, of which it sleeps nine tenths; the slower one twice as long.
+SLOW = ["train.steps=100000", "train.log_every=4", "dataset.seq_length=128", "train.global_batch_size=128", "debug.compute_slowdown=10"]
+SLOWER = [*SLOW, "train.global_batch_size=256"]
+
+
+class Failure(Exception):
+    pass
+
+
+class Screen:
+    """A terminal that scrolls for ever, and knows what mtrain sends: text, CR, LF, "clear the line", colors."""
+
+    def __init__(self, columns):
+        self.columns, self.lines, self.line, self.cursor, self.live = columns, [], "", 0, ""
+
+    def feed(self, text):
+        at = 0
+        while at < len(text):
+            c = text[at]
+            if c == "\r":
+                self.cursor = 0
+            elif c == "\n":
+                self.lines.append(self.line)
+                self.line, self.cursor = "", 0
+            elif escape := re.match(r"\x1b\[[0-9;]*([A-Za-z])", text[at:]):
+                if escape[1] == "K":
+                    self.line = self.line[:self.cursor]
+                    self.live = self.line or self.live
+                at += len(escape[0]) - 1
+            else:
+                if self.cursor == self.columns:
+                    self.feed("\n")
+                self.line = self.line[:self.cursor].ljust(self.cursor) + c + self.line[self.cursor + 1:]
+                self.cursor += 1
+            at += 1
+
+
+def normal(lines):
+    """The same lines with `#` for what differs between runs and machines."""
+    text = "\n".join(lines) + "\n"
+    text = re.sub(r"^  device .*\n(?:   +\S.*\n)*", "  device      #\n", text, flags=re.M)
+    text = re.sub(r"^device: .*\n(?:\S+ measured.*\n)?", "device: #\n", text, flags=re.M)
+    for what in (r"(loss) \d+\.\d+", r"(grad) \d+\.\d+", r"(MFU) [\d.]+(?= %)", r"(ETA) \d.*?(?=  |$)"):
+        text = re.sub(what, r"\1 #", text, flags=re.M)
+    text = re.sub(r"[\d.]+[KMG]?(?= tok/s)", "#", text)
+    text = re.sub(r"\[#+\.*\]", "[bar]", text)  # takes the room that the figures leave
+    text = re.sub(r"^[\d.]+K? tokens in .*\n(?:  .*\n)*", "# tokens in #\n", text, flags=re.M)
+    text = re.sub(r"^(communication:) .*, (\d+ steps timed)", r"\1 #, \2", text, flags=re.M)
+    text = re.sub(r"\bstep +\d+(?=/100000| ends first)", "step #", text)
+    text = re.sub(r"\b(step|steps \d+ to) \d+ (is|are) lost", "steps # are lost", text)
+    text = re.sub(r"step-\d{8}", "step-#", text)
+    return re.sub(r"[ \t]+$", "", text, flags=re.M)
+
+
+def compare(name, text):
+    path = PICTURES / f"{name}.txt"
+    if WRITE:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    elif text != path.read_text():
+        raise Failure(f"{path} is another picture than\n{text}")
+
+
+class Terminal:
+    """A program in the foreground of a pseudo-terminal of so many columns."""
+
+    def __init__(self, columns, command, name, **environment):
+        folder = WORK / name
+        folder.mkdir()
+        self.screen, self.raw = Screen(columns), ""
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            for variable in ("CI", "NO_COLOR", "COLUMNS"):
+                os.environ.pop(variable, None)
+            os.environ.update({"TERM": "xterm", "XDG_CACHE_HOME": str(WORK), **environment})
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            os.execv(command[0], [pathlib.Path(command[0]).name, *command[1:]])
+
+    def read(self, until=None, seconds=20.0):
+        """Reads until the text has appeared, or the program has ended."""
+        end, begin = time.monotonic() + seconds, len(self.raw)
+        while time.monotonic() < end:
+            if not select.select([self.master], [], [], 0.1)[0]:
+                continue
+            try:
+                text = os.read(self.master, 65536).decode()
+            except OSError:  # all have closed the terminal
+                text = ""
+            if not text:
+                if until:
+                    raise Failure(f"ended without {until!r}:\n{self.raw}")
+                return
+            self.raw += text
+            self.screen.feed(text)
+            if until and re.search(until, self.raw[begin:]):
+                return
+        raise Failure(f"{until or 'the end'} does not come within {seconds} s:\n{self.raw}")
+
+    def press(self, keys):
+        os.write(self.master, keys)
+
+    def ends(self, code):
+        self.read()
+        _, status = os.waitpid(self.pid, 0)
+        got = os.waitstatus_to_exitcode(status)
+        if got != code:
+            raise Failure(f"ends with {got} instead of {code}:\n{self.raw}")
+        os.close(self.master)
+
+
+def train(*settings):
+    return [MTRAIN, "--recipe", "../r.yaml", *settings]
+
+
+def launch(*settings):
+    return [LAUNCH, "--nproc_per_node=2", "--recipe", "../r.yaml", *settings]
+
+
+def test_lines_of_a_run_fit_the_terminal():
+    for columns in (60, 80, 200):
+        terminal = Terminal(columns, train(), f"columns{columns}")
+        terminal.ends(0)
+        longest = max(map(len, terminal.screen.lines))
+        if longest >= columns:
+            raise Failure(f"a line of {longest} columns on a terminal of {columns}")
+        compare(f"{columns}_columns", normal([*terminal.screen.lines, "", "the last live line:", terminal.screen.live]))
+
+
+def test_no_color_means_none():
+    warns = "comm_overlap.tp_comm_overlap=true"
+    seen = {}
+    for name, environment in (("with", {}), ("without", {"NO_COLOR": "1"})):
+        terminal = Terminal(80, train(warns), f"color_{name}", **environment)
+        terminal.ends(0)
+        if bool(re.search(r"\x1b\[[0-9;]*m", terminal.raw)) != (name == "with"):
+            raise Failure(f"NO_COLOR {environment}: {terminal.raw!r}")
+        seen[name] = normal(terminal.screen.lines)
+    if seen["with"] != seen["without"] or "tp_comm_overlap" not in seen["with"]:
+        raise Failure(f"{seen['with']}\n{seen['without']}")
+
+
+def test_streams_of_a_run_that_is_piped():
+    for name, command in (("piped", train()), ("launch_piped", launch())):
+        folder = WORK / name
+        folder.mkdir()
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL,
+                              env={**os.environ, "XDG_CACHE_HOME": str(WORK), "COLUMNS": "80"})
+        if done.returncode != 0 or done.stderr:
+            raise Failure(f"exit code {done.returncode}, stderr:\n{done.stderr}")
+        compare(name, normal(done.stdout.splitlines()))
+        log = (folder / "run/log.txt").read_text().splitlines()
+        steps = [line for line in log if line.startswith("step ")]
+        if not log[0].startswith("---") or steps != [l for l in done.stdout.splitlines() if l.startswith("step ")]:
+            raise Failure(f"log.txt:\n{log}")
+
+
+def test_the_live_line_stays_on_the_terminal_when_the_lines_go_to_a_file():
+    for name, command in (("file", train()), ("launch_file", launch())):
+        shell = ["/bin/sh", "-c", " ".join(command) + " > out"]
+        terminal = Terminal(80, shell, name)
+        terminal.ends(0)
+        if terminal.screen.lines not in ([], [""]) or "step 120/120  [####" not in terminal.screen.live:
+            raise Failure(f"on the terminal: {terminal.raw!r}")
+        out = (WORK / name / "out").read_text()
+        if out.count("\nstep ") != 3 or "\x1b" in out or "\r" in out:
+            raise Failure(f"in the file: {out!r}")
+
+
+def test_nothing_is_drawn_beside_tee():
+    terminal = Terminal(80, ["/bin/sh", "-c", " ".join(train()) + " | tee log"], "tee")
+    terminal.ends(0)
+    if "\x1b[K" in terminal.raw or terminal.raw.replace("\r\n", "\n") != (WORK / "tee/log").read_text():
+        raise Failure(f"{terminal.raw!r}")
+
+
+def tail(lines, first):
+    return lines[next(i for i, line in enumerate(lines) if first in line):]
+
+
+def test_ctrl_c_saves_and_says_so():
+    terminal = Terminal(120, train(*SLOW), "once")
+    terminal.read(r"step +\d+/100000")
+    time.sleep(0.3)  # until the next step is under way
+    terminal.press(b"\x03")
+    terminal.read("Ctrl-C: step")
+    terminal.ends(0)
+    compare("ctrl_c", normal(tail(terminal.screen.lines, "Ctrl-C")))
+
+
+def test_ctrl_c_twice_says_what_is_lost():
+    terminal = Terminal(120, train(*SLOWER), "twice")
+    terminal.read(r"step +\d+/100000")
+    time.sleep(0.3)  # until the next step is under way
+    terminal.press(b"\x03")
+    terminal.read("Ctrl-C: step")
+    time.sleep(0.4)  # a person does not press a key twice at once
+    terminal.press(b"\x03")
+    terminal.ends(130)
+    compare("ctrl_c_twice", normal(tail(terminal.screen.lines, "Ctrl-C")))
+
+
+def test_ctrl_c_to_a_launcher_once_and_twice():
+    for name, again, code in (("launch_ctrl_c", False, 0), ("launch_ctrl_c_twice", True, 130)):
+        terminal = Terminal(120, launch(*SLOWER), name)
+        terminal.read(r"step +\d+/100000")
+        time.sleep(0.3)
+        terminal.press(b"\x03")
+        terminal.read("Ctrl-C: step")
+        if again:
+            time.sleep(0.4)
+            terminal.press(b"\x03")
+        terminal.ends(code)
+        compare(name, normal(tail(terminal.screen.lines, "Ctrl-C")))
+
+
+def main():
+    (WORK / "r.yaml").write_text(RECIPE)
+    (WORK / "text").write_text("\n".join(map(str, range(20000))))
+    subprocess.run([MTRAIN, "data", "build", "--input", f"{WORK}/text", "--output", f"{WORK}/set"], check=True,
+                   stdout=subprocess.DEVNULL)
+    tests = [(name, test) for name, test in globals().items() if name.startswith("test_")]
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for name, future in [(name, pool.submit(test)) for name, test in tests]:
+            try:
+                future.result()
+            except Exception as error:
+                failed += 1
+                print(f"{name}: {error}\n")
+    shutil.rmtree(WORK)
+    print(f"{failed} of {len(tests)} tests failed" if failed else f"{len(tests)} tests passed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
