@@ -43,47 +43,72 @@ CheckedFile::CheckedFile(const fs::path& path) : file_(path) {
         path, fmt::format("it has {} bytes and was saved with {}", file_.size(), sums_->bytes()));
 }
 
-std::shared_ptr<CheckedFile::Block> CheckedFile::find_or_add(int64_t index) const {
-  const std::scoped_lock lock(mutex_);
-  const auto at = std::ranges::find(kept_, index, [](const auto& b) { return b->index; });
-  std::shared_ptr<Block> block;
-  if (at != kept_.end()) {
-    block = *at;
-    kept_.erase(at);
-  } else {
-    block = std::make_shared<Block>();
-    block->index = index;
-    if (kept_.size() == kKeptBlocks) {
-      // The block used longest ago makes room. Its memory is used again unless a thread reads it.
-      if (kept_.back().use_count() == 1) block->memory = std::move(kept_.back()->memory);
-      kept_.pop_back();
+class CheckedFile::Reader {
+ public:
+  Reader(const CheckedFile& file, int64_t index, std::string_view what)
+      : file_(file), block_(open(index)) {
+    try {
+      fill(what);
+    } catch (...) {
+      close();
+      throw;
     }
   }
-  kept_.push_front(block);
-  return block;
-}
+  ~Reader() { close(); }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
 
-std::shared_ptr<CheckedFile::Block> CheckedFile::block(int64_t index, std::string_view what) const {
-  auto block = find_or_add(index);
-  const std::scoped_lock lock(block->reading);
-  if (block->bytes == 0) {
-    if (!block->memory) block->memory = std::make_unique_for_overwrite<std::byte[]>(kSumsBlock);
-    const auto bytes = size_t(sums_->size_of(index));
-    file_.read(index * kSumsBlock, bytes, block->memory.get(), what);
-    sums_->check(index, {block->memory.get(), bytes});
-    block->bytes = bytes;
+  std::span<const std::byte> content() const { return {block_->memory.get(), block_->bytes}; }
+
+ private:
+  std::list<Block>::iterator open(int64_t index) {
+    const std::scoped_lock lock(file_.mutex_);
+    auto& kept = file_.kept_;
+    auto at = std::ranges::find(kept, index, &Block::index);
+    if (at == kept.end() && kept.size() >= kKeptBlocks) {
+      // The memory of the block used longest ago is used again.
+      const auto oldest = std::ranges::find(kept.rbegin(), kept.rend(), 0, &Block::readers);
+      if (oldest != kept.rend()) {
+        at = std::prev(oldest.base());
+        at->index = index;
+        at->bytes = 0;
+      }
+    }
+    if (at == kept.end())
+      kept.emplace_front().index = index;
+    else
+      kept.splice(kept.begin(), kept, at);
+    ++kept.front().readers;
+    return kept.begin();
   }
-  return block;
-}
+
+  void fill(std::string_view what) {
+    const std::scoped_lock lock(block_->reading);
+    if (block_->bytes > 0) return;
+    if (!block_->memory) block_->memory = std::make_unique_for_overwrite<std::byte[]>(kSumsBlock);
+    const auto bytes = size_t(file_.sums_->size_of(block_->index));
+    file_.file_.read(block_->index * kSumsBlock, bytes, block_->memory.get(), what);
+    file_.sums_->check(block_->index, {block_->memory.get(), bytes});
+    block_->bytes = bytes;
+  }
+
+  void close() {
+    const std::scoped_lock lock(file_.mutex_);
+    if (--block_->readers == 0 && file_.kept_.size() > kKeptBlocks) file_.kept_.erase(block_);
+  }
+
+  const CheckedFile& file_;
+  const std::list<Block>::iterator block_;
+};
 
 void CheckedFile::read(int64_t at, size_t bytes, void* to, std::string_view what) const {
   if (!sums_) return file_.read(at, bytes, to, what);
   MT_CHECK(at >= 0 && at + int64_t(bytes) <= size(), "bytes {} + {} of {}", at, bytes, size());
   for (char* next = static_cast<char*>(to); bytes > 0;) {
-    const auto from = block(at / kSumsBlock, what);
-    const int64_t begin = at % kSumsBlock;
-    const size_t n = std::min(bytes, from->bytes - size_t(begin));
-    std::memcpy(next, from->memory.get() + begin, n);
+    const Reader reader(*this, at / kSumsBlock, what);
+    const auto from = reader.content().subspan(size_t(at % kSumsBlock));
+    const size_t n = std::min(bytes, from.size());
+    std::memcpy(next, from.data(), n);
     next += n, at += int64_t(n), bytes -= n;
   }
 }

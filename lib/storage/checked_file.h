@@ -1,7 +1,7 @@
 // A file of which no byte is handed out before it is checked, where there are checksums of it.
 #pragma once
-#include <deque>
 #include <filesystem>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,15 +35,17 @@ class CheckedFile {
     std::mutex reading;
     std::unique_ptr<std::byte[]> memory;  // of a whole block
     size_t bytes = 0;                     // 0 until they are read and checked
+    int readers = 0;                      // guarded by mutex_
   };
-  std::shared_ptr<Block> block(int64_t index, std::string_view what) const;
-  std::shared_ptr<Block> find_or_add(int64_t index) const;
+  // A reader of one block, which nobody uses for another one as long as it lives.
+  class Reader;
 
   RandomAccessFile file_;
   std::optional<FileSums> sums_;
   std::string content_;
   mutable std::mutex mutex_;
-  mutable std::deque<std::shared_ptr<Block>> kept_;  // the blocks used last, the newest in front
+  // The blocks that are read now and those used last, the newest in front.
+  mutable std::list<Block> kept_;
 };
 
 }  // namespace mtrain::storage
