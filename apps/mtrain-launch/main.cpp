@@ -11,6 +11,7 @@
 
 #include "apps/command_line.h"
 #include "base/error.h"
+#include "base/standard_streams.h"
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
 #include "interchange/export.h"
@@ -135,6 +136,13 @@ void check_recipe(const Training& t, launch::AgentOptions& o) {
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
 }
 
+// Returns the command that continues the job; without the values of variables, which ranks print.
+std::string continue_command(const launch::AgentOptions& o, int argc, char** argv) {
+  const std::vector<std::string> words(argv, argv + argc);
+  return launch::continue_command(recipe::without_secrets(words)) +
+         (o.nodes > 1 ? "   (on each host, with its own --node_rank)" : "");
+}
+
 int run(int argc, char** argv) {
   int exit_code = 0;
   auto options = read_options(argc, argv, exit_code);
@@ -144,11 +152,10 @@ int run(int argc, char** argv) {
   launch::AgentOptions& o = options->agent;
   o.command = command_of(options->rest);
   if (is_mtrain(o.command.front()))
-    if (const Training training = training_of(o.command); !training.recipe.empty())
+    if (const Training training = training_of(o.command); !training.recipe.empty()) {
       check_recipe(training, o);
-  o.environment.emplace(launch::kContinueVariable,
-                        launch::continue_command(std::vector<std::string>(argv, argv + argc)) +
-                            (o.nodes > 1 ? "   (on each host, with its own --node_rank)" : ""));
+      o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
+    }
   if (!options->token_file.empty())
     o.environment.emplace(launch::kTokenVariable,
                           launch::read_token_file(options->token_file).hex());
@@ -158,6 +165,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_closed_standard_streams();
   try {
     return run(argc, argv);
   } catch (const std::exception& e) {

@@ -10,6 +10,7 @@
 #include "apps/command_line.h"
 #include "base/bus_errors.h"
 #include "base/error.h"
+#include "base/standard_streams.h"
 #include "base/strings.h"
 #include "commands.h"
 #include "launch/error_file.h"
@@ -20,10 +21,6 @@
 namespace {
 
 // Whether `word` is a command; an option, a recipe or a setting is for the training.
-bool is_command(const std::vector<std::string>& commands, const std::string& word) {
-  return word != "train" && std::ranges::count(commands, word) > 0;
-}
-
 // Refuses a first word that is neither a command, an option, a recipe nor a setting.
 void refuse_unknown(const std::vector<std::string>& commands, const std::string& word) {
   if (word.empty() || word[0] == '-' || word[0] == '~' || word.find('=') != std::string::npos ||
@@ -44,9 +41,11 @@ void refuse_unknown(const std::vector<std::string>& commands, const std::string&
 // trained, Megatron's flags among them have become settings.
 std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc), commands;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    commands.push_back(command->get_name());
-  if (words.empty() || !is_command(commands, words[0])) {
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const std::string& name = commands.emplace_back(command->get_name());
+    MT_CHECK(mtrain::recipe::is_command(name) == (name != "train"), "command {}", name);
+  }
+  if (words.empty() || !mtrain::recipe::is_command(words[0])) {
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     words = mtrain::recipe::train_words(words, mtrain::recipe::recipe_folders(program));
     if (!words.empty()) refuse_unknown(commands, words[0]);
@@ -95,6 +94,7 @@ int report(const std::exception& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  mtrain::open_closed_standard_streams();
   mtrain::name_bus_errors(mtrain::launch::error_file_of_handlers());
   try {
     return run(argc, argv);

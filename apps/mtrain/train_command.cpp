@@ -30,6 +30,7 @@
 #include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
 #include "recipe/load/find_recipe.h"
+#include "recipe/load/flags.h"
 #include "run/dry_run.h"
 #include "run/run.h"
 #include "train/data_setup.h"
@@ -100,7 +101,7 @@ std::string continue_command(const launch::Job& job, char** argv) {
   if (job.size > 1) return "";
   std::vector<std::string> words;
   for (; *argv; ++argv) words.push_back(*argv);
-  return launch::continue_command(words);
+  return launch::continue_command(recipe::without_secrets(words));
 }
 
 // Starts this program anew with the recipe's environment variables, unless all of them are set

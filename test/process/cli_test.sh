@@ -328,6 +328,13 @@ expect "a training on answers" 0 "pairs.bin: masked; 6 sequences of 16" -- --rec
   model.vocab_size=0 model.num_layers=1 model.hidden_size=32 model.num_attention_heads=2 "dataset.train=$work/pairs" \
   dataset.seq_length=16 train.steps=1 train.global_batch_size=2 train.micro_batch_size=2 train.threads=1 \
   mixed_precision=fp32 "train.run_dir=$work/answers"
+"$mtrain" --recipe "$work/good.yaml" tokenizer=byte model.vocab_size=0 model.num_layers=1 model.hidden_size=32 \
+  model.num_attention_heads=2 "dataset.train=$work/pairs" dataset.seq_length=16 train.steps=1 train.global_batch_size=2 \
+  train.micro_batch_size=2 train.threads=1 mixed_precision=fp32 "train.run_dir=$work/closed" <&- >&- 2>&- ||
+  fail "a training without standard streams"
+grep -rlqF "tok/s" "$work/closed/checkpoints" "$work/pairs.bin" && fail "what is printed went into a file"
+expect "an evaluation of a training without standard streams" 0 "over 40 tokens" -- \
+  eval --model "$work/closed" --data "$work/pairs"
 expect "an evaluation on answers" 0 "over 40 tokens (20 bytes) in 20 samples of 16 tokens" -- \
   eval --model "$work/answers" --data "$work/pairs"
 ((failures == 0)) && echo "all well"

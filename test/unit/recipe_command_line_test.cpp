@@ -27,6 +27,29 @@ std::string refusal(const Words& words) {
 
 }  // namespace
 
+TEST_CASE("values of the ranks' variables are in no command line that is printed") {
+  CHECK(
+      recipe::without_secrets({"mtrain", "r.yaml", "launch.env.TOKEN=abc", "env={A: abc}", "a.b=1",
+                               "--launch.env.KEY", "abc", "--dry-run", "+env_vars.X=abc"}) ==
+      Words{"mtrain", "r.yaml", "launch.env.TOKEN=...", "env=...", "a.b=1", "--launch.env.KEY",
+            "...", "--dry-run", "+env_vars.X=..."});
+  for (const Words& words : {Words{"r.yaml", "launch.env.TOKEN=", "abc"},
+                             {"r.yaml", "launch.env.TOKEN", "=", "abc"},
+                             {"r.yaml", "launch.env.TOKEN", "=abc"},
+                             {"r.yaml", "launch.env={A:", "abc}"},
+                             {"r.yaml", "launch.env.TOKEN", "abc"}}) {
+    CAPTURE(words);
+    CHECK_THAT(refusal(words), !Contains("abc") && (Contains("TOKEN") || Contains("launch.env")));
+  }
+}
+
+TEST_CASE("a command is no training, even if a recipe has its name") {
+  for (const char* command : {"eval", "generate", "export", "import", "data"})
+    CHECK_FALSE(recipe::begins_training({command}, {MTRAIN_SOURCE_DIR "/recipes"}));
+  CHECK(recipe::begins_training({"train"}, {}));
+  CHECK(recipe::begins_training({"quickstart"}, {MTRAIN_SOURCE_DIR "/recipes"}));
+}
+
 TEST_CASE("a recipe is the first bare word, or the value of -r, -c, --recipe or --config") {
   const Words expected{"--recipe", "r.yaml", "a.b=1"};
   CHECK(read({"r.yaml", "a.b=1"}) == expected);

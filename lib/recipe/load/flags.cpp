@@ -21,6 +21,10 @@ constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe
                                      "--world-size", "--trace",  "--profile",      "--verbose",
                                      "--strict",     "--help",   "--version",      "--token_file",
                                      "--token-file"};
+// The commands that do not train.
+constexpr std::string_view kCommands[] = {"completion", "data",     "eval",   "explain",
+                                          "export",     "generate", "import", "schedule",
+                                          "schema",     "timeline"};
 // Those that take the next word.
 constexpr std::string_view kWithValue[] = {"--recipe", "--world-size", "--trace", "--token_file",
                                            "--token-file"};
@@ -70,9 +74,13 @@ bool names_recipe(const std::string& word, const std::vector<std::string>& folde
 void refuse_parted(const std::vector<std::string>& words, size_t i) {
   const std::string& word = words[i];
   const std::string next = i + 1 < words.size() && is_value(words[i + 1]) ? words[i + 1] : "";
-  const auto refuse = [](const std::string& read, const std::string& meant) {
-    throw UserError(fmt::format("`{}`: a setting has no blanks around `=`", read),
-                    fmt::format("write {}", meant));
+  const std::string& setting = word.starts_with('=') && i > 0 ? words[i - 1] : word;
+  const std::string name = setting.substr(0, setting.find('='));
+  const bool secret = holds_secrets(name);
+  const auto refuse = [&](const std::string& read, const std::string& meant) {
+    throw UserError(
+        fmt::format("`{}`: a setting has no blanks around `=`", secret ? name + " =" : read),
+        fmt::format("write {}", secret ? name + "=VALUE" : meant));
   };
   if (word == "=" || word.starts_with("= ")) {
     const std::string before = i > 0 ? words[i - 1] : "SETTING";
@@ -90,8 +98,9 @@ void refuse_parted(const std::vector<std::string>& words, size_t i) {
   std::string full = word;
   for (size_t k = i + 1; k < words.size() && open_brackets(full) > 0; ++k) full += " " + words[k];
   if (full != word)
-    throw UserError(fmt::format("`{}`: the value ends at a blank", word),
-                    fmt::format("put quotes around the setting: '{}'", full));
+    throw UserError(
+        fmt::format("`{}`: the value ends at a blank", secret ? name + "=..." : word),
+        fmt::format("put quotes around the setting: '{}'", secret ? name + "=..." : full));
 }
 
 // Refuses a bare word after the recipe, or one that is no recipe.
@@ -100,8 +109,9 @@ void refuse_bare(const std::vector<std::string>& words, size_t i, bool recipe_kn
   const std::string next = i + 1 < words.size() && is_value(words[i + 1]) ? words[i + 1] : "";
   if (i + 1 < words.size() && words[i + 1].starts_with('=')) refuse_parted(words, i + 1);
   if (names_setting(word))
-    throw UserError(fmt::format("`{}` has no value", word),
-                    fmt::format("write {}={}", word, next.empty() ? "VALUE" : next));
+    throw UserError(
+        fmt::format("`{}` has no value", word),
+        fmt::format("write {}={}", word, next.empty() || holds_secrets(word) ? "VALUE" : next));
   if (recipe_known)
     throw UserError(fmt::format("`{}` is not an override: it has no `=`", word),
                     "write path=value, such as optimizer.lr=1e-4, or ~path to reset a field");
@@ -141,9 +151,30 @@ std::vector<std::string> flags_to_overrides(const std::vector<std::string>& word
   return out;
 }
 
+std::vector<std::string> without_secrets(const std::vector<std::string>& words) {
+  std::vector<std::string> out;
+  bool of_secret = false;  // the words are the values of a flag that sets variables
+  for (const std::string& word : words) {
+    const std::string name = word.substr(0, word.find('='));
+    if (of_secret && is_value(word)) {
+      out.emplace_back("...");
+    } else if (holds_secrets(name.substr(is_flag(word) ? 2 : 0))) {
+      of_secret = name == word && is_flag(word);
+      out.push_back(name == word ? word : name + "=...");
+    } else {
+      of_secret = false;
+      out.push_back(word);
+    }
+  }
+  return out;
+}
+
+bool is_command(const std::string& word) { return std::ranges::count(kCommands, word) > 0; }
+
 bool begins_training(const std::vector<std::string>& words,
                      const std::vector<std::string>& folders) {
   if (words.empty() || words[0].empty()) return true;
+  if (is_command(words[0])) return false;
   return words[0][0] == '-' || words[0] == "train" || is_setting(words[0]) ||
          names_recipe(words[0], folders);
 }

@@ -18,7 +18,15 @@ std::vector<std::string> flags_to_overrides(const std::vector<std::string>& word
 std::vector<std::string> train_words(const std::vector<std::string>& words,
                                      const std::vector<std::string>& folders);
 
-// Whether the words can be a training's: the first is an option, a setting, `train` or a recipe.
+// Returns the words of a command line without the values that nothing may print: those of the
+// variables for ranks. "launch.env.TOKEN=abc" becomes "launch.env.TOKEN=...".
+std::vector<std::string> without_secrets(const std::vector<std::string>& words);
+
+// Whether the word is a command of mtrain that does not train.
+bool is_command(const std::string& word);
+
+// Whether the words can be a training's: the first is an option, a setting, `train` or a recipe. A
+// command of mtrain is none, even if a recipe has its name.
 bool begins_training(const std::vector<std::string>& words,
                      const std::vector<std::string>& folders);
 
