@@ -59,7 +59,7 @@ void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& 
   model::Gpt model(stream, params, train::gpt_config(shape, world.size()), positions, {}, impls);
   if (world.size() > 1) require_same_model(comm::HostCollectives(world, *device), stored);
   params.materialize(stream, job.dtype, false);
-  load_weights(stream, params, routers, stored);
+  load_weights(stream, params, routers, stored, world.rank());
   generate::CachedModel cached(stream, model, cache);
   generate::generate(cached, tokenizer, requests, options, listener);
 }

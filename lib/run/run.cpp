@@ -107,7 +107,7 @@ class Training {
     auto tuner = gemm_tuner(*device_, plan_);  // until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
-    early_end_->progress(saved_, trainer_.steps_done(), own_checkpoint_);
+    report_progress();
     std::string end = asked_to_end();  // why the run ends early; empty while it goes on
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       early_end_->at(Doing::step, trainer_.steps_done() + 1);
@@ -121,7 +121,7 @@ class Training {
       if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
       const int64_t step = trainer_.steps_done();
       early_end_->at(Doing::step_done, step);
-      early_end_->progress(saved_, step, own_checkpoint_);
+      report_progress();
       if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
       if (due(plan_.checkpoint.every_steps, step)) save();
       if (consolidated_) note(consolidated_->take_note());
@@ -322,6 +322,11 @@ class Training {
     if (reporter_) reporter_->validation(loss, validation_->samples());
   }
 
+  // Rank 0 alone knows where a checkpoint is, and says at a second request what is lost.
+  void report_progress() {
+    if (screen_) early_end_->progress(saved_, trainer_.steps_done(), own_checkpoint_);
+  }
+
   void save() {
     if (folder_) folder_->check();
     if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
@@ -335,7 +340,7 @@ class Training {
     own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
                                identity_ ? &*identity_ : nullptr, shown());
     saved_ = trainer_.steps_done();
-    early_end_->progress(saved_, saved_, own_checkpoint_);
+    report_progress();
     shown_no_more();
     note(fmt::format("saved {}", own_checkpoint_.string()));
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();

@@ -142,10 +142,11 @@ void require_same_model(const comm::HostCollectives& control, const StoredModel&
 }
 
 void load_weights(Stream& stream, model::ParamStore& params, const train::RouterState& routers,
-                  const StoredModel& m) {
-  observe::ProgressLine screen;
+                  const StoredModel& m, int rank) {
+  std::optional<observe::ProgressLine> screen;
+  if (rank == 0) screen.emplace();
   const auto progress = [&](int64_t done, int64_t total) {
-    screen.activity(percent_text("reading weights", done, total));
+    if (screen) screen->activity(percent_text("reading weights", done, total));
   };
   if (m.hugging_face)
     checkpoint::read_model(stream, params, of_model(routers), *m.hugging_face, progress);

@@ -50,9 +50,10 @@ StoredModel open_model(const std::filesystem::path& path, const plan::Machine& m
 void report(const StoredModel& model);
 
 // Sets parameters that may have no gradients, and the biases of routers. Each rank reads what it
-// owns. Throws UserError, which names the tensor, for weights that are not the model's.
+// owns, and rank 0 shows how far it is. Throws UserError, which names the tensor, for weights that
+// are not the model's.
 void load_weights(Stream& stream, model::ParamStore& params, const train::RouterState& routers,
-                  const StoredModel& model);
+                  const StoredModel& model, int rank);
 
 // Throws UserError, which names the rank, if a rank has opened another model. All ranks call it.
 void require_same_model(const comm::HostCollectives& control, const StoredModel& model);
