@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -371,12 +372,16 @@ class Attempt {
   void pass_on(int signal) {
     sigval value{};
     value.sival_int = signal;  // by which the ranks name it
+    const auto tell = [&](pid_t pid) {
+      // The system queues only so many signals with a value.
+      return sigqueue(pid, SIGTERM, value) == 0 || (errno == EAGAIN && kill(pid, SIGTERM) == 0);
+    };
     std::set<pid_t> told;
     for (const Child& c : children_)
-      if (!c.status && sigqueue(c.pid, SIGTERM, value) == 0) told.insert(c.pid);
+      if (!c.status && tell(c.pid)) told.insert(c.pid);
     for (const JobProcess& p : job_processes(job_.id))
       if ((p.program == "mtrain" || p.program == "mtrain-launch") && told.insert(p.pid).second)
-        sigqueue(p.pid, SIGTERM, value);
+        tell(p.pid);
   }
 
   void reap() {

@@ -12,7 +12,8 @@ inline constexpr int kEndSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1,
 // Signals that arrive within this time of the first one belong to it: `timeout`, Slurm and a closed
 // terminal signal the launcher and the ranks, or send two signals together.
 inline constexpr std::chrono::milliseconds kSameRequest{1000};
-// The same for a key that a person presses. A key that is held repeats sooner.
+// The same for a key that a person presses: it may bounce. A key that is held for half a second
+// repeats, and is a second request.
 inline constexpr std::chrono::milliseconds kSameKeystroke{300};
 
 // The variable by which ranks know their launcher's pid.

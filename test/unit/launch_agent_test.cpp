@@ -29,7 +29,7 @@ TEST_CASE("signals within a second of the first are one request") {
   CHECK(ends.signal() == SIGHUP);
 }
 
-TEST_CASE("a key that is pressed again is a second request, a key that is held is not") {
+TEST_CASE("a key that is pressed again is a second request, a key that bounces is not") {
   using Kind = EndRequests::Kind;
   const EndRequests::Clock::time_point t{5s};
   EndRequests ends;
