@@ -512,7 +512,7 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
     CHECK(has("rank 0's") == (world > 1));
     CHECK(has("ep_shard") == (r.distributed.ep_size > 1));
     CHECK(has("a step over ep") == (r.distributed.ep_size > 1));
-    CHECK(has("more for each 10 %") == (r.distributed.ep_size > 1));
+    CHECK(has("more for each") == (r.distributed.ep_size > 1));  // the line may wrap after it
     CHECK(has("model.moe.token_dispatcher: alltoall") == (r.distributed.ep_size > 1));
   }
 }
