@@ -5,9 +5,10 @@
 #   scripts/test.sh --quick | --ci-sanitizers
 #     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; every layout with
 #                       every model and precision of its table, not one of them in turn; every bit of a small checkpoint
-#                       is flipped; 200 random pairs of signals to trainings; and every fuzz target for 60 s (or
-#                       MTRAIN_FUZZ_SECONDS), and the tests of plans, communication, imported models and damaged
-#                       checkpoints, under AddressSanitizer with UndefinedBehaviorSanitizer
+#                       is flipped; 200 random pairs of signals to trainings; a training is killed at each system call
+#                       of a save (where strace is installed); and every fuzz target for 60 s (or MTRAIN_FUZZ_SECONDS),
+#                       and the tests of plans, communication, imported models and damaged checkpoints, under
+#                       AddressSanitizer with UndefinedBehaviorSanitizer
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
@@ -172,6 +173,11 @@ phase "build: release" build_all
 phase "tests: release" run_tests release
 for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
 if ((nightly)); then
+  if command -v strace >/dev/null; then
+    phase "kills of a save" python3 -B test/process/killed_save_test.py "$(program_path mtrain)"
+  else
+    closing_lines+=("kills of a save: left out, since strace is missing")
+  fi
   phase "packages of the fuzz targets" scripts/install-deps.sh --fuzz
   phase "build: fuzz" build_fuzzers
   phase "fuzz targets" run_fuzzers
