@@ -216,10 +216,9 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
     a.master_port = endpoint.port.value_or(kEndpointPort);
   }
   if (a.nodes == 1) return;
-  if (const std::string& given = w.master_addr.empty() ? w.endpoint : w.master_addr;
-      given.starts_with("localhost"))
+  if (a.master_addr == "localhost" && !(w.master_addr.empty() && w.endpoint.empty()))
     throw UserError(
-        fmt::format("{} is another machine on each of the {} hosts", given, a.nodes),
+        fmt::format("localhost is another machine on each of the {} hosts", a.nodes),
         "give --master_addr the name or address by which all hosts reach host 0 (--node_rank 0)");
   if (a.master_addr.starts_with("127.") || a.master_addr == "::1")
     o.warnings.push_back(a.master_addr +
