@@ -1,9 +1,9 @@
 // Words of other systems that name no setting here and have no row in foreign_keys.h, and what to
 // write instead. They are not accepted, since their units or meanings differ.
 #pragma once
+#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "recipe/load/node.h"
 
@@ -16,7 +16,7 @@ struct WordHint {
   std::string hint() const;
 };
 
-const std::vector<WordHint>& word_hints();
+std::span<const WordHint> word_hints();
 // Returns the row of the last part of `path`; null if there is none.
 const WordHint* find_word_hint(std::string_view path);
 
