@@ -14,8 +14,9 @@
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
 #     --ci-sanitizers   runs only a part of --sanitizers that is quick enough for every change: parsers, files and the
 #                       launcher under AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two
-#                       steps of each parallelism under ThreadSanitizer. With MTRAIN_ENDS_AT (seconds since 1970) a
-#                       sanitizer whose build does not end in time is left out, and the last lines say so
+#                       steps of each parallelism under ThreadSanitizer
+# With MTRAIN_ENDS_AT (seconds since 1970) narrower instruction sets, emulated CUDA and sanitizers are left out where they
+# would not begin or be built in time; the last lines say so.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 sanitizers=0 nightly=0 alone=
@@ -48,10 +49,28 @@ run_ctest() {
   closing_lines+=("$(printf '%-8s %s' "$preset" "$(grep -E 'tests passed|No tests were found' "$log" | tail -n 1)")")
   return "$status"
 }
-# Runs every test of one build.
+# Runs every test of one build but those of the emulated CUDA.
 run_tests() {
-  run_ctest "$1" || return 1
+  run_ctest "$1" --label-exclude '^emulator$' || return 1
   as_of "$1" scripts/smoke.sh "build/$1"
+}
+# Runs CUDA kernels on the CPU.
+run_emulator() {
+  local log=build/$1/test_emulator.log status=0
+  as_of "$1" ctest --preset "$1" --parallel "$(nproc)" --label-regex '^emulator$' 2>&1 | tee "$log" || status=1
+  closing_lines+=("$(printf '%-8s emulated CUDA: %s' "$1" "$(grep -E 'tests passed|No tests were found' "$log" | tail -n 1)")")
+  return "$status"
+}
+
+# seconds_left: prints how long it is until MTRAIN_ENDS_AT; a day where that is not set.
+seconds_left() { echo $((${MTRAIN_ENDS_AT:-0} > 0 ? MTRAIN_ENDS_AT - $(date +%s) : 86400)); }
+# phase_in_time <seconds> <name> <command...>: as phase(), if so many seconds are left.
+phase_in_time() {
+  if (($(seconds_left) >= $1)); then
+    phase "${@:2}"
+  else
+    closing_lines+=("left out, since CI's time would not have sufficed: $2")
+  fi
 }
 
 # The CPU decides which kernels run, and how fast.
@@ -112,7 +131,8 @@ run_fuzzers() {
 
 # Builds with a sanitizer. Fails without a message if the time ends first.
 build_in_time() {
-  local seconds=$((${MTRAIN_ENDS_AT:-0} > 0 ? MTRAIN_ENDS_AT - $(date +%s) : 86400)) status=0
+  local seconds status=0
+  seconds=$(seconds_left)
   ((seconds > 0)) || return 124
   cmake --preset "$1" "${configure_options[@]}" || return 1
   timeout "$seconds" cmake --build --preset "$1" -j "$(build_jobs)" --target "${@:2}" || status=$?
@@ -171,7 +191,8 @@ phase "checks" scripts/check.sh
 phase "tests of the checks" python3 -B scripts/check_selftest.py
 phase "build: release" build_all
 phase "tests: release" run_tests release
-for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
+for set in $(narrower_sets); do phase_in_time 200 "tests: release, as on $set" run_as_on "$set"; done
+phase_in_time 500 "tests: emulated CUDA" run_emulator release
 if ((nightly)); then
   if command -v strace >/dev/null; then
     phase "kills of a save" python3 -B test/process/killed_save_test.py "$(program_path mtrain)"
@@ -188,6 +209,7 @@ if ((sanitizers)); then
   for preset in asan tsan; do
     phase "build: $preset" build "$preset"
     phase "tests: $preset" run_tests "$preset"
+    phase "tests: emulated CUDA, $preset" run_emulator "$preset"
   done
 fi
 print_result
