@@ -65,14 +65,14 @@ class Picture {
     const double legend_width = std::max(width_, 480.0);
     const std::string legend = this->legend(legend_width);
     const double part = kAxis + row_ * double(s_.pp) + kBetweenParts;
-    const double top = kTitle + kLegendLine * legend_lines_ + 6;
+    const double top = kTitle + kLegendLine * double(legend_lines_) + 6;
     std::string out = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
         "viewBox=\"0 0 {0:.0f} {1:.0f}\" font-family=\"sans-serif\" font-size=\"10\">\n"
         "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
         "<text x=\"8\" y=\"18\" font-size=\"13\">{2}: {3} stages on {4} ranks, {5} micro-batches; "
         "step {6:g}, idle {7:.1f} %</text>\n{8}",
-        std::max(legend_width, width_), top + part * parts_, s_.name, s_.stages, s_.pp,
+        std::max(legend_width, width_), top + part * double(parts_), s_.name, s_.stages, s_.pp,
         s_.micro_batches, t_.step, 100 * t_.bubble(), legend);
     for (int64_t i = 0; i < parts_; ++i) {
       out += fmt::format("<g transform=\"translate({:.0f} {:.0f})\">\n", kLeft,
