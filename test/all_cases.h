@@ -1,4 +1,4 @@
-// Which cases of a table that varies two things are tried with every change, and which by night.
+// Chooses the cases that are tried with every change, of tables that vary two things.
 #pragma once
 #include <cstddef>
 #include <cstdlib>

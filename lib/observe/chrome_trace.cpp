@@ -29,8 +29,8 @@ constexpr int64_t kShortestWait = 1000;  // ns
 
 constexpr std::string_view kDigits = "0123456789";
 
-// Where the parts of an action's text end, such as "3F12", "2SEND_B1" or "0UNSHARD"; absent for
-// other texts.
+// The positions at which the stage and the kind end in an action's text, such as "3F12", "2SEND_B1"
+// or "0UNSHARD".
 struct ActionText {
   size_t stage_end = 0, kind_end = 0;
 };

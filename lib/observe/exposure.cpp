@@ -103,7 +103,7 @@ std::string axis_of(device::StreamKind kind) {
   return name.substr(0, name.find('_'));
 }
 
-// Of a time in percent: without decimals, unless that would be 0.
+// Returns the share in percent without decimals, or with one where it would be 0 without.
 std::string percent(double share) {
   return fmt::format("{:.{}f}", 100 * share, share > 0 && share < 0.005 ? 1 : 0);
 }
