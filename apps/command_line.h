@@ -31,8 +31,8 @@ E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>>
   throw BugError("unchecked choice " + word);
 }
 
-// Returns what a user is told of a command line that `app` could not read: which word is wrong, and
-// what was probably meant. CLI11's own text is not part of it.
+// Returns the error for a command line that `app` could not read: which word is wrong, and what was
+// probably meant. CLI11's own text is not part of it.
 UserError command_line_error(const CLI::App& app, const CLI::ParseError& error);
 
 // Returns a hint that names the option of the command that `word` is nearest to; empty if none is.

@@ -340,12 +340,9 @@ inline Changes join(std::initializer_list<Changes> parts) {
   return all;
 }
 
-// Without MTRAIN_ALL_CASES=1 trainings of 20 steps are compared for the first 12; experts_test and
-// experts_matrix_test always compare 20.
 inline void expect_layouts(const std::vector<Layout>& layouts, bool watch = true,
                            const std::vector<Changes>& models = {kPlain, kShared},
                            int64_t steps = kSteps) {
-  if (!all_cases()) steps = std::min<int64_t>(steps, 12);
   for (size_t m = 0; m < models.size(); ++m) {
     const Trained one = one_rank(models[m], steps);
     CHECK(one.losses.back() < (steps == kSteps ? 0.97 : 1) * one.losses.front());
