@@ -32,17 +32,26 @@ int64_t now_ns() {
 // How many items a stream has run. Events keep it alive, since they may outlive their stream.
 class Progress {
  public:
+  // Wakes threads only when the stream reaches the first count that one of them waits for: waking
+  // them for each item costs more than the items of a small model.
   void advance() {
+    if (++passed_ < awaited_.load()) return;
     {
       std::lock_guard lock(mutex_);
-      ++passed_;
+      awaited_.store(kNever);
     }
     moved_.notify_all();
   }
+  // A thread says what it waits for and then looks again. So either it sees the new count, or
+  // advance() sees that it waits, and takes the lock.
   void wait_for(uint64_t count) {
     if (passed(count)) return;
     std::unique_lock lock(mutex_);
-    moved_.wait(lock, [&] { return passed(count); });
+    while (true) {
+      awaited_.store(std::min(awaited_.load(), count));
+      if (passed(count)) return;
+      moved_.wait(lock);
+    }
   }
   bool passed(uint64_t count) const { return passed_.load() >= count; }
 
@@ -61,6 +70,7 @@ class Progress {
  private:
   static constexpr uint64_t kNever = UINT64_MAX;
   std::atomic<uint64_t> passed_{0};
+  std::atomic<uint64_t> awaited_{kNever};  // the first count that a thread waits for
   std::atomic<uint64_t> failed_at_{kNever};
   std::exception_ptr failure_;  // written once, before failed_at_
   std::mutex mutex_;
