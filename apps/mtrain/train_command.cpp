@@ -70,6 +70,13 @@ void show_dry_run(const Recipe& r, int64_t world) {
                                  .device = plan::device_text(r, plan),
                                  .fit = plan::fit_text(r, plan)});
   std::fputs(report.c_str(), stdout);
+  std::fflush(stdout);  // before what stderr says of it
+  if (plan::fits(r, plan)) return;
+  const std::string why = "the plan does not fit: " + plan::fit_text(r, plan);
+  const std::string hint =
+      "shard over more ranks, use a smaller train.micro_batch_size, or set recompute: full";
+  if (r.debug.strict) throw UserError(why, hint);
+  log::warn(fmt::format("{}\n    hint: {}", why, hint));
 }
 
 // Sets the environment variables that the plan names, except for those that the user has set. This

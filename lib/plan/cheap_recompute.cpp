@@ -47,7 +47,7 @@ void resolve_cheap_recompute(const recipe::Recipe& r, int64_t vocab, RunPlan& pl
   estimate(r, vocab, false, plan);
   const double kept = plan.fullest().total();
   const std::string why =
-      fmt::format(", with them {} of {} are planned", human_bytes(kept), human_bytes(memory));
+      fmt::format(", kept they make it {} of {}", human_bytes(kept), human_bytes(memory));
   if (kept <= kUsableMemory * memory) return say("kept", why);
   estimate(r, vocab, true, plan);
   say("computed again", why);

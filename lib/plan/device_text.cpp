@@ -14,22 +14,34 @@ namespace {
 
 constexpr const char* kLeftOver = "a tenth is left to libraries";
 
+// What a plan needs of a memory, in bytes; a memory of 0 is not known. Ranks on CPUs count together
+// if this host has a core for each.
+struct Demand {
+  double bytes = 0, memory = 0;
+  const char *whose = "", *ranks = "";
+};
+Demand demand_of(const Recipe& r, const RunPlan& plan) {
+  const double fullest = plan.fullest().total();
+  if (const double memory = device_memory(r); memory > 0)
+    return {fullest, memory, "", " on the fullest rank"};
+  if (plan.device.kind != DeviceKind::cpu || plan.layout.world > usable_cores()) return {};
+  const double host = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
+  return {fullest * double(plan.layout.world), host, "this host's ", " for all ranks"};
+}
+
 }  // namespace
 
+bool fits(const Recipe& r, const RunPlan& plan) {
+  const Demand d = demand_of(r, plan);
+  return d.bytes <= kUsableMemory * d.memory || d.memory == 0;
+}
+
 std::string fit_text(const Recipe& r, const RunPlan& plan) {
-  const double needed = plan.fullest().total();
-  if (const double memory = device_memory(r); memory > 0)
-    return fmt::format(
-        "{} of {} planned{}: {}", human_bytes(needed), human_bytes(memory),
-        plan.layout.world > 1 ? " on the fullest rank" : "",
-        needed <= kUsableMemory * memory ? "fits" : fmt::format("does not fit ({})", kLeftOver));
-  if (plan.device.kind != DeviceKind::cpu || plan.layout.world > usable_cores()) return "";
-  const double all = needed * double(plan.layout.world),
-               host = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
-  return fmt::format(
-      "{} of this host's {} planned{}: {}", human_bytes(all), human_bytes(host),
-      plan.layout.world > 1 ? " for all ranks" : "",
-      all <= kUsableMemory * host ? "fits" : fmt::format("does not fit ({})", kLeftOver));
+  const Demand d = demand_of(r, plan);
+  if (d.memory == 0) return "";
+  return fmt::format("{} of {}{} planned{}: {}", human_bytes(d.bytes), d.whose,
+                     human_bytes(d.memory), plan.layout.world > 1 ? d.ranks : "",
+                     fits(r, plan) ? "fits" : fmt::format("does not fit ({})", kLeftOver));
 }
 
 std::string device_text(const Recipe& r, const RunPlan& plan) {

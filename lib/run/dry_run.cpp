@@ -100,6 +100,12 @@ std::string memory_table(const RunPlan& plan) {
                        human_bytes(m.buffers), workspace(human_bytes(m.workspace)),
                        human_bytes(m.total()));
   }
+  const plan::DataParallelOptions& dp = plan.data_parallel;
+  if (dp.shards >= plan::ShardLevel::gradients && dp.defer_reduce && l.step_micro_batches() > 1)
+    out +=
+        "grads: whole ones add up until the last micro-batch; "
+        "distributed.defer_fsdp_grad_sync=false keeps a\nrank's shard alone, and communicates in "
+        "every micro-batch\n";
   if (on_gpu)
     out +=
         "workspace: what kernels take within a launch, without cuDNN's own, which only a GPU "
