@@ -151,6 +151,13 @@ int64_t sequence_multiple(const Recipe& r, const Layout& l) {
   return r.distributed.sequence_parallel ? std::lcm(chunks, l.tp * l.cp) : chunks;
 }
 
+std::string either(const std::vector<int64_t>& values) {
+  std::string text = std::to_string(values.front());
+  for (size_t i = 1; i < values.size(); ++i)
+    text += fmt::format("{}{}", i + 1 == values.size() ? " or " : ", ", values[i]);
+  return text;
+}
+
 std::string nearest_multiples(int64_t value, int64_t of) {
   const int64_t low = value / of * of, high = low + of;
   if (low == value) return fmt::format("{}", low);

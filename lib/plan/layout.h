@@ -77,6 +77,8 @@ ShardLevel shard_level(const recipe::Recipe& recipe);
 
 // Returns the nearest multiples of `of` for hints: "12 or 16".
 std::string nearest_multiples(int64_t value, int64_t of);
+// Returns "1, 2 or 4". There is at least one value.
+std::string either(const std::vector<int64_t>& values);
 
 // Reads a `layout` such as Et*4|t*5|t*4L as numbers of decoder layers per stage. Returns false if
 // it is wrong; `reason` then says why.

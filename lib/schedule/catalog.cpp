@@ -56,8 +56,10 @@ void check_groups(const ScheduleKind& kind, Size s) {
   if (s.group == 0) {
     if (legal_rounds(M, P)) return;
     throw UserError(
-        fmt::format("{} on {} ranks runs {} micro-batches in {} rounds, which do not divide {}",
-                    kind.name, P, M, std::max<int64_t>(1, M / P), M),
+        fmt::format(
+            "{} runs its micro-batches in equal rounds of at least {} (the ranks); {} do not "
+            "make {} equal rounds",
+            kind.name, P, M, std::max<int64_t>(1, M / P)),
         fmt::format("use {} micro-batches, or give the size of a group",
                     nearest_legal(M, 4 * M + 64, [&](int64_t m) { return legal_rounds(m, P); })));
   }

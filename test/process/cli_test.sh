@@ -45,7 +45,7 @@ mistake "wrong indent" ":3:" -- 'model:\n  num_layers: 8\n hidden_size: 256\n'
 mistake "a tab" ":2:" "tab" "blanks" -- 'model:\n\tnum_layers: 8\n'
 mistake "a misspelt key" "model.num_layer" "did you mean \`model.num_layers\`" -- 'model: {num_layer: 8}\n'
 mistake "a string for a number" "optimizer.lr" "fast" -- "${base}optimizer: {lr: fast}\n"
-world=3 mistake "tp that does not divide the heads" "tp_size 3 does not divide the 8 attention heads" "use tp_size 1" -- \
+world=3 mistake "tp that does not divide the heads" "tp_size 3 does not divide the 8 attention heads" "use tp_size 2, 4 or 8, on a number of ranks that it divides" -- \
   "${base}distributed: {tp_size: 3}\n"
 world=4 mistake "ep that does not divide dp x cp" "ep_size 8 does not divide dp(4) * cp(1) = 4" -- \
   "${base}distributed: {ep_size: 8}\nmodel.moe.num_experts: 8\n"
@@ -53,7 +53,7 @@ world=8 mistake "hierarchical sizes whose product is not cp" "4" "cp_size" -- \
   "${base}distributed: {cp_size: 8, cp_comm_type: a2a+p2p, hierarchical_context_parallel_sizes: [2, 2]}\n"
 world=4 mistake "a packed size that cp does not divide" "packed_sequence_size" "1001" -- \
   "${base}distributed: {cp_size: 4}\npacked_sequence: {packed_sequence_size: 1001}\n"
-world=4 mistake "pp without a pipeline section" "pp_size 4 needs a pipeline section" "pipeline: {}" -- \
+world=4 mistake "pp without a pipeline section" "pp_size 4 needs the section distributed.pipeline" "pipeline: {pp_schedule: 1f1b}" -- \
   "${base}distributed: {pp_size: 4}\n"
 world=4 mistake "dp_replicate_size under ddp" "dp_replicate_size" "fsdp2" -- \
   "${base}distributed: {strategy: ddp, dp_replicate_size: 2}\n"

@@ -101,7 +101,7 @@ TEST_CASE("a pipeline in Megatron's spelling needs no section, in AutoModel's it
   CHECK(schedule({"distributed.pp_size=4", "distributed.strategy=megatron_ddp"}) ==
         PipelineScheduleName::one_f_one_b);
   expect_error({.what = "AutoModel's", .world = 4, .set = {"distributed.pp_size=4"}},
-               "distributed.pp_size", "needs a pipeline section");
+               "distributed.pp_size", "needs the section distributed.pipeline");
 }
 
 TEST_CASE("sizes of 0, below 0 and null are not set") {

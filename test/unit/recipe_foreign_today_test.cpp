@@ -92,6 +92,18 @@ TEST_CASE("keys that decide a setting together with others set it") {
   CHECK_THAT(errors("", {"lr-warmup-fraction=0.1", "lr-warmup-iters=5"}),
              Contains("is given beside scheduler.lr_warmup_iters"));
 
+  const auto decay = [](const std::string& keys) {
+    return loaded("optimizer: {weight_decay: 0.1}\nscheduler: {" + keys + "}\n")
+        .optimizer.weight_decay;
+  };
+  CHECK(decay("start_weight_decay: 0.033, end_weight_decay: 0.033, weight_decay_incr_style: "
+              "constant") == 0.033);
+  CHECK(decay("start_weight_decay: null, end_weight_decay: null") == 0.1);
+  CHECK_THAT(errors("scheduler: {start_weight_decay: 0.01, end_weight_decay: 0.1}\n"),
+             Contains("grows from 0.01 to 0.1"));
+  CHECK_THAT(errors("scheduler: {weight_decay_incr_style: cosine}\n"),
+             Contains("a weight decay that grows is not built"));
+
   const auto moments = [](const std::string& text) {
     return loaded("optimizer: {" + text + "}\n").optimizer.moments;
   };

@@ -61,6 +61,7 @@ TEST_CASE("a word of another tool gets its hint in any section, alone, and as a 
     const std::string word(row.word), hint = "hint: " + row.hint();
     INFO(word);
     REQUIRE_THAT(told(word + ": 1\n"), Contains(hint));
+    if (word.find('.') != std::string::npos) continue;  // of one section
     REQUIRE_THAT(told("recompute: {" + word + ": 1}\n"), Contains(hint));
     REQUIRE_THAT(told("", {word + "=1"}), Contains(hint));
     REQUIRE_THAT(explain(word), Contains(row.hint()));
@@ -68,12 +69,19 @@ TEST_CASE("a word of another tool gets its hint in any section, alone, and as a 
 }
 
 TEST_CASE("hints name the setting that the word means") {
-  CHECK_THAT(told("optimizer: {learning_rate: 1e-3}\n"), Contains("here it is `optimizer.lr`"));
+  CHECK_THAT(told("optimizer: {learning_rate: 1e-3}\n"), Contains("write `optimizer.lr`"));
   CHECK_THAT(told("train.num_train_epochs: 3\n"), Contains("`train.steps`"));
   CHECK_THAT(told("train.gradient_accumulation_steps: 8\n"), Contains("`train.global_batch_size`"));
-  CHECK_THAT(told("model.n_layers: 4\n"), Contains("here it is `model.num_layers`"));
-  CHECK_THAT(told("optimizer: {learing_rate: 1e-3}\n"),
-             Contains("did you mean learning_rate? here it is `optimizer.lr`"));
+  CHECK_THAT(told("lr_scheduler: {name: cosine}\n"), Contains("write `lr_scheduler.style`"));
+  CHECK_THAT(told("distributed.tp: 2\n"), Contains("write `distributed.tp_size`"));
+  CHECK_THAT(told("pipeline: {pp_schedule: 1f1b}\n"),
+             Contains("write `distributed.pipeline.pp_schedule`"));
+  CHECK_THAT(told("distributed: {strategy: fsdp}\n"), Contains("did you mean `fsdp2`?"));
+  CHECK_THAT(told("distributed: {strategy: mfsdq}\n"), !Contains("`mfsdp`"));
+  CHECK_THAT(told("train.device: cuda:0\n"), Contains("did you mean `cuda`?"));
+  CHECK_THAT(told("distributed: {tp_size: -2}\n"), Contains("distributed.tp_size"));
+  CHECK_THAT(told("model.n_layers: 4\n"), Contains("write `model.num_layers`"));
+  CHECK_THAT(told("optimizer: {learing_rate: 1e-3}\n"), Contains("did you mean `optimizer.lr`?"));
   CHECK_THAT(told("lr_scheduler: {warmup_ratio: 0.1}\n"), Contains("ratio x `train.steps`"));
 }
 
@@ -83,10 +91,10 @@ TEST_CASE("each key of another tool's section gets a hint of its own") {
       "parallelism: {tensor_parallel_degree: 2}\n"
       "activation_checkpoint: {mode: full}\n");
   CHECK_THAT(all, Contains("training.seq_len: there is no such key\n    hint: ") &&
-                      Contains("here it is `dataset.seq_length`"));
+                      Contains("write `dataset.seq_length`"));
   CHECK_THAT(all, Contains("training.steps: there is no such key\n    hint: here it is "
                            "`train.steps`"));
-  CHECK_THAT(all, Contains("here it is `distributed.tp_size`"));
+  CHECK_THAT(all, Contains("write `distributed.tp_size`"));
   CHECK_THAT(all, Contains("`recompute.granularity`: full or selective"));
   CHECK_THAT(told("parallelism: 3\n"), Contains("its settings are in `distributed` here"));
 }
@@ -109,7 +117,7 @@ TEST_CASE("a suggestion that is another system's name also gives the setting's o
 TEST_CASE("explain searches names, other names and help texts") {
   CHECK_THAT(explain("lr"), Contains("optimizer.lr\n  peak learning rate"));
   CHECK_THAT(explain("learning_rate"),
-             Contains("here it is `optimizer.lr`") && Contains("peak learning rate"));
+             Contains("write `optimizer.lr`") && Contains("peak learning rate"));
   CHECK_THAT(explain("rope_theta"), Contains("model.rotary_base\n"));
   CHECK_THAT(explain("wandb"), Contains("has no meaning here"));
   CHECK_THAT(explain("peft"), Contains("adapters"));

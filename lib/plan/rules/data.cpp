@@ -91,6 +91,9 @@ std::vector<std::string> pairs_in(const std::filesystem::path& folder) {
   return prefixes;
 }
 
+constexpr const char* kMake =
+    "correct the path, or make its .bin and .idx with `mtrain data build`";
+
 // Says what is wrong with a prefix that has no pair of files, and what to do.
 struct DataFault {
   std::string reason, hint;
@@ -99,14 +102,16 @@ DataFault data_fault(const std::string& prefix, const std::string& tokenizer) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   if (const std::string stem = without_ending(prefix); stem != prefix && has_pair(stem))
-    return {fmt::format("{} is a file, and a prefix is asked for", prefix),
+    return {fmt::format("{} is one file of a pair; the path without its ending is needed", prefix),
             fmt::format("write {}: both {}.bin and {}.idx are read", stem, stem, stem)};
   if (is_text_file(prefix) && fs::exists(prefix, ignored)) {
     const std::string stem = fs::path(prefix).replace_extension().string();
-    return {fmt::format("{} is text, and training reads tokens", prefix),
-            fmt::format("build them, and then write {}: mtrain data build --input {} --output {} "
-                        "--tokenizer {}",
-                        stem, prefix, stem, tokenizer)};
+    return {
+        fmt::format("{} is text; training reads tokens, a .bin and an .idx", prefix),
+        fmt::format("write {}, after making {}.bin and {}.idx with `mtrain data build --input {} "
+                    "--output {} --tokenizer {}`{}",
+                    stem, stem, stem, prefix, stem, tokenizer,
+                    tokenizer == "byte" ? " (byte, or a tokenizer.json)" : "")};
   }
   const std::string missing = prefix + (fs::exists(prefix + ".bin", ignored) ? ".idx" : ".bin");
   std::string reason = fmt::format("there is no file {}", missing);
@@ -116,14 +121,15 @@ DataFault data_fault(const std::string& prefix, const std::string& tokenizer) {
                           fs::current_path(ignored).string());
   if (fs::is_directory(prefix, ignored)) {
     const std::vector<std::string> inside = pairs_in(prefix);
-    return {fmt::format("{} is a folder, and a prefix is asked for", prefix),
-            inside.empty() ? "make the pair by `mtrain data build`, or correct the path prefix"
-                           : fmt::format("write {}", fmt::join(inside, " or "))};
+    return {fmt::format("{} is a folder; the path of a pair without its ending is needed", prefix),
+            inside.empty() ? kMake : fmt::format("write {}", fmt::join(inside, " or "))};
   }
+  std::string inner = prefix;
+  while (inner.starts_with("../") || inner.starts_with("./")) inner.erase(0, inner.find('/') + 1);
+  if (inner != prefix && has_pair(inner)) return {reason, fmt::format("did you mean {}?", inner)};
   const fs::path folder = fs::path(prefix).parent_path();
   const std::string meant = nearest(prefix, pairs_in(folder.empty() ? fs::path(".") : folder));
-  return {reason, meant.empty() ? "make the pair by `mtrain data build`, or correct the path prefix"
-                                : fmt::format("did you mean {}?", meant)};
+  return {reason, meant.empty() ? kMake : fmt::format("did you mean {}?", meant)};
 }
 
 void check_prefixes(const char* field, const std::vector<std::string>& prefixes, const Recipe& r,

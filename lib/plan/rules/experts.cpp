@@ -1,6 +1,7 @@
 // Rules of models with experts: which layers have them, the router, the experts' sizes, and the
 // ranks that share them.
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/core.h>
 
@@ -170,6 +171,15 @@ void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
                      "leave it out to drop none");
 }
 
+// Returns the sizes that divide both the experts and the ranks that they are spread over.
+std::vector<int64_t> expert_sizes(const Recipe& r, const Layout& l) {
+  const int64_t most = std::gcd(r.model.moe.num_experts, expert_ranks(r, l));
+  std::vector<int64_t> sizes;
+  for (int64_t ep = 1; ep <= most; ++ep)
+    if (most % ep == 0) sizes.push_back(ep);
+  return sizes;
+}
+
 void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t experts = r.model.moe.num_experts;
   diagnostics.require(experts > 0, {"distributed.ep_size", "model.moe.num_experts"},
@@ -178,17 +188,17 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
   if (experts == 0) return;
   diagnostics.require(experts % l.ep == 0, {"distributed.ep_size", "model.moe.num_experts"},
                       fmt::format("ep_size {} does not divide the {} experts", l.ep, experts),
-                      fmt::format("choose a divisor of {}", experts));
+                      fmt::format("use ep_size {}", either(expert_sizes(r, l))));
   const bool replicas = l.dp_replicate > 1, whole = expert_tp(r) == 1 && l.tp > 1;
   const int64_t dp = replicas ? l.dp_shard : l.dp;
   diagnostics.require(
-      expert_ranks(r, l) % l.ep == 0, {"distributed.ep_size", "distributed.cp_size"},
+      experts % l.ep != 0 || expert_ranks(r, l) % l.ep == 0,
+      {"distributed.ep_size", "distributed.cp_size"},
       fmt::format("ep_size {} does not divide {}({}) * cp({}){} = {}", l.ep,
                   replicas ? "dp_shard" : "dp", dp, l.cp,
                   whole ? fmt::format(" * tp({})", l.tp) : "", expert_ranks(r, l)),
-      fmt::format(
-          "experts are spread over the dp x cp{} ranks of a pipeline stage: choose a divisor",
-          whole ? " x tp" : ""));
+      fmt::format("use ep_size {}: experts are spread over the dp x cp{} ranks of a pipeline stage",
+                  either(expert_sizes(r, l)), whole ? " x tp" : ""));
   // Context-parallel ranks pad each document, so that only those of one sample have as many tokens.
   const bool equal = r.packed_sequence.packed_sequence_size == 0 || l.cp == 1 ||
                      (whole ? l.cp * l.tp : l.cp) % l.ep == 0;

@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include "base/math.h"
 #include "base/strings.h"
 #include "plan/layout.h"
 #include "plan/rules/rules.h"
@@ -63,11 +64,14 @@ void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
     diagnostics.require(
         m.hidden_size % m.num_attention_heads == 0,
         {"model.num_attention_heads", "model.hidden_size"},
-        fmt::format("hidden_size {} is not divisible by {} heads", m.hidden_size,
-                    m.num_attention_heads),
-        fmt::format("use {}a hidden_size of {}, or set kv_channels (the size of a head)",
+        fmt::format("hidden_size {} is not divisible by {} heads{}", m.hidden_size,
+                    m.num_attention_heads,
+                    r.spellings.contains("model.num_attention_heads") ? "" : " (the default)"),
+        fmt::format("use {}a hidden_size of {}, or choose the size of a head, such as "
+                    "model.kv_channels: {}",
                     nearest_heads(r),
-                    nearest_multiples(m.hidden_size, m.num_attention_heads * even_heads(m))));
+                    nearest_multiples(m.hidden_size, m.num_attention_heads * even_heads(m)),
+                    round_up(ceil_div(m.hidden_size, m.num_attention_heads), 8)));
   diagnostics.require(
       m.num_attention_heads % m.kv_heads() == 0,
       {"model.num_query_groups", "model.num_attention_heads"},

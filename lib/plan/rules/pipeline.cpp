@@ -219,8 +219,9 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
   if (kind.in_groups && !group)
     diagnostics.require(schedule::legal_rounds(m, l.pp),
                         {words.field, "distributed.pipeline.pp_schedule"},
-                        fmt::format("{} with pp_size {} runs in {} rounds, which do not divide {}",
-                                    kind.name, l.pp, std::max<int64_t>(1, m / l.pp), count),
+                        fmt::format("{} runs its micro-batches in equal rounds of at least pp_size "
+                                    "{}; {} do not make {} equal rounds",
+                                    kind.name, l.pp, count, std::max<int64_t>(1, m / l.pp)),
                         fmt::format("use {}", legal_counts(r, l, words)));
   if (kind.in_groups && group) {
     const std::string groups =
@@ -294,6 +295,17 @@ void check_flushes(const Recipe& r, Diagnostics& diagnostics) {
                   nearest_multiples(local, *size)));
 }
 
+// Returns how to take the defaults, in the form in which pp_size is written.
+std::string add_pipeline(const Recipe& r, const Layout& l) {
+  const char* name = l.stages_per_rank > 1 ? "interleaved_1f1b" : "1f1b";
+  const auto origin = r.origins.find("distributed.pp_size");
+  if (origin != r.origins.end() && origin->second == recipe::Origin::command_line)
+    return fmt::format("add distributed.pipeline.pp_schedule={}", name);
+  return fmt::format(
+      "add it inside distributed: `distributed: {{pp_size: {}, pipeline: {{pp_schedule: {}}}}}`",
+      l.pp, name);
+}
+
 }  // namespace
 
 void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
@@ -309,8 +321,8 @@ void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostic
       r.distributed.strategy == recipe::Strategy::megatron_fsdp)
     return;  // they have no pipeline; validate_strategy says so
   diagnostics.require(block, {"distributed.pp_size"},
-                      fmt::format("pp_size {} needs a pipeline section that says how", l.pp),
-                      "add `pipeline: {}` below distributed to take the defaults (1f1b)");
+                      fmt::format("pp_size {} needs the section distributed.pipeline", l.pp),
+                      add_pipeline(r, l));
   check_layout_string(r, l, diagnostics);
   check_split(r, l, diagnostics);
   check_rank_layers(r, l, diagnostics);

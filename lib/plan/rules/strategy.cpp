@@ -54,14 +54,17 @@ void check_owners(const Recipe& r, Diagnostics& diagnostics) {
     std::string list;
     for (const auto& owner : split(owners, ' ')) {
       owned = owned || owner == strategy;
-      list += (list.empty() ? "" : " or ") + owner;
     }
+    const std::vector<std::string> readers = split(owners, ' ');
+    for (size_t i = 0; i < readers.size(); ++i)
+      list += (i == 0 ? "" : i + 1 == readers.size() ? " and " : ", ") + readers[i];
     // A replicate size of 1 is "off" under every strategy.
     if (row.path == "distributed.dp_replicate_size" && r.distributed.dp_replicate_size == 1)
       owned = r.distributed.strategy != recipe::Strategy::ddp;
     diagnostics.require(
         owned, {row.path, "distributed.strategy"},
-        fmt::format("is read by strategy {} only, but the strategy is {}", list, strategy),
+        fmt::format("has no effect with strategy {}: {} {} it", strategy, list,
+                    readers.size() == 1 ? "alone reads" : "alone read"),
         fmt::format("remove it, or set distributed.strategy: {}", split(owners, ' ')[0]));
   }
 }
@@ -108,15 +111,22 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
       fmt::format("use {}", nearest_multiples(S, sequence_multiple(r, l))));
 }
 
-// Returns a hint with the values of tp_size near the recipe's that divide heads, width and world.
+// Returns a hint with the values of tp_size that divide heads and width, and of them, if there are
+// any, those that the world allows.
 std::string use_tp(const Recipe& r, const Layout& l) {
   const auto& m = r.model;
-  const std::string sizes = schedule::nearest_legal(l.tp, m.num_attention_heads, [&](int64_t tp) {
-    return m.num_attention_heads % tp == 0 && m.ffn_size() % tp == 0 &&
-           (m.kv_heads() % tp == 0 || tp % m.kv_heads() == 0) && l.world % (tp * l.pp * l.cp) == 0;
-  });
-  return sizes.empty() ? fmt::format("choose a divisor of {}", m.num_attention_heads)
-                       : fmt::format("use tp_size {}", sizes);
+  constexpr int64_t kMost = 64;  // more ranks hardly share a layer
+  std::vector<int64_t> sizes, here;
+  for (int64_t tp = 2; tp <= std::min(m.num_attention_heads, kMost); ++tp) {
+    if (m.num_attention_heads % tp != 0 || m.ffn_size() % tp != 0 ||
+        (m.kv_heads() % tp != 0 && tp % m.kv_heads() != 0))
+      continue;
+    sizes.push_back(tp);
+    if (l.world % (tp * l.pp * l.cp) == 0) here.push_back(tp);
+  }
+  if (sizes.empty()) return "use tp_size 1: no larger one divides heads and width";
+  if (!here.empty()) return fmt::format("use tp_size {}", either(here));
+  return fmt::format("use tp_size {}, on a number of ranks that it divides", either(sizes));
 }
 
 // Heads and the ffn width must divide over the ranks of tp. The vocabulary is padded so that it

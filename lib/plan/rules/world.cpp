@@ -6,14 +6,27 @@
 namespace mtrain::plan {
 namespace {
 
+// Returns "is 1, 2, 3 or 6" for 6, and "divides N" for a number of many divisors.
+std::string divides(int64_t world) {
+  constexpr size_t kMost = 8;
+  std::vector<int64_t> divisors;
+  for (int64_t d = 1; d <= world && divisors.size() <= kMost; ++d)
+    if (world % d == 0) divisors.push_back(d);
+  return divisors.size() > kMost ? fmt::format("divides {}", world)
+                                 : fmt::format("is {}", either(divisors));
+}
+
 void check_product(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t product = l.tp * l.pp * l.cp;
+  // A tp_size that the heads refuse is one mistake, and its hint names sizes that the world allows.
+  const bool heads = r.model.num_attention_heads % l.tp == 0;
   diagnostics.require(
-      l.world % product == 0, {"distributed.tp_size", "distributed.pp_size", "distributed.cp_size"},
+      !heads || l.world % product == 0,
+      {"distributed.tp_size", "distributed.pp_size", "distributed.cp_size"},
       fmt::format("tp({}) * pp({}) * cp({}) = {} does not divide the world of {} ranks", l.tp, l.pp,
                   l.cp, product, l.world),
-      fmt::format("run on {} ranks, or choose sizes whose product divides {}",
-                  nearest_multiples(l.world, product), l.world));
+      fmt::format("run on {} ranks, or choose sizes whose product {}",
+                  nearest_multiples(l.world, product), divides(l.world)));
   if (!r.distributed.dp_size || l.world % product != 0) return;
   diagnostics.require(
       *r.distributed.dp_size == l.dp, {"distributed.dp_size"},
@@ -37,6 +50,8 @@ void check_replicate(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
 }
 
 void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  // Where sizes do not divide the world, dp is not known.
+  if (l.world % (l.tp * l.pp * l.cp) != 0) return;
   const int64_t global = r.train.global_batch_size, chunk = batch_multiple(r, l);
   std::string reason =
       l.dp == 1

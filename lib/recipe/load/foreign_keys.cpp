@@ -223,13 +223,15 @@ constexpr std::array kForeignKeys{
     ForeignKey{"processor.*", kRefused, "models here have text alone", kOtherTask},
     ForeignKey{"recipe_args.*", kNone, "it chooses a trainer of AutoModel"},
     ForeignKey{"checkpoint.pretrained_checkpoint", kRefused,
-               "checkpoints of other systems cannot be read",
-               "write model.from: a Hugging Face folder, whose weights training begins with", off},
-    ForeignKey{"checkpoint.finetune", kRefused,
-               "weights to begin with do not come from a checkpoint",
-               "leave it out, and write model.from: a Hugging Face folder, whose weights training "
-               "begins with",
+               "checkpoints of Megatron and NeMo cannot be read",
+               "write model.from: a Hugging Face folder, to begin with its weights; or "
+               "checkpoint.load, to continue a run of mtrain",
                off},
+    ForeignKey{
+        "checkpoint.finetune", kRefused,
+        "a run that begins with given weights needs no such switch: with model.from it begins "
+        "at step 0, with a new optimizer",
+        "leave it out, and write model.from: a Hugging Face folder", off},
     ForeignKey{"model.architectures", kNone, "model.architecture names the family"},
     ForeignKey{"model.use_cache", kNone, "training keeps no key-value cache"},
     ForeignKey{"model.output_hidden_states", kNone, "hidden states stay within the model"},
@@ -292,6 +294,11 @@ constexpr std::array kForeignKeys{
     ForeignKey{"checkpoint.allow_legacy_pickle_restore", kNone, "no pickle is read"},
     // Megatron-Bridge's sections, and Megatron's flags.
     kept("scheduler.lr_warmup_fraction"),
+    kept("scheduler.start_weight_decay"),
+    kept("scheduler.end_weight_decay"),
+    ForeignKey{"scheduler.weight_decay_incr_style", kRefused,
+               "a weight decay that grows is not built", "write constant",
+               [](const Node& n) { return n.unset() || n.text == "constant"; }},
     ForeignKey{"scheduler.override_opt_param_scheduler", kNone,
                "the recipe's schedule always wins over that of a checkpoint"},
     ForeignKey{"scheduler.use_checkpoint_opt_param_scheduler", kRefused,
@@ -421,6 +428,8 @@ constexpr std::array kForeignKeys{
                {},
                [](const Node& n) { return n.unset() || n.text == "1"; }},
     ForeignKey{"dataset.num_workers", kNone, kOwnLoader},
+    ForeignKey{"dataset.num_dataset_builder_threads", kNone,
+               "the order of the samples is computed"},
     ForeignKey{"dataset.data_sharding", kNone, kOwnLoader},
     ForeignKey{"dataset.dataloader_type", kNone, kOwnLoader},
     ForeignKey{"dataset.pin_memory", kNone, kOwnLoader},

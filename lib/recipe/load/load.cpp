@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns the value as the field's options understand it: none and, for sizes, numbers below 1.
+// Returns the value as the field's options understand it: none and, for sizes, 0 and -1.
 Node value_of(const RawSetting& g) {
   const FieldOptions& options = g.row->options;
   Node node = g.node;
@@ -31,10 +31,9 @@ Node value_of(const RawSetting& g) {
     node.kind = Node::Kind::scalar;
     node.text = options.none_means;
   }
-  const bool below_one =
-      node.kind == Node::Kind::scalar && !node.quoted &&
-      (node.text == "0" || (node.text.size() > 1 && node.text[0] == '-' && whole_text(node.text)));
-  if (options.zero_is_unset && below_one) node.kind = Node::Kind::null;
+  const bool open =
+      node.kind == Node::Kind::scalar && !node.quoted && (node.text == "0" || node.text == "-1");
+  if (options.zero_is_unset && open) node.kind = Node::Kind::null;
   return node;
 }
 

@@ -70,6 +70,27 @@ void take_moments(Recipe& r, Diagnostics& diagnostics) {
   r.origins[field] = Origin::derived;
 }
 
+// Megatron's scheduler sets the weight decay in every step, over what its optimizer was given.
+void take_weight_decay(Recipe& r, Diagnostics& diagnostics) {
+  const char *first = "scheduler.start_weight_decay", *last = "scheduler.end_weight_decay";
+  const std::string *begin = value_of(r, first), *end = value_of(r, last);
+  const std::string* text = end ? end : begin;
+  if (!text || *text == "none") return;
+  const char *path = end ? last : first, *field = "optimizer.weight_decay";
+  const auto value = number_of(*text);
+  if (!value || !(*value >= 0))
+    return diagnostics.add(path, fmt::format("expected a number, 0 or more, got `{}`", *text),
+                           fmt::format("write {}", field));
+  if (begin && end && number_of(*begin) != value)
+    return diagnostics.add(path,
+                           fmt::format("grows from {} to {}, which is not built", *begin, *end),
+                           fmt::format("write one of them as {}", field));
+  if (r.optimizer.weight_decay == *value) return;
+  diagnostics.resolved(field, fmt::format("{}, since Megatron's scheduler sets it", *value));
+  r.optimizer.weight_decay = *value;
+  r.origins[field] = Origin::derived;
+}
+
 // NullTokenizer has so many ids, and one more that ends documents.
 void take_vocabulary(Recipe& r, Diagnostics& diagnostics) {
   const char* path = "tokenizer.vocab_size";
@@ -127,6 +148,7 @@ void take_foreign_values(Recipe& r, Diagnostics& diagnostics) {
   if (r.foreign.empty()) return;
   take_warmup(r, diagnostics);
   take_moments(r, diagnostics);
+  take_weight_decay(r, diagnostics);
   take_vocabulary(r, diagnostics);
   take_pipeline_type(r, diagnostics);
 }

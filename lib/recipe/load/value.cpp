@@ -106,6 +106,19 @@ bool may_mean(const std::string& word, const std::string& name) {
     if (a[i].size() <= 3 && !std::ranges::is_permutation(a[i], b[i])) return false;
   return true;
 }
+
+// Returns the one name that the word begins or that begins the word (fsdp and fsdp2, cuda:0 and
+// cuda), or else the nearest one that it may be a misspelling of; empty if there is none.
+std::string meant_choice(const std::string& word, const std::vector<std::string>& names) {
+  std::vector<std::string> alike, begun;
+  for (const auto& name : names) {
+    if (may_mean(word, name)) alike.push_back(name);
+    const std::string& shorter = name.size() < word.size() ? name : word;
+    if (shorter.size() >= 3 && name.starts_with(shorter) && word.starts_with(shorter))
+      begun.push_back(name);
+  }
+  return begun.size() == 1 ? begun[0] : nearest(word, alike);
+}
 }  // namespace
 
 int read_choice(const Node& node, const std::vector<std::string>& choices,
@@ -117,16 +130,13 @@ int read_choice(const Node& node, const std::vector<std::string>& choices,
     for (size_t i = 0; i < choices.size(); ++i)
       if (fold_name(choices[i]) == folded) return int(i);
   }
-  c.reason = fmt::format("expected one of the words below, got {}", describe(node));
+  c.reason = fmt::format("{} is not one of its values", describe(node));
   std::string list;
   for (const auto& name : shown) {
     if (!list.empty()) list += ", ";
     list += name;
   }
-  std::vector<std::string> alike;
-  for (const auto& name : choices)
-    if (may_mean(to_lower(word), name)) alike.push_back(name);
-  const std::string close = nearest(to_lower(word), alike);
+  const std::string close = meant_choice(to_lower(word), shown);
   c.hint = close.empty() ? "choose from: " + list
                          : fmt::format("did you mean `{}`? choose from: {}", close, list);
   return -1;

@@ -17,16 +17,15 @@ constexpr const char* kBatches =
     "`train.micro_batch_size` is the batch of a rank, `train.global_batch_size` that of a step "
     "over all ranks";
 constexpr const char* kAccumulation =
-    "`train.global_batch_size` decides: micro-batch x accumulation x data-parallel ranks";
+    "leave it out: it follows, `train.global_batch_size` / (`train.micro_batch_size` x "
+    "data-parallel "
+    "ranks)";
 constexpr const char* kEpochs =
     "`train.steps` is the length of a run: epochs x samples / `train.global_batch_size`";
-constexpr const char* kCheckpointing =
-    "`recompute.granularity`: full or selective; `recompute: full` is short for it";
+constexpr const char* kCheckpointing = "write `recompute: full`, or `recompute: selective`";
 constexpr const char* kFsdp =
     "`distributed.strategy`: fsdp2, megatron_fsdp, megatron_ddp or ddp says what is sharded";
-constexpr const char* kPrecision =
-    "`mixed_precision.name`: bf16_mixed, fp16_mixed or fp32; `mixed_precision: bf16_mixed` is "
-    "short for it";
+constexpr const char* kPrecision = "write `mixed_precision: bf16_mixed`, fp16_mixed or fp32";
 constexpr const char* kDataFile =
     "tokenize the text with `mtrain data build`, and name its prefix in `dataset.train`";
 constexpr const char* kNoAdapters = "leave it out: all weights are trained";
@@ -41,6 +40,24 @@ constexpr const char* kWandb = "leave it out: mtrain reports to files alone, in 
 constexpr const char* kLoader = "leave it out: samples are read in the order of `dataset.seed`";
 
 constexpr WordHint kWords[] = {
+    // A word of one section; the same word elsewhere means something else.
+    {"model.name", "`model.architecture`, such as llama; `model.from` is a Hugging Face folder"},
+    {"lr_scheduler.name", "lr_scheduler.style"},
+    {"lr_scheduler.type", "lr_scheduler.style"},
+    {"optimizer.type", "optimizer.name"},
+    {"dataset.name", kDataFile},
+    {"training.dataset", kDataFile},
+    {"training.dataset_path", kDataFile},
+    {"distributed.tp", "distributed.tp_size"},
+    {"distributed.pp", "distributed.pp_size"},
+    {"distributed.cp", "distributed.cp_size"},
+    {"distributed.ep", "distributed.ep_size"},
+    {"distributed.dp", "distributed.dp_size"},
+    {"distributed.vpp", "distributed.vpp_size"},
+    {"distributed.data_parallel", "distributed.dp_size"},
+    {"distributed.context_parallel", "distributed.cp_size"},
+    {"distributed.expert_parallel", "distributed.ep_size"},
+    {"model.moe.top_k", "model.moe.router_topk"},
     // Lengths and batches.
     {"num_train_epochs", kEpochs},
     {"epochs", kEpochs},
@@ -101,7 +118,7 @@ constexpr WordHint kWords[] = {
     {"min_lr_factor", "`lr_scheduler.min_lr` is a rate: factor x `optimizer.lr`"},
     {"min_lr_ratio", "`lr_scheduler.min_lr` is a rate: ratio x `optimizer.lr`"},
     {"min_lr_rate", "`lr_scheduler.min_lr` is a rate: this part x `optimizer.lr`"},
-    {"warmup_ratio", "`lr_scheduler.warmup_steps` counts steps: ratio x `train.steps`"},
+    {"warmup_ratio", "write `lr_scheduler.warmup_steps`, in steps: ratio x `train.steps`"},
     {"num_warmup_steps", "lr_scheduler.warmup_steps"},
     {"warmup_iters", "lr_scheduler.warmup_steps"},
     {"lr_decay_samples", "`lr_scheduler.decay_steps` counts steps"},
@@ -152,6 +169,11 @@ constexpr WordHint kWords[] = {
     {"disable_tqdm", "leave it out: the live line is drawn on a terminal alone"},
     {"report_to", kReports},
     {"use_wandb", kWandb},
+    {"wandb", kWandb},
+    {"wandb_project", kWandb},
+    {"wandb_entity", kWandb},
+    {"wandb_name", kWandb},
+    {"wandb_run_name", kWandb},
     {"enable_wandb", kWandb},
     {"enable_tensorboard", kWandb},
     {"tensorboard_log_interval", kReports},
@@ -236,6 +258,10 @@ constexpr WordHint kWords[] = {
     {"train_file", kDataFile},
     {"train_data", kDataFile},
     {"data_files", kDataFile},
+    {"dataset_valid", "dataset.validation"},
+    {"valid_data", "dataset.validation"},
+    {"valid_path", "dataset.validation"},
+    {"eval_dataset", "dataset.validation"},
     {"validation_file",
      "tokenize the text with `mtrain data build`, and name its prefix in `dataset.validation`"},
     {"dataset_text_field", "`mtrain data build --json-field` names the field of the text"},
@@ -287,15 +313,21 @@ constexpr WordHint kWords[] = {
 
 std::span<const WordHint> word_hints() { return kWords; }
 
+bool WordHint::is_name() const {
+  return text.find(' ') == std::string_view::npos && text[0] != '`';
+}
+
 std::string WordHint::hint() const {
-  const bool name = text.find(' ') == std::string_view::npos && text[0] != '`';
-  return name ? fmt::format("here it is `{}`", text) : std::string(text);
+  return is_name() ? fmt::format("write `{}`", text) : std::string(text);
 }
 
 const WordHint* find_word_hint(std::string_view path) {
-  const std::string_view word = path.substr(path.rfind('.') + 1);
-  const auto row = std::ranges::find(word_hints(), word, &WordHint::word);
-  return row == word_hints().end() ? nullptr : &*row;
+  const auto find = [](std::string_view word) {
+    const auto row = std::ranges::find(word_hints(), word, &WordHint::word);
+    return row == word_hints().end() ? nullptr : &*row;
+  };
+  const WordHint* whole = find(path);
+  return whole ? whole : find(path.substr(path.rfind('.') + 1));
 }
 
 const ForeignSection* find_foreign_section(std::string_view path) {
@@ -308,6 +340,7 @@ const ForeignSection* find_foreign_section(std::string_view path) {
                                                  {"logging", "train"},
                                                  {"parallelism", "distributed"},
                                                  {"parallel", "distributed"},
+                                                 {"pipeline", "distributed.pipeline"},
                                                  {"fsdp_config", "distributed"},
                                                  {"optim", "optimizer"},
                                                  {"activation_checkpoint", "recompute"},
@@ -348,10 +381,9 @@ std::string hint_for_unknown(const std::string& path) {
     if (dot == std::string::npos)
       return fmt::format("its settings are in `{}` here", foreign->section);
     key = std::string(foreign->section) + path.substr(dot);
-    if (const SchemaRow* row = find_row(key)) return fmt::format("here it is `{}`", row->path);
+    if (const SchemaRow* row = find_row(key)) return fmt::format("write `{}`", row->path);
     if (const auto paths = paths_of_word(path.substr(path.rfind('.') + 1)); paths.size() == 1)
-      if (const SchemaRow* row = find_row(paths[0]))
-        return fmt::format("here it is `{}`", row->path);
+      if (const SchemaRow* row = find_row(paths[0])) return fmt::format("write `{}`", row->path);
   }
   if (const std::string meant = nearest_key(key); !meant.empty()) {
     const SchemaRow* row = find_row(meant);
@@ -362,7 +394,9 @@ std::string hint_for_unknown(const std::string& path) {
   std::vector<std::string> words;
   for (const WordHint& row : word_hints()) words.emplace_back(row.word);
   if (const std::string word = nearest(key.substr(key.rfind('.') + 1), words); !word.empty())
-    return fmt::format("did you mean {}? {}", word, find_word_hint(word)->hint());
+    return find_word_hint(word)->is_name()
+               ? fmt::format("did you mean `{}`?", find_word_hint(word)->text)
+               : fmt::format("did you mean {}? {}", word, find_word_hint(word)->hint());
   std::string section = key.substr(0, key.rfind('.') == std::string::npos ? 0 : key.rfind('.'));
   if (keys_of(section).empty()) section.clear();
   return fmt::format("{} {}",

@@ -13,6 +13,7 @@ struct WordHint {
   std::string_view word;  // the last part of a key, with underscores
   // What to write instead, with names of settings in `...`. A name alone means the same setting.
   std::string_view text;
+  bool is_name() const;  // of a setting, and not a sentence
   std::string hint() const;
 };
 

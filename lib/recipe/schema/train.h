@@ -14,7 +14,7 @@ namespace mtrain::recipe {
 enum class DeviceChoice { automatic, cpu, cuda };
 constexpr auto enum_names(DeviceChoice) {
   return std::array{EnumName{DeviceChoice::automatic, "auto"}, EnumName{DeviceChoice::cpu, "cpu"},
-                    EnumName{DeviceChoice::cuda, "cuda"}};
+                    EnumName{DeviceChoice::cuda, "cuda"}, EnumName{DeviceChoice::cuda, "gpu"}};
 }
 
 struct TrainConfig {
