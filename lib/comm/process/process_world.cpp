@@ -81,7 +81,9 @@ Token await_token(const ProcessWorldOptions& o, Clock::time_point deadline) {
     if (const auto token = o.token.find()) return *token;
     if (Clock::now() > deadline)
       throw CommError(
-          fmt::format("rank {} has no token of the job after {:.3g} s", o.rank, o.timeout.count()),
+          fmt::format("rank {} has no token of the job after {:.3g} s (comm.timeout_s): rank 0, "
+                      "which makes it, has not started, or made it where this host cannot see it",
+                      o.rank, o.timeout.count()),
           o.token.hint);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -162,10 +164,15 @@ void shake_hands(Store& store, const ProcessWorldOptions& o) {
 void await_all(Store& store, const ProcessWorldOptions& o) {
   for (int rank = 0; rank < o.size; ++rank) {
     std::string answer;
+    const auto begin = Clock::now();
     try {
       answer = store.get(fmt::format("arrived/{}", rank));
     } catch (const CommError& e) {
-      throw CommError(fmt::format("rank {} did not arrive: {}", rank, e.message()), e.hint());
+      if (Clock::now() - begin < rendezvous_time(o))
+        throw CommError(fmt::format("rank {} did not arrive: {}", rank, e.message()), e.hint());
+      throw CommError(
+          fmt::format("rank {} did not arrive within {:.3g} s", rank, o.timeout.count()),
+          "start mtrain-launch on its host, too; comm.timeout_s says how long ranks wait");
     }
     if (answer != kWell)
       throw CommError(bounded(answer), "start all ranks with the same program and recipe");
