@@ -106,10 +106,33 @@ void FileSums::check_file() const {
   }
 }
 
+namespace {
+// Returns the checkpoint before the one that holds the file; "" if there is none. The names of
+// checkpoints have their steps in equally many digits.
+std::string checkpoint_before(const fs::path& file) {
+  const std::string own = file.parent_path().filename().string();
+  std::string before;
+  std::error_code error;
+  fs::directory_iterator it(file.parent_path().parent_path(), error);
+  for (const fs::directory_iterator end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.starts_with("step-") && name.size() == own.size() && name < own &&
+        name.find('.') == std::string::npos)
+      before = std::max(before, name);
+  }
+  return before.empty() ? "" : (file.parent_path().parent_path() / before).string();
+}
+}  // namespace
+
 RunError damaged_file(const fs::path& file, const std::string& what) {
-  return RunError(fmt::format("{} is damaged: {}", file.string(), what),
-                  "copy it again from where it is sound, or continue from an earlier checkpoint "
-                  "with checkpoint.load=<its folder>");
+  const std::string before = checkpoint_before(file);
+  return RunError(
+      fmt::format("{} is damaged: {}", file.string(), what),
+      fmt::format(
+          "copy it again from where it is sound{}",
+          before.empty()
+              ? ""
+              : ", or continue from the checkpoint before it with checkpoint.load=" + before));
 }
 
 }  // namespace mtrain::storage

@@ -344,3 +344,15 @@ TEST_CASE("a folder in which nothing can be saved is told before there is someth
   require_writable(folder / "a/b", "checkpoint.dir");
   CHECK(fs::is_empty(folder / "a/b"));
 }
+
+TEST_CASE("the error of a damaged file names the checkpoint before it") {
+  const TemporaryFolder folder;
+  for (const char* name : {"step-00000010", "step-00000020.abandoned", "step-00000030"})
+    fs::create_directory(folder / name);
+  const auto hint = [&](const char* step) {
+    return damaged_file(folder / step / "model.safetensors", "it is short").hint();
+  };
+  CHECK_THAT(hint("step-00000030"),
+             Contains("checkpoint.load=" + (folder / "step-00000010").string()));
+  CHECK_THAT(hint("step-00000010"), !Contains("checkpoint.load"));
+}
