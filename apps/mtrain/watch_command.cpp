@@ -17,6 +17,7 @@
 #include "observe/metric_keys.h"
 #include "observe/metrics_csv.h"
 #include "observe/metrics_reader.h"
+#include "observe/progress.h"
 #include "observe/terminal.h"
 #include "observe/watch.h"
 #include "storage/folder_lock.h"
@@ -47,14 +48,16 @@ class Watch {
   Watch(const Options& options, const std::vector<observe::RunFile>& runs)
       : options_(options), key_(options.keys) {
     for (const observe::RunFile& run : runs) {
-      metrics_.push_back(
-          std::make_unique<observe::RunMetrics>(run.path, observe::watched_keys(key_)));
+      metrics_.push_back(std::make_unique<observe::RunMetrics>(
+          run.path, observe::watched_keys(key_), [this, name = run.name](double part) {
+            if (reading_) reading_->activity(fmt::format("reading {} {:.0f} %", name, 100 * part));
+          }));
       runs_.push_back({.name = run.name, .metrics = metrics_.back().get()});
     }
   }
 
   void once() {
-    poll();
+    read();
     for (const auto& m : metrics_) observe::warn_of_damage(m->stream());
     if (std::ranges::all_of(metrics_, [](const auto& m) { return m->empty(); }))
       throw observe::no_records(metrics_.front()->stream().path());
@@ -63,6 +66,7 @@ class Watch {
   }
 
   void live() {
+    read();
     observe::LiveScreen screen(STDOUT_FILENO);
     // Whether a run trains is asked first, so that the last picture has its last records.
     for (bool goes_on = true; goes_on; screen.pause(kBetween)) {
@@ -86,6 +90,14 @@ class Watch {
   }
 
  private:
+  // Reads all that there is, and shows how far it is.
+  void read() {
+    observe::ProgressLine line;
+    reading_ = &line;
+    poll();
+    reading_ = nullptr;
+  }
+
   void poll() {
     // A run that starts anew puts the file aside before it makes another.
     std::error_code error;
@@ -124,6 +136,7 @@ class Watch {
 
   const Options& options_;
   const std::string key_;
+  observe::ProgressLine* reading_ = nullptr;
   std::vector<std::unique_ptr<observe::RunMetrics>> metrics_;
   std::vector<observe::WatchedRun> runs_;
 };

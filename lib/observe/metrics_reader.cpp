@@ -107,6 +107,8 @@ void RecordStream::poll() {
     if (n < 0)
       throw UserError(fmt::format("cannot read {}: {}", path_.string(), std::strerror(errno)));
     if (n == 0) break;
+    if (sink_.progress && read_ + n < file.size)
+      sink_.progress(double(read_ + n) / double(file.size));
     std::string_view bytes(block.data(), size_t(n));
     for (size_t newline; (newline = bytes.find('\n')) != std::string_view::npos;) {
       const int64_t begin = read_ - int64_t(rest_.size());
@@ -161,10 +163,12 @@ void Series::cut_from(int64_t step) {
   }
 }
 
-RunMetrics::RunMetrics(const fs::path& path, std::vector<std::string> keys)
+RunMetrics::RunMetrics(const fs::path& path, std::vector<std::string> keys,
+                       std::function<void(double part)> progress)
     : stream_(path,
               {.record = [this](const MetricsRecord& record, int64_t, int64_t) { take(record); },
-               .restart = [this] { restart(); }}) {
+               .restart = [this] { restart(); },
+               .progress = std::move(progress)}) {
   for (std::string& key : keys) series_[std::move(key)];
 }
 

@@ -38,6 +38,7 @@ class RecordStream {
     // `begin` and `end` are the record's bytes in the file.
     std::function<void(MetricsRecord record, int64_t begin, int64_t end)> record;
     std::function<void()> restart;  // the file is another one now, and is read from its beginning
+    std::function<void(double part)> progress = {};  // of the file that is read; for long files
   };
   RecordStream(std::filesystem::path path, Sink sink);
 
@@ -79,7 +80,9 @@ struct Series {
 // the run went back to it: later steps of before are forgotten.
 class RunMetrics {
  public:
-  RunMetrics(const std::filesystem::path& path, std::vector<std::string> keys);
+  // `progress` may be empty.
+  RunMetrics(const std::filesystem::path& path, std::vector<std::string> keys,
+             std::function<void(double part)> progress = {});
   RunMetrics(const RunMetrics&) = delete;
   RunMetrics& operator=(const RunMetrics&) = delete;
 

@@ -196,6 +196,11 @@ def test_streams_of_a_run_that_is_piped():
         steps = [line for line in log if line.startswith("step ")]
         if not log[0].startswith("---") or steps != [l for l in done.stdout.splitlines() if l.startswith("step ")]:
             raise Failure(f"log.txt:\n{log}")
+        page = subprocess.run([MTRAIN, "schema", "--metrics"], check=True, capture_output=True, text=True).stdout
+        always = set(re.findall(r"^\| `([\w.]+)` .*\| all \|$", page.split("## Records of evaluations")[0], re.M))
+        records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+        if len(records) != 120 or len(always) < 10 or any(always - record.keys() for record in records):
+            raise Failure(f"{len(records)} records, the first is {records[0]}; the page says that all have {always}")
 
 
 def test_the_live_line_stays_on_the_terminal_when_the_lines_go_to_a_file():

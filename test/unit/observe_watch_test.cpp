@@ -263,8 +263,11 @@ TEST_CASE("damaged lines are passed over by number, the last one silently") {
   const fs::path path = folder / "m";
   append(path, "{\"step\":1,\"loss\":1}\n{\"step\":2,\n[3]\n{\"loss\":4}\n" +
                    std::string(3 << 20, 'x') + "\n{\"step\":6,\"loss\":6}\n\"last\"\n");
-  RunMetrics run(path, {"loss"});
+  std::vector<double> parts;
+  RunMetrics run(path, {"loss"}, [&](double part) { parts.push_back(part); });
   run.poll();
+  REQUIRE(parts.size() == 3);  // of a file of four blocks
+  CHECK(parts[0] == Approx(1 / 3.0).epsilon(0.01));
   CHECK(run.series("loss").steps == std::vector<int64_t>{1, 6});
   CHECK(run.stream().damaged_count() == 4);
   REQUIRE(run.stream().damaged().size() == 3);
