@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings,
-# docs/reference/words.md, what other tools' words are called here, and docs/pictures, the pipeline schedules of
-# docs/pipeline-schedules.md. The screenshots there (*.png) are made by hand.
+# docs/reference/words.md, what other tools' words are called here, docs/reference/metrics.md, the keys of metrics.jsonl, and
+# docs/pictures, the pipeline schedules of docs/pipeline-schedules.md. The screenshots there (*.png) are made by hand.
 #   scripts/docs.sh [mtrain [folder]]      default: build/release's mtrain, and docs
 # The test `cli` fails while what is committed differs from what this script writes.
 called_from=$PWD
@@ -16,6 +16,7 @@ mtrain=$(program_path mtrain) folder=docs
 mkdir -p "$folder/reference" "$folder/pictures"
 "$mtrain" schema --markdown >"$folder/reference/recipe.md"
 "$mtrain" schema --words >"$folder/reference/words.md"
+"$mtrain" schema --metrics >"$folder/reference/metrics.md"
 
 # draw <picture> <schedule> <stages per rank>: draws the schedule on 4 ranks, with 8 micro-batches
 draw() { "$mtrain" schedule --name "$2" --pp 4 --vpp "$3" --micro 8 --svg "$folder/pictures/$1.svg" >/dev/null; }

@@ -23,6 +23,7 @@ void add_export_command(CLI::App& app);              // `mtrain export hf`
 void add_eval_command(CLI::App& app);                // `mtrain eval`
 void add_schedule_command(CLI::App& app);            // `mtrain schedule`
 void add_timeline_command(CLI::App& app);            // `mtrain timeline`
+void add_watch_command(CLI::App& app);               // `mtrain watch`
 void add_schema_command(CLI::App& app);              // `mtrain schema`
 void add_explain_command(CLI::App& app);             // `mtrain explain`
 void add_completion_command(CLI::App& app);          // `mtrain completion`

@@ -70,6 +70,11 @@ _mtrain_words() {
     words="$words $("${COMP_WORDS[0]}" --help 2>/dev/null | grep -oE -e '--[a-z][a-z_-]*')"
   fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  case $command in
+    timeline | watch)
+      COMPREPLY+=($(compgen -f -- "$cur"))
+      compopt -o filenames 2>/dev/null ;;
+  esac
 }
 complete -F _mtrain_words mtrain mtrain-launch
 )bash";

@@ -73,6 +73,7 @@ int run(int argc, char** argv) {
   mtrain::add_eval_command(app);
   mtrain::add_schedule_command(app);
   mtrain::add_timeline_command(app);
+  mtrain::add_watch_command(app);
   mtrain::add_schema_command(app);
   mtrain::add_explain_command(app);
   mtrain::add_completion_command(app);

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
+#include "observe/metric_keys.h"
 #include "recipe/print/explain.h"
 #include "recipe/print/schema_export.h"
 
@@ -20,12 +21,18 @@ void add_schema_command(CLI::App& app) {
       ->description("as tables to read (the default)")
       ->excludes(as_json);
   auto words = std::make_shared<bool>(false);
-  command->add_flag("--words", *words, "instead, other tools' words and what to write for them")
-      ->excludes(as_json);
-  command->callback([json, words] {
-    std::fputs((*json    ? recipe::schema_json()
-                : *words ? recipe::words_markdown()
-                         : recipe::schema_markdown())
+  auto* as_words =
+      command->add_flag("--words", *words, "instead, other tools' words and what to write for them")
+          ->excludes(as_json);
+  auto metrics = std::make_shared<bool>(false);
+  command->add_flag("--metrics", *metrics, "instead, every key of metrics.jsonl with its unit")
+      ->excludes(as_json)
+      ->excludes(as_words);
+  command->callback([json, words, metrics] {
+    std::fputs((*json      ? recipe::schema_json()
+                : *words   ? recipe::words_markdown()
+                : *metrics ? observe::metrics_markdown()
+                           : recipe::schema_markdown())
                    .c_str(),
                stdout);
   });

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "observe/metric_keys.h"
 
 namespace mtrain::observe {
 
@@ -46,6 +47,12 @@ const std::filesystem::path& drop_lines(const std::filesystem::path& path, int64
   return path;
 }
 
+// Returns seconds, rounded to milliseconds.
+template <class Duration>
+double seconds(Duration duration) {
+  return double(std::chrono::round<std::chrono::milliseconds>(duration).count()) / 1e3;
+}
+
 }  // namespace
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, int64_t steps_done)
@@ -53,7 +60,12 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, int64_t steps_do
 
 void MetricsWriter::write(int64_t step, const std::vector<Metric>& metrics) {
   nlohmann::ordered_json record{{"step", step}};
+  const MetricKey* first = nullptr;
   for (const Metric& m : metrics) {
+    const MetricKey* key = find_metric_key(m.name);
+    MT_CHECK(key && key->record != MetricKey::Record::any, "a metric without a row: {}", m.name);
+    if (!first) first = key;
+    MT_CHECK(key->record == first->record, "{} and {} in one record", m.name, first->name);
     auto& value = record[std::string(m.name)];
     if (const auto* number = std::get_if<double>(&m.value)) {
       if (std::isfinite(*number)) value = *number;  // else it stays null
@@ -61,6 +73,8 @@ void MetricsWriter::write(int64_t step, const std::vector<Metric>& metrics) {
       std::visit([&](const auto& v) { value = v; }, m.value);
     }
   }
+  record["time"] = seconds(std::chrono::system_clock::now().time_since_epoch());
+  record["elapsed_s"] = seconds(std::chrono::steady_clock::now() - opened_);
   file_.append(record.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
                "\n");
 }

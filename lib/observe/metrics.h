@@ -1,5 +1,6 @@
 // metrics.jsonl: one JSON object per line and step, for plots and for other programs.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -12,8 +13,7 @@
 namespace mtrain::observe {
 
 struct Metric {
-  // "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_ms", "memory_peak.params", ...
-  std::string_view name;
+  std::string_view name;  // one of metric_keys.h
   // A number that is not finite is written as null.
   std::variant<int64_t, double, std::string> value;
 };
@@ -24,10 +24,12 @@ class MetricsWriter {
   // of steps after `steps_done`, since a resumed run repeats these steps. Throws RunError.
   MetricsWriter(const std::filesystem::path& path, int64_t steps_done);
 
-  // Appends the line {"step": step, ...}, as LineFile::append() does.
+  // Appends the line {"step": step, ..., "time": ..., "elapsed_s": ...}, as LineFile::append()
+  // does. The metrics are those of a step or of an evaluation, never both.
   void write(int64_t step, const std::vector<Metric>& metrics);
 
  private:
+  std::chrono::steady_clock::time_point opened_ = std::chrono::steady_clock::now();
   LineFile file_;
 };
 

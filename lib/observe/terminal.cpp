@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "base/strings.h"
+
 namespace mtrain::observe {
 
 namespace {
@@ -34,6 +36,18 @@ int terminal_width(int fd) {
   if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
   const int columns = std::atoi(std::string(environment("COLUMNS")).c_str());
   return columns > 0 ? columns : 80;
+}
+
+int terminal_height(int fd) {
+  winsize size{};
+  return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 ? size.ws_row : 24;
+}
+
+bool locale_is_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
+    if (const std::string locale = to_lower(environment(name)); !locale.empty())
+      return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
+  return false;
 }
 
 int display_width(std::string_view text) {

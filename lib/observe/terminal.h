@@ -9,6 +9,8 @@ bool is_live_terminal(int fd);  // whether it is a terminal with escape codes, a
 bool wants_color(int fd);       // whether it is a live terminal and NO_COLOR is not set
 bool is_pipe(int fd);           // whether another program reads it
 int terminal_width(int fd);     // columns; 80 if unknown
+int terminal_height(int fd);    // lines; 24 if unknown
+bool locale_is_utf8();  // whether the user's terminal shows UTF-8, by LC_ALL, LC_CTYPE, LANG
 
 // Returns how many columns `text` takes, one per code point.
 int display_width(std::string_view text);

@@ -122,6 +122,7 @@ void Reporter::step(const train::StepStats& s) {
       {"lr", double(s.lr)},
       {"grad_norm", double(s.grad_norm)},
       {"tokens", s.step * s.tokens},  // of the whole run, not of this process alone
+      {"total_steps", train.steps},
       {"step_ms", 1e3 * step_s},
       {"tokens_per_s", rate},
       {"mfu", mfu > 1 ? observe::StepProgress::kUnknown : mfu},

@@ -108,7 +108,31 @@ std::chrono::nanoseconds mtime(const struct stat& info) {
   return std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
 }
 
+// Whether the owner was a process of this host that is gone.
+bool is_gone(const Owner& owner) {
+  return owner.pid > 0 && owner.host == host_name() && owner.pids == pid_namespace() &&
+         !process_lives(owner.pid);
+}
+
 }  // namespace
+
+bool is_folder_held(const fs::path& folder) {
+  const int fd = ::open((folder / kName).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return false;
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  const bool locked = ::fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
+  struct stat info {};
+  ::fstat(fd, &info);
+  const Owner owner = parse(read_text(fd));
+  ::close(fd);
+  if (locked || owner.kind != "lease") return locked;
+  // An owner may be late, and clocks of hosts differ.
+  const std::chrono::nanoseconds age =
+      std::chrono::system_clock::now().time_since_epoch() - mtime(info);
+  return !is_gone(owner) && age < 6 * FolderLockOptions{}.renew;
+}
 
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
@@ -233,9 +257,7 @@ std::optional<Owner> FolderLock::State::take_file(int opened, bool created) {
 }
 
 bool FolderLock::State::is_stale(int opened, const Owner& owner) const {
-  if (owner.pid > 0 && owner.host == self.host && owner.pids == self.pids &&
-      !process_lives(owner.pid))
-    return true;
+  if (is_gone(owner)) return true;
   struct stat info {};
   if (::fstat(opened, &info) != 0) return false;
   return file_system_now() - mtime(info) > (is_predecessor(owner) ? options.wait : options.stale);

@@ -45,6 +45,10 @@ class FolderLock {
   std::unique_ptr<State> state_;
 };
 
+// Returns whether a process holds the folder. Takes and writes nothing. A lease counts while its
+// owner renews it.
+bool is_folder_held(const std::filesystem::path& folder);
+
 std::string utc_now();  // such as 2026-01-31T23:59:59Z
 
 }  // namespace mtrain::storage

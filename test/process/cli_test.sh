@@ -101,7 +101,7 @@ expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yam
 
 # Whatever is wrong with an option, no text of the library that reads options reaches the user.
 cd "$work" || exit 1
-for command in "" schedule timeline eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
+for command in "" schedule timeline watch eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
   # shellcheck disable=SC2086  # the words of a command
   for option in $("$mtrain" $command --help | grep -oE -e '--[a-z][a-z_-]+' | sort -u); do
     for bad in "$option=@" "${option}x"; do
@@ -197,6 +197,24 @@ expect "timeline" 0 "0.009 ms from 0.000 ms on" "n norm" -- timeline "$work/t.js
 expect "timeline of a step that is none" 2 "does not say when its steps were" -- timeline "$work/t.json" --step 1
 expect "timeline of no trace" 2 "good.yaml: not JSON at byte 1" -- timeline "$work/good.yaml"
 
+mkdir -p "$work/runs/a"
+printf '{"step":%d,"loss":%d.5,"time":1795673747.5}\n' 1 3 2 2 >"$work/runs/a/metrics.jsonl"
+printf '{"step":2,"validation_loss":2.25}\n{"step":3,"lo' >>"$work/runs/a/metrics.jsonl"
+LC_ALL=C expect "a picture" 0 "loss (*) and validation loss (o)" "step 2, loss 2.5000, best validation loss 2.2500 at step 2" -- \
+  watch "$work/runs/a" --columns 300
+LC_ALL=C.UTF-8 expect "a picture of two runs" 0 "loss (A B)" "┤" "B $work/runs/a/metrics.jsonl: step 2" -- \
+  watch "$work/runs/a" "$work/runs/a/metrics.jsonl" --once --columns 300
+expect "metrics as CSV" 0 "step,time,loss,validation_loss" "2,1795673747.5,2.5,2.25" -- watch "$work/runs/a" --csv
+expect "a picture of no run" 2 "did you mean $work/runs?" -- watch "$work/run"
+expect "a picture of a folder of runs" 2 "no metrics.jsonl" "the runs in it are $work/runs/a" -- watch "$work/runs"
+expect "a picture of a key that is none" 2 "did you mean loss?" -- watch "$work/runs/a" --key lss
+expect "a picture of several keys" 2 "shows one key" -- watch "$work/runs/a" --key loss,lr
+expect "a picture of seven runs" 2 "at most 6 runs, and 7 are given" -- watch a b c d e f g
+expect "a picture that follows a pipe" 2 "needs a terminal" -- watch "$work/runs/a" --follow
+expect "a picture of another file" 2 "has no record of a step" -- watch "$work/good.yaml"
+: >"$work/runs/a/metrics.jsonl"
+expect "a picture of an empty file" 2 "is empty: the run has not ended its first step" -- watch "$work/runs/a"
+
 # Completion offers commands, settings and their values.
 completes() {
   local want=$1
@@ -214,6 +232,8 @@ completes --format mtrain data build --f
 completes optimizer.lr= mtrain --recipe x optimizer.l
 completes megatron_ddp mtrain distributed.strategy = meg
 completes zsh mtrain completion ""
+completes "$work/runs" mtrain watch "$work/run"
+completes --smooth mtrain watch --sm
 completes --micro mtrain schedule --mi
 completes llama3_8b mtrain --recipe llama3_8
 completes llama3_8b mtrain -c llama3_8

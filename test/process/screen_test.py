@@ -5,8 +5,10 @@
 
 Figures that differ from run to run or from machine to machine are replaced by `#`.
 """
+import codecs
 import concurrent.futures
 import fcntl
+import json
 import os
 import pathlib
 import pty
@@ -105,7 +107,7 @@ class Terminal:
     def __init__(self, columns, command, name, **environment):
         folder = WORK / name
         folder.mkdir()
-        self.screen, self.raw = Screen(columns), ""
+        self.screen, self.raw, self.decoder = Screen(columns), "", codecs.getincrementaldecoder("utf-8")()
         self.pid, self.master = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
@@ -122,7 +124,7 @@ class Terminal:
             if not select.select([self.master], [], [], 0.1)[0]:
                 continue
             try:
-                text = os.read(self.master, 65536).decode()
+                text = self.decoder.decode(os.read(self.master, 65536))
             except OSError:  # all have closed the terminal
                 text = ""
             if not text:
@@ -134,6 +136,9 @@ class Terminal:
             if until and re.search(until, self.raw[begin:]):
                 return
         raise Failure(f"{until or 'the end'} does not come within {seconds} s:\n{self.raw}")
+
+    def resize(self, columns):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def press(self, keys):
         os.write(self.master, keys)
@@ -191,6 +196,11 @@ def test_streams_of_a_run_that_is_piped():
         steps = [line for line in log if line.startswith("step ")]
         if not log[0].startswith("---") or steps != [l for l in done.stdout.splitlines() if l.startswith("step ")]:
             raise Failure(f"log.txt:\n{log}")
+        page = subprocess.run([MTRAIN, "schema", "--metrics"], check=True, capture_output=True, text=True).stdout
+        always = set(re.findall(r"^\| `([\w.]+)` .*\| all \|$", page.split("## Records of evaluations")[0], re.M))
+        records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+        if len(records) != 120 or len(always) < 10 or any(always - record.keys() for record in records):
+            raise Failure(f"{len(records)} records, the first is {records[0]}; the page says that all have {always}")
 
 
 def test_the_live_line_stays_on_the_terminal_when_the_lines_go_to_a_file():
@@ -250,6 +260,46 @@ def test_ctrl_c_to_a_launcher_once_and_twice():
             terminal.press(b"\x03")
         terminal.ends(code)
         compare(name, normal(tail(terminal.screen.lines, "Ctrl-C")))
+
+
+class Training:
+    """A run folder as a run has it that trains: with its lock, and a file of metrics that grows."""
+
+    def __init__(self, folder):
+        folder.mkdir()
+        self.metrics = folder / "metrics.jsonl"
+        self.step = 0
+        self.lock = open(folder / ".lock", "w")
+        fcntl.fcntl(self.lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
+    def train(self, steps):
+        with open(self.metrics, "a") as file:
+            for self.step in range(self.step + 1, self.step + steps + 1):
+                figures = {"loss": 1 + 5 / self.step, "step_ms": 500, "tokens_per_s": 2048, "total_steps": 40}
+                file.write(json.dumps({"step": self.step, **figures}) + "\n")
+
+
+def test_watch_follows_a_run_and_restores_the_terminal():
+    for name, keys, code in (("watch_ctrl_c", b"\x03", -2), ("watch_end", b"", 0)):
+        run = Training(WORK / f"{name}_run")
+        run.train(20)
+        terminal = Terminal(80, [MTRAIN, "watch", f"../{name}_run"], name, LC_ALL="C.UTF-8")
+        terminal.read("step 20 of 40")
+        run.train(10)
+        terminal.read("step 30 of 40")
+        terminal.resize(61)
+        terminal.read("\x1b\\[J")
+        run.train(10)
+        if keys:
+            terminal.read("step 40 of 40")
+            terminal.press(keys)
+        else:
+            run.lock.close()  # the run has ended
+        terminal.ends(code)
+        drawn, stays = terminal.raw.split("\x1b[?25h\x1b[?1049l")
+        if not drawn.startswith("\x1b[?1049h\x1b[?25l"):
+            raise Failure(f"{drawn[:100]!r}")
+        compare(name, re.sub(r"\x1b\[[0-9;]*m|\r", "", stays))
 
 
 def main():

@@ -66,6 +66,27 @@ TEST_CASE("a second owner of a folder is refused with the name of the first") {
     }
 }
 
+TEST_CASE("whether a folder is held can be asked without taking it") {
+  const TemporaryFolder folder;
+  CHECK_FALSE(storage::is_folder_held(folder / "nowhere"));
+  for (const bool lease : {false, true}) {
+    {
+      FolderLock lock(folder / "run", {.lease = lease});
+      CHECK(storage::is_folder_held(folder / "run"));
+      lock.require_held();
+      CHECK(refusal(folder / "run", {}) != "none");
+    }
+    CHECK_FALSE(storage::is_folder_held(folder / "run"));
+  }
+  // The files that killed runs leave.
+  std::ofstream(folder / ".lock") << "kind lock\nhost elsewhere\npid 77\n";
+  CHECK_FALSE(storage::is_folder_held(folder.path));
+  write_lease(folder.path, "j", 0);
+  CHECK(storage::is_folder_held(folder.path));
+  set_age(folder / ".lock", 61s);
+  CHECK_FALSE(storage::is_folder_held(folder.path));
+}
+
 TEST_CASE("an owner that is just starting is named once it has said who it is") {
   const TemporaryFolder folder;
   std::ofstream(folder / ".lock").close();

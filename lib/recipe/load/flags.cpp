@@ -24,7 +24,7 @@ constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe
 // The commands that do not train.
 constexpr std::string_view kCommands[] = {"completion", "data",     "eval",   "explain",
                                           "export",     "generate", "import", "schedule",
-                                          "schema",     "timeline"};
+                                          "schema",     "timeline", "watch"};
 // Those that take the next word.
 constexpr std::string_view kWithValue[] = {"--recipe", "--world-size", "--trace", "--token_file",
                                            "--token-file"};

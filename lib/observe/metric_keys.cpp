@@ -1,0 +1,139 @@
+#include "observe/metric_keys.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "device/stream_id.h"
+
+namespace mtrain::observe {
+
+namespace {
+
+constexpr std::string_view kKind = "<kind>";
+
+using Record = MetricKey::Record;
+constexpr std::string_view kExperts = "the model has experts";
+constexpr std::string_view kSpread = "the model has experts, and `ep_size` is above 1";
+constexpr std::string_view kFp16 = "`mixed_precision` is one of fp16";
+constexpr std::string_view kTimed = "timed steps of several ranks, for kinds that communicated";
+constexpr std::string_view kPaired = "timed steps in which a forward and a backward run as a pair";
+
+constexpr MetricKey kKeys[] = {
+    {"step", Record::any, "", "number of the step, from 1; an evaluation comes after this step"},
+    {"time", Record::any, "s", "when the record was written: UNIX time, with milliseconds"},
+    {"elapsed_s", Record::any, "s",
+     "time since this process opened the file, shortly before its first step"},
+    {"loss", Record::step, "nats per token",
+     "training loss: mean over the labels of the global batch, without the losses of routers"},
+    {"lr", Record::step, "", "learning rate of this step"},
+    {"grad_norm", Record::step, "", "norm of the gradient of all weights, before clipping"},
+    {"tokens", Record::step, "tokens", "tokens since step 1, masked ones included"},
+    {"total_steps", Record::step, "steps", "steps that the run is to make (`train.steps`)"},
+    {"step_ms", Record::step, "ms", "how long the step took, without evaluations and saves"},
+    {"tokens_per_s", Record::step, "tokens/s", "tokens of the step over step_ms"},
+    {"mfu", Record::step, "",
+     "FLOP/s of the model over the measured peak of all ranks' devices, from 0 to 1; null if "
+     "unknown"},
+    {"memory_peak", Record::step, "bytes",
+     "largest memory of rank 0 on its device since its start"},
+    {"memory_peak.activations", Record::step, "bytes", "the same for activations"},
+    {"memory_peak.buffers", Record::step, "bytes",
+     "the same for buffers, such as those of communication"},
+    {"memory_peak.workspace", Record::step, "bytes", "the same for the workspace of kernels",
+     "kernels use workspace, on a GPU"},
+    {"loss_scale", Record::step, "", "factor of the loss in this step", kFp16},
+    {"skipped", Record::step, "", "1 if a gradient overflowed and nothing was updated, else 0",
+     kFp16},
+    {"moe.aux_loss", Record::step, "", "balance loss, summed over layers", kExperts},
+    {"moe.z_loss", Record::step, "", "z-loss of the routers, summed over layers", kExperts},
+    {"moe.load_max", Record::step, "", "largest load of an expert over its layer's mean", kExperts},
+    {"moe.load_cv", Record::step, "",
+     "standard deviation of experts' loads over their mean, averaged over layers", kExperts},
+    {"moe.dead", Record::step, "experts", "experts that no token chose, in all layers", kExperts},
+    {"moe.rank_load_max", Record::step, "",
+     "largest part of a layer's rows on one rank of ep, over the mean", kSpread},
+    {"moe.host_wait_ms", Record::step, "ms",
+     "how long the host of rank 0 waited for numbers of rows", kSpread},
+    {"moe.dropped", Record::step, "",
+     "part of all choices that found no place in their expert's capacity, from 0 to 1",
+     "`model.moe` sets a capacity factor"},
+    {"comm.<kind>.busy_ms", Record::step, "ms",
+     "time in which communication of this kind was at work", kTimed},
+    {"comm.<kind>.exposed_ms", Record::step, "ms", "part of it that the compute stream waited for",
+     kTimed},
+    {"comm.<kind>.idle_ms", Record::step, "ms",
+     "time in which compute waited for communication that another rank had not begun; null if "
+     "unknown",
+     kTimed},
+    {"comm.<kind>.paired_busy_ms", Record::step, "ms", "part of busy_ms that pairs enqueued",
+     kPaired},
+    {"comm.<kind>.paired_exposed_ms", Record::step, "ms",
+     "part of exposed_ms in computations of pairs", kPaired},
+    {"comm.<kind>.bytes", Record::step, "bytes", "bytes that rank 0 sent", kTimed},
+    {"compute.starved_ms", Record::step, "ms",
+     "time in which rank 0's compute stream neither computed nor waited for another stream",
+     "timed steps of several ranks"},
+    {"validation_loss", Record::evaluation, "nats per token", "mean loss over validation samples"},
+    {"validation_samples", Record::evaluation, "samples", "how many samples were evaluated"},
+};
+
+bool is_kind(std::string_view word) {
+  for (int kind = 0; kind <= int(device::StreamKind::tp); ++kind)
+    if (device::stream_kind_name(device::StreamKind(kind)) == word) return true;
+  return false;
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  const size_t at = pattern.find(kKind);
+  if (at == std::string_view::npos) return pattern == name;
+  const auto before = pattern.substr(0, at), after = pattern.substr(at + kKind.size());
+  return name.size() >= before.size() + after.size() && name.starts_with(before) &&
+         name.ends_with(after) &&
+         is_kind(name.substr(at, name.size() - before.size() - after.size()));
+}
+
+std::string table_of(Record record) {
+  std::string out = "| key | unit | meaning | which records have it |\n|---|---|---|---|\n";
+  for (const MetricKey& key : kKeys)
+    if (key.record == record)
+      out += fmt::format("| `{}` | {} | {} | {} |\n", key.name, key.unit, key.meaning,
+                         key.when.empty() ? "all" : key.when);
+  return out;
+}
+
+}  // namespace
+
+std::span<const MetricKey> metric_keys() { return kKeys; }
+
+const MetricKey* find_metric_key(std::string_view name) {
+  const auto* key =
+      std::ranges::find_if(kKeys, [&](const MetricKey& k) { return matches(k.name, name); });
+  return key == std::end(kKeys) ? nullptr : key;
+}
+
+std::string metrics_markdown() {
+  std::string kinds;
+  for (int kind = 0; kind <= int(device::StreamKind::tp); ++kind)
+    if (kind != int(device::StreamKind::compute) && kind != int(device::StreamKind::copy))
+      kinds += fmt::format("{}`{}`", kinds.empty() ? "" : ", ",
+                           device::stream_kind_name(device::StreamKind(kind)));
+  return fmt::format(
+      "# Every key of metrics.jsonl\n\n"
+      "This page lists what the records in a run folder's `metrics.jsonl` hold, with units.\n"
+      "It is the output of `mtrain schema --metrics`; do not edit it. "
+      "[performance.md](../performance.md#the-curves-of-a-run) shows how to draw and read them.\n\n"
+      "Each line of the file is a record, a JSON object: one per step, and one per evaluation. A "
+      "record is complete when its\nline ends. A number that is not finite, or that is unknown, is "
+      "`null`. A resumed run appends to the file. It first removes\nthe records of steps that it "
+      "makes again. A reader of any such file should let the later record of a step win.\n\n"
+      "## All records\n\n{}\n## Records of steps\n\n{}\n"
+      "`<kind>` is a kind of communication: {}. Timed steps are the first ten steps of a process, "
+      "and "
+      "then every\n`train.log_every`-th; [overlap.md](../overlap.md) explains these figures. Among "
+      "several ranks, figures of memory,\ntime and communication are those of rank 0.\n\n"
+      "## Records of evaluations\n\n{}",
+      table_of(Record::any), table_of(Record::step), kinds, table_of(Record::evaluation));
+}
+
+}  // namespace mtrain::observe

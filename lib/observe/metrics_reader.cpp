@@ -1,0 +1,282 @@
+#include "observe/metrics_reader.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/regular_file.h"
+#include "base/strings.h"
+#include "observe/metric_keys.h"
+
+namespace mtrain::observe {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr size_t kBlock = size_t{1} << 20;        // bytes that are read at once
+constexpr size_t kLongestLine = size_t{1} << 20;  // no record is longer
+constexpr size_t kMostDamaged = 3;                // lines that are kept with their reasons
+constexpr int64_t kLastSteps = 20;                // behind a rate of now
+constexpr const char* kFile = "metrics.jsonl";
+
+bool is_evaluation(std::string_view key) {
+  const MetricKey* known = find_metric_key(key);
+  return known && known->record == MetricKey::Record::evaluation;
+}
+
+// Keys go to a terminal, and the file may be anybody's.
+bool is_printable(std::string_view key) {
+  return std::ranges::none_of(key, [](char c) { return uint8_t(c) < ' ' || c == 127; });
+}
+
+double mean(const Series& series) {
+  double sum = 0;
+  int64_t count = 0;
+  for (const double value : series.values)
+    if (std::isfinite(value)) sum += value, ++count;
+  return count > 0 ? sum / double(count) : kNone;
+}
+
+bool is_file(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+// Returns the names of what lies in a folder; of the folders with metrics alone, if asked.
+std::vector<std::string> names_in(const fs::path& folder, bool runs_alone) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    if (!runs_alone || is_file(at->path() / kFile)) names.push_back(at->path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+}  // namespace
+
+MetricsRecord parse_metrics_record(std::string_view line) {
+  const nlohmann::json object = parse_json(line, "");
+  if (!object.is_object()) throw UserError("not an object");
+  const auto step = object.find("step");
+  if (step == object.end() || !step->is_number_integer()) throw UserError("it has no step");
+  MetricsRecord record{.step = step->get<int64_t>(), .values = {}};
+  for (const auto& [key, value] : object.items())
+    if ((value.is_number() || value.is_null()) && is_printable(key))
+      record.values.emplace(key, value.is_null() ? kNone : value.get<double>());
+  record.evaluation = record.values.contains("validation_loss");
+  return record;
+}
+
+RecordStream::RecordStream(fs::path path, Sink sink)
+    : path_(std::move(path)), sink_(std::move(sink)) {}
+
+void RecordStream::reset() {
+  read_ = line_ = damaged_count_ = 0;
+  rest_.clear();
+  too_long_ = false;
+  damaged_.clear();
+  last_.reset();
+  sink_.restart();
+}
+
+void RecordStream::poll() {
+  const RegularFile file = open_regular_file(path_);
+  const std::unique_ptr<const int, void (*)(const int*)> closer(
+      &file.fd, [](const int* fd) { ::close(*fd); });
+  struct stat info {};
+  ::fstat(file.fd, &info);
+  // A run that resumes replaces the file by one without the steps that it makes again.
+  if (info.st_dev != device_ || info.st_ino != inode_ || file.size < read_) {
+    if (inode_ != 0) reset();
+    device_ = info.st_dev;
+    inode_ = info.st_ino;
+  }
+  std::string block(kBlock, '\0');
+  while (true) {
+    const ssize_t n = ::pread(file.fd, block.data(), block.size(), read_);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0)
+      throw UserError(fmt::format("cannot read {}: {}", path_.string(), std::strerror(errno)));
+    if (n == 0) break;
+    if (sink_.progress && read_ + n < file.size)
+      sink_.progress(double(read_ + n) / double(file.size));
+    std::string_view bytes(block.data(), size_t(n));
+    for (size_t newline; (newline = bytes.find('\n')) != std::string_view::npos;) {
+      const int64_t begin = read_ - int64_t(rest_.size());
+      rest_ += bytes.substr(0, newline);
+      read_ += int64_t(newline) + 1;
+      bytes.remove_prefix(newline + 1);
+      ++line_;
+      take(rest_, begin);
+      rest_.clear();
+      too_long_ = false;
+    }
+    read_ += int64_t(bytes.size());
+    if (rest_.size() + bytes.size() > kLongestLine) too_long_ = true;
+    if (too_long_)
+      rest_.clear();
+    else
+      rest_ += bytes;
+  }
+  // A file that another program wrote may end without a newline.
+  if (!too_long_ && rest_.ends_with('}')) {
+    try {
+      MetricsRecord record = parse_metrics_record(rest_);
+      sink_.record(std::move(record), read_ - int64_t(rest_.size()), read_);
+      rest_.clear();
+    } catch (const UserError&) {
+      return;  // the rest of the line is to come
+    }
+  }
+}
+
+void RecordStream::take(std::string_view line, int64_t begin) {
+  const std::string_view text = trim(line);
+  if (text.empty() && !too_long_) return;
+  if (last_) {
+    if (damaged_.size() < kMostDamaged) damaged_.push_back(std::move(*last_));
+    last_.reset();
+    ++damaged_count_;
+  }
+  try {
+    if (too_long_) throw UserError("it is too long for a record");
+    sink_.record(parse_metrics_record(text), begin, begin + int64_t(line.size()));
+  } catch (const UserError& e) {
+    const std::string why = e.message();
+    last_ = DamagedLine{line_, why.starts_with(": ") ? why.substr(2) : why};
+  }
+}
+
+void Series::cut_from(int64_t step) {
+  while (!steps.empty() && steps.back() >= step) {
+    steps.pop_back();
+    values.pop_back();
+  }
+}
+
+RunMetrics::RunMetrics(const fs::path& path, std::vector<std::string> keys,
+                       std::function<void(double part)> progress)
+    : stream_(path,
+              {.record = [this](const MetricsRecord& record, int64_t, int64_t) { take(record); },
+               .restart = [this] { restart(); },
+               .progress = std::move(progress)}) {
+  for (std::string& key : keys) series_[std::move(key)];
+}
+
+void RunMetrics::restart() {
+  for (auto& [key, series] : series_) series = {};
+  keys_.clear();
+  rates_ = times_ = {};
+  records_ = last_step_ = total_steps_ = 0;
+}
+
+void RunMetrics::take(const MetricsRecord& record) {
+  ++records_;
+  for (auto& [key, series] : series_)
+    if (!record.evaluation || is_evaluation(key)) series.cut_from(record.step);
+  for (const auto& [key, value] : record.values) {
+    keys_.insert(key);
+    const auto series = series_.find(key);
+    if (series == series_.end() || (record.evaluation && !is_evaluation(key))) continue;
+    series->second.steps.push_back(record.step);
+    series->second.values.push_back(value);
+  }
+  if (record.evaluation) {
+    last_step_ = std::max(last_step_, record.step);
+    return;
+  }
+  last_step_ = record.step;
+  const auto add = [&](const char* key, Series& last) {
+    last.cut_from(record.step);
+    const auto value = record.values.find(key);
+    if (value == record.values.end()) return;
+    last.steps.push_back(record.step);
+    last.values.push_back(value->second);
+    if (last.steps.size() <= size_t(kLastSteps)) return;
+    last.steps.erase(last.steps.begin());
+    last.values.erase(last.values.begin());
+  };
+  add("tokens_per_s", rates_);
+  add("step_ms", times_);
+  const auto total = record.values.find("total_steps");
+  if (total != record.values.end() && total->second > 0 && total->second < 1e15)
+    total_steps_ = int64_t(total->second);
+}
+
+double RunMetrics::tokens_per_s() const { return mean(rates_); }
+
+double RunMetrics::seconds_left() const {
+  return total_steps_ > 0
+             ? mean(times_) * 1e-3 * double(std::max<int64_t>(0, total_steps_ - last_step_))
+             : kNone;
+}
+
+void warn_of_damage(const RecordStream& stream) {
+  const std::string file = stream.path().string();
+  for (const DamagedLine& line : stream.damaged())
+    log::warn(fmt::format("{}, line {}: {}; it is passed over", file, line.line, line.why));
+  const int64_t more = stream.damaged_count() - int64_t(stream.damaged().size());
+  if (more > 0) log::warn(fmt::format("{}: {} more damaged lines are passed over", file, more));
+}
+
+UserError no_records(const fs::path& path) {
+  std::error_code error;
+  if (fs::file_size(path, error) == 0 && !error)
+    return UserError(
+        fmt::format("{} is empty: the run has not ended its first step", path.string()),
+        "try again later, or let --follow wait for it");
+  return UserError(fmt::format("{} has no record of a step", path.string()),
+                   "give the folder of a run, or its metrics.jsonl");
+}
+
+UserError unknown_key(std::string_view key, const std::set<std::string, std::less<>>& known) {
+  const std::string gist = fmt::format("--key {}: no record has this key", key);
+  if (const MetricKey* row = find_metric_key(key); row && !row->when.empty())
+    return UserError(gist, fmt::format("records have it only if: {}", row->when));
+  if (is_evaluation(key)) return UserError(gist, "no evaluation has been made yet");
+  const std::vector<std::string> keys(known.begin(), known.end());
+  if (const std::string meant = nearest(key, keys); !meant.empty())
+    return UserError(gist, fmt::format("did you mean {}?", meant));
+  std::string list;
+  for (const std::string& each : keys) list += (list.empty() ? "" : ", ") + each;
+  return UserError(gist, "the keys are " + list);
+}
+
+fs::path locate_metrics(const fs::path& run) {
+  std::error_code error;
+  if (!fs::exists(run, error)) {
+    const fs::path plain = run.filename().empty() ? run.parent_path() : run;
+    const fs::path parent = plain.has_parent_path() ? plain.parent_path() : fs::path(".");
+    const std::string meant = nearest(plain.filename().string(), names_in(parent, false));
+    throw UserError(fmt::format("{}: there is no such file or folder", run.string()),
+                    meant.empty()
+                        ? "give the folder of a run, such as runs/quickstart"
+                        : fmt::format("did you mean {}?", (plain.parent_path() / meant).string()));
+  }
+  if (!fs::is_directory(run, error)) return run;
+  if (is_file(run / kFile)) return run / kFile;
+  // Checkpoints lie in the run folder unless checkpoint.dir says otherwise.
+  const fs::path whole = fs::weakly_canonical(run, error);
+  if (is_file(run / "manifest.json") && is_file(whole.parent_path().parent_path() / kFile))
+    return whole.parent_path().parent_path() / kFile;
+  if (is_file(run / "latest") && is_file(whole.parent_path() / kFile))
+    return whole.parent_path() / kFile;
+  std::string below;
+  for (const std::string& name : names_in(run, true))
+    below += fmt::format("{}{}", below.empty() ? "" : ", ", (run / name).string());
+  throw UserError(fmt::format("{}: there is no {} in this folder", run.string(), kFile),
+                  below.empty() ? "give the run folder, which `train.run_dir` names; a run makes "
+                                  "the file before its first step"
+                                : "the runs in it are " + below);
+}
+
+}  // namespace mtrain::observe

@@ -1,0 +1,121 @@
+// Reads the metrics of a run, also while the run goes on.
+#pragma once
+#include <sys/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace mtrain::observe {
+
+// A record of metrics.jsonl: its numbers by key. NaN stands for null.
+struct MetricsRecord {
+  int64_t step = 0;
+  bool evaluation = false;  // it is about an evaluation, not about a step
+  std::map<std::string, double, std::less<>> values;
+};
+MetricsRecord parse_metrics_record(std::string_view line);  // throws UserError if it is none
+
+// A line that is not a record.
+struct DamagedLine {
+  int64_t line = 0;  // from 1
+  std::string why;
+};
+
+// Hands out the records of a file in its order, in memory that does not grow with the file.
+class RecordStream {
+ public:
+  struct Sink {
+    // `begin` and `end` are the record's bytes in the file.
+    std::function<void(MetricsRecord record, int64_t begin, int64_t end)> record;
+    std::function<void()> restart;  // the file is another one now, and is read from its beginning
+    std::function<void(double part)> progress = {};  // of the file that is read; for long files
+  };
+  RecordStream(std::filesystem::path path, Sink sink);
+
+  // Reads what the file has got since the last call. An incomplete last line is kept for later.
+  // Throws UserError if the file cannot be read.
+  void poll();
+
+  const std::filesystem::path& path() const { return path_; }
+  // Damaged lines, but not the last line of the file, which may be under way; the first of them.
+  const std::vector<DamagedLine>& damaged() const { return damaged_; }
+  int64_t damaged_count() const { return damaged_count_; }
+
+ private:
+  void take(std::string_view line, int64_t begin);
+  void reset();
+
+  const std::filesystem::path path_;
+  const Sink sink_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+  int64_t read_ = 0, line_ = 0;  // bytes and lines of the file so far
+  std::string rest_;             // an incomplete line, which begins at read_ - rest_.size()
+  bool too_long_ = false;        // skips the rest of a line
+  std::vector<DamagedLine> damaged_;
+  std::optional<DamagedLine> last_;  // the last line so far, if it is damaged
+  int64_t damaged_count_ = 0;
+};
+
+// The values of one key, in the order of steps. NaN stands for null.
+struct Series {
+  std::vector<int64_t> steps;
+  std::vector<double> values;
+
+  void cut_from(int64_t step);  // forgets this step and those after it
+  bool empty() const { return steps.empty(); }
+};
+
+// What is known of a run: the values of some keys, and the last step. Where a step stands twice,
+// the run went back to it: later steps of before are forgotten.
+class RunMetrics {
+ public:
+  // `progress` may be empty.
+  RunMetrics(const std::filesystem::path& path, std::vector<std::string> keys,
+             std::function<void(double part)> progress = {});
+  RunMetrics(const RunMetrics&) = delete;
+  RunMetrics& operator=(const RunMetrics&) = delete;
+
+  void poll() { stream_.poll(); }  // throws as RecordStream::poll() does
+  const RecordStream& stream() const { return stream_; }
+  const Series& series(std::string_view key) const { return series_.at(std::string(key)); }
+  const std::set<std::string, std::less<>>& keys() const { return keys_; }  // of all numbers so far
+  bool empty() const { return records_ == 0; }
+  int64_t last_step() const { return last_step_; }
+  int64_t total_steps() const { return total_steps_; }  // 0 if unknown
+  double tokens_per_s() const;                          // a mean of the last steps; NaN if unknown
+  double seconds_left() const;                          // by the last steps; NaN if unknown
+
+ private:
+  void take(const MetricsRecord& record);
+  void restart();
+
+  RecordStream stream_;
+  std::map<std::string, Series, std::less<>> series_;
+  std::set<std::string, std::less<>> keys_;
+  Series rates_, times_;  // tokens_per_s and step_ms of the last steps
+  int64_t records_ = 0, last_step_ = 0, total_steps_ = 0;
+};
+
+// Warns of the lines that are passed over.
+void warn_of_damage(const RecordStream& stream);
+
+UserError no_records(const std::filesystem::path& path);  // for a file without a record
+// For a key that no record has. `known` are those that there are.
+UserError unknown_key(std::string_view key, const std::set<std::string, std::less<>>& known);
+
+// Returns the file of metrics that `run` names: a run folder, a folder of its checkpoints or a
+// checkpoint in it, or the file itself. Throws UserError if there is none.
+std::filesystem::path locate_metrics(const std::filesystem::path& run);
+
+}  // namespace mtrain::observe
