@@ -249,7 +249,7 @@ for command in "import hf $work/gguf --dry-run" "generate --model $work/gguf --p
   # shellcheck disable=SC2086  # the words of a command
   expect "GGUF: $command" 2 "error: $work/gguf holds weights as GGUF (tiny.gguf)" "gguf_file=" -- $command
 done
-expect "a size that is none" 2 "no number of bytes" -- \
+expect "a size that is none" 2 "not a number of bytes" -- \
   export hf "$work/imported" --output "$work/third" --max-shard-size much
 expect "an export of nothing" 2 "no complete checkpoint" -- export hf "$work" --output "$work/third"
 # Generation and evaluation.
