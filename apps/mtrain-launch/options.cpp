@@ -240,10 +240,11 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
   CLI::App app("mtrain-launch starts the ranks of a job on this host and watches over them.",
                "mtrain-launch");
   app.prefix_command();
-  app.footer(
-      "  mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml train.steps=100\n"
-      "  mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
-      "--master_port=29500 r.yaml");
+  fit_help(app);
+  set_examples(app,
+               {"mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml train.steps=100",
+                "mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
+                "--master_port=29500 llama3_8b"});
   Words w;
   add_ranks_and_hosts(app, w);
   add_watching(app, w);
