@@ -42,17 +42,22 @@ std::string mtrain_program() {
 
 bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "mtrain"; }
 
+// Whether the words are a training's, rather than a program and its arguments. A program of the
+// name of a ready recipe has to be named by its path.
+bool are_arguments(const std::vector<std::string>& words) {
+  const std::string& first = words.front();
+  if (first.ends_with(".yaml") || first.ends_with(".yml")) return true;
+  return first.find('/') == std::string::npos && !fs::is_regular_file(first) &&
+         recipe::begins_training(words, recipe::recipe_folders(own_path()));
+}
+
 // `mtrain-launch ... r.yaml a.b=c` and `... mtrain --recipe r.yaml a.b=c` mean the same.
 std::vector<std::string> command_of(std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   if (rest.empty())
     throw UserError("nothing to run",
                     "write `mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml`");
-  const std::string& first = rest.front();
-  const bool arguments = first[0] == '-' || first[0] == '~' || first == "train" ||
-                         first.find('=') != std::string::npos || first.ends_with(".yaml") ||
-                         first.ends_with(".yml");
-  if (arguments) rest.insert(rest.begin(), mtrain_program());
+  if (are_arguments(rest)) rest.insert(rest.begin(), mtrain_program());
   if (rest.front() == "mtrain") rest.front() = mtrain_program();
   return rest;
 }
