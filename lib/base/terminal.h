@@ -22,8 +22,8 @@ std::string_view fit_columns(std::string_view text, int columns);
 
 // Breaks the lines that are longer than `columns` between words; 0 is no limit. A longer word stays
 // complete, so that a path can be copied. The rest of a line is indented by two more than its
-// begin, or as far in a column on the right. In a line of two columns, which two or more blanks part, the second one is wrapped; if it
-// has too little room beside the first, it begins below it.
+// begin, or as far in a column on the right. In a line of two columns, which two or more blanks
+// part, the second one is wrapped; if it has too little room beside the first, it begins below it.
 std::string wrap_words(std::string_view text, int columns);
 
 // The same for a command of a shell: each line but the last ends with a backslash, so that the

@@ -466,7 +466,7 @@ says "anew" "metrics.jsonl is kept as metrics.jsonl.abandoned"
 [[ $(losses "$work/anew") == "$(losses "$work/ranks2")" ]] || fail "a run that begins anew has other losses"
 
 # --- a variable that the user has set is named once, by the launcher ---
-MINE=1 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" train.steps=1 "train.run_dir=$work/variable" launch.env.MINE=2 \
+MINE=1 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" train.steps=1 "train.run_dir=$work/variable" 'launch.env={MINE: 2}' \
   >"$work/out" 2>&1 || fail "a run with a variable"
 [[ $(grep -c "MINE of the environment wins" "$work/out") == 1 ]] || fail "the user's variable is not named once"
 
