@@ -1,13 +1,16 @@
 #include "apps/command_line.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include "base/strings.h"
+#include "base/terminal.h"
 
 namespace mtrain {
 namespace {
@@ -84,7 +87,7 @@ UserError unknown_word(const CLI::App& command, const std::string& word) {
 }
 
 UserError missing(const CLI::App& command) {
-  // A misspelt word is told of first, since it may be the one that is missing.
+  // A misspelt word is reported first, since it may be the one that is missing.
   for (const std::string& word : command.remaining())
     if (word.starts_with('-') || !commands_of(command).empty()) return unknown_word(command, word);
   const std::string name = path_of(command);
@@ -145,6 +148,17 @@ UserError about_two(const std::string& text, const std::string& verb, const char
 CLI::Validator check(std::string described, std::function<std::string(const std::string&)> wrong) {
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, std::move(described));
 }
+
+// Lines of help are hard to read beyond 100 columns.
+int help_width() { return std::min(terminal_width(STDOUT_FILENO) - 1, 100); }
+
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override {
+    return wrap_words(CLI::Formatter::make_help(app, std::move(name), mode), help_width());
+  }
+};
 
 }  // namespace
 
@@ -208,13 +222,49 @@ UserError command_line_error(const CLI::App& app, const CLI::ParseError& error) 
   return wrong_value(app, error);
 }
 
-int report_error(const char* program, const std::exception& error, bool color) {
+void fit_help(CLI::App& app) {
+  app.formatter(std::make_shared<HelpFormatter>());
+  // On a narrow terminal the descriptions get more of it.
+  app.get_formatter()->column_width(help_width() < 72 ? 26 : 34);
+}
+
+void set_examples(CLI::App& command, std::initializer_list<const char*> examples) {
+  std::string text = "Examples:";
+  for (const char* example : examples)
+    text += "\n" + wrap_command(std::string("  ") + example, help_width());
+  command.footer(text);
+}
+
+namespace {
+
+// Prints `PROGRAM: KIND: text` and the lines of the hint.
+void print_message(const char* program, const char* kind, const char* color,
+                   const std::string& text, const std::string& hint) {
+  std::string message = fmt::format("{}: {}: {}", program, kind, text);
+  if (!hint.empty()) message += "\n    hint: " + hint;
+  std::string shown = fit_terminal(STDERR_FILENO, message) + "\n";
+  if (wants_color(STDERR_FILENO)) {
+    const size_t at = shown.find(kind, std::strlen(program));
+    shown.insert(at + std::strlen(kind) + 1, "\033[0m");
+    shown.insert(at, color);
+  }
+  std::fputs(shown.c_str(), stderr);
+}
+
+}  // namespace
+
+void print_lines(const std::string& text) {
+  std::fputs(fit_terminal(STDOUT_FILENO, text).c_str(), stdout);
+}
+
+void print_warning(const char* program, const std::string& text) {
+  print_message(program, "warning", "\033[1;33m", text, "");
+}
+
+int report_error(const char* program, const std::exception& error) {
   const auto* known = dynamic_cast<const Error*>(&error);
-  const std::string text = known ? known->message() : error.what();
-  std::fprintf(stderr, "%s: %serror:%s %s\n", program, color ? "\033[1;31m" : "",
-               color ? "\033[0m" : "", text.c_str());
-  if (known && !known->hint().empty())
-    std::fprintf(stderr, "    hint: %s\n", known->hint().c_str());
+  print_message(program, "error", "\033[1;31m", known ? known->message() : error.what(),
+                known ? known->hint() : "");
   return dynamic_cast<const UserError*>(&error) ? 2 : 1;
 }
 

@@ -38,8 +38,17 @@ UserError command_line_error(const CLI::App& app, const CLI::ParseError& error);
 // Returns a hint that names the option of the command that `word` is nearest to; empty if none is.
 std::string nearest_option(const CLI::App& command, const std::string& word);
 
+// Makes the help of `app`, and of the commands that it gets later, fit the terminal, or 80 columns.
+void fit_help(CLI::App& app);
+// Ends the help of a command with commands that run as they are written, one a line.
+void set_examples(CLI::App& command, std::initializer_list<const char*> examples);
+
+// Prints lines to stdout, wrapped if that is a terminal. The text has an end of line.
+void print_lines(const std::string& text);
+// Prints `PROGRAM: warning: ...` to stderr.
+void print_warning(const char* program, const std::string& text);
 // Prints the error as `PROGRAM: error: ...`, with its hint, to stderr. Returns the exit code: 2 for
 // what a user can mend, else 1.
-int report_error(const char* program, const std::exception& error, bool color);
+int report_error(const char* program, const std::exception& error);
 
 }  // namespace mtrain

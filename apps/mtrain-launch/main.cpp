@@ -1,5 +1,4 @@
 // The program mtrain-launch: checks the recipe and passes the command line to lib/launch.
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -33,13 +32,24 @@ using namespace mtrain;
 
 namespace {
 
+std::string own_path() { return fs::read_symlink("/proc/self/exe"); }
+
 // Returns the path of mtrain beside this program. If it is not there, PATH is searched for it.
 std::string mtrain_program() {
-  const fs::path beside = fs::read_symlink("/proc/self/exe").parent_path() / "mtrain";
+  const fs::path beside = fs::path(own_path()).parent_path() / "mtrain";
   return fs::is_regular_file(beside) ? beside.string() : "mtrain";
 }
 
 bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "mtrain"; }
+
+// Whether the words are a training's, rather than a program and its arguments. A program of the
+// name of a ready recipe has to be named by its path.
+bool are_arguments(const std::vector<std::string>& words) {
+  const std::string& first = words.front();
+  if (first.ends_with(".yaml") || first.ends_with(".yml")) return true;
+  return first.find('/') == std::string::npos && !fs::is_regular_file(first) &&
+         recipe::begins_training(words, recipe::recipe_folders(own_path()));
+}
 
 // `mtrain-launch ... r.yaml a.b=c` and `... mtrain --recipe r.yaml a.b=c` mean the same.
 std::vector<std::string> command_of(std::vector<std::string> rest) {
@@ -47,11 +57,7 @@ std::vector<std::string> command_of(std::vector<std::string> rest) {
   if (rest.empty())
     throw UserError("nothing to run",
                     "write `mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml`");
-  const std::string& first = rest.front();
-  const bool arguments = first[0] == '-' || first[0] == '~' || first == "train" ||
-                         first.find('=') != std::string::npos || first.ends_with(".yaml") ||
-                         first.ends_with(".yml");
-  if (arguments) rest.insert(rest.begin(), mtrain_program());
+  if (are_arguments(rest)) rest.insert(rest.begin(), mtrain_program());
   if (rest.front() == "mtrain") rest.front() = mtrain_program();
   return rest;
 }
@@ -67,7 +73,7 @@ struct Training {
 Training training_of(const std::vector<std::string>& command) {
   Training t;
   const std::vector<std::string> given{command.begin() + 1, command.end()};
-  const auto folders = recipe::recipe_folders(fs::read_symlink("/proc/self/exe"));
+  const auto folders = recipe::recipe_folders(own_path());
   if (!recipe::begins_training(given, folders)) return t;
   const std::vector<std::string> words = recipe::train_words(given, folders);
   for (size_t i = 0; i < words.size(); ++i) {
@@ -111,8 +117,8 @@ std::string unsaved_after(const plan::FolderOptions& folders) {
 void check_recipe(const Training& t, launch::AgentOptions& o) {
   const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
   Diagnostics diagnostics;
-  const std::string path = recipe::find_recipe(
-      t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
+  const std::string path =
+      recipe::find_recipe(t.recipe, recipe::recipe_folders(own_path()), diagnostics);
   diagnostics.throw_if_errors();
   const std::string saved = interchange::continued_model(path, t.overrides, false);
   const plan::Machine machine = plan::machine_with(usable_gpus(), o.ranks_per_node);
@@ -129,9 +135,7 @@ void check_recipe(const Training& t, launch::AgentOptions& o) {
   for (const auto& [name, value] : run_plan.device.environment) env.emplace(name, value);
   for (const auto& [name, value] : env)
     if (const char* own = std::getenv(name.c_str()); own && own != value)
-      std::fprintf(stderr,
-                   "mtrain-launch: warning: %s of the environment wins over the recipe's value\n",
-                   name.c_str());
+      print_warning("mtrain-launch", name + " of the environment wins over the recipe's value");
   o.environment = std::move(env);
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
 }
@@ -140,15 +144,14 @@ void check_recipe(const Training& t, launch::AgentOptions& o) {
 std::string continue_command(const launch::AgentOptions& o, int argc, char** argv) {
   const std::vector<std::string> words(argv, argv + argc);
   return launch::continue_command(recipe::without_secrets(words)) +
-         (o.nodes > 1 ? "   (on each host, with its own --node_rank)" : "");
+         (o.nodes > 1 ? "  # on each host, with its own --node_rank" : "");
 }
 
 int run(int argc, char** argv) {
   int exit_code = 0;
   auto options = read_options(argc, argv, exit_code);
   if (!options) return exit_code;
-  for (const std::string& text : options->warnings)
-    std::fprintf(stderr, "mtrain-launch: warning: %s\n", text.c_str());
+  for (const std::string& text : options->warnings) print_warning("mtrain-launch", text);
   launch::AgentOptions& o = options->agent;
   o.command = command_of(options->rest);
   if (is_mtrain(o.command.front()))
@@ -169,6 +172,6 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::exception& e) {
-    return report_error("mtrain-launch", e, false);
+    return report_error("mtrain-launch", e);
   }
 }

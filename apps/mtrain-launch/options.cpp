@@ -89,7 +89,8 @@ void add_watching(CLI::App& app, Words& w) {
   const char* group = "Output";
   add(app, "log-dir", w.log_dir,
       "folder for the ranks' output: one folder attempt_N in it for each start, none is "
-      "overwritten")
+      "overwritten. Without --redirects and --tee all ranks' stdout and stderr are written there, "
+      "and printed, too")
       ->group(group);
   add(app, "redirects", w.redirects,
       "1: stdout into files, 2: stderr, 3: both; 0:3,1:2 for ranks 0 and 1 of this host alone",
@@ -240,10 +241,13 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
   CLI::App app("mtrain-launch starts the ranks of a job on this host and watches over them.",
                "mtrain-launch");
   app.prefix_command();
-  app.footer(
-      "  mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml train.steps=100\n"
-      "  mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
-      "--master_port=29500 r.yaml");
+  fit_help(app);
+  set_examples(app,
+               {"mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml train.steps=100",
+                "mtrain-launch --nproc_per_node=2 quickstart --dry-run",
+                "mtrain-launch --nproc_per_node=2 --log_dir logs quickstart train.steps=20",
+                "mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=node0 "
+                "--master_port=29500 llama3_8b"});
   Words w;
   add_ranks_and_hosts(app, w);
   add_watching(app, w);
@@ -270,6 +274,9 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
   a.run_id = w.id;
   a.log_dir = w.log_dir;
   if ((a.redirects.any() || a.tee.any()) && a.log_dir.empty()) a.log_dir = "logs";
+  // torchrun would write nothing; whoever names the folder expects files in it.
+  if (!a.log_dir.empty() && !app.count("--redirects") && !app.count("--tee"))
+    a.tee = launch::parse_streams("--tee", "3");
   a.ranks_per_node = launch::ranks_per_node(w.nproc);
   o.token_file = w.token_file;
   o.rest = app.remaining();

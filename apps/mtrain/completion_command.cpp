@@ -79,6 +79,56 @@ _mtrain_words() {
 complete -F _mtrain_words mtrain mtrain-launch
 )bash";
 
+// The same for fish, whose words keep their `=`.
+constexpr const char* kFishScript = R"fish(function __mtrain_values
+  switch $argv[1]
+%VALUES%  end
+end
+function __mtrain_words
+  set -l current (commandline -ct)
+  set -l words (commandline -opc)
+  if string match -q -- '*=*' $current
+    set -l setting (string split -m 1 = -- $current)[1]
+    for value in (__mtrain_values $setting)
+      echo $setting=$value
+    end
+    return
+  end
+  switch $words[-1]
+    case --recipe -r --config -c
+      string split ' ' -- '%RECIPES%'
+      __fish_complete_path $current
+      return
+    case %FILE_OPTIONS%
+      __fish_complete_path $current
+      return
+  end
+  set -l command
+  for word in $words[2..-1]
+    set -l longer (string join ' ' -- $command $word)
+    switch $longer
+      case %COMMANDS%
+        set command $longer
+    end
+  end
+  switch "$command"
+%WORDS%  end
+  if contains -- "$command" '' train explain; and string match -qr '^[a-z]' -- $current
+    set -l settings (string split ' ' -- '%SETTINGS%')
+    if test "$command" = explain
+      string trim -r -c = -- $settings
+    else
+      string join \n -- $settings
+    end
+  end
+  if string match -q -- '*mtrain-launch' $words[1]
+    $words[1] --help 2>/dev/null | string match -ar -- '--[a-z][a-z_-]*'
+  end
+end
+complete -c mtrain -f -a '(__mtrain_words)'
+complete -c mtrain-launch -f -a '(__mtrain_words)'
+)fish";
+
 void replace(std::string& text, std::string_view name, const std::string& by) {
   text.replace(text.find(name), name.size(), by);
 }
@@ -106,7 +156,7 @@ std::string words_of(const CLI::App& app) {
   for (const CLI::App* sub : app.get_subcommands({})) append(words, sub->get_name());
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) append(words, "--" + name);
-    // The type name of a positional that takes one of a few words lists them: {bash,zsh}.
+    // The type name of a positional that takes one of a few words lists them: {bash,zsh,fish}.
     const std::string type = option->get_type_name();
     const size_t open = type.find('{'), close = type.find('}');
     if (!option->get_positional() || open == std::string::npos || close == std::string::npos)
@@ -119,7 +169,8 @@ std::string words_of(const CLI::App& app) {
   return words;
 }
 
-std::string setting_values() {
+// Returns a branch for each setting that takes one of a few words; `form` has their place.
+std::string setting_values(const char* form) {
   std::string out;
   for (const recipe::SchemaRow& row : recipe::schema_rows()) {
     const recipe::TypeInfo info = row.ops->info();
@@ -127,7 +178,7 @@ std::string setting_values() {
     for (const auto& choice : info.choices) append(words, std::string(choice));
     if (info.kind == recipe::TypeInfo::Kind::boolean) append(words, "true false");
     if (info.may_be_auto) append(words, "auto");
-    if (!words.empty()) out += fmt::format("    {}) words='{}' ;;\n", row.path, words);
+    if (!words.empty()) out += fmt::format(fmt::runtime(form), row.path, words);
   }
   return out;
 }
@@ -144,21 +195,28 @@ std::string ready_recipes() {
   return words;
 }
 
-std::string completion_script(const CLI::App& app) {
-  std::string settings, paths, words;
+std::string completion_script(const CLI::App& app, bool fish) {
+  const char* between = fish ? " " : " | ";
+  std::string settings, paths, words, file_options;
   for (const recipe::SchemaRow& row : recipe::schema_rows()) append(settings, row.path + "=");
   for (const Command& c : commands_of(app)) {
-    if (!c.path.empty()) append(paths, "'" + c.path + "'", " | ");
-    words += fmt::format("    '{}') words='{}' ;;\n", c.path, words_of(*c.app));
+    if (!c.path.empty()) append(paths, "'" + c.path + "'", between);
+    words += fmt::format(fmt::runtime(fish ? "    case '{}'\n      string split ' ' -- '{}'\n"
+                                           : "    '{}') words='{}' ;;\n"),
+                         c.path, words_of(*c.app));
   }
-  std::string script = kScript;
+  for (const char* option :
+       {"--trace", "--token_file", "--token-file", "--run",  "--model",     "--data",   "--prompts",
+        "--input", "-i",           "--output",     "-o",     "--tokenizer", "-t",       "--train",
+        "--valid", "--from-csv",   "--svg",        "--html", "--log_dir",   "--log-dir"})
+    append(file_options, option, between);
+  std::string script = fish ? kFishScript : kScript;
   replace(script, "%SETTINGS%", settings);
   replace(script, "%RECIPES%", ready_recipes());
-  replace(script, "%VALUES%", setting_values());
-  replace(script, "%FILE_OPTIONS%",
-          "--trace | --token_file | --run | --model | --data | --prompts | --input | -i | --output "
-          "| -o | "
-          "--tokenizer | -t | --train | --valid | --from-csv | --svg");
+  replace(script, "%VALUES%",
+          setting_values(fish ? "    case {}\n      string split ' ' -- '{}'\n"
+                              : "    {}) words='{}' ;;\n"));
+  replace(script, "%FILE_OPTIONS%", file_options);
   replace(script, "%COMMANDS%", paths);
   replace(script, "%WORDS%", words);
   return script;
@@ -168,14 +226,16 @@ std::string completion_script(const CLI::App& app) {
 
 void add_completion_command(CLI::App& app) {
   auto* command = app.add_subcommand("completion", "print completion for a shell");
-  command->footer("  eval \"$(mtrain completion bash)\"    in ~/.bashrc; zsh likewise");
+  set_examples(*command, {"eval \"$(mtrain completion bash)\"  # in ~/.bashrc",
+                          "eval \"$(mtrain completion zsh)\"  # in ~/.zshrc",
+                          "mtrain completion fish | source  # in ~/.config/fish/config.fish"});
   auto shell = std::make_shared<std::string>();
-  command->add_option("shell", *shell)->required()->check(one_of({"bash", "zsh"}));
+  command->add_option("shell", *shell)->required()->check(one_of({"bash", "zsh", "fish"}));
   command->callback([&app, shell] {
     const bool zsh = *shell == "zsh";
     if (zsh)
       std::puts("#compdef mtrain mtrain-launch\nautoload -U +X bashcompinit && bashcompinit");
-    std::fputs(completion_script(app).c_str(), stdout);
+    std::fputs(completion_script(app, *shell == "fish").c_str(), stdout);
     // Within a completion, that of zsh's file, the first words are wanted now.
     if (zsh) std::puts("if (( $+CURRENT )); then _bash_complete -F _mtrain_words; fi");
   });

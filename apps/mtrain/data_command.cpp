@@ -7,11 +7,11 @@
 #include "apps/command_line.h"
 #include "base/error.h"
 #include "base/strings.h"
+#include "base/terminal.h"
 #include "commands.h"
 #include "data/build/build.h"
 #include "data/dataset/bigram.h"
 #include "launch/end_signals.h"
-#include "observe/terminal.h"
 #include "run/signal_guard.h"
 
 namespace mtrain {
@@ -27,7 +27,7 @@ struct BuildCommand {
 
 // Rewrites one line on a terminal, and writes nothing elsewhere.
 void show(const data::BuildProgress& p) {
-  static const bool live = observe::is_live_terminal(STDERR_FILENO);
+  static const bool live = is_live_terminal(STDERR_FILENO);
   if (!live) return;
   const double share = p.bytes_total ? double(p.bytes_done) / double(p.bytes_total) : 1;
   const std::string line =
@@ -35,9 +35,9 @@ void show(const data::BuildProgress& p) {
                   human_bytes(double(p.bytes_done)), human_bytes(double(p.bytes_total)),
                   human_count(double(p.documents)), human_count(double(p.tokens)));
   // One column stays free, since some terminals wrap when the last column is filled.
-  const auto shown = observe::fit_columns(line, observe::terminal_width(STDERR_FILENO) - 1);
-  observe::write_all(STDERR_FILENO,
-                     fmt::format("\r{}\033[K{}", shown, p.bytes_done == p.bytes_total ? "\n" : ""));
+  const auto shown = fit_columns(line, terminal_width(STDERR_FILENO) - 1);
+  write_all(STDERR_FILENO,
+            fmt::format("\r{}\033[K{}", shown, p.bytes_done == p.bytes_total ? "\n" : ""));
 }
 
 void build(BuildCommand c) {
@@ -66,10 +66,9 @@ void build(BuildCommand c) {
                                      launch::name_of(signals.signal())));
       });
   for (const auto& part : result.parts)
-    fmt::print("{}: {} documents, {} tokens{}\n", part.prefix.string(), part.documents, part.tokens,
-               c.build.prompt_field.empty()
-                   ? ""
-                   : fmt::format(", of which {} count as labels", part.labels));
+    print_lines(fmt::format(
+        "{}: {} documents, {} tokens{}\n", part.prefix.string(), part.documents, part.tokens,
+        c.build.prompt_field.empty() ? "" : fmt::format(", {} of them labels", part.labels)));
   if (result.bad_lines) fmt::print("{} lines were skipped\n", result.bad_lines);
 }
 
@@ -124,6 +123,12 @@ void add_build(CLI::App& data) {
   app->add_option("--threads", c->build.threads, "threads that tokenize; 0: one per core")
       ->check(whole_number_from(0, 1024))
       ->capture_default_str();
+  set_examples(*app,
+               {"mtrain data build --input corpus.txt --output data/corpus "
+                "--validation-fraction 0.05 --validation-split tail",
+                "mtrain data build --input texts.jsonl --json-field text --output data/texts",
+                "mtrain data build --input answers.jsonl --prompt-field question --answer-field "
+                "answer --output data/answers"});
   app->callback([c] { build(*c); });
 }
 
@@ -137,11 +142,12 @@ void add_bigram(CLI::App& data) {
   app->add_option("--valid", o->valid, "prefix of the held-out tokens")->required();
   app->add_option("--tokenizer,-t", o->tokenizer, "the tokenizer that built both files")
       ->capture_default_str();
+  set_examples(*app, {"mtrain data bigram --train data/corpus_train --valid data/corpus_valid"});
   app->callback([o] {
     const auto vocab = data::load_tokenizer(o->tokenizer)->vocab_size();
     const data::BigramResult r =
         bigram_loss(data::IndexedDataset(o->train), data::IndexedDataset(o->valid), vocab);
-    fmt::print("bigram loss {:.4f} nats per token over {} pairs\n", r.loss, r.pairs);
+    print_lines(fmt::format("bigram loss {:.4f} nats per token over {} pairs\n", r.loss, r.pairs));
   });
 }
 
@@ -150,6 +156,9 @@ void add_bigram(CLI::App& data) {
 void add_data_command(CLI::App& app) {
   auto* data = app.add_subcommand("data", "prepare and look at training data");
   data->require_subcommand(1);
+  set_examples(*data, {"mtrain data build --input corpus.txt --output data/corpus "
+                       "--validation-fraction 0.05 --validation-split tail",
+                       "mtrain data bigram --train data/corpus_train --valid data/corpus_valid"});
   add_build(*data);
   add_bigram(*data);
 }

@@ -76,6 +76,9 @@ void add_eval_command(CLI::App& app) {
                       "settings that win over the saved recipe, such as distributed.tp_size=1 or "
                       "dataset.seq_length=1024");
   add_token_option(*command, job->job.token_file);
+  set_examples(*command, {"mtrain eval --model runs/first",
+                          "mtrain eval --model hf/first --data data/corpus_valid --json",
+                          "mtrain-launch --nproc_per_node=2 mtrain eval --model runs/first"});
   command->callback([job, json] {
     const std::string token_file = job->job.token_file;
     job->job = launch::started_job_from_environment();
@@ -85,7 +88,10 @@ void add_eval_command(CLI::App& app) {
     const run::Evaluation e = run::evaluate_model(*job);
     if (job->job.rank != 0) return;
     if (!e.note.empty()) log::info(e.note);
-    std::fputs((*json ? json_of(e, *job) : text_of(e)).c_str(), stdout);
+    if (*json)
+      std::fputs(json_of(e, *job).c_str(), stdout);
+    else
+      print_lines(text_of(e));
   });
 }
 

@@ -184,6 +184,11 @@ void add_generate_command(CLI::App& app) {
       ->capture_default_str();
   add_sampling_options(*command, o->generate.sampling);
   add_token_option(*command, o->job.job.token_file);
+  set_examples(
+      *command,
+      {"mtrain generate --model runs/first --prompt 'To be, or' --tokens 50",
+       "mtrain generate --model runs/first --prompts prompts.txt --num 3 --seed 7",
+       "mtrain generate --model hf/first --prompt 'To be, or' --temperature 0 --stop '.'"});
   command->callback([command, o] {
     refuse_idle(*command, *o);
     run_generate(*o);

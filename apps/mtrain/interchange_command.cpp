@@ -38,15 +38,17 @@ void add_import_command(CLI::App& app) {
                  "keys of config.json to pass over, which mtrain does not know and nothing in the "
                  "model computes with (model.ignore_keys)")
       ->delimiter(',');
+  for (CLI::App* each : {command, hf})
+    set_examples(*each, {"mtrain import hf hf/first --dry-run",
+                         "mtrain import hf hf/first --output checkpoints/first"});
   hf->callback([o] {
     if (o->output.empty() && !o->dry_run)
       throw UserError("neither --output nor --dry-run is given",
                       "give --output OUT to write a checkpoint, or --dry-run to check the folder");
     const interchange::HfFolder folder = interchange::open_hf_folder(o->folder, o->ignore_keys);
-    std::fputs(interchange::describe(folder).c_str(), stdout);
+    print_lines(interchange::describe(folder));
     if (o->dry_run) return;
-    std::puts(
-        fmt::format("written: {}", interchange::import_hf(folder, o->output).string()).c_str());
+    print_lines(fmt::format("written: {}\n", interchange::import_hf(folder, o->output).string()));
   });
 }
 
@@ -66,6 +68,9 @@ void add_export_command(CLI::App& app) {
       ->check(one_of({"bf16", "fp16", "fp32"}));
   hf->add_option("--max-shard-size", o->shard, "bytes of a file, such as 5GB or 500MB")
       ->capture_default_str();
+  for (CLI::App* each : {command, hf})
+    set_examples(*each, {"mtrain export hf runs/first --output hf/first",
+                         "mtrain export hf runs/first --output hf/bf16 --dtype bf16"});
   hf->callback([o] {
     interchange::ExportOptions options;
     options.max_shard_bytes = interchange::parse_bytes(o->shard);
@@ -79,11 +84,10 @@ void add_export_command(CLI::App& app) {
                       "give a run folder or a checkpoint folder");
     interchange::report_checkpoint(found->path);
     const interchange::Exported done = interchange::export_hf(found->path, o->output, options);
-    std::puts(fmt::format("written: {} ({}, {} parameters, {} in {} file{}{})", o->output,
-                          done.model_type, human_count(double(done.parameters)),
-                          human_bytes(double(done.bytes)), done.files, done.files == 1 ? "" : "s",
-                          done.side_files.empty() ? "" : "; copied " + done.side_files)
-                  .c_str());
+    print_lines(fmt::format("written: {} ({}, {} parameters, {} in {} file{}{})\n", o->output,
+                            done.model_type, human_count(double(done.parameters)),
+                            human_bytes(double(done.bytes)), done.files, done.files == 1 ? "" : "s",
+                            done.side_files.empty() ? "" : "; copied " + done.side_files));
   });
 }
 

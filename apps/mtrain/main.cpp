@@ -1,6 +1,5 @@
 // The program mtrain: passes the command line to the subcommands. Exit codes: 0 success, 2 wrong
 // input of the user, 1 a run that failed.
-#include <unistd.h>
 #include <algorithm>
 #include <filesystem>
 
@@ -14,7 +13,6 @@
 #include "base/strings.h"
 #include "commands.h"
 #include "launch/error_file.h"
-#include "observe/terminal.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
 
@@ -56,16 +54,22 @@ std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv
 int run(int argc, char** argv) {
   CLI::App app("mtrain trains GPT-style language models from a YAML recipe.", "mtrain");
   app.set_version_flag("--version", mtrain::version_text, "what this build can do");
-  app.get_formatter()->column_width(34);
-  app.footer(
-      "  mtrain recipes/quickstart.yaml train.steps=100 optimizer.lr=1e-3\n"
-      "  mtrain recipes/llama3_70b.yaml --dry-run --world-size 1024\n"
-      "  mtrain explain learning_rate\n"
-      "  mtrain data build --input corpus.txt --output data/corpus --validation-fraction 0.05");
+  mtrain::fit_help(app);
+  mtrain::set_examples(
+      app, {"mtrain recipes/quickstart.yaml train.steps=100 optimizer.lr=1e-3",
+            "mtrain llama3_70b --dry-run --world-size 1024", "mtrain explain learning_rate",
+            "mtrain data build --input corpus.txt --output data/corpus --validation-fraction 0.05 "
+            "--validation-split tail"});
   app.require_subcommand(0, 1);
   mtrain::add_train_options(app, argv);
   auto* train = app.add_subcommand("train", "train a model from a recipe (the default command)");
   mtrain::add_train_options(*train, argv);
+  mtrain::set_examples(
+      *train, {"mtrain train recipes/quickstart.yaml train.run_dir=runs/first train.steps=20",
+               "mtrain train recipes/quickstart.yaml train.run_dir=runs/first "
+               "checkpoint.load=latest train.steps=30",
+               "mtrain train llama3_8b --dry-run --world-size 64",
+               "mtrain train llama3_8b --print-recipe --tensor-model-parallel-size 4"});
   mtrain::add_data_command(app);
   mtrain::add_generate_command(app);
   mtrain::add_import_command(app);
@@ -89,7 +93,7 @@ int run(int argc, char** argv) {
 
 int report(const std::exception& error) {
   mtrain::launch::write_error_file(error);
-  return mtrain::report_error("mtrain", error, mtrain::observe::wants_color(STDERR_FILENO));
+  return mtrain::report_error("mtrain", error);
 }
 
 }  // namespace

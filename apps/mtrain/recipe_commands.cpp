@@ -1,3 +1,4 @@
+#include <unistd.h>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -5,6 +6,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/command_line.h"
+#include "base/terminal.h"
+#include "base/text_table.h"
 #include "commands.h"
 #include "observe/metric_keys.h"
 #include "recipe/print/explain.h"
@@ -18,7 +22,7 @@ void add_schema_command(CLI::App& app) {
   auto* as_json =
       command->add_flag("--json", *json, "as a JSON Schema, by which editors complete and check");
   command->add_flag("--markdown")
-      ->description("as tables to read (the default)")
+      ->description("as tables to read (the default); in a file or a pipe they are Markdown")
       ->excludes(as_json);
   auto words = std::make_shared<bool>(false);
   auto* as_words =
@@ -28,23 +32,25 @@ void add_schema_command(CLI::App& app) {
   command->add_flag("--metrics", *metrics, "instead, every key of metrics.jsonl with its unit")
       ->excludes(as_json)
       ->excludes(as_words);
+  set_examples(*command,
+               {"mtrain schema > settings.md", "mtrain schema --json > recipe.schema.json",
+                "mtrain schema --words", "mtrain schema --metrics"});
   command->callback([json, words, metrics] {
-    std::fputs((*json      ? recipe::schema_json()
-                : *words   ? recipe::words_markdown()
-                : *metrics ? observe::metrics_markdown()
-                           : recipe::schema_markdown())
-                   .c_str(),
-               stdout);
+    const std::string text = *json      ? recipe::schema_json()
+                             : *words   ? recipe::words_markdown()
+                             : *metrics ? observe::metrics_markdown()
+                                        : recipe::schema_markdown();
+    const int width = *json ? 0 : line_width(STDOUT_FILENO);
+    std::fputs((width > 0 ? markdown_for_terminal(text, width) : text).c_str(), stdout);
   });
 }
 
 void add_explain_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "explain", "say what a setting, a section or a word of another tool means");
-  command->footer(
-      "  mtrain explain distributed.pipeline.pp_schedule\n"
-      "  mtrain explain learning_rate                        what it is called here\n"
-      "  mtrain explain gradient norm                        all settings about it");
+  set_examples(*command, {"mtrain explain distributed.pipeline.pp_schedule",
+                          "mtrain explain learning_rate  # what it is called here",
+                          "mtrain explain gradient norm  # all settings about it"});
   auto words = std::make_shared<std::vector<std::string>>();
   command
       ->add_option("word", *words,
@@ -54,7 +60,7 @@ void add_explain_command(CLI::App& app) {
   command->callback([words] {
     std::string text;
     for (const std::string& word : *words) text += (text.empty() ? "" : " ") + word;
-    std::fputs(recipe::explain(text).c_str(), stdout);
+    print_lines(recipe::explain(text));
   });
 }
 

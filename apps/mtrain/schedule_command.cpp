@@ -12,8 +12,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "base/terminal.h"
+#include "base/text_table.h"
 #include "commands.h"
-#include "observe/terminal.h"
 #include "plan/recipe_schedule.h"
 #include "schedule/catalog.h"
 #include "schedule/expert_parts.h"
@@ -123,22 +124,27 @@ std::string exposure(const char* of, const schedule::Exposure& e) {
 }
 
 std::string summary(const schedule::Schedule& s, const schedule::Timeline& t,
-                    const std::vector<int64_t>& bounds, const std::string& formula) {
+                    const std::vector<int64_t>& bounds, const std::string& formula, int width) {
   std::string out =
       fmt::format("{}: {} stages on {} ranks, {} micro-batches\nstep {:g}, idle {:.2f} %{}\n",
                   s.name, s.stages, s.pp, s.micro_batches, t.step, 100 * t.bubble(), formula);
   if (has_exchanges(t)) out += exposure("paired", t.paired) + exposure("unpaired", t.unpaired);
-  out += fmt::format("\n{:<6}{:>10}{:>12}  {:<12}{}\n", "rank", "busy", "in flight",
-                     bounds.empty() ? "" : "bound", "stages");
+  std::vector<std::vector<std::string>> rows;
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     std::string stages;
     for (int64_t stage = 0; stage < s.stages; ++stage)
       if (s.rank_of(stage) == rank) stages += fmt::format("{}{}", stages.empty() ? "" : " ", stage);
-    out += fmt::format("{:<6}{:>10g}{:>12}  {:<12}{}\n", rank, t.busy[size_t(rank)],
-                       peak_in_flight(s.ranks[size_t(rank)]).to_weight_gradient,
-                       bounds.empty() ? "" : std::to_string(bounds[size_t(rank)]), stages);
+    rows.push_back({std::to_string(rank), fmt::format("{:g}", t.busy[size_t(rank)]),
+                    std::to_string(peak_in_flight(s.ranks[size_t(rank)]).to_weight_gradient),
+                    bounds.empty() ? "" : std::to_string(bounds[size_t(rank)]), std::move(stages)});
   }
-  return out;
+  constexpr auto kLeft = TableColumn::Align::left;
+  const std::vector<TableColumn> columns{{"rank", 6, kLeft},
+                                         {"busy", 10},
+                                         {"in flight", 12},
+                                         {bounds.empty() ? "" : "bound", 10, kLeft},
+                                         {"stages", 0, kLeft}};
+  return wrap_words(out, width) + "\n" + text_table(columns, rows, width);
 }
 
 void show_schedule(ScheduleOptions o) {
@@ -189,11 +195,11 @@ void show_schedule(ScheduleOptions o) {
   if (o.csv) std::fputs(schedule_csv(s).c_str(), stdout);
   if (o.actions)
     for (int64_t rank = 0; rank < s.pp; ++rank)
-      fmt::print("rank {}: {}\n", rank, to_string(s.ranks[size_t(rank)]));
+      print_lines(fmt::format("rank {}: {}\n", rank, to_string(s.ranks[size_t(rank)])));
   if (o.csv || o.actions || ((!o.svg.empty() || !o.html.empty()) && !o.text)) return;
   // Rows are wrapped for a terminal alone, not for a file or a pipe.
-  if (o.columns < 0) o.columns = isatty(STDOUT_FILENO) ? observe::terminal_width(STDOUT_FILENO) : 0;
-  fmt::print("{}\n{}", summary(s, timeline, bounds, formula),
+  if (o.columns < 0) o.columns = line_width(STDOUT_FILENO);
+  fmt::print("{}\n{}", summary(s, timeline, bounds, formula, int(o.columns)),
              schedule_text(s, timeline, o.columns));
 }
 
@@ -318,15 +324,16 @@ void add_message_options(CLI::App& command, ScheduleOptions& o) {
 void add_schedule_command(CLI::App& app) {
   auto* command = app.add_subcommand("schedule", "show a pipeline schedule and what it costs");
   auto o = std::make_shared<ScheduleOptions>();
-  command->footer(
-      "  mtrain schedule --pp 4 --vpp 2 --micro 16 --name zero_bubble\n"
-      "  mtrain schedule --pp 8 --micro 32 --name 1f1b --p2p-latency 0.1 --svg 1f1b.svg\n"
-      "  mtrain schedule --pp 8 --micro 32 --name zero_bubble --html zero_bubble.html\n"
-      "  mtrain schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4\n"
-      "  mtrain schedule --moe-overlap --pp 1 --part attention=4,5,4 --part experts=3,3,3 "
-      "--part exchange=2,2\n"
-      "  mtrain schedule --pp 4 --micro 8 --name dualpipev --csv > mine.csv    then, edited:\n"
-      "  mtrain schedule --from-csv mine.csv");
+  set_examples(
+      *command,
+      {"mtrain schedule --pp 4 --vpp 2 --micro 16 --name zero_bubble",
+       "mtrain schedule --pp 8 --micro 32 --name 1f1b --p2p-latency 0.1 --svg 1f1b.svg",
+       "mtrain schedule --pp 8 --micro 32 --name zero_bubble --html zero_bubble.html",
+       "mtrain schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4",
+       "mtrain schedule --moe-overlap --pp 1 --part attention=4,5,4 --part experts=3,3,3 "
+       "--part exchange=2,2",
+       "mtrain schedule --pp 4 --micro 8 --name dualpipev --csv > mine.csv  # a table to edit",
+       "mtrain schedule --from-csv mine.csv"});
   add_size_options(*command, *o);
   add_time_options(*command, *o);
   const std::vector<CLI::Option*> of_exchanges = add_exchange_options(*command, *o);

@@ -6,8 +6,8 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/command_line.h"
+#include "base/terminal.h"
 #include "commands.h"
-#include "observe/terminal.h"
 #include "observe/timeline.h"
 
 namespace mtrain {
@@ -20,10 +20,10 @@ void add_timeline_command(CLI::App& app) {
   o->columns = 0;
   auto* command = app.add_subcommand(
       "timeline", "show a trace: each rank's passes, and what every stream did when");
-  command->footer(
-      "  mtrain-launch --nproc_per_node=2 --recipe r.yaml --trace t.json train.steps=5\n"
-      "  mtrain timeline t.json\n"
-      "  mtrain timeline t.json --step 3 --rank 0 --columns 200");
+  set_examples(*command, {"mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml --trace t.json "
+                          "train.steps=5",
+                          "mtrain timeline t.json",
+                          "mtrain timeline t.json --step 3 --rank 0 --columns 200"});
   command->add_option("trace", o->trace, "file that --trace has written")->required();
   auto* step = command->add_option("--step", o->step, "step to show; by default the last");
   command->add_option("--from", o->from_ms, "start of a time to show instead, in ms of the trace")
@@ -37,8 +37,8 @@ void add_timeline_command(CLI::App& app) {
       ->check(whole_number_from(20, 1 << 16));
   command->callback([o] {
     if (o->columns == 0)
-      o->columns = isatty(STDOUT_FILENO) ? observe::terminal_width(STDOUT_FILENO)
-                                         : observe::TimelineOptions{}.columns;
+      o->columns =
+          isatty(STDOUT_FILENO) ? line_width(STDOUT_FILENO) : observe::TimelineOptions{}.columns;
     std::fputs(timeline_text(observe::read_trace(o->trace), *o).c_str(), stdout);
   });
 }

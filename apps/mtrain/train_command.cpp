@@ -13,16 +13,17 @@
 #include "apps/command_line.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/terminal.h"
 #include "base/usable_cores.h"
 #include "commands.h"
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
 #include "interchange/export.h"
 #include "launch/continue_command.h"
+#include "launch/end_signals.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "launch/job_token.h"
-#include "observe/terminal.h"
 #include "plan/device_text.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
@@ -48,8 +49,9 @@ struct Options {
 
 void tell(const Diagnostics& diagnostics) {
   for (const recipe::Severity severity : {recipe::Severity::warning, recipe::Severity::resolved})
-    if (const std::string text = diagnostics.text(severity); !text.empty())
-      severity == recipe::Severity::warning ? log::warn(text) : log::info(text);
+    for (const recipe::Diagnostic& d : diagnostics.sorted())
+      if (d.severity == severity)
+        severity == recipe::Severity::warning ? log::warn(d.str()) : log::info(d.str());
 }
 
 // A plan needs the tokenizer's file only for the size of its vocabulary.
@@ -64,11 +66,13 @@ int64_t vocabulary_of_plan(const Recipe& r) {
 
 void show_dry_run(const Recipe& r, int64_t world) {
   const RunPlan plan = plan::make_plan(r, world, vocabulary_of_plan(r));
-  const std::string report =
-      run::dry_run_report(plan, {.width = observe::terminal_width(STDOUT_FILENO),
-                                 .fewest_ranks = world == 0,
-                                 .device = plan::device_text(r, plan),
-                                 .fit = plan::fit_text(r, plan)});
+  const std::string report = run::dry_run_report(
+      plan,
+      {.width = isatty(STDOUT_FILENO) ? line_width(STDOUT_FILENO) : terminal_width(STDOUT_FILENO),
+       .table_width = line_width(STDOUT_FILENO),
+       .fewest_ranks = world == 0,
+       .device = plan::device_text(r, plan),
+       .fit = plan::fit_text(r, plan)});
   std::fputs(report.c_str(), stdout);
   std::fflush(stdout);  // before what stderr says of it
   if (plan::fits(r, plan)) return;
@@ -113,12 +117,14 @@ std::string continue_command(const launch::Job& job, char** argv) {
 
 // Starts this program anew with the recipe's environment variables, unless all of them are set
 // already: by mtrain-launch, or by the user, who wins. Libraries read some of them when they are
-// loaded, before main().
-void enter_environment(const std::map<std::string, std::string>& variables, char** argv) {
+// loaded, before main(). `warns` says whether to name those where the user wins.
+void enter_environment(const std::map<std::string, std::string>& variables, char** argv,
+                       bool warns) {
   constexpr const char* kEntered = "MTRAIN_ENVIRONMENT_SET";
   bool missing = false;
   for (const auto& [name, value] : variables)
-    if (const char* own = std::getenv(name.c_str()); own && own != value && !std::getenv(kEntered))
+    if (const char* own = std::getenv(name.c_str());
+        warns && own && own != value && !std::getenv(kEntered))
       log::warn(fmt::format("{} of the environment wins over launch.env's value", name));
   for (const auto& [name, value] : variables) missing = missing || !std::getenv(name.c_str());
   if (!missing || std::getenv(kEntered)) return;
@@ -158,7 +164,9 @@ void run_train(const Options& o, char** argv) {
       plan::check_files(interchange::without_lost_tokenizer(recipe, saved), diagnostics);
   }
   diagnostics.throw_if_errors();
-  if (runs) enter_environment(recipe.launch.variables(), argv);
+  // mtrain-launch has warned already, once for all ranks of the host.
+  const bool warns = job.local_rank == 0 && !std::getenv(launch::kLauncherPid);
+  if (runs) enter_environment(recipe.launch.variables(), argv, warns);
   launch::hide_token_variable();
   if (job.rank == 0) tell(diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);

@@ -12,13 +12,13 @@
 
 #include "apps/command_line.h"
 #include "base/strings.h"
+#include "base/terminal.h"
 #include "commands.h"
 #include "observe/live_screen.h"
 #include "observe/metric_keys.h"
 #include "observe/metrics_csv.h"
 #include "observe/metrics_reader.h"
 #include "observe/progress.h"
-#include "observe/terminal.h"
 #include "observe/watch.h"
 #include "storage/folder_lock.h"
 
@@ -116,21 +116,19 @@ class Watch {
     const bool terminal = ::isatty(out);
     observe::CurveOptions o{.columns = options_.columns,
                             .rows = options_.rows > 0 ? options_.rows : kRows,
-                            .braille = !options_.plain && observe::locale_is_utf8(),
-                            .color = observe::wants_color(out),
+                            .braille = !options_.plain && locale_is_utf8(),
+                            .color = wants_color(out),
                             .log = options_.log,
                             .from = options_.from,
                             .last = options_.last,
                             .smooth = options_.smooth};
     // Some terminals wrap when the last column is filled.
     if (o.columns == 0)
-      o.columns = terminal
-                      ? std::clamp(observe::terminal_width(out) - 1, kFewestColumns, kMostColumns)
-                      : kPipedColumns;
+      o.columns = terminal ? std::clamp(terminal_width(out) - 1, kFewestColumns, kMostColumns)
+                           : kPipedColumns;
     if (terminal && options_.rows == 0)
-      o.rows =
-          std::clamp(observe::terminal_height(out) - 1 - observe::lines_beside_plot(runs_, key_, o),
-                     kFewestRows, kRows);
+      o.rows = std::clamp(terminal_height(out) - 1 - observe::lines_beside_plot(runs_, key_, o),
+                          kFewestRows, kRows);
     return observe::watch_text(runs_, key_, o);
   }
 
@@ -165,7 +163,7 @@ void watch(const Options& o, bool keys_given) {
   if (o.keys.find(',') != std::string::npos)
     throw UserError(fmt::format("--key {}: a picture shows one key", o.keys),
                     "give one; --csv takes several");
-  const bool terminal = observe::is_live_terminal(STDOUT_FILENO);
+  const bool terminal = is_live_terminal(STDOUT_FILENO);
   if (o.follow && !terminal)
     throw UserError("--follow needs a terminal as its output", "leave it out, or add --once");
   Watch picture(o, runs);

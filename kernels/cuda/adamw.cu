@@ -42,7 +42,7 @@ __device__ __forceinline__ void numbers_of(const AdamWRounding& r, int64_t i, in
   }
 }
 
-// Writes moments; those in bf16 are rounded at random.
+// Writes moments; those in bf16 with stochastic rounding.
 template <int L>
 __device__ __forceinline__ void store_moments(const AdamWRounding&, float* m, float* v, int64_t i,
                                               const float (&m1)[L], const float (&v1)[L]) {

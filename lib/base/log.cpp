@@ -3,18 +3,19 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <utility>
 
+#include "base/terminal.h"
+
 namespace mtrain::log {
 namespace {
+constexpr int kOutput = 2;  // stderr
+
 spdlog::logger& logger() {
   static spdlog::logger instance = [] {
-    const char* no_color = std::getenv("NO_COLOR");
-    const auto mode =
-        no_color && *no_color ? spdlog::color_mode::never : spdlog::color_mode::automatic;
+    const auto mode = wants_color(kOutput) ? spdlog::color_mode::always : spdlog::color_mode::never;
     spdlog::logger made("mtrain", std::make_shared<spdlog::sinks::stderr_color_sink_mt>(mode));
     made.set_pattern("%^%l%$: %v");
     return made;
@@ -32,13 +33,16 @@ std::string g_early;
 std::function<void(std::string_view)> g_record;
 
 void write(spdlog::level::level_enum level, std::string_view message) {
+  const auto name = spdlog::level::to_string_view(level);
+  const std::string head = std::string(name.data(), name.size()) + ": ";
+  const std::string text = head + std::string(message);
   {
     std::lock_guard lock(g_mutex);
-    const auto line = [&] { logger().log(level, message); };
+    const std::string shown = fit_terminal(kOutput, text);  // the logger writes the head itself
+    const auto line = [&] { logger().log(level, std::string_view(shown).substr(head.size())); };
     g_overlay ? g_overlay->interrupt(line) : line();
   }
-  const auto name = spdlog::level::to_string_view(level);
-  record(std::string(name.data(), name.size()) + ": " + std::string(message) + "\n");
+  record(text + "\n");
 }
 }  // namespace
 

@@ -97,7 +97,7 @@ std::byte* SharedMemoryChannel::slot(int rank, uint32_t step) const {
 }
 
 std::byte* SharedMemoryChannel::piece(int from, int to, uint32_t number) const {
-  std::byte* first = slot(ranks_, 0);  // behind the last slot
+  std::byte* first = slot(ranks_, 0);  // after the last slot
   return first + ((size_t(from) * size_t(ranks_) + size_t(to)) * 2 + number % 2) * kPieceBytes;
 }
 

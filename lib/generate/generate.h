@@ -35,7 +35,7 @@ struct Request {
 enum class End { tokens, end_of_text, stop_string, context };
 const char* end_name(End end);
 
-// What is told of a request, by its number.
+// Receives the text and the end of each request, by its number.
 struct Listener {
   std::function<void(size_t request, std::string_view text)> text;  // comes piece by piece
   std::function<void(size_t request, End end)> end;

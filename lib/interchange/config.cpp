@@ -359,7 +359,7 @@ void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
   };
   require(m.vocab_size > 0, "it names no vocabulary: set vocab_size to the rows of the embedding");
   require(m.num_attention_heads % m.kv_heads() == 0,
-          fmt::format("{} {} is no multiple of {} {}", key("model.num_attention_heads"),
+          fmt::format("{} {} is not a multiple of {} {}", key("model.num_attention_heads"),
                       m.num_attention_heads, key("model.num_query_groups"), m.kv_heads()));
   if (any_experts(m))
     require(m.moe.router_topk <= m.moe.num_experts,

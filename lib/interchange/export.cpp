@@ -308,7 +308,7 @@ int64_t parse_bytes(const std::string& text) {
   const auto unit = units.find(text.substr(end));
   if (end == 0 || unit == units.end() || !(number * unit->second >= 1) ||
       number * unit->second > 9e18)
-    throw UserError(fmt::format("`{}` is no number of bytes", text),
+    throw UserError(fmt::format("`{}` is not a number of bytes", text),
                     "write it as 5GB, 500MB or 1GiB");
   return int64_t(number * unit->second);
 }

@@ -73,7 +73,9 @@ class Console {
   const bool one_stream = same_file(STDOUT_FILENO, STDERR_FILENO);
   OutputStream& out() { return out_; }
   OutputStream& err() { return err_ ? *err_ : out_; }
-  void say(const std::string& text) { err().write(line_begin(STDERR_FILENO) + text + "\n"); }
+  void say(const std::string& text) {
+    err().write(line_begin(STDERR_FILENO) + err().fit(text) + "\n");
+  }
 
  private:
   OutputStream out_{STDOUT_FILENO};

@@ -12,9 +12,15 @@ inline constexpr int kEndSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1,
 // Signals that arrive within this time of the first one belong to it: `timeout`, Slurm and a closed
 // terminal signal the launcher and the ranks, or send two signals together.
 inline constexpr std::chrono::milliseconds kSameRequest{1000};
-// The same for a key that a person presses: it may bounce. A key that is held for half a second
-// repeats, and is a second request.
-inline constexpr std::chrono::milliseconds kSameKeystroke{300};
+// A key that is held repeats about every 30 ms. It is one request until it is released.
+inline constexpr std::chrono::milliseconds kKeyRepeat{200};
+
+// Whether a signal is a second request, rather than a part of the first. The times are those since
+// the first signal, and since the latest one before this.
+inline bool is_second_request(std::chrono::milliseconds since_first,
+                              std::chrono::milliseconds since_last, bool from_keyboard) {
+  return since_first >= kSameRequest && (!from_keyboard || since_last >= kKeyRepeat);
+}
 
 // The variable by which ranks know their launcher's pid.
 inline constexpr const char* kLauncherPid = "MTRAIN_LAUNCHER_PID";

@@ -10,6 +10,8 @@
 
 #include <fmt/core.h>
 
+#include "base/terminal.h"
+
 namespace mtrain::launch {
 
 namespace {
@@ -117,6 +119,10 @@ void OutputStream::write_all(const std::shared_ptr<State>& s) {
     s->changed.notify_all();
     if (s->gone) return;
   }
+}
+
+std::string OutputStream::fit(std::string_view text) const {
+  return fit_terminal(state_->fd, text);
 }
 
 void OutputStream::write(std::string_view text) {

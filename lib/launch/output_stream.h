@@ -37,6 +37,7 @@ class OutputStream {
   OutputStream& operator=(const OutputStream&) = delete;
 
   void write(std::string_view text);
+  std::string fit(std::string_view text) const;  // wraps it if this is a terminal
   // Waits until all is written, nobody has read for so long, or give_up() returns true.
   void finish(std::chrono::milliseconds patience, const std::function<bool()>& give_up);
 

@@ -95,7 +95,7 @@ bool RankOutput::pump() {
   const std::string_view text(buffer, size_t(n));
   if (file_)
     if (const std::string why = file_->write(text); !why.empty())
-      complaints_->write(fmt::format("mtrain-launch: warning: {}\n", why));
+      complaints_->write(complaints_->fit(fmt::format("mtrain-launch: warning: {}", why)) + "\n");
   if (!show_) return true;
   if (prefix_.empty()) {
     show_->write(text);
@@ -124,7 +124,10 @@ void RankOutput::resize(int terminal) const {
 
 void RankOutput::flush() {
   if (line_.empty()) return;
-  show_->write(prefix_ + line_ + (line_.back() == '\n' ? "" : "\n"));
+  if (line_.back() == '\n') line_.pop_back();
+  // A line that returns to its begin draws over itself, and has no width.
+  const bool drawn = line_.find('\r') != std::string::npos;
+  show_->write((drawn ? prefix_ + line_ : show_->fit(prefix_ + line_)) + "\n");
   line_.clear();
 }
 

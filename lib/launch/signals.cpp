@@ -2,19 +2,24 @@
 
 #include <sys/signalfd.h>
 #include <unistd.h>
+#include <utility>
 
 #include "launch/end_signals.h"
 
 namespace mtrain::launch {
 
 EndRequests::Kind EndRequests::add(int signal, Clock::time_point at, bool from_keyboard) {
+  const auto last = std::exchange(last_, at);
   if (signal_ == 0) {
     signal_ = signal;
     first_ = at;
     return Kind::first;
   }
-  return at - first_ < (from_keyboard ? kSameKeystroke : kSameRequest) ? Kind::repeat
-                                                                       : Kind::second;
+  using std::chrono::floor, std::chrono::milliseconds;
+  return is_second_request(floor<milliseconds>(at - first_), floor<milliseconds>(at - last),
+                           from_keyboard)
+             ? Kind::second
+             : Kind::repeat;
 }
 
 Signals::Signals() {

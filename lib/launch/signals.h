@@ -22,7 +22,7 @@ class EndRequests {
 
  private:
   int signal_ = 0;
-  Clock::time_point first_;
+  Clock::time_point first_, last_;
 };
 
 // While it lives, the signals that the launcher handles arrive at a file descriptor.

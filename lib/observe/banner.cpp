@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "observe/terminal.h"
+#include "base/terminal.h"
 
 namespace mtrain::observe {
 

@@ -8,7 +8,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
-#include "observe/terminal.h"
+#include "base/terminal.h"
 
 namespace mtrain::observe {
 

@@ -3,7 +3,7 @@
 #include <unistd.h>
 #include <algorithm>
 
-#include "observe/terminal.h"
+#include "base/terminal.h"
 
 namespace mtrain::observe {
 

@@ -4,6 +4,9 @@
 
 #include <fmt/format.h>
 
+#include "base/terminal.h"
+#include "base/text_table.h"
+
 namespace mtrain::observe {
 
 namespace {
@@ -57,28 +60,29 @@ void Profile::reset() {
   streams_.clear();
 }
 
-std::string Profile::table() const {
-  const auto rows = this->rows();
-  size_t widest = 9;  // the width of "operation"
-  for (const auto& r : rows) widest = std::max(widest, operation(r).size());
-  std::string out = fmt::format("{:<{}}  {:>8}  {:>11}  {:>10}  {:>7}\n", "operation", widest,
-                                "count", "total ms", "mean us", "share");
+std::string Profile::table(int width) const {
+  std::vector<std::vector<std::string>> cells;
   std::map<std::string, double> groups;
-  for (const auto& r : rows) {
+  for (const auto& r : rows()) {
     const bool compute = r.stream == kCompute;
-    out +=
-        fmt::format("{:<{}}  {:>8}  {:>11.3f}  {:>10.1f}  {:>7}\n", operation(r), widest, r.count,
-                    double(r.total_ns) / 1e6, double(r.total_ns) / 1e3 / double(r.count),
-                    compute ? fmt::format("{:.1f} %", 100 * r.share) : "-");
+    cells.push_back({operation(r), std::to_string(r.count),
+                     fmt::format("{:.3f}", double(r.total_ns) / 1e6),
+                     fmt::format("{:.1f}", double(r.total_ns) / 1e3 / double(r.count)),
+                     compute ? fmt::format("{:.1f} %", 100 * r.share) : "-"});
     if (compute) groups[r.name.substr(0, r.name.find('_'))] += r.share;
   }
   std::vector<std::pair<double, std::string>> order;
   for (const auto& [name, share] : groups) order.emplace_back(share, name);
   std::ranges::sort(order, std::ranges::greater{});
-  out += fmt::format("compute was busy for {:.3f} ms", double(compute_busy_ns()) / 1e6);
+  std::string busy = fmt::format("compute was busy for {:.3f} ms", double(compute_busy_ns()) / 1e6);
   for (size_t i = 0; i < order.size(); ++i)
-    out += fmt::format("{}{} {:.1f} %", i ? ", " : ": ", order[i].second, 100 * order[i].first);
-  return out + "\n";
+    busy += fmt::format("{}{} {:.1f} %", i ? ", " : ": ", order[i].second, 100 * order[i].first);
+  const std::vector<TableColumn> columns{{"operation", 0, TableColumn::Align::left},
+                                         {"count", 10},
+                                         {"total ms", 13},
+                                         {"mean us", 12},
+                                         {"share", 9}};
+  return text_table(columns, cells, width) + wrap_words(busy, width) + "\n";
 }
 
 }  // namespace mtrain::observe

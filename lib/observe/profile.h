@@ -28,8 +28,9 @@ class Profile : public device::TimingSink {
   void reset();  // forgets the launches so far, such as those of the first steps
 
   // Returns a table of the rows, and a line with the shares of groups. A group has all launches
-  // whose names begin with the same word: matmul_fwd and matmul_dgrad are in the group "matmul".
-  std::string table() const;
+  // whose names begin with the same word: matmul_fwd and matmul_dgrad are in the group "matmul". No
+  // line is wider than `width`; 0 is no limit.
+  std::string table(int width = 0) const;
 
  private:
   struct Sum {

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/strings.h"
-#include "observe/terminal.h"
+#include "base/terminal.h"
 
 namespace mtrain::observe {
 
@@ -23,6 +23,12 @@ int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+std::chrono::steady_clock::time_point after(double seconds) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+             std::chrono::duration<double>(seconds));
 }
 
 struct Field {
@@ -91,12 +97,22 @@ ProgressLine::ProgressLine(ProgressOptions options)
       // What reads a pipe, such as tee, may write to the same terminal at any time.
       live_(options.live.value_or(is_live_terminal(options.err) && !is_pipe(options.out))),
       color_(live_ && options.color.value_or(wants_color(options.err))) {
-  if (live_) log::set_overlay(this);
+  if (live_)
+    log::set_overlay(this);
+  else
+    teller_ = std::thread([this] { tell_of_activities(); });
 }
 
 ProgressLine::~ProgressLine() {
   finish();
   if (live_) log::set_overlay(nullptr);
+  if (!teller_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  teller_.join();
 }
 
 void ProgressLine::update(StepProgress p, bool stays) {
@@ -119,15 +135,26 @@ void ProgressLine::update(StepProgress p, bool stays) {
 
 void ProgressLine::activity(std::string_view text, std::chrono::duration<double> since) {
   std::lock_guard lock(mutex_);
-  const int64_t now = now_ns();
-  if (activity_.empty()) next_quiet_ns_ = now + int64_t((options_.quiet_s - since.count()) * 1e9);
   const bool first = activity_.empty();
   activity_ = text;
   if (live_) {
     if (draws_now() || first) draw();
-  } else if (now >= next_quiet_ns_) {
-    next_quiet_ns_ = now + int64_t(options_.quiet_again_s * 1e9);
-    print(options_.err, activity_ + "\n");
+  } else if (first) {
+    next_quiet_ = after(options_.quiet_s - since.count());
+    changed_.notify_all();
+  }
+}
+
+void ProgressLine::tell_of_activities() {
+  std::unique_lock lock(mutex_);
+  while (!ends_) {
+    if (activity_.empty()) {
+      changed_.wait(lock);
+    } else if (changed_.wait_until(lock, next_quiet_) == std::cv_status::timeout && !ends_ &&
+               !activity_.empty() && std::chrono::steady_clock::now() >= next_quiet_) {
+      next_quiet_ = after(options_.quiet_again_s);
+      print(options_.err, fit_terminal(options_.err, activity_) + "\n");
+    }
   }
 }
 
@@ -140,22 +167,21 @@ void ProgressLine::idle() {
 }
 
 void ProgressLine::note(std::string_view lines) {
-  const std::string text = fmt::format("{}\n", lines);
-  {
-    std::lock_guard lock(mutex_);
-    print(options_.out,
-          is_live_terminal(options_.out) ? wrap_words(text, columns(options_.out)) : text);
-  }
-  log::record(text);
+  stay(options_.out, [lines](int columns) { return wrap_words(lines, columns); });
 }
+void ProgressLine::note(const Layout& lines) { stay(options_.out, lines); }
 
 void ProgressLine::tell(std::string_view line) {
-  const std::string text = fmt::format("{}\n", line);
+  stay(options_.err, [line](int columns) { return wrap_words(line, columns); });
+}
+void ProgressLine::tell(const Layout& lines) { stay(options_.err, lines); }
+
+void ProgressLine::stay(int fd, const Layout& lines) {
   {
     std::lock_guard lock(mutex_);
-    print(options_.err, text);
+    print(fd, lines(line_width(fd)) + "\n");
   }
-  log::record(text);
+  log::record(lines(0) + "\n");
 }
 
 void ProgressLine::banner(std::string_view title, const std::vector<BannerRow>& rows) {
@@ -214,17 +240,14 @@ bool ProgressLine::draws_now() {
   return true;
 }
 
-int ProgressLine::columns(int fd) const { return options_.width.value_or(terminal_width(fd)) - 1; }
-
 // A line in a file or a pipe has all fields.
 std::string ProgressLine::step_line(const StepProgress& p) const {
-  return format_progress(p, is_live_terminal(options_.out) ? columns(options_.out) : 0);
+  return format_progress(p, line_width(options_.out));
 }
 
-// One column stays free, since some terminals wrap when the last column is filled, and two more for
-// what a terminal shows of a key, such as ^C.
+// One column stays free, as in all lines, and two more for what a terminal shows of a key: ^C.
 void ProgressLine::draw() {
-  const int width = columns(options_.err) - 2;
+  const int width = std::max(1, terminal_width(options_.err) - 3);
   std::string line;
   if (!activity_.empty())
     line = fit_columns(activity_, width);

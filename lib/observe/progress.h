@@ -1,12 +1,15 @@
 // Shows the progress of a run: lines that stay on stdout, and on a terminal a live line below them.
 #pragma once
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "base/log.h"
@@ -37,9 +40,8 @@ struct ProgressOptions {
   int out = 1;                      // takes the lines that stay
   int err = 2;                      // takes the live line, and what a person at the keyboard asked
   std::optional<bool> live, color;  // unset: as the terminal allows
-  std::optional<int> width;         // columns; unset: the terminal's
   double min_interval_s = 0.05;     // the shortest time between two drawings of the live line
-  // Without a live line, an activity is told of when it has taken so long, and then less often.
+  // Without a live line, an activity gets a line when it has taken so long, and then less often.
   double quiet_s = 5, quiet_again_s = 60;
 };
 
@@ -58,8 +60,12 @@ class ProgressLine : private log::Overlay {
   // `since` is how long that has gone on before the first call.
   void activity(std::string_view text, std::chrono::duration<double> since = {});
   void idle();
+  // Returns lines of at most so many columns; 0 is no limit.
+  using Layout = std::function<std::string(int columns)>;
   void note(std::string_view lines);  // prints lines that stay, above the live line
+  void note(const Layout& lines);     // the same of a table
   void tell(std::string_view line);   // the same on stderr
+  void tell(const Layout& lines);
   void banner(std::string_view title, const std::vector<BannerRow>& rows);
   bool live() const { return live_; }
   void keep();    // gives the last step a line that stays, if it had none
@@ -67,12 +73,13 @@ class ProgressLine : private log::Overlay {
 
  private:
   void interrupt(const std::function<void()>& write_line) override;
+  void stay(int fd, const Layout& lines);
   // These are called with the mutex held.
   void print(int fd, std::string_view lines);
   void draw();
   void clear();
   bool draws_now();
-  int columns(int fd) const;  // that a line may take
+  void tell_of_activities();  // in a thread, until the end
   std::string step_line(const StepProgress& progress) const;
 
   ProgressOptions options_;
@@ -84,7 +91,11 @@ class ProgressLine : private log::Overlay {
   bool shown_ = false;    // whether the live line is on the screen
   double step_s_ = 0;     // smoothed seconds per step; 0 before the first step
   int64_t next_draw_ns_ = 0;
-  int64_t next_quiet_ns_ = 0;  // when a line tells of the activity
+  // Without a live line a thread prints long activities, since they may not report before they end.
+  std::condition_variable changed_;
+  std::chrono::steady_clock::time_point next_quiet_;  // when the activity gets a line
+  bool ends_ = false;
+  std::thread teller_;
 };
 
 }  // namespace mtrain::observe

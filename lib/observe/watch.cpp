@@ -6,7 +6,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
-#include "observe/terminal.h"
+#include "base/terminal.h"
 
 namespace mtrain::observe {
 

@@ -1,8 +1,8 @@
 // AdamW, or Adam with L2 weight decay, over the parts of all units that this rank owns. Master
 // weights are fp32, moments fp32 or bf16; an update also writes the bf16 or fp16 values that
-// compute. Without master weights it updates the bf16 values themselves, rounded at random if
-// OptimizerOptions::rounds_at_random (Gupta et al. 2015), as bf16 moments are. The random numbers
-// are functions of seed, step, parameter and element, so that every layout rounds alike.
+// compute. Without master weights it updates the bf16 values themselves, with stochastic rounding
+// if OptimizerOptions::rounds_at_random (Gupta et al. 2015), as bf16 moments are. The random
+// numbers are functions of seed, step, parameter and element, so that every layout rounds alike.
 #pragma once
 #include <functional>
 #include <vector>

@@ -100,7 +100,7 @@ class Resolver {
     Condition align = several_stages();
     if (align.ok())
       align = all({group, {o_.overlap_param_gather, "overlap_param_gather is off"}},
-                  "gathers of all stages start behind the last update");
+                  "gathers of all stages start after the last update");
     o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
     resolve_buckets();
     if (fsdp2) resolve_prefetch();

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/strings.h"
+#include "base/terminal.h"
+#include "base/text_table.h"
 #include "plan/exchange_forecast.h"
 #include "plan/expert_traffic.h"
 #include "run/start_banner.h"
@@ -11,6 +13,9 @@
 namespace mtrain::run {
 
 namespace {
+
+using Cells = std::vector<std::string>;
+constexpr auto kLeft = TableColumn::Align::left;
 
 // Returns a text such as "0 1 2 3" or "0 8 16 24 ... 120".
 std::string ranks_text(const std::vector<int64_t>& ranks) {
@@ -30,8 +35,6 @@ class MeshTable {
  public:
   explicit MeshTable(const RunPlan& plan) : device_(plan.mesh), moe_(plan.moe_mesh()) {
     const plan::Layout& l = plan.layout;
-    out_ = fmt::format("{:<14}{:>7}{:>9}  {:<30}  {}\n", "group", "ranks", "groups", "rank 0's",
-                       "for");
     row("tp", device_, {mesh::Axis::tp}, "matrices of a layer");
     row("cp", device_, {mesh::Axis::cp}, "a sequence");
     const auto& levels = plan.context.levels;
@@ -52,7 +55,14 @@ class MeshTable {
     if (l.ep > 1 || l.whole_experts())
       row("ep_shard", moe_, {mesh::Axis::ep_shard}, "copies of the experts");
   }
-  std::string text() const { return rows_ ? out_ : ""; }
+  std::string text(int width) const {
+    const std::vector<TableColumn> columns{{"group", 14, kLeft},
+                                           {"ranks", 7},
+                                           {"groups", 9},
+                                           {"rank 0's", 30, kLeft},
+                                           {"for", 0, kLeft}};
+    return rows_.empty() ? "" : text_table(columns, rows_, width);
+  }
 
  private:
   void row(const char* name, const mesh::Mesh& mesh, const mesh::Axes& axes, const char* purpose) {
@@ -61,14 +71,12 @@ class MeshTable {
   }
   void line(const std::string& name, int64_t size, int64_t groups,
             const std::vector<int64_t>& ranks, const char* purpose) {
-    out_ += fmt::format("{:<14}{:>7}{:>9}  {:<30}  {}\n", name, size, groups, ranks_text(ranks),
-                        purpose);
-    ++rows_;
+    rows_.push_back(
+        {name, std::to_string(size), std::to_string(groups), ranks_text(ranks), purpose});
   }
 
   mesh::Mesh device_, moe_;
-  std::string out_;
-  int rows_ = 0;
+  std::vector<Cells> rows_;
 };
 
 int64_t layers_of(const plan::Layout& l, const std::vector<int64_t>& stages) {
@@ -78,38 +86,43 @@ int64_t layers_of(const plan::Layout& l, const std::vector<int64_t>& stages) {
 }
 
 // Returns a line per pipeline rank; for more than 8, the first, the fullest and the last alone.
-std::string memory_table(const RunPlan& plan) {
+std::string memory_table(const RunPlan& plan, int width) {
   const plan::Layout& l = plan.layout;
   const bool on_gpu = plan.fullest().workspace > 0;
-  const auto workspace = [&](const std::string& text) {
-    return on_gpu ? fmt::format("{:>11}", text) : "";
-  };
-  std::string out =
-      fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{}{:>10}\n", "pp rank",
-                  "layers", "size", "params", "grads", "optimizer", "activations", "logits",
-                  "buffers", workspace("workspace"), "total");
+  std::vector<TableColumn> columns{{"pp rank", 9, kLeft}, {"layers", 7},  {"size", 8},
+                                   {"params", 10},        {"grads", 10},  {"optimizer", 10},
+                                   {"activations", 12},   {"logits", 10}, {"buffers", 10}};
+  if (on_gpu) columns.push_back({"workspace", 11});
+  columns.push_back({"total", 10});
+  std::vector<Cells> rows;
   for (int64_t rank = 0; rank < l.pp; ++rank) {
     const bool shown =
         l.pp <= 8 || rank == 0 || rank == l.pp - 1 || &plan.memory[size_t(rank)] == &plan.fullest();
     if (!shown) continue;
     const plan::MemoryEstimate& m = plan.memory[size_t(rank)];
-    out += fmt::format("{:<9}{:>7}{:>8}{:>10}{:>10}{:>10}{:>12}{:>10}{:>10}{}{:>10}\n", rank,
-                       layers_of(l, stages_of_rank(plan.schedule_shape, rank)),
-                       human_count(m.parameters), human_bytes(m.params), human_bytes(m.grads),
-                       human_bytes(m.optimizer), human_bytes(m.activations), human_bytes(m.logits),
-                       human_bytes(m.buffers), workspace(human_bytes(m.workspace)),
-                       human_bytes(m.total()));
+    Cells cells{std::to_string(rank),
+                std::to_string(layers_of(l, stages_of_rank(plan.schedule_shape, rank))),
+                human_count(m.parameters)};
+    for (const auto bytes :
+         {m.params, m.grads, m.optimizer, m.activations, m.logits, m.buffers, m.workspace})
+      cells.push_back(human_bytes(bytes));
+    if (!on_gpu) cells.pop_back();
+    cells.push_back(human_bytes(m.total()));
+    rows.push_back(std::move(cells));
   }
+  std::string out = text_table(columns, rows, width);
   const plan::DataParallelOptions& dp = plan.data_parallel;
   if (dp.shards >= plan::ShardLevel::gradients && dp.defer_reduce && l.step_micro_batches() > 1)
-    out +=
+    out += wrap_words(
         "grads: whole ones add up until the last micro-batch; "
-        "distributed.defer_fsdp_grad_sync=false keeps a\nrank's shard alone, and communicates in "
-        "every micro-batch\n";
+        "distributed.defer_fsdp_grad_sync=false keeps a rank's shard alone, and communicates in "
+        "every micro-batch\n",
+        width);
   if (on_gpu)
-    out +=
+    out += wrap_words(
         "workspace: what kernels take within a launch, without cuDNN's own, which only a GPU "
-        "tells\n";
+        "knows\n",
+        width);
   return out;
 }
 
@@ -234,8 +247,9 @@ std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
   }
   std::string out = banner(fmt::format("dry run on {} rank{}", l.world, l.world == 1 ? "" : "s"),
                            rows, options.width);
-  if (const std::string table = MeshTable(plan).text(); !table.empty()) out += "\n" + table;
-  out += "\nmemory of one rank, estimated\n" + memory_table(plan);
+  if (const std::string table = MeshTable(plan).text(options.table_width); !table.empty())
+    out += "\n" + table;
+  out += "\nmemory of one rank, estimated\n" + memory_table(plan, options.table_width);
   std::vector<observe::BannerRow> overlap;
   for (const OverlapRows which :
        {OverlapRows::active, OverlapRows::asked_and_off, OverlapRows::others})

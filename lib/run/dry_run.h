@@ -7,7 +7,8 @@
 namespace mtrain::run {
 
 struct DryRunOptions {
-  int width = 80;             // columns of the tables at its head
+  int width = 80;             // columns of the texts beside a label
+  int table_width = 0;        // columns of the tables; 0: their natural width
   bool fewest_ranks = false;  // nobody asked for the number of ranks: it is the smallest that fits
   std::string device = {}, fit = {};  // plan/device_text.h; empty: not printed
 };

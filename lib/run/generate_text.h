@@ -28,8 +28,8 @@ struct GenerateJob {
 
 // Continues the prompts; options.context and the model's own ends of a text follow from the model.
 // Throws UserError if there is no such model, it has no tokenizer or its layers cannot be shared by
-// so many ranks, and as generate() does. Requests are told of as they go on, in any order, on every
-// rank alike. Returns options.context.
+// so many ranks, and as generate() does. The listener hears of requests in any order, and on every
+// rank the same. Returns options.context.
 int64_t generate_text(const GenerateJob& job, generate::GenerateOptions options,
                       const generate::Listener& listener);
 

@@ -8,12 +8,11 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "observe/banner.h"
-#include "observe/line_file.h"
 #include "observe/metrics.h"
 #include "observe/profile.h"
 #include "observe/progress.h"
 #include "ops/tuning.h"
-#include "storage/folder_lock.h"
+#include "run/run_log.h"
 
 namespace mtrain::run {
 
@@ -24,8 +23,6 @@ double seconds(std::chrono::steady_clock::duration d) {
 
 // These first steps are left out of the profile, since they touch memory for the first time.
 constexpr int64_t kWarmUpSteps = 2;
-
-constexpr const char* kLogFile = "log.txt";
 }  // namespace
 
 Reporter::Reporter(train::Trainer& trainer, observe::ProgressLine& progress, const Options& options,
@@ -47,24 +44,18 @@ Reporter::Reporter(train::Trainer& trainer, observe::ProgressLine& progress, con
   if (!sinks.empty()) sinks_ = std::make_unique<observe::TeeSink>(std::move(sinks));
 }
 
-Reporter::~Reporter() {
-  trainer_.device().set_timing_sink(nullptr);
-  log::set_record(nullptr);
-}
+Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
 
 void Reporter::banner(const RunStart& start) {
   std::vector<observe::BannerRow> rows = banner_rows(trainer_, start);
   const std::filesystem::path folder = trainer_.plan().folders.run_dir;
   rows.push_back({"run folder", folder.string()});
-  rows.push_back({"log", (folder / kLogFile).string()});
+  rows.push_back({"log", RunLog::path(folder).string()});
   progress_.banner("mtrain", rows);
 }
 
 void Reporter::start() {
   const std::filesystem::path folder = trainer_.plan().folders.run_dir;
-  log_ = std::make_shared<observe::LineFile>(folder / kLogFile);
-  log_->append(fmt::format("--- {} ---\n", storage::utc_now()));
-  log::set_record([log = log_](std::string_view lines) { log->append(lines); });
   write_file_atomic(folder / "recipe.yaml", trainer_.plan().text.recipe_with_origins);
   metrics_ =
       std::make_unique<observe::MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
@@ -220,10 +211,12 @@ void Reporter::finish() {
                    human_duration(elapsed), trainer_.device().allocator().peaks()));
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;
-    std::string table = (warm ? warm_profile_ : profile_)->table();
-    if (table.ends_with('\n')) table.pop_back();
-    note(fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
-                     warm ? "without the warm-up" : "the warm-up included", table));
+    progress_.note([&](int width) {
+      std::string table = (warm ? warm_profile_ : profile_)->table(width);
+      if (table.ends_with('\n')) table.pop_back();
+      return fmt::format("steps profiled: {}, {}\n{}", warm ? steps_ - kWarmUpSteps : steps_,
+                         warm ? "without the warm-up" : "the warm-up included", table);
+    });
   }
   if (!communication_.empty()) {
     if (options_.verbose)

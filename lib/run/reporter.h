@@ -1,5 +1,5 @@
-// Tells the user about a run: banner, lines of steps, log.txt, metrics.jsonl and profile. Only rank
-// 0 has one.
+// Reports a run to the user: banner, lines of steps, metrics.jsonl and profile. Only rank 0 has
+// one.
 #pragma once
 #include <chrono>
 #include <deque>
@@ -14,7 +14,6 @@
 
 namespace mtrain::observe {
 struct Metric;
-class LineFile;
 class MetricsWriter;
 class Profile;
 class ProgressLine;
@@ -54,7 +53,6 @@ class Reporter {
   double peak_flops_ = 0;      // FLOP/s of the device in the compute type; 0: unknown
   bool told_of_peak_ = false;  // that a step was faster than it
   observe::ProgressLine& progress_;
-  std::shared_ptr<observe::LineFile> log_;  // log.txt
   std::unique_ptr<observe::MetricsWriter> metrics_;
   std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank
   // A profile of all steps, and one of the steps after the warm-up, which is printed if there are

@@ -7,6 +7,7 @@
 #include "base/ignore_sigpipe.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "base/terminal.h"
 #include "checkpoint/train_checkpoint.h"
 #include "device/flight_recorder.h"
 #include "interchange/byte_tokenizer.h"
@@ -28,6 +29,7 @@
 #include "run/run_checkpoint.h"
 #include "run/run_folder.h"
 #include "run/run_lock.h"
+#include "run/run_log.h"
 #include "run/run_trace.h"
 #include "train/build_trainer.h"
 #include "train/data_setup.h"
@@ -76,7 +78,6 @@ class Training {
       constexpr int kLaunches = 20;
       const auto launches = device_->recorder().lines(kLaunches);
       launch::write_error_file(e, launches);
-      if (reporter_) log::record(fmt::format("error: {}\n", e.what()));
       if (!dynamic_cast<const UserError*>(&e)) tell_last_launches(launches);
       throw;
     }
@@ -179,9 +180,10 @@ class Training {
 
   void tell_how_to_continue() {
     if (!screen_ || own_checkpoint_.empty() || trainer_.steps_done() >= plan_.train.steps) return;
-    screen_->tell(continue_command_.empty()
-                      ? "to continue: the same command with checkpoint.load=latest"
-                      : fmt::format("to continue: {}", continue_command_));
+    if (continue_command_.empty())
+      return screen_->tell("to continue: the same command with checkpoint.load=latest");
+    screen_->tell(
+        [&](int columns) { return wrap_command("to continue: " + continue_command_, columns); });
   }
 
   static void tell_last_launches(const std::vector<std::string>& lines) {
@@ -416,17 +418,32 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_voca
                  screen ? std::function<void(const std::string&)>(waiting) : nullptr);
   if (screen) screen->idle();
   if (world.rank() != 0) screen.reset();
+  std::optional<RunLog> log;
   try {
     std::optional<RunLock> lock;
-    if (world.rank() == 0) lock.emplace(plan, options.job);
+    if (world.rank() == 0) {
+      lock.emplace(plan, options.job, [&](const std::string& text) { screen->activity(text); });
+      screen->idle();
+    }
     // Other ranks look when rank 0 has the lock: it may have to wait for an earlier attempt.
     std::optional<storage::CheckpointRef> start;
-    if (lock) start = claim_run_folder(plan.folders, options.job);
+    if (lock) {
+      // The log has the errors of all that follows, damage of the checkpoint included. A folder
+      // that has another run gets no line of this one.
+      try {
+        start = claim_run_folder(plan.folders, options.job);
+      } catch (const RunError&) {
+        log.emplace(plan.folders.run_dir);
+        throw;
+      }
+      log.emplace(plan.folders.run_dir);
+    }
     const RunPlan whole = with_vocabulary();
     Training(whole, options, world, screen ? &*screen : nullptr, lock ? &*lock : nullptr, start)
         .run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // so that peers do not wait for this rank
+    if (log) log::record(fmt::format("error: {}\n", e.what()));
     throw;
   }
 }

@@ -25,14 +25,14 @@ std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::p
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,
-// their names are compared. Returns what to tell of that; mostly nothing. All ranks call it.
+// their names are compared. Returns a note about that; mostly none. All ranks call it.
 std::string resume_run(train::Trainer& trainer, const std::filesystem::path& folder,
                        DataIdentity* data = nullptr, const ShowActivity& show = {});
 
 // Gives a new run the weights of the Hugging Face folder that model.from names; without one it does
 // nothing. Each rank reads what it owns. Throws UserError if the folder is not understood, is not
-// the run's model, or is another one on some rank, which is named. Returns what to tell of tensors
-// that are left out. All ranks call it.
+// the run's model, or differs on a rank, which is named. Returns a note about tensors that are
+// left out. All ranks call it.
 std::string start_from_folder(train::Trainer& trainer, const ShowActivity& show = {});
 
 }  // namespace mtrain::run

@@ -160,7 +160,7 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
     throw UserError(
         fmt::format("{}, and checkpoint.load={} is of another", holds,
                     f.load == Load::latest ? "latest" : f.load_path),
-        fmt::format("{}go on from that one with {}",
+        fmt::format("{}continue from that one with {}",
                     old ? "continue the one here with checkpoint.load=latest, or " : "", another));
   throw UserError(holds, fmt::format("{} it with checkpoint.load=latest, or start another with {}",
                                      old ? "continue" : "repeat", another));

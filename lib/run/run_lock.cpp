@@ -11,7 +11,8 @@ namespace mtrain::run {
 
 namespace fs = std::filesystem;
 
-RunLock::RunLock(const RunPlan& plan, const launch::Job& job) {
+RunLock::RunLock(const RunPlan& plan, const launch::Job& job,
+                 const std::function<void(const std::string&)>& waiting) {
   const bool saves = plan.checkpoint.every_steps > 0 || plan.checkpoint.at_end;
   // Sorted, so that of two runs with the same folders one gets both.
   std::map<fs::path, fs::path> folders;
@@ -30,7 +31,8 @@ RunLock::RunLock(const RunPlan& plan, const launch::Job& job) {
     locks_.push_back(std::make_unique<storage::FolderLock>(
         folder, storage::FolderLockOptions{.job = job.id,
                                            .attempt = job.restarts,
-                                           .setting = run ? "train.run_dir" : "checkpoint.dir"}));
+                                           .setting = run ? "train.run_dir" : "checkpoint.dir",
+                                           .waiting = waiting}));
     if (locks_.back()->is_lease() && !std::exchange(leased, true))
       log::warn(fmt::format(
           "the file system of {} has no locks: the run renews {} every 10 s instead, and a run "

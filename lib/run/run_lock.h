@@ -1,6 +1,8 @@
 // Keeps a run's folders to itself: the run folder, and the folder of checkpoints if it saves any.
 #pragma once
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "launch/job.h"
@@ -14,8 +16,9 @@ namespace mtrain::run {
 class RunLock {
  public:
   // Makes the folders. Throws UserError, which names the other run, if one of them is in use. An
-  // earlier attempt of the same job gets some time to end.
-  RunLock(const RunPlan& plan, const launch::Job& job);
+  // earlier attempt of the same job gets some time to end, while `waiting` gets a line about it.
+  RunLock(const RunPlan& plan, const launch::Job& job,
+          const std::function<void(const std::string&)>& waiting);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/terminal.h"
 #include "launch/end_signals.h"
 
 namespace mtrain::run {
@@ -26,6 +27,7 @@ using launch::kEndSignals;
 // belong.
 std::atomic<int> g_received = 0;
 std::atomic<int64_t> g_first_ms = 0;  // when the first signal came; 0: none has
+std::atomic<int64_t> g_last_ms = 0;   // when the latest came
 std::atomic<int> g_launcher = 0;      // its pid; 0: none
 std::atomic<int> g_wakes = -1;        // an eventfd that wakes the watcher; -1: there is none
 // What a second request says. The run writes into the text that is not in use.
@@ -52,6 +54,7 @@ void handle(int signal, siginfo_t* info, void*) {
   const int error = errno;
   const int64_t now = now_ms();
   int64_t first = 0;
+  const int64_t last = g_last_ms.exchange(now);
   const bool from_launcher = (info->si_code == SI_USER || info->si_code == SI_QUEUE) &&
                              g_launcher != 0 && info->si_pid == g_launcher;
   if (g_first_ms.compare_exchange_strong(first, now)) {
@@ -67,9 +70,11 @@ void handle(int signal, siginfo_t* info, void*) {
   // The launcher passes on the first signal that reaches it, however long ago this rank got its
   // own. To end ranks at once it sends SIGKILL.
   const bool from_keyboard = launch::is_keystroke(signal, info->si_code);
-  const auto same = from_keyboard ? launch::kSameKeystroke : launch::kSameRequest;
   errno = error;
-  if (from_launcher || now - first < same.count()) return;
+  using std::chrono::milliseconds;
+  if (from_launcher || !launch::is_second_request(milliseconds(now - first),
+                                                  milliseconds(now - last), from_keyboard))
+    return;
   print(g_texts[g_text]);
   _exit(128 + signal);
 }
@@ -136,8 +141,10 @@ void SignalGuard::set_unsaved(std::string_view text) {
   const int other = 1 - g_text;
   // The terminal may show a line without an end.
   const std::string line =
-      fmt::format("{}mtrain: ended at once, without saving{}{}\n",
-                  isatty(STDERR_FILENO) ? "\r\x1b[K" : "", text.empty() ? "" : ": ", text);
+      (isatty(STDERR_FILENO) ? "\r\x1b[K" : "") +
+      fit_terminal(STDERR_FILENO, fmt::format("mtrain: ended at once, without saving{}{}",
+                                              text.empty() ? "" : ": ", text)) +
+      "\n";
   const size_t bytes = std::min(line.size(), kMostText - 1);
   std::memcpy(g_texts[other], line.data(), bytes);
   g_texts[other][bytes] = 0;

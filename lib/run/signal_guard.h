@@ -8,9 +8,8 @@
 namespace mtrain::run {
 
 // While it lives, the signals of launch/end_signals.h ask a run to finish its step, save and end.
-// Signals within a second of the first, and what the launcher passes on, belong to the first;
-// of Ctrl-C, only those within a moment, since a person presses it. A later one ends the process at
-// once.
+// Signals within a second of the first, and what the launcher passes on, belong to the first; so
+// does a key that is held. A later one ends the process at once.
 class SignalGuard {
  public:
   // Takes over these signals, but not a SIGHUP that nohup has turned off. `on_request`, which may

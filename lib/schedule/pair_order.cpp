@@ -167,7 +167,7 @@ Growing by_policy(Growing order, const Policy& policy) {
   return order;
 }
 
-// Tries all choices, and goes on with those beginnings of an order that may end first (a beam
+// Tries all choices, and continues from those beginnings of an order that may end first (a beam
 // search).
 std::vector<PairStep> by_search(const Growing& start) {
   std::vector<Growing> beam{start}, next;

@@ -373,6 +373,9 @@ FolderLock::FolderLock(const fs::path& folder, FolderLockOptions options)
                           : s.is_predecessor(*owner) ? until_ended
                                                      : std::chrono::milliseconds(0);
     if (std::chrono::steady_clock::now() - began >= patience) s.refuse(*owner);
+    if (s.options.waiting)
+      s.options.waiting(
+          fmt::format("waiting for {}, which is in use {}", folder.string(), describe(*owner)));
     std::this_thread::sleep_for(kPause);
   }
   s.renewer = std::thread([&s] { s.renew(); });

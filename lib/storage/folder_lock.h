@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,8 @@ struct FolderLockOptions {
   std::chrono::milliseconds stale = std::chrono::minutes(10);  // a lease not renewed for so long
   // How long an earlier attempt of the same job may take to end. It no longer renews its lease.
   std::chrono::milliseconds wait = std::chrono::seconds(30);
+  // Gets "waiting for runs/a, which is in use by process 7 on host since ..." again and again.
+  std::function<void(const std::string&)> waiting = {};
 };
 
 // Holds the folder from construction to destruction. The kernel frees a lock when its process dies.

@@ -4,7 +4,7 @@
   scripts/bench/gpu_ladder.py [--seconds 120] [--each 40] [--steps 3] [--output FILE] -- MTRAIN --recipe R [path=value ...]
   scripts/bench/gpu_ladder.py --found FILE.json      what the first rung that passed leaves out, one setting per line
 
-The rungs are the training as it is, mtrain's own attention in place of cuDNN's, single launches in place of CUDA graphs,
+The rungs are the training as it is, mtrain's own attention instead of cuDNN's, single launches instead of CUDA graphs,
 launches that the host waits for, and all of these together. Each trains --steps steps in a run folder of its own. What
 passes with one rung alone, and not as it is, fails in what this rung leaves out. Where launches that are waited for fail,
 the error names the launch. Writes FILE.json after every rung. The exit code is 0 if a rung passed, 1 if all failed, and 3

@@ -236,7 +236,7 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
       CHECK(planned.activations + planned.logits == Approx(double(activations.peak)).epsilon(0.1));
       CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
     }
-  // Heads that were exchanged are kept in place of a rank's own; only outputs are kept both ways.
+  // Heads that were exchanged are kept instead of a rank's own; only outputs are kept both ways.
   for (const char* type : {"a2a", "a2a+p2p"}) {
     CAPTURE(type);
     CHECK(kept[type] - kept["p2p"] == Approx(6 * (512 / 4) * 192 * 4).epsilon(0.02));

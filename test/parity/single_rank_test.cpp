@@ -150,7 +150,7 @@ struct WatchedData : CountingData {
 
 }  // namespace
 
-TEST_CASE("a step's batch is made during the step before it, and none behind the last step") {
+TEST_CASE("a step's batch is made during the step before it, and none after the last step") {
   const Recipe recipe = tiny({"train.micro_batch_size=2", "train.steps=3"});
   const auto data = std::make_shared<WatchedData>();
   Run run(plan::make_plan(recipe, 1, kVocab), 1, data);

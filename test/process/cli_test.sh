@@ -240,6 +240,24 @@ completes llama3_8b mtrain -c llama3_8
 completes optimizer.lr= "${mtrain%/*}/mtrain-launch" --nproc_per_node=2 optimizer.l
 completes --nproc_per_node "${mtrain%/*}/mtrain-launch" --npr
 completes --stride mtrain eval --str
+# The same in fish, where it is installed.
+completes_in_fish() {
+  PATH=$(dirname "$(realpath "$mtrain")"):$PATH fish --no-config -c \
+    'mtrain completion fish | source; complete -C "$argv[1]"' -- "$2" </dev/null 2>&1 | cut -f 1 >"$work/out"
+  grep -qxF -- "$1" "$work/out" || fail "completion of '$2' in fish lacks $1"
+}
+grep -qF "complete -c mtrain-launch" <("$mtrain" completion fish) || fail "completion for fish"
+if command -v fish >/dev/null; then
+  completes_in_fish explain "mtrain exp"
+  completes_in_fish --format "mtrain data build --f"
+  completes_in_fish optimizer.lr= "mtrain --recipe x optimizer.l"
+  completes_in_fish distributed.strategy=megatron_ddp "mtrain distributed.strategy=meg"
+  completes_in_fish fish "mtrain completion "
+  completes_in_fish llama3_8b "mtrain -c llama3_8"
+  completes_in_fish optimizer.lr "mtrain explain optimizer.l"
+  completes_in_fish optimizer.lr= "mtrain-launch --nproc_per_node=2 optimizer.l"
+  completes_in_fish --nproc_per_node "mtrain-launch --npr"
+fi
 # Models in and out.
 hf=$(cd "$(dirname "$0")/../golden/hf" && pwd)
 expect "a dry run of an import" 0 "qwen2 (Qwen2ForCausalLM)" "3 files" "BF16" "Every tensor is mapped" -- \
@@ -269,7 +287,7 @@ for command in "import hf $work/gguf --dry-run" "generate --model $work/gguf --p
   # shellcheck disable=SC2086  # the words of a command
   expect "GGUF: $command" 2 "error: $work/gguf holds weights as GGUF (tiny.gguf)" "gguf_file=" -- $command
 done
-expect "a size that is none" 2 "no number of bytes" -- \
+expect "a size that is none" 2 "not a number of bytes" -- \
   export hf "$work/imported" --output "$work/third" --max-shard-size much
 expect "an export of nothing" 2 "no complete checkpoint" -- export hf "$work" --output "$work/third"
 # Generation and evaluation.
@@ -327,7 +345,7 @@ printf 'Hey\n\n%0200d\n' 0 | tr 0 a >"$work/prompts.txt"
 expect "a prompt that is too long" 2 "the prompt at $work/prompts.txt:3 has" -- \
   generate --model "$work/llama" --prompts "$work/prompts.txt" --tokens 5
 if [[ -w /dev/full ]]; then
-  "$mtrain" generate --model "$work/llama" --prompt Hey --tokens 5 >/dev/full 2>"$work/err" && fail "a full disk was not told of"
+  "$mtrain" generate --model "$work/llama" --prompt Hey --tokens 5 >/dev/full 2>"$work/err" && fail "nothing says that the disk is full"
   grep -q "cannot write the text: No space left" "$work/err" || fail "a full disk: $(cat "$work/err")"
 fi
 # Prompts and answers: of each 5 tokens the last two are labels.
@@ -342,7 +360,7 @@ expect "a build of texts by another name" 2 "--json-field body reads that field;
   data build --input "$work/body.jsonl" --output "$work/body"
 expect "a build of answers without prompts" 2 "the prompt has no field" "--prompt-field" -- \
   data build --input "$work/pairs.jsonl" --answer-field answer --output "$work/pairs"
-expect "a build of pairs" 0 "20 documents, 100 tokens, of which 40 count as labels" -- \
+expect "a build of pairs" 0 "20 documents, 100 tokens, 40 of them labels" -- \
   data build --input "$work/pairs.jsonl" --prompt-field prompt --answer-field answer --output "$work/pairs"
 expect "a training on answers" 0 "pairs.bin: masked; 6 sequences of 16" -- --recipe "$work/good.yaml" tokenizer=byte \
   model.vocab_size=0 model.num_layers=1 model.hidden_size=32 model.num_attention_heads=2 "dataset.train=$work/pairs" \

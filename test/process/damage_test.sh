@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests that the program finds a flipped bit anywhere in a checkpoint, ends with exit code 1, names the file and changes
-# nothing: 6 bits, or as many as MTRAIN_DAMAGED_BITS says.
+# Tests that the program finds a flipped bit anywhere in a checkpoint, ends with exit code 1, names the file, also in
+# log.txt, and changes nothing else: 6 bits, or as many as MTRAIN_DAMAGED_BITS says.
 #   test/process/damage_test.sh <mtrain>
 set -u
 mtrain=$(realpath "$1")
@@ -26,7 +26,7 @@ YAML
 "$mtrain" --recipe "$work/r.yaml" >"$work/out" 2>&1 || fail "the run"
 step=$work/run/checkpoints/step-00000002
 go_on() { "$mtrain" --recipe "$work/r.yaml" train.steps=3 checkpoint.load=latest >"$work/out" 2>&1; }
-hashes() { (cd "$work/run" && find . -type f ! -name ".*" | sort | xargs sha256sum); }
+hashes() { (cd "$work/run" && find . -type f ! -name ".*" ! -name log.txt | sort | xargs sha256sum); }
 
 RANDOM=11
 mapfile -t files < <(find "$step" -type f ! -name recipe.yaml | sort)
@@ -42,6 +42,7 @@ for ((i = 0; i < ${MTRAIN_DAMAGED_BITS:-6}; ++i)); do
   what="bit $bit of byte $byte of ${file##*/}"
   [[ $code == 1 ]] || fail "$what: exit code $code"
   grep -qF "${file##*/}" "$work/out" || fail "$what: the file is not named"
+  tail -n 3 "$work/run/log.txt" | grep -qF "${file##*/}" || fail "$what: log.txt does not name the file"
   [[ $(hashes) == "$before" ]] || fail "$what: the run folder has changed"
   cp "$work/sound" "$file"
 done

@@ -105,7 +105,7 @@ start narrow 2 mixed_precision=bf16_mixed
 ends "2 ranks in bf16" 0 60
 same_losses "2 ranks in bf16" narrow one 2e-2
 
-# --- a model is evaluated, and goes on with a prompt, alike on one rank and on two ---
+# --- a model is evaluated, and continues a prompt, alike on one rank and on two ---
 nats() { sed -n 's/ nats per token.*//p' "$work/out"; }
 "$mtrain" eval --model "$work/one" --data "$work/set" --stride 48 >"$work/out" 2>&1 || fail "eval on one rank"
 one_nats=$(nats)
@@ -417,7 +417,7 @@ says "Ctrl-C" "saving and ending"
 ls "$work"/interrupted/checkpoints/step-* >/dev/null 2>&1 || fail "Ctrl-C has saved nothing"
 none_left interrupted
 
-# --- restarts go on from the newest checkpoint, and the loss curve with them ---
+# --- restarts continue from the newest checkpoint, and so does the loss curve ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/straight" train.steps=60 \
   checkpoint.every_steps=5 >"$work/out" 2>&1 || fail "the straight run"
 "$launch" --nproc_per_node=2 --max_restarts=2 --recipe "$work/r.yaml" "train.run_dir=$work/again" train.steps=60 \
@@ -465,9 +465,27 @@ says "anew" "restart 1: nothing is saved yet, starting at step 1"
 says "anew" "metrics.jsonl is kept as metrics.jsonl.abandoned"
 [[ $(losses "$work/anew") == "$(losses "$work/ranks2")" ]] || fail "a run that begins anew has other losses"
 
+# --- a variable that the user has set is named once, by the launcher ---
+MINE=1 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" train.steps=1 "train.run_dir=$work/variable" 'launch.env={MINE: 2}' \
+  >"$work/out" 2>&1 || fail "a run with a variable"
+[[ $(grep -c "MINE of the environment wins" "$work/out") == 1 ]] || fail "the user's variable is not named once"
+
 # --- output of the ranks in files ---
 "$launch" --nproc_per_node=2 --log_dir "$work/logs" -r 3 --recipe "$work/r.yaml" "train.run_dir=$work/logged" \
   >"$work/out" 2>&1 || fail "a logged run"
 grep -q "^step" "$work/logs/attempt_0/rank_0/stdout.log" || fail "rank 0 has no log"
+grep -q "step " "$work/out" && fail "what goes into files alone is printed"
+# The folder alone is enough, and so is the name of a ready recipe.
+(cd "$work" && "$launch" --nproc_per_node=2 --log_dir "$work/alone" quickstart train.steps=3 "dataset.train=$work/set" \
+  '~dataset.validation' '~validation.every_steps' '~validation.steps' model.num_layers=1 "train.run_dir=$work/named") >"$work/out" 2>&1 ||
+  fail "a run of a ready recipe with its logs"
+says "logs by --log_dir alone" "[rank 0] step 3/3"
+for rank in 0 1; do
+  [[ -e $work/alone/attempt_0/rank_$rank/stderr.log ]] || fail "rank $rank has no log of --log_dir alone"
+done
+grep -q "^step 3/3" "$work/alone/attempt_0/rank_0/stdout.log" || fail "--log_dir alone writes no steps"
+"$launch" --nproc_per_node=2 --log_dir "$work/none" --redirects 0 llama3_8b --dry-run >"$work/out" 2>&1 || fail "a dry run by name"
+says "a dry run of a ready recipe" "dry run on 2 ranks"
+[[ -e $work/none ]] && fail "--redirects 0 writes files"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

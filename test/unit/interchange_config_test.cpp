@@ -381,7 +381,7 @@ TEST_CASE("all mistakes of a configuration are told at once") {
           {"`rope_scaling.factor` is given twice"});
   // Sizes that do not fit each other.
   refuses(R"({"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 3})",
-          {"model_type llama", "num_attention_heads 4 is no multiple of num_key_value_heads 3"});
+          {"model_type llama", "num_attention_heads 4 is not a multiple of num_key_value_heads 3"});
   refuses(R"({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5})",
           {"model_type mixtral", "num_experts_per_tok 5 is more than num_local_experts 4"});
   refuses(R"({"model_type": "mixtral", "num_local_experts": 0})",

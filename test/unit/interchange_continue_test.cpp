@@ -1,4 +1,4 @@
-// The ready recipes/continue.yaml, cut down: goes on with an export of recipes/quickstart.yaml on
+// The ready recipes/continue.yaml, cut down: continues an export of recipes/quickstart.yaml on
 // other text, with sequences of another length.
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
@@ -72,7 +72,7 @@ struct Lab : TemporaryFolder {
 
 }  // namespace
 
-TEST_CASE("continue.yaml goes on with an exported quickstart, on other text of another length") {
+TEST_CASE("continue.yaml continues an exported quickstart, on other text of another length") {
   const Lab lab;
   const std::vector<std::string> words{"in", "the", "beginning", "was", "a", "word"},
       others{"the", "rank", "was", "a", "stage", "wording", "begin"};

@@ -235,7 +235,7 @@ TEST_CASE("without master weights, updates below half a step are kept in the mea
   });
 }
 
-TEST_CASE("what is rounded at random is a function of the element's number alone") {
+TEST_CASE("stochastic rounding depends on the element's number alone") {
   const int64_t rows = 13, columns = 37, n = rows * columns;
   const AdamWRounding all{.random = true, .key = 3, .first = 0};
   const Array start = Array::normal(DType::bf16, n, 5);

@@ -29,14 +29,20 @@ TEST_CASE("signals within a second of the first are one request") {
   CHECK(ends.signal() == SIGHUP);
 }
 
-TEST_CASE("a key that is pressed again is a second request, a key that bounces is not") {
+TEST_CASE("a key that is pressed again is a second request, a key that is held is not") {
   using Kind = EndRequests::Kind;
   const EndRequests::Clock::time_point t{5s};
   EndRequests ends;
   CHECK(ends.add(SIGINT, t, true) == Kind::first);
   CHECK(ends.add(SIGINT, t + 100ms, true) == Kind::repeat);
   CHECK(ends.add(SIGTERM, t + 500ms) == Kind::repeat);
-  CHECK(ends.add(SIGINT, t + 500ms, true) == Kind::second);
+  for (auto at = t + 500ms; at < t + 3s; at += 33ms)
+    CHECK(ends.add(SIGINT, at, true) == Kind::repeat);
+  CHECK(ends.add(SIGINT, t + 3500ms, true) == Kind::second);
+  EndRequests quick;
+  CHECK(quick.add(SIGINT, t, true) == Kind::first);
+  CHECK(quick.add(SIGINT, t + 999ms, true) == Kind::repeat);
+  CHECK(quick.add(SIGINT, t + 1300ms, true) == Kind::second);
 }
 
 TEST_CASE("restarts wait twice as long each time, to a bound") {

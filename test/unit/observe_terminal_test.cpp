@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <poll.h>
 #include <pty.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -10,9 +11,9 @@
 #include <thread>
 
 #include "base/log.h"
+#include "base/terminal.h"
 #include "observe/banner.h"
 #include "observe/progress.h"
-#include "observe/terminal.h"
 
 using namespace mtrain;
 using namespace mtrain::observe;
@@ -187,6 +188,28 @@ TEST_CASE("drawing is limited in rate, and the last step always gets a line") {
   CHECK_THAT(terminal.lines[0], Contains("step   50/2000"));
 }
 
+TEST_CASE("what stays on a terminal fits it, and the record has its own form") {
+  FakeTerminal terminal(40);
+  std::string record;
+  {
+    ProgressLine progress({.out = terminal.fd(), .err = terminal.fd(), .live = false});
+    log::set_record(nullptr);  // forgets what other tests have logged
+    log::set_record([&](std::string_view lines) { record += lines; });
+    progress.note("saved a folder with a long name, and more than a line about it");
+    progress.tell([](int columns) {
+      return wrap_command("to continue: mtrain r.yaml a=1 b=2 c=3", columns);
+    });
+    log::set_record(nullptr);
+  }
+  terminal.read();
+  CHECK(terminal.lines == std::vector<std::string>{"saved a folder with a long name, and",
+                                                   "  more than a line about it",
+                                                   "to continue: mtrain r.yaml a=1 b=2 c=3"});
+  CHECK(record ==
+        "saved a folder with a long name, and more than a line about it\n"
+        "to continue: mtrain r.yaml a=1 b=2 c=3\n");
+}
+
 TEST_CASE("log lines do not tear the live line") {
   FakeTerminal terminal(100);
   // The log writes to stderr: make that the terminal for a while.
@@ -222,6 +245,10 @@ class Pipe {
   Pipe() { REQUIRE(::pipe(ends_) == 0); }
   ~Pipe() { ::close(ends_[0]); }
   int fd() const { return ends_[1]; }
+  void await() const {  // until something is written
+    pollfd p{ends_[0], POLLIN, 0};
+    REQUIRE(::poll(&p, 1, 10000) == 1);
+  }
   std::string close_and_read() {
     ::close(ends_[1]);
     std::string text;
@@ -255,16 +282,16 @@ TEST_CASE("without a terminal lines that stay go to stdout, and nothing else doe
   CHECK(err.close_and_read() == "Ctrl-C: step 3 ends first\n");
 }
 
-TEST_CASE("without a terminal an activity that takes long is told of now and then") {
+TEST_CASE("without a terminal an activity that takes long is reported now and then") {
   Pipe out, err;
   {
     ProgressLine progress({.out = out.fd(), .err = err.fd(), .quiet_s = 0.02, .quiet_again_s = 60});
-    progress.activity("saving 0");
-    ::usleep(30000);
-    for (int i = 1; i < 5; ++i) progress.activity(fmt::format("saving {}", i));
+    progress.activity("saving 1");
+    err.await();  // the activity does not report again by itself
+    for (int i = 2; i < 5; ++i) progress.activity(fmt::format("saving {}", i));
     progress.idle();
-    progress.activity("reading");  // has only begun
   }
+  ProgressLine({.out = out.fd(), .err = err.fd()}).activity("reading");  // has only begun
   CHECK(out.close_and_read().empty());
   CHECK(err.close_and_read() == "saving 1\n");
 }
@@ -302,52 +329,6 @@ TEST_CASE("the record of the log has every line that stays, those of before incl
         "step 2000/2000  loss 2.3457  lr 3.00e-04  grad 0.987  12.3K tok/s  MFU 45.1 %\n"
         "mtrain\n  model  llama\n"
         "warning: careful\n");
-}
-
-TEST_CASE("what a terminal allows follows TERM, CI and NO_COLOR") {
-  const FakeTerminal terminal(97);
-  const Environment term("TERM", "xterm"), ci("CI", nullptr), no_color("NO_COLOR", nullptr);
-  CHECK(is_live_terminal(terminal.fd()));
-  CHECK(wants_color(terminal.fd()));
-  CHECK(terminal_width(terminal.fd()) == 97);
-  {
-    const Environment set("NO_COLOR", "1");
-    CHECK(is_live_terminal(terminal.fd()));
-    CHECK_FALSE(wants_color(terminal.fd()));
-  }
-  {
-    const Environment set("CI", "true");
-    CHECK_FALSE(is_live_terminal(terminal.fd()));
-  }
-  {
-    const Environment set("TERM", "dumb");
-    CHECK_FALSE(wants_color(terminal.fd()));
-  }
-  int ends[2];
-  REQUIRE(::pipe(ends) == 0);
-  CHECK_FALSE(is_live_terminal(ends[1]));
-  const Environment columns("COLUMNS", "61");
-  CHECK(terminal_width(ends[1]) == 61);
-  const Environment none("COLUMNS", nullptr);
-  CHECK(terminal_width(ends[1]) == 80);
-  ::close(ends[0]);
-  ::close(ends[1]);
-}
-
-TEST_CASE("columns are code points, and none is cut") {
-  CHECK(display_width("abc") == 3);
-  CHECK(display_width("größe · 3") == 9);
-  CHECK(fit_columns("größe", 3) == "grö");
-  CHECK(fit_columns("größe", 0).empty());
-  CHECK(fit_columns("größe", 9) == "größe");
-}
-
-TEST_CASE("long lines break between words, and a long word stays whole") {
-  CHECK(wrap_words("4 tokens in 2 s; peak memory 3 MiB", 20) ==
-        "4 tokens in 2 s;\n  peak memory 3 MiB");
-  CHECK(wrap_words("short\nsaved runs/a/folder/of/a/long/name", 12) ==
-        "short\nsaved\n  runs/a/folder/of/a/long/name");
-  CHECK(wrap_words("a table\n  1   2", 20) == "a table\n  1   2");
 }
 
 TEST_CASE("a banner aligns its columns and wraps between words") {

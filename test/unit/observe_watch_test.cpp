@@ -6,10 +6,10 @@
 #include <string>
 
 #include "base/file.h"
+#include "base/terminal.h"
 #include "observe/curves.h"
 #include "observe/metrics_csv.h"
 #include "observe/metrics_reader.h"
-#include "observe/terminal.h"
 #include "observe/watch.h"
 #include "temporary_folder.h"
 

@@ -231,7 +231,7 @@ TEST_CASE("bf16 moments are rounded alike under every layout, bit for bit") {
   }
 }
 
-TEST_CASE("bf16 moments beside master weights are right in the mean") {
+TEST_CASE("bf16 moments beside master weights are unbiased") {
   constexpr int64_t n = 1 << 14;
   const auto mean_after = [&](DType moments, Tensor AdamW::Moments::*which) {
     Fixture f(DType::bf16);

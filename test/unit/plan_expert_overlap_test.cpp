@@ -1,4 +1,4 @@
-// Tests what is told of pairs of passes, and of what hides the exchanges of experts.
+// Tests what the plan reports about pairs of passes, and what hides the exchanges of experts.
 #include <chrono>
 
 #include <fmt/core.h>

@@ -131,7 +131,7 @@ TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline i
   CHECK(parameters == Approx(70.55e9).epsilon(0.002));
 }
 
-TEST_CASE("only a plan for a GPU has CUDA graphs to tell of and an environment to set") {
+TEST_CASE("only a plan for a GPU reports CUDA graphs and sets an environment") {
   for (const bool gpu : {false, true}) {
     const Recipe r = ready("quickstart", 1, {gpu ? "train.device=cuda" : "train.device=cpu"});
     const RunPlan plan = make_plan(r, 1, 257);

@@ -13,7 +13,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// Returns what is told of a config.json of Llama's with these further keys, and of a recipe that
+// Returns the messages about a config.json of Llama's with these further keys, and of a recipe that
 // names its folder and has these settings.
 std::string complaints(const std::string& keys, const std::vector<std::string>& set = {},
                        const std::string& family = "llama", Severity severity = Severity::error) {

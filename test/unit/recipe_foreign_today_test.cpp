@@ -150,7 +150,7 @@ TEST_CASE("a seed beside rng.seed is passed over with a note, wherever it stands
   Diagnostics diagnostics;
   plan::load_recipe_text(std::string(kBase) + "rng: {seed: 1111}\nseed: 42\n", "base.yaml", {},
                          diagnostics, 0);
-  CHECK_THAT(listed(diagnostics), Contains("resolved: seed: is not read beside rng.seed"));
+  CHECK_THAT(listed(diagnostics), Contains("seed: is not read beside rng.seed"));
 }
 
 TEST_CASE("AutoModel's older name of the pipeline section is read") {

@@ -101,14 +101,14 @@ TEST_CASE("overrides win over the recipe, and the later over the earlier") {
 
 TEST_CASE("an override that is wrong names itself") {
   REQUIRE_THAT(errors(kMinimal, {"optimizer.lr"}),
-               Contains("override 1") && Contains("path=value"));
+               Contains("the setting `") && Contains("path=value"));
   REQUIRE_THAT(errors(kMinimal, {"a=1", "+model.x=1"}),
-               Contains("override 2") && Contains("leave the +"));
+               Contains("the setting `+") && Contains("leave the +"));
   REQUIRE_THAT(errors(kMinimal, {"optimiser.lr=1"}), Contains("did you mean `optimizer.lr`"));
   REQUIRE_THAT(errors(kMinimal, {"~optimizer.lrr"}), Contains("did you mean `~optimizer.lr`"));
   REQUIRE_THAT(errors(kMinimal, {"model.num_layers=[1"}), Contains("cannot be read"));
   REQUIRE_THAT(errors(kMinimal, {"model.num_layers=two"}),
-               Contains("override 1") && Contains("`two`"));
+               Contains("the setting `") && Contains("`two`"));
   REQUIRE_THAT(errors(kMinimal, {"=3"}), Contains("is not an override"));
 }
 
@@ -236,7 +236,7 @@ TEST_CASE("all mistakes are reported together, in the order of the file") {
   REQUIRE(list[0].location.line == 2);
   REQUIRE(list[1].location.line == 4);
   REQUIRE(list[2].location.line == 5);
-  REQUIRE(list[4].location.source == "override 1 (`train.steps=x`)");
+  REQUIRE(list[4].location.source == "the setting `train.steps=x`");
   REQUIRE(list[3].field == "dataset.train");
   REQUIRE_THROWS_AS(diagnostics.throw_if_errors(), UserError);
 }

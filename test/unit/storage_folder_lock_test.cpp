@@ -140,7 +140,11 @@ TEST_CASE("the next attempt of a job waits until the earlier one has ended") {
       std::this_thread::sleep_for(150ms);
       first.reset();
     });
-    CHECK(refusal(folder.path, {.job = "j", .attempt = 1, .lease = lease}) == "none");
+    std::string told;
+    const auto waiting = [&](const std::string& text) { told = text; };
+    CHECK(refusal(folder.path, {.job = "j", .attempt = 1, .lease = lease, .waiting = waiting}) ==
+          "none");
+    CHECK_THAT(told, Contains("waiting for " + folder.path.string() + ", which is in use by"));
     end.join();
   }
 }

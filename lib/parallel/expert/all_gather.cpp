@@ -99,7 +99,7 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   static AllGatherRoute& of(TokenRoute& route) { return dynamic_cast<AllGatherRoute&>(route); }
 
   // Waits for the choices of all ranks, and for the number of rows that they give to this one. A
-  // rank with all experts has a row for each choice, and waits for no number: rows behind the last
+  // rank with all experts has a row for each choice, and waits for no number: rows after the last
   // one that a choice needs are zero.
   void read(Step& step, AllGatherRoute& r) const {
     step.compute.wait(r.gathered);  // edge: the choices' way -> what reads them

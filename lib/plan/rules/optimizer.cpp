@@ -24,8 +24,8 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(
       o.moments != recipe::MomentType::bf16 || o.stochastic_rounding.value_or(true),
       {"optimizer.moments", "optimizer.stochastic_rounding"},
-      "bf16 moments are rounded at random: rounded to nearest, changes below half a step would be "
-      "lost",
+      "bf16 moments need stochastic rounding: rounded to nearest, changes below half a step would "
+      "be lost",
       "remove stochastic_rounding: false, or set moments: fp32");
   diagnostics.require(
       o.decoupled_weight_decay || o.name != recipe::OptimizerName::adamw,

@@ -15,11 +15,8 @@ std::string SourceLocation::str() const {
 }
 
 std::string Diagnostic::str() const {
-  const char* kind = severity == Severity::error     ? "error"
-                     : severity == Severity::warning ? "warning"
-                                                     : "resolved";
   std::string s = location.known() ? location.str() + ": " : "";
-  s += fmt::format("{}: ", kind);
+  if (severity == Severity::error) s += "error: ";
   if (!field.empty()) s += field + ": ";
   s += reason;
   if (!hint.empty()) s += "\n    hint: " + hint;

@@ -11,9 +11,9 @@
 namespace mtrain::recipe {
 
 struct SourceLocation {
-  std::string source;        // a file, or "override 2"
+  std::string source;        // a file, or "the setting `train.steps=x`"
   int line = 0, column = 0;  // counted from 1; 0 if the source is not a file
-  std::string str() const;   // "recipe.yaml:3:5", "override 2"
+  std::string str() const;   // "recipe.yaml:3:5"
   bool known() const { return !source.empty(); }
 };
 
@@ -23,6 +23,7 @@ struct Diagnostic {
   Severity severity;
   SourceLocation location;
   std::string field, reason, hint;
+  // Names the kind of an error alone: the log begins its other lines with "warning" or "info".
   std::string str() const;
 };
 

@@ -270,7 +270,7 @@ std::optional<Recipe> read_recipe_text(const std::string& text, const std::strin
     const std::string shown = holds_secrets(overrides[i])
                                   ? overrides[i].substr(0, overrides[i].find('=')) + "=..."
                                   : overrides[i];
-    const std::string source = fmt::format("override {} (`{}`)", i + 1, shown);
+    const std::string source = fmt::format("the setting `{}`", shown);
     diagnostics.add_source(source);
     apply_override(overrides[i], source, diagnostics, given);
   }

@@ -65,12 +65,13 @@ struct OptimizerConfig {
             {.aliases = "clip_grad_norm.max_norm", .min = 0}},
       Field{"master_weights", &OptimizerConfig::master_weights,
             "keep fp32 weights beside bf16 ones"},
-      Field{"stochastic_rounding", &OptimizerConfig::stochastic_rounding,
-            "round bf16 weights without fp32 ones at random, right in the mean; auto: "
-            "where there are no fp32 ones"},
+      Field{
+          "stochastic_rounding", &OptimizerConfig::stochastic_rounding,
+          "unbiased stochastic rounding of bf16 weights that have no fp32 ones beside them; auto: "
+          "where there are no fp32 ones"},
       Field{"moments", &OptimizerConfig::moments,
-            "element type of the two moments; bf16 takes half the memory, and is "
-            "rounded at random, right in the mean"}};
+            "element type of the two moments; bf16 takes half the memory, and has unbiased "
+            "stochastic rounding"}};
 };
 
 enum class LrStyle { cosine, linear, constant, wsd };

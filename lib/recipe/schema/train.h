@@ -64,11 +64,11 @@ struct TrainConfig {
             &TrainConfig::log_every,
             "steps between two log lines",
             {.aliases = "logger.log_interval", .unit = "steps", .min = 1}},
-      Field{
-          "run_dir",
-          &TrainConfig::run_dir,
-          "folder of metrics.jsonl, the resolved recipe and checkpoints; runs/<recipe> unless set",
-          {.aliases = "train.output_dir"}},
+      Field{"run_dir",
+            &TrainConfig::run_dir,
+            "folder of log.txt, metrics.jsonl, the resolved recipe and checkpoints; runs/<recipe> "
+            "unless set",
+            {.aliases = "train.output_dir"}},
       Field{"exit_interval",
             &TrainConfig::exit_interval,
             "save and end after a step that is a multiple of this",
