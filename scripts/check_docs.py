@@ -3,6 +3,7 @@
 
   scripts/check_docs.py [root]               the checks
   scripts/check_docs.py --commands PAGE...   the commands of these pages, for scripts/check_readme.sh
+  scripts/check_docs.py --options PAGE...    the options that their text names, for the same
 
 A table has a header line, equally many cells in every row, and short cells. A link leads to a file and to a heading
 that exist. A sentence has at most 35 words. Commands stand in blocks that begin with ```bash, which the shell can parse.
@@ -228,9 +229,26 @@ def print_commands(pages):
                         sys.stdout.write(field + "\0")
 
 
+def print_options(pages):
+    """Prints <page>:<line>, the command and one of its options for each option of a command within a text or a table."""
+    for page in pages:
+        for number, line in parse(pathlib.Path(page).read_text())[1]:
+            for span in re.findall(r"`((?:mtrain|mtrain-launch) [^`]*)`", line):
+                words = span.split()
+                command = []
+                for word in words:
+                    if not re.fullmatch(r"[a-z][a-z-]*", word):
+                        break
+                    command.append(word)
+                for word in words:
+                    if re.match(r"--[a-z]", word):
+                        print(f"{page}:{number}", " ".join(command), word.partition("=")[0], sep="\t")
+
+
 def main():
-    if sys.argv[1:2] == ["--commands"]:
-        return print_commands(sys.argv[2:])
+    printers = {"--commands": print_commands, "--options": print_options}
+    if sys.argv[1:] and sys.argv[1] in printers:
+        return printers[sys.argv[1]](sys.argv[2:])
     root = sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[1]
     report, tree = Report(), Tree(root)
     pages = check(tree, report)

@@ -5,7 +5,7 @@
 #     --built FOLDER   takes mtrain and mtrain-launch from this build folder instead of building them
 #     PAGE...          these pages alone, such as docs/how-to/own-data.md
 # A command is one of a block that begins with ```bash. Each page begins where scripts/quickstart.sh has ended: with its data
-# and its run, and without what other pages have made. A comment above a block keeps its commands from running, or expects
+# and its run, and without what other pages have made. Of commands within a sentence the options must exist. A comment above a block keeps its commands from running, or expects
 # them to fail (scripts/check_docs.py). The exit code is 1 if a command failed, after all have run.
 called_from=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -106,6 +106,15 @@ for page in "${pages[@]}"; do
   if [[ -e $folder/failed ]]; then failed=$((failed + $(<"$folder/failed"))); fi
 done
 ((ran > 0)) || die "${pages[*]} have no commands"
+# Commands within sentences and tables are fragments, which do not run: their options must exist.
+options=0
+while IFS=$'\t' read -r place command option; do
+  options=$((options + 1))
+  if ((!list)) && ! $command --help | grep -qE -- "$option\b"; then
+    say "$place: FAILED: '$command' has no option $option"
+    failed=$((failed + 1))
+  fi
+done < <(python3 -B scripts/check_docs.py --options "${pages[@]}")
 if ((list)); then verb="to run"; else verb="run, $failed failed"; fi
-say "docs: $ran commands of ${#pages[@]} pages $verb; $not_run marked as not run, $builds build, $before are run first; $SECONDS s"
+say "docs: $ran commands of ${#pages[@]} pages $verb; $not_run marked as not run, $builds build, $before are run first, $options options named in text; $SECONDS s"
 ((failed == 0))

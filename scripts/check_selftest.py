@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Plants each mistake that the checks look for in a small tree, and asserts that they find this mistake, at its
 place, and nothing else."""
+import contextlib
+import io
 import pathlib
 import sys
 import tempfile
@@ -272,6 +274,16 @@ class Checks(unittest.TestCase):
         self.expect({"README.md": f"<!-- not run: -->\n{fence}bash\nls\n{fence}\n"}, ("README.md:1", "needs a text"))
         self.expect({"README.md": f"<!-- exit code: two -->\n{fence}bash\nls\n{fence}\n"},
                     ("README.md:1", "is not an exit code"))
+
+    def test_the_options_that_a_text_names_are_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder, "a.md")
+            page.write_text("Use `mtrain data build --input=x --split y` and\n`mtrain --dry-run`, not `--help`.\n")
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                check_docs.print_options([page])
+        self.assertEqual(printed.getvalue(), f"{page}:1\tmtrain data build\t--input\n{page}:1\tmtrain data build\t--split\n"
+                         f"{page}:2\tmtrain\t--dry-run\n")
 
     def test_the_commands_of_a_block_are_found_whole(self):
         block = check_docs.Block(1, "bash", None)
