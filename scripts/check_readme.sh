@@ -97,6 +97,7 @@ for page in "${pages[@]}"; do
     take "$place" "$kind" "$text" "$command"
   done < <(python3 -B scripts/check_docs.py --commands "$page")
   if ! compgen -G "$folder/*.command" >/dev/null; then continue; fi
+  git reset --quiet --hard
   git clean -fdxq --exclude=build
   cp -r "$work/first/." .
   timeout --kill-after=10 $((60 * minutes)) bash -c "$runner" runner "$folder" || true
