@@ -13,12 +13,14 @@ A comment above such a block says how scripts/check_readme.sh treats it:
   <!-- builds: reason -->      runs it only where programs are to be built
   <!-- exit code: N -->        expects this exit code of each of its commands
 """
+import itertools
 import pathlib
 import re
 import subprocess
 import sys
 
 from check_files import Report, Tree, is_in
+from check_source import line_of
 
 WORDS, CELL, HOW_TO_LINES = 35, 200, 80
 PROGRAMS = re.compile(r"(?:\$ )?(?:mtrain|mtrain-launch|scripts/\w+\.(?:sh|py)|cmake|ctest|cpack|export|eval) +\S")
@@ -232,17 +234,12 @@ def print_commands(pages):
 def print_options(pages):
     """Prints <page>:<line>, the command and one of its options for each option of a command within a text or a table."""
     for page in pages:
-        for number, line in parse(pathlib.Path(page).read_text())[1]:
-            for span in re.findall(r"`((?:mtrain|mtrain-launch) [^`]*)`", line):
-                words = span.split()
-                command = []
-                for word in words:
-                    if not re.fullmatch(r"[a-z][a-z-]*", word):
-                        break
-                    command.append(word)
-                for word in words:
-                    if re.match(r"--[a-z]", word):
-                        print(f"{page}:{number}", " ".join(command), word.partition("=")[0], sep="\t")
+        text = "\n".join(line for _, line in parse(pathlib.Path(page).read_text())[1])
+        for span in re.finditer(r"`((?:mtrain|mtrain-launch)\s[^`]*)`", text):
+            words = span[1].split()
+            command = " ".join(itertools.takewhile(re.compile(r"[a-z][a-z-]*$").match, words))
+            for option in filter(re.compile(r"--[a-z]").match, words):
+                print(f"{page}:{line_of(text, span.start())}", command, option.partition("=")[0], sep="\t")
 
 
 def main():
