@@ -22,6 +22,7 @@ while (($#)); do
   shift
 done
 ((${#pages[@]})) || pages=(README.md docs/getting-started.md docs/how-to/*.md $(printf '%s\n' docs/*.md docs/reference/*.md | grep -v getting-started))
+for page in "${pages[@]}"; do [[ -f $page ]] || die "there is no page $page"; done
 [[ -z $built || -x $built/bin/mtrain ]] || die "$built/bin has no mtrain"
 minutes=20 # for the commands of one page
 
