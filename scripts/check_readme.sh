@@ -112,7 +112,9 @@ done
 options=0
 while IFS=$'\t' read -r place command option; do
   options=$((options + 1))
-  if ((!list)) && ! $command --help | grep -qE -- "$option\b"; then
+  if ((list)); then continue; fi
+  help=$($command --help) || help=
+  if [[ ! "$help" =~ $option($|[^a-z-]) ]]; then
     say "$place: FAILED: '$command' has no option $option"
     failed=$((failed + 1))
   fi
