@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Plants each mistake that the checks look for in a small tree, and asserts that they find this mistake, at its
 place, and nothing else."""
+import contextlib
+import io
 import pathlib
 import sys
 import tempfile
 import unittest
 
+import check_docs
 import check_layers
 import check_source
 import check_tidy
@@ -45,6 +48,7 @@ class Checks(unittest.TestCase):
             report, tree = Report(), Tree(folder)
             check_layers.check(tree, report)
             check_source.check(tree, report, known_device_branches)
+            check_docs.check(tree, report)
             return report
 
     def expect(self, files, *errors, notes=(), known_device_branches=()):
@@ -237,6 +241,54 @@ class Checks(unittest.TestCase):
         self.expect({"lib/base/error.cpp": "int x;\n" * 600})
         self.expect({"lib/base/error.cpp": "int x;\n" * 601}, notes=[("lib/base/error.cpp:1", "601 lines")])
         self.expect({"lib/base/error.cpp": "int x;\n" * 901}, ("lib/base/error.cpp:1", "901 lines"))
+
+    # pages
+
+    def test_tables_that_do_not_render(self):
+        head = "# A house\n\n| a | b |\n|---|---|\n"
+        self.expect({"README.md": head + "| `x \\| y` | 2 |\n"})
+        self.expect({"README.md": head + "| `x | y` | 2 |\n"}, ("README.md:5", "3 cells under a header of 2"))
+        self.expect({"README.md": head + "| 1 |\n"}, ("README.md:5", "1 cells under a header of 2"))
+        self.expect({"README.md": head + "| 1 | 2\n"}, ("README.md:5", "ends with |"))
+        self.expect({"README.md": head + "| 1 | 2 |\n\n| 3 | 4 |\n"}, ("README.md:7", "without a header line"))
+        self.expect({"README.md": head + "| 1 | " + "long " * 50 + "|\n"}, ("README.md:5", "a cell of 249 characters"))
+
+    def test_links_that_lead_nowhere(self):
+        pages = {"docs/README.md": "# Pages\n\n[a](a.md#the-key-x_y)\n", "docs/a.md": "# A\n\n## The key `x_y`\n"}
+        self.expect(pages)
+        self.expect({**pages, "README.md": "[a](docs/a.md), [b](docs), [c](https://example.org/x)\n"})
+        self.expect({**pages, "README.md": "[a](docs/b.md)\n"}, ("README.md:1", "leads to no file"))
+        self.expect({**pages, "README.md": "[a](docs/a.md#the-key)\n"}, ("README.md:1", "leads to no heading"))
+        self.expect({**pages, "docs/b.md": "# B\n"}, ("docs/b.md:1", "does not list this page"))
+
+    def test_long_sentences(self):
+        self.expect({"README.md": "word " * 35 + "end.\n"}, ("README.md:1", "a sentence of 36 words"))
+        self.expect({"README.md": "word " * 34 + "end. Next.\n\n- item\n- " + "word " * 34 + "end\n"})
+
+    def test_blocks_of_commands(self):
+        fence = "`" * 3
+        self.expect({"README.md": f"{fence}bash\nfor i in 1 2; do\n  echo $i\ndone\n{fence}\n"})
+        self.expect({"README.md": f"{fence}bash\necho 'a\n{fence}\n"}, ("README.md:2", "cannot parse"))
+        self.expect({"README.md": f"{fence}\na\n{fence}\n"}, ("README.md:1", "a block needs a language"))
+        self.expect({"README.md": f"{fence}text\nmtrain --help\n{fence}\n"}, ("README.md:2", "outside of a"))
+        self.expect({"README.md": f"<!-- not run: -->\n{fence}bash\nls\n{fence}\n"}, ("README.md:1", "needs a text"))
+        self.expect({"README.md": f"<!-- exit code: two -->\n{fence}bash\nls\n{fence}\n"},
+                    ("README.md:1", "is not an exit code"))
+
+    def test_the_options_that_a_text_names_are_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder, "a.md")
+            page.write_text("Use `mtrain data build --input=x --split y` and\n`mtrain --dry-run`, not `--help`.\n")
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                check_docs.print_options([page])
+        self.assertEqual(printed.getvalue(), f"{page}:1\tmtrain data build\t--input\n{page}:1\tmtrain data build\t--split\n"
+                         f"{page}:2\tmtrain\t--dry-run\n")
+
+    def test_the_commands_of_a_block_are_found_whole(self):
+        block = check_docs.Block(1, "bash", None)
+        block.lines = ["# why", "cat > a <<'END'", "x", "END", "", "mtrain a \\", "  b", "ls"]
+        self.assertEqual(check_docs.commands(block), ([(3, "cat > a <<'END'\nx\nEND"), (7, "mtrain a \\\n  b"), (9, "ls")], None))
 
     # clang-tidy
 

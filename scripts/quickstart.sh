@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # From a bare Debian machine to a trained model: installs what is missing, builds, prepares the data, trains
 # recipes/quickstart.yaml, compares its validation loss with a bigram table's and prints a sample.
-#   scripts/quickstart.sh [--cuda] [section.field=value ...]
+#   scripts/quickstart.sh [--cuda | --built] [section.field=value ...]
 #     --cuda                builds for CUDA though no GPU is seen here; without it CUDA is left out where there is none
+#     --built               takes the programs in build/release/bin as they are
 #     section.field=value   settings that win over the recipe's
 # Ctrl-C saves and ends the training; the next call continues it. A finished run is kept under another name.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-cuda=0
+cuda=0 built=0
 case ${1:-} in
   -h | --help) usage && exit 0 ;;
   --cuda) cuda=1 && shift ;;
+  --built) built=1 && shift ;;
 esac
 recipe=recipes/quickstart.yaml
 run=runs/quickstart
@@ -133,8 +135,10 @@ sample() {
 }
 
 settings=("$@")
-phase "packages" scripts/install-deps.sh --corpus
-phase "build" build_programs
+if ((!built)); then
+  phase "packages" scripts/install-deps.sh --corpus
+  phase "build" build_programs
+fi
 phase "data" prepare_data
 phase "training: $recipe" train
 phase "evaluation" evaluate
