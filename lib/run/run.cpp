@@ -233,6 +233,8 @@ class Training {
     require_same(
         "checkpoint to continue from",
         start_ ? fmt::format("{} (step {})", start_->path.string(), start_->step) : "none");
+    if (plan_.train.epochs)
+      require_same("steps that train.epochs makes", std::to_string(plan_.train.steps));
   }
 
   // Returns whether all steps are done already, on all ranks alike. The recipe has fewer than the

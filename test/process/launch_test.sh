@@ -465,6 +465,12 @@ says "anew" "restart 1: nothing is saved yet, starting at step 1"
 says "anew" "metrics.jsonl is kept as metrics.jsonl.abandoned"
 [[ $(losses "$work/anew") == "$(losses "$work/ranks2")" ]] || fail "a run that begins anew has other losses"
 
+# --- a length in epochs, of which all ranks make the same steps ---
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/epochs" train.epochs=0.0067 \
+  >"$work/out" 2>&1 || fail "a run of epochs"
+says "epochs" "train.steps: 6: train.epochs=0.0067 of"
+[[ $(losses "$work/epochs") == "$(losses "$work/ranks2")" ]] || fail "epochs: the losses are others"
+
 # --- output of the ranks in files ---
 "$launch" --nproc_per_node=2 --log_dir "$work/logs" -r 3 --recipe "$work/r.yaml" "train.run_dir=$work/logged" \
   >"$work/out" 2>&1 || fail "a logged run"

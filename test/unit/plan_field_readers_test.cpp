@@ -142,8 +142,8 @@ class Print {
     all(a, b, c, d, e, f, g, h, i);
   }
   void add(const TrainOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i] = o;
-    all(a, b, c, d, e, f, g, h, i);
+    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
+    all(a, b, c, d, e, f, g, h, i, j);
   }
   void add(const ValidationOptions& o) {
     const auto& [a, b] = o;

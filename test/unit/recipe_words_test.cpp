@@ -69,7 +69,7 @@ TEST_CASE("a word of another tool gets its hint in any section, alone, and as a 
 
 TEST_CASE("hints name the setting that the word means") {
   CHECK_THAT(told("optimizer: {learning_rate: 1e-3}\n"), Contains("here it is `optimizer.lr`"));
-  CHECK_THAT(told("train.num_train_epochs: 3\n"), Contains("`train.steps`"));
+  CHECK_THAT(told("train.num_train_epochs: 3\n"), Contains("here it is `train.epochs`"));
   CHECK_THAT(told("train.gradient_accumulation_steps: 8\n"), Contains("`train.global_batch_size`"));
   CHECK_THAT(told("model.n_layers: 4\n"), Contains("here it is `model.num_layers`"));
   CHECK_THAT(told("optimizer: {learing_rate: 1e-3}\n"),

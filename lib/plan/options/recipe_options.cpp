@@ -305,7 +305,8 @@ Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers) {
 }
 
 TrainOptions train_options(const Recipe& r) {
-  return {.steps = r.train.steps,
+  return {.epochs = r.train.epochs,
+          .steps = r.steps_known() ? r.train.steps : 0,
           .global_batch_size = r.train.global_batch_size,
           .seed = r.train.seed,
           .log_every = r.train.log_every,

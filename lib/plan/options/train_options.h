@@ -7,6 +7,8 @@
 namespace mtrain::plan {
 
 struct TrainOptions {
+  std::optional<double> epochs;  // what the recipe gives instead of steps
+  // 0 steps: the data decide, which nobody has looked at.
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
   bool check_loss = true, check_grads = true;  // stop where they are not finite
   // Gradients are divided by the number of micro-batches beside the number of tokens.

@@ -105,10 +105,6 @@ void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
 }  // namespace
 
 void validate_train(const Recipe& r, Diagnostics& diagnostics) {
-  if (r.foreign.contains("step_scheduler.num_epochs") && !r.given("train.steps"))
-    diagnostics.add("train.steps",
-                    "step_scheduler.num_epochs alone does not say how many steps to train",
-                    "set train.steps: the epochs times the samples, divided by global_batch_size");
   validate_recompute(r, diagnostics);
   validate_consolidated(r, diagnostics);
 }

@@ -143,11 +143,6 @@ constexpr std::array kForeignKeys{
     ForeignKey{"kd_loss_fn.*", kRefused, "distillation is not built", kOtherTask},
     ForeignKey{"kd_ratio", kRefused, "distillation is not built", kOtherTask},
     ForeignKey{"dllm.*", kRefused, "diffusion language models are not built", kOtherTask},
-    ForeignKey{
-        .path = "step_scheduler.num_epochs",
-        .severity = kIgnored,
-        .reason = "is ignored: train.steps (step_scheduler.max_steps) says how long to train",
-        .kept = true},
     ForeignKey{"step_scheduler.gc_every_steps", kNone, "there is no garbage collector"},
     ForeignKey{"step_scheduler.log_remote_every_steps", kNone, kReports},
     ForeignKey{"step_scheduler.save_checkpoint_every_epoch",

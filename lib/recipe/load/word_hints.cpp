@@ -18,8 +18,6 @@ constexpr const char* kBatches =
     "over all ranks";
 constexpr const char* kAccumulation =
     "`train.global_batch_size` decides: micro-batch x accumulation x data-parallel ranks";
-constexpr const char* kEpochs =
-    "`train.steps` is the length of a run: epochs x samples / `train.global_batch_size`";
 constexpr const char* kCheckpointing =
     "`recompute.granularity`: full or selective; `recompute: full` is short for it";
 constexpr const char* kFsdp =
@@ -31,7 +29,7 @@ constexpr const char* kDataFile =
     "tokenize the text with `mtrain data build`, and name its prefix in `dataset.train`";
 constexpr const char* kNoAdapters = "leave it out: all weights are trained";
 constexpr const char* kSamples =
-    "count in steps: samples / `train.global_batch_size`, in `train.steps`";
+    "count in steps, samples / `train.global_batch_size`, in `train.steps`; or in `train.epochs`";
 constexpr const char* kSaveAll =
     "leave it out: a checkpoint always holds the optimizer and the position in the data";
 constexpr const char* kCompile = "leave it out: mtrain is compiled ahead of time";
@@ -42,10 +40,10 @@ constexpr const char* kLoader = "leave it out: samples are read in the order of 
 
 constexpr WordHint kWords[] = {
     // Lengths and batches.
-    {"num_train_epochs", kEpochs},
-    {"epochs", kEpochs},
-    {"max_epochs", kEpochs},
-    {"n_epochs", kEpochs},
+    {"num_train_epochs", "train.epochs"},
+    {"total_epochs", "train.epochs"},
+    {"max_epochs", "train.epochs"},
+    {"n_epochs", "train.epochs"},
     {"num_steps", "train.steps"},
     {"max_iters", "train.steps"},
     {"num_iterations", "train.steps"},
