@@ -157,6 +157,14 @@ std::string trained_text(const RunPlan& plan, const RunStart& start) {
   return fmt::format("all {} parameters, {}", human_count(plan.parameters.total()), weights);
 }
 
+// Returns which checkpoints stay; empty if validation has no part in that.
+std::string best_text(const plan::CheckpointOptions& c) {
+  if (c.keep_best == 0) return "";
+  const std::string newest = c.keep > 0 ? fmt::format("the {} newest", c.keep) : "all";
+  return fmt::format("{} stay, and the {} of the lowest validation loss; `best` names the lowest",
+                     newest, c.keep_best);
+}
+
 std::string data_text(const RunPlan& plan, const RunStart& start) {
   std::string names;
   for (const std::string& prefix : plan.dataset.train.prefixes)
@@ -185,6 +193,8 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
        fmt::format("{} to {}{}, {} tokens in all", start.steps_done + 1, plan.train.steps,
                    plan.train.epochs ? fmt::format(" (train.epochs={:g})", *plan.train.epochs) : "",
                    human_count(tokens))});
+  if (const std::string kept = best_text(plan.checkpoint); !kept.empty())
+    rows.push_back({"checkpoints", kept});
   rows.push_back({"device", t.device().description()});
   if (ops::built_for_narrower_cpu(t.device()))
     rows.push_back({"slow build",

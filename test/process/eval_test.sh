@@ -147,5 +147,25 @@ losses() { grep -o '^{"step":[0-9]*,.*"loss":[^,]*' "$work/$1/metrics.jsonl" | s
 [[ -n $(losses epochs) && $(losses epochs) == "$(losses steps)" ]] || fail "epochs give other losses than their steps"
 expect "steps beside epochs" 2 "is given beside train.steps" -- "${short[@]}" train.steps=2 train.epochs=1
 expect "epochs of data that are gone" 2 "there is no file $work/nothing" -- "${short[@]}" dataset.train="$work/nothing"
+
+# The best checkpoint: a run that is killed as it saves goes on with the ranking, while its loss grows.
+best=("${short[@]}" train.run_dir="$work/best" checkpoint.keep_best=1)
+link=$work/best/checkpoints/best
+expect "a run that keeps the best" 0 "(best so far, kept as best)" "saved $work/best/checkpoints/step-00000004" \
+  "the 1 newest stay" -- "${best[@]}" train.steps=4
+[[ $(readlink "$link") == step-00000004 ]] || fail "the link names $(readlink "$link")"
+more=(checkpoint.load=latest train.steps=8 optimizer.lr=2 lr_scheduler.style=constant checkpoint.at_end=true)
+expect "a run that is killed in a save" 137 "continuing after step 4" -- "${best[@]}" "${more[@]}" \
+  checkpoint.every_steps=6 debug.fault.at=save debug.fault.step=6 debug.fault.kill=true
+[[ $(readlink "$link") == step-00000004 ]] || fail "a killed save has moved the link to $(readlink "$link")"
+expect "a run that gets worse" 0 "continuing after step 4" "saved $work/best/checkpoints/step-00000008" -- "${best[@]}" "${more[@]}"
+silent "a run that gets worse" "best so far"
+[[ $(ls "$work/best/checkpoints") == $'best\nlatest\nstep-00000004\nstep-00000008' ]] ||
+  fail "there are $(ls "$work/best/checkpoints")"
+expect "an evaluation of the best" 0 "nats per token" -- eval --model "$link"
+expect "a text of the best" 0 "verse" -- generate --model "$link/" --prompt verse --tokens 3
+expect "an export of the best" 0 "written" -- export hf "$link" --output "$work/best_hf"
+expect "a run that continues from the best" 0 "continuing after step 4 of $work/best/checkpoints/step-00000004" \
+  "step-00000008 is kept as" -- "${best[@]}" train.steps=5 checkpoint.load="$link"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

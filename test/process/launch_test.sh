@@ -465,11 +465,14 @@ says "anew" "restart 1: nothing is saved yet, starting at step 1"
 says "anew" "metrics.jsonl is kept as metrics.jsonl.abandoned"
 [[ $(losses "$work/anew") == "$(losses "$work/ranks2")" ]] || fail "a run that begins anew has other losses"
 
-# --- a length in epochs, of which all ranks make the same steps ---
-"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/epochs" train.epochs=0.0067 \
-  >"$work/out" 2>&1 || fail "a run of epochs"
+# --- a length in epochs, of which all ranks make the same steps, and the best checkpoint ---
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/epochs" train.epochs=0.0067 checkpoint.keep=1 \
+  checkpoint.keep_best=1 "dataset.validation=$work/set" validation.every_steps=2 validation.steps=1 >"$work/out" 2>&1 ||
+  fail "a run of epochs"
 says "epochs" "train.steps: 6: train.epochs=0.0067 of"
+says "epochs" "(best so far, kept as best)"
 [[ $(losses "$work/epochs") == "$(losses "$work/ranks2")" ]] || fail "epochs: the losses are others"
+[[ -e $work/epochs/checkpoints/best/state.json ]] || fail "epochs: there is no best checkpoint"
 
 # --- output of the ranks in files ---
 "$launch" --nproc_per_node=2 --log_dir "$work/logs" -r 3 --recipe "$work/r.yaml" "train.run_dir=$work/logged" \

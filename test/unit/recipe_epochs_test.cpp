@@ -123,3 +123,16 @@ TEST_CASE("epochs that make more steps than can be counted are refused") {
   plan::resolve_epochs(r, int64_t{1} << 40, diagnostics);
   CHECK_THAT(diagnostics.text(Severity::error), Contains("1.1e+18 steps"));
 }
+
+TEST_CASE("checkpoints are kept by a validation loss that is measured more than once") {
+  const Overrides data{"dataset.validation=y", "validation.every_steps=10",
+                       "checkpoint.keep_best=1"};
+  CHECK(errors("", data).empty());
+  CHECK_THAT(
+      errors("", {"validation.every_steps=0", "dataset.validation=y", "checkpoint.keep_best=1"}),
+      Contains("measured only at the end") && Contains("set validation.every_steps"));
+  CHECK_THAT(errors("", {"checkpoint.keep_best=1"}),
+             Contains("there is no validation data") && Contains("set dataset.validation"));
+  CHECK_THAT(errors("", {"checkpoint.keep_best=-1"}), Contains("checkpoint.keep_best"));
+  CHECK_THAT(errors("load_best_model_at_end: true\n"), Contains("`checkpoint.keep_best`: 1"));
+}

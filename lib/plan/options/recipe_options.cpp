@@ -325,6 +325,7 @@ ValidationOptions validation_options(const Recipe& r) {
 CheckpointOptions checkpoint_options(const Recipe& r) {
   return {.every_steps = r.checkpoint.enabled ? r.checkpoint.every_steps : 0,
           .keep = r.checkpoint.keep,
+          .keep_best = r.checkpoint.enabled ? r.checkpoint.keep_best : 0,
           .at_end = r.checkpoint.enabled && r.checkpoint.at_end,
           .consolidated = consolidated(r.checkpoint)};
 }

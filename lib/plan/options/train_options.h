@@ -26,6 +26,7 @@ struct CheckpointOptions {
   enum class Consolidated { none, at_end, every };
   int64_t every_steps = 0;  // 0: only at the end
   int64_t keep = 2;         // how many of the newest stay; 0: all
+  int64_t keep_best = 0;    // how many with the lowest validation loss stay besides
   bool at_end = true;
   Consolidated consolidated = Consolidated::none;  // which get a Hugging Face form
 };

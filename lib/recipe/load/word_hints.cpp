@@ -18,6 +18,11 @@ constexpr const char* kBatches =
     "over all ranks";
 constexpr const char* kAccumulation =
     "`train.global_batch_size` decides: micro-batch x accumulation x data-parallel ranks";
+constexpr const char* kBest =
+    "`checkpoint.keep_best`: 1 keeps the checkpoint of the lowest validation loss, as "
+    "`checkpoints/best` in the run folder";
+constexpr const char* kRanked =
+    "leave it out: `checkpoint.keep_best` ranks by the validation loss, lowest first";
 constexpr const char* kCheckpointing =
     "`recompute.granularity`: full or selective; `recompute: full` is short for it";
 constexpr const char* kFsdp =
@@ -193,8 +198,11 @@ constexpr WordHint kWords[] = {
     {"do_eval", "leave it out: `mtrain` trains, `mtrain eval` evaluates"},
     {"push_to_hub", "leave it out: `mtrain export hf` writes a folder, nothing is uploaded"},
     {"hub_model_id", "leave it out: `mtrain export hf` writes a folder, nothing is uploaded"},
-    {"load_best_model_at_end", "leave it out: `checkpoint.keep` says how many stay"},
-    {"metric_for_best_model", "leave it out: `checkpoint.keep` says how many stay"},
+    {"load_best_model_at_end", kBest},
+    {"save_best", kBest},
+    {"save_top_k", "checkpoint.keep_best"},
+    {"metric_for_best_model", kRanked},
+    {"greater_is_better", kRanked},
     // The model.
     {"model_name", "`model.from`: a Hugging Face folder, or --recipe with a ready recipe's name"},
     {"model_name_or_path", "model.from"},

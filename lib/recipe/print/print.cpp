@@ -84,7 +84,8 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
   if (row.path == "model.ignore_keys" && r.model.ignore_keys.empty()) return false;
   for (const char* field :
        {"distributed.pipeline.account_for_embedding", "distributed.pipeline.account_for_loss",
-        "distributed.pipeline.first_rank_layers", "distributed.pipeline.last_rank_layers"})
+        "distributed.pipeline.first_rank_layers", "distributed.pipeline.last_rank_layers",
+        "checkpoint.keep_best"})
     if (row.path == field && row.show(r) == row.show_default()) return false;
   if (row.path == "distributed.pipeline.pp_schedule" && r.distributed.pipeline.pp_schedule_csv)
     return false;
