@@ -64,6 +64,26 @@ int64_t vocabulary_of_plan(const Recipe& r) {
   }
 }
 
+// Makes steps of train.epochs. Reads the index of the data.
+void count_steps(Recipe& r, Diagnostics& diagnostics) {
+  if (r.steps_known()) return;
+  plan::resolve_epochs(r, train::samples_of_epoch(plan::dataset_options(r)), diagnostics);
+  diagnostics.throw_if_errors();
+}
+
+// Does the same for a plan, which needs no data: without them the steps stay unknown.
+void count_steps_if_there(Recipe& r, Diagnostics& diagnostics) {
+  Diagnostics files;
+  plan::check_files(r, files);
+  if (files.has_errors()) return;
+  try {
+    count_steps(r, diagnostics);
+  } catch (const UserError& e) {
+    if (diagnostics.has_errors()) throw;
+    diagnostics.warn("train.epochs", "the steps are unknown: " + e.message(), e.hint());
+  }
+}
+
 void show_dry_run(const Recipe& r, int64_t world) {
   const RunPlan plan = plan::make_plan(r, world, vocabulary_of_plan(r));
   const std::string report = run::dry_run_report(
@@ -89,15 +109,20 @@ void set_environment(const plan::DevicePlan& device) {
   for (const auto& [name, value] : device.environment) setenv(name.c_str(), value.c_str(), 0);
 }
 
-// Makes the plan and runs it. The plan is made anew when the vocabulary is known, which the
-// tokenizer may decide; memory depends on it, but nothing that ranks need in order to meet. `saved`
-// is what continued_model() returned.
+// Makes the plan and runs it. The plan is made anew when the files may be read: the tokenizer may
+// decide the vocabulary, on which memory depends, and the data decide the steps of train.epochs.
+// Ranks need neither in order to meet. `saved` is what continued_model() returned.
 void run(const Recipe& r, const std::string& saved, const run::RunOptions& options) {
   const launch::Job& job = options.job;
   const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
   const auto with_vocabulary = [&] {
-    RunPlan whole = plan::make_plan(r, job.size, train::vocabulary(plan::tokenizer_options(r)));
+    Recipe counted = r;
+    Diagnostics diagnostics;
+    count_steps(counted, diagnostics);
+    if (job.rank == 0) tell(diagnostics);
+    RunPlan whole =
+        plan::make_plan(counted, job.size, train::vocabulary(plan::tokenizer_options(r)));
     // The recipe that the run saves goes on naming a tokenizer that is lost.
     whole.dataset.tokenizer =
         plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
@@ -152,7 +177,7 @@ void run_train(const Options& o, char** argv) {
   machine.dry_run = !runs && !job.launched;
   machine.cores = usable_cores();
   const std::string saved = interchange::continued_model(path, overrides, job.restarts > 0);
-  const Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine, saved);
+  Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine, saved);
   if (saved.empty()) interchange::check_folder_model(recipe, diagnostics);
   interchange::check_consolidated(recipe, diagnostics);
   if (runs || o.dry_run) plan::check_supported(recipe, diagnostics);
@@ -164,6 +189,10 @@ void run_train(const Options& o, char** argv) {
       plan::check_files(interchange::without_lost_tokenizer(recipe, saved), diagnostics);
   }
   diagnostics.throw_if_errors();
+  if (!runs)
+    count_steps_if_there(recipe, diagnostics);
+  else if (job.size == 1)
+    count_steps(recipe, diagnostics);
   // mtrain-launch has warned already, once for all ranks of the host.
   const bool warns = job.local_rank == 0 && !std::getenv(launch::kLauncherPid);
   if (runs) enter_environment(recipe.launch.variables(), argv, warns);

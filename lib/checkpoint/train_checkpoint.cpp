@@ -353,7 +353,7 @@ plan::SavedRecipe saved_recipe(const fs::path& folder) {
 fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
                          SaveOptions options) {
   std::optional<storage::CheckpointWriter> writer;
-  if (t.control.rank() == 0) writer.emplace(options.root, progress.steps_done, int(options.keep));
+  if (t.control.rank() == 0) writer.emplace(options.root, progress.steps_done, options.keep);
   const auto file = [&](const char* name) {
     return writer ? std::optional(writer->folder() / name) : std::nullopt;
   };

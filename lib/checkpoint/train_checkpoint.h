@@ -16,6 +16,7 @@
 #include "optim/adamw.h"
 #include "pipeline/pipeline.h"
 #include "plan/saved_recipe.h"
+#include "storage/checkpoint_dir.h"
 #include "storage/state.h"
 
 namespace mtrain::checkpoint {
@@ -47,7 +48,7 @@ struct TrainProgress {
 
 struct SaveOptions {
   std::filesystem::path root;  // the folder of checkpoints
-  int64_t keep = 0;            // how many of the newest checkpoints stay; 0: all
+  storage::KeepRule keep;      // which checkpoints stay
   std::string recipe;          // its text, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;

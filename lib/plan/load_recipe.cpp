@@ -158,6 +158,11 @@ void check_machine(const Recipe& r, const Machine& machine, Diagnostics& diagnos
                   "set comm.backend=auto (dist_env.backend): ranks on CPUs then take gloo");
 }
 
+void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics) {
+  recipe::resolve_epochs(recipe, samples, diagnostics);
+  validate_schedule(recipe, diagnostics);
+}
+
 void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world) {
   const Layout layout = layout_of(recipe, world);
   if (!validate_sizes(recipe, layout, diagnostics)) return;

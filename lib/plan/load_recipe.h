@@ -29,6 +29,9 @@ Recipe load_recipe_text(const std::string& text, const std::string& name,
 // machines.
 void check_machine(const Recipe& recipe, const Machine& machine, Diagnostics& diagnostics);
 
+// Calls resolve_epochs(), and checks what depends on the steps.
+void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics);
+
 // Checks the fields against each other for a world of `world` ranks; 0 stands for the smallest
 // world that fits. Features that are not built yet are left to check_supported()
 // (plan/rules/unsupported.h).

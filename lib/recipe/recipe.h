@@ -66,6 +66,9 @@ struct Recipe {
   bool written_as(std::string_view path, std::string_view spelling) const;
   bool given(std::string_view path) const;          // set by the recipe or the command line
   bool given_section(std::string_view path) const;  // the section itself, or any field below it
+  // False where train.epochs gives the length, and resolve_epochs() has not made steps of it yet:
+  // train.steps and what would follow from it then mean nothing.
+  bool steps_known() const;
 
   static constexpr auto fields = std::tuple{
       Field{"model", &Recipe::model, "the network"},
@@ -119,7 +122,13 @@ Recipe read_config_json(const std::string& text, const std::string& name, Diagno
 // together in code needs the call.
 void resolve_recipe(Recipe& recipe, Diagnostics& diagnostics);
 
-// Returns the recipe as YAML that loads to the same recipe. With `origins`, each line says who gave
+// Gives a recipe with train.epochs its steps, and what follows from them. `samples` is how many an
+// epoch of dataset.train has. Steps are rounded up: the last one takes its missing samples from the
+// next epoch.
+void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics);
+
+// Returns the recipe as YAML that loads to the same recipe, with the steps that train.epochs makes
+// once they are known. With `origins`, each line says who gave
 // its value.
 std::string print_recipe(const Recipe& recipe, bool origins = true);
 

@@ -227,6 +227,8 @@ std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
   const std::string fit = options.fit.empty() ? "" : "; " + options.fit;
   if (!options.device.empty()) rows.push_back({"device", options.device + (fewest ? "" : fit)});
   if (fewest) rows.push_back({"ranks", fewest_text(plan, fit)});
+  if (const std::string epochs = epochs_text(plan.train); !epochs.empty())
+    rows.push_back({"steps", epochs});
   rows.push_back({"layout", layout_text(plan)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
   const double sent = plan::expert_bytes_per_step(plan);

@@ -182,12 +182,13 @@ void Reporter::time_step(int64_t n) {
   timed_ = timed;
 }
 
-void Reporter::validation(double loss, int64_t samples) {
+void Reporter::validation(double loss, int64_t samples, bool best) {
   metrics_->write(trainer_.steps_done(),
                   {{"validation_loss", loss}, {"validation_samples", samples}});
   note(fmt::format(
-      "step {}: validation loss {:.4f} nats per token (perplexity {:.2f}) over {} samples",
-      trainer_.steps_done(), loss, std::exp(loss), samples));
+      "step {}: validation loss {:.4f} nats per token (perplexity {:.2f}) over {} samples{}",
+      trainer_.steps_done(), loss, std::exp(loss), samples,
+      best ? " (best so far, kept as best)" : ""));
   begin_step();
 }
 

@@ -37,7 +37,8 @@ class Reporter {
   // Begins the files of the run. Call it after a checkpoint is loaded.
   void start();
   void step(const train::StepStats& stats);  // the line and the metrics of a step
-  void validation(double loss, int64_t samples);
+  // `best`: the loss is lower than that of every saved step.
+  void validation(double loss, int64_t samples, bool best);
   void note(const std::string& text);  // prints lines
   void finish();                       // prints the closing lines and the profile
 

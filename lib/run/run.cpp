@@ -1,6 +1,7 @@
 #include "run/run.h"
 
 #include <chrono>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -123,8 +124,11 @@ class Training {
       const int64_t step = trainer_.steps_done();
       early_end_->at(Doing::step_done, step);
       report_progress();
-      if (due(plan_.validation.every_steps, step) && step < plan_.train.steps) evaluate();
-      if (due(plan_.checkpoint.every_steps, step)) save();
+      // The last step is evaluated at the end, unless its checkpoint is ranked by the loss.
+      const bool last = step == plan_.train.steps, saves = due(plan_.checkpoint.every_steps, step);
+      const bool ranked = saves && plan_.checkpoint.keep_best > 0;
+      if (last ? ranked : due(plan_.validation.every_steps, step)) evaluate();
+      if (saves || new_best_) save();
       if (consolidated_) note(consolidated_->take_note());
       if (folder_) folder_->check();
       if (fault_) fault_->after_step(step);
@@ -134,11 +138,11 @@ class Training {
       }
       end = why_end(std::chrono::steady_clock::now() - started);
     }
-    if (end.empty()) evaluate();
+    if (end.empty() && evaluated_.step != trainer_.steps_done()) evaluate();
     if (screen_) screen_->keep();
     note(end);
     early_end_->at(Doing::ending, trainer_.steps_done());
-    if (plan_.checkpoint.at_end && saved_ != trainer_.steps_done()) save();
+    if ((plan_.checkpoint.at_end || new_best_) && saved_ != trainer_.steps_done()) save();
     if (consolidated_) finish_consolidated();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
@@ -235,6 +239,8 @@ class Training {
     require_same(
         "checkpoint to continue from",
         start_ ? fmt::format("{} (step {})", start_->path.string(), start_->step) : "none");
+    if (plan_.train.epochs)
+      require_same("steps that train.epochs makes", std::to_string(plan_.train.steps));
   }
 
   // Returns whether all steps are done already, on all ranks alike. The recipe has fewer than the
@@ -269,7 +275,8 @@ class Training {
   void make_folders() {
     make_run_folder(plan_.folders);
     folder_.emplace(plan_.folders.run_dir);
-    if (plan_.checkpoint.every_steps > 0 || plan_.checkpoint.at_end)
+    if (plan_.checkpoint.every_steps > 0 || plan_.checkpoint.at_end ||
+        plan_.checkpoint.keep_best > 0)
       storage::require_writable(plan_.folders.checkpoint_dir, "checkpoint.dir");
   }
 
@@ -304,7 +311,15 @@ class Training {
     identity_->read_rest();
     for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
+    if (plan_.checkpoint.keep_best > 0) find_best();
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+  }
+
+  // Continues the ranking of an earlier start, which may have been killed before it made the link.
+  void find_best() {
+    storage::link_best(plan_.folders.checkpoint_dir);
+    const auto best = storage::best_checkpoints(plan_.folders.checkpoint_dir);
+    if (!best.empty()) lowest_saved_ = best.front().loss;
   }
 
   // Says which settings are others than those of the run that saved the checkpoint.
@@ -321,7 +336,10 @@ class Training {
     show(fmt::format("evaluating after step {}", trainer_.steps_done()));
     const double loss = trainer_.evaluate(*validation_);
     shown_no_more();
-    if (reporter_) reporter_->validation(loss, validation_->samples());
+    evaluated_ = {.step = trainer_.steps_done(), .loss = loss};
+    if (plan_.checkpoint.keep_best > 0)
+      new_best_ = trainer_.control().any(reporter_ && loss < lowest_saved_);  // NaN is not lower
+    if (reporter_) reporter_->validation(loss, validation_->samples(), new_best_);
   }
 
   // Rank 0 alone knows where a checkpoint is, and says at a second request what is lost.
@@ -339,9 +357,13 @@ class Training {
       if (step_of_commit == "rename") require_ours();
       if (fault) fault(step_of_commit);
     };
+    const auto loss =
+        evaluated_.step == trainer_.steps_done() ? std::optional(evaluated_.loss) : std::nullopt;
     own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
-                               identity_ ? &*identity_ : nullptr, shown());
+                               identity_ ? &*identity_ : nullptr, shown(), loss);
     saved_ = trainer_.steps_done();
+    if (loss && *loss < lowest_saved_) lowest_saved_ = *loss;
+    new_best_ = false;
     report_progress();
     shown_no_more();
     note(fmt::format("saved {}", own_checkpoint_.string()));
@@ -398,6 +420,12 @@ class Training {
   std::optional<DataIdentity> identity_;  // set on the first rank of each host
   bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the checkpoint from which it started
   bool warned_of_bytes_ = false;
+  struct Evaluated {
+    int64_t step = 0;  // 0: none
+    double loss = 0;
+  } evaluated_;
+  double lowest_saved_ = std::numeric_limits<double>::infinity();  // loss of a saved step
+  bool new_best_ = false;                 // this step's loss is lower, so the step must be saved
   int64_t saved_ = 0;                     // the step of the newest checkpoint
   std::filesystem::path own_checkpoint_;  // on rank 0, that checkpoint if it is this run's own
 };

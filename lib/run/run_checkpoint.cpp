@@ -1,5 +1,7 @@
 #include "run/run_checkpoint.h"
 
+#include <cmath>
+
 #include "checkpoint/read_weights.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/hf_folder.h"
@@ -28,12 +30,15 @@ checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity&
 std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit,
                                bool exceeds_bytes, const DataIdentity* data,
-                               const ShowActivity& show) {
+                               const ShowActivity& show, std::optional<double> validation_loss) {
+  const plan::CheckpointOptions& c = t.plan().checkpoint;
   checkpoint::SaveOptions options{.root = root,
-                                  .keep = t.plan().checkpoint.keep,
+                                  .keep = {.newest = int(c.keep), .best = int(c.keep_best)},
                                   .recipe = t.plan().text.recipe_with_origins,
                                   .on_commit = on_commit};
   if (exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
+  if (validation_loss && std::isfinite(*validation_loss))
+    options.state.set(storage::kValidationLoss, fmt::format("{}", *validation_loss));
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
   if (data) data->save(options.state);

@@ -189,6 +189,7 @@ std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& f,
   if (has_metrics(f)) lines.push_back(put_aside(metrics_path(f), /*copy=*/true));
   storage::set_latest(f.checkpoint_dir,
                       start->step);  // first, so that `latest` never names a renamed one
+  if (storage::has_best(f.checkpoint_dir)) storage::link_best(f.checkpoint_dir, start->step);
   for (const storage::CheckpointRef& ref : later) lines.push_back(put_aside(ref.path));
   return lines;
 }

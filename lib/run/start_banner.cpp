@@ -132,6 +132,14 @@ std::vector<observe::BannerRow> plan_rows(const RunPlan& plan) {
   return rows;
 }
 
+std::string epochs_text(const plan::TrainOptions& train) {
+  if (!train.epochs) return "";
+  const std::string epochs =
+      fmt::format("{:g} epoch{}", *train.epochs, *train.epochs == 1 ? "" : "s");
+  return train.steps > 0 ? fmt::format("{}: {}", train.steps, epochs)
+                         : epochs + " (steps unknown without the data)";
+}
+
 std::string measured_text(train::Trainer& t, double peak) {
   const std::string rate =
       peak > 0 ? fmt::format("{:.0f} GFLOP/s fp32 measured", peak / 1e9) : std::string();
@@ -147,6 +155,14 @@ std::string trained_text(const RunPlan& plan, const RunStart& start) {
                                   ? fmt::format("from random weights (seed {})", plan.train.seed)
                                   : fmt::format("from the weights of {}", start.from);
   return fmt::format("all {} parameters, {}", human_count(plan.parameters.total()), weights);
+}
+
+// Returns which checkpoints stay; empty if validation has no part in that.
+std::string best_text(const plan::CheckpointOptions& c) {
+  if (c.keep_best == 0) return "";
+  const std::string newest = c.keep > 0 ? fmt::format("the {} newest", c.keep) : "all";
+  return fmt::format("{} stay, and the {} of the lowest validation loss; `best` names the lowest",
+                     newest, c.keep_best);
 }
 
 std::string data_text(const RunPlan& plan, const RunStart& start) {
@@ -172,8 +188,13 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
   if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());
   rows.push_back({"trained", trained_text(plan, start)});
   if (start.samples > 0) rows.push_back({"data", data_text(plan, start)});
-  rows.push_back({"steps", fmt::format("{} to {}, {} tokens in all", start.steps_done + 1,
-                                       plan.train.steps, human_count(tokens))});
+  rows.push_back(
+      {"steps",
+       fmt::format("{} to {}{}, {} tokens in all", start.steps_done + 1, plan.train.steps,
+                   plan.train.epochs ? fmt::format(" (train.epochs={:g})", *plan.train.epochs) : "",
+                   human_count(tokens))});
+  if (const std::string kept = best_text(plan.checkpoint); !kept.empty())
+    rows.push_back({"checkpoints", kept});
   rows.push_back({"device", t.device().description()});
   if (ops::built_for_narrower_cpu(t.device()))
     rows.push_back({"slow build",

@@ -19,6 +19,9 @@ std::vector<observe::BannerRow> plan_rows(const RunPlan& plan);
 enum class OverlapRows { active, asked_and_off, others };
 std::vector<observe::BannerRow> overlap_rows(const plan::Overlap& overlap, OverlapRows which);
 
+// Returns what train.epochs makes: "40: 2 epochs"; empty if the recipe gives steps.
+std::string epochs_text(const plan::TrainOptions& train);
+
 // What a run begins with.
 struct RunStart {
   int64_t steps_done = 0;

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <system_error>
 #include <vector>
 
@@ -25,7 +27,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kPrefix = "step-";
-constexpr const char *kLatest = "latest", *kState = "state.json";
+constexpr const char *kLatest = "latest", *kBest = "best", *kState = "state.json";
 constexpr const char* kReplaced = ".old";  // ends the name of a folder that is being deleted
 
 const char* space_hint(int error) {
@@ -86,6 +88,15 @@ std::vector<CheckpointRef> list_folders(const fs::path& root) {
                    "it may hold checkpoints: make it readable");
   std::ranges::sort(found, {}, &CheckpointRef::step);
   return found;
+}
+
+// Returns the folder to which a link leads, so that a run which moves the link meanwhile changes
+// nothing. Other paths stay as they are.
+fs::path behind_link(const fs::path& path) {
+  std::error_code error;
+  const fs::path name = path.has_filename() ? path : path.parent_path();  // it may end with a slash
+  const fs::path target = fs::read_symlink(name, error);
+  return error ? path : name.parent_path() / target;
 }
 
 // Checks the files of a folder whose manifest is sound.
@@ -192,14 +203,58 @@ void remove_stale(const fs::path& root) {
     if (owner && (*owner == ::getpid() || !process_lives(*owner))) stale.push_back(it->path());
   }
   for (const auto& folder : stale) remove_or_warn(folder);
-  remove_stale_temporaries(root / kLatest);
+  for (const char* name : {kLatest, kBest}) remove_stale_temporaries(root / name);
+}
+
+// Returns the finite validation loss that a sound checkpoint holds.
+std::optional<double> validation_loss(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder / kState, error)) return std::nullopt;
+  const TrainState state = TrainState::load(folder / kState);
+  if (!state.contains(kValidationLoss)) return std::nullopt;
+  const std::string& text = state.text(kValidationLoss);
+  double loss = 0;
+  const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), loss);
+  const bool number = wrong == std::errc() && end == text.data() + text.size();
+  return number && std::isfinite(loss) ? std::optional(loss) : std::nullopt;
+}
+
+std::vector<ScoredCheckpoint> score(const std::vector<CheckpointRef>& sound) {
+  std::vector<ScoredCheckpoint> scored;
+  for (const CheckpointRef& ref : sound)
+    if (const auto loss = validation_loss(ref.path)) scored.push_back({ref, *loss});
+  std::ranges::stable_sort(scored, {}, &ScoredCheckpoint::loss);
+  return scored;
+}
+
+// Returns the step of the checkpoint to which `best` leads; nothing if it is no link of ours.
+std::optional<int64_t> linked_step(const fs::path& root) {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(root / kBest, error);
+  return error ? std::nullopt : parse_step(target.string());
+}
+
+// Makes or replaces a link at once. A killed process leaves its temporary to
+// remove_stale_temporaries(). Throws RunError.
+void link_atomic(const fs::path& link, const std::string& target) {
+  const std::string temporary =
+      fmt::format("{}.tmp.{}.0.{}", link.string(), ::getpid(), host_name());
+  ::unlink(temporary.c_str());
+  if (::symlink(target.c_str(), temporary.c_str()) != 0 ||
+      ::rename(temporary.c_str(), link.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary.c_str());
+    throw RunError(fmt::format("cannot make the link {}: {}", link.string(), std::strerror(error)));
+  }
+  sync_directory(link.parent_path());
 }
 
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, int keep)
+CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, KeepRule keep)
     : root_(std::move(root)), step_(step), keep_(keep) {
-  MT_CHECK(step >= 0 && keep >= 0, "step {}, keep {}", step, keep);
+  MT_CHECK(step >= 0 && keep.newest >= 0 && keep.best >= 0, "step {}, keep {} and {}", step,
+           keep.newest, keep.best);
   temporary_ = temporary_name(root_, step);
   final_ = root_ / step_name(step);
   std::error_code error;
@@ -225,6 +280,10 @@ fs::path CheckpointWriter::commit() {
   sync_directory(root_);
   step("latest");
   set_latest(root_, step_);
+  if (keep_.best > 0) {
+    step("best");
+    link_best(root_);  // before anything is deleted, so that it never leads nowhere
+  }
   step("delete old");
   delete_old();
   step("done");
@@ -255,18 +314,31 @@ void CheckpointWriter::move_into_place() {
   remove_or_warn(aside);
 }
 
+std::set<int64_t> CheckpointWriter::steps_to_keep(const std::vector<CheckpointRef>& all) const {
+  std::set<int64_t> kept{step_};
+  if (const auto linked = linked_step(root_)) kept.insert(*linked);
+  const std::vector<ScoredCheckpoint> scored = score(all);
+  for (size_t i = 0; i < std::min(scored.size(), size_t(keep_.best)); ++i)
+    kept.insert(scored[i].checkpoint.step);
+  int newest = 1;  // this one
+  for (auto ref = all.rbegin(); ref != all.rend() && newest < keep_.newest; ++ref)
+    if (ref->step != step_) kept.insert(ref->step), ++newest;
+  return kept;
+}
+
 void CheckpointWriter::delete_old() const {
-  if (keep_ > 0) {
+  if (keep_.newest > 0) {
     std::vector<CheckpointRef> all;
+    std::set<int64_t> kept;
     try {
       all = list_complete(root_);
+      kept = steps_to_keep(all);
     } catch (const Error& e) {  // the new checkpoint is in place
+      all.clear();
       log::warn(fmt::format("old checkpoints are not deleted: {}", e.message()));
     }
-    size_t count = all.size();
     for (const auto& old : all) {
-      if (count <= size_t(keep_)) break;
-      if (old.step == step_) continue;
+      if (kept.contains(old.step)) continue;
       // The folder is renamed first, so that an interrupted deletion never leaves a part of a
       // checkpoint under a checkpoint's name.
       const fs::path doomed = temporary_name(root_, old.step, kReplaced);
@@ -276,10 +348,40 @@ void CheckpointWriter::delete_old() const {
       } else {
         log::warn(fmt::format("cannot delete {}: {}", old.path.string(), std::strerror(errno)));
       }
-      --count;
     }
   }
   remove_stale(root_);
+}
+
+std::vector<ScoredCheckpoint> best_checkpoints(const fs::path& root) {
+  return score(list_complete(root));
+}
+
+bool has_best(const fs::path& root) { return linked_step(root).has_value(); }
+
+void link_best(const fs::path& root, int64_t last_step) {
+  std::vector<ScoredCheckpoint> scored = best_checkpoints(root);
+  std::erase_if(scored, [&](const auto& s) { return s.checkpoint.step > last_step; });
+  const fs::path link = root / kBest;
+  std::error_code error;
+  if (scored.empty()) {
+    if (!has_best(root)) return;
+    fs::remove(link, error);
+    return sync_directory(root);
+  }
+  const int64_t step = scored.front().checkpoint.step;
+  if (linked_step(root) == step) return;
+  if (fs::exists(fs::symlink_status(link, error)) && !has_best(root))
+    return log::warn(
+        fmt::format("{} is not a link of mtrain and stays; the lowest validation loss "
+                    "is that of {}",
+                    link.string(), step_name(step)));
+  try {
+    link_atomic(link, step_name(step));
+  } catch (const RunError& e) {  // some file systems have no links
+    log::warn(
+        fmt::format("{}; the lowest validation loss is that of {}", e.message(), step_name(step)));
+  }
 }
 
 bool is_ours(const fs::path& folder) {
@@ -287,7 +389,8 @@ bool is_ours(const fs::path& folder) {
   return named_step(folder) || fs::exists(folder / kState, error) || has_own_manifest(folder);
 }
 
-std::optional<CheckpointRef> complete_checkpoint(const fs::path& folder) {
+std::optional<CheckpointRef> complete_checkpoint(const fs::path& path) {
+  const fs::path folder = behind_link(path);
   // Folders of other programs may have some file of the names below.
   if (!is_ours(folder)) return std::nullopt;
   std::error_code error;

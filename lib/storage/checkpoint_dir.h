@@ -1,23 +1,37 @@
 // Checkpoint folders such as `<root>/step-00000120`, each of which is complete or absent. Files are
 // written into a temporary folder; commit() writes checksums and a manifest of all files, syncs
-// them, and renames the folder. The file `<root>/latest` names the newest checkpoint.
+// them, and renames the folder. The file `<root>/latest` names the newest checkpoint, and the link
+// `<root>/best` is that of the lowest validation loss, where such checkpoints are kept.
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace mtrain::storage {
 
+struct CheckpointRef {
+  std::filesystem::path path;
+  int64_t step = 0;
+};
+
+// How many checkpoints stay.
+struct KeepRule {
+  int newest = 0;  // 0: all
+  int best = 0;    // those with the lowest validation loss, besides; 0 leaves `best` as it is
+};
+
 class CheckpointWriter {
  public:
   // Makes the folder `<root>/step-<step>.tmp-<pid>-<host>/`, and `root` if it is missing. commit()
-  // leaves the newest `keep` checkpoints, its own among them; 0 leaves all. Folders that cannot be
-  // read neither count nor are deleted. Throws RunError.
-  CheckpointWriter(std::filesystem::path root, int64_t step, int keep = 0);
+  // leaves the checkpoints of `keep`, its own among them, and the one that `best` names. Folders
+  // that cannot be read neither count nor are deleted. Throws RunError.
+  CheckpointWriter(std::filesystem::path root, int64_t step, KeepRule keep = {});
   ~CheckpointWriter();  // deletes the temporary folder unless commit() was called
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -38,18 +52,14 @@ class CheckpointWriter {
     if (hook_) hook_(name);
   }
   void move_into_place();
+  std::set<int64_t> steps_to_keep(const std::vector<CheckpointRef>& all) const;
   void delete_old() const;
 
   std::filesystem::path root_, temporary_, final_;
   int64_t step_;
-  int keep_;
+  KeepRule keep_;
   bool committed_ = false;
   std::function<void(std::string_view)> hook_;
-};
-
-struct CheckpointRef {
-  std::filesystem::path path;
-  int64_t step = 0;
 };
 
 // Returns the newest checkpoint in `root`, that of the highest step; nothing if `root` holds no
@@ -62,9 +72,10 @@ std::optional<CheckpointRef> find_latest(const std::filesystem::path& root);
 // by its manifest.
 bool is_ours(const std::filesystem::path& folder);
 
-// Returns the checkpoint in `folder`; nothing if the folder is not one of a checkpoint. Throws
-// RunError, which names the file, if a file is missing, has another size or is not as it was saved.
-// Tensors are not read; whoever reads them (SafetensorsReader) checks their bytes.
+// Returns the checkpoint in `folder`, which may be a link to it; nothing if the folder is not one
+// of a checkpoint. Throws RunError, which names the file, if a file is missing, has another size or
+// is not as it was saved. Tensors are not read; whoever reads them (SafetensorsReader) checks their
+// bytes.
 std::optional<CheckpointRef> complete_checkpoint(const std::filesystem::path& folder);
 
 // Returns the folders of steps after `step`, in their order, whether they can be read or not.
@@ -72,6 +83,24 @@ std::vector<CheckpointRef> checkpoints_after(const std::filesystem::path& root, 
 
 // Makes `root/latest` name the checkpoint of `step`.
 void set_latest(const std::filesystem::path& root, int64_t step);
+
+// The entry of state.json that holds the validation loss of a checkpoint's weights, if it is known.
+inline constexpr const char* kValidationLoss = "validation_loss";
+
+struct ScoredCheckpoint {
+  CheckpointRef checkpoint;
+  double loss = 0;  // of the validation data, finite
+};
+// Returns the checkpoints whose validation loss is known, the lowest loss first; of equal ones the
+// earliest. Folders that cannot be read are left out.
+std::vector<ScoredCheckpoint> best_checkpoints(const std::filesystem::path& root);
+
+// Makes the link `root/best` lead to the first of best_checkpoints() up to `last_step`; without one
+// it removes the link. Warns, and changes nothing, where the file system has no links.
+void link_best(const std::filesystem::path& root,
+               int64_t last_step = std::numeric_limits<int64_t>::max());
+// Whether there is such a link.
+bool has_best(const std::filesystem::path& root);
 
 // Finds the checkpoint at `path`, or the latest one of the checkpoints in that folder. UserError
 // where it holds none, RunError as find_latest().

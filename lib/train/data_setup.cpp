@@ -83,6 +83,12 @@ std::shared_ptr<const data::Dataset> open_training_data(const plan::DatasetOptio
   return open_blend("dataset.train", o, o.train, ids, true);
 }
 
+int64_t samples_of_epoch(const plan::DatasetOptions& o) {
+  plan::DatasetOptions unread = o;
+  unread.tokenizer.assumed = false;  // so that no token is read
+  return open_training_data(unread, {})->size();
+}
+
 std::shared_ptr<const data::Dataset> open_validation_data(const plan::DatasetOptions& o,
                                                           const data::IdCheck& ids,
                                                           const char* name) {

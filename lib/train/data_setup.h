@@ -23,6 +23,9 @@ data::IdCheck id_check(const plan::TokenizerOptions& options, int64_t vocab);
 // Opens the training data.
 std::shared_ptr<const data::Dataset> open_training_data(const plan::DatasetOptions& options,
                                                         const data::IdCheck& ids);
+// Returns how many samples an epoch of the training data has. Reads the index of the files, and the
+// mask if there is one.
+int64_t samples_of_epoch(const plan::DatasetOptions& options);
 // Opens the validation data, without shuffling. Returns null if there are none. `name` is what
 // errors call them.
 //

@@ -119,5 +119,53 @@ expect "a training by another tokenizer" 2 "the largest id of the tokenizer" -- 
   dataset.train="$work/ids" train.run_dir="$work/named" tokenizer.path="$model"
 expect "fewer steps than there are" 0 "nothing to do" "step 2" "train.steps is 1" -- --recipe "$work/empty.yaml" "${own[@]}" \
   dataset.train="$work/ids" train.run_dir="$work/unnamed" checkpoint.load=latest train.steps=1
+# The length of a run in epochs.
+for i in {1..60}; do printf 'verse %d has %d words, or more\n\n' "$i" $((i * i)); done >"$work/verses.txt"
+expect "data of bytes" 0 "tokens" -- data build --input "$work/verses.txt" --output "$work/verses" --split blank-line --validation-fraction 0.2
+cat >"$work/short.yaml" <<YAML
+model: {num_layers: 1, hidden_size: 32, num_attention_heads: 2}
+tokenizer: byte
+dataset: {train: $work/verses_train, validation: $work/verses_valid, seq_length: 32}
+train: {epochs: 1.5, global_batch_size: 8, micro_batch_size: 8, threads: 1, device: cpu, log_every: 1}
+validation: {every_steps: 2, steps: 0}
+optimizer: {lr: 1.0e-2}
+lr_scheduler: {warmup_steps: 2}
+checkpoint: {keep: 1, at_end: false}
+mixed_precision: fp32
+YAML
+short=(--recipe "$work/short.yaml")
+expect "a plan of epochs" 0 ": 1.5 epochs" -- "${short[@]}" --dry-run
+steps=$(sed -n 's/^ *steps *\([0-9]*\): 1.5 epochs.*/\1/p' "$work/out")
+((steps > 4)) || fail "a plan of epochs: no steps"
+expect "a printed recipe of epochs" 0 "steps: $steps " "derived, by train.epochs=1.5" -- "${short[@]}" --print-recipe
+expect "a plan of epochs without data" 0 "1.5 epochs (steps unknown without the data)" -- \
+  "${short[@]}" --dry-run dataset.train="$work/nothing"
+expect "a run of epochs" 0 "train.epochs=1.5 of " "1 to $steps (train.epochs=1.5)" "$steps steps make" -- \
+  "${short[@]}" train.run_dir="$work/epochs"
+expect "a run of as many steps" 0 "1 to $steps," -- "${short[@]}" train.run_dir="$work/steps" train.steps="$steps"
+losses() { grep -o '^{"step":[0-9]*,.*"loss":[^,]*' "$work/$1/metrics.jsonl" | sed 's/,.*,/,/'; }
+[[ -n $(losses epochs) && $(losses epochs) == "$(losses steps)" ]] || fail "epochs give other losses than their steps"
+expect "steps beside epochs" 2 "is given beside train.steps" -- "${short[@]}" train.steps=2 train.epochs=1
+expect "epochs of data that are gone" 2 "there is no file $work/nothing" -- "${short[@]}" dataset.train="$work/nothing"
+
+# The best checkpoint: a run that is killed as it saves goes on with the ranking, while its loss grows.
+best=("${short[@]}" train.run_dir="$work/best" checkpoint.keep_best=1)
+link=$work/best/checkpoints/best
+expect "a run that keeps the best" 0 "(best so far, kept as best)" "saved $work/best/checkpoints/step-00000004" \
+  "the 1 newest stay" -- "${best[@]}" train.steps=4
+[[ $(readlink "$link") == step-00000004 ]] || fail "the link names $(readlink "$link")"
+more=(checkpoint.load=latest train.steps=8 optimizer.lr=2 lr_scheduler.style=constant checkpoint.at_end=true)
+expect "a run that is killed in a save" 137 "continuing after step 4" -- "${best[@]}" "${more[@]}" \
+  checkpoint.every_steps=6 debug.fault.at=save debug.fault.step=6 debug.fault.kill=true
+[[ $(readlink "$link") == step-00000004 ]] || fail "a killed save has moved the link to $(readlink "$link")"
+expect "a run that gets worse" 0 "continuing after step 4" "saved $work/best/checkpoints/step-00000008" -- "${best[@]}" "${more[@]}"
+silent "a run that gets worse" "best so far"
+[[ $(ls "$work/best/checkpoints") == $'best\nlatest\nstep-00000004\nstep-00000008' ]] ||
+  fail "there are $(ls "$work/best/checkpoints")"
+expect "an evaluation of the best" 0 "nats per token" -- eval --model "$link"
+expect "a text of the best" 0 "verse" -- generate --model "$link/" --prompt verse --tokens 3
+expect "an export of the best" 0 "written" -- export hf "$link" --output "$work/best_hf"
+expect "a run that continues from the best" 0 "continuing after step 4 of $work/best/checkpoints/step-00000004" \
+  "step-00000008 is kept as" -- "${best[@]}" train.steps=5 checkpoint.load="$link"
 ((failures == 0)) && echo "all well"
 exit $((failures > 0))

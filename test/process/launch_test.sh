@@ -470,6 +470,15 @@ MINE=1 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" train.steps=1 "train
   >"$work/out" 2>&1 || fail "a run with a variable"
 [[ $(grep -c "MINE of the environment wins" "$work/out") == 1 ]] || fail "the user's variable is not named once"
 
+# --- a length in epochs, of which all ranks make the same steps, and the best checkpoint ---
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/epochs" train.epochs=0.0067 checkpoint.keep=1 \
+  checkpoint.keep_best=1 "dataset.validation=$work/set" validation.every_steps=2 validation.steps=1 >"$work/out" 2>&1 ||
+  fail "a run of epochs"
+says "epochs" "train.steps: 6: train.epochs=0.0067 of"
+says "epochs" "(best so far, kept as best)"
+[[ $(losses "$work/epochs") == "$(losses "$work/ranks2")" ]] || fail "epochs: the losses are others"
+[[ -e $work/epochs/checkpoints/best/state.json ]] || fail "epochs: there is no best checkpoint"
+
 # --- output of the ranks in files ---
 "$launch" --nproc_per_node=2 --log_dir "$work/logs" -r 3 --recipe "$work/r.yaml" "train.run_dir=$work/logged" \
   >"$work/out" 2>&1 || fail "a logged run"

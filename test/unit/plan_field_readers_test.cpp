@@ -142,16 +142,16 @@ class Print {
     all(a, b, c, d, e, f, g, h, i);
   }
   void add(const TrainOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i] = o;
-    all(a, b, c, d, e, f, g, h, i);
+    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
+    all(a, b, c, d, e, f, g, h, i, j);
   }
   void add(const ValidationOptions& o) {
     const auto& [a, b] = o;
     all(a, b);
   }
   void add(const CheckpointOptions& o) {
-    const auto& [a, b, c, d] = o;
-    all(a, b, c, d);
+    const auto& [a, b, c, d, e] = o;
+    all(a, b, c, d, e);
   }
   void add(const FolderOptions& o) {
     const auto& [a, b, c, d, e, f] = o;
@@ -257,8 +257,8 @@ const std::vector<Base>& bases() {
         "mixed_precision.first_last_layers_bf16=true"}},
       {4, {"train.device=cuda", "distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
       {1,
-       {"debug.fault.at=adamw", "dataset.validation=y", "checkpoint.every_steps=10",
-        "tokenizer.path=t.json", "checkpoint.load=c"}},
+       {"debug.fault.at=adamw", "dataset.validation=y", "validation.every_steps=20",
+        "checkpoint.every_steps=10", "tokenizer.path=t.json", "checkpoint.load=c"}},
   };
   return list;
 }

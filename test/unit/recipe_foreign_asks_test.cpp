@@ -73,7 +73,7 @@ TEST_CASE("keys that ask for what is not done are warned of or refused") {
                         {"scheduler.lr_warmup_steps: 100", kWarned, "samples"},
                         {"packed_sequence.split_across_pack: false", kWarned, "drop_long_samples"},
                         {"validation_dataset.num_val_samples: 100", kWarned, "validation.steps"},
-                        {"step_scheduler.num_epochs: 2", kRefused, "train.steps"},
+                        {"step_scheduler.num_epochs: 0", kRefused, "greater than 0"},
                         {"model.group_query_attention: false", kRefused, "num_query_groups"}}) {
     const Diagnostics diagnostics = told(row.text + std::string("\n"));
     INFO(row.text << "\n" << listed(diagnostics));

@@ -230,8 +230,9 @@ TEST_CASE(
   expect_told("peft: {_target_: lora.PeftConfig, dim: 8}\n", Severity::error, "peft", "LoRA");
   expect_told("checkpoint: {model_save_format: torch_save}\n", Severity::warning,
               "checkpoint.model_save_format", "safetensors");
-  expect_told("step_scheduler: {num_epochs: 2}\n", Severity::warning, "step_scheduler.num_epochs",
-              "train.steps");
+  expect_told("step_scheduler: {num_epochs: 2, max_steps: 9}\n", Severity::warning,
+              "step_scheduler.num_epochs", "train.steps");
+  CHECK_FALSE(told("step_scheduler: {num_epochs: 2}\n").has_errors());
   for (const char* value : {"false", "final", "every", "true"})
     CHECK_FALSE(told(fmt::format("checkpoint: {{save_consolidated: {}}}\n", value)).has_errors());
   expect_told("checkpoint: {save_consolidated: sometimes}\n", Severity::error,

@@ -70,7 +70,7 @@ TEST_CASE("a word of another tool gets its hint in any section, alone, and as a 
 
 TEST_CASE("hints name the setting that the word means") {
   CHECK_THAT(told("optimizer: {learning_rate: 1e-3}\n"), Contains("write `optimizer.lr`"));
-  CHECK_THAT(told("train.num_train_epochs: 3\n"), Contains("`train.steps`"));
+  CHECK_THAT(told("train.num_train_epochs: 3\n"), Contains("write `train.epochs`"));
   CHECK_THAT(told("train.gradient_accumulation_steps: 8\n"), Contains("`train.global_batch_size`"));
   CHECK_THAT(told("lr_scheduler: {name: cosine}\n"), Contains("write `lr_scheduler.style`"));
   CHECK_THAT(told("distributed.tp: 2\n"), Contains("write `distributed.tp_size`"));

@@ -36,7 +36,7 @@ void put_files(const CheckpointWriter& writer, int64_t step, int64_t count = 100
 }
 
 fs::path save(const fs::path& root, int64_t step, int keep = 0) {
-  CheckpointWriter writer(root, step, keep);
+  CheckpointWriter writer(root, step, {keep});
   put_files(writer, step);
   return writer.commit();
 }
@@ -94,7 +94,7 @@ int in_child(Body body) {
 // fewer steps.
 bool killed_while_saving(const fs::path& root, int64_t step, int keep, int n) {
   const int status = in_child([&] {
-    CheckpointWriter writer(root, step, keep);
+    CheckpointWriter writer(root, step, {keep});
     put_files(writer, step);
     int at = 0;
     writer.set_step_hook([&](std::string_view) {
@@ -140,7 +140,7 @@ TEST_CASE("checkpoints are found by `latest`, and the oldest are deleted") {
   SECTION("without commit nothing remains") {
     const auto before = names_in(root);
     {
-      CheckpointWriter writer(root, 100, 1);
+      CheckpointWriter writer(root, 100, {1});
       put_files(writer, 100);
     }
     CHECK(names_in(root) == before);

@@ -25,7 +25,7 @@ namespace {
 
 // Values that depend on `seed` alone: two runs have files of equal sizes.
 fs::path save(const fs::path& root, int64_t step, int64_t count = 200, int seed = 1, int keep = 0) {
-  CheckpointWriter writer(root, step, keep);
+  CheckpointWriter writer(root, step, {keep});
   std::vector<float> x(static_cast<size_t>(count));
   for (size_t i = 0; i < x.size(); ++i) x[i] = float(seed) + float(i) * 0.5f;
   for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kCount = 500;
 
 void save(const fs::path& root, int64_t step, int keep) {
-  CheckpointWriter writer(root, step, keep);
+  CheckpointWriter writer(root, step, {keep});
   const std::vector<float> x(static_cast<size_t>(kCount), float(step));
   SafetensorsWriter model(writer.folder() / "model.safetensors", {{"x", DType::f32, {kCount}}}, {},
                           SafetensorsWriter::Sums::beside);

@@ -25,7 +25,7 @@ struct SystemCall {
     for (const uint64_t changing :
          {SYS_openat, SYS_write, SYS_pwrite64, SYS_fsync, SYS_close, SYS_ftruncate, SYS_renameat,
           SYS_renameat2, SYS_unlinkat, SYS_mkdirat, SYS_linkat, SYS_rename, SYS_unlink, SYS_rmdir,
-          SYS_mkdir})
+          SYS_mkdir, SYS_symlink, SYS_symlinkat})
       if (number == changing) return true;
     return false;
   }

@@ -305,7 +305,8 @@ Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers) {
 }
 
 TrainOptions train_options(const Recipe& r) {
-  return {.steps = r.train.steps,
+  return {.epochs = r.train.epochs,
+          .steps = r.steps_known() ? r.train.steps : 0,
           .global_batch_size = r.train.global_batch_size,
           .seed = r.train.seed,
           .log_every = r.train.log_every,
@@ -324,6 +325,7 @@ ValidationOptions validation_options(const Recipe& r) {
 CheckpointOptions checkpoint_options(const Recipe& r) {
   return {.every_steps = r.checkpoint.enabled ? r.checkpoint.every_steps : 0,
           .keep = r.checkpoint.keep,
+          .keep_best = r.checkpoint.enabled ? r.checkpoint.keep_best : 0,
           .at_end = r.checkpoint.enabled && r.checkpoint.at_end,
           .consolidated = consolidated(r.checkpoint)};
 }

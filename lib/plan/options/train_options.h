@@ -7,6 +7,8 @@
 namespace mtrain::plan {
 
 struct TrainOptions {
+  std::optional<double> epochs;  // what the recipe gives instead of steps
+  // 0 steps: the data decide, which nobody has looked at.
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
   bool check_loss = true, check_grads = true;  // stop where they are not finite
   // Gradients are divided by the number of micro-batches beside the number of tokens.
@@ -24,6 +26,7 @@ struct CheckpointOptions {
   enum class Consolidated { none, at_end, every };
   int64_t every_steps = 0;  // 0: only at the end
   int64_t keep = 2;         // how many of the newest stay; 0: all
+  int64_t keep_best = 0;    // how many with the lowest validation loss stay besides
   bool at_end = true;
   Consolidated consolidated = Consolidated::none;  // which get a Hugging Face form
 };

@@ -4,8 +4,9 @@
 
 namespace mtrain::plan {
 
-void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
+void validate_schedule(const Recipe& r, Diagnostics& diagnostics) {
   const auto& s = r.lr_scheduler;
+  if (!s.decay_steps) return;  // it follows from train.epochs, once the data are known
   const int64_t decay = *s.decay_steps;
   diagnostics.require(
       s.warmup_steps < decay || s.style == recipe::LrStyle::constant,
@@ -13,6 +14,17 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
       fmt::format("warmup_steps {} leave nothing of decay_steps {}, which include them",
                   s.warmup_steps, decay),
       "shorten the warm-up, or raise decay_steps (train.steps unless set)");
+  if (s.style == recipe::LrStyle::wsd && s.wsd_decay_steps)
+    diagnostics.require(
+        s.warmup_steps + *s.wsd_decay_steps <= decay,
+        {"lr_scheduler.wsd_decay_steps", "lr_scheduler.warmup_steps", "lr_scheduler.decay_steps"},
+        fmt::format("warm-up {} and final decay {} are longer than decay_steps {}", s.warmup_steps,
+                    *s.wsd_decay_steps, decay),
+        "shorten one of them");
+}
+
+void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& s = r.lr_scheduler;
   diagnostics.require(s.min_lr <= r.optimizer.lr, {"lr_scheduler.min_lr", "optimizer.lr"},
                       fmt::format("min_lr {} is above optimizer.lr {}", s.min_lr, r.optimizer.lr),
                       "min_lr is the rate at the end; a tenth of lr is usual");
@@ -44,13 +56,6 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(
       wsd || !s.wsd_decay_steps, {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},
       fmt::format("is set, but style is {}", enum_name(s.style)), "set style: wsd, or remove it");
-  if (wsd && s.wsd_decay_steps)
-    diagnostics.require(
-        s.warmup_steps + *s.wsd_decay_steps <= decay,
-        {"lr_scheduler.wsd_decay_steps", "lr_scheduler.warmup_steps", "lr_scheduler.decay_steps"},
-        fmt::format("warm-up {} and final decay {} are longer than decay_steps {}", s.warmup_steps,
-                    *s.wsd_decay_steps, decay),
-        "shorten one of them");
 }
 
 }  // namespace mtrain::plan

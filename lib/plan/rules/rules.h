@@ -39,6 +39,8 @@ void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
 void check_files(const Recipe& recipe, Diagnostics& diagnostics);
 // The length, recomputation, and which checkpoints there are.
 void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
+// The lengths of the learning rate's parts against decay_steps.
+void validate_schedule(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_precision(const Recipe& recipe, Diagnostics& diagnostics);
 // Returns the type of the weights that GEMMs read, and of activations.

@@ -59,8 +59,9 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   check(tokens * experts, "scores of the routers in a micro-batch",
         {"dataset.seq_length", "model.moe.num_experts", "train.micro_batch_size"});
   check(sample * batch, "tokens of a step", {"dataset.seq_length", "train.global_batch_size"});
-  check(double(r.train.steps) * batch, "samples of all steps",
-        {"train.steps", "train.global_batch_size"});
+  if (r.steps_known())
+    check(double(r.train.steps) * batch, "samples of all steps",
+          {"train.steps", "train.global_batch_size"});
   // Too many stages for the layers are another rule's mistake.
   const int64_t stages =
       std::clamp<int64_t>(l.stages_per_rank, 1, std::max<int64_t>(1, m.num_layers));

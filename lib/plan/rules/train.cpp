@@ -102,15 +102,27 @@ void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
     warn_or_refuse(r, field, "is turned off: no checkpoint is saved", diagnostics);
 }
 
+// Checkpoints are ranked by a loss that somebody must measure, more than once.
+void validate_keep_best(const Recipe& r, Diagnostics& diagnostics) {
+  const char* field = "checkpoint.keep_best";
+  if (r.checkpoint.keep_best == 0) return;
+  if (!r.checkpoint.enabled)
+    return warn_or_refuse(r, field, "is turned off: checkpoint.enabled is false", diagnostics);
+  diagnostics.require(!r.dataset.validation.empty(), {field, "dataset.validation"},
+                      "ranks checkpoints by the validation loss, and there is no validation data",
+                      "set dataset.validation (`mtrain data build --validation-fraction` makes "
+                      "one), or keep_best: 0");
+  diagnostics.require(r.validation.every_steps > 0, {field, "validation.every_steps"},
+                      "ranks checkpoints by the validation loss, which is measured only at the end",
+                      "set validation.every_steps, the steps between two evaluations");
+}
+
 }  // namespace
 
 void validate_train(const Recipe& r, Diagnostics& diagnostics) {
-  if (r.foreign.contains("step_scheduler.num_epochs") && !r.given("train.steps"))
-    diagnostics.add("train.steps",
-                    "step_scheduler.num_epochs alone does not say how many steps to train",
-                    "set train.steps: the epochs times the samples, divided by global_batch_size");
   validate_recompute(r, diagnostics);
   validate_consolidated(r, diagnostics);
+  validate_keep_best(r, diagnostics);
 }
 
 void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overlap,

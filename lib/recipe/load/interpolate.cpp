@@ -187,6 +187,10 @@ class Interpolator {
     }
     if (!field(row->path)) return false;
     current_ = &owner;
+    if (row->path == "train.steps" && !given_.fields.contains(row->path) && sets("train.epochs"))
+      return fail(
+          "${train.steps} is not known yet: the data decide how many steps train.epochs has",
+          "give train.steps instead of train.epochs, or a number here");
     if (const auto at = given_.fields.find(row->path); at != given_.fields.end()) {
       out = at->second.node;
       copied_ += count_nodes(out);
@@ -194,6 +198,11 @@ class Interpolator {
       return true;
     }
     return parse_yaml(row->show(defaults_), "default", diagnostics_, out);
+  }
+
+  bool sets(std::string_view path) const {
+    const auto at = given_.fields.find(path);
+    return at != given_.fields.end() && !at->second.node.unset();
   }
 
   RawSettings& given_;

@@ -65,6 +65,8 @@ const std::vector<Compound>& compounds() {
        .others = {"model.moe.shared_expert_ffn_hidden_size"}},
       {.name = "model.moe.shared_expert_ffn_hidden_size",
        .others = {"model.moe.num_shared_experts"}},
+      {.name = "train.steps", .others = {"train.epochs"}},
+      {.name = "train.epochs", .others = {"train.steps"}},
       {.name = "distributed.vpp_size", .others = {"distributed.pipeline.layers_per_stage"}},
       {.name = "distributed.pipeline.layers_per_stage", .others = {"distributed.vpp_size"}},
       {.name = "distributed.pipeline.pp_schedule",

@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "base/error.h"
 #include "base/math.h"
 #include "recipe/load/resolve_foreign.h"
 #include "recipe/recipe.h"
@@ -297,9 +298,53 @@ void clip_schedule(Recipe& r, Diagnostics& diagnostics) {
          std::max<int64_t>(1, steps - s.warmup_steps));
 }
 
+// Steps and epochs are two ways to say one thing. AutoModel's recipes may give both.
+void choose_length(Recipe& r, Diagnostics& diagnostics) {
+  const char *steps = "train.steps", *epochs = "train.epochs";
+  if (!r.train.epochs || !r.given(steps)) return;
+  if (!r.written_in(epochs, "step_scheduler"))
+    return diagnostics.add(epochs, fmt::format("is given beside {}", r.spellings.at(steps)),
+                           "keep one of them: both say how long the run is");
+  diagnostics.warn(r.spellings.at(epochs),
+                   "is ignored: train.steps (step_scheduler.max_steps) says how long to train");
+  r.train.epochs.reset();
+  r.origins.erase(epochs);
+  r.spellings.erase(epochs);
+}
+
+// Derives what follows from the number of steps.
+void resolve_steps(Recipe& r, Diagnostics& diagnostics) {
+  if (!r.steps_known()) return;
+  take_warmup_fraction(r, diagnostics);
+  clip_schedule(r, diagnostics);
+  derive(r, "lr_scheduler.decay_steps", r.lr_scheduler.decay_steps, r.train.steps);
+}
+
 }  // namespace
 
+void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
+  MT_CHECK(!r.steps_known() && samples > 0, "{} samples, steps known", samples);
+  const double epochs = *r.train.epochs, batch = double(r.train.global_batch_size);
+  // A product that is whole but for its rounding, such as 0.7 x 10, makes no step more.
+  constexpr double kRounding = 1e-12;
+  const double steps = std::max(1.0, std::ceil(epochs * double(samples) / batch * (1 - kRounding)));
+  constexpr double kMostSamples = 0x1p55;  // they are counted in 64 bits, in tokens, too
+  if (steps > double(kMostSteps) || steps * batch > kMostSamples)
+    return diagnostics.add(
+        "train.epochs",
+        fmt::format("{:g} epochs of {} samples make {:.1e} steps, more than a run can count",
+                    epochs, samples, steps),
+        "train for fewer epochs");
+  r.train.steps = int64_t(steps);
+  r.origins["train.steps"] = Origin::derived;
+  diagnostics.resolved(
+      "train.steps", fmt::format("{}: train.epochs={:g} of {} samples, {} in a step", r.train.steps,
+                                 epochs, samples, r.train.global_batch_size));
+  resolve_steps(r, diagnostics);
+}
+
 void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
+  choose_length(r, diagnostics);
   take_foreign_values(r, diagnostics);
   auto& m = r.model;
   derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
@@ -314,8 +359,7 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
   derive(r, "model.max_position_embeddings", m.max_position_embeddings,
          std::max(r.dataset.seq_length, sample_length(r)));
   derive(r, "dataset.seed", r.dataset.seed, r.train.seed);
-  clip_schedule(r, diagnostics);
-  derive(r, "lr_scheduler.decay_steps", r.lr_scheduler.decay_steps, r.train.steps);
+  resolve_steps(r, diagnostics);
   if (r.checkpoint.dir.empty()) {
     r.checkpoint.dir = r.train.run_dir + "/checkpoints";
     r.origins["checkpoint.dir"] = Origin::derived;

@@ -28,25 +28,6 @@ std::optional<ElementType> type_of(const std::string& text) {
   return std::nullopt;
 }
 
-// Megatron's warm-up as a part of the steps over which the rate decays.
-void take_warmup(Recipe& r, Diagnostics& diagnostics) {
-  const char *path = "scheduler.lr_warmup_fraction", *field = "lr_scheduler.warmup_steps";
-  const std::string* text = value_of(r, path);
-  if (!text) return;
-  const auto fraction = number_of(*text);
-  if (!fraction || !(*fraction >= 0 && *fraction <= 1))
-    return diagnostics.add(path, fmt::format("expected a number from 0 to 1, got `{}`", *text),
-                           fmt::format("write {}, a number of steps", field));
-  if (r.given(field) && r.lr_scheduler.warmup_steps > 0)
-    return diagnostics.add(path, fmt::format("is given beside {}", r.spellings.at(field)),
-                           "keep one of them");
-  const int64_t steps = r.lr_scheduler.decay_steps.value_or(r.train.steps);
-  r.lr_scheduler.warmup_steps = int64_t(*fraction * double(steps));
-  r.origins[field] = Origin::derived;
-  diagnostics.resolved(
-      field, fmt::format("{}: {} of {} steps", r.lr_scheduler.warmup_steps, *fraction, steps));
-}
-
 // Megatron and transformer-engine name the types of the two moments apart, each fp32 by default.
 void take_moments(Recipe& r, Diagnostics& diagnostics) {
   const char *first = "optimizer.exp_avg_dtype", *second = "optimizer.exp_avg_sq_dtype";
@@ -144,9 +125,26 @@ void check_gradients(Recipe& r, Diagnostics& diagnostics) {
 
 }  // namespace
 
+void take_warmup_fraction(Recipe& r, Diagnostics& diagnostics) {
+  const char *path = "scheduler.lr_warmup_fraction", *field = "lr_scheduler.warmup_steps";
+  const std::string* text = value_of(r, path);
+  if (!text) return;
+  const auto fraction = number_of(*text);
+  if (!fraction || !(*fraction >= 0 && *fraction <= 1))
+    return diagnostics.add(path, fmt::format("expected a number from 0 to 1, got `{}`", *text),
+                           fmt::format("write {}, a number of steps", field));
+  if (r.given(field) && r.lr_scheduler.warmup_steps > 0)
+    return diagnostics.add(path, fmt::format("is given beside {}", r.spellings.at(field)),
+                           "keep one of them");
+  const int64_t steps = r.lr_scheduler.decay_steps.value_or(r.train.steps);
+  r.lr_scheduler.warmup_steps = int64_t(*fraction * double(steps));
+  r.origins[field] = Origin::derived;
+  diagnostics.resolved(
+      field, fmt::format("{}: {} of {} steps", r.lr_scheduler.warmup_steps, *fraction, steps));
+}
+
 void take_foreign_values(Recipe& r, Diagnostics& diagnostics) {
   if (r.foreign.empty()) return;
-  take_warmup(r, diagnostics);
   take_moments(r, diagnostics);
   take_weight_decay(r, diagnostics);
   take_vocabulary(r, diagnostics);

@@ -18,10 +18,12 @@ constexpr const char* kBatches =
     "over all ranks";
 constexpr const char* kAccumulation =
     "leave it out: it follows, `train.global_batch_size` / (`train.micro_batch_size` x "
-    "data-parallel "
-    "ranks)";
-constexpr const char* kEpochs =
-    "`train.steps` is the length of a run: epochs x samples / `train.global_batch_size`";
+    "data-parallel ranks)";
+constexpr const char* kBest =
+    "`checkpoint.keep_best`: 1 keeps the checkpoint of the lowest validation loss, as "
+    "`checkpoints/best` in the run folder";
+constexpr const char* kRanked =
+    "leave it out: `checkpoint.keep_best` ranks by the validation loss, lowest first";
 constexpr const char* kCheckpointing = "write `recompute: full`, or `recompute: selective`";
 constexpr const char* kFsdp =
     "`distributed.strategy`: fsdp2, megatron_fsdp, megatron_ddp or ddp says what is sharded";
@@ -30,7 +32,7 @@ constexpr const char* kDataFile =
     "tokenize the text with `mtrain data build`, and name its prefix in `dataset.train`";
 constexpr const char* kNoAdapters = "leave it out: all weights are trained";
 constexpr const char* kSamples =
-    "count in steps: samples / `train.global_batch_size`, in `train.steps`";
+    "count in steps, samples / `train.global_batch_size`, in `train.steps`; or in `train.epochs`";
 constexpr const char* kSaveAll =
     "leave it out: a checkpoint always holds the optimizer and the position in the data";
 constexpr const char* kCompile = "leave it out: mtrain is compiled ahead of time";
@@ -59,10 +61,10 @@ constexpr WordHint kWords[] = {
     {"distributed.expert_parallel", "distributed.ep_size"},
     {"model.moe.top_k", "model.moe.router_topk"},
     // Lengths and batches.
-    {"num_train_epochs", kEpochs},
-    {"epochs", kEpochs},
-    {"max_epochs", kEpochs},
-    {"n_epochs", kEpochs},
+    {"num_train_epochs", "train.epochs"},
+    {"total_epochs", "train.epochs"},
+    {"max_epochs", "train.epochs"},
+    {"n_epochs", "train.epochs"},
     {"num_steps", "train.steps"},
     {"max_iters", "train.steps"},
     {"num_iterations", "train.steps"},
@@ -217,8 +219,11 @@ constexpr WordHint kWords[] = {
     {"do_eval", "leave it out: `mtrain` trains, `mtrain eval` evaluates"},
     {"push_to_hub", "leave it out: `mtrain export hf` writes a folder, nothing is uploaded"},
     {"hub_model_id", "leave it out: `mtrain export hf` writes a folder, nothing is uploaded"},
-    {"load_best_model_at_end", "leave it out: `checkpoint.keep` says how many stay"},
-    {"metric_for_best_model", "leave it out: `checkpoint.keep` says how many stay"},
+    {"load_best_model_at_end", kBest},
+    {"save_best", kBest},
+    {"save_top_k", "checkpoint.keep_best"},
+    {"metric_for_best_model", kRanked},
+    {"greater_is_better", kRanked},
     // The model.
     {"model_name", "`model.from`: a Hugging Face folder, or --recipe with a ready recipe's name"},
     {"model_name_or_path", "model.from"},

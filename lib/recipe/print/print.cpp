@@ -37,6 +37,10 @@ bool Recipe::given_section(std::string_view path) const {
   return false;
 }
 
+bool Recipe::steps_known() const {
+  return !train.epochs || origin("train.steps") == Origin::derived;
+}
+
 namespace {
 const char* origin_name(Origin origin) {
   switch (origin) {
@@ -51,6 +55,8 @@ const char* origin_name(Origin origin) {
 // Says who gave the value, and by what references. Those of launch.env stand in its value.
 std::string origin_text(const SchemaRow& row, const Recipe& r) {
   const std::string who = origin_name(r.origin(row.path));
+  if (row.path == "train.steps" && r.train.epochs)
+    return fmt::format("{}, by train.epochs={:g}", who, *r.train.epochs);
   const auto reference = r.references.find(row.path);
   if (reference == r.references.end() || row.path == "launch.env") return who;
   const std::string line = reference->second.substr(0, reference->second.find_first_of("\r\n"));
@@ -71,11 +77,15 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
          {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale",
           "mixed_precision.loss_scale_window", "mixed_precision.hysteresis"})
       if (row.path == field) return false;
+  // Only one of the two says how long the run is.
+  if (row.path == "train.steps" && !r.steps_known()) return false;
+  if (row.path == "train.epochs" && r.steps_known()) return false;
   // Earlier versions read the printed recipes of checkpoints, and do not know these fields.
   if (row.path == "model.ignore_keys" && r.model.ignore_keys.empty()) return false;
   for (const char* field :
        {"distributed.pipeline.account_for_embedding", "distributed.pipeline.account_for_loss",
-        "distributed.pipeline.first_rank_layers", "distributed.pipeline.last_rank_layers"})
+        "distributed.pipeline.first_rank_layers", "distributed.pipeline.last_rank_layers",
+        "checkpoint.keep_best"})
     if (row.path == field && row.show(r) == row.show_default()) return false;
   if (row.path == "distributed.pipeline.pp_schedule" && r.distributed.pipeline.pp_schedule_csv)
     return false;

@@ -28,7 +28,7 @@ constexpr auto enum_names(SaveConsolidated) {
 struct CheckpointConfig {
   std::string dir;
   bool enabled = true;
-  int64_t every_steps = 0, keep = 2;
+  int64_t every_steps = 0, keep = 2, keep_best = 0;
   bool at_end = true;
   std::optional<std::string> load;
   SaveFormat model_save_format = SaveFormat::safetensors;
@@ -57,6 +57,11 @@ struct CheckpointConfig {
                         .min = 0,
                         .max = 1 << 20,
                         .none_means = "0"}},
+                 Field{"keep_best",
+                       &CheckpointConfig::keep_best,
+                       "how many with the lowest validation loss stay besides; a new lowest loss "
+                       "is saved at once, and the link `best` names it; 0: none",
+                       {.min = 0, .max = 1 << 20, .none_means = "0"}},
                  Field{"load",
                        &CheckpointConfig::load,
                        "checkpoint to continue from; `latest` takes the newest in dir",

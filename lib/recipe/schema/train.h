@@ -17,8 +17,11 @@ constexpr auto enum_names(DeviceChoice) {
                     EnumName{DeviceChoice::cuda, "cuda"}, EnumName{DeviceChoice::cuda, "gpu"}};
 }
 
+inline constexpr int64_t kMostSteps = int64_t{1} << 40;
+
 struct TrainConfig {
   int64_t steps = 1000, global_batch_size = 32, micro_batch_size = 1;
+  std::optional<double> epochs;
   int64_t seed = 1234;
   int64_t threads = 0;
   DeviceChoice device = DeviceChoice::automatic;
@@ -34,7 +37,12 @@ struct TrainConfig {
             "optimizer steps",
             {.aliases = "train.train_iters train.max_steps step_scheduler.max_steps",
              .min = 1,
-             .max = double(1ll << 40)}},
+             .max = double(kMostSteps)}},
+      Field{"epochs",
+            &TrainConfig::epochs,
+            "passes over dataset.train, instead of steps: 3, or 0.5; a last step that is not full "
+            "is filled from the next pass",
+            {.aliases = "step_scheduler.num_epochs", .min = 0, .max = 1e6, .above_min = true}},
       Field{"global_batch_size",
             &TrainConfig::global_batch_size,
             "samples per optimizer step, over all ranks",
