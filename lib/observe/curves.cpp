@@ -121,7 +121,7 @@ class Canvas {
   std::string row(int row, const CurveOptions& options, size_t curves) const {
     std::string out, color, spaces;
     for (int column = 0; column < columns_; ++column) {
-      const Cell& cell = cells_[size_t(row * columns_ + column)];
+      const Cell& cell = cells_[size_t(row) * size_t(columns_) + size_t(column)];
       std::string wanted, text;
       if (cell.mark >= 0) {
         wanted = std::string(curve_color(size_t(cell.mark))) + kBold;
@@ -148,7 +148,7 @@ class Canvas {
   }
 
  private:
-  Cell& at(int column, int row) { return cells_[size_t(row * columns_ + column)]; }
+  Cell& at(int column, int row) { return cells_[size_t(row) * size_t(columns_) + size_t(column)]; }
 
   int columns_, rows_, across_, down_;
   std::vector<Cell> cells_;

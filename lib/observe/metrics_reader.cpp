@@ -151,7 +151,7 @@ void RecordStream::take(std::string_view line, int64_t begin) {
     if (too_long_) throw UserError("it is too long for a record");
     sink_.record(parse_metrics_record(text), begin, begin + int64_t(line.size()));
   } catch (const UserError& e) {
-    const std::string why = e.message();
+    const std::string& why = e.message();
     last_ = DamagedLine{line_, why.starts_with(": ") ? why.substr(2) : why};
   }
 }
