@@ -44,7 +44,7 @@ why_left_out() {
 }
 # What is changed: {expression of sed, words in the command, reason}. All that fit are applied in order.
 changes=(
-  's/host0/127.0.0.1/; s/--nproc_per_node=8/--nproc_per_node=1/|--nnodes=2|both hosts are this one, with a rank each'
+  's/--master_addr=host0/--master_addr=127.0.0.1 --local_addr=127.0.0.1/; s/--nproc_per_node=8/--nproc_per_node=1/|--nnodes=2|both hosts are this one, with a rank each'
 )
 training='^(mtrain|mtrain-launch) .*--recipe'
 short='train.steps=3 lr_scheduler.warmup_steps=1 validation.every_steps=0 validation.steps=2'

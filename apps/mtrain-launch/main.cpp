@@ -1,4 +1,6 @@
 // The program mtrain-launch: checks the recipe and passes the command line to lib/launch.
+#include <unistd.h>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -26,6 +28,7 @@
 #include "plan/run_plan.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
+#include "recipe/load/misplaced_words.h"
 #include "storage/checkpoint_dir.h"
 
 namespace fs = std::filesystem;
@@ -41,16 +44,35 @@ std::string mtrain_program() {
 
 bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "mtrain"; }
 
+std::vector<std::string> folders_of_recipes() {
+  return recipe::recipe_folders(fs::read_symlink("/proc/self/exe"));
+}
+
+bool names_ready_recipe(const std::string& word) {
+  return word.find('/') == std::string::npos &&
+         recipe::begins_training({word}, folders_of_recipes());
+}
+
+// Refuses a Python script, which torchrun would start.
+void refuse_script(const std::string& launcher, const std::vector<std::string>& rest) {
+  if (rest.empty() || !rest[0].ends_with(".py") || access(rest[0].c_str(), X_OK) == 0) return;
+  std::string words;
+  const bool recipe = rest.size() > 1 && (rest[1].ends_with(".yaml") || rest[1].ends_with(".yml"));
+  for (size_t i = recipe ? 1 : 0; i < rest.size(); ++i) words += " " + rest[i];
+  throw UserError(fmt::format("{} is a Python script", rest[0]),
+                  recipe ? fmt::format("mtrain needs no script: write {}{}", launcher, words)
+                         : fmt::format("write {} python3{}", launcher, words));
+}
+
 // `mtrain-launch ... r.yaml a.b=c` and `... mtrain --recipe r.yaml a.b=c` mean the same.
 std::vector<std::string> command_of(std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   if (rest.empty())
-    throw UserError("nothing to run",
-                    "write `mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml`");
+    throw UserError("nothing to run", "write mtrain-launch --nproc_per_node=2 quickstart");
   const std::string& first = rest.front();
   const bool arguments = first[0] == '-' || first[0] == '~' || first == "train" ||
                          first.find('=') != std::string::npos || first.ends_with(".yaml") ||
-                         first.ends_with(".yml");
+                         first.ends_with(".yml") || names_ready_recipe(first);
   if (arguments) rest.insert(rest.begin(), mtrain_program());
   if (rest.front() == "mtrain") rest.front() = mtrain_program();
   return rest;
@@ -63,11 +85,11 @@ struct Training {
 };
 
 // Returns the recipe and overrides of an mtrain command. The recipe is empty if the command does
-// not train.
-Training training_of(const std::vector<std::string>& command) {
+// not train. `launcher` is how this program was called, for messages.
+Training training_of(const std::vector<std::string>& command, const std::string& launcher) {
   Training t;
   const std::vector<std::string> given{command.begin() + 1, command.end()};
-  const auto folders = recipe::recipe_folders(fs::read_symlink("/proc/self/exe"));
+  const auto folders = folders_of_recipes();
   if (!recipe::begins_training(given, folders)) return t;
   const std::vector<std::string> words = recipe::train_words(given, folders);
   for (size_t i = 0; i < words.size(); ++i) {
@@ -85,6 +107,12 @@ Training training_of(const std::vector<std::string>& command) {
     else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
       t.overrides.push_back(word);
   }
+  const bool asks = std::ranges::any_of(words, [](const std::string& word) {
+    return word == "--help" || word == "-h" || word == "--version";
+  });
+  if (asks) return t;
+  recipe::refuse_unknown_options(words);
+  if (t.recipe.empty()) throw recipe::no_recipe_error(given, launcher);
   return t;
 }
 
@@ -111,8 +139,7 @@ std::string unsaved_after(const plan::FolderOptions& folders) {
 void check_recipe(const Training& t, launch::AgentOptions& o) {
   const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
   Diagnostics diagnostics;
-  const std::string path = recipe::find_recipe(
-      t.recipe, recipe::recipe_folders(fs::read_symlink("/proc/self/exe")), diagnostics);
+  const std::string path = recipe::find_recipe(t.recipe, folders_of_recipes(), diagnostics);
   diagnostics.throw_if_errors();
   const std::string saved = interchange::continued_model(path, t.overrides, false);
   const plan::Machine machine = plan::machine_with(usable_gpus(), o.ranks_per_node);
@@ -150,9 +177,13 @@ int run(int argc, char** argv) {
   for (const std::string& text : options->warnings)
     std::fprintf(stderr, "mtrain-launch: warning: %s\n", text.c_str());
   launch::AgentOptions& o = options->agent;
+  std::string launcher = "mtrain-launch";
+  for (int i = 1; i + int(options->rest.size()) < argc; ++i)
+    launcher += fmt::format(" {}", argv[i]);
+  refuse_script(launcher, options->rest);
   o.command = command_of(options->rest);
   if (is_mtrain(o.command.front()))
-    if (const Training training = training_of(o.command); !training.recipe.empty()) {
+    if (const Training training = training_of(o.command, launcher); !training.recipe.empty()) {
       check_recipe(training, o);
       o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
     }
