@@ -15,6 +15,9 @@
 namespace mtrain {
 namespace {
 
+// Between the message of a check and a value that the option takes.
+constexpr char kExample = '\n';
+
 std::string join(const std::vector<std::string>& words, const char* between = ", ") {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
@@ -61,18 +64,73 @@ const CLI::Option* option_in(const CLI::App& app, const std::string& text) {
   return found;
 }
 
-std::string about(const CLI::Option& option) {
-  return fmt::format("{}: {}", option.get_name(), option.get_description());
+// Returns the first line of the command's examples, or of those of the commands below it, that
+// contains `word`; empty if there is none. Words after several spaces explain the line.
+std::string example_of(const CLI::App& command, const std::string& word) {
+  for (const std::string& line : split(command.get_footer(), '\n')) {
+    const std::string_view text = trim(line);
+    if (text.starts_with(path_of(command)) && text.find(word) != std::string_view::npos)
+      return std::string(text.substr(0, text.find("  ")));
+  }
+  for (const CLI::App* sub : command.get_subcommands({}))
+    if (!sub->get_name().empty())
+      if (const std::string line = example_of(*sub, word); !line.empty()) return line;
+  return {};
+}
+
+// Returns a hint that shows how the option is written, and what it is.
+std::string about(const CLI::App& command, const CLI::Option& option) {
+  const std::string line = example_of(command, option.get_positional() ? "" : option.get_name());
+  const std::string what = fmt::format("{}: {}", option.get_name(), option.get_description());
+  return line.empty() ? what : fmt::format("{}; write {}", what, line);
 }
 
 std::string help_of(const CLI::App& command) {
-  return fmt::format("`{} --help` lists what it takes", path_of(command));
+  const std::string line = command.get_parent() ? example_of(command, "") : "";
+  const std::string help = fmt::format("`{} --help` lists what it takes", path_of(command));
+  return line.empty() ? help : fmt::format("write {}; {}", line, help);
 }
+
+struct OtherOption {
+  std::string_view command, name, hint;
+};
+// The options of Megatron's preprocess_data.py.
+constexpr OtherOption kOtherOptions[] = {
+    {"mtrain data build", "--output-prefix", "did you mean --output?"},
+    {"mtrain data build", "--json-keys", "did you mean --json-field?"},
+    {"mtrain data build", "--json-key", "did you mean --json-field?"},
+    {"mtrain data build", "--workers", "did you mean --threads?"},
+    {"mtrain data build", "--partitions", "did you mean --threads?"},
+    {"mtrain data build", "--tokenizer-type",
+     "did you mean --tokenizer? it takes byte, a tokenizer.json, or its folder"},
+    {"mtrain data build", "--tokenizer-model", "did you mean --tokenizer?"},
+    {"mtrain data build", "--tokenizer-name", "did you mean --tokenizer?"},
+    {"mtrain data build", "--vocab-file",
+     "did you mean --tokenizer? it takes a tokenizer.json, or its folder"},
+    {"mtrain data build", "--merge-file",
+     "did you mean --tokenizer? it takes a tokenizer.json, or its folder"},
+    {"mtrain data build", "--append-eod",
+     "leave it out: documents end with the end-of-document token unless --no-eod is given"},
+    {"mtrain data build", "--append-bos", "did you mean --bos always?"},
+    {"mtrain data build", "--dataset-impl", "leave it out: the files are .bin and .idx"},
+    {"mtrain data build", "--log-interval", "leave it out: progress is shown on a terminal"},
+    {"mtrain export", "--model", "write mtrain export hf RUN --output FOLDER"},
+    {"mtrain export hf", "--model", "write mtrain export hf RUN --output FOLDER"},
+    {"mtrain export", "--output", "write mtrain export hf RUN --output FOLDER"},
+    {"mtrain import", "--model", "write mtrain import hf FOLDER --output RUN"},
+    {"mtrain import hf", "--model", "write mtrain import hf FOLDER --output RUN"},
+    {"mtrain import", "--output", "write mtrain import hf FOLDER --output RUN"}};
 
 UserError unknown_word(const CLI::App& command, const std::string& word) {
   const std::string name = path_of(command);
   if (word.starts_with('-') && word.size() > 1) {
     const std::string shown = word.substr(0, word.find('='));
+    std::string dashes = shown;
+    std::ranges::replace(dashes, '_', '-');
+    for (const OtherOption& other : kOtherOptions)
+      if (other.command == name && other.name == dashes)
+        return UserError(fmt::format("{}: {} has no such option", shown, name),
+                         std::string(other.hint));
     const std::string meant = nearest_option(command, shown);
     return UserError(fmt::format("{}: {} has no such option", shown, name),
                      meant.empty() ? help_of(command) : meant);
@@ -88,16 +146,20 @@ UserError unknown_word(const CLI::App& command, const std::string& word) {
 
 UserError missing(const CLI::App& command) {
   // A misspelt word is reported first, since it may be the one that is missing.
-  for (const std::string& word : command.remaining())
-    if (word.starts_with('-') || !commands_of(command).empty()) return unknown_word(command, word);
+  for (const CLI::App* at = &command; at; at = at->get_parent())
+    for (const std::string& word : at->remaining())
+      if (word.starts_with('-') || (at == &command && !commands_of(command).empty()))
+        return unknown_word(*at, word);
   const std::string name = path_of(command);
   for (const CLI::Option* option : options_of(command))
     if (option->get_required() && option->count() == 0)
-      return UserError(fmt::format("{} needs {}", name, option->get_name()), about(*option));
+      return UserError(fmt::format("{} needs {}", name, option->get_name()),
+                       about(command, *option));
   for (const CLI::App* group : command.get_subcommands({})) {
     if (!group->get_name().empty() || group->get_require_option_min() == 0) continue;
     std::vector<std::string> names, given;
     for (const CLI::Option* option : group->get_options()) {
+      if (option == group->get_help_ptr()) continue;
       names.push_back(option->get_name());
       if (option->count() > 0) given.push_back(option->get_name());
     }
@@ -108,9 +170,10 @@ UserError missing(const CLI::App& command) {
                        "give one of them");
   }
   const std::vector<std::string> commands = commands_of(command);
+  const std::string line = example_of(command, "");
   return UserError(fmt::format("{} needs a command", name),
-                   fmt::format("one of {}, such as `{} {}`", join(commands), name,
-                               commands.empty() ? "" : commands[0]));
+                   fmt::format("the commands are {}; write {}", join(commands),
+                               line.empty() ? name + " " + commands[0] : line));
 }
 
 UserError wrong_value(const CLI::App& app, const CLI::ParseError& error) {
@@ -119,22 +182,30 @@ UserError wrong_value(const CLI::App& app, const CLI::ParseError& error) {
   if (!option) return UserError("the command line cannot be read", help_of(reached(app)));
   const std::string name = option->get_name(), prefix = name + ": ";
   // The texts of this file's checks come first; then the type of a value without a check.
-  if (dynamic_cast<const CLI::ValidationError*>(&error) && text.starts_with(prefix))
-    return UserError(text, about(*option));
+  const CLI::App& command = reached(app);
+  const auto write = [&](const std::string& value) {
+    return fmt::format("write {}{}", option->get_positional() ? "" : name + " ", value);
+  };
+  if (dynamic_cast<const CLI::ValidationError*>(&error) && text.starts_with(prefix)) {
+    const size_t value = text.find(kExample);
+    if (value == std::string::npos) return UserError(text, about(command, *option));
+    return UserError(text.substr(0, value), write(text.substr(value + 1)));
+  }
   const bool flag = option->get_expected_max() == 0;
   const std::vector<std::string> values = option->results();
-  if (flag) return UserError(fmt::format("{} is a flag and takes no value", name), about(*option));
+  if (flag) return UserError(fmt::format("{} is a flag and takes no value", name), "write " + name);
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error))
-    return values.size() > 1 ? UserError(fmt::format("{} is given {} times: {}", name,
-                                                     values.size(), join(values)),
-                                         "give it once")
-                             : UserError(fmt::format("{} needs a value", name), about(*option));
+    return values.size() > 1
+               ? UserError(
+                     fmt::format("{} is given {} times: {}", name, values.size(), join(values)),
+                     "give it once")
+               : UserError(fmt::format("{} needs a value", name), about(command, *option));
   const std::string type = option->get_type_name();
   const char* expected = type.starts_with("UINT")  ? "a whole number, 0 or more"
                          : type.starts_with("INT") ? "a whole number"
                                                    : "a number";
   return UserError(fmt::format("{}: expected {}, got `{}`", name, expected, join(values, " ")),
-                   about(*option));
+                   write(option->get_default_str().empty() ? "8" : option->get_default_str()));
 }
 
 // Returns the two options of a text such as "--a excludes --b".
@@ -168,26 +239,47 @@ CLI::Validator number_from(double least, double most) {
     const bool fits =
         CLI::detail::lexical_cast(text, value) && value >= least && value <= most;  // not for NaN
     return fits ? std::string()
-                : fmt::format("expected a number from {} to {}, got `{}`", least, most, text);
+                : fmt::format("expected a number from {} to {}, got `{}`{}{}", least, most, text,
+                              kExample, std::clamp(0.5, least, most));
   });
 }
 
-CLI::Validator whole_number_from(int64_t least, int64_t most) {
-  return check(fmt::format("from {} to {}", least, most), [least, most](const std::string& text) {
-    int64_t value = 0;
-    const bool fits = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-    return fits ? std::string()
-                : fmt::format("expected a whole number from {} to {}, got `{}`", least, most, text);
-  });
+CLI::Validator whole_number_from(int64_t least, int64_t most, int64_t example) {
+  return check(
+      fmt::format("from {} to {}", least, most), [least, most, example](const std::string& text) {
+        int64_t value = 0;
+        const bool fits = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+        return fits ? std::string()
+                    : fmt::format("expected a whole number from {} to {}, got `{}`{}{}", least,
+                                  most, text, kExample, std::clamp(example, least, most));
+      });
 }
 
 CLI::Validator one_of(std::vector<std::string> words) {
   return check("{" + join(words, ",") + "}", [words](const std::string& text) {
     if (std::ranges::count(words, text) > 0) return std::string();
     const std::string meant = nearest(text, words);
-    return fmt::format("expected one of {}, got `{}`{}", join(words), text,
-                       meant.empty() ? "" : fmt::format("; did you mean {}?", meant));
+    return fmt::format("expected one of {}, got `{}`{}{}{}", join(words), text,
+                       meant.empty() ? "" : fmt::format("; did you mean {}?", meant), kExample,
+                       meant.empty() ? words[0] : meant);
   });
+}
+
+void spell_options_as_known(const CLI::App& app, std::vector<std::string>& words) {
+  std::vector<std::string> known;
+  const std::function<void(const CLI::App&)> collect = [&](const CLI::App& command) {
+    for (const CLI::Option* option : options_of(command))
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    for (const CLI::App* sub : command.get_subcommands({})) collect(*sub);
+  };
+  collect(app);
+  for (std::string& word : words) {
+    const size_t end = std::min(word.find('='), word.size());
+    if (!word.starts_with("--") || std::ranges::count(known, word.substr(0, end)) > 0) continue;
+    std::string dashes = word.substr(0, end);
+    std::replace(dashes.begin(), dashes.end(), '_', '-');
+    if (std::ranges::count(known, dashes) > 0) word.replace(0, end, dashes);
+  }
 }
 
 std::string nearest_option(const CLI::App& command, const std::string& word) {

@@ -19,7 +19,8 @@ namespace mtrain {
 
 // Checks that an option is a number from `least` to `most`, and not NaN.
 CLI::Validator number_from(double least, double most);
-CLI::Validator whole_number_from(int64_t least, int64_t most);
+// A hint for a wrong value shows `example`, or what is nearest to it in the range.
+CLI::Validator whole_number_from(int64_t least, int64_t most, int64_t example = 8);
 // Checks that an option is one of the words.
 CLI::Validator one_of(std::vector<std::string> words);
 
@@ -34,6 +35,10 @@ E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>>
 // Returns the error for a command line that `app` could not read: which word is wrong, and what was
 // probably meant. CLI11's own text is not part of it.
 UserError command_line_error(const CLI::App& app, const CLI::ParseError& error);
+
+// Replaces underscores in the names of options by dashes where `app` or its commands know the
+// option by that name: both spellings mean the same.
+void spell_options_as_known(const CLI::App& app, std::vector<std::string>& words);
 
 // Returns a hint that names the option of the command that `word` is nearest to; empty if none is.
 std::string nearest_option(const CLI::App& command, const std::string& word);

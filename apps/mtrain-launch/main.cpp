@@ -1,4 +1,7 @@
 // The program mtrain-launch: checks the recipe and passes the command line to lib/launch.
+#include <unistd.h>
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -25,6 +28,7 @@
 #include "plan/run_plan.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
+#include "recipe/load/misplaced_words.h"
 #include "storage/checkpoint_dir.h"
 
 namespace fs = std::filesystem;
@@ -42,22 +46,37 @@ std::string mtrain_program() {
 
 bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "mtrain"; }
 
+std::vector<std::string> folders_of_recipes() { return recipe::recipe_folders(own_path()); }
+
+// Refuses a Python script, which torchrun would start.
+void refuse_script(const std::string& launcher, const std::vector<std::string>& rest) {
+  if (rest.empty() || !rest[0].ends_with(".py") || access(rest[0].c_str(), X_OK) == 0) return;
+  std::string words;
+  const bool recipe = rest.size() > 1 && (rest[1].ends_with(".yaml") || rest[1].ends_with(".yml"));
+  for (size_t i = recipe ? 1 : 0; i < rest.size(); ++i) words += " " + rest[i];
+  throw UserError(fmt::format("{} is a Python script", rest[0]),
+                  recipe ? fmt::format("mtrain needs no script: write {}{}", launcher, words)
+                         : fmt::format("write {} python3{}", launcher, words));
+}
+
 // Whether the words are a training's, rather than a program and its arguments. A program of the
 // name of a ready recipe has to be named by its path.
 bool are_arguments(const std::vector<std::string>& words) {
   const std::string& first = words.front();
   if (first.ends_with(".yaml") || first.ends_with(".yml")) return true;
   return first.find('/') == std::string::npos && !fs::is_regular_file(first) &&
-         recipe::begins_training(words, recipe::recipe_folders(own_path()));
+         recipe::begins_training(words, folders_of_recipes());
 }
 
 // `mtrain-launch ... r.yaml a.b=c` and `... mtrain --recipe r.yaml a.b=c` mean the same.
 std::vector<std::string> command_of(std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   if (rest.empty())
-    throw UserError("nothing to run",
-                    "write `mtrain-launch --nproc_per_node=2 recipes/quickstart.yaml`");
-  if (are_arguments(rest)) rest.insert(rest.begin(), mtrain_program());
+    throw UserError("nothing to run", "write mtrain-launch --nproc_per_node=2 quickstart");
+  const std::string& first = rest.front();
+  if (first[0] == '-' || first[0] == '~' || first.find('=') != std::string::npos ||
+      are_arguments(rest))
+    rest.insert(rest.begin(), mtrain_program());
   if (rest.front() == "mtrain") rest.front() = mtrain_program();
   return rest;
 }
@@ -69,11 +88,11 @@ struct Training {
 };
 
 // Returns the recipe and overrides of an mtrain command. The recipe is empty if the command does
-// not train.
-Training training_of(const std::vector<std::string>& command) {
+// not train. `launcher` is how this program was called, for messages.
+Training training_of(const std::vector<std::string>& command, const std::string& launcher) {
   Training t;
   const std::vector<std::string> given{command.begin() + 1, command.end()};
-  const auto folders = recipe::recipe_folders(own_path());
+  const auto folders = folders_of_recipes();
   if (!recipe::begins_training(given, folders)) return t;
   const std::vector<std::string> words = recipe::train_words(given, folders);
   for (size_t i = 0; i < words.size(); ++i) {
@@ -91,6 +110,12 @@ Training training_of(const std::vector<std::string>& command) {
     else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
       t.overrides.push_back(word);
   }
+  const bool asks = std::ranges::any_of(words, [](const std::string& word) {
+    return word == "--help" || word == "-h" || word == "--version";
+  });
+  if (asks) return t;
+  recipe::refuse_unknown_options(words);
+  if (t.recipe.empty()) throw recipe::no_recipe_error(given, launcher);
   return t;
 }
 
@@ -117,8 +142,7 @@ std::string unsaved_after(const plan::FolderOptions& folders) {
 void check_recipe(const Training& t, launch::AgentOptions& o) {
   const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
   Diagnostics diagnostics;
-  const std::string path =
-      recipe::find_recipe(t.recipe, recipe::recipe_folders(own_path()), diagnostics);
+  const std::string path = recipe::find_recipe(t.recipe, folders_of_recipes(), diagnostics);
   diagnostics.throw_if_errors();
   const std::string saved = interchange::continued_model(path, t.overrides, false);
   const plan::Machine machine = plan::machine_with(usable_gpus(), o.ranks_per_node);
@@ -153,9 +177,13 @@ int run(int argc, char** argv) {
   if (!options) return exit_code;
   for (const std::string& text : options->warnings) print_warning("mtrain-launch", text);
   launch::AgentOptions& o = options->agent;
+  std::string launcher = "mtrain-launch";
+  for (int i = 1; i + int(options->rest.size()) < argc; ++i)
+    launcher += fmt::format(" {}", argv[i]);
+  refuse_script(launcher, options->rest);
   o.command = command_of(options->rest);
   if (is_mtrain(o.command.front()))
-    if (const Training training = training_of(o.command); !training.recipe.empty()) {
+    if (const Training training = training_of(o.command, launcher); !training.recipe.empty()) {
       check_recipe(training, o);
       o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
     }

@@ -59,6 +59,7 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
   add(app, "master-addr", w.master_addr, "host of rank 0; by default localhost")->group(group);
   add(app, "master-port", w.master_port,
       "port of rank 0 at which the ranks meet; by default a free one, on several hosts 29500")
+      ->check(whole_number_from(0, 65535, 29500).description(""))
       ->group(group);
   add(app, "rdzv-endpoint", w.endpoint,
       "the same in one: host, host:port or [::1]:port; without a port 29400; port 0: a free one")
@@ -75,7 +76,8 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
       ->type_name("FILE")
       ->group(group);
   add(app, "local-addr", w.local_addr,
-      "address of this host; on host 0 the default of --master_addr")
+      "address of this host; on host 0 the default of --master_addr; 127.0.0.1: all hosts are this "
+      "machine, for a trial")
       ->group(group);
 }
 
@@ -178,6 +180,10 @@ void refuse_misspelt(const CLI::App& app) {
     throw UserError(fmt::format("{}: mtrain-launch has no such option", name), meant);
 }
 
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
 // Sets where the ranks meet, and the numbers of the hosts.
 void set_meeting_place(const Words& w, LaunchOptions& o) {
   launch::AgentOptions& a = o.agent;
@@ -217,22 +223,26 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
     a.master_port = endpoint.port.value_or(kEndpointPort);
   }
   if (a.nodes == 1) return;
-  if (a.master_addr == "localhost" && !(w.master_addr.empty() && w.endpoint.empty()))
+  // On one machine, --local_addr says that the loopback address is meant.
+  const bool given = !(w.master_addr.empty() && w.endpoint.empty());
+  if (given && is_loopback(a.master_addr) && !is_loopback(launch::parse_host(w.local_addr)))
     throw UserError(
-        fmt::format("localhost is another machine on each of the {} hosts", a.nodes),
-        "give --master_addr the name or address by which all hosts reach host 0 (--node_rank 0)");
-  if (a.master_addr.starts_with("127.") || a.master_addr == "::1")
-    o.warnings.push_back(a.master_addr +
-                         " is another machine on each host: the ranks meet only if all hosts are "
-                         "this one");
+        fmt::format("{} means another machine on each of the {} hosts, so they would never meet",
+                    a.master_addr, a.nodes),
+        "give --master_addr the name or address by which all hosts reach host 0; for a trial with "
+        "all launchers on one machine add --local_addr=127.0.0.1");
   if (a.master_port == 0 || a.master_addr == "localhost")
     throw UserError("the ranks of several hosts need an address at which they meet",
                     "give --master_addr and --master_port, the same on every host; port 0 is for "
                     "one host");
-  // With this backend torchrun numbers hosts itself, and its users give no numbers.
-  if (w.backend == "c10d" && w.node_rank.empty() && !config.node)
-    throw UserError("hosts do not number themselves: which of the hosts is this one?",
-                    "give --node_rank on each host, from 0; host 0 is that of the address");
+  // torchrun numbers hosts itself, or takes each of them for host 0.
+  if (w.node_rank.empty() && !config.node)
+    throw UserError(
+        fmt::format("--node_rank is needed with --nnodes={}: hosts do not number themselves",
+                    a.nodes),
+        fmt::format("give --node_rank=0 on the host of the address, {} on the other{}",
+                    a.nodes == 2 ? "--node_rank=1" : fmt::format("1 to {}", a.nodes - 1),
+                    a.nodes == 2 ? "" : "s"));
 }
 
 }  // namespace

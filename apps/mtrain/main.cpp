@@ -47,6 +47,8 @@ std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     words = mtrain::recipe::train_words(words, mtrain::recipe::recipe_folders(program));
     if (!words.empty()) refuse_unknown(commands, words[0]);
+  } else {
+    mtrain::spell_options_as_known(app, words);
   }
   return {words.rbegin(), words.rend()};
 }

@@ -32,6 +32,7 @@
 #include "plan/run_plan.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
+#include "recipe/load/misplaced_words.h"
 #include "run/dry_run.h"
 #include "run/run.h"
 #include "train/data_setup.h"
@@ -262,13 +263,12 @@ void add_train_options(CLI::App& app, char** argv) {
   add_token_option(app, o->token_file);
   app.callback([&app, o, recipe, dry, print, argv] {
     if (!app.get_subcommands().empty()) return;
-    if (recipe->count() == 0 && !o->overrides.empty())
-      throw UserError("no recipe given: Megatron's flags alone would not build Megatron's model",
-                      "give the flags beside --recipe; what they leave out has mtrain's defaults, "
-                      "those of a Llama, not Megatron's");
-    if (recipe->count() == 0)
-      throw UserError("no recipe given",
-                      "write `mtrain recipes/quickstart.yaml`; `mtrain --help` lists the commands");
+    if (recipe->count() == 0) {
+      std::vector<std::string> words;
+      for (char** word = argv + 1; *word; ++word) words.emplace_back(*word);
+      if (!words.empty() && words[0] == "train") words.erase(words.begin());
+      throw recipe::no_recipe_error(words, "mtrain");
+    }
     if (o->world_size && !*dry && !*print)
       throw UserError("--world-size plans for a world, it does not start one",
                       "add --dry-run or --print-recipe, or start ranks with a launcher");

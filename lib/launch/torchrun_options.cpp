@@ -1,5 +1,6 @@
 #include "launch/torchrun_options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 
@@ -52,7 +53,24 @@ Endpoint parse_endpoint(const std::string& text) {
 
 std::string parse_host(const std::string& text) {
   const bool brackets = text.size() > 2 && text.front() == '[' && text.back() == ']';
-  return brackets ? text.substr(1, text.size() - 2) : text;
+  if (brackets) return text.substr(1, text.size() - 2);
+  // The parts of a URL around host and port, which some tools take.
+  const size_t scheme = text.find("://");
+  std::string host = scheme == std::string::npos ? text : text.substr(scheme + 3);
+  host = host.substr(0, host.find('/'));
+  std::string port;
+  if (const size_t close = host.find("]:"); host.starts_with('[') && close != std::string::npos) {
+    port = host.substr(close + 2);
+    host = host.substr(1, close - 1);
+  } else if (std::ranges::count(host, ':') == 1) {
+    port = host.substr(host.find(':') + 1);
+    host.resize(host.find(':'));
+  }
+  if (host == text) return host;
+  throw UserError(
+      fmt::format("--master_addr={} is not a host: it takes a host without a port", text),
+      fmt::format("write --master_addr {}{}", host.empty() ? "HOST" : host,
+                  port.empty() ? "" : " --master_port " + port));
 }
 
 int parse_nodes(const std::string& text) {

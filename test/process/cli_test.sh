@@ -42,7 +42,7 @@ mistake() {
 base='model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, vocab_size: 512}\ndataset: {train: x, seq_length: 1024}\ntrain: {global_batch_size: 32}\n'
 
 mistake "wrong indent" ":3:" -- 'model:\n  num_layers: 8\n hidden_size: 256\n'
-mistake "a tab" ":2:" "tab" "blanks" -- 'model:\n\tnum_layers: 8\n'
+mistake "a tab" ":2:" "tab" "spaces" -- 'model:\n\tnum_layers: 8\n'
 mistake "a misspelt key" "model.num_layer" "did you mean \`model.num_layers\`" -- 'model: {num_layer: 8}\n'
 mistake "a string for a number" "optimizer.lr" "fast" -- "${base}optimizer: {lr: fast}\n"
 world=3 mistake "tp that does not divide the heads" "tp_size 3 does not divide the 8 attention heads" "use tp_size 2, 4 or 8, on a number of ranks that it divides" -- \
@@ -88,13 +88,20 @@ expect "a misspelt command below another" 2 "did you mean \`mtrain data build\`?
 expect "a misspelt option" 2 "mtrain has no such option" "did you mean --dry-run?" -- "$work/good.yaml" --dry-rn
 expect "a misspelt option of a command" 2 "did you mean --model?" -- eval --modl x --data y
 expect "words too many" 2 "\`b\`: mtrain timeline takes no further word" -- timeline a b c
-expect "a value that is none" 2 "--world-size: expected a whole number from 0 to 16777216, got \`x\`" "ranks to plan for" -- \
+expect "a value that is none" 2 "--world-size: expected a whole number from 0 to 16777216, got \`x\`" "hint: write --world-size 8" -- \
   "$work/good.yaml" --dry-run --world-size x
-expect "a word that is none of a list" 2 "expected one of auto, text, jsonl, got \`txt\`; did you mean text?" -- \
+expect "a word that is none of a list" 2 "expected one of auto, text, jsonl, got \`txt\`; did you mean text?" "write --format" -- \
   data build --input x --output y --format txt
 expect "an option without its value" 2 "--world-size needs a value" -- "$work/good.yaml" --world-size
 expect "an option twice" 2 "--svg is given 2 times: a, b" "give it once" -- schedule --svg a --svg b
 expect "a flag with a value" 2 "--csv is a flag" -- schedule --csv=maybe
+expect "a missing option" 2 "needs --model" "write mtrain eval --model runs/NAME --data data/corpus" -- eval
+expect "a positional word as an option" 2 "write mtrain export hf RUN --output FOLDER" -- export --model run1 --output hf
+expect "a missing command" 2 "write mtrain export hf runs/NAME --output FOLDER" -- export
+expect "underscores in an option" 0 "dry run on 2 ranks" -- "$work/good.yaml" --dry_run --world_size 2
+expect "underscores in an option of a command" 2 "hint: write --validation-fraction 0.5" -- \
+  data build --input x --output y --validation_fraction 2
+expect "an option of preprocess_data.py" 2 "did you mean --threads?" -- data build --input x --output y --workers 4
 expect "a recipe by other ways" 0 "dry run on 2 ranks" -- train "$work/good.yaml" --dry-run --world-size 2
 expect "a recipe by -c" 0 "dry run on 2 ranks" -- -c "$work/good.yaml" --dry-run --world-size 2
 expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yaml" --dry-run --world-size 2
@@ -351,12 +358,12 @@ fi
 # Prompts and answers: of each 5 tokens the last two are labels.
 for _ in {1..20}; do echo '{"prompt": "a b", "answer": "c"}'; done >"$work/pairs.jsonl"
 echo '{"messages": [{"role": "user", "content": "a"}]}' >"$work/chat.jsonl"
-expect "a build of conversations" 2 "chat.jsonl:1: the object has no text \"text\"" "turns of a conversation" -- \
+expect "a build of conversations" 2 "chat.jsonl:1: a conversation (\"messages\") is not read" "--prompt-field" -- \
   data build --input "$work/chat.jsonl" --output "$work/chat"
 expect "a build of pairs without their options" 2 "--prompt-field prompt --answer-field answer" -- \
   data build --input "$work/pairs.jsonl" --output "$work/pairs"
 echo '{"id": "7", "body": "the longest text"}' >"$work/body.jsonl"
-expect "a build of texts by another name" 2 "--json-field body reads that field; the texts of the line are body, id" -- \
+expect "a build of texts by another name" 2 "string fields: body, id" "add --json-field body" -- \
   data build --input "$work/body.jsonl" --output "$work/body"
 expect "a build of answers without prompts" 2 "the prompt has no field" "--prompt-field" -- \
   data build --input "$work/pairs.jsonl" --answer-field answer --output "$work/pairs"

@@ -170,10 +170,10 @@ for what in torchrun srun mpirun hosts; do
   [[ -n $(losses "runs/$what") && $(losses "runs/$what") == "$(losses undisturbed | head -n 3)" ]] || fail "$what: other losses"
 done
 port=$(free_port)
-"$launch" --nnodes=2 --node_rank=0 --nproc_per_node=1 --master_addr=127.0.0.1 --master_port="$port" --recipe "$work/r.yaml" \
+"$launch" --nnodes=2 --node_rank=0 --nproc_per_node=1 --master_addr=127.0.0.1 --local_addr=127.0.0.1 --master_port="$port" --recipe "$work/r.yaml" \
   "train.run_dir=$work/runs/launchers" train.steps=3 >"$work/out0" 2>&1 &
 running=("$!")
-"$launch" --nnodes=2 --node_rank=1 --nproc_per_node=1 --master_addr=127.0.0.1 --master_port="$port" --recipe "$work/r.yaml" \
+"$launch" --nnodes=2 --node_rank=1 --nproc_per_node=1 --master_addr=127.0.0.1 --local_addr=127.0.0.1 --master_port="$port" --recipe "$work/r.yaml" \
   "train.run_dir=$work/runs/launchers" train.steps=3 >"$work/out" 2>&1 || fail "two launchers"
 wait "${running[@]}" || fail "the first of two launchers"
 running=()

@@ -330,10 +330,25 @@ refuses() {  # refuses <what> <text> <arguments>...
   says "$what" "$text"
 }
 refuses "a misspelt option" "did you mean --nproc-per-node" --nproc-per-nod 2 "$work/r.yaml"
-refuses "localhost for two hosts" "localhost is another machine on each of the 2 hosts" --nnodes=2 --node_rank=0 \
-  --master_addr=localhost --master_port=29500 "$work/r.yaml"
+for address in localhost 127.0.0.1 ::1; do
+  refuses "$address for two hosts" "$address means another machine on each of the 2 hosts" --nnodes=2 --node_rank=0 \
+    --master_addr="$address" --master_port=29500 "$work/r.yaml"
+done
+refuses "hosts without numbers" "--node_rank is needed with --nnodes=2" --nnodes 2 --master_addr 192.0.2.1 "$work/r.yaml"
+refuses "a port in an address" "write --master_addr 127.0.0.1 --master_port 29511" --master_addr 127.0.0.1:29511 "$work/r.yaml"
+refuses "a port that is too large" "from 0 to 65535" --master_port 99999 "$work/r.yaml"
+refuses "an option after the recipe" "before the recipe: mtrain-launch --nproc_per_node=2 $work/r.yaml" "$work/r.yaml" --nproc_per_node=2
+refuses "an option of other launchers" "did you mean --nproc_per_node?" --nproc 2 "$work/r.yaml"
+refuses "a short option of other launchers" "write mtrain-launch --nproc_per_node=2 $work/r.yaml" -n 2 "$work/r.yaml"
+refuses "another name for the recipe" "write mtrain $work/r.yaml" --config_file "$work/r.yaml"
+refuses "no recipe" "write mtrain-launch --nproc_per_node 8 quickstart --dry-run" --nproc_per_node 8 --dry-run
+(($(grep -c error "$work/out") == 1)) || fail "no recipe: told more than once"
+refuses "a misspelt option of mtrain" "did you mean --dry-run?" --nproc_per_node 8 "$work/r.yaml" --dry-rn
+(($(grep -c error "$work/out") == 1)) || fail "a misspelt option: told more than once"
+refuses "a script" "write mtrain-launch --nproc_per_node 2 python3 $work/train.py" --nproc_per_node 2 "$work/train.py"
+refuses "a script before the recipe" "write mtrain-launch $work/r.yaml" "$work/train.py" "$work/r.yaml"
 refuses "a port that is none" "master_port: expected" --master_port=many "$work/r.yaml"
-refuses "blanks in a setting" "no blanks around" --nproc_per_node=1 "$work/r.yaml" optimizer.lr = 1
+refuses "blanks in a setting" "no spaces around" --nproc_per_node=1 "$work/r.yaml" optimizer.lr = 1
 for words in "$work/r.yaml" "-c $work/r.yaml" "train $work/r.yaml"; do
   # shellcheck disable=SC2086  # several words
   "$launch" --nproc_per_node=1 $words train.steps=1 "train.run_dir=$work/by_word" >"$work/out" 2>&1 || fail "recipe by: $words"
@@ -449,7 +464,7 @@ says "branch_saved" "restart 1: continuing after step 10 of $work/branch_saved/c
 # --- the same on two hosts, each with a launcher of its own ---
 port=$(free_port)
 for host in 0 1; do
-  "$launch" --nnodes=2 --node_rank="$host" --nproc_per_node=1 --master_addr=127.0.0.1 --master_port="$port" \
+  "$launch" --nnodes=2 --node_rank="$host" --nproc_per_node=1 --master_addr=127.0.0.1 --local_addr=127.0.0.1 --master_port="$port" \
     --max_restarts=1 --recipe "$work/r.yaml" "train.run_dir=$work/hosts" "checkpoint.load=$work/ranks2" train.steps=12 \
     "debug.fault={at: adamw, rank: 1, step: 9}" >"$work/out$host" 2>&1 &
 done

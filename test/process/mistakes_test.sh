@@ -90,6 +90,27 @@ mistake "two options that exclude each other" "" mtrain schedule --from-csv x.cs
 mistake "an option that is missing" "" mtrain eval --data data/corpus
 mistake "a misspelt option of the launcher" "" mtrain-launch --nproc-per-nod 2 good.yaml
 mistake "localhost for several hosts" "" mtrain-launch --nnodes 2 --node_rank 0 --master_addr localhost --master_port 29500 good.yaml
+mistake "a quote that is not closed" 'dataset:\n  train: "data/corpus\n  seq_length: 8\n' mtrain r.yaml
+mistake "a colon without a space" 'model:\n  num_layers:8\n  hidden_size: 256\n' mtrain r.yaml
+mistake "a comma that is missing" 'model: {num_layers: 8 hidden_size: 256}\n' mtrain r.yaml
+mistake "a brace that is not closed" "model: {num_layers: 8\\n$rest" mtrain r.yaml
+mistake "a comma within a number" "${model}dataset: {train: data/corpus, seq_length: 2,048}\\n" mtrain r.yaml
+mistake "a TOML file" '[model]\nname = "llama3"\n' mtrain r.yaml
+mistake "the name of a model as its section" "model: meta-llama/Llama-3.2-1B\\n$rest" mtrain r.yaml
+mistake "an option of the launcher after the recipe" "" mtrain good.yaml --nproc_per_node 2
+mistake "an option of other launchers" "" mtrain-launch --nproc 2 good.yaml
+mistake "a port in the address" "" mtrain-launch --master_addr 127.0.0.1:29511 good.yaml
+mistake "hosts without numbers" "" mtrain-launch --nnodes 2 --master_addr 192.0.2.1 good.yaml
+touch train.py
+mistake "a Python script" "" mtrain-launch --nproc_per_node 2 train.py
+mistake "a command of another tool" "" mtrain finetune llm -c good.yaml
+mistake "a ready recipe as a file" "" mtrain recipes/quickstart.yaml
+mistake "an option of Megatron's preprocess_data.py" "" mtrain data build --input data/texts.jsonl --output-prefix data/texts
+printf 'PAR1\025\004' >data/texts.parquet
+mistake "a Parquet file" "" mtrain data build --input data/texts.parquet --output data/texts
+printf 'caf\351\n' >data/latin.txt
+mistake "text in another encoding" "" mtrain data build --input data/latin.txt --output data/texts
+mistake "a tokenizer by its name" "" mtrain data build --input data/latin.txt --output data/texts --tokenizer meta-llama/Llama-3.1-8B
 
 sed -i "1s/.*/# $number typical mistakes and what is said of them/" out
 if [[ $write ]]; then

@@ -347,8 +347,8 @@ TEST_CASE("build: JSON lines") {
       const char* why;
     } cases[] = {{"{\"text\": \"x", "not JSON at byte"},
                  {"[1]", "not a JSON object"},
-                 {"{\"txt\": \"x\"}", "no text \"text\""},
-                 {"{\"text\": 7}", "no text \"text\""},
+                 {"{\"txt\": \"x\"}", "no string field \"text\"; the line's string fields: txt"},
+                 {"{\"text\": 7}", "no string field \"text\", and the line has no string field"},
                  {"{\"text\": \"\xFF\"}", "not JSON at byte"},
                  {"{\"text\": \"\\ud800\"}", "not JSON at byte"}};
     for (const auto& c : cases) {

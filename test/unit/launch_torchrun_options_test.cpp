@@ -31,6 +31,23 @@ TEST_CASE("an endpoint is a host with or without a port") {
   }
 }
 
+TEST_CASE("the address of rank 0 has neither a port nor a path") {
+  for (const char* text : {"node0", "10.0.0.1", "::1", "fe80::1%eth0", "node0.example.org"}) {
+    INFO(text);
+    CHECK(parse_host(text) == text);
+  }
+  CHECK(parse_host("[::1]") == "::1");
+  for (const char* text : {"10.0.0.1:29511", "http://10.0.0.1:29511", "tcp://10.0.0.1:29511/x"}) {
+    INFO(text);
+    CHECK_THROWS_WITH(parse_host(text),
+                      Contains("takes a host without a port") &&
+                          Contains("write --master_addr 10.0.0.1 --master_port 29511"));
+  }
+  CHECK_THROWS_WITH(parse_host("[::1]:29511"),
+                    Contains("write --master_addr ::1 --master_port 29511"));
+  CHECK_THROWS_WITH(parse_host("node0/x"), Contains("write --master_addr node0"));
+}
+
 TEST_CASE("a number of hosts is fixed") {
   CHECK(parse_nodes("3") == 3);
   CHECK(parse_nodes("1:1") == 1);

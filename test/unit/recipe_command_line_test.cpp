@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "recipe/load/flags.h"
+#include "recipe/load/misplaced_words.h"
 
 using namespace mtrain;
 using Catch::Matchers::Contains;
@@ -74,13 +75,13 @@ TEST_CASE("blanks within a setting are named, with the setting as it was meant")
                              {"r.yaml", "optimizer.lr=", "1e-3"}}) {
     INFO(words[1]);
     CHECK_THAT(refusal(words),
-               Contains("no blanks around `=`") && Contains("hint: write optimizer.lr=1e-3"));
+               Contains("no spaces around `=`") && Contains("hint: write optimizer.lr=1e-3"));
   }
   CHECK_THAT(refusal({"optimizer.lr", "=", "1e-3"}), Contains("write optimizer.lr=1e-3"));
   CHECK_THAT(refusal({"r.yaml", "optimizer.lr", "1e-3"}),
              Contains("`optimizer.lr` has no value") && Contains("write optimizer.lr=1e-3"));
   CHECK_THAT(refusal({"r.yaml", "optimizer.betas=[0.9,", "0.95]"}),
-             Contains("ends at a blank") && Contains("quotes"));
+             Contains("ends at a space") && Contains("quotes"));
   CHECK_THAT(refusal({"r.yaml", "again"}), Contains("`again` is not an override"));
   // A value may be empty, and a list may be whole.
   CHECK(read({"r.yaml", "launch.env={A: b}", "model.from="}).size() == 4);
@@ -89,4 +90,53 @@ TEST_CASE("blanks within a setting are named, with the setting as it was meant")
 TEST_CASE("a word of another tool is a setting, though an option is as near") {
   CHECK(read({"r.yaml", "--precision", "bf16"}) == Words{"--recipe", "r.yaml", "precision=bf16"});
   CHECK(read({"r.yaml", "--dry-rn"}) == Words{"--recipe", "r.yaml", "--dry-rn"});
+}
+
+TEST_CASE("options of the launcher go before the recipe") {
+  CHECK_THAT(refusal({"r.yaml", "--nproc_per_node", "2", "a.b=1"}),
+             Contains("--nproc_per_node is an option of mtrain-launch") &&
+                 Contains("mtrain-launch --nproc_per_node=2 r.yaml a.b=1"));
+  CHECK_THAT(refusal({"--nnodes=2", "r.yaml", "--node-rank=1"}),
+             Contains("mtrain-launch --nnodes=2 --node_rank=1 r.yaml"));
+  CHECK_THAT(refusal({"r.yaml", "--standalone", "launch.env.TOKEN=abc"}),
+             Contains("mtrain-launch --standalone r.yaml launch.env.TOKEN=..."));
+}
+
+TEST_CASE("options and commands of other tools lead to mtrain's") {
+  for (const char* option : {"--nproc", "--gpus", "-n", "--num-processes"}) {
+    INFO(option);
+    CHECK_THAT(refusal({option, "4", "r.yaml"}),
+               Contains(std::string(option) + ": no such option") &&
+                   Contains("write mtrain-launch --nproc_per_node=4 r.yaml"));
+  }
+  for (const char* option : {"--config_file", "--config-file", "--job.config_file", "--cfg"}) {
+    INFO(option);
+    CHECK_THAT(refusal({option, "good.yaml"}),
+               Contains("did you mean --config? write mtrain good.yaml"));
+  }
+  CHECK_THAT(refusal({"finetune", "llm", "-c", "r.yaml"}),
+             Contains("`finetune` is not a command of mtrain") &&
+                 Contains("write mtrain r.yaml model.from=FOLDER"));
+  CHECK_THAT(refusal({"llm", "finetune"}),
+             Contains("`llm` is not a command") && Contains("write mtrain sft model.from=FOLDER"));
+  CHECK_THAT(refusal({"pretrain", "r.yaml"}), Contains("write mtrain r.yaml"));
+  CHECK_THAT(refusal({"run"}), Contains("write mtrain quickstart"));
+  CHECK(read({"r.yaml", "finetune=true"}).size() == 3);
+}
+
+TEST_CASE("mtrain's options may have underscores") {
+  CHECK(read({"r.yaml", "--dry_run", "--world_size=8"}) ==
+        Words{"--recipe", "r.yaml", "--dry-run", "--world-size=8"});
+}
+
+TEST_CASE("a command line without a recipe is completed, not explained") {
+  const auto said = [](const Words& words) {
+    return std::string(recipe::no_recipe_error(words, "mtrain").what());
+  };
+  CHECK_THAT(said({"optimizer.lr=1e-3", "--dry-run"}),
+             Contains("no recipe given") &&
+                 Contains("write mtrain quickstart optimizer.lr=1e-3 --dry-run"));
+  CHECK_THAT(said({"--dry_run"}), Contains("write mtrain quickstart --dry_run"));
+  CHECK_THAT(said({"--num-layers", "2"}), Contains("Megatron's model"));
+  CHECK_THAT(said({"--no-such-thing", "2"}), Contains("--no-such-thing: no such option"));
 }

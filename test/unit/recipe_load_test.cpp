@@ -191,8 +191,8 @@ TEST_CASE("numbers and words are read as they look, where YAML 1.1 reads them ot
 TEST_CASE("text that is no YAML gives one message with its place") {
   REQUIRE_THAT(errors("model:\n\thidden_size: 4\n"), Contains("r.yaml:2:1") && Contains("tab"));
   REQUIRE_THAT(errors("model:\n  a: 1\n   b: 2\n"),
-               Contains("r.yaml:3") && Contains("indentation"));
-  REQUIRE_THAT(errors("model: {a: 1\n"), Contains("bracket"));
+               Contains("r.yaml:3:4") && Contains("indent b by 2 spaces"));
+  REQUIRE_THAT(errors("model: {a: 1\n"), Contains("r.yaml:1:8") && Contains("`{` that opens here"));
   REQUIRE_THAT(errors("model:\n  num_layers: 1\n  num_layers: 2\n"),
                Contains("r.yaml:3:3") && Contains("r.yaml:2:3") && Contains("twice"));
   REQUIRE_THAT(errors(std::string("model: a\0b\n", 11)), Contains("0x00"));

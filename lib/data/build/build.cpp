@@ -14,6 +14,7 @@
 #include "base/rng.h"
 #include "base/strings.h"
 #include "data/build/chunk_reader.h"
+#include "data/build/input_check.h"
 #include "data/dataset/indexed_dataset.h"
 
 namespace mtrain::data {
@@ -35,19 +36,13 @@ struct LineFault {
   std::string why, hint = "mend the line, or leave such lines out: --skip-bad-lines";
 };
 
-// Returns the option that reads an object without the field that is asked for.
-std::string hint_for_object(const nlohmann::json& object) {
-  const auto has = [&](const char* field) {
-    const auto found = object.find(field);
-    return found != object.end() && found->is_string();
-  };
-  if (object.contains("messages") || object.contains("conversations"))
-    return "its texts are the turns of a conversation, which no option reads: write one text per "
-           "line, or a prompt and an answer (--prompt-field, --answer-field)";
-  for (const char* prompt : {"prompt", "question", "instruction", "input", "query"})
-    for (const char* answer : {"answer", "completion", "response", "output", "target"})
-      if (has(prompt) && has(answer))
-        return fmt::format("pairs are read by --prompt-field {} --answer-field {}", prompt, answer);
+// Describes an object that lacks the field which is asked for, and the option that reads it.
+LineFault fault_of_object(const nlohmann::json& object, const std::string& field) {
+  for (const char* turns : {"messages", "conversations"})
+    if (object.contains(turns))
+      return {fmt::format("a conversation (\"{}\") is not read", turns),
+              "render each conversation into one \"text\" field, or into a prompt and an answer "
+              "(--prompt-field, --answer-field)"};
   std::string texts, longest;
   for (const auto& [key, value] : object.items()) {
     if (!value.is_string()) continue;
@@ -56,10 +51,25 @@ std::string hint_for_object(const nlohmann::json& object) {
                                object[longest].get_ref<const std::string&>().size())
       longest = key;
   }
-  if (texts.empty())
-    return "its fields hold no text; --json-field NAME names the field of the text";
-  return fmt::format("--json-field {} reads that field; the texts of the line are {}", longest,
-                     texts);
+  LineFault fault{fmt::format("there is no string field \"{}\"", field), ""};
+  if (texts.empty()) {
+    fault.why += ", and the line has no string field at all";
+    fault.hint = "write the text of each line into a field \"text\"";
+    return fault;
+  }
+  fault.why += "; the line's string fields: " + texts;
+  const auto has = [&](const char* name) {
+    const auto found = object.find(name);
+    return found != object.end() && found->is_string();
+  };
+  for (const char* prompt : {"prompt", "question", "instruction", "input", "query"})
+    for (const char* answer : {"answer", "completion", "response", "output", "target"})
+      if (has(prompt) && has(answer)) {
+        fault.hint = fmt::format("add --prompt-field {} --answer-field {}", prompt, answer);
+        return fault;
+      }
+  fault.hint = "add --json-field " + longest;
+  return fault;
 }
 
 // Returns the texts of these fields of a JSON line. If the line lacks one, returns nothing and sets
@@ -82,8 +92,7 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
   for (const std::string& field : fields) {
     const auto found = value.find(field);
     if (found == value.end() || !found->is_string()) {
-      fault.why = fmt::format("the object has no text \"{}\"", field);
-      fault.hint = hint_for_object(value);
+      fault = fault_of_object(value, field);
       return std::nullopt;
     }
     texts.push_back(std::move(found->get_ref<std::string&>()));
@@ -189,6 +198,7 @@ class Builder {
           fmt::format("{} is read as text, which has no prompts and answers", chunk.file.string()),
           "give JSON lines; --format jsonl reads files of any name as such");
     } else {
+      refuse_invalid_text(chunk);
       for (std::string_view document : split_documents(chunk.text, options_)) {
         tokenizer_.encode(document, out.tokens);
         out.ends.push_back(out.tokens.size());

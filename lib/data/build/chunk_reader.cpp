@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "data/build/input_check.h"
 #include "data/tokenizer/utf8.h"
 
 namespace mtrain::data {
@@ -80,7 +81,9 @@ void ChunkReader::open(size_t input) {
   const fs::path& file = files_[input];
   input_.emplace(file);
   input_at_ = 0;
-  line_ = 1;
+  line_ = 1, byte_ = 0;
+  fill(kSignatureBytes);
+  refuse_other_format(file, std::string_view(buffer_).substr(0, kSignatureBytes));
   format_ = options_.format;
   if (format_ == InputFormat::automatic) {
     const std::string extension = to_lower(file.extension().string());
@@ -179,8 +182,9 @@ bool ChunkReader::next(Chunk& chunk) {
       chunk.file = files_[file_];
       chunk.format = format_;
       chunk.first_line = line_;
-      if (format_ == InputFormat::jsonl)
-        line_ += std::count(chunk.text.begin(), chunk.text.end(), '\n');
+      chunk.first_byte = byte_;
+      line_ += std::count(chunk.text.begin(), chunk.text.end(), '\n');
+      byte_ += int64_t(cut);
       buffer_.erase(0, cut);
       bytes_done_ += int64_t(cut);
       chunk.bytes_through = bytes_done_;

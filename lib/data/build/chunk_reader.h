@@ -17,7 +17,8 @@ struct Chunk {
   std::string text;
   std::filesystem::path file;
   InputFormat format = InputFormat::text;
-  int64_t first_line = 1;     // the line of `file` with which `text` begins; for JSON lines alone
+  int64_t first_line = 1;     // the line of `file` in which `text` begins
+  int64_t first_byte = 0;     // the place in `file` where `text` begins
   bool ends_document = true;  // false: this chunk's last document goes on in the next chunk
   bool validation = false;    // lies in the part that ValidationSplit::tail holds out
   int64_t bytes_through = 0;  // input bytes up to the end of this chunk
@@ -47,7 +48,7 @@ class ChunkReader {
   int64_t input_at_ = 0;                   // bytes of it that were read
   bool in_tail_ = false, mid_document_ = false;
   InputFormat format_ = InputFormat::text;
-  int64_t line_ = 1, number_ = 0;
+  int64_t line_ = 1, byte_ = 0, number_ = 0;
   std::string buffer_;
 };
 

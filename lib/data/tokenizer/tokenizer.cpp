@@ -1,5 +1,6 @@
 #include "data/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <mutex>
 
@@ -42,7 +43,16 @@ namespace {
           fmt::format("python3 -c \"from transformers import AutoTokenizer as T; "
                       "T.from_pretrained('{0}').save_pretrained('{0}')\" writes tokenizer.json",
                       folder.empty() ? "." : folder.string()));
-  throw UserError(fmt::format("no tokenizer at {}", path.string()),
+  const std::string name = path.string();
+  const bool repository = !fs::exists(path) && !path.is_absolute() && name[0] != '.' &&
+                          path.extension() != ".json" && path.extension() != ".model" &&
+                          std::ranges::count(name, '/') <= 1;
+  if (repository)
+    throw UserError(fmt::format("no tokenizer at {}: nothing is downloaded by its name", name),
+                    fmt::format("`hf download {} tokenizer.json tokenizer_config.json --local-dir "
+                                "tokenizer` fetches it; then write tokenizer, the folder",
+                                name));
+  throw UserError(fmt::format("no tokenizer at {}", name),
                   "give \"byte\", a tokenizer.json or a folder that holds one");
 }
 

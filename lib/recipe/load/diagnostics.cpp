@@ -126,6 +126,13 @@ void Diagnostics::throw_if_errors() const {
   const auto count =
       std::count_if(diagnostics_.begin(), diagnostics_.end(),
                     [](const Diagnostic& p) { return p.severity == Severity::error; });
+  // What is wrong with a file as such, or with a word, is not a mistake in the recipe.
+  if (count == 1)
+    for (const Diagnostic& p : diagnostics_)
+      if (p.severity == Severity::error && p.field.empty() && p.location.line == 0)
+        throw UserError(
+            p.location.known() ? fmt::format("{}: {}", p.location.str(), p.reason) : p.reason,
+            p.hint);
   throw UserError(fmt::format("{} in the recipe:\n{}",
                               count == 1 ? "1 mistake" : fmt::format("{} mistakes", count),
                               text(Severity::error)));

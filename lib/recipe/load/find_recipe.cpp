@@ -125,10 +125,17 @@ std::string find_recipe(const std::string& name, const std::vector<std::string>&
   std::error_code ignored;
   const auto status =
       fs::status(name, ignored);  // what is no regular file is refused when it is read
-  if ((fs::exists(status) && !fs::is_directory(status)) || name.find('/') != std::string::npos)
-    return name;
-  if (fs::is_regular_file(name + ".yaml", ignored)) return name + ".yaml";
+  if (fs::exists(status) && !fs::is_directory(status)) return name;
   const auto recipes = ready_recipes(folders);
+  if (name.find('/') != std::string::npos) {
+    const std::string stem = fs::path(name).stem().string();
+    if (fs::exists(status) || !recipes.contains(stem)) return name;
+    diagnostics.add_source(name);
+    diagnostics.add("", "there is no such file",
+                    fmt::format("write {}: a ready recipe goes by its name in any folder", stem));
+    return {};
+  }
+  if (fs::is_regular_file(name + ".yaml", ignored)) return name + ".yaml";
   std::string word = name.ends_with(".yaml") ? name.substr(0, name.size() - 5) : name;
   const BridgeFunction function = bridge_function(word);
   if (!function.model.empty()) word = function.model;

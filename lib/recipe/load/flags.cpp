@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "recipe/load/find_recipe.h"
+#include "recipe/load/misplaced_words.h"
 #include "recipe/load/raw_settings.h"
 #include "recipe/load/word_hints.h"
 
@@ -47,6 +48,16 @@ std::string name_of(std::string_view flag) {
   return name;
 }
 
+// Returns the program's own option that `name` is with underscores instead of dashes: --world_size.
+std::string own_spelling(std::string_view name) {
+  if (!is_flag(name) || name.find('_') == std::string_view::npos ||
+      std::ranges::count(kOwn, name) > 0)
+    return {};
+  const auto own = std::ranges::find_if(
+      kOwn, [&](std::string_view option) { return name_of(option) == name_of(name); });
+  return own == std::end(kOwn) ? "" : std::string(*own);
+}
+
 // Whether a word that no setting has is almost an option of the program, which refuses it.
 bool is_misspelt_option(std::string_view name) {
   return !names_setting(name.substr(2)) && !find_word_hint(name_of(name.substr(2))) &&
@@ -79,7 +90,7 @@ void refuse_parted(const std::vector<std::string>& words, size_t i) {
   const bool secret = holds_secrets(name);
   const auto refuse = [&](const std::string& read, const std::string& meant) {
     throw UserError(
-        fmt::format("`{}`: a setting has no blanks around `=`", secret ? name + " =" : read),
+        fmt::format("`{}`: a setting has no spaces around `=`", secret ? name + " =" : read),
         fmt::format("write {}", secret ? name + "=VALUE" : meant));
   };
   if (word == "=" || word.starts_with("= ")) {
@@ -99,7 +110,7 @@ void refuse_parted(const std::vector<std::string>& words, size_t i) {
   for (size_t k = i + 1; k < words.size() && open_brackets(full) > 0; ++k) full += " " + words[k];
   if (full != word)
     throw UserError(
-        fmt::format("`{}`: the value ends at a blank", secret ? name + "=..." : word),
+        fmt::format("`{}`: the value ends at a space", secret ? name + "=..." : word),
         fmt::format("put quotes around the setting: '{}'", secret ? name + "=..." : full));
 }
 
@@ -130,6 +141,10 @@ std::vector<std::string> flags_to_overrides(const std::vector<std::string>& word
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string_view word = words[i];
     const std::string_view name = word.substr(0, word.find('='));
+    if (const std::string own = own_spelling(name); !own.empty()) {
+      out.push_back(own + std::string(word.substr(name.size())));
+      continue;
+    }
     if (!is_flag(word) || std::ranges::count(kOwn, name) > 0 || is_misspelt_option(name)) {
       out.push_back(words[i]);
       continue;
@@ -183,6 +198,7 @@ std::vector<std::string> own_options() { return {std::begin(kOwn), std::end(kOwn
 
 std::vector<std::string> train_words(const std::vector<std::string>& raw,
                                      const std::vector<std::string>& folders) {
+  refuse_misplaced(raw, folders);
   const std::vector<std::string> words = flags_to_overrides(raw);
   std::vector<std::string> out;
   bool recipe_known = std::ranges::any_of(words, [](const std::string& word) {

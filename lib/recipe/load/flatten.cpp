@@ -199,6 +199,26 @@ class Collector {
     collect(fields, "model", unknown_);
   }
 
+  // Returns what to write instead of a text where a section is expected.
+  static std::string hint_for_section(const std::string& path, const Node& node) {
+    const bool text = node.kind == Node::Kind::scalar;
+    if (text && path == "dataset") return fmt::format("write dataset: {{train: {}}}", node.text);
+    const bool name = text && node.text.find('/') == std::string::npos && !whole_text(node.text);
+    if (name && path == "model")
+      return fmt::format(
+          "a ready recipe of that name is started by mtrain {}; a model in a folder "
+          "is model: {{from: FOLDER}}",
+          node.text);
+    if (text && path == "model")
+      return "write model: {from: FOLDER} with the folder of the model; nothing is downloaded";
+    if (text)
+      for (const std::string& other : paths_of_word(std::string(last_word(path))))
+        if (const SchemaRow* row = find_row(other); row && row->path == other)
+          return fmt::format("write {}: {{{}: {}}}", row->path.substr(0, row->path.rfind('.')),
+                             last_word(row->path), node.text);
+    return fmt::format("write `{}:` and its keys indented below", last_word(path));
+  }
+
   void set_section(const std::string& path, const SourceLocation& location, const Node& node) {
     const SchemaSection* section = find_section(path);
     diagnostics_.set_location(path, location);
@@ -225,7 +245,7 @@ class Collector {
     } else {
       diagnostics_.add_at(Severity::error, location, path,
                           fmt::format("is a section of several keys, got {}", describe(node)),
-                          fmt::format("write `{}:` and its keys indented below", last_word(path)));
+                          hint_for_section(path, node));
     }
   }
 

@@ -172,7 +172,8 @@ std::optional<std::string> read_text(const std::string& path, const SourceLocati
       if (entry.path().extension() == ".yaml") names.push_back(entry.path().string());
     const std::string meant = nearest(path, names);
     return refuse("there is no such file",
-                  meant.empty() ? "give the path of a YAML recipe, such as recipes/quickstart.yaml"
+                  meant.empty() ? "give the path of a YAML recipe, or the name of a ready one: "
+                                  "`mtrain quickstart`"
                                 : fmt::format("did you mean {}?", meant));
   }
   if (!fs::is_regular_file(status))
@@ -183,7 +184,8 @@ std::optional<std::string> read_text(const std::string& path, const SourceLocati
   try {
     std::string text = read_file(path);
     if (trim(text).empty())
-      return refuse("the file is empty", "recipes/quickstart.yaml is a small recipe to start from");
+      return refuse("the file is empty",
+                    "`mtrain quickstart --print-recipe` prints a small recipe to start from");
     return text;
   } catch (const UserError& e) {
     return refuse(e.message(), e.hint());

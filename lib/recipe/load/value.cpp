@@ -37,12 +37,6 @@ bool in_range(double value, const std::string& shown, const FieldOptions& o, Val
   return false;
 }
 
-bool refuse(const Node& node, const char* expected, const char* hint, ValueError& c) {
-  c.reason = fmt::format("expected {}, got {}", expected, describe(node));
-  c.hint = hint;
-  return false;
-}
-
 // Removes single underscores between digits: 1_000 is 1000, as in YAML 1.1.
 std::string without_underscores(const std::string& text) {
   std::string out;
@@ -63,6 +57,30 @@ bool to_double(const std::string& raw, double& out) {
   if (begin == end || std::isalpha(static_cast<unsigned char>(*begin))) return false;
   const auto [stop, error] = std::from_chars(begin, end, out);
   return error == std::errc() && stop == end && std::isfinite(out);
+}
+
+// Returns the digits of a number such as 1,000,000; empty for other texts.
+std::string without_commas(const std::string& text) {
+  const std::vector<std::string> groups = split(text, ',');
+  std::string digits;
+  for (const std::string& group : groups) {
+    const bool first = digits.empty();
+    if (group.empty() || group.size() > 3 || (!first && group.size() < 3) ||
+        !std::ranges::all_of(group, [](unsigned char c) { return std::isdigit(c) != 0; }))
+      return {};
+    digits += group;
+  }
+  return groups.size() > 1 ? digits : "";
+}
+
+bool refuse(const Node& node, const char* expected, const char* hint, ValueError& c) {
+  c.reason = fmt::format("expected {}, got {}", expected, describe(node));
+  std::string digits = without_commas(node.text);
+  double ignored = 0;
+  if (node.text.ends_with(',') && to_double(node.text.substr(0, node.text.size() - 1), ignored))
+    digits = node.text.substr(0, node.text.size() - 1);
+  c.hint = digits.empty() ? hint : fmt::format("write {}: numbers have no commas", digits);
+  return false;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <sstream>
 #include <unordered_map>
 
@@ -11,6 +12,7 @@
 #include "base/strings.h"
 #include "recipe/load/node.h"
 #include "recipe/load/value.h"
+#include "recipe/load/yaml_faults.h"
 
 namespace mtrain::recipe {
 
@@ -70,6 +72,13 @@ std::string shown(const std::string& tag) {
   return tag.starts_with(kYaml) ? "!!" + tag.substr(kYaml.size()) : tag;
 }
 
+// Returns the text with ~/ at its start replaced by the user's home folder, as shells do. They do
+// not do it within `dataset.train=~/x`.
+std::string expand_home(const std::string& text) {
+  const char* home = text.starts_with("~/") ? std::getenv("HOME") : nullptr;
+  return home && *home ? home + text.substr(1) : text;
+}
+
 // Builds the tree from parser events: only they carry the place of a key, tell quoted scalars from
 // plain ones and let aliases be expanded under a limit.
 class Builder : public YAML::EventHandler {
@@ -93,7 +102,7 @@ class Builder : public YAML::EventHandler {
     const ScalarTag* known = std::ranges::find(kScalarTags, tag, &ScalarTag::name);
     if (known == std::end(kScalarTags)) return unknown_tag(mark, tag, anchor);
     if (known->null) return leaf(mark, anchor, Node::Kind::null, "", false);
-    leaf(mark, anchor, Node::Kind::scalar, value, known->text);
+    leaf(mark, anchor, Node::Kind::scalar, expand_home(value), known->text);
     if (known->is && !known->is(value))
       diagnostics_.add_at(Severity::error, location(mark), "",
                           fmt::format("`{}` is not what its tag {} says", value, shown(tag)),
@@ -265,24 +274,44 @@ class Builder : public YAML::EventHandler {
   size_t nodes_ = 0;
 };
 
-// Returns a hint for a message of the YAML parser.
-std::string hint_for(const std::string& message) {
-  const auto has = [&](const char* part) { return message.find(part) != std::string::npos; };
-  if (has("illegal map value"))
-    return "a `key: value` may not stand here: check the indentation of this line, and quote text "
-           "that contains `: `";
-  if (has("end of map not found") || has("end of sequence not found"))
-    return "the line is indented neither like its neighbours nor like a section: use the same "
-           "number of blanks for all keys of a section";
-  if (has("end of map flow") || has("end of sequence flow"))
-    return "a bracket or brace is not closed";
-  if (has("illegal block entry"))
-    return "a list item `- x` may not stand here: check its indentation";
-  if (has("unknown token") || has("while scanning"))
-    return "a character that means something in YAML (such as @, %, `, *, &) stands at the start "
-           "of a value: quote the value";
-  if (has("bad file")) return "the text is not UTF-8";
-  return "check the indentation and the quotes around this line";
+// What a message of the YAML parser means, for texts in which find_yaml_faults() sees nothing.
+struct ParserMessage {
+  const char *part, *reason, *hint;
+};
+constexpr ParserMessage kParserMessages[] = {
+    {"illegal map value", "a `key: value` cannot stand here",
+     "check the indentation of this line, and put quotes around text that contains `: `"},
+    {"end of map not found", "this line does not belong to the section above it",
+     "indent all keys of a section by the same number of spaces"},
+    {"end of sequence not found", "this line does not belong to the list above it",
+     "indent all items of a list by the same number of spaces"},
+    {"end of map flow", "a brace is not closed", "write `}` after the last value"},
+    {"end of sequence flow", "a bracket is not closed", "write `]` after the last value"},
+    {"illegal block entry", "a list item `- x` cannot stand here",
+     "check the indentation of this line"},
+    {"illegal map key", "a key cannot stand here", "check the indentation of this line"},
+    {"unknown token", "the value starts with a character that has a meaning in YAML",
+     "put quotes around a value that starts with @, %, `, * or &"},
+    {"while scanning", "the value starts with a character that has a meaning in YAML",
+     "put quotes around a value that starts with @, %, `, * or &"},
+    {"bad file", "the text is not UTF-8", "save the file as UTF-8"}};
+
+void report_parser_message(const YAML::Exception& e, const std::string& source,
+                           Diagnostics& diagnostics) {
+  const auto row = std::ranges::find_if(kParserMessages, [&](const ParserMessage& known) {
+    return e.msg.find(known.part) != std::string::npos;
+  });
+  const SourceLocation location{source, e.mark.line + 1, e.mark.column + 1};
+  if (row != std::end(kParserMessages))
+    diagnostics.add_at(Severity::error, location, "", row->reason, row->hint);
+  else
+    diagnostics.add_at(Severity::error, location, "", "this is not valid YAML: " + e.msg,
+                       "check the indentation and the quotes around this line");
+}
+
+void report(const YamlFault& fault, const std::string& source, Diagnostics& diagnostics) {
+  diagnostics.add_at(Severity::error, {source, fault.line, fault.column}, "", fault.reason,
+                     fault.hint);
 }
 
 // Reports characters that YAML refuses or that cannot be seen. This comes before parsing, because
@@ -306,13 +335,14 @@ bool clean_text(const std::string& text, const std::string& source, Diagnostics&
     }
     if (c == '\t' && indenting) {
       diagnostics.add_at(Severity::error, {source, line, column}, "",
-                         "a tab is used to indent; YAML allows only blanks there",
-                         "replace the tab by blanks");
+                         "a tab indents this line; YAML allows only spaces",
+                         "replace the tab with spaces");
       clean = false;
     } else if (u < 0x20 && c != '\t' && c != '\r') {
-      diagnostics.add_at(Severity::error, {source, line, column}, "",
-                         fmt::format("the file contains the control character 0x{:02x}", u),
-                         "a recipe is plain text; is this the right file?");
+      diagnostics.add_at(
+          Severity::error, {source, line, column}, "",
+          fmt::format("this is not a text: it contains the control character 0x{:02x}", u),
+          "a recipe is a YAML file of plain text (UTF-8); give its path");
       return false;
     }
     if (c != ' ') indenting = false;
@@ -321,11 +351,19 @@ bool clean_text(const std::string& text, const std::string& source, Diagnostics&
   return clean;
 }
 
-}  // namespace
-
-bool parse_yaml(const std::string& text, const std::string& source, Diagnostics& diagnostics,
-                Node& out) {
+// Reads a file, or a value of the command line.
+bool parse(const std::string& text, const std::string& source, bool is_file,
+           Diagnostics& diagnostics, Node& out) {
   if (!clean_text(text, source, diagnostics)) return false;
+  if (const auto other = is_file ? find_other_language(text) : std::nullopt) {
+    report(*other, source, diagnostics);
+    return false;
+  }
+  const YamlFaults faults = find_yaml_faults(text, is_file);
+  if (faults.certain) {
+    report(*faults.certain, source, diagnostics);
+    return false;
+  }
   Builder builder(source, diagnostics);
   try {
     std::istringstream stream(text);
@@ -333,8 +371,10 @@ bool parse_yaml(const std::string& text, const std::string& source, Diagnostics&
     parser.HandleNextDocument(builder);
     parser.HandleNextDocument(builder);
   } catch (const YAML::Exception& e) {
-    diagnostics.add_at(Severity::error, {source, e.mark.line + 1, e.mark.column + 1}, "",
-                       "this is not valid YAML: " + e.msg, hint_for(e.msg));
+    if (faults.likely)
+      report(*faults.likely, source, diagnostics);
+    else
+      report_parser_message(e, source, diagnostics);
     return false;
   } catch (const Refused&) {
     return false;
@@ -349,25 +389,32 @@ bool parse_yaml(const std::string& text, const std::string& source, Diagnostics&
   return true;
 }
 
-namespace {
 void locate_all(Node& node, const SourceLocation& location) {
   node.location = location;
   for (auto& key : node.keys) key.location = location;
   for (auto& item : node.items) locate_all(item, location);
 }
+
 }  // namespace
+
+bool parse_yaml(const std::string& text, const std::string& source, Diagnostics& diagnostics,
+                Node& out) {
+  return parse(text, source, true, diagnostics, out);
+}
 
 bool parse_override_value(const std::string& text, const std::string& shown,
                           const std::string& source, std::string_view field,
                           Diagnostics& diagnostics, Node& out) {
   Diagnostics own;
   out = {};
-  const bool ok = parse_yaml(text, "value", own, out) && !own.has_errors();
+  const bool ok = parse(text, "value", false, own, out) && !own.has_errors();
   if (!ok) {
     const auto list = own.sorted();
     diagnostics.add_at(Severity::error, {source, 0, 0}, field,
                        fmt::format("the value `{}` cannot be read: {}", shown, list.front().reason),
-                       "quote text that contains special characters: path='\"text\"'");
+                       shown == text && !list.front().hint.empty()
+                           ? list.front().hint
+                           : "quote text that contains special characters: path='\"text\"'");
     return false;
   }
   locate_all(out, {source, 0, 0});

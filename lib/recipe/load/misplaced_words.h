@@ -1,0 +1,22 @@
+// Words on a training's command line that belong to another program or another place.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace mtrain::recipe {
+
+// Throws UserError for options of mtrain-launch, for other tools' options and commands that people
+// type instead of mtrain's, such as --nproc, --config_file or `finetune`, and says what to write.
+void refuse_misplaced(const std::vector<std::string>& words,
+                      const std::vector<std::string>& folders);
+
+// Returns the error for a command line of a training without a recipe. `program` is what the words
+// follow, such as "mtrain" or "mtrain-launch --nproc_per_node=2".
+UserError no_recipe_error(const std::vector<std::string>& words, const std::string& program);
+
+// Throws UserError for an option that mtrain does not have. `words` are those of train_words().
+void refuse_unknown_options(const std::vector<std::string>& words);
+
+}  // namespace mtrain::recipe

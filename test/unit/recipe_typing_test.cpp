@@ -1,0 +1,172 @@
+// Tests what is said of mistakes that people make when they type YAML.
+#include <cstdlib>
+#include <filesystem>
+
+#include <catch2/catch.hpp>
+
+#include "base/file.h"
+#include "plan/load_recipe.h"
+#include "recipe/load/yaml_faults.h"
+
+using namespace mtrain;
+using namespace mtrain::recipe;
+using Catch::Matchers::Contains;
+
+namespace {
+
+struct Mistake {
+  std::string text, place, reason, hint;
+};
+
+void expect_mistakes(const std::vector<Mistake>& mistakes) {
+  for (const Mistake& m : mistakes) {
+    Diagnostics diagnostics;
+    plan::load_recipe_text(m.text, "r.yaml", {}, diagnostics);
+    const std::string said = diagnostics.text(Severity::error);
+    INFO(m.text << "\n" << said);
+    CHECK(said.starts_with("r.yaml:" + m.place + ": error: "));
+    CHECK_THAT(said, Contains(m.reason) && Contains("hint: ") && Contains(m.hint));
+    CHECK_THAT(said, !Contains("YAML: ") && !Contains("map value") && !Contains("not found"));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a quote that is not closed is refused where it opens, even if another one closes it") {
+  const std::string gist = "the quote that opens here is not closed";
+  expect_mistakes({
+      {"dataset:\n  train: \"data/x\n  seq_length: 8\n", "2:10", gist, "write \"data/x\""},
+      {"dataset:\n  train: \"data/x\n  seq_length: 8\nmodel: {from: \"x\"}\n", "2:10", gist, ""},
+      {"dataset:\n  train: 'data/x # here\n  validation: 'y'\n", "2:10", gist, "write 'data/x'"},
+      {"dataset: {train: \"data/x, seq_length: 8}\n", "1:18", gist, "write \"data/x\""},
+      {"dataset:\n  train:\n  - \"a\n  - \"b\"\n", "3:5", gist, "write \"a\""},
+      {"train: {run_dir: 'x}\n", "1:18", gist, "write 'x'"},
+  });
+}
+
+TEST_CASE("a colon without a space after it is named in its own line") {
+  const std::string gist = "a space is missing after the colon";
+  expect_mistakes({
+      {"model:\n  num_layers:8\n  hidden_size: 256\n", "2:3", gist, "write num_layers: 8"},
+      {"model:\n  num_layers: 8\n  hidden_size:256\n", "3:3", gist, "write hidden_size: 256"},
+      {"model:\n  num_layers:8\n", "2:3", gist, "write num_layers: 8"},
+      {"model: {num_layers:8, hidden_size: 256}\n", "1:9", gist, "write num_layers: 8"},
+      {"model: {hidden_size: 256, num_layers:8}\n", "1:27", gist, "write num_layers: 8"},
+  });
+}
+
+TEST_CASE("signs of other languages are named with what YAML has instead") {
+  expect_mistakes({
+      {"model:\n  num_layers = 8\n  hidden_size = 256\n", "2:3", "not `=`", "write num_layers: 8"},
+      {"model: {num_layers=8}\n", "1:9", "not `=`", "write num_layers: 8"},
+      {"dataset:\n  train: \u201cdata/x\u201d\n", "2:10", "a typographic quote", "straight quotes"},
+      {"dataset: {train: \u2018data/x\u2019}\n", "1:18", "a typographic quote", "straight quotes"},
+      {"model:\n \u00a0num_layers: 8\n", "2:2", "a non-breaking space", "with a space"},
+      {"dataset: {train: x}\nmodel:\n  num_layers: 8,\n", "3:3", "`8,`", "write 8: numbers"},
+  });
+}
+
+TEST_CASE("commas and brackets that are missing are named where they belong") {
+  expect_mistakes({
+      {"model: {num_layers: 8 hidden_size: 256}\n", "1:23", "a comma is missing before hidden_size",
+       "write a comma before hidden_size"},
+      {"model: {num_layers: 8,\n  hidden_size: 256\n  vocab_size: 512}\n", "3:3",
+       "a comma is missing before vocab_size", ""},
+      {"optimizer: {betas: [\"0.9\" \"0.95\"]}\n", "1:27", "a comma is missing", ""},
+      {"model: {num_layers: 8\ndataset: {train: x}\n", "1:8", "`{` that opens here is not closed",
+       "write `}`"},
+      {"model: {num_layers: 8,\ndataset: {train: x}\n", "1:8", "`{` that opens here is not closed",
+       "write `}`"},
+      {"optimizer: {betas: [0.9, 0.95}\n", "1:20", "`[` that opens here is not closed",
+       "write `]`"},
+      {"dataset: {seq_length: 2,048, train: x}\n", "1:23", "a comma ends a value", "write 2048"},
+      {"dataset: {train: x, seq_length: 1,000,000}\n", "1:33", "a comma ends a value",
+       "write 1000000"},
+      {"dataset: {train: x}\nmodel:\n  vocab_size: 50,304\n", "3:3", "50,304", "write 50304"},
+  });
+}
+
+TEST_CASE("a line with the wrong indentation is compared with the key before it") {
+  expect_mistakes({
+      {"model:\n  num_layers: 8\n hidden_size: 256\n", "3:2",
+       "hidden_size has 1 space before it, and num_layers (line 2) has 2",
+       "indent hidden_size by 2 spaces"},
+      {"model:\n  num_layers: 8\n    hidden_size: 256\n", "3:5",
+       "hidden_size has 4 spaces before it, and num_layers (line 2) has 2",
+       "indent hidden_size by 2 spaces"},
+      {"model:\n    num_layers: 8\n  hidden_size: 256\n", "3:3", "(line 2) has 4",
+       "indent hidden_size by 4 spaces"},
+      {"optimizer:\n  betas: [0.9, 0.95]\n   lr: 1\n", "3:4", "betas (line 2) has 2",
+       "indent lr by 2 spaces"},
+      {"model:\n\tnum_layers: 8\n", "2:1", "a tab indents this line; YAML allows only spaces",
+       "replace the tab with spaces"},
+      {"model: num_layers: 8\n", "1:18", "a second `: `", "model: {num_layers: 8}"},
+  });
+}
+
+TEST_CASE("files of other languages are named") {
+  expect_mistakes({
+      {"# a job\n[model]\nname = \"llama3\"\n", "2:1", "this looks like TOML", "num_layers: 8"},
+      {"seq_len = 8\n", "1:1", "this looks like TOML", ""},
+      {"from torch import nn\n\nclass A(nn.Module):\n  pass\n", "1:1", "this looks like Python",
+       "--print-recipe"},
+      {"#!/usr/bin/env python3\nx = 1\n", "1:1", "this looks like a script", ""},
+      {std::string("PAR1\x15\x04\0", 7), "1:5", "this is not a text", "plain text"},
+  });
+}
+
+TEST_CASE("correct YAML of every form has no fault") {
+  for (const std::string text : {
+           "a: it's\nb: 'it''s'\nc: \"\\\"\"\nd: x # it's\n",
+           "a: |\n  b:c \"\n    d: 'x\n e:\n   f:8\n",
+           "a: |\n  b:c \"\n    d: 'x\ne: 8\n",
+           "a:\n- b: 1\n  c: 2\n- d\nf: 1\n",
+           "a:\n  - - b: 1\n      c: 2\n  -\n    d: 1\n",
+           "{\n\"a\": [1,\n2], \"b\": {\"c\":3}\n}\n",
+           "a: {b: 1, # c\n    d: [e, f], }\n",
+           "a: plain\n  text:of two lines\nb: http://x:8\n",
+           "a: \"of two\n  lines\"\nb: &x !!str 8\nc: *x\n",
+           "a: \"text \\\n  b: c\\\n  \\ d\"\n",
+           "base:\n  http://host/x\nd: ${oc.env:HOME}/x\n",
+           "---\na: 1\n...\n",
+           "? a\n: b\n",
+           "\"a\": 1\n\"b\":\n  c: 1\n",
+       }) {
+    INFO(text);
+    CHECK_FALSE(find_yaml_faults(text, true).certain);
+    CHECK_FALSE(find_other_language(text));
+  }
+  CHECK_FALSE(find_yaml_faults("hf:model", false).certain);
+  CHECK(find_yaml_faults("{num_layers:8}", false).certain);
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(MTRAIN_SOURCE_DIR) + "/recipes")) {
+    if (entry.path().extension() != ".yaml") continue;
+    INFO(entry.path());
+    const YamlFaults faults = find_yaml_faults(read_file(entry.path().string()), true);
+    CHECK_FALSE(faults.certain);
+    CHECK_FALSE(faults.likely);
+  }
+}
+
+TEST_CASE("a text where a section is expected is completed to what was meant") {
+  const std::string gist = "is a section of several keys";
+  expect_mistakes({
+      {"dataset: data/corpus\n", "1:1", gist, "write dataset: {train: data/corpus}"},
+      {"dataset: {train: x}\nmodel: meta-llama/Llama-3.2-1B\n", "2:1", gist,
+       "write model: {from: FOLDER} with the folder of the model; nothing is downloaded"},
+      {"dataset: {train: x}\nmodel: llama3_8b\n", "2:1", gist, "mtrain llama3_8b"},
+      {"dataset: {train: x}\nfp8: hybrid\n", "2:1", gist, "write mixed_precision: {fp8: hybrid}"},
+  });
+}
+
+TEST_CASE("a path that begins with ~ is in the home folder") {
+  const char* old = std::getenv("HOME");
+  const std::string home = old ? old : "";
+  ::setenv("HOME", "/me", 1);
+  Diagnostics diagnostics;
+  const Recipe r = plan::load_recipe_text("dataset: {train: [~/a, b~/c], validation: ~/d}\n",
+                                          "r.yaml", {"train.run_dir=~/runs/x"}, diagnostics);
+  ::setenv("HOME", home.c_str(), 1);
+  CHECK(r.dataset.train == std::vector<std::string>{"/me/a", "b~/c"});
+  CHECK(r.train.run_dir == "/me/runs/x");
+}
