@@ -179,12 +179,9 @@ void add_watch_command(CLI::App& app) {
   auto o = std::make_shared<Options>();
   auto* command =
       app.add_subcommand("watch", "draw the loss curves of runs, live while they train; or as CSV");
-  command->footer(
-      "  mtrain watch runs/quickstart                      the loss, until the run ends or Ctrl-C\n"
-      "  mtrain watch runs/a runs/b --last 1000 --log      two runs in one picture\n"
-      "  mtrain watch runs/a --key grad_norm --smooth 20\n"
-      "  mtrain watch runs/a runs/b --csv > runs.csv       every key, for other programs\n"
-      "  mtrain schema --metrics                           lists the keys");
+  set_examples(*command, {"mtrain watch runs/first", "mtrain watch runs/first runs/second --log",
+                          "mtrain watch runs/first --key grad_norm --smooth 20",
+                          "mtrain watch runs/first runs/second --csv > runs.csv"});
   command
       ->add_option("run", o->runs,
                    "run folders, checkpoints in them, or metrics.jsonl files; at most 6")
