@@ -25,7 +25,7 @@ mixed_precision: fp32
 """
 # In this order: a page may need what the examples of an earlier one have written.
 PAGES = ["data build", "data bigram", "data", "", "train", "export", "export hf", "import", "import hf", "eval",
-         "generate", "timeline", "schedule", "schema", "explain", "completion"]
+         "generate", "timeline", "watch", "schedule", "schema", "explain", "completion"]
 
 
 def run(command):
@@ -60,6 +60,8 @@ def main():
     failed, done = 0, set()
     for page in [f"mtrain {page}".strip() for page in PAGES] + ["mtrain-launch"]:
         found = examples(page)
+        if page == "mtrain watch":
+            shutil.copytree(WORK / "runs/first", WORK / "runs/second")
         if not found:
             print(f"`{page} --help` has no examples")
             failed += 1
