@@ -64,13 +64,20 @@ const CLI::Option* option_in(const CLI::App& app, const std::string& text) {
   return found;
 }
 
-// Returns the first line of the command's examples, or of those of the commands below it, that
-// contains `word`; empty if there is none. Words after several spaces explain the line.
+// Returns the first of the command's examples, or of those of the commands below it, that contains
+// `word`; empty if there is none. Words after several spaces explain an example.
 std::string example_of(const CLI::App& command, const std::string& word) {
+  std::string example;
   for (const std::string& line : split(command.get_footer(), '\n')) {
     const std::string_view text = trim(line);
-    if (text.starts_with(path_of(command)) && text.find(word) != std::string_view::npos)
-      return std::string(text.substr(0, text.find("  ")));
+    example += text.substr(0, text.find("  "));
+    if (example.ends_with(" \\")) {  // it goes on in the next line
+      example.pop_back();
+      continue;
+    }
+    if (example.starts_with(path_of(command)) && example.find(word) != std::string::npos)
+      return example;
+    example.clear();
   }
   for (const CLI::App* sub : command.get_subcommands({}))
     if (!sub->get_name().empty())
@@ -82,7 +89,7 @@ std::string example_of(const CLI::App& command, const std::string& word) {
 std::string about(const CLI::App& command, const CLI::Option& option) {
   const std::string line = example_of(command, option.get_positional() ? "" : option.get_name());
   const std::string what = fmt::format("{}: {}", option.get_name(), option.get_description());
-  return line.empty() ? what : fmt::format("{}; write {}", what, line);
+  return line.empty() ? what : fmt::format("for example {}; {}", line, what);
 }
 
 std::string help_of(const CLI::App& command) {

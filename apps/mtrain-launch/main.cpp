@@ -54,7 +54,7 @@ void refuse_script(const std::string& launcher, const std::vector<std::string>& 
   std::string words;
   const bool recipe = rest.size() > 1 && (rest[1].ends_with(".yaml") || rest[1].ends_with(".yml"));
   for (size_t i = recipe ? 1 : 0; i < rest.size(); ++i) words += " " + rest[i];
-  throw UserError(fmt::format("{} is a Python script", rest[0]),
+  throw UserError(fmt::format("{} is a Python script; a recipe or a program is expected", rest[0]),
                   recipe ? fmt::format("mtrain needs no script: write {}{}", launcher, words)
                          : fmt::format("write {} python3{}", launcher, words));
 }

@@ -227,7 +227,7 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
   const bool given = !(w.master_addr.empty() && w.endpoint.empty());
   if (given && is_loopback(a.master_addr) && !is_loopback(launch::parse_host(w.local_addr)))
     throw UserError(
-        fmt::format("{} means another machine on each of the {} hosts, so they would never meet",
+        fmt::format("{} is each of the {} hosts itself, so that they would never meet",
                     a.master_addr, a.nodes),
         "give --master_addr the name or address by which all hosts reach host 0; for a trial with "
         "all launchers on one machine add --local_addr=127.0.0.1");

@@ -117,7 +117,7 @@ void run(const Recipe& r, const std::string& saved, const run::RunOptions& optio
   const launch::Job& job = options.job;
   const RunPlan plan = plan::make_plan(r, job.size, 0);
   set_environment(plan.device);
-  const auto with_vocabulary = [&] {
+  const auto complete_plan = [&] {
     Recipe counted = r;
     Diagnostics diagnostics;
     count_steps(counted, diagnostics);
@@ -129,7 +129,7 @@ void run(const Recipe& r, const std::string& saved, const run::RunOptions& optio
         plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
     return whole;
   };
-  run::run_training(plan, with_vocabulary, options);
+  run::run_training(plan, complete_plan, options);
 }
 
 // Returns the command that continues this run: the launcher's, or this program's if it runs alone.
@@ -241,7 +241,7 @@ void add_train_options(CLI::App& app, char** argv) {
       ->group("Look, do not run");
   auto* dry = app.add_flag("--dry-run", o->dry_run,
                            "print device, layout, groups, memory, pipeline and overlap, and stop; "
-                           "exit code 2 for what a run would refuse. Reads no data. Plans for "
+                           "exit code 2 for what a run would refuse. Needs no data. Plans for "
                            "hardware.gpu where the recipe names it, or where the ranks are more "
                            "than this host's cores, unless train.device is cpu")
                   ->group("Look, do not run");

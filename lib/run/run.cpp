@@ -126,8 +126,8 @@ class Training {
       report_progress();
       // The last step is evaluated at the end, unless its checkpoint is ranked by the loss.
       const bool last = step == plan_.train.steps, saves = due(plan_.checkpoint.every_steps, step);
-      const bool ranked = saves && plan_.checkpoint.keep_best > 0;
-      if (last ? ranked : due(plan_.validation.every_steps, step)) evaluate();
+      if (last ? plan_.checkpoint.keep_best > 0 : due(plan_.validation.every_steps, step))
+        evaluate();
       if (saves || new_best_) save();
       if (consolidated_) note(consolidated_->take_note());
       if (folder_) folder_->check();
@@ -142,7 +142,9 @@ class Training {
     if (screen_) screen_->keep();
     note(end);
     early_end_->at(Doing::ending, trainer_.steps_done());
-    if ((plan_.checkpoint.at_end || new_best_) && saved_ != trainer_.steps_done()) save();
+    // A best step is saved again where its checkpoint holds no loss, as that of an earlier start.
+    const bool saved = saved_ == trainer_.steps_done() && (!new_best_ || saved_loss_);
+    if ((plan_.checkpoint.at_end || new_best_) && !saved) save();
     if (consolidated_) finish_consolidated();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
@@ -244,8 +246,8 @@ class Training {
   }
 
   // Returns whether all steps are done already, on all ranks alike. The recipe has fewer than the
-  // checkpoint, so that nothing of its folder is this start's to change: not even the checkpoints
-  // of later steps.
+  // checkpoint, so that nothing of its folder but log.txt is this start's to change: not even the
+  // checkpoints of later steps.
   bool nothing_to_do() const {
     if (!start_ || start_->step <= plan_.train.steps) return false;
     if (lock_)
@@ -275,8 +277,7 @@ class Training {
   void make_folders() {
     make_run_folder(plan_.folders);
     folder_.emplace(plan_.folders.run_dir);
-    if (plan_.checkpoint.every_steps > 0 || plan_.checkpoint.at_end ||
-        plan_.checkpoint.keep_best > 0)
+    if (plan_.checkpoint.saves())
       storage::require_writable(plan_.folders.checkpoint_dir, "checkpoint.dir");
   }
 
@@ -319,7 +320,8 @@ class Training {
   void find_best() {
     storage::link_best(plan_.folders.checkpoint_dir);
     const auto best = storage::best_checkpoints(plan_.folders.checkpoint_dir);
-    if (!best.empty()) lowest_saved_ = best.front().loss;
+    if (!best.empty() && validation_ && best.front().samples == validation_->samples())
+      lowest_saved_ = best.front().loss;
   }
 
   // Says which settings are others than those of the run that saved the checkpoint.
@@ -336,7 +338,8 @@ class Training {
     show(fmt::format("evaluating after step {}", trainer_.steps_done()));
     const double loss = trainer_.evaluate(*validation_);
     shown_no_more();
-    evaluated_ = {.step = trainer_.steps_done(), .loss = loss};
+    evaluated_ = {.step = trainer_.steps_done(),
+                  .result = {.loss = loss, .samples = validation_->samples()}};
     if (plan_.checkpoint.keep_best > 0)
       new_best_ = trainer_.control().any(reporter_ && loss < lowest_saved_);  // NaN is not lower
     if (reporter_) reporter_->validation(loss, validation_->samples(), new_best_);
@@ -357,12 +360,12 @@ class Training {
       if (step_of_commit == "rename") require_ours();
       if (fault) fault(step_of_commit);
     };
-    const auto loss =
-        evaluated_.step == trainer_.steps_done() ? std::optional(evaluated_.loss) : std::nullopt;
+    saved_loss_ = evaluated_.step == trainer_.steps_done();
     own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
-                               identity_ ? &*identity_ : nullptr, shown(), loss);
+                               identity_ ? &*identity_ : nullptr, shown(),
+                               saved_loss_ ? evaluated_.result : Evaluation());
     saved_ = trainer_.steps_done();
-    if (loss && *loss < lowest_saved_) lowest_saved_ = *loss;
+    if (evaluated_.result.loss && *loss < lowest_saved_) lowest_saved_ = *loss;
     new_best_ = false;
     report_progress();
     shown_no_more();
@@ -422,17 +425,18 @@ class Training {
   bool warned_of_bytes_ = false;
   struct Evaluated {
     int64_t step = 0;  // 0: none
-    double loss = 0;
+    Evaluation result;
   } evaluated_;
   double lowest_saved_ = std::numeric_limits<double>::infinity();  // loss of a saved step
   bool new_best_ = false;                 // this step's loss is lower, so the step must be saved
   int64_t saved_ = 0;                     // the step of the newest checkpoint
+  bool saved_loss_ = false;               // this start saved it with the loss of its step
   std::filesystem::path own_checkpoint_;  // on rank 0, that checkpoint if it is this run's own
 };
 
 }  // namespace
 
-void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
+void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_plan,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
   std::optional<observe::ProgressLine> screen;  // of one rank of each host until the ranks have met
@@ -456,17 +460,22 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_voca
     // Other ranks look when rank 0 has the lock: it may have to wait for an earlier attempt.
     std::optional<storage::CheckpointRef> start;
     if (lock) {
-      // The log has the errors of all that follows, damage of the checkpoint included. A folder
-      // that has another run gets no line of this one.
+      // The log has the errors of all that follows, and of a run that cannot continue from its
+      // checkpoint. A folder that has another run gets no line of this one.
       try {
         start = claim_run_folder(plan.folders, options.job);
       } catch (const RunError&) {
-        log.emplace(plan.folders.run_dir);
+        const bool own =
+            plan.folders.load == plan::FolderOptions::Load::latest || options.job.restarts > 0;
+        try {
+          if (own) log.emplace(plan.folders.run_dir);
+        } catch (const Error&) {  // the damage is what the user has to read
+        }
         throw;
       }
       log.emplace(plan.folders.run_dir);
     }
-    const RunPlan whole = with_vocabulary();
+    const RunPlan whole = complete_plan();
     Training(whole, options, world, screen ? &*screen : nullptr, lock ? &*lock : nullptr, start)
         .run();
   } catch (const std::exception& e) {

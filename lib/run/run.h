@@ -16,12 +16,12 @@ struct RunOptions {
   std::string continue_command = {};  // printed if the run ends early; empty: unknown
 };
 
-// Runs a plan for job.size ranks. `plan` may lack the vocabulary: it says how ranks meet.
-// `with_vocabulary` returns the same plan with the vocabulary, for which it may open a tokenizer.
-// It is called once the ranks have met, so that a file that one rank cannot read ends all of them
-// at once. Returns when train.steps are done, or earlier at a signal, train.exit_interval or
+// Runs a plan for job.size ranks. `plan` may lack the vocabulary and the steps: it says how ranks
+// meet. `complete_plan` returns the same plan with both, for which it may open a tokenizer and the
+// data. It is called once the ranks have met, so that a file that one rank cannot read ends all of
+// them at once. Returns when train.steps are done, or earlier at a signal, train.exit_interval or
 // train.exit_duration_in_mins. Throws UserError, RunError or CommError.
-void run_training(const RunPlan& plan, const std::function<RunPlan()>& with_vocabulary,
+void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_plan,
                   const RunOptions& options);
 
 }  // namespace mtrain::run

@@ -30,15 +30,17 @@ checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity&
 std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit,
                                bool exceeds_bytes, const DataIdentity* data,
-                               const ShowActivity& show, std::optional<double> validation_loss) {
+                               const ShowActivity& show, const Evaluation& evaluation) {
   const plan::CheckpointOptions& c = t.plan().checkpoint;
   checkpoint::SaveOptions options{.root = root,
                                   .keep = {.newest = int(c.keep), .best = int(c.keep_best)},
                                   .recipe = t.plan().text.recipe_with_origins,
                                   .on_commit = on_commit};
   if (exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
-  if (validation_loss && std::isfinite(*validation_loss))
-    options.state.set(storage::kValidationLoss, fmt::format("{}", *validation_loss));
+  if (std::isfinite(evaluation.loss)) {
+    options.state.set(storage::kValidationLoss, fmt::format("{}", evaluation.loss));
+    options.state.set(storage::kValidationSamples, evaluation.samples);
+  }
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
   if (data) data->save(options.state);

@@ -3,7 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <functional>
-#include <optional>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -15,16 +15,21 @@ namespace mtrain::run {
 // Gets a line for the screen, such as "reading weights 34 %"; may be empty.
 using ShowActivity = std::function<void(const std::string& text)>;
 
+// What validation has measured.
+struct Evaluation {
+  double loss = std::numeric_limits<double>::quiet_NaN();  // NaN: nothing was measured
+  int64_t samples = 0;
+};
+
 // Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before each step of
 // the commit. `exceeds_bytes` is what interchange::exceeds_bytes() will return of it. `data` of
-// rank 0, which may be null, says what the data hold. `validation_loss` is that of these weights,
-// if it is known. All ranks call it; rank 0 returns the checkpoint's path, the others an empty
-// path.
+// rank 0, which may be null, says what the data hold. `evaluation` is that of these weights,
+// if they were evaluated. All ranks call it; rank 0 returns the checkpoint's path, the others an
+// empty path.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {},
                                bool exceeds_bytes = false, const DataIdentity* data = nullptr,
-                               const ShowActivity& show = {},
-                               std::optional<double> validation_loss = {});
+                               const ShowActivity& show = {}, const Evaluation& evaluation = {});
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,

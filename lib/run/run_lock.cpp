@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 RunLock::RunLock(const RunPlan& plan, const launch::Job& job,
                  const std::function<void(const std::string&)>& waiting) {
-  const bool saves = plan.checkpoint.every_steps > 0 || plan.checkpoint.at_end;
+  const bool saves = plan.checkpoint.saves();
   // Sorted, so that of two runs with the same folders one gets both.
   std::map<fs::path, fs::path> folders;
   const auto add = [&](const fs::path& folder) {

@@ -160,9 +160,10 @@ std::string trained_text(const RunPlan& plan, const RunStart& start) {
 // Returns which checkpoints stay; empty if validation has no part in that.
 std::string best_text(const plan::CheckpointOptions& c) {
   if (c.keep_best == 0) return "";
-  const std::string newest = c.keep > 0 ? fmt::format("the {} newest", c.keep) : "all";
-  return fmt::format("{} stay, and the {} of the lowest validation loss; `best` names the lowest",
-                     newest, c.keep_best);
+  if (c.keep == 0) return "all stay; `best` names that of the lowest validation loss";
+  return fmt::format(
+      "the {} newest stay, and the {} of the lowest validation loss; `best` names the lowest",
+      c.keep, c.keep_best);
 }
 
 std::string data_text(const RunPlan& plan, const RunStart& start) {

@@ -207,22 +207,30 @@ void remove_stale(const fs::path& root) {
 }
 
 // Returns the finite validation loss that a sound checkpoint holds.
-std::optional<double> validation_loss(const fs::path& folder) {
+std::optional<ScoredCheckpoint> validation_loss(const CheckpointRef& ref) {
   std::error_code error;
-  if (!fs::exists(folder / kState, error)) return std::nullopt;
-  const TrainState state = TrainState::load(folder / kState);
+  if (!fs::exists(ref.path / kState, error)) return std::nullopt;
+  const TrainState state = TrainState::load(ref.path / kState);
   if (!state.contains(kValidationLoss)) return std::nullopt;
   const std::string& text = state.text(kValidationLoss);
   double loss = 0;
   const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), loss);
   const bool number = wrong == std::errc() && end == text.data() + text.size();
-  return number && std::isfinite(loss) ? std::optional(loss) : std::nullopt;
+  if (!number || !std::isfinite(loss)) return std::nullopt;
+  const int64_t samples =
+      state.contains(kValidationSamples) ? state.integer(kValidationSamples) : 0;
+  return ScoredCheckpoint{ref, loss, samples};
 }
 
+// Losses of other samples cannot be compared with those of the newest checkpoint that has one.
 std::vector<ScoredCheckpoint> score(const std::vector<CheckpointRef>& sound) {
   std::vector<ScoredCheckpoint> scored;
   for (const CheckpointRef& ref : sound)
-    if (const auto loss = validation_loss(ref.path)) scored.push_back({ref, *loss});
+    if (auto loss = validation_loss(ref)) scored.push_back(*std::move(loss));
+  if (scored.empty()) return scored;
+  std::erase_if(scored, [samples = scored.back().samples](const ScoredCheckpoint& s) {
+    return s.samples != samples;
+  });
   std::ranges::stable_sort(scored, {}, &ScoredCheckpoint::loss);
   return scored;
 }
@@ -282,7 +290,11 @@ fs::path CheckpointWriter::commit() {
   set_latest(root_, step_);
   if (keep_.best > 0) {
     step("best");
-    link_best(root_);  // before anything is deleted, so that it never leads nowhere
+    try {
+      link_best(root_);         // before anything is deleted, so that it never leads nowhere
+    } catch (const Error& e) {  // the new checkpoint is in place
+      log::warn(fmt::format("`best` stays as it is: {}", e.message()));
+    }
   }
   step("delete old");
   delete_old();
@@ -366,7 +378,8 @@ void link_best(const fs::path& root, int64_t last_step) {
   std::error_code error;
   if (scored.empty()) {
     if (!has_best(root)) return;
-    fs::remove(link, error);
+    if (!fs::remove(link, error) && error)
+      throw RunError(fmt::format("cannot remove {}: {}", link.string(), error.message()));
     return sync_directory(root);
   }
   const int64_t step = scored.front().checkpoint.step;

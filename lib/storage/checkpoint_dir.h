@@ -86,13 +86,17 @@ void set_latest(const std::filesystem::path& root, int64_t step);
 
 // The entry of state.json that holds the validation loss of a checkpoint's weights, if it is known.
 inline constexpr const char* kValidationLoss = "validation_loss";
+// How many samples that is the mean of.
+inline constexpr const char* kValidationSamples = "validation_samples";
 
 struct ScoredCheckpoint {
   CheckpointRef checkpoint;
-  double loss = 0;  // of the validation data, finite
+  double loss = 0;      // of the validation data, finite
+  int64_t samples = 0;  // of that data
 };
 // Returns the checkpoints whose validation loss is known, the lowest loss first; of equal ones the
-// earliest. Folders that cannot be read are left out.
+// earliest. Folders that cannot be read are left out, and losses of other numbers of samples than
+// the newest one's.
 std::vector<ScoredCheckpoint> best_checkpoints(const std::filesystem::path& root);
 
 // Makes the link `root/best` lead to the first of best_checkpoints() up to `last_step`; without one

@@ -45,7 +45,7 @@ mistake "wrong indent" ":3:" -- 'model:\n  num_layers: 8\n hidden_size: 256\n'
 mistake "a tab" ":2:" "tab" "spaces" -- 'model:\n\tnum_layers: 8\n'
 mistake "a misspelt key" "model.num_layer" "did you mean \`model.num_layers\`" -- 'model: {num_layer: 8}\n'
 mistake "a string for a number" "optimizer.lr" "fast" -- "${base}optimizer: {lr: fast}\n"
-world=3 mistake "tp that does not divide the heads" "tp_size 3 does not divide the 8 attention heads" "use tp_size 2, 4 or 8, on a number of ranks that it divides" -- \
+world=3 mistake "tp that does not divide the heads" "tp_size 3 does not divide the 8 attention heads" "use tp_size 2, 4 or 8, and a number of ranks that is a multiple of it" -- \
   "${base}distributed: {tp_size: 3}\n"
 world=4 mistake "ep that does not divide dp x cp" "ep_size 8 does not divide dp(4) * cp(1) = 4" -- \
   "${base}distributed: {ep_size: 8}\nmodel.moe.num_experts: 8\n"

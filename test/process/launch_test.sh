@@ -331,7 +331,7 @@ refuses() {  # refuses <what> <text> <arguments>...
 }
 refuses "a misspelt option" "did you mean --nproc-per-node" --nproc-per-nod 2 "$work/r.yaml"
 for address in localhost 127.0.0.1 ::1; do
-  refuses "$address for two hosts" "$address means another machine on each of the 2 hosts" --nnodes=2 --node_rank=0 \
+  refuses "$address for two hosts" "$address is each of the 2 hosts itself" --nnodes=2 --node_rank=0 \
     --master_addr="$address" --master_port=29500 "$work/r.yaml"
 done
 refuses "hosts without numbers" "--node_rank is needed with --nnodes=2" --nnodes 2 --master_addr 192.0.2.1 "$work/r.yaml"

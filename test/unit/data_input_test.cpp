@@ -82,7 +82,7 @@ TEST_CASE("a JSON line without the field names the option that reads it") {
 TEST_CASE("a tokenizer is not downloaded by its name") {
   for (const std::string name : {"gpt2", "meta-llama/Llama-3.1-8B"}) {
     INFO(name);
-    CHECK_THROWS_WITH(load_tokenizer(name), Contains("no tokenizer at " + name) &&
+    CHECK_THROWS_WITH(load_tokenizer(name), Contains("there is no file or folder " + name) &&
                                                 Contains("nothing is downloaded") &&
                                                 Contains("hf download"));
   }

@@ -82,7 +82,7 @@ TEST_CASE("hints name the setting that the word means") {
   CHECK_THAT(told("distributed: {tp_size: -2}\n"), Contains("distributed.tp_size"));
   CHECK_THAT(told("model.n_layers: 4\n"), Contains("write `model.num_layers`"));
   CHECK_THAT(told("optimizer: {learing_rate: 1e-3}\n"), Contains("did you mean `optimizer.lr`?"));
-  CHECK_THAT(told("lr_scheduler: {warmup_ratio: 0.1}\n"), Contains("ratio x `train.steps`"));
+  CHECK_THAT(told("lr_scheduler: {warmup_ratio: 0.1}\n"), Contains("ratio x the steps"));
 }
 
 TEST_CASE("each key of another tool's section gets a hint of its own") {

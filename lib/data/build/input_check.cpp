@@ -15,10 +15,10 @@ struct Format {
 using namespace std::string_view_literals;
 constexpr std::string_view kPandas =
     "python3 -c \"import pandas; pandas.read_parquet('{0}').to_json('{0}.jsonl', orient='records', "
-    "lines=True)\" writes JSON lines";
+    "lines=True)\" writes JSON lines; then give --input {0}.jsonl";
 constexpr std::string_view kArrow =
     "python3 -c \"import datasets; datasets.Dataset.from_file('{0}').to_json('{0}.jsonl')\" writes "
-    "JSON lines";
+    "JSON lines; then give --input {0}.jsonl";
 constexpr Format kFormats[] = {
     {"PAR1"sv, "a Parquet file", kPandas},
     {"ARROW1"sv, "an Arrow file", kArrow},
@@ -71,10 +71,11 @@ void refuse_invalid_text(const Chunk& chunk) {
         fmt::format("{} is NUL, which no text contains", place),
         "give a text file; UTF-16 becomes text by: " +
             fmt::format("iconv -f UTF-16LE -t UTF-8 {0} > {1}", file, converted(chunk.file)));
-  throw UserError(fmt::format("{} is not UTF-8", place),
-                  fmt::format("name the file's encoding to iconv, such as Latin-1: iconv -f "
-                              "ISO-8859-1 -t UTF-8 {0} > {1}",
-                              file, converted(chunk.file)));
+  throw UserError(
+      fmt::format("{} is not UTF-8", place),
+      fmt::format("if it is Latin-1, `iconv -f ISO-8859-1 -t UTF-8 {0} > {1}` converts it; "
+                  "then give --input {1}",
+                  file, converted(chunk.file)));
 }
 
 }  // namespace mtrain::data

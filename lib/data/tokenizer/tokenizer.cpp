@@ -48,10 +48,11 @@ namespace {
                           path.extension() != ".json" && path.extension() != ".model" &&
                           std::ranges::count(name, '/') <= 1;
   if (repository)
-    throw UserError(fmt::format("no tokenizer at {}: nothing is downloaded by its name", name),
-                    fmt::format("`hf download {} tokenizer.json tokenizer_config.json --local-dir "
-                                "tokenizer` fetches it; then write tokenizer, the folder",
-                                name));
+    throw UserError(
+        fmt::format("there is no file or folder {}, and nothing is downloaded", name),
+        fmt::format("`hf download {} tokenizer.json tokenizer_config.json --local-dir "
+                    "tokenizer` fetches it into the folder tokenizer; then give that folder",
+                    name));
   throw UserError(fmt::format("no tokenizer at {}", name),
                   "give \"byte\", a tokenizer.json or a folder that holds one");
 }

@@ -28,6 +28,7 @@ struct CheckpointOptions {
   int64_t keep = 2;         // how many of the newest stay; 0: all
   int64_t keep_best = 0;    // how many with the lowest validation loss stay besides
   bool at_end = true;
+  bool saves() const { return every_steps > 0 || at_end || keep_best > 0; }
   Consolidated consolidated = Consolidated::none;  // which get a Hugging Face form
 };
 

@@ -108,10 +108,10 @@ DataFault data_fault(const std::string& prefix, const std::string& tokenizer) {
     const std::string stem = fs::path(prefix).replace_extension().string();
     return {
         fmt::format("{} is text; training reads tokens, a .bin and an .idx", prefix),
-        fmt::format("write {}, after making {}.bin and {}.idx with `mtrain data build --input {} "
-                    "--output {} --tokenizer {}`{}",
-                    stem, stem, stem, prefix, stem, tokenizer,
-                    tokenizer == "byte" ? " (byte, or a tokenizer.json)" : "")};
+        fmt::format("first run `mtrain data build --input {} --output {} --tokenizer {}`{}; then "
+                    "write {}",
+                    prefix, stem, tokenizer,
+                    tokenizer == "byte" ? ", or with the model's own tokenizer.json" : "", stem)};
   }
   const std::string missing = prefix + (fs::exists(prefix + ".bin", ignored) ? ".idx" : ".bin");
   std::string reason = fmt::format("there is no file {}", missing);

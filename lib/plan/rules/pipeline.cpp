@@ -219,9 +219,9 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
   if (kind.in_groups && !group)
     diagnostics.require(schedule::legal_rounds(m, l.pp),
                         {words.field, "distributed.pipeline.pp_schedule"},
-                        fmt::format("{} runs its micro-batches in equal rounds of at least pp_size "
-                                    "{}; {} do not make {} equal rounds",
-                                    kind.name, l.pp, count, std::max<int64_t>(1, m / l.pp)),
+                        fmt::format("{1} on pp_size {2} make {3} rounds of {0}, each of at least "
+                                    "{2}, and do not divide into {3} equal ones",
+                                    kind.name, count, l.pp, std::max<int64_t>(1, m / l.pp)),
                         fmt::format("use {}", legal_counts(r, l, words)));
   if (kind.in_groups && group) {
     const std::string groups =

@@ -63,8 +63,8 @@ void check_owners(const Recipe& r, Diagnostics& diagnostics) {
       owned = r.distributed.strategy != recipe::Strategy::ddp;
     diagnostics.require(
         owned, {row.path, "distributed.strategy"},
-        fmt::format("has no effect with strategy {}: {} {} it", strategy, list,
-                    readers.size() == 1 ? "alone reads" : "alone read"),
+        fmt::format("has no effect with strategy {}: only {} {} it", strategy, list,
+                    readers.size() == 1 ? "reads" : "read"),
         fmt::format("remove it, or set distributed.strategy: {}", split(owners, ' ')[0]));
   }
 }
@@ -126,7 +126,8 @@ std::string use_tp(const Recipe& r, const Layout& l) {
   }
   if (sizes.empty()) return "use tp_size 1: no larger one divides heads and width";
   if (!here.empty()) return fmt::format("use tp_size {}", either(here));
-  return fmt::format("use tp_size {}, on a number of ranks that it divides", either(sizes));
+  return fmt::format("use tp_size {}, and a number of ranks that is a multiple of it",
+                     either(sizes));
 }
 
 // Heads and the ffn width must divide over the ranks of tp. The vocabulary is padded so that it

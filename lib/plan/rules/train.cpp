@@ -98,7 +98,7 @@ void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
     diagnostics.require(c.at_end, {field, "checkpoint.at_end"},
                         "final is the checkpoint of the run's end, and at_end: false saves none",
                         "set checkpoint.at_end: true, or save_consolidated: every");
-  else if (!c.at_end && c.every_steps == 0)
+  else if (!c.at_end && c.every_steps == 0 && c.keep_best == 0)
     warn_or_refuse(r, field, "is turned off: no checkpoint is saved", diagnostics);
 }
 

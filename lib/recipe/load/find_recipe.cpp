@@ -131,8 +131,9 @@ std::string find_recipe(const std::string& name, const std::vector<std::string>&
     const std::string stem = fs::path(name).stem().string();
     if (fs::exists(status) || !recipes.contains(stem)) return name;
     diagnostics.add_source(name);
-    diagnostics.add("", "there is no such file",
-                    fmt::format("write {}: a ready recipe goes by its name in any folder", stem));
+    diagnostics.add(
+        "", "there is no such file",
+        fmt::format("write mtrain {}: a ready recipe is named without folder and .yaml", stem));
     return {};
   }
   if (fs::is_regular_file(name + ".yaml", ignored)) return name + ".yaml";

@@ -210,7 +210,10 @@ class Collector {
           "is model: {{from: FOLDER}}",
           node.text);
     if (text && path == "model")
-      return "write model: {from: FOLDER} with the folder of the model; nothing is downloaded";
+      return fmt::format(
+          "fetch it, for example with `hf download {} --local-dir FOLDER`, since nothing is "
+          "downloaded here; then write model: {{from: FOLDER}}",
+          node.text);
     if (text)
       for (const std::string& other : paths_of_word(std::string(last_word(path))))
         if (const SchemaRow* row = find_row(other); row && row->path == other)

@@ -219,14 +219,12 @@ constexpr std::array kForeignKeys{
     ForeignKey{"recipe_args.*", kNone, "it chooses a trainer of AutoModel"},
     ForeignKey{"checkpoint.pretrained_checkpoint", kRefused,
                "checkpoints of Megatron and NeMo cannot be read",
-               "write model.from: a Hugging Face folder, to begin with its weights; or "
-               "checkpoint.load, to continue a run of mtrain",
+               "to begin with weights write model: {from: FOLDER}, a Hugging Face folder, whose "
+               "config.json has the sizes; to continue a run of mtrain write checkpoint.load",
                off},
-    ForeignKey{
-        "checkpoint.finetune", kRefused,
-        "a run that begins with given weights needs no such switch: with model.from it begins "
-        "at step 0, with a new optimizer",
-        "leave it out, and write model.from: a Hugging Face folder", off},
+    ForeignKey{"checkpoint.finetune", kRefused,
+               "is not needed: a run with model.from begins at step 0, with a new optimizer",
+               "leave it out", off},
     ForeignKey{"model.architectures", kNone, "model.architecture names the family"},
     ForeignKey{"model.use_cache", kNone, "training keeps no key-value cache"},
     ForeignKey{"model.output_hidden_states", kNone, "hidden states stay within the model"},

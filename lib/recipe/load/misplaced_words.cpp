@@ -143,11 +143,10 @@ void refuse_other_commands(const std::vector<std::string>& words,
     throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
                     fmt::format("a recipe alone starts its training: write mtrain {}",
                                 recipe.empty() ? "quickstart" : recipe));
-  throw UserError(
-      fmt::format("`{}` is not a command of mtrain", words[0]),
-      fmt::format("write mtrain {} model.from=FOLDER, with the folder of the model to start from; "
-                  "nothing is downloaded",
-                  recipe.empty() ? "sft" : recipe));
+  throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
+                  fmt::format("write mtrain {} model.from=FOLDER, a Hugging Face folder with "
+                              "config.json and safetensors; nothing is downloaded",
+                              recipe.empty() ? "sft" : recipe));
 }
 
 }  // namespace

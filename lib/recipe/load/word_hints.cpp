@@ -17,8 +17,8 @@ constexpr const char* kBatches =
     "`train.micro_batch_size` is the batch of a rank, `train.global_batch_size` that of a step "
     "over all ranks";
 constexpr const char* kAccumulation =
-    "leave it out: it follows, `train.global_batch_size` / (`train.micro_batch_size` x "
-    "data-parallel ranks)";
+    "leave it out: it is `train.global_batch_size` / (`train.micro_batch_size` x data-parallel "
+    "ranks)";
 constexpr const char* kBest =
     "`checkpoint.keep_best`: 1 keeps the checkpoint of the lowest validation loss, as "
     "`checkpoints/best` in the run folder";
@@ -120,7 +120,8 @@ constexpr WordHint kWords[] = {
     {"min_lr_factor", "`lr_scheduler.min_lr` is a rate: factor x `optimizer.lr`"},
     {"min_lr_ratio", "`lr_scheduler.min_lr` is a rate: ratio x `optimizer.lr`"},
     {"min_lr_rate", "`lr_scheduler.min_lr` is a rate: this part x `optimizer.lr`"},
-    {"warmup_ratio", "write `lr_scheduler.warmup_steps`, in steps: ratio x `train.steps`"},
+    {"warmup_ratio",
+     "write `lr_scheduler.warmup_steps`: ratio x the steps, which --dry-run prints"},
     {"num_warmup_steps", "lr_scheduler.warmup_steps"},
     {"warmup_iters", "lr_scheduler.warmup_steps"},
     {"lr_decay_samples", "`lr_scheduler.decay_steps` counts steps"},
