@@ -94,9 +94,10 @@ take() {
 }
 for page in "${pages[@]}"; do
   folder=$(mktemp -d -p "$work")
+  python3 -B scripts/check_docs.py --commands "$page" >"$work/commands"
   while IFS= read -r -d '' place && IFS= read -r -d '' kind && IFS= read -r -d '' text && IFS= read -r -d '' command; do
     take "$place" "$kind" "$text" "$command"
-  done < <(python3 -B scripts/check_docs.py --commands "$page")
+  done <"$work/commands"
   if ! compgen -G "$folder/*.command" >/dev/null; then continue; fi
   git reset --quiet --hard
   git clean -fdxq --exclude=build
@@ -110,6 +111,7 @@ done
 ((ran > 0)) || die "${pages[*]} have no commands"
 # Commands within sentences and tables are fragments, which do not run: their options must exist.
 options=0
+python3 -B scripts/check_docs.py --options "${pages[@]}" >"$work/options"
 while IFS=$'\t' read -r place command option; do
   options=$((options + 1))
   if ((list)); then continue; fi
@@ -118,7 +120,7 @@ while IFS=$'\t' read -r place command option; do
     say "$place: FAILED: '$command' has no option $option"
     failed=$((failed + 1))
   fi
-done < <(python3 -B scripts/check_docs.py --options "${pages[@]}")
+done <"$work/options"
 if ((list)); then verb="to run"; else verb="run, $failed failed"; fi
 say "docs: $ran commands of ${#pages[@]} pages $verb; $not_run marked as not run, $builds build, $before are run first, $options options named in text; $SECONDS s"
 ((failed == 0))

@@ -74,9 +74,6 @@ void build(BuildCommand c) {
 
 void add_build(CLI::App& data) {
   auto* app = data.add_subcommand("build", "turn text or JSON lines into a .bin/.idx token file");
-  app->footer(
-      "  mtrain data build --input corpus.txt --output data/corpus --validation-fraction 0.05\n"
-      "  mtrain data build --input texts.jsonl --output data/texts --tokenizer tokenizer.json");
   auto c = std::make_shared<BuildCommand>();
   app->add_option("--input,-i", c->build.inputs, "text or JSONL files, or folders of them")
       ->required();
@@ -140,7 +137,6 @@ void add_bigram(CLI::App& data) {
     std::string train, valid, tokenizer = "byte";
   };
   auto* app = data.add_subcommand("bigram", "loss of a bigram table: the bar a model has to beat");
-  app->footer("  mtrain data bigram --train data/corpus_train --valid data/corpus_valid");
   auto o = std::make_shared<Options>();
   app->add_option("--train", o->train, "prefix of the training tokens")->required();
   app->add_option("--valid", o->valid, "prefix of the held-out tokens")->required();

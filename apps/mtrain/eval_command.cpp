@@ -49,9 +49,6 @@ std::string json_of(const run::Evaluation& e, const run::EvaluateJob& job) {
 
 void add_eval_command(CLI::App& app) {
   auto* command = app.add_subcommand("eval", "measure how well a trained model predicts a text");
-  command->footer(
-      "  mtrain eval --model runs/NAME --data data/corpus\n"
-      "  mtrain eval --model runs/NAME --data data/corpus --stride 512 --json");
   auto job = std::make_shared<run::EvaluateJob>();
   auto json = std::make_shared<bool>(false);
   command

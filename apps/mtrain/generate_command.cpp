@@ -148,9 +148,6 @@ void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
 
 void add_generate_command(CLI::App& app) {
   auto* command = app.add_subcommand("generate", "continue prompts with a trained model");
-  command->footer(
-      "  mtrain generate --model runs/NAME --prompt 'Once upon a time' --tokens 50\n"
-      "  mtrain generate --model runs/NAME --prompts prompts.txt --num 4 --temperature 0.8");
   auto o = std::make_shared<Options>();
   command
       ->add_option("--model,--run", o->job.model,

@@ -28,9 +28,6 @@ void add_import_command(CLI::App& app) {
   auto* command = app.add_subcommand("import", "read a model of another program");
   command->require_subcommand(1);
   auto* hf = command->add_subcommand("hf", "a Hugging Face folder: config.json and safetensors");
-  hf->footer(
-      "  mtrain import hf FOLDER --output runs/NAME\n"
-      "  mtrain import hf FOLDER --dry-run");
   auto o = std::make_shared<Options>();
   hf->add_option("folder", o->folder, "the folder")->required();
   auto* output = hf->add_option("--output", o->output, "new folder of checkpoints to write");
@@ -62,7 +59,6 @@ void add_export_command(CLI::App& app) {
   auto* command = app.add_subcommand("export", "write a model for other programs");
   command->require_subcommand(1);
   auto* hf = command->add_subcommand("hf", "a folder that transformers loads");
-  hf->footer("  mtrain export hf runs/NAME --output FOLDER");
   auto o = std::make_shared<Options>();
   hf->add_option("run", o->run, "run folder (its newest checkpoint), or one checkpoint")
       ->required();

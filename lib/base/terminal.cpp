@@ -49,8 +49,9 @@ int next_cell(std::string_view text, size_t& at) {
 // Adds `text`, which begins at column `begin` of the last line of `out`. Further lines begin at
 // `indent`.
 void wrap_from(std::string& out, std::string_view text, int begin, int indent, int columns) {
-  while (display_width(text) > columns - begin) {
+  while (true) {
     const size_t most = fit_columns(text, std::max(0, columns - begin)).size();
+    if (most == text.size()) break;
     size_t blank = text.rfind(' ', most);
     if (blank == std::string_view::npos || blank == 0) blank = text.find(' ', 1);
     if (blank == std::string_view::npos) break;

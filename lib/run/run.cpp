@@ -365,7 +365,7 @@ class Training {
                                identity_ ? &*identity_ : nullptr, shown(),
                                saved_loss_ ? evaluated_.result : Evaluation());
     saved_ = trainer_.steps_done();
-    if (evaluated_.result.loss && *loss < lowest_saved_) lowest_saved_ = *loss;
+    if (saved_loss_) lowest_saved_ = std::min(lowest_saved_, evaluated_.result.loss);
     new_best_ = false;
     report_progress();
     shown_no_more();

@@ -95,9 +95,9 @@ expect "a word that is none of a list" 2 "expected one of auto, text, jsonl, got
 expect "an option without its value" 2 "--world-size needs a value" -- "$work/good.yaml" --world-size
 expect "an option twice" 2 "--svg is given 2 times: a, b" "give it once" -- schedule --svg a --svg b
 expect "a flag with a value" 2 "--csv is a flag" -- schedule --csv=maybe
-expect "a missing option" 2 "needs --model" "write mtrain eval --model runs/NAME --data data/corpus" -- eval
+expect "a missing option" 2 "needs --model" "for example mtrain eval --model runs/first" -- eval
 expect "a positional word as an option" 2 "write mtrain export hf RUN --output FOLDER" -- export --model run1 --output hf
-expect "a missing command" 2 "write mtrain export hf runs/NAME --output FOLDER" -- export
+expect "a missing command" 2 "write mtrain export hf runs/first --output hf/first" -- export
 expect "underscores in an option" 0 "dry run on 2 ranks" -- "$work/good.yaml" --dry_run --world_size 2
 expect "underscores in an option of a command" 2 "hint: write --validation-fraction 0.5" -- \
   data build --input x --output y --validation_fraction 2
@@ -152,9 +152,9 @@ expect "NCCL without a GPU" 2 "no GPU" "comm.backend=auto" -- --recipe "$work/go
 expect "print recipe" 0 "# override" "num_layers: 9" -- --recipe "$work/good.yaml" --print-recipe model.num_layers=9
 expect "explain" 0 "default" "1f1b" -- explain distributed.pipeline.pp_schedule
 expect "explain an alias" 0 "distributed.tp_size" -- explain model.tensor_model_parallel_size
-expect "explain another tool's word" 0 "here it is \`optimizer.lr\`" "peak learning rate" -- explain learning_rate
+expect "explain another tool's word" 0 "write \`optimizer.lr\`" "peak learning rate" -- explain learning_rate
 expect "explain a subject" 0 "optimizer.clip_grad" -- explain gradient norm
-expect "a flag of another tool" 2 "learning_rate: there is no such key" "here it is \`optimizer.lr\`" -- \
+expect "a flag of another tool" 2 "learning_rate: there is no such key" "write \`optimizer.lr\`" -- \
   "$work/good.yaml" --dry-run --learning-rate 1e-3
 expect "explain nonsense" 2 "did you mean" -- explain optimizer.lrr
 expect "version" 0 "cpu" "cuda" -- --version

@@ -92,10 +92,10 @@ TEST_CASE("each key of another tool's section gets a hint of its own") {
       "activation_checkpoint: {mode: full}\n");
   CHECK_THAT(all, Contains("training.seq_len: there is no such key\n    hint: ") &&
                       Contains("write `dataset.seq_length`"));
-  CHECK_THAT(all, Contains("training.steps: there is no such key\n    hint: here it is "
+  CHECK_THAT(all, Contains("training.steps: there is no such key\n    hint: write "
                            "`train.steps`"));
   CHECK_THAT(all, Contains("write `distributed.tp_size`"));
-  CHECK_THAT(all, Contains("`recompute.granularity`: full or selective"));
+  CHECK_THAT(all, Contains("write `recompute: full`"));
   CHECK_THAT(told("parallelism: 3\n"), Contains("its settings are in `distributed` here"));
 }
 
