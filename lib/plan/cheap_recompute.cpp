@@ -46,11 +46,12 @@ void resolve_cheap_recompute(const recipe::Recipe& r, int64_t vocab, RunPlan& pl
   }
   estimate(r, vocab, false, plan);
   const double kept = plan.fullest().total();
-  const std::string why =
-      fmt::format(", kept they make it {} of {}", human_bytes(kept), human_bytes(memory));
-  if (kept <= kUsableMemory * memory) return say("kept", why);
+  const auto planned = [&](const char* form) {
+    return fmt::format(fmt::runtime(form), human_bytes(kept), human_bytes(memory));
+  };
+  if (kept <= kUsableMemory * memory) return say("kept", planned(": {} of {} in all"));
   estimate(r, vocab, true, plan);
-  say("computed again", why);
+  say("computed again", planned(", since with them {} of {} would be needed"));
 }
 
 }  // namespace mtrain::plan

@@ -185,7 +185,8 @@ class Training {
   }
 
   void tell_how_to_continue() {
-    if (!screen_ || own_checkpoint_.empty() || trainer_.steps_done() >= plan_.train.steps) return;
+    if (!screen_ || trainer_.steps_done() >= plan_.train.steps) return;
+    if (own_checkpoint_.empty() && trainer_.steps_done() > 0) return;  // nothing is saved
     if (continue_command_.empty())
       return screen_->tell("to continue: the same command with checkpoint.load=latest");
     screen_->tell(

@@ -117,7 +117,7 @@ std::vector<observe::BannerRow> overlap_rows(const plan::Overlap& overlap, Overl
                     fmt::format("{}: {} -> {}, {}", field, row.asked, row.effective, row.reason)});
   }
   if (rows.empty() && which == OverlapRows::active)
-    rows.push_back({overlap_label(which), "none is active; --dry-run says why"});
+    rows.push_back({overlap_label(which), "none is active"});
   return rows;
 }
 
@@ -191,7 +191,10 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
   if (start.samples > 0) rows.push_back({"data", data_text(plan, start)});
   rows.push_back(
       {"steps",
-       fmt::format("{} to {}{}, {} tokens in all", start.steps_done + 1, plan.train.steps,
+       fmt::format("{}{}, {} tokens in all",
+                   start.steps_done < plan.train.steps
+                       ? fmt::format("{} to {}", start.steps_done + 1, plan.train.steps)
+                       : fmt::format("none left of {}", plan.train.steps),
                    plan.train.epochs ? fmt::format(" (train.epochs={:g})", *plan.train.epochs) : "",
                    human_count(tokens))});
   if (const std::string kept = best_text(plan.checkpoint); !kept.empty())

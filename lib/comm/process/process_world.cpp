@@ -1,7 +1,11 @@
 #include "comm/process/process_world.h"
 
+#include <algorithm>
 #include <optional>
 #include <thread>
+#include <vector>
+
+#include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -84,7 +88,7 @@ Token await_token(const ProcessWorldOptions& o, Clock::time_point deadline) {
           fmt::format("rank {} has no token of the job after {:.3g} s (comm.timeout_s): rank 0, "
                       "which makes it, has not started, or made it where this host cannot see it",
                       o.rank, o.timeout.count()),
-          o.token.hint);
+          "start mtrain-launch on host 0 (--node_rank=0) first; " + o.token.hint);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
@@ -160,7 +164,25 @@ void shake_hands(Store& store, const ProcessWorldOptions& o) {
   store.set(fmt::format("arrived/{}", o.rank), kWell);
 }
 
-// Waits until all ranks have arrived. Throws CommError, which names the first rank that has not.
+// Returns "rank 3", or "host 1 of 2 (rank 2, 3)", of the ranks that have not begun; of `rank` alone
+// where all have.
+std::string absent_ranks(Store& store, const ProcessWorldOptions& o, int rank) {
+  std::vector<int> ranks, hosts;
+  for (int r = 0; r < o.size; ++r)
+    if (store.add(begun_key(r), 0) == 0) ranks.push_back(r);
+  if (ranks.empty()) ranks.push_back(rank);
+  const std::string text = ranks.size() > 8
+                               ? fmt::format("rank {} and {} others", ranks[0], ranks.size() - 1)
+                               : fmt::format("rank {}", fmt::join(ranks, ", "));
+  const int all = o.size / std::max(1, o.local_size);
+  if (all <= 1) return text;
+  for (const int r : ranks)
+    if (const int host = r / o.local_size; hosts.empty() || hosts.back() != host)
+      hosts.push_back(host);
+  return fmt::format("host {} of {} ({})", fmt::join(hosts, ", "), all, text);
+}
+
+// Waits until all ranks have arrived. Throws CommError, which names those that have not.
 void await_all(Store& store, const ProcessWorldOptions& o) {
   for (int rank = 0; rank < o.size; ++rank) {
     std::string answer;
@@ -168,11 +190,13 @@ void await_all(Store& store, const ProcessWorldOptions& o) {
     try {
       answer = store.get(fmt::format("arrived/{}", rank));
     } catch (const CommError& e) {
-      if (Clock::now() - begin < rendezvous_time(o))
+      constexpr std::chrono::milliseconds kRounding{100};
+      if (Clock::now() - begin < rendezvous_time(o) - kRounding)
         throw CommError(fmt::format("rank {} did not arrive: {}", rank, e.message()), e.hint());
-      throw CommError(
-          fmt::format("rank {} did not arrive within {:.3g} s", rank, o.timeout.count()),
-          "start mtrain-launch on its host, too; comm.timeout_s says how long ranks wait");
+      throw CommError(fmt::format("{} did not arrive within {:.3g} s", absent_ranks(store, o, rank),
+                                  o.timeout.count()),
+                      "start mtrain-launch on every host, with its own --node_rank; "
+                      "comm.timeout_s says how long ranks wait");
     }
     if (answer != kWell)
       throw CommError(bounded(answer), "start all ranks with the same program and recipe");

@@ -64,7 +64,8 @@ struct CommConfig {
             {.aliases = "dist_env.backend dist.distributed_backend"}},
       Field{"timeout_s",
             &CommConfig::timeout_s,
-            "a collective that takes longer ends the job",
+            "a collective that takes longer ends the job, and so does a start whose ranks do not all "
+            "arrive within this time",
             {.unit = "seconds", .min = 0, .max = 1e8, .above_min = true}},
       Field{"link", &CommConfig::link, "emulate a slower link, to measure what is hidden"}};
 };
