@@ -1,4 +1,5 @@
 #include <unistd.h>
+#include <filesystem>
 #include <memory>
 
 #include <fmt/core.h>
@@ -6,11 +7,13 @@
 
 #include "apps/command_line.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/strings.h"
 #include "base/terminal.h"
 #include "commands.h"
 #include "data/build/build.h"
 #include "data/dataset/bigram.h"
+#include "data/dataset/indexed_dataset.h"
 #include "launch/end_signals.h"
 #include "run/signal_guard.h"
 
@@ -56,6 +59,9 @@ void build(BuildCommand c) {
                                                 {"always", data::BeginOfText::always}});
   c.build.append_eod = !c.no_eod;
   const auto tokenizer = data::load_tokenizer(c.tokenizer, c.eod);
+  for (const std::filesystem::path& prefix : data::output_prefixes(c.build))
+    if (std::error_code error; std::filesystem::exists(data::idx_path(prefix), error))
+      log::info(fmt::format("replaces the tokens of {}", prefix.string()));
   const run::SignalGuard signals;
   const data::BuildResult result =
       build_dataset(c.build, *tokenizer, [&](const data::BuildProgress& p) {
@@ -70,6 +76,10 @@ void build(BuildCommand c) {
         "{}: {} documents, {} tokens{}\n", part.prefix.string(), part.documents, part.tokens,
         c.build.prompt_field.empty() ? "" : fmt::format(", {} of them labels", part.labels)));
   if (result.bad_lines) fmt::print("{} lines were skipped\n", result.bad_lines);
+  if (result.without_token)
+    print_lines(fmt::format("{} without a token: {}\n",
+                            c.build.prompt_field.empty() ? "texts" : "answers",
+                            result.without_token));
 }
 
 void add_build(CLI::App& data) {

@@ -16,11 +16,12 @@ namespace {
 
 // Returns what is said of an input of these bytes.
 std::string refusal(const std::string& bytes, const std::string& name = "a.txt",
-                    int64_t chunk_bytes = 1000) {
+                    int64_t chunk_bytes = 1000, BuildOptions options = {}) {
   const TemporaryFolder folder;
   std::ofstream(folder / name, std::ios::binary) << bytes;
-  const BuildOptions options{
-      .inputs = {folder / name}, .output = folder / "out", .chunk_bytes = chunk_bytes};
+  options.inputs = {folder / name};
+  options.output = folder / "out";
+  options.chunk_bytes = chunk_bytes;
   try {
     build_dataset(options, *make_byte_tokenizer());
   } catch (const UserError& e) {
@@ -28,6 +29,11 @@ std::string refusal(const std::string& bytes, const std::string& name = "a.txt",
     return e.what();
   }
   return "no error";
+}
+
+// The same for JSON lines of a prompt and an answer.
+std::string refusal_of_pairs(const std::string& lines) {
+  return refusal(lines, "a.jsonl", 1000, {.prompt_field = "prompt", .answer_field = "answer"});
 }
 
 }  // namespace
@@ -38,13 +44,14 @@ TEST_CASE("a file of another format is refused with the command that converts it
   };
   const Row rows[] = {
       {std::string("PAR1\x15\x04\x15", 7), "a Parquet file", "read_parquet"},
-      {"\x1F\x8B\x08 rest", "compressed by gzip", "gunzip --keep"},
-      {"\x28\xB5\x2F\xFD rest", "compressed by zstd", "zstd --decompress"},
-      {std::string("\xFD\x37zXZ\0rest", 10), "compressed by xz", "unxz"},
-      {"BZh91AY", "compressed by bzip2", "bunzip2"},
+      {"\x1F\x8B\x08 rest", "compressed by gzip", "gunzip < "},
+      {"\x28\xB5\x2F\xFD rest", "compressed by zstd", "zstd -dc < "},
+      {std::string("\xFD\x37zXZ\0rest", 10), "compressed by xz", "unxz < "},
+      {"BZh91AY&SY", "compressed by bzip2", "bunzip2 < "},
       {"PK\x03\x04rest", "a zip archive", "unzip"},
       {"%PDF-1.7", "a PDF file", "pdftotext"},
-      {std::string("ARROW1\0\0", 8), "an Arrow file", "datasets"},
+      {std::string("ARROW1\0\0", 8), "an Arrow file", "read_feather"},
+      {"\xFF\xFF\xFF\xFF rest", "an Arrow stream", "datasets.Dataset.from_file"},
       {std::string("MMIDIDX\0\0", 9), "an index of token files", "dataset.train"},
       {std::string("\xFF\xFEt\0e\0", 6), "UTF-16 text", "iconv -f UTF-16"},
   };
@@ -52,8 +59,46 @@ TEST_CASE("a file of another format is refused with the command that converts it
     for (const char* name : {"a.txt", "a.jsonl"}) {
       INFO(row.format << " as " << name);
       CHECK_THAT(refusal(row.bytes, name), Contains(name) && Contains("is " + row.format) &&
-                                               Contains("not text") && Contains(row.command));
+                                               Contains(", not ") && Contains(row.command));
     }
+}
+
+TEST_CASE("a text may begin with the letters of a signature") {
+  for (const char* text : {"PAR1 is a receptor", "PAR1\n", "PAR1", "ARROW1 flies", "BZh is short",
+                           "BZh9", "%PDF is a format", "%PDF-", "MMIDIDX begins an index"}) {
+    INFO(text);
+    CHECK(refusal(text) == "no error");
+  }
+}
+
+TEST_CASE("the command that converts a file can be copied") {
+  const TemporaryFolder folder;
+  struct Row {
+    std::string name, bytes, shown;
+  };
+  const Row rows[] = {
+      {"a.jsonl.gz", "\x1F\x8B\x08",
+       "a.jsonl.gz > {}/a.jsonl` converts it; then give --input {}/a.jsonl"},
+      {"a.txt", "\x1F\x8B\x08", "a.txt > {}/a.unpacked.txt`"},
+      {"it's a.gz", "\x1F\x8B\x08", "gunzip < '{}/it'\\''s a.gz' > '{}/it'\\''s a'`"},
+      {"b c.txt", "caf\xE9", "iconv -f ISO-8859-1 -t UTF-8 '{}/b c.txt' > '{}/b c.utf8.txt'`"},
+      {"d.pdf", "%PDF-1.7", "pdftotext {}/d.pdf {}/d.txt`"},
+      {"e f.parquet", "PAR1\x15", "lines=True)\" '{}/e f.parquet' '{}/e f.parquet.jsonl'`"},
+  };
+  for (const Row& row : rows) {
+    INFO(row.name);
+    std::ofstream(folder / row.name, std::ios::binary) << row.bytes;
+    std::string shown = row.shown;
+    const std::string path = folder.path.string();
+    for (size_t at; (at = shown.find("{}")) != std::string::npos;) shown.replace(at, 2, path);
+    const BuildOptions options{.inputs = {folder / row.name}, .output = folder / "out"};
+    CHECK_THROWS_WITH(build_dataset(options, *make_byte_tokenizer()), Contains(shown));
+  }
+  // What the command writes replaces no file.
+  std::ofstream(folder / "a.jsonl") << "{}";
+  const BuildOptions options{.inputs = {folder / "a.jsonl.gz"}, .output = folder / "out"};
+  CHECK_THROWS_WITH(build_dataset(options, *make_byte_tokenizer()),
+                    Contains("/a.unpacked.jsonl` converts it"));
 }
 
 TEST_CASE("bytes that are not text are refused with line and byte, in every chunk") {
@@ -79,12 +124,64 @@ TEST_CASE("a JSON line without the field names the option that reads it") {
              Contains("a conversation (\"messages\") is not read") && Contains("--prompt-field"));
 }
 
+TEST_CASE("a field that is not a text is named with its type") {
+  CHECK_THAT(refusal_of_pairs("{\"prompt\": \"x\", \"answer\": null}\n"),
+             Contains("a.jsonl:1: \"answer\" is null, so there is no string field") &&
+                 Contains("--skip-bad-lines") && !Contains("--json-field"));
+  CHECK_THAT(refusal("{\"text\": [\"x\"]}\n", "a.jsonl"), Contains("\"text\" is an array"));
+  CHECK_THAT(refusal("{\"text\": 1}\n", "a.jsonl"), Contains("\"text\" is a number"));
+}
+
+TEST_CASE("a line that lacks the fields of the lines before it may be skipped") {
+  for (const char* line : {"{\"body\": \"x\"}", "{\"id\": 1}"}) {
+    INFO(line);
+    CHECK_THAT(refusal("{\"text\": \"x\"}\n" + std::string(line), "a.jsonl"),
+               Contains("a.jsonl:2: there is no string field \"text\"") &&
+                   Contains("--skip-bad-lines") && !Contains("--json-field"));
+    CHECK_THAT(refusal("{\"text\": \"x\"}\n" + std::string(line), "a.jsonl", 1),
+               Contains("a.jsonl:2: ") && Contains("--skip-bad-lines"));
+  }
+}
+
+TEST_CASE("no hint for pairs names an option that excludes theirs") {
+  CHECK_THAT(refusal_of_pairs("{\"prompt\": \"x\", \"response\": \"y\"}\n"),
+             Contains("give --prompt-field prompt --answer-field response"));
+  CHECK_THAT(
+      refusal_of_pairs("{\"prompt\": \"x\", \"reply\": \"y\"}\n"),
+      Contains("fields: prompt, reply") && Contains("--answer-field") && !Contains("--json-field"));
+}
+
+TEST_CASE("lines without a token are counted") {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "a.jsonl") << "{\"text\": \"x\"}\n{\"text\": \"\"}\n";
+  const BuildOptions texts{.inputs = {folder / "a.jsonl"}, .output = folder / "out"};
+  CHECK(build_dataset(texts, *make_byte_tokenizer()).without_token == 1);
+  std::ofstream(folder / "b.jsonl") << "{\"prompt\": \"\", \"answer\": \"y\"}\n"
+                                       "{\"prompt\": \"x\", \"answer\": \"\"}\n";
+  const BuildOptions pairs{.inputs = {folder / "b.jsonl"},
+                           .output = folder / "out",
+                           .prompt_field = "prompt",
+                           .answer_field = "answer"};
+  CHECK(build_dataset(pairs, *make_byte_tokenizer()).without_token == 1);
+}
+
+TEST_CASE("one text file from which no document can be held out names the ways to divide it") {
+  CHECK_THAT(refusal("one\n\ntwo\n", "a.txt", 1000, {.validation_fraction = 0.1}),
+             Contains("a text file is one document") && Contains("--validation-split tail") &&
+                 Contains("--split blank-line"));
+  CHECK_THAT(refusal("{\"text\": \"x\"}\n", "a.jsonl", 1000, {.validation_fraction = 0.1}),
+             Contains("a larger input"));
+}
+
 TEST_CASE("a tokenizer is not downloaded by its name") {
   for (const std::string name : {"gpt2", "meta-llama/Llama-3.1-8B"}) {
     INFO(name);
     CHECK_THROWS_WITH(load_tokenizer(name), Contains("there is no file or folder " + name) &&
                                                 Contains("nothing is downloaded") &&
-                                                Contains("hf download"));
+                                                Contains("give \"byte\", a tokenizer.json") &&
+                                                Contains("hf download") && !Contains("mean byte"));
   }
+  CHECK_THROWS_WITH(load_tokenizer("bytes"), Contains("did you mean byte?"));
+  CHECK_THROWS_WITH(load_tokenizer("data/tok"), Contains("a folder that holds one"));
   CHECK_THROWS_WITH(load_tokenizer("./none/tokenizer.json"), !Contains("download"));
 }

@@ -26,7 +26,8 @@ struct Encoded {
   std::vector<uint8_t> labels;  // whether each token counts as a label; empty without a mask
   std::vector<size_t> ends;     // the end of each document in `tokens`; the last may be incomplete
   bool ends_document = true, validation = false;
-  int64_t bytes_through = 0, bad_lines = 0;
+  bool text = false;  // of a text file
+  int64_t bytes_through = 0, bad_lines = 0, without_token = 0;
   // Thrown when this chunk is the next to write, so that the first error of the input is reported.
   std::exception_ptr error;
 };
@@ -36,8 +37,10 @@ struct LineFault {
   std::string why, hint = "mend the line, or leave such lines out: --skip-bad-lines";
 };
 
-// Describes an object that lacks the field which is asked for, and the option that reads it.
-LineFault fault_of_object(const nlohmann::json& object, const std::string& field) {
+// Describes an object without a text in a field which is asked for, and the option that reads it.
+// `pairs`: the fields are those of prompts and answers. `earlier`: lines before it had the fields.
+LineFault fault_of_object(const nlohmann::json& object, const std::string& field, bool pairs,
+                          bool earlier) {
   for (const char* turns : {"messages", "conversations"})
     if (object.contains(turns))
       return {fmt::format("a conversation (\"{}\") is not read", turns),
@@ -51,13 +54,24 @@ LineFault fault_of_object(const nlohmann::json& object, const std::string& field
                                object[longest].get_ref<const std::string&>().size())
       longest = key;
   }
-  LineFault fault{fmt::format("there is no string field \"{}\"", field), ""};
-  if (texts.empty()) {
-    fault.why += ", and the line has no string field at all";
-    fault.hint = "write the text of each line into a field \"text\"";
+  std::string other;  // what the field is instead
+  if (const auto found = object.find(field); found != object.end()) {
+    const std::string type = found->type_name();
+    const char* article = found->is_null() ? "" : type[0] == 'a' || type[0] == 'o' ? "an " : "a ";
+    other = fmt::format("\"{}\" is {}{}, so ", field, article, type);
+  }
+  LineFault fault{fmt::format("{}there is no string field \"{}\"", other, field), ""};
+  fault.why += texts.empty() ? ", and the line has no string field at all"
+                             : "; the line's string fields: " + texts;
+  if (earlier || !other.empty()) {
+    fault.hint = LineFault().hint;
     return fault;
   }
-  fault.why += "; the line's string fields: " + texts;
+  if (texts.empty()) {
+    fault.hint = pairs ? "write a prompt and an answer into each line"
+                       : "write the text of each line into a field \"text\"";
+    return fault;
+  }
   const auto has = [&](const char* name) {
     const auto found = object.find(name);
     return found != object.end() && found->is_string();
@@ -65,18 +79,21 @@ LineFault fault_of_object(const nlohmann::json& object, const std::string& field
   for (const char* prompt : {"prompt", "question", "instruction", "input", "query"})
     for (const char* answer : {"answer", "completion", "response", "output", "target"})
       if (has(prompt) && has(answer)) {
-        fault.hint = fmt::format("add --prompt-field {} --answer-field {}", prompt, answer);
+        fault.hint = fmt::format("{} --prompt-field {} --answer-field {}", pairs ? "give" : "add",
+                                 prompt, answer);
         return fault;
       }
-  fault.hint = "add --json-field " + longest;
+  fault.hint = pairs ? "name the two fields of the line with --prompt-field and --answer-field, or "
+                       "leave such lines out: --skip-bad-lines"
+                     : "add --json-field " + longest;
   return fault;
 }
 
 // Returns the texts of these fields of a JSON line. If the line lacks one, returns nothing and sets
-// `fault`.
+// `fault`. `earlier`: lines before it had the fields.
 std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
                                                       const std::vector<std::string>& fields,
-                                                      LineFault& fault) {
+                                                      bool earlier, LineFault& fault) {
   nlohmann::json value;
   try {
     value = parse_json(line, "the line");
@@ -92,7 +109,7 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
   for (const std::string& field : fields) {
     const auto found = value.find(field);
     if (found == value.end() || !found->is_string()) {
-      fault = fault_of_object(value, field);
+      fault = fault_of_object(value, field, fields.size() == 2, earlier);
       return std::nullopt;
     }
     texts.push_back(std::move(found->get_ref<std::string&>()));
@@ -111,14 +128,11 @@ class Builder {
         fields_(options.prompt_field.empty()
                     ? std::vector{options.json_field}
                     : std::vector{options.prompt_field, options.answer_field}),
-        reader_(options, tokenizer) {
+        reader_(options, tokenizer),
+        prefixes_(output_prefixes(options)) {
     const TokenType type = token_type_for(tokenizer.vocab_size());
-    const bool split = options.validation_fraction > 0;
-    for (const char* suffix : split ? std::vector{"_train", "_valid"} : std::vector{""}) {
-      prefixes_.push_back(options.output);
-      prefixes_.back() += suffix;
-      writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefixes_.back(), type, pairs()));
-    }
+    for (const auto& prefix : prefixes_)
+      writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefix, type, pairs()));
   }
 
   BuildResult run() {
@@ -191,6 +205,7 @@ class Builder {
     out.ends_document = chunk.ends_document;
     out.validation = chunk.validation;
     out.bytes_through = chunk.bytes_through;
+    out.text = chunk.format != InputFormat::jsonl;
     if (chunk.format == InputFormat::jsonl) {
       encode_lines(chunk, out);
     } else if (pairs()) {
@@ -216,12 +231,16 @@ class Builder {
       at = end + 1;
       if (trim(line).empty()) continue;
       LineFault fault;
-      const auto texts = texts_of_line(line, fields_, fault);
+      const bool earlier = chunk.first_line > 1 || !out.ends.empty();
+      const auto texts = texts_of_line(line, fields_, earlier, fault);
       if (texts) {
+        size_t before = 0;  // the text that is learnt: the last
         for (size_t i = 0; i < texts->size(); ++i) {
+          before = out.tokens.size();
           tokenizer_.encode((*texts)[i], out.tokens);
           if (pairs()) out.labels.resize(out.tokens.size(), i == 1);  // the answer
         }
+        out.without_token += out.tokens.size() == before;
         out.ends.push_back(out.tokens.size());
       } else if (options_.skip_bad_lines) {
         ++out.bad_lines;
@@ -251,6 +270,8 @@ class Builder {
       begin = end;
     }
     bad_lines_ += encoded.bad_lines;
+    without_token_ += encoded.without_token;
+    text_ = text_ || encoded.text;
     bytes_ = encoded.bytes_through;
     report();
   }
@@ -291,8 +312,17 @@ class Builder {
     progress_(now);
   }
 
+  std::string hint_for_empty_part() const {
+    if (writers_.size() == 1) return "give an input with text in it";
+    if (text_ && options_.split == DocumentSplit::file &&
+        options_.validation_split == ValidationSplit::documents)
+      return "a text file is one document: add --validation-split tail to hold out the end of the "
+             "input, or --split blank-line for a document between blank lines";
+    return "use a larger input, another fraction, or split off the tail";
+  }
+
   BuildResult finish() {
-    BuildResult result{.bytes = bytes_, .bad_lines = bad_lines_};
+    BuildResult result{.bytes = bytes_, .bad_lines = bad_lines_, .without_token = without_token_};
     for (size_t i = 0; i < writers_.size(); ++i) {
       const BuildResult::Part part{prefixes_[i], writers_[i]->documents(), writers_[i]->tokens(),
                                    writers_[i]->labels()};
@@ -300,8 +330,7 @@ class Builder {
         throw UserError(
             fmt::format("{} would have no document ({} in the input, {} bad lines skipped)",
                         part.prefix.string(), documents_, bad_lines_),
-            writers_.size() == 1 ? "give an input with text in it"
-                                 : "use a larger input, another fraction, or split off the tail");
+            hint_for_empty_part());
       result.parts.push_back(part);
     }
     // All parts are complete on the disk before an older one is replaced.
@@ -323,10 +352,11 @@ class Builder {
   std::map<int64_t, Encoded> waiting_;
   bool stop_ = false;
   std::exception_ptr error_;
-  std::vector<std::filesystem::path> prefixes_;
+  const std::vector<std::filesystem::path> prefixes_;
   std::vector<std::unique_ptr<IndexedDatasetWriter>> writers_;
   IndexedDatasetWriter* open_ = nullptr;  // the part to which the open document goes
-  int64_t documents_ = 0, bytes_ = 0, bad_lines_ = 0;
+  bool text_ = false;                     // a part of the input is a text file
+  int64_t documents_ = 0, bytes_ = 0, bad_lines_ = 0, without_token_ = 0;
 };
 
 void check(const BuildOptions& o, const Tokenizer& tokenizer) {
@@ -353,6 +383,16 @@ void check(const BuildOptions& o, const Tokenizer& tokenizer) {
 }
 
 }  // namespace
+
+std::vector<std::filesystem::path> output_prefixes(const BuildOptions& options) {
+  std::vector<std::filesystem::path> prefixes;
+  const bool split = options.validation_fraction > 0;
+  for (const char* suffix : split ? std::vector{"_train", "_valid"} : std::vector{""}) {
+    prefixes.push_back(options.output);
+    prefixes.back() += suffix;
+  }
+  return prefixes;
+}
 
 BuildResult build_dataset(const BuildOptions& options, const Tokenizer& tokenizer,
                           const std::function<void(const BuildProgress&)>& progress) {

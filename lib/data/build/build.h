@@ -65,7 +65,11 @@ struct BuildResult {
   };
   std::vector<Part> parts;  // one, or {train, valid}
   int64_t bytes = 0, bad_lines = 0;
+  int64_t without_token = 0;  // JSON lines whose text, or answer, has no token
 };
+
+// Returns the prefixes of the token files that the options ask for: one, or {train, valid}.
+std::vector<std::filesystem::path> output_prefixes(const BuildOptions& options);
 
 // Builds the token files of `options.inputs`. Memory is bounded by threads * chunk_bytes, and by
 // the longest JSON line or the longest document that the tokenizer cannot cut

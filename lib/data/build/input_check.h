@@ -7,7 +7,7 @@
 
 namespace mtrain::data {
 
-inline constexpr size_t kSignatureBytes = 8;  // that the longest known signature has
+inline constexpr size_t kSignatureBytes = 9;  // that tell every known format
 
 // Throws UserError if the file begins with the signature of another format, such as Parquet or
 // gzip. The message names the command that converts it.

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/regular_file.h"
+#include "base/strings.h"
 
 namespace mtrain::data {
 namespace fs = std::filesystem;
@@ -50,9 +51,10 @@ namespace {
   if (repository)
     throw UserError(
         fmt::format("there is no file or folder {}, and nothing is downloaded", name),
-        fmt::format("`hf download {} tokenizer.json tokenizer_config.json --local-dir "
-                    "tokenizer` fetches it into the folder tokenizer; then give that folder",
-                    name));
+        fmt::format("{}give \"byte\", a tokenizer.json or a folder that holds one. If it is a "
+                    "model of the Hub, `hf download {} tokenizer.json tokenizer_config.json "
+                    "--local-dir tokenizer` fetches it into the folder tokenizer",
+                    nearest(name, {"byte"}).empty() ? "" : "did you mean byte? ", name));
   throw UserError(fmt::format("no tokenizer at {}", name),
                   "give \"byte\", a tokenizer.json or a folder that holds one");
 }
