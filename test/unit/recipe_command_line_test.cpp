@@ -7,6 +7,7 @@
 
 using namespace mtrain;
 using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
 
 namespace {
 
@@ -100,6 +101,44 @@ TEST_CASE("options of the launcher go before the recipe") {
              Contains("mtrain-launch --nnodes=2 --node_rank=1 r.yaml"));
   CHECK_THAT(refusal({"r.yaml", "--standalone", "launch.env.TOKEN=abc"}),
              Contains("mtrain-launch --standalone r.yaml launch.env.TOKEN=..."));
+  CHECK_THAT(refusal({"--nproc_per_node", "r.yml", "a=[1, 2]"}),
+             Contains("mtrain-launch --nproc_per_node=2 r.yml 'a=[1, 2]'"));
+  CHECK_THAT(refusal({"quickstart", "--rdzv_conf", "rank=1", "--master_addr", "node0"}),
+             Contains("mtrain-launch --rdzv_conf=rank=1 --master_addr=node0 quickstart"));
+  CHECK_THAT(refusal({"--nnodes", "2", "a.b=1"}),
+             Contains("mtrain-launch --nnodes=2 RECIPE a.b=1"));
+}
+
+TEST_CASE("a hint keeps the options that the launcher was given") {
+  const std::string launcher = "mtrain-launch --nproc_per_node=8";
+  CHECK_THROWS_WITH(
+      recipe::refuse_misplaced({"r.yaml", "--nnodes", "2", "--node_rank", "0"}, {}, launcher),
+      Contains("write it before the recipe: mtrain-launch --nproc_per_node=8 --nnodes=2 "
+               "--node_rank=0 r.yaml"));
+  CHECK_THROWS_WITH(recipe::refuse_misplaced({"r.yaml", "--gpus", "4"}, {}, launcher),
+                    EndsWith("write mtrain-launch --nproc_per_node=8 r.yaml"));
+  CHECK_THROWS_WITH(recipe::refuse_misplaced({"--cfg", "r.yaml", "a.b=1"}, {}, launcher),
+                    EndsWith("write mtrain-launch --nproc_per_node=8 r.yaml a.b=1"));
+}
+
+TEST_CASE("a number of ranks is taken over if the launcher takes it") {
+  struct Row {
+    Words words;
+    const char* hint;
+  };
+  for (const Row& row :
+       {Row{{"r.yaml", "--gpus", "4", "a.b=1"}, "--nproc_per_node=4 r.yaml a.b=1"},
+        Row{{"r.yaml", "--gpus", "0,1"}, "--nproc_per_node=2 r.yaml"},
+        Row{{"r.yaml", "--gpus=0,1,2,3"}, "--nproc_per_node=4 r.yaml"},
+        Row{{"r.yaml", "--gpus=-1"}, "--nproc_per_node=2 r.yaml"},
+        Row{{"r.yaml", "--gpus", "-1"}, "--nproc_per_node=2 r.yaml"},
+        Row{{"--gpus", "r.yml"}, "--nproc_per_node=2 r.yml"},
+        Row{{"--gpus", "quickstart", "--dry-run"}, "--nproc_per_node=2 quickstart --dry-run"},
+        Row{{"--gpus", "auto", "r.yaml"}, "--nproc_per_node=auto r.yaml"},
+        Row{{"--gpus", "4", "base=r.yaml"}, "--nproc_per_node=4 RECIPE base=r.yaml"}}) {
+    CAPTURE(row.words);
+    CHECK_THAT(refusal(row.words), EndsWith(std::string("write mtrain-launch ") + row.hint));
+  }
 }
 
 TEST_CASE("options and commands of other tools lead to mtrain's") {
@@ -121,6 +160,12 @@ TEST_CASE("options and commands of other tools lead to mtrain's") {
              Contains("`llm` is not a command") && Contains("write mtrain sft model.from=FOLDER"));
   CHECK_THAT(refusal({"pretrain", "r.yaml"}), Contains("write mtrain r.yaml"));
   CHECK_THAT(refusal({"run"}), Contains("write mtrain quickstart"));
+  CHECK_THAT(refusal({"run", "r.yaml", "a.b=1"}), Contains("write mtrain r.yaml a.b=1"));
+  CHECK_THAT(refusal({"--cfg=r.yaml", "a.b=1"}), Contains("write mtrain r.yaml a.b=1"));
+  CHECK_THAT(refusal({"resume", "runs/x"}),
+             Contains("write mtrain RECIPE checkpoint.load=latest train.run_dir=runs/x"));
+  CHECK_THAT(refusal({"continue", "r.yaml"}),
+             EndsWith("write mtrain r.yaml checkpoint.load=latest"));
   CHECK(read({"r.yaml", "finetune=true"}).size() == 3);
 }
 

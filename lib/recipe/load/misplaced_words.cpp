@@ -1,7 +1,9 @@
 #include "recipe/load/misplaced_words.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -14,10 +16,21 @@
 namespace mtrain::recipe {
 namespace {
 
-constexpr std::string_view kLauncher[] = {
-    "nproc_per_node", "nnodes",           "node_rank",    "master_addr", "master_port",
-    "standalone",     "rdzv_endpoint",    "rdzv_backend", "rdzv_id",     "rdzv_conf",
-    "max_restarts",   "monitor_interval", "start_method", "local_addr",  "local_ranks_filter"};
+// What the launcher's options take: nothing, a number or a word for one, a word, or key=value.
+enum class Takes { nothing, number, word, pairs };
+struct LauncherOption {
+  std::string_view name;
+  Takes takes;
+};
+constexpr LauncherOption kLauncher[] = {
+    {"nproc_per_node", Takes::number},  {"nnodes", Takes::number},
+    {"node_rank", Takes::number},       {"master_addr", Takes::word},
+    {"master_port", Takes::number},     {"standalone", Takes::nothing},
+    {"rdzv_endpoint", Takes::word},     {"rdzv_backend", Takes::word},
+    {"rdzv_id", Takes::word},           {"rdzv_conf", Takes::pairs},
+    {"max_restarts", Takes::number},    {"monitor_interval", Takes::number},
+    {"start_method", Takes::word},      {"local_addr", Takes::word},
+    {"local_ranks_filter", Takes::word}};
 
 enum class Meant { ranks, recipe };
 struct OtherOption {
@@ -46,7 +59,7 @@ constexpr OtherOption kOtherOptions[] = {{"-n", Meant::ranks},
                                          {"--cfg", Meant::recipe},
                                          {"--yaml", Meant::recipe}};
 
-enum class Verb { train, tune };
+enum class Verb { train, tune, resume };
 struct OtherCommand {
   std::string_view name;
   Verb verb;
@@ -55,7 +68,8 @@ constexpr OtherCommand kOtherCommands[] = {
     {"run", Verb::train},      {"pretrain", Verb::train}, {"fit", Verb::train},
     {"launch", Verb::train},   {"start", Verb::train},    {"llm", Verb::tune},
     {"vlm", Verb::tune},       {"finetune", Verb::tune},  {"fine-tune", Verb::tune},
-    {"fine_tune", Verb::tune}, {"sft", Verb::tune},       {"tune", Verb::tune}};
+    {"fine_tune", Verb::tune}, {"sft", Verb::tune},       {"tune", Verb::tune},
+    {"resume", Verb::resume},  {"continue", Verb::resume}};
 
 std::string with_underscores(std::string_view word) {
   std::string name(word.substr(0, word.find('=')));
@@ -66,69 +80,130 @@ std::string with_underscores(std::string_view word) {
 
 bool is_option(std::string_view word) { return word.size() > 1 && word[0] == '-'; }
 
-// Returns the value of the option at `i`, which may be the next word; then `i` becomes that word.
-std::string value_at(const std::vector<std::string>& words, size_t& i) {
+bool is_setting(std::string_view word) {
+  return !is_option(word) && (word.starts_with('~') || word.find('=') != std::string::npos);
+}
+bool is_file_of_recipe(std::string_view word) {
+  return word.ends_with(".yaml") || word.ends_with(".yml");
+}
+
+// Whether the launcher takes it as a number of ranks.
+bool is_ranks(std::string_view word) {
+  if (word == "auto" || word == "gpu" || word == "cpu") return true;
+  return !word.empty() && word.find_first_not_of("0123456789") == std::string::npos &&
+         word.find_first_not_of('0') != std::string::npos;
+}
+// Whether it is one number, or a list of them: 4, -1, 0,1 or 1:2.
+bool is_numeric(std::string_view word) {
+  return !word.empty() && word.find_first_not_of("0123456789,-:.") == std::string::npos;
+}
+
+// Returns the value of the option at `i`, which may be the next word if `accepts` allows it; then
+// `i` becomes that word.
+template <class Accepts>
+std::string value_at(const std::vector<std::string>& words, size_t& i, Accepts accepts) {
   if (const size_t equals = words[i].find('='); equals != std::string::npos)
     return words[i].substr(equals + 1);
-  const bool next = i + 1 < words.size() && !is_option(words[i + 1]) &&
-                    words[i + 1].find('=') == std::string::npos && !words[i + 1].ends_with(".yaml");
-  return next ? words[++i] : "";
+  return i + 1 < words.size() && accepts(words[i + 1]) ? words[++i] : "";
 }
 
 // Returns the words as a shell reads them, each after a space.
 std::string typed(const std::vector<std::string>& words) {
+  constexpr std::string_view kSpecial = " \t\n;{}[]()<>|&$*?!#`\"\\'";
   std::string text;
-  for (const std::string& word : without_secrets(words))
-    text +=
-        word.find_first_of(" ;{[$*") == std::string::npos ? " " + word : fmt::format(" '{}'", word);
+  for (const std::string& word : without_secrets(words)) {
+    text += ' ';
+    if (!word.empty() && word.find_first_of(kSpecial) == std::string::npos) {
+      text += word;
+      continue;
+    }
+    text += '\'';
+    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    text += '\'';
+  }
   return text;
 }
 
 std::string recipe_among(const std::vector<std::string>& words) {
   for (const std::string& word : words) {
+    if (is_setting(word)) continue;
     const std::string value = is_option(word) && word.find('=') != std::string::npos
                                   ? word.substr(word.find('=') + 1)
                                   : word;
-    if (value.ends_with(".yaml") || value.ends_with(".yml")) return value;
+    if (is_file_of_recipe(value)) return value;
   }
   return {};
 }
 
-void refuse_launcher_options(const std::vector<std::string>& words) {
-  std::string name, moved;
-  std::vector<std::string> rest;
+// Returns the words of a training as they are typed, and a place for its recipe if none is given.
+std::string training(const std::vector<std::string>& words) {
+  const bool has_recipe =
+      !recipe_among(words).empty() || std::ranges::any_of(words, [](const std::string& word) {
+        return word.starts_with("--recipe=") || word.starts_with("--config=") ||
+               (!is_option(word) && !is_setting(word) && !is_numeric(word) && word != "train");
+      });
+  return (has_recipe ? "" : " RECIPE") + typed(words);
+}
+
+void refuse_launcher_options(const std::vector<std::string>& words, const std::string& launcher) {
+  std::string name;
+  std::vector<std::string> rest, moved;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string option = with_underscores(words[i]);
-    if (!option.starts_with("--") || std::ranges::count(kLauncher, option.substr(2)) == 0) {
+    const auto row = std::ranges::find_if(kLauncher, [&](const LauncherOption& known) {
+      return option.starts_with("--") && option.substr(2) == known.name;
+    });
+    if (row == std::end(kLauncher)) {
       rest.push_back(words[i]);
       continue;
     }
     if (name.empty()) name = words[i].substr(0, words[i].find('='));
-    const std::string value = option == "--standalone" ? "" : value_at(words, i);
-    moved += " " + option + (value.empty() ? "" : "=" + value);
+    const std::string value = value_at(words, i, [&](const std::string& next) {
+      if (row->takes == Takes::number) return is_numeric(next) || is_ranks(next);
+      return row->takes != Takes::nothing && !is_option(next) && !is_file_of_recipe(next) &&
+             (row->takes == Takes::pairs || !is_setting(next));
+    });
+    const bool ranks = row->name == "nproc_per_node" && value.empty();
+    moved.push_back(option + (ranks ? "=2" : value.empty() ? "" : "=" + value));
   }
   if (!name.empty())
-    throw UserError(fmt::format("{} is an option of mtrain-launch", name),
-                    fmt::format("write it before the recipe: mtrain-launch{}{}", moved,
-                                rest.empty() ? " RECIPE" : typed(rest)));
+    throw UserError(
+        fmt::format("{} is an option of mtrain-launch", name),
+        fmt::format("write it before the recipe: {}{}{}", launcher, typed(moved), training(rest)));
 }
 
-void refuse_other_options(const std::vector<std::string>& words) {
+// Returns the number of ranks that the value of another tool's option asks for.
+std::string ranks_of(const std::string& value) {
+  if (is_ranks(value)) return value;
+  const bool list = is_numeric(value) && value.find(',') != std::string::npos;
+  return list ? std::to_string(1 + std::ranges::count(value, ',')) : "2";
+}
+
+void refuse_other_options(const std::vector<std::string>& words, const std::string& launcher) {
   for (size_t i = 0; i < words.size(); ++i) {
     const auto row =
         std::ranges::find(kOtherOptions, with_underscores(words[i]), &OtherOption::name);
     if (row == std::end(kOtherOptions)) continue;
     const std::string name = words[i].substr(0, words[i].find('='));
-    const std::string recipe = recipe_among(words), value = value_at(words, i);
-    if (row->meant == Meant::ranks)
-      throw UserError(fmt::format("{}: no such option", name),
-                      fmt::format("did you mean --nproc_per_node? write mtrain-launch "
-                                  "--nproc_per_node={} {}",
-                                  value.empty() ? "2" : value, recipe.empty() ? "RECIPE" : recipe));
-    const std::string file = value.empty() ? recipe : value;
-    throw UserError(
-        fmt::format("{}: no such option", name),
-        fmt::format("did you mean --config? write mtrain {}", file.empty() ? "RECIPE" : file));
+    std::vector<std::string> rest{words.begin(), words.begin() + long(i)};
+    std::string value = value_at(words, i, [&](const std::string& next) {
+      return row->meant == Meant::ranks ? is_numeric(next) || is_ranks(next)
+                                        : !is_option(next) && !is_setting(next);
+    });
+    rest.insert(rest.end(), words.begin() + long(i) + 1, words.end());
+    if (row->meant == Meant::ranks) {
+      if (is_file_of_recipe(value)) rest.insert(rest.begin(), std::exchange(value, ""));
+      const bool known = launcher.find("--nproc") != std::string::npos;
+      throw UserError(
+          fmt::format("{}: no such option", name),
+          fmt::format("did you mean --nproc_per_node? write {}{}{}", launcher,
+                      known ? "" : " --nproc_per_node=" + ranks_of(value), training(rest)));
+    }
+    if (!value.empty()) rest.insert(rest.begin(), value);
+    const bool alone = launcher == kLauncherProgram;
+    throw UserError(fmt::format("{}: no such option", name),
+                    fmt::format("did you mean --config? write {}{}", alone ? "mtrain" : launcher,
+                                training(rest)));
   }
 }
 
@@ -139,10 +214,21 @@ void refuse_other_commands(const std::vector<std::string>& words,
   Diagnostics ignored;
   if (row == std::end(kOtherCommands) || !find_recipe(words[0], folders, ignored).empty()) return;
   const std::string recipe = recipe_among(words);
+  std::vector<std::string> settings;
+  std::ranges::copy_if(words, std::back_inserter(settings), is_setting);
   if (row->verb == Verb::train)
     throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
-                    fmt::format("a recipe alone starts its training: write mtrain {}",
-                                recipe.empty() ? "quickstart" : recipe));
+                    fmt::format("a recipe alone starts its training: write mtrain {}{}",
+                                recipe.empty() ? "quickstart" : recipe, typed(settings)));
+  if (row->verb == Verb::resume) {
+    const bool folder = words.size() > 1 && !is_option(words[1]) && !is_setting(words[1]) &&
+                        !is_file_of_recipe(words[1]);
+    throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
+                    fmt::format("a run continues by the command that began it: write mtrain {}{} "
+                                "checkpoint.load=latest{}",
+                                recipe.empty() ? "RECIPE" : recipe, typed(settings),
+                                folder ? typed({"train.run_dir=" + words[1]}) : ""));
+  }
   throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
                   fmt::format("write mtrain {} model.from=FOLDER, a Hugging Face folder with "
                               "config.json and safetensors; nothing is downloaded",
@@ -152,9 +238,9 @@ void refuse_other_commands(const std::vector<std::string>& words,
 }  // namespace
 
 void refuse_misplaced(const std::vector<std::string>& words,
-                      const std::vector<std::string>& folders) {
-  refuse_launcher_options(words);
-  refuse_other_options(words);
+                      const std::vector<std::string>& folders, const std::string& launcher) {
+  refuse_launcher_options(words, launcher);
+  refuse_other_options(words, launcher);
   refuse_other_commands(words, folders);
 }
 
