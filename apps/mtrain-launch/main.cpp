@@ -14,6 +14,7 @@
 #include "apps/command_line.h"
 #include "base/error.h"
 #include "base/standard_streams.h"
+#include "base/strings.h"
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
 #include "interchange/export.h"
@@ -48,9 +49,19 @@ bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "m
 
 std::vector<std::string> folders_of_recipes() { return recipe::recipe_folders(own_path()); }
 
+// Whether a rank can start the word as a program: a path, or the name of one on PATH.
+bool is_program(const std::string& word) {
+  if (access(word.c_str(), X_OK) == 0) return true;
+  const char* path = word.find('/') == std::string::npos ? std::getenv("PATH") : nullptr;
+  return path && std::ranges::any_of(split(path, ':'), [&](const std::string& folder) {
+           const fs::path program = fs::path(folder.empty() ? "." : folder) / word;
+           return access(program.c_str(), X_OK) == 0;
+         });
+}
+
 // Refuses a Python script, which torchrun would start.
 void refuse_script(const std::string& launcher, const std::vector<std::string>& rest) {
-  if (rest.empty() || !rest[0].ends_with(".py") || access(rest[0].c_str(), X_OK) == 0) return;
+  if (rest.empty() || !rest[0].ends_with(".py") || is_program(rest[0])) return;
   std::string words;
   const bool recipe = rest.size() > 1 && (rest[1].ends_with(".yaml") || rest[1].ends_with(".yml"));
   for (size_t i = recipe ? 1 : 0; i < rest.size(); ++i) words += " " + rest[i];
@@ -94,6 +105,7 @@ Training training_of(const std::vector<std::string>& command, const std::string&
   const std::vector<std::string> given{command.begin() + 1, command.end()};
   const auto folders = folders_of_recipes();
   if (!recipe::begins_training(given, folders)) return t;
+  recipe::refuse_misplaced(given, folders, launcher);  // train_words() knows no launcher's options
   const std::vector<std::string> words = recipe::train_words(given, folders);
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];

@@ -207,10 +207,10 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
   if (a.node >= a.nodes)
     throw UserError(fmt::format("--node_rank={} is beyond the last of {} hosts", a.node, a.nodes),
                     "hosts are numbered from 0");
-  if (!w.master_addr.empty()) a.master_addr = launch::parse_host(w.master_addr);
+  if (!w.master_addr.empty()) a.master_addr = launch::parse_host("--master_addr", w.master_addr);
   if (w.master_addr.empty() && !w.local_addr.empty()) {
     if (a.node == 0)
-      a.master_addr = launch::parse_host(w.local_addr);
+      a.master_addr = launch::parse_host("--local_addr", w.local_addr);
     else
       o.warnings.push_back("--local_addr has no effect: only host 0 is connected to");
   }
@@ -225,7 +225,8 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
   if (a.nodes == 1) return;
   // On one machine, --local_addr says that the loopback address is meant.
   const bool given = !(w.master_addr.empty() && w.endpoint.empty());
-  if (given && is_loopback(a.master_addr) && !is_loopback(launch::parse_host(w.local_addr)))
+  if (given && is_loopback(a.master_addr) &&
+      !is_loopback(launch::parse_host("--local_addr", w.local_addr)))
     throw UserError(
         fmt::format("{} is each of the {} hosts itself, so that they would never meet",
                     a.master_addr, a.nodes),

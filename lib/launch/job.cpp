@@ -138,7 +138,8 @@ Job read_job(bool by_hand) {
   const auto id = variable(l->job), step = variable(l->step);
   job.master_port = port_of_job(id.value_or("") + (step ? "." + *step : ""));
   if (const auto master = master_of(*l, job)) job.master_addr = *master;
-  if (const auto address = variable("MASTER_ADDR")) job.master_addr = parse_host(*address);
+  if (const auto address = variable("MASTER_ADDR"))
+    job.master_addr = parse_host("MASTER_ADDR", *address);
   if (variable("MASTER_PORT")) {
     job.master_port = uint16_t(number("MASTER_PORT", 1, 65535));
     // torchrun's own store uses that port.

@@ -51,7 +51,7 @@ Endpoint parse_endpoint(const std::string& text) {
   return endpoint;
 }
 
-std::string parse_host(const std::string& text) {
+std::string parse_host(const std::string& source, const std::string& text) {
   const bool brackets = text.size() > 2 && text.front() == '[' && text.back() == ']';
   if (brackets) return text.substr(1, text.size() - 2);
   // The parts of a URL around host and port, which some tools take.
@@ -67,10 +67,14 @@ std::string parse_host(const std::string& text) {
     host.resize(host.find(':'));
   }
   if (host == text) return host;
+  const bool option = source.starts_with("--");  // else a variable of the environment
+  const char equals = option ? ' ' : '=';
   throw UserError(
-      fmt::format("--master_addr={} is not a host: it takes a host without a port", text),
-      fmt::format("write --master_addr {}{}", host.empty() ? "HOST" : host,
-                  port.empty() ? "" : " --master_port " + port));
+      fmt::format("{}={} is not a host: it takes a host without a port", source, text),
+      fmt::format("write {}{}{}{}", source, equals, host.empty() ? "HOST" : host,
+                  port.empty() ? ""
+                               : fmt::format(" {}{}{}", option ? "--master_port" : "MASTER_PORT",
+                                             equals, port)));
 }
 
 int parse_nodes(const std::string& text) {

@@ -19,8 +19,9 @@ struct Endpoint {
 // --rdzv_endpoint: host, host:port, [address]:port, or an address of IPv6 in brackets.
 Endpoint parse_endpoint(const std::string& text);
 
-// --master_addr: a host, or an address of IPv6, which torchrun's users write in brackets.
-std::string parse_host(const std::string& text);
+// A host, or an address of IPv6, which torchrun's users write in brackets. `source` is what holds
+// the text: --master_addr, --local_addr, or the variable MASTER_ADDR.
+std::string parse_host(const std::string& source, const std::string& text);
 
 // --nnodes: N, or N:N.
 int parse_nodes(const std::string& text);

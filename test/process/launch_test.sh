@@ -347,6 +347,13 @@ refuses "a misspelt option of mtrain" "did you mean --dry-run?" --nproc_per_node
 (($(grep -c error "$work/out") == 1)) || fail "a misspelt option: told more than once"
 refuses "a script" "write mtrain-launch --nproc_per_node 2 python3 $work/train.py" --nproc_per_node 2 "$work/train.py"
 refuses "a script before the recipe" "write mtrain-launch $work/r.yaml" "$work/train.py" "$work/r.yaml"
+mkdir -p "$work/bin" && printf '#!/bin/sh\necho tool\n' >"$work/bin/tool.py" && chmod +x "$work/bin/tool.py"
+PATH="$work/bin:$PATH" timeout 60 "$launch" --nproc_per_node=1 tool.py >"$work/out" 2>&1 || fail "a script on PATH"
+says "a script on PATH" tool
+refuses "an option after the recipe, beside others" "mtrain-launch --nproc_per_node=8 --nnodes=2 --node_rank=0 $work/r.yaml" \
+  --nproc_per_node=8 "$work/r.yaml" --nnodes 2 --node_rank 0
+refuses "a port in the local address" "--local_addr=127.0.0.1:1 is not a host" --nnodes=2 --node_rank=0 --local_addr=127.0.0.1:1 \
+  "$work/r.yaml"
 refuses "a port that is none" "master_port: expected" --master_port=many "$work/r.yaml"
 refuses "blanks in a setting" "no spaces around" --nproc_per_node=1 "$work/r.yaml" optimizer.lr = 1
 for words in "$work/r.yaml" "-c $work/r.yaml" "train $work/r.yaml"; do

@@ -34,18 +34,25 @@ TEST_CASE("an endpoint is a host with or without a port") {
 TEST_CASE("the address of rank 0 has neither a port nor a path") {
   for (const char* text : {"node0", "10.0.0.1", "::1", "fe80::1%eth0", "node0.example.org"}) {
     INFO(text);
-    CHECK(parse_host(text) == text);
+    CHECK(parse_host("--master_addr", text) == text);
   }
-  CHECK(parse_host("[::1]") == "::1");
+  CHECK(parse_host("--master_addr", "[::1]") == "::1");
   for (const char* text : {"10.0.0.1:29511", "http://10.0.0.1:29511", "tcp://10.0.0.1:29511/x"}) {
     INFO(text);
-    CHECK_THROWS_WITH(parse_host(text),
+    CHECK_THROWS_WITH(parse_host("--master_addr", text),
                       Contains("takes a host without a port") &&
                           Contains("write --master_addr 10.0.0.1 --master_port 29511"));
   }
-  CHECK_THROWS_WITH(parse_host("[::1]:29511"),
+  CHECK_THROWS_WITH(parse_host("--master_addr", "[::1]:29511"),
                     Contains("write --master_addr ::1 --master_port 29511"));
-  CHECK_THROWS_WITH(parse_host("node0/x"), Contains("write --master_addr node0"));
+  CHECK_THROWS_WITH(parse_host("--master_addr", "node0/x"), Contains("write --master_addr node0"));
+  // The message names what holds the address.
+  CHECK_THROWS_WITH(parse_host("--local_addr", "node0:1"),
+                    Contains("--local_addr=node0:1 is not a host") &&
+                        Contains("write --local_addr node0 --master_port 1"));
+  CHECK_THROWS_WITH(parse_host("MASTER_ADDR", "node0:1"),
+                    Contains("MASTER_ADDR=node0:1 is not a host") &&
+                        Contains("write MASTER_ADDR=node0 MASTER_PORT=1"));
 }
 
 TEST_CASE("a number of hosts is fixed") {
