@@ -101,7 +101,7 @@ std::string help_of(const CLI::App& command) {
 struct OtherOption {
   std::string_view command, name, hint;
 };
-// The options of Megatron's preprocess_data.py.
+// The options of Megatron's preprocess_data.py, and those by which other tools bound a text.
 constexpr OtherOption kOtherOptions[] = {
     {"mtrain data build", "--output-prefix", "did you mean --output?"},
     {"mtrain data build", "--json-keys", "did you mean --json-field?"},
@@ -121,6 +121,10 @@ constexpr OtherOption kOtherOptions[] = {
     {"mtrain data build", "--append-bos", "did you mean --bos always?"},
     {"mtrain data build", "--dataset-impl", "leave it out: the files are .bin and .idx"},
     {"mtrain data build", "--log-interval", "leave it out: progress is shown on a terminal"},
+    {"mtrain generate", "--max-new-tokens", "did you mean --tokens?"},
+    {"mtrain generate", "--max-tokens", "did you mean --tokens?"},
+    {"mtrain generate", "--max-length", "did you mean --tokens? it counts the added tokens alone"},
+    {"mtrain generate", "--length", "did you mean --tokens?"},
     {"mtrain export", "--model", "write mtrain export hf RUN --output FOLDER"},
     {"mtrain export hf", "--model", "write mtrain export hf RUN --output FOLDER"},
     {"mtrain export", "--output", "write mtrain export hf RUN --output FOLDER"},

@@ -124,6 +124,10 @@ function __mtrain_words
   if string match -q -- '*mtrain-launch' $words[1]
     $words[1] --help 2>/dev/null | string match -ar -- '--[a-z][a-z_-]*'
   end
+  switch "$command"
+    case timeline watch
+      __fish_complete_path $current
+  end
 end
 complete -c mtrain -f -a '(__mtrain_words)'
 complete -c mtrain-launch -f -a '(__mtrain_words)'

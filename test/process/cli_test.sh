@@ -101,6 +101,9 @@ expect "a missing command" 2 "write mtrain export hf runs/first --output hf/firs
 expect "underscores in an option" 0 "dry run on 2 ranks" -- "$work/good.yaml" --dry_run --world_size 2
 expect "underscores in an option of a command" 2 "hint: write --validation-fraction 0.5" -- \
   data build --input x --output y --validation_fraction 2
+expect "another tool's name for the number of tokens" 2 "generate has no such option" "did you mean --tokens?" -- \
+  generate --model x --prompt a --max_new_tokens 5
+expect "a command that continues a run" 2 "write mtrain RECIPE checkpoint.load=latest train.run_dir=runs/x" -- resume runs/x
 expect "an option of preprocess_data.py" 2 "did you mean --threads?" -- data build --input x --output y --workers 4
 expect "a recipe by other ways" 0 "dry run on 2 ranks" -- train "$work/good.yaml" --dry-run --world-size 2
 expect "a recipe by -c" 0 "dry run on 2 ranks" -- -c "$work/good.yaml" --dry-run --world-size 2
@@ -253,6 +256,7 @@ completes_in_fish() {
     'mtrain completion fish | source; complete -C "$argv[1]"' -- "$2" </dev/null 2>&1 | cut -f 1 >"$work/out"
   grep -qxF -- "$1" "$work/out" || fail "completion of '$2' in fish lacks $1"
 }
+grep -qF "case timeline watch" <("$mtrain" completion fish) || fail "completion of paths for fish"
 grep -qF "complete -c mtrain-launch" <("$mtrain" completion fish) || fail "completion for fish"
 if command -v fish >/dev/null; then
   completes_in_fish explain "mtrain exp"
@@ -264,6 +268,8 @@ if command -v fish >/dev/null; then
   completes_in_fish optimizer.lr "mtrain explain optimizer.l"
   completes_in_fish optimizer.lr= "mtrain-launch --nproc_per_node=2 optimizer.l"
   completes_in_fish --nproc_per_node "mtrain-launch --npr"
+  completes_in_fish "$work/runs/" "mtrain watch $work/run"
+  completes_in_fish "$work/t.json" "mtrain timeline $work/t.j"
 fi
 # Models in and out.
 hf=$(cd "$(dirname "$0")/../golden/hf" && pwd)
@@ -369,6 +375,11 @@ expect "a build of answers without prompts" 2 "the prompt has no field" "--promp
   data build --input "$work/pairs.jsonl" --answer-field answer --output "$work/pairs"
 expect "a build of pairs" 0 "20 documents, 100 tokens, 40 of them labels" -- \
   data build --input "$work/pairs.jsonl" --prompt-field prompt --answer-field answer --output "$work/pairs"
+expect "a build over another" 0 "info: replaces the tokens of $work/pairs" "20 documents" -- \
+  data build --input "$work/pairs.jsonl" --prompt-field prompt --answer-field answer --output "$work/pairs"
+echo '{"prompt": "a", "answer": ""}' >"$work/no_answer.jsonl"
+expect "a build of an answer without a token" 0 "answers without a token: 1" -- \
+  data build --input "$work/no_answer.jsonl" --prompt-field prompt --answer-field answer --output "$work/no_answer"
 expect "a training on answers" 0 "pairs.bin: masked; 6 sequences of 16" -- --recipe "$work/good.yaml" tokenizer=byte \
   model.vocab_size=0 model.num_layers=1 model.hidden_size=32 model.num_attention_heads=2 "dataset.train=$work/pairs" \
   dataset.seq_length=16 train.steps=1 train.global_batch_size=2 train.micro_batch_size=2 train.threads=1 \
@@ -380,6 +391,15 @@ expect "a training on answers" 0 "pairs.bin: masked; 6 sequences of 16" -- --rec
 grep -rlqF "tok/s" "$work/closed/checkpoints" "$work/pairs.bin" && fail "what is printed went into a file"
 expect "an evaluation of a training without standard streams" 0 "over 40 tokens" -- \
   eval --model "$work/closed" --data "$work/pairs"
+best=(--recipe "$work/good.yaml" tokenizer=byte model.vocab_size=0 model.num_layers=1 model.hidden_size=32
+  model.num_attention_heads=2 "dataset.train=$work/pairs" "dataset.validation=$work/pairs" dataset.seq_length=16
+  train.global_batch_size=2 train.micro_batch_size=2 train.threads=1 mixed_precision=fp32)
+expect "a run without a best checkpoint" 2 "$work/answers/checkpoints has no best checkpoint" "checkpoint.keep_best=1" -- \
+  "${best[@]}" train.steps=2 "train.run_dir=$work/answers" checkpoint.load=best
+expect "a run that keeps the best" 0 "kept as best" -- \
+  "${best[@]}" train.steps=1 "train.run_dir=$work/best" checkpoint.keep_best=1
+expect "a run that continues from the best" 0 "continuing after step 1" -- \
+  "${best[@]}" train.steps=2 "train.run_dir=$work/best" checkpoint.load=best
 expect "an evaluation on answers" 0 "over 40 tokens (20 bytes) in 20 samples of 16 tokens" -- \
   eval --model "$work/answers" --data "$work/pairs"
 ((failures == 0)) && echo "all well"
