@@ -27,6 +27,14 @@ Recipe loaded(const std::string& text, const Overrides& set = {}) {
   return r;
 }
 
+// Returns the width of a ready recipe's feed-forward network.
+std::string ffn_of_ready(const std::string& name) {
+  Diagnostics diagnostics;
+  const auto r = read_recipe(MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml", {}, diagnostics);
+  REQUIRE(r);
+  return find_row("model.ffn_hidden_size")->show(*r);
+}
+
 std::string wrong(const std::string& text, const Overrides& set = {}) {
   Diagnostics diagnostics;
   plan::load_recipe_text(kBase + text, "r.yaml", set, diagnostics);
@@ -89,6 +97,26 @@ TEST_CASE("a base may be named by a variable") {
              Contains("base") && Contains("MTRAIN_TEST_NONE is not set"));
   CHECK_THAT(of("${train.run_dir}/x.yaml"), Contains("variables alone"));
   CHECK_THAT(of("$HOME/x.yaml"), Contains("write ${env:HOME}"));
+}
+
+TEST_CASE("a base may be the name of a ready recipe, and files near the recipe win") {
+  const TemporaryFolder folder;
+  const std::string ready = ffn_of_ready("llama3_8b");
+  const auto of = [&](const std::string& file, const std::string& base) {
+    std::ofstream(folder / file) << "base: " << base << "\n";
+    Diagnostics diagnostics;
+    const auto r = read_recipe((folder / file).string(), {}, diagnostics);
+    return diagnostics.has_errors() ? listed(diagnostics)
+                                    : find_row("model.ffn_hidden_size")->show(*r);
+  };
+  for (const char* base : {"llama3_8b", "llama3-8b", "llama3_8b.yaml", "[quickstart, llama3_8b]"})
+    CHECK(of("r.yaml", base) == ready);
+  CHECK(of("llama3_8b.yaml", "llama3_8b") == ready);
+  CHECK_THAT(of("r.yaml", "llama3_900b"), Contains("no such file"));
+  CHECK_THAT(of("r.yaml", "./llama3_8b"), Contains("no such file"));
+  std::ofstream(folder / "llama3_8b.yaml") << kBase;
+  CHECK(of("r.yaml", "llama3_8b") == "704");
+  CHECK(of("r.yaml", "llama3_8b.yaml") == "704");
 }
 
 TEST_CASE("YAML tags say how a value is read") {

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "plan/load_recipe.h"
+#include "recipe/load/node.h"
 #include "recipe/load/yaml_faults.h"
 
 using namespace mtrain;
@@ -41,7 +42,19 @@ TEST_CASE("a quote that is not closed is refused where it opens, even if another
       {"dataset: {train: \"data/x, seq_length: 8}\n", "1:18", gist, "write \"data/x\""},
       {"dataset:\n  train:\n  - \"a\n  - \"b\"\n", "3:5", gist, "write \"a\""},
       {"train: {run_dir: 'x}\n", "1:18", gist, "write 'x'"},
+      {"dataset: {train: \"a,\n  validation: \"b\"}\n", "1:18", gist, "write \"a\""},
   });
+}
+
+TEST_CASE("text after the last bracket is refused, even if a quote in it has several lines") {
+  for (const std::string text : {"- [\"a\n\"]x\n", "- {\"a\n\"}]\n", "a: [\"b\n \"]x\n",
+                                 "a: [\"b\n \"]]\n", "a: {'b\n  '}: c\n", "- ['a\n']\"b\n\"\n"}) {
+    INFO(text);
+    CHECK(find_yaml_faults(text, true).likely);
+    Diagnostics diagnostics;
+    plan::load_recipe_text(text, "r.yaml", {}, diagnostics);
+    CHECK(diagnostics.has_errors());
+  }
 }
 
 TEST_CASE("a colon without a space after it is named in its own line") {
@@ -52,6 +65,7 @@ TEST_CASE("a colon without a space after it is named in its own line") {
       {"model:\n  num_layers:8\n", "2:3", gist, "write num_layers: 8"},
       {"model: {num_layers:8, hidden_size: 256}\n", "1:9", gist, "write num_layers: 8"},
       {"model: {hidden_size: 256, num_layers:8}\n", "1:27", gist, "write num_layers: 8"},
+      {"dataset:\n  train:\n  - a\nmodel:\n  num_layers:8\n", "5:3", gist, "write num_layers: 8"},
   });
 }
 
@@ -83,6 +97,15 @@ TEST_CASE("commas and brackets that are missing are named where they belong") {
       {"dataset: {train: x, seq_length: 1,000,000}\n", "1:33", "a comma ends a value",
        "write 1000000"},
       {"dataset: {train: x}\nmodel:\n  vocab_size: 50,304\n", "3:3", "50,304", "write 50304"},
+      {"dataset: {train: x}\noptimizer: {lr: 0,001}\n", "2:17", "a comma ends a value",
+       "write 0.001"},
+      {"optimizer: {lr: 0,1, betas: [0.9, 0.95]}\n", "1:17", "a comma ends a value", "write 0.1"},
+      {"dataset: {train: x}\noptimizer:\n  lr: 0,001\n", "3:3", "0,001", "write 0.001"},
+      {"dataset: {train: x}\noptimizer:\n  lr: 0,02\n", "3:3", "0,02", "write 0.02"},
+      {"optimizer: {lr: 2e-3,, }\n", "1:22", "an empty entry between two commas", "remove"},
+      {"optimizer: {betas: [0.9,\n  , 0.95]}\n", "2:3", "an empty entry between two commas",
+       "remove"},
+      {"optimizer: {, lr: 1}\n", "1:13", "an empty entry after `{`", "remove the comma"},
   });
 }
 
@@ -118,7 +141,7 @@ TEST_CASE("files of other languages are named") {
 TEST_CASE("correct YAML of every form has no fault") {
   for (const std::string text : {
            "a: it's\nb: 'it''s'\nc: \"\\\"\"\nd: x # it's\n",
-           "a: |\n  b:c \"\n    d: 'x\n e:\n   f:8\n",
+           "a: |\n  b:c \"\n    d: 'x\n  e:\n   f:8\n",
            "a: |\n  b:c \"\n    d: 'x\ne: 8\n",
            "a:\n- b: 1\n  c: 2\n- d\nf: 1\n",
            "a:\n  - - b: 1\n      c: 2\n  -\n    d: 1\n",
@@ -131,10 +154,27 @@ TEST_CASE("correct YAML of every form has no fault") {
            "---\na: 1\n...\n",
            "? a\n: b\n",
            "\"a\": 1\n\"b\":\n  c: 1\n",
+           "a:\t1e-3\nb: {c:\t1,\t# d\n   e:\t2\t}\t# f\ng:\t'h'\t# i: \"\n",
+           "{\n\"a\": 1,\t# note: {\n\"b\": [2,\t# note\n3]\n}\n",
+           "a:\tb\t# c: d\ne:\t\n- \tf\n-\tg\n",
+           "a: 'first: part\n  second: part'\nb: \"x\n  - y\n  # z\n\n  c: d\"\n",
+           "a:\n  'first: part\n  second: part'\nb:\n- 'x\n  y: z'\n- {c: 'd\n    e: f'}\n",
+           "a:\n- |\n  foo:bar\n  x = y\n- >-\n  \"b\n- c\n",
+           "a:\n  - plain\n    b:c\n    x = y\n  - &d !!str e\n  - # h: 'i\n    j: 1\nk: "
+           "2\n",
+           "a:\n  |\n  b:c \"\nd: [e, {f: , g}, ]\n",
        }) {
     INFO(text);
-    CHECK_FALSE(find_yaml_faults(text, true).certain);
+    const YamlFaults faults = find_yaml_faults(text, true);
+    CHECK_FALSE(faults.certain);
+    CHECK_FALSE(faults.likely);
     CHECK_FALSE(find_other_language(text));
+    Diagnostics diagnostics;
+    Node root;
+    const bool parsed = parse_yaml(text, "r.yaml", diagnostics, root);
+    INFO(diagnostics.text(Severity::error));
+    CHECK(parsed);
+    CHECK_FALSE(diagnostics.has_errors());
   }
   CHECK_FALSE(find_yaml_faults("hf:model", false).certain);
   CHECK(find_yaml_faults("{num_layers:8}", false).certain);

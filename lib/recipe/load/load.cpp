@@ -11,10 +11,12 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "recipe/load/find_recipe.h"
 #include "recipe/load/hf_config.h"
 #include "recipe/load/hf_keys.h"
 #include "recipe/load/node.h"
 #include "recipe/load/raw_settings.h"
+#include "recipe/load/value.h"
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 
@@ -192,6 +194,19 @@ std::optional<std::string> read_text(const std::string& path, const SourceLocati
   }
 }
 
+// Returns the path of the ready recipe of that name; empty if there is none. It is found from this
+// program, as the recipes of the command line are.
+fs::path ready_recipe(const std::string& name) {
+  std::error_code ignored;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+  for (const std::string& folder : recipe_folders(program.string()))
+    for (const auto& entry : fs::directory_iterator(folder, ignored))
+      if (entry.path().extension() == ".yaml" &&
+          fold_name(entry.path().stem().string()) == fold_name(name))
+        return entry.path();
+  return {};
+}
+
 // Reads recipes and, before them, the recipes on which they are based.
 class Reader {
  public:
@@ -216,7 +231,7 @@ class Reader {
 
  private:
   // Reads `base: other.yaml`, or a list of recipes of which the later win. Paths start at the
-  // folder of the file that names them.
+  // folder of the file that names them. A name without a file is that of a ready recipe.
   void read_bases(Node& root, const std::string& name, RawSettings& given) {
     const auto key = std::find_if(root.keys.begin(), root.keys.end(),
                                   [](const Node::Key& k) { return k.name == "base"; });
@@ -243,16 +258,36 @@ class Reader {
     if (node.kind != Node::Kind::scalar)
       return refuse(fmt::format("expected the path of a recipe, got {}", describe(node)),
                     "write base: other.yaml");
-    const fs::path path = fs::path(name).parent_path() / node.text;
-    std::error_code ignored;
-    const fs::path whole = fs::weakly_canonical(path, ignored);
-    if (std::find(open_.begin(), open_.end(), whole) != open_.end())
+    const fs::path path = base_path(node, fs::path(name).parent_path());
+    if (is_open(path))
       return refuse(fmt::format("{} is based on itself", path.string()),
                     "remove the base of one of the recipes in this circle");
     if (++files_ > 64 || open_.size() > 16)
       return refuse("there are too many recipes behind this one", "put them together into fewer");
     if (const auto text = read_text(path.string(), node.location, diagnostics_))
       read(*text, path.string(), given);
+  }
+
+  bool is_open(const fs::path& path) const {
+    std::error_code ignored;
+    return std::ranges::count(open_, fs::weakly_canonical(path, ignored)) > 0;
+  }
+
+  // Returns the file that a base means: that of its path; else, for a name, the recipe beside the
+  // file that names it; else the ready recipe. A recipe may have the name of its base.
+  fs::path base_path(const Node& node, const fs::path& folder) {
+    const fs::path path = folder / node.text;
+    std::error_code ignored;
+    if (node.text.find('/') != std::string::npos || fs::is_regular_file(path, ignored)) return path;
+    const bool whole = node.text.ends_with(".yaml");
+    const std::string stem = whole ? node.text.substr(0, node.text.size() - 5) : node.text;
+    const fs::path beside = folder / (stem + ".yaml"), ready = ready_recipe(stem);
+    const bool has_beside = fs::is_regular_file(beside, ignored);
+    if (has_beside && (ready.empty() || !is_open(beside))) return beside;
+    if (ready.empty()) return path;
+    diagnostics_.add_at(Severity::resolved, node.location, "base",
+                        fmt::format("`{}` is the ready recipe {}", node.text, ready.string()));
+    return ready;
   }
 
   Diagnostics& diagnostics_;

@@ -59,18 +59,22 @@ bool to_double(const std::string& raw, double& out) {
   return error == std::errc() && stop == end && std::isfinite(out);
 }
 
-// Returns the digits of a number such as 1,000,000; empty for other texts.
+// Returns what to write for a number with commas: 1000000 for 1,000,000, and 0.001 for 0,001, where
+// the comma is a decimal point. Empty for other texts.
 std::string without_commas(const std::string& text) {
   const std::vector<std::string> groups = split(text, ',');
-  std::string digits;
+  const bool fraction = groups[0].starts_with('0');
+  if (groups.size() < 2 || (fraction && groups.size() > 2)) return {};
+  std::string number;
   for (const std::string& group : groups) {
-    const bool first = digits.empty();
-    if (group.empty() || group.size() > 3 || (!first && group.size() < 3) ||
+    const bool first = number.empty();
+    const bool three = group.size() == 3 || (first && group.size() < 3);
+    if (group.empty() || (!three && !fraction) ||
         !std::ranges::all_of(group, [](unsigned char c) { return std::isdigit(c) != 0; }))
       return {};
-    digits += group;
+    number += (fraction && !first ? "." : "") + group;
   }
-  return groups.size() > 1 ? digits : "";
+  return number;
 }
 
 bool refuse(const Node& node, const char* expected, const char* hint, ValueError& c) {

@@ -13,6 +13,10 @@ namespace {
 
 using Text = std::string_view;
 
+// YAML separates tokens by spaces and tabs; only indentation has no tabs.
+constexpr Text kBlanks = " \t";
+bool is_blank(char c) { return c == ' ' || c == '\t'; }
+
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
 bool is_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-';
@@ -31,7 +35,7 @@ size_t name_length(Text text) {
 Text key_of(Text text) {
   const size_t n = name_length(text);
   if (n == 0 || n >= text.size() || text[n] != ':') return {};
-  return n + 1 == text.size() || text[n + 1] == ' ' ? text.substr(0, n) : Text();
+  return n + 1 == text.size() || is_blank(text[n + 1]) ? text.substr(0, n) : Text();
 }
 
 // Returns the key of `key:value`. URLs and paths of Windows have the same form and are texts.
@@ -39,19 +43,28 @@ Text key_without_space(Text text) {
   const size_t n = name_length(text);
   if (n < 2 || n + 1 >= text.size() || text[n] != ':') return {};
   const char next = text[n + 1];
-  return next == ' ' || next == '/' || next == '\\' || next == ':' ? Text() : text.substr(0, n);
+  return is_blank(next) || next == '/' || next == '\\' || next == ':' ? Text() : text.substr(0, n);
 }
 
-// Returns the text without a comment at its end.
+// Whether a comment begins at `at`.
+bool is_comment(Text text, size_t at) {
+  return text[at] == '#' && (at == 0 || is_blank(text[at - 1]));
+}
+
+// Whether the text begins with the dash of a list item and its value.
+bool is_item(Text text) { return text.size() > 1 && text[0] == '-' && is_blank(text[1]); }
+
+// Returns the text without a comment at its end. A `#` at its start is part of it.
 Text without_comment(Text text) {
-  const size_t hash = text.find(" #");
-  return trim(text.substr(0, hash));
+  for (size_t i = 1; i < text.size(); ++i)
+    if (is_comment(text, i)) return trim(text.substr(0, i));
+  return trim(text);
 }
 
 // Whether the line is `name = value`, as in TOML and INI files.
 bool is_assignment(Text line) {
   const size_t n = name_length(line);
-  const size_t at = n == 0 ? Text::npos : line.find_first_not_of(' ', n);
+  const size_t at = n == 0 ? Text::npos : line.find_first_not_of(kBlanks, n);
   return at != Text::npos && line[at] == '=' && line.substr(at, 2) != "==" && at + 1 < line.size();
 }
 
@@ -87,12 +100,15 @@ class Scanner {
     int indent;          // of its line
     bool value = false;  // after the colon of a key
     bool done = false;   // an item is complete: a comma or the end must follow
+    bool comma = false;  // an earlier item has ended
   };
   struct Level {  // a section, by its newest key
     int indent = 0;
     size_t line = 0;
     std::string key;
   };
+
+  static constexpr const char* kDash = "`-`";  // the key of the level of a list
 
   Text line() const { return lines_[line_]; }
 
@@ -152,7 +168,7 @@ class Scanner {
       return;
     }
     if (value_indent_ >= 0 && indent > value_indent_) {  // the line continues a plain text
-      if (!key_of(rest).empty())
+      if (!key_of(rest).empty() && levels_.back().key != kDash)
         wrong_indent(indent, rest, levels_.back().key, value_line_, value_indent_);
       return;
     }
@@ -190,14 +206,21 @@ class Scanner {
 
   // Reads `- `, a key and its value from `column` on.
   void node(size_t column, int indent) {
-    while (line().substr(column).starts_with("- ")) {
-      add_level(indent, "`-`");
-      column = std::min(line().find_first_not_of(' ', column + 1), line().size());
+    const size_t start = column;
+    while (is_item(line().substr(column))) {
+      add_level(indent, kDash);
+      column = std::min(line().find_first_not_of(kBlanks, column + 1), line().size());
       indent = int(column);
     }
+    const bool item = column > start;
     value_indent_ = -1;
+    if (item) column = std::min(after_properties(column), line().size());
     const Text rest = line().substr(column);
-    if (rest.empty() || rest == "-") return;
+    if (rest.empty() || rest == "-" || rest[0] == '#') return;
+    if (rest[0] == '|' || rest[0] == '>') {
+      text_indent_ = section_indent();
+      return;
+    }
     if (rest[0] == '"' || rest[0] == '\'') {
       const size_t first = line_;
       const size_t end = quoted(column);
@@ -215,9 +238,12 @@ class Scanner {
       add_level(indent, trim(rest.substr(0, colon)));
       return value(column + colon + 1, indent);
     }
+    if (item) {  // a text, whose next lines may look like keys
+      value_indent_ = section_indent(), value_line_ = line_;
+      return;
+    }
+    if (!is_file_) return;
     const Text plain = without_comment(rest);
-    const bool item = column > size_t(indent_of(line_));
-    if (!is_file_ || item) return;
     if (const Text key = key_without_space(plain); !key.empty())
       return missing_space(column, key, plain);
     if (is_assignment(plain)) equals_sign(column, plain);
@@ -226,17 +252,28 @@ class Scanner {
   // Returns where the colon after a plain key is.
   static size_t colon_in(Text text) {
     for (size_t i = 0; i < text.size(); ++i) {
-      if (text[i] == '#' && i > 0 && text[i - 1] == ' ') return Text::npos;
-      if (text[i] == ':' && (i + 1 == text.size() || text[i + 1] == ' ')) return i;
+      if (i > 0 && is_comment(text, i)) return Text::npos;
+      if (text[i] == ':' && (i + 1 == text.size() || is_blank(text[i + 1]))) return i;
     }
     return Text::npos;
   }
 
+  // Returns where the value begins after blanks, tags and anchors; npos if none is in the line.
+  size_t after_properties(size_t column) const {
+    size_t at = line().find_first_not_of(kBlanks, column);
+    while (at != Text::npos && (line()[at] == '!' || line()[at] == '&'))
+      at = line().find_first_not_of(kBlanks,
+                                    std::min(line().find_first_of(kBlanks, at), line().size()));
+    return at;
+  }
+
+  // Returns the indentation of the key or dash to which a value belongs. Further lines of the value
+  // are deeper.
+  int section_indent() const { return levels_.empty() ? 0 : levels_.back().indent; }
+
   // Reads the value of a key whose line is indented by `indent`.
   void value(size_t column, int indent) {
-    size_t at = line().find_first_not_of(' ', column);
-    while (at != Text::npos && (line()[at] == '!' || line()[at] == '&'))  // tags and anchors
-      at = line().find_first_not_of(' ', std::min(line().find(' ', at), line().size()));
+    const size_t at = after_properties(column);
     if (at == Text::npos || line()[at] == '#') return;  // the value is below
     value_indent_ = indent, value_line_ = line_;
     refuse_typography(at);
@@ -259,7 +296,7 @@ class Scanner {
   }
 
   void after_value(size_t column) {
-    const size_t at = line().find_first_not_of(' ', column);
+    const size_t at = line().find_first_not_of(kBlanks, column);
     if (at == Text::npos || line()[at] == '#') return;
     fault(line_, at, false, "there is more text after the value of this line",
           "put quotes around the entire value, or start a comment with ` #`");
@@ -268,8 +305,8 @@ class Scanner {
   // ----- quotes
 
   // Reads the quoted text that opens at `column`. Returns the column after its end, which lies in
-  // line_. PyYAML wraps long texts, so a text may have lines; lines that look like keys are a sign
-  // that its quote was forgotten.
+  // line_. PyYAML wraps long texts and indents their further lines. Another line that looks like a
+  // key, an item or a comment is a sign that the quote was forgotten.
   size_t quoted(size_t column) {
     const size_t first = line_;
     const char quote = line()[column];
@@ -286,7 +323,8 @@ class Scanner {
       if (line_ + 1 == lines_.size()) break;
       const bool wrapped = quote == '"' && line().ends_with('\\');
       const Text next = trim(lines_[++line_]);
-      if (!wrapped && (!key_of(next).empty() || next.starts_with("- ") || next.starts_with('#')))
+      const bool deeper = indent_of(line_) > section_indent();
+      if (!wrapped && !deeper && (!key_of(next).empty() || is_item(next) || next.starts_with('#')))
         break;
       at = 0;
     }
@@ -313,14 +351,13 @@ class Scanner {
 
   void flow_line(size_t column) {
     bool first = column == 0 && !flow_.empty();
+    bool begun = false;  // a quoted text can move to another line, so columns cannot be compared
     for (size_t at = column; !stop_;) {
-      at = line().find_first_not_of(' ', at);
-      if (at == Text::npos) return;
-      const char c = line()[at];
-      if (c == '#' && (at == 0 || line()[at - 1] == ' ')) return;
-      if (flow_.empty() && at != column) return after_value(at);
+      at = line().find_first_not_of(kBlanks, at);
+      if (at == Text::npos || is_comment(line(), at)) return;
+      if (begun && flow_.empty()) return after_value(at);
       at = token(at, first);
-      first = false;
+      first = false, begun = true;
     }
   }
 
@@ -336,7 +373,8 @@ class Scanner {
     if (c == '}' || c == ']') return close(at, c);
     Open& open = flow_.back();
     if (c == ',') {
-      open.done = open.value = false;
+      if (!open.done && !open.value) return empty_entry(at, open), at;
+      open.done = open.value = false, open.comma = true;
       return at + 1;
     }
     if (c == ':') {  // after a quoted key
@@ -352,6 +390,15 @@ class Scanner {
     return plain(at, first);
   }
 
+  // The parser makes a key or value `~` of it.
+  void empty_entry(size_t at, const Open& open) {
+    if (open.comma)
+      fault(line_, at, true, "there is an empty entry between two commas", "remove one comma");
+    else
+      fault(line_, at, true, fmt::format("there is an empty entry after `{}`", open.bracket),
+            "remove the comma");
+  }
+
   // Refuses a value where a comma must stand, or where a key of an outer section shows that a brace
   // was not closed.
   bool may_begin(size_t at, bool first) {
@@ -360,7 +407,7 @@ class Scanner {
     if (first && indent_of(line_) <= open.indent) {
       unclosed(open);
     } else {
-      const size_t end = std::min(line().find_first_of(" ,:]}", at + 1), line().size());
+      const size_t end = std::min(line().find_first_of(" \t,:]}", at + 1), line().size());
       const Text word = line().substr(at, end - at);
       fault(line_, at, false, fmt::format("a comma is missing before {}", word),
             fmt::format("write a comma before {}", word));
@@ -382,9 +429,9 @@ class Scanner {
     size_t end = at;
     bool key = false;
     for (; end < line().size() && Text(",[]{}").find(line()[end]) == Text::npos; ++end) {
-      if (line()[end] == '#' && line()[end - 1] == ' ') break;
+      if (is_comment(line(), end)) break;
       const bool last = end + 1 == line().size();
-      key = line()[end] == ':' && (last || Text(" ,[]{}").find(line()[end + 1]) != Text::npos);
+      key = line()[end] == ':' && (last || Text(" \t,[]{}").find(line()[end + 1]) != Text::npos);
       if (key) break;
     }
     const Text text = trim(line().substr(at, end - at));
@@ -400,12 +447,12 @@ class Scanner {
     Open& open = flow_.back();
     if (open.done && !may_begin(at, first)) return at;
     if (open.bracket == '{' && open.value) {
-      const size_t space = text.rfind(' ');
-      if (space == Text::npos) {
+      const size_t blank = text.find_last_of(kBlanks);
+      if (blank == Text::npos) {
         fault(line_, colon, false, "a second `: ` follows one key", "put quotes around the value");
       } else {
         open.done = true;
-        may_begin(at + space + 1, false);
+        may_begin(at + blank + 1, false);
       }
       return at;
     }
@@ -430,21 +477,28 @@ class Scanner {
     return end;
   }
 
-  // Returns the digits of 1,000,000 if such a number begins at `at`.
+  // Returns what to write for a number with commas that begins at `at`: 1000000 for 1,000,000, and
+  // 0.001 for 0,001, where the comma is a decimal point. Empty for other texts.
   std::string number_with_commas(size_t at) const {
-    std::string digits;
     const auto count = [&](size_t from) {
       return size_t(std::find_if_not(line().begin() + long(from), line().end(), is_digit) -
                     line().begin()) -
              from;
     };
-    size_t n = count(at);
+    const size_t n = count(at);
     if (n < 1 || n > 3) return {};
-    digits += line().substr(at, n);
-    for (at += n; at + 1 < line().size() && line()[at] == ',' && count(at + 1) == 3; at += 4)
-      digits += line().substr(at + 1, 3);
-    const bool ends = at == line().size() || Text(",} ").find(line()[at]) != Text::npos;
-    return digits.size() > n && ends ? digits : "";
+    const bool fraction = line()[at] == '0';
+    std::string number(line().substr(at, n));
+    at += n;
+    while (at + 1 < line().size() && line()[at] == ',') {
+      const size_t more = count(at + 1);
+      if (more == 0 || (more != 3 && !fraction)) break;
+      number += (fraction ? "." : "") + std::string(line().substr(at + 1, more));
+      at += 1 + more;
+      if (fraction) break;
+    }
+    const bool ends = at == line().size() || Text(",} \t").find(line()[at]) != Text::npos;
+    return number.size() > n && ends ? number : "";
   }
 
   bool is_file_;
