@@ -208,7 +208,7 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
     throw UserError(fmt::format("--node_rank={} is beyond the last of {} hosts", a.node, a.nodes),
                     "hosts are numbered from 0");
   if (!w.master_addr.empty()) a.master_addr = launch::parse_host("--master_addr", w.master_addr);
-  if (w.master_addr.empty() && !w.local_addr.empty()) {
+  if (w.master_addr.empty() && w.endpoint.empty() && !w.local_addr.empty()) {
     if (a.node == 0)
       a.master_addr = launch::parse_host("--local_addr", w.local_addr);
     else

@@ -21,7 +21,7 @@ std::optional<storage::CheckpointRef> find_start(const recipe::Recipe& r, bool r
     if (auto own = storage::find_latest(r.checkpoint.dir)) return own;
   if (!r.checkpoint.load) return std::nullopt;
   if (*r.checkpoint.load == "latest") return storage::find_latest(r.checkpoint.dir);
-  return locate_checkpoint(*r.checkpoint.load);
+  return locate_start(*r.checkpoint.load, r.checkpoint.dir);
 }
 
 }  // namespace

@@ -22,4 +22,11 @@ std::optional<storage::CheckpointRef> locate_checkpoint(const fs::path& path) {
   return run ? storage::find_latest(run->checkpoint.dir) : std::nullopt;
 }
 
+std::optional<storage::CheckpointRef> locate_start(const std::string& load,
+                                                   const fs::path& checkpoint_dir) {
+  if (auto ref = locate_checkpoint(load)) return ref;
+  if (load != "best") return std::nullopt;
+  return storage::complete_checkpoint(checkpoint_dir / load);
+}
+
 }  // namespace mtrain::interchange

@@ -20,9 +20,6 @@ namespace {
 
 using Load = plan::FolderOptions::Load;
 
-// checkpoint.load=best: unless there is such a folder, the link of this name in checkpoint.dir.
-constexpr const char* kBest = "best";
-
 fs::path metrics_path(const plan::FolderOptions& f) {
   return fs::path(f.run_dir) / "metrics.jsonl";
 }
@@ -67,14 +64,12 @@ std::optional<storage::CheckpointRef> find_start(const plan::FolderOptions& f) {
     case Load::latest: return storage::find_latest(f.checkpoint_dir);
     case Load::path: break;
   }
-  if (auto ref = interchange::locate_checkpoint(f.load_path)) return ref;
-  if (f.load_path == kBest) {
-    if (auto ref = storage::complete_checkpoint(fs::path(f.checkpoint_dir) / kBest)) return ref;
+  if (auto ref = interchange::locate_start(f.load_path, f.checkpoint_dir)) return ref;
+  if (f.load_path == "best")
     throw UserError(
         fmt::format("checkpoint.load: {} has no best checkpoint", f.checkpoint_dir),
         "checkpoint.keep_best=1 keeps the one with the lowest validation loss; `latest` is the "
         "newest");
-  }
   return storage::checkpoint_at(f.load_path);  // throws the error that fits
 }
 

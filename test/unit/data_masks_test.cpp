@@ -171,7 +171,7 @@ TEST_CASE("mistakes in pairs are named") {
     CHECK_FALSE(fs::exists(folder / "out.bin"));
     CHECK_FALSE(fs::exists(folder / "out.mask"));
   };
-  says("a.jsonl:1: ", "no text \"reply\"");
+  says("a.jsonl:1: ", "no string field \"reply\"");
   options.answer_field = "";
   says("the answer has no field", "");
   options.answer_field = "question";

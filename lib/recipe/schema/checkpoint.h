@@ -64,7 +64,9 @@ struct CheckpointConfig {
                        {.min = 0, .max = 1 << 20, .none_means = "0"}},
                  Field{"load",
                        &CheckpointConfig::load,
-                       "checkpoint to continue from; `latest` takes the newest in dir",
+                       "checkpoint to continue from; `latest` takes the newest in dir, `best` that "
+                       "of the lowest "
+                       "validation loss",
                        {.aliases = "checkpoint.restore_from"}},
                  Field{"model_save_format", &CheckpointConfig::model_save_format,
                        "file format of the weights"},
