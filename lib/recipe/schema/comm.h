@@ -62,11 +62,12 @@ struct CommConfig {
             &CommConfig::backend,
             "auto: nccl on GPUs; else shared memory on one host and gloo on several",
             {.aliases = "dist_env.backend dist.distributed_backend"}},
-      Field{"timeout_s",
-            &CommConfig::timeout_s,
-            "a collective that takes longer ends the job, and so does a start whose ranks do not all "
-            "arrive within this time",
-            {.unit = "seconds", .min = 0, .max = 1e8, .above_min = true}},
+      Field{
+          "timeout_s",
+          &CommConfig::timeout_s,
+          "a collective that takes longer ends the job, and so does a start whose ranks do not all "
+          "arrive within this time",
+          {.unit = "seconds", .min = 0, .max = 1e8, .above_min = true}},
       Field{"link", &CommConfig::link, "emulate a slower link, to measure what is hidden"}};
 };
 
