@@ -364,7 +364,7 @@ class Training {
     saved_loss_ = evaluated_.step == trainer_.steps_done();
     own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
                                identity_ ? &*identity_ : nullptr, shown(),
-                               saved_loss_ ? evaluated_.result : Evaluation());
+                               saved_loss_ ? evaluated_.result : ValidationResult());
     saved_ = trainer_.steps_done();
     if (saved_loss_) lowest_saved_ = std::min(lowest_saved_, evaluated_.result.loss);
     new_best_ = false;
@@ -426,7 +426,7 @@ class Training {
   bool warned_of_bytes_ = false;
   struct Evaluated {
     int64_t step = 0;  // 0: none
-    Evaluation result;
+    ValidationResult result;
   } evaluated_;
   double lowest_saved_ = std::numeric_limits<double>::infinity();  // loss of a saved step
   bool new_best_ = false;                 // this step's loss is lower, so the step must be saved

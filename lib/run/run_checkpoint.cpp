@@ -30,7 +30,7 @@ checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity&
 std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit,
                                bool exceeds_bytes, const DataIdentity* data,
-                               const ShowActivity& show, const Evaluation& evaluation) {
+                               const ShowActivity& show, const ValidationResult& evaluation) {
   const plan::CheckpointOptions& c = t.plan().checkpoint;
   checkpoint::SaveOptions options{.root = root,
                                   .keep = {.newest = int(c.keep), .best = int(c.keep_best)},

@@ -16,7 +16,7 @@ namespace mtrain::run {
 using ShowActivity = std::function<void(const std::string& text)>;
 
 // What validation has measured.
-struct Evaluation {
+struct ValidationResult {
   double loss = std::numeric_limits<double>::quiet_NaN();  // NaN: nothing was measured
   int64_t samples = 0;
 };
@@ -29,7 +29,8 @@ struct Evaluation {
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {},
                                bool exceeds_bytes = false, const DataIdentity* data = nullptr,
-                               const ShowActivity& show = {}, const Evaluation& evaluation = {});
+                               const ShowActivity& show = {},
+                               const ValidationResult& evaluation = {});
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,
