@@ -389,6 +389,17 @@ on_hosts "no tokenizer" "rank 1" "no tokenizer at tokenizer.json" "tokenizer={ty
 rm "$work/host1/data.bin"
 on_hosts "data of one rank alone" "rank 1" "dataset.train: there is no data.bin"
 
+# --- a host never starts: the others name it, and the setting that bounds the wait ---
+for hosts in 2 3; do
+  port=$(free_port)
+  timeout 60 "$launch" --nnodes=$hosts --node_rank=0 --nproc_per_node=2 --master_addr=127.0.0.1 --local_addr=127.0.0.1 \
+    --master_port="$port" --recipe "$work/r.yaml" "train.run_dir=$work/alone$hosts" train.global_batch_size=$((hosts * 4)) \
+    comm.timeout_s=2 >"$work/out" 2>&1
+  (($? == 1)) || fail "a host that never starts: another exit code than 1"
+  says "a host that never starts" "host $( ((hosts == 2)) && echo "1 of 2 (rank 2, 3)" || echo "1, 2 of 3 (rank 2, 3, 4, 5)") did not arrive within 2 s"
+  says "a host that never starts" "comm.timeout_s says how long ranks wait"
+done
+
 # --- nobody serves at that address; the port is taken ---
 port=$(free_port)
 MTRAIN_TOKEN=$token RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \

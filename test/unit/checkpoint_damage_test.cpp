@@ -47,11 +47,13 @@ struct DamageLab : Lab {
   }
 };
 
-// All files of a folder with their content, but for hidden ones.
+// All files of a folder with their content, but for hidden ones and the log, to which a failed
+// start adds its error.
 std::map<std::string, std::string> files_of(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder))
-    if (entry.is_regular_file() && !entry.path().filename().string().starts_with("."))
+    if (entry.is_regular_file() && !entry.path().filename().string().starts_with(".") &&
+        entry.path().filename() != "log.txt")
       files[fs::relative(entry.path(), folder).string()] = read_file(entry.path());
   return files;
 }

@@ -325,7 +325,7 @@ TEST_CASE("a benchmark's routing is warned of, and belongs to the run") {
   }
   CHECK(shape({}).pattern == ExpertShape::Pattern::none);
   expect_error({.what = "no pattern", .set = moe({"debug.route=random"})}, "debug.route",
-               "expected one of the words");
+               "is not one of its values");
 }
 
 TEST_CASE("a shared expert and chunks hide exchanges, or the recipe is told why they do not") {

@@ -108,7 +108,7 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
                "distributed.dp_replicate_size", "fsdp2");
   expect_error({.what = "fsdp2 field",
                 .set = with("megatron_ddp", {"distributed.defer_fsdp_grad_sync=true"})},
-               "distributed.defer_fsdp_grad_sync", "read by strategy fsdp2 only");
+               "distributed.defer_fsdp_grad_sync", "only fsdp2 reads it");
   expect_error({.what = "mfsdp field", .set = {"distributed.zero_dp_strategy=2"}},
                "distributed.zero_dp_strategy", "megatron_fsdp");
   expect_error(
@@ -119,7 +119,7 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
   expect_error({.what = "an optimizer sharded by another name",
                 .set = {"dist.use_megatron_fsdp=true", "distributed.zero_dp_strategy=0",
                         "ddp.use_distributed_optimizer=true"}},
-               "ddp.use_distributed_optimizer", "megatron_ddp only");
+               "ddp.use_distributed_optimizer", "only megatron_ddp reads it");
   expect_accepts({.what = "use_megatron_fsdp",
                   .world = 2,
                   .set = {"dist.use_megatron_fsdp=true", "distributed.zero_dp_strategy=2"}});
@@ -239,7 +239,7 @@ TEST_CASE("experts must divide into the ranks that share them") {
 
 TEST_CASE("stages, micro-batches and groups must fit the schedule") {
   expect_error({.what = "no block", .world = 4, .set = {"distributed.pp_size=4"}},
-               "distributed.pp_size", "pipeline section");
+               "distributed.pp_size", "needs the section distributed.pipeline");
   expect_accepts({.what = "block", .world = 4, .set = pipeline({})});
   expect_warning({.what = "block without pp", .world = 4, .set = {"distributed.pipeline={}"}},
                  "distributed.pipeline", "ignored");

@@ -164,8 +164,7 @@ TEST_CASE("options and commands of other tools lead to mtrain's") {
   CHECK_THAT(refusal({"--cfg=r.yaml", "a.b=1"}), Contains("write mtrain r.yaml a.b=1"));
   CHECK_THAT(refusal({"resume", "runs/x"}),
              Contains("write mtrain RECIPE checkpoint.load=latest train.run_dir=runs/x"));
-  CHECK_THAT(refusal({"continue", "r.yaml"}),
-             EndsWith("write mtrain r.yaml checkpoint.load=latest"));
+  CHECK_THAT(refusal({"resume", "r.yaml"}), EndsWith("write mtrain r.yaml checkpoint.load=latest"));
   CHECK(read({"r.yaml", "finetune=true"}).size() == 3);
 }
 

@@ -193,7 +193,7 @@ TEST_CASE("a text where a section is expected is completed to what was meant") {
   expect_mistakes({
       {"dataset: data/corpus\n", "1:1", gist, "write dataset: {train: data/corpus}"},
       {"dataset: {train: x}\nmodel: meta-llama/Llama-3.2-1B\n", "2:1", gist,
-       "write model: {from: FOLDER} with the folder of the model; nothing is downloaded"},
+       "then write model: {from: FOLDER}"},
       {"dataset: {train: x}\nmodel: llama3_8b\n", "2:1", gist, "mtrain llama3_8b"},
       {"dataset: {train: x}\nfp8: hybrid\n", "2:1", gist, "write mixed_precision: {fp8: hybrid}"},
   });

@@ -165,11 +165,16 @@ void shake_hands(Store& store, const ProcessWorldOptions& o) {
 }
 
 // Returns "rank 3", or "host 1 of 2 (rank 2, 3)", of the ranks that have not begun; of `rank` alone
-// where all have.
-std::string absent_ranks(Store& store, const ProcessWorldOptions& o, int rank) {
+// where all have, or the store does not answer.
+std::string absent_ranks(const StoreAddress& at, const ProcessWorldOptions& o, int rank) {
   std::vector<int> ranks, hosts;
-  for (int r = 0; r < o.size; ++r)
-    if (store.add(begun_key(r), 0) == 0) ranks.push_back(r);
+  try {
+    Store store(at, std::chrono::seconds(2));  // a connection whose call has timed out is closed
+    for (int r = 0; r < o.size; ++r)
+      if (store.add(begun_key(r), 0) == 0) ranks.push_back(r);
+  } catch (const Error&) {
+    ranks.clear();
+  }
   if (ranks.empty()) ranks.push_back(rank);
   const std::string text = ranks.size() > 8
                                ? fmt::format("rank {} and {} others", ranks[0], ranks.size() - 1)
@@ -183,7 +188,7 @@ std::string absent_ranks(Store& store, const ProcessWorldOptions& o, int rank) {
 }
 
 // Waits until all ranks have arrived. Throws CommError, which names those that have not.
-void await_all(Store& store, const ProcessWorldOptions& o) {
+void await_all(Store& store, const StoreAddress& at, const ProcessWorldOptions& o) {
   for (int rank = 0; rank < o.size; ++rank) {
     std::string answer;
     const auto begin = Clock::now();
@@ -193,7 +198,7 @@ void await_all(Store& store, const ProcessWorldOptions& o) {
       constexpr std::chrono::milliseconds kRounding{100};
       if (Clock::now() - begin < rendezvous_time(o) - kRounding)
         throw CommError(fmt::format("rank {} did not arrive: {}", rank, e.message()), e.hint());
-      throw CommError(fmt::format("{} did not arrive within {:.3g} s", absent_ranks(store, o, rank),
+      throw CommError(fmt::format("{} did not arrive within {:.3g} s", absent_ranks(at, o, rank),
                                   o.timeout.count()),
                       "start mtrain-launch on every host, with its own --node_rank; "
                       "comm.timeout_s says how long ranks wait");
@@ -282,7 +287,7 @@ World process_world(const ProcessWorldOptions& o) {
   auto store = join_store(at, o);
   watch->joined(at);
   shake_hands(*store, o);
-  await_all(*store, o);
+  await_all(*store, at, o);
   watch.reset();
   auto transport = make_transport(std::move(store), at, o);
   return {o.rank, o.size,

@@ -69,7 +69,7 @@ constexpr OtherCommand kOtherCommands[] = {
     {"launch", Verb::train},   {"start", Verb::train},    {"llm", Verb::tune},
     {"vlm", Verb::tune},       {"finetune", Verb::tune},  {"fine-tune", Verb::tune},
     {"fine_tune", Verb::tune}, {"sft", Verb::tune},       {"tune", Verb::tune},
-    {"resume", Verb::resume},  {"continue", Verb::resume}};
+    {"resume", Verb::resume}};
 
 std::string with_underscores(std::string_view word) {
   std::string name(word.substr(0, word.find('=')));

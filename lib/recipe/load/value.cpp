@@ -135,9 +135,12 @@ std::string meant_choice(const std::string& word, const std::vector<std::string>
   std::vector<std::string> alike, begun;
   for (const auto& name : names) {
     if (may_mean(word, name)) alike.push_back(name);
-    const std::string& shorter = name.size() < word.size() ? name : word;
-    if (shorter.size() >= 3 && name.starts_with(shorter) && word.starts_with(shorter))
-      begun.push_back(name);
+    // llama4 is another family than llama, and cuda:0 is cuda.
+    const bool begins = word.size() >= 3 && name.starts_with(word);
+    const bool goes_on = word.size() > name.size() && word.starts_with(name) &&
+                         std::isalnum(static_cast<unsigned char>(word[name.size()])) == 0 &&
+                         word[name.size()] != '_';
+    if (begins || goes_on) begun.push_back(name);
   }
   return begun.size() == 1 ? begun[0] : nearest(word, alike);
 }
