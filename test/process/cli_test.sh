@@ -172,7 +172,7 @@ done
 
 expect "schedule" 0 "step 99, idle 3.03 %" "rank 3" "7I15 7W12 3I12" "0 4" -- schedule --pp 4 --vpp 2 --micro 16 --name InterleavedZeroBubble
 expect "schedule as actions" 0 "rank 0: 0F0, 0SEND_F0" -- schedule --pp 2 --micro 2 --name gpipe --actions
-expect "schedule of a size that is none" 2 "do not divide 9" "use 8 or 10 micro-batches" -- \
+expect "schedule of a size that is none" 2 "do not make 2 equal rounds" "use 8 or 10 micro-batches" -- \
   schedule --pp 4 --vpp 2 --micro 9 --name interleaved_1f1b
 expect "schedule of no such name" 2 "did you mean gpipe" -- schedule --name gpip
 expect "schedule of two sources" 2 "exclude each other" -- schedule --from-csv x --pp 4
@@ -397,7 +397,7 @@ best=(--recipe "$work/good.yaml" tokenizer=byte model.vocab_size=0 model.num_lay
 expect "a run without a best checkpoint" 2 "$work/answers/checkpoints has no best checkpoint" "checkpoint.keep_best=1" -- \
   "${best[@]}" train.steps=2 "train.run_dir=$work/answers" checkpoint.load=best
 expect "a run that keeps the best" 0 "kept as best" -- \
-  "${best[@]}" train.steps=1 "train.run_dir=$work/best" checkpoint.keep_best=1
+  "${best[@]}" train.steps=1 "train.run_dir=$work/best" checkpoint.keep_best=1 validation.every_steps=1
 expect "a run that continues from the best" 0 "continuing after step 1" -- \
   "${best[@]}" train.steps=2 "train.run_dir=$work/best" checkpoint.load=best
 expect "an evaluation on answers" 0 "over 40 tokens (20 bytes) in 20 samples of 16 tokens" -- \
