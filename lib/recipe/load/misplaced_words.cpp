@@ -164,7 +164,8 @@ void refuse_launcher_options(const std::vector<std::string>& words, const std::s
              (row->takes == Takes::pairs || !is_setting(next));
     });
     const bool ranks = row->name == "nproc_per_node" && value.empty();
-    moved.push_back(option + (ranks ? "=2" : value.empty() ? "" : "=" + value));
+    const std::string given = ranks ? "2" : value;
+    moved.push_back(given.empty() ? option : fmt::format("{}={}", option, given));
   }
   if (!name.empty())
     throw UserError(
