@@ -26,7 +26,7 @@ void cut_from(std::vector<Place>& places, int64_t step) {
   while (!places.empty() && places.back().step >= step) places.pop_back();
 }
 
-// Where the records of a run are, those of steps that were made again left out.
+// The places of a run's records in its file, without those of steps that were made again.
 struct Index {
   std::vector<Place> steps, evaluations;
   std::set<std::string, std::less<>> keys;

@@ -50,7 +50,7 @@ void check_replicate(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
 }
 
 void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  // Where sizes do not divide the world, dp is not known.
+  // The dp of a world that the sizes do not divide is not known.
   if (l.world % (l.tp * l.pp * l.cp) != 0) return;
   const int64_t global = r.train.global_batch_size, chunk = batch_multiple(r, l);
   std::string reason =
