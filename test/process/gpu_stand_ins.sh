@@ -90,6 +90,7 @@ suite() {
   ((got == code)) || fail "$*: exit code $got instead of $code"
 }
 says() { grep -qF -- "$2" "$1" || fail "${1##*/} does not say: $2"; }
+matches() { grep -qE -- "$2" "$1" || fail "${1##*/} has no line of this form: $2"; }
 lacks() { ! grep -qF -- "$2" "$1" || fail "${1##*/} says: $2"; }
 failures=0
 fail() {
