@@ -1,8 +1,8 @@
 // One rank's end of a group: the interface that each backend of communication implements. Only
 // lib/comm includes this header; all other folders use Group.
 //
-// A new collective takes a function here, one in each backend (shm_communicator.cpp, gloo/, nccl/),
-// and one in Group.
+// To add a collective, add a function here, one in each backend (shm_communicator.cpp, gloo/,
+// nccl/) and one in Group.
 #pragma once
 #include <chrono>
 #include <string>
@@ -34,10 +34,10 @@ struct AllToAllSpans {
 std::string all_to_all_name(
     const std::vector<AllToAllSpans>& tensors);  // "all_to_all of bf16, f32"
 
-// Group makes these calls within launches of one stream, and so in that stream's order. On the CPU
-// a call blocks the stream's thread until this rank's part is done; on CUDA it enqueues its work on
-// context.cuda. Every rank of the group makes the same calls with the same sizes. A call throws
-// CommError when a peer is gone, when the timeout has passed, or when the group was aborted;
+// Group makes these calls within launches of one stream, therefore in that stream's order. On the
+// CPU a call blocks the stream's thread until this rank's part is done; on CUDA it enqueues its
+// work on context.cuda. Every rank of the group makes the same calls with the same sizes. A call
+// throws CommError when a peer is gone, when the timeout has passed, or when the group was aborted;
 // afterwards the group cannot be used any more.
 class Communicator {
  public:
@@ -53,7 +53,7 @@ class Communicator {
   virtual void all_to_all(const std::vector<AllToAllSpans>& tensors,
                           const device::LaunchContext& context) = 0;
   virtual void broadcast(Span data, int root, const device::LaunchContext& context) = 0;
-  // `begun` is the time since which this rank has been ready for the exchange.
+  // `begun` is when this rank became ready for the exchange.
   virtual void exchange(const std::vector<Transfer>& transfers, Clock::time_point begun,
                         const device::LaunchContext& context) = 0;
   virtual void barrier(const device::LaunchContext& context) = 0;

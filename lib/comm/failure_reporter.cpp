@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 // How long a rank waits for reports: most arrive within milliseconds, those of busy ranks later.
 constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
 
-// A reason or a call is a line or two; what a peer gives is cut to these bytes.
+// A reason or a call is a line or two; text from a peer is cut to this many bytes.
 constexpr size_t kMaxText = 2000;
 std::string bounded(const std::string& text) { return text.substr(0, kMaxText); }
 

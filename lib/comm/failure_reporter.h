@@ -1,5 +1,5 @@
-// When a group fails, its ranks tell each other through the store at which call they stand, so that
-// every rank's error names the culprit: the rank that gave up and why, or else the rank that does
+// When a group fails, its ranks report through the store which call each of them has reached. Every
+// rank's error can then name the culprit: the rank that gave up and why, or else the rank that does
 // not answer.
 #pragma once
 #include <chrono>
@@ -15,19 +15,19 @@
 
 namespace mtrain::comm {
 
-// The call at which a rank stands when it fails.
+// The call that a rank has reached when it fails.
 struct GroupCall {
   uint64_t number = 0;   // counts collectives, the same on all ranks
   std::string what;      // such as "all_reduce of 10 fp32", the same on all ranks
   bool message = false;  // a message between two ranks: the others take no part in it
 };
 
-// How a call fails.
+// The failure of a call.
 struct CollectiveFailure {
   int peer;  // the rank of the group at the other end; -1: unknown
   bool sending;
   bool timed_out;    // otherwise the connection broke
-  std::string text;  // the library's own message; "" where another rank has failed
+  std::string text;  // the library's own message; "" if another rank has failed
 };
 
 class FailureReporter {
@@ -36,15 +36,15 @@ class FailureReporter {
   FailureReporter(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
                   std::chrono::nanoseconds timeout);
 
-  // Tells all ranks why this one gives up; the group's first reason counts. Any thread may call it.
+  // Publishes why this rank gives up. Only the group's first reason is kept. Any thread may call
+  // it.
   void abort(std::string_view reason) noexcept;
 
   // Returns whether any rank has aborted or reported a failure. Backends whose connections do not
   // break ask this.
   bool heard_of_failure();
 
-  // Tells the other ranks at which call this one stands. A rank calls it before it breaks its
-  // connections.
+  // Publishes which call this rank has reached. A rank calls it before it breaks its connections.
   void report(const GroupCall& call, const CollectiveFailure& failure) noexcept;
   // Waits a short time for the other ranks' reports and returns the error to throw.
   CommError explain(const GroupCall& call, const CollectiveFailure& failure);

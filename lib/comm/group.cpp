@@ -48,7 +48,7 @@ Communicator::Clock::duration seconds(double s) {
       std::chrono::duration<double>(s));
 }
 
-// Tells the timing of a launch how long its call, which was ready at `begun`, waited for other
+// Reports to the launch's timing how long its call, which was ready at `begun`, waited for other
 // ranks.
 void tell_idle(const device::LaunchContext& context, const Communicator& c,
                Communicator::Clock::time_point begun) {
@@ -96,7 +96,7 @@ void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double sent,
     try {
       run(*c, context);
     } catch (const CommError& e) {
-      c->abort(e.message());  // so that peers do not wait for their timeout
+      c->abort(e.message());  // otherwise peers would wait for their timeout
       throw CommError(
           fmt::format("{} {} of group {} on rank {} ({} of {} in the group): {}", what, number,
                       name, members[size_t(me)], me, members.size(), e.message()),
@@ -110,7 +110,7 @@ void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double sent,
 template <class F>
 void Group::State::enqueue_collective(Stream& stream, device::LaunchInfo info, OverLink bytes,
                                       F run) {
-  // A link carries data both ways at once, so that the larger number keeps it.
+  // A link carries data both ways at once; the larger number of bytes decides how long it is busy.
   const double kept = std::max(bytes.sent, bytes.received);
   enqueue(stream, std::move(info), bytes.sent,
           [link = link_of(stream), kept, peers = size() - 1, run = std::move(run)](
@@ -272,8 +272,8 @@ void Group::exchange(std::vector<Message> messages, Stream& stream) const {
     transfers.push_back({m.kind, m.data, m.peer});
   }
   if (transfers.empty()) return;
-  // An emulated link delays messages at their sender, so that a receive that is posted early gets
-  // them no sooner.
+  // An emulated link delays messages at their sender. A receive that is posted early does not get
+  // them sooner.
   const auto link = info.reads.empty() ? nullptr : state_->link_of(stream);
   state_->enqueue(stream, std::move(info), sent,
                   [transfers, link, sent](Communicator& c, const device::LaunchContext& context) {

@@ -10,43 +10,43 @@
 
 namespace mtrain::comm {
 
-// A link to emulate: communication over a faster link is slowed down to it, so that the effect of
-// overlap can be measured anywhere. The delay sleeps, and takes no processor time.
+// A link to emulate: communication over a faster link is slowed down to it. The effect of overlap
+// can then be measured on any machine. The delay sleeps and takes no processor time.
 struct Link {
   double latency_us = 0;
   double gbps = 0;  // Gbit/s that a rank can send, and receive at the same time; 0: unlimited
-  // The kinds of streams whose communication takes it (device::stream_kind_name); empty: all.
+  // The kinds of streams whose communication uses it (device::stream_kind_name); empty: all.
   std::vector<std::string> streams = {};
   bool emulated() const { return latency_us > 0 || gbps > 0; }
 };
 
-// A rank's emulated link. All groups of the rank share its bandwidth. Data follows on what was
-// given before. But networks carry packets of other messages in between, so that what goes to each
-// rank in one packet does not wait for data under way, and delays what is given afterwards.
+// A rank's emulated link. All groups of the rank share its bandwidth. Data waits until the link has
+// carried all earlier data. Messages of at most one packet for each peer are an exception, since
+// networks interleave packets: they wait only for each other, but delay all later data.
 class EmulatedLink {
  public:
   using TimePoint = Communicator::Clock::time_point;
   static constexpr double kPacketBytes = 4096;
 
-  // Throws BugError for the name of a stream that there is not.
+  // Throws BugError if the link names an unknown kind of stream.
   explicit EmulatedLink(Link link);
   bool carries(device::StreamId stream) const;
-  // Returns when `bytes`, the larger number of those sent and those received, have arrived, which
-  // could leave at `start`. They go to, or come from, so many `peers`.
+  // Returns the time at which `bytes` that could leave at `start` have arrived. `bytes` is the
+  // larger of the numbers sent and received; `peers` is the number of ranks at the other end.
   TimePoint arrival(double bytes, int peers, TimePoint start);
 
  private:
   const Link link_;
   std::mutex mutex_;
-  // When the link has carried all that was given, and when it has carried the last packet.
+  // When the link has carried all data so far, and when it has carried the last packet.
   TimePoint free_{}, packets_free_{};
 };
 
 // Every rank of the group makes the same calls in the same order with the same sizes. A call is
-// enqueued on `stream` and returns at once; the host does not block. A failure becomes a CommError
-// of that stream, which names the group, the operation, its number and the ranks that were missing.
-// A group of one rank does nothing but copy. All calls of a group go to one stream; another stream
-// needs a group of the same ranks under another name.
+// enqueued on `stream` and does not block the host. A failure becomes a CommError of that stream,
+// which names the group, the operation, its number and the ranks that were missing. A group of one
+// rank only copies. All calls of a group go to one stream; another stream needs a group of the same
+// ranks under another name.
 class Group {
  public:
   struct Message {
@@ -57,7 +57,7 @@ class Group {
 
   Group() = default;  // has no ranks
   // `ranks` are ranks of the world, in rising order; `rank` is this rank's place among them.
-  // `communicator` is null for a group of one, and `link` is null where none is emulated.
+  // `communicator` is null for a group of one, and `link` is null if none is emulated.
   Group(std::string name, std::vector<int> ranks, int rank,
         std::shared_ptr<Communicator> communicator, std::shared_ptr<EmulatedLink> link = {});
 
@@ -90,7 +90,7 @@ class Group {
   void broadcast(const Tensor& data, int root, Stream& stream) const;
   void send(const Tensor& data, int to, Stream& stream) const;
   void receive(const Tensor& data, int from, Stream& stream) const;
-  // Moves all messages at the same time, so that two ranks may send to each other.
+  // Moves all messages at the same time: two ranks may send to each other.
   void exchange(std::vector<Message> messages, Stream& stream) const;
   void barrier(Stream& stream) const;
 

@@ -10,15 +10,15 @@
 
 namespace mtrain::comm {
 
-// All ranks make the same calls in the same order. The compute stream waits for each call, so that
-// its time counts as exposed communication.
+// All ranks make the same calls in the same order. The compute stream waits for each call; its time
+// therefore counts as exposed communication.
 class HostCollectives {
  public:
   HostCollectives(World& world, Device& device);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  bool any(bool own) const;          // true where `own` is true on any rank
+  bool any(bool own) const;          // true if `own` is true on any rank
   int64_t least(int64_t own) const;  // the smallest of all ranks' values
   std::vector<std::string> texts(const std::string& own) const;  // every rank's text, by rank
 

@@ -7,9 +7,9 @@
 
 namespace mtrain::comm {
 
-// Sets out[i] to `op` over element i of all parts, in the order of the parts, so that every rank
-// gets the same bits. bf16 and f16 are summed in fp32 and rounded once. `out` may be one of the
-// parts. Takes fp32, fp64, bf16, f16, int32 and int64; averages take floats only.
+// Sets out[i] to `op` over element i of all parts, in the order of the parts: every rank gets the
+// same bits. bf16 and f16 are summed in fp32 and rounded once. `out` may be one of the parts. Takes
+// fp32, fp64, bf16, f16, int32 and int64; averages take floats only.
 void reduce_parts(const std::vector<const std::byte*>& parts, Span out, Reduce op);
 
 // Turns a sum over `ranks` into the average, in place. Takes floats only.

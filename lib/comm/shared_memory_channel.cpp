@@ -107,8 +107,8 @@ void SharedMemoryChannel::sleep_on(std::atomic<uint32_t>& word, uint32_t seen,
     if (word.load(std::memory_order_acquire) != seen) return;
     pause_briefly();
   }
-  // A thread that changes the word looks at `sleepers` afterwards; both accesses are sequentially
-  // consistent, so that one of the two sides sees the other.
+  // A thread that changes the word reads `sleepers` afterwards. Both accesses are sequentially
+  // consistent; therefore one of the two sides sees the other.
   sleepers.fetch_add(1);
   if (word.load() == seen) {
     const timespec slice{0, std::chrono::nanoseconds(kSlice).count()};
@@ -130,7 +130,7 @@ void ring(std::atomic<uint32_t>& bell, std::atomic<uint32_t>& sleepers) {
 
 void SharedMemoryChannel::check_not_aborted() const {
   if (const uint32_t by = header_->aborted.load(std::memory_order_acquire))
-    // The peer that wrote the reason may have ended it or not.
+    // Another process wrote the reason: do not rely on a terminating zero.
     throw CommError(fmt::format(
         "rank {} of the group gave up: {}", by - 1,
         std::string_view(header_->reason, strnlen(header_->reason, sizeof header_->reason))));

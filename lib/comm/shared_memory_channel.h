@@ -1,9 +1,9 @@
 // Memory that all ranks of a group share, and the protocol by which they pass data through it. The
 // ranks are threads of a process or processes of a host; only the origin of the memory differs.
 //
-// A collective goes in steps. In a step every rank writes into its own slot, tells the others, and
-// reads their slots. Each rank has two slots, so that it may write the next step while slow peers
-// still read this one.
+// A collective runs in steps. In a step every rank writes into its own slot, signals the others,
+// and reads their slots. Each rank has two slots: it may write the next step while slow peers still
+// read this one.
 //
 // Messages between two ranks go through a mailbox of two pieces for each ordered pair.
 //
@@ -26,24 +26,24 @@ class SharedMemoryChannel {
   using Clock = std::chrono::steady_clock;
 
   static constexpr size_t kSlotBytes = 1 << 20;     // bytes that a rank writes in one step
-  static constexpr size_t kPieceBytes = 256 << 10;  // bytes of a message that move at once
+  static constexpr size_t kPieceBytes = 256 << 10;  // bytes of one piece of a message
 
   // Returns the size of the memory for a group of `ranks`. It must be zero before the first rank
   // uses it.
   static size_t bytes(int ranks);
 
-  // `memory` outlives the channel. gone(rank) says whether a peer's process has ended; `gone` may
-  // be empty.
+  // `memory` outlives the channel. gone(rank) returns whether a peer's process has ended; `gone`
+  // may be empty.
   SharedMemoryChannel(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
                       std::function<bool(int)> gone);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  // Says that this rank is ready for the collective whose steps follow.
+  // Records that this rank is ready for the collective whose steps follow.
   void arrive() { arrived_ = Clock::now(); }
-  // Returns when the last rank was ready for the collective of the previous step. The ranks tell
-  // each other when they arrived, so that this is no later where a rank sees it late.
+  // Returns when the last rank was ready for the collective of the previous step. The ranks share
+  // their times of arrival; therefore the result is exact even if a rank notices an arrival late.
   Clock::time_point all_arrived() const { return all_arrived_; }
 
   // Does one step. write(slot) fills this rank's slot; read(peer, slot) is called for every peer as
@@ -85,7 +85,7 @@ class SharedMemoryChannel {
   void check_not_aborted() const;
   void check_alive(const Deadline& deadline, const std::function<std::string()>& missing) const;
   std::string not_arrived(uint32_t step) const;
-  bool advance(Message& m);  // returns false where nothing could be moved
+  bool advance(Message& m);  // returns false if nothing could be moved
   RankState& state(int rank) const;
   Mailbox& mailbox(int from, int to) const;
   std::byte* slot(int rank, uint32_t step) const;

@@ -138,8 +138,8 @@ class ShmCommunicator : public Communicator {
   }
 
   // Returns the longest part of each tensor between any two ranks, which decides the number of
-  // steps: all ranks tell each other how many tensors they give, of which element sizes, and all
-  // parts.
+  // steps. For this, the ranks exchange the number of their tensors, the element sizes and the
+  // sizes of all parts.
   std::vector<int64_t> longest_parts(const std::vector<AllToAllSpans>& tensors) {
     const auto n = size_t(ranks());
     std::vector<int64_t> own{int64_t(tensors.size())}, longest;

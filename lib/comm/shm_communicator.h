@@ -7,8 +7,8 @@
 
 namespace mtrain::comm {
 
-// `keep` owns the channel's memory. Sums are formed in the order of the ranks, so that every rank
-// gets the same bits, whichever data arrives first.
+// `keep` owns the channel's memory. Sums are formed in the order of the ranks: every rank gets the
+// same bits, whichever data arrives first.
 std::unique_ptr<Communicator> shm_communicator(SharedMemoryChannel channel,
                                                std::shared_ptr<void> keep);
 

@@ -112,7 +112,7 @@ Store::Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
         return;
       } catch (const CommError& e) {
         why = e.message();
-        // The server closes old connections of strangers, of which this may have been one.
+        // The server closes old connections that have not proved anything; this may have been one.
         pause = std::chrono::milliseconds(1);
       } catch (const OtherJobError&) {
         close(fd_);
@@ -130,7 +130,7 @@ Store::Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
   }
 }
 
-// The server proves first, so that this rank gives nothing to a program that poses as the server.
+// The server proves first: this rank reveals nothing to a program that poses as the server.
 void Store::prove_each_other(const Token& token, Clock::time_point deadline) {
   const Nonce own = make_nonce();
   std::string hello(kStoreGreeting);
@@ -200,7 +200,7 @@ std::string Store::call(char operation, const std::string& key, const std::strin
     }
     if (reply.empty()) throw CommError("an answer without bytes");
   } catch (const CommError& e) {
-    // A late answer would be taken for the answer to the next call.
+    // A late answer would be mistaken for the answer to the next call.
     close(fd_);
     fd_ = -1;
     throw CommError(fmt::format("rendezvous at {}, waiting for `{}`: {}", where_, key, e.message()),

@@ -1,6 +1,6 @@
 // A small key-value store over TCP, through which the processes of a job find each other. One rank
 // serves it; all ranks, this one included, are its clients. Each end proves to the other that it
-// knows the job's token before it says anything else (store_protocol.h).
+// knows the job's token before it sends anything else (store_protocol.h).
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -22,14 +22,14 @@ struct StoreAddress {
 
 class StoreServer {
  public:
-  // Connections of which none has proved that it knows the token: more than these are not accepted
-  // before one of them has been closed.
+  // The largest number of connections that have not proved that they know the token. The server
+  // closes one of them before it accepts another connection.
   static constexpr size_t kMaxStrangers = 64;
-  // File descriptors that such connections leave to the rest of the process.
+  // File descriptors that such connections must leave for the rest of the process.
   static constexpr int kReservedDescriptors = 64;
 
-  // Listens at `at.host` alone, a name or an address of this host; "" stands for all addresses, and
-  // port 0 for any free port. Throws UserError if the port is taken.
+  // Listens only at `at.host`, a name or an address of this host; "" means all addresses, and port
+  // 0 any free port. Throws UserError if the port is taken.
   explicit StoreServer(const StoreAddress& at);
   ~StoreServer();  // closes every connection
   StoreServer(const StoreServer&) = delete;
@@ -52,8 +52,8 @@ class OtherJobError : public UserError {
 class Store {
  public:
   // Tries until a server of this job answers. Throws CommError when the timeout has passed, and
-  // OtherJobError at once if the server is of another job. Calls have the same timeout, or one of
-  // their own.
+  // OtherJobError at once if the server is of another job. Calls have the same timeout unless
+  // `timeout` is given apart from `to_connect`.
   Store(const StoreAddress& at, std::chrono::milliseconds timeout) : Store(at, timeout, timeout) {}
   Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
         std::chrono::milliseconds timeout);
@@ -67,13 +67,13 @@ class Store {
   // fail().
   std::string get(const std::string& key);
   std::string get(const std::string& key, std::chrono::milliseconds timeout);
-  // Return the numeric addresses of the two ends of the connection, by which this host and the
-  // server's reach each other.
+  // Return the numeric addresses of the connection's two ends. This host and the server's host
+  // reach each other by them.
   std::string local_address() const;
   std::string server_address() const;
   // Adds `delta` to a number that begins at 0, and returns the sum.
   int64_t add(const std::string& key, int64_t delta);
-  // Makes all waits for keys, of all ranks, throw with this reason; the first reason stays.
+  // Makes all waits for keys, of all ranks, throw with this reason; the first reason is kept.
   void fail(const std::string& reason);
   std::string failure();  // the reason, or "" while the job lives
 

@@ -1,17 +1,17 @@
 // The bytes that the store and its clients exchange, and the bounds on them.
 //
 // A connection begins with a mutual proof that both ends know the job's token; nothing else is
-// said before:
+// sent before:
 //   client: greeting, nonce
 //   server: greeting, nonce, HMAC-SHA256(token, "server", both nonces)
 //   client: HMAC-SHA256(token, "client", both nonces)
 //   server: kWelcome
-// Both nonces are new for every connection, so what a stranger has recorded proves nothing. Bytes
-// are not encrypted afterwards.
+// Both nonces are new for every connection, so a recorded proof is worthless. Bytes are not
+// encrypted afterwards.
 //
-// Then the client sends requests and the server answers each: an operation, then length and bytes
-// of a key and of a value; a reply is length and bytes, of which the first says whether the rest is
-// an answer or the reason why there is none.
+// Then the client sends requests and the server answers each. A request is an operation, then
+// length and bytes of a key and of a value. A reply is length and bytes. Its first byte says
+// whether the rest is an answer (kAnswer) or the reason why the request failed (kNone).
 #pragma once
 #include <array>
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace mtrain::comm {
 
-// Neither end takes another program, or another version, for its peer.
+// With it neither end mistakes another program, or another version, for its peer.
 constexpr std::string_view kStoreGreeting = "mtrain store 3\n";
 constexpr size_t kNonceBytes = 32, kProofBytes = 32;
 constexpr size_t kHelloBytes = kStoreGreeting.size() + kNonceBytes;
@@ -50,11 +50,11 @@ inline std::string_view bytes_of(const std::array<uint8_t, 32>& bytes) {
 void append_text(std::string& out, std::string_view text);  // length and bytes
 std::string request_text(char operation, std::string_view key, std::string_view value);
 
-// Reads a length-prefixed text at `at`, which moves behind it. Returns nothing while it is
-// incomplete. Throws CommError if the text is longer than `most`.
+// Reads a length-prefixed text at `at`, and advances `at` past it. Returns nothing while the text
+// is incomplete. Throws CommError if the text is longer than `most`.
 std::optional<std::string_view> take_text(std::string_view in, size_t& at, size_t most);
 
-// Parses a whole number; returns nothing if any other character is there.
+// Parses an integer; returns nothing if the text has any other character.
 std::optional<int64_t> parse_number(std::string_view text);
 
 }  // namespace mtrain::comm

@@ -25,13 +25,13 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr auto kStrangerTime =
-    10s;  // in which a connection must have proved that it knows the token
-// A connection is not closed for another one before this age: a rank's proof needs about as long
-// where strangers keep all cores busy.
+    10s;  // the time in which a connection must prove that it knows the token
+// A connection is not closed for another one before this age: a rank's proof takes about as long
+// while strangers keep all cores busy.
 constexpr auto kLeastAge = 10ms;
 constexpr auto kLeastAgeGreeted = 250ms;  // a proof may wait for a busy or distant rank
-constexpr int kAcceptsAtOnce = 16;  // between them, clients that have sent something are served
-constexpr int kReadsAtOnce = 16;    // of one client, before others have their turn
+constexpr int kAcceptsAtOnce = 16;        // before clients that have sent something are served
+constexpr int kReadsAtOnce = 16;          // from one client, before others are served
 
 // Returns the lowest number of a file descriptor that is reserved for the rest of the process.
 int first_reserved_descriptor() {
@@ -118,8 +118,8 @@ class StoreServer::Loop {
       if (fd < 0) {
         if (errno == EAGAIN) return;
         if (errno == EINTR || errno == ECONNABORTED) continue;
-        // There are no descriptors or no memory. The connection stays in the listener's queue, for
-        // which epoll would report it again at once.
+        // No descriptor or no memory is left. The connection stays in the listener's queue, and
+        // epoll would report it again at once.
         if (strangers_.empty()) return pause_until(now + 100ms);
         drop((closable ? *closable : oldest()).fd);
         continue;
@@ -146,7 +146,7 @@ class StoreServer::Loop {
     if (well && (events & (EPOLLIN | EPOLLHUP))) well = read(c);
     well = well && flush(c);
     if (!well) drop(c.fd);
-    // The request may have answered others, and they may do the same in turn.
+    // The request may have ended the waits of other clients, whose requests may do the same.
     for (auto woken = table_.take_woken(); !woken.empty(); woken = table_.take_woken())
       for (const int fd : woken)
         if (const auto found = clients_.find(fd); found != clients_.end() && !flush(*found->second))
@@ -200,8 +200,8 @@ class StoreServer::Loop {
     for (const int fd : strangers_) first = std::min(first, closable_at(*clients_.at(fd)));
     return first;
   }
-  // Returns the stranger to close for a new one: the oldest of those that have not greeted goes
-  // before those that have. Null: none is old enough.
+  // Returns the stranger to close for a new one: the oldest that has not greeted, or else the
+  // oldest that has. Null: none is old enough.
   const Client* find_closable(Clock::time_point now) const {
     const Client* greeted = nullptr;
     for (const int fd : strangers_) {
@@ -261,7 +261,7 @@ uint16_t port_of(int fd) {
 StoreServer::StoreServer(const StoreAddress& at) : address_(at) {
   const bool all = at.host.empty();
   Listening l{-1, EADDRNOTAVAIL};
-  // Every address at once is that of IPv6, which takes IPv4 too, or of IPv4 where there is no IPv6.
+  // The IPv6 wildcard address accepts IPv4 too. The IPv4 wildcard is for hosts without IPv6.
   for (const int family : {all ? AF_INET6 : AF_UNSPEC, AF_INET}) {
     addrinfo hints{}, *found = nullptr;
     hints.ai_family = family;

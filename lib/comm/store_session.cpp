@@ -74,8 +74,8 @@ bool StoreSession::receive(std::string_view bytes) {
   }
 }
 
-// Returns false where the client cannot know the token. Keeps at most kHelloBytes + kProofBytes of
-// a stranger's.
+// Returns false if the client cannot know the token. Buffers at most kHelloBytes + kProofBytes from
+// a stranger.
 bool StoreSession::prove() {
   if (state_ == State::hello) {
     const size_t greeting = std::min(in_.size(), kStoreGreeting.size());
@@ -140,7 +140,7 @@ void StoreSession::get(const std::string& key) {
   table_.waiting_[key].push_back(this);
 }
 
-// Returns the sum; "" where one of the two is not a number, or the sum has no 64 bits.
+// Returns the sum; "" if one of the two is not a number, or the sum does not fit in 64 bits.
 std::string StoreSession::add(const std::string& key, std::string_view value) {
   const auto found = table_.values_.find(key);
   const auto old = found == table_.values_.end() ? std::optional<int64_t>(0)

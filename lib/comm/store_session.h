@@ -22,7 +22,8 @@ class StoreTable {
 
   explicit StoreTable(const Token& token) : token_(token) {}
 
-  // Moves out the ids of the sessions that another client's request has given something to send.
+  // Returns and clears the ids of the sessions for which another client's request has queued
+  // output.
   std::vector<int> take_woken() { return std::exchange(woken_, {}); }
 
  private:
@@ -43,10 +44,10 @@ class StoreTable {
 
 class StoreSession {
  public:
-  // Bytes that may wait to be sent; beyond them, no request of the client is read.
+  // Bytes that may wait to be sent; above this, no request of the client is read.
   static constexpr size_t kMaxQueued = size_t(8) << 20;
 
-  // `id` tells the sessions of a table apart.
+  // `id` identifies the session within its table.
   StoreSession(StoreTable& table, int id, const Nonce& nonce)
       : table_(table), id_(id), nonce_(nonce) {}
   ~StoreSession();
@@ -62,8 +63,8 @@ class StoreSession {
   bool reads() const { return queued_ < kMaxQueued; }
 
   std::string_view next_output() const;  // "": nothing to send
-  // Says that so many bytes of it have been sent. Returns false as receive() does, since requests
-  // that have waited for room are served now.
+  // Records that `bytes` of next_output() have been sent, and serves requests that had to wait for
+  // room. Returns false as receive() does.
   bool sent(size_t bytes);
 
  private:
@@ -85,7 +86,7 @@ class StoreSession {
   State state_ = State::hello;
   std::string in_;
   std::deque<StoreTable::Reply> out_;
-  size_t sent_ = 0;    // bytes of out_'s first that are sent
+  size_t sent_ = 0;    // bytes of out_.front() that have been sent
   size_t queued_ = 0;  // bytes of out_
   bool waits_ = false;
   std::string waits_for_;  // key of an unanswered get

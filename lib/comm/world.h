@@ -21,8 +21,8 @@ class Transport {
   // world, and `rank` is this rank's place among them. `name` is unique among the groups of a job.
   virtual std::shared_ptr<Communicator> connect(const std::string& name,
                                                 const std::vector<int>& ranks, int rank) = 0;
-  // Makes ranks that wait in connect() throw, with the reason why a peer will not come. Any thread
-  // may call it.
+  // Makes ranks that wait in connect() throw, with the reason why a peer will not arrive. Any
+  // thread may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
 };
 
@@ -36,20 +36,20 @@ class World {
   int size() const { return size_; }
 
   // Returns the group of these ranks, which include this one. All of them call this, and connect at
-  // the first call. `name` says the purpose; the same ranks under another name are another group,
-  // so that two streams never share one.
+  // the first call. `name` says the purpose. The same ranks under another name are another group:
+  // two streams never share one.
   Group group(const std::string& name, const std::vector<int>& ranks);
   // Returns this rank's group along axes of the mesh.
   Group group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes);
   Group world_group();  // all ranks of the job
 
-  // Aborts every group, also groups that still connect. Any thread may call it.
+  // Aborts every group, including groups that are still connecting. Any thread may call it.
   void abort(std::string_view reason) noexcept;
 
  private:
   int rank_, size_;
   std::shared_ptr<Transport> transport_;
-  std::shared_ptr<EmulatedLink> link_;  // null where no link is emulated
+  std::shared_ptr<EmulatedLink> link_;  // null if no link is emulated
   struct Groups;
   std::shared_ptr<Groups> groups_;
 };

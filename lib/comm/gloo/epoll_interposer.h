@@ -1,8 +1,8 @@
 // Replaces epoll_wait in every program that links the object library mtrain_epoll_interposer: each
 // call first yields the core to other threads. Gloo's polling thread calls epoll_wait again at once
-// while a rank's thread holds the lock that it needs. Where ranks outnumber cores it would then
-// keep that rank's thread off the core for a whole time slice (4 ms). Only programs link it; no
-// library of mtrain does.
+// while a rank's thread holds the lock that it needs. If ranks outnumber cores, this would keep
+// that rank's thread off the core for a full time slice (4 ms). Only programs link it; no library
+// of mtrain does.
 #pragma once
 #include <cstdint>
 

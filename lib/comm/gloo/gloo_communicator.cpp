@@ -116,8 +116,8 @@ class GlooCommunicator : public Communicator {
 
   void exchange(const std::vector<Transfer>& transfers, Clock::time_point,
                 const device::LaunchContext&) override {
-    // The slot holds the message's number in its direction between the two ranks: only these two
-    // take part, so that the number of the collective cannot be used.
+    // The slot holds the message's number in its direction between the two ranks. The number of the
+    // collective cannot be used, since the other ranks take no part.
     call({calls_, "messages", true}, [&] {
       for (const Transfer& t : transfers) {
         const bool sends = t.kind == Transfer::Kind::send;
@@ -148,8 +148,8 @@ class GlooCommunicator : public Communicator {
   int wrap(int rank) const { return (rank % ranks_ + ranks_) % ranks_; }
   // Returns where shard r of n elements begins; shards are spread evenly.
   int64_t begin(int64_t n, int r) const { return part_begin(n, ranks_, r); }
-  // Calls f(peer) for all peers, beginning with the next rank, so that ranks do not all begin with
-  // the same one.
+  // Calls f(peer) for all peers, beginning with the next rank: ranks must not all begin with the
+  // same one.
   template <class F>
   void for_peers(const F& f) const {
     for (int i = 1; i < ranks_; ++i) f((me_ + i) % ranks_);
@@ -192,7 +192,7 @@ class GlooCommunicator : public Communicator {
     }
   }
 
-  // Moves whole messages in pieces; a message without bytes is one piece.
+  // Moves complete messages in pieces; a message without bytes is one piece.
   void send(int to, const void* data, int64_t bytes) {
     int64_t first = 0;
     do {
@@ -226,13 +226,13 @@ class GlooCommunicator : public Communicator {
     });
   }
 
-  // Notes that data of all other ranks has arrived, so that the last rank has started. Later calls
-  // within the same collective change nothing.
+  // Records that data of all other ranks has arrived: the last rank has therefore started. Later
+  // calls within the same collective change nothing.
   void others_are_here() {
     if (!std::exchange(all_here_, true)) last_start_ = Clock::now();
   }
 
-  // Returns when all ranks are here.
+  // Returns when all ranks have arrived.
   void meet() {
     for_peers([&](int p) { receive(p, nullptr, 0); });
     for_peers([&](int p) { send(p, nullptr, 0); });
@@ -241,7 +241,8 @@ class GlooCommunicator : public Communicator {
     await_all();
   }
 
-  // Tells each rank how many elements of each tensor it gets, and compares.
+  // Sends each rank the number of elements that it will receive of each tensor. Checks that the
+  // numbers from the other ranks equal those that this rank expects.
   void check_counts(const std::vector<AllToAllSpans>& tensors) {
     const size_t n = tensors.size();
     std::vector<int64_t> own(size_t(ranks_) * n), theirs(own.size());  // by rank and tensor
@@ -284,8 +285,8 @@ class GlooCommunicator : public Communicator {
       average_sum({out, begin(in.count, me_ + 1) - begin(in.count, me_), in.dtype}, ranks_);
   }
 
-  // Every shard goes directly to its rank, which sums in the order of the ranks, chunk by chunk,
-  // while the next chunk is under way.
+  // Sends every shard directly to its rank, in chunks. That rank sums each chunk in the order of
+  // the ranks while the next chunk is in flight.
   void reduce_shards(ConstSpan in, std::byte* out, Reduce op) {
     const int64_t size = dtype_size(in.dtype),
                   chunk =
@@ -406,7 +407,7 @@ class GlooCommunicator : public Communicator {
   const std::chrono::nanoseconds timeout_;
   const int me_, ranks_;
   std::atomic<bool> aborted_{false};
-  // Only the thread that makes the calls uses what follows.
+  // Only the thread that makes the calls uses the members below.
   std::optional<std::string> dead_;  // why the group cannot be used any more
   uint64_t calls_ = 0, slot_ = 0;
   std::vector<uint64_t> sent_, received_;  // messages, by peer

@@ -45,7 +45,7 @@ void avoid_pacing(int fd) {
 std::chrono::milliseconds left(GlooMesh::Clock::time_point deadline) {
   using std::chrono::milliseconds;
   // Gloo gives zero and negative times other meanings. A wait that ended before the deadline, even
-  // by a part of a millisecond, would pass for a connection that broke.
+  // by a part of a millisecond, would be mistaken for a broken connection.
   return std::max(milliseconds(1),
                   std::chrono::ceil<milliseconds>(deadline - GlooMesh::Clock::now()));
 }
@@ -53,8 +53,8 @@ std::chrono::milliseconds left(GlooMesh::Clock::time_point deadline) {
 }  // namespace
 
 struct GlooMesh::Peer {
-  // Spans all memory, so that an offset is an address. All pieces to and from the peer go through
-  // this one buffer; its waits end when the connection breaks.
+  // Spans all memory: an offset is an address. All pieces to and from the peer go through this one
+  // buffer; its waits end when the connection breaks.
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
   // A second handle of the connection's socket. Shutting the connection down through it cannot hit
   // another file that got the same number after gloo closed its own handle.
@@ -71,8 +71,8 @@ struct GlooMesh::Peer {
 
 namespace {
 
-// Returns the address and port. An interface's name (fe80::1%eth0) holds on this host alone, and is
-// left out.
+// Returns the address and port. Leaves out the interface's name (fe80::1%eth0), which is valid only
+// on this host.
 std::string text_of(const sockaddr_storage& address, socklen_t length) {
   char host[NI_MAXHOST], port[NI_MAXSERV];
   if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, port,
@@ -96,8 +96,8 @@ using Ends = std::pair<std::string, std::string>;
 
 Ends ends_of(int fd) { return {end_of(fd, getsockname), end_of(fd, getpeername)}; }
 
-// Returns this process's connected sockets by their ends. One end does not tell, since gloo lets
-// sockets share a local port.
+// Returns this process's connected sockets by their ends. One end does not identify a socket, since
+// gloo lets sockets share a local port.
 std::map<Ends, int> connected_sockets() {
   std::map<Ends, int> sockets;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -120,9 +120,9 @@ int duplicate_socket(const std::map<Ends, int>& sockets, const Ends& ends) {
 
 }  // namespace
 
-// Gloo takes the first connection that arrives for its peer's. Each rank therefore tells the others
-// through the store, which only ranks can use, at which addresses its own ends of the connections
-// are. No stranger can have the address of one that is connected.
+// Gloo accepts the first connection that arrives as its peer's. Each rank therefore publishes the
+// addresses of its own ends of the connections in the store, which only ranks can use. No stranger
+// can have the address of a connected end.
 void GlooMesh::find_sockets(gloo::rendezvous::Store& store) {
   std::vector<std::string> own(static_cast<size_t>(ranks_), "own");
   for (int r = 0; r < ranks_; ++r) {
@@ -165,8 +165,8 @@ GlooMesh::GlooMesh(std::shared_ptr<gloo::transport::Device> device, gloo::rendez
     Peer& peer = peers_[size_t(r)];
     avoid_pacing(peer.socket);
     peer.buffer = context_->createUnboundBuffer(nullptr, std::numeric_limits<size_t>::max());
-    // Gloo forgets pieces under way when a connection breaks. This receive is always pending, so
-    // that a wait on the buffer then fails.
+    // Gloo forgets pieces in flight when a connection breaks. This receive is always pending;
+    // therefore a wait on the buffer then fails.
     peer.buffer->recv(r, kNeverSent, 0, 0);
   }
 }

@@ -1,5 +1,5 @@
 // The gloo connections among the ranks of one group, over which pieces of memory go from rank to
-// rank. It has nothing to do with the mesh of lib/mesh.
+// rank. It is unrelated to the mesh of lib/mesh.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -35,10 +35,10 @@ class GlooMesh {
 
   // These begin to move a piece. Between two ranks, the n-th piece sent on a slot is the n-th piece
   // received on the same slot. Both ends must name the same number of bytes: gloo ends the process
-  // where they differ.
+  // if they differ.
   void send(int to, uint64_t slot, const void* data, size_t bytes);
   void receive(int from, uint64_t slot, void* data, size_t bytes);
-  // These return when one more of the pieces under way has arrived; pieces of one slot arrive in
+  // These return when one more of the pieces in flight has arrived; pieces of one slot arrive in
   // their order.
   void await_send(int to, Clock::time_point deadline);
   void await_receive(int from, Clock::time_point deadline);
@@ -48,9 +48,9 @@ class GlooMesh {
   // pieces.
   void await_last_pieces(Clock::time_point deadline) noexcept;
 
-  // Breaks every connection, so that pending pieces of all ranks fail. Any thread may call it.
+  // Breaks every connection: pending pieces of all ranks fail. Any thread may call it.
   void break_off() noexcept;
-  // Does the same, and returns when gloo no longer touches the memory of any piece.
+  // Breaks every connection and returns when gloo no longer touches the memory of any piece.
   void close() noexcept;
 
  private:

@@ -104,7 +104,7 @@ class GlooTransport : public Transport {
 
  private:
   const GlooOptions options_;
-  // Every group meets over it: a rank joins its groups one after another, all ranks in one order.
+  // All groups connect through it: ranks join their groups one after another, in the same order.
   mtrain::comm::Store meeting_;
   std::shared_ptr<mtrain::comm::Store> reports_;
   std::shared_ptr<gloo::transport::Device> device_;  // one thread moves the data of all groups

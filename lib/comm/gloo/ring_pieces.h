@@ -7,14 +7,14 @@
 
 namespace mtrain::comm {
 
-// A ring goes in steps. In each step every rank sends a shard to the next rank and receives another
+// A ring runs in steps. In each step every rank sends a shard to the next rank and receives another
 // one from the previous rank, which it sends in the next step. Shards are split into pairs of
-// segments, so that one segment is under way while the other is reduced. A pair goes through all
-// steps before the next pair begins, so that few segments are held at a time. What a rank receives
-// as piece i it sends as piece i + 2.
+// segments: one segment is in flight while the other is reduced. A pair goes through all steps
+// before the next pair begins, which keeps few segments in memory. A rank sends as piece i + 2 what
+// it has received as piece i.
 class RingPieces {
  public:
-  // `count` is the number of elements of all shards, `max_piece` the largest number of a piece.
+  // `count` is the number of elements of all shards, `max_piece` the limit for one piece.
   RingPieces(int64_t count, int ranks, int64_t max_piece)
       : count_(count),
         ranks_(ranks),

@@ -1,5 +1,5 @@
-// The functions of NCCL and of CUDA that communicators need. Tests implement this interface without
-// a GPU, so that it includes no header of NCCL or CUDA.
+// The functions of NCCL and of CUDA that communicators need. It includes no header of NCCL or CUDA,
+// since tests implement this interface without a GPU.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,15 +11,15 @@ struct ncclComm;  // declared as in nccl.h
 
 namespace mtrain::comm {
 
-// The result of a call. A call may block until its peers come, and abort() from another thread
-// ends it; or it may return while it still goes on (under_way), and state() says when it is done.
+// The result of a call. A call may block until its peers arrive; abort() from another thread then
+// ends it. Or it may return before it is complete (under_way); state() reports when it is done.
 struct NcclAnswer {
   enum class State { done, under_way, failed } state = State::done;
   std::string text{};  // NCCL's own message about a failure
 };
 
-// One thread at a time uses a communicator, but for abort(). Calls between group_start and
-// group_end run together; their data is on the GPU, and their work goes to `stream`.
+// Only one thread at a time may use a communicator, except for abort(). Calls between group_start
+// and group_end run together. Their data is on the GPU, and their work is enqueued on `stream`.
 class NcclApi {
  public:
   virtual ~NcclApi() = default;
@@ -31,7 +31,7 @@ class NcclApi {
   virtual NcclAnswer state(ncclComm* comm) = 0;  // of the last call; also reports peers' failures
   virtual NcclAnswer finalize(ncclComm* comm) = 0;
   virtual void destroy(ncclComm* comm) noexcept = 0;  // may be called when finalize() is done
-  // Ends its work on the GPU and frees it. A call of another thread that blocks returns.
+  // Ends its work on the GPU and frees it. A blocked call of another thread returns.
   virtual void abort(ncclComm* comm) noexcept = 0;
 
   virtual NcclAnswer group_start() = 0;

@@ -23,13 +23,13 @@ using State = NcclAnswer::State;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr auto kWatch = milliseconds(10);  // the watchdog looks at the calls under way this often
+constexpr auto kWatch = milliseconds(10);  // the watchdog checks the pending calls this often
 // The watchdog asks the store, which serves all ranks, this often. A healthy call ends before the
-// first question.
+// first request.
 constexpr std::chrono::nanoseconds kAsk = milliseconds(250);
 // How long a rank waits at the end for peers that still read its data.
 constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
-// A call that NCCL takes at once returns within this time.
+// A call that does not block inside NCCL returns within this time.
 constexpr auto kReturn = milliseconds(200);
 
 const char* name(Reduce op) {
@@ -180,9 +180,9 @@ class NcclCommunicator : public Communicator {
     calls_.back().end = api_->record(context.cuda);
   }
 
-  // NCCL connects peers at their first call, and the host waits for that here; the watchdog checks
-  // that it does not take too long. The lock, which is held before and after, is not held
-  // meanwhile: where NCCL blocks, only an abort by the watchdog ends it.
+  // NCCL connects peers at their first call, and the host waits for that here. The watchdog checks
+  // that it does not take too long. The lock is released during the call: if NCCL blocks, only an
+  // abort by the watchdog ends it.
   template <class F>
   NcclAnswer in_nccl(std::unique_lock<std::mutex>& lock, const F& run) {
     ncclComm* const comm = comm_;
@@ -237,7 +237,7 @@ class NcclCommunicator : public Communicator {
     if (found) fail(*found);
   }
 
-  // Returns the failure of a call under way, if one has failed. The caller holds the lock.
+  // Returns the failure of a pending call, if one has failed. The caller holds the lock.
   std::optional<Found> look() {
     while (!calls_.empty() && calls_.front().end && calls_.front().end->ready()) calls_.pop_front();
     if (calls_.empty()) return {};
@@ -259,8 +259,8 @@ class NcclCommunicator : public Communicator {
     return too_late(first);
   }
 
-  // Returns whether it is time to ask the store: NCCL does not tell a rank that another one has
-  // given up. The caller holds the lock.
+  // Returns whether it is time to ask the store: NCCL does not report that another rank has given
+  // up. The caller holds the lock.
   bool asks_now() {
     if (calls_.empty()) return false;
     const auto since = calls_.front().started ? calls_.front().started : inside_since_;
@@ -270,8 +270,8 @@ class NcclCommunicator : public Communicator {
     return true;
   }
 
-  // Ends the group and returns the error to throw. The host thread and the watchdog may both find
-  // that it has failed.
+  // Ends the group and returns the error to throw. The host thread and the watchdog may both detect
+  // the failure.
   CommError fail(const Found& found) {
     const std::lock_guard one(failing_);
     {
@@ -290,8 +290,8 @@ class NcclCommunicator : public Communicator {
     return dead_.has_value();
   }
 
-  // The stream gets the error before NCCL lets it go on. A host thread inside of NCCL gets a moment
-  // to return by itself, so that NCCL is aborted under it only where it blocks.
+  // The stream gets the error before NCCL lets it continue. A host thread inside NCCL gets a short
+  // time to return by itself. NCCL is aborted during its call only if the call blocks.
   void die(const CommError& error) {
     std::unique_lock lock(mutex_);
     dead_ = error.message();
@@ -306,7 +306,7 @@ class NcclCommunicator : public Communicator {
   }
 
   std::string place(const Call& call) const {
-    // World has appended the ranks to the group's name, behind a colon.
+    // World has appended the ranks to the group's name, after a colon.
     return fmt::format("call {}, {}, of group {} on rank {} ({} of {} in the group)", call.number,
                        call.call.what, group_.name.substr(0, group_.name.find(':')),
                        group_.ranks[size_t(group_.rank)], group_.rank, group_.ranks.size());
@@ -318,7 +318,7 @@ class NcclCommunicator : public Communicator {
       api->use_device();
       return api->finalize(comm);
     });
-    if (!finalized) return false;  // it blocks, until the abort
+    if (!finalized) return false;  // finalize() blocks until the abort
     NcclAnswer answer = *finalized;
     while (answer.state == State::under_way && Clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(1));
@@ -337,10 +337,10 @@ class NcclCommunicator : public Communicator {
   std::mutex failing_;  // held by the thread that finds out why the group fails; before mutex_
   std::mutex mutex_;    // guards the members below
   ncclComm* comm_;      // null: aborted
-  std::optional<Clock::time_point> inside_since_;  // when the host thread entered NCCL; in it now
-  std::condition_variable left_;                   // it has come back
+  std::optional<Clock::time_point> inside_since_;  // set while the host thread is in NCCL
+  std::condition_variable left_;                   // the host thread has returned from NCCL
   uint64_t number_ = 0;
-  std::deque<Call> calls_;  // the calls that have not been seen to end
+  std::deque<Call> calls_;  // the calls whose end has not been observed
   Clock::time_point asked_{};
   std::shared_ptr<device::AsyncError> late_;  // LaunchContext::late of the last call
   std::optional<std::string> dead_;           // why the group cannot be used any more

@@ -20,8 +20,8 @@ struct NcclGroup {
 };
 
 // Takes ownership of `comm`, which is connected. If a call has begun on the GPU and does not end
-// within the timeout, LaunchContext::late gets an error that names the ranks that did not arrive,
-// and all ranks abort their work on the GPU.
+// within the timeout, all ranks abort their work on the GPU. LaunchContext::late then gets an error
+// that names the ranks that did not arrive.
 std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
                                                 NcclGroup group,
                                                 std::unique_ptr<FailureReporter> reporter);

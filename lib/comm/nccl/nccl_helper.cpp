@@ -22,7 +22,7 @@ std::optional<NcclAnswer> answer_within(std::chrono::steady_clock::time_point de
     } catch (const std::exception& e) {
       answer = {NcclAnswer::State::failed, e.what()};
     }
-    call = nullptr;  // what it owns is gone before the answer is there
+    call = nullptr;  // frees what it owns before the answer can be seen
     const std::lock_guard lock(shared->mutex);
     shared->answer = std::move(answer);
     shared->done.notify_all();

@@ -1,4 +1,4 @@
-// Calls of NCCL that may block without end, under a deadline.
+// A deadline for calls of NCCL that may block forever.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -8,9 +8,9 @@
 
 namespace mtrain::comm {
 
-// Makes the call on a thread of its own. Returns its answer, or nothing where it has not returned
-// by the deadline: the thread then goes on by itself, so `call` must own what it uses. What `call`
-// throws becomes a failed answer.
+// Makes the call on a thread of its own. Returns its answer, or nothing if it has not returned by
+// the deadline. The thread then continues by itself, so `call` must own what it uses. An exception
+// of `call` becomes a failed answer.
 std::optional<NcclAnswer> answer_within(std::chrono::steady_clock::time_point deadline,
                                         std::function<NcclAnswer()> call);
 

@@ -37,7 +37,7 @@ struct Functions {
 
 struct Library {
   Functions functions{};
-  std::string problem;  // "" where it is loaded
+  std::string problem;  // "" if it is loaded
 };
 
 // NCCL 2.14 and newer have all of these functions.
@@ -101,7 +101,7 @@ class Event : public device::EventBackend {
   explicit Event(cudaStream_t stream) {
     MT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
     if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      cudaEventDestroy(event_);  // no destructor runs where the constructor throws
+      cudaEventDestroy(event_);  // no destructor runs if the constructor throws
       check_cuda(status, "cudaEventRecord", __LINE__);
     }
   }
@@ -127,7 +127,7 @@ class LoadedNccl : public NcclApi {
 
   void use_device() override { MT_CUDA(cudaSetDevice(device_)); }
 
-// Makes the call and returns its result, with the line and NCCL's own text where it failed.
+// Makes the call and returns its result, with the line and NCCL's own text if it failed.
 #define MT_NCCL(comm, call) answer(call, comm, #call, __LINE__)
 
   std::string make_id() override {
@@ -143,7 +143,7 @@ class LoadedNccl : public NcclApi {
     MT_CHECK(id.size() == sizeof unique.internal, "an id of {} bytes", id.size());
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 1;  // otherwise every call starts a thread of NCCL's, and is waited for
+    config.blocking = 1;  // otherwise NCCL starts a thread for every call, and the caller must poll
     return MT_NCCL(comm, f_.comm_init_rank_config(&comm, ranks, unique, rank, &config));
   }
 

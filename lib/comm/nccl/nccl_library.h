@@ -7,7 +7,7 @@
 
 namespace mtrain::comm {
 
-// Returns NCCL for the rank that runs on this GPU. Throws UserError where it cannot be loaded.
+// Returns NCCL for the rank that runs on this GPU. Throws UserError if it cannot be loaded.
 std::shared_ptr<NcclApi> load_nccl(int cuda_device);
 
 // Returns "NCCL 2.28.9", or why there is none.

@@ -51,8 +51,8 @@ class Meeting {
                                   std::chrono::duration<double>(options_.timeout).count());
   }
 
-  // Waits for all ranks and tells them the id. Only the first rank does so; otherwise the server
-  // would be asked ranks x ranks times.
+  // Waits for all ranks and publishes the id. Only the first rank does so; otherwise the server
+  // would get ranks x ranks requests.
   std::string invite(NcclApi& api) {
     const auto deadline = Clock::now() + options_.timeout;
     std::vector<int> late = missing();
@@ -68,7 +68,7 @@ class Meeting {
 
   std::string await_invitation() {
     const auto timeout = std::chrono::duration_cast<milliseconds>(options_.timeout);
-    // The wait gets a connection of its own, which cannot be used any more after a timeout.
+    // The wait gets a connection of its own, since a connection cannot be used after a timeout.
     Store waiting(options_.store, timeout);
     try {
       return waiting.get(key("id"));
@@ -85,12 +85,12 @@ class Meeting {
   const int rank_, ranks_;
 };
 
-// A communicator while NCCL connects it. Where nobody waits for it any more, it is aborted.
+// A communicator while NCCL connects it. It is aborted if nobody waits for it any more.
 class Connecting {
  public:
   explicit Connecting(std::shared_ptr<NcclApi> api) : api_(std::move(api)) {}
 
-  // NCCL may block here without end. It has no communicator to abort before it returns.
+  // NCCL may block here forever. Before it returns, there is no communicator to abort.
   NcclAnswer begin(const std::string& id, int rank, int ranks) {
     api_->use_device();
     ncclComm* comm = nullptr;
@@ -102,7 +102,7 @@ class Connecting {
       comm_ = comm;
     return answer;
   }
-  // Called once: returns the communicator, or null where NCCL has returned none yet.
+  // Called once: returns the communicator, or null if NCCL has returned none yet.
   ncclComm* take() {
     const std::lock_guard lock(mutex_);
     taken_ = true;

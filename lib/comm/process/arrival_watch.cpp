@@ -54,7 +54,7 @@ std::string ArrivalWatch::absent(const StoreAddress& at) {
     if (const int absent = missing(*store_, 1))
       return fmt::format("{} of {} ranks", absent, o_.size);
   } catch (const std::exception&) {
-    store_.reset();  // the rank itself will say what is wrong with the store
+    store_.reset();  // the rank itself will report what is wrong with the store
   }
   return "the other ranks";
 }

@@ -1,4 +1,4 @@
-// Says for whom a rank waits while the ranks of a job meet.
+// Reports for whom a rank waits while the ranks of a job connect.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -13,7 +13,7 @@
 
 namespace mtrain::comm {
 
-// The key that a rank counts up when it has reached the store.
+// The key that a rank increments when it has connected to the store.
 std::string begun_key(int rank);
 
 class ArrivalWatch {
@@ -22,7 +22,7 @@ class ArrivalWatch {
     int size = 1, local_size = 1;  // ranks of the job, and on each host
     std::string where;             // host and port at which they meet
     std::chrono::duration<double> timeout;
-    std::chrono::duration<double> quiet;  // before it says anything
+    std::chrono::duration<double> quiet;  // before the first report
     // Gets "waiting for 1 of 2 hosts at host0:29500 (600 s)" about once a second, from a thread of
     // the watch; may be empty.
     std::function<void(const std::string&)> tell;
@@ -33,7 +33,7 @@ class ArrivalWatch {
   ArrivalWatch& operator=(const ArrivalWatch&) = delete;
 
   void joined(
-      const StoreAddress& at);  // this rank has reached the store, which knows who has begun
+      const StoreAddress& at);  // this rank has connected to the store, which knows who has begun
 
  private:
   void watch();

@@ -34,7 +34,7 @@ struct Descriptor {
 
 std::string own_path(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
 
-// Whether the descriptor is one of memfd_create(): the kernel names these, and no path begins so.
+// Whether the descriptor is from memfd_create(): only the kernel gives names that begin like this.
 bool is_anonymous_memory(int fd) {
   constexpr std::string_view kMemfd = "/memfd:";
   char target[kMemfd.size()];
@@ -85,7 +85,7 @@ std::shared_ptr<ChannelMemory> ChannelMemory::open(const std::string& place,
   const auto [pid, number] = parse_place(place);
   if (pid != owner.pid || owner.ended())
     refuse(fmt::format("process {} is not that rank's process {}", pid, owner.pid));
-  // O_PATH opens nothing yet: what is found is checked first, and then opened by this descriptor.
+  // O_PATH does not open the file yet. It is checked first, and then opened by this descriptor.
   const Descriptor found{
       ::open(fmt::format("/proc/{}/fd/{}", pid, number).c_str(), O_PATH | O_CLOEXEC)};
   if (found.fd < 0)

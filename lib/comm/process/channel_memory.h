@@ -1,5 +1,5 @@
 // The memory of a channel between processes of one host: an anonymous file, which one process makes
-// and the others open through /proc. Nothing is left behind when processes die.
+// and the others open through /proc. Nothing remains when the processes die.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -15,8 +15,8 @@ class ChannelMemory {
   static std::shared_ptr<ChannelMemory> make(size_t bytes);
   // Opens the memory that the process `owner` has made and described by `place`. Throws CommError
   // unless it is anonymous memory of that process and of this user, has exactly this size, and is
-  // sealed, so that no one can shorten it under its readers. A place never names a file: only two
-  // numbers are taken from it.
+  // sealed: nobody can shorten it while others use it. A place cannot name a file, since only two
+  // numbers are read from it.
   static std::shared_ptr<ChannelMemory> open(const std::string& place, const ProcessIdentity& owner,
                                              size_t bytes);
   ~ChannelMemory();

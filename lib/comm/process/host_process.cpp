@@ -24,7 +24,7 @@ struct Stat {
   std::string started;
 };
 
-// Returns empty fields where there is no such process.
+// Returns empty fields if there is no such process.
 Stat stat_of(pid_t pid) {
   const std::string line = first_line(fmt::format("/proc/{}/stat", pid).c_str());
   // pid (name) state ...: the name may hold anything, parentheses too.

@@ -1,5 +1,5 @@
-// Identities of hosts and processes, by which peers know whether they can share memory and whether
-// a peer's process has ended.
+// Identities of hosts and processes. Peers use them to know whether they can share memory, and
+// whether a peer's process has ended.
 #pragma once
 #include <sys/types.h>
 #include <optional>
@@ -11,7 +11,7 @@ namespace mtrain::comm {
 // machine, one boot and one pid namespace.
 std::string host_identity();
 
-// Identifies a process, also after its pid has been given to another one.
+// Identifies a process even after its pid has been reused.
 struct ProcessIdentity {
   pid_t pid = 0;
   std::string started;  // clock ticks after boot, from /proc

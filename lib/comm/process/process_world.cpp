@@ -32,7 +32,7 @@ uint64_t hash_of_program() {
   return Fnv1a().add({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).value();
 }
 
-// What another rank gives is shown up to this length.
+// Text from another rank is shown up to this length.
 std::string bounded(std::string_view text) { return std::string(text.substr(0, kMaxReasonBytes)); }
 
 // Returns the lines in which the two texts differ: "`lr: 2` instead of `lr: 1`, ...".
@@ -52,14 +52,14 @@ std::string differences(const std::string& own, const std::string& first) {
 
 constexpr const char* kWell = "well";
 
-// Tells the other ranks, which would wait for this one, why it does not arrive, and throws.
+// Publishes why this rank does not arrive, since the other ranks wait for it, and throws.
 [[noreturn]] void refuse(Store& store, const ProcessWorldOptions& o, const std::string& reason,
                          const std::string& hint) {
   store.set(fmt::format("arrived/{}", o.rank), reason);
   throw UserError(reason, hint);
 }
 
-// Returns which start of the job serves this store (0: the first); nothing where that start has
+// Returns which start of the job serves this store (0: the first); nothing if that start has
 // failed.
 std::optional<int64_t> start_of(Store& store, const ProcessWorldOptions& o) {
   constexpr const char* kStart = "start";
@@ -93,8 +93,8 @@ Token await_token(const ProcessWorldOptions& o, Clock::time_point deadline) {
   }
 }
 
-// Connects to the server, and sets `at.token` to the token that it knows. Returns null where the
-// server knows another one, which rank 0 may not have replaced yet.
+// Connects to the server, and sets `at.token` to the token that it knows. Returns null if the
+// server has a different token: this host may still see the token of an earlier job.
 std::shared_ptr<Store> connect(StoreAddress& at, const ProcessWorldOptions& o,
                                Clock::time_point deadline) {
   at.token = await_token(o, deadline);
@@ -108,8 +108,8 @@ std::shared_ptr<Store> connect(StoreAddress& at, const ProcessWorldOptions& o,
 }
 
 // Connects to the store that rank 0 of this start serves; rank 0 of an earlier start, on another
-// host, may still serve its own. Throws UserError where another rank with this number is there
-// already.
+// host, may still serve its own. Throws UserError if another rank with this number has already
+// joined.
 std::shared_ptr<Store> join_store(StoreAddress& at, const ProcessWorldOptions& o) {
   const auto deadline = Clock::now() + rendezvous_time(o);
   for (;;) {
@@ -164,8 +164,8 @@ void shake_hands(Store& store, const ProcessWorldOptions& o) {
   store.set(fmt::format("arrived/{}", o.rank), kWell);
 }
 
-// Returns "rank 3", or "host 1 of 2 (rank 2, 3)", of the ranks that have not begun; of `rank` alone
-// where all have, or the store does not answer.
+// Names the ranks that have not begun: "rank 3", or "host 1 of 2 (rank 2, 3)". Names only `rank` if
+// all have begun or the store does not answer.
 std::string absent_ranks(const StoreAddress& at, const ProcessWorldOptions& o, int rank) {
   std::vector<int> ranks, hosts;
   try {
@@ -251,7 +251,7 @@ class ServedTransport : public Transport {
     try {
       failures_.fail(fmt::format("rank {} gave up: {}", rank_, reason));
     } catch (const std::exception&) {
-      // The store is gone, so that no rank waits for a key any more.
+      // The store is gone: no rank waits for a key any more.
     }
   }
 

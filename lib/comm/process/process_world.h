@@ -1,5 +1,5 @@
-// The world of ranks that are processes. The ranks meet, compare what must be equal, and choose the
-// transport that fits the hosts on which they run.
+// The world of ranks that are processes. The ranks connect, compare what must be equal, and choose
+// the transport that fits the hosts on which they run.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -14,28 +14,28 @@
 namespace mtrain::comm {
 
 enum class ProcessBackend {
-  automatic,  // nccl between GPUs; on CPUs shared memory where one host runs all ranks, else gloo
+  automatic,  // nccl between GPUs; on CPUs shared memory if one host runs all ranks, else gloo
   gloo,
   nccl,
 };
 
 // How a rank finds the job's token.
 struct TokenSource {
-  // Returns nothing while the token is not there yet. Rank 0 always has it.
+  // Returns nothing while the token does not exist yet. Rank 0 always has it.
   std::function<std::optional<Token>()> find;
-  // Whether a later find() may return another token: what it found may be of an earlier job.
+  // Whether a later find() may return another token: the first one may belong to an earlier job.
   bool may_change = false;
-  std::string hint;            // what to do where no token is found
+  std::string hint;            // what to do if no token is found
   std::shared_ptr<void> keep;  // lives as long as the world
 };
 
-// How long ranks wait for each other before they say so.
+// How long ranks wait for each other before they report it.
 inline constexpr std::chrono::seconds kWaitInSilence{5};
 
 struct ProcessWorldOptions {
   int rank = 0, size = 1;
   int local_size = 1;  // ranks on this host
-  int restarts = 0;    // how often a launcher has started all ranks again
+  int restarts = 0;    // how often a launcher has restarted all ranks
   std::string master_addr = "localhost";
   uint16_t master_port = 0;  // where rank 0 serves the store
   TokenSource token;
@@ -51,10 +51,10 @@ struct ProcessWorldOptions {
   std::function<void(const std::string&)> waiting = {};
 };
 
-// Returns when all ranks have met. A restarted rank may find the server of the previous start,
-// whose rank 0 on another host has not ended yet; it then waits for the next server. Throws
-// CommError, which names the rank that did not come, or UserError, which names the rank that runs
-// another recipe or another program.
+// Returns when all ranks have connected. A restarted rank may find the server of the previous
+// start, whose rank 0 on another host has not ended yet; it then waits for the next server. Throws
+// CommError, which names the rank that did not arrive, or UserError, which names the rank that runs
+// a different recipe or program.
 World process_world(const ProcessWorldOptions& options);
 
 }  // namespace mtrain::comm

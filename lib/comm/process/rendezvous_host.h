@@ -1,4 +1,4 @@
-// At which of a host's addresses rank 0 serves the store, and how the ranks reach it.
+// The address of its host at which rank 0 serves the store, and the address that ranks connect to.
 #pragma once
 #include <string>
 
@@ -9,11 +9,11 @@ struct RendezvousHost {
   std::string reached;  // name or address
 };
 
-// `one_host` says that all ranks run on this host. They then meet at its loopback address, which no
-// other host can reach, unless `master_addr` is a name or an address of another host. Otherwise
-// rank 0 listens at the one address that `master_addr` stands for. It listens at all addresses
-// where that cannot be known: the name stands for several, or for a loopback address that other
-// hosts do not share, or for an address in front of this host.
+// `one_host`: all ranks run on this host. They then meet at its loopback address, which no other
+// host can reach, unless `master_addr` is a name or an address of another host. Otherwise rank 0
+// listens at the one address of this host that `master_addr` stands for. It listens at all
+// addresses if that one is not known. The name may stand for several addresses, for a loopback
+// address that other hosts do not share, or for an address that is not this host's own (NAT).
 RendezvousHost rendezvous_host(const std::string& master_addr, bool one_host);
 
 }  // namespace mtrain::comm

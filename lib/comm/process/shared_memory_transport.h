@@ -1,5 +1,5 @@
 // Ranks as processes of one host. The memory of a group's channel is an anonymous file, which the
-// group's first rank makes and the other ranks open through /proc. Nothing is left behind when
+// group's first rank makes and the other ranks open through /proc. Nothing remains when the
 // processes die.
 #pragma once
 #include <chrono>
