@@ -24,7 +24,7 @@ TensorGroups tensor_groups(comm::World& world, Device& device, Group all, int64_
   return g;
 }
 
-// These two say which elements share a scale: `rows` in inputs and gradients, `weights` in weights.
+// Which elements share a scale: `rows` for inputs and gradients, `weights` for weights.
 struct Float8BlockKinds {
   kernels::Float8Blocks rows, weights;
 };
@@ -65,7 +65,7 @@ Group cp_level(comm::World& world, const RunPlan& plan, const char* name, size_t
   return world.group(name, ranks);
 }
 
-// Brings tokens to experts that other ranks have, or parts of them.
+// Sets up the dispatchers that bring tokens to experts, or to parts of experts, on other ranks.
 void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
                     model::ModelImpls& impls) {
   const plan::Layout& l = plan.layout;
@@ -79,8 +79,8 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     if (other_tokens)
       parts = {.tp = world.group("expert_tp", moe, {mesh::Axis::tp}),
                .all = world.group("ep_tp", moe, {mesh::Axis::ep, mesh::Axis::tp})};
-    // Where passes run together, the rows of one are under way when the other counts its own. Both
-    // groups have the same ranks, whose hosts make the calls in one order.
+    // If passes run together, one of them counts its rows while the other's rows are in flight.
+    // Both groups have the same ranks, and their hosts make the calls in the same order.
     std::optional<CountsGroup> counts;
     if (plan.overlap.overlap_moe_expert_parallel_comm && !plan.experts.pad_to_capacity) {
       mesh::Axes axes{mesh::Axis::ep};
@@ -92,7 +92,7 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
                                         plan.model.experts.count, parts, counts);
     impls.experts = {.ranks = comm->ranks(), .rank = comm->rank()};
   }
-  // Without ep all rows are of experts of this rank, and none of their numbers need travel.
+  // Without ep all rows belong to experts of this rank, and no counts need to be exchanged.
   const plan::ExpertOptions options =
       l.ep > 1 ? plan.experts
                : plan::ExpertOptions{.dispatcher = plan::ExpertOptions::Dispatcher::all_gather};
@@ -115,21 +115,22 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     };
 }
 
-// Sums what the ranks that have different tokens of a sample have found, on a stream that `compute`
-// does not wait for.
+// Returns a function that sums values over the ranks that have different tokens of a sample. It
+// uses a stream that `compute` does not wait for.
 std::function<Event(Stream&, const Tensor&)> sum_over_tokens(comm::World& world, Device& device,
                                                              const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   const bool over_tp = l.tp > 1 && plan.tensor.sequence_parallel;
   if (l.cp == 1 && !over_tp) return {};
-  // Alone, cp and tp lend the groups of attention and of the linears; together they make a new one.
+  // If only cp or only tp has other tokens, the group of attention or of the linears is reused.
+  // Both together need a new group.
   const Group ranks = !over_tp ? world.group("cp", plan.mesh, {mesh::Axis::cp})
                       : l.cp == 1
                           ? world.group("tp", plan.mesh, {mesh::Axis::tp})
                           : world.group("cp_tp", plan.mesh, {mesh::Axis::cp, mesh::Axis::tp});
   Stream& stream = device.stream(l.cp > 1 ? device::StreamKind::cp : device::StreamKind::tp);
   return [ranks, &stream](Stream& compute, const Tensor& found) {
-    stream.wait(compute.record());  // edge: what this rank has found -> the sums
+    stream.wait(compute.record());  // edge: this rank's values -> their sum
     ranks.all_reduce(found, comm::Reduce::sum, stream);
     return stream.record();
   };

@@ -1,6 +1,6 @@
 // Makes from the plan the groups of ranks of each parallelism, and the implementations that replace
-// those of a single rank. All ranks call these functions in the same order, since ranks meet when a
-// group is made.
+// those of a single rank. All ranks call these functions in the same order, since the ranks of a
+// group connect when it is made.
 #pragma once
 #include "comm/world.h"
 #include "device/device.h"
@@ -20,7 +20,7 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
 model::ModelImpls share_layers(comm::World& world, Device& device, const plan::ModelShape& model);
 
 // This rank among the context-parallel ranks, which share every sequence. The number of tokens of
-// each is a multiple of `multiple`.
+// each sequence is a multiple of `multiple`.
 struct SequenceShare {
   int64_t rank = 0, ranks = 1, multiple = 1;
 };

@@ -41,9 +41,9 @@ class A2aAttention : public model::AttentionCore {
   }
 
  private:
-  // What backward needs of a piece: its qkv and its output, for whole sequences. The caller keeps
-  // the output, too, exchanged back: a second exchange in backward would cost more than the memory.
-  // The qkv before the exchange is not kept.
+  // What backward needs of a piece: its qkv and its output, for full sequences. The caller also
+  // keeps the output after the exchange back: a second exchange in backward would cost more than
+  // this memory. The qkv before the exchange is not kept.
   struct Piece {
     Tensor qkv_TN;
     ops::AttentionResult result;

@@ -38,7 +38,7 @@ class A2aP2pAttention : public model::AttentionCore {
   }
 
  private:
-  // Both have this rank's share of the heads, for all positions of its level.
+  // Both tensors have this rank's share of the heads, for all positions of its level.
   struct Kept {
     Tensor qkv_TN;
     ops::AttentionResult result;
@@ -52,9 +52,9 @@ class A2aP2pAttention : public model::AttentionCore {
   std::vector<int64_t> qkv_sections() const {
     return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
   }
-  // The ranks of a level are neighbours. Rank r of the ring, with its level, has chunk r of
-  // 2 * ring.size() larger chunks, and the chunk that is as far from the end. The exchange puts the
-  // positions of the level into order, so that the ring has the balanced chunks that it expects.
+  // The ranks of a level are neighbours. Rank r of the ring, together with its level, has chunks r
+  // and 2 * ring.size() - 1 - r of 2 * ring.size() larger chunks. The exchange sorts the positions
+  // of the level; the ring then has the balanced chunks that it expects.
   HeadExchange exchange(const model::Step& step) const {
     std::vector<int64_t> documents = step.seq.documents;
     for (int64_t& length : documents) length = exact_div(length * level_.size(), ranks_);

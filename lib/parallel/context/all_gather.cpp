@@ -16,7 +16,7 @@ class AllGatherAttention : public model::AttentionCore {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const Tensor out = Tensor::empty(compute, {seq.T(), A() * pieces_ * D()}, qkv_TN.dtype());
-    // One piece of heads after the other.
+    // One block for each piece of heads.
     const Tensor lse = Tensor::empty(compute, {pieces_, seq.B, A(), seq.S}, DType::f32);
     Gather gather(*this, compute, seq, qkv_TN);
     for (int64_t p = 0; p < pieces_; ++p) {
@@ -37,7 +37,7 @@ class AllGatherAttention : public model::AttentionCore {
         dtype == DType::f32 ? dqkv : Tensor::empty(compute, forward.out_TN.shape(), DType::f32);
     const Shape whole{rows(seq), kv_width()};
     const Tensor dkv = comm_->named_buffer(compute, ContextBuffer::gather_dkv, whole, DType::f32);
-    // The gradients of a piece, rank after rank. One is reduced while the next is computed.
+    // The gradients of a piece, rank after rank. One piece is reduced while the next is computed.
     const Tensor sent[2] = {
         comm_->named_buffer(compute, {ContextBuffer::gather_dkv_sent, 0}, whole, DType::f32),
         comm_->named_buffer(compute, {ContextBuffer::gather_dkv_sent, 1}, whole, DType::f32)};
@@ -47,7 +47,7 @@ class AllGatherAttention : public model::AttentionCore {
     Event reduced;
     for (int64_t p = 0; p < pieces_; ++p) {
       const Tensor kv = gather.next();
-      ops::fill(compute, dkv, 0);  // keys behind this rank's last query are in no block
+      ops::fill(compute, dkv, 0);  // keys after this rank's last query are in no block
       for (const int half : {0, 1})
         ops::attention_block_backward(compute, block(seq, p, half), {qkv_TN, p * A()}, {kv},
                                       {kv, G()}, {forward.out_TN, lse_of(lse, p)}, dout_TN,
@@ -59,7 +59,7 @@ class AllGatherAttention : public model::AttentionCore {
       });
     }
     if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
-    compute.wait(reduced);  // edge: the last reduction, which all others precede -> their use
+    compute.wait(reduced);  // edge: the last reduction, after all others -> use of the gradients
     ops::copy_blocks(compute, ops::in_dtype(compute, own, dtype), dqkv,
                      ops::inverse(kv_by_piece(seq.T())));
     return dqkv;
@@ -70,8 +70,8 @@ class AllGatherAttention : public model::AttentionCore {
     Tensor qkv_TN, lse;
   };
 
-  // Gathers the keys and values of one piece of heads after the other. While one piece is in use,
-  // the next travels.
+  // Gathers the keys and values of the pieces of heads in turn. While one piece is in use, the next
+  // is in flight.
   class Gather {
    public:
     Gather(AllGatherAttention& core, Stream& compute, const ContextSequence& seq,
@@ -125,7 +125,8 @@ class AllGatherAttention : public model::AttentionCore {
     chunks_.set(compute, seq, cp_.size());
     if (same) return seq;
     documents_ = seq.documents;
-    // In each document, the keys that the first and the second half of this rank's queries see.
+    // For each document: the keys that the first and the second half of this rank's queries attend
+    // to.
     std::vector<int64_t> begin, end[2];
     int64_t at = 0;
     for (const int64_t length : documents_) {
@@ -141,7 +142,7 @@ class AllGatherAttention : public model::AttentionCore {
   }
 
   int64_t chunks() const { return 2 * cp_.size(); }
-  // How many chunks of keys there are up to the end of this rank's first or second chunk.
+  // The number of chunks of keys up to the end of this rank's first or second chunk.
   int64_t keys_of(int half) const { return half ? chunks() - cp_.rank() : cp_.rank() + 1; }
   int64_t rows(const ContextSequence& seq) const { return seq.T() * cp_.size(); }
   Tensor lse_of(const Tensor& lse, int64_t p) const {
@@ -195,8 +196,8 @@ class AllGatherAttention : public model::AttentionCore {
         ops::attention_block(compute, block(seq, p, half), q, k, v, into);
       return;
     }
-    // The halves of the documents alternate in the rows, so each block writes all rows; the rows of
-    // the other half see no keys in it.
+    // The halves of the documents alternate in the rows, so each block writes all rows. The rows of
+    // the other half attend to no keys in this block.
     const ops::AttentionResult merged{Tensor::empty(compute, {seq.T(), A() * D()}, DType::f32),
                                       into.lse};
     const ops::AttentionResult second{Tensor::empty(compute, merged.out_TN.shape(), DType::f32),

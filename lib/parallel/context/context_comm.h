@@ -10,11 +10,11 @@
 namespace mtrain::parallel {
 
 // The buffers of the attention cores. The cores of a rank share them, since one core is done with
-// them before the next begins. "x 2" marks the buffers of which there are two.
+// them before the next begins. "x 2" marks double buffers.
 enum class ContextBuffer : uint8_t {
   // RingAttention
-  ring_kv,         // x 2: the keys and values in use, and those that arrive
-  ring_dkv,        // x 2: sums of gradients of keys and values, one in use and one that arrives
+  ring_kv,         // x 2: the keys and values in use, and those in flight
+  ring_dkv,        // x 2: sums of gradients of keys and values, one in use and one in flight
   ring_dkv_share,  // the gradients that this rank adds to such a sum
   // AllGatherAttention; a piece is a part of the heads
   gather_own,       // keys and values of this rank's positions, piece after piece
@@ -42,14 +42,15 @@ struct ContextBufferKey {
 };
 
 // The attention cores of a rank share one ContextComm. When a core's forward or backward returns,
-// `compute` has been told to wait for all communication of that core, so that the next core may use
-// the same buffers.
+// `compute` waits for all communication of that core. The next core may therefore use the same
+// buffers.
 class ContextComm {
  public:
-  // Without `overlap`, compute waits for every communication at once; results are the same bits.
+  // Without `overlap`, compute waits for every communication immediately. The result bits are the
+  // same.
   ContextComm(Stream& stream, bool overlap) : stream_(stream), overlap_(overlap) {}
 
-  // Calls `communicate(stream)`, whose work runs after everything that `compute` has been given so
+  // Calls `communicate(stream)`, whose work runs after everything that is enqueued on `compute` so
   // far. Returns the event of its end.
   template <class F>
   Event enqueue(Stream& compute, const F& communicate) {
@@ -61,8 +62,8 @@ class ContextComm {
     return arrived;
   }
 
-  // Returns memory that is kept between calls. Both streams use it. If it were allocated for each
-  // call, it could not be reused while the host runs ahead, and ever more would be allocated.
+  // Returns memory that is kept between calls. Both streams use it. Memory that is allocated for
+  // each call could not be reused while the host runs ahead, and its amount would grow.
   Tensor named_buffer(Stream& compute, ContextBufferKey key, const Shape& shape, DType dtype);
 
  private:

@@ -57,7 +57,7 @@ void HeadsToSequence::put(int64_t p, const Tensor& x) {
 }
 
 Tensor HeadsToSequence::finish() {
-  compute_.wait(arrived_);  // edge: the last piece's arrival, which all others precede -> their use
+  compute_.wait(arrived_);  // edge: the last piece's arrival, after all others -> their use
   const int64_t T = exchange_.seq.T();
   const Tensor x = Tensor::empty(compute_, {T, N_}, received_.dtype());
   ops::copy_blocks(compute_, received_, x,

@@ -10,13 +10,13 @@
 
 namespace mtrain::parallel {
 
-// The settings of both directions. The heads travel in `pieces` pieces, so that a rank computes
-// with one while others travel.
+// The settings of both directions. The heads travel in `pieces` pieces: a rank computes with one
+// while others travel.
 struct HeadExchange {
   ContextComm& comm;
   const Group& group;
   int64_t pieces;
-  ContextSequence seq;  // how the sequences lie on the group's ranks
+  ContextSequence seq;  // how the sequences are distributed over the group's ranks
 
   int64_t parts() const { return pieces * group.size(); }  // parts that heads are split into
   int64_t rows() const { return seq.T() * group.size(); }  // positions of all ranks together
@@ -31,7 +31,7 @@ class SequenceToHeads {
  public:
   SequenceToHeads(const HeadExchange& exchange, Stream& compute, const Tensor& x_TN,
                   const std::vector<int64_t>& sections);
-  // Returns piece `p` (rows, N / parts). Ask for pieces in their order.
+  // Returns piece `p` (rows, N / parts). Call it for all pieces in their order.
   Tensor piece(int64_t p);
 
  private:

@@ -5,7 +5,7 @@
 namespace mtrain::parallel {
 
 namespace {
-constexpr int64_t kHomeParts = 4;  // parts in which the last sums of gradients go to their owner
+constexpr int64_t kHomeParts = 4;  // parts in which the final gradients are sent to their owner
 }
 
 RingAttention::RingAttention(ContextComm& comm, Group ring, const model::HeadConfig& heads)
@@ -14,9 +14,9 @@ RingAttention::RingAttention(ContextComm& comm, Group ring, const model::HeadCon
            heads.window);
 }
 
-// Attention to this rank's own keys has a causal mask. All queries see the first half of an earlier
-// rank's keys, and none sees the second half, which lies behind all queries of this rank. Only the
-// second half of the queries sees a later rank's keys, and it sees all of them.
+// Attention to this rank's own keys has a causal mask. All queries attend to the first half of an
+// earlier rank's keys and none to the second half, whose positions are after all queries of this
+// rank. Only the second half of the queries attends to a later rank's keys, to all of them.
 ops::AttentionBlock RingAttention::block(const ContextSequence& seq, int64_t from) const {
   ops::AttentionBlock b{.B = seq.B,
                         .q = {0, seq.S},
@@ -83,7 +83,7 @@ ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequen
   return {ops::in_dtype(compute, merged.out_TN, dtype), merged.lse};
 }
 
-// The gradients of a rank's keys follow the keys around the ring, one step behind. Each rank adds
+// The gradients of a rank's keys follow the keys around the ring, one step later. Each rank adds
 // its own share to the sum that has arrived. After the last step a sum is one rank before its
 // owner.
 Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN,
@@ -140,7 +140,7 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
     }
     arrived = std::move(next);
   }
-  compute.wait(home);  // edge: the last part's arrival, which all others precede -> their use
+  compute.wait(home);  // edge: the last part's arrival, after all others -> their use
   if (dtype != DType::f32) put_columns(compute, dq, dqkv, 0);
   put_columns(compute, n == 1 ? sum[0] : sum[n % 2], dqkv, AD);
   return dqkv;

@@ -1,6 +1,6 @@
-// How a micro-batch's positions lie on the ranks of context parallelism. Every document, or the one
-// sequence, is cut into 2 * ranks chunks. Rank r holds the chunks r and 2 * ranks - 1 - r, so that
-// all ranks have the same work under a causal mask.
+// How a micro-batch's positions are distributed over the ranks of context parallelism. Every
+// document, or the one sequence, is split into 2 * ranks chunks. Rank r holds the chunks r and
+// 2 * ranks - 1 - r: all ranks then have the same work under a causal mask.
 #pragma once
 #include <vector>
 
@@ -37,7 +37,7 @@ class DocumentChunks {
 // Uploads row numbers as int32.
 Tensor row_numbers(Stream& compute, const std::vector<int64_t>& rows);
 
-// Writes x_TM into the columns of into_TN from `column` on, and casts it if the types differ.
+// Writes x_TM into the columns of into_TN that start at `column`; casts it if the types differ.
 void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int64_t column);
 
 }  // namespace mtrain::parallel

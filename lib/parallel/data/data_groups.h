@@ -11,19 +11,19 @@ struct UnitGroups {
   Group all;       // the ranks whose gradients are summed; uses `grad_stream`
   Group shards;    // ranks that own different parts; uses `grad_stream`
   Group replicas;  // ranks that own the same part; uses `grad_stream`
-  Group gather;    // the ranks of `shards` again; uses `param_stream`
-  // The ranks that have all units of the kind together, each part once; uses `grad_stream`. Of
-  // these, rank r * spread + h is number r in `shards` of the h-th part of a layer's experts.
+  Group gather;    // the same ranks as `shards`; uses `param_stream`
+  // The ranks that together have all units of the kind, each part once; uses `grad_stream`. Rank
+  // r * spread + h of them is rank r in `shards` of the h-th part of a layer's experts.
   Group holders;
   int spread = 1;
 };
 
-// Gradients and parameters travel on streams of their own, so that neither waits for the other.
+// Gradients and parameters travel on separate streams, since neither must wait for the other.
 struct DataGroups {
   int rank = 0, size = 1;  // rank and number of the replicas that read different samples
   UnitGroups dense;        // dp_cp, dp_shard_cp, dp_replicate
-  // For units of experts, if these are spread over ep, or the ranks of tp have whole ones:
-  // ep_shard, dp_replicate.
+  // For units of experts, if these are distributed over ep, or if the ranks of tp have undivided
+  // ones: ep_shard, dp_replicate.
   UnitGroups experts;
   // param_stream is null if nothing is sharded, and both are null for a single rank.
   Stream *compute = nullptr, *grad_stream = nullptr, *param_stream = nullptr;

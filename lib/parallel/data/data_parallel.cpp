@@ -65,8 +65,8 @@ class MultiRankDataParallel : public model::DataParallel {
     reduce_over(groups_.of(of).all, values, comm::Reduce::max);
   }
   bool first_copy(model::UnitKind of) const override { return groups_.of(of).all.rank() == 0; }
-  // The ranks of dp_shard_cp have all experts, too; if the ranks of tp have whole ones, they do so
-  // together with those.
+  // The ranks of dp_shard_cp together have all experts, too. If the ranks of tp have undivided
+  // experts, only both groups of ranks together have all.
   void sum_parts(const Tensor& values) override {
     if (owns_part_ || groups_.experts.all)
       reduce_over(groups_.dense.shards, values, comm::Reduce::sum);
@@ -75,8 +75,8 @@ class MultiRankDataParallel : public model::DataParallel {
     const auto n = int64_t(values.size());
     const Tensor t = Tensor::from_host(grad_stream(), {n}, std::move(values));
     groups_.dense.all.all_reduce(t, comm::Reduce::sum, grad_stream());
-    // The host waits below and enqueues nothing, so compute stands still. This edge lets that time
-    // count as exposed communication.
+    // The host waits below and enqueues nothing, so compute is idle. With this edge that time
+    // counts as exposed communication.
     compute().wait(grad_stream().record());
     return t.to_host<int64_t>(grad_stream());
   }
@@ -86,7 +86,7 @@ class MultiRankDataParallel : public model::DataParallel {
     Stream& stream = *groups_.param_stream;
     const Tensor all =
         Tensor::empty(stream, {unit.count}, own.dtype(), device::MemoryCategory::buffers);
-    stream.wait(compute().record());  // edge: the parts' last change -> their gather
+    stream.wait(compute().record());  // edge: the last write of the parts -> their gather
     for (const model::Piece& piece : unit.pieces)
       groups_.of(unit).gather.all_gather(unit.local_shard(own, piece), unit.full(all, piece),
                                          stream);
@@ -101,7 +101,7 @@ class MultiRankDataParallel : public model::DataParallel {
     Tensor here;
     if (ranks.rank() == 0)
       here = Tensor::empty(compute(), {count}, own.dtype(), device::MemoryCategory::buffers);
-    stream.wait(compute().record());  // edge: the parts' last change -> their way
+    stream.wait(compute().record());  // edge: the last write of the parts -> their transfer
     std::vector<Group::Message> messages;
     for (const Found& f : find(unit, own.count() == unit.count, holder, begin, count)) {
       const auto sent = [&] { return own.flat(f.in_own, {f.count}); };
@@ -124,7 +124,8 @@ class MultiRankDataParallel : public model::DataParallel {
     int rank;  // of the unit's holders
     int64_t in_own, in_range, count;
   };
-  // Returns which ranks have the elements [begin, begin + count) of a unit. `whole`: each has all.
+  // Returns which ranks have the elements [begin, begin + count) of a unit. `whole`: each rank has
+  // all elements.
   std::vector<Found> find(const model::ParamUnit& unit, bool whole, int holder, int64_t begin,
                           int64_t count) const {
     const int spread = groups_.of(unit).spread;
@@ -165,12 +166,12 @@ model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& un
   model::Sharding s;
   s.piece = o.bucket_size;
   if (o.shards == plan::ShardLevel::nothing) {
-    // If experts are spread, sum_parts() sums over dp_shard_cp, and the first rank that has a unit
-    // counts it.
+    // If experts are distributed, sum_parts() sums over dp_shard_cp, and the first rank that has a
+    // unit counts it.
     s.counted = !groups.experts.all || of_unit.shards.rank() == 0;
     return s;
   }
-  if (of_unit.shards.size() == 1) return s;  // experts that one rank of a replica has
+  if (of_unit.shards.size() == 1) return s;  // experts that only one rank of a replica has
   s.ranks = of_unit.shards.size();
   s.rank = of_unit.shards.rank();
   s.grads = o.shards == plan::ShardLevel::gradients || o.shards == plan::ShardLevel::parameters;

@@ -51,9 +51,9 @@ class GatheredParams : public ParamSync {
     return options_.during_update == During::all;
   }
 
-  // Makes the unit's values readable, and starts the gathers that run behind it: that of the next
-  // unit, or at the end of a stage those of the whole next stage. A rank runs several micro-batches
-  // of a stage before it begins the next.
+  // Makes the unit's values readable, and starts the gathers that the unit's computation hides: the
+  // next unit's, or at the end of a stage those of all units of the next stage. A rank runs several
+  // micro-batches of a stage before it begins the next stage.
   void use(model::ParamUnit& unit) {
     State& state = state_of(unit);
     gather(state);

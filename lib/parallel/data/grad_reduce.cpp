@@ -10,9 +10,10 @@ Tensor buffer(Stream& stream, int64_t count, DType dtype) {
 }
 }  // namespace
 
-// An average is over all ranks that read samples. A gradient of experts holds the samples of
-// several such ranks already, or, if the ranks of tp have whole experts, some tokens of one rank's
-// samples: its group then has fewer ranks, or more.
+// An average is over all ranks that read samples. The group of a gradient of experts may have fewer
+// ranks, since the gradient already includes the samples of several such ranks. It may have more if
+// the ranks of tp have undivided experts: a gradient then includes only some tokens of one rank's
+// samples.
 void GradReduce::divide(const UnitGroups& of_unit, const Tensor& sum) const {
   const int ranks = of_unit.all.size(), samples = groups_.dense.all.size();
   if (options_.average && ranks != samples)
@@ -22,7 +23,7 @@ void GradReduce::divide(const UnitGroups& of_unit, const Tensor& sum) const {
 void GradReduce::all_reduce(const UnitGroups& of_unit, const Tensor& grad) const {
   Stream& stream = *groups_.grad_stream;
   divide(of_unit, grad);
-  if (of_unit.all.size() == 1) return;  // nothing travels, so that nothing is rounded
+  if (of_unit.all.size() == 1) return;  // nothing travels, so nothing is rounded
   const Tensor wire = ops::in_dtype(stream, grad, options_.dtype, device::MemoryCategory::buffers);
   of_unit.all.all_reduce(wire, op(), stream);
   if (wire.dtype() != grad.dtype()) ops::cast(stream, wire, grad);

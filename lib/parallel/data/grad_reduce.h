@@ -6,17 +6,16 @@
 
 namespace mtrain::parallel {
 
-// Both functions enqueue on DataGroups::grad_stream, and leave fp32 sums over all ranks of the
-// unit's UnitGroups::all. If the sums are averages, they are averages over all ranks that read
-// samples.
+// Both functions enqueue on DataGroups::grad_stream and return fp32 sums over all ranks of the
+// unit's UnitGroups::all, or averages over all ranks that read samples.
 class GradReduce {
  public:
   GradReduce(const DataGroups& groups, const plan::ReduceOptions& options)
       : groups_(groups), options_(options) {}
 
   void all_reduce(const UnitGroups& of_unit, const Tensor& grad) const;  // in place
-  // `whole` holds the parts of a piece, one rank's after the other's. Writes the sum of this rank's
-  // part to `own`, which may be that part of `whole`, or adds it there if `add`. Replicas
+  // `whole` holds the parts of a piece in the order of their ranks. Writes the sum of this rank's
+  // part to `own`, which may be that part of `whole`, or adds it to `own` if `add`. Replicas
   // all-reduce their parts.
   void reduce_scatter(const UnitGroups& of_unit, const Tensor& whole, const Tensor& own,
                       bool add) const;

@@ -20,15 +20,15 @@ class ParamSync : public model::ParamHooks {
 // Every rank owns everything (ddp), and nothing is gathered.
 std::unique_ptr<ParamSync> replicated_params();
 
-// Every rank keeps whole values and updates a part of them (ZeRO-1 and -2). They are gathered from
+// Every rank keeps full values and updates a part of them (ZeRO-1 and -2). They are gathered from
 // the owners after an update. With overlap, a unit is gathered while the unit before it in its
-// stage runs, and all units of a stage while the last unit of the rank's stage before runs.
+// stage runs, and all units of a stage while the last unit of the rank's previous stage runs.
 std::unique_ptr<ParamSync> gathered_params(model::ParamStore& params, const DataGroups& groups,
                                            const plan::GatheredParamsOptions& options);
 
-// A rank keeps its own part alone (ZeRO-3, FSDP; Zhao et al. 2023, "PyTorch FSDP"). Whole values of
-// a unit are gathered for its forward, and again for its backward if other units have taken their
-// memory meanwhile.
+// A rank keeps only its own part (ZeRO-3, FSDP; Zhao et al. 2023, "PyTorch FSDP"). Full values of a
+// unit are gathered for its forward. They are gathered again for its backward if other units have
+// used their memory in between.
 std::unique_ptr<ParamSync> sharded_params(model::ParamStore& params, const DataGroups& groups,
                                           const plan::ShardedParamsOptions& options);
 

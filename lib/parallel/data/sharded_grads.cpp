@@ -40,7 +40,7 @@ class ShardedGrads : public GradSync {
   }
 
   void before_grads(model::ParamUnit& unit) override {
-    if (!unit.sharding.grads) return;  // its whole gradients are always there
+    if (!unit.sharding.grads) return;  // its full gradients always exist
     State& state = states_.at(&unit);
     if (state.slot) return add_again(unit, state);
     const size_t enough = overlap_ ? 2 : 1;
@@ -77,11 +77,11 @@ class ShardedGrads : public GradSync {
  private:
   struct PieceState {
     int64_t ready = 0;    // complete gradients so far, one for each parameter and micro-batch
-    int64_t reduced = 0;  // those of them that are in own_grad
+    int64_t reduced = 0;  // how many of them are in own_grad
     Event read;           // the end of the last reduction, while the unit still has its slot
   };
   struct State {
-    Slot* slot = nullptr;  // the memory of the whole gradients, while they exist
+    Slot* slot = nullptr;  // the memory of the full gradients, while they exist
     int64_t begun = 0;     // backwards of this step that have begun; each adds to every parameter
     std::vector<PieceState> pieces;
   };
@@ -116,8 +116,8 @@ class ShardedGrads : public GradSync {
     model::ParamStore::set_grad(unit, {});
   }
 
-  // Prepares a unit that has its slot for another backward. Its pieces that have been reduced
-  // already begin again from zero.
+  // Prepares a unit that already has a slot for another backward. Pieces that have been reduced
+  // start from zero.
   void add_again(model::ParamUnit& unit, State& state) {
     for (size_t i = 0; i < unit.pieces.size(); ++i) {
       PieceState& piece = state.pieces[i];

@@ -24,7 +24,7 @@ class ShardedParams : public ParamSync {
         slots_(*groups.param_stream, params.units(), value_type(params),
                device::MemoryCategory::buffers) {
     for (model::ParamUnit* unit : params.units()) {
-      if (!unit->sharding.values) continue;  // its values are always there
+      if (!unit->sharding.values) continue;  // its values always exist
       states_.push_back({unit});
     }
     order_backward();
@@ -92,14 +92,14 @@ class ShardedParams : public ParamSync {
  private:
   struct State {
     model::ParamUnit* unit;
-    Slot* slot = nullptr;  // the slot that has the whole values, in use or not
+    Slot* slot = nullptr;  // the slot that has the full values, in use or not
     int uses = 0;          // uses that have begun and not ended, pins included
     int pins = 0;
     Event updated{}, gathered{};
     State *next_in_forward = nullptr, *next_in_backward = nullptr;
   };
 
-  // A pass uses a layer's unit, then that of its experts, in both directions.
+  // A pass uses a layer's unit, then the unit of its experts, in both directions.
   void order_backward() {
     for (size_t i = 0; i + 1 < states_.size(); ++i) states_[i].next_in_forward = &states_[i + 1];
     std::vector<State*> order;
@@ -113,12 +113,12 @@ class ShardedParams : public ParamSync {
     for (size_t i = 0; i + 1 < order.size(); ++i) order[i]->next_in_backward = order[i + 1];
   }
 
-  // Makes the unit's values readable. Gathers this unit, then the `ahead` that `next` names.
+  // Makes the unit's values readable. Gathers this unit, then `ahead` more along `next`.
   void use(model::ParamUnit& unit, int64_t ahead, State* State::*next) {
     if (!unit.sharding.values) return;
     State& state = state_of(unit);
     ++state.uses;
-    // Whoever pins units also gathers the next ones.
+    // The code that pins units also gathers the next ones.
     if (state.pins) ahead = 0;
     State* at = &state;
     for (int64_t i = 0; at && i <= ahead; ++i, at = at->*next) gather(*at);

@@ -1,6 +1,6 @@
-// Memory for the whole tensors of sharded units, which exist only for a while: units take turns in
-// a few slots. A slot is handed to the next unit at once; the stream, not the host, waits for its
-// last use. So the number of slots bounds the memory, however far the host runs ahead.
+// Memory for the full tensors of sharded units, which exist only temporarily: units take turns in a
+// few slots. A slot is given to the next unit immediately; the stream, not the host, waits for its
+// last use. The number of slots therefore bounds the memory, however far the host runs ahead.
 #pragma once
 #include <memory>
 #include <vector>
@@ -11,10 +11,10 @@ namespace mtrain::parallel {
 
 struct Slot {
   Tensor buffer;
-  // The unit whose elements are in the slot. They stay after release() until it is taken again.
+  // The unit whose elements are in the slot. They stay after release() until the slot is reused.
   model::ParamUnit* holder = nullptr;
   bool held = false;      // whether the slot was taken and not released
-  Event last_use;         // who takes the slot must wait for it
+  Event last_use;         // the next user of the slot must wait for it
   uint64_t released = 0;  // the number of its last release among the pool's releases
 };
 
@@ -24,10 +24,10 @@ class UnitBufferPool {
                  device::MemoryCategory category)
       : home_(home), units_(std::move(units)), dtype_(dtype), category_(category) {}
 
-  // Returns a slot of the unit's size that is not held. It is a new one while there are fewer than
-  // `enough` of this size and fewer than units of this size; then the one that was released first,
-  // or a new one if all are held. `stream` waits for the slot's last use. `evicted` is called with
-  // the unit whose elements were in it.
+  // Returns a slot of the unit's size that is not held. Makes a new slot while this size has fewer
+  // than `enough` slots and fewer slots than units. Then takes the slot that was released first, or
+  // makes a new one if all are held. `stream` waits for the slot's last use. `evicted` is called
+  // with the unit whose elements were in it.
   template <class F>
   Slot& take(model::ParamUnit& unit, size_t enough, Stream& stream, const F& evicted) {
     Slot& slot = find(unit.count, enough);

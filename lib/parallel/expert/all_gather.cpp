@@ -20,7 +20,7 @@ struct AllGatherRoute : TokenRoute {
   // Known from the first send() on: the rows of this rank's experts among all choices.
   bool known = false;
   ops::ExpertRows order;
-  Tensor choice_R;  // its first rows, which have a choice; all, if this rank has all experts
+  Tensor choice_R;  // the first of order.choice_R, those with a choice; all if all experts are here
 };
 
 class AllGatherDispatcher : public model::TokenDispatcher {
@@ -36,7 +36,7 @@ class AllGatherDispatcher : public model::TokenDispatcher {
     return route;
   }
 
-  // All rows of a token are made from one copy of it, where they compute.
+  // A token travels as one row. The receiving rank makes all rows of the token from it.
   ExpertRows to_rows(Step&, TokenRoute&, const Tensor& x_TH, const Tensor& weight_TK) override {
     return {.x_RH = x_TH, .weight_R = weight_TK};
   }
@@ -54,7 +54,7 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
     const AllGatherRoute& r = of(route);
     Stream& compute = step.compute;
-    compute.wait(arrived.there);  // edge: the tokens' way -> the experts
+    compute.wait(arrived.there);  // edge: the tokens' transfer -> the experts
     const int64_t K = r.order.row_TK.dim(1), choices = r.order.row_TK.count(),
                   R = r.choice_R.count();
     ExpertRows rows{.x_RH = ops::permute(compute, arrived.x_RH, r.choice_R, K)};
@@ -69,7 +69,8 @@ class AllGatherDispatcher : public model::TokenDispatcher {
     return dynamic_cast<const AllGatherRoute&>(route).order.first_E1;
   }
 
-  // The sums of this rank's rows for all ranks' tokens. Other ranks' choices have no rows here.
+  // Returns the sums of this rank's rows for all ranks' tokens. Choices of experts on other ranks
+  // have no rows on this rank.
   ExpertRows from_experts(Step& step, TokenRoute& route, ExpertRows rows) override {
     const Tensor& row_AK = of(route).order.row_TK;
     const int64_t choices = row_AK.count(), R = rows.x_RH.dim(0);
@@ -91,18 +92,18 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   }
 
   model::TokenSums to_tokens(Step& step, TokenRoute&, ExpertRows arrived) override {
-    step.compute.wait(arrived.there);  // edge: the sums' way back -> their use
+    step.compute.wait(arrived.there);  // edge: the return of the sums -> their use
     return {.sum_TH = arrived.x_RH, .weight_TK = arrived.weight_R};
   }
 
  private:
   static AllGatherRoute& of(TokenRoute& route) { return dynamic_cast<AllGatherRoute&>(route); }
 
-  // Waits for the choices of all ranks, and for the number of rows that they give to this one. A
-  // rank with all experts has a row for each choice, and waits for no number: rows after the last
-  // one that a choice needs are zero.
+  // Waits for the choices of all ranks, and for the number of rows that this rank gets. A rank with
+  // all experts has a row for each choice and need not wait for the number: rows without a choice
+  // are zero.
   void read(Step& step, AllGatherRoute& r) const {
-    step.compute.wait(r.gathered);  // edge: the choices' way -> what reads them
+    step.compute.wait(r.gathered);  // edge: the gather of the choices -> what reads them
     r.order = ops::expert_rows(step.compute, std::exchange(r.expert_AK, {}), comm_->experts_here(),
                                comm_->first_expert(), r.padded);
     r.choice_R = r.order.choice_R;

@@ -20,8 +20,8 @@ struct AllToAllRoute : TokenRoute {
   bool known = false;
   ExpertPath path;
   Tensor first_E1;
-  RowsOf rows;          // kept until some travel in chunks, where they may
-  ChunkedPath chunked;  // empty until some do
+  RowsOf rows;          // kept for `chunked` if rows may travel in chunks
+  ChunkedPath chunked;  // empty until rows travel in chunks
 };
 
 class AllToAllDispatcher : public model::TokenDispatcher {
@@ -55,7 +55,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
 
   ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
     const AllToAllRoute& r = of(route);
-    step.compute.wait(std::exchange(arrived.there, {}));  // edge: the rows' way -> the experts
+    step.compute.wait(std::exchange(arrived.there, {}));  // edge: the rows' transfer -> the experts
     return r.path.in_order ? arrived
                            : copied(step.compute, arrived, r.path.to_experts, r.path.rows);
   }
@@ -73,7 +73,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
   }
 
   model::TokenSums to_tokens(Step& step, TokenRoute& route, ExpertRows arrived) override {
-    step.compute.wait(arrived.there);  // edge: the rows' way back -> their sums
+    step.compute.wait(arrived.there);  // edge: the return of the rows -> their sums
     return model::sums_of_rows(step.compute, of(route).order, arrived);
   }
 
@@ -101,7 +101,8 @@ class AllToAllDispatcher : public model::TokenDispatcher {
               });
   }
 
-  // The path of chunks takes one more upload, which passes without chunks need not wait for.
+  // The chunked path needs one more upload. It is made later, since passes without chunks need not
+  // wait for it.
   void find_path(Stream& compute, AllToAllRoute& r, RowsOf rows) const {
     r.path = expert_path(*comm_, 0, comm_->experts_here(), rows);
     r.first_E1 = Tensor::from_host(compute, {comm_->experts_here() + 1}, r.path.first,

@@ -15,12 +15,12 @@ ChunkedPath chunked_path(Stream& compute, const ExpertComm& comm, int64_t chunks
   const int64_t ranks = comm.ranks(), here = comm.experts_here();
   MT_CHECK(chunks <= here, "{} chunks of {} experts", chunks, here);
   ChunkedPath all;
-  // The rows of expert e of rank r begin at starts[r here + e] among those that leave.
+  // The rows of expert e of rank r begin at starts[r * here + e] among those that leave.
   std::vector<int64_t> starts{0};
   for (int64_t rank = 0; rank < ranks; ++rank)
     for (int64_t e = 0; e < here; ++e)
       starts.push_back(starts.back() + rows(comm.rank(), comm.tp_rank(), rank, e));
-  std::vector<int32_t> first;  // of all chunks, one behind the other
+  std::vector<int32_t> first;  // of all chunks, in their order
   int64_t first_row = 0;
   for (int64_t c = 0; c < chunks; ++c) {
     const int64_t begin = c * here / chunks, end = (c + 1) * here / chunks;
@@ -83,7 +83,7 @@ class AllToAllChunks : public model::ChunkedRows {
   void arrive(Step& step, int64_t c, const ExpertRows& to) override {
     const ExpertPath& path = path_.chunks[size_t(c)].path;
     const ExpertRows arrived = std::exchange(arriving_[size_t(c)], {});
-    step.compute.wait(arrived.there);  // edge: a chunk's way -> its experts
+    step.compute.wait(arrived.there);  // edge: a chunk's transfer -> its experts
     const ops::CopyBlock all{0, 0, 0, 0, path.rows, 0};
     copy_rows(step.compute, arrived, path.in_order ? std::vector{all} : path.to_experts, to);
   }
@@ -105,12 +105,12 @@ class AllToAllChunks : public model::ChunkedRows {
 
   ExpertRows returned(Step& step) override {
     const ExpertRows rows = std::exchange(returned_, {});
-    step.compute.wait(rows.there);  // edge: the last chunk's way back -> the order of the experts
+    step.compute.wait(rows.there);  // edge: the last chunk's return -> the copy into expert order
     return copied(step.compute, rows, ops::inverse(path_.to_chunks), path_.leaving);
   }
 
  private:
-  // A chunk's part of what leaves, or of what has returned.
+  // Returns a chunk's part of the rows that leave, or of those that have returned.
   static ExpertRows leaving_part(const ExpertRows& all, const ChunkedPath::Chunk& chunk) {
     const int64_t begin = chunk.first_leaving, end = begin + chunk.path.travelling.leaving();
     ExpertRows rows{.x_RH = all.x_RH.rows(begin, end)};

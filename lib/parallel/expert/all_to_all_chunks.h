@@ -1,6 +1,6 @@
-// Rows that travel over an all-to-all in chunks, each of which is an exchange of its own. Before
-// the first one leaves, all rows are brought from the order of the experts into that of the chunks
-// (chunk, rank, expert, token), and back when the last one has returned.
+// Rows that travel over an all-to-all in chunks; each chunk is a separate exchange. Before the
+// first one leaves, all rows are copied from the order of the experts into the order of the chunks
+// (chunk, rank, expert, token). When the last one has returned, they are copied back.
 #pragma once
 #include <memory>
 #include <vector>
@@ -17,7 +17,7 @@ struct ChunkedPath {
   };
   std::vector<Chunk> chunks;
   int64_t leaving = 0;                    // rows that leave this rank
-  std::vector<ops::CopyBlock> to_chunks;  // bring these into the order of chunks
+  std::vector<ops::CopyBlock> to_chunks;  // these copy the leaving rows into the order of chunks
 };
 
 // Divides the experts of each rank into chunks whose numbers of experts differ by one at most.

@@ -31,7 +31,7 @@ std::vector<int64_t> elements(std::vector<int64_t> rows, const Tensor& x_RN) {
   return rows;
 }
 
-// Makes room for other rows of the same kind.
+// Allocates memory for `rows` rows like those of x_RN.
 Tensor room(Stream& home, const Tensor& x_RN, int64_t rows) {
   Shape shape = x_RN.shape();
   shape[0] = rows;
@@ -53,7 +53,7 @@ Tensor ExpertComm::over_ep(const Tensor& rows, const RowCounts& counts) const {
 
 Tensor ExpertComm::gather_counts(Stream& compute, const Tensor& count_N) const {
   const Tensor gathered = Tensor::empty(compute, {counts_.all.size(), count_N.count()}, DType::i32);
-  counts_.stream->wait(compute.record());  // edge: this rank's counts -> those of all
+  counts_.stream->wait(compute.record());  // edge: this rank's counts -> their gather
   counts_.all.all_gather(count_N, gathered, *counts_.stream);
   return gathered;
 }
@@ -76,7 +76,8 @@ model::ExpertRows rows_of(std::vector<Tensor> tensors, const Event& there) {
 
 }  // namespace
 
-// Memory of compute could be that of work which the host has given it since the rows were ready.
+// The results are not allocated on compute: work that was enqueued there after the rows were ready
+// could still use the same memory.
 std::pair<std::vector<Tensor>, Event> ExpertComm::exchange(const Event& ready,
                                                            const std::vector<Tensor>& rows,
                                                            const RowCounts& counts) const {

@@ -1,5 +1,5 @@
-// The path of rows over an all-to-all: how many go from which rank to which, and the order in which
-// they arrive. It is that of all experts of each rank, or of a range of them.
+// The path of rows over an all-to-all: the number of rows from each rank to each other, and the
+// order in which they arrive. It covers all experts of each rank, or a range of them.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,14 +10,15 @@
 
 namespace mtrain::parallel {
 
-// How many rows the tokens of rank `t` of tp and rank `from` of ep have for expert `e` of rank `to`
-// of ep.
+// Returns how many rows the tokens of rank `t` of tp and rank `from` of ep have for expert `e` of
+// rank `to` of ep.
 using RowsOf = std::function<int64_t(int64_t from, int64_t t, int64_t to, int64_t e)>;
 
 struct ExpertPath {
   RowCounts travelling;
-  // The blocks that bring rows from the order of arrival (rank of tp, rank of ep, expert, token)
-  // into that of the experts; none if the orders are the same. Their columns are to be set.
+  // The blocks that copy rows from the order of arrival (rank of tp, rank of ep, expert, token)
+  // into the order of the experts; none if the orders are the same. The user must set their
+  // columns.
   bool in_order = false;
   std::vector<ops::CopyBlock> to_experts;
   int64_t rows = 0;            // of this rank's experts
@@ -30,10 +31,10 @@ ExpertPath expert_path(const ExpertComm& comm, int64_t begin, int64_t end, const
 // Copies rows, and weights if there are some, to `to`.
 void copy_rows(Stream& compute, const model::ExpertRows& rows, std::vector<ops::CopyBlock> blocks,
                const model::ExpertRows& to);
-// Returns a copy in another order, in which there are `count`.
+// Returns a copy of `count` rows in another order.
 model::ExpertRows copied(Stream& compute, const model::ExpertRows& rows,
                          std::vector<ops::CopyBlock> blocks, int64_t count);
-// Returns rows from the order of the experts in that of their arrival.
+// Copies rows from the order of the experts to the order of their arrival.
 model::ExpertRows by_arrival(Stream& compute, const ExpertComm& comm, const ExpertPath& path,
                              model::ExpertRows rows);
 

@@ -11,8 +11,8 @@ using model::ExpertRows;
 using model::Step;
 using model::TokenRoute;
 
-// T tokens of this rank, each of which goes to at most M ranks; L rows leave, and A rows arrive.
-// A row stands for those of a token's K experts that one rank has; R rows are those of experts.
+// T tokens of this rank; each goes to at most M ranks. L rows leave, and A rows arrive. A row that
+// travels stands for those of a token's K experts that one rank has. R rows are those of experts.
 struct FlexRoute : TokenRoute {
   ops::ExpertRows to_ranks;  // rows that leave, in the order of ranks: their row_TK is (T, M)
   Tensor counts;             // (ranks, 2, ranks): rank_choices().count_2N of each rank
@@ -25,7 +25,7 @@ struct FlexRoute : TokenRoute {
   // Known from the first by_expert() on: the rows of this rank's experts among the choices of the
   // tokens that have arrived.
   ops::ExpertRows order;
-  Tensor choice_R;  // its first rows, which have a choice
+  Tensor choice_R;  // the first of order.choice_R, those with a choice
 };
 
 class FlexDispatcher : public model::TokenDispatcher {
@@ -44,7 +44,7 @@ class FlexDispatcher : public model::TokenDispatcher {
     return route;
   }
 
-  // Before the host knows how many rows leave, there are as many as could.
+  // Until the host knows how many rows leave, the tensor has the largest possible number.
   ExpertRows to_rows(Step& step, TokenRoute& route, const Tensor& x_TH,
                      const Tensor& weight_TK) override {
     const FlexRoute& r = of(route);
@@ -71,7 +71,7 @@ class FlexDispatcher : public model::TokenDispatcher {
   ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
     FlexRoute& r = of(route);
     Stream& compute = step.compute;
-    compute.wait(arrived.there);  // edge: the tokens' way -> the experts
+    compute.wait(arrived.there);  // edge: the tokens' transfer -> the experts
     if (r.expert_AK) {
       r.order = ops::expert_rows(compute, std::exchange(r.expert_AK, {}), comm_->experts_here(),
                                  comm_->first_expert());
@@ -90,7 +90,7 @@ class FlexDispatcher : public model::TokenDispatcher {
     return dynamic_cast<const FlexRoute&>(route).order.first_E1;
   }
 
-  // The sum of the rows of each token that has arrived, and the weights of its choices.
+  // Returns the sum of the rows of each token that has arrived, and the weights of its choices.
   ExpertRows from_experts(Step& step, TokenRoute& route, ExpertRows rows) override {
     const FlexRoute& r = of(route);
     const Tensor& row_AK = r.order.row_TK;
@@ -109,7 +109,7 @@ class FlexDispatcher : public model::TokenDispatcher {
   // Only one rank returns the weight of a choice: the others' are 0.
   model::TokenSums to_tokens(Step& step, TokenRoute& route, ExpertRows arrived) override {
     const Tensor& row_TM = of(route).to_ranks.row_TK;
-    step.compute.wait(arrived.there);  // edge: the sums' way back -> the tokens' sums
+    step.compute.wait(arrived.there);  // edge: the return of the sums -> the tokens' sums
     model::TokenSums sums{.sum_TH = ops::unpermute(step.compute, arrived.x_RH, row_TM),
                           .weight_TK = {}};
     if (arrived.weight_R) sums.weight_TK = ops::unpermute(step.compute, arrived.weight_R, row_TM);
@@ -119,7 +119,7 @@ class FlexDispatcher : public model::TokenDispatcher {
  private:
   static FlexRoute& of(TokenRoute& route) { return dynamic_cast<FlexRoute&>(route); }
 
-  // Waits for the counts of the rows that travel, and of those of this rank's experts.
+  // Waits for the counts of the rows that travel, and of the rows of this rank's experts.
   void read(Step& step, FlexRoute& r) const {
     const std::vector<int32_t> counts = comm_->read_counts(step, r.counts);
     r.counts = {};

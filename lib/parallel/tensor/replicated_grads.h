@@ -1,4 +1,4 @@
-// Gradients of parameters that several ranks of tensor parallelism hold.
+// Gradients of parameters that tensor parallelism replicates on several ranks.
 #pragma once
 #include "model/param/parameters.h"
 #include "parallel/tensor/tensor_comm.h"

@@ -4,8 +4,8 @@
 
 namespace mtrain::parallel {
 
-// The result is allocated on compute, before the edge from compute: the last use of its memory
-// there is over when the communication writes it.
+// The result is allocated on compute, before the edge from compute to the communication. The edge
+// therefore also covers the last use of the result's memory on compute.
 TensorComm::Pending TensorComm::gather(const Tensor& x_TN) const {
   Shape shape = x_TN.shape();
   shape[0] *= size();

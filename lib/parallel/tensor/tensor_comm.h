@@ -1,5 +1,5 @@
-// Communication between the ranks of tensor parallelism. It runs on a stream of its own, which
-// events order with compute.
+// Communication between the ranks of tensor parallelism. It runs on a stream of its own; events
+// order it with compute.
 #pragma once
 #include <map>
 

@@ -39,8 +39,8 @@ class ColumnParallel : public model::Linear {
         wgrad_(o.overlap.at(spec.gemm, Pass::wgrad)),
         gemms_(params, spec, rows_shard(spec, comm), rows_shard(spec, comm)) {}
 
-  // Under sequence parallelism the maximum is of the rows of all ranks, which only the gathered
-  // tensor has; and each chunk of a GEMM has a scale of its own.
+  // Under sequence parallelism the maximum is over the rows of all ranks, which only the gathered
+  // tensor has. Each chunk of a chunked GEMM has a scale of its own.
   ops::Float8Write input_write(bool training) const override {
     return sequence_ ? ops::Float8Write{} : gemms_.input_write(training);
   }
@@ -69,8 +69,8 @@ class ColumnParallel : public model::Linear {
     gemms_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, scale, std::move(dy));
   }
 
-  // In bulk overlap, the gather of wgrad's input hides behind dgrad, and the reduce-scatter of
-  // dgrad's result behind wgrad.
+  // In bulk overlap, dgrad hides the gather of wgrad's input, and wgrad hides the reduce-scatter of
+  // dgrad's result.
   Tensor backward(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,
                   model::WrittenGradient dy) override {
     if (!sequence_) return model::Linear::backward(step, x_TI, scale, std::move(dy));
@@ -117,7 +117,7 @@ class RowParallel : public model::Linear {
         sequence_(o.sequence),
         fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
         dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
-        // Every rank has the whole output gradient, and computes the bias's whole gradient.
+        // Every rank has the full output gradient, and computes the bias's full gradient.
         gemms_(params, spec, shard_of(comm, model::ShardSpec::Dim::columns),
                shard_of(comm, model::ShardSpec::Dim::none)) {}
 

@@ -9,8 +9,8 @@
 namespace mtrain::parallel {
 
 struct TensorLinearOptions {
-  // Sequence parallelism: of activations that are not split by columns, a rank has only its own
-  // rows.
+  // Sequence parallelism: a rank has only its own rows of activations that are not split by
+  // columns.
   bool sequence = false;
   plan::TpGemmOverlap overlap;  // has an effect only under `sequence`
 };
