@@ -9,8 +9,8 @@
 namespace mtrain::pipeline {
 
 namespace {
-// The number of computations that may be enqueued and not have ended. It is large enough to keep
-// the streams busy, and small enough that messages which wait for their use take little memory.
+// The largest number of enqueued computations that have not ended. It is large enough to keep the
+// streams busy, and small enough that messages waiting for their use take little memory.
 constexpr size_t kMaxInFlight = 8;
 }  // namespace
 
@@ -81,7 +81,7 @@ size_t Executor::compute(const schedule::ActionList& list, size_t next) {
 
 size_t Executor::pair(const schedule::ActionList& list, size_t next) {
   const Device::PairScope timed_as_pair(links_.compute->device());
-  // Exchanges hide behind the other pass: chunks would only divide them.
+  // The other pass hides the exchanges; chunks would only divide them.
   Running forward = start(list[next], false), backward = start(list[next + 1], false);
   const bool at_once = options_.paired_gradient == schedule::PairedGradient::at_once;
   paired_ = list[next + 1];
@@ -108,7 +108,7 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
 
 void Executor::run_ordered(const PassOrder& order, Running* forward, Running& backward,
                            const std::function<void()>& behind_step) {
-  // The weight gradients that its queue holds of each part of the backward, oldest first.
+  // For each part of the backward, its weight gradients in the queue, oldest first.
   struct Held {
     size_t entries;
     bool own_step;
@@ -185,7 +185,7 @@ void Executor::finish(Running& r) {
   if (to >= 0 && to < all_stages_) {
     if (stages_.contains(to)) {
       Chunk& other = chunk(to, a.micro_batch);
-      // Rounded as a message is, so that numbers do not depend on which rank has the next stage.
+      // Rounded like a message: the numbers must not depend on which rank has the next stage.
       (forward ? other.x : other.dy).data =
           ops::in_dtype(*links_.compute, ops::in_dtype(*links_.compute, result, options_.dtype),
                         options_.compute_dtype);
@@ -226,8 +226,8 @@ void Executor::run_delayed() {
   }
 }
 
-// There is nothing to do for a `reduce`: the data-parallel strategy reduces a gradient as soon as
-// the last micro-batch has added to it.
+// A `reduce` needs no work: the data-parallel strategy reduces a gradient as soon as the last
+// micro-batch has added to it.
 void Executor::change_sharding(const schedule::Action& a) {
   if (a.kind == schedule::ActionKind::reduce || !work_.hooks) return;
   const Device::Scope scope(links_.compute->device(), to_string(a));
@@ -252,7 +252,7 @@ void Executor::send(const schedule::Action& a) {
   if (!options_.overlap || holds_compute) messages_.push_back(channel.stream->record());
 }
 
-// The memory is allocated on the channel's stream, so that the receive need not wait for compute.
+// The memory is allocated on the channel's stream; the receive then need not wait for compute.
 void Executor::receive(const schedule::Action& a) {
   const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);

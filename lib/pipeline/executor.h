@@ -17,10 +17,10 @@ namespace mtrain::pipeline {
 // once the first computation has ended, or one by one, and the second one waits for them.
 //
 // A forward and a backward that run together are enqueued part by part: in turns, the backward
-// first, or in the order of schedule/pair_order.h, so that exchanges of experts' rows travel while
-// the other pass computes; where weight gradients are delayed, those of a backward that runs alone
-// fill the time of its exchanges, too. When one of two passes has ended, its tensor can be sent
-// before the other ends.
+// first, or in the order of schedule/pair_order.h. Exchanges of experts' rows then travel while the
+// other pass computes. If weight gradients are delayed, those of a backward that runs alone also
+// fill the time of its exchanges. When one of two passes has ended, its tensor can be sent before
+// the other ends.
 class Executor {
  public:
   Executor(const PipelineLinks& links, const PipelineStages& stages, int64_t all_stages,
@@ -53,7 +53,7 @@ class Executor {
   };
 
   class DataflowScope;
-  // A forward or a backward under way. It waits for its input when its first part is enqueued.
+  // A forward or a backward in progress. It waits for its input when its first part is enqueued.
   struct Running {
     schedule::Action action;
     Chunk* chunk;  // null once its result is stored
@@ -67,28 +67,27 @@ class Executor {
   // Runs the forward at list[next] together with the backward after it and, with overlap, the sends
   // that follow them. Returns what compute() returns.
   size_t pair(const schedule::ActionList& list, size_t next);
-  // Runs a forward (null: none) and a backward in this order, and calls `behind_step` after each of
-  // its steps.
+  // Runs a forward (null: none) and a backward in this order. Calls `behind_step` after each step.
   void run_ordered(const PassOrder& order, Running* forward, Running& backward,
                    const std::function<void()>& behind_step = {});
   // A pass that runs alone may bring tokens to their experts in chunks.
   Running start(const schedule::Action& a, bool alone = true) {
     return {a, &chunk(a.stage, a.micro_batch), pass_of(a, alone)};
   }
-  // Hands the pass its input, unless it has begun.
+  // Gives the pass its input, unless it has begun.
   void begin(Running& r);
   model::LossRequest loss_request(const model::MicroBatch& batch) const;
   model::StagePass pass_of(const schedule::Action& a, bool alone);
   // Runs the next part of the pass. Its weight gradients run with it, unless `hold` or another
   // setting delays them.
   void advance(Running& r, bool hold = false);
-  // Stores the result of a pass that is done, for the next stage or the stage before. A second call
+  // Stores the result of a completed pass for the next stage or the previous one. A second call
   // does nothing.
   void finish(Running& r);
   // Whether the weight gradients of a part of a backward wait until the gradient of the stage's
-  // input is sent, so that they run while it travels.
+  // input is sent; they then run while it travels.
   bool waits_for_send(const schedule::Action& a, const model::StagePass::Part& part) const;
-  // Whether the weight gradients of a part of a backward do not run before the pass has ended.
+  // Whether the weight gradients of a part of a backward run only after the pass has ended.
   bool keeps_wgrads(const schedule::Action& a, const model::StagePass::Part& part) const;
   PassPairs::KeepsWgrads keeps_wgrads_of(const schedule::Action& a) const {
     return [this, a](const model::StagePass::Part& part) { return keeps_wgrads(a, part); };

@@ -1,4 +1,4 @@
-// The channels and groups over which a rank of a pipeline reaches the others.
+// The channels and groups over which a rank of a pipeline communicates with the others.
 #pragma once
 #include <map>
 
@@ -8,8 +8,8 @@
 namespace mtrain::pipeline {
 
 // A channel carries messages from one rank to another, in the order in which they are sent. It has
-// a group and a stream of its own, so that no message waits for those of another pair of ranks, or
-// for those of the other direction.
+// a group and a stream of its own: no message waits for those of another pair of ranks, or for
+// those of the other direction.
 struct Channel {
   Group group;  // the two ranks
   Stream* stream;

@@ -17,21 +17,21 @@ namespace mtrain::pipeline {
 struct PassOrder {
   std::vector<schedule::PairStep> steps;
   // By part of the backward: whether its weight gradients are a step of their own. The others run
-  // with their part or, as other settings say, after the pair.
+  // with their part or, if another setting delays them, after the pair.
   std::vector<bool> own_wgrads;
 };
 
-// Finds the order of each pair of stages once, since all micro-batches have the same.
+// Computes the order of each pair of stages once, since it is the same for all micro-batches.
 class PassPairs {
  public:
   // Without `costs` the passes take turns, the backward first. With `head_shares_table` an output
-  // layer comes behind the backward of the embedding.
+  // layer comes after the backward of the embedding.
   PassPairs(const std::optional<schedule::PassCosts>& costs, bool delay_wgrad,
             bool head_shares_table)
       : costs_(costs), delay_wgrad_(delay_wgrad), head_shares_table_(head_shares_table) {}
 
-  // `forward` and `backward` are the passes of the actions `f` and `b`. `keeps_wgrads` tells of
-  // which parts of the backward the weight gradients do not run within the pair.
+  // `forward` and `backward` are the passes of the actions `f` and `b`. `keeps_wgrads` returns
+  // whether the weight gradients of a part of the backward do not run within the pair.
   using KeepsWgrads = std::function<bool(const model::StagePass::Part&)>;
   const PassOrder& pair(const schedule::Action& f, const model::StagePass& forward,
                         const schedule::Action& b, const model::StagePass& backward,
@@ -47,7 +47,7 @@ class PassPairs {
 
   const std::optional<schedule::PassCosts> costs_;
   const bool delay_wgrad_, head_shares_table_;
-  // By the stages of the two (of one alone: -1), and the kind of the backward.
+  // By the stages of the forward (-1: none) and of the backward, and the kind of the backward.
   std::map<std::tuple<int64_t, int64_t, schedule::ActionKind>, PassOrder> known_;
 };
 

@@ -17,7 +17,7 @@ namespace mtrain::pipeline {
 
 using PipelineStages = std::map<int64_t, std::unique_ptr<model::Gpt>>;  // this rank's, by stage
 
-// The work that a rank is given. Every rank of the pipeline has the same micro-batches.
+// The input of a run. Every rank of the pipeline has the same micro-batches.
 struct MicroBatches {
   const std::vector<model::MicroBatch>& batches;
   std::vector<int64_t> numbers;  // the micro-batches' numbers in the global batch
@@ -33,9 +33,9 @@ struct MicroBatches {
   const model::ExpertsOfStep* experts = nullptr;  // as in Step
 };
 
-// Follows how far the host enqueues ahead of the device. The flushes of one run share it; a run
-// that is recorded as a graph has one of its own, since the host cannot wait for events of another
-// run while it records.
+// Tracks how far the host enqueues ahead of the device. The flushes of one run share it. A run that
+// is recorded as a graph has one of its own, since the host cannot wait for events of another run
+// while it records.
 struct RunAhead {
   int64_t& dataflow_index;          // as in Pipeline::dataflow_index()
   std::deque<Event> computed = {};  // the ends of the last few computations
@@ -57,13 +57,13 @@ class Pipeline {
 
   // Sums the values over the ranks of the pipeline, in place.
   void sum(const Tensor& values) const;
-  // Sums the gradient of a tied token table over the two ranks that have it; from here on `compute`
-  // sees the sum. Call it after DataParallel::finish_grads().
+  // Sums the gradient of a tied token table over the two ranks that have it; `compute` may read the
+  // sum afterwards. Call it after DataParallel::finish_grads().
   void finish_grads(model::ParamStore& params) const;
 
-  // Sends a tensor of this shape and type from one rank of the pipeline to another; both are
-  // numbers in the world. Returns it on the receiving rank, where `compute` may read it; absent on
-  // all others.
+  // Sends a tensor of this shape and type from one rank of the pipeline to another; both are ranks
+  // of the world. Returns it on the receiving rank, where `compute` may read it; absent on all
+  // others.
   Tensor transfer(const Tensor& data, const Shape& shape, DType dtype, int from, int to) const;
 
   const PipelineLinks& links() const { return links_; }
