@@ -10,7 +10,7 @@ namespace mtrain::schedule {
 
 enum class ActionKind {
   F,  // forward
-  B,  // backward: I and W in one
+  B,  // backward: I and W together
   I,  // input gradient
   W,  // weight gradient
   // Messages: activations go forward (f), their gradients backward (b). The stage of the action is
@@ -35,7 +35,7 @@ struct Action {
 bool is_compute(ActionKind kind);  // F, B, I, W
 inline bool is_send(ActionKind k) { return k == ActionKind::send_f || k == ActionKind::send_b; }
 inline bool is_receive(ActionKind k) { return k == ActionKind::recv_f || k == ActionKind::recv_b; }
-// Whether it is a B or an I, after which the stage before can go on.
+// Whether it is a B or an I; the previous stage can continue after it.
 inline bool gives_gradient(ActionKind k) { return k == ActionKind::B || k == ActionKind::I; }
 
 // When the gradient of a backward that runs together with a forward leaves its rank.
@@ -61,8 +61,8 @@ struct Schedule {
   int64_t rank_of(int64_t stage) const { return rank_of_stage[size_t(stage)]; }
 };
 
-// How many chunks (a stage's layers for one micro-batch) have activations at once at most, counted
-// from their forward to their input gradient, and to their weight gradient.
+// The largest number of chunks (a stage's layers for one micro-batch) that have activations at
+// once, counted from their forward to their input gradient, and to their weight gradient.
 struct InFlight {
   int64_t to_input_gradient = 0, to_weight_gradient = 0;
 };

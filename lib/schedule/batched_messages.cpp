@@ -13,7 +13,7 @@ namespace {
 // Actions list[begin, end) of a rank, between which it exchanges no messages.
 struct Batch {
   size_t begin, end;
-  double starts = 0, ends = 0;  // times in the play of the lists
+  double starts = 0, ends = 0;  // simulated times
 };
 using Batches = std::vector<std::vector<Batch>>;  // by rank
 
@@ -23,8 +23,8 @@ struct Sent {
 };
 using Channels = std::map<std::pair<int64_t, int64_t>, std::deque<Sent>>;  // by sender and receiver
 
-// Makes batches of one computation each. With `iterations`, a forward and the backward behind it
-// are one batch.
+// Makes batches of one computation each. With `iterations`, a forward and the backward that follows
+// it are one batch.
 Batches batches_of(const Schedule& s, bool iterations) {
   Batches batches;
   for (const ActionList& list : s.ranks) {
@@ -53,7 +53,7 @@ class Play {
   Play(const Schedule& s, Batches& batches) : s_(s), batches_(batches) {}
 
   // Sets the times at which batches start and lists their messages; returns false if ranks wait for
-  // each other for ever.
+  // each other forever.
   bool run(Channels& channels) {
     std::vector<size_t> next(batches_.size());
     for (bool moved = true; moved;) {
@@ -102,8 +102,8 @@ class Play {
   std::map<std::tuple<ActionKind, int64_t, int64_t>, double> sent_;  // when, by the receive
 };
 
-// A message at one of its ranks, and what decides its turn. All ranks sort by these in the same
-// way, so that no circle of them waits: the message that comes first in all lists can always move.
+// A message at one of its ranks, and what decides its turn. All ranks sort by the same key, which
+// prevents a deadlock: the message that comes first in all lists can always move.
 struct Turn {
   Action message;
   double when;
@@ -112,13 +112,13 @@ struct Turn {
   auto key() const { return std::tuple{when, gradient, sender % 2, sender}; }
 };
 
-// Puts in messages where they stand in a play of the lists: a receive before the first batch that
-// begins after its message has been sent.
+// Inserts messages where a simulation of the lists has them: a receive goes before the first batch
+// that begins after its message has been sent.
 Schedule with_played_messages(const Schedule& s, Order order) {
   Channels channels;
   Batches batches = batches_of(s, true);
-  // Ranks wait for each other if one's forward needs the result of the other's backward in the same
-  // batch. Then every computation is a batch of its own.
+  // Two ranks wait for each other if one's forward needs the result of the other's backward in the
+  // same batch. Every computation is then a batch of its own.
   if (!Play(s, batches).run(channels)) {
     channels.clear();
     batches = batches_of(s, false);

@@ -14,7 +14,7 @@ namespace {
 
 using Size = const ScheduleSize&;
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-constexpr int64_t kMaxChunks = 1 << 21;  // a mistyped size must not cost memory
+constexpr int64_t kMaxChunks = 1 << 21;  // bounds the memory that a mistyped size takes
 
 int64_t all_chunks(Size s, int64_t) { return s.stages_per_rank * s.micro_batches; }
 int64_t interleaved_chunks(Size s, int64_t rank) {
@@ -42,8 +42,8 @@ double skewed_idle(Size s) {
 double zero_bubble_idle(Size s) {
   return double(s.pp - 1) / double(3 * s.stages_per_rank * s.micro_batches);
 }
-// Ranks that are never idle between their first and their last action start and end one after the
-// other, which costs P-1 chunks; that needs M >= (3P - 1) / 2.
+// Ranks that are never idle between their first and their last action start and end one after
+// another, which costs P-1 chunks. This needs M >= (3P - 1) / 2.
 double v_idle(Size s) {
   const int64_t M = s.micro_batches;
   return double(std::max(s.pp - 1, 4 * s.pp - 2 * M - 2)) / double(6 * M);
@@ -126,7 +126,7 @@ const std::vector<ScheduleKind>& schedule_kinds() {
        .list = looped_bfs,
        .chunks = all_chunks,
        .idle = skewed_idle},
-      {.id = ScheduleId::dfs,  // interleaved_1f1b by another name
+      {.id = ScheduleId::dfs,  // another name of interleaved_1f1b
        .name = "dfs",
        .fewest_stages = 2,
        .most_stages = kAny,

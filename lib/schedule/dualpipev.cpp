@@ -9,7 +9,7 @@ ActionList dualpipev(const ScheduleSize& size, int64_t rank) {
   const int64_t P = size.pp, M = size.micro_batches;
   const int64_t stage[2] = {rank, 2 * P - 1 - rank};
   ActionList list;
-  std::deque<Action> weights;  // weight gradients of the Is so far that are still to do
+  std::deque<Action> weights;  // weight gradients that the Is so far have left
   std::array<int64_t, 2> forwards{}, backwards{};
   const auto F = [&](int chunk) {
     list.push_back({ActionKind::F, stage[chunk], forwards[size_t(chunk)]++});
@@ -45,8 +45,8 @@ ActionList dualpipev(const ScheduleSize& size, int64_t rank) {
     F_and_B(1, 0);
   }
   for (int64_t i = 0; i < after; ++i) B(1), F_and_B(1, 0);
-  // The second half of the last 2 (rank + 1) backwards leaves its weight gradients for later, when
-  // this rank would otherwise wait for the ranks before it.
+  // The second half of the last 2 (rank + 1) backwards delays its weight gradients until this rank
+  // would otherwise wait for the ranks before it.
   for (int64_t i = 0; i < 2 * (rank + 1); ++i) {
     const int chunk = i % 2 == 0 ? 1 : 0;
     i < rank + 1 ? B(chunk) : I(chunk);

@@ -36,7 +36,7 @@ class PassPlayer {
            is_exchange(pass_[i + 2]);
   }
 
-  // Returns when the step ends that can begin at `ready`.
+  // Adds a step that can begin at `ready`. Returns when it ends.
   double add(bool exchange, double ready, double cost) {
     double& free = exchange ? exchange_free_ : compute_free_;
     const double begin = std::max(free, ready);
@@ -47,7 +47,7 @@ class PassPlayer {
     return free;
   }
 
-  // The weight gradients of a part are computed in it, or held.
+  // Returns the cost of a part, with its weight gradients unless these are delayed.
   double cost_now(const PairPart& part) {
     if (!delay_wgrad_) return part.cost + part.weight_cost;
     if (part.weight_cost > 0) held_.push_back(part.weight_cost);
@@ -64,7 +64,7 @@ class PassPlayer {
     ready_ = end - (delay_wgrad_ ? 0 : (1 - part.weights_first) * part.weight_cost);
   }
 
-  // The weight gradients of all chunks are computed behind them, beside the last way back.
+  // The weight gradients of all chunks are computed after the chunks, during the last return.
   void in_chunks(const PairPart& there, const PairPart& compute, const PairPart& back) {
     drain();
     const double n = double(chunks_), begin = ready_;

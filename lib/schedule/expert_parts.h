@@ -1,4 +1,4 @@
-// The costs of a usual layer with experts, and the times of a pass that runs alone.
+// The costs of a typical layer with experts, and the times of a pass that runs alone.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -7,24 +7,25 @@
 
 namespace mtrain::schedule {
 
-// What a stage's passes compute in all, and how its layers exchange tokens.
+// The total compute time of a stage's passes, and how its layers exchange tokens.
 struct ExpertStage {
   double F = 1, I = 1, W = 1;  // times of the forward, the input and the weight gradients
   int64_t layers = 1;          // all of them with experts
   double exchange = 0;         // time of all exchanges / time of all computations
 };
 
-// Divides the times evenly between the layers. In each, attention takes half of a pass, the routed
-// experts 0.4, the router and the shared expert 0.05 each; the four exchanges take equal time.
+// Divides the times evenly between the layers. In each layer, attention takes half of a pass, the
+// routed experts 0.4, the router and the shared expert 0.05 each. The four exchanges take equal
+// time.
 PassCosts costs_of_layer(const ExpertStage& stage);
 
-// Plays a pass that runs alone, forward or backward. Where one part that computes stands between
-// two exchanges, these three are divided into `chunks` of equal size (each with the latency of
-// the exchanges), behind what the part does before it waits: the exchange of a chunk and the return
-// of the one before travel while the chunk between them is computed; the weight gradients of the
-// three follow all chunks. Others that are delayed are computed before the next part that waits for
-// an exchange. Without chunks a pass is ordered by `estimates`, costs of the same parts, or by its
-// own if that is empty.
+// Simulates a pass that runs alone, forward or backward. A compute part between two exchanges, and
+// these exchanges, are divided into `chunks` of equal size. Each chunk of an exchange has the full
+// latency. While one chunk is computed, the next one arrives and the previous one returns. Work
+// that the part does before it waits (`ahead`) comes before the chunks, its weight gradients after
+// them. Other delayed weight gradients are computed before the next part that waits for an
+// exchange. Without chunks a pass is ordered by `estimates`, costs of the same parts, or by its own
+// costs if that is empty.
 PairTimeline simulate_pass(std::span<const PairPart> pass, int64_t chunks,
                            const PairOptions& options, std::span<const PairPart> estimates = {});
 

@@ -1,5 +1,5 @@
 // The published schedules, one file each. A function lists what one rank computes, in order, for P
-// ranks, V stages per rank and M micro-batches. with_messages() puts in sends and receives.
+// ranks, V stages per rank and M micro-batches. with_messages() inserts sends and receives.
 #pragma once
 #include "schedule/action.h"
 
@@ -7,8 +7,8 @@ namespace mtrain::schedule {
 
 struct ScheduleSize {
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
-  // Interleaved schedules do this many micro-batches of a stage in a row (Megatron's
-  // microbatch_group_size_per_vp_stage). 0 stands for torch's choice: max(1, M div P) equal rounds.
+  // Interleaved schedules run this many micro-batches of a stage in a row (Megatron's
+  // microbatch_group_size_per_vp_stage). 0 means torch's choice: max(1, M div P) equal rounds.
   int64_t group = 0;
   // 1F1B, plain and interleaved: each forward after the warm-up runs together with a backward, and
   // one more warm-up forward keeps the two independent (Megatron-Core's combined 1F1B).
@@ -26,17 +26,18 @@ ActionList gpipe(const ScheduleSize& size, int64_t rank);
 ActionList one_f_one_b(const ScheduleSize& size, int64_t rank);
 
 // 1F1B over V stages per rank, group by group. The same paper, section 2.2.2. Lamy-Poirier 2022
-// calls it depth-first; dfs is this schedule by another name.
+// calls it depth-first; dfs is another name of this schedule.
 ActionList interleaved_1f1b(const ScheduleSize& size, int64_t rank);
-// Returns how many forwards of `rank` come before its first backward, but for the one beside it.
+// Returns how many forwards of `rank` come before its first backward, without the forward of that
+// backward's own pair.
 int64_t interleaved_warm_up(const ScheduleSize& size, int64_t rank);
 
-// Every stage does all micro-batches before the rank's next stage begins. Lamy-Poirier 2022,
+// Every stage runs all micro-batches before the rank's next stage begins. Lamy-Poirier 2022,
 // "Breadth-First Pipeline Parallelism".
 ActionList looped_bfs(const ScheduleSize& size, int64_t rank);
 
-// ZB-H1 (V = 1), and its interleaved form: the interleaved order with half its skew between
-// ranks; rank r runs r weight gradients behind. Qi et al. 2023, "Zero Bubble Pipeline Parallelism",
+// ZB-H1 (V = 1), and its interleaved form: the interleaved order with half its skew between ranks.
+// Rank r delays its weight gradients by r. Qi et al. 2023, "Zero Bubble Pipeline Parallelism",
 // section 2.1.
 ActionList zero_bubble(const ScheduleSize& size, int64_t rank);
 

@@ -18,12 +18,12 @@ struct Channel {
 };
 using Channels = std::map<std::pair<int64_t, int64_t>, Channel>;  // by sender and receiver
 
-// Returns how many computations run together from position i on.
+// Returns how many computations run together at position `at`.
 size_t together_at(const ActionList& computing, size_t at) {
   return computing[at].overlaps_next && at + 1 < computing.size() ? 2 : 1;
 }
 
-// Calls `f` for the messages of each computation, or two that run together, in their order.
+// Calls `f` for each message of the computation, or of the two that run together, in their order.
 template <class F>
 void for_sends(const Schedule& s, const ActionList& computing, size_t at, bool gradients_first,
                const F& f) {
@@ -149,7 +149,7 @@ Schedule forward_only(const Schedule& placed, int64_t micro_batches) {
                .micro_batches = micro_batches,
                .rank_of_stage = placed.rank_of_stage};
   out.ranks.resize(size_t(out.pp));
-  // All ranks have the same order, so that no two ranks wait for each other.
+  // All ranks have the same order: no two ranks wait for each other.
   for (int64_t first = 0; first < micro_batches; first += out.pp)
     for (int64_t stage = 0; stage < out.stages; ++stage)
       for (int64_t m = first; m < std::min(first + out.pp, micro_batches); ++m)
@@ -159,7 +159,7 @@ Schedule forward_only(const Schedule& placed, int64_t micro_batches) {
 
 namespace {
 
-// Goes through lists whose messages block ranks.
+// Simulates lists whose messages block ranks.
 class BlockingPlay {
  public:
   BlockingPlay(const Schedule& s, Blocking blocking)
@@ -196,7 +196,7 @@ class BlockingPlay {
     Action paired{};            // the last backward that ran together with a forward
   };
 
-  // Does the rank's next action, or returns false if it has to wait.
+  // Runs the rank's next action, or returns false if it has to wait.
   bool step(int64_t rank) {
     Rank& r = ranks_[size_t(rank)];
     const ActionList& list = s_.ranks[size_t(rank)];

@@ -1,4 +1,4 @@
-// Tells which messages a computation sends and which it waits for.
+// The messages that a computation sends, and those that it waits for.
 #pragma once
 #include "schedule/action.h"
 

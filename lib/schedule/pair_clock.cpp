@@ -30,7 +30,7 @@ PairClock::PairClock(std::span<const PairPart> forward, std::span<const PairPart
   skip_parts_without_weights();
 }
 
-// The parts of a layer stand together.
+// The parts of a layer are adjacent.
 void PairClock::number_layers(Pass& pass) {
   int64_t layer = -1;
   for (const PairPart& part : pass.parts) {
@@ -63,7 +63,8 @@ bool PairClock::can(PairStep step) const {
   const int64_t layer = pass.order[pass.next];
   if (step == PairStep::backward)
     return held_ >= backward_.next || layer - backward_.order[held_] < kLayersAhead;
-  // The layers of a backward count as many as those of the forward whose memory they free.
+  // Each pass counts its layers as shares of the pass: the two may have different numbers of
+  // layers.
   return backward_.ended == backward_.layers ||
          (layer + 1 - kLayersAhead) * backward_.layers <= backward_.ended * forward_.layers;
 }
@@ -124,8 +125,8 @@ PairStepTime PairClock::enqueue(PairStep step) {
     const double begin = begin_of(step), cost = backward_.parts[held_].weight_cost;
     compute_free_ = begin + cost;
     compute_rest_ -= cost;
-    // The event for which an exchange waits is recorded when the exchange is enqueued, unless
-    // another part has been enqueued meanwhile.
+    // The event that an exchange waits for is recorded when the exchange is enqueued, unless
+    // another part has been enqueued in between.
     if (held_ + 1 == backward_.next)
       backward_.ready = begin + backward_.parts[held_].weights_first * cost;
     ++held_;
@@ -151,7 +152,8 @@ PairStepTime PairClock::enqueue(PairStep step) {
 double pair_memory(std::span<const PairStep> order, std::span<const PairPart> forward,
                    std::span<const PairPart> backward, std::span<const LayerMemory> forward_layers,
                    std::span<const LayerMemory> backward_layers) {
-  // A layer of the backward has weight gradients, of which some are left, and parts to be enqueued.
+  // A layer of the backward: its weight gradients, how much of them is left, and its parts that are
+  // not enqueued yet.
   struct Layer {
     double weights = 0, left = 0;
     int64_t parts = 0;

@@ -1,5 +1,5 @@
-// The times of a pair of passes while its parts are enqueued one by one: what simulate_pair() plays
-// an order with, and pair_order() chooses by.
+// The times of a pair of passes while its parts are enqueued one by one. simulate_pair() simulates
+// an order with it, and pair_order() uses it to choose the order.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -20,27 +20,28 @@ class PairClock {
 
   // Whether there is a next part of the pass, or a part whose weight gradients are left.
   bool has(PairStep step) const;
-  // Whether there is one that the bounds of memory let begin. While something is left, one step
-  // can.
+  // Whether there is such a part, and the bounds of memory let it begin. While any part is left, at
+  // least one kind of step can begin.
   bool can(PairStep step) const;
-  // Returns when the step would run on its stream if it was enqueued next.
+  // Returns when the step would begin on its stream if it were enqueued next.
   double begin_of(PairStep step) const;
   // Returns how long the step keeps its stream busy, with the weight gradients that must follow.
   double cost(PairStep step) const;
   double compute_free() const { return compute_free_; }
-  // Returns a bound that the end of the last step cannot be below.
+  // Returns a lower bound of the end of the last step.
   double earliest_end() const;
-  // Returns the same bound without the compute stream, to tell apart orders of equal bounds.
+  // Returns the same bound without the compute stream. It breaks ties between equal bounds.
   double earliest_end_of_exchanges() const;
-  // Whether all that is left can be done as early as from `other`, of which as much is left.
+  // Whether everything that is left can run as early as it can from `other`, which has as much
+  // left.
   bool as_good_as(const PairClock& other) const;
 
-  // For passes alone:
-  const PairPart* next(PairStep pass) const;  // null behind the last part
-  // When the next part can begin: the part before has ended, or ends when this one waits for it.
+  // These are only for passes, not for weight gradients:
+  const PairPart* next(PairStep pass) const;  // null after the last part
+  // When the next part can begin: when the part before it has ended, or earlier by PairPart::ahead.
   double ready(PairStep pass) const;
-  // When the host has the numbers that the next part, an exchange, waits for. They travel beside
-  // the exchanges under way.
+  // When the host has the numbers that the next part, an exchange, waits for. They travel at the
+  // same time as other exchanges.
   double host_ready(PairStep pass) const { return of(pass).ready; }
   bool reads(PairStep pass) const;  // whether the next part computes, and waits for an exchange
   // The cost of what the pass computes before its next exchange, or before its end.
@@ -52,7 +53,7 @@ class PairClock {
   double cost(const PairPart& part) const {
     return part.cost + (delay_wgrad_ ? 0 : part.weight_cost);
   }
-  // What of a part stands between the part before and the part after it at least.
+  // The least time that a part adds between the part before and the part after it.
   double chain(const PairPart& part) const {
     return part.cost - part.ahead + (delay_wgrad_ ? 0 : part.weights_first * part.weight_cost);
   }
@@ -61,9 +62,9 @@ class PairClock {
     size_t next = 0;
     double ready = 0;
     double rest = 0;
-    int64_t layers = 0;          // how many are named
+    int64_t layers = 0;          // how many layers the parts name
     std::vector<int64_t> order;  // of each part: how many layers its pass begins before its layer
-    int64_t ended = 0;           // layers all of whose parts are enqueued
+    int64_t ended = 0;           // layers of which all parts are enqueued
   };
   static void number_layers(Pass& pass);
   void skip_parts_without_weights();

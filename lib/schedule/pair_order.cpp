@@ -13,7 +13,8 @@ namespace {
 
 using enum PairStep;
 
-// How to choose between parts that the compute stream could run at once.
+// How to choose between parts that the compute stream could run now. A reader is a part that waits
+// for an exchange.
 enum class Preference {
   readers_last,
   nearest_exchange,
@@ -22,15 +23,15 @@ enum class Preference {
   backward_first
 };
 // When weight gradients fill the compute stream: before a part that needs an exchange, even if that
-// has ended by the costs, or only when no part can run.
+// exchange has ended according to the costs; or only when no part can run.
 enum class Fill { before_readers, last };
 
 struct Policy {
   Preference preference;
   Fill fill;
 };
-// The first of those that are equally quick is taken. In the first one a part that waits for an
-// exchange stands as late as possible, whatever the exchange takes.
+// Of equally fast policies the first is used. It puts a part that waits for an exchange as late as
+// possible, whatever the exchange costs.
 constexpr std::array<Policy, 8> kPolicies{{{Preference::readers_last, Fill::before_readers},
                                            {Preference::readers_last, Fill::last},
                                            {Preference::nearest_exchange, Fill::before_readers},
@@ -40,16 +41,17 @@ constexpr std::array<Policy, 8> kPolicies{{{Preference::readers_last, Fill::befo
                                            {Preference::forward_first, Fill::last},
                                            {Preference::backward_first, Fill::last}}};
 
-// A searched order rests on the costs more than a policy's, and must be shorter by this share.
+// A searched order depends more on exact costs than a policy's order. It must be shorter by this
+// share.
 constexpr double kWorthwhile = 0.01;
-constexpr size_t kBeam = 32;  // how many beginnings of an order the search keeps
+constexpr size_t kBeam = 32;  // how many partial orders the search keeps
 
 bool is_exchange(const PairPart* part) { return part && part->kind == PairPartKind::exchange; }
 bool is_compute(const PairPart* part) { return part && part->kind == PairPartKind::compute; }
 PairStep other(PairStep pass) { return pass == forward ? backward : forward; }
 
-// An order that grows by choices. Exchanges are enqueued by themselves, but one for which the host
-// waits is a choice if the other pass could compute meanwhile.
+// A partial order that grows by choices. Exchanges are enqueued automatically. An exchange for
+// which the host waits is a choice, too, if the other pass could compute in the meantime.
 class Growing {
  public:
   Growing(std::span<const PairPart> f, std::span<const PairPart> b, const PairOptions& options)
@@ -60,8 +62,8 @@ class Growing {
   const PairClock& clock() const { return clock_; }
   const std::vector<PairStep>& order() const { return order_; }
 
-  // Returns the steps that the compute stream can begin first; before the host waits, only what it
-  // computes meanwhile. None at the end.
+  // Returns the steps that the compute stream can begin first. Before the host waits, these are
+  // only steps that run during the wait. Returns none at the end.
   std::vector<PairStep> first_choices() const {
     if (const auto exchange = next_exchange()) return fillers(*exchange);
     std::vector<PairStep> first;
@@ -74,9 +76,9 @@ class Growing {
     return first;
   }
 
-  // Returns also those that begin before any other could have ended, for which the compute stream
-  // stands still meanwhile (the choices that make active schedules, Giffler and Thompson 1960); and
-  // the exchange for which the host waits.
+  // Also returns steps for which the compute stream would be idle for a while, if they begin before
+  // any other step could have ended. These choices make active schedules (Giffler and Thompson
+  // 1960). Also returns the exchange for which the host waits.
   std::vector<PairStep> active_choices() const {
     std::vector<PairStep> choices = first_choices();
     if (choices.empty()) return choices;
@@ -111,7 +113,8 @@ class Growing {
       enqueue(*next);
   }
 
-  // Returns the pass whose next part is an exchange: of two the one that can begin first.
+  // Returns the pass whose next part is an exchange. Of two such passes, it is the one whose
+  // exchange can begin first.
   std::optional<PairStep> next_exchange() const {
     std::optional<PairStep> first;
     for (const PairStep pass : {forward, backward})
@@ -120,14 +123,14 @@ class Growing {
     return first;
   }
 
-  // Returns what the compute stream can begin before the host has the numbers that the exchange
-  // waits for, and would otherwise have nothing to do.
+  // Returns the steps that fill the compute stream until the host has the numbers that the exchange
+  // waits for. Returns none if the compute stream is busy until then.
   std::vector<PairStep> fillers(PairStep exchange) const {
     const double read = clock_.host_ready(exchange);
     std::vector<PairStep> steps;
     if (!clock_.next(exchange)->host_waits || clock_.compute_free() > read) return steps;
     const PairStep filler = other(exchange);
-    if (is_exchange(clock_.next(filler))) return steps;  // which would wait for what fills
+    if (is_exchange(clock_.next(filler))) return steps;  // that exchange would wait for the filler
     if (is_compute(clock_.next(filler)) && clock_.can(filler) && clock_.ready(filler) <= read)
       steps.push_back(filler);
     const bool at_once = !steps.empty() && clock_.ready(filler) <= clock_.compute_free();
@@ -140,7 +143,7 @@ class Growing {
   std::vector<PairStep> order_;
 };
 
-// Whether the policy prefers `a` to `b`, which stands before it in the enumeration.
+// Whether the policy prefers `a` to `b`; `b` comes before `a` in the enumeration.
 bool goes_before(const Policy& policy, const PairClock& clock, PairStep a, PairStep b) {
   if (a == weight_gradients) return policy.fill == Fill::before_readers && clock.reads(b);
   // Here `a` is the backward and `b` the forward.
@@ -167,8 +170,7 @@ Growing by_policy(Growing order, const Policy& policy) {
   return order;
 }
 
-// Tries all choices, and continues from those beginnings of an order that may end first (a beam
-// search).
+// Tries all choices, and continues from those partial orders that may end first (a beam search).
 std::vector<PairStep> by_search(const Growing& start) {
   std::vector<Growing> beam{start}, next;
   std::optional<Growing> best;
@@ -198,7 +200,7 @@ std::vector<PairStep> by_search(const Growing& start) {
   return best->order();
 }
 
-// Whether an order keeps the bounds of memory.
+// Whether an order stays within the bounds of memory.
 bool fits(const std::vector<PairStep>& order, std::span<const PairPart> f,
           std::span<const PairPart> b, const PairOptions& options) {
   PairClock clock(f, b, options);
@@ -209,8 +211,8 @@ bool fits(const std::vector<PairStep>& order, std::span<const PairPart> f,
   return true;
 }
 
-// Moves weight gradients behind exchanges that can then begin earlier, unless they would have to
-// wait until the host has the numbers for the exchange.
+// Moves weight gradients after exchanges that can then begin earlier. It does not move them if they
+// would have to wait until the host has the numbers for the exchange.
 std::vector<PairStep> behind_exchanges(std::vector<PairStep> order, std::span<const PairPart> f,
                                        std::span<const PairPart> b) {
   PairClock clock(f, b, {});
@@ -251,7 +253,7 @@ std::vector<PairStep> pair_order(std::span<const PairPart> f, std::span<const Pa
                                  const PairOptions& options) {
   std::vector<PairStep> best;
   double length = 0;
-  // Sums of the same costs in another order differ by roundings, which must not decide.
+  // Sums of the same costs in another order differ by rounding, which must not decide.
   const auto consider = [&](const std::vector<PairStep>& order, double gain = 1e-9) {
     const double candidate = simulate_pair(order, f, b).length;
     if (!best.empty() && candidate >= length * (1 - gain)) return;
@@ -271,14 +273,14 @@ std::vector<PairStep> pair_order(std::span<const PairPart> f, std::span<const Pa
     const auto undelayed = with_filled_waits(behind_exchanges(pair_order(f, b, {}), f, b), f, b);
     if (pair_faults(undelayed, f, b, options).empty()) consider(undelayed);
   }
-  if (length < preferred) consider(searched, -1e-9);  // which is rarely longer
+  if (length < preferred) consider(searched, -1e-9);  // it is rarely longer
   if (options.delay_wgrad) consider(with_filled_waits(best, f, b), -1e-9);
   return best;
 }
 
 namespace {
 
-// Enqueues the next part of a pass that computes, and the exchanges behind it.
+// Enqueues the next compute part of a pass, and the exchanges after it.
 class Turns {
  public:
   Turns(std::span<const PairPart> f, std::span<const PairPart> b, const PairOptions& options)

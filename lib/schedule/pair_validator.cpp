@@ -72,7 +72,7 @@ class PairCheck {
       fault("{} are never enqueued", to_string({weight_gradients, next_w}));
   }
 
-  // Checks what stands between a step and the one of its pass before.
+  // Checks what stands between a step and the previous step of its pass.
   void check_place(size_t at) {
     const Enqueued& e = steps_[at];
     if (e.step == weight_gradients) {
@@ -92,13 +92,14 @@ class PairCheck {
     }
   }
 
-  // Returns when the step could begin if its stream was free.
+  // Returns when the step could begin if its stream were free.
   double ready(const Enqueued& e) const {
     if (e.step == weight_gradients) return ends_b_[e.part];
     return e.part == 0 ? 0 : (e.step == forward ? ends_f_ : ends_b_)[e.part - 1] - part(e).ahead;
   }
 
-  // Returns how long the compute stream is busy with the step and what stands within it.
+  // Returns how long the compute stream is busy with the step, with its own weight gradients unless
+  // they are delayed.
   double length(const Enqueued& e) const {
     if (e.step == weight_gradients) return backward_[e.part].weight_cost;
     return part(e).cost + (options_.delay_wgrad ? 0 : part(e).weight_cost);

@@ -8,7 +8,7 @@ namespace mtrain::schedule {
 
 namespace {
 
-// An expert has three matrices, and its first GEMM two of them.
+// An expert has three matrices; its first GEMM uses two of them.
 constexpr double kShareOfFirst = 2.0 / 3;
 
 PairPart exchange(double cost, double latency, bool host_waits) {
@@ -22,7 +22,7 @@ PairPart compute(double cost, double weights, double ahead = 0) {
   return {.cost = cost, .weight_cost = weights, .ahead = ahead};
 }
 
-// A part's own gradients, behind those of a share of the shared expert.
+// A part's own gradients, after those of a share of the shared expert.
 PairPart with_shared(const PassCosts& c, const PartCost& own, double share) {
   if (!c.shared_overlaps) return compute(own.backward, own.weights);
   const double ahead = share * (c.shared.backward + c.shared.weights);

@@ -1,5 +1,5 @@
-// What the parts of a stage's forward and backward cost: by these an order of the parts of two
-// passes that run together is chosen, and their times are simulated.
+// The costs of the parts of a stage's forward and backward. They determine the order of the parts
+// of two passes that run together, and their simulated times.
 #pragma once
 #include <vector>
 
@@ -17,16 +17,16 @@ struct PassCosts {
   PartCost attention, mlp;          // of a layer without experts, and attention of all layers
   PartCost route, experts, shared;  // of a layer with experts
   PartCost exchange;                // of rows, one way
-  PartCost exchange_latency;        // the part of it that each of its chunks takes again
+  PartCost exchange_latency;        // the part of it that each of its chunks takes in full
   PartCost head;                    // `forward` has the gradients, too
   bool host_reads_rows = true;      // the host waits for the numbers of rows before they leave
-  // Each GEMM of the shared expert runs beside an exchange (shared_expert_overlap). Without it only
-  // its forward does, beside the rows' way back.
+  // Each GEMM of the shared expert runs during an exchange (shared_expert_overlap). Otherwise only
+  // its forward does, during the return of the rows.
   bool shared_overlaps = false;
 };
 
-// A layer is attention | mlp, or attention | route | dispatch | experts | combine | merge; `other`
-// takes next to no time.
+// A layer is attention | mlp, or attention | route | dispatch | experts | combine | merge. `other`
+// takes negligible time.
 enum class PassPart { attention, mlp, route, dispatch, experts, combine, merge, head, other };
 PairPart forward_part(const PassCosts& costs, PassPart part);
 PairPart backward_part(const PassCosts& costs, PassPart part);
@@ -35,7 +35,7 @@ PairPart backward_part(const PassCosts& costs, PassPart part);
 struct StageParts {
   std::vector<PairPart> forward, backward;
 };
-// `with_experts` tells which of the stage's layers have experts.
+// `with_experts`: which of the stage's layers have experts.
 StageParts stage_parts(const PassCosts& costs, const std::vector<bool>& with_experts,
                        bool with_head);
 

@@ -17,8 +17,8 @@ double shortest_action(const Timeline& timeline) {
 
 namespace {
 
-// Draws the whole row of a rank, with `per_unit` columns for a unit of time. The rest of an
-// action of more than `cell_columns` columns is filled with dashes.
+// Draws the full row of a rank, with `per_unit` columns for a unit of time. The rest of an action
+// of more than `cell_columns` columns is filled with dashes.
 std::string row_of(const ActionList& list, const std::vector<ActionTime>& times, double per_unit,
                    double step, size_t cell_columns) {
   std::string row(size_t(std::llround(step * per_unit)), '.');
@@ -35,7 +35,7 @@ std::string row_of(const ActionList& list, const std::vector<ActionTime>& times,
   return row;
 }
 
-// Draws the exchanges of a rank, in letters that tell the pass.
+// Draws the exchanges of a rank; the letter shows the pass.
 std::string exchanges_of(const ActionList& list, const std::vector<ExchangeTime>& exchanges,
                          double per_unit, double step) {
   std::string row(size_t(std::llround(step * per_unit)), '.');
@@ -71,7 +71,7 @@ std::string schedule_text(const Schedule& s, const Timeline& timeline, int64_t c
   }
   const std::string last_head = fmt::format("rank {} ", s.ranks.size() - 1);
   const size_t whole = rows.empty() ? 0 : rows[0].size();
-  // A part holds whole cells of the shortest action.
+  // A part never splits a cell of the shortest action.
   size_t part = whole;
   if (columns > 0) {
     const int64_t room = columns - int64_t(last_head.size());

@@ -15,7 +15,7 @@ constexpr double kBox = 26, kExchanges = 8, kGap = 3, kLeft = 52, kRight = 8;
 constexpr double kTitle = 26, kLegendLine = 18, kAxis = 20, kBetweenParts = 10;
 constexpr double kLetter = 6, kUsualUnit = 30, kTick = 70;
 constexpr double kMostParts = 24, kWidestRow = 16000;
-constexpr double kLeast = 1e-300;  // a time that can divide
+constexpr double kLeast = 1e-300;  // replaces times of 0 in divisions
 
 struct Color {
   int red, green, blue;
@@ -83,8 +83,8 @@ class Picture {
   }
 
  private:
-  // Boxes are as wide as their labels if that needs few parts. A part ends where a box of the usual
-  // length does, if all have this length.
+  // Boxes are as wide as their labels if that needs few parts. If all boxes have the usual length,
+  // a part ends at the end of a box.
   void set_scale(double width) {
     const size_t digits = std::max(std::to_string(s_.micro_batches - 1).size(),
                                    1 + std::to_string(s_.stages - 1).size());
@@ -99,8 +99,8 @@ class Picture {
     width_ = kLeft + time_ * scale_ + kRight;
   }
 
-  // Returns the time of the shortest action, unless it is much shorter than most: what two passes
-  // that run together leave of an action may be as short as can be.
+  // Returns the time of the shortest action, but at least a quarter of the median: an action that
+  // runs together with another one may be arbitrarily short.
   double usual_action() const {
     std::vector<double> all;
     for (size_t rank = 0; rank < s_.ranks.size(); ++rank)
@@ -113,7 +113,7 @@ class Picture {
     return std::max(shortest_action(t_), *middle / 4);
   }
 
-  // Returns the explanations of what is drawn, in lines that are no longer than `width`.
+  // Returns the legend, in lines of at most `width` pixels.
   std::string legend(double width) {
     std::string out;
     double x = 8, y = kTitle + 10;
@@ -178,12 +178,12 @@ class Picture {
                  chunks_[size_t(s_.rank_of(a.stage))]);
   }
 
-  // An action that goes on in the next part is drawn in both.
+  // An action that continues in the next part is drawn in both.
   std::string box(const Action& a, const ActionTime& t, double from, double to) const {
     if (t.begin >= to || t.end <= from) return "";
     const double begin = std::max(t.begin, from), end = std::min(t.end, to);
     const double x = (begin - from) * scale_, w = (end - begin) * scale_;
-    if (w < 0.005 && t.end > t.begin) return "";  // what rounding leaves beyond a part's end
+    if (w < 0.005 && t.end > t.begin) return "";  // a rounding error beyond a part's end
     std::string out = fmt::format(
         "<g><title>{} {:g} to {:g}</title><rect x=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.0f}\" "
         "fill=\"{}\" stroke=\"#555\" stroke-width=\"0.5\"/>",
@@ -221,7 +221,7 @@ class Picture {
   int64_t parts_ = 1, legend_lines_ = 1;
 };
 
-// Zooms the picture by its buttons, and by the wheel with Ctrl, around what lies below the pointer.
+// Zooms the picture by its buttons, or by the wheel with Ctrl around the position of the pointer.
 constexpr const char* kZoom = R"(<script>
 const picture = document.querySelector("svg"), frame = document.getElementById("frame");
 const box = picture.viewBox.baseVal;

@@ -53,7 +53,7 @@ class Player {
     return size_t(stage * s_.micro_batches + micro_batch);
   }
 
-  // Whether all that `a` needs has been computed or sent.
+  // Whether everything that `a` needs has been computed or sent.
   bool can_begin(int64_t rank, const Action& a) {
     if (is_receive(a.kind)) {
       const size_t way = a.kind == ActionKind::recv_b, message = at(a.stage, a.micro_batch);
@@ -96,7 +96,7 @@ class Player {
   double send(int64_t rank, const Action& a) {
     const bool back = a.kind == ActionKind::send_b;
     double& link_free = link_free_[{rank, costs_.one_link ? -1 : a.peer}];
-    // Without overlap messages that stand together start together.
+    // Without overlap, adjacent messages start together.
     const double ready =
         costs_.overlap_p2p ? done_[back][at(a.stage, a.micro_batch)] : computed_[size_t(rank)];
     const double begin = std::max(ready, link_free);
@@ -111,7 +111,7 @@ class Player {
     return blocks ? std::max(clock_[size_t(rank)], arrival) : clock_[size_t(rank)];
   }
 
-  // Does the rank's next action, or returns false if it has to wait.
+  // Runs the rank's next action, or returns false if it has to wait.
   bool step(int64_t rank) {
     const ActionList& list = s_.ranks[size_t(rank)];
     const Action& a = list[next_[size_t(rank)]];
@@ -138,7 +138,7 @@ class Player {
     return true;
   }
 
-  // Runs an action by its parts, or two together.
+  // Runs one action by its parts, or two actions together.
   void run_parts(int64_t rank, const Action& a, const Action* backward) {
     const double begin = clock_[size_t(rank)];
     const PartsRun& run = parts_run(a, backward);
@@ -169,7 +169,7 @@ class Player {
     std::vector<PairStep> order;  // of two
     PairTimeline timeline;
     double forward_compute = 0;  // of two: how long the forward computes
-    // Of two: when their results are there.
+    // Of two: when their results are ready.
     double forward_end = 0, backward_end = 0;
   };
 
@@ -204,7 +204,7 @@ class Player {
       const PairStepTime& t = run.timeline.steps[i];
       if (run.order[i] == PairStep::forward) run.forward_end = t.end;
       if (run.order[i] == PairStep::forward && !t.exchange) run.forward_compute += t.end - t.begin;
-      // Without delayed weight gradients the gradient leaves behind them.
+      // Without delayed weight gradients the gradient is sent after them.
       if (run.order[i] != PairStep::forward &&
           (run.order[i] == PairStep::backward || !costs_.pair.delay_wgrad))
         run.backward_end = t.end;

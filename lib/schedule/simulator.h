@@ -1,4 +1,4 @@
-// Plays a schedule's lists with a cost for each action. Each rank does its list in order, and a
+// Simulates a schedule's lists with a cost for each action. Each rank runs its list in order, and a
 // receive waits for its message.
 #pragma once
 #include "schedule/action.h"
@@ -20,21 +20,21 @@ struct ScheduleCosts {
   // The share of W that a B computes after its input gradient has been sent. Without overlap
   // nothing is sent before the B ends.
   double delayed_wgrad = 0;
-  // A forward and a backward that run together take this share of their times, and both have ended
-  // only then. But with PairedGradient::at_once the gradient is sent while the last
-  // `forward_behind` of the forward still runs.
+  // A forward and a backward that run together take this share of their times, and end together.
+  // But with PairedGradient::at_once the gradient is sent while the last `forward_behind` of the
+  // forward still runs.
   double together = 1, forward_behind = 0;
   PairedGradient paired_gradient = PairedGradient::at_end;
   // Without overlap a sender computes nothing until its message has arrived, as in the lists of
-  // with_batched_messages(). A message begins when its sender reaches it; the simulator does not
-  // make it wait for its receiver, too.
+  // with_batched_messages(). A message begins when its sender reaches it; in the simulation it does
+  // not wait for its receiver.
   bool overlap_p2p = true;
-  // The parts of each stage's F, B and I, where experts exchange tokens; one entry stands for all.
-  // Their times replace F, I and `together`; W alone takes StageCost::W. A forward and a backward
-  // that run together are ordered by pair_order(), or take turns, and others are played by
-  // simulate_pass() in `exchange_chunks`. Without parts there are no exchanges.
+  // The parts of each stage's F, B and I, if experts exchange tokens; one entry stands for all
+  // stages. Their times replace F, I and `together`; only W still takes StageCost::W. A forward and
+  // a backward that run together are ordered by pair_order(), or take turns. Other actions are
+  // simulated by simulate_pass() in `exchange_chunks`. Without parts there are no exchanges.
   std::vector<StageParts> parts;
-  // As many, of the same kinds: the costs by which passes are ordered, as a run orders them by the
+  // The same parts with the costs by which passes are ordered, since a run orders them by the
   // plan's estimates. Empty: those of `parts`.
   std::vector<StageParts> estimates;
   PairOptions pair;
@@ -47,41 +47,41 @@ struct ActionTime {
   double begin = 0, end = 0;
 };
 
-// An exchange of experts' tokens in an action, beside the rank's computations.
+// An exchange of experts' tokens in an action, concurrent with the rank's computations.
 struct ExchangeTime {
   size_t action = 0;
   double begin = 0, end = 0;
 };
 
-// How long exchanges of all ranks last, and how long ranks stand still for them.
+// How long exchanges of all ranks last, and how long ranks are idle because of them.
 struct Exposure {
   double exchanges = 0, exposed = 0;
   double share() const { return exchanges > 0 ? exposed / exchanges : 0; }
 };
 
 struct Timeline {
-  // [rank][action]. Two that run together stand one behind the other, as long as they compute, and
-  // the second ends with the pair.
+  // [rank][action]. Two actions that run together are listed one after the other: the first has its
+  // compute time, and the second ends with the pair.
   std::vector<std::vector<ActionTime>> times;
   std::vector<double> busy;                          // [rank], computing
   std::vector<std::vector<ExchangeTime>> exchanges;  // [rank], in the order of their stream
   Exposure paired, unpaired;                         // in actions that run together, and in others
   double step = 0;  // from the first action's begin to the last one's end
 
-  double bubble() const;  // idle time / whole time, over all ranks
+  double bubble() const;  // idle time / total time, over all ranks
 };
 
-// A rank that waits for ever, and the position in its list where it does.
+// A rank that waits forever, and the position in its list where it does.
 struct StuckRank {
   int64_t rank;
   size_t action;
 };
 
-// Plays lists with sends and receives, whose numbers must be in range. `stuck` gets the ranks that
-// do not reach the end of their lists; the times of the others are right.
+// Simulates lists with sends and receives, whose numbers must be in range. `stuck` gets the ranks
+// that do not reach the end of their lists; the times of the others are right.
 Timeline play(const Schedule& schedule, const ScheduleCosts& costs, std::vector<StuckRank>& stuck);
 
-// Plays a schedule that the validator has proved; a rank that waits for ever is a BugError.
+// Simulates a schedule that the validator has proved; a rank that waits forever is a BugError.
 Timeline simulate(const Schedule& schedule, const ScheduleCosts& costs);
 
 }  // namespace mtrain::schedule

@@ -8,7 +8,8 @@ namespace mtrain::schedule {
 ActionList v_schedule(const ScheduleSize& size, int64_t rank) {
   const int64_t P = size.pp, M = size.micro_batches;
   const int64_t stage[2] = {rank, 2 * P - 1 - rank};
-  // Too few micro-batches to fill the V run in the order of the smallest number that fills it.
+  // If there are too few micro-batches to fill the V, they run in the order of the smallest number
+  // that fills it.
   const int64_t n = std::max(2 * P - 1, M);
   ActionList list;
   std::array<int64_t, 2> forwards{}, inputs{}, weights{};

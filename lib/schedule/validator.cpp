@@ -127,8 +127,7 @@ class Validator {
     }
   }
 
-  // Checks that a forward and a backward that run together stand side by side and do not need each
-  // other.
+  // Checks that a forward and a backward that run together are adjacent and do not need each other.
   void check_pair(int64_t rank, size_t i, const Action& a) {
     if (!a.overlaps_next) return;
     const ActionList& list = s_.ranks[size_t(rank)];
@@ -194,7 +193,7 @@ class Validator {
       return to_string(
           {m.first, int64_t(m.second) / s_.micro_batches, int64_t(m.second) % s_.micro_batches});
     };
-    // A message that is sent is also received, since the computation behind it needs it.
+    // A message that is sent is also received, since the computation after it needs it.
     const size_t before = faults_.size();
     for (const auto& m : received)
       if (std::find(sent.begin(), sent.end(), m) == sent.end())
@@ -254,8 +253,8 @@ class Validator {
     const Schedule lowered = has_messages_ ? s_ : with_messages(s_);
     play(lowered, {}, stuck);
     if (stuck.empty()) return;
-    // Every message that a rank waits for has a send somewhere, so that following the waits leads
-    // in a circle.
+    // Every message that a rank waits for is sent by some rank. Following the waits therefore leads
+    // to a cycle.
     std::map<int64_t, Action> waits;
     for (const auto& [rank, action] : stuck) waits[rank] = lowered.ranks[size_t(rank)][action];
     int64_t rank = stuck[0].rank;

@@ -1,4 +1,4 @@
-// Proves a schedule's lists, or says what is wrong in them and where.
+// Proves a schedule's lists, or reports their faults and where these are.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace mtrain::schedule {
 
-// Returns the faults of the lists, none if they can be run. It checks these points in their order,
-// and a point only if those before found nothing:
+// Returns the faults of the lists; none if they can be run. It checks these points in their order,
+// and a point only if the earlier ones found nothing:
 //  - Numbers are in range, and every action is on the rank of its stage.
-//  - Each stage does each micro-batch once: F, then B or I and W. A stage comes after those that it
+//  - Each stage runs each micro-batch once: F, then B or I and W. A stage comes after those that it
 //    depends on and that share its rank.
 //  - Each send comes once, after its computation, and each receive once, before its computation.
 //  - A rank receives another rank's messages in the order in which they are sent.
