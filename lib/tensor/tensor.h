@@ -16,7 +16,7 @@ class Tensor {
   Tensor() = default;  // an absent tensor: no data; stands for "none" in optional arguments
   static Tensor empty(Stream& home, Shape shape, DType dtype,
                       device::MemoryCategory category = device::MemoryCategory::activations);
-  // Returns the memory that a launch touched, as a tensor of one dimension.
+  // Returns the memory that a launch has accessed, as a tensor of one dimension.
   static Tensor of(const device::Access& range);
   // Returns a device tensor with the values of `host`; the copy runs in `home`'s order.
   template <class T>
@@ -50,7 +50,7 @@ class Tensor {
 
   Tensor view(Shape shape) const;                 // the same elements under another shape
   Tensor rows(int64_t begin, int64_t end) const;  // [begin, end) of the first dimension
-  Tensor flat(int64_t first, Shape shape) const;  // `shape` elements from element `first` on
+  Tensor flat(int64_t first, Shape shape) const;  // `shape` elements, starting at element `first`
 
   operator device::Access() const { return {data(), bytes(), buffer_, dtype_}; }
   operator Span() const { return {data(), count(), dtype_}; }
