@@ -77,7 +77,7 @@ int64_t Mesh::rank_of(const std::vector<int64_t>& coordinates) const {
 std::vector<int64_t> Mesh::group(int64_t rank, const Axes& axes) const {
   std::vector<int64_t> ranks{rank};
   for (const Axis axis : axes) ranks[0] -= coordinate(rank, axis) * stride(axis);
-  // Outermost axis first, so that the ranks rise.
+  // The outermost axis comes first: the ranks are then in rising order.
   for (size_t i = 0; i < axes_.size(); ++i) {
     if (std::find(axes.begin(), axes.end(), axes_[i].axis) == axes.end()) continue;
     std::vector<int64_t> wider;

@@ -1,10 +1,10 @@
-// A Mesh arranges the ranks of a job as a grid with named axes. It is arithmetic only and answers
-// for any rank of any world without a process.
+// A Mesh arranges the ranks of a job as a grid with named axes. It is pure arithmetic: it needs no
+// process, and works for any rank of any world.
 //
-// Two grids lie over the same ranks: device_mesh (pp, dp_replicate, dp_shard, cp, tp) and, for the
-// experts, moe_mesh (pp, dp_replicate, ep_shard, ep, tp), which divides the ranks of dp_shard x cp
-// another way, or those of dp_shard x cp x tp. Along the last axis neighbours have neighbouring
-// ranks.
+// The same ranks form two grids: device_mesh (pp, dp_replicate, dp_shard, cp, tp) and, for the
+// experts, moe_mesh (pp, dp_replicate, ep_shard, ep, tp). The moe_mesh divides the ranks of
+// dp_shard x cp, or of dp_shard x cp x tp, differently. Neighbours along the last axis have
+// consecutive ranks.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -17,7 +17,7 @@ std::string_view axis_name(Axis axis);
 
 using Axes = std::vector<Axis>;
 
-// Axes that are used as one, named after what they are for.
+// Axes that are used as one, named after their purpose.
 Axes dp_axes();           // dp: replicas of the model that see different samples
 Axes dp_shard_cp_axes();  // parameters and optimizer are sharded over them
 Axes dp_cp_axes();        // gradients are reduced over them
@@ -41,7 +41,7 @@ class Mesh {
   std::vector<int64_t> coordinates(int64_t rank) const;  // in the order of axes()
   int64_t rank_of(const std::vector<int64_t>& coordinates) const;
 
-  // Returns, in rising order, the ranks that share with `rank` every coordinate but those of
+  // Returns, in rising order, the ranks that share with `rank` every coordinate except those of
   // `axes`.
   std::vector<int64_t> group(int64_t rank, const Axes& axes) const;
   // Returns the position of `rank` in that group.
@@ -57,14 +57,14 @@ class Mesh {
 
 struct MeshSizes {
   int64_t pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1;
-  int64_t ep = 1;  // divides dp_shard x cp, or dp_shard x cp x tp if experts are whole
-  // Whether the ranks of tp have whole experts, as other ranks do, instead of parts of the same.
+  int64_t ep = 1;  // divides dp_shard x cp, or dp_shard x cp x tp if whole_experts
+  // Whether tp does not divide experts: each rank of tp has complete ones.
   bool whole_experts = false;
 };
 Mesh device_mesh(const MeshSizes& sizes);
-// Returns the mesh of the experts. Its ep groups never span pp. Each expert is itself sharded over
-// tp, which ep groups do not span; or experts are whole, ep_shard and ep divide the ranks of tp,
-// too, and this mesh's tp is 1.
+// Returns the mesh of the experts. Its ep groups never span pp. By default each expert is sharded
+// over tp, and ep groups do not span tp. With whole_experts, ep_shard and ep also divide the ranks
+// of tp, and this mesh's tp is 1.
 Mesh moe_mesh(const MeshSizes& sizes);
 
 // Returns the ranks that exchange with `rank` at one level of hierarchical context parallelism. A
