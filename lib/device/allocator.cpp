@@ -20,7 +20,7 @@ constexpr int64_t kSmallSegment = 2ll << 20;    // bytes
 constexpr int64_t kMediumSegment = 16ll << 20;  // shared by buffers of up to a quarter of it
 constexpr int64_t kSegmentGranule = 2ll << 20;  // a huge page; larger segments are multiples of it
 
-// Returns "params 1.0 GiB, grads 2.0 GiB, ..."; workspace is listed where there is any.
+// Returns "params 1.0 GiB, grads 2.0 GiB, ..."; workspace is listed only if there is any.
 std::string by_category(const std::array<MemoryUsage, kMemoryCategories>& usage,
                         int64_t MemoryUsage::*bytes) {
   std::string text;
@@ -34,12 +34,12 @@ std::string by_category(const std::array<MemoryUsage, kMemoryCategories>& usage,
 }
 }  // namespace
 
-// A piece of a segment; neighbours in address order are linked so that free ones merge again.
+// A piece of a segment. Neighbours in address order are linked: free ones can then merge.
 struct Block {
   char* data;
   int64_t bytes;
   Stream* home;
-  bool small;  // lies in a segment of small buffers
+  bool small;  // in a segment of small buffers
   int pool;    // id; 0: available to all allocations
   bool free = true;
   Block *previous = nullptr, *next = nullptr;
@@ -58,7 +58,7 @@ Storage::~Storage() {
 Allocator::Allocator(DeviceBackend& backend) : backend_(backend) {}
 
 // The device has drained its streams. Buffers that outlive the allocator lose their memory here;
-// their weak pointer to it has expired.
+// their weak pointers to the allocator have expired.
 Allocator::~Allocator() {
   for (auto& [memory, segment] : segments_) {
     for (Block* b = segment.first; b != nullptr;) delete std::exchange(b, b->next);
@@ -78,7 +78,7 @@ std::shared_ptr<MemoryPool> Allocator::make_pool() {
 Allocator::Open::Open(Allocator& allocator, const MemoryPool& pool)
     : allocator_(allocator), before_(std::exchange(allocator.open_, pool.id())) {}
 
-// The streams are told to wait without the allocator's lock, since streams' locks come before it.
+// The streams are made to wait without the allocator's lock, since streams' locks come before it.
 void Allocator::await_users(const MemoryPool& pool) {
   std::vector<Use> uses;
   {
@@ -133,7 +133,8 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   if (bytes == 0) return storage;
   const int64_t rounded = round_up(bytes, kGranule);
   std::unique_lock lock(mutex_);
-  // Launches ask for workspace so often that events are queried only where no cached block fits.
+  // Launches request workspace very often; events are therefore queried only if no cached block
+  // fits.
   Block* block = category == MemoryCategory::workspace ? find(rounded, home) : nullptr;
   if (!block) {
     collect();
@@ -159,7 +160,7 @@ Block* Allocator::find_or_make(int64_t bytes, Stream& home, std::unique_lock<std
   try {
     return find_or_add(bytes, home);
   } catch (const RunError& e) {
-    // During a capture the host cannot wait for the streams, and so gives no cached memory back.
+    // During a capture the host cannot wait for the streams, so it cannot give cached memory back.
     if (home.device().capture()) throw in_use(e);
   }
   release_cached(home.device(), lock);
@@ -209,14 +210,14 @@ void Allocator::add_segment(int64_t bytes, Stream& home) {
   free_[key_of(*block)] = block;
 }
 
-// Destructors call this. Where a stream cannot record an event, the block is never reused: the job
-// has failed anyway.
+// Destructors call this. If a stream cannot record an event, the block is never reused: the job has
+// failed anyway.
 void Allocator::release(Storage& storage) noexcept {
   try {
     Pending pending{storage.block, {}};
     const Stream& home = *storage.home;
     // Events are recorded before the allocator is locked: a stream that launches may drop buffers,
-    // so that its own lock comes first.
+    // therefore its own lock comes first.
     std::exception_ptr failure;
     try {
       for (const Storage::Touch& t : storage.others)
@@ -252,9 +253,9 @@ void Allocator::collect() {
   }
 }
 
-// Queued work of its home may still use a free block, so that the host waits for all streams.
+// Queued work of a free block's home may still use it; therefore the host waits for all streams.
 void Allocator::release_cached(Device& device, std::unique_lock<std::mutex>& lock) {
-  lock.unlock();  // closures that end meanwhile drop buffers, which locks it
+  lock.unlock();  // closures that end during the wait drop buffers, which takes this lock
   device.synchronize();
   lock.lock();
   collect();

@@ -1,19 +1,20 @@
 // The stream-ordered caching allocator.
 //
 // A buffer belongs to its home, the stream that it was allocated on. When its last owner drops it,
-// the memory can at once be handed out again for later work of that stream, since the queue's order
+// the memory can be reused immediately for later work of that stream, since the queue's order
 // protects it. If other streams touched the buffer, the allocator records an event on each of them
-// when the buffer is dropped; the memory is handed out again once home has waited for those
-// streams, or once the events have passed.
+// when the buffer is dropped. The memory is reused once home has waited for those streams, or once
+// the events have passed.
 //
 // The allocator takes segments from the system and splits them into blocks. Segments return to the
-// system when the allocator is destroyed, or when the system refuses more: then the host waits for
-// the streams, and segments that are wholly free go back. Small buffers have segments of their own,
-// so that none of them keeps a large block split in two.
+// system when the allocator is destroyed, or when the system refuses more: the host then waits for
+// the streams and returns segments that are completely free. Small buffers have segments of their
+// own: none of them can split a large block.
 //
 // A graph's launches have a pool of their own, since they use the same addresses at every replay.
-// CUDA kernels get from the allocator what they need within a launch (ops/launch_workspace.h), so
-// that it counts all memory of a rank except what libraries take for themselves.
+// CUDA kernels allocate the memory that they need within a launch here, too
+// (ops/launch_workspace.h). The allocator therefore counts all memory of a rank except that of
+// libraries.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -65,15 +66,15 @@ struct Storage {
   ~Storage();
   void* data = nullptr;
   int64_t bytes = 0;
-  uint64_t serial = 0;  // tells apart allocations that reuse the same memory
+  uint64_t serial = 0;  // distinguishes allocations that reuse the same memory
   MemoryCategory category = MemoryCategory::buffers;
   Stream* home = nullptr;
   struct Touch {
     Stream* stream;
     uint64_t items;  // number of the stream's last item that touched it
   };
-  std::vector<Touch> others;           // streams besides home that touched it
-  std::weak_ptr<Allocator> allocator;  // expired where the buffer outlives its device
+  std::vector<Touch> others;           // streams other than home that touched it
+  std::weak_ptr<Allocator> allocator;  // expired if the buffer outlives its device
   Block* block = nullptr;
   int pool = 0;  // id of the pool that it was drawn from; 0: none
 };
@@ -84,7 +85,7 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   explicit Allocator(DeviceBackend& backend);
   ~Allocator();
 
-  // Throws RunError, whose message lists the use of each category, where the system has no more
+  // Throws RunError, whose message lists the use of each category, if the system has no more
   // memory. Only the rank's host thread may allocate, also within a launch whose work runs on that
   // thread. Any thread may drop a buffer.
   Buffer allocate(int64_t bytes, MemoryCategory category, Stream& home);
@@ -108,13 +109,13 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   // unconditionally.
   void await_users(const MemoryPool& pool);
   int64_t in_use(const MemoryPool& pool) const;  // bytes of its buffers that have owners
-  // Frees the dropped buffers of the pool at once. The caller has made their home streams wait for
-  // the streams that touched them.
+  // Frees the dropped buffers of the pool immediately. The caller has made their home streams wait
+  // for the streams that touched them.
   void free_dropped(const MemoryPool& pool);
 
   MemoryUsage usage(MemoryCategory category) const;
   MemoryUsage total() const;     // of all categories; its peak is the peak of the sum
-  MemoryUsage reserved() const;  // what was taken from the system
+  MemoryUsage reserved() const;  // memory taken from the system
   void reset_peaks();
   std::string peaks() const;  // "1.5 GiB: params 1.0 GiB, ..."; workspace only if there was any
 
@@ -137,16 +138,16 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   void dissolve(int pool) noexcept;  // makes the memory of a destroyed pool available to all
   std::vector<Stream*> homes(const MemoryPool& pool) const;
   void collect();                            // frees pending blocks that no stream uses any more
-  Block* find(int64_t bytes, Stream& home);  // null where no cached block is large enough
+  Block* find(int64_t bytes, Stream& home);  // null if no cached block is large enough
   Block* find_or_add(int64_t bytes, Stream& home);
-  // Does what find_or_add() does; where the system has no more memory, gives cached memory back and
-  // tries again. release_cached() unlocks `lock`.
+  // Calls find_or_add(). If the system has no more memory, gives cached memory back and tries
+  // again. release_cached() unlocks `lock`.
   Block* find_or_make(int64_t bytes, Stream& home, std::unique_lock<std::mutex>& lock);
   void add_segment(int64_t bytes, Stream& home);
-  // Returns wholly free segments to the system. Unlocks `lock` while it waits for the device's
+  // Returns completely free segments to the system. Unlocks `lock` while it waits for the device's
   // streams.
   void release_cached(Device& device, std::unique_lock<std::mutex>& lock);
-  std::string use() const;      // what each category has in use, and how much is cached
+  std::string use() const;      // the memory in use by each category, and the cached memory
   void put_back(Block* block);  // makes a block free, and merges it with free neighbours
   void account(MemoryCategory category, int64_t bytes);
 

@@ -1,5 +1,5 @@
-// What a kind of device must provide; cpu/ and cuda/ implement it. Code above lib/device uses
-// Stream and Device, and of this header only Work and LaunchContext, through device/stream.h.
+// The interface that each kind of device implements, in cpu/ and cuda/. Code above lib/device uses
+// Stream and Device. From this header it uses only Work and LaunchContext, through device/stream.h.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -17,7 +17,7 @@ namespace mtrain::device {
 
 class TimingSink;
 
-// Work that goes on after its launch has returned reports its failure here, from any thread. The
+// Work that continues after its launch has returned reports its failure here, from any thread. The
 // device's streams and events rethrow it.
 class AsyncError {
  public:
@@ -29,14 +29,14 @@ class AsyncError {
   std::exception_ptr failure_;
 };
 
-// What the work of a launch is handed. On the CPU the work runs on the stream's worker thread; on
-// CUDA it runs on the host and enqueues on `cuda`.
+// The argument of a launch's work. On the CPU the work runs on the stream's worker thread; on CUDA
+// it runs on the host and enqueues on `cuda`.
 struct LaunchContext {
   CUstream_st* cuda = nullptr;
-  // Unless null, the launch is timed, and communication writes here how long it has waited for
-  // another rank to begin its part; absent: it does not know.
+  // If not null, the launch is timed, and communication writes here how long it has waited for
+  // another rank to begin its part; absent: unknown.
   std::optional<int64_t>* idle_ns = nullptr;
-  // Takes failures after the work has returned; null on the CPU, where work ends before it returns.
+  // Gets failures after the work has returned; null on the CPU, where work ends before it returns.
   std::shared_ptr<AsyncError> late{};
 };
 using Work = std::function<void(const LaunchContext&)>;
@@ -51,9 +51,9 @@ void copy_by_cuda(CUstream_st* stream, void* to, const void* from, int64_t bytes
 struct LaunchTag {
   const char* name = "";  // a string literal
   uint64_t number = 0;    // its place within its stream, from 1
-  // What the rank worked on; null: nothing in particular.
+  // The Device::Scope in which the item was enqueued; null: none.
   std::shared_ptr<const std::string> scope{};
-  TimingSink* sink = nullptr;           // told when the item has run; may be null
+  TimingSink* sink = nullptr;           // called when the item has run; may be null
   std::optional<StreamId> waits_for{};  // the stream that a wait is for; absent for other items
   int64_t wire_bytes = 0;
   bool paired = false;  // enqueued under a Device::PairScope
@@ -83,15 +83,15 @@ class StreamBackend {
   virtual void download(LaunchTag tag, void* host, const void* device, int64_t bytes) = 0;
   // Rethrows the first failure of this stream's work.
   virtual void synchronize() = 0;
-  // From this call on the device records, instead of running, the items of this stream and of the
-  // streams that wait for events of the capture. The default throws RunError: such a device has no
+  // From this call on the device records the items of this stream, and of streams that wait for
+  // events of the capture, and does not run them. The default throws RunError: such a device has no
   // graphs.
   virtual void begin_capture();
-  // Ends the capture, and returns what was recorded as the work of one launch of this stream. This
-  // stream must have waited for all streams that joined. Throws where something could not be
-  // recorded.
+  // Ends the capture, and returns the recorded items as the work of one launch of this stream. This
+  // stream must have waited for all streams that joined. Throws if something could not be recorded.
   virtual Work end_capture();
-  // How many items (launches, copies, waits) are known to have finished well. Any thread may ask.
+  // The number of items (launches, copies, waits) that are known to have succeeded. Any thread may
+  // call it.
   virtual uint64_t completed() const = 0;
 };
 

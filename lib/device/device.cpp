@@ -44,7 +44,7 @@ void Device::drain() noexcept {
     try {
       stream->synchronize();
     } catch (...) {
-      // A failed launch was, or will be, reported where it is awaited.
+      // A failed launch is reported to the code that waits for it.
     }
   }
 }

@@ -1,5 +1,5 @@
-// A rank's device: its streams, its memory, and what watches every launch. One Device per rank;
-// nothing here is global.
+// A rank's device: its streams, its memory, and the observers of every launch. Each rank has one
+// Device; nothing here is global.
 #pragma once
 #include <functional>
 #include <map>
@@ -30,9 +30,9 @@ struct DeviceOptions {
   double compute_slowdown = 1;
   // Number of a GPU's multiprocessors that norms leave to other work.
   int64_t norm_sm_margin = 0;
-  // Makes attention's backward on a GPU add in one order, at the price of time and memory.
+  // Makes attention's backward on a GPU add in a fixed order, which costs time and memory.
   bool fixed_attention_order = true;
-  // Lets a GPU compute attention by mtrain's own kernels alone, without cuDNN's.
+  // Makes a GPU compute attention only with mtrain's own kernels, without cuDNN's.
   bool own_attention = false;
 };
 
@@ -43,7 +43,7 @@ class Device {
                                       DeviceOptions options = {});
   static std::unique_ptr<Device> cpu(int threads, DeviceOptions options = {});
   static std::unique_ptr<Device> cuda(int ordinal, DeviceOptions options = {});
-  // Makes a device over any backend; tests bring backends of their own.
+  // Makes a device over any backend; tests have backends of their own.
   static std::unique_ptr<Device> on(std::unique_ptr<DeviceBackend> backend,
                                     DeviceOptions options = {});
   ~Device();  // waits for the streams
@@ -58,7 +58,7 @@ class Device {
   bool own_attention() const { return own_attention_; }
 
   // How matmuls and attention that are launched from now on multiply two bf16 operands. Absent on a
-  // GPU, which has only one way.
+  // GPU, which has only one method.
   std::optional<Bf16Arithmetic> bf16_arithmetic() const {
     return is_cuda() ? std::nullopt : std::optional(bf16_arithmetic_);
   }
@@ -66,7 +66,7 @@ class Device {
 
   // Returns the stream, which is created at its first use.
   Stream& stream(StreamId id);
-  // Waits until all streams have run what they have, and then rethrows the first failure.
+  // Waits until all streams have run their queues, and then rethrows the first failure.
   void synchronize();
 
   Allocator& allocator() { return *allocator_; }
@@ -74,13 +74,13 @@ class Device {
   FlightRecorder& recorder() { return *recorder_; }
   Sanitizer* sanitizer() { return sanitizer_.get(); }  // null when off
 
-  // Makes the host call `check` after every launch, with the launch's name and accesses, for
-  // diagnosis. An empty check turns this off.
+  // For diagnosis: makes the host call `check` after every launch, with the launch's name and
+  // accesses. An empty check turns this off.
   using LaunchCheck = std::function<void(Stream&, const LaunchInfo&)>;
   void set_launch_check(LaunchCheck check) { launch_check_ = std::move(check); }
   const LaunchCheck& launch_check() const { return launch_check_; }
 
-  // While a Scope lives, failures and reports say that the rank works on what it names
+  // While a Scope lives, failures and reports name it as the rank's current work
   // ("layers.3.attention"). Scopes nest, and the innermost is named last.
   class Scope {
    public:
@@ -96,9 +96,9 @@ class Device {
   std::string scope() const { return scope_ ? *scope_ : ""; }  // "layers.3 > attention"
   std::shared_ptr<const std::string> shared_scope() const { return scope_; }  // null without one
 
-  // While a PairScope lives, timings say that what is enqueued is part of a pair: a forward and a
-  // backward of different micro-batches, which run together so that the communication of each is
-  // hidden behind the compute of the other.
+  // While a PairScope lives, timings mark enqueued work as part of a pair: a forward and a backward
+  // of different micro-batches that run together. The communication of each is hidden behind the
+  // compute of the other.
   class PairScope {
    public:
     explicit PairScope(Device& device)
@@ -114,16 +114,16 @@ class Device {
   bool pairs() const { return pairs_; }  // whether a PairScope lives
 
   // Times every launch from now on and reports it to `sink`; null stops the timing. Waits for the
-  // work that still reports to the previous sink, which is told nothing more once this returns.
+  // work that still reports to the previous sink, which is not called after this returns.
   void set_timing_sink(TimingSink* sink);
   TimingSink* timing_sink() const { return sink_; }
 
-  Capture* capture() const { return capture_; }  // the capture that is under way, or null
+  Capture* capture() const { return capture_; }  // the capture in progress, or null
 
  private:
   friend class Capture;
   Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options);
-  // Waits until all streams have run what they have; failures are not rethrown.
+  // Waits until all streams have run their queues; failures are not rethrown.
   void drain() noexcept;
 
   std::unique_ptr<DeviceBackend> backend_;
@@ -138,7 +138,7 @@ class Device {
   bool pairs_ = false;
   Capture* capture_ = nullptr;
   LaunchCheck launch_check_;
-  // The names of all scopes, joined when a scope begins, since every launch keeps them.
+  // The names of all scopes. They are joined when a scope begins, since every launch keeps them.
   std::shared_ptr<const std::string> scope_;
 };
 

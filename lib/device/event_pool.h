@@ -1,5 +1,5 @@
-// Keeps events that nothing uses any more for the next ones that are needed: a driver takes longer
-// to make an event than to record one. This header includes nothing of CUDA.
+// Keeps unused events for later reuse: a driver takes longer to make an event than to record one.
+// This header includes nothing of CUDA.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -9,12 +9,12 @@
 
 namespace mtrain::device {
 
-// Any thread may call it. An event is given back when the last that knew it is gone; work that
-// still waits for what was recorded keeps waiting for that, whatever is recorded next.
+// Any thread may call it. An event is given back when its last owner is gone. Work that still waits
+// for the recorded moment keeps waiting for it, even if the event is recorded again.
 template <class Handle>
 class EventPool {
  public:
-  // Events that measure time are of another kind than those that do not.
+  // Events that measure time and events that do not are of different kinds.
   using Create = std::function<Handle(bool timed)>;
   using Destroy = std::function<void(Handle)>;
 

@@ -1,4 +1,4 @@
-// The flight recorder keeps the last launches of a rank for the report of a failure.
+// The flight recorder keeps the last launches of a rank for failure reports.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -20,7 +20,7 @@ Graph::~Graph() {
   if (!pool_) return;  // moved from
   try {
     origin_->synchronize();
-  } catch (...) {  // a failure is reported where the work is awaited
+  } catch (...) {  // a failure is reported to the code that waits for the work
   }
 }
 
@@ -115,8 +115,8 @@ void Capture::add_wait(Stream& stream, uint64_t event_capture, const Stream& eve
 }
 
 // The launch of a replay names only the memory that other streams may own. The pool's memory
-// belongs to the graph alone, and the queue of the origin stream orders what that stream owns, so
-// that only the sanitizer needs to know of it.
+// belongs only to the graph. The queue of the origin stream orders the memory that this stream
+// owns; only the sanitizer needs to know these accesses.
 void Capture::keep(const std::vector<Access>& accesses, std::vector<Access>& all,
                    std::vector<Access>& told) {
   for (const Access& a : accesses) {

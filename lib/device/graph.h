@@ -17,8 +17,8 @@ class Graph {
   Graph& operator=(Graph&&) = default;
   ~Graph();  // waits for replays that are still running
 
-  // Runs all launches again, as one launch in the order of the stream that the capture began on.
-  // The other streams that took part wait for it, as they did when it was captured.
+  // Runs all launches as one launch, in the order of the stream that the capture began on. The
+  // other streams that took part wait for it, as they did during the capture.
   void replay();
   int64_t launches() const { return launches_; }
 
@@ -29,30 +29,30 @@ class Graph {
   Stream* origin_ = nullptr;
   std::vector<Stream*> others_;
   const char* name_ = "";
-  // The launches' accesses to memory outside the pool. The graph keeps that memory alive, and the
-  // pool.
+  // The launches' accesses to memory outside the pool. The graph keeps that memory and the pool
+  // alive.
   std::vector<Access> reads_, writes_;
-  // Those of the accesses above that the launch of a replay must name.
+  // The subset of these accesses that the launch of a replay must name.
   std::vector<Access> told_reads_, told_writes_;
   std::shared_ptr<MemoryPool> pool_;
   Work work_;
   int64_t launches_ = 0;
 };
 
-// While a Capture lives, the device records what the rank's host thread enqueues on `origin`, and
-// on streams that have waited for events of the capture, instead of running it; all memory comes
-// from `pool`. What cannot be recorded throws RunError: launches on other streams, waits for work
+// While a Capture lives, the device does not run but records what the rank's host thread enqueues
+// on `origin`, and on streams that have waited for events of the capture. All memory comes from
+// `pool`. Throws RunError for what cannot be recorded: launches on other streams, waits for work
 // outside the capture, and the host's own copies and waits. A device has one capture at a time.
 class Capture {
  public:
-  // Throws RunError where the device has no graphs.
+  // Throws RunError if the device has no graphs.
   Capture(Stream& origin, std::shared_ptr<MemoryPool> pool);
   ~Capture();  // drops what was recorded, unless finish() was called
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
   // Ends the capture; none of its work has run yet. The launch of a replay is named `name`, a
-  // string literal. Throws RunError where the device could not record something.
+  // string literal. Throws RunError if the device could not record something.
   Graph finish(const char* name);
 
  private:
@@ -60,8 +60,8 @@ class Capture {
   void add(Stream& stream, const LaunchInfo& info);
   void add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream);
   void join(Stream& stream);
-  void end();  // lets the streams run their work again
-  // Adds accesses to memory outside the pool to `all`, and to `told` those that a replay must name.
+  void end();  // makes the streams run their work from now on
+  // Adds accesses to memory outside the pool to `all`, and those that a replay must name to `told`.
   void keep(const std::vector<Access>& accesses, std::vector<Access>& all,
             std::vector<Access>& told);
 

@@ -92,7 +92,7 @@ void Sanitizer::touch(const Access& access, const Touch& as, bool write) {
              end = begin + uintptr_t(access.bytes);
   split_at_ends(begin, end);
   const auto first = ranges_.lower_bound(begin), last = ranges_.lower_bound(end);
-  // Memory that is named without its buffer is taken for a part of the buffer written last.
+  // An access without a buffer is assumed to be to the buffer that was written last.
   if (!now.serial) now.serial = first->second.write.serial;
   for (auto it = first; it != last; ++it) {
     Range& range = it->second;
@@ -107,7 +107,7 @@ void Sanitizer::touch(const Access& access, const Touch& as, bool write) {
     else
       range.reads.push_back(now);
   }
-  if (write) {  // one range with one last writer replaces them, so that the map stays small
+  if (write) {  // one range with one last writer replaces them, which keeps the map small
     ranges_.erase(first, last);
     ranges_[begin] = Range{.end = end, .write = now};
   }

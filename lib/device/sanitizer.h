@@ -1,7 +1,7 @@
-// The stream sanitizer keeps vector clocks over launches and events. It reports any two launches
-// that access the same memory, one of them to write, where no chain of events, queue order and host
-// synchronization orders them. It looks at launches only, so it works on every device and finds a
-// race even when the timing happens to hide it.
+// The stream sanitizer keeps vector clocks over launches and events. It reports two launches that
+// access the same memory, one of them to write, if no chain of events, queue order and host
+// synchronization orders them. It needs only the launches. It therefore works on every device and
+// finds a race even if the timing happens to hide it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -23,7 +23,7 @@ class Sanitizer {
   void on_launch(int stream, const LaunchInfo& info);
   VectorClock on_record(int stream) const;  // any thread may call it
   void on_wait(int stream, const VectorClock& event);
-  // The host has seen the event, so that all later launches follow it.
+  // The host has seen the event: all later launches come after it.
   void on_host_wait(const VectorClock& event);
 
  private:
@@ -31,7 +31,7 @@ class Sanitizer {
     int stream = -1;
     uint64_t clock = 0;
     const char* launch = "";
-    uint64_t serial = 0;  // names the allocation that had the memory then; 0: unknown
+    uint64_t serial = 0;  // the allocation that had the memory at that time; 0: unknown
   };
   struct Range {  // the latest accesses of the addresses [key, end)
     uintptr_t end = 0;
@@ -42,7 +42,7 @@ class Sanitizer {
   std::map<uintptr_t, Range>::iterator split(uintptr_t at);
   // Makes ranges begin and end at these addresses, and adds empty ranges where there are none.
   void split_at_ends(uintptr_t begin, uintptr_t end);
-  // Throws where no event orders `before` and `now`. The verbs say what each did: "reads", "wrote".
+  // Throws if no event orders `before` and `now`. The verbs name the accesses: "reads", "wrote".
   void check(const Touch& before, const Touch& now, const char* was, const char* is) const;
   void touch(const Access& access, const Touch& now, bool write);
 

@@ -1,5 +1,5 @@
-// Staging memory: host memory that a device can read by itself, so that the host need not wait for
-// copies from it. This header includes nothing of CUDA.
+// Staging memory: host memory that a device can read by itself. The host need not wait for copies
+// from it. This header includes nothing of CUDA.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -26,8 +26,8 @@ class Staging {
   explicit Staging(std::function<std::shared_ptr<void>(int64_t bytes)> allocate)
       : allocate_(std::move(allocate)) {}
 
-  // Returns the smallest slot that is large enough and that no copy reads from. Returns null where
-  // running copies have taken all slots, or where the data is too large for one. The caller sets
+  // Returns the smallest slot that is large enough and that no copy reads from. Returns null if
+  // running copies have taken all slots, or if the data is too large for one. The caller sets
   // `passed` before the next call.
   Slot* take(int64_t bytes) {
     if (bytes > kMaxEach) return nullptr;

@@ -27,8 +27,8 @@ struct Access {
   int64_t bytes = 0;
   std::shared_ptr<Storage> storage{};
   DType dtype = DType::u8;
-  // True where a write may leave parts of the range as they were, or writes infinities on purpose.
-  // Checks for non-finite values then skip the range.
+  // True if a write may leave parts of the range unchanged, or writes infinities on purpose. Checks
+  // for non-finite values then skip the range.
   bool partial = false;
 };
 
@@ -48,10 +48,10 @@ struct Timing {
   // How long after begin_ns another rank had still not begun its part; absent: unknown.
   std::optional<int64_t> idle_ns = 0;
   bool paired = false;       // enqueued under a Device::PairScope
-  std::string_view scope{};  // that of the Device when it was enqueued; valid during record()
+  std::string_view scope{};  // Device::scope() when it was enqueued; valid during record()
 };
 
-// An interval in which a stream stood still, waiting for another.
+// An interval in which a stream was idle, waiting for another.
 struct Waiting {
   StreamId stream;
   StreamId waits_for;
@@ -60,8 +60,8 @@ struct Waiting {
   std::string_view scope{};  // as Timing's
 };
 
-// A sink is told of every launch, and of every wait between streams, after it ran. The streams'
-// threads call it on a CPU, the rank's host thread on a GPU.
+// A sink gets every launch, and every wait between streams, after it ran. The streams' threads call
+// it on a CPU, the rank's host thread on a GPU.
 class TimingSink {
  public:
   virtual ~TimingSink() = default;
@@ -94,19 +94,19 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Enqueues `work`, which touches exactly the memory that `info` names. Memory owned by a Buffer
-  // stays valid until the work has run, whatever the host drops meanwhile. Throws what earlier work
-  // of this stream, or of a stream that it waited for, threw; after a failure nothing more runs.
-  // While a graph is captured (device/graph.h) work is recorded instead of run; launching work that
-  // cannot be recorded throws RunError.
+  // Enqueues `work`, which accesses exactly the memory that `info` names. Memory owned by a Buffer
+  // stays valid until the work has run, even if the host drops the buffer earlier. Rethrows
+  // failures of earlier work of this stream, or of a stream that it waited for; after a failure
+  // nothing more runs. While a graph is captured (device/graph.h), work is recorded and not run.
+  // Work that cannot be recorded throws RunError.
   void launch(LaunchInfo info, Work work);
 
   // Returns an event after everything enqueued so far.
   Event record();
   // Later work of this stream runs after `event`. The host does not block.
   void wait(const Event& event);
-  // Blocks the host until everything enqueued so far has run, or everything before `event`. Throws
-  // what that work threw.
+  // Blocks the host until everything enqueued so far has run, or everything before `event`.
+  // Rethrows failures of that work.
   void synchronize();
   void synchronize(const Event& event);
 
@@ -116,24 +116,24 @@ class Stream {
   void download(void* host, const Access& device);
 
   uint64_t enqueued() const { return enqueued_; }  // how many items were enqueued so far
-  uint64_t completed() const;  // how many of them are known to have finished; any thread may ask
+  uint64_t completed() const;  // how many of them are known to have finished; for any thread
   // Returns whether work that is enqueued from now on runs after the first `items` items of another
-  // stream, since this stream has waited for an event behind them. Any thread may ask.
+  // stream, since this stream has waited for an event after them. Any thread may call it.
   bool comes_after(const Stream& other, uint64_t items) const;
-  // Tells the sanitizer that the host has found `event` ready.
+  // Reports to the sanitizer that the host has seen that `event` is ready.
   void host_saw(const Event& event);
 
   Device& device() const { return device_; }
   StreamId id() const { return id_; }
-  const std::string& name() const { return name_; }  // for people
+  const std::string& name() const { return name_; }  // for messages
   int index() const { return index_; }  // the number of streams that the device made before
 
  private:
   friend class Capture;
-  // Tells the sanitizer, the touched buffers and the flight recorder of the next item, and counts
-  // it. Returns the item's tag.
+  // Reports the next item to the sanitizer, its buffers and the flight recorder, and counts it.
+  // Returns the item's tag.
   LaunchTag register_launch(const LaunchInfo& info);
-  // Throws RunError during a capture: a replay would not repeat what the host does, `what`.
+  // Throws RunError during a capture: a replay would not repeat this action (`what`) of the host.
   void refuse_capture(const char* what) const;
 
   Device& device_;
@@ -142,9 +142,10 @@ class Stream {
   const int index_;
   uint64_t enqueued_ = 0;
   uint64_t capture_ = 0;  // id of the capture that the stream is part of; 0: none
-  // An item enters the sanitizer's clock and the backend's queue together, under this mutex: an
-  // event recorded between the two would promise work that it does not wait for. The mutex is
-  // recursive, since a closure that ends under it may release memory, which records events.
+  // An item enters the sanitizer's clock and the backend's queue together, under this mutex. An
+  // event recorded between the two would claim to come after work that it does not wait for. The
+  // mutex is recursive, since a closure that ends under it may release memory, which records
+  // events.
   std::recursive_mutex order_;
   mutable std::mutex reached_mutex_;
   // For each other stream, by its index, how many of its items this stream has waited for.

@@ -1,4 +1,4 @@
-// A stream of a rank is named by its purpose. Its text name is for logs and traces.
+// Identifies a stream of a rank by its purpose. The text name is for logs and traces.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -18,7 +18,7 @@ enum class StreamKind : uint8_t {
   dp_grad,    // data parallelism: reductions of gradients
   dp_param,   // data parallelism: gathers of parameters
   ep,         // expert parallelism
-  ep_counts,  // the numbers of rows that travel over ep, beside rows under way
+  ep_counts,  // the numbers of rows that travel over ep, concurrent with rows in flight
   pp,         // collectives of a pipeline's ranks
   pp_recv,    // messages from one other rank of the pipeline
   pp_send,    // messages to one other rank of the pipeline

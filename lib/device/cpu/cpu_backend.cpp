@@ -42,8 +42,8 @@ class Progress {
     }
     moved_.notify_all();
   }
-  // A thread says what it waits for and then looks again. So either it sees the new count, or
-  // advance() sees that it waits, and takes the lock.
+  // A thread publishes what it waits for and then checks the count again. Therefore either it sees
+  // the new count, or advance() sees that it waits, and takes the lock.
   void wait_for(uint64_t count) {
     if (passed(count)) return;
     std::unique_lock lock(mutex_);
@@ -55,8 +55,8 @@ class Progress {
   }
   bool passed(uint64_t count) const { return passed_.load() >= count; }
 
-  // Says that the item that runs now has failed. It and all later items count as passed, but never
-  // as completed.
+  // Records that the current item has failed. It and all later items count as passed, but never as
+  // completed.
   void fail(std::exception_ptr failure) {
     failure_ = std::move(failure);
     failed_at_.store(passed_.load());
@@ -82,8 +82,7 @@ class CpuEvent : public EventBackend {
   CpuEvent(std::shared_ptr<Progress> progress, uint64_t count)
       : progress_(std::move(progress)), count_(count) {}
   bool ready() const override { return progress_->passed(count_); }
-  // Rethrows the failure of the work that was waited for: the waiting work must not use its
-  // results.
+  // Rethrows the failure of the work before the event: the waiting work must not use its results.
   void wait() const override {
     progress_->wait_for(count_);
     progress_->rethrow_failure_before(count_);
@@ -94,8 +93,8 @@ class CpuEvent : public EventBackend {
   uint64_t count_;
 };
 
-// Makes work take `factor` times the processor time that it needs, by sleeping for the rest. With
-// it `factor` ranks can share one processor and run with the timing of ranks that have a processor
+// Makes work take `factor` times the processor time that it needs, by sleeping for the rest. Then
+// `factor` ranks can share one processor and run with the timing of ranks that have a processor
 // each.
 class Slowdown {
  public:
@@ -105,7 +104,8 @@ class Slowdown {
     if (factor_ <= 1) return work(context);
     const int64_t begin = now_ns(), used = processor_ns();
     work(context);
-    // Where other threads held the processor, the work took longer already; later work sleeps less.
+    // If other threads held the processor, the work has already taken longer; later work sleeps
+    // less.
     owed_ns_ += int64_t(factor_ * double(processor_ns() - used)) - (now_ns() - begin);
     owed_ns_ = std::max(owed_ns_, -kForgotten);
     if (owed_ns_ < kWorthwhile) return;
@@ -116,7 +116,7 @@ class Slowdown {
 
  private:
   static constexpr int64_t kWorthwhile = 200'000;   // ns; a sleep takes about 90 us too long
-  static constexpr int64_t kForgotten = 2'000'000;  // ns; a longer delay is not made up for
+  static constexpr int64_t kForgotten = 2'000'000;  // ns; a longer delay is not compensated
 
   static int64_t processor_ns() {
     timespec t{};
@@ -151,7 +151,7 @@ class CpuStream : public StreamBackend {
     return std::make_shared<CpuEvent>(progress_, enqueued_);
   }
 
-  // A failure of the work that it waits for already names its own item.
+  // A failure of the work before the event already names its own item.
   void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
     push({.tag = std::move(tag),
           .work = [event = std::move(event)](const LaunchContext&) { event->wait(); },
@@ -205,14 +205,14 @@ class CpuStream : public StreamBackend {
         queue_.pop_front();
       }
       run(item);
-      // The closure releases what it holds before the item counts as done.
+      // The closure is destroyed before the item counts as done.
       item.work = nullptr;
       progress_->advance();
     }
   }
 
-  // After a failure the rest of the queue is skipped, so that waiting streams and hosts wake up and
-  // find the failure.
+  // After a failure the rest of the queue is skipped; waiting streams and hosts then wake up and
+  // see the failure.
   void run(Item& item) {
     if (progress_->failed()) return;
     try {
@@ -266,7 +266,7 @@ class CpuBackend : public DeviceBackend {
     return std::make_unique<CpuStream>(id, pool_, slowdown);
   }
 
-  // Maps memory directly, in huge pages where the system has them: otherwise page faults and TLB
+  // Maps memory directly, in huge pages if the system has them: otherwise page faults and TLB
   // misses cost a training step up to 30 %.
   void* allocate(int64_t bytes) override {
     const size_t mapped = size_t(bytes) + kHugePage;

@@ -19,7 +19,7 @@
 namespace mtrain::device {
 namespace {
 
-// Throws RunError, which names the call, the line and the library's own text, where a call failed.
+// Throws RunError, which names the call, the line and the library's own text, if a call failed.
 void check(cudaError_t status, const char* call, int line) {
   if (status == cudaSuccess) return;
   throw RunError(fmt::format("{} failed at cuda_backend.cpp:{}: {} ({})", call, line,
@@ -49,11 +49,11 @@ class CudaEvent : public EventBackend {
       : pool_(std::move(pool)), late_(std::move(late)), kind_(kind) {
     event_ = pool_->take(kind_ == Kind::timed);
     if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      pool_->drop(event_);  // no destructor runs where the constructor throws
+      pool_->drop(event_);  // no destructor runs if the constructor throws
       check(status, "cudaEventRecord", __LINE__);
     }
   }
-  // An edge of a graph is not used again.
+  // An edge of a graph is not reused.
   ~CudaEvent() override {
     if (kind_ == Kind::captured)
       pool_->drop(event_);
@@ -143,8 +143,8 @@ class CudaStream : public StreamBackend {
     MT_CUDA(cudaSetDevice(ordinal_));
     int least = 0, greatest = 0;
     MT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    // An exchange of experts' tokens gets multiprocessors that become free before the blocks of a
-    // computation which wait for some, or it would begin only when that has ended.
+    // An exchange of experts' tokens has priority for free multiprocessors over the waiting blocks
+    // of a computation. Otherwise it would begin only when the computation has ended.
     const int priority =
         id_.kind == StreamKind::ep || id_.kind == StreamKind::ep_counts ? greatest : least;
     MT_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
@@ -166,14 +166,15 @@ class CudaStream : public StreamBackend {
       ++enqueued_;
       std::rethrow_exception(with_culprit(std::current_exception(), tag, id_));
     }
-    ++enqueued_;  // not before work(): where memory is short, that waits for all that is enqueued
+    ++enqueued_;  // not before work(): if memory is short, work() waits for everything enqueued
     if (!tag.sink) return;
     timings_.add(tag, idle, std::move(begin), timing_event());
     timings_.resolve(id_, origin_->handle(), origin_ns_, false);
   }
 
   std::shared_ptr<EventBackend> record() override {
-    // Any thread may drop memory and so record; an event belongs to the thread's current device.
+    // Any thread may drop memory and thereby record; an event belongs to the thread's current
+    // device.
     MT_CUDA(cudaSetDevice(ordinal_));
     const bool captured = is_captured();
     using Kind = CudaEvent::Kind;
@@ -188,15 +189,14 @@ class CudaStream : public StreamBackend {
 
   void wait(LaunchTag tag, std::shared_ptr<EventBackend> event) override {
     ++enqueued_;
-    // `begin` is reached when the work before the wait is done; from then on the stream stands
-    // still.
+    // `begin` is reached when the work before the wait is done; from then on the stream is idle.
     auto begin = tag.sink ? timing_event() : nullptr;
     MT_CUDA(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(*event).handle(), 0));
     if (tag.sink) timings_.add(tag, 0, std::move(begin), timing_event());
   }
 
-  // A copy from pageable memory would make the host wait until the stream's work is done, so that
-  // data that is not too large goes through pinned memory. In both cases `keep` need not outlive
+  // A copy from pageable memory would make the host wait until the stream's work is done. Data that
+  // is not too large therefore goes through pinned memory. In both cases `keep` need not outlive
   // the call.
   void upload(LaunchTag, void* device, std::shared_ptr<const void>, const void* host,
               int64_t bytes) override {
@@ -221,7 +221,7 @@ class CudaStream : public StreamBackend {
   }
 
   // The mode is relaxed since a capture may allocate memory, and since other threads query events
-  // meanwhile.
+  // during it.
   void begin_capture() override {
     MT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
     ++*captures_;
@@ -240,7 +240,7 @@ class CudaStream : public StreamBackend {
     check(status, "cudaGraphInstantiateWithFlags", __LINE__);
     const std::shared_ptr<CUgraphExec_st> graph_exec(
         made, [](cudaGraphExec_t g) { cudaGraphExecDestroy(g); });
-    // The graph gets its memory now, so that a lack of memory is reported by the capture.
+    // The graph gets its memory now: a lack of memory is then reported by the capture.
     check(cudaGraphUpload(made, stream_), "cudaGraphUpload", __LINE__);
     return [graph_exec](const LaunchContext& c) {
       MT_CUDA(cudaGraphLaunch(graph_exec.get(), c.cuda));
@@ -278,7 +278,7 @@ class CudaStream : public StreamBackend {
   const StreamId id_;
   int ordinal_;
   std::shared_ptr<AsyncError> late_;
-  std::shared_ptr<std::atomic<int>> captures_;  // captures under way on streams of this device
+  std::shared_ptr<std::atomic<int>> captures_;  // captures in progress on streams of this device
   const std::shared_ptr<CudaEventPool> events_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
@@ -291,8 +291,8 @@ class CudaStream : public StreamBackend {
   Staging staging_{pinned};
 };
 
-// Returns a hint that names the driver that this build needs and the driver that is here. Any
-// driver of the runtime's major version will do.
+// Returns a hint that names the driver that this build needs and the installed driver. Any driver
+// of the runtime's major version suffices.
 std::string driver_hint() {
   int version = 0;
   const bool known = cudaDriverGetVersion(&version) == cudaSuccess && version > 0;
