@@ -30,7 +30,7 @@ kernels::AttentionShape shape_of(const Device& device, const AttentionDims& d,
           .cap = d.cap,
           .own_kernels = device.own_attention()};
 }
-// Returns the elements of a (T, heads * D) tensor from head `head` of the first token on.
+// Returns the elements of a (T, heads * D) tensor, starting at head `head` of the first token.
 Span heads_from(const Tensor& x_TN, int64_t head, int64_t D) {
   return {static_cast<char*>(x_TN.data()) + head * D * dtype_size(x_TN.dtype()),
           x_TN.count() - head * D, x_TN.dtype()};

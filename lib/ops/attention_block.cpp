@@ -34,7 +34,7 @@ kernels::AttentionShape shape_of(const Device& device, const AttentionBlock& b,
           .own_kernels = device.own_attention()};
 }
 
-// Returns the elements of x_TN from head h.first of the first of these positions on.
+// Returns the elements of x_TN, starting at head h.first of the first of these positions.
 Span heads_at(const AttentionBlock& b, const Heads& h, Rows rows) {
   const int64_t first = rows.begin * b.B * h.x_TN.dim(1) + h.first * b.D;
   return {static_cast<char*>(h.x_TN.data()) + first * dtype_size(h.x_TN.dtype()),
@@ -46,15 +46,15 @@ kernels::HeadView view_of(const AttentionBlock& b, const Heads& h, Rows rows) {
 kernels::HeadSpan span_of(const AttentionBlock& b, const Heads& h, Rows rows) {
   return {heads_at(b, h, rows), h.x_TN.dim(1)};
 }
-// Returns the access of a launch that writes `heads` heads of these rows. It is partial where the
-// rows have other heads, which stay as they are.
+// Returns the access of a launch that writes `heads` heads of these rows. It is partial if the rows
+// have other heads, which stay unchanged.
 device::Access written(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
   device::Access access = h.x_TN.rows(rows.begin * b.B, rows.end * b.B);
   access.partial = h.x_TN.dim(1) != heads * b.D;
   return access;
 }
-// Returns the access of a launch that writes lse. It is partial, since queries that see no key get
-// -inf.
+// Returns the access of a launch that writes lse. It is partial, since queries that attend to no
+// key get -inf.
 device::Access written_lse(const Tensor& lse) {
   device::Access access = lse;
   access.partial = true;

@@ -8,7 +8,7 @@ MT_KERNEL(AttentionDecode)
 namespace mtrain::ops {
 
 namespace {
-// Returns the elements of a (rows, heads * D) tensor from head `head` of the first row on.
+// Returns the elements of a (rows, heads * D) tensor, starting at head `head` of the first row.
 Span heads_from(const Tensor& x_RN, int64_t head, int64_t D) {
   return {static_cast<char*>(x_RN.data()) + head * D * dtype_size(x_RN.dtype()),
           x_RN.count() - head * D, x_RN.dtype()};

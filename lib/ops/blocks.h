@@ -1,5 +1,5 @@
-// Lists of rectangles for ops::copy_blocks. They bring rows and columns into the orders in which
-// context parallelism sends and computes, and are pure functions of sizes.
+// Lists of rectangles for ops::copy_blocks. They reorder rows and columns for the communication and
+// the computations of context parallelism. They are pure functions of sizes.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,17 +10,17 @@ namespace mtrain::ops {
 
 using kernels::CopyBlock;
 
-// Returns the blocks that bring (T, N) to (parts * T, N / parts). Part p begins at row p * T and
-// holds the p-th share of each section of columns. N is the sum of the sections: {A * D, G * D, G *
-// D} for a qkv, {A * D} for an attention output.
+// Returns the blocks that rearrange (T, N) as (parts * T, N / parts). Part p begins at row p * T
+// and holds the p-th share of each section of columns. N is the sum of the sections: {A * D, G * D,
+// G * D} for a qkv, {A * D} for an attention output.
 std::vector<CopyBlock> split_columns(int64_t T, const std::vector<int64_t>& sections,
                                      int64_t parts);
 
-// Returns the blocks that bring the rows of all ranks, rank after rank, into the sequence's own
-// order. For the load balance of causal attention each document is split into 2 * ranks chunks, and
-// rank r holds the chunks r and 2 * ranks - 1 - r. `documents` lists the number of rows of each
-// document over all ranks, and has one entry for a sequence that is not packed. `width` is the
-// number of columns.
+// Returns the blocks that copy the rows of all ranks, rank after rank, into the sequence's own
+// order. To balance causal attention, each document is split into 2 * ranks chunks, and rank r
+// holds the chunks r and 2 * ranks - 1 - r. `documents` lists the number of rows of each document
+// over all ranks; it has one entry for a sequence that is not packed. `width` is the number of
+// columns.
 std::vector<CopyBlock> balanced_to_sequence(const std::vector<int64_t>& documents, int64_t ranks,
                                             int64_t width);
 

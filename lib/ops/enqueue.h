@@ -1,5 +1,5 @@
-// Every operation ends in enqueue(): one launch of a kernel, on the CPU or on CUDA as the stream's
-// device is. Only lib/ops includes this header.
+// Every operation ends in enqueue(): one launch of a kernel on the stream's device, a CPU or a GPU.
+// Only lib/ops includes this header.
 #pragma once
 #include <utility>
 
@@ -33,7 +33,7 @@ void enqueue(Stream& stream, device::LaunchInfo info, const Args& args) {
 
 }  // namespace mtrain::ops
 
-// MT_KERNEL(NormForward) lets enqueue() find the CPU and the CUDA definition of that kernel.
+// MT_KERNEL(NormForward) makes the CPU and the CUDA definition of that kernel known to enqueue().
 #define MT_KERNEL(Args)                                                    \
   namespace mtrain::kernels {                                              \
   inline void run_cpu(const Args& a) { cpu::run(a); }                      \

@@ -105,7 +105,7 @@ Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K
     MT_SHAPE("router_losses", fraction_E, {E});
     MT_DTYPE("router_losses", fraction_E, DType::f32);
   }
-  // Before there is another batch, the loads of this one stand for it.
+  // The first batch has no previous loads; its own loads replace them.
   const bool another = bool(fraction_E);
   Tensor grad = Tensor::empty(stream, {B, E + 1}, DType::f32);
   enqueue(
@@ -185,7 +185,7 @@ Tensor drop_choices(Stream& stream, const Routing& r, int64_t capacity, bool lig
 
 namespace {
 
-// The inverses are absent unless the operands have 8 bits.
+// The inverses of the scales are absent unless the operands have 8 bits.
 Tensor grouped_rows(Stream& stream, const char* name, const Float8Tensor& a_RK,
                     const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b, DType out,
                     bool unused_rows, const Tensor& into = {}) {

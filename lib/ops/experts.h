@@ -1,6 +1,6 @@
-// Operations of a layer with experts: the router, and the products with the experts' matrices.
-// kernels/router.h, grouped_matmul.h and weighted_swiglu.h have the rules, and ops/permute.h the
-// operations that bring tokens to their experts.
+// Operations of a layer with experts: the router, and the experts' GEMMs. kernels/router.h,
+// grouped_matmul.h and weighted_swiglu.h have the rules. ops/permute.h has the operations that
+// bring tokens to their experts.
 #pragma once
 #include "kernels/router.h"
 #include "ops/ops.h"
@@ -11,26 +11,27 @@ using kernels::RouterForm;
 using kernels::RouterScore;
 
 struct Routing {
-  Tensor expert_TK;               // int32, in the order of falling scores, or as they were given
+  Tensor expert_TK;               // int32, by descending score, or in the given order
   Tensor weight_TK;               // fp32
   Tensor log_sum_T, score_sum_T;  // fp32, for the functions below
 };
-// Chooses the K experts of each token. bias_E (fp32, optional) is added to the scores for the
-// choice alone. valid_T (int32, optional) is 0 for tokens of padding, which get no expert. If
-// choice_TK (int32) is present, the experts are those, and only their weights are computed.
+// Chooses the K experts of each token. bias_E (fp32, optional) is added to the scores only for the
+// choice. valid_T (int32, optional) is 0 for tokens of padding, which get no expert. If choice_TK
+// (int32) is present, it gives the experts, and only their weights are computed.
 Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const RouterForm& form,
                      const Tensor& bias_E = {}, const Tensor& valid_T = {},
                      const Tensor& choice_TK = {});
 // bias[e] += rate sign(mean count - count[e]); fp32.
 void update_router_bias(Stream& stream, const Tensor& count_E, const Tensor& bias_E, float rate);
-// Returns the choices with those dropped (-1) that an expert has beyond `capacity`: the ones of the
-// lowest weight, or the last ones. Adds how many to dropped_E (fp32).
+// Returns the choices, after dropping (-1) those beyond `capacity` of each expert: the ones with
+// the lowest weight if `lightest`, else the last ones. Adds the numbers of dropped ones to
+// dropped_E (fp32).
 Tensor drop_choices(Stream& stream, const Routing& routing, int64_t capacity, bool lightest,
                     const Tensor& dropped_E);
 
 constexpr int64_t router_sum_columns(int64_t E) { return kernels::router_sums(E); }
-// Returns (B, router_sum_columns(E)): what the losses need, over the tokens of each of B samples.
-// Token t is of sample t % B.
+// Returns (B, router_sum_columns(E)): the sums that the losses need, over the tokens of each of B
+// samples. Token t belongs to sample t % B.
 Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& routing, int64_t B,
                    RouterScore score);
 
@@ -39,29 +40,29 @@ struct RouterLossCoeffs {
   bool any() const { return batch != 0 || sample != 0 || global != 0 || z != 0; }
 };
 // Adds the balance losses and the z-loss to loss_2 (fp64). Returns their gradients times grad_scale
-// for route_tokens_grad(), (B, E + 1). The global loss takes each expert's part of the choices from
-// fraction_E (fp32), and without it from the sums.
+// for route_tokens_grad(), (B, E + 1). The global loss takes each expert's share of the choices
+// from fraction_E (fp32) or, without it, from the sums.
 Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K,
                      const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2,
                      const Tensor& fraction_E = {});
 
-// Returns dL/dlogits, of the logits' type. grad_BG (optional) is that of router_losses().
+// Returns dL/dlogits, in the logits' type. grad_BG (optional) is the result of router_losses().
 Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing& routing,
                          const Tensor& dweight_TK, const RouterForm& form,
                          const Tensor& grad_BG = {});
 
-// The rows [first[e], first[e + 1]) of a times op(b[e]), with b (E, K, N), or (E, N, K) where
-// trans_b. If there may be unused_rows, behind first[E], they are 0; otherwise they are not
-// written. `into` (optional) is the memory of the result.
+// Returns the rows [first[e], first[e + 1]) of a times op(b[e]), with b (E, K, N), or (E, N, K) if
+// trans_b. With unused_rows, the rows after first[E] are set to 0; otherwise they are not written.
+// `into` (optional) is the memory of the result.
 Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
                       const Tensor& first_E1, bool trans_b, bool unused_rows = false,
                       const Tensor& into = {});
-// c[e] = a^T b over the rows of expert e, or c[e] += where accumulate; fp32.
+// c[e] = a^T b over the rows of expert e, or c[e] += if `accumulate`; fp32.
 void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
                                   const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
                                   bool accumulate);
-// The same products of 8-bit operands, each under one scale; kernels/grouped_matmul.h says which
-// sizes fit. The result of the first is of type `out`.
+// The same GEMMs with 8-bit operands, each under one scale; kernels/grouped_matmul.h lists the
+// sizes that fit. The result of the first has the type `out`.
 Tensor grouped_matmul_float8(Stream& stream, const char* name, const Float8Tensor& a_RK,
                              const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b,
                              DType out, bool unused_rows = false);
@@ -76,8 +77,8 @@ Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& 
 struct WeightedSwigluGradients {
   Tensor dgate_up_R2F, dweight_R;
 };
-// y_RF (optional) gets the forward's output again; it may be dy_RF. `into` (optional) is the memory
-// of dgate_up, and may be gate_up.
+// y_RF (optional) gets the recomputed output of the forward; it may be dy_RF. `into` (optional) is
+// the memory of dgate_up, and may be gate_up.
 WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& gate_up_R2F,
                                                  const Tensor& weight_R, const Tensor& dy_RF,
                                                  const Tensor& y_RF, const Tensor& into = {},

@@ -35,7 +35,7 @@ int usable_cpus() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
-// Each line is FLOP/s, a blank and the key. A number beyond any CPU's is no peak.
+// Each line is FLOP/s, a blank and the key. Numbers above any CPU's peak are ignored.
 std::map<std::string, double> read_peaks(const fs::path& file) {
   constexpr double kNoCpu = 1e16;
   std::map<std::string, double> peaks;
@@ -60,7 +60,7 @@ std::optional<fs::path> kept_peaks_file() {
 }
 
 std::string peak_key(int threads, DType dtype) {
-  // A build, or MTRAIN_CPU_ISA, may leave out a way to multiply bf16 that the CPU has.
+  // A build, or MTRAIN_CPU_ISA, may leave out a bf16 method that the CPU supports.
   std::string ways;
   if (dtype == DType::bf16)
     for (const Bf16Arithmetic way : {Bf16Arithmetic::dot_products, Bf16Arithmetic::tiles})
@@ -83,7 +83,7 @@ double keep_peak(const std::optional<fs::path>& file, const std::string& key, do
   try {
     write_file_atomic(*file, text);
   } catch (const Error&) {
-    // The cache folder cannot be written: the next run measures for itself.
+    // The cache folder cannot be written: the next run makes its own measurement.
   }
   return flops;
 }

@@ -1,5 +1,5 @@
-// Keeps the highest peak that this host has shown between runs: a measurement that other processes
-// disturbed is too low, and none is too high.
+// Keeps between runs the highest peak measured on this host: a measurement that other processes
+// disturb is too low, and none is too high.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -13,12 +13,12 @@ namespace mtrain::ops {
 // ~/.cache/mtrain/cpu_peaks; nothing if neither variable is set.
 std::optional<std::filesystem::path> kept_peaks_file();
 
-// Names what the peak depends on: host, CPU model, instruction set, CPUs that this process may use,
-// threads, and type.
+// Returns a text of everything that the peak depends on: host, CPU model, instruction set, CPUs
+// that this process may use, threads, and type.
 std::string peak_key(int threads, DType dtype);
 
-// Returns the larger of `flops` and of what the file keeps for the key, and keeps it. A file that
-// cannot be read or written, or lines in it that make no sense, are no error: `flops` is returned.
+// Returns the larger of `flops` and the file's value for the key, and stores it. If the file cannot
+// be read or written, or its lines are malformed, it returns `flops` without an error.
 double keep_peak(const std::optional<std::filesystem::path>& file, const std::string& key,
                  double flops);
 

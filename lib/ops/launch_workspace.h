@@ -1,6 +1,6 @@
 // Memory that the kernels of one launch need while it runs. It comes from the rank's allocator, as
-// buffers of the launch's stream in the category `workspace`: it is counted, it comes from a
-// graph's pool during a capture, and the allocator gives cached memory back for it where the device
+// buffers of the launch's stream in the category `workspace`. It is therefore counted, and comes
+// from a graph's pool during a capture. The allocator gives cached memory back for it if the device
 // has no more.
 #pragma once
 #include <algorithm>

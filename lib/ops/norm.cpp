@@ -89,8 +89,8 @@ NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResul
 }
 
 namespace {
-// Returns the elements from the range's first head of the first token on. The kernels find the
-// heads of other tokens by their token stride.
+// Returns the elements, starting at the range's first head of the first token. The kernels reach
+// the heads of other tokens by the token stride.
 Span head_part(const Tensor& x_TN, HeadRange range) {
   const int64_t first = range.first_head * range.D;
   auto* base = static_cast<char*>(x_TN.data()) + first * dtype_size(x_TN.dtype());

@@ -1,12 +1,11 @@
-// Device-neutral operations. Each one checks shapes and dtypes, enqueues its work on `stream` (one
-// launch, or two where a comment says that the device fuses less), and returns at once. It
-// allocates its new results on that stream.
+// Device-neutral operations. Each one checks shapes and dtypes, enqueues its work on `stream`, and
+// returns immediately. The work is one launch; comments say where a device needs two. New results
+// are allocated on that stream.
 //
 // Letters: T tokens, H hidden, F ffn, V vocabulary, A query heads, G kv heads, D head dim,
-// B sequences, S positions. An empty Tensor stands for "none" where a parameter is called optional.
-// Unless a comment says otherwise, tensors are fp32, bf16 or fp16, the tensors of one operation
-// have the same dtype, and an output is overwritten; "+=" and "adds to" mark the outputs that
-// accumulate.
+// B sequences, S positions. An empty Tensor means "none" for optional parameters. Unless a comment
+// says otherwise, tensors are fp32, bf16 or fp16, the tensors of one operation have the same dtype,
+// and an output is overwritten. "+=" and "adds to" mark the outputs that accumulate.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -28,8 +27,8 @@ struct Transpose {
 // b and the bias may each be fp32, bf16 or fp16. `name` appears in profiles and traces.
 Tensor matmul(Stream& stream, const char* name, const Tensor& a, const Tensor& b, Transpose t,
               DType out, const Tensor& bias_N = {});
-// Writes op(a) op(b) + bias_N into c_MN. With `accumulate` it adds to c_MN instead, which then is
-// fp32 and has no bias.
+// Writes op(a) op(b) + bias_N into c_MN. With `accumulate` it adds to c_MN instead; c_MN is then
+// fp32, and there is no bias.
 void matmul_into(Stream& stream, const char* name, const Tensor& a, const Tensor& b, Transpose t,
                  const Tensor& c_MN, bool accumulate = false, const Tensor& bias_N = {});
 
@@ -40,9 +39,9 @@ struct GeluResult {
 };
 GeluResult matmul_gelu(Stream& stream, const char* name, const Tensor& a, const Tensor& b,
                        Transpose t, const Tensor& bias_N = {});
-// matmul_dgelu takes dL/dy = op(a) op(b) for y = gelu(x) and returns dL/dx, and gelu(x) again so
-// that the y of the forward need not be kept. It makes two launches. On a GPU this gelu(x) is
-// computed from the rounded x, unlike the forward's.
+// matmul_dgelu takes dL/dy = op(a) op(b) for y = gelu(x) and returns dL/dx. It also returns a
+// recomputed gelu(x): the y of the forward need not be kept. It makes two launches. On a GPU this
+// gelu(x) is computed from the rounded x, unlike the forward's.
 struct GeluGradients {
   Tensor dx_MN, y_MN;
 };
@@ -60,33 +59,33 @@ struct Float8Scale {
 };
 struct Float8Tensor {
   Tensor data;     // f8e4m3 or f8e5m2
-  Tensor inverse;  // fp32, one element; or the inverses of its blocks, which lie along its rows
+  Tensor inverse;  // fp32, one element; or the inverses of its blocks, which are along its rows
   kernels::Float8Blocks blocks = kernels::Float8Blocks::none;
 };
 // Returns the scale that maps the largest |x| to the largest number of `type` divided by 2^margin.
 Float8Scale current_scale(Stream& stream, const Tensor& x, DType type, int margin);
 void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
                         const Float8Scale& scale);
-// Returns the same scale where the operation that wrote x has left the largest |x| in `amax` (fp32,
-// one element), which becomes 0. The operations below that take a Float8Write or an amax do so.
+// Returns the same scale from the largest |x| in `amax` (fp32, one element), and sets `amax` to 0.
+// The operations below that take a Float8Write or an amax write this maximum.
 Float8Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin);
-// What an operation does for the 8-bit GEMM that reads its result (its gradient, for a backward),
-// so that no pass over the result has to. Both are optional.
+// What an operation does for the 8-bit GEMM that reads its result (its gradient, for a backward).
+// It saves a separate pass over the result. Both are optional.
 struct Float8Write {
-  Tensor amax = {};  // fp32, one element: becomes the result's largest |x| where that is larger
+  Tensor amax = {};        // fp32, one element: becomes the result's largest |x| if that is larger
   Float8Scale scale = {};  // the result is written as quantize() writes it under this scale
   DType type = DType::f8e4m3;
   bool in_8_bits() const { return bool(scale.scale); }
 };
-// Returns x in 8 bits. `amax` (fp32, one element, optional) becomes the largest |x| where that is
-// larger than what it holds.
+// Returns x in 8 bits. `amax` (fp32, one element, optional) becomes the largest |x| if that is
+// larger than its value.
 Float8Tensor quantize(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
                       const Tensor& amax = {});
 // Returns the transpose in 8 bits: (N, T'), where zeros round T up to T', a multiple of
 // kernels::kFloat8Multiple.
 Float8Tensor quantize_transposed(Stream& stream, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax = {});
-// Returns the transpose of a tensor that is in 8 bits already: the bits of quantize_transposed().
+// Returns the transpose of a tensor that already is in 8 bits, bit-equal to quantize_transposed().
 Float8Tensor transpose_float8(Stream& stream, const Float8Tensor& x_TN);
 // Returns both forms and reads x once.
 struct Float8Pair {
@@ -97,8 +96,8 @@ Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const F
 // Writes one or both of y_TN (T, N) and y_NT (N, T'), and reads x once. Either may be empty.
 void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
                    const Tensor& y_NT, const Tensor& amax = {});
-// The same under scales of blocks. blocks_of() returns memory for an (R, K) matrix in 8 bits and
-// its inverses. A transpose has its tokens rounded up to a multiple of the blocks' length.
+// The same with scales of blocks. blocks_of() returns memory for an (R, K) matrix in 8 bits and its
+// inverses. The tokens of a transpose are rounded up to a multiple of the blocks' length.
 Float8Tensor blocks_of(Stream& stream, int64_t R, int64_t K, DType type,
                        kernels::Float8Blocks blocks,
                        device::MemoryCategory category = device::MemoryCategory::activations);
@@ -118,8 +117,8 @@ struct DelayedScales {
 void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,
                    DType type, int margin);
 // Writes a b^T + bias_N into c_MN, or adds to it with `accumulate`; the bias is optional. With
-// `fast` the tensor cores keep sums in their own, shorter format. kernels/matmul.h says which sizes
-// fit.
+// `fast` the tensor cores keep sums in their own, shorter format. kernels/matmul.h lists the sizes
+// that fit.
 void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_MK,
                         const Float8Tensor& b_NK, const Tensor& c_MN, bool accumulate, bool fast,
                         const Tensor& bias_N = {});
@@ -133,8 +132,8 @@ struct NormWeights {
   bool plus_one = false;  // multiplies by 1 + w
 };
 struct NormResult {
-  Tensor sum_TH;          // the norm's input: x, or x + residual where one was given
-  Tensor y_TH;            // in 8 bits alone, if the operation was given a scale
+  Tensor sum_TH;          // the norm's input: x, or x + residual if one was given
+  Tensor y_TH;            // only in 8 bits, if the operation was given a scale
   Tensor rstd_T, mean_T;  // fp32; mean_T only for layer norm
 };
 NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
@@ -154,31 +153,31 @@ struct HeadRange {
   int64_t rows() const { return as_one ? 1 : heads; }  // norms of each token
   int64_t width() const { return as_one ? heads * D : D; }
 };
-// Rows of a norm over heads of which other ranks have the rest.
+// Rows of a norm over heads that are distributed over ranks.
 struct SharedRows {
-  Tensor sum_T;  // what head_norm_sums() has found, added over ranks; absent: nothing is shared
+  Tensor sum_T;  // the result of head_norm_sums(), summed over ranks; absent: rows are not shared
   int64_t width = 0;  // elements of a row on all ranks
 };
-// Set sum_T (fp32) to the sums that head_norm() and head_norm_backward() need of a range's heads:
+// Set sum_T (fp32) to the sums over a range's heads that head_norm() and head_norm_backward() need:
 // of their squares, and of dy w x rstd.
 void head_norm_sums(Stream& stream, const Tensor& in_TN, HeadRange range, const Tensor& sum_T);
 void head_norm_backward_sums(Stream& stream, const NormWeights& w, const Tensor& in_TN,
                              const Tensor& rstd, const Tensor& d_TN, HeadRange range,
                              const Tensor& sum_T);
 // Normalizes each head of the range (RMS norm) from in_TN into the same heads of out_TN, whose
-// other columns stay as they are. Returns rstd (fp32, T * range.rows()).
+// other columns stay unchanged. Returns rstd (fp32, T * range.rows()).
 Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
                  HeadRange range, const SharedRows& shared = {});
-// Replaces the gradient of head_norm's output by that of its input, in the range's heads of d_TN.
-// Adds to dw (fp32). `amax` (optional) is a Float8Write's, of these heads.
+// Replaces the gradient of head_norm's output by the gradient of its input, in the range's heads of
+// d_TN. Adds to dw (fp32). `amax` (optional) is a Float8Write's, for these heads.
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
                         const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
                         const Tensor& amax = {}, const SharedRows& shared = {});
 
 // --- rotary embedding ---
-// Rotates the first `heads` heads of each token in place, of each head the first 2 R of D elements;
+// Rotates the first `heads` heads of each token in place: the first 2 R of a head's D elements.
 // `backward` rotates by the negative angle. The tables are fp32, the positions int32. `amax`
-// (optional) is a Float8Write's, of these heads.
+// (optional) is a Float8Write's, for these heads.
 void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
           const Tensor& position_T, int64_t heads, int64_t D, bool backward,
           const Tensor& amax = {});
@@ -189,19 +188,19 @@ struct AttentionDims {
   bool causal = true;
   int64_t window = 0;  // 0: none
   float scale;
-  float cap = 0;  // scores s become cap tanh(s / cap); 0: they stay
+  float cap = 0;  // scores s become cap tanh(s / cap); 0: no cap
 };
 struct AttentionResult {
   Tensor out_TN;                 // (T, A * D)
   Tensor lse;                    // fp32 (B, A, S)
   Tensor quantized_out_TN = {};  // out_TN in 8 bits, if the operation was given a scale
 };
-// qkv_TN is (T, (A + 2 G) D): all query heads, then the key heads, then the value heads. cu_seqlens
-// (int32, optional) holds the borders of packed documents, from 0 to S; it needs B = 1.
+// qkv_TN is (T, (A + 2 G) D): all query heads, then the key heads, then the value heads. The
+// optional cu_seqlens (int32) holds the boundaries of packed documents, from 0 to S; it needs B
+// = 1.
 AttentionResult attention(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens, const Float8Write& write = {});
-// The largest sizes of the gradients are left here; each is optional, and belongs to a
-// Float8Write.
+// Get the largest absolute values of the gradients; each is optional, and belongs to a Float8Write.
 struct QkvAmax {
   Tensor dqk = {}, dv = {};
 };
@@ -209,8 +208,8 @@ struct QkvAmax {
 Tensor attention_backward(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
                           const Tensor& cu_seqlens, const AttentionResult& forward,
                           const Tensor& dout_TN, const QkvAmax& amax = {});
-// Returns whether the two operations above can be given a Float8Write and a QkvAmax: not where
-// cuDNN may compute them.
+// Returns whether the two operations above accept a Float8Write and a QkvAmax. They do not if cuDNN
+// may compute them.
 bool attention_writes_float8(const device::Device& device);
 
 // --- attention to a block of keys, for context parallelism; kernels/attention.h has the math ---
@@ -221,9 +220,9 @@ struct Rows {
 struct Documents {
   Tensor begin, end;
 };
-// The queries at the positions `q` attend to the keys at the positions `kv`. Tensors are passed
-// whole; rows outside of these positions are neither read nor written. With `causal`, the last of
-// these queries sees the last of these keys, and the same holds within each document.
+// The queries at the positions `q` attend to the keys at the positions `kv`. Callers pass full
+// tensors; rows outside of these positions are neither read nor written. With `causal`, the last of
+// these queries attends to the last of these keys, and the same holds within each document.
 struct AttentionBlock {
   int64_t B;
   Rows q, kv;
@@ -232,22 +231,22 @@ struct AttentionBlock {
   float scale;
   // Optional; they need B = 1. Their rows count from q.begin and kv.begin.
   Documents q_documents, kv_documents;
-  int64_t window = 0;    // 0: none; else a query sees only the last `window` of its keys
+  int64_t window = 0;    // 0: none; else a query attends only to the last `window` of its keys
   int64_t out_head = 0;  // the A heads of out and dout begin with this head of their rows
   float cap = 0;         // as in AttentionDims
 };
-// Some heads of every token's row: those from head `first` on.
+// Some heads of every token's row, starting at head `first`.
 struct Heads {
   Tensor x_TN;
   int64_t first = 0;
 };
 // Writes the rows block.q of into.out_TN (fp32 or the operands' dtype) and of into.lse (B, A,
-// positions). A query that sees no key of the block gets out 0 and lse -inf.
+// positions). A query that attends to no key of the block gets out 0 and lse -inf.
 void attention_block(Stream& stream, const AttentionBlock& block, const Heads& q, const Heads& k,
                      const Heads& v, const AttentionResult& into);
-// Folds the result of a block into that of the blocks before it. The block's positions are the
-// positions of `into` from `first` on. into.out_TN is fp32; the caller casts it once, when all
-// blocks are merged.
+// Merges the result of a block into that of the blocks before it. The block's positions are the
+// positions of `into` that start at `first`. into.out_TN is fp32; the caller casts it once, when
+// all blocks are merged.
 void attention_merge(Stream& stream, const AttentionResult& block, const AttentionResult& into,
                      int64_t first);
 struct AttentionGrads {
@@ -267,22 +266,22 @@ struct DecodeDims {
   float scale;
   float cap = 0;  // as in AttentionDims
 };
-// Returns (T, A * D): row t of qkv_TN, whose keys and values are not read, attends to the rows
-// [start_T[t], end_T[t]) of the cache (int32), or to the last `window` of them. start_T[t] is the
-// row of its sequence's position 0. A row of the cache, of 2 G D elements, has its key heads and
-// then its value heads.
+// Returns (T, A * D). The queries of row t of qkv_TN attend to the rows [start_T[t], end_T[t]) of
+// the cache (int32), or to the last `window` of them. The row's keys and values are not read.
+// start_T[t] is the row of its sequence's position 0. A row of the cache, of 2 G D elements, has
+// its key heads and then its value heads.
 Tensor attention_decode(Stream& stream, const DecodeDims& dims, const Tensor& qkv_TN,
                         const Tensor& cache_RN, const Tensor& start_T, const Tensor& end_T);
 
 // --- MLP activations ---
 using kernels::GateFunction;
-// SwiGLU, or GEGLU with another gate function. The result is in 8 bits alone, if swiglu() is given
-// a scale.
+// SwiGLU, or GEGLU with another gate function. The result is only in 8 bits if swiglu() is given a
+// scale.
 Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write = {},
               GateFunction gate = GateFunction::silu);
-// Returns dL/dgate_up, in 8 bits alone if `write` has a scale. Writes the forward's output into
-// y_TF (optional) for the weight gradient that follows: y_TF may be dy_TF, or a tensor in 8 bits,
-// whose scale is y_scale.
+// Returns dL/dgate_up, only in 8 bits if `write` has a scale. Writes the forward's output into y_TF
+// (optional) for the weight gradient that follows. y_TF may be dy_TF, or a tensor in 8 bits, whose
+// scale is y_scale.
 Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
                        const Tensor& y_TF, const Float8Write& write = {},
                        const Float8Scale& y_scale = {}, GateFunction gate = GateFunction::silu);
@@ -292,10 +291,11 @@ Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Te
                      const Tensor& amax = {});
 
 // --- embedding ---
-// Which rows of a vocabulary that is spread over ranks a table holds; by default all of them.
+// The rows that a table holds of a vocabulary that is distributed over ranks; by default all of
+// them.
 struct VocabularyShard {
   int64_t first_row = 0;
-  int64_t vocabulary = 0;  // rows of all ranks, padding included; 0: as many as the table has
+  int64_t vocabulary = 0;  // rows of all ranks, including padding; 0: as many as the table has
 };
 // Returns scale table[id] + position_table[position]. Ids and positions are int32; the position
 // table is optional. Ids of other shards give 0. A shard takes no position table, since every rank
@@ -309,15 +309,15 @@ void embedding_backward(Stream& stream, const Tensor& id_T, const Tensor& dout_T
 
 // --- loss ---
 // Writes the loss of each token (fp32) and, with `write_grad`, replaces the logits by their
-// gradient. V is the true vocabulary, and padding columns may follow it. Labels are int32; a
-// negative one masks its token. grad_scale_1 (one element, optional) replaces grad_scale and is
-// read when the launch runs. With a logit_cap c above 0 the loss is that of c tanh(logits / c).
+// gradient. V is the true vocabulary; padding columns may follow it. Labels are int32; a negative
+// one masks its token. grad_scale_1 (one element, optional) replaces grad_scale and is read when
+// the launch runs. With a logit_cap c above 0 the loss is that of c tanh(logits / c).
 void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                    const Tensor& loss_T, int64_t V, float grad_scale, bool write_grad,
                    const Tensor& grad_scale_1 = {}, float logit_cap = 0);
-// The two functions below compute the loss over a vocabulary that is spread over P ranks. A rank's
-// logits begin with the columns [first, first + V) of the true vocabulary, and padding follows. V
-// is 0 on a rank that has padding only.
+// The two functions below compute the loss over a vocabulary that is distributed over P ranks. A
+// rank's logits begin with the columns [first, first + V) of the true vocabulary; padding follows.
+// V is 0 on a rank that has only padding.
 struct VocabularyColumns {
   int64_t first, V, vocabulary;
 };
@@ -332,7 +332,7 @@ void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tens
 
 // --- copies of rectangles ---
 // Copies rectangles from one matrix to another of the same dtype; elements that no block covers
-// stay as they are. ops/blocks.h makes the lists that context parallelism needs.
+// stay unchanged. ops/blocks.h makes the lists that context parallelism needs.
 using kernels::CopyBlock;
 void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
                  std::vector<CopyBlock> blocks);
@@ -341,18 +341,18 @@ void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
 Tensor add(Stream& stream, const Tensor& a, const Tensor& b);
 void add_into(Stream& stream, const Tensor& x, const Tensor& sum);  // sum += x; dtypes may differ
 void cast(Stream& stream, const Tensor& from, const Tensor& to);
-// Returns x itself where it has this dtype already, else a cast copy.
+// Returns x itself if it already has this dtype, else a cast copy.
 Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype,
                 device::MemoryCategory category = device::MemoryCategory::activations);
 void scale(Stream& stream, const Tensor& x, float factor);  // x *= factor
 void soft_cap(Stream& stream, const Tensor& x, float cap);  // x = cap tanh(x / cap)
-// Sets all elements of x; where `value` is 0, x may have any dtype.
+// Sets all elements of x; if `value` is 0, x may have any dtype.
 void fill(Stream& stream, const Tensor& x, float value);
 // Writes `std` times normal numbers into x (fp32): element i is number first_index + i of the
 // random stream `key` (base/rng.h).
 void fill_normal(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float std);
-// Drops elements of x with probability p, in place; kernels/elementwise.h says which elements a key
-// drops. key_1 (int64, one element, optional) replaces `key` and is read when the launch runs.
+// Drops elements of x with probability p, in place; kernels/elementwise.h defines which elements a
+// key drops. key_1 (int64, one element, optional) replaces `key` and is read when the launch runs.
 void dropout(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float p,
              const Tensor& key_1 = {});
 
@@ -375,13 +375,13 @@ Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, f
 struct AdamWHyper {
   float lr, beta1, beta2, eps, weight_decay;
   int64_t step;
-  // How param is rounded where there is no master, and how bf16 moments are.
+  // The rounding of param if there is no master, and of bf16 moments.
   kernels::AdamWRounding rounding = {};
   bool decoupled_decay = true;  // false: weight_decay * weight is added to the gradient
 };
 // The moments m and v are both fp32 or both bf16.
 // Updates `master` and writes its bf16 or fp16 copy into `param`, which is optional. Without a
-// master it updates `param` itself. A grad_scale that is not finite leaves everything as it is.
+// master it updates `param` itself. A grad_scale that is not finite leaves everything unchanged.
 void adamw(Stream& stream, const AdamWHyper& hyper, const Tensor& master, const Tensor& m,
            const Tensor& v, const Tensor& grad, const Tensor& grad_scale, const Tensor& param);
 

@@ -1,7 +1,7 @@
-// Operations that bring tokens into the order of their experts, and back; kernels/permute.h has the
+// Operations that copy tokens into the order of their experts, and back; kernels/permute.h has the
 // rules. Each of T tokens chooses K of E experts, and the experts compute on the first R rows. A
-// choice whose row lies behind them counts as dropped. For ranks in the place of experts
-// kernels/rank_choices.h has the rules.
+// choice whose row is after these counts as dropped. kernels/rank_choices.h has the rules for ranks
+// instead of experts.
 #pragma once
 #include "tensor/tensor.h"
 
@@ -14,19 +14,20 @@ struct ExpertRows {  // int32
   Tensor first_E1;   // expert e has the rows [first[e], first[e + 1])
 };
 // expert_TK is int32. The rows are those of the experts [begin, begin + E); choices of others are
-// dropped. With a capacity above 0 every expert has so many rows, and choices beyond are dropped.
+// dropped. With a capacity above 0 every expert has `capacity` rows, and further choices are
+// dropped.
 ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64_t begin = 0,
                        int64_t capacity = 0);
 
 struct RankChoices {  // int32
-  Tensor rank_TM;     // the ranks of a token's experts in rising order, and -1 behind the last one
+  Tensor rank_TM;     // the ranks of a token's experts in rising order, and -1 after the last one
   Tensor count_2N;    // (2, N): how many tokens go to each rank; how many choices its experts get
 };
 // Each of N ranks in turn has `experts_per_rank` experts, and M = min(K, N).
 RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N,
                          int64_t experts_per_rank);
-// Returns (R, K), int32: the experts of a row's token that the row's rank has, and -1 in the place
-// of others. choice_R is that of the rows that expert_rows() makes from rank_TM.
+// Returns (R, K), int32: the experts of a row's token that the row's rank has, and -1 instead of
+// others. choice_R is that of the rows that expert_rows() makes from rank_TM.
 Tensor experts_of_rows(Stream& stream, const Tensor& expert_TK, const Tensor& rank_TM,
                        const Tensor& choice_R, int64_t experts_per_rank);
 

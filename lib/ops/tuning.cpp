@@ -73,7 +73,7 @@ class CublasTuner final : public GemmTuner {
   }
 
  private:
-  // A launch makes the stream's GPU the current one. The work of a CUDA launch runs at once.
+  // A launch makes the stream's GPU the current one. The work of a CUDA launch runs immediately.
   template <class Work>
   std::string in_launch(const char* name, const Work& work) {
     std::string text;
