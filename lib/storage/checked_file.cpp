@@ -13,10 +13,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Threads of a rank read neighbouring parts of a tensor at once.
+// Threads of a rank read neighbouring parts of a tensor at the same time.
 constexpr size_t kKeptBlocks = 4;
 
-// Returns the content of the .sums file by which the file is checked; empty if there is none.
+// Returns the content of the file's .sums file; empty if there is none.
 std::string sums_of(const fs::path& file) {
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   std::error_code error;
@@ -66,7 +66,7 @@ class CheckedFile::Reader {
     auto& kept = file_.kept_;
     auto at = std::ranges::find(kept, index, &Block::index);
     if (at == kept.end() && kept.size() >= kKeptBlocks) {
-      // The memory of the block used longest ago is used again.
+      // The memory of the least recently used block is reused.
       const auto oldest = std::ranges::find(kept.rbegin(), kept.rend(), 0, &Block::readers);
       if (oldest != kept.rend()) {
         at = std::prev(oldest.base());

@@ -1,4 +1,4 @@
-// A file of which no byte is handed out before it is checked, where there are checksums of it.
+// A file whose bytes are checked before they are returned, if there are checksums of it.
 #pragma once
 #include <filesystem>
 #include <list>
@@ -13,38 +13,38 @@
 namespace mtrain::storage {
 
 // A file in the folder of a checkpoint is checked by its .sums file and the manifest. Other files
-// are read as they are. Several threads may read at once.
+// are read without checks. Several threads may read at the same time.
 class CheckedFile {
  public:
   // Throws UserError if the file cannot be opened, RunError if its manifest or checksums are
-  // damaged or it has another size.
+  // damaged or its size differs.
   explicit CheckedFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
   int64_t size() const { return file_.size(); }
-  // Returns a hash of the whole content; empty for a file without checksums.
+  // Returns a hash of the full content; empty for a file without checksums.
   const std::string& content() const { return content_; }
-  // Does as RandomAccessFile::read(). Bytes that were not saved so are a RunError, which names the
-  // file and the block of 4 MiB.
+  // Reads like RandomAccessFile::read(). Throws RunError, which names the file and the block of
+  // 4 MiB, if the bytes differ from those that were saved.
   void read(int64_t at, size_t bytes, void* to, std::string_view what) const;
 
  private:
-  // A block in memory: its bytes are copied from here, so that what was checked is what is used.
+  // A block in memory. Readers copy from it: the bytes that they get are those that were checked.
   struct Block {
     int64_t index = 0;
     std::mutex reading;
-    std::unique_ptr<std::byte[]> memory;  // of a whole block
+    std::unique_ptr<std::byte[]> memory;  // of a full block
     size_t bytes = 0;                     // 0 until they are read and checked
     int readers = 0;                      // guarded by mutex_
   };
-  // A reader of one block, which nobody uses for another one as long as it lives.
+  // A reader of one block. While it lives, the block's memory is not reused for another block.
   class Reader;
 
   RandomAccessFile file_;
   std::optional<FileSums> sums_;
   std::string content_;
   mutable std::mutex mutex_;
-  // The blocks that are read now and those used last, the newest in front.
+  // The blocks that are in use and those used recently, the most recent in front.
   mutable std::list<Block> kept_;
 };
 

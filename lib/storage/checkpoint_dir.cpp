@@ -49,8 +49,7 @@ std::optional<int64_t> parse_whole(std::string_view text) {
 
 std::string step_name(int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
 
-// Reads "step-00000120" as 120. Returns nothing for other names, so that their folders are left
-// alone.
+// Reads "step-00000120" as 120. Returns nothing for other names; their folders are never touched.
 std::optional<int64_t> parse_step(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const auto step = parse_whole(name.substr(kPrefix.size()));
@@ -74,8 +73,8 @@ fs::path temporary_name(const fs::path& root, int64_t step, const char* suffix =
   return root / fmt::format("{}.tmp-{}-{}{}", step_name(step), ::getpid(), host_name(), suffix);
 }
 
-// Returns the folders of checkpoints, sound or not, by their steps. A list that the system cannot
-// give is not an empty one.
+// Returns the folders of checkpoints, sound or not, by their steps. Throws if the system cannot
+// list the folder: that must not look like an empty list.
 std::vector<CheckpointRef> list_folders(const fs::path& root) {
   std::vector<CheckpointRef> found;
   std::error_code error;
@@ -90,8 +89,8 @@ std::vector<CheckpointRef> list_folders(const fs::path& root) {
   return found;
 }
 
-// Returns the folder to which a link leads, so that a run which moves the link meanwhile changes
-// nothing. Other paths stay as they are.
+// Returns the target of a link: a run that moves the link later then has no effect. Returns other
+// paths unchanged.
 fs::path behind_link(const fs::path& path) {
   std::error_code error;
   const fs::path name = path.has_filename() ? path : path.parent_path();  // it may end with a slash
@@ -164,7 +163,8 @@ std::vector<CheckpointRef> list_complete(const fs::path& root) {
   return all;
 }
 
-// Says how a run may go on whose newest checkpoint, the last of `all`, cannot be read.
+// Throws an error with hints how to continue if the newest checkpoint, the last of `all`, cannot be
+// read.
 [[noreturn]] void fail_newest(std::vector<CheckpointRef> all, const Error& error) {
   const fs::path damaged = all.back().path;
   all.pop_back();
@@ -193,8 +193,8 @@ void remove_or_warn(const fs::path& folder) {
   if (error) log::warn(fmt::format("cannot delete {}: {}", folder.string(), error.message()));
 }
 
-// Removes the temporary folders that killed runs of this host have left. The folders of other
-// living processes may be in use, and stay.
+// Removes the temporary folders that killed runs of this host have left. Folders of other living
+// processes may be in use, and are kept.
 void remove_stale(const fs::path& root) {
   std::vector<fs::path> stale;
   std::error_code error;
@@ -222,7 +222,8 @@ std::optional<ScoredCheckpoint> validation_loss(const CheckpointRef& ref) {
   return ScoredCheckpoint{ref, loss, samples};
 }
 
-// Losses of other samples cannot be compared with those of the newest checkpoint that has one.
+// Keeps only losses over as many samples as that of the newest checkpoint that has a loss: other
+// losses cannot be compared with it.
 std::vector<ScoredCheckpoint> score(const std::vector<CheckpointRef>& sound) {
   std::vector<ScoredCheckpoint> scored;
   for (const CheckpointRef& ref : sound)
@@ -235,15 +236,15 @@ std::vector<ScoredCheckpoint> score(const std::vector<CheckpointRef>& sound) {
   return scored;
 }
 
-// Returns the step of the checkpoint to which `best` leads; nothing if it is no link of ours.
+// Returns the step of the checkpoint that `best` links to; nothing if it is not a link of mtrain.
 std::optional<int64_t> linked_step(const fs::path& root) {
   std::error_code error;
   const fs::path target = fs::read_symlink(root / kBest, error);
   return error ? std::nullopt : parse_step(target.string());
 }
 
-// Makes or replaces a link at once. A killed process leaves its temporary to
-// remove_stale_temporaries(). Throws RunError.
+// Makes or replaces a link atomically. If the process is killed, remove_stale_temporaries() removes
+// its temporary later. Throws RunError.
 void link_atomic(const fs::path& link, const std::string& target) {
   const std::string temporary =
       fmt::format("{}.tmp.{}.0.{}", link.string(), ::getpid(), host_name());
@@ -291,7 +292,7 @@ fs::path CheckpointWriter::commit() {
   if (keep_.best > 0) {
     step("best");
     try {
-      link_best(root_);         // before anything is deleted, so that it never leads nowhere
+      link_best(root_);         // before anything is deleted: the link never dangles
     } catch (const Error& e) {  // the new checkpoint is in place
       log::warn(fmt::format("`best` stays as it is: {}", e.message()));
     }
@@ -308,7 +309,7 @@ void CheckpointWriter::move_into_place() {
     return;
   }
   if (errno != ENOTEMPTY && errno != EEXIST) fail("finish", final_, errno);
-  // There is a checkpoint of this step: swap both atomically, so that one of them is always there.
+  // There is a checkpoint of this step: swap both atomically, so one of them always exists.
   if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0) {
     committed_ = true;
     remove_or_warn(temporary_);
@@ -351,8 +352,8 @@ void CheckpointWriter::delete_old() const {
     }
     for (const auto& old : all) {
       if (kept.contains(old.step)) continue;
-      // The folder is renamed first, so that an interrupted deletion never leaves a part of a
-      // checkpoint under a checkpoint's name.
+      // The folder is renamed first: an interrupted deletion never leaves a part of a checkpoint
+      // under a checkpoint's name.
       const fs::path doomed = temporary_name(root_, old.step, kReplaced);
       if (::rename(old.path.c_str(), doomed.c_str()) == 0) {
         step("delete one");
@@ -404,7 +405,7 @@ bool is_ours(const fs::path& folder) {
 
 std::optional<CheckpointRef> complete_checkpoint(const fs::path& path) {
   const fs::path folder = behind_link(path);
-  // Folders of other programs may have some file of the names below.
+  // Folders of other programs may have files with the names below.
   if (!is_ours(folder)) return std::nullopt;
   std::error_code error;
   const auto has = [&](const char* name) { return int(fs::exists(folder / name, error)); };
@@ -425,7 +426,7 @@ std::optional<CheckpointRef> find_latest(const fs::path& root) {
                       (root / kLatest).string()));
     return std::nullopt;
   }
-  // A run may save newer ones meanwhile, and delete this one.
+  // A run may save newer ones at the same time, and delete this one.
   constexpr int kRetries = 5;
   for (int retries = 0;; ++retries) {
     try {
@@ -473,7 +474,7 @@ CheckpointRef checkpoint_at(const fs::path& path) {
 void require_writable(const fs::path& root, std::string_view field) {
   try {
     make_folders(root);
-    // What the first save will do, and leaves behind if it is killed.
+    // The same folder and file as in a save; remove_stale() removes them if the process is killed.
     const fs::path probe = temporary_name(root, 0);
     std::error_code error;
     fs::create_directory(probe, error);

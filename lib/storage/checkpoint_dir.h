@@ -1,7 +1,7 @@
-// Checkpoint folders such as `<root>/step-00000120`, each of which is complete or absent. Files are
-// written into a temporary folder; commit() writes checksums and a manifest of all files, syncs
-// them, and renames the folder. The file `<root>/latest` names the newest checkpoint, and the link
-// `<root>/best` is that of the lowest validation loss, where such checkpoints are kept.
+// Checkpoint folders such as `<root>/step-00000120`; each is complete or absent. Files are written
+// into a temporary folder; commit() writes checksums and a manifest of all files, syncs them, and
+// renames the folder. The file `<root>/latest` names the newest checkpoint. If the best checkpoints
+// are kept, the link `<root>/best` leads to the one with the lowest validation loss.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -20,17 +20,17 @@ struct CheckpointRef {
   int64_t step = 0;
 };
 
-// How many checkpoints stay.
+// How many checkpoints are kept.
 struct KeepRule {
   int newest = 0;  // 0: all
-  int best = 0;    // those with the lowest validation loss, besides; 0 leaves `best` as it is
+  int best = 0;    // in addition those with the lowest validation loss; 0 does not change `best`
 };
 
 class CheckpointWriter {
  public:
   // Makes the folder `<root>/step-<step>.tmp-<pid>-<host>/`, and `root` if it is missing. commit()
-  // leaves the checkpoints of `keep`, its own among them, and the one that `best` names. Folders
-  // that cannot be read neither count nor are deleted. Throws RunError.
+  // keeps the checkpoints of `keep`, including its own, and the one that `best` names. Folders that
+  // cannot be read do not count and are not deleted. Throws RunError.
   CheckpointWriter(std::filesystem::path root, int64_t step, KeepRule keep = {});
   ~CheckpointWriter();  // deletes the temporary folder unless commit() was called
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -40,7 +40,7 @@ class CheckpointWriter {
   const std::filesystem::path& folder() const { return temporary_; }
 
   // Returns the checkpoint's final path. Replaces a checkpoint of the same step. Throws RunError
-  // (the disk is full, ...); the earlier checkpoints are then as they were.
+  // (the disk is full, ...); the earlier checkpoints are then unchanged.
   std::filesystem::path commit();
 
   // Sets a function that commit() calls before each of its steps, with the step's name. Tests use
@@ -64,18 +64,18 @@ class CheckpointWriter {
 
 // Returns the newest checkpoint in `root`, that of the highest step; nothing if `root` holds no
 // folder of a checkpoint, or does not exist. Warns if `root/latest` names another: a run may have
-// been killed before it wrote that. Throws RunError, which names the file, if the newest folder
-// cannot be read, so that no run goes back, or starts anew, without being told to.
+// been killed before it wrote that file. Throws RunError, which names the file, if the newest
+// folder cannot be read: no run may silently resume from an older checkpoint or start from scratch.
 std::optional<CheckpointRef> find_latest(const std::filesystem::path& root);
 
-// Whether mtrain made the folder for a checkpoint, damaged or not: by its name, by state.json, or
-// by its manifest.
+// Whether mtrain made the folder for a checkpoint, damaged or not. Its name, state.json, or its
+// manifest shows this.
 bool is_ours(const std::filesystem::path& folder);
 
 // Returns the checkpoint in `folder`, which may be a link to it; nothing if the folder is not one
-// of a checkpoint. Throws RunError, which names the file, if a file is missing, has another size or
-// is not as it was saved. Tensors are not read; whoever reads them (SafetensorsReader) checks their
-// bytes.
+// of a checkpoint. Throws RunError, which names the file, if a file is missing or differs in size
+// or content from what was saved. Tensors are not read; their reader (SafetensorsReader) checks
+// their bytes.
 std::optional<CheckpointRef> complete_checkpoint(const std::filesystem::path& folder);
 
 // Returns the folders of steps after `step`, in their order, whether they can be read or not.
@@ -86,7 +86,7 @@ void set_latest(const std::filesystem::path& root, int64_t step);
 
 // The entry of state.json that holds the validation loss of a checkpoint's weights, if it is known.
 inline constexpr const char* kValidationLoss = "validation_loss";
-// How many samples that is the mean of.
+// The entry with the number of samples of that mean loss.
 inline constexpr const char* kValidationSamples = "validation_samples";
 
 struct ScoredCheckpoint {
@@ -95,19 +95,19 @@ struct ScoredCheckpoint {
   int64_t samples = 0;  // of that data
 };
 // Returns the checkpoints whose validation loss is known, the lowest loss first; of equal ones the
-// earliest. Folders that cannot be read are left out, and losses of other numbers of samples than
-// the newest one's.
+// earliest first. Leaves out folders that cannot be read, and losses over a different number of
+// samples from the newest one's.
 std::vector<ScoredCheckpoint> best_checkpoints(const std::filesystem::path& root);
 
-// Makes the link `root/best` lead to the first of best_checkpoints() up to `last_step`; without one
-// it removes the link. Warns, and changes nothing, where the file system has no links.
+// Makes the link `root/best` lead to the first of best_checkpoints() up to `last_step`; if there is
+// none, removes the link. Warns, and changes nothing, if the file system has no links.
 void link_best(const std::filesystem::path& root,
                int64_t last_step = std::numeric_limits<int64_t>::max());
 // Whether there is such a link.
 bool has_best(const std::filesystem::path& root);
 
-// Finds the checkpoint at `path`, or the latest one of the checkpoints in that folder. UserError
-// where it holds none, RunError as find_latest().
+// Returns the checkpoint at `path`, or the latest one of the checkpoints in that folder. Throws
+// UserError if there is none, RunError like find_latest().
 CheckpointRef checkpoint_at(const std::filesystem::path& path);
 
 // Makes the folder if it is missing. Throws UserError, which names `field`, if no checkpoint can be

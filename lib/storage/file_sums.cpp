@@ -107,8 +107,8 @@ void FileSums::check_file() const {
 }
 
 namespace {
-// Returns the checkpoint before the one that holds the file; "" if there is none. Steps of
-// other numbers of digits are not looked at.
+// Returns the checkpoint before the one that holds the file; "" if there is none. Ignores steps
+// with a different number of digits.
 std::string checkpoint_before(const fs::path& file) {
   const std::string own = file.parent_path().filename().string();
   std::string before;

@@ -1,5 +1,5 @@
-// Checksums of a file, in the text file `<file>.sums` beside it: the first line says
-// "xxh3-128 <block size> <size of the file>", and a line follows for each block of 4 MiB with its
+// Checksums of a file, in the text file `<file>.sums` beside it. The first line is
+// "xxh3-128 <block size> <size of the file>". A line follows for each block of 4 MiB with its
 // XXH3-128 in hexadecimal digits. The last block may be shorter. An empty file has no blocks.
 #pragma once
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace mtrain::storage {
 inline constexpr int64_t kSumsBlock = 4ll << 20;  // bytes
 
 std::filesystem::path sums_path(const std::filesystem::path& file);
-// Whether the text of a .sums file begins as mtrain's do. Other programs use the ending, too.
+// Whether the text of a .sums file begins like mtrain's. Other programs use the extension, too.
 bool is_sums_text(std::string_view text);
 
-// Makes the checksums of bytes that are given piece by piece.
+// Computes the checksums of bytes that are added piece by piece.
 class SumsBuilder {
  public:
   void add(const void* data, size_t bytes);
@@ -37,10 +37,10 @@ class SumsBuilder {
 // Reads the file and returns the content of its .sums file. Throws as RandomAccessFile does.
 std::string make_sums(const std::filesystem::path& file);
 
-// The checksums of a file, as its .sums file has them.
+// The checksums of a file, from its .sums file.
 class FileSums {
  public:
-  // Throws RunError, which names the .sums file, for a text of another form.
+  // Throws RunError, which names the .sums file, if the text has another format.
   FileSums(std::filesystem::path file, std::string_view text);
 
   int64_t bytes() const { return bytes_; }
@@ -49,7 +49,7 @@ class FileSums {
   int64_t size_of(int64_t block) const;
   // Throws RunError, which names the file and the bytes, unless this is the content of the block.
   void check(int64_t block, std::span<const std::byte> content) const;
-  // Reads the whole file and checks it. Throws RunError, also if its size is another.
+  // Reads the full file and checks it. Throws RunError, also if its size differs.
   void check_file() const;
 
  private:
@@ -58,7 +58,7 @@ class FileSums {
   std::vector<std::string> blocks_;
 };
 
-// Returns the error of a checkpoint's file that is not as it was saved.
+// Returns the error for a checkpoint's file that differs from what was saved.
 RunError damaged_file(const std::filesystem::path& file, const std::string& what);
 
 }  // namespace mtrain::storage

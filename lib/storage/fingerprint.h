@@ -1,4 +1,4 @@
-// Tells weights on disk apart without reading them: ranks on several hosts compare what they see.
+// Identifies weights on disk without reading them: ranks on several hosts compare what they see.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,9 +7,10 @@
 
 namespace mtrain::storage {
 
-// Returns a text that is the same for the same files: how many they are and how large, a hash of
-// the names, types, shapes and places of their tensors, and one of their checksums or, for files
-// without these, of the first and the last 256 bytes of each tensor. Reads no more of the data.
+// Returns a text that is the same for the same files. It has their number and size, and a hash of
+// the names, types, shapes and offsets of their tensors. A second hash is of their checksums or,
+// for files without these, of the first and the last 256 bytes of each tensor. Other data is not
+// read.
 std::string weights_fingerprint(const std::vector<const SafetensorsReader*>& files);
 
 }  // namespace mtrain::storage

@@ -10,14 +10,14 @@
 namespace mtrain::storage {
 namespace {
 
-// Elements that a thread reads and looks at while they are in its cache: 256 KiB of fp32.
+// Elements that a thread reads and checks while they are in its cache: 256 KiB of fp32.
 constexpr int64_t kChunk = 64 << 10;
 constexpr unsigned kMostThreads = 4;  // for each rank of a host
 
 constexpr uint32_t kExponent = 0x7f800000u;  // all its bits: infinite, or not a number
 bool is_finite(float value) { return (std::bit_cast<uint32_t>(value) & kExponent) != kExponent; }
 
-// Without a branch in the loop, so that the compiler makes vectors of it.
+// Without a branch in the loop, since the compiler must vectorize it.
 bool all_finite(const float* values, int64_t count) {
   uint32_t bad = 0;
   for (int64_t i = 0; i < count; ++i) bad |= uint32_t(!is_finite(values[i]));

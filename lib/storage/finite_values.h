@@ -1,4 +1,4 @@
-// Values of another source that are looked at as they are read.
+// Values of another source that are checked when they are read.
 #pragma once
 #include <string>
 #include <string_view>
@@ -8,10 +8,10 @@
 
 namespace mtrain::storage {
 
-// Reads what `from` has, which must outlive it. A value that is not finite is an error that names
-// its tensor and element: a UserError in a model that the user gives, a RunError in a checkpoint,
-// which no run can have saved so. A long run of elements is read by several threads: pages that the
-// system has in memory, and their conversion to fp32, take as long as a core needs.
+// Reads from `from`, which must outlive this object. A value that is not finite is an error that
+// names its tensor and element. It is a UserError in a model that the user gives, and a RunError in
+// a checkpoint, since no run saves such values. Several threads read a long run of elements: if its
+// pages are in memory, one core limits the reading and the conversion to fp32.
 class FiniteValues : public ValueSource {
  public:
   enum class Of { given_model, checkpoint };

@@ -29,7 +29,7 @@ namespace {
 constexpr const char* kName = ".lock";
 constexpr size_t kMostBytes = 4096;  // of the file that are read
 
-// Who holds a folder, as its file says.
+// The owner of a folder, as written in its file.
 struct Owner {
   std::string kind;  // lock or lease
   std::string host, started, job;
@@ -46,7 +46,7 @@ std::string print(const Owner& o) {
 Owner parse(const std::string& text) {
   Owner o;
   for (std::string line : split(text, '\n')) {
-    // Another program may have written the file, and its text goes to a terminal.
+    // Another program may have written the file, and its text is printed to a terminal.
     std::ranges::replace_if(
         line, [](char c) { return uint8_t(c) < ' ' || c == 127; }, '?');
     const size_t blank = std::min(line.find(' '), line.size());
@@ -92,7 +92,8 @@ bool same_file(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-// Locks are of the open file, not of the process: two runs in one process exclude each other, too.
+// A lock belongs to the open file, not to the process: two runs in one process exclude each other,
+// too.
 int lock_file(int fd, int16_t type = F_WRLCK) {
   struct flock whole {};
   whole.l_type = type;
@@ -108,7 +109,7 @@ std::chrono::nanoseconds mtime(const struct stat& info) {
   return std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
 }
 
-// Whether the owner was a process of this host that is gone.
+// Whether the owner was a process of this host that has ended.
 bool is_gone(const Owner& owner) {
   return owner.pid > 0 && owner.host == host_name() && owner.pids == pid_namespace() &&
          !process_lives(owner.pid);
@@ -192,7 +193,7 @@ void FolderLock::State::make_folder() {
 // Returns the other owner; nothing if the folder is ours now.
 std::optional<Owner> FolderLock::State::try_take() {
   constexpr int kFlags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-  // Files that disappear while they are looked at, because another run ends, are not there.
+  // A file may disappear at any time because another run ends; the loop then tries again.
   constexpr int kTries = 100;
   for (int i = 0; i < kTries; ++i) {
     int opened = ::open(file.c_str(), kFlags | O_CREAT | O_EXCL, 0644);
@@ -223,7 +224,7 @@ std::optional<Owner> FolderLock::State::try_take() {
 }
 
 // Takes the folder by its open file, sets fd, and returns nothing. Or returns the other owner. Or
-// returns nothing without setting fd: the file is another one by now.
+// returns nothing without setting fd: the file has been replaced in the meantime.
 std::optional<Owner> FolderLock::State::take_file(int opened, bool created) {
   if (!created && lease && read_text(opened) == print(self)) {
     fd = opened;  // it is still ours: a failing file system had hidden that
@@ -242,7 +243,7 @@ std::optional<Owner> FolderLock::State::take_file(int opened, bool created) {
         !same_file(held, named))
       return std::nullopt;
     const Owner owner = parse(read_text(opened));
-    // A host whose file system has locks respects a lease, and the other way round.
+    // A host whose file system has locks respects a lease, and vice versa.
     if ((by_lease || owner.kind == "lease") && !is_stale(opened, owner)) return owner;
     if (by_lease) {
       take_over(opened);
@@ -263,7 +264,7 @@ bool FolderLock::State::is_stale(int opened, const Owner& owner) const {
   return file_system_now() - mtime(info) > (is_predecessor(owner) ? options.wait : options.stale);
 }
 
-// The time of the file system's own clock: those of hosts may differ.
+// The time of the file system's own clock, since clocks of hosts may differ.
 std::chrono::nanoseconds FolderLock::State::file_system_now() const {
   std::string name = file.string() + ".XXXXXX";
   const int probe = ::mkostemp(name.data(), O_CLOEXEC);
@@ -276,8 +277,8 @@ std::chrono::nanoseconds FolderLock::State::file_system_now() const {
   return known ? mtime(info) : std::chrono::system_clock::now().time_since_epoch();
 }
 
-// Removes a stale lease. Another start may have done so first, and have put its own file there.
-// That file is put back.
+// Removes a stale lease. Another start may have done so first and made its own file; that file is
+// put back.
 void FolderLock::State::take_over(int opened) const {
   struct stat stale {
   }, moved{};
@@ -289,8 +290,8 @@ void FolderLock::State::take_over(int opened) const {
   ::unlink(aside.c_str());
 }
 
-// Whether the file in the folder is the one that was taken; nothing if the file system fails, and
-// that cannot be told. Call it with the mutex held.
+// Whether the file in the folder is the one that was taken; nothing if a failing file system hides
+// this. Call it with the mutex held.
 std::optional<bool> FolderLock::State::is_ours() const {
   const auto failed = [] {
     const bool gone = errno == ENOENT || errno == ENOTDIR || errno == ESTALE;
@@ -309,7 +310,7 @@ std::optional<bool> FolderLock::State::is_ours() const {
   return text == print(self);
 }
 
-// Sets `lost` if the folder has got another owner. Call it with the mutex held.
+// Sets `lost` if the folder has a new owner. Call it with the mutex held.
 void FolderLock::State::check() {
   if (!lost.empty() || is_ours().value_or(true)) return;
   std::error_code error;
@@ -363,11 +364,11 @@ FolderLock::FolderLock(const fs::path& folder, FolderLockOptions options)
             .pid = ::getpid(),
             .attempt = s.options.attempt};
   s.make_folder();
-  // An owner that has just made its file soon writes its name into it.
+  // An owner that has just made its file writes its name into it shortly afterwards.
   constexpr std::chrono::milliseconds kPause{20}, kUntilNamed{1000};
   const auto began = std::chrono::steady_clock::now();
   while (const auto owner = s.try_take()) {
-    // A lease becomes stale that long after its last renewal, which may have been a moment ago.
+    // A predecessor's lease becomes stale `wait` after its last renewal, maybe just now.
     const auto until_ended = s.options.wait + (owner->kind == "lease" ? 2 : 0) * s.options.renew;
     const auto patience = owner->host.empty()        ? kUntilNamed
                           : s.is_predecessor(*owner) ? until_ended
@@ -390,7 +391,7 @@ FolderLock::~FolderLock() {
   s.wake.notify_all();
   s.renewer.join();
   if (s.is_ours().value_or(false)) ::unlink(s.file.c_str());
-  // Explicitly, since a child that has not yet become another program has the open file, too.
+  // Explicitly, since a forked child has the open file, too, until it executes another program.
   if (s.fd >= 0 && !s.lease) lock_file(s.fd, F_UNLCK);
   if (s.fd >= 0) ::close(s.fd);
   if (s.made_folder) ::rmdir(s.folder.c_str());

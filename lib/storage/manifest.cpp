@@ -47,7 +47,7 @@ std::vector<std::string> files_in(const fs::path& folder) {
 
 bool is_sums(const std::string& name) { return name.ends_with(kSumsEnd); }
 
-// Whether a folder has checksums, though its manifest may no longer say so.
+// Whether a folder has checksums, even if its damaged manifest no longer lists them.
 bool shows_sums(const fs::path& folder, const std::string& text) {
   if (text.find(kChecksum) != std::string::npos || text.find(kSumsHashes) != std::string::npos)
     return true;

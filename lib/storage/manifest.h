@@ -1,6 +1,6 @@
 // manifest.json of a checkpoint's folder: the step, every file with its size, and a hash of every
-// .sums file. The key `checksum` holds a hash of the manifest itself, computed with zeros in place
-// of its digits. Folders of earlier versions have sizes alone.
+// .sums file. The key `checksum` holds a hash of the manifest itself, computed with zeros instead
+// of its digits. Folders of earlier versions have only sizes.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -10,8 +10,8 @@
 namespace mtrain::storage {
 
 inline constexpr const char* kManifest = "manifest.json";
-// The copy of the recipe beside state.json, which has the recipe itself. The copy may be changed or
-// lost, so neither its size nor its content is checked.
+// A readable copy of the recipe; state.json has the recipe itself. The copy may be changed or lost,
+// so neither its size nor its content is checked.
 inline constexpr const char* kRecipeCopy = "recipe.yaml";
 
 struct Manifest {
@@ -29,8 +29,7 @@ bool has_own_manifest(const std::filesystem::path& folder);
 // damaged.
 Manifest read_manifest(const std::filesystem::path& folder);
 
-// Writes the manifest of the files that are in the folder, and the .sums files that are not there
-// yet. Throws RunError.
+// Writes the manifest of the files in the folder, and the missing .sums files. Throws RunError.
 void write_manifest(const std::filesystem::path& folder, int64_t step);
 
 // Returns the checked content of the .sums file of `name`, a file in the folder. Throws RunError if

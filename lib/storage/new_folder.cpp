@@ -36,7 +36,7 @@ RunError cannot(const char* verb, const fs::path& path, int error) {
                   full ? "free some space or choose another folder" : "");
 }
 
-// Removes what processes of this host that have died left of `final_path`.
+// Removes the temporary folders of `final_path` that dead processes of this host have left.
 void remove_stale(const fs::path& final_path) {
   const std::string begin = final_path.filename().string() + kTemporary, end = "-" + host_name();
   std::vector<fs::path> stale;
@@ -83,7 +83,7 @@ NewFolder::NewFolder(const fs::path& final_path)
   make_folders(folder_of(final_));
   remove_stale(final_);  // first, since their space may be needed
   std::error_code error;
-  fs::remove_all(path_, error);  // of an earlier process with this id
+  fs::remove_all(path_, error);  // left by an earlier process with this id
   fs::create_directory(path_, error);
   if (error) throw cannot("create", path_, error.value());
 }
@@ -97,7 +97,7 @@ NewFolder::~NewFolder() {
 void NewFolder::commit() {
   MT_CHECK(!committed_, "commit() called twice");
   sync_tree(path_);
-  // Renaming a folder replaces an empty folder, and nothing else.
+  // Renaming a folder replaces only an empty folder.
   if (std::rename(path_.c_str(), final_.c_str()) != 0) throw cannot("make", final_, errno);
   committed_ = true;
   sync_directory(folder_of(final_));

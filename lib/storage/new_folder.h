@@ -1,16 +1,16 @@
-// A folder that appears under its name whole or not at all.
+// A folder that appears under its name completely or not at all.
 #pragma once
 #include <filesystem>
 
 namespace mtrain::storage {
 
-// Files are written into path(), a folder beside the new one; commit() syncs them and renames it.
-// Without commit() it is removed. What killed processes of this host left of the same folder is
-// removed at the start, with a warning.
+// Files are written into path(), a temporary folder beside the new one; commit() syncs them and
+// renames it. Without commit() it is removed. The constructor removes temporary folders that killed
+// processes of this host have left, with a warning.
 class NewFolder {
  public:
-  // Throws UserError if something is there already; an empty folder is replaced. Throws RunError if
-  // the folder beside it cannot be made.
+  // Throws UserError if the path exists and is not an empty folder. Throws RunError if the
+  // temporary folder cannot be made.
   explicit NewFolder(const std::filesystem::path& final_path);
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
@@ -18,8 +18,8 @@ class NewFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  // Makes the folder and all files in it durable under the final name. Throws RunError, and leaves
-  // what is there, if something has come to that name since, or the disk fails.
+  // Makes the folder and all files in it durable under the final name. Throws RunError, and changes
+  // nothing under that name, if another file has got the name since, or the disk fails.
   void commit();
 
  private:
@@ -27,11 +27,10 @@ class NewFolder {
   bool committed_ = false;
 };
 
-// Makes the folder and those above it that are missing, and makes their names durable. Throws
-// RunError.
+// Makes the folder and its missing parents, and makes their names durable. Throws RunError.
 void make_folders(const std::filesystem::path& folder);
 
-// Throws UserError unless nothing is at `path`, or an empty folder.
+// Throws UserError unless `path` does not exist or is an empty folder.
 void require_absent(const std::filesystem::path& path);
 
 }  // namespace mtrain::storage

@@ -22,7 +22,7 @@
 
 namespace mtrain::storage {
 
-// A tensor that is to be written.
+// A tensor to write.
 struct TensorInfo {
   std::string name;
   DType dtype = DType::f32;
@@ -37,17 +37,17 @@ using Metadata = std::map<std::string, std::string>;
 struct StoredTensor {
   std::string name;
   std::string_view type;         // the format's name of the element type: "BF16", "F8_E4M3", "I16"
-  std::optional<DType> dtype;    // the same as a type of mtrain's; absent if there is none
+  std::optional<DType> dtype;    // the same type in mtrain; absent if there is none
   std::vector<int64_t> shape;    // of any rank
   int64_t begin = 0, bytes = 0;  // bytes from the file's start, and of its data
 
   int64_t count() const;  // elements
 };
 
-// The constructor checks everything that the header says; a damaged file is a UserError that names
-// the file and the tensor. It takes every type and rank of the format: what mtrain cannot compute
-// with is refused when it is read. A checkpoint's file is checked by its checksums, as CheckedFile
-// says. Several threads may read at once.
+// The constructor checks the full header. A damaged file is a UserError that names the file and the
+// tensor. It accepts every type and rank of the format; read() refuses those that mtrain cannot
+// compute with. A checkpoint's file is checked by its checksums (CheckedFile). Several threads may
+// read at the same time.
 class SafetensorsReader : public ValueSource {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
@@ -63,12 +63,12 @@ class SafetensorsReader : public ValueSource {
   const StoredTensor& info(std::string_view name) const;
   Shape shape(std::string_view name) const override;
   std::string origin(std::string_view name) const override;
-  // Takes tensors of F32, BF16, F16 and F64, which is rounded to fp32.
+  // Accepts tensors of F32, BF16, F16 and F64; F64 is rounded to fp32.
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override;
   // Copies bytes [first, first + bytes) of the tensor's data, of any type.
   void read_bytes(std::string_view name, int64_t first, int64_t bytes, void* to) const;
 
-  // Returns how many bytes of data were read so far. The header does not count.
+  // Returns how many bytes of data were read so far, without the header.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
@@ -81,24 +81,25 @@ class SafetensorsReader : public ValueSource {
   mutable std::atomic<int64_t> bytes_read_{0};
 };
 
-// Takes the names, dtypes and shapes first, then the data in that order. The file appears whole at
-// commit(), or not at all. Its data begins on a multiple of 8 bytes; wider dtypes must be declared
-// before narrower ones, so that every tensor is aligned.
+// Takes the names, dtypes and shapes first, then the data in that order. The file appears
+// completely at commit(), or not at all. Its data begins on a multiple of 8 bytes. To align every
+// tensor, wider dtypes must be declared before narrower ones.
 class SafetensorsWriter {
  public:
   enum class Sums { none, beside };
 
-  // With `sums`, commit() also writes the checksums of the file, beside it.
+  // With Sums::beside, commit() also writes the checksums of the file, beside it.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
                     const Metadata& metadata = {}, Sums sums = Sums::none);
 
   void write(std::string_view name, ConstSpan host);
   // Copies the tensor through the host piece by piece, and waits for the work on `stream`. Calls
-  // `after_piece` after each piece of some MiB.
+  // `after_piece` after each piece of 16 MiB.
   void write(std::string_view name, const Tensor& tensor, Stream& stream,
              const std::function<void()>& after_piece = {});
 
-  // Writes the next elements of a tensor, whose parts follow each other until it is whole.
+  // Writes the next elements of a tensor. The parts of a tensor must follow each other until it is
+  // complete.
   void write_part(std::string_view name, const Tensor& part, Stream& stream,
                   const std::function<void()>& after_piece = {});
   void write_part(std::string_view name, ConstSpan host);
@@ -119,7 +120,7 @@ class SafetensorsWriter {
   std::optional<SumsBuilder> sums_;
   std::vector<TensorInfo> tensors_;
   size_t next_ = 0;
-  int64_t missing_ = 0;  // elements of the last tensor begun that write_part() has not been given
+  int64_t missing_ = 0;  // elements of the current tensor that write_part() has not got yet
 };
 
 }  // namespace mtrain::storage

@@ -27,8 +27,8 @@ constexpr const char* kDequantize =
 constexpr const char* kLoadPickle =
     "load them into the model in transformers, then save_pretrained(), which writes safetensors";
 
-// What a folder holds instead of a model's weights as safetensors, and what converts it. The first
-// row that fits is told.
+// What a folder holds instead of a model's weights as safetensors, and what converts it. The error
+// reports the first row that fits.
 struct Foreign {
   const char *begin, *end;  // how the name of one of its files begins and ends
   const char *what, *hint;
@@ -83,7 +83,7 @@ void refuse_foreign(const fs::path& folder, const std::set<std::string>& names, 
 }
 
 bool is_weights(const std::string& name) {
-  // Some publishers put their own form of the weights beside that of transformers, in one file.
+  // Some publishers add a file with the weights in their own format to the files of transformers.
   return name.ends_with(".safetensors") && !name.starts_with("consolidated");
 }
 
@@ -128,7 +128,7 @@ SafetensorsFolder::SafetensorsFolder(fs::path folder) : path_(std::move(folder))
     throw UserError(fmt::format("{} holds no {} and no {}", path_.string(), kModelFile, kIndexFile),
                     "give the folder of a model, which holds its config.json and its weights");
   }
-  // Such files may be a part of another model, or show that the folder was not copied whole.
+  // Other files may be a part of another model, or show that the folder was not copied completely.
   for (const std::string& name : names)
     if (is_weights(name) && std::ranges::none_of(files_, [&](const auto& file) {
           return file->path().filename() == name;
@@ -153,7 +153,7 @@ void SafetensorsFolder::open_shards() {
   std::set<std::string> names;
   for (const auto& [tensor, file] : listed) names.insert(file);
   std::vector<std::string> problems;
-  std::map<std::string, std::string> found;  // the file in which a tensor lies
+  std::map<std::string, std::string> found;  // the file that holds a tensor
   std::set<std::string> absent;
   for (const std::string& name : names) {
     std::error_code error;

@@ -1,5 +1,5 @@
 // The weights in a Hugging Face folder: one model.safetensors, or shards and
-// model.safetensors.index.json, which says in which shard each tensor lies
+// model.safetensors.index.json, which maps each tensor to its shard
 // (https://huggingface.co/docs/transformers/main/big_models).
 #pragma once
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace mtrain::storage {
 inline constexpr const char *kModelFile = "model.safetensors",
                             *kIndexFile = "model.safetensors.index.json";
 
-// The constructor reads the headers of all files. It throws UserError where a shard is absent, or
-// one lies there that the index does not name, or index and shards disagree about a tensor; all
-// disagreements are listed. Folders of adapters, and of weights in other forms than safetensors,
-// are refused with what converts them. Several threads may read at once.
+// The constructor reads the headers of all files. It throws UserError if a shard is absent, if the
+// index does not name a shard, or if index and shards disagree about a tensor; it lists all
+// disagreements. Folders of adapters, and of weights in other formats than safetensors, are
+// refused; the error names a conversion. Several threads may read at the same time.
 class SafetensorsFolder : public ValueSource {
  public:
   explicit SafetensorsFolder(std::filesystem::path folder);

@@ -120,7 +120,7 @@ class HeaderParser {
     return bits / 8;
   }
 
-  // Checks that the tensors cover the data exactly: no overlap, no hole, nothing left at the end.
+  // Checks that the tensors cover the data exactly: no overlap, no gap, no bytes left at the end.
   void check_cover() {
     std::ranges::stable_sort(result_.tensors, {},
                              [](const StoredTensor& t) { return std::pair(t.begin, t.bytes); });

@@ -1,4 +1,4 @@
-// Parses the JSON header of safetensors files, apart from their data.
+// Parses the JSON header of safetensors files, without their data.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -16,7 +16,7 @@ struct SafetensorsHeader {
   Metadata metadata;
 };
 
-// `text` is the JSON of a file that has `data_bytes` bytes behind it. Throws UserError, which names
+// `text` is the JSON of a file that has `data_bytes` bytes after it. Throws UserError, which names
 // `path` and the tensor, unless the tensors are sound and cover the data exactly.
 SafetensorsHeader parse_safetensors_header(const std::filesystem::path& path, std::string_view text,
                                            int64_t data_bytes);

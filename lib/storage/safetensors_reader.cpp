@@ -15,7 +15,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
 
 constexpr int64_t kLargestHeader = 100'000'000;  // the format's own limit
-constexpr int64_t kPieceBytes = 128 << 10;       // read at a time for a conversion, within caches
+constexpr int64_t kPieceBytes = 128 << 10;       // read at a time for a conversion; fits in caches
 
 std::string tensor_named(std::string_view name) { return fmt::format("tensor `{}`", name); }
 

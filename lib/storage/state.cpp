@@ -30,7 +30,7 @@ void TrainState::save(const std::filesystem::path& path) const {
   json values = json::object();
   for (const auto& [key, value] : values_)
     std::visit([&, &name = key](const auto& v) { values[name] = v; }, value);
-  // Bytes of a path that are not UTF-8 must not end a save.
+  // Bytes of a path that are not UTF-8 must not make a save fail.
   const std::string text = json{{"format", kFormat}, {"values", values}}.dump(
       2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
   write_file_atomic(path, text + "\n");

@@ -1,5 +1,5 @@
-// The few named values that a resumed run needs besides its tensors. The file is JSON with a format
-// number.
+// The named values that a resumed run needs in addition to its tensors. The file is JSON with a
+// format number.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -21,13 +21,13 @@ class TrainState {
 
   bool contains(std::string_view key) const { return values_.find(key) != values_.end(); }
 
-  // These throw UserError, which names the file of the state, if it has no such key or a value of
-  // another type.
+  // These throw UserError, which names the file of the state, if the key is missing or its value
+  // has another type.
   int64_t integer(std::string_view key) const;
   const std::string& text(std::string_view key) const;
 
   void save(const std::filesystem::path& path) const;
-  // Throws UserError if the file cannot be read or is of another format, RunError if it is damaged.
+  // Throws UserError if the file cannot be read or has another format, RunError if it is damaged.
   static TrainState load(const std::filesystem::path& path);
 
  private:

@@ -1,5 +1,5 @@
-// Named tensors whose values are read piece by piece, as fp32: where the weights of a model come
-// from. Checkpoints and Hugging Face folders are such sources.
+// Named tensors whose values are read piece by piece, as fp32: a source of a model's weights, such
+// as a checkpoint or a Hugging Face folder.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -21,15 +21,16 @@ class ValueSource {
   virtual bool contains(std::string_view name) const = 0;
   // Throws UserError for an unknown name, and for more dimensions than a Shape has.
   virtual Shape shape(std::string_view name) const = 0;
-  // Returns how messages call the tensor: with its file, and the name that it has there.
+  // Returns the tensor's name in messages: its file, and its name in that file.
   virtual std::string origin(std::string_view name) const {
     return fmt::format("tensor `{}`", name);
   }
   // Whether read() throws UserError for a value that is not finite.
   virtual bool finite() const { return false; }
   // Writes elements [first, first + count) of the tensor, in row-major order, to values[0, count).
-  // Throws UserError for an unknown name and for a type that has no value in fp32, RunError for
-  // data that cannot be read; both name the tensor and its file. Several threads may read at once.
+  // Throws UserError for an unknown name and for a type that cannot become fp32, RunError for data
+  // that cannot be read; both name the tensor and its file. Several threads may read at the same
+  // time.
   virtual void read(std::string_view name, int64_t first, int64_t count, float* values) const = 0;
 };
 
