@@ -28,7 +28,7 @@ struct Encoded {
   bool ends_document = true, validation = false;
   bool text = false;  // of a text file
   int64_t bytes_through = 0, bad_lines = 0, without_token = 0;
-  // Thrown when this chunk is the next to write, so that the first error of the input is reported.
+  // Thrown when this chunk is the next to write: the first error of the input must be reported.
   std::exception_ptr error;
 };
 
@@ -37,8 +37,9 @@ struct LineFault {
   std::string why, hint = "mend the line, or leave such lines out: --skip-bad-lines";
 };
 
-// Describes an object without a text in a field which is asked for, and the option that reads it.
-// `pairs`: the fields are those of prompts and answers. `earlier`: lines before it had the fields.
+// Describes an object that has no text in the requested field, and the option that reads the
+// object. `pairs`: the fields are those of prompts and answers. `earlier`: lines before it had the
+// fields.
 LineFault fault_of_object(const nlohmann::json& object, const std::string& field, bool pairs,
                           bool earlier) {
   for (const char* turns : {"messages", "conversations"})
@@ -54,7 +55,7 @@ LineFault fault_of_object(const nlohmann::json& object, const std::string& field
                                object[longest].get_ref<const std::string&>().size())
       longest = key;
   }
-  std::string other;  // what the field is instead
+  std::string other;  // the type of the field's value, if it is not a text
   if (const auto found = object.find(field); found != object.end()) {
     const std::string type = found->type_name();
     const char* article = found->is_null() ? "" : type[0] == 'a' || type[0] == 'o' ? "an " : "a ";
@@ -151,8 +152,8 @@ class Builder {
  private:
   bool pairs() const { return fields_.size() == 2; }  // of prompts and answers
 
-  // Every thread takes the next chunk, encodes it, and writes the chunks that are next in order. A
-  // thread that is ahead of the writing by more than the window waits, which bounds the memory.
+  // Every thread takes the next chunk, encodes it, and writes the chunks that are next in order. To
+  // bound the memory, a thread waits if it is ahead of the writing by more than the window.
   void work() {
     Chunk chunk;
     while (take(chunk)) {
@@ -234,7 +235,7 @@ class Builder {
       const bool earlier = chunk.first_line > 1 || !out.ends.empty();
       const auto texts = texts_of_line(line, fields_, earlier, fault);
       if (texts) {
-        size_t before = 0;  // the text that is learnt: the last
+        size_t before = 0;  // where the last text begins; the labels are in it
         for (size_t i = 0; i < texts->size(); ++i) {
           before = out.tokens.size();
           tokenizer_.encode((*texts)[i], out.tokens);
@@ -251,7 +252,7 @@ class Builder {
     }
   }
 
-  // The part to which a document goes is chosen at its first token, and kept in later chunks.
+  // The part of a document is chosen at its first token, and kept in later chunks.
   void write(const Encoded& encoded) {
     size_t begin = 0;
     for (size_t i = 0; i < encoded.ends.size(); ++i) {
@@ -276,7 +277,7 @@ class Builder {
     report();
   }
 
-  // `labels` holds for pairs alone.
+  // `labels` is used only for pairs.
   void add_tokens(std::span<const int32_t> tokens, std::span<const uint8_t> labels) {
     if (pairs())
       open_->add_tokens(tokens, labels);
@@ -354,7 +355,7 @@ class Builder {
   std::exception_ptr error_;
   const std::vector<std::filesystem::path> prefixes_;
   std::vector<std::unique_ptr<IndexedDatasetWriter>> writers_;
-  IndexedDatasetWriter* open_ = nullptr;  // the part to which the open document goes
+  IndexedDatasetWriter* open_ = nullptr;  // the part that gets the open document
   bool text_ = false;                     // a part of the input is a text file
   int64_t documents_ = 0, bytes_ = 0, bad_lines_ = 0, without_token_ = 0;
 };

@@ -18,14 +18,14 @@ enum class InputFormat {
 
 // How a text file divides into documents. Separators are dropped; lines keep their line feeds.
 enum class DocumentSplit {
-  file,        // the whole file is one document
-  blank_line,  // documents stand between blank lines
-  separator,   // documents stand between lines that are exactly BuildOptions::separator
+  file,        // the file is one document
+  blank_line,  // blank lines separate documents
+  separator,   // lines that are exactly BuildOptions::separator separate documents
 };
 
 // Which documents are held out for validation.
 enum class ValidationSplit {
-  documents,  // a random draw for each document, a function of the seed and its number alone
+  documents,  // a random draw for each document, which depends only on the seed and its number
   tail,       // the end of the input, cut between documents; at a line if a file is one document
 };
 
@@ -34,9 +34,9 @@ struct BuildOptions {
   std::filesystem::path output;               // prefix of the .bin/.idx pair
   InputFormat format = InputFormat::automatic;
   std::string json_field = "text";
-  // For supervised fine-tuning: a JSON line holds a prompt and its answer, which is encoded by
-  // itself behind it. A mask is written, by which the tokens of answers and their ends count as
-  // labels. Both empty: a line holds a text.
+  // For supervised fine-tuning: a JSON line holds a prompt and its answer. The answer is encoded
+  // separately and follows the prompt. A mask is written: only the tokens of answers and their ends
+  // count as labels. Both empty: a line holds a text.
   std::string prompt_field, answer_field;
   DocumentSplit split = DocumentSplit::file;
   std::string separator = "%";
@@ -46,10 +46,10 @@ struct BuildOptions {
   double validation_fraction = 0;
   ValidationSplit validation_split = ValidationSplit::documents;
   uint64_t seed = 0;
-  // Counts the JSON lines that cannot be used, instead of stopping at the first.
+  // Counts the JSON lines that cannot be used, and does not stop at the first.
   bool skip_bad_lines = false;
   int threads = 0;  // 0: one per core
-  // The input that a thread encodes at a time. The files depend on neither threads nor chunks.
+  // The input that a thread encodes at a time. Neither threads nor chunks change the files.
   int64_t chunk_bytes = int64_t(1) << 20;
 };
 
@@ -68,13 +68,13 @@ struct BuildResult {
   int64_t without_token = 0;  // JSON lines whose text, or answer, has no token
 };
 
-// Returns the prefixes of the token files that the options ask for: one, or {train, valid}.
+// Returns the prefixes of the requested token files: one, or {train, valid}.
 std::vector<std::filesystem::path> output_prefixes(const BuildOptions& options);
 
 // Builds the token files of `options.inputs`. Memory is bounded by threads * chunk_bytes, and by
 // the longest JSON line or the longest document that the tokenizer cannot cut
-// (Tokenizer::safe_cut). `progress` is called after each chunk, by one thread at a time, and at
-// last with all bytes done; if it throws, the build ends and writes nothing. Throws UserError for
+// (Tokenizer::safe_cut). `progress` is called after each chunk, by one thread at a time, and at the
+// end with all bytes done. If it throws, the build ends and writes nothing. Throws UserError for
 // wrong inputs or options and for a bad line (with file:line), else RunError.
 BuildResult build_dataset(const BuildOptions& options, const Tokenizer& tokenizer,
                           const std::function<void(const BuildProgress&)>& progress = {});

@@ -25,7 +25,7 @@ bool is_separator(std::string_view line, const BuildOptions& options) {
   return false;
 }
 
-// Calls f(begin, end) for each line, line feed included, until f returns true.
+// Calls f(begin, end) for each line, including its line feed, until f returns true.
 template <class F>
 void for_each_line(std::string_view text, size_t from, F&& f) {
   while (from < text.size()) {
@@ -103,8 +103,8 @@ bool ChunkReader::fill(size_t bytes) {
 }
 
 // Returns where the chunk at the start of the buffer ends: at the end of a document if there is
-// one, else at a place within a document that the tokenizer allows. Reads on until there is such a
-// place.
+// one, else at a place within a document that the tokenizer allows. Reads more until there is such
+// a place.
 size_t ChunkReader::find_cut(bool& ends_document) {
   ends_document = true;
   for (size_t want = size_t(options_.chunk_bytes);; want *= 2) {

@@ -1,5 +1,5 @@
 // Cuts input files into chunks that can be tokenized independently of each other. The chunks and
-// their order depend on the options alone.
+// their order depend only on the options.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -18,9 +18,9 @@ struct Chunk {
   std::filesystem::path file;
   InputFormat format = InputFormat::text;
   int64_t first_line = 1;     // the line of `file` in which `text` begins
-  int64_t first_byte = 0;     // the place in `file` where `text` begins
-  bool ends_document = true;  // false: this chunk's last document goes on in the next chunk
-  bool validation = false;    // lies in the part that ValidationSplit::tail holds out
+  int64_t first_byte = 0;     // the byte of `file` at which `text` begins
+  bool ends_document = true;  // false: this chunk's last document continues in the next chunk
+  bool validation = false;    // in the part that ValidationSplit::tail holds out
   int64_t bytes_through = 0;  // input bytes up to the end of this chunk
 };
 
@@ -33,7 +33,7 @@ class ChunkReader {
 
  private:
   void open(size_t input);
-  // Reads on until the buffer holds `bytes`; returns false if the file ends before.
+  // Reads until the buffer holds `bytes`; returns false if the file ends before.
   bool fill(size_t bytes);
   size_t find_cut(bool& ends_document);
   size_t find_tail_cut(size_t from, bool& ends_document);
@@ -44,8 +44,8 @@ class ChunkReader {
   std::vector<int64_t> sizes_;
   int64_t bytes_total_ = 0, bytes_done_ = 0, tail_begin_ = 0;  // input bytes
   size_t file_ = 0;
-  std::optional<RandomAccessFile> input_;  // the open one of the files
-  int64_t input_at_ = 0;                   // bytes of it that were read
+  std::optional<RandomAccessFile> input_;  // the open file
+  int64_t input_at_ = 0;                   // how many of its bytes were read
   bool in_tail_ = false, mid_document_ = false;
   InputFormat format_ = InputFormat::text;
   int64_t line_ = 1, byte_ = 0, number_ = 0;

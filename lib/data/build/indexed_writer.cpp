@@ -40,12 +40,12 @@ class BufferedFile {
     put_out(buffer_.data(), buffer_.size());
     buffer_.clear();
   }
-  void prepare() {  // writes all of the file to the disk, under its temporary name
+  void prepare() {  // writes the full file to the disk, under its temporary name
     flush();
     file_.prepare();
   }
   void commit() { file_.commit(); }
-  std::string hash() const { return hash_.hex(); }  // of what has left the buffer
+  std::string hash() const { return hash_.hex(); }  // of the bytes that have left the buffer
 
  private:
   void put_out(const char* data, size_t bytes) {
@@ -58,8 +58,8 @@ class BufferedFile {
   std::vector<char> buffer_;
 };
 
-// A list of values on the disk. Its file lies beside the result and has no name, so that nothing is
-// left behind.
+// A list of values on the disk. Its file is in the folder of the result and has no name; therefore
+// nothing remains if the process dies.
 template <class T>
 class Spill {
  public:
@@ -231,9 +231,9 @@ void IndexedDatasetWriter::prepare() {
 void IndexedDatasetWriter::finish() {
   State& s = *state_;
   if (!s.prepared) prepare();
-  // The older hashes and index are removed first, so that neither ever lies beside the tokens or
-  // the mask of another build. An error is ignored here: a file that cannot be removed cannot be
-  // replaced either, which throws.
+  // The older hashes and index are removed first: they must never be beside the tokens or the mask
+  // of another build. An error is ignored here: a file that cannot be removed cannot be replaced
+  // either, and that throws.
   std::error_code error;
   fs::remove(hash_path(s.prefix), error);
   fs::remove(s.idx, error);

@@ -23,7 +23,8 @@ fs::path with_word(const fs::path& file, const char* word) {
   return other.replace_extension(word + file.extension().string());
 }
 
-// Names the files which the commands write. None is the input itself, which the shell would empty.
+// These name the output files of the commands. No output is the input itself: the shell would empty
+// it.
 fs::path as_utf8(const fs::path& file) { return with_word(file, ".utf8"); }
 fs::path as_json_lines(const fs::path& file) { return file.string() + ".jsonl"; }
 fs::path as_text(const fs::path& file) {
@@ -52,7 +53,7 @@ std::string quoted(const fs::path& path) {
   return word + "'";
 }
 
-// A signature of letters alone may begin a text, too. Therefore the bytes after it count.
+// A signature of only letters may begin a text, too. Therefore the bytes after it count.
 bool begins_binary(std::string_view rest) {
   return !rest.empty() && uint8_t(rest[0]) < 0x20 && !std::isspace(uint8_t(rest[0]));
 }
@@ -63,7 +64,7 @@ bool begins_digit(std::string_view rest) { return !rest.empty() && std::isdigit(
 
 struct Format {
   std::string_view signature;
-  bool (*fits)(std::string_view rest);  // whether the bytes after it do; null: any
+  bool (*fits)(std::string_view rest);  // whether the bytes after it fit the format; null: any do
   std::string_view name;
   fs::path (*output)(const fs::path& file);  // of the command; null: `hint` is not a command
   std::string_view hint;                     // {0}: the file, {1}: its output

@@ -1,4 +1,4 @@
-// Refuses input files that are not text, before their bytes become tokens in silence.
+// Refuses input files that are not text, before their bytes silently become tokens.
 #pragma once
 #include <cstddef>
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace mtrain::data {
 
-inline constexpr size_t kSignatureBytes = 9;  // that tell every known format
+inline constexpr size_t kSignatureBytes = 9;  // enough for every known format
 
 // Throws UserError if the file begins with the signature of another format, such as Parquet or
 // gzip. The message names the command that converts it.

@@ -13,7 +13,7 @@ void leave_out_if_all_valid(Batch& batch) {
   if (std::ranges::count(batch.valid, 0) == 0) batch.valid.clear();
 }
 
-// Returns samples first to first + B - 1; those from `limit` on are masked.
+// Returns samples first to first + B - 1; those at or after `limit` are masked.
 Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
   const int64_t S = dataset.seq_length();
   Batch batch{.B = B, .S = S};
@@ -47,7 +47,7 @@ void check_ranks(const LoaderOptions& o) {
            o.dp_size);
 }
 
-// Appends tokens of the whole sequence, and padding, to a rank's share.
+// Appends tokens of the full sequence, and padding, to a rank's share.
 class Share {
  public:
   Share(const Batch& whole, Batch& share) : whole_(whole), share_(share) {}
@@ -139,8 +139,7 @@ Batch BatchLoader::make(int64_t step, int64_t k) const {
 Batch BatchLoader::micro_batch(int64_t step, int64_t k) {
   MT_CHECK(step >= 0 && k >= 0 && k < micro_batches_, "micro-batch {} of step {}", k, step);
   const bool ready = next_.valid() && step == next_step_ && k == next_k_;
-  if (next_.valid() && !ready)
-    next_.wait();  // the prefetched batch is not the one that is asked for
+  if (next_.valid() && !ready) next_.wait();  // the prefetched batch is not the requested one
   Batch batch = ready ? next_.get() : make(step, k);
   if (options_.prefetch) {
     next_step_ = k + 1 < micro_batches_ ? step : step + 1;

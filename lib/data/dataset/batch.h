@@ -1,4 +1,4 @@
-// Makes micro-batches of samples: says which rank computes which sample in which step.
+// Makes micro-batches of samples: defines which rank computes which sample in which step.
 #pragma once
 #include <cstdint>
 #include <future>
@@ -9,7 +9,7 @@
 
 namespace mtrain::data {
 
-// The positions [first, first + count) of a whole sequence.
+// The positions [first, first + count) of a full sequence.
 struct PositionRun {
   int64_t first, count;
 };
@@ -26,12 +26,13 @@ struct Batch {
 };
 
 // Returns the part of `whole` that rank `rank` of `ranks` computes under context parallelism. Each
-// document, or the whole sequence if it is not packed, is cut into 2 * ranks chunks. A rank gets
-// chunks `rank` and 2 * ranks - 1 - rank, so that all ranks have the same work in causal attention.
-// An unpacked sequence must be a multiple of 2 * ranks; documents are padded to one with masked
-// tokens, and the share's `documents` are their padded lengths. A last document of masked tokens
-// then makes a packed share a multiple of `multiple`. The share's `runs` give the tokens the
-// numbers that they have in `whole`, and the padding numbers from whole.S on.
+// document, or the full sequence if it is not packed, is cut into 2 * ranks chunks. A rank gets
+// chunks `rank` and 2 * ranks - 1 - rank: all ranks then have the same work in causal attention.
+//
+// An unpacked sequence must be a multiple of 2 * ranks. Documents are padded to such a multiple
+// with masked tokens, and the share's `documents` are their padded lengths. A last document of
+// masked tokens then makes a packed share a multiple of `multiple`. The share's `runs` number the
+// tokens as in `whole`, and the padding from whole.S upwards.
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple = 1);
 
 struct LoaderOptions {
@@ -41,10 +42,10 @@ struct LoaderOptions {
   bool prefetch = true;  // prepares the next micro-batch in the background
 };
 
-// Makes the micro-batches of training. The global batch of step n has the samples [n G, n G + G) of
-// the data set, whatever the number of ranks, so that a run can resume at any step and under any
-// layout (G = global_batch). Micro-batch k of rank r of R has B = micro_batch of these samples,
-// beginning with number (k R + r) B of the global batch.
+// Makes the micro-batches of training. With G = global_batch, the global batch of step n has the
+// samples [n G, n G + G) of the data set, whatever the number of ranks. Therefore a run can resume
+// at any step and under any layout. Micro-batch k of rank r of R has B = micro_batch of these
+// samples, beginning with number (k R + r) B of the global batch.
 class BatchLoader {
  public:
   // Throws UserError if global_batch is not a multiple of micro_batch * dp_size.
@@ -52,7 +53,7 @@ class BatchLoader {
   BatchLoader(const BatchLoader&) = delete;
 
   int64_t micro_batches() const { return micro_batches_; }  // per step on this rank
-  // Any order of calls is right; the order of training is fast, since it finds prefetched batches.
+  // Any order of calls is allowed; the order of training is fast, since its batches are prefetched.
   Batch micro_batch(int64_t step, int64_t k);
 
  private:
@@ -65,8 +66,8 @@ class BatchLoader {
   std::future<Batch> next_;
 };
 
-// Makes the batches of an evaluation: the first samples of the data set in order, each once. Places
-// of the last batch that have no sample are masked.
+// Makes the batches of an evaluation: the first samples of the data set in order, each once. Unused
+// places of the last batch are masked.
 class ValidationLoader {
  public:
   // `samples` is how many samples to visit; 0, or more than the data set has, means all. Only
@@ -75,7 +76,7 @@ class ValidationLoader {
                    const LoaderOptions& options);
 
   int64_t samples() const { return samples_; }
-  int64_t batches() const;  // of this rank; every rank has as many
+  int64_t batches() const;  // of this rank; the same number on every rank
   Batch batch(int64_t i) const;
 
  private:

@@ -64,7 +64,7 @@ BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& vali
     }
   };
 
-  // A dense table of so few tokens is ten times as fast as a hash map, and smaller than its nodes.
+  // For so few tokens a dense table is ten times as fast as a hash map, and smaller than its nodes.
   if (V <= 1024) {
     std::vector<Pair> table(size_t(V * V));
     for_each_pair(valid, V, [&](int64_t a, int64_t b) { ++table[size_t(a * V + b)].in_valid; });
@@ -84,7 +84,7 @@ BigramResult bigram_loss(const IndexedDataset& train, const IndexedDataset& vali
     const auto found = table.find(a * V + b);
     if (found != table.end()) ++found->second.in_train;
   });
-  // The terms are summed in a fixed order, so that the loss does not depend on the hash function.
+  // The terms are summed in a fixed order; the loss then does not depend on the hash function.
   std::vector<std::pair<int64_t, Pair>> sorted(table.begin(), table.end());
   std::sort(sorted.begin(), sorted.end(),
             [](const auto& x, const auto& y) { return x.first < y.first; });

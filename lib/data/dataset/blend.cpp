@@ -28,8 +28,8 @@ Blend::Blend(const std::vector<double>& weights) {
     shares_.push_back(std::min(left, uint64_t(weight / sum * double(kWhole))));
     left -= shares_.back();
   }
-  *std::max_element(shares_.begin(), shares_.end()) += left;  // what the divisions have rounded off
-  // Every data set must come at least once in a block, so that its count at the end of a block is
+  *std::max_element(shares_.begin(), shares_.end()) += left;  // the remainder of the divisions
+  // Every data set must come at least once in a block: its count at the end of a block is then
   // never below its count at the end of the block before.
   const uint64_t smallest = *std::min_element(shares_.begin(), shares_.end());
   while (block_ < kLargestBlock && Wide(smallest) * Wide(block_) < kWhole) block_ *= 2;
@@ -45,7 +45,7 @@ double Blend::weight(int64_t dataset) const {
 }
 
 // Returns each data set's weight * samples, rounded down, or up for those with the largest
-// remainders, so that the counts add up to `samples`.
+// remainders. The counts add up to `samples`.
 std::vector<int64_t> Blend::counts_after(int64_t samples) const {
   const size_t k = shares_.size();
   std::vector<int64_t> counts(k);
@@ -65,9 +65,10 @@ std::vector<int64_t> Blend::counts_after(int64_t samples) const {
   return counts;
 }
 
-// Sample m (from 1) of a data set with weight q may come from step floor((m - 1) / q) + 1 on and is
-// due at step ceil(m / q). Between these steps, and only there, the data set's count is q * steps,
-// rounded up or down. Taking the sample that is due first keeps all due steps.
+// Sample m (from 1) of a data set with weight q may come at step floor((m - 1) / q) + 1 or later,
+// and is due at step ceil(m / q). Only between these steps is the data set's count q * steps,
+// rounded up or down. If each step takes the sample that is due first, no sample comes after its
+// due step.
 void Blend::fill_block(int64_t number) const {
   const size_t k = shares_.size();
   const int64_t first = number * block_, last = first + block_;

@@ -9,11 +9,11 @@
 
 namespace mtrain::data {
 
-// Says which data set gives sample i of the blend, and which of its samples it gives. After any
-// number n of samples, each data set has given weight * n of them, rounded up or down, in their
-// order. The answer is a pure function of (weights, i) and takes bounded memory: samples come in
-// blocks, whose counts per data set are apportioned by largest remainder; inside a block, the data
-// set whose next sample is due first is taken (Tijdeman, "The chairman assignment problem", 1980).
+// Maps sample i of the blend to a data set and one of its samples. After any number n of samples,
+// each data set has given weight * n of them, rounded up or down, in their order. The result is a
+// pure function of (weights, i) and takes bounded memory. Samples come in blocks, whose counts per
+// data set are apportioned by largest remainder. Inside a block, the data set whose next sample is
+// due first comes next (Tijdeman, "The chairman assignment problem", 1980).
 class Blend {
  public:
   struct Pick {
@@ -23,7 +23,7 @@ class Blend {
   explicit Blend(const std::vector<double>& weights);
 
   Pick at(int64_t i) const;                 // several threads may call it
-  double weight(int64_t dataset) const;     // scaled so that the weights add up to 1
+  double weight(int64_t dataset) const;     // scaled; the weights add up to 1
   int64_t block() const { return block_; }  // samples of a block
 
  private:
@@ -32,7 +32,7 @@ class Blend {
 
   std::vector<uint64_t> shares_;  // the weights as integers that add up to 2^62
   int64_t block_ = 1024;
-  mutable std::mutex mutex_;     // guards the block that was made last
+  mutable std::mutex mutex_;     // guards the latest block
   mutable int64_t cached_ = -1;  // the number of that block
   struct Entry {
     int32_t dataset, rank;  // the rank-th sample of this data set in this block

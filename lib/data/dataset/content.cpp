@@ -41,8 +41,8 @@ std::string hash_all(const RandomAccessFile& file, const std::function<bool()>& 
   return hash.hex();
 }
 
-// Blocks at equal distances, the first and the last among them. Several are read at once, since
-// each may cost a disk or a server some time.
+// Hashes blocks at equal distances, including the first and the last. Several are read at the same
+// time, since a disk or a server may need some time for each.
 std::string hash_sample(const RandomAccessFile& file) {
   const int64_t places = file.size() / kBlock;
   std::string blocks(size_t(kBlocks * kBlock), '\0');
@@ -69,7 +69,7 @@ int64_t nanoseconds(const struct timespec& time) {
   return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
-// The time of the last change stands beside that of the last write, which programs can set.
+// Includes the time of the last change, since programs can set the time of the last write.
 std::string cache_key(const struct stat& s) {
   return fmt::format("{}-{}-{}-{}-{}", s.st_dev, s.st_ino, s.st_size, nanoseconds(s.st_mtim),
                      nanoseconds(s.st_ctim));
@@ -106,11 +106,11 @@ void keep_hash(const struct stat& info, const std::string& hash) {
   try {
     write_file_atomic(*file, hash);
   } catch (const Error&) {
-    // The cache folder cannot be written: the next run reads the file again.
+    // The cache folder cannot be written: the next run must read the file again.
   }
 }
 
-// Takes over the whole hashes of <prefix>.hash, but not those of files that were written later.
+// Takes the full hashes from <prefix>.hash, except for files that were written later.
 void take_hashes(const fs::path& prefix, Content& content) {
   const fs::path path = hash_path(prefix);
   const auto hashed = look_at(path);

@@ -1,4 +1,4 @@
-// Identifies data by what they hold, not by where they lie: by size and hashes (XXH3-128).
+// Identifies data by their content, not by their path: by size and hashes (XXH3-128).
 //
 // <prefix>.hash has a first line "mtrain content 1" and a line for each file of the set:
 //   <bin, idx or mask> <bytes> <hash of the sample> <hash of all bytes>
@@ -16,7 +16,7 @@ struct FileContent {
   std::string part;  // which file of its set: bin, idx, mask, tokenizer.json, ...
   int64_t bytes = 0;
   std::string sample;  // hash of 4,096 fixed blocks of 4 KiB; of a smaller file, of all bytes
-  std::string whole;   // hash of all bytes; empty while nobody has read them
+  std::string whole;   // hash of all bytes; empty while it is not known
   std::filesystem::path path = {};  // where it is, if that is known
 };
 
@@ -27,25 +27,25 @@ using Content = std::vector<FileContent>;
 enum class Reads { sample, all };
 FileContent read_content(const std::string& part, const std::filesystem::path& path, Reads reads);
 
-// Returns what the files of a token set hold. Reads all of the .idx, and samples of the others.
-// Whole hashes come from <prefix>.hash if it fits the files and is not older than the file, else
-// from the user's cache folder. A .hash of other files is a warning.
+// Returns the content of the files of a token set. Reads all of the .idx, and samples of the
+// others. Hashes of all bytes come from <prefix>.hash if it fits the files and is not older than
+// the file, else from the user's cache folder. Warns about a .hash of other files.
 Content content_of_tokens(const std::filesystem::path& prefix);
 // Writes <prefix>.hash. `whole` has the hashes of all bytes, by part.
 void write_content(const std::filesystem::path& prefix,
                    const std::vector<std::pair<std::string, std::string>>& whole);
 
-// Reads a file from start to end and returns its hash, which it also keeps in the user's cache
-// folder under the file's device, inode, size and times. `go_on` is called after each few MiB;
-// returns "" if it returns false, or if the file changes meanwhile.
+// Reads a full file and returns its hash. Also keeps the hash in the user's cache folder, under the
+// file's device, inode, size and times. Calls `go_on` after every few MiB; returns "" if that
+// returns false, or if the file changes during the call.
 std::string hash_whole(const std::filesystem::path& path, const std::function<bool()>& go_on);
 
-// A line for each file, as in <prefix>.hash. An unknown hash is "-".
+// Prints a line for each file, as in <prefix>.hash. An unknown hash is "-".
 std::string print_content(const Content& content);
-// Reads such lines. Returns nothing, an empty list, if they make no sense.
+// Reads such lines. Returns an empty list if they are malformed.
 Content parse_content(const std::string& lines);
 
-// Says in which files the contents differ, as far as both are known; "" if in none.
+// Describes the files in which the contents differ, as far as both are known; "" if there are none.
 std::string content_difference(const Content& saved, const Content& now);
 // Returns one hash of all samples.
 std::string sample_hash(const Content& content);

@@ -1,5 +1,5 @@
-// A data set that puts all documents back to back and cuts this stream of tokens into sequences of
-// equal length.
+// A data set that concatenates all documents and cuts this stream of tokens into sequences of equal
+// length.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,16 +20,16 @@ struct GptDatasetOptions {
   bool mask_document_ends = false;
   // Counts positions from the start of the document instead of the sequence.
   bool reset_positions = false;
-  IdCheck ids = {};  // of every token that is read, also of masked ones
+  IdCheck ids = {};  // for every token that is read, including masked ones
 };
 
-// Sequence j has the tokens [j S, j S + S] of the stream: S inputs, and the labels one token
-// further. Sample i of epoch e, which has the index e * size() + i, is sequence p(i), where p is a
-// random permutation that depends on (seed, e). Of masked tokens, sequences in which no label
-// counts are left out, and j counts the others.
+// Sequence j has the tokens [j S, j S + S] of the stream: S inputs, and the labels, shifted by one
+// token. Sample i of epoch e, which has the index e * size() + i, is sequence p(i); the random
+// permutation p depends on (seed, e). If tokens are masked, sequences in which no label counts are
+// left out, and j counts the others.
 class GptDataset final : public Dataset {
  public:
-  // Throws UserError if the tokens do not suffice for one sequence.
+  // Throws UserError if there are too few tokens for one sequence.
   GptDataset(std::shared_ptr<const IndexedDataset> tokens, const GptDatasetOptions& options);
 
   int64_t seq_length() const override { return options_.seq_length; }

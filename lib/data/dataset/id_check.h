@@ -11,11 +11,11 @@
 
 namespace mtrain::data {
 
-// Copies share what they have seen.
+// Copies share the largest id.
 class IdCheck {
  public:
-  // `rows` is the number of rows of the model's embedding (0: any id will do). A tokenizer refuses
-  // ids above its largest, too, and gives errors the texts of tokens; null: it is not known.
+  // `rows` is the number of rows of the model's embedding (0: any id is allowed). With a tokenizer
+  // (null: not known), ids above its largest are refused, too, and errors show the texts of tokens.
   IdCheck(int64_t rows = 0, std::shared_ptr<const Tokenizer> tokenizer = nullptr);
 
   // Checks the tokens [first, first + ids.size()) of `tokens`, which were read for sample number
@@ -24,8 +24,8 @@ class IdCheck {
   void check(std::span<const int32_t> ids, const IndexedDataset& tokens, int64_t first,
              int64_t sample) const;
 
-  // Looks at a bounded number of tokens, evenly spread, and refuses nothing. `sets` is how many
-  // sets of tokens share the bound.
+  // Updates largest() from a bounded number of evenly spaced tokens, and refuses nothing. `sets` is
+  // how many sets of tokens share the bound.
   void look_at(const IndexedDataset& tokens, int64_t sets = 1) const;
   int32_t largest() const { return *largest_; }  // of all ids seen so far; -1: none
 

@@ -77,7 +77,7 @@ void TokenIndex::check_header() {
   type_ = TokenType(code);
   const auto sequences = load<uint64_t>(18), entries = load<uint64_t>(26);
   const uint64_t payload = uint64_t(size - kHeaderBytes);
-  // Divides before it multiplies, so that wild counts cannot overflow.
+  // Divides before it multiplies: absurd counts cannot overflow.
   const bool fits = sequences <= payload / 12 && entries <= payload / 8;
   if (!fits || sequences * 12 + entries * 8 != payload)
     throw UserError(
@@ -197,15 +197,15 @@ IndexedDataset::IndexedDataset(const fs::path& prefix)
 
 IndexedDataset::Opened IndexedDataset::look_at(const fs::path& path) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return {};  // opening it says why
+  if (::stat(path.c_str(), &info) != 0) return {};  // opening it reports the error
   return {path, info.st_dev, info.st_ino, info.st_size};
 }
 
-// The rest of a page behind a file's new end reads as zeros, without a signal.
+// After a file is shortened, the rest of its last page reads as zeros, without a signal.
 void IndexedDataset::require_whole() const {
   for (const Opened& file : opened_) {
     struct stat now {};
-    // Another file under this name leaves the mapped one as it is.
+    // Another file under this name does not change the mapped one.
     if (::stat(file.path.c_str(), &now) != 0 || now.st_dev != file.device ||
         now.st_ino != file.inode || now.st_size >= file.bytes)
       continue;
@@ -237,7 +237,7 @@ void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
   MT_CHECK(first >= 0 && first + int64_t(out.size()) <= tokens(), "tokens {} .. {} of {}", first,
            first + int64_t(out.size()), tokens());
   const std::byte* from = bin_.bytes().data() + first * token_bytes(index_.type());
-  require_whole();  // before: what is behind the end cannot be read
+  require_whole();  // before: data after the end cannot be read
   switch (index_.type()) {
     case TokenType::u8: convert<uint8_t>(from, out); break;
     case TokenType::i8: convert<int8_t>(from, out); break;
@@ -246,7 +246,7 @@ void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
     case TokenType::i32: convert<int32_t>(from, out); break;
     case TokenType::i64: convert<int64_t>(from, out); break;
   }
-  require_whole();  // after: what was read was still there
+  require_whole();  // after: the data still existed when it was read
 }
 
 }  // namespace mtrain::data

@@ -1,11 +1,11 @@
-// Token files in Megatron's .bin/.idx format: <prefix>.bin holds the tokens of all sequences back
-// to back, <prefix>.idx (little endian) says where each begins:
+// Token files in Megatron's .bin/.idx format: <prefix>.bin holds the concatenated tokens of all
+// sequences, <prefix>.idx (little endian) has the start of each:
 //   "MMIDIDX\0\0", u64 version = 1, u8 type code, u64 sequences, u64 document entries,
 //   i32 lengths[sequences] (tokens), i64 pointers[sequences] (bytes), i64 documents[entries] (first
 //   sequence of each document, and a last entry that is the number of sequences).
-// Beside them may lie <prefix>.mask, which Megatron does not have: a byte for each token of the
-// .bin, 1 if the token counts as a label and 0 if it does not. Without it all tokens count.
-// <prefix>.hash says what the other files hold (dataset/content.h).
+// There may also be <prefix>.mask, which Megatron does not have: a byte for each token of the .bin,
+// 1 if the token counts as a label and 0 if it does not. Without it all tokens count. <prefix>.hash
+// has hashes of the other files (dataset/content.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,8 +31,8 @@ std::filesystem::path idx_path(const std::filesystem::path& prefix);
 std::filesystem::path mask_path(const std::filesystem::path& prefix);
 std::filesystem::path hash_path(const std::filesystem::path& prefix);
 
-// A view of the bytes of an .idx file. The constructor checks them, and throws UserError, which
-// says `name` and at which byte the file is wrong. `bin_size` is the size of the .bin in bytes.
+// A view of the bytes of an .idx file. The constructor checks them. It throws UserError, which has
+// `name` and the byte at which the file is wrong. `bin_size` is the size of the .bin in bytes.
 class TokenIndex {
  public:
   TokenIndex(std::span<const std::byte> idx, uint64_t bin_size, std::string name);
@@ -62,8 +62,8 @@ class TokenIndex {
   int64_t lengths_at_ = 0, pointers_at_ = 0, documents_at_ = 0;  // byte offsets
 };
 
-// A pair of files in memory mappings: opening a terabyte of tokens reads the index alone, and the
-// mask if there is one. Throws UserError for files that do not fit each other.
+// A pair of memory-mapped files: opening a terabyte of tokens reads only the index, and the mask if
+// there is one. Throws UserError for files that do not fit each other.
 class IndexedDataset {
  public:
   explicit IndexedDataset(const std::filesystem::path& prefix);
@@ -76,7 +76,7 @@ class IndexedDataset {
   // 64-bit id that does not fit becomes -1. Throws RunError if a file has become shorter.
   void read(int64_t first, std::span<int32_t> out) const;
 
-  // Whether some tokens may count as no label.
+  // Whether there may be tokens that do not count as labels.
   bool masked() const { return mask_.has_value(); }
   bool counts(int64_t token) const { return !mask_ || mask()[size_t(token)] != std::byte{0}; }
   // Whether one of the tokens [first, first + count) counts as a label.
@@ -102,23 +102,22 @@ class IndexedDataset {
   TokenIndex index_;
 };
 
-// Writes both files, and the mask if there is one. It keeps only buffers of fixed size in memory,
-// since the parts of the index wait in nameless temporary files. All files get their names in
-// finish(), or none.
+// Writes both files, and the mask if there is one. Its memory is of fixed size, since the parts of
+// the index are kept in nameless temporary files. finish() gives all files their names, or none.
 class IndexedDatasetWriter {
  public:
   IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type, bool masked = false);
   ~IndexedDatasetWriter();
 
   void add_tokens(std::span<const int32_t> tokens);  // appends them to the open document
-  // The same of a masked file: `labels` says of each token whether it counts as a label. Those of
-  // the other function count.
+  // The same for a masked file: `labels` is 1 for each token that counts as a label, else 0. Tokens
+  // of the other function count.
   void add_tokens(std::span<const int32_t> tokens, std::span<const uint8_t> labels);
   void end_document();  // a document without tokens is dropped
   // Ends the open document and writes both files to the disk under temporary names. An older pair
-  // stays as it is, and finish() needs no more space.
+  // stays unchanged, and finish() needs no more space.
   void prepare();
-  void finish();  // calls prepare() if nobody has, and renames the files
+  void finish();  // calls prepare() if needed, and renames the files
 
   int64_t tokens() const;
   int64_t labels() const;  // the tokens that count as labels

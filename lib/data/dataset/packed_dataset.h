@@ -16,16 +16,16 @@ struct PackedDatasetOptions {
   uint64_t seed = 0;
   bool shuffle = true;     // false: samples in their order, epoch after epoch
   bool drop_long = false;  // leaves out documents that are too long, instead of splitting them
-  // Gives each piece a sample of its own, with Sample::documents empty: models that read no packs
-  // take it.
+  // Gives each piece a sample of its own, with Sample::documents empty, for models that do not
+  // support packs.
   bool alone = false;
-  IdCheck ids = {};  // of every token that is read, also of masked ones
+  IdCheck ids = {};  // for every token that is read, including masked ones
 };
 
-// A document of n tokens gives n - 1 inputs, each with the next token as its label. If these are
-// more than a sample holds, the document is split into pieces. Pieces are packed in the order of
-// the stream, whatever the seed and the layout; a document of masked tokens fills the rest of a
-// sample. Pieces in which no label counts are left out.
+// A document of n tokens gives n - 1 inputs, each with the next token as its label. If these do not
+// fit into a sample, the document is split into pieces. Pieces are packed in the order of the
+// stream, whatever the seed and the layout. A document of masked tokens fills the rest of a sample.
+// Pieces in which no label counts are left out.
 class PackedDataset final : public Dataset {
  public:
   // Throws UserError if there is no document to pack.
@@ -47,7 +47,7 @@ class PackedDataset final : public Dataset {
   std::vector<Piece> pieces_;
   std::vector<std::vector<int64_t>> packs_;  // indices into pieces_ for each pack
   int64_t inputs_ = 0, split_ = 0, dropped_ = 0;
-  int64_t unlabelled_ = 0;  // pieces that are left out, since no label counts
+  int64_t unlabelled_ = 0;  // pieces that are left out because no label counts
 };
 
 }  // namespace mtrain::data

@@ -8,7 +8,7 @@
 namespace mtrain::data {
 
 std::vector<std::vector<int64_t>> first_fit(const std::vector<int64_t>& lengths, int64_t capacity) {
-  // A binary tree whose leaves are the packs, of which there are at most as many as items. A node
+  // A binary tree whose leaves are the packs; there are at most as many packs as items. A node
   // holds the largest room of the packs below it.
   const size_t leaves = std::bit_ceil(std::max<size_t>(1, lengths.size()));
   std::vector<int64_t> room(2 * leaves, capacity);

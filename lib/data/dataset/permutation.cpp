@@ -14,7 +14,7 @@ Permutation::Permutation(uint64_t key, int64_t n) : n_(n), half_bits_(1) {
   }
 }
 
-// Applies the network once: a bijection of the numbers of 2 * half_bits_ bits.
+// Applies the network once: a bijection on the numbers of 2 * half_bits_ bits.
 uint64_t Permutation::step(uint64_t x) const {
   const uint64_t mask = (uint64_t(1) << half_bits_) - 1;
   uint64_t left = x >> half_bits_, right = x & mask;

@@ -1,5 +1,5 @@
 // A random permutation of [0, n) that needs no table. A Feistel network computes it element by
-// element, and is applied again while the value lies outside of the range. Black and Rogaway,
+// element, and is applied again while the value is outside of the range. Black and Rogaway,
 // "Ciphers with arbitrary finite domains", CT-RSA 2002.
 #pragma once
 #include <array>

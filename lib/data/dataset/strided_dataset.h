@@ -1,4 +1,4 @@
-// The windows of an evaluation: sequences that overlap, in which each token has a loss once. These
+// The windows of an evaluation: overlapping sequences in which each token has a loss once. These
 // are the strided windows of transformers' guide to perplexity.
 #pragma once
 #include <cstdint>
@@ -13,18 +13,18 @@
 namespace mtrain::data {
 
 struct StridedDatasetOptions {
-  int64_t window = 0;   // tokens of a window, of which the last one is only a label
+  int64_t window = 0;   // tokens of a window; the last one is only a label
   int64_t stride = 0;   // tokens from the start of a window to that of the next; at most `window`
-  bool packed = false;  // a window is a sample of one document, as packed samples are
-  bool by_document = false;  // windows lie within a document, and begin anew with each
-  IdCheck ids = {};          // of every token that is read, also of masked ones
+  bool packed = false;  // a window is a packed sample of one document
+  bool by_document = false;  // each document has windows of its own
+  IdCheck ids = {};          // for every token that is read, including masked ones
 };
 
 // Windows begin at every stride-th token of the stream of all documents, or of each document. A
-// label has a loss if no window before has it. The first token of a window is no label, so that the
-// first token of the stream has no loss; and if windows do not overlap, the first tokens of all
-// windows. Of masked tokens only those have a loss that count as labels; windows of documents are
-// left out where no token has a loss.
+// label has a loss if no earlier window has it. The first token of a window is not a label.
+// Therefore the first token of the stream has no loss, nor have the first tokens of windows that do
+// not overlap. If tokens are masked, only those that count as labels have a loss. A document's
+// windows without a loss are left out.
 class StridedDataset final : public Dataset {
  public:
   // Throws UserError if there are fewer than two tokens, or the stride is not in [1, window], or
@@ -36,14 +36,14 @@ class StridedDataset final : public Dataset {
   int64_t size() const override { return size_; }
   void sample(int64_t index, Sample& out) const override;
 
-  // Returns the tokens [first, second) of the stream that window `index` has a loss of, as far as
+  // Returns the tokens [first, second) of the stream that have a loss in window `index`, as far as
   // they count as labels.
   std::pair<int64_t, int64_t> counted(int64_t index) const;
 
  private:
   struct Window {
     int64_t begin;                         // its first token
-    int64_t document_begin, document_end;  // the tokens among which it lies
+    int64_t document_begin, document_end;  // the tokens of its document, or of the stream
   };
   Window window(int64_t index) const;
   std::pair<int64_t, int64_t> counted(const Window& window) const;

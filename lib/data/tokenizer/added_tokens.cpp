@@ -44,7 +44,7 @@ bool AddedTokens::next(std::string_view text, Cursor& cursor, Match& match) cons
     size_t begin = at, end = at + token->content.size();
     cursor.from = end;
     if (token->single_word && !stands_alone(text, begin, end)) {
-      at = end - 1;  // what a word contains is passed over whole
+      at = end - 1;  // skips a match inside a word
       continue;
     }
     if (token->strip_left)

@@ -12,14 +12,14 @@
 namespace mtrain::data {
 
 struct AddedToken {
-  std::string content;  // what is looked for
+  std::string content;  // the text to search for
   int32_t id = 0;
-  bool single_word = false;                      // found only where no word character touches it
-  bool strip_left = false, strip_right = false;  // takes the white space on that side, too
+  bool single_word = false;                      // matches only if no word character touches it
+  bool strip_left = false, strip_right = false;  // a match includes the white space on that side
 };
 
-// They are looked for before the text is cut into words; the leftmost is found first, and the
-// longest of those that begin at one place.
+// The search for them comes before the text is cut into words. The leftmost match comes first; of
+// those that begin at the same place, the longest.
 class AddedTokens {
  public:
   void add(AddedToken token);
@@ -30,11 +30,11 @@ class AddedTokens {
     int32_t id;
   };
   struct Cursor {
-    size_t from = 0;  // the search goes on here
-    size_t done = 0;  // the end of the last match, with the space that it took
+    size_t from = 0;  // the search continues here
+    size_t done = 0;  // the end of the last match, including its white space
   };
-  // Returns whether `text` has another match, and sets `match` to it. The space that a match takes
-  // may hold further matches; these then overlap it.
+  // Returns whether `text` has another match, and sets `match` to it. The white space of a match
+  // may contain further matches; these then overlap it.
   bool next(std::string_view text, Cursor& cursor, Match& match) const;
 
  private:
@@ -44,7 +44,7 @@ class AddedTokens {
   std::vector<AddedToken> tokens_;  // the longest first
   // By the first byte: the tokens that begin with it, the longest first.
   std::array<std::vector<uint32_t>, 256> by_first_byte_;
-  std::shared_ptr<const Regex> word_;  // matches a word character; set if any token asks for it
+  std::shared_ptr<const Regex> word_;  // matches a word character; set if any token needs it
 };
 
 }  // namespace mtrain::data

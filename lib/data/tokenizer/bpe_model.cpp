@@ -75,8 +75,8 @@ BpeModel::BpeModel(Parts parts)
 
 int32_t BpeModel::character_id(uint32_t c) const { return pages_[page_of_[c / 256]][c % 256]; }
 
-// A merge joins two tokens where the last initial symbol of the one meets the first of the other.
-// An initial symbol is the token of a character, or a token that stands for a byte or for unknown
+// A merge joins two tokens where the last initial symbol of one meets the first of the other. An
+// initial symbol is the token of a character, or a token that stands for a byte or for unknown
 // text, whatever its own characters are.
 void BpeModel::find_joints(const Parts& parts) {
   std::vector<uint8_t> stands_for_other(parts.tokens.size());
@@ -144,8 +144,8 @@ void BpeModel::add_unknown(bool& pending, F&& append) const {
   pending = true;
 }
 
-// An unknown symbol is appended only when the next known one follows, as in the tokenizers library;
-// so it comes behind bytes into which characters fall in between.
+// An unknown symbol is appended only when the next known one follows, as in the tokenizers library.
+// It therefore comes after the bytes of characters that fall back to bytes in between.
 template <class F>
 void BpeModel::for_each_symbol(std::string_view word, F&& append, size_t& at) const {
   bool pending = false;
@@ -188,7 +188,7 @@ bool BpeModel::find_whole(std::string_view word, std::vector<int32_t>& out) cons
   return true;
 }
 
-// Appends the ids of `word` from the cache or, if it lacks them, lets encode() append them.
+// Appends the ids of `word` from the cache; if it lacks them, calls encode() to append them.
 template <class F>
 void BpeModel::encode_cached(std::string_view word, Scratch& s, std::vector<int32_t>& out,
                              F&& encode) const {
@@ -236,13 +236,13 @@ void BpeModel::encode(std::string_view word, Scratch& s, std::vector<int32_t>& o
   });
 }
 
-// A word may be a whole document. No merge joins tokens across a pair of symbols that is no joint,
-// so both sides of such a pair merge alone, which gives the same ids: the order of merges matters
-// only among merges that touch.
+// A word may be a full document. No merge joins tokens across a pair of symbols that is not a
+// joint. Both sides of such a pair are therefore merged separately. This gives the same ids: the
+// order of merges matters only among merges that touch.
 void BpeModel::encode_characters(std::string_view word, Scratch& s,
                                  std::vector<int32_t>& out) const {
   size_t at = 0, begin = 0;
-  // The bytes from `begin` tell the symbols only if each character is one symbol.
+  // The bytes from `begin` determine the symbols only if each character is one symbol.
   bool plain = true;
   s.symbols.clear();
   const auto finish_piece = [&] {
@@ -270,7 +270,7 @@ void BpeModel::encode_characters(std::string_view word, Scratch& s,
 }
 
 void BpeModel::merge(Scratch& s, std::vector<int32_t>& out) const {
-  if (s.symbols.empty()) return;  // nothing stands for unknown text
+  if (s.symbols.empty()) return;  // unknown text may have no token
   if (s.symbols.size() <= kShortWord)
     merge_short(s);
   else

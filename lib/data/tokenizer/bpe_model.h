@@ -1,6 +1,6 @@
 // Byte pair encoding of one word: of all neighbouring tokens that can merge, those of the lowest
-// rank merge first, the leftmost of equals before the others. Sennrich et al., "Neural machine
-// translation of rare words with subword units", ACL 2016.
+// rank merge first; of equal ranks, the leftmost. Sennrich et al., "Neural machine translation of
+// rare words with subword units", ACL 2016.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -20,20 +20,20 @@ class BpeModel {
 
   struct Parts {
     std::vector<Merge> merges;  // by rank; if a pair is listed twice, the later merge counts
-    // A word of this vocabulary (bytes -> id) is one token, whatever the merges say.
+    // A word of this vocabulary (bytes -> id) is one token, whatever the merges are.
     std::unordered_map<std::string, int32_t> whole_words;
 
     // A word begins as one symbol per byte, or per character.
     bool byte_level = true;
-    // The token of each byte, or -1. Without byte_level: the tokens into which the bytes of a
-    // character fall that `characters` lacks; used only if all of the character's bytes have one.
+    // The token of each byte, or -1. Without byte_level: the tokens for the bytes of a character
+    // that `characters` lacks. They are used only if all bytes of the character have one.
     std::array<int32_t, 256> byte_ids{};
     std::array<std::vector<int32_t>, 256> byte_fallbacks;  // of the bytes that byte_ids lacks
     std::unordered_map<uint32_t, int32_t> characters;      // code point -> token
-    std::vector<std::string> tokens;  // by id, as in the vocabulary; for `characters` alone
+    std::vector<std::string> tokens;  // by id, as in the vocabulary; only for `characters`
 
-    // What stands for all else, if `unknown` names it. Without an id, such text is a UserError; if
-    // it names nothing, such text is left out.
+    // The name and the id of the token for all other text. If it has a name but no id, such text is
+    // a UserError. If the name is empty, such text is left out.
     std::string unknown;
     std::optional<int32_t> unknown_id;
     bool fuse_unknown = false;  // neighbouring unknown symbols become one
@@ -76,7 +76,7 @@ class BpeModel {
   bool may_join(int32_t left, int32_t right) const;
   int32_t character_id(uint32_t c) const;
   void find_joints(const Parts& parts);
-  // Calls append(id, falls_back) for each symbol with which `word` begins.
+  // Calls append(id, falls_back) for each initial symbol of `word`.
   template <class F>
   void for_each_symbol(std::string_view word, F&& append, size_t& at) const;
   template <class F>
@@ -91,7 +91,7 @@ class BpeModel {
   void merge_long(Scratch& scratch) const;
 
   std::vector<Slot> slots_;  // open addressing; their number is a power of two
-  // Pairs of initial symbols between which some merge joins two tokens, in the same way.
+  // Pairs of initial symbols between which some merge joins two tokens; also open addressing.
   std::vector<uint64_t> joints_;
   bool byte_level_, all_bytes_ = true, fuse_unknown_;
   std::array<int32_t, 256> byte_ids_;

@@ -92,10 +92,10 @@ std::unique_ptr<TokenDecoder> BpeTokenizer::start_decoding() const {
   return std::make_unique<Decoding>(*this);
 }
 
-// In the pre-tokenizers of GPT-2, Llama 3 and Qwen a word always ends after a line feed that stands
-// between a visible character and a letter or digit, and before a space between two letters. Each
-// side of such a place gives the same words without the other side, since no alternative of the
-// patterns looks across it, and neither does normal form C.
+// In the pre-tokenizers of GPT-2, Llama 3 and Qwen a word always ends after a line feed between a
+// visible character and a letter or digit, and before a space between two letters. Each side of
+// such a place gives the same words without the other side, since no alternative of the patterns
+// looks across it, nor does normal form C.
 size_t BpeTokenizer::safe_cut(std::string_view text) const {
   if (!parts_.cuts_at_words || text.size() < 3) return 0;
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };

@@ -18,12 +18,12 @@ class BpeTokenizer final : public Tokenizer {
  public:
   struct Parts {
     std::string name;
-    std::vector<std::string> tokens;  // by id: what the decoder is given; empty for unused ids
+    std::vector<std::string> tokens;  // by id: the decoder's input; empty for unused ids
     Decoder decoder;
     std::unique_ptr<BpeModel> model;
     Normalizer normalizer;
     PreTokenizer pre_tokenizer;
-    AddedTokens raw, normalized;  // looked for in the text as given, and in the normalized text
+    AddedTokens raw, normalized;  // matched in the original text, and in the normalized text
     bool cuts_at_words = false;   // whether safe_cut's rule is proved for this tokenizer
     std::optional<int32_t> eod, bos;
     std::vector<int32_t> text_prefix;

@@ -9,21 +9,21 @@
 
 namespace mtrain::data {
 
-// The text of one growing sequence. What push() returns holds only whole characters: the bytes of
-// an unfinished one wait for the tokens that complete it. Bytes that can belong to no character are
-// returned as they are. All returned texts together are Tokenizer::decode of all ids.
+// The text of one growing sequence. push() returns only complete characters: the bytes of an
+// incomplete one wait for the tokens that complete it. Bytes that cannot belong to a character are
+// returned unchanged. All returned texts together are Tokenizer::decode of all ids.
 class DecodeStream {
  public:
-  // `context` are the tokens before the first push, such as a prompt's. They settle what the
-  // following tokens mean (some decoders drop the space at the start of a text, but not between
-  // words); their own text is not returned. `tokenizer` must outlive the stream.
+  // `context` are the tokens before the first push, such as a prompt's. They can change the text of
+  // the following tokens: some decoders drop the space at the start of a text, but not between
+  // words. The text of the context is not returned. `tokenizer` must outlive the stream.
   explicit DecodeStream(const Tokenizer& tokenizer, std::span<const int32_t> context = {});
 
-  // Takes the next token and returns the text that is now certain, which may be empty. Throws
+  // Takes the next token and returns the text that is now final, which may be empty. Throws
   // UserError for an id outside the vocabulary.
   std::string push(int32_t id);
 
-  // Returns what still waits when the sequence ends, even an unfinished character.
+  // Returns the rest of the text when the sequence ends, even an incomplete character.
   std::string finish();
 
  private:

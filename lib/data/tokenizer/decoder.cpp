@@ -86,7 +86,8 @@ void Decoder::Stream::feed(size_t index, std::string_view token, std::string& ou
       const int byte = byte_of(token);
       if (byte >= 0) {
         state.held += char(byte);
-        // Only what is fused anyway may go on character by character.
+        // Bytes may be passed on character by character only if the next step fuses them, or is
+        // none.
         const bool fuses =
             index + 1 == owner_.steps_.size() || owner_.steps_[index + 1].kind == Kind::fuse;
         if (fuses && utf8_unfinished(state.held) == 0) flush_bytes(index, out);
@@ -122,8 +123,9 @@ void Decoder::Stream::flush_bytes(size_t index, std::string& out) {
   feed(index + 1, std::exchange(states_[index].held, {}), out);
 }
 
-// Replaces in a token of which more may follow: the end of the text that may be the start of a
-// match waits. What an expression matches can depend on all that follows.
+// Replaces in a token that may continue. The end of the text is held back if it may be the start of
+// a match. For an expression, all text is held back, since a match can depend on everything that
+// follows.
 void Decoder::Stream::replace_fused(size_t index, std::string_view token, std::string& out) {
   const Step& step = owner_.steps_[index];
   std::string& held = states_[index].held;
@@ -144,7 +146,8 @@ void Decoder::Stream::replace_fused(size_t index, std::string_view token, std::s
   feed(index + 1, text, out);
 }
 
-// Strips a token of which more may follow: the characters at its end that may be stripped wait.
+// Strips a token that may continue: characters at its end that may have to be stripped are held
+// back.
 void Decoder::Stream::strip_fused(size_t index, std::string_view token, std::string& out) {
   const Step& step = owner_.steps_[index];
   State& state = states_[index];

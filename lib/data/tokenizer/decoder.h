@@ -1,4 +1,4 @@
-// Turns tokens into text, as the "decoder" of a tokenizer.json says.
+// Turns tokens into text, as defined by the "decoder" of a tokenizer.json.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,25 +18,25 @@ class Decoder {
       replace,        // `content` for every match in a token
       byte_fallback,  // tokens like "<0xE4>" become bytes
       fuse,           // all tokens become one
-      strip,          // takes up to `start` and `stop` times `content` from a token's ends
+      strip,          // removes `content` up to `start` and `stop` times from a token's ends
       metaspace,      // a space for every `literal`, or nothing in the first token if `drop_first`
       join,           // puts `content` between tokens
     };
     Kind kind;
-    std::shared_ptr<const Regex> pattern;  // replace: looked for instead of `literal` if it is set
+    std::shared_ptr<const Regex> pattern;  // replace: used instead of `literal` if it is set
     std::string literal, content;
     size_t start = 0, stop = 0;
     bool drop_first = false;
   };
 
-  // Throws UserError, which names `where`, for an order of steps that has no meaning here.
+  // Throws UserError, which names `where`, for an order of steps that is not supported.
   void add(Step step, const std::string& where);
 
   // Decodes one sequence. `owner` must outlive it.
   class Stream {
    public:
     explicit Stream(const Decoder& owner);
-    // Appends the text that is certain once `token` follows to `out`.
+    // Appends the text that becomes final with `token` to `out`.
     void push(std::string_view token, std::string& out);
     void finish(std::string& out);
 
@@ -44,7 +44,7 @@ class Decoder {
     struct State {
       bool first = true;    // no token has come yet
       size_t stripped = 0;  // of the start of the fused token
-      std::string held;     // text of the fused token, or bytes, that may yet change
+      std::string held;     // text of the fused token, or bytes, that may still change
     };
     void feed(size_t step, std::string_view token, std::string& out);
     void close(size_t step, std::string& out);
@@ -60,7 +60,7 @@ class Decoder {
 
  private:
   std::vector<Step> steps_;
-  std::vector<bool> fused_;  // by step: what it is given are parts of a single token
+  std::vector<bool> fused_;  // by step: whether its inputs are parts of a single token
 };
 
 }  // namespace mtrain::data

@@ -25,7 +25,7 @@ void add_decoder(const TokenizerFile& file, const Json& node, const std::string&
   }
   if (type == "Fuse") {
     step.kind = Step::Kind::fuse;
-    if (part.byte_level) return;  // its text is one already
+    if (part.byte_level) return;  // its text is already fused
   } else if (type == "ByteFallback") {
     step.kind = Step::Kind::byte_fallback;
   } else if (type == "Replace") {

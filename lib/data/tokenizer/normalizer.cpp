@@ -7,7 +7,8 @@ namespace {
 
 using Kind = Normalizer::Step::Kind;
 
-// Appends f(run) for each well-formed run of `text` to `out`, and malformed runs as they are.
+// Calls f(run), which appends to `out`, for each well-formed run of `text`. Appends malformed runs
+// unchanged.
 template <class F>
 void for_each_run(std::string_view text, std::string& out, F&& f) {
   for (size_t at = 0; at < text.size();) {

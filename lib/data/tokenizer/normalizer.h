@@ -1,4 +1,4 @@
-// Changes text before it is cut into words, as the "normalizer" of a tokenizer.json says.
+// Changes text before it is cut into words, as defined by the "normalizer" of a tokenizer.json.
 #pragma once
 #include <memory>
 #include <string>
@@ -17,11 +17,11 @@ class Normalizer {
     enum class Kind { normal_form, lowercase, strip, prepend, replace };
     Kind kind;
     NormalForm form = NormalForm::nfc;
-    bool left = false, right = false;  // the ends from which strip takes white space
-    // What replace looks for: every match of the expression or, if it is null, the text.
+    bool left = false, right = false;  // the ends from which strip removes white space
+    // What replace searches for: matches of the expression or, if it is null, the text.
     std::unique_ptr<Regex> pattern;
     std::string literal;
-    std::string content;  // what prepend puts before a text that is not empty, or replace in place
+    std::string content;  // for prepend: put before a text that is not empty; or the replacement
   };
 
   // The buffers of one thread.
@@ -39,8 +39,8 @@ class Normalizer {
   bool empty() const { return steps_.empty(); }
 
   // Returns the normalized text: `text` itself if nothing changes, else a view of `scratch` that
-  // lives until the next call. Steps that work on characters leave malformed UTF-8 as it is. Clears
-  // `keeps_start` if the first character of `text` is removed.
+  // lives until the next call. Steps that work on characters leave malformed UTF-8 unchanged.
+  // Clears `keeps_start` if the first character of `text` is removed.
   std::string_view apply(std::string_view text, Scratch& scratch, bool& keeps_start) const;
 
  private:

@@ -97,8 +97,8 @@ const std::vector<std::string_view>& PreTokenizer::split(std::string_view text, 
   std::vector<std::string_view> words;
   words.swap(s.from);
   words.clear();
-  // What a stage puts before a piece goes before the first character of the text, whether it is
-  // well-formed or not, but not before each well-formed run.
+  // A stage puts its prefix before the first character of the text, whether it is well-formed or
+  // not, but not before each well-formed run.
   bool first_run = true;
   for (size_t at = 0; at < text.size();) {
     const bool valid = utf8_length(text, at) > 0;

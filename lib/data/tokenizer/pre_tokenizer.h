@@ -14,25 +14,25 @@ namespace mtrain::data {
 // tokenizer.json.
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-// Where the mark of a word's start is put, in the words of tokenizer.json.
+// Where the mark of a word's start is put. The names are those of tokenizer.json.
 enum class PrependScheme { always, first, never };
 
 class PreTokenizer {
  public:
-  // Stages run one after the other, each on the pieces that the stage before has made: a stage
-  // first changes a piece, and then cuts it.
+  // Stages run one after another, each on the pieces of the stage before it. A stage first changes
+  // a piece, and then cuts it.
   struct Stage {
     std::string space;   // replaces every ' ', unless it is empty
     std::string prefix;  // put before a piece that does not begin with it, unless it is empty
     PrependScheme scheme = PrependScheme::always;
 
-    // The stage cuts at the matches of the expression or, if it is null, of the text; it cuts
-    // nothing if that is empty, too.
+    // The stage cuts at the matches of the expression or, if it is null, of the text. It does not
+    // cut if the text is empty, too.
     std::unique_ptr<Regex> pattern;
     std::string literal;
     SplitBehavior behavior = SplitBehavior::isolated;
     bool invert = false;  // matches and gaps swap roles
-    // The pattern's classes are those of Unicode 16, whichever PCRE2 knows.
+    // The pattern's classes are those of Unicode 16, whichever version PCRE2 has.
     bool stand_ins = true;
   };
 
@@ -58,8 +58,8 @@ class PreTokenizer {
   bool empty() const { return stages_.empty(); }
 
   // Returns the words of `text` in order. They point into `text` or `scratch` and live until the
-  // next call. Malformed UTF-8 makes words of its own, so that every byte that no stage removes is
-  // in exactly one word. `at_start` says that no text precedes `text`.
+  // next call. Malformed UTF-8 forms words of its own: every byte that no stage removes is in
+  // exactly one word. `at_start`: no text precedes `text`.
   const std::vector<std::string_view>& split(std::string_view text, bool at_start,
                                              Scratch& scratch) const;
 

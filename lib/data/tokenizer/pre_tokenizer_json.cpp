@@ -108,7 +108,7 @@ class Reader {
   void read_metaspace(const Json& node, const std::string& where, PreTokenizer::Stage& stage) {
     stage.space = stage.prefix = file_.text(node, "replacement", where);
     file_.require(!stage.space.empty(), where + ".replacement is empty");
-    // Older files say add_prefix_space for prepend_scheme always.
+    // Older files have add_prefix_space instead of prepend_scheme "always".
     std::string scheme = file_.flag(node, "add_prefix_space", true) ? "always" : "never";
     if (!TokenizerFile::member(node, "prepend_scheme").is_null())
       scheme = file_.text(node, "prepend_scheme", where);
@@ -128,8 +128,8 @@ class Reader {
 
   const TokenizerFile& file_;
   PreTokenizerPart part_;
-  // For Tokenizer::safe_cut: a stage has one of the patterns above; and something else may join the
-  // words that it cuts.
+  // For Tokenizer::safe_cut: whether a stage has one of the patterns above; whether something else
+  // may join the words that it cuts.
   bool known_pattern_ = false, unproved_ = false;
 };
 

@@ -37,8 +37,8 @@ void check_group(const std::string& pattern, size_t open, const std::string& whe
 }
 
 // Checks the quantifier {...} at `open`, which may be {n}, {n,} or {n,m}, also lazy. Refuses the
-// others: Oniguruma repeats {n,m}+ and makes {n}? optional, while PCRE2 takes them as possessive
-// and as lazy; and {,m} is a quantifier in only one of the dialects.
+// others. Oniguruma repeats {n,m}+ and makes {n}? optional, while PCRE2 reads them as possessive
+// and as lazy; {,m} is a quantifier in only one of the dialects.
 void check_interval(const std::string& pattern, size_t open, const std::string& where) {
   const size_t close = pattern.find('}', open);
   const std::string inside =
@@ -54,9 +54,10 @@ void check_interval(const std::string& pattern, size_t open, const std::string& 
     refuse(pattern, where, fmt::format("{{{}}}{}", inside, after));
 }
 
-// Translates a pattern from Oniguruma's dialect to PCRE2's. In what tokenizers use, the two differ
-// in white space (PCRE2's \s also has U+180E) and \uHHHH, which are translated. Other constructs
-// that they read differently are refused, since they would silently give other tokens.
+// Translates a pattern from Oniguruma's dialect to PCRE2's. For the constructs that tokenizers use,
+// the two differ in white space (PCRE2's \s also has U+180E) and \uHHHH, which are translated.
+// Other constructs that they read differently are refused, since they would silently give other
+// tokens.
 std::string translate(const std::string& pattern, const std::string& where) {
   std::string out;
   bool in_class = false;
@@ -81,7 +82,7 @@ std::string translate(const std::string& pattern, const std::string& where) {
         out += c;
         out += e;
         if (std::strchr("pPx", e) && i + 1 < pattern.size() && pattern[i + 1] == '{')
-          out += pattern[++i];  // belongs to the escape, and begins no quantifier
+          out += pattern[++i];  // belongs to the escape, and does not begin a quantifier
       }
       continue;
     }
@@ -133,7 +134,7 @@ void compile(pcre2_code*& code, bool& jit, const std::string& pattern, uint32_t 
 Regex::Regex(std::unique_ptr<Code> code) : code_(std::move(code)) {}
 Regex::Regex(const std::string& pattern, const std::string& where) : code_(new Code) {
   code_->where = where;
-  // Oniguruma's ^ and $ always match at the borders of lines.
+  // Oniguruma's ^ and $ always match at the boundaries of lines.
   compile(code_->code, code_->jit, translate(pattern, where), kOptions | PCRE2_MULTILINE, where);
 }
 Regex Regex::native(const std::string& pattern) {

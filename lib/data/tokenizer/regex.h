@@ -37,8 +37,8 @@ class Regex {
   // `text` must be well-formed UTF-8, and `from` the start of a character.
   bool find(std::string_view text, size_t from, Scratch& scratch, size_t& begin, size_t& end) const;
 
-  // Calls f(begin, end) for each match from left to right. Matches do not overlap, and an empty one
-  // right behind another match is passed over, as in Oniguruma's search.
+  // Calls f(begin, end) for each match from left to right. Matches do not overlap, and an empty
+  // match directly after another match is skipped, as in Oniguruma's search.
   template <class F>
   void for_each(std::string_view text, Scratch& scratch, F&& f) const {
     size_t from = 0, begin = 0, end = 0, last = std::string_view::npos;

@@ -12,7 +12,7 @@ int32_t id_of(const TokenizerFile& file, const Json& value, const std::string& w
   return value.get<int32_t>();
 }
 
-// Appends what a TemplateProcessing puts before the text of its "single" template.
+// Appends the ids that a TemplateProcessing puts before the text of its "single" template.
 void add_template(const TokenizerFile& file, const Json& node, const std::string& where,
                   std::vector<int32_t>& prefix) {
   for (const Json& piece : file.list(node, "single", where)) {
@@ -27,7 +27,7 @@ void add_template(const TokenizerFile& file, const Json& node, const std::string
   file.require(false, where + ".single has no text");
 }
 
-// A later processor of a sequence puts its tokens around what the earlier ones have made.
+// A later processor of a sequence puts its tokens around the result of the earlier ones.
 void add_processor(const TokenizerFile& file, const Json& node, const std::string& where,
                    std::vector<int32_t>& prefix) {
   const std::string type = file.text(node, "type", where);

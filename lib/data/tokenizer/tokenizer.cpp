@@ -33,7 +33,8 @@ std::vector<int32_t> begin_of_text(BeginOfText begin, const Tokenizer& tokenizer
 
 namespace {
 
-// Explains a folder or a file that holds a tokenizer in another form.
+// Throws an error about a path without a tokenizer.json, which may hold a tokenizer in another
+// form.
 [[noreturn]] void refuse(const fs::path& path) {
   const fs::path folder = path.parent_path();
   for (const char* other :
@@ -78,7 +79,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& what, const s
   fs::path path = what;
   if (fs::is_directory(path)) path /= "tokenizer.json";
   if (!fs::exists(path) || path.extension() == ".model") refuse(path);
-  // Ranks that are threads, and parts of a program that do not know of each other, share it.
+  // Ranks that are threads share it, and so do independent parts of a program.
   static std::mutex mutex;
   static std::shared_ptr<const Tokenizer> last;
   static std::string last_key;

@@ -1,5 +1,5 @@
 // Reading the parts of a Hugging Face tokenizer.json. A feature that mtrain lacks is an error that
-// names it, so that ids never differ silently.
+// names it: ids must never differ silently.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -30,7 +30,7 @@ struct TokenizerFile {
   const Json& list(const Json& object, const char* key, const std::string& where) const;
   std::string place(const std::string& where) const { return name + ": " + where; }
 
-  // What a Replace or a Split looks for, {"String": ...} or {"Regex": ...}: an expression, or a
+  // What a Replace or a Split searches for, {"String": ...} or {"Regex": ...}: an expression, or a
   // text that is not empty.
   struct Pattern {
     std::unique_ptr<Regex> regex;
@@ -41,7 +41,7 @@ struct TokenizerFile {
 
 struct NormalizerPart {
   Normalizer normalizer;
-  bool keeps_cuts = true;  // whether a text may still be cut where Tokenizer::safe_cut says
+  bool keeps_cuts = true;  // whether the rule of Tokenizer::safe_cut still holds
 };
 NormalizerPart read_normalizer(const TokenizerFile& file);
 
@@ -56,13 +56,13 @@ struct DecoderPart {
   Decoder decoder;
   bool byte_level = false;  // the decoder maps the tokens' characters to bytes, and has no steps
 };
-// `byte_level` is the pre-tokenizer's, whose counterpart decodes if the file names no decoder.
+// `byte_level` is the pre-tokenizer's; its inverse is the decoder if the file names none.
 DecoderPart read_decoder(const TokenizerFile& file, bool byte_level);
 
 // Returns the ids that the file's post-processor puts before a single text.
 std::vector<int32_t> read_text_prefix(const TokenizerFile& file);
 
-// Above every vocabulary, so that a wild id cannot fill the memory.
+// Above every vocabulary; it keeps an absurd id from filling the memory.
 constexpr int64_t kMaxTokenId = int64_t(1) << 22;
 
 }  // namespace mtrain::data

@@ -13,8 +13,8 @@ namespace {
 
 using Json = TokenizerFile::Json;
 
-// Returns the character by which byte-level vocabularies write each byte: the byte's own if it is
-// printable, else one of those from U+0100 on.
+// Returns the character that stands for each byte in byte-level vocabularies: the byte's own if it
+// is printable, else one of U+0100 and above.
 std::array<uint32_t, 256> byte_characters() {
   std::array<uint32_t, 256> characters{};
   uint32_t other = 256;
@@ -91,11 +91,13 @@ class Reader {
   }
   void set_token(int32_t id, const std::string& token) {
     if (size_t(id) >= parts_.tokens.size()) parts_.tokens.resize(size_t(id) + 1);
-    // A token with characters that stand for no byte, usually an added one, stands for its text.
+    // A token with characters that do not stand for bytes, usually an added one, stands for its
+    // text.
     parts_.tokens[size_t(id)] = decodes_bytes_ ? to_bytes(token).value_or(token) : token;
   }
 
-  // Returns the bytes for which the characters of `token` stand; nothing if one stands for none.
+  // Returns the bytes that the characters of `token` stand for; nothing if one of them does not
+  // stand for a byte.
   std::optional<std::string> to_bytes(const std::string& token) const {
     std::string bytes;
     for (size_t at = 0; at < token.size();) {
@@ -120,7 +122,7 @@ class Reader {
     }
   }
 
-  // Reads the symbols with which words begin.
+  // Reads the initial symbols of words.
   void read_symbols(const Json& model) {
     const bool falls_back = file_.flag(model, "byte_fallback", false);
     const auto id_of_token = [&](const std::string& token) {
@@ -203,7 +205,7 @@ class Reader {
     if (list.is_null()) return;
     file_.require(list.is_array(), "added_tokens is not a list");
     Normalizer::Scratch scratch(parts_.normalizer);
-    // The tokenizers library numbers tokens by itself, whatever the file says.
+    // The tokenizers library numbers added tokens by itself and ignores the ids in the file.
     int64_t next = int64_t(ids_.size());
     for (size_t i = 0; i < list.size(); ++i) {
       const Json& token = list[i];
@@ -297,7 +299,7 @@ class Reader {
   std::array<uint32_t, 256> characters_;
   std::array<int16_t, 512> byte_of_{};  // by code point: the byte for which it stands, or -1
   bool decodes_bytes_ = false;
-  bool unproved_ = false;  // for Tokenizer::safe_cut: something may join what is cut
+  bool unproved_ = false;  // for Tokenizer::safe_cut: something may join words that a cut separates
 };
 
 }  // namespace

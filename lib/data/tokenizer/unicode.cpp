@@ -13,7 +13,7 @@ namespace mtrain::data {
 namespace {
 
 // Characters whose first byte is below this never change in the form and never compose with the
-// character before them; those from U+4000 to U+9FFF (first bytes E4 to E9) do neither in any form.
+// character before them. Those from U+4000 to U+9FFF (first bytes E4 to E9) do neither in any form.
 uint8_t unsettled_from(NormalForm form) {
   switch (form) {
     case NormalForm::nfc: return 0xCC;  // U+0300
@@ -54,7 +54,7 @@ void append_mapped(std::string_view text, NormalForm form, std::string& out) {
   std::free(mapped);
 }
 
-// Normalizes the stretches between characters that Unicode 9 does not know.
+// Normalizes the runs of text between characters that Unicode 9 does not know.
 void append_stretches(std::string_view text, NormalForm form, std::string& out) {
   size_t done = 0;
   for (size_t at = 0; at < text.size();) {
@@ -78,14 +78,14 @@ bool is_normal_form(std::string_view text, NormalForm form) {
       std::memcpy(&eight, text.data() + at, 8);
       if (eight & 0x8080808080808080u) break;
     }
-    // Bytes inside characters are below every bound.
+    // Continuation bytes of characters are below every bound.
     if (at < text.size() && !is_settled(uint8_t(text[at]), bound)) return false;
   }
   return true;
 }
 
-// Maps only the runs of unsettled characters, each together with the settled character before it,
-// with which a mark may compose.
+// Maps only the runs of unsettled characters, each together with the settled character before it: a
+// mark may compose with that character.
 void append_normal_form(std::string_view text, NormalForm form, std::string& out) {
   const uint8_t bound = unsettled_from(form);
   const auto lead = [&](size_t i) { return uint8_t(text[i]); };
@@ -114,7 +114,7 @@ void append_lowercase(std::string_view text, std::string& out) {
     } else {
       const uint32_t c = decode_utf8(text, at, n);
       if (c == 0x130) {
-        out += "i\u0307";  // the one character whose lower case has two
+        out += "i\u0307";  // the only character whose lower case has two characters
       } else {
         const uint32_t recent = recent_lowercase(c);
         append_utf8(recent ? recent : uint32_t(utf8proc_tolower(utf8proc_int32_t(c))), out);

@@ -1,5 +1,5 @@
-// What Unicode says of characters, as far as tokenizers ask. Where versions of Unicode differ,
-// these functions follow the tokenizers library, so that ids are equal (unicode_versions.h).
+// The properties of characters in Unicode that tokenizers need. If versions of Unicode differ,
+// these functions follow the tokenizers library, since ids must be equal (unicode_versions.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace mtrain::data {
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 
-// Returns whether `text`, any bytes, is certainly in this form; false may also mean that finding
-// out costs as much as normalizing.
+// Returns whether `text`, any bytes, is certainly in this form. It may return false for a text in
+// this form if the check would cost as much as normalizing.
 bool is_normal_form(std::string_view text, NormalForm form);
 
 // Appends the normal form of `text`, which must be well-formed UTF-8.
@@ -26,9 +26,9 @@ bool is_white_space(uint32_t c);
 size_t leading_white_space(std::string_view text);
 size_t trailing_white_space(std::string_view text);
 
-// Returns `text`, which must be well-formed UTF-8, with every character that is too recent for some
-// libraries' tables replaced by an older one that regular expressions treat alike. All offsets
-// stay. Without such characters it is `text` itself, else a view of `storage`.
+// Returns `text`, which must be well-formed UTF-8. Every character that is too recent for some
+// libraries' tables is replaced by an older one that regular expressions treat alike. No offset
+// changes. Without such characters it is `text` itself, else a view of `storage`.
 std::string_view with_stand_ins(std::string_view text, std::string& storage);
 
 // Patterns in PCRE2's dialect that match one character: \w of Rust's regular expressions (letters,

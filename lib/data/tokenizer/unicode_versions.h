@@ -1,7 +1,7 @@
-// Where versions of Unicode disagree. The tokenizers library has three: Unicode 9 normalizes, 16 is
-// behind regular expressions, and 17 behind lower case and digits; the libraries of a system have
-// others. These tables say what differs, so that ids are the same on every system. They were found
-// by asking the library (0.23.3) about every code point.
+// The differences between versions of Unicode. The tokenizers library uses three: Unicode 9 for
+// normalization, 16 for regular expressions, and 17 for lower case and digits. The libraries of a
+// system have others. These tables list the differences; with them ids are the same on every
+// system. They were made by querying the library (0.23.3) for every code point.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -63,7 +63,7 @@ size_t utf8_unfinished(std::string_view text) {
     const size_t at = text.size() - n;
     if ((uint8_t(text[at]) & 0xC0) == 0x80) continue;
     if (utf8_length(text, at) > 0) return 0;
-    // It is unfinished if some further bytes complete it. E0 and F0 exclude the lowest second byte.
+    // It is incomplete if some further bytes complete it. E0 and F0 exclude the lowest second byte.
     std::string completed(text.substr(at));
     const uint8_t lead = uint8_t(completed[0]);
     while (completed.size() < 4) {

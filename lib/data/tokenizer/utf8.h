@@ -17,11 +17,11 @@ uint32_t decode_utf8(std::string_view text, size_t at, size_t length);
 // Returns the length of the well-formed character at the end of `text`, or 0 if there is none.
 size_t last_character(std::string_view text);
 
-// Returns the end of the longest run from `at` that is wholly well-formed if `valid`, else wholly
-// malformed.
+// Returns the end of the longest run from `at` that is completely well-formed if `valid`, else
+// completely malformed.
 size_t utf8_run_end(std::string_view text, size_t at, bool valid);
 
-// Returns the number of bytes at the end of `text` that begin a character and do not complete it.
+// Returns the number of bytes of an incomplete character at the end of `text`.
 size_t utf8_unfinished(std::string_view text);
 
 // Appends the code point `c`, which must be a Unicode scalar value, to `out`.
