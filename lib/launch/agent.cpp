@@ -45,7 +45,7 @@ namespace fs = std::filesystem;
 // not ended after kUntilTerm get SIGTERM, and after kUntilKill SIGKILL: all within 5 s.
 constexpr auto kUntilTerm = 2s, kUntilKill = 4s;
 
-constexpr auto kRanWell = 60s;  // a start that lived so long was not in vain
+constexpr auto kRanWell = 60s;  // after this time a start counts as successful
 // How long the end waits while nobody reads the output: after a normal end, after a signal.
 constexpr auto kPatience = 5s, kPatienceAfterSignal = 1s;
 
@@ -56,8 +56,8 @@ bool same_file(int a, int b) {
   return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-// Begins a line of the launcher. On a terminal the first rank may have drawn a line without an end,
-// which this removes.
+// Begins a line of the launcher. On a terminal the first rank may have drawn a line without a line
+// feed; this removes it.
 std::string line_begin(int fd) {
   const char* term = std::getenv("TERM");
   return isatty(fd) && term && std::strcmp(term, "dumb") != 0 ? "\r\x1b[K" : "";
@@ -82,7 +82,7 @@ class Console {
   std::optional<OutputStream> err_;
 };
 
-// Whether a write to it may wait for a reader.
+// Whether a write to the descriptor may have to wait for a reader.
 bool has_reader(int fd) {
   struct stat info;
   return fstat(fd, &info) == 0 && !S_ISREG(info.st_mode) && (!S_ISCHR(info.st_mode) || isatty(fd));
@@ -93,15 +93,15 @@ struct Child {
   pid_t pid = -1;
   fs::path error_file;
   std::optional<int> status;          // as waitpid gives it
-  bool told_to_end = false;           // the agent ended it, so that its end explains no failure
-  Clock::time_point look_again = {};  // when to look for processes that go on without it
+  bool told_to_end = false;           // the agent ended it: its end is not the cause of a failure
+  Clock::time_point look_again = {};  // when to look for processes that continue without it
 };
 
 bool ended_well(const Child& c) {
   return c.status && WIFEXITED(*c.status) && WEXITSTATUS(*c.status) == 0;
 }
 
-// Whether a signal that asks a job to end has ended this rank.
+// Whether one of kEndSignals has ended this rank.
 bool ended_by_signal(const Child& c) {
   if (!c.status) return false;
   if (WIFSIGNALED(*c.status)) return is_end_signal(WTERMSIG(*c.status));
@@ -119,7 +119,7 @@ int make_log_folders(const fs::path& log_dir, int from, int first_rank, int rank
     for (int i = 0; i < ranks && !taken; ++i) taken = fs::exists(folder(i), error);
     if (taken) continue;
     fs::create_directories(attempt, error);
-    // If two launches start at once, only one of them makes the first rank's folder.
+    // If two launches start at the same time, only one of them makes the first rank's folder.
     if (!error && !fs::create_directory(folder(0), error) && !error) continue;
     for (int i = 1; i < ranks && !error; ++i) fs::create_directory(folder(i), error);
     if (error)
@@ -129,7 +129,7 @@ int make_log_folders(const fs::path& log_dir, int from, int first_rank, int rank
   }
 }
 
-// What all starts of a job share.
+// The state that all starts of a job share.
 struct JobState {
   std::string id;
   uint16_t port = 0;
@@ -148,7 +148,7 @@ class Attempt {
   }
   ~Attempt() {
     kill_groups();
-    // Until here the ranks' pids were theirs, and kill_groups() could hit no other process.
+    // Until here the pids still belong to the ranks: kill_groups() cannot hit another process.
     for (const Child& c : children_) {
       job_.watchdog.remove_group(c.pid);
       waitpid(c.pid, nullptr, 0);
@@ -167,15 +167,16 @@ class Attempt {
       if (failed_at_) press();
     }
     const bool well = std::all_of(children_.begin(), children_.end(), ended_well);
-    kill_groups();  // processes that a rank has left behind would go on writing
+    kill_groups();  // processes that a rank has left would continue to write
     if (!well) kill_job_processes(job_.id);
-    for (RankOutput& p : outputs_) p.drain();  // what the ranks wrote last
+    for (RankOutput& p : outputs_) p.drain();  // the last output of the ranks
     return well;
   }
 
   bool killed_by_user() const { return killed_by_user_; }
 
-  // Whether ranks have failed only because the job was told to end, or because such a rank is gone.
+  // Whether ranks have failed only because the job got a signal to end, or because such a rank is
+  // gone.
   bool ended_by_user() const {
     const auto lost_peer = [](const Child& c) {
       const auto e = read_error_file(c.error_file);
@@ -187,12 +188,12 @@ class Attempt {
            });
   }
 
-  // Prints why the job failed, and returns the exit code that follows from it.
+  // Prints why the job failed, and returns the exit code for that cause.
   int report() const {
     const Child* cause = nullptr;
     std::optional<RankError> error;
-    // The lowest weight is the first cause. A rank that died without an error file explains the
-    // errors of others; next come errors that are not about peers.
+    // The rank with the lowest weight is the first cause. A rank that died without an error file
+    // causes the errors of others; next come errors that are not about peers.
     const auto weight = [](const Child& c, const std::optional<RankError>& e) {
       if (c.told_to_end && !e) return 3;
       if (!e) return 0;
@@ -243,7 +244,7 @@ class Attempt {
     return is_plain(c) && job_.console.one_stream && (o_.log_dir.empty() || files == 0);
   }
 
-  // Makes a pipe or terminal for a stream of the child and returns the child's end; -1: the child
+  // Makes a pipe or terminal for a stream of the child. Returns the child's end; -1: the child
   // writes to the launcher's own stream.
   int output(int stream, const Child& c) {
     const int bit = stream == STDOUT_FILENO ? 1 : 2;
@@ -274,7 +275,7 @@ class Attempt {
     for (char** e = environ; *e; ++e)
       if (const char* equals = std::strchr(*e, '='))
         env[std::string(*e, size_t(equals - *e))] = equals + 1;
-    // emplace() keeps what the user has set.
+    // emplace() keeps variables that the user has set.
     for (const auto& [name, value] : o_.environment) env.emplace(name, value);
     const int world = o_.ranks_per_node * o_.nodes;
     env["RANK"] = std::to_string(c.rank);
@@ -318,7 +319,7 @@ class Attempt {
     if (c.pid < 0) throw RunError(fmt::format("cannot start a rank: {}", std::strerror(errno)));
     if (c.pid == 0) {
       // Between fork and exec only async-signal-safe calls are allowed.
-      setpgid(0, 0);  // so that it can be killed with all that it starts
+      setpgid(0, 0);  // a group of its own: it can be killed with all processes that it starts
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       job_.watchdog.add_group(getpid());
       if (getppid() != agent) _exit(127);  // the agent has died in between
@@ -357,25 +358,25 @@ class Attempt {
       case EndRequests::Kind::second: killed_by_user_ = true; return kill_all(SIGKILL);
       case EndRequests::Kind::first: break;
     }
-    // The first rank of a training answers by itself.
+    // The first rank of a training reports by itself.
     job_.console.say(
         fmt::format("mtrain-launch: {}: the ranks are told to {}", name_of(signal),
                     o_.unsaved ? "save and end" : "end; again: they are ended at once"));
     pass_on(signal);
-    // Whoever signalled the launcher may have signalled the ranks before.
+    // The sender of the signal may have signalled the ranks before.
     if (std::ranges::all_of(children_, [](const Child& c) {
           return !c.status || ended_well(c) || ended_by_signal(c);
         }))
       failed_at_.reset();
   }
 
-  // A shell between the launcher and a rank passes no signals on. Other programs of the job, such
-  // as `tee` and profilers, are needed until the ranks have ended.
+  // A shell between the launcher and a rank does not forward signals. Other programs of the job,
+  // such as `tee` and profilers, get no signal: they are needed until the ranks have ended.
   void pass_on(int signal) {
     sigval value{};
-    value.sival_int = signal;  // by which the ranks name it
+    value.sival_int = signal;  // the signal that the ranks name in messages
     const auto tell = [&](pid_t pid) {
-      // The system queues only so many signals with a value.
+      // The system limits the number of queued signals with a value.
       return sigqueue(pid, SIGTERM, value) == 0 || (errno == EAGAIN && kill(pid, SIGTERM) == 0);
     };
     std::set<pid_t> told;
@@ -392,7 +393,7 @@ class Attempt {
       if (c.status || waitid(P_PID, id_t(c.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
           info.si_pid != c.pid)
         continue;
-      // The status in the form that waitpid would return.
+      // The status in waitpid's format.
       const int status =
           info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
       // A wrapper may handle the signal and exit by itself (trap 'exit 0' TERM).
@@ -404,7 +405,8 @@ class Attempt {
     }
   }
 
-  // Whether mtrain saves, after the shell that started it has ended on a signal.
+  // Whether mtrain is still running (it saves) after the shell that started it was ended by a
+  // signal.
   bool goes_on(Child& c) {
     if (Clock::now() < c.look_again) return true;
     c.look_again = Clock::now() + 100ms;
@@ -431,7 +433,7 @@ class Attempt {
     kill_job_processes(job_.id);
   }
 
-  // Kills all processes of all ranks, also those that dead ranks have left behind. The pids still
+  // Kills all processes of all ranks, including those that dead ranks have left. The pids still
   // belong to the ranks, since nobody has waited for them.
   void kill_groups() {
     for (const Child& c : children_) kill(-c.pid, SIGKILL);
@@ -480,7 +482,7 @@ std::chrono::milliseconds restart_delay(int failures) {
 
 namespace {
 
-// Waits before the next start. Returns false if a signal ends the job meanwhile.
+// Waits before the next start. Returns false if a signal ends the job during the wait.
 bool wait_to_restart(std::chrono::milliseconds delay, JobState& job) {
   const auto until = Clock::now() + delay;
   while (!job.ends.signal()) {
@@ -518,7 +520,7 @@ int run_starts(const AgentOptions& o, JobState& job) {
       return 128 + signal;
     }
     int code = attempt.report();
-    // What worked at the first start is not the user's mistake at a later one.
+    // Input that worked at the first start is not a user's mistake at a later one.
     if (number > 0) code = 1;
     const bool again = code != 2 && !signal && number < o.max_restarts;
     if (!again) {
@@ -542,7 +544,7 @@ int run_starts(const AgentOptions& o, JobState& job) {
 
 int run_agent(const AgentOptions& options) {
   remove_stale_job_folders();
-  // A single rank meets nobody, so that its port may be in use; but it must be a port.
+  // A single rank has no rendezvous, so its port may be in use. But there must be a port number.
   std::optional<PortClaim> port;
   if (options.ranks_per_node * options.nodes > 1 || options.master_port == 0)
     port.emplace(options.master_port, options.node);

@@ -5,10 +5,10 @@
 
 namespace mtrain::launch {
 
-// The variable by which mtrain-launch passes that command to its ranks.
+// The variable in which mtrain-launch passes that command to its ranks.
 inline constexpr const char* kContinueVariable = "MTRAIN_CONTINUE";
 
-// Returns the command line for a shell that continues the run which these words have started.
+// Returns a shell command that continues the run that was started with these words.
 std::string continue_command(const std::vector<std::string>& words);
 
 }  // namespace mtrain::launch

@@ -20,7 +20,7 @@ namespace mtrain::launch {
 
 namespace {
 
-// The kinds' words in the file.
+// The names of the kinds in the file.
 constexpr std::pair<ErrorKind, const char*> kWords[] = {{ErrorKind::user, "user"},
                                                         {ErrorKind::run, "run"},
                                                         {ErrorKind::comm, "comm"},
@@ -42,7 +42,7 @@ ErrorKind kind_named(const std::string& word) {
   return ErrorKind::other;
 }
 
-// What handlers of signals need, since they may neither allocate nor read the environment.
+// The data that signal handlers need, since they may neither allocate nor read the environment.
 struct HandlerFile {
   std::string path, begin;  // `begin` is the JSON up to the message
   std::string text;         // a buffer
@@ -52,7 +52,7 @@ HandlerFile& handler_file() {
   return file;
 }
 
-// Appends the bytes of a text in JSON. Other bytes than those of ASCII become question marks.
+// Appends the bytes of a text in JSON. Bytes that are not printable ASCII become question marks.
 void append_json(std::string& to, const char* text, const char* end) {
   for (; text != end && to.size() + 2 < to.capacity(); ++text) {
     if (*text == '"' || *text == '\\') to += '\\';
@@ -86,7 +86,7 @@ WriteErrorText error_file_of_handlers() {
   constexpr size_t kMostBytes = 16384;
   HandlerFile& file = handler_file();
   file.path = path;
-  // The handler takes the time of this call, since it must not format numbers.
+  // The handler writes the time of this call, since it must not format numbers.
   file.begin = nlohmann::json{{"rank", rank ? std::atoi(rank) : 0},
                               {"kind", "run"},
                               {"time", double(std::time(nullptr))}}
@@ -112,11 +112,11 @@ void write_error_file(const std::exception& e, const std::vector<std::string>& l
                            {"hint", ours ? ours->hint() : ""},
                            {"time", now},
                            {"launches", launches}};
-    // Bytes that are not UTF-8, such as those of a file name, are replaced, so that the message
-    // survives.
+    // Bytes that are not UTF-8, such as those of a file name, are replaced: the message must not be
+    // lost.
     write_file_atomic(path, j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   } catch (...) {
-    // The rank is failing already; its own output still says why.
+    // The rank is already failing; its own output still has the cause.
   }
 }
 

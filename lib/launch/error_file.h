@@ -1,5 +1,5 @@
-// The JSON file by which a rank that fails tells the launcher why. The launcher puts its path into
-// MTRAIN_ERROR_FILE.
+// The JSON file in which a failing rank reports the cause to the launcher. The launcher puts its
+// path into MTRAIN_ERROR_FILE.
 #pragma once
 #include <exception>
 #include <filesystem>
@@ -24,12 +24,12 @@ struct RankError {
 // throws.
 void write_error_file(const std::exception& error, const std::vector<std::string>& launches = {});
 
-// Returns a function that does the same for a RunError whose text is "<message>\n  hint: <hint>".
-// It may be called in a handler of signals.
+// Returns a function that does the same for a RunError whose text is "<message>\n  hint: <hint>". A
+// signal handler may call it.
 using WriteErrorText = void (*)(const char* text);
 WriteErrorText error_file_of_handlers();
 
-// Returns nothing where the file is missing or incomplete.
+// Returns nothing if the file is missing or incomplete.
 std::optional<RankError> read_error_file(const std::filesystem::path& path);
 
 }  // namespace mtrain::launch

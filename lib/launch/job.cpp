@@ -31,7 +31,7 @@ int number(const char* name, int least, int most) {
 
 struct Launcher {
   const char *rank, *size, *local_rank, *local_size;
-  const char *job, *step;  // identify the job; its port follows from them
+  const char *job, *step;  // identify the job and determine its port
 };
 
 constexpr int kMaxRanks = 1 << 24;
@@ -42,14 +42,14 @@ constexpr Launcher kOpenMpi = {
     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",       nullptr};
 constexpr Launcher kPmi = {"PMI_RANK",        "PMI_SIZE",  "MPI_LOCALRANKID",
                            "MPI_LOCALNRANKS", "PMI_JOBID", nullptr};
-// SLURM_NTASKS belongs to the whole allocation, and a batch script has it and a SLURM_PROCID, too.
-// Only a step that srun has started has the size of the step.
+// SLURM_NTASKS belongs to the full allocation; a batch script has it and a SLURM_PROCID, too. Only
+// a step that srun has started has the size of the step.
 constexpr Launcher kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
                              nullptr,        "SLURM_JOB_ID",         "SLURM_STEP_ID"};
 
 bool has(const Launcher& l) { return variable(l.rank) && variable(l.size); }
 
-// srun --mpi=pmi2 sets the variables of PMI as well, but not the number of ranks on the host.
+// srun --mpi=pmi2 also sets the variables of PMI, but not the number of ranks on the host.
 bool is_pmi_of_slurm() {
   return has(kSlurm) && variable(kPmi.rank) == variable(kSlurm.rank) &&
          variable(kPmi.size) == variable(kSlurm.size);
@@ -95,7 +95,7 @@ int slurm_local_size(int otherwise) {
   return tasks_of_node(*tasks, number("SLURM_NODEID", 0, kMaxRanks)).value_or(otherwise);
 }
 
-// Different jobs get different ports, so that two jobs on one host do not meet.
+// Different jobs get different ports: two jobs on one host must not connect to each other.
 uint16_t port_of_job(const std::string& job) {
   constexpr size_t kFirst = 20000, kPorts = 10000;
   return uint16_t(kFirst + (job.empty() ? 0 : std::hash<std::string>()(job) % kPorts));

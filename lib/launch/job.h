@@ -1,4 +1,4 @@
-// Which rank of which job this process is, as its launcher says in the environment.
+// The job and the rank of this process, from its launcher's environment variables.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,9 +9,9 @@ struct Job {
   int rank = 0, size = 1;              // among all ranks of the job
   int local_rank = 0, local_size = 1;  // among the ranks on this host
   std::string master_addr = "localhost";
-  bool launched = false;  // a launcher has said so; without one the job has one rank
-  int restarts = 0;       // how often the launcher has started all ranks again
-  // Identifies this host's launcher: it stays the same at every restart, and no other job has it.
+  bool launched = false;  // started by a launcher; without one the job has one rank
+  int restarts = 0;       // how often the launcher has restarted all ranks
+  // Identifies this host's launcher: it is the same after every restart, and unique to this job.
   // Empty without a launcher that restarts ranks.
   std::string id;
   uint16_t master_port = 0;  // where rank 0 serves the rendezvous; unused by a single rank
@@ -22,11 +22,11 @@ struct Job {
 // Reads the variables of mtrain-launch and torchrun (RANK, WORLD_SIZE), or else of Open MPI's
 // mpirun, of PMI, or of a step that Slurm's srun has started. MASTER_ADDR and MASTER_PORT override
 // the address that follows from the others. Without a launcher the job has one rank. Throws
-// UserError where a variable is not a number or is out of range.
+// UserError if a variable is not a number or is out of range.
 Job job_from_environment();
 
-// The same for commands that one process can do alone: RANK and WORLD_SIZE count only if a launcher
-// has started this process. They may be left in a shell, and nobody would come.
+// The same for commands that a single process can run: RANK and WORLD_SIZE count only if a launcher
+// has started this process. A shell may still have them, and no other rank would arrive.
 Job started_job_from_environment();
 
 }  // namespace mtrain::launch

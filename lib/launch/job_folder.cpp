@@ -35,14 +35,15 @@ int lock_folder(const fs::path& path) {
 }  // namespace
 
 JobFolder::JobFolder() {
-  // Until it is locked, another launcher may take a new folder for one that was left behind.
+  // Until a new folder is locked, another launcher may mistake it for a stale one.
   constexpr int kTries = 100;
   for (int i = 0; i < kTries; ++i) {
     std::string name = (fs::temp_directory_path() / kPrefix).string() + "XXXXXX";
     if (!mkdtemp(name.data())) throw RunError(fmt::format("{}: {}", name, std::strerror(errno)));
     path_ = name;
     lock_ = lock_folder(path_);
-    // Without locks on this file system, no other launcher can lock it either and remove it.
+    // If this file system has no locks, other launchers cannot lock the folder either, so they do
+    // not remove it.
     const bool no_locks = lock_ < 0 && errno != EWOULDBLOCK;
     std::error_code ignored;
     if ((lock_ >= 0 || no_locks) && fs::exists(path_, ignored)) return;

@@ -8,7 +8,7 @@ namespace mtrain::launch {
 class JobFolder {
  public:
   JobFolder();   // throws RunError
-  ~JobFolder();  // removes it with all that it holds
+  ~JobFolder();  // removes it with its content
   JobFolder(const JobFolder&) = delete;
   JobFolder& operator=(const JobFolder&) = delete;
 

@@ -31,7 +31,7 @@ std::optional<std::string_view> value_of(std::string_view variables, std::string
 }
 
 // Returns "" for a process that has ended, or that belongs to another user. A process may end at
-// any time, so that no failure is an error here.
+// any time; therefore no failure is an error here.
 std::string environment_of(const fs::path& process) {
   struct stat info {};
   if (stat(process.c_str(), &info) < 0 || (geteuid() != 0 && info.st_uid != geteuid())) return "";
@@ -61,7 +61,7 @@ std::vector<JobProcess> job_processes(const std::string& job_id) {
     if (pid <= 0 || pid == getpid()) continue;
     const std::string variables = environment_of(it->path());
     if (value_of(variables, "MTRAIN_JOB_ID") != job_id) continue;
-    // sbatch gives all variables to a job that follows.
+    // sbatch passes all variables to the job that it submits.
     if (const auto slurm_job = value_of(variables, kSlurmJob);
         slurm_job && (!own_slurm_job || *slurm_job != own_slurm_job))
       continue;

@@ -1,4 +1,4 @@
-// The processes of a job on this host: the ranks, and all that they have started.
+// The processes of a job on this host: the ranks, and all processes that they have started.
 #pragma once
 #include <sys/types.h>
 #include <string>
@@ -12,16 +12,16 @@ struct JobProcess {
   std::string program;  // the name of its file
 };
 
-// The variable that tells a job of Slurm from those that it has submitted.
+// The variable that distinguishes a Slurm job from the jobs that it has submitted.
 inline constexpr const char* kSlurmJob = "SLURM_JOB_ID";
 
-// Returns the processes whose environment has this MTRAIN_JOB_ID, and no other SLURM_JOB_ID than
-// this process. It finds those in other process groups and sessions, too: `timeout`, `setsid` and
-// shells with job control make their own.
+// Returns the processes whose environment has this MTRAIN_JOB_ID, and no SLURM_JOB_ID that differs
+// from this process's. The result includes other process groups and sessions: `timeout`, `setsid`
+// and shells with job control make their own.
 std::vector<JobProcess> job_processes(const std::string& job_id);
 
-// Kills these processes with SIGKILL until none is left. Gives up after a second, when what is left
-// cannot be killed.
+// Kills these processes with SIGKILL until none is left. Gives up after a second: the rest cannot
+// be killed.
 void kill_job_processes(const std::string& job_id);
 
 }  // namespace mtrain::launch

@@ -31,7 +31,7 @@ struct Descriptor {
 constexpr const char* kOwnHint =
     "make it with  (umask 077; openssl rand -hex 32 >FILE)  as the user who trains";
 
-// Returns why the open file is not a secret of this user; "" where it is one.
+// Returns why the open file is not a secret of this user; "" if it is one.
 std::string fault_of(int fd) {
   struct stat file {};
   if (fstat(fd, &file) < 0 || !S_ISREG(file.st_mode)) return "is not a regular file";
@@ -41,8 +41,8 @@ std::string fault_of(int fd) {
   return "";
 }
 
-// Opens a regular file that is this user's alone; -1: there is none. Throws UserError for any other
-// file.
+// Opens a regular file that only this user can access; -1: there is none. Throws UserError for any
+// other file.
 int open_secret(const fs::path& path, const std::string& hint) {
   // O_NONBLOCK: a FIFO must not block.
   Descriptor d{open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
@@ -66,7 +66,7 @@ bool is_file_at(int fd, const fs::path& path) {
          own.st_ino == there.st_ino;
 }
 
-// Returns nothing where the file has no 64 digits (yet).
+// Returns nothing if the file does not have 64 digits (yet).
 std::optional<Token> read_token(int fd) {
   char text[200];
   const ssize_t n = pread(fd, text, sizeof text, 0);
@@ -107,12 +107,12 @@ JobToken::JobToken(const Job& job, fs::path shared) : shared_(std::move(shared))
   if (job.rank == 0) make_shared_file(job);
 }
 
-// A lock on the file says that its job lives.
+// A lock on the file shows that its job is running.
 void JobToken::make_shared_file(const Job& job) {
   const bool needed = job.size > 1 && !token_;
   std::error_code ignored;
   if (fs::equivalent(shared_, job.token_file, ignored))
-    return;  // the user's, who may need it again
+    return;  // it is the user's file, and may be needed later
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::seconds(job.restarts > 0 ? 30 : 0);
   // Other jobs may replace the file between any two steps.
@@ -139,12 +139,12 @@ void JobToken::make_shared_file(const Job& job) {
   throw UserError(fmt::format("the token file {} cannot be replaced", shared_.string()), hint());
 }
 
-// Returns false where another job has made the file.
+// Returns false if another job has made the file.
 bool JobToken::write_shared_file() {
   std::error_code ignored;
   fs::create_directories(shared_.parent_path(), ignored);
   token_ = Token::random();
-  // The file gets its name once it is locked and whole.
+  // The file gets its name once it is locked and complete.
   std::string name = shared_.string() + ".XXXXXX";
   lock_ = mkostemp(name.data(), O_CLOEXEC);
   const auto lock_and_write = [&] {
@@ -161,10 +161,10 @@ bool JobToken::write_shared_file() {
   };
   const auto no_write = [] { return fmt::format("cannot be written: {}", std::strerror(errno)); };
   if (!lock_and_write()) give_up(no_write());
-  // A mount may give files another owner or mode, so that no rank would take this one.
+  // A mount may give files another owner or mode; ranks would then refuse this file.
   if (const std::string fault = fault_of(lock_); !fault.empty()) give_up(fault);
   const int why = link(name.c_str(), shared_.c_str()) == 0 ? 0 : errno;
-  const bool done = why == 0 || is_file_at(lock_, shared_);  // NFS may lose the answer
+  const bool done = why == 0 || is_file_at(lock_, shared_);  // NFS may lose the reply to link()
   unlink(name.c_str());
   if (done) return true;
   close(std::exchange(lock_, -1));

@@ -1,6 +1,6 @@
-// The secret by which the ranks of a job know each other, and the three ways by which a rank gets
-// it: the variable MTRAIN_TOKEN, which mtrain-launch sets on one host; a file that the user names;
-// or a file in the run folder, which rank 0 writes for the others.
+// The secret with which the ranks of a job authenticate each other. A rank gets it in one of three
+// ways. It may be in the variable MTRAIN_TOKEN, which mtrain-launch sets on one host; in a file
+// that the user names; or in a file in the run folder, which rank 0 writes for the others.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -12,8 +12,8 @@ namespace mtrain::launch {
 
 constexpr const char* kTokenVariable = "MTRAIN_TOKEN";
 
-// Removes the variable from this process's environment, so that processes that it starts do not
-// inherit the secret. Call it while the process has one thread, and once nothing starts it anew.
+// Removes the variable from this process's environment: processes that it starts must not inherit
+// the secret. Call it while the process has one thread, and after its last re-execution.
 void hide_token_variable();
 
 // Reads a user's file of 64 hexadecimal digits. Throws UserError if it is not a regular file of
@@ -22,9 +22,9 @@ Token read_token_file(const std::filesystem::path& path);
 
 class JobToken {
  public:
-  // `shared` is the file through which rank 0 gives the token to the others if the user names none.
-  // Rank 0 makes it, and the destructor removes it; one that a killed job has left is replaced.
-  // Throws UserError if a token is not valid, or the file cannot be made or is of a job that lives.
+  // `shared` is the file in which rank 0 passes the token to the others if the user names none.
+  // Rank 0 makes it, and the destructor removes it. The file of a killed job is replaced. Throws
+  // UserError if a token is not valid, or if the file cannot be made or belongs to a running job.
   JobToken(const Job& job, std::filesystem::path shared);
   ~JobToken();
   JobToken(const JobToken&) = delete;
@@ -32,7 +32,7 @@ class JobToken {
 
   // Returns nothing while rank 0 has not written the file.
   std::optional<Token> find() const;
-  // Whether find() reads the shared file, in which an earlier job's token may still be.
+  // Whether find() reads the shared file, which may still have an earlier job's token.
   bool is_shared() const { return !token_; }
   static std::string hint();  // the three ways
 

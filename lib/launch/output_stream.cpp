@@ -29,7 +29,7 @@ bool ends_line(std::string_view text) {
   return text.empty() || kLineEnds.find(text.back()) != std::string_view::npos;
 }
 
-// Writes all of `text`; false: nobody will read it. `on_piece` is called after each part.
+// Writes all of `text`; false: the reader is gone. Calls `on_piece` after each part.
 bool write_pieces(int fd, std::string_view text, const std::function<void()>& on_piece) {
   while (!text.empty()) {
     const ssize_t n = ::write(fd, text.data(), std::min(text.size(), kPiece));

@@ -8,37 +8,37 @@
 
 namespace mtrain::launch {
 
-// Text that waits to be written. Beyond a bound the oldest whole lines are dropped, and a line in
-// their stead says how many. A progress line ends with a carriage return.
+// Text that waits to be written. Above a bound the oldest complete lines are dropped, and a line
+// with their number replaces them. A progress line ends with a carriage return.
 class PendingText {
  public:
   explicit PendingText(size_t most_bytes) : most_(most_bytes) {}
   void add(std::string_view text);
   bool empty() const { return text_.empty(); }
-  std::string take(size_t bytes);  // takes at most so many from the beginning, and the line above
+  std::string take(size_t bytes);  // removes at most `bytes` from the beginning, plus that line
 
  private:
   void drop();
 
   const size_t most_;
   std::string text_;
-  bool within_line_ = false;  // what was taken last ended within a line
+  bool within_line_ = false;  // the last take() ended within a line
   size_t dropped_ = 0;        // lines, after the first kept_ bytes
   size_t kept_ = 0;
 };
 
 // Writes to a file descriptor in a thread of its own: the descriptor may be a terminal that Ctrl-S
-// has stopped, or a pipe to a paused pager. A reader that is gone ends the output and nothing else.
+// has stopped, or a pipe to a paused pager. If the reader is gone, only the output ends.
 class OutputStream {
  public:
   explicit OutputStream(int fd);
-  ~OutputStream();  // does not wait for what is pending
+  ~OutputStream();  // does not wait for pending text
   OutputStream(const OutputStream&) = delete;
   OutputStream& operator=(const OutputStream&) = delete;
 
   void write(std::string_view text);
   std::string fit(std::string_view text) const;  // wraps it if this is a terminal
-  // Waits until all is written, nobody has read for so long, or give_up() returns true.
+  // Waits until everything is written, nobody has read for `patience`, or give_up() returns true.
   void finish(std::chrono::milliseconds patience, const std::function<bool()>& give_up);
 
  private:

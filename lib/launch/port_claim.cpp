@@ -27,8 +27,8 @@ uint16_t free_port() {
   return port;
 }
 
-// Returns a descriptor that has the claim, or -1. A name without a file (abstract) belongs to the
-// same network namespace as the port, and ends with the process.
+// Returns a descriptor that has the claim, or -1. An abstract socket name (without a file) belongs
+// to the same network namespace as the port, and ends with the process.
 int claim(uint16_t port, int node) {
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) throw RunError(fmt::format("no socket: {}", std::strerror(errno)));

@@ -4,8 +4,8 @@
 
 namespace mtrain::launch {
 
-// While it lives, no other launcher of this host starts the same node of a job at this port: its
-// ranks would meet those of the running job.
+// While it lives, no other launcher of this host can start the same node of a job at this port: its
+// ranks would connect to those of the running job.
 class PortClaim {
  public:
   // Port 0 claims a free port. Throws UserError if another launcher has the port.

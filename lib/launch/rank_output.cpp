@@ -111,7 +111,7 @@ bool RankOutput::pump() {
 
 void RankOutput::drain() {
   pollfd p{fd_, POLLIN, 0};
-  // A process that has left the job may hold the other end and go on writing.
+  // A process that has left the job may hold the other end and continue to write.
   constexpr int kMostReads = 4096;
   for (int i = 0; i < kMostReads && poll(&p, 1, 0) > 0; ++i)
     if (!pump()) return;
@@ -125,7 +125,7 @@ void RankOutput::resize(int terminal) const {
 void RankOutput::flush() {
   if (line_.empty()) return;
   if (line_.back() == '\n') line_.pop_back();
-  // A line that returns to its begin draws over itself, and has no width.
+  // A line with carriage returns overwrites itself, so it has no width.
   const bool drawn = line_.find('\r') != std::string::npos;
   show_->write((drawn ? prefix_ + line_ : show_->fit(prefix_ + line_)) + "\n");
   line_.clear();

@@ -1,4 +1,4 @@
-// A rank's output on its way through the launcher.
+// The launcher's handling of a rank's output.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -7,14 +7,14 @@
 
 namespace mtrain::launch {
 
-// A file that receives a rank's output as it is. Its folder exists.
+// A file that receives a rank's unchanged output. Its folder exists.
 class LogFile {
  public:
   explicit LogFile(std::filesystem::path path);
   ~LogFile();
   LogFile(LogFile&& other) noexcept;
   LogFile& operator=(LogFile&&) = delete;
-  // Returns why it could not be written; empty if it was, or if an earlier call has said so.
+  // Returns why it could not be written; empty if it was, or if an earlier call has reported it.
   std::string write(std::string_view text);
 
  private:
@@ -22,19 +22,20 @@ class LogFile {
   int fd_;
 };
 
-// One stream of one rank. The launcher reads it at once, whoever reads the launcher's own output.
+// One stream of one rank. The launcher always reads it immediately, even if the launcher's own
+// output is not read.
 class RankOutput {
  public:
   struct Ends {
     int launcher = -1, rank = -1;
   };
   static Ends pipe();  // throws RunError
-  // A terminal of the size of `terminal`, so that the rank draws as if it had that one. Both ends
-  // are -1 if the system has no more terminals.
+  // Makes a terminal of the size of `terminal`; the rank then draws as on that one. Both ends are
+  // -1 if the system has no more terminals.
   static Ends terminal(int terminal);
 
-  // Takes the launcher's end. `show` may be null. Without a prefix text is passed on as it comes,
-  // otherwise in whole lines.
+  // Takes the launcher's end. `show` may be null. Without a prefix, text is forwarded immediately,
+  // otherwise in complete lines.
   RankOutput(int fd, OutputStream* show, std::string prefix, std::unique_ptr<LogFile> file,
              OutputStream& complaints);
   RankOutput(RankOutput&& other) noexcept;
@@ -42,9 +43,9 @@ class RankOutput {
   ~RankOutput();
 
   int fd() const { return fd_; }
-  bool pump();                      // passes on what has arrived; false: the output has ended
-  void drain();                     // passes on all that has arrived, without waiting for more
-  void resize(int terminal) const;  // the terminal has another size now
+  bool pump();                      // forwards text that has arrived; false: the output has ended
+  void drain();                     // forwards all text that has arrived, without waiting for more
+  void resize(int terminal) const;  // call it when the terminal's size has changed
 
  private:
   void flush();

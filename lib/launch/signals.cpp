@@ -28,8 +28,8 @@ Signals::Signals() {
   sigaddset(&handled, SIGCHLD);
   sigaddset(&handled, SIGWINCH);
   for (const int s : kEndSignals) {
-    // What is ignored must stay so, as SIGHUP under nohup: once blocked, it would arrive through
-    // the descriptor.
+    // Ignored signals must stay ignored, such as SIGHUP under nohup: a blocked one would arrive
+    // through the descriptor.
     struct sigaction action;
     sigaction(s, nullptr, &action);
     if (!may_be_ignored(s) || action.sa_handler != SIG_IGN) sigaddset(&handled, s);

@@ -7,16 +7,16 @@
 
 namespace mtrain::launch {
 
-// Decides which signals are one request to end, and which are the second request.
+// Decides which signals belong to the first request to end, and which are a second request.
 class EndRequests {
  public:
   using Clock = std::chrono::steady_clock;
   enum class Kind {
     first,   // save and end
     repeat,  // belongs to the first: nothing more to do
-    second   // end at once
+    second   // end immediately
   };
-  // `from_keyboard` says that a person has pressed a key.
+  // `from_keyboard`: a person has pressed a key.
   Kind add(int signal, Clock::time_point at, bool from_keyboard = false);
   int signal() const { return signal_; }  // of the first request; 0: none has come
 
@@ -34,10 +34,10 @@ class Signals {
   Signals& operator=(const Signals&) = delete;
 
   int fd() const { return fd_; }
-  const sigset_t& before() const { return before_; }  // the mask with which children begin
-  // Returns the next signal, SIGCHLD excepted; 0: none has arrived.
+  const sigset_t& before() const { return before_; }  // the mask with which children start
+  // Returns the next signal, except SIGCHLD; 0: none has arrived.
   int next();
-  bool from_keyboard() const { return from_keyboard_; }  // whether a key has made that signal
+  bool from_keyboard() const { return from_keyboard_; }  // whether a key has caused that signal
 
  private:
   const IgnoreSigpipe pipes_;  // a reader that is gone (`| tee log`) must not end the ranks

@@ -9,8 +9,8 @@
 
 namespace mtrain::launch {
 
-// All functions throw UserError, which names the option, for a text that is wrong or asks for what
-// mtrain-launch does not do.
+// All functions throw UserError, which names the option, for a malformed text and for a request
+// that mtrain-launch does not support.
 
 struct Endpoint {
   std::string host;
@@ -19,8 +19,8 @@ struct Endpoint {
 // --rdzv_endpoint: host, host:port, [address]:port, or an address of IPv6 in brackets.
 Endpoint parse_endpoint(const std::string& text);
 
-// A host, or an address of IPv6, which torchrun's users write in brackets. `source` is what holds
-// the text: --master_addr, --local_addr, or the variable MASTER_ADDR.
+// A host, or an address of IPv6, which torchrun's users write in brackets. `source` is the origin
+// of the text: --master_addr, --local_addr, or the variable MASTER_ADDR.
 std::string parse_host(const std::string& source, const std::string& text);
 
 // --nnodes: N, or N:N.
@@ -29,7 +29,7 @@ int parse_nodes(const std::string& text);
 // --redirects and --tee: which streams of which ranks of this host. Bits: 1 stdout, 2 stderr.
 struct Streams {
   int all = 0;
-  std::map<int, int> by_local_rank;  // of ranks that are named
+  std::map<int, int> by_local_rank;  // for ranks that are named
   int of(int local_rank) const {
     const auto it = by_local_rank.find(local_rank);
     return it == by_local_rank.end() ? all : it->second;
@@ -42,8 +42,8 @@ Streams parse_streams(const std::string& option, const std::string& text);
 // --local-ranks-filter: "0,2". Empty: all ranks of the host.
 std::set<int> parse_local_ranks(const std::string& text);
 
-// --rdzv_conf: "key=value,...". What acts, and for each other key of torchrun a line that says why
-// it has no effect.
+// --rdzv_conf: "key=value,...". The value of the key that has an effect, and for each other key of
+// torchrun a line that explains why it has none.
 struct RendezvousConfig {
   std::optional<int> node;  // rank=N numbers this host
   std::vector<std::string> warnings;

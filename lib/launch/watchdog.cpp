@@ -22,22 +22,22 @@ namespace {
 
 [[noreturn]] void watch(int pipe, const std::string& job_id) {
   const std::string slurm_job = std::string(kSlurmJob) + "=";  // job_processes() reads it
-  setsid();  // what kills the launcher's process group spares the watchdog
+  setsid();  // a signal to the launcher's process group does not reach the watchdog
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
   prctl(PR_SET_NAME, "mtrain-watchdog");
-  // A launcher may be a rank of another job, whose watchdog must spare this one.
+  // A launcher may be a rank of another job, whose watchdog must not kill this one.
   for (char** e = environ; *e; ++e)
     if (!std::string_view(*e).starts_with(slurm_job)) std::memset(*e, 0, std::strlen(*e));
-  // Whoever reads the launcher's output waits until nobody can write to it any more.
+  // The reader of the launcher's output waits until no process can write to it any more.
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(null, fd);
-  // Nor may it hold other files, sockets or locks of whoever has started the launcher.
+  // It must not hold other files, sockets or locks that the launcher has inherited, either.
   if (pipe > STDERR_FILENO + 1) close_range(STDERR_FILENO + 1, unsigned(pipe) - 1, 0);
   close_range(unsigned(std::max(pipe, STDERR_FILENO)) + 1, ~0U, 0);
   std::set<pid_t> groups;
-  // Words are written at once, so that none is read in parts. All signals are blocked.
+  // Each word is written by one call; therefore none is read in parts. All signals are blocked.
   for (pid_t word; read(pipe, &word, sizeof word) == sizeof word;) {
     if (word == 0) _exit(0);
     if (word > 0)

@@ -5,10 +5,10 @@
 
 namespace mtrain::launch {
 
-// A process that waits until the launcher's end of a pipe is closed. Unless the launcher has said
-// that its ranks have ended, the watchdog then kills all processes of the job: the ranks' process
-// groups, and what has left these. The kernel itself would only kill the ranks, and not what a
-// shell between launcher and rank started.
+// A process that waits until the launcher's end of a pipe is closed. Unless the launcher has
+// reported that its ranks have ended, the watchdog then kills all processes of the job: the ranks'
+// process groups, and processes that have left these. The kernel would kill only the ranks, and not
+// the processes that a shell between launcher and rank has started.
 class Watchdog {
  public:
   // Starts it. Call it before other threads exist.
@@ -17,9 +17,9 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // A process group that it kills. Async-signal-safe, so that a rank can add itself before exec.
+  // Adds a process group to kill. Async-signal-safe, since a rank adds itself before exec.
   void add_group(pid_t group) const { send(group); }
-  void remove_group(pid_t group) const { send(-group); }  // its number may be used again
+  void remove_group(pid_t group) const { send(-group); }  // call it before its number is reused
   void dismiss() const { send(0); }                       // all ranks have ended
 
  private:
