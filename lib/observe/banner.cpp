@@ -13,7 +13,8 @@ namespace {
 constexpr int kIndent = 2, kGap = 2;
 constexpr int kNarrowest = 20;  // columns of a text, however narrow the terminal is
 
-// Returns `text` in lines of at most `columns`, broken at blanks, or within a word that is longer.
+// Returns `text` in lines of at most `columns`, broken at blanks, or within words that are too
+// long.
 std::vector<std::string_view> wrap(std::string_view text, int columns) {
   std::vector<std::string_view> lines;
   while (true) {

@@ -14,7 +14,7 @@ struct BannerRow {
 // between words and continues in the next line.
 std::string banner(std::string_view title, const std::vector<BannerRow>& rows, int width);
 
-// Prints the same table, fitted to the terminal behind `fd`.
+// Prints the same table, fitted to the terminal of `fd`.
 void print_banner(int fd, std::string_view title, const std::vector<BannerRow>& rows);
 
 }  // namespace mtrain::observe

@@ -19,12 +19,12 @@ std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Times may lie before the origin, since the clocks of several hosts differ.
+// Times may be before the origin, since the clocks of several hosts differ.
 std::string microseconds(int64_t ns) {
   return fmt::format("{}{}.{:03}", ns < 0 ? "-" : "", std::abs(ns) / 1000, std::abs(ns) % 1000);
 }
 
-// Shorter waits are left out of a trace: they are only what asking costs.
+// Shorter waits are left out of a trace: they are only the cost of the check.
 constexpr int64_t kShortestWait = 1000;  // ns
 
 constexpr std::string_view kDigits = "0123456789";
@@ -46,8 +46,8 @@ std::optional<ActionText> action_text(std::string_view text) {
   return a;
 }
 
-// Returns the action in the text of a Device's scopes: "3F12" of "3F12 > layers.3.attention". The
-// weight gradients that run apart from their backward ("weights of 3B12") are a W of their own.
+// Returns the action in the text of a Device's scopes: "3F12" from "3F12 > layers.3.attention".
+// Weight gradients that run separately from their backward ("weights of 3B12") become a W action.
 std::string action_in(std::string_view scope) {
   constexpr std::string_view kNext = " > ";
   while (!scope.empty()) {
@@ -181,7 +181,7 @@ void ChromeTrace::write(const std::filesystem::path& path) const {
         "{{\"name\":\"trace full: {} later events dropped\",\"pid\":{},\"tid\":0,\"ts\":{},"
         "\"ph\":\"i\",\"s\":\"p\"}},\n",
         dropped, rank_, microseconds(std::max(origin_ns, full_at_ns) - origin_ns));
-  // This event is the last one, so it has no comma behind it.
+  // This event is the last one, so no comma follows it.
   out += fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":"rank {}"}}}})",
                      rank_, rank_);
   out += "\n]}\n";

@@ -1,6 +1,6 @@
 // Writes launches as a JSON trace for chrome://tracing and Perfetto, with one process per rank and
-// one track per stream. The arguments of a span are the pass that it is part of, with its stage and
-// micro-batch, and the bytes that a communication sends. Waits are spans of the category "wait".
+// one track per stream. The arguments of a span are its pass, with stage and micro-batch, and the
+// bytes that a communication sends. Waits are spans of the category "wait".
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -18,20 +18,20 @@ namespace mtrain::observe {
 class ChromeTrace : public device::TimingSink {
  public:
   // Keeps at most `max_events` events of 48 bytes each. Later events are only counted; the trace
-  // says how many there were.
+  // includes their number.
   explicit ChromeTrace(int rank = 0, size_t max_events = 1'000'000);
 
   void record(const device::Timing& timing) override;
   void waited(const device::Waiting& waiting) override;
   // Adds a span that the host has timed, such as a step, to the track of the steps.
   void record_step(std::string_view name, int64_t begin_ns, int64_t end_ns);
-  // Sets the time 0 of the trace, on the clock by which launches are timed. Unless it is set, time
-  // begins with the first event.
+  // Sets the time 0 of the trace, on the clock of the launches' timings. By default time begins
+  // with the first event.
   void set_origin(int64_t ns) { origin_ns_ = ns; }
   size_t events() const;
   size_t dropped() const;
 
-  // Writes the events that have been recorded; launches may go on meanwhile. Throws RunError.
+  // Writes the recorded events; launches may continue during the call. Throws RunError.
   void write(const std::filesystem::path& path) const;
 
  private:
@@ -52,7 +52,7 @@ class ChromeTrace : public device::TimingSink {
   std::optional<int64_t> origin_ns_;
   size_t max_events_;
   mutable std::mutex mutex_;
-  std::set<std::string, std::less<>> texts_;  // entries point to its elements, which never move
+  std::set<std::string, std::less<>> texts_;  // entries point to its elements, which do not move
   std::vector<Track> tracks_;
   std::vector<Entry> entries_;
   size_t dropped_ = 0;

@@ -15,12 +15,12 @@ namespace mtrain::observe {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr double kLargest = 1e300;  // so that differences stay finite
+constexpr double kLargest = 1e300;  // differences of smaller values stay finite
 constexpr const char* kBold = "\x1b[1m";
 constexpr const char* kPlain = "\x1b[0m";
 
 struct Point {
-  double step, value;  // the value is NaN where the line has a gap
+  double step, value;  // the value is NaN at a gap of the line
 };
 
 struct Range {
@@ -67,7 +67,7 @@ std::vector<Point> points_of(const Series* series, int64_t from, int64_t smooth,
 
 struct Cell {
   uint8_t dots = 0;
-  int line = -1, mark = -1;  // the curve that drew here last, and the one whose letter stands here
+  int line = -1, mark = -1;  // the last curve with a dot here, and the curve of the letter
   char letter = 0;
 };
 
@@ -83,7 +83,7 @@ class Canvas {
         down_(braille ? 4 : 1),
         cells_(size_t(columns) * size_t(rows)) {}
 
-  // The points that the canvas has; y is counted from the top.
+  // The number of points of the canvas; y is counted from the top.
   int width() const { return columns_ * across_; }
   int height() const { return rows_ * down_; }
   int across() const { return across_; }
@@ -96,7 +96,7 @@ class Canvas {
   void vertical(int curve, int x, int y0, int y1) {
     for (int y = std::min(y0, y1); y <= std::max(y0, y1); ++y) dot(curve, x, y);
   }
-  // Joins two points, the first of which is drawn.
+  // Joins two points; the first one is already drawn.
   void join(int curve, int x0, int y0, int x1, int y1) {
     int before = y0;
     for (int x = x0 + 1; x <= x1; ++x) {
@@ -106,7 +106,7 @@ class Canvas {
       before = y;
     }
   }
-  // Marks do not cover marks of other curves where a cell beside is free.
+  // A mark does not cover a mark of another curve if a cell to the left is free.
   void letter(int curve, char letter, int column, int row) {
     int place = column;
     while (place > 0 && at(place, row).mark >= 0 && at(place, row).mark != curve) --place;
@@ -188,7 +188,7 @@ void draw_line(Canvas& canvas, const Axes& axes, int curve, const std::vector<Po
     last = next_x;
   }
   if (!lettered || last < 0) return;
-  // Letters at the end, and along the line, at other places for each curve.
+  // Puts letters at the end and along the line, at different places for each curve.
   constexpr int kLetters = 4;
   const int apart = std::max(1, canvas.width() / kLetters);
   const int first = apart * (2 * curve + 1) / int(2 * curves);
@@ -245,7 +245,7 @@ std::string step_axis(const Range& steps, int columns, size_t indent, bool brail
   return line + "\n" + labels + "\n";
 }
 
-// Widens a range without an extent.
+// Widens a range of zero width.
 void widen(Range& values) {
   if (values.high > values.low) return;
   const double by = std::max(std::abs(values.low) * 0.05, 1e-6);

@@ -65,8 +65,8 @@ void Exposure::waited(const device::Waiting& w) {
   std::lock_guard lock(mutex_);
   compute_was_occupied(w.begin_ns, w.end_ns);
   if (!communicates(w.waits_for)) return;
-  // The waits of the compute stream come in the order of time, so that idle times that ended before
-  // this one are not needed any more.
+  // The waits of the compute stream come in the order of time. Idle times that ended before this
+  // one are therefore not needed any more.
   for (auto& [stream, idle] : idle_)
     while (!idle.times.empty() && idle.times.front().end_ns <= w.begin_ns) idle.times.pop_front();
   const std::optional<int64_t> idle = idle_in(w);
@@ -103,7 +103,7 @@ std::string axis_of(device::StreamKind kind) {
   return name.substr(0, name.find('_'));
 }
 
-// Returns the share in percent without decimals, or with one where it would be 0 without.
+// Returns the share in percent without decimals, or with one decimal if it would be 0 without.
 std::string percent(double share) {
   return fmt::format("{:.{}f}", 100 * share, share > 0 && share < 0.005 ? 1 : 0);
 }

@@ -12,33 +12,33 @@
 namespace mtrain::observe {
 
 struct Communication {
-  int64_t busy_ns = 0;     // time in which its stream was at work
-  int64_t exposed_ns = 0;  // time in which the compute stream stood still and waited for that work
-  // Time in which the compute stream stood still while the communication itself waited for another
+  int64_t busy_ns = 0;     // time in which its stream was busy
+  int64_t exposed_ns = 0;  // time in which the compute stream was idle and waited for that work
+  // Time in which the compute stream was idle while the communication itself waited for another
   // rank to begin its part. Absent: unknown; busy_ns and exposed_ns then include such waits.
   std::optional<int64_t> idle_ns = 0;
-  int64_t bytes = 0;  // bytes that it put on the link
-  // The parts of busy_ns and exposed_ns of which the communication, or the wait of the compute
-  // stream, was enqueued under a Device::PairScope.
+  int64_t bytes = 0;  // bytes sent over the link
+  // The parts of busy_ns and exposed_ns whose communication, or whose wait of the compute stream,
+  // was enqueued under a Device::PairScope.
   int64_t paired_busy_ns = 0, paired_exposed_ns = 0;
   bool paired() const { return paired_busy_ns > 0 || paired_exposed_ns > 0; }
   Communication& operator+=(const Communication& o);
 };
 
 // Sums communication by the kind of its stream. Every stream other than compute and copy
-// communicates, and all streams of a pipeline count as StreamKind::pp. What waits of compute have
-// of the time before the last rank of a collective, or the sender of a message, was there is idle
-// and not exposed: a rank that computes longer, or a pipeline's bubble, is no communication. Only
-// ranks that share memory know of such times.
+// communicates, and all streams of a pipeline count as StreamKind::pp. A wait of compute is idle,
+// and not exposed, until the last rank of a collective, or the sender of a message, is ready. The
+// longer computation of another rank, or a pipeline's bubble, is not communication. Only ranks that
+// share memory know these times.
 class Exposure : public device::TimingSink {
  public:
   using ByKind = std::map<device::StreamKind, Communication>;
   void record(const device::Timing& timing) override;
   void waited(const device::Waiting& waiting) override;
   ByKind take();  // returns the sums since the last call
-  // Returns how long since the last call the compute stream neither computed nor waited for another
-  // stream, between two such times: mostly because the host had enqueued nothing. Copies between
-  // host and device, and the overhead of launches, are part of it.
+  // Returns how long the compute stream was idle since the last call without waiting for another
+  // stream, mostly because the host had enqueued nothing. Only gaps between two computations or
+  // waits count. They include copies between host and device, and the overhead of launches.
   int64_t take_starved_ns();
 
  private:
@@ -46,7 +46,7 @@ class Exposure : public device::TimingSink {
   struct Idle {
     int64_t begin_ns, end_ns;
   };
-  // What the waits for a stream need to know of it.
+  // The idle times of a stream, for the waits for it.
   struct StreamIdle {
     std::deque<Idle> times;  // in the order of time
     bool known = true;       // false: the stream has waited for unknown times
@@ -64,20 +64,20 @@ class Exposure : public device::TimingSink {
 };
 
 // Returns whether step number `n` of a process (from 1) is timed for its communication. On a GPU
-// the events around every launch cost the host time, so that these are the first steps, and later
-// those of which a line is written.
+// the events around every launch cost host time. Therefore only the first steps are timed, and
+// later those that are logged.
 constexpr bool samples_step(int64_t n, int64_t log_every) {
   constexpr int64_t kFirst = 10;
   return n <= kFirst || n % log_every == 0;
 }
 
 // Returns "communication: 7 % of a step exposed (dp 5, tp 2), 3 % idle (pp), 10 steps timed": the
-// shares of `steps_ns`, the time of all timed steps, and the parallelisms behind them.
+// shares of `steps_ns`, the time of all timed steps, and the parallelisms that cause them.
 std::string exposure_summary(const Exposure::ByKind& communication, int64_t steps_ns,
                              int64_t steps);
 
-// Returns "dp_grad: 12.3 s at work, 1.1 s exposed (9 %), 0.2 s idle, 4.2 GiB; tp: ...". Where a
-// kind was at work in pairs, ", 10 s of it in pairs" follows the first two times.
+// Returns "dp_grad: 12.3 s at work, 1.1 s exposed (9 %), 0.2 s idle, 4.2 GiB; tp: ...". If a kind
+// communicated in pairs, ", 10 s of it in pairs" follows the first two times.
 std::string exposure_text(const Exposure::ByKind& communication);
 
 }  // namespace mtrain::observe

@@ -44,7 +44,7 @@ struct Kind {
   char letter;
 };
 
-// The first that fits counts.
+// The first matching row counts.
 constexpr std::array kKinds{Kind{"matmul", 'm'},
                             Kind{"attention", 'a'},
                             Kind{"norm", 'n'},

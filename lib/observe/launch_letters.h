@@ -8,10 +8,10 @@ namespace mtrain::observe {
 inline constexpr char kWaits = '-';
 
 // Returns the letter of a launch's kind: matmul_fc1_fwd and matmul_qkv_dgrad are both `m`. Returns
-// `z` for kinds that have none of their own.
+// `z` for other kinds.
 char letter_of(std::string_view launch);
 
-// Returns what a letter stands for: "matmul", "all_gather", "waits".
+// Returns the meaning of a letter: "matmul", "all_gather", "waits".
 std::string_view meaning_of_letter(char letter);
 
 }  // namespace mtrain::observe

@@ -1,4 +1,4 @@
-// A file of whole lines, to which a run appends.
+// A file of complete lines, to which a run appends.
 #pragma once
 #include <filesystem>
 #include <string_view>
@@ -13,8 +13,8 @@ class LineFile {
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  // Appends whole lines by a single system call. On a full disk, lines are lost and one warning is
-  // logged, but the training goes on; the file has whole lines only.
+  // Appends complete lines by a single system call. On a full disk, lines are lost and one warning
+  // is logged, but the training continues. The file has only complete lines.
   void append(std::string_view lines);
 
  private:

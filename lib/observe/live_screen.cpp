@@ -55,7 +55,7 @@ void LiveScreen::pause(std::chrono::milliseconds time) {
   const sigset_t set = watched_signals();
   const timespec wait{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
   const int signal = ::sigtimedwait(&set, nullptr, &wait);
-  if (signal == SIGTSTP) {  // Ctrl-Z; what continues the process shows the picture again
+  if (signal == SIGTSTP) {  // Ctrl-Z; the picture is shown again when the process continues
     leave();
     ::raise(SIGSTOP);
     enter();

@@ -1,4 +1,4 @@
-// Shows a picture that changes on the whole terminal.
+// Shows a changing picture on the full terminal.
 #pragma once
 #include <csignal>
 
@@ -8,8 +8,9 @@
 
 namespace mtrain::observe {
 
-// Uses the terminal's second screen. At the end, also that by a signal, the first one comes back
-// with the last picture below what was there. Signals wait for pause(). Only one may live.
+// Uses the terminal's alternate screen. At the end, also after a signal, it restores the normal
+// screen and prints the last picture there. Signals are handled only in pause(). Only one object
+// may exist at a time.
 class LiveScreen {
  public:
   explicit LiveScreen(int fd);
@@ -17,9 +18,9 @@ class LiveScreen {
   LiveScreen(const LiveScreen&) = delete;
   LiveScreen& operator=(const LiveScreen&) = delete;
 
-  // Shows lines; those that the terminal has no room for are not shown.
+  // Shows the lines that fit on the terminal.
   void draw(std::string_view picture);
-  // Waits so long, or until the terminal has another size. Ends the process if a signal asks for
+  // Waits for `time`, or until the terminal's size changes. Ends the process if a signal requests
   // it.
   void pause(std::chrono::milliseconds time);
 

@@ -1,4 +1,5 @@
-// Every key that a record of metrics.jsonl may have. docs/reference/metrics.md is made of it.
+// Every key that a record of metrics.jsonl may have. docs/reference/metrics.md is generated from
+// it.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,7 +13,7 @@ struct MetricKey {
   std::string_view name;  // `<kind>` stands for the name of a stream's kind: comm.<kind>.bytes
   Record record;          // the records that have it
   std::string_view unit, meaning;
-  std::string_view when = "";  // which of these records have it; all if empty
+  std::string_view when = "";  // the condition under which these records have it; empty: all do
 };
 
 std::span<const MetricKey> metric_keys();

@@ -15,7 +15,7 @@ using nlohmann::json;
 
 namespace {
 
-// Returns whether a line is a complete record, and of no step that the run repeats.
+// Returns whether a line is a complete record, and not of a step that the run repeats.
 bool stays(std::string_view line, int64_t steps_done) {
   json record;
   try {
@@ -28,7 +28,7 @@ bool stays(std::string_view line, int64_t steps_done) {
   return step == record.end() || !step->is_number_integer() || step->get<int64_t>() <= steps_done;
 }
 
-// Removes the lines that do not stay, and returns `path`.
+// Removes the lines for which stays() is false, and returns `path`.
 const std::filesystem::path& drop_lines(const std::filesystem::path& path, int64_t steps_done) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return path;

@@ -24,8 +24,8 @@ class MetricsWriter {
   // of steps after `steps_done`, since a resumed run repeats these steps. Throws RunError.
   MetricsWriter(const std::filesystem::path& path, int64_t steps_done);
 
-  // Appends the line {"step": step, ..., "time": ..., "elapsed_s": ...}, as LineFile::append()
-  // does. The metrics are those of a step or of an evaluation, never both.
+  // Appends the line {"step": step, ..., "time": ..., "elapsed_s": ...} with LineFile::append().
+  // The metrics are those of a step or of an evaluation, never both.
   void write(int64_t step, const std::vector<Metric>& metrics);
 
  private:

@@ -26,7 +26,7 @@ void cut_from(std::vector<Place>& places, int64_t step) {
   while (!places.empty() && places.back().step >= step) places.pop_back();
 }
 
-// The places of a run's records in its file, without those of steps that were made again.
+// The places of a run's records in its file, without those of steps that were repeated later.
 struct Index {
   std::vector<Place> steps, evaluations;
   std::set<std::string, std::less<>> keys;
@@ -48,7 +48,7 @@ struct Index {
   }
 };
 
-// Sorts keys as the page of keys does; those that it lacks come last.
+// Sorts keys in the order of the page of keys; keys that it lacks come last.
 std::vector<std::string> in_order(const std::set<std::string, std::less<>>& keys) {
   std::vector<std::string> order(keys.begin(), keys.end());
   const auto place = [](const std::string& key) {
@@ -96,7 +96,7 @@ class Rows {
       file_.read(place->begin, line.size(), line.data(), "metrics");
       MetricsRecord record = parse_metrics_record(line);
       if (record.step == place->step) return record;
-    } catch (const UserError&) {  // said below
+    } catch (const UserError&) {  // reported below
     }
     throw RunError(fmt::format("{} has changed while it was read", file_.path().string()),
                    "run the command again");

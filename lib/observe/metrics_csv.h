@@ -17,13 +17,13 @@ struct RunFile {
 
 struct CsvOptions {
   std::vector<std::string> keys = {};           // empty: all
-  std::optional<int64_t> from = {}, last = {};  // steps from this one on; only the last so many
+  std::optional<int64_t> from = {}, last = {};  // the first step; how many of the last steps
 };
 
-// Writes CSV with a header and a row per step; an evaluation stands in the row of its step. The
-// columns are `run` if there are several, `step`, and all keys, or `time` and those of the options.
-// What a step does not have is empty. Throws UserError if a file has no record, or if no record has
-// one of the keys.
+// Writes CSV with a header and a row per step; an evaluation is in the row of its step. The columns
+// are `run` if there are several, `step`, and all keys, or `time` and the keys of the options.
+// Missing values are empty. Throws UserError if a file has no record, or if no record has one of
+// the keys.
 void write_metrics_csv(const std::vector<RunFile>& runs, const CsvOptions& options,
                        const std::function<void(std::string_view text)>& write);
 

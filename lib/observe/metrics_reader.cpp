@@ -25,7 +25,7 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr size_t kBlock = size_t{1} << 20;        // bytes that are read at once
 constexpr size_t kLongestLine = size_t{1} << 20;  // no record is longer
 constexpr size_t kMostDamaged = 3;                // lines that are kept with their reasons
-constexpr int64_t kLastSteps = 20;                // behind a rate of now
+constexpr int64_t kLastSteps = 20;                // the steps of a current rate
 constexpr const char* kFile = "metrics.jsonl";
 
 bool is_evaluation(std::string_view key) {
@@ -33,7 +33,7 @@ bool is_evaluation(std::string_view key) {
   return known && known->record == MetricKey::Record::evaluation;
 }
 
-// Keys go to a terminal, and the file may be anybody's.
+// Keys are printed to a terminal, and the file may be from any source.
 bool is_printable(std::string_view key) {
   return std::ranges::none_of(key, [](char c) { return uint8_t(c) < ' ' || c == 127; });
 }
@@ -51,7 +51,7 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, error);
 }
 
-// Returns the names of what lies in a folder; of the folders with metrics alone, if asked.
+// Returns the names of a folder's entries; with `runs_alone`, only of folders with metrics.
 std::vector<std::string> names_in(const fs::path& folder, bool runs_alone) {
   std::vector<std::string> names;
   std::error_code error;
@@ -94,7 +94,7 @@ void RecordStream::poll() {
       &file.fd, [](const int* fd) { ::close(*fd); });
   struct stat info {};
   ::fstat(file.fd, &info);
-  // A run that resumes replaces the file by one without the steps that it makes again.
+  // A run that resumes replaces the file by one without the steps that it repeats.
   if (info.st_dev != device_ || info.st_ino != inode_ || file.size < read_) {
     if (inode_ != 0) reset();
     device_ = info.st_dev;
@@ -134,7 +134,7 @@ void RecordStream::poll() {
       sink_.record(std::move(record), read_ - int64_t(rest_.size()), read_);
       rest_.clear();
     } catch (const UserError&) {
-      return;  // the rest of the line is to come
+      return;  // the rest of the line has not been written yet
     }
   }
 }
@@ -264,7 +264,7 @@ fs::path locate_metrics(const fs::path& run) {
   }
   if (!fs::is_directory(run, error)) return run;
   if (is_file(run / kFile)) return run / kFile;
-  // Checkpoints lie in the run folder unless checkpoint.dir says otherwise.
+  // Checkpoints are in the run folder unless checkpoint.dir is set.
   const fs::path whole = fs::weakly_canonical(run, error);
   if (is_file(run / "manifest.json") && is_file(whole.parent_path().parent_path() / kFile))
     return whole.parent_path().parent_path() / kFile;

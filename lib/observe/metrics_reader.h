@@ -1,4 +1,4 @@
-// Reads the metrics of a run, also while the run goes on.
+// Reads the metrics of a run, also while the run continues.
 #pragma once
 #include <sys/types.h>
 
@@ -23,7 +23,7 @@ struct MetricsRecord {
   bool evaluation = false;  // it is about an evaluation, not about a step
   std::map<std::string, double, std::less<>> values;
 };
-MetricsRecord parse_metrics_record(std::string_view line);  // throws UserError if it is none
+MetricsRecord parse_metrics_record(std::string_view line);  // throws UserError if it is not one
 
 // A line that is not a record.
 struct DamagedLine {
@@ -31,23 +31,23 @@ struct DamagedLine {
   std::string why;
 };
 
-// Hands out the records of a file in its order, in memory that does not grow with the file.
+// Passes the records of a file to a sink in their order. Its memory does not grow with the file.
 class RecordStream {
  public:
   struct Sink {
     // `begin` and `end` are the record's bytes in the file.
     std::function<void(MetricsRecord record, int64_t begin, int64_t end)> record;
-    std::function<void()> restart;  // the file is another one now, and is read from its beginning
-    std::function<void(double part)> progress = {};  // of the file that is read; for long files
+    std::function<void()> restart;  // the file was replaced, and is read from its beginning
+    std::function<void(double part)> progress = {};  // the part of a long file that has been read
   };
   RecordStream(std::filesystem::path path, Sink sink);
 
-  // Reads what the file has got since the last call. An incomplete last line is kept for later.
-  // Throws UserError if the file cannot be read.
+  // Reads what was appended to the file since the last call. An incomplete last line is kept for
+  // the next call. Throws UserError if the file cannot be read.
   void poll();
 
   const std::filesystem::path& path() const { return path_; }
-  // Damaged lines, but not the last line of the file, which may be under way; the first of them.
+  // The first damaged lines, without the last line of the file, which may be incomplete.
   const std::vector<DamagedLine>& damaged() const { return damaged_; }
   int64_t damaged_count() const { return damaged_count_; }
 
@@ -76,8 +76,8 @@ struct Series {
   bool empty() const { return steps.empty(); }
 };
 
-// What is known of a run: the values of some keys, and the last step. Where a step stands twice,
-// the run went back to it: later steps of before are forgotten.
+// The known metrics of a run: the values of some keys, and the last step. If a step occurs twice,
+// the run was reset to it; the earlier records of this step and of later steps are dropped.
 class RunMetrics {
  public:
   // `progress` may be empty.
@@ -86,7 +86,7 @@ class RunMetrics {
   RunMetrics(const RunMetrics&) = delete;
   RunMetrics& operator=(const RunMetrics&) = delete;
 
-  void poll() { stream_.poll(); }  // throws as RecordStream::poll() does
+  void poll() { stream_.poll(); }  // throws like RecordStream::poll()
   const RecordStream& stream() const { return stream_; }
   const Series& series(std::string_view key) const { return series_.at(std::string(key)); }
   const std::set<std::string, std::less<>>& keys() const { return keys_; }  // of all numbers so far
@@ -94,7 +94,7 @@ class RunMetrics {
   int64_t last_step() const { return last_step_; }
   int64_t total_steps() const { return total_steps_; }  // 0 if unknown
   double tokens_per_s() const;                          // a mean of the last steps; NaN if unknown
-  double seconds_left() const;                          // by the last steps; NaN if unknown
+  double seconds_left() const;  // estimated from the last steps; NaN if unknown
 
  private:
   void take(const MetricsRecord& record);
@@ -107,11 +107,11 @@ class RunMetrics {
   int64_t records_ = 0, last_step_ = 0, total_steps_ = 0;
 };
 
-// Warns of the lines that are passed over.
+// Warns of the lines that are skipped.
 void warn_of_damage(const RecordStream& stream);
 
 UserError no_records(const std::filesystem::path& path);  // for a file without a record
-// For a key that no record has. `known` are those that there are.
+// Returns the error for a key that no record has. `known` are the existing keys.
 UserError unknown_key(std::string_view key, const std::set<std::string, std::less<>>& known);
 
 // Returns the file of metrics that `run` names: a run folder, a folder of its checkpoints or a

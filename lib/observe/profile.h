@@ -23,13 +23,13 @@ class Profile : public device::TimingSink {
  public:
   void record(const device::Timing& timing) override;
 
-  std::vector<ProfileRow> rows() const;  // rows of the longest total time first
+  std::vector<ProfileRow> rows() const;  // the rows with the longest total time first
   int64_t compute_busy_ns() const;
   void reset();  // forgets the launches so far, such as those of the first steps
 
   // Returns a table of the rows, and a line with the shares of groups. A group has all launches
   // whose names begin with the same word: matmul_fwd and matmul_dgrad are in the group "matmul". No
-  // line is wider than `width`; 0 is no limit.
+  // line is wider than `width`; 0 means no limit.
   std::string table(int width = 0) const;
 
  private:
@@ -43,7 +43,7 @@ class Profile : public device::TimingSink {
   std::map<device::StreamId, ByName> streams_;
 };
 
-// Passes every record on to several sinks, which must outlive it.
+// Forwards every record to several sinks, which must outlive it.
 class TeeSink : public device::TimingSink {
  public:
   explicit TeeSink(std::vector<device::TimingSink*> sinks) : sinks_(std::move(sinks)) {}

@@ -55,7 +55,8 @@ std::vector<Field> fields_of(const StepProgress& p) {
   add(p.grad_norm, 2, fmt::format("grad {:.3f}", p.grad_norm));
   add(p.loss_scale, 2, fmt::format("scale {:.6g}", p.loss_scale));
   add(p.tokens_per_s, 6, fmt::format("{} tok/s", human_count(p.tokens_per_s)));
-  // No arithmetic is faster than the device's peak: beyond it the peak was measured too low.
+  // No arithmetic is faster than the device's peak: if it seems to be, the measured peak is too
+  // low.
   add(p.mfu, 5, p.mfu > 1 ? "MFU: peak mismeasured" : fmt::format("MFU {:.1f} %", 100 * p.mfu));
   add(p.eta_s, 7, fmt::format("ETA {}", human_duration(p.eta_s)));
   return fields;
@@ -74,7 +75,7 @@ std::string format_progress(const StepProgress& progress, int width, Bar bar) {
   constexpr int kGap = 2, kBrackets = 2;
   const bool with_bar = bar == Bar::yes && progress.total > 0;
   std::string line = join(fields);
-  // The bar takes room from all but the step and the loss.
+  // The bar takes room from all fields except the step and the loss.
   const auto wanted = [&] {
     const int of_bar = with_bar && fields.size() > 2 ? kGap + kBrackets + kFewestCells : 0;
     return display_width(line) + of_bar;
@@ -94,7 +95,7 @@ std::string format_progress(const StepProgress& progress, int width, Bar bar) {
 
 ProgressLine::ProgressLine(ProgressOptions options)
     : options_(options),
-      // What reads a pipe, such as tee, may write to the same terminal at any time.
+      // The reader of a pipe, such as tee, may write to the same terminal at any time.
       live_(options.live.value_or(is_live_terminal(options.err) && !is_pipe(options.out))),
       color_(live_ && options.color.value_or(wants_color(options.err))) {
   if (live_)
@@ -245,7 +246,8 @@ std::string ProgressLine::step_line(const StepProgress& p) const {
   return format_progress(p, line_width(options_.out));
 }
 
-// One column stays free, as in all lines, and two more for what a terminal shows of a key: ^C.
+// One column stays free, as in all lines, and two more for the ^C that a terminal shows for the
+// key.
 void ProgressLine::draw() {
   const int width = std::max(1, terminal_width(options_.err) - 3);
   std::string line;

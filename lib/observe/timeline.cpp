@@ -143,7 +143,7 @@ class Legend {
  public:
   void add(char letter, double us) { us_[letter] += us; }
 
-  // Returns the explanations of the letters in `shown`, those that ran longest first.
+  // Returns the explanations of the letters in `shown`, the longest total time first.
   std::string text(const std::string& shown) const {
     std::vector<std::pair<double, char>> order;
     for (const auto& [letter, us] : us_)
@@ -174,7 +174,7 @@ std::string in_lines(const std::string& text, size_t columns) {
   return line.empty() ? out : out + line + "\n";
 }
 
-// The time of a row, in columns of `width` us each. Each key gets the time that it takes of each.
+// A row that is divided into columns of equal time. Each column sums the time of every key.
 template <class Key>
 class Columns {
  public:
@@ -191,7 +191,8 @@ class Columns {
           std::min(begin + us, double(i + 1) * width_) - std::max(begin, double(i) * width_);
   }
 
-  // Returns what took most of a column; absent if nothing took at least half of it.
+  // Returns the key with the most time in a column; absent if all keys together take less than half
+  // of it.
   std::optional<Key> of(size_t column) const {
     double all = 0, most = 0;
     std::optional<Key> key;
@@ -234,8 +235,8 @@ bool is_pass(const TraceSpan& s) {
 }
 
 // Returns what the rank computes in each column: "F3--", or "1F3-" on a rank with several stages.
-// The name of a pass stands at its begin, or its first letters if there is no room. Empty if the
-// trace names no passes.
+// The name of a pass, or as much of it as fits, is at the pass's beginning. Empty if the trace
+// names no passes.
 std::string passes_of(const TraceTrack& track, const Window& w, size_t cells) {
   std::set<int64_t> stages;
   for (const TraceSpan& s : track.spans)
@@ -267,8 +268,7 @@ constexpr const char* kPassLegend =
 Trace read_trace(const std::filesystem::path& path) {
   const MappedFile file(path);
   TraceReader reader;
-  // Events are read and dropped one by one, since the JSON tree of a whole trace may take
-  // gigabytes.
+  // Events are read and dropped one by one, since the JSON tree of a full trace may take gigabytes.
   const auto take = [&](size_t depth, const json& object) {
     if (depth > 2) return false;
     if (object.contains("ph")) reader.event(object);

@@ -11,10 +11,10 @@ namespace mtrain::observe {
 struct TraceSpan {
   std::string name;
   double begin_us = 0, end_us = 0;
-  std::string pass = {};                 // "F", "B", "I", "W", or what else a pipeline's rank does
+  std::string pass = {};                 // "F", "B", "I", "W", or another action of a pipeline
   int64_t stage = -1, micro_batch = -1;  // of the pass; -1: none
   int64_t bytes = 0;                     // that a communication sends
-  bool wait = false;                     // the stream stood still
+  bool wait = false;                     // the stream was idle
 };
 
 struct TraceTrack {
@@ -26,13 +26,13 @@ struct TraceTrack {
 // The tracks are sorted by rank, and within a rank by their number in the file.
 using Trace = std::vector<TraceTrack>;
 
-// Reads a trace file of ChromeTrace or of another program, and keeps complete events ("X") alone.
-// Throws UserError if the file cannot be read or has no such event.
+// Reads a trace file of ChromeTrace or of another program. Keeps only complete events ("X"). Throws
+// UserError if the file cannot be read or has no such event.
 Trace read_trace(const std::filesystem::path& path);
 
 // The name of the track whose spans are the steps: "step 1", "step 2", ...
 inline constexpr const char* kStepTrack = "steps";
-// The track of the stream that computes.
+// The track of the compute stream.
 inline constexpr const char* kComputeTrack = "compute";
 
 struct TimelineOptions {
@@ -43,12 +43,11 @@ struct TimelineOptions {
 };
 
 // Returns a row per stream with time from left to right. A letter stands for the kind of launch
-// that took most of a column's time; `-` means that the stream waited for most of it, and `.` that
-// it had nothing to do. Each row ends with the share of time in which the stream was at work. Above
-// a rank's streams stand its passes, if the trace names them: F3 is the forward of micro-batch 3,
-// 1F3 that of stage 1 on a rank with several stages. The same kind has the same letter in every
-// trace. A legend explains what is shown. Throws UserError for a step, time or rank that the trace
-// does not have.
+// that took most of a column's time. `-` means that the stream waited for most of it, and `.` that
+// it was empty. Each row ends with the share of time in which the stream was busy. If the trace
+// names passes, they are above a rank's streams: F3 is the forward of micro-batch 3, 1F3 that of
+// stage 1 on a rank with several stages. The same kind has the same letter in every trace. A legend
+// explains the letters. Throws UserError for a step, time or rank that the trace does not have.
 std::string timeline_text(const Trace& trace, const TimelineOptions& options);
 
 }  // namespace mtrain::observe

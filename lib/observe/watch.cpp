@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kLoss = "loss";
 constexpr const char* kValidation = "validation_loss";
 
-// Returns the validation losses beside a picture of the training loss; else null.
+// Returns the validation losses to show in a picture of the training loss; else null.
 const Series* marks_of(const RunMetrics& run, const std::string& key) {
   return key == kLoss ? &run.series(kValidation) : nullptr;
 }

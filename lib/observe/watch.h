@@ -1,4 +1,4 @@
-// What `mtrain watch` shows of runs.
+// The output of `mtrain watch`.
 #pragma once
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ std::vector<std::string> watched_keys(const std::string& key);
 std::string watch_text(const std::vector<WatchedRun>& runs, const std::string& key,
                        const CurveOptions& options);
 
-// Returns how many lines watch_text() has beside the rows of the plot.
+// Returns how many lines watch_text() has in addition to the rows of the plot.
 int lines_beside_plot(const std::vector<WatchedRun>& runs, const std::string& key,
                       const CurveOptions& options);
 
