@@ -129,9 +129,9 @@ CommError FailureReporter::verdict(const GroupCall& call, const CollectiveFailur
   for (const auto& [rank, r] : reports) {
     slow = slow || r.timed_out;
     if (!call.message && r.number == call.number && r.what != call.what)
-      return CommError(fmt::format("rank {} of the group is at another call: {} instead of {}",
+      return CommError(fmt::format("rank {} of the group is at a different call: {} instead of {}",
                                    rank, r.what, call.what),
-                       "ranks with different settings or data sizes do not fit together");
+                       "all ranks need the same settings and data sizes");
   }
   const auto silent = [&](int rank) { return !reports.contains(rank); };
   std::set<int> culprits;
@@ -157,14 +157,14 @@ CommError FailureReporter::verdict(const GroupCall& call, const CollectiveFailur
                          ? fmt::format("the connection to rank {} of the group broke", failure.peer)
                          : names + " is gone: its connection broke");
   const double seconds = std::chrono::duration<double>(timeout_).count();
-  const char* hint = "a rank is stuck or slow; comm.timeout_s says how long to wait";
+  const char* hint = "a rank is stuck or slow; comm.timeout_s sets how long to wait";
   if (call.message)
     return CommError(fmt::format("rank {} of the group did not {} after {:.3g} s", failure.peer,
                                  failure.sending ? "take a message" : "send", seconds),
                      hint);
   if (culprits.empty())
-    return CommError(fmt::format("all ranks arrived, but did not end after {:.3g} s", seconds),
-                     hint);
+    return CommError(
+        fmt::format("all ranks arrived, but the call did not end after {:.3g} s", seconds), hint);
   return CommError(fmt::format("{} did not arrive after {:.3g} s", names, seconds), hint);
 }
 

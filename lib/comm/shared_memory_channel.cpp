@@ -146,7 +146,7 @@ void SharedMemoryChannel::check_alive(const Deadline& deadline,
   if (Clock::now() > deadline.end)
     throw CommError(fmt::format("{} after {:.3g} s", missing(),
                                 std::chrono::duration<double>(timeout_).count()),
-                    "a rank is stuck or slow; comm.timeout_s says how long to wait");
+                    "a rank is stuck or slow; comm.timeout_s sets how long to wait");
 }
 
 std::string SharedMemoryChannel::not_arrived(uint32_t step) const {

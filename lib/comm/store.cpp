@@ -148,7 +148,7 @@ void Store::prove_each_other(const Token& token, Clock::time_point deadline) {
   if (!same_proof(make_proof(token, StoreEnd::server, own, server),
                   std::string_view(in).substr(kHelloBytes)))
     throw OtherJobError(fmt::format("the server at {} does not know this job's token", where_),
-                        "another job meets at this port: choose another one with --master_port "
+                        "another job uses this port: choose another one with --master_port "
                         "(MASTER_PORT)");
   const Proof proof = make_proof(token, StoreEnd::client, own, server);
   send_all(fd_, bytes_of(proof), deadline);
@@ -198,7 +198,7 @@ std::string Store::call(char operation, const std::string& key, const std::strin
       }
       receive(fd_, in, kMaxValueBytes, deadline);
     }
-    if (reply.empty()) throw CommError("an answer without bytes");
+    if (reply.empty()) throw CommError("an empty answer");
   } catch (const CommError& e) {
     // A late answer would be mistaken for the answer to the next call.
     close(fd_);

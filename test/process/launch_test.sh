@@ -303,7 +303,7 @@ for rank in 0 1; do
 done
 wait
 cat "$work/out0" "$work/out1" >"$work/out"
-says "other settings" "rank 1 has another recipe than rank 0"
+says "other settings" "rank 1 has a different recipe from rank 0"
 grep -qE 'lr: .* instead of .*lr: .*, .*eps: .* instead of .*eps: ' "$work/out" || fail "other settings: both are not named"
 
 # --- hosts with different numbers of ranks: all ranks end at once, and say so ---
@@ -397,7 +397,7 @@ for hosts in 2 3; do
     comm.timeout_s=2 >"$work/out" 2>&1
   (($? == 1)) || fail "a host that never starts: another exit code than 1"
   says "a host that never starts" "host $( ((hosts == 2)) && echo "1 of 2 (rank 2, 3)" || echo "1, 2 of 3 (rank 2, 3, 4, 5)") did not arrive within 2 s"
-  says "a host that never starts" "comm.timeout_s says how long ranks wait"
+  says "a host that never starts" "comm.timeout_s sets how long ranks wait"
 done
 
 # --- nobody serves at that address; the port is taken ---
@@ -432,7 +432,7 @@ first=$!
 await_steps first 2
 MTRAIN_TOKEN=$token RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
   "train.run_dir=$work/first" train.steps=100000 >"$work/out" 2>&1
-says "a stray rank" "rank 1 is there already"
+says "a stray rank" "rank 1 has already joined"
 MTRAIN_TOKEN=${token/7/8} RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
   "train.run_dir=$work/first" train.steps=100000 >"$work/out" 2>&1
 says "a rank of another job" "does not know this job's token"

@@ -44,5 +44,5 @@ TEST_CASE("of ranks that all answer, the one at the earliest call is named") {
   CHECK(verdict_of({{13}, {14}, {15}}, 2) == "rank 0 of the group did not arrive after 5 s");
   CHECK(verdict_of({{14}, {13}, {15}, {13}}, 2) ==
         "rank 1, 3 of the group did not arrive after 5 s");
-  CHECK(verdict_of({{14}, {14}}, 0) == "all ranks arrived, but did not end after 5 s");
+  CHECK(verdict_of({{14}, {14}}, 0) == "all ranks arrived, but the call did not end after 5 s");
 }

@@ -122,7 +122,7 @@ TEST_CASE("sizes that differ between ranks are told, and do not end the process"
   });
   for (const auto& m : messages) {
     CAPTURE(m);
-    CHECK(tells(m, "is at another call: all_reduce"));
+    CHECK(tells(m, "is at a different call: all_reduce"));
     CHECK(tells(m, "2000"));
     CHECK(tells(m, "1000"));
   }

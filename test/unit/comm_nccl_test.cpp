@@ -367,7 +367,7 @@ TEST_CASE("nccl: ranks at different calls are told so") {
   all_reduce(g.ranks[0], 4);
   all_reduce(g.ranks[1], 5);
   CHECK_THAT(g.ranks[0].await_late() + g.ranks[1].await_late(),
-             Contains("is at another call: all_reduce"));
+             Contains("is at a different call: all_reduce"));
 }
 
 TEST_CASE("nccl: messages that never end name their peers") {

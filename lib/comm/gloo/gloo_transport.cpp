@@ -121,7 +121,7 @@ std::string gloo_address(const std::vector<StorePath>& paths, int rank) {
 }
 
 std::shared_ptr<Transport> gloo_transport(const GlooOptions& options) {
-  MT_CHECK(!sigpipe_is_deadly(), "a program that talks over gloo must ignore SIGPIPE");
+  MT_CHECK(!sigpipe_is_deadly(), "a program that uses gloo must ignore SIGPIPE");
   return std::make_shared<GlooTransport>(options);
 }
 

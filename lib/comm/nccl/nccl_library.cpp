@@ -134,7 +134,8 @@ class LoadedNccl : public NcclApi {
     ncclUniqueId id;
     const NcclAnswer got = MT_NCCL(nullptr, f_.get_unique_id(&id));
     if (got.state == NcclAnswer::State::failed)
-      throw CommError(got.text, "NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME names the network");
+      throw CommError(got.text,
+                      "NCCL_DEBUG=INFO prints more, NCCL_SOCKET_IFNAME names the network");
     return {id.internal, sizeof id.internal};
   }
 

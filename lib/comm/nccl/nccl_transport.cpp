@@ -158,11 +158,11 @@ class NcclTransport : public Transport {
     if (comm) api_->abort(comm);
     if (answer.state == State::failed)
       throw CommError("cannot connect its ranks: " + answer.text,
-                      "NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME names the network");
+                      "NCCL_DEBUG=INFO prints more, NCCL_SOCKET_IFNAME names the network");
     throw CommError(
-        fmt::format("all ranks are here, but NCCL has not connected them after {:.3g} s",
+        fmt::format("all ranks have arrived, but NCCL has not connected them after {:.3g} s",
                     std::chrono::duration<double>(options_.timeout).count()),
-        "a rank has ended, or a firewall is between the hosts; NCCL_DEBUG=INFO tells more");
+        "a rank has ended, or a firewall is between the hosts; NCCL_DEBUG=INFO prints more");
   }
 
   const std::shared_ptr<NcclApi> api_;

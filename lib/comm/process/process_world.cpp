@@ -116,13 +116,12 @@ std::shared_ptr<Store> join_store(StoreAddress& at, const ProcessWorldOptions& o
     const auto store = connect(at, o, deadline);
     const std::optional<int64_t> start = store ? start_of(*store, o) : std::nullopt;
     if (start && *start > o.restarts)
-      throw CommError(
-          fmt::format("rank {} of start {} finds that all ranks were started again as {}", o.rank,
-                      o.restarts, *start));
+      throw CommError(fmt::format("rank {} of start {}: all ranks have been restarted as start {}",
+                                  o.rank, o.restarts, *start));
     if (start == o.restarts) {
       if (store->add(begun_key(o.rank), 1) == 1) return store;
       throw UserError(
-          fmt::format("rank {} is there already: another job meets at this port, or another host "
+          fmt::format("rank {} has already joined: another job uses this port, or another host "
                       "has this host's number",
                       o.rank),
           "choose another port with --master_port (MASTER_PORT), or give each host a --node_rank "
@@ -153,11 +152,12 @@ void shake_hands(Store& store, const ProcessWorldOptions& o) {
   if (o.rank == 0) store.set("program", program);
   if (o.rank == 0) store.set("recipe", o.recipe);
   if (const std::string first = store.get("program"); first != program)
-    refuse(store, o, fmt::format("rank {} runs another build of this program than rank 0", o.rank),
+    refuse(store, o,
+           fmt::format("rank {} runs a different build of this program from rank 0", o.rank),
            "install the same build on every host");
   if (const std::string first = store.get("recipe"); first != o.recipe) {
     refuse(store, o,
-           fmt::format("rank {} has another recipe than rank 0: {}", o.rank,
+           fmt::format("rank {} has a different recipe from rank 0: {}", o.rank,
                        differences(o.recipe, first)),
            "start all ranks with the same recipe and settings");
   }
@@ -201,7 +201,7 @@ void await_all(Store& store, const StoreAddress& at, const ProcessWorldOptions& 
       throw CommError(fmt::format("{} did not arrive within {:.3g} s", absent_ranks(at, o, rank),
                                   o.timeout.count()),
                       "start mtrain-launch on every host, with its own --node_rank; "
-                      "comm.timeout_s says how long ranks wait");
+                      "comm.timeout_s sets how long ranks wait");
     }
     if (answer != kWell)
       throw CommError(bounded(answer), "start all ranks with the same program and recipe");

@@ -28,7 +28,7 @@ class SharedMemoryTransport : public Transport {
       if (text.substr(line + 1) != host)
         throw UserError(fmt::format("rank {} runs on `{}`, rank {} on `{}`", r,
                                     text.substr(line + 1, kMaxReasonBytes), rank, host),
-                        "ranks on several hosts talk over gloo: comm.backend=gloo");
+                        "ranks on several hosts need gloo: comm.backend=gloo");
       const auto process = ProcessIdentity::parse(text.substr(0, line));
       if (!process) throw CommError(fmt::format("rank {} does not say which process it is", r));
       processes_.push_back(*process);
