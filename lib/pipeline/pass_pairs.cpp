@@ -78,7 +78,8 @@ const PassOrder& PassPairs::find(int64_t forward_stage, const StagePass* forward
   const bool head_last = head_shares_table_ && forward && has(*forward, SegmentKind::head) &&
                          has(backward, SegmentKind::embedding);
   if (head_last) {
-    MT_CHECK(forward->part(forward->size() - 1).kind == SegmentKind::head, "a head amid a forward");
+    MT_CHECK(forward->part(forward->size() - 1).kind == SegmentKind::head,
+             "an output layer inside a forward");
     parts_f.pop_back();
   }
   const schedule::PairOptions options{.delay_wgrad = delay_wgrad_};

@@ -67,7 +67,7 @@ void check_groups(const ScheduleKind& kind, Size s) {
   const std::string groups =
       nearest_legal(s.group, M, [&](int64_t n) { return legal_group(n, M, P); });
   throw UserError(
-      fmt::format("a group of {} must lie between {} ranks and {} micro-batches, and what is left "
+      fmt::format("a group of {} must lie between {} ranks and {} micro-batches, and the remainder "
                   "of {} over the groups must be 0 or at least {}",
                   s.group, P, M, M, P),
       groups.empty() ? fmt::format("use at least {} micro-batches", P)

@@ -58,7 +58,7 @@ class PairCheck {
       skip_parts_without_weights();
       size_t& next = step == forward ? next_f : step == backward ? next_b : next_w;
       if (next >= (step == forward ? forward_ : backward_).size())
-        return fault("step {} enqueues {}, which there is not", steps_.size(),
+        return fault("step {} enqueues {}, which does not exist", steps_.size(),
                      to_string({step, next}));
       if (step == weight_gradients && next >= next_b)
         return fault("step {} enqueues {}, which is not enqueued yet", steps_.size(),
@@ -78,7 +78,7 @@ class PairCheck {
     if (e.step == weight_gradients) {
       const Enqueued& before = steps_[at - 1];
       if (!options_.delay_wgrad && (before.step != backward || before.part != e.part))
-        fault("{} do not stand right behind it", to_string(e));
+        fault("{} do not directly follow it", to_string(e));
       return;
     }
     if (!is_exchange(e) || e.part == 0) return;
@@ -117,7 +117,7 @@ class PairCheck {
     PairClock clock(forward_, backward_, options_);
     for (size_t i = 0; i < steps_.size(); ++i) {
       if (!clock.can(steps_[i].step))
-        fault("{} stands where the bounds of memory do not let it begin", to_string(steps_[i]));
+        fault("{} begins where the bounds of memory do not allow it", to_string(steps_[i]));
       const double begin = t.steps[i].begin;
       if (!t.steps[i].exchange) {
         if (begin > free + rounding) check_wait(clock, i, free, begin - rounding);
@@ -135,8 +135,8 @@ class PairCheck {
       if (step == steps_[at].step || next == steps_.end() || !clock.can(step)) continue;
       const Enqueued& e = *next;
       if (!is_exchange(e) && std::max(from, ready(e)) + length(e) <= until)
-        fault("{} waits from {:g} to {:g}, and {} could run meanwhile", to_string(steps_[at]), from,
-              until, to_string(e));
+        fault("{} waits from {:g} to {:g}, but {} could run in the meantime", to_string(steps_[at]),
+              from, until, to_string(e));
     }
   }
 

@@ -274,7 +274,7 @@ Timeline play(const Schedule& s, const ScheduleCosts& costs, std::vector<StuckRa
 Timeline simulate(const Schedule& s, const ScheduleCosts& costs) {
   std::vector<StuckRank> stuck;
   Timeline timeline = play(s, costs, stuck);
-  MT_CHECK(stuck.empty(), "rank {} of {} waits for ever at action {}", stuck[0].rank, s.name,
+  MT_CHECK(stuck.empty(), "rank {} of {} waits forever at action {}", stuck[0].rank, s.name,
            stuck[0].action);
   return timeline;
 }

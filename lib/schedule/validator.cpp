@@ -57,7 +57,7 @@ class Validator {
       fault("{} of {} stages are given a rank", s_.rank_of_stage.size(), s_.stages);
     for (size_t stage = 0; stage < s_.rank_of_stage.size(); ++stage)
       if (s_.rank_of_stage[stage] < 0 || s_.rank_of_stage[stage] >= s_.pp)
-        fault("stage {} is on rank {}, and there are {} ranks", stage, s_.rank_of_stage[stage],
+        fault("stage {} is on rank {}, but there are {} ranks", stage, s_.rank_of_stage[stage],
               s_.pp);
   }
 
@@ -133,9 +133,9 @@ class Validator {
     const ActionList& list = s_.ranks[size_t(rank)];
     const auto at = [&] { return place(rank, i, a); };
     if (a.kind != ActionKind::F || i + 1 == list.size() || !gives_gradient(list[i + 1].kind))
-      fault("{} is to run together with a backward, and none is next", at());
+      fault("{} must run together with a backward, but none is next", at());
     else if (list[i + 1].micro_batch == a.micro_batch)
-      fault("{} is to run together with {}, which needs it", at(), to_string(list[i + 1]));
+      fault("{} cannot run together with {}, which needs it", at(), to_string(list[i + 1]));
   }
 
   void check_order() {
@@ -150,7 +150,7 @@ class Validator {
       if (a.kind == ActionKind::B && kinds & bit(ActionKind::I))
         fault("{} comes after {}I{}, which is half of it", at(), a.stage, a.micro_batch);
       if ((a.kind == ActionKind::I || a.kind == ActionKind::W) && kinds & bit(ActionKind::B))
-        fault("{} comes after {}, which holds it", at(), to_string(whole));
+        fault("{} comes after {}, which includes it", at(), to_string(whole));
       else if (const auto missing = missing_before(a, done))
         fault("{} comes before {}", at(), to_string(*missing));
       kinds |= bit(a.kind);
@@ -230,7 +230,7 @@ class Validator {
     });
     for (int64_t stage = 0; stage < s_.stages; ++stage) {
       if (weights[size_t(stage)] == Weights::gathered)
-        fault("rank {} never lets go of stage {}'s weights", s_.rank_of(stage), stage);
+        fault("rank {} never frees stage {}'s weights", s_.rank_of(stage), stage);
       if (reduced[size_t(stage)] != 1)
         fault("rank {} reduces stage {}'s gradients {} times, instead of once", s_.rank_of(stage),
               stage, reduced[size_t(stage)]);
@@ -243,7 +243,7 @@ class Validator {
     for (int64_t rank = 0; rank < s_.pp; ++rank) {
       const int64_t peak = peak_in_flight(s_.ranks[size_t(rank)]).to_weight_gradient;
       if (peak > most[size_t(rank)])
-        fault("rank {} holds activations of {} chunks at once, and its bound is {}", rank, peak,
+        fault("rank {} holds activations of {} chunks at once, but its bound is {}", rank, peak,
               most[size_t(rank)]);
     }
   }

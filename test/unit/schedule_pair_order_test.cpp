@@ -128,13 +128,14 @@ TEST_CASE("faults of a pair's order are told with their place") {
       faults({F, F, W, B, B, F}, true) ==
       "step 2 enqueues the weight gradients of part 0 of the backward, which is not enqueued yet");
   CHECK(faults({F, F, B, W, B, F, B}, true) ==
-        "step 6 enqueues part 2 of the backward, which there is not");
+        "step 6 enqueues part 2 of the backward, which does not exist");
   CHECK(faults({F, F, B, B, W, F}, false) ==
-        "the weight gradients of part 0 of the backward do not stand right behind it");
+        "the weight gradients of part 0 of the backward do not directly follow it");
   CHECK(faults({F, B, F, W, B, F}, true) ==
         "part 1 of the forward could be enqueued before part 0 of the backward");
   CHECK(faults({F, F, B, W, F, B}, true) ==
-        "part 2 of the forward waits from 3 to 6, and part 1 of the backward could run meanwhile");
+        "part 2 of the forward waits from 3 to 6, but part 1 of the backward could run in the "
+        "meantime");
 }
 
 TEST_CASE("a random pair is in a valid order that is no slower than a plain one") {

@@ -56,7 +56,7 @@ std::vector<Planted> in_computations() {
        [](Schedule& c) { c.ranks.pop_back(); }},
       {"a stage without a rank", "7 of 8 stages are given a rank", s,
        [](Schedule& c) { c.rank_of_stage.pop_back(); }},
-      {"a stage on a rank that is none", "stage 7 is on rank 4, and there are 4 ranks", s,
+      {"a stage on a rank that is none", "stage 7 is on rank 4, but there are 4 ranks", s,
        [](Schedule& c) { c.rank_of_stage[7] = 4; }},
       {"a stage out of range", "rank 0, action 0: 9F0: there are 8 stages", s,
        [](Schedule& c) { c.ranks[0][0].stage = 9; }},
@@ -77,7 +77,7 @@ std::vector<Planted> in_computations() {
        }},
       {"a weight gradient left out", "rank 3 does 7I2 and never 7W2", s,
        [](Schedule& c) { take(c.ranks[3], find(c.ranks[3], K::W, 7, 2)); }},
-      {"a weight gradient beside a whole backward", "0W3 comes after 0B3, which holds it", s,
+      {"a weight gradient beside a whole backward", "0W3 comes after 0B3, which includes it", s,
        [](Schedule& c) { c.ranks[0][find(c.ranks[0], K::I, 0, 3)].kind = K::B; }},
       {"a whole backward after a half", "0B3 comes after 0I3, which is half of it", s,
        [](Schedule& c) { c.ranks[0][find(c.ranks[0], K::W, 0, 3)].kind = K::B; }},
@@ -88,11 +88,11 @@ std::vector<Planted> in_computations() {
       {"a stage before another of its rank", "rank 3, action 0: 4F0 comes before 3F0",
        make_schedule(schedule_named("v_schedule"), {4, 2, 8}),
        [](Schedule& c) { put(c.ranks[3], 0, take(c.ranks[3], find(c.ranks[3], K::F, 4, 0))); }},
-      {"a pair whose second half is none", "is to run together with a backward, and none is next",
-       s, [](Schedule& c) { c.ranks[0][0].overlaps_next = true; }},
-      {"a pair of one micro-batch", "7F0 is to run together with 7I0, which needs it", s,
+      {"a pair whose second half is none", "must run together with a backward, but none is next", s,
+       [](Schedule& c) { c.ranks[0][0].overlaps_next = true; }},
+      {"a pair of one micro-batch", "7F0 cannot run together with 7I0, which needs it", s,
        [](Schedule& c) { c.ranks[3][find(c.ranks[3], K::F, 7, 0)].overlaps_next = true; }},
-      {"too many activations", "rank 1 holds activations of 9 chunks at once, and its bound is 8",
+      {"too many activations", "rank 1 holds activations of 9 chunks at once, but its bound is 8",
        s,
        [](Schedule& c) {
          put(c.ranks[1], 0, take(c.ranks[1], find(c.ranks[1], K::F, 5, 4)));
@@ -169,7 +169,7 @@ std::vector<Planted> in_weights() {
        [](Schedule& c) {
          c.ranks[0].push_back({K::reshard, 0});
        }},
-      {"weights that stay", "rank 0 never lets go of stage 4's weights", s,
+      {"weights that stay", "rank 0 never frees stage 4's weights", s,
        [](Schedule& c) { take(c.ranks[0], find(c.ranks[0], K::reshard, 4)); }},
       {"gradients that are not reduced", "rank 2 reduces stage 6's gradients 0 times", s,
        [](Schedule& c) { take(c.ranks[2], find(c.ranks[2], K::reduce, 6)); }},

@@ -10,7 +10,7 @@ constexpr int64_t kHomeParts = 4;  // parts in which the final gradients are sen
 
 RingAttention::RingAttention(ContextComm& comm, Group ring, const model::HeadConfig& heads)
     : comm_(comm), ring_(std::move(ring)), heads_(heads) {
-  MT_CHECK(heads.window == 0, "ring attention has no sliding window; it is given one of {}",
+  MT_CHECK(heads.window == 0, "ring attention supports no sliding window, but got one of {}",
            heads.window);
 }
 

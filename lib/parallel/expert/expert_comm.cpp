@@ -130,7 +130,7 @@ bool knows_counts(const model::Step& step) { return step.recomputing && step.fou
 
 std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream) {
   if (knows_counts(step)) {
-    MT_CHECK(!step.found->empty(), "a recomputation of more layers of experts than were computed");
+    MT_CHECK(!step.found->empty(), "more layers of experts are recomputed than were computed");
     auto read = std::any_cast<std::vector<int32_t>>(std::move(step.found->front()));
     step.found->pop_front();
     return read;
