@@ -109,7 +109,7 @@ void Capture::add(Stream& stream, const LaunchInfo& info) {
 void Capture::add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream) {
   if (event_capture != id_)
     throw RunError(
-        fmt::format("a wait of stream {} for work of {} outside cannot be part of a graph",
+        fmt::format("a wait of stream {} for work of {} outside the graph cannot be part of it",
                     stream.name(), event_stream.name()));
   join(stream);
 }

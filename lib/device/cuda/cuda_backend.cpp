@@ -299,8 +299,8 @@ std::string driver_hint() {
   const std::string here =
       known ? fmt::format("is for CUDA {}.{}", version / 1000, version % 1000 / 10) : "is missing";
   return fmt::format(
-      "this build needs a driver for CUDA {}.0 or newer; the one here {}. See CUDA_VISIBLE_DEVICES "
-      "too",
+      "this build needs a driver for CUDA {}.0 or newer; the driver on this machine "
+      "{}. Check CUDA_VISIBLE_DEVICES, too",
       CUDART_VERSION / 1000, here);
 }
 
@@ -310,12 +310,12 @@ class CudaBackend : public DeviceBackend {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess)
-      throw UserError(fmt::format("CUDA device {} was asked for, and CUDA finds none: {} ({})",
+      throw UserError(fmt::format("CUDA device {} was requested, but CUDA finds none: {} ({})",
                                   ordinal, cudaGetErrorString(status), cudaGetErrorName(status)),
                       driver_hint() + "; or set train.device=cpu and comm.backend=auto");
     if (ordinal < 0 || ordinal >= count)
       throw UserError(
-          fmt::format("CUDA device {} was asked for, and this machine shows {}", ordinal, count),
+          fmt::format("CUDA device {} was requested, but this machine has {}", ordinal, count),
           "devices are numbered from 0; check the driver and CUDA_VISIBLE_DEVICES");
     MT_CUDA(cudaSetDevice(ordinal));
     MT_CUDA(cudaGetDeviceProperties(&properties_, ordinal));
@@ -337,8 +337,8 @@ class CudaBackend : public DeviceBackend {
       (void)cudaGetLastError();  // clears the error, which is not sticky
       size_t free = 0, total = 0;
       (void)cudaMemGetInfo(&free, &total);
-      throw RunError(fmt::format("out of GPU memory: {} MiB wanted, {} of {} MiB free", bytes >> 20,
-                                 free >> 20, total >> 20),
+      throw RunError(fmt::format("out of GPU memory: {} MiB requested, {} of {} MiB free",
+                                 bytes >> 20, free >> 20, total >> 20),
                      "reduce train.micro_batch_size or the model, or turn on recompute");
     }
     MT_CUDA(status);
