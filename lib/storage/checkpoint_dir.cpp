@@ -127,7 +127,7 @@ void check_step(const fs::path& folder, const Manifest& manifest) {
   if (named && *named != manifest.step)
     throw damaged_file(
         folder / kManifest,
-        fmt::format("it is of step {}, and its folder of step {}", manifest.step, *named));
+        fmt::format("it is of step {}, but its folder is of step {}", manifest.step, *named));
   if (!fs::exists(folder / kState, error)) return;  // imported weights of earlier versions
   TrainState state;
   try {
@@ -137,7 +137,7 @@ void check_step(const fs::path& folder, const Manifest& manifest) {
   }
   if (state.contains("step") && (state.integer("step") != manifest.step || manifest.step == 0))
     throw damaged_file(folder / kState,
-                       fmt::format("its step is {}, and that of {} is {}", state.integer("step"),
+                       fmt::format("its step is {}, but that of {} is {}", state.integer("step"),
                                    kManifest, manifest.step));
 }
 
@@ -172,12 +172,12 @@ std::vector<CheckpointRef> list_complete(const fs::path& root) {
                                   [](const CheckpointRef& ref) { return is_sound(ref.path); });
   const std::string then =
       sound == all.rend()
-          ? "there is no sound one before it: to give it up, start anew in another train.run_dir"
-          : fmt::format("or continue from the newest sound one with checkpoint.load={}",
+          ? "there is no undamaged one before it: to start from scratch, set another train.run_dir"
+          : fmt::format("or continue from the newest undamaged one with checkpoint.load={}",
                         sound->path.string());
   throw RunError(
       fmt::format("the newest checkpoint {} cannot be read: {}", damaged.string(), error.message()),
-      fmt::format("copy its files again from where they are sound; {}. Nothing was changed", then));
+      fmt::format("copy its files again from an intact source; {}. Nothing was changed", then));
 }
 
 // Returns the name that the file `latest` holds; empty if there is no such file.
@@ -294,7 +294,7 @@ fs::path CheckpointWriter::commit() {
     try {
       link_best(root_);         // before anything is deleted: the link never dangles
     } catch (const Error& e) {  // the new checkpoint is in place
-      log::warn(fmt::format("`best` stays as it is: {}", e.message()));
+      log::warn(fmt::format("`best` is not changed: {}", e.message()));
     }
   }
   step("delete old");
@@ -387,7 +387,7 @@ void link_best(const fs::path& root, int64_t last_step) {
   if (linked_step(root) == step) return;
   if (fs::exists(fs::symlink_status(link, error)) && !has_best(root))
     return log::warn(
-        fmt::format("{} is not a link of mtrain and stays; the lowest validation loss "
+        fmt::format("{} is not a link of mtrain and is kept; the lowest validation loss "
                     "is that of {}",
                     link.string(), step_name(step)));
   try {
@@ -421,8 +421,8 @@ std::optional<CheckpointRef> find_latest(const fs::path& root) {
   if (all.empty()) {
     if (parse_step(named))
       throw RunError(
-          fmt::format("{} names {}, and there is no checkpoint", (root / kLatest).string(), named),
-          fmt::format("bring the folder back, or delete {} to start at step 1",
+          fmt::format("{} names {}, but there is no checkpoint", (root / kLatest).string(), named),
+          fmt::format("restore the folder, or delete {} to start at step 1",
                       (root / kLatest).string()));
     return std::nullopt;
   }

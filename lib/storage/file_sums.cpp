@@ -66,7 +66,7 @@ std::string make_sums(const fs::path& file) {
 }
 
 FileSums::FileSums(fs::path file, std::string_view text) : file_(std::move(file)) {
-  const auto fail = [&] { return damaged_file(sums_path(file_), "its form is another"); };
+  const auto fail = [&] { return damaged_file(sums_path(file_), "it has another format"); };
   const size_t end = std::min(text.find('\n'), text.size());
   const size_t space = text.substr(0, end).rfind(' ');
   if (space == std::string_view::npos) throw fail();
@@ -88,9 +88,9 @@ int64_t FileSums::size_of(int64_t block) const {
 void FileSums::check(int64_t block, std::span<const std::byte> content) const {
   if (ContentHash().add(content).hex() == blocks_[size_t(block)]) return;
   const int64_t first = block * kSumsBlock;
-  throw damaged_file(file_,
-                     fmt::format("bytes {} to {} are not those that were saved, by {}", first,
-                                 first + size_of(block) - 1, sums_path(file_).filename().string()));
+  throw damaged_file(
+      file_, fmt::format("bytes {} to {} differ from those that were saved, according to {}", first,
+                         first + size_of(block) - 1, sums_path(file_).filename().string()));
 }
 
 void FileSums::check_file() const {
@@ -129,7 +129,7 @@ RunError damaged_file(const fs::path& file, const std::string& what) {
   return RunError(
       fmt::format("{} is damaged: {}", file.string(), what),
       fmt::format(
-          "copy it again from where it is sound{}",
+          "copy it again from an intact source{}",
           before.empty()
               ? ""
               : ", or continue from the checkpoint before it with checkpoint.load=" + before));

@@ -49,7 +49,8 @@ void FiniteValues::read(std::string_view name, int64_t first, int64_t count, flo
   if (at == count) return;
   const std::string what = fmt::format("{} has {} as element {}, which is not finite", origin(name),
                                        values[at], first + at);
-  const char* hint = "the file is damaged, or the training that made it has diverged: take another";
+  const char* hint =
+      "the file is damaged, or the training that made it has diverged: use another file";
   if (of_ == Of::checkpoint) throw RunError(what, hint);
   throw UserError(what, hint);
 }

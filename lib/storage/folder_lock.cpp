@@ -411,7 +411,7 @@ void FolderLock::require_held_lately() const {
   const std::lock_guard lock(state_->mutex);
   if (state_->lost.empty()) return;
   throw RunError(state_->lost + ": this run ends, since two runs would mix their files",
-                 "what was saved before is intact");
+                 "everything saved before is intact");
 }
 
 }  // namespace mtrain::storage

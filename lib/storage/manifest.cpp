@@ -65,7 +65,7 @@ void check_own_checksum(const fs::path& file, const std::string& text) {
   std::string cleared = text;
   cleared.replace(at + key.size(), kNoDigits.size(), kNoDigits);
   if (text.substr(at + key.size(), kNoDigits.size()) != content_hash(cleared))
-    throw damaged_file(file, "it is not as it was saved, by its own checksum");
+    throw damaged_file(file, "it differs from what was saved, according to its own checksum");
 }
 
 bool is_inside(const std::string& name) {
@@ -180,7 +180,8 @@ std::string checked_sums(const fs::path& folder, const Manifest& manifest,
   std::string text = read_file(path);
   const auto hash = manifest.sums.find(name);
   if (hash == manifest.sums.end() || content_hash(text) != hash->second)
-    throw damaged_file(path, fmt::format("it is not as it was saved, by {}", kManifest));
+    throw damaged_file(path,
+                       fmt::format("it differs from what was saved, according to {}", kManifest));
   return text;
 }
 

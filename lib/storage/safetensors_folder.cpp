@@ -17,12 +17,12 @@ namespace {
 constexpr const char* kSaveAgain =
     "save the model again with save_pretrained() of transformers, or copy its folder again";
 
-constexpr const char *kAdapter = "an adapter, not a whole model", *kQuantized = "a quantized model",
+constexpr const char *kAdapter = "an adapter, not a full model", *kQuantized = "a quantized model",
                      *kPickle = "weights as a PyTorch pickle";
 constexpr const char* kMerge =
     "merge it into its base model with merge_and_unload() of peft, then save_pretrained()";
 constexpr const char* kDequantize =
-    "take the model that it was made from, or dequantize() it in transformers and "
+    "use the model that it was made from, or dequantize() it in transformers and "
     "save_pretrained()";
 constexpr const char* kLoadPickle =
     "load them into the model in transformers, then save_pretrained(), which writes safetensors";
@@ -46,8 +46,8 @@ constexpr Foreign kForeign[] = {
     {"", ".distcp", "a distributed checkpoint of PyTorch (DCP)",
      "convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch <folder> "
      "<file>, then load the file into the model in transformers and save_pretrained()"},
-    {"consolidated", "", "weights as their publisher names them, not as transformers does",
-     "take the model's folder in the form of transformers, or convert it with transformers' "
+    {"consolidated", "", "weights with their publisher's names, not those of transformers",
+     "use the model's folder in the format of transformers, or convert it with transformers' "
      "convert_<family>_weights_to_hf.py"},
     {"pytorch_model", ".bin", kPickle,
      "convert them: AutoModelForCausalLM.from_pretrained(folder) of transformers, then "
@@ -122,7 +122,7 @@ SafetensorsFolder::SafetensorsFolder(fs::path folder) : path_(std::move(folder))
   } else {
     const auto shard = std::ranges::find_if(names, is_weights);
     if (shard != names.end())
-      throw UserError(fmt::format("{} holds {}, but no {} that says what belongs to the model",
+      throw UserError(fmt::format("{} holds {}, but no {} that lists the files of the model",
                                   path_.string(), *shard, kIndexFile),
                       kSaveAgain);
     throw UserError(fmt::format("{} holds no {} and no {}", path_.string(), kModelFile, kIndexFile),
@@ -168,12 +168,12 @@ void SafetensorsFolder::open_shards() {
       const auto said = listed.find(t.name);
       if (!first)
         problems.push_back(
-            fmt::format("tensor `{}` lies in both {} and {}", t.name, at->second, name));
+            fmt::format("tensor `{}` is in both {} and {}", t.name, at->second, name));
       else if (said == listed.end())
         problems.push_back(fmt::format("tensor `{}` of {} is not in the index", t.name, name));
       else if (said->second != name)
-        problems.push_back(fmt::format("tensor `{}` lies in {}, but the index says {}", t.name,
-                                       name, said->second));
+        problems.push_back(fmt::format("tensor `{}` is in {}, but the index names {}", t.name, name,
+                                       said->second));
     }
   }
   for (const auto& [tensor, file] : listed)
@@ -194,7 +194,7 @@ const SafetensorsReader& SafetensorsFolder::file(std::string_view name) const {
   for (const StoredTensor* t : tensors_) names.push_back(t->name);
   const std::string close = nearest(name, names);
   throw UserError(fmt::format("{} has no tensor `{}`", path_.string(), name),
-                  close.empty() ? fmt::format("it has {} tensors of other names", names.size())
+                  close.empty() ? fmt::format("it has {} tensors with other names", names.size())
                                 : fmt::format("did it mean `{}`?", close));
 }
 

@@ -75,7 +75,7 @@ class HeaderParser {
     const json& offsets = field("data_offsets");
     if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
         !offsets[1].is_number_unsigned())
-      fail(name, "has data_offsets that are not two whole numbers");
+      fail(name, "has data_offsets that are not two non-negative integers");
     const auto begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
     if (begin > end) fail(name, fmt::format("ends ({}) before it begins ({})", end, begin));
     if (end > uint64_t(data_bytes_))
@@ -104,7 +104,7 @@ class HeaderParser {
     std::vector<int64_t> shape;
     for (const json& dim : value) {
       if (!dim.is_number_unsigned() || dim.get<uint64_t>() > uint64_t(INT64_MAX))
-        fail(name, "has a dimension that is not a whole number");
+        fail(name, "has a dimension that is not a non-negative integer");
       shape.push_back(dim.get<int64_t>());
     }
     return shape;
@@ -116,7 +116,7 @@ class HeaderParser {
       if (__builtin_mul_overflow(bits, dim, &bits))
         fail(tensor.name, fmt::format("has an absurd shape ({})", fmt::join(tensor.shape, ", ")));
     if (bits % 8 != 0)
-      fail(tensor.name, fmt::format("has {} bits, which are not whole bytes", bits));
+      fail(tensor.name, fmt::format("has {} bits, which is not a multiple of 8", bits));
     return bits / 8;
   }
 
@@ -129,7 +129,7 @@ class HeaderParser {
     for (const StoredTensor& t : result_.tensors) {
       if (t.begin < at) fail(t.name, fmt::format("overlaps tensor `{}`", *before));
       if (t.begin > at)
-        fail(t.name, fmt::format("leaves a hole of {} bytes before it", t.begin - at));
+        fail(t.name, fmt::format("leaves a gap of {} bytes before it", t.begin - at));
       at = t.begin + t.bytes;
       before = &t.name;
     }
@@ -151,7 +151,7 @@ SafetensorsHeader parse_safetensors_header(const std::filesystem::path& path, st
 }
 
 UserError unsound_safetensors(const std::filesystem::path& path, const std::string& what) {
-  return UserError(fmt::format("{} is not a sound safetensors file: {}", path.string(), what),
+  return UserError(fmt::format("{} is not a valid safetensors file: {}", path.string(), what),
                    "it may be truncated or damaged: save or copy it again");
 }
 

@@ -67,7 +67,7 @@ const StoredTensor& SafetensorsReader::info(std::string_view name) const {
   for (const auto& t : tensors_) names.push_back(t.name);
   const std::string close = nearest(name, names);
   throw UserError(fmt::format("{} has no {}", path().string(), tensor_named(name)),
-                  close.empty() ? fmt::format("it has {} tensors of other names", names.size())
+                  close.empty() ? fmt::format("it has {} tensors with other names", names.size())
                                 : fmt::format("did it mean `{}`?", close));
 }
 

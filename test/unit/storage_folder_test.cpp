@@ -132,13 +132,13 @@ TEST_CASE("a shard that is absent, extra or disagrees with the index is named, w
     FileOf index = kIndex;
     index["layer.b"] = kSecond;
     write_index(shards.path, index);
-    CHECK_THAT(complaint(shards.path), Contains("tensor `layer.b` lies in " + std::string(kFirst) +
-                                                ", but the index says " + kSecond));
+    CHECK_THAT(complaint(shards.path), Contains("tensor `layer.b` is in " + std::string(kFirst) +
+                                                ", but the index names " + kSecond));
   }
   SECTION("a tensor twice") {
     write_file(shards / kSecond, {"layer.a", "layer.c"});
-    CHECK_THAT(complaint(shards.path), Contains("tensor `layer.a` lies in both " +
-                                                std::string(kFirst) + " and " + kSecond));
+    CHECK_THAT(complaint(shards.path),
+               Contains("tensor `layer.a` is in both " + std::string(kFirst) + " and " + kSecond));
   }
   SECTION("a tensor that no file has") {
     FileOf index = kIndex;

@@ -245,14 +245,15 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
   SECTION("a tensor's description") {
     refuses("{\"a\":" + entry("I4", "[2]", "[0,4]") + "}", 4, "`a` has dtype I4");
     refuses("{\"a\":" + entry("U8", "3", "[0,3]") + "}", 3, "shape that is not a list");
-    refuses("{\"a\":" + entry("U8", "[-3]", "[0,3]") + "}", 3, "not a whole number");
-    refuses("{\"a\":" + entry("U8", "[1.5]", "[0,3]") + "}", 3, "not a whole number");
+    refuses("{\"a\":" + entry("U8", "[-3]", "[0,3]") + "}", 3, "not a non-negative integer");
+    refuses("{\"a\":" + entry("U8", "[1.5]", "[0,3]") + "}", 3, "not a non-negative integer");
     refuses("{\"a\":" + entry("F4", "[3]", "[0,2]") + "}", 2, "`a` has 12 bits");
     refuses("{\"a\":" + entry("F32", "[4611686018427387904,8]", "[0,4]") + "}", 4, "absurd shape");
-    refuses("{\"a\":" + entry("F32", "[18446744073709551615]", "[0,4]") + "}", 4, "whole number");
+    refuses("{\"a\":" + entry("F32", "[18446744073709551615]", "[0,4]") + "}", 4,
+            "non-negative integer");
     refuses("{\"a\":" + entry("F32", "[2]", "[0,4]") + "}", 4, "`a` has 4 bytes of data, but (2)");
-    refuses("{\"a\":" + entry("U8", "[2]", "[0,2,3]") + "}", 3, "not two whole numbers");
-    refuses("{\"a\":" + entry("U8", "[2]", "[-1,1]") + "}", 3, "not two whole numbers");
+    refuses("{\"a\":" + entry("U8", "[2]", "[0,2,3]") + "}", 3, "not two non-negative integers");
+    refuses("{\"a\":" + entry("U8", "[2]", "[-1,1]") + "}", 3, "not two non-negative integers");
     refuses("{\"a\":" + entry("U8", "[2]", "[3,1]") + "}", 3, "`a` ends (1) before it begins (3)");
   }
   SECTION("how tensors lie") {
@@ -260,7 +261,7 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
             6, "`b` overlaps tensor `a`");
     refuses(
         "{\"a\":" + entry("U8", "[4]", "[0,4]") + ",\"b\":" + entry("U8", "[4]", "[6,10]") + "}",
-        10, "`b` leaves a hole of 2 bytes");
+        10, "`b` leaves a gap of 2 bytes");
     refuses("{\"a\":" + entry("U8", "[4]", "[0,4]") + "}", 9, "5 bytes at its end");
     refuses("{\"a\":" + entry("U8", "[4]", "[0,4]") + "}", 3, "ends at byte 4 of the data");
     refuses("{}", 1, "1 bytes at its end");
