@@ -95,7 +95,7 @@ TEST_CASE("any changed byte of a small set changes what it is") {
         "mask is missing now");
   write_set(folder / "set", 3001, true);
   CHECK_THAT(data::content_difference(before, data::content_of_tokens(folder / "set")),
-             Contains("set.bin has 6002 bytes, and had 6000"));
+             Contains("set.bin has 6002 bytes, but had 6000"));
 }
 
 TEST_CASE("a large set is sampled at the start, and read whole once") {

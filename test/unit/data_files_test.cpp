@@ -192,7 +192,7 @@ TEST_CASE("damaged token files are refused with file, byte and reason") {
   }
   says(patched(idx, 38, int32_t{-1}), bin, "length -1 (at byte 38)");
   says(patched(idx, 38, int32_t{2147483647}), bin, "sequence 1 of 3 ends at byte");
-  says(patched(idx, 54, int64_t{7}), bin, "starts at byte 7 of the .bin (said at byte 54)");
+  says(patched(idx, 54, int64_t{7}), bin, "starts at byte 7 of the .bin (stored at byte 54)");
   says(patched(idx, 46, int64_t{-2}), bin, "starts at byte -2");
   says(patched(idx, 70, int64_t{1}), bin, "do not run from 0");
   says(patched(idx, 94, int64_t{2}), bin, "do not run from 0 to the 3 sequences");

@@ -34,7 +34,7 @@ struct Encoded {
 
 // Why a JSON line cannot be used, and what to do.
 struct LineFault {
-  std::string why, hint = "mend the line, or leave such lines out: --skip-bad-lines";
+  std::string why, hint = "fix the line, or leave such lines out: --skip-bad-lines";
 };
 
 // Describes an object that has no text in the requested field, and the option that reads the

@@ -250,8 +250,9 @@ void IndexedDatasetWriter::finish() {
   try {
     write_content(s.prefix, whole);
   } catch (const Error& e) {
-    log::warn(fmt::format("{} is complete without its hashes, which runs then read it for: {}",
-                          s.prefix.string(), e.what()));
+    log::warn(fmt::format(
+        "{} is complete, but its hashes were not written, so runs must read all of it: {}",
+        s.prefix.string(), e.what()));
   }
 }
 

@@ -136,8 +136,8 @@ void take_hashes(const fs::path& prefix, Content& content) {
     return k != known.end() && k->bytes == file.bytes && k->sample == file.sample;
   };
   if (known.size() != content.size() || !std::ranges::all_of(content, fits)) {
-    log::warn(
-        fmt::format("{} is not of the files beside it, and is ignored; remove it", path.string()));
+    log::warn(fmt::format("{} does not belong to the files beside it, and is ignored; remove it",
+                          path.string()));
     return;
   }
   for (FileContent& file : content) {
@@ -231,7 +231,7 @@ std::string content_difference(const Content& saved, const Content& now) {
     if (was == saved.end()) continue;
     const std::string name = is.path.empty() ? is.part : is.path.string();
     if (was->bytes != is.bytes)
-      found.push_back(fmt::format("{} has {} bytes, and had {}", name, is.bytes, was->bytes));
+      found.push_back(fmt::format("{} has {} bytes, but had {}", name, is.bytes, was->bytes));
     else if (was->sample != is.sample ||
              (!was->whole.empty() && !is.whole.empty() && was->whole != is.whole))
       found.push_back(fmt::format("{} holds other data", name));

@@ -72,7 +72,8 @@ void TokenIndex::check_header() {
   constexpr uint8_t known[] = {1, 2, 3, 4, 5, 8};
   if (std::find(std::begin(known), std::end(known), code) == std::end(known))
     throw UserError(
-        fmt::format("{} has the type code {} (at byte 17), which is no integer type", name_, code),
+        fmt::format("{} has the type code {} (at byte 17), which is not an integer type", name_,
+                    code),
         "token files hold u8, i8, i16, u16, i32 or i64");
   type_ = TokenType(code);
   const auto sequences = load<uint64_t>(18), entries = load<uint64_t>(26);
@@ -107,10 +108,10 @@ void TokenIndex::check_sequences(uint64_t bin_size) {
     if (pointer != expected)
       throw UserError(
           fmt::format(
-              "{}: sequence {} starts at byte {} of the .bin (said at byte {}), but the one "
+              "{}: sequence {} starts at byte {} of the .bin (stored at byte {}), but the one "
               "before ends at {}",
               name_, i, pointer, pointers_at_ + 8 * i, expected),
-          fmt::format("sequences must lie back to back; {}", kRebuild));
+          fmt::format("sequences must be contiguous; {}", kRebuild));
     expected += length * width;
     if (uint64_t(expected) > bin_size)
       throw UserError(
@@ -224,7 +225,7 @@ void IndexedDataset::check_mask(const fs::path& path) const {
   for (size_t i = 0; i < mask().size(); ++i)
     if (uint8_t(mask()[i]) > 1)
       throw UserError(
-          fmt::format("{}: byte {} is {}, and neither 0 nor 1", path.string(), i, int(mask()[i])),
+          fmt::format("{}: byte {} is {}, but must be 0 or 1", path.string(), i, int(mask()[i])),
           kRebuild);
 }
 

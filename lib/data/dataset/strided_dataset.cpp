@@ -13,8 +13,8 @@ StridedDataset::StridedDataset(std::shared_ptr<const IndexedDataset> tokens,
     : tokens_(std::move(tokens)), options_(options) {
   const int64_t S = options_.window, N = tokens_->tokens();
   if (options_.stride < 1 || options_.stride > S)
-    throw UserError(fmt::format("the stride is {}, and a window has {} tokens", options_.stride, S),
-                    "a stride is at least 1 and at most a window");
+    throw UserError(fmt::format("the stride is {}, but a window has {} tokens", options_.stride, S),
+                    "a stride is at least 1 and at most the length of a window");
   if (N < 2 || S < 2)
     throw UserError(fmt::format("{} has {} tokens, and a window {}", tokens_->name(), N, S),
                     "a loss needs two tokens or more");

@@ -135,10 +135,9 @@ void BpeModel::add_unknown(bool& pending, F&& append) const {
   if (unknown_.empty()) return;
   if (!unknown_id_)
     throw UserError(
-        fmt::format(
-            "the text has a character that the vocabulary lacks, and so does it lack \"{}\", "
-            "which stands for unknown text",
-            unknown_),
+        fmt::format("the vocabulary lacks a character of the text, and also \"{}\", the token "
+                    "for unknown text",
+                    unknown_),
         "remove such characters from the text");
   if (pending && !fuse_unknown_) append(*unknown_id_, true);
   pending = true;

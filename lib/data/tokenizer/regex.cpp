@@ -48,7 +48,7 @@ void check_interval(const std::string& pattern, size_t open, const std::string& 
   if (inside.empty() || digits_end == 0 ||
       (!fixed && (inside[digits_end] != ',' ||
                   inside.find_first_not_of("0123456789", digits_end + 1) != std::string::npos)))
-    refuse(pattern, where, "a { that begins no {n,m}");
+    refuse(pattern, where, "a { that does not begin {n,m}");
   const char after = close + 1 < pattern.size() ? pattern[close + 1] : '\0';
   if (after == '+' || after == '*' || (fixed && after == '?'))
     refuse(pattern, where, fmt::format("{{{}}}{}", inside, after));

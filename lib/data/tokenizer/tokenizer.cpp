@@ -41,7 +41,7 @@ namespace {
        {"tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"})
     if (fs::exists(folder / other))
       throw UserError(
-          fmt::format("no tokenizer at {}, but {} of another form", path.string(), other),
+          fmt::format("no tokenizer at {}, but {}, which has another format", path.string(), other),
           fmt::format("python3 -c \"from transformers import AutoTokenizer as T; "
                       "T.from_pretrained('{0}').save_pretrained('{0}')\" writes tokenizer.json",
                       folder.empty() ? "." : folder.string()));

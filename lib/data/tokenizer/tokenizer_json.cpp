@@ -64,9 +64,9 @@ class Reader {
     if (!type.is_null() && type != "BPE")
       file_.unsupported(
           fmt::format("model type {}", type.dump()),
-          "mtrain knows BPE. Where the folder also has a tokenizer.model of type BPE, python3 -c "
+          "mtrain supports BPE. If the folder also has a tokenizer.model of type BPE, python3 -c "
           "\"from transformers import AutoTokenizer as T; T.from_pretrained('DIR', "
-          "from_slow=True).save_pretrained('DIR')\" writes it as BPE; else take a model with BPE");
+          "from_slow=True).save_pretrained('DIR')\" writes it as BPE; else use a model with BPE");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const Json& value = TokenizerFile::member(model, key);
       if (!value.is_null() && value != "")
@@ -216,7 +216,7 @@ class Reader {
       const auto known = find(content);
       const int64_t expected = known ? *known : next;
       file_.require(id == expected,
-                    fmt::format("{} (\"{}\") has the id {}, and the tokenizers library gives it {}",
+                    fmt::format("{} (\"{}\") has the id {}, but the tokenizers library gives it {}",
                                 where, content, id, expected));
       next = std::max(next, int64_t(id) + 1);
       set_token(id, content);
@@ -267,7 +267,7 @@ class Reader {
     auto& prefix = parts_.text_prefix = read_text_prefix(file_);
     for (int32_t id : prefix)
       file_.require(size_t(id) < parts_.tokens.size(),
-                    fmt::format("post_processor names the id {}, and the vocabulary has {}", id,
+                    fmt::format("post_processor names the id {}, but the vocabulary has {}", id,
                                 parts_.tokens.size()));
     const std::string bos = config_token(config, "bos_token");
     parts_.bos = find(bos);
@@ -279,7 +279,7 @@ class Reader {
     } else if (prefix.empty()) {
       if (!parts_.bos)
         throw UserError(
-            fmt::format("{}: tokenizer_config.json sets add_bos_token, and its bos_token "
+            fmt::format("{}: tokenizer_config.json sets add_bos_token, but its bos_token "
                         "\"{}\" is not in the vocabulary",
                         parts_.name, bos));
       prefix.push_back(*parts_.bos);
