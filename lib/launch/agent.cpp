@@ -359,9 +359,8 @@ class Attempt {
       case EndRequests::Kind::first: break;
     }
     // The first rank of a training reports by itself.
-    job_.console.say(
-        fmt::format("mtrain-launch: {}: the ranks are told to {}", name_of(signal),
-                    o_.unsaved ? "save and end" : "end; again: they are ended at once"));
+    job_.console.say(fmt::format("mtrain-launch: {}: the ranks are asked to {}", name_of(signal),
+                                 o_.unsaved ? "save and end" : "end; a second signal kills them"));
     pass_on(signal);
     // The sender of the signal may have signalled the ranks before.
     if (std::ranges::all_of(children_, [](const Child& c) {
@@ -462,7 +461,7 @@ int ranks_per_node(const std::string& text) {
   const int gpus = int(visible_gpus().size());
   if (text == "gpu") {
     if (gpus == 0)
-      throw UserError("--nproc_per_node=gpu: this host shows no GPU", "use cpu or a number");
+      throw UserError("--nproc_per_node=gpu: this host has no visible GPU", "use cpu or a number");
     return gpus;
   }
   if (text == "auto") return gpus ? gpus : usable_cores();
@@ -514,7 +513,7 @@ int run_starts(const AgentOptions& o, JobState& job) {
     const int signal = job.ends.signal();
     if (attempt.killed_by_user() || attempt.ended_by_user()) {
       console.say(attempt.killed_by_user()
-                      ? "mtrain-launch: asked again: the ranks were ended at once"
+                      ? "mtrain-launch: second signal: the ranks were killed"
                       : fmt::format("mtrain-launch: {} has ended the ranks", name_of(signal)));
       tell_unsaved();
       return 128 + signal;
@@ -529,11 +528,11 @@ int run_starts(const AgentOptions& o, JobState& job) {
     }
     failures = Clock::now() - began >= kRanWell ? 1 : failures + 1;
     const auto delay = restart_delay(failures);
-    console.say(fmt::format("mtrain-launch: starting all ranks again ({} of {}) in {:.3g} s",
+    console.say(fmt::format("mtrain-launch: restarting all ranks ({} of {}) in {:.3g} s",
                             number + 1, o.max_restarts,
                             std::chrono::duration<double>(delay).count()));
     if (!wait_to_restart(delay, job)) {
-      console.say("mtrain-launch: told to end: the ranks are not started again");
+      console.say("mtrain-launch: the job got a signal to end: the ranks are not restarted");
       tell_unsaved();
       return code;
     }

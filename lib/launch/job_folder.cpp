@@ -49,7 +49,7 @@ JobFolder::JobFolder() {
     if ((lock_ >= 0 || no_locks) && fs::exists(path_, ignored)) return;
     if (lock_ >= 0) close(lock_);
   }
-  throw RunError(fmt::format("cannot keep a folder in {}", fs::temp_directory_path().string()),
+  throw RunError(fmt::format("cannot make a folder in {}", fs::temp_directory_path().string()),
                  "set TMPDIR to another folder");
 }
 

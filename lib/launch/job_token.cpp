@@ -90,7 +90,8 @@ Token read_token_file(const fs::path& path) {
 }
 
 std::string JobToken::hint() {
-  return "ranks prove to each other that they are of one job: set MTRAIN_TOKEN to the same 64 "
+  return "ranks prove to each other that they belong to the same job: set MTRAIN_TOKEN to the same "
+         "64 "
          "hexadecimal digits for every rank (openssl rand -hex 32), or name a file of them with "
          "--token_file on every host, or give a train.run_dir that all hosts share";
 }
@@ -99,7 +100,7 @@ JobToken::JobToken(const Job& job, fs::path shared) : shared_(std::move(shared))
   if (!job.token.empty()) {
     token_ = Token::parse(job.token);
     if (!token_)
-      throw UserError("MTRAIN_TOKEN is not a text of 64 hexadecimal digits",
+      throw UserError("MTRAIN_TOKEN does not have 64 hexadecimal digits",
                       "openssl rand -hex 32 makes one; the same for every rank");
   } else if (!job.token_file.empty()) {
     token_ = read_token_file(job.token_file);
@@ -126,7 +127,7 @@ void JobToken::make_shared_file(const Job& job) {
     if (!locked && !needed) return;
     if (in_use) {
       if (std::chrono::steady_clock::now() > deadline)
-        throw UserError(fmt::format("{} is the token file of a job that lives", shared_.string()),
+        throw UserError(fmt::format("{} is the token file of a running job", shared_.string()),
                         "another job trains in this folder: choose another train.run_dir");
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       races = 0;

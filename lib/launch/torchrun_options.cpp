@@ -33,12 +33,12 @@ Endpoint parse_endpoint(const std::string& text) {
     const size_t close = host.find(']');
     if (close == std::string::npos) wrong("lacks the closing bracket");
     const std::string rest = host.substr(close + 1);
-    if (!rest.empty() && rest[0] != ':') wrong("has something else than a port after the bracket");
+    if (!rest.empty() && rest[0] != ':') wrong("has something other than a port after the bracket");
     if (!rest.empty()) port = rest;
     host = host.substr(1, close - 1);
   } else if (const size_t colon = host.find(':'); colon != std::string::npos) {
     if (host.find(':', colon + 1) != std::string::npos)
-      wrong("has several colons: an address of IPv6 stands in brackets");
+      wrong("has several colons: write an address of IPv6 in brackets");
     port = host.substr(colon);
     host.resize(colon);
   }
@@ -135,7 +135,7 @@ RendezvousConfig parse_rendezvous_config(const std::string& text) {
   struct Row {
     const char *key, *why;
   };
-  constexpr const char* kTimeout = "comm.timeout_s of the recipe says how long ranks wait";
+  constexpr const char* kTimeout = "comm.timeout_s of the recipe sets how long ranks wait";
   constexpr const char* kHost = "rank 0 serves the rendezvous";
   constexpr const char* kElastic = "a job has a fixed number of hosts";
   constexpr Row kNoEffect[] = {{"timeout", kTimeout},

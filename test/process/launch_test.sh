@@ -243,7 +243,7 @@ says "wrong option" "--nproc_per_node=many"
 
 "$launch" --nproc_per_node=2 --max_restarts=3 --recipe "$work/r.yaml" --bogus >"$work/out" 2>&1
 (($? == 2)) || fail "wrong usage of a rank has another exit code than 2"
-grep -q "starting all ranks again" "$work/out" && fail "wrong usage was started again"
+grep -q "restarting all ranks" "$work/out" && fail "wrong usage was restarted"
 "$launch" --nproc_per_node=1 ./no-such-program x >"$work/out" 2>&1
 says "no program" "cannot run ./no-such-program"
 
@@ -459,7 +459,7 @@ pid=$!
 await_steps again 12
 kill -KILL "$(rank_pid again 1)"
 ends "restart" 0 60
-says "restart" "starting all ranks again (1 of 2)"
+says "restart" "restarting all ranks (1 of 2)"
 [[ $(losses "$work/again") == "$(losses "$work/straight")" ]] || fail "the restarted run's losses are others"
 
 # --- until a run has saved, a restart begins with what the run was given: here the newest checkpoint of another ---
@@ -471,7 +471,7 @@ restarts_branch() {
   shift
   "$launch" --nproc_per_node=2 --max_restarts=1 --recipe "$work/r.yaml" "train.run_dir=$work/$name" \
     "checkpoint.load=$work/ranks2" train.steps=12 "$@" >"$work/out" 2>&1 || fail "$name: the restarted run"
-  says "$name" "starting all ranks again (1 of 1)"
+  says "$name" "restarting all ranks (1 of 1)"
   [[ $(losses "$work/$name") == "$(losses "$work/branch")" ]] || fail "$name: the restarted run's losses are others"
 }
 restarts_branch branch_unsaved checkpoint.every_steps=5 "debug.fault={at: adamw, rank: 1, step: 9}"
