@@ -31,7 +31,7 @@ void LineFile::append(std::string_view lines) {
   const int reason = n < 0 ? errno : ENOSPC;
   if (n > 0 && ::ftruncate(fd_, before.st_size) != 0) ::write(fd_, "\n", 1);
   if (!std::exchange(warned_, true))
-    log::warn(fmt::format("cannot write {}: {}; the training goes on, but lines are missing",
+    log::warn(fmt::format("cannot write {}: {}; the training continues, but lines are missing",
                           path_.string(), std::strerror(reason)));
 }
 

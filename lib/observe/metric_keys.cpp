@@ -29,7 +29,7 @@ constexpr MetricKey kKeys[] = {
     {"lr", Record::step, "", "learning rate of this step"},
     {"grad_norm", Record::step, "", "norm of the gradient of all weights, before clipping"},
     {"tokens", Record::step, "tokens", "tokens since step 1, masked ones included"},
-    {"total_steps", Record::step, "steps", "steps that the run is to make (`train.steps`)"},
+    {"total_steps", Record::step, "steps", "number of steps of the run (`train.steps`)"},
     {"step_ms", Record::step, "ms", "how long the step took, without evaluations and saves"},
     {"tokens_per_s", Record::step, "tokens/s", "tokens of the step over step_ms"},
     {"mfu", Record::step, "",
@@ -56,7 +56,7 @@ constexpr MetricKey kKeys[] = {
     {"moe.host_wait_ms", Record::step, "ms",
      "how long the host of rank 0 waited for numbers of rows", kSpread},
     {"moe.dropped", Record::step, "",
-     "part of all choices that found no place in their expert's capacity, from 0 to 1",
+     "part of all choices that were dropped, since their expert's capacity was full, from 0 to 1",
      "`model.moe` sets a capacity factor"},
     {"comm.<kind>.busy_ms", Record::step, "ms",
      "time in which communication of this kind was at work", kTimed},
@@ -126,7 +126,7 @@ std::string metrics_markdown() {
       "Each line of the file is a record, a JSON object: one per step, and one per evaluation. A "
       "record is complete when its\nline ends. A number that is not finite, or that is unknown, is "
       "`null`. A resumed run appends to the file. It first removes\nthe records of steps that it "
-      "makes again. A reader of any such file should let the later record of a step win.\n\n"
+      "repeats. A reader of any such file should let the later record of a step win.\n\n"
       "## All records\n\n{}\n## Records of steps\n\n{}\n"
       "`<kind>` is a kind of communication: {}. Timed steps are the first ten steps of a process, "
       "and "

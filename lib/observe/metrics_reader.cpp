@@ -223,16 +223,16 @@ double RunMetrics::seconds_left() const {
 void warn_of_damage(const RecordStream& stream) {
   const std::string file = stream.path().string();
   for (const DamagedLine& line : stream.damaged())
-    log::warn(fmt::format("{}, line {}: {}; it is passed over", file, line.line, line.why));
+    log::warn(fmt::format("{}, line {}: {}; it is skipped", file, line.line, line.why));
   const int64_t more = stream.damaged_count() - int64_t(stream.damaged().size());
-  if (more > 0) log::warn(fmt::format("{}: {} more damaged lines are passed over", file, more));
+  if (more > 0) log::warn(fmt::format("{}: {} more damaged lines are skipped", file, more));
 }
 
 UserError no_records(const fs::path& path) {
   std::error_code error;
   if (fs::file_size(path, error) == 0 && !error)
     return UserError(
-        fmt::format("{} is empty: the run has not ended its first step", path.string()),
+        fmt::format("{} is empty: the run has not finished its first step", path.string()),
         "try again later, or let --follow wait for it");
   return UserError(fmt::format("{} has no record of a step", path.string()),
                    "give the folder of a run, or its metrics.jsonl");

@@ -101,7 +101,8 @@ Window step_window(const Trace& trace, std::optional<int64_t> step) {
   for (const TraceTrack& t : trace)
     if (t.name == kStepTrack) track = track ? track : &t;
   if (!track && !step) return whole(trace);
-  if (!track) throw UserError("the trace does not say when its steps were", "use --from and --to");
+  if (!track)
+    throw UserError("the trace does not have the times of its steps", "use --from and --to");
   const TraceSpan* found = &track->spans.back();
   if (step) {
     const auto at =
@@ -120,9 +121,10 @@ Window window_of(const Trace& trace, const TimelineOptions& o) {
   const Window w{o.from_ms ? *o.from_ms * 1e3 : all.begin_us,
                  o.to_ms ? *o.to_ms * 1e3 : all.end_us};
   if (!(w.begin_us < w.end_us))
-    throw UserError(fmt::format("from {} ms to {} ms is no time", w.begin_us / 1e3, w.end_us / 1e3),
-                    fmt::format("the trace goes from {:.3f} ms to {:.3f} ms", all.begin_us / 1e3,
-                                all.end_us / 1e3));
+    throw UserError(
+        fmt::format("from {} ms to {} ms is not a time span", w.begin_us / 1e3, w.end_us / 1e3),
+        fmt::format("the trace covers {:.3f} ms to {:.3f} ms", all.begin_us / 1e3,
+                    all.end_us / 1e3));
   return w;
 }
 

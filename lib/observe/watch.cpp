@@ -77,7 +77,7 @@ std::string figures(const WatchedRun& run, const std::string& key, const CurveOp
       std::ranges::count_if(series.values, [](double v) { return !std::isfinite(v); });
   if (gaps > 0) out += fmt::format("; NaN: {} of {} values", gaps, series.values.size());
   const auto low = std::ranges::count_if(series.values, [](double v) { return v <= 0; });
-  if (options.log && low > 0) out += fmt::format("; not drawn, since up to 0: {}", low);
+  if (options.log && low > 0) out += fmt::format("; not drawn, since not above 0: {}", low);
   return out;
 }
 

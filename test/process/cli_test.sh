@@ -204,7 +204,7 @@ python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg
 
 echo '{"traceEvents":[{"name":"norm_fwd","ph":"X","pid":0,"tid":0,"ts":0,"dur":9}]}' >"$work/t.json"
 expect "timeline" 0 "0.009 ms from 0.000 ms on" "n norm" -- timeline "$work/t.json"
-expect "timeline of a step that is none" 2 "does not say when its steps were" -- timeline "$work/t.json" --step 1
+expect "timeline of a step that is none" 2 "does not have the times of its steps" -- timeline "$work/t.json" --step 1
 expect "timeline of no trace" 2 "good.yaml: not JSON at byte 1" -- timeline "$work/good.yaml"
 
 mkdir -p "$work/runs/a"
@@ -223,7 +223,7 @@ expect "a picture of seven runs" 2 "at most 6 runs, and 7 are given" -- watch a 
 expect "a picture that follows a pipe" 2 "needs a terminal" -- watch "$work/runs/a" --follow
 expect "a picture of another file" 2 "has no record of a step" -- watch "$work/good.yaml"
 : >"$work/runs/a/metrics.jsonl"
-expect "a picture of an empty file" 2 "is empty: the run has not ended its first step" -- watch "$work/runs/a"
+expect "a picture of an empty file" 2 "is empty: the run has not finished its first step" -- watch "$work/runs/a"
 
 # Completion offers commands, settings and their values.
 completes() {

@@ -554,7 +554,7 @@ TEST_CASE("a trace is shown as text: who was at work when") {
   CHECK_THAT(lines({.from_ms = 0, .to_ms = 200}), Contains("200.000 ms from 0.000 ms on"));
   CHECK_THROWS_WITH(lines({.step = 3}), Contains("no step 3") && Contains("step 1 to step 2"));
   CHECK_THROWS_WITH(lines({.ranks = {0}}), Contains("no rank 0"));
-  CHECK_THROWS_WITH(lines({.from_ms = 5, .to_ms = 5}), Contains("is no time"));
+  CHECK_THROWS_WITH(lines({.from_ms = 5, .to_ms = 5}), Contains("is not a time span"));
 
   // A rank's passes stand above its streams, and a wait is no work.
   {

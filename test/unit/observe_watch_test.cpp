@@ -216,7 +216,8 @@ TEST_CASE("values that cannot be drawn are counted") {
   RunMetrics run(folder / "m", watched_keys("loss"));
   run.poll();
   CHECK_THAT(picture(run, {}), Contains("NaN: 1 of 3 values") && !Contains("up to 0"));
-  CHECK_THAT(picture(run, {.columns = 100, .log = true}), Contains("not drawn, since up to 0: 1"));
+  CHECK_THAT(picture(run, {.columns = 100, .log = true}),
+             Contains("not drawn, since not above 0: 1"));
   CHECK_THAT(picture(run, {}, "loss", true), Contains("runs/a, training: step 3, loss 0.0000"));
 }
 
