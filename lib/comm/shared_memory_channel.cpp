@@ -67,7 +67,7 @@ size_t SharedMemoryChannel::bytes(int ranks) {
          n * 2 * kSlotBytes + n * n * 2 * kPieceBytes;
 }
 
-SharedMemoryChannel::SharedMemoryChannel(void* memory, int rank, int ranks,
+SharedMemoryChannel::SharedMemoryChannel(void* memory, int rank, int ranks, int ranks_on_host,
                                          std::chrono::nanoseconds timeout,
                                          std::function<bool(int)> gone)
     : header_(static_cast<Header*>(memory)),
@@ -78,7 +78,7 @@ SharedMemoryChannel::SharedMemoryChannel(void* memory, int rank, int ranks,
       gone_(std::move(gone)),
       arrived_(Clock::now()),
       all_arrived_(arrived_),
-      spins_(int(std::thread::hardware_concurrency()) >= ranks ? 2000 : 50) {}
+      spins_(int(std::thread::hardware_concurrency()) >= ranks_on_host ? 2000 : 50) {}
 
 SharedMemoryChannel::RankState& SharedMemoryChannel::state(int rank) const {
   return reinterpret_cast<RankState*>(base_ + sizeof(Header))[rank];

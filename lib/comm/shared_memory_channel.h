@@ -32,10 +32,11 @@ class SharedMemoryChannel {
   // uses it.
   static size_t bytes(int ranks);
 
-  // `memory` outlives the channel. gone(rank) returns whether a peer's process has ended; `gone`
-  // may be empty.
-  SharedMemoryChannel(void* memory, int rank, int ranks, std::chrono::nanoseconds timeout,
-                      std::function<bool(int)> gone);
+  // `memory` outlives the channel. `ranks_on_host` counts the ranks of all groups: a wait spins
+  // only if each of them can have a core. gone(rank) returns whether a peer's process has ended;
+  // `gone` may be empty.
+  SharedMemoryChannel(void* memory, int rank, int ranks, int ranks_on_host,
+                      std::chrono::nanoseconds timeout, std::function<bool(int)> gone);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }

@@ -94,7 +94,7 @@ function(mtrain_test name)
   if(NOT name MATCHES "^cuda_emulator")  # these spend their time in kernels that are part of the test
     target_compile_options(test_${name} PRIVATE ${MTRAIN_QUICK_TO_COMPILE})
   endif()
-  if(name MATCHES "^unit_(recipe|plan)$")
+  if(name MATCHES "^(unit_(recipe|plan|interchange)|parity)$")
     mtrain_precompile(test_${name} test_settings ${MTRAIN_PCH_SETTINGS} <catch2/catch.hpp>)
   else()
     mtrain_precompile(test_${name} test ${MTRAIN_PCH_STANDARD} <catch2/catch.hpp>)

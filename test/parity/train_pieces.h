@@ -1,9 +1,11 @@
 // The pieces that tensor-parallel ranks have of each parameter, and the layout-free tensors that
 // these pieces make.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,34 +38,43 @@ inline Pieces pieces(train::Trainer& t, const std::function<Tensor(model::ParamU
 // Makes the layout-free tensor from the pieces of those ranks that have some. Elements that several
 // ranks have must have the same bits.
 template <class Result>
-std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*which,
+std::vector<float> assemble(std::span<const Result> ranks, Pieces Result::*which,
                             const std::string& name) {
-  std::map<int64_t, float> elements;
+  std::vector<float> whole;
+  std::vector<bool> known;
   bool same = true;
   for (const Result& r : ranks) {
     const auto found = (r.*which).find(name);
     if (found == (r.*which).end()) continue;  // another stage has it
     const Piece& piece = found->second;
-    for (const model::ElementRun& run : piece.runs)
+    for (const model::ElementRun& run : piece.runs) {
+      const auto end = size_t(run.whole + run.count);
+      if (whole.size() < end) whole.resize(end), known.resize(end);
       for (int64_t i = 0; i < run.count; ++i) {
-        const float value = piece.values[size_t(run.here + i)];
-        same = same && elements.emplace(run.whole + i, value).first->second == value;
+        const float value = piece.values.at(size_t(run.here + i));
+        const auto at = size_t(run.whole + i);
+        if (!known[at]) known[at] = true, whole[at] = value;
+        same = same && whole[at] == value;
       }
+    }
   }
   INFO(name);
-  REQUIRE_FALSE(elements.empty());
+  REQUIRE_FALSE(whole.empty());
   CHECK(same);
-  std::vector<float> whole;
-  for (const auto& [index, value] : elements) whole.push_back(value);
-  CHECK(elements.rbegin()->first == int64_t(whole.size()) - 1);
+  CHECK(std::ranges::find(known, false) == known.end());
   return whole;
+}
+template <class Result>
+std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*which,
+                            const std::string& name) {
+  return assemble(std::span(ranks), which, name);
 }
 
 template <class Result>
 void check_tensors(const Result& one, const std::vector<Result>& ranks, Pieces Result::*which,
                    double bound) {
   for (const auto& [name, piece] : one.*which) {
-    const auto got = assemble(ranks, which, name), want = assemble(std::vector{one}, which, name);
+    const auto got = assemble(ranks, which, name), want = assemble(std::span(&one, 1), which, name);
     REQUIRE(got.size() == want.size());
     double difference = 0, size = 0;
     for (size_t i = 0; i < got.size(); ++i) {

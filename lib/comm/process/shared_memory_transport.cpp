@@ -54,7 +54,8 @@ class SharedMemoryTransport : public Transport {
     }
     std::vector<ProcessIdentity> members;
     for (const int r : ranks) members.push_back(processes_[size_t(r)]);
-    SharedMemoryChannel channel(memory->data(), rank, int(ranks.size()), timeout_,
+    SharedMemoryChannel channel(memory->data(), rank, int(ranks.size()), int(processes_.size()),
+                                timeout_,
                                 [members](int peer) { return members[size_t(peer)].ended(); });
     return shm_communicator(std::move(channel), memory);
   }

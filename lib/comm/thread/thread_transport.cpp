@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 #include <exception>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -22,7 +24,8 @@ std::shared_ptr<void> zeroed(size_t bytes) {
 
 class ThreadTransport : public Transport {
  public:
-  explicit ThreadTransport(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
+  ThreadTransport(int ranks, std::chrono::nanoseconds timeout)
+      : world_ranks_(ranks), timeout_(timeout) {}
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank) override {
@@ -34,10 +37,12 @@ class ThreadTransport : public Transport {
       if (!memory) known = memory = zeroed(SharedMemoryChannel::bytes(int(ranks.size())));
     }
     return shm_communicator(
-        SharedMemoryChannel(memory.get(), rank, int(ranks.size()), timeout_, {}), memory);
+        SharedMemoryChannel(memory.get(), rank, int(ranks.size()), world_ranks_, timeout_, {}),
+        memory);
   }
 
  private:
+  const int world_ranks_;
   const std::chrono::nanoseconds timeout_;
   std::mutex mutex_;
   std::map<std::string, std::weak_ptr<void>> memories_;
@@ -45,13 +50,10 @@ class ThreadTransport : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> thread_transport(std::chrono::nanoseconds timeout) {
-  return std::make_shared<ThreadTransport>(timeout);
-}
-
 void run_thread_ranks(int ranks, const std::function<void(World&)>& body,
                       const ThreadRanksOptions& options) {
-  const auto transport = thread_transport(options.timeout);
+  // All ranks share this one object.
+  const auto transport = std::make_shared<ThreadTransport>(ranks, options.timeout);
   std::vector<World> worlds;
   for (int r = 0; r < ranks; ++r) worlds.emplace_back(r, ranks, transport, options.link);
   std::mutex mutex;

@@ -2,14 +2,10 @@
 #pragma once
 #include <chrono>
 #include <functional>
-#include <memory>
 
 #include "comm/world.h"
 
 namespace mtrain::comm {
-
-// All ranks share this one object.
-std::shared_ptr<Transport> thread_transport(std::chrono::nanoseconds timeout);
 
 struct ThreadRanksOptions {
   std::chrono::nanoseconds timeout = std::chrono::seconds(20);
