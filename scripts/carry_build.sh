@@ -23,7 +23,7 @@ while (($#)); do
     *) die "unknown option $1" ;;
   esac
 done
-limit_mib=55 # what a lent machine takes in one go is not much more, and the sources want to come along
+limit_mib=55 # the most that is copied to a borrowed machine at once, with room for the sources
 programs=(bin/mtrain bin/mtrain-launch test/cuda/test_cuda test/cuda/test_cuda_training
   scripts/bench/bench_cuda)
 command -v patchelf >/dev/null || die "patchelf is missing; run scripts/install-deps.sh --gpu"
@@ -42,7 +42,7 @@ trap 'rm -rf "$work"' EXIT
 packed=$work/root/carry
 mkdir -p "$packed/lib"
 
-# Libraries that the other machine has itself, by the beginning of their names.
+# Libraries that the other machine provides, by the beginning of their names.
 theirs='^(ld-linux[^.]*|libc|libm|libdl|libpthread|librt|libresolv|libutil|libanl|libstdc\+\+|libgcc_s|libcuda|libcublas|libcublasLt|libcudnn.*|libnccl|libnvrtc.*)\.so'
 # needed <file>: prints the paths of the libraries that the file loads, directly or indirectly, one per line
 needed() {

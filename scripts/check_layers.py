@@ -165,7 +165,7 @@ class Layers:
         return path.parts[1] if path.parts[0] == "lib" else path.parts[0]
 
     def check_circle(self, graph, where, what):
-        """Depth first; a way back to a node that is still open is a circle, told once."""
+        """Depth first; a path back to a node that is still open is a circle, reported once."""
         done = set()
 
         def visit(node, way):
