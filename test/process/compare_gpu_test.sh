@@ -36,7 +36,7 @@ grep -qF "| gpu_1b:fp8 | 4 x 64, 4 |" "$work/compare.md" || fail "compare.md"
 ! grep "^| gpu_1b:fp8" "$work/compare.md" | grep -qF ", short" || fail "a target for fp8"
 [[ -f $work/compare_gpu_1b_fp8_mtrain.log ]] || fail "no log"
 
-# PyTorch's figures of the same model serve both rows.
+# Both rows use PyTorch's figures of the same model.
 rm "$work/torch_runs"
 compare --models gpu_1b:fp8 gpu_1b:fp8 || fail "twice: exit code $?"
 (($(wc -l <"$work/torch_runs") == 1)) || fail "PyTorch ran for each row"
