@@ -11,7 +11,7 @@ unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 export NO_COLOR=1
 number=0
 
-# run <exit code> <program> <arguments>...: adds the command and what it says.
+# run <exit code> <program> <arguments>...: adds the command and its output.
 run() {
   local want=$1 program=$2 code
   shift 2
@@ -42,8 +42,8 @@ mistake() {
 }
 
 cat >out <<'TEXT'
-# 36 typical mistakes and what is said of them
-# Written by test/process/mistakes_test.sh, which compares it; the last argument of that script writes it anew.
+# 36 typical mistakes and their messages
+# Written by test/process/mistakes_test.sh, which compares it; the last argument of that script writes it again.
 TEXT
 
 model='model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, vocab_size: 512}\n'
@@ -112,7 +112,7 @@ printf 'caf\351\n' >data/latin.txt
 mistake "text in another encoding" "" mtrain data build --input data/latin.txt --output data/texts
 mistake "a tokenizer by its name" "" mtrain data build --input data/latin.txt --output data/texts --tokenizer meta-llama/Llama-3.1-8B
 
-sed -i "1s/.*/# $number typical mistakes and what is said of them/" out
+sed -i "1s/.*/# $number typical mistakes and their messages/" out
 if [[ $write ]]; then
   cp out "$write"
 else
