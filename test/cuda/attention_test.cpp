@@ -42,7 +42,7 @@ std::vector<Case> with_documents() {
       const auto [begin, end] = from({0, 1, 70, 70, 101, 130});
       cases.push_back(
           {"documents", 1, 130, 130, 4, 2, 64, causal, 0, window, begin, end, begin, end});
-      // As on a rank of context parallelism, queries also see keys of the document's other rows.
+      // As on a rank of context parallelism, queries also see keys of other rows of the document.
       cases.push_back({"documents with gaps",
                        1,
                        90,
@@ -249,7 +249,7 @@ TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sum
       Operands o(c, half, half, 0, 0), again(c, half, half, 0, 0);
       o.fixed_order = again.fixed_order = fixed;
       check(o, half, half, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
-      if (!fixed) continue;  // else equal calls give equal bits
+      if (!fixed) continue;  // with a fixed order, equal calls give equal bits
       check(again, half, half, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
       REQUIRE(o.out.result() == again.out.result());
       REQUIRE(o.dq.result() == again.dq.result());
@@ -293,7 +293,7 @@ TEST_CASE("a table of documents says where each begins in every tensor, and how 
                                   .pitch = 12},
               device_stream());
     REQUIRE(lengths.result() == Array::ids({1, 69, 0, 31, 0, 0, 0, 0}));
-    // Where a document would begin behind the last: at the end.
+    // A border after the last document: at the end.
     REQUIRE(offsets.result() ==
             Array::ids({0, 1,  70,   70,   101,  101,  101,  101,  101,  0, 0, 0,  //
                         0, 24, 1680, 1680, 2424, 2424, 2424, 2424, 2424, 0, 0, 0}));
