@@ -97,8 +97,7 @@ TEST_CASE("experts over ranks balance their loads and drop tokens as one rank do
   expect_layouts(
       {{2, join({ep(2), kMegatron, kFull})}, {2, join({ep(2), kMegatron, kFull, kFlex})}}, false,
       {kBalanced});
-  // Choices of nearly the same weight may change places in the order in which they are dropped, so
-  // that this is compared for fewer steps.
+  // Choices of nearly the same weight may be dropped in another order, so fewer steps are compared.
   expect_layouts({{2, join({ep(2), kMegatron})},
                   {4, join({ep(2), kFsdp2, kAllGather})},
                   {4, join({ep(2), kFsdp2, kFlex})},
@@ -251,7 +250,7 @@ TEST_CASE("divided and whole experts balance their loads as one rank does") {
                   {4, join({tp(2), kSequence, ep(2), kMegatron, kPadded, kAllGather})},
                   {4, join({tp(2), kWhole, ep(4), kMegatron, kPadded})}},
                  true, {model});
-  // Without sequence parallelism ranks of tp drop the same choices as one rank does.
+  // Without sequence parallelism ranks of tp drop the same choices as one rank.
   expect_layouts({{2, join({tp(2)})}, {4, join({tp(2), ep(2), kMegatron})}}, true, {kBalanced});
 }
 
@@ -318,7 +317,7 @@ TEST_CASE("in fp32 the forward has the same bits for any number of ranks that sh
 }
 
 namespace {
-// All tokens of a sample are the same, so that few experts have rows.
+// All tokens of a sample are the same, so few experts have rows.
 class RepeatedToken : public CountingData {
  public:
   void sample(int64_t index, data::Sample& out) const override {
@@ -471,7 +470,7 @@ TEST_CASE("saving holds one expert beside a rank's own part") {
     const TemporaryFolder root;
     run_ranks(4, "thread", [&](TestRank& rank) {
       train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-      // The memory of a step is larger than what saving takes: no step is made.
+      // No step is made, since its memory would exceed that of saving.
       const auto& memory = rank.device.allocator();
       const int64_t before = memory.total().current;
       run::save_run(t, root.path);
@@ -517,7 +516,7 @@ TEST_CASE("the load of a rank is of the rows that its experts keep") {
                                     {fmt::format("model.moe.expert_capacity_factor={}", factor)}}))
         .at(0);
   };
-  // A sample has 48 choices: with a quarter of an even share each of 8 experts keeps 2 of them.
+  // A sample has 48 choices: with a quarter of an even share, each of 8 experts keeps 2 of them.
   const train::ExpertStats tight = load("0.25"), wide = load("8");
   CHECK(tight.dropped > 0.5);
   CHECK(tight.rank_load_max < 1.1);

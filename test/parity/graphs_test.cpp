@@ -110,7 +110,7 @@ TEST_CASE("graphs have no second copy of the activations") {
     CHECK(run.replays == (graphs ? 4 : 0));
     return double(run.reserved);
   };
-  // A segment of the pool's own for each size of buffers may be half used.
+  // The pool's segment for each size of buffers may be half used.
   CHECK(reserved(true) <= 1.15 * reserved(false));
 }
 

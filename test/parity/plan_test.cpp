@@ -62,8 +62,8 @@ TEST_CASE("counted parameters are those the model declares") {
   }
 }
 
-// The asked bound is 10 %; flat buffers are padded and cu_seqlens, positions and statistics of the
-// norm are not in the formula.
+// The required bound is 10 %: the formula ignores the padding of flat buffers, cu_seqlens,
+// positions and statistics of the norm.
 TEST_CASE("planned memory is within 10 % of a step's peak, by category and in all") {
   std::vector<Overrides> cases = kFamilies;
   for (const Overrides& more : std::vector<Overrides>{
@@ -236,7 +236,7 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
       CHECK(planned.activations + planned.logits == Approx(double(activations.peak)).epsilon(0.1));
       CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
     }
-  // Heads that were exchanged are kept instead of a rank's own; only outputs are kept both ways.
+  // The exchanged heads are kept instead of a rank's own; only outputs are kept in both forms.
   for (const char* type : {"a2a", "a2a+p2p"}) {
     CAPTURE(type);
     CHECK(kept[type] - kept["p2p"] == Approx(6 * (512 / 4) * 192 * 4).epsilon(0.02));
@@ -378,7 +378,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
              "distributed.sequence_parallel=true"},
             2},
            {2, {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.pipeline={}"}, 2},
-           // Gradients wait for their weight gradients in 8 bits, not in bf16; but with biases.
+           // Gradients that wait for their weight gradient are kept in 8 bits; with biases in bf16.
            {2,
             {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.vpp_size=1",
              "distributed.pipeline.pp_schedule=zero_bubble"},
@@ -434,7 +434,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
     CHECK(planned.activations + planned.logits == Approx(activations).epsilon(0.1));
     CHECK(planned.buffers - plan::make_plan(plain, l.world, kVocab).memory[0].buffers ==
           Approx(bytes).epsilon(0.01));
-    // Scales and what else is small.
+    // Scales and other small buffers.
     if (c.bytes > 0) CHECK(kept == Approx(bytes).epsilon(0.05));
     CHECK(planned.total() == Approx(total).epsilon(0.1));
   }

@@ -250,9 +250,9 @@ TEST_CASE("a job that goes back in its run starts again from there until it has 
   lab.train_and_die("a", with(back, "train.exit_interval=5"), "job");
   CHECK(lab.start("a", back, "job") == lab.step("a", 4));
   lab.train("a", with(back, "train.exit_interval=6"), "job");
-  CHECK_FALSE(fs::exists(lab.step("a", 4)));  // the checkpoint that it was given
+  CHECK_FALSE(fs::exists(lab.step("a", 4)));  // the checkpoint that the job began with
   CHECK(lab.start("a", back, "job") == lab.step("a", 6));
-  // Another job takes up a checkpoint that was set aside; the folder's newest is of step 6.
+  // Another job resumes from a checkpoint that was set aside; the folder's newest is of step 6.
   const std::string aside = lab.step("a", 8).string() + ".abandoned";
   const std::vector<std::string> forth{"checkpoint.load=" + aside, "train.steps=10"};
   lab.train_and_die("a", with(forth, "train.exit_interval=9"), "second job");
@@ -406,7 +406,7 @@ TEST_CASE("a Hugging Face form that cannot be written leaves the checkpoint as i
     CHECK_THAT(writer.take_note(), Contains((step / "hf").string()) && Contains("llama"));
     CHECK(writer.take_note().empty());
     CHECK(fs::exists(step / "hf/config.json"));
-    writer.begin(lab.step("a", 2));  // and is given up
+    writer.begin(lab.step("a", 2));  // and is abandoned
   }
   for (const auto& entry : fs::directory_iterator(lab.step("a", 2)))
     CHECK(entry.path().filename().string().find(".tmp-") == std::string::npos);
@@ -489,7 +489,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   CHECK(apart.bytes == apart.tokens);  // a token is a byte
   CHECK(apart.perplexity() == Approx(std::exp(apart.nats_per_token)));
   CHECK(apart.bits_per_byte() == Approx(apart.nats_per_token / std::log(2.0)));
-  // The same windows, as training would validate on them.
+  // The windows on which training would validate.
   struct Windows : data::Dataset {
     explicit Windows(const fs::path& prefix) : tokens(prefix) {}
     int64_t seq_length() const override { return 16; }
@@ -519,7 +519,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   overlapping.overrides = {"train.micro_batch_size=1"};
   CHECK(run::evaluate_model(overlapping).nats_per_token ==
         Approx(close.nats_per_token).epsilon(1e-6));
-  // Only weights are read: windows of other lengths are none of the training's business.
+  // Only weights are read, so windows may have other lengths than in the training.
   run::EvaluateJob other = job;
   other.stride = 8;
   other.overrides = {"dataset.seq_length=8", "train.seed=5", "train.global_batch_size=4"};

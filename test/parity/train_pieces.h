@@ -33,8 +33,8 @@ inline Pieces pieces(train::Trainer& t, const std::function<Tensor(model::ParamU
   return all;
 }
 
-// Makes the layout-free tensor from the pieces of those ranks that have some. Elements that several
-// ranks have must have the same bits.
+// Assembles the layout-free tensor from the pieces of the ranks. Elements that several ranks have
+// must have the same bits.
 template <class Result>
 std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*which,
                             const std::string& name) {
@@ -42,7 +42,7 @@ std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*wh
   bool same = true;
   for (const Result& r : ranks) {
     const auto found = (r.*which).find(name);
-    if (found == (r.*which).end()) continue;  // another stage has it
+    if (found == (r.*which).end()) continue;  // on another stage
     const Piece& piece = found->second;
     for (const model::ElementRun& run : piece.runs)
       for (int64_t i = 0; i < run.count; ++i) {
