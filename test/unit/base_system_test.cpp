@@ -32,7 +32,7 @@ TEST_CASE("a pool runs every task once") {
   }
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they reserve terabytes
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which reserve terabytes
 TEST_CASE("more threads than the system gives are refused, and the setting named") {
   // In a process of its own, whose address space has room for few stacks.
   const pid_t child = fork();
@@ -244,7 +244,7 @@ TEST_CASE("files are read to their end, whatever they are") {
   CHECK(std::memcmp(moved.bytes().data(), content.data(), content.size()) == 0);
   std::ofstream(folder / "empty").close();
   CHECK(MappedFile(folder / "empty").bytes().empty());
-  CHECK_FALSE(read_file("/proc/self/status").empty());  // it tells a size of 0
+  CHECK_FALSE(read_file("/proc/self/status").empty());  // the system reports a size of 0
 }
 
 TEST_CASE("a file is read at any place, and what cannot be read is a RunError") {
@@ -262,7 +262,7 @@ TEST_CASE("a file is read at any place, and what cannot be read is a RunError") 
   CHECK_THROWS_WITH(file.read(3, 4, got.data(), "tensor `a`"),
                     Contains("cannot read tensor `a` of " + path.string()) &&
                         Contains("ends at byte 5, and had 10 bytes when it was opened"));
-  // Page 0 of this process is not mapped, which the system reports as it does a broken disk.
+  // Page 0 of this process is not mapped; the system reports that like a broken disk.
   const RandomAccessFile memory("/proc/self/mem");
   CHECK_THROWS_AS(memory.read(0, 1, got.data(), "a byte"), RunError);
   CHECK_THROWS_WITH(memory.read(0, 1, got.data(), "a byte"),

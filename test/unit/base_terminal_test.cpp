@@ -98,7 +98,7 @@ TEST_CASE("long lines break between words, and a long word stays whole") {
   CHECK(wrap_words("a table\n  1   2", 20) == "a table\n  1   2");
   CHECK(wrap_words("a text without a terminal has no limit", 0) ==
         "a text without a terminal has no limit");
-  // The rest is indented by two more than the begin.
+  // The rest is indented by two more than the beginning.
   CHECK(wrap_words("    hint: write it in another way", 24) ==
         "    hint: write it in\n      another way");
 }

@@ -1,4 +1,4 @@
-// Memory of a channel is opened only if it is what the group's first rank has made.
+// The memory of a channel is opened only if the group's first rank has made it.
 #include "comm/process/channel_memory.h"
 
 #include <fcntl.h>

@@ -82,7 +82,7 @@ TEST_CASE("waiting ends with the key, the address and what to do") {
     CHECK(e.message().find("nobody sets this") != std::string::npos);
     CHECK(e.message().find("127.0.0.1:") != std::string::npos);
   }
-  CHECK_THROWS_AS(s.set("a", "b"), CommError);  // the connection is of no use any more
+  CHECK_THROWS_AS(s.set("a", "b"), CommError);  // the connection can no longer be used
 }
 
 TEST_CASE("a server that ends, a port in use, and an address without a server are told") {
@@ -100,7 +100,7 @@ TEST_CASE("a server that ends, a port in use, and an address without a server ar
   killer.join();
   CHECK_THROWS_AS(Store(address, 200ms), CommError);
   CHECK_THROWS_AS(Store({"no-such-host.invalid", address.port, {}}, 200ms),
-                  Error);  // by what the resolver says
+                  Error);  // the resolver's answer decides the kind
 }
 
 TEST_CASE("a process knows its own identity, and that of one that ended") {

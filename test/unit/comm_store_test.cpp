@@ -1,4 +1,4 @@
-// What strangers and clients can do to the store: nobody without the token gets an answer, and
+// Tests the store against strangers and clients: nobody without the token gets an answer, and
 // nobody gets memory or descriptors without a bound.
 #include <netinet/in.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ namespace {
 
 StoreAddress any_port() { return {"127.0.0.1", 0, Token::random()}; }
 
-// A connection that says what it likes.
+// A connection that may send anything.
 class Stranger {
  public:
   explicit Stranger(const StoreAddress& at) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -49,8 +49,8 @@ class Stranger {
   void say(std::string_view bytes) const {
     [[maybe_unused]] const auto n = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  // Returns what arrives until so many bytes are there, the server ends the connection, or the time
-  // has passed.
+  // Returns the bytes that arrive until there are so many, the server ends the connection, or the
+  // time has passed.
   std::string hear(size_t bytes, std::chrono::milliseconds patience = 5s) const {
     std::string in;
     const auto deadline = Clock::now() + patience;
@@ -64,7 +64,7 @@ class Stranger {
     }
     return in;
   }
-  // Whether the server has ended the connection, or does so soon.
+  // Returns whether the server has ended the connection, or does so soon.
   bool is_closed(std::chrono::milliseconds patience = 5s) const {
     pollfd p{fd_, POLLIN | POLLRDHUP, 0};
     char byte;
@@ -87,7 +87,8 @@ class Stranger {
   int fd_;
 };
 
-// A sanitizer takes several times as much as the program; without bounds both tests take 300 MiB.
+// A sanitizer needs several times the program's memory; without bounds both tests would take 300
+// MiB.
 constexpr int64_t kMostKib = 40 << 10;
 
 int64_t memory_kib() {
@@ -451,11 +452,12 @@ TEST_CASE("ranks of one host meet where no other host can come") {
     CHECK(rendezvous_host(name, true).listens == "127.0.0.1");
     CHECK(rendezvous_host(name, true).reached == "127.0.0.1");
   }
-  // Not known to be of one host: the address that the ranks were given, and no other.
+  // If the ranks are not known to be on one host, the store listens only at the address that they
+  // were given.
   CHECK(rendezvous_host("localhost", false).listens == "127.0.0.1");
   CHECK(rendezvous_host("127.0.0.2", false).listens == "127.0.0.2");
   CHECK(rendezvous_host("127.0.0.2", false).reached == "127.0.0.2");
-  // An address of another host stays what the ranks connect to (RFC 5737: nobody has it).
+  // The ranks still connect to an address of another host (RFC 5737: nobody has it).
   CHECK(rendezvous_host("192.0.2.1", true).reached == "192.0.2.1");
   CHECK(rendezvous_host("192.0.2.1", false).listens.empty());
 }

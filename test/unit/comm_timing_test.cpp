@@ -1,5 +1,5 @@
-// Tests what the timing of a communication tells: the time before the last rank was there is idle,
-// an emulated link is kept by what goes either way, and compute's waits are told apart by this.
+// Tests the timing of a communication: the time before the last rank arrives is idle, data in
+// either direction occupies an emulated link, and compute's waits are divided accordingly.
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto kLate = std::chrono::milliseconds(150);
 constexpr int64_t kLate_ns = std::chrono::nanoseconds(kLate).count();
-// A thread may be held up between the moments that two clocks are read.
+// A thread may be interrupted between the reads of two clocks.
 constexpr int64_t kSlack_ns = 50'000'000;
 
 struct Sink : device::TimingSink {
@@ -42,8 +42,8 @@ void hold(Stream& stream, std::function<bool()> goes_on) {
                 [goes_on = std::move(goes_on)](const device::LaunchContext&) { await(goes_on); });
 }
 
-// Runs `call` on every rank; if `late` is not 0, on the last one so long after the streams of the
-// others have come to it. Returns each rank's timings.
+// Runs `call` on every rank. If `late` is not 0, the last rank runs it that long after the streams
+// of the others have arrived at it. Returns each rank's timings.
 std::vector<std::vector<Timing>> timed(int ranks, const std::string& backend,
                                        const std::function<void(TestRank&, const Group&)>& call,
                                        std::chrono::milliseconds late, Link link = {}) {
@@ -129,7 +129,7 @@ TEST_CASE("the time in which a collective waits for its last rank is idle") {
           continue;
         }
         CHECK(*t.idle_ns >= kLate_ns - kSlack_ns);
-        // The last rank was there when its own call ran, whenever the others saw it.
+        // The last rank arrived when its own call ran, whenever the others saw that.
         CHECK(t.begin_ns + *t.idle_ns >= late.begin_ns - kSlack_ns);
         CHECK(t.begin_ns + *t.idle_ns <= late.end_ns);
         CHECK(t.begin_ns + *t.idle_ns <= t.end_ns);
@@ -216,8 +216,8 @@ TEST_CASE("a packet does not wait for the data that an emulated link is carrying
   const comm::EmulatedLink::TimePoint start{};
   CHECK(link.arrival(400'000, 1, start) == start + milliseconds(401));
   CHECK(link.arrival(4'000, 1, start + milliseconds(50)) == start + milliseconds(55));
-  CHECK(link.arrival(3'000, 1, start + milliseconds(51)) == start + milliseconds(58));  // behind it
-  // What the packets took comes on top for data that is given later.
+  CHECK(link.arrival(3'000, 1, start + milliseconds(51)) == start + milliseconds(58));  // after it
+  // Data that is sent later is also delayed by the time of the packets.
   CHECK(link.arrival(10'000, 1, start + milliseconds(60)) == start + milliseconds(418));
   // One packet to each of three ranks, and more than one.
   CHECK(link.arrival(12'000, 3, start + milliseconds(100)) == start + milliseconds(113));
@@ -243,7 +243,7 @@ TEST_CASE("a late rank makes idle time of a wait for communication, and leaves e
                   await([&] { return waits.load(); });
                   std::this_thread::sleep_for(late);
                 } else {
-                  // The exchange begins once the compute stream has come to its wait.
+                  // The exchange begins once the compute stream waits.
                   hold(ep, [&] { return waits.load(); });
                   r.device.set_timing_sink(&exposure);
                 }

@@ -35,7 +35,7 @@ TEST_CASE("strided windows are those of transformers' guide to perplexity") {
       CAPTURE(N, stride);
       constexpr int64_t S = 8;
       const StridedDataset windows(tokens(folder, N), {.window = S, .stride = stride});
-      // The guide's loop, whose labels are those of the tokens themselves.
+      // The loop of transformers' guide, whose labels are the tokens themselves.
       int64_t seen = 0, window = 0;
       for (int64_t begin = 0;; begin += stride, ++window) {
         const int64_t end = std::min(begin + S, N);

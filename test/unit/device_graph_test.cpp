@@ -92,7 +92,7 @@ TEST_CASE("a graph's streams fork and join, and what comes after a replay waits 
     affine(m.compute, b, sum, 1, 1);
     graph = capture.finish("region");
   }
-  // The sanitizer watches: `other` uses its own buffer before and after without any event.
+  // Under the sanitizer: `other` uses its own buffer before and after the replay without an event.
   for (int64_t n = 1; n <= 3; ++n) {
     set(m.other, b, 1000);
     graph->replay();
@@ -142,7 +142,7 @@ TEST_CASE("memory that a graph touches is nobody else's while it lives") {
   }
   {
     const Allocator::Open open(m.device->allocator(), *m.pool);
-    CHECK(overlaps(m.numbers(kCount)));  // who draws on the pool takes turns with its graphs
+    CHECK(overlaps(m.numbers(kCount)));  // the pool reuses its graphs' memory
   }
   CHECK_FALSE(overlaps(m.numbers(kCount)));
   others.clear();
@@ -217,7 +217,7 @@ TEST_CASE("what cannot be captured is refused with its name, and has not happene
       CHECK_THROWS_WITH(region(), Catch::Contains(what));
     }
     CHECK(m.read(b) == 2);
-    affine(m.compute, a, b, 2, 0);  // runs as ever
+    affine(m.compute, a, b, 2, 0);  // runs as usual
     CHECK(m.read(b) == 2);
   };
   int64_t host = 0;

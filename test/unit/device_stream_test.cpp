@@ -25,7 +25,7 @@ TEST_CASE("a stream runs its work in order while the host goes on") {
   gate.block(compute);
   for (int i = 0; i < 1000; ++i)
     compute.launch({.name = "append"}, [&ran, i](const LaunchContext&) { ran.push_back(i); });
-  CHECK(compute.enqueued() == 1001);  // the host is here, and nothing has run
+  CHECK(compute.enqueued() == 1001);  // the host continues although nothing has run
   CHECK(compute.completed() == 0);
   const Event end = compute.record();
   CHECK_FALSE(end.ready());
@@ -44,7 +44,7 @@ TEST_CASE("streams run beside each other, and an event orders them") {
   for (Stream* s : {&compute, &dp})
     s->launch({.name = "meet"}, [&](const LaunchContext&) {
       ++both;
-      while (both < 2) std::this_thread::yield();  // ends only if the other stream runs too
+      while (both < 2) std::this_thread::yield();  // ends only if the other stream also runs
     });
   device->synchronize();
 
@@ -229,7 +229,7 @@ TEST_CASE("a failure stops the streams that depend on it, and only those") {
     CHECK_THROWS_WITH(s->synchronize(), "out of luck\n  in `bad`, item 2 of stream compute");
   CHECK_THROWS_WITH(compute.synchronize(ready), Contains("out of luck"));
   CHECK_NOTHROW(copy.synchronize());
-  // The whole device is drained before its first failure is told.
+  // All streams of the device are drained before its first failure is thrown.
   Gate slow;
   slow.block(copy);
   copy.launch({.name = "other"}, [&](const LaunchContext&) { ++unrelated; });
@@ -264,7 +264,7 @@ TEST_CASE("a device that is destroyed finishes its queues first") {
     device->stream(StreamKind::compute).launch({.name = "bad"}, [](const LaunchContext&) {
       throw RunError("x");
     });
-  }  // a failure that no one asked for does not end the process
+  }  // a failure that nobody asks for does not end the process
 }
 
 TEST_CASE("the timing sink gets every launch") {
@@ -380,7 +380,7 @@ TEST_CASE("a timing sink may go once another, or none, has taken its place") {
     compute.launch({.name = "bad"}, [=](const LaunchContext&) {
       if (fails) throw RunError("x");
     });
-    device->set_timing_sink(nullptr);  // as when a step has thrown: no one waited for the queues
+    device->set_timing_sink(nullptr);  // as after an exception in a step
     CHECK(told == (fails ? 3 : 4));
   }
   if (fails)
@@ -395,7 +395,7 @@ TEST_CASE("the launch check sees every launch with its accesses, after it was en
   const Buffer b = device->allocator().allocate(64, MemoryCategory::buffers, compute);
   std::vector<std::string> seen;
   device->set_launch_check([&](Stream& stream, const LaunchInfo& info) {
-    stream.synchronize();  // may look at the values
+    stream.synchronize();  // may read the values
     seen.push_back(stream.name() + "/" + info.name + "/" + std::to_string(info.writes.size()) +
                    "/" + std::to_string(static_cast<char*>(b->data)[0]));
   });

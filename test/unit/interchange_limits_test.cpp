@@ -1,4 +1,4 @@
-// Folders whose config.json asks for what cannot be, or has keys that a user passes over.
+// Folders whose config.json asks for something impossible, or has keys that a user ignores.
 #include <sys/resource.h>
 #include <chrono>
 #include <functional>

@@ -1,5 +1,5 @@
-// Tests matmul through a library of GEMMs with a stand-in for cuBLASLt: what happens where it
-// refuses, and which algorithm is taken.
+// Tests matmul through a library of GEMMs with a stand-in for cuBLASLt: refusals, and the choice of
+// algorithms.
 #include <catch2/catch.hpp>
 
 #include "base/log.h"
@@ -55,7 +55,7 @@ struct Bench {
   ~Bench() { CHECK(library.taken == 0); }
   void run(Operands& o) { matmul.run(o.matmul(), nullptr); }
   std::pair<Epilogue, uint64_t> last() const { return library.ran.back(); }
-  // What the ranks of a run do after their first step.
+  // The measurements of a run's ranks after their first step.
   std::string choose() {
     return cuda::print_gemm_choices(
         {library.version(), matmul.time(matmul.unchosen(), kNoHurry, nullptr)});

@@ -1,6 +1,6 @@
-// Products of experts equal those of each expert alone, bit by bit: a GEMM of the same operands is
-// their reference, and is itself held to float64 by kernels_matmul_test.cpp. Those of 8-bit
-// operands are held to float64 here.
+// GEMMs of experts equal those of each expert alone, bit by bit. The reference is a GEMM of the
+// same operands, which kernels_matmul_test.cpp compares with float64. GEMMs of 8-bit operands are
+// compared with float64 here.
 #include <cmath>
 
 #include <catch2/catch.hpp>
@@ -135,7 +135,7 @@ TEST_CASE("gradients of experts' weights have the bits of each expert's own; wit
 
 namespace {
 
-// The operands' types; those of a forward, and of gradients in either format.
+// The types of the operands in forward, and with gradients in either format.
 const std::vector<std::pair<DType, DType>> kFloat8s = {
     {DType::f8e4m3, DType::f8e4m3}, {DType::f8e5m2, DType::f8e4m3}, {DType::f8e4m3, DType::f8e5m2}};
 

@@ -205,7 +205,7 @@ TEST_CASE("pictures of few, equal, huge and missing values are drawn") {
   CHECK_THAT(draw({1e299, -1e299}), Contains("1.000e+299"));
   CHECK_THAT(draw({1e-9, 2e-9}), Contains("2.000e-09"));
   CHECK_THAT(draw({1, 10, 100}, true), Contains("1 +") && Contains("100 +"));
-  // A gap is not bridged.
+  // No line crosses a gap.
   CHECK_THAT(draw({1, 1, kNan, 1, 1}), Contains("*********               *********"));
 }
 

@@ -1,4 +1,5 @@
-// Tests what the plan reports about pairs of passes, and what hides the exchanges of experts.
+// Tests the plan's report about pairs of passes and about the compute that hides the exchanges of
+// experts.
 #include <chrono>
 
 #include <fmt/core.h>
@@ -116,7 +117,8 @@ TEST_CASE("weight gradients that wait for a send are told and planned") {
              Contains("2 (2 x 256 + 3 x 704) elements for each token") &&
                  Contains(human_bytes(row) + " for a micro-batch"));
   CHECK_THAT(reason(plan({whole + "=true"}), whole), !Contains("experts"));
-  // A chunk has 2 layers: where both wait, their rows are there beside the forward's two layers.
+  // A chunk has 2 layers. If the weight gradients of both wait, their rows are kept beside the
+  // forward's two layers.
   const auto activations = [&](const RunPlan& p) { return p.memory[1].activations; };
   const Count none = activations(with({})),
               both = activations(with({layers + "2", whole + "=true"}));

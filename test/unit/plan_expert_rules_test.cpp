@@ -1,5 +1,5 @@
-// Tests what settings of experts mean: which layers have them, how a router's settings decide each
-// other, and which settings are refused or change nothing.
+// Tests settings of experts: which layers have them, how a router's settings determine each other,
+// and which settings are refused or change nothing.
 #include <fmt/core.h>
 
 #include "plan/expert_traffic.h"
@@ -51,17 +51,17 @@ TEST_CASE("Megatron's and Hugging Face's settings say which layers have experts"
 }
 
 TEST_CASE("settings of experts win over what a family or another system says beside them") {
-  // DeepSeekMoE takes a softmax's weights as they are, and sigmoids are scaled to a sum of 1.
+  // DeepSeekMoE uses the weights of a softmax unchanged; sigmoids are scaled to a sum of 1.
   CHECK_FALSE(shape({"model.architecture=deepseek_moe"}).normalize);
   CHECK(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid"}).normalize);
   CHECK_FALSE(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid",
                      "model.moe.norm_topk_prob=false"})
                   .normalize);
-  // The family's first dense layer gives way to a list.
+  // A list replaces the family's first dense layer.
   CHECK(layers({"model.architecture=deepseek_moe"}) == "01111111");
   CHECK(layers({"model.architecture=deepseek_moe", "model.moe.layer_freq=[1,1,0,0,1,1,1,1]"}) ==
         "11001111");
-  // Megatron's type is aux_loss unless it is given; the native coefficient decides no type.
+  // Megatron's type is aux_loss by default; mtrain's own coefficient does not imply a type.
   CHECK(shape({"model.moe_aux_loss_coeff=0.01"}).batch_coeff == 0.01);
   CHECK(shape({"model.moe.aux_loss_coeff=0.01"}).batch_coeff == 0);
   CHECK(shape({"model.moe_aux_loss_coeff=0.01", "model.moe_router_load_balancing_type=none"})
@@ -113,7 +113,7 @@ TEST_CASE("the plan knows how many ranks a token goes to, and how many rows expe
   CHECK(expert_ranks_per_token(plan(8, flex)) == Approx(5.3).margin(0.01));
   CHECK(expert_ranks_per_token(plan(2, {"model.moe=8", "model.moe.router_topk=1",
                                         "model.moe.router_pre_softmax=true"})) == Approx(1));
-  // Both of two ranks have an expert of every token that has five of eight.
+  // If a token has five of eight experts, both of two ranks have one of them.
   CHECK(expert_ranks_per_token(plan(2, {"model.moe=8", "model.moe.router_topk=5"})) == Approx(2));
   CHECK(expert_rows_per_token(plan(8, flex)) == 8);
   CHECK(expert_rows_per_token(plan(2, {"model.moe=8", "model.moe.expert_capacity_factor=1.5",
@@ -416,7 +416,7 @@ TEST_CASE("settings of experts over ranks that change nothing are told") {
                  own + "lm_head_precision", "changes nothing");
   expect_warning(over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=bf16"}),
                  own + "lm_head_precision", "changes nothing");
-  // A type of its own is no wish without effect: runs refuse it by name.
+  // A different type is not a request without effect: runs refuse it by name.
   for (const char* other : {"fp32", "fp16"})
     expect_no_warning(
         over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=" + other}));

@@ -84,7 +84,7 @@ TEST_CASE("blanks within a setting are named, with the setting as it was meant")
   CHECK_THAT(refusal({"r.yaml", "optimizer.betas=[0.9,", "0.95]"}),
              Contains("ends at a space") && Contains("quotes"));
   CHECK_THAT(refusal({"r.yaml", "again"}), Contains("`again` is not an override"));
-  // A value may be empty, and a list may be whole.
+  // A value may be empty, and a list may be complete.
   CHECK(read({"r.yaml", "launch.env={A: b}", "model.from="}).size() == 4);
 }
 

@@ -1,5 +1,5 @@
-// Keys of config.json as people's folders have them: which pass, which are refused, and how a user
-// passes over one that mtrain does not know.
+// Tests keys of config.json in published folders: which are accepted, which are refused, and how a
+// user ignores an unknown one.
 #include <fmt/core.h>
 
 #include "base/file.h"
@@ -13,8 +13,8 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// Returns the messages about a config.json of Llama's with these further keys, and of a recipe that
-// names its folder and has these settings.
+// Returns the messages about Llama's config.json with these additional keys, and about a recipe
+// that names its folder and has these settings.
 std::string complaints(const std::string& keys, const std::vector<std::string>& set = {},
                        const std::string& family = "llama", Severity severity = Severity::error) {
   const TemporaryFolder folder;

@@ -1,4 +1,5 @@
-// Tests that names of other systems which ask for more than mtrain does act, warn or are refused.
+// Tests names of other systems that ask for more than mtrain does: they have an effect, warn, or
+// are refused.
 #include <fmt/core.h>
 
 #include "recipe/load/find_recipe.h"

@@ -69,7 +69,7 @@ const std::vector<std::string> kPieces{"{",
                                        "tp_size: 65536",
                                        "[[[[[[[["};
 
-// A number below `n`, the k-th of this iteration.
+// Returns a number below `n`, the k-th of this iteration.
 struct Dice {
   uint64_t iteration, k = 0;
   size_t below(size_t n) { return size_t(uniform_below(17, iteration * 64 + k++ % 64, n)); }

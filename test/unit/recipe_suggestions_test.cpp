@@ -1,4 +1,4 @@
-// Tests that what a hint suggests leads to a recipe that passes.
+// Tests that the suggestions of hints lead to valid recipes.
 #include <cctype>
 #include <filesystem>
 #include <fstream>
@@ -17,7 +17,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// Returns the whole numbers of a text, in their order.
+// Returns the integers of a text, in their order.
 std::vector<int64_t> numbers_of(const std::string& text) {
   std::vector<int64_t> numbers;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -1,4 +1,4 @@
-// Tests what is said of mistakes that people make when they type YAML.
+// Tests the messages for typing mistakes in YAML.
 #include <cstdlib>
 #include <filesystem>
 

@@ -61,7 +61,7 @@ TEST_CASE("a second owner of a folder is refused with the name of the first") {
                 Contains("(job j17, attempt 2)") && Contains("with the.setting=<folder>"));
         CHECK(fs::exists(folder / "run" / ".lock"));
       }
-      CHECK_FALSE(fs::exists(folder / "run"));  // it was made for the lock, and is empty
+      CHECK_FALSE(fs::exists(folder / "run"));  // made for the lock, and empty
       CHECK(refusal(folder / "run", {.lease = second}) == "none");
     }
 }
@@ -168,7 +168,7 @@ TEST_CASE("a lease is taken over when its owner is gone, and not before") {
   write_lease(folder.path, "j", 0);
   set_age(file, 2s);
   CHECK(refusal(folder.path, lease) == "none");
-  // A file without text is one of a start that has not come far.
+  // A file without text belongs to a run that is just starting.
   std::ofstream(file).close();
   CHECK_THAT(refusal(folder.path, lease), Contains("a run that is just starting"));
   set_age(file, 601s);

@@ -44,7 +44,7 @@ constexpr const char *kFirst = "model-00001-of-00002.safetensors",
                      *kSecond = "model-00002-of-00002.safetensors";
 const FileOf kIndex{{"layer.a", kFirst}, {"layer.b", kFirst}, {"layer.c", kSecond}};
 
-// A folder of two sound shards.
+// A folder of two valid shards.
 struct Shards : TemporaryFolder {
   Shards() {
     write_file(path / kFirst, {"layer.a", "layer.b"});
@@ -236,7 +236,7 @@ TEST_CASE("70B in 30 files is read through a small part of its memory") {
     most = std::max(most, anonymous_memory());
     elements += count;
   };
-  // One of the largest tensors whole, and both ends of the others: all would take minutes.
+  // One of the largest tensors in full, and both ends of the others; all of it would take minutes.
   for (const StoredTensor* t : model.tensors()) {
     if (t->name == "lm_head.weight") {
       for (int64_t first = 0; first < t->count(); first += kPiece)
@@ -248,7 +248,7 @@ TEST_CASE("70B in 30 files is read through a small part of its memory") {
     }
   }
   CHECK(model.bytes_read() == 2 * elements);
-  CHECK(most - before < 128 << 20);  // the buffer, and what the headers say
+  CHECK(most - before < 128 << 20);  // the buffer, and the parsed headers
 }
 
 TEST_CASE("a fingerprint tells files apart by the ends of each tensor") {

@@ -21,11 +21,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::set<fs::path>* synced = nullptr;  // paths that fsync() has been called for; null: not asked
+std::set<fs::path>* synced = nullptr;  // the paths of fsync() calls; null: not recorded
 
 }  // namespace
 
-// Stands before the C library's.
+// Replaces the C library's function.
 extern "C" int fsync(int fd) {
   std::error_code ignored;
   if (synced) synced->insert(fs::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored));
@@ -70,7 +70,7 @@ TEST_CASE("the names of the folders above a new one are durable, too") {
     INFO(holder);
     CHECK(paths.contains(holder));
   }
-  CHECK_FALSE(paths.contains(root));  // nothing is new there
+  CHECK_FALSE(paths.contains(root));  // no folder was made there
 }
 
 TEST_CASE("what is there already stays, even if it comes while the folder is written") {

@@ -86,7 +86,7 @@ TEST_CASE("a written file reads back, every dtype, from host and device") {
     writer.write("half", Tensor::from_host(compute, {3}, half), compute);
     writer.write("fp16", Tensor::from_host(compute, {2}, fp16), compute);
     writer.write("u", {bytes.data(), 3, DType::u8});
-    REQUIRE_FALSE(std::filesystem::exists(path));  // whole or not at all
+    REQUIRE_FALSE(std::filesystem::exists(path));  // complete or absent
     writer.commit();
   }
 
@@ -234,12 +234,12 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
     for (int i = 0; i < kTensors; ++i)
       text += fmt::format("{}\"model.layers.{}.weight\":", i ? "," : "", i) +
               entry("U8", "[1]", fmt::format("[{},{}]", i, i + 1));
-    // The processor's time, since other programs may run on this machine.
+    // Processor time, since other programs may run on this machine.
     const std::clock_t begin = std::clock();
     const auto header = storage::parse_safetensors_header("x", text + "}", kTensors);
     const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
     CHECK(header.tensors.size() == kTensors);
-    // It takes about 0.5 s, and took minutes when each tensor cost as many steps as there are.
+    // It takes about 0.5 s; with a quadratic algorithm it took minutes.
     CHECK(seconds < 10);
   }
   SECTION("a tensor's description") {
