@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests what a person sees of a run on a terminal, by comparing screens with the pictures in test/process/screens.
 
-  test/process/screen_test.py <mtrain> <mtrain-launch> [--write]    --write makes the pictures anew
+  test/process/screen_test.py <mtrain> <mtrain-launch> [--write]    --write makes the pictures again
 
 Figures that differ from run to run or from machine to machine are replaced by `#`.
 """
