@@ -47,7 +47,7 @@ void expect_amax(Mirror& y, const Run& run) {
 
 }  // namespace
 
-TEST_CASE("norms leave the largest size of what they write") {
+TEST_CASE("norms store the largest absolute value of their results") {
   struct Sizes {
     int64_t T, H;
   };
@@ -90,7 +90,7 @@ TEST_CASE("norms leave the largest size of what they write") {
         });
 }
 
-TEST_CASE("activations leave the largest size of what they write") {
+TEST_CASE("activations store the largest absolute value of their results") {
   for (DType type : kFloats)
     for (int64_t F :
          {int64_t(1), int64_t(7), int64_t(64), int64_t(1000), size_of_test(4100, 70000)})

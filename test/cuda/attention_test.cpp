@@ -232,7 +232,7 @@ TEST_CASE("attention: results in fp32 and added to, aligned, as blocks of keys a
     for (const Case& c : kCases) check(c, type, DType::f32, true, 0, close);
 }
 
-TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sums in any order") {
+TEST_CASE("attention: cases for cuDNN equal the CPU's, with the backward's sums in any order") {
   Closeness close("attention by cuDNN");
   const int64_t S = size_of_test(70, 1024), odd = size_of_test(65, 523);
   const std::vector<Case> cases = {{"short", 2, 7, 7, 4, 2, 32},

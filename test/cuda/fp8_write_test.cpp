@@ -174,7 +174,7 @@ TEST_CASE("swiglu and geglu in 8 bits have the bits of those that are quantized"
         });
 }
 
-TEST_CASE("swiglu's and geglu's gradient and output again are in 8 bits as each is asked for") {
+TEST_CASE("swiglu's and geglu's gradient and recomputed output are in 8 bits, each on request") {
   for (DType type : kFloats)
     for (const GateFunction gate : {GateFunction::silu, GateFunction::gelu_tanh})
       for (DType float8 : kFloat8s)
@@ -323,7 +323,7 @@ TEST_CASE("attention's output is written as floats, and has the bits of quantizi
       }
 }
 
-TEST_CASE("attention's backward and the rotation after it leave the largest sizes") {
+TEST_CASE("attention's backward and the rotation after it store the largest absolute values") {
   for (DType type : kFloats)
     for (const AttentionCase& c : kAttentions) {
       CAPTURE(c.name, type);

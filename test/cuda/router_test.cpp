@@ -88,7 +88,7 @@ TEST_CASE("the router's choices, sums, losses and gradients equal the CPU's") {
       });
 }
 
-TEST_CASE("biases and what capacity drops are the CPU's, number by number") {
+TEST_CASE("biases and the choices that capacity drops are the CPU's, number by number") {
   for (auto [T, K, E, capacity] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 1, 0},
                                    {40, 2, 4, 11},
                                    {300, 3, 5, 100},

@@ -91,7 +91,7 @@ TEST_CASE("a resumed run multiplies bf16 as the run that saved it") {
   }
 }
 
-TEST_CASE("a checkpoint that names what this CPU lacks is taken, with one warning") {
+TEST_CASE("a checkpoint that names arithmetic which this CPU lacks is loaded, with one warning") {
   // `tiles`, which this CPU lacks, and a word that only a later version could know.
   const std::string saved_as = GENERATE("tiles", "quantum_dots");
   const NarrowCpu cpu;

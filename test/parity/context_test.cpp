@@ -300,7 +300,7 @@ TEST_CASE("packed documents do not see each other") {
         Approx(loss(plain, alone, alone->size())).epsilon(1e-6));
 }
 
-TEST_CASE("a checkpoint goes on under any context parallelism, and under none") {
+TEST_CASE("a checkpoint resumes under any context parallelism, and under none") {
   const Result straight = train_alone(kBase, 6);
   const std::vector<double> tail(straight.losses.begin() + 3, straight.losses.end());
   const TemporaryFolder root;
@@ -371,7 +371,7 @@ TEST_CASE("a number that is not finite is reported by the rank whose positions i
 
 // Queries that see no key of a block have a log-sum of -inf, and ranks without a real column of the
 // vocabulary a maximum of -inf. The error must name the overflow after these.
-TEST_CASE("infinities that mean something are not taken for trouble") {
+TEST_CASE("infinities with a meaning are not reported as overflows") {
   struct Case {
     int ranks;
     Changes layout;

@@ -191,7 +191,7 @@ TEST_CASE("tokens that do not count are averaged over all ranks' tokens, not ran
                   train_ranks(3, with(changes, s.changes), 3)[0].losses, 1e-6);
 }
 
-TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any other") {
+TEST_CASE("a checkpoint of any strategy and number of ranks resumes under any other") {
   const Changes base{"train.global_batch_size=12", "train.micro_batch_size=1",
                      "model.num_layers=3"};
   const Result straight = train_alone(base, 6);
@@ -228,7 +228,7 @@ TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any ot
   }
 }
 
-TEST_CASE("the rank that computed what is not finite says where, the others leave it the word") {
+TEST_CASE("only the rank that computed a value that is not finite reports its place") {
   const StrategyCase strategy = GENERATE(from_range(kStrategies));
   if (strategy.ranks_least > 3) return;
   CAPTURE(strategy.name);

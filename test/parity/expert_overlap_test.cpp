@@ -70,7 +70,7 @@ std::string launches(const Changes& more) {
 
 // Tokens travel with their weights, and gradients of rows return with those of their weights, each
 // in one exchange.
-TEST_CASE("shared experts and chunks are enqueued behind exchanges that are under way") {
+TEST_CASE("shared experts and chunks are enqueued after exchanges that are under way") {
   CHECK(launches({}) ==
         "x up down x S1 S2 "
         "dS2 wS2 dS1 wS1 x ddown wdown dup wup x ");
@@ -136,7 +136,7 @@ TEST_CASE("experts in chunks change no bit in pipelines") {
 }
 
 // A forward in chunks then has a backward without chunks, or the other way round.
-TEST_CASE("passes that run as a pair have no chunks, and those before and behind them do") {
+TEST_CASE("passes that run as a pair have no chunks, and those before and after them do") {
   const auto products = [](const Changes& more) {
     const auto all = launches_of(4, join({kPlain,
                                           ep(2),

@@ -293,7 +293,7 @@ TEST_CASE("passes of a pipeline's stages are enqueued in the order that is simul
 
 // The host must read the forward's numbers of rows while the backward's rows are under way. In this
 // test the rows arrive only after it has read them.
-TEST_CASE("a host does not wait for rows under way to know how many go next") {
+TEST_CASE("a host reads the next numbers of rows while other rows are under way") {
   for (const Changes& dispatcher : {Changes{}, Changes{"model.moe.token_dispatcher=flex"}}) {
     const Recipe r = tiny(join({kTwoRanks, kOn, dispatcher}), 2);
     struct Seen {
@@ -327,7 +327,7 @@ TEST_CASE("a host does not wait for rows under way to know how many go next") {
 
 // Rows of a forward must leave when its router has ended. Before the host reads the numbers of
 // rows, it enqueues the experts of the other pass, which block the compute stream in this test.
-TEST_CASE("rows travel while the compute stream is held by what the host enqueued before") {
+TEST_CASE("rows travel while earlier launches occupy the compute stream") {
   for (const Changes& delay : {Changes{}, kDelay}) {
     const Recipe r = tiny(join({kTwoRanks, kOn, delay}), 2);
     struct Seen {

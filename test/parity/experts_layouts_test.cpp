@@ -254,7 +254,7 @@ TEST_CASE("divided and whole experts balance their loads as one rank does") {
   expect_layouts({{2, join({tp(2)})}, {4, join({tp(2), ep(2), kMegatron})}}, true, {kBalanced});
 }
 
-TEST_CASE("the balance of each sample is the same whoever has its tokens") {
+TEST_CASE("the balance of each sample does not depend on the ranks that have its tokens") {
   for (const char* losses : {"seq_aux_loss", "aux_loss"}) {
     const Changes model = join(
         {kShared,
@@ -327,7 +327,7 @@ class RepeatedToken : public CountingData {
 };
 }  // namespace
 
-TEST_CASE("ranks whose experts have no rows in a micro-batch train on") {
+TEST_CASE("ranks whose experts have no rows in a micro-batch continue to train") {
   const Changes model = with(kPlain, {"model.moe.router_topk=2", "model.moe.first_dense_layers=0"});
   const auto data = std::make_shared<RepeatedToken>();
   const Trained one = one_rank(model, 5, false, data);
@@ -444,7 +444,7 @@ TEST_CASE("a checkpoint of experts is loaded and saved again bit for bit over an
   }
 }
 
-TEST_CASE("a run of experts goes on from a checkpoint, bit by bit under its own layout") {
+TEST_CASE("a run of experts resumes from a checkpoint, bit by bit under its own layout") {
   const TemporaryFolder root;
   for (const size_t i : {size_t(2), size_t(4), size_t(8), size_t(11), size_t(13)}) {
     const Layout &own = kSaved[i], &other = kSaved[i - 1];

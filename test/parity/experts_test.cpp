@@ -235,7 +235,7 @@ TEST_CASE("recomputation chooses the same experts, and changes no bit") {
     }
 }
 
-TEST_CASE("losses of tokens and samples do not depend on how these are cut into micro-batches") {
+TEST_CASE("losses of tokens and samples do not depend on the micro-batch size") {
   const Changes model =
       with(kExperts, {"model.moe.load_balancing_type=seq_aux_loss", "model.moe.z_loss_coeff=0.1"});
   const Result one = train_alone(with(model, {"train.micro_batch_size=8"}), 5);
@@ -286,8 +286,7 @@ const std::vector<std::pair<int, Changes>>& saving_layouts() {
   return list;
 }
 
-TEST_CASE(
-    "a checkpoint of experts goes on under any strategy and pipeline, bit by bit under its own") {
+TEST_CASE("a checkpoint of experts resumes under any layout, bit by bit under its own") {
   for (const Changes& base :
        {with(kExperts, {"model.moe.shared_expert_ffn_hidden_size=32"}), kBiased}) {
     const TemporaryFolder root;
@@ -397,7 +396,7 @@ TEST_CASE("biases and loads follow from the batch alone: micro-batches and evalu
                                false)));
 }
 
-TEST_CASE("after the first step the global loss does not depend on how the batch is cut") {
+TEST_CASE("after the first step the global loss does not depend on the micro-batch size") {
   // The first step has no batch before it, so its gradients differ, and the weights of later steps
   // would differ, too. With a learning rate of nearly 0 later steps have the same weights.
   const auto gradients = [](const char* micro_batch) {
@@ -432,7 +431,7 @@ TEST_CASE("after the first step the global loss does not depend on how the batch
   }
 }
 
-TEST_CASE("experts drop what is beyond their capacity in training, and nothing in evaluation") {
+TEST_CASE("experts drop choices beyond their capacity in training, and none in evaluation") {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
   const auto data = std::make_shared<CountingData>();
   const data::ValidationLoader validation(data, 13, {.micro_batch = 1});

@@ -25,7 +25,7 @@ size_t count_launches(const Result& r, const std::string& action, const std::str
 }
 }  // namespace
 
-TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is computed") {
+TEST_CASE("the fine-grained 1F1B's flags move work, and change no bit of the results") {
   for (const char* schedule : {"interleaved_1f1b", "dualpipev"})
     for (const bool sharded : {false, true}) {
       const Changes base =
@@ -52,7 +52,7 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is c
     }
 }
 
-TEST_CASE("what a forward and a backward enqueue together is timed as part of a pair") {
+TEST_CASE("launches of a forward and a backward that run together are timed as part of a pair") {
   const Changes base = with(pipelined("interleaved_1f1b", 2, 2), batch(8));
   for (const bool pairs : {false, true}) {
     const auto ranks = train_ranks(2, pairs ? with(base, kPairs) : base, 1);
@@ -275,7 +275,7 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
   }
 }
 
-TEST_CASE("parameters of stages are gathered when they are asked to be, with the same bits") {
+TEST_CASE("the overlap settings decide when parameters of stages are gathered, and change no bit") {
   const Changes apart{"ddp.align_param_gather=false"},
       during{"ddp.overlap_param_gather_with_optimizer_step=true"};
   const Changes base = with(with(pipelined("interleaved_1f1b", 2, 2), kMegatron), batch(8));

@@ -90,7 +90,7 @@ TEST_CASE("50 steps of experts in 8 bits follow bf16") {
   }
 }
 
-TEST_CASE("all products of experts read 8 bits, and the router's none") {
+TEST_CASE("all GEMMs of experts read 8 bits, and those of the router do not") {
   for (const Changes& changes : {kCurrent, kHistory}) {
     Run run(changes);
     std::map<std::string, std::set<DType>> types;  // of the operands, by product

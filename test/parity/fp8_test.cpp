@@ -81,7 +81,7 @@ TEST_CASE("delayed scales resume with the same bits, into other histories as far
   }
 }
 
-TEST_CASE("delayed training goes on from a checkpoint of bf16") {
+TEST_CASE("delayed training resumes from a checkpoint of bf16") {
   const TemporaryFolder root;
   Run plain(kBf16), delayed(kDelayed);
   plain.losses(3);

@@ -214,7 +214,7 @@ std::unique_ptr<Device> recording() {
 }
 }  // namespace
 
-TEST_CASE("graphs find 8-bit weights that were made before them") {
+TEST_CASE("graphs use 8-bit weights that were made before them") {
   const auto data = std::make_shared<CountingData>();
   const data::ValidationLoader validation(data, 13, {.micro_batch = 2});
   for (const bool delayed : {false, true})
@@ -250,7 +250,7 @@ TEST_CASE("graphs find 8-bit weights that were made before them") {
 }
 
 // The first micro-batch waits for gathered parameters and is not a graph: it makes the copies.
-TEST_CASE("graphs beside micro-batches that communicate find their 8-bit weights") {
+TEST_CASE("graphs beside micro-batches that communicate use their 8-bit weights") {
   struct Case {
     const char* strategy;
     int64_t a_step, kinds;  // graphs in each of the 5 steps; each kind is run before its capture

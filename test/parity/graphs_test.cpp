@@ -130,7 +130,7 @@ TEST_CASE("graphs that are held are captured after a run without them, once they
   check_same(off.result, on.result);
 }
 
-TEST_CASE("what cannot be captured is trained launch by launch, with a single note") {
+TEST_CASE("trainings that cannot be captured run launch by launch, with a single note") {
   const GraphRun off = train_graphs(kAccumulate, false);
   for (const char* refused : {"embedding_fwd", "cross_entropy", "matmul_output_wgrad"}) {
     const GraphRun on = train_graphs(kAccumulate, true, refused);
@@ -144,7 +144,7 @@ TEST_CASE("what cannot be captured is trained launch by launch, with a single no
   }
 }
 
-TEST_CASE("what is not finite within a graph is found launch by launch") {
+TEST_CASE("a value that is not finite within a graph is found launch by launch") {
   const Recipe r = recipe_of(kAccumulate, true);
   const auto device = recording();
   train::Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>());

@@ -96,7 +96,7 @@ const std::vector<Row> kRows{
 
 }  // namespace
 
-TEST_CASE("an imported model trains under every layout as on one rank, which reads what it owns") {
+TEST_CASE("an imported model trains alike under every layout, and ranks read what they own") {
   for (const std::string name :
        {"llama", "qwen3_tied", "phi3", "gpt2", "gpt2_untied", "smollm3", "olmo2", "gemma2",
         "gemma3_text", "mixtral", "qwen2_moe", "dots1", "glm4_moe"}) {

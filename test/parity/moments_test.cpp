@@ -88,7 +88,7 @@ TEST_CASE("moments in bf16 are saved as they are, and resumed to the bit or by a
   }
 }
 
-TEST_CASE("a run goes on from moments of the other type") {
+TEST_CASE("a run resumes from moments of the other type") {
   const TemporaryFolder root;
   const auto fp32 = losses_of(kBatch, 1, 3, {}, root.path / "fp32"),
              bf16 = losses_of(kMoments, 1, 3, {}, root.path / "bf16");

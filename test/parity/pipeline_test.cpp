@@ -144,7 +144,7 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
   }
 }
 
-TEST_CASE("messages travel in the type that is asked for") {
+TEST_CASE("messages travel in the requested type") {
   const auto type = [](const char* field, const char* value) {
     return Changes{fmt::format("distributed.{}={}", field, value)};
   };
@@ -180,7 +180,7 @@ TEST_CASE("messages travel in the type that is asked for") {
     }
 }
 
-TEST_CASE("overlap of messages changes when they travel, never a bit of what is computed") {
+TEST_CASE("overlap of messages changes when they travel, and no bit of the results") {
   const auto overlap = [](const char* on) {
     return Changes{fmt::format("comm_overlap.overlap_p2p_comm={}", on)};
   };
@@ -310,7 +310,7 @@ TEST_CASE("channels are connected before a schedule runs, by all ranks in the sa
   CHECK((connected == expected));
 }
 
-TEST_CASE("messages larger than what is on its way between two ranks do not make them wait") {
+TEST_CASE("messages larger than the buffer between two ranks do not block the ranks") {
   // 192 rows of 768: 576 KiB. Shared memory holds 512 KiB of a message that its receiver has not
   // taken.
   const Changes base{"model.num_layers=4", "model.hidden_size=768", "train.global_batch_size=32",
@@ -399,7 +399,7 @@ TEST_CASE("flushes of a step add nothing to the memory of activations and messag
   }
 }
 
-TEST_CASE("a checkpoint of any pipeline goes on under any other") {
+TEST_CASE("a checkpoint of any pipeline resumes under any other") {
   const TemporaryFolder root;
   struct Case {
     int ranks;
@@ -444,7 +444,7 @@ TEST_CASE("a checkpoint of any pipeline goes on under any other") {
   }
 }
 
-TEST_CASE("the stage that first has what is not finite says where") {
+TEST_CASE("the stage that first has a value that is not finite reports its place") {
   const bool parameter = GENERATE(true, false);
   const char* schedule = GENERATE("1f1b", "zero_bubble");
   CAPTURE(parameter, schedule);

@@ -147,7 +147,7 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
   }
 }
 
-TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step takes") {
+TEST_CASE("planned memory of every strategy is within 10 % of a rank's step") {
   // Wide enough that padding to the ranks matters little.
   const Overrides base{"model.hidden_size=192", "train.global_batch_size=8",
                        "train.micro_batch_size=1", "dataset.seq_length=128"};
@@ -243,7 +243,7 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
   }
 }
 
-TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what its step takes") {
+TEST_CASE("planned memory of every stage of a pipeline is within 10 % of its step") {
   struct Case {
     const char* schedule;
     int pp, stages;
@@ -311,7 +311,7 @@ TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what it
   }
 }
 
-TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's step takes") {
+TEST_CASE("planned memory of tensor parallelism is within 10 % of a rank's step") {
   for (const char* family : {"model.architecture=llama", "model.architecture=gpt2"})
     for (const int tp : {2, 4})
       for (const bool sequence : {false, true})

@@ -84,7 +84,7 @@ TEST_CASE("the data sets of a blend agree in their order") {
   CHECK_NOTHROW(lab.train("saved", {"train.steps=3", "checkpoint.load=latest", blend("./a", "b")}));
 }
 
-TEST_CASE("a checkpoint that does not say what its data hold has their names compared") {
+TEST_CASE("without a record of the data's content, a checkpoint's names of data are compared") {
   const Lab lab;
   const auto device = Device::cpu(1);
   const auto resume = [&](const char* prefix, const fs::path& checkpoint) {

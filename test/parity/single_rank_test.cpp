@@ -162,7 +162,7 @@ TEST_CASE("a step's batch is made during the step before it, and none after the 
   CHECK(data->last < 6 * 3 + 2);  // the loader may have begun the next micro-batch
 }
 
-TEST_CASE("a batch that is made ahead loses and repeats nothing where the run ends before it") {
+TEST_CASE("a prefetched batch is neither lost nor repeated if the run ends before it") {
   const TemporaryFolder root;
   const Recipe recipe = tiny({"train.micro_batch_size=2"});
   Run straight(recipe), resumed(recipe);

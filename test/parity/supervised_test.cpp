@@ -215,7 +215,7 @@ TEST_CASE("the loss of a step is the mean over the labels of its batch, not over
   }
 }
 
-TEST_CASE("what no label follows gives exactly no gradient, under every layout") {
+TEST_CASE("tokens that no label follows give exactly no gradient, under every layout") {
   std::vector<Layout> layouts = kLayouts;
   layouts.push_back({"alone", 1, {}});
   for (const auto& [kind, changed] :

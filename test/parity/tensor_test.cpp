@@ -189,7 +189,7 @@ TEST_CASE("tensor parallelism in bf16, with recomputation, over every strategy a
   }
 }
 
-TEST_CASE("a checkpoint of any tp goes on under any other") {
+TEST_CASE("a checkpoint of any tp resumes under any other") {
   const TemporaryFolder root;
   struct Case {
     int ranks;
@@ -233,7 +233,7 @@ TEST_CASE("a checkpoint of any tp goes on under any other") {
   }
 }
 
-TEST_CASE("the tensor-parallel rank that first has what is not finite says where") {
+TEST_CASE("the tensor-parallel rank that first has a value that is not finite reports its place") {
   const bool sequence = GENERATE(false, true);
   // The fault is in a parameter, and the error names its place in the layout-free tensor. Or an
   // activation overflows, which other ranks receive.
@@ -297,7 +297,7 @@ const Changes kGathers{"qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad"},
 
 // The bits are equal where sums run in the same order: through shared memory a reduce-scatter and a
 // ring sum alike, and the rows of a GEMM do not depend on each other.
-TEST_CASE("overlap changes when activations travel, never a bit of what they are") {
+TEST_CASE("overlap changes when activations travel, and no bit of them") {
   const auto off = [](const Changes& products) { return each(products, "none"); };
   struct Case {
     const char* what;

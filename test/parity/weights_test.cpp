@@ -106,7 +106,7 @@ TEST_CASE("a start from weights is the run whose first weights they are") {
         train_alone(with(kModel, {"mixed_precision.name=bf16_mixed"}), 4).losses);
 }
 
-TEST_CASE("every layout starts from the same weights, and reads what it owns") {
+TEST_CASE("every layout starts from the same weights, and each rank reads only what it owns") {
   const TemporaryFolder root;
   const fs::path trained = saved_weights(root.path, kModel, 6);
   const Started alone = start(trained, kModel, 1);

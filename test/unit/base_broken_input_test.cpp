@@ -99,7 +99,7 @@ TEST_CASE("JSON gives the values that nlohmann's own parser gives") {
     CHECK(parse_json(text, "x") == json::parse(text));
 }
 
-TEST_CASE("what is not a regular file is refused by name, and never waited for") {
+TEST_CASE("files that are not regular are refused by name, and never block") {
   const TemporaryFolder folder;
   const fs::path pipe = folder / "pipe", socket = folder / "socket", link = folder / "link";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);

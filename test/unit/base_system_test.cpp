@@ -94,7 +94,7 @@ TEST_CASE("a job inside a task runs, serially") {
   CHECK(same_thread);
 }
 
-TEST_CASE("the first exception of a task is rethrown, and the pool goes on") {
+TEST_CASE("the first exception of a task is rethrown, and the pool continues") {
   ThreadPool pool(GENERATE(1, 3));
   CHECK_THROWS_WITH(pool.run(100,
                              [](int64_t i) {
@@ -247,7 +247,7 @@ TEST_CASE("files are read to their end, whatever they are") {
   CHECK_FALSE(read_file("/proc/self/status").empty());  // the system reports a size of 0
 }
 
-TEST_CASE("a file is read at any place, and what cannot be read is a RunError") {
+TEST_CASE("a file is read at any place, and a failed read is a RunError") {
   const TemporaryFolder folder;
   const fs::path path = folder / "x";
   std::ofstream(path) << "0123456789";
@@ -295,7 +295,7 @@ TEST_CASE("an overlay is called around every log line until it is removed") {
   CHECK(overlay.calls == 2);
 }
 
-TEST_CASE("a shared library says what it lacks") {
+TEST_CASE("the error of a shared library names the missing function") {
   double (*absolute)(double) = nullptr;
   void (*unknown)() = nullptr;
   SharedLibrary there("libm.so.6");

@@ -152,8 +152,7 @@ TEST_CASE(
   CHECK(lab.complaint("a").empty());
 }
 
-TEST_CASE(
-    "the recipe that state.json records decides what may go on; older folders have the file") {
+TEST_CASE("the recipe in state.json decides what may resume; older folders have the file") {
   const DamageLab lab;
   lab.train("a");
   const fs::path step = lab.step("a", 4);
@@ -218,7 +217,7 @@ TEST_CASE("a step that was whole before `latest` named it is continued, and not 
   CHECK(read_file(lab / "a/checkpoints/latest") == "step-00000006\n");
 }
 
-TEST_CASE("a folder for checkpoints that cannot be written is told before training") {
+TEST_CASE("a folder for checkpoints that cannot be written is an error before training") {
   const DamageLab lab;
   std::ofstream(lab / "file") << "x";
   CHECK_THROWS_WITH(lab.train("a", {"checkpoint.dir=" + (lab / "file/sub").string()}),

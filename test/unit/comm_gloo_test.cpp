@@ -115,7 +115,7 @@ TEST_CASE("connections are not paced") {
   });
 }
 
-TEST_CASE("sizes that differ between ranks are told, and do not end the process") {
+TEST_CASE("sizes that differ between ranks are reported, and do not end the process") {
   const auto messages = failures(3, 0.5, [](TestRank& r, const Group& g) {
     const int64_t count = r.rank() == 1 ? 2000 : 1000;
     g.all_reduce(r.filled(count, DType::f32, [](int64_t) { return 1; }), Reduce::sum, r.stream);

@@ -340,7 +340,7 @@ TEST_CASE("every rank has the same bits") {
   }
 }
 
-TEST_CASE("a rank that fails unblocks its peers, and the first failure is the one that is told") {
+TEST_CASE("a rank that fails unblocks its peers, and the first failure is reported") {
   for (const auto& backend : comm_backends()) {
     const auto start = std::chrono::steady_clock::now();
     try {
@@ -394,7 +394,7 @@ TEST_CASE("a rank that does not come is named, with the operation, its number an
   }
 }
 
-TEST_CASE("parts that do not fit together are told, and move nothing") {
+TEST_CASE("parts that do not fit together are an error, and nothing is sent") {
   for (const auto& backend : comm_backends()) {
     CAPTURE(backend);
     try {

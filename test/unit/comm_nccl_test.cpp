@@ -238,7 +238,7 @@ TEST_CASE("nccl: a connection that fails or hangs is broken off") {
   for (auto& r : ranks) CHECK(eventually([&] { return r.nccl->log().back() == "abort"; }));
 }
 
-TEST_CASE("nccl: what is called") {
+TEST_CASE("nccl: the calls of each collective") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
   FakeGroup g(3);
@@ -311,7 +311,7 @@ TEST_CASE("nccl: a call that fails at once is thrown, and the group is of no use
   CHECK(Clock::now() - start < 100ms);
 }
 
-TEST_CASE("nccl: a call that never ends tells who did not arrive, to the stream") {
+TEST_CASE("nccl: a call that never ends fails its stream, and names the missing rank") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
   FakeGroup g(3, 500ms);
@@ -359,7 +359,7 @@ TEST_CASE("nccl: time spent before a call on its stream does not count") {
   all_reduce(g.ranks[0]);
 }
 
-TEST_CASE("nccl: ranks at different calls are told so") {
+TEST_CASE("nccl: ranks at different calls get an error") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
   FakeGroup g(2, 300ms);
@@ -480,4 +480,6 @@ TEST_CASE("nccl: a failure of NCCL under way ends the group") {
              Contains("rank 1 of the group") && Contains("a cable is out"));
 }
 
-TEST_CASE("nccl: what this build has is told") { CHECK_THAT(nccl_description(), Contains("NCCL")); }
+TEST_CASE("nccl: the description names the library") {
+  CHECK_THAT(nccl_description(), Contains("NCCL"));
+}

@@ -162,7 +162,7 @@ TEST_CASE("a stranger gets no answer but a greeting, whatever it says") {
     s.say(in.substr(kHelloBytes) + ask);
     CHECK(s.is_closed());
   }
-  SECTION("what a rank has said before") {
+  SECTION("a replay of a rank's messages is refused") {
     const Nonce own = make_nonce();
     std::string said;
     {
@@ -439,7 +439,7 @@ TEST_CASE("a store has room for so many bytes, and says when it is full") {
   CHECK(client.ask(request_text(kSet, "more", "small")) == "+");
 }
 
-TEST_CASE("the reason of a failure is cut to its bound") {
+TEST_CASE("the reason of a failure is truncated to its limit") {
   const StoreServer server(any_port());
   Store a(server.address(), 10s), b(server.address(), 10s);
   a.fail(std::string(100000, 'x'));

@@ -150,7 +150,7 @@ TEST_CASE("work that waits for no rank is not idle, over any backend") {
   }
 }
 
-TEST_CASE("an emulated link is kept by what an all_to_all receives as by what it sends") {
+TEST_CASE("data that an all_to_all sends or receives occupies an emulated link") {
   // 2 MB at 1 Gbit/s: 16 ms, and 2 ms of latency. Only rank 0 sends.
   const Link link{.latency_us = 2000, .gbps = 1};
   const auto one_way = [](TestRank& r, const Group& g, Stream& stream) {
@@ -224,7 +224,7 @@ TEST_CASE("a packet does not wait for the data that an emulated link is carrying
   CHECK(link.arrival(12'000, 2, start + milliseconds(100)) == start + milliseconds(442));
 }
 
-TEST_CASE("a late rank makes idle time of a wait for communication, and leaves exposed time") {
+TEST_CASE("a wait for a late rank is idle time, and exposed time does not change") {
   // 100 kB each way at 50 Mbit/s: 16 ms, and 2 ms of latency.
   const Link link{.latency_us = 2000, .gbps = 0.05};
   const auto on_rank_0 = [&](const std::string& backend, std::chrono::milliseconds late) {

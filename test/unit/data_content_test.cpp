@@ -75,7 +75,7 @@ TEST_CASE("data build writes the hashes of all files beside them") {
   CHECK(all_known(data::content_of_tokens(folder / "set")));
 }
 
-TEST_CASE("any changed byte of a small set changes what it is") {
+TEST_CASE("any changed byte of a small set changes its identity") {
   const TemporaryFolder folder;
   const Cache cache;
   write_set(folder / "set", 3000, true);
@@ -159,7 +159,7 @@ TEST_CASE("hashes that lie beside other data are not believed") {
   CHECK_FALSE(known());
 }
 
-TEST_CASE("a data set that is cut short while it is in use is named") {
+TEST_CASE("a data set that is truncated while it is in use is named") {
   const TemporaryFolder folder;
   const auto cut = [&](const char* file, uintmax_t bytes) {
     write_set(folder / "set", 50000, true);

@@ -98,7 +98,7 @@ std::string words(std::mt19937& rng, int n) {
 
 }  // namespace
 
-TEST_CASE("token files: what is written is read") {
+TEST_CASE("token files: a written set reads back") {
   const Folder folder;
   const TokenType type = GENERATE(TokenType::u16, TokenType::i32);
   const int32_t largest = type == TokenType::u16 ? 65535 : 2147483647;
@@ -367,7 +367,7 @@ TEST_CASE("build: JSON lines") {
   }
 }
 
-TEST_CASE("build: documents begin with what the tokenizer puts before a text") {
+TEST_CASE("build: documents begin with the tokens that the tokenizer puts before a text") {
   const Folder folder;
   const auto input = folder.put("a.txt", "one two\n\nthree\n\n\n\n");
   const auto tokens = [&](const std::string& tokenizer, BeginOfText bos) {
@@ -511,7 +511,7 @@ TEST_CASE("build: where one part of a split fails at the last write, both older 
   REQUIRE(texts(folder / "d_valid", *tokenizer) == valid);
 }
 
-TEST_CASE("build: what the progress callback throws ends it and leaves nothing behind") {
+TEST_CASE("build: an exception of the progress callback ends it and leaves no files") {
   const Folder folder;
   BuildOptions options;
   options.inputs = {folder.put("in", std::string(10'000, 'x'))};

@@ -116,7 +116,7 @@ TEST_CASE("prompts and answers become tokens with a mask") {
   }
 }
 
-TEST_CASE("no token before a text is a label, wherever the input is cut") {
+TEST_CASE("no token before a text is a label, wherever the input is divided") {
   const TemporaryFolder folder;
   const auto tokenizer =
       load_tokenizer(std::string(MTRAIN_SOURCE_DIR) + "/test/golden/tokenizer/layouts/llama2.json");

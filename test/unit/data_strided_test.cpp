@@ -91,7 +91,7 @@ TEST_CASE("windows that cannot be are refused") {
   CHECK_THROWS_WITH(small.sample(1, sample), Contains("1010"));
 }
 
-TEST_CASE("windows of documents begin anew with each, and no label sees another document") {
+TEST_CASE("windows begin again with each document, and no label sees another document") {
   const TemporaryFolder folder;  // documents of 10 tokens
   const StridedDataset windows(tokens(folder, 35), {.window = 6, .stride = 4, .by_document = true});
   REQUIRE(windows.size() == 2 * 3 + 1);

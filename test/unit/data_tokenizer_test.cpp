@@ -116,7 +116,7 @@ TEST_CASE("streamed text never splits a character") {
   REQUIRE(continued.push(0xA9) == "\xC3\xA9");
 }
 
-TEST_CASE("the start of a character is told from bytes that begin none") {
+TEST_CASE("the start of a character is distinguished from bytes that begin none") {
   // Every prefix of every character is unfinished by all of its bytes; no other bytes are.
   for (uint32_t c = 0x80; c < 0x110000; c += c < 0x3000 ? 1 : 61) {
     if (c >= 0xD800 && c < 0xE000) continue;
@@ -195,7 +195,7 @@ TEST_CASE("long words merge as short ones do") {
   }
 }
 
-TEST_CASE("text may be cut where safe_cut says") {
+TEST_CASE("text may be divided where safe_cut says") {
   std::mt19937 rng(3);
   for (const char* name : {"gpt2", "llama3", "qwen2", "starcoder"}) {
     const auto tokenizer = load_tokenizer(kGolden + name + ".json");
@@ -274,7 +274,7 @@ TEST_CASE("the end-of-document token") {
   REQUIRE(!make_bpe_tokenizer(without.dump(), "t")->eod().has_value());
 }
 
-TEST_CASE("a line of merges.txt that names its version is no merge") {
+TEST_CASE("a line of merges.txt that names its version is not a merge") {
   Json json = golden("gpt2");
   const auto ids = [](const Json& of) {
     std::vector<int32_t> all;
@@ -299,7 +299,7 @@ TEST_CASE("tokenizers that are deep or of another kind of file cost a message") 
   REQUIRE_THROWS_WITH(load_tokenizer("/dev/zero"), Contains("/dev/zero is not a regular file"));
 }
 
-TEST_CASE("what is not supported or malformed is named") {
+TEST_CASE("unsupported and malformed parts are named") {
   REQUIRE_THROWS_WITH(load_tokenizer("/none/such"), Contains("/none/such"));
   REQUIRE_THROWS_WITH(make_bpe_tokenizer("{", "t.json"), Contains("t.json: not JSON at byte 2"));
   REQUIRE_THROWS_AS(make_bpe_tokenizer("[]", "t.json"), UserError);
@@ -470,7 +470,7 @@ TEST_CASE("any bytes come back where bytes have tokens") {
   }
 }
 
-TEST_CASE("bytes without a token become what the tokenizers library makes of them") {
+TEST_CASE("bytes without a token get the ids of the tokenizers library") {
   const auto smollm2 = load_tokenizer(kLayouts + "smollm2.json");
   const std::vector<int32_t> without = {ids(*smollm2, "a")[0], ids(*smollm2, "z")[0]};
   REQUIRE(ids(*smollm2, "a\x04z") == without);  // it has no unknown token

@@ -20,7 +20,7 @@ Buffer take(Device& device, Stream& home, int64_t bytes,
 }
 }  // namespace
 
-TEST_CASE("a dropped buffer's memory serves the same stream at once") {
+TEST_CASE("the same stream may reuse a dropped buffer's memory at once") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream(StreamKind::compute);
   Gate gate;

@@ -14,7 +14,7 @@ using namespace mtrain;
 using namespace mtrain::device;
 using Catch::Contains;
 
-TEST_CASE("a stream runs its work in order while the host goes on") {
+TEST_CASE("a stream runs its work in order while the host continues") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream(StreamKind::compute);
   CHECK(&compute == &device->stream(StreamKind::compute));
@@ -66,7 +66,7 @@ TEST_CASE("streams run beside each other, and an event orders them") {
   dp.synchronize(never);
 }
 
-TEST_CASE("waiting for an event does not wait for what came after it") {
+TEST_CASE("waiting for an event does not wait for later work") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream(StreamKind::compute);
   Gate gate;
@@ -146,7 +146,7 @@ TEST_CASE("copies run in the stream's order") {
   compute.download(nullptr, {});
 }
 
-TEST_CASE("what a launch throws reaches the host, and nothing after it runs") {
+TEST_CASE("the exception of a launch reaches the host, and nothing after it runs") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream(StreamKind::compute);
   std::atomic<int> after{0};
@@ -407,7 +407,7 @@ TEST_CASE("the launch check sees every launch with its accesses, after it was en
   CHECK(seen == std::vector<std::string>{"compute/set/1/1", "compute/set/1/2"});
 }
 
-TEST_CASE("the flight recorder tells the last launches, and which are done") {
+TEST_CASE("the flight recorder has the last launches, and which are done") {
   const auto device = Device::cpu(1);
   Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   compute.launch({.name = "embedding"}, no_work);
@@ -445,7 +445,7 @@ TEST_CASE("after a failure the flight recorder shows where it stopped") {
   CHECK_THAT(lines[2], Contains("skipped") && Contains("pending"));
 }
 
-TEST_CASE("scopes name what the rank works on") {
+TEST_CASE("scopes name the work of the rank") {
   const auto device = Device::cpu(1);
   CHECK(device->scope().empty());
   {

@@ -161,7 +161,7 @@ TEST_CASE("temperature 0 takes the likeliest token, after the repetition penalty
   CHECK(greedy({1, 4}, 1.2) == 2);
 }
 
-TEST_CASE("nothing is drawn from logits that are no numbers") {
+TEST_CASE("nothing is drawn from logits that are NaN") {
   for (const float bad : {NAN, INFINITY, -INFINITY})
     for (const double temperature : {0.0, 1.0}) {
       const std::vector<float> logits{1, 2, bad, 3};

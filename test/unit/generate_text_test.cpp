@@ -105,7 +105,7 @@ TEST_CASE("a request's text does not depend on the others, nor on slots and chun
     }
 }
 
-TEST_CASE("every reason to end a text is told") {
+TEST_CASE("every reason to end a text is reported") {
   Writer w(2);
   const generate::GenerateOptions greedy{.tokens = 12, .sampling = {.temperature = 0}};
   const std::string whole = w.write({{"Hello", 0}}, greedy).text[0];
@@ -134,7 +134,7 @@ TEST_CASE("every reason to end a text is told") {
   CHECK(full.text.at(1).size() == size_t(kContext));
 }
 
-TEST_CASE("an unfinished character at the end of a prompt is shown with what follows it") {
+TEST_CASE("an unfinished character at the end of a prompt is shown with its continuation") {
   Writer w(1);
   generate::CachedModel model(w.stream, *w.gpt, w.cache);
   std::vector<std::string> pieces;

@@ -68,7 +68,7 @@ TEST_CASE("a model of Mixtral's kind without experts is written as a family with
   CHECK(interchange::TensorMap(r.model, *interchange::find_family(type)).parameters() > 0);
 }
 
-TEST_CASE("a gate by gelu has transformers' word, and what Llama lacks is no Llama") {
+TEST_CASE("a gate by gelu has transformers' word, and a model beyond Llama is not a Llama") {
   const std::string sizes =
       "{architecture: llama, num_layers: 2, hidden_size: 32, num_attention_heads: 4, vocab_size: "
       "61, "
@@ -350,7 +350,7 @@ TEST_CASE("any JSON is read: tabs, one line, escapes beyond the basic plane") {
         128);
 }
 
-TEST_CASE("all mistakes of a configuration are told at once") {
+TEST_CASE("all mistakes of a configuration are reported at once") {
   const TemporaryFolder temporary;
   std::ofstream(temporary / "config.json") << R"({"model_type": "llama", "logit_scale": 3,
     "pretraining_tp": 2, "rope_scaling": {"rope_type": "dynamic", "factor": 4}, "hidden_size": "wide"})";

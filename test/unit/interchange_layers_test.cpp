@@ -211,7 +211,7 @@ TEST_CASE("Gemma 3 has the positions of transformers 4 and 5 in both spellings")
   CHECK((bare.rotary_base == 1e6 && bare.rotary_base_local == 1e4));
 }
 
-TEST_CASE("what these families cannot say is refused by the file and the key") {
+TEST_CASE("settings that these families cannot express are refused by file and key") {
   for (const auto& [text, gist] :
        {std::pair{R"({"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0]})",
                   "no_rope_layers must list a number for each of the 3 layers"},
@@ -316,7 +316,7 @@ TEST_CASE("rotary positions that are given twice must be the same") {
     }
 }
 
-TEST_CASE("null means false for what is there or not, whatever the family has") {
+TEST_CASE("null for a switch means false, whatever the family's default") {
   for (const char* family : {"gemma2", "smollm3", "gpt2"}) {
     INFO(family);
     CHECK_FALSE(
@@ -338,7 +338,7 @@ TEST_CASE("the same width of Gemma 2's windows stays where it stood twice") {
   CHECK((type == "gemma2" && config.at("sliding_window_size") == 16));
 }
 
-TEST_CASE("a folder of Gemma 3 with images is recognised, and refused with what to do") {
+TEST_CASE("a folder of Gemma 3 with images is recognised, and refused with a remedy") {
   const TemporaryFolder temporary;
   std::ofstream(temporary / "config.json") << R"({"model_type": "gemma3",
     "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"hidden_size": 32},

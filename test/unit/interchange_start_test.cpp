@@ -240,7 +240,7 @@ TEST_CASE("a run that continues one whose checkpoints lie elsewhere needs no fol
   CHECK(latest.filename() == "step-00000003");
 }
 
-TEST_CASE("an imported checkpoint is no training that goes on") {
+TEST_CASE("an imported checkpoint is not a training to resume") {
   const Lab lab;
   const auto trained = lab.train("first", with(kSizes, {"train.steps=1"}));
   interchange::export_hf(trained, lab / "hf", {});

@@ -52,7 +52,7 @@ TEST_CASE("the key asks a column-major library for the row-major GEMM") {
     }
 }
 
-TEST_CASE("the library is asked for gelu and sums only where its rules allow") {
+TEST_CASE("the library gets gelu and sums only if its rules allow") {
   alignas(128) char memory[1024];
   const auto at = [&](int64_t offset, DType type = DType::bf16) {
     return Span{memory + offset, 64, type};
@@ -91,7 +91,7 @@ TEST_CASE("the library is asked for gelu and sums only where its rules allow") {
   CHECK(!cuda::epilogue_fits_library(with_bias));
 }
 
-TEST_CASE("what changes the algorithm changes the key") {
+TEST_CASE("inputs that affect the algorithm change the key") {
   alignas(128) float memory[128];
   const auto at = [&](int64_t offset, DType type = DType::f32) {
     return Span{memory + offset, 16, type};

@@ -229,7 +229,7 @@ TEST_CASE("packs of about as many documents share a plan, and memory is that of 
   REQUIRE(bytes == 1024 * 4 * (16 * (4 + 2 + 2) + 4));
 }
 
-TEST_CASE("attention takes the workspace that is planned, and what cuDNN takes for itself") {
+TEST_CASE("attention takes the planned workspace, and cuDNN its own") {
   for (const Case& c :
        {Case{"square", 2, 256, 256, 2, 2, 16}, Case{"grouped", 1, 256, 256, 6, 2, 16},
         Case{"packed", 1, 256, 256, 2, 2, 16, true, 0, {0, 100, 256}},
@@ -319,7 +319,7 @@ TEST_CASE("a mask is described only where there is one") {
   }
 }
 
-TEST_CASE("what changes the plan changes the key, what does not does not") {
+TEST_CASE("exactly the inputs that affect the plan change the key") {
   Operands o({"", 2, 8, 8, 2, 1, 8});
   const AttentionBackward b = o.backward();
   const auto key = cuda::key_of(b);
@@ -504,8 +504,7 @@ TEST_CASE("where an engine refuses to execute, the next one computes the same, f
     }
 }
 
-TEST_CASE(
-    "where every engine refuses to execute, our kernels do, told once, with nothing written") {
+TEST_CASE("if every engine refuses to execute, our kernels compute, with one note") {
   Bench bench;
   Operands o(kCases[1]), before(kCases[1]);
   bench.library.engines = {{.executing = CudnnStandIn::Status::not_supported}};
@@ -515,7 +514,7 @@ TEST_CASE(
   CHECK((o.out == before.out && o.lse == before.lse));
 }
 
-TEST_CASE("a failure of the GPU is no refusal, whatever cuDNN calls it") {
+TEST_CASE("a failure of the GPU is not a refusal, whatever cuDNN calls it") {
   Bench bench;
   Operands o(kCases[0]);
   bench.library.engines = {{.executing = CudnnStandIn::Status::not_supported}, {}};
@@ -532,8 +531,7 @@ TEST_CASE("a failure of the GPU is no refusal, whatever cuDNN calls it") {
   }
 }
 
-TEST_CASE(
-    "the engine is chosen before a graph is captured, and a capture that refuses it is told") {
+TEST_CASE("the engine is chosen before a capture, and a refusal within one is an error") {
   Bench bench;
   Operands o(kCases[0]);
   captures = true;

@@ -173,7 +173,7 @@ TEST_CASE("the blocks of a rank's part are the blocks of the whole") {
   }
 }
 
-TEST_CASE("8-bit GEMMs under scales of blocks equal those of the numbers that operands stand for") {
+TEST_CASE("8-bit GEMMs under scales of blocks equal those of the numbers that operands represent") {
   const int64_t M = 20, N = 48, K = 256;
   const Array x = uneven(DType::f32, M, K), w = uneven(DType::f32, N, K, 5);
   const Array bias = Array::normal(DType::bf16, N, 3);

@@ -54,7 +54,7 @@ TEST_CASE("amax is the largest finite size, and scales bring it to the type's la
   REQUIRE(scale[0] * inverse[0] == 1);
 }
 
-TEST_CASE("quantizing rounds, saturates, and writes the transpose behind which zeros lie") {
+TEST_CASE("quantizing rounds, saturates, and writes the transpose, padded with zeros") {
   for (DType dtype : kFloats)
     for (DType type : kFloat8s)
       for (auto [T, N] : {std::pair<int64_t, int64_t>{1, 1}, {5, 7}, {64, 48}, {100, 130}}) {
@@ -121,7 +121,7 @@ TEST_CASE("delayed scales follow the last amax or the history's largest") {
   REQUIRE(history.values() == std::vector<double>{1, 0, 2, 1, 0, 1});
 }
 
-TEST_CASE("8-bit GEMMs equal those of the numbers that the operands stand for") {
+TEST_CASE("8-bit GEMMs equal those of the numbers that the operands represent") {
   for (auto [ta, tb] : {std::pair{DType::f8e4m3, DType::f8e4m3},
                         {DType::f8e5m2, DType::f8e4m3},
                         {DType::f8e4m3, DType::f8e5m2}})

@@ -147,7 +147,7 @@ Rule rule(DType type, int64_t K) {
 
 }  // namespace
 
-TEST_CASE("products of experts' 8-bit rows are those of the numbers that they stand for") {
+TEST_CASE("GEMMs of experts' 8-bit rows are those of the numbers that the rows represent") {
   const Array a_inverse = Array::one(DType::f32, 0.25), b_inverse = Array::one(DType::f32, 3);
   Closeness close("8-bit products of experts");
   for (const auto& [ta, tb] : kFloat8s)
@@ -188,7 +188,7 @@ TEST_CASE("products of experts' 8-bit rows are those of the numbers that they st
         }
 }
 
-TEST_CASE("gradients of experts' weights from 8 bits are those of the numbers they stand for") {
+TEST_CASE("gradients of experts' weights from 8 bits are those of the represented numbers") {
   const Array a_inverse = Array::one(DType::f32, 0.25), b_inverse = Array::one(DType::f32, 3);
   Closeness close("8-bit gradients of experts");
   for (const auto& [ta, tb] : kFloat8s)

@@ -22,7 +22,7 @@ std::string name(const char* what, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("sum and sum of squares add in fp64 to what is there") {
+TEST_CASE("sum and sum of squares add in fp64 to the earlier value") {
   for (DType dtype : kFloats) {
     Closeness close(name("sum, sum of squares", dtype));
     for (int64_t n : {0, 1, 7, 1001, 32768, 100003}) {
@@ -92,7 +92,7 @@ TEST_CASE("clipping sees unscaled gradients, and copies that are not finite") {
   }
 }
 
-TEST_CASE("column sums add to what is there") {
+TEST_CASE("column sums add to the earlier values") {
   for (DType dtype : kFloats) {
     Closeness close(name("column sum", dtype));
     for (int64_t N : {1, 7, 33, 1001})
@@ -212,7 +212,7 @@ double mean(const Array& x) {
 
 }  // namespace
 
-TEST_CASE("without master weights, updates below half a step are kept in the mean") {
+TEST_CASE("without master weights, updates below half a step are kept on average") {
   const int64_t n = 200000;
   // Spaced 2^-8 below 1, 2^-7 above: 2^-12 is a sixteenth and a thirty-second of a step.
   const Array one(DType::bf16, std::vector<double>(size_t(n), 1.0)),

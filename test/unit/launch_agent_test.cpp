@@ -105,7 +105,7 @@ TEST_CASE("progress lines and lines that never end are bounded, too") {
   CHECK(endless.take(1000).size() < 200);
 }
 
-TEST_CASE("a stream without a reader makes nobody wait") {
+TEST_CASE("a stream without a reader blocks no process") {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   {

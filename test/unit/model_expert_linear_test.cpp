@@ -94,7 +94,7 @@ std::map<std::string, Line> lines_of(const std::string& state) {
 
 }  // namespace
 
-TEST_CASE("experts in 8 bits multiply what their tensors stand for under one scale each") {
+TEST_CASE("experts in 8 bits multiply the numbers of their tensors under one scale each") {
   const std::vector<int32_t> first{0, 5, 5, 17};
   const int64_t E = 3, R = 19;  // two rows are unused
   Experts e(E, {.gradient = DType::f8e5m2});
@@ -184,7 +184,7 @@ TEST_CASE("experts whose first rows come late have a current scale for them, the
   }
 }
 
-TEST_CASE("8-bit copies of experts' weights serve forward and backward, and cost no transpose") {
+TEST_CASE("8-bit copies of experts' weights are for forward and backward, without a transpose") {
   const auto quantized = [](bool forward, bool backward) {
     Experts e(2, {.keep_weights = forward, .keep_transposed = backward});
     int weights = 0;

@@ -188,7 +188,7 @@ TEST_CASE("drawing is limited in rate, and the last step always gets a line") {
   CHECK_THAT(terminal.lines[0], Contains("step   50/2000"));
 }
 
-TEST_CASE("what stays on a terminal fits it, and the record has its own form") {
+TEST_CASE("lines that stay on a terminal fit it, and the record has its own form") {
   FakeTerminal terminal(40);
   std::string record;
   {

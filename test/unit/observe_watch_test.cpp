@@ -236,7 +236,7 @@ TEST_CASE("where a step stands twice, the later record wins") {
         "step,loss,validation_loss\n1,1,\n2,2,\n3,3,\n4,44,\n5,55,\n");
 }
 
-TEST_CASE("a file that grows is read on, and one that was replaced anew") {
+TEST_CASE("a file that grows is read further, and a replaced file from its beginning") {
   const TemporaryFolder folder;
   const fs::path path = folder / "m";
   append(path, "{\"step\":1,\"loss\":1}\n{\"step\":2,\"lo");

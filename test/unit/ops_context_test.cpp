@@ -425,7 +425,7 @@ TEST_CASE("heads are split into parts by destination, and come back as whole seq
   }
 }
 
-TEST_CASE("copied blocks that leave elements out are no complete write") {
+TEST_CASE("copied blocks that leave elements out are not a complete write") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
   const Tensor from = upload(stream, Array(DType::f32, 12), {4, 3}),

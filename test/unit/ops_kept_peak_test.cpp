@@ -42,7 +42,7 @@ TEST_CASE("kept peak: a higher measurement replaces the kept one, a lower one do
   CHECK(keep_peak(file, "a, f32", 0) == 3e11);  // nothing was measured now
 }
 
-TEST_CASE("kept peak: a file that cannot be read or written is no error") {
+TEST_CASE("kept peak: a file that cannot be read or written is not an error") {
   const TemporaryFolder folder;
   CHECK(keep_peak(std::nullopt, "a", 5) == 5);
   // The parent is a file, and the path is a folder.
@@ -71,7 +71,7 @@ TEST_CASE("kept peak: the file is in the user's cache folder") {
   CHECK(!kept_peaks_file());
 }
 
-TEST_CASE("kept peak: the key tells threads and types apart") {
+TEST_CASE("kept peak: the key distinguishes threads and types") {
   CHECK(peak_key(1, DType::f32) != peak_key(2, DType::f32));
   CHECK(peak_key(1, DType::f32) != peak_key(1, DType::bf16));
   CHECK(peak_key(1, DType::f32).find('\n') == std::string::npos);

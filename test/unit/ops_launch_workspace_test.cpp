@@ -113,7 +113,7 @@ std::vector<void*> run(Stream& stream, const std::vector<int64_t>& bytes) {
 
 }  // namespace
 
-TEST_CASE("what a launch's kernels take is counted as workspace, and free when it returns") {
+TEST_CASE("memory of a launch's kernels is counted as workspace, and free when it returns") {
   Bench b;
   const auto first = run(b.compute, {32 * kMiB, 1000});
   CHECK(b.workspace().current == 0);

@@ -56,7 +56,7 @@ TEST_CASE("sizes that no list could hold are refused at once, as without pairs")
   CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(10));
 }
 
-TEST_CASE("a recipe is told why its passes do not pair, and what would help") {
+TEST_CASE("a recipe whose passes do not pair gets the reason and a remedy") {
   const auto told = [](int64_t world, const Overrides& set) {
     return Setting{.what = set.back(), .world = world, .set = set};
   };
@@ -79,7 +79,7 @@ TEST_CASE("a recipe is told why its passes do not pair, and what would help") {
                   "model.ffn_hidden_size=768"});
 }
 
-TEST_CASE("the table says what a pass that runs alone waits for beside pairs") {
+TEST_CASE("the table lists the waits of passes that run alone beside pairs") {
   const auto text = [](const Overrides& more) {
     Overrides set = experts({kPairs + "=true"});
     set.insert(set.end(), more.begin(), more.end());
@@ -95,7 +95,7 @@ TEST_CASE("the table says what a pass that runs alone waits for beside pairs") {
   CHECK_THAT(text({shared, two}), Contains("last one's way back behind the shared expert"));
 }
 
-TEST_CASE("weight gradients that wait for a send are told and planned") {
+TEST_CASE("weight gradients that wait for a send are reported and planned") {
   const std::string whole = "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
                     layers = "comm_overlap.overlap_p2p_wgrad_delayed_layer_number=";
   const auto plan = [&](const Overrides& more) {

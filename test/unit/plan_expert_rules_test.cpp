@@ -50,7 +50,7 @@ TEST_CASE("Megatron's and Hugging Face's settings say which layers have experts"
   CHECK(layers({"model.mlp_only_layers=[]"}) == "11111111");
 }
 
-TEST_CASE("settings of experts win over what a family or another system says beside them") {
+TEST_CASE("settings of experts win over those of a family or another system") {
   // DeepSeekMoE uses the weights of a softmax unchanged; sigmoids are scaled to a sum of 1.
   CHECK_FALSE(shape({"model.architecture=deepseek_moe"}).normalize);
   CHECK(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid"}).normalize);
@@ -247,7 +247,7 @@ TEST_CASE("a router that could not learn is refused") {
     expect_error({.what = "top-1", .set = moe(set)}, "model.moe.router_topk", "would not learn");
 }
 
-TEST_CASE("settings of experts that change nothing are told, and refused under strict") {
+TEST_CASE("settings of experts without effect are reported, and refused under strict") {
   struct Case {
     Overrides set;
     const char *field, *gist;
@@ -297,7 +297,7 @@ TEST_CASE("settings of experts that change nothing are told, and refused under s
   expect_no_warning({.what = "family's gate", .set = moe({"model.architecture=qwen2_moe"})});
 }
 
-TEST_CASE("a router has biases if they are asked for, by a rate, or by its family") {
+TEST_CASE("a router has biases by request, by a rate, or by its family") {
   CHECK_FALSE(shape({}).bias);
   CHECK(shape({"model.moe.router_bias=true"}).bias);
   CHECK(shape({"model.moe.router_bias=true"}).bias_rate == 0);
@@ -328,7 +328,7 @@ TEST_CASE("a benchmark's routing is warned of, and belongs to the run") {
                "is not one of its values");
 }
 
-TEST_CASE("a shared expert and chunks hide exchanges, or the recipe is told why they do not") {
+TEST_CASE("a shared expert and chunks hide exchanges, or the recipe gets the reason") {
   const std::string overlap = "model.moe.shared_expert_overlap",
                     chunks = "comm_overlap.moe_dispatch_chunks";
   const std::string one = overlap + "=true", two = chunks + "=2";
@@ -366,7 +366,7 @@ TEST_CASE("a shared expert and chunks hide exchanges, or the recipe is told why 
   expect_warning({.what = "dense", .set = {one}}, overlap, "no experts");
 }
 
-TEST_CASE("the table says what hides the exchanges of tokens") {
+TEST_CASE("the table lists the settings that hide the exchanges of tokens") {
   const auto text = [](const Overrides& more) {
     Overrides set{"distributed.ep_size=2"};
     set.insert(set.end(), more.begin(), more.end());
@@ -400,7 +400,7 @@ TEST_CASE("the table says what hides the exchanges of tokens") {
   CHECK_THAT(text({shared, one, two}), Contains("both ways hide behind the shared expert, and"));
 }
 
-TEST_CASE("settings of experts over ranks that change nothing are told") {
+TEST_CASE("settings of experts over ranks without effect are reported") {
   const auto over_ranks = [](const Overrides& more) {
     Overrides set{"distributed.ep_size=2"};
     set.insert(set.end(), more.begin(), more.end());
@@ -447,7 +447,7 @@ TEST_CASE("routers are kept under fsdp2 over ranks alone, and experts' own resha
   CHECK(plan_of({}).data_parallel.gather.reshard_experts);
 }
 
-TEST_CASE("the plan says what experts above the mean load take") {
+TEST_CASE("the plan reports the memory of experts above the mean load") {
   const auto more = [](const Overrides& set, int64_t world) {
     Diagnostics diagnostics;
     const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, world);

@@ -365,7 +365,7 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
              Contains("scales of blocks in models with experts"));
 }
 
-TEST_CASE("every setting of a recipe changes what some run is handed") {
+TEST_CASE("every setting of a recipe changes the plan of some run") {
   std::vector<std::string> unread;
   for (const recipe::SchemaRow& row : recipe::schema_rows()) {
     if (!row.options.no_effect.empty()) {

@@ -102,7 +102,7 @@ TEST_CASE("every stage has one rank") {
   }
 }
 
-TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline is the model") {
+TEST_CASE("sharded parts shrink with the ranks, and the sum over a pipeline is the model") {
   const auto memory = [](const std::vector<std::string>& more, int64_t world) {
     const Recipe r = ready("llama3_8b", world, more);
     return make_plan(r, world, r.model.vocab_size).fullest();
@@ -203,7 +203,7 @@ TEST_CASE("a resumed run says which settings have changed, and not where its fil
                  !Catch::Contains("seed"));
 }
 
-TEST_CASE("a resumed run of experts may balance them otherwise by what its checkpoint has") {
+TEST_CASE("a resumed run may balance experts differently, if its checkpoint has the state") {
   const TemporaryFolder folder;
   const auto path = folder / "recipe.yaml";
   const auto text = [](const std::vector<std::string>& changes) {

@@ -92,7 +92,7 @@ TEST_CASE("a schedule survives its table") {
   }
 }
 
-TEST_CASE("what a table costs is what its lists say") {
+TEST_CASE("the cost of a table follows from its lists") {
   const TemporaryFolder folder;
   const std::string path = (folder / "schedule.csv").string();
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {

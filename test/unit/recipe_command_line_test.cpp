@@ -45,7 +45,7 @@ TEST_CASE("values of the ranks' variables are in no command line that is printed
   }
 }
 
-TEST_CASE("a command is no training, even if a recipe has its name") {
+TEST_CASE("a command is not a training, even if a recipe has its name") {
   for (const char* command : {"eval", "generate", "export", "import", "data"})
     CHECK_FALSE(recipe::begins_training({command}, {MTRAIN_SOURCE_DIR "/recipes"}));
   CHECK(recipe::begins_training({"train"}, {}));

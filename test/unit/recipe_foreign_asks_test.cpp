@@ -53,7 +53,7 @@ TEST_CASE("settings of AutoModel's backend that change training act") {
   CHECK(shown(backend("gate_precision: bfloat16"), "model.moe.router_dtype") == "bf16");
 }
 
-TEST_CASE("keys that ask for what is not done are warned of or refused") {
+TEST_CASE("keys that ask for unsupported features warn or are refused") {
   struct Row {
     const char* text;
     Severity severity;

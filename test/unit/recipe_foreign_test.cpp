@@ -218,8 +218,7 @@ TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
         Precision::fp16_mixed);
 }
 
-TEST_CASE(
-    "keys without a meaning are told once, those that ask for what is not built are refused") {
+TEST_CASE("keys without a meaning are reported once, and those for missing features are refused") {
   expect_told("distributed: {pipeline: {patch_inner_model: false}}\n", Severity::resolved,
               "distributed.pipeline.patch_inner_model", "has no meaning here");
   expect_told("distributed: {multimodal: {frozen_sharding: per_layer}}\n", Severity::warning,
@@ -261,7 +260,7 @@ TEST_CASE("Megatron's switch of experts' biases is the gate of the rate beside i
   expect_told(off + own, Severity::resolved, "model.moe_router_bias_update_rate", "has no effect");
 }
 
-TEST_CASE("settings of experts in the names of other systems act, or are told") {
+TEST_CASE("settings of experts in the names of other systems have an effect, or are reported") {
   const auto moe = [](const Overrides& set) {
     Overrides all{"model.num_moe_experts=8", "model.moe_ffn_hidden_size=64"};
     all.insert(all.end(), set.begin(), set.end());

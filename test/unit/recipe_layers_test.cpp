@@ -402,7 +402,7 @@ TEST_CASE("null in a later layer resets a field or a section") {
   CHECK_THAT(listed(diagnostics), Contains("null resets"));
 }
 
-TEST_CASE("within one file null beside a value is no conflict, and halves agree or are refused") {
+TEST_CASE("within one file null beside a value is no problem, and halves must agree") {
   for (const char* text : {"train.eval_interval: null\nvalidation.eval_interval: 5\n",
                            "validation: {eval_interval: 5, every_steps: none}\n",
                            "step_scheduler.val_every_steps: ~\nvalidation.every_steps: 5\n"})

@@ -188,7 +188,7 @@ TEST_CASE("numbers and words are read as they look, where YAML 1.1 reads them ot
   REQUIRE_THAT(errors(kMinimal + "optimizer: 3\n"), Contains("section"));
 }
 
-TEST_CASE("text that is no YAML gives one message with its place") {
+TEST_CASE("text that is not YAML gives one message with its place") {
   REQUIRE_THAT(errors("model:\n\thidden_size: 4\n"), Contains("r.yaml:2:1") && Contains("tab"));
   REQUIRE_THAT(errors("model:\n  a: 1\n   b: 2\n"),
                Contains("r.yaml:3:4") && Contains("indent b by 2 spaces"));
@@ -439,7 +439,7 @@ TEST_CASE("attention_bias adds the output projection's bias, add_qkv_bias does n
   REQUIRE(model("architecture: qwen2, attention_bias: false").qkv_bias());
 }
 
-TEST_CASE("what rounds at random are bf16 weights without fp32 ones") {
+TEST_CASE("only bf16 weights without fp32 ones are rounded stochastically") {
   const std::string bf16 = kMinimal + "mixed_precision: bf16_mixed\n";
   REQUIRE_FALSE(load(bf16).optimizer.rounds_at_random());
   REQUIRE(load(bf16 + "optimizer: {master_weights: false}\n").optimizer.rounds_at_random());
@@ -454,7 +454,7 @@ TEST_CASE("what rounds at random are bf16 weights without fp32 ones") {
                Contains("optimizer.master_weights") && Contains("bf16_mixed"));
 }
 
-TEST_CASE("a run that goes on takes from the saved recipe what the folder of model.from has said") {
+TEST_CASE("a run that resumes takes the settings of the model.from folder from the saved recipe") {
   const TemporaryFolder temporary;
   const auto read = [](const std::string& text, const std::string& saved = "") {
     Diagnostics diagnostics;

@@ -245,7 +245,7 @@ TEST_CASE("no message quotes the value of a variable for the ranks") {
   CHECK_FALSE(holds_secrets("train.steps=1"));
 }
 
-TEST_CASE("variables for the ranks are not among what ranks and a resume compare") {
+TEST_CASE("neither ranks nor a resume compare variables for the ranks") {
   const TemporaryFolder folder;
   setenv("MTRAIN_TEST_SECRET", "a", 1);
   const std::string saved =

@@ -178,7 +178,7 @@ TEST_CASE("a run that should begin with weights is led to model.from") {
   CHECK(only_hint({.set = {"checkpoint.finetune=true"}}) == "leave it out");
 }
 
-TEST_CASE("data that are no prefix of a pair are led to one") {
+TEST_CASE("data that are not a prefix of a pair get a hint to one") {
   const TemporaryFolder folder;
   const std::string data = folder / "corpus";
   write_pair(data);

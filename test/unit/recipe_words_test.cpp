@@ -99,7 +99,7 @@ TEST_CASE("each key of another tool's section gets a hint of its own") {
   CHECK_THAT(told("parallelism: 3\n"), Contains("its settings are in `distributed` here"));
 }
 
-TEST_CASE("a key that is near to nothing is told the keys of its section") {
+TEST_CASE("an unknown key without a similar one gets the keys of its section") {
   CHECK_THAT(told("optimizer: {zzzzzzzz: 3}\n"),
              Contains("the keys of optimizer are name, lr, betas, eps, weight_decay"));
   CHECK_THAT(told("zzzzzzzz: 3\n"), Contains("the sections are model, dataset, tokenizer, train"));

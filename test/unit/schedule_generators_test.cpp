@@ -305,7 +305,7 @@ TEST_CASE("short lists, written out by hand") {
                        "2SEND_F1, 2RECV_B0, 0F2, 2B0, 0SEND_F2, 2SEND_B0, 2RECV_B1, 0F3, 2B1, "));
 }
 
-TEST_CASE("sizes that a schedule cannot have are told with the nearest that it can") {
+TEST_CASE("sizes that a schedule cannot have are refused with the nearest possible ones") {
   const auto refused = [](const char* name, const ScheduleSize& size) -> std::string {
     try {
       make_schedule(schedule_named(name), size);

@@ -107,7 +107,7 @@ TEST_CASE("an order depends on the lists alone, and not on the unit of their cos
   }
 }
 
-TEST_CASE("faults of a pair's order are told with their place") {
+TEST_CASE("faults of a pair's order are reported with their place") {
   using enum PairStep;
   const auto x = [](double cost) { return PairPart{.kind = PairPartKind::exchange, .cost = cost}; };
   const std::vector<PairPart> f{{.cost = 1}, x(5), {.cost = 1}},

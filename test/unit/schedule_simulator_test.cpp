@@ -39,12 +39,12 @@ TEST_CASE("a pipeline of two, by hand") {
   CHECK(t.times[1][0].end == 1);  // a receive lasts until its message is there
   CHECK(t.times[0][5].begin == 9);
 
-  SECTION("latency moves what waits") {
+  SECTION("latency delays the actions that wait") {
     costs.p2p_latency = 0.5;
     // All actions on the critical path 0F0, 1F0, 1F1, 1B0, 1B1, 0B1 are delayed by two messages.
     CHECK(simulate(s, costs).step == 17);
   }
-  SECTION("a link carries one message at a time, and latency is no load on it") {
+  SECTION("a link carries one message at a time, and latency does not occupy it") {
     costs.p2p_transfer = 3;  // 0F0 [0,1], 1F0 [4,6]; 0F1's message waits for the link: [4,7]
     const Timeline busy_link = simulate(s, costs);
     CHECK(busy_link.times[1][2].end == 7);

@@ -73,7 +73,7 @@ TEST_CASE("the checkpoints of the lowest validation losses stay besides the newe
   CHECK(best_checkpoints(root).front().loss == 2.25);
 }
 
-TEST_CASE("a run that no longer keeps the best leaves what the link names") {
+TEST_CASE("a run that no longer keeps the best does not delete the checkpoint of the link") {
   const TemporaryFolder folder;
   save(folder.path, 1, "1", {.newest = 1, .best = 1});
   for (const int64_t step : {2, 3}) save(folder.path, step, "0.5", {.newest = 1});

@@ -275,7 +275,7 @@ TEST_CASE("a file system that fills up while saving, at many sizes of its rest")
   CHECK(saved >= 3);
 }
 
-TEST_CASE("only what dead processes of this host left is removed") {
+TEST_CASE("only leftovers of dead processes of this host are removed") {
   const TemporaryFolder folder;
   const fs::path& root = folder.path;
   const int64_t dead = 999'999'999;  // above any kernel's limit

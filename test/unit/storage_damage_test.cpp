@@ -105,8 +105,7 @@ TEST_CASE("every flipped bit is found, and its file named") {
   CHECK(complaint(folder.path).empty());
 }
 
-TEST_CASE(
-    "a checkpoint whose files are lost, cut, swapped or of another run is named, not passed") {
+TEST_CASE("a checkpoint with lost, truncated, swapped or foreign files is refused by name") {
   const TemporaryFolder folder;
   const fs::path &root = folder.path, other = folder / "other";
   save(root, 20);
@@ -334,7 +333,7 @@ TEST_CASE("a folder that cannot be listed or has lost its checkpoints is not an 
   CHECK_THROWS_WITH(find_latest(folder / "root"), Contains("latest names step-00000030"));
 }
 
-TEST_CASE("a folder in which nothing can be saved is told before there is something to save") {
+TEST_CASE("a folder in which nothing can be saved is an error before the first save") {
   const TemporaryFolder folder;
   std::ofstream(folder / "file") << "x";
   for (const fs::path& root : {folder / "file", folder / "file/sub", fs::path("/proc/none")}) {

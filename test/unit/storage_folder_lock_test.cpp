@@ -213,7 +213,7 @@ TEST_CASE("a folder that cannot be made is named with its setting") {
   CHECK_THAT(refusal(folder / "file", {.setting = "train.run_dir"}), Contains("train.run_dir: "));
 }
 
-TEST_CASE("what is no file cannot be a lock, and hostile text is shown as text") {
+TEST_CASE("something that is not a file cannot be a lock, and hostile text is shown as text") {
   const TemporaryFolder folder;
   const fs::path file = folder / ".lock";
   fs::create_directory(file);

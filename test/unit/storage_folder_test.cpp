@@ -164,7 +164,7 @@ TEST_CASE("a shard that is absent, extra or disagrees with the index is named, w
   }
 }
 
-TEST_CASE("an index that is no index is refused with its name") {
+TEST_CASE("an invalid index is refused by name") {
   const Shards shards;
   const auto refuses = [&](const std::string& text, const std::string& reason) {
     write_file_atomic(shards / kIndexFile, text);
@@ -184,7 +184,7 @@ TEST_CASE("an index that is no index is refused with its name") {
   refuses(R"({"weight_map":{},"weight_map":{}})", "`weight_map` is given twice");
 }
 
-TEST_CASE("folders in other forms are refused with what converts them") {
+TEST_CASE("folders in other formats are refused with the command that converts them") {
   struct Row {
     std::vector<std::string> files;
     const char *what, *hint;
@@ -251,7 +251,7 @@ TEST_CASE("70B in 30 files is read through a small part of its memory") {
   CHECK(most - before < 128 << 20);  // the buffer, and the parsed headers
 }
 
-TEST_CASE("a fingerprint tells files apart by the ends of each tensor") {
+TEST_CASE("a fingerprint distinguishes files by the ends of each tensor") {
   const TemporaryFolder temporary;
   const fs::path file = temporary / kModelFile;
   std::vector<TensorInfo> infos;

@@ -73,7 +73,7 @@ TEST_CASE("the names of the folders above a new one are durable, too") {
   CHECK_FALSE(paths.contains(root));  // no folder was made there
 }
 
-TEST_CASE("what is there already stays, even if it comes while the folder is written") {
+TEST_CASE("an existing folder stays, even if it appears while the new one is written") {
   const TemporaryFolder temporary;
   const fs::path out = temporary / "out";
   fs::create_directory(out);
@@ -95,7 +95,7 @@ TEST_CASE("what is there already stays, even if it comes while the folder is wri
   CHECK(entries_of(temporary.path) == 4);
 }
 
-TEST_CASE("what a killed process of this host left is removed, and nothing else") {
+TEST_CASE("leftovers of a killed process of this host are removed, and nothing else") {
   const TemporaryFolder temporary;
   const fs::path out = temporary / "out";
   const pid_t child = ::fork();

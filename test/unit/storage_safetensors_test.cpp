@@ -279,8 +279,7 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
   }
 }
 
-TEST_CASE(
-    "every type and rank of the format is listed; what cannot be computed with, is not read") {
+TEST_CASE("every type and rank of the format is listed; unsupported types are not read") {
   const TemporaryFolder folder;
   const auto path = folder / "types.safetensors";
   struct Row {
@@ -474,7 +473,7 @@ TEST_CASE("a changed byte anywhere in the header never crashes the reader") {
   CHECK(refused > tried * 8 / 10);
 }
 
-TEST_CASE("training state keeps its values and refuses what it does not know") {
+TEST_CASE("training state keeps its values and refuses unknown ones") {
   const TemporaryFolder folder;
   const auto path = folder / "state.json";
   TrainState state;

@@ -255,7 +255,7 @@ TEST_CASE("cuDNN has plans for a described A100") {
   for (bool deterministic : {false, true}) REQUIRE(gpu.plan(backward_of(c, deterministic)) == "");
 }
 
-TEST_CASE("cuDNN refuses what its rules say, in words") {
+TEST_CASE("cuDNN refuses graphs that break its rules, with a message") {
   REQUIRE(cudnn_library().problem == "");
   const Described gpu(kH200);
   const std::string said = gpu.plan(forward_of({1, 64, 64, 2, 2, 12}));  // heads of 24 bytes

@@ -49,7 +49,7 @@ TEST_CASE("a graph of CUDA kernels on two streams runs at each replay on new inp
   }
 }
 
-TEST_CASE("after a capture that was given up, CUDA kernels run as ever") {
+TEST_CASE("after a capture that was given up, CUDA kernels run as usual") {
   const auto device = device_under_test();
   Stream& compute = device->stream(device::StreamKind::compute);
   const auto pool = device->allocator().make_pool();
