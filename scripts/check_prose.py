@@ -63,7 +63,7 @@ class Passage:
 
 
 def cpp_passages(text):
-    """-> comments, and then string literals, of which neighbours are one passage."""
+    """-> comments, and then string literals; neighbouring literals are one passage."""
     comments, literals, end, number, at = [], [], -1, 1, 0
     for token in CPP_TOKEN.finditer(text):
         number += text.count("\n", at, token.start())

@@ -141,7 +141,7 @@ record() {
   report
   [[ $2 == running ]] || { tar -czf "$work/logs.tar.gz" -C "$work" logs 2>/dev/null && mv "$work/logs.tar.gz" "$output/logs.tar.gz"; } || true
 }
-now() { date '+%Y/%m/%d %H:%M:%S'; } # as nvidia-smi writes it
+now() { date '+%Y/%m/%d %H:%M:%S'; } # the format of nvidia-smi
 wanted() {
   local word
   local -a words
@@ -204,7 +204,7 @@ pretend() {
   printf '%6d %7d %6d  %s: %s\n' "$pretended" "$limit" "$least" "$1" "${*:2}"
   dry_parts=$((dry_parts + 1)) dry_seconds=$((dry_seconds + limit)) pretended=$((pretended + limit + part_end))
 }
-timed_out_code=3 # of the scripts that the parts call, if something took too long and nothing failed
+timed_out_code=3 # the exit code of scripts if something took too long and nothing failed
 # result_of <exit code> <seconds> <log>: sets result and why
 result_of() {
   local said

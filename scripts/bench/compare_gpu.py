@@ -45,7 +45,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
 VARIANTS = {"fp8": ["mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise"]}
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
-TARGET_OPERATION = 0.05  # of a step, for operations other than matmuls and attention
+TARGET_OPERATION = 0.05  # the share of a step, for operations other than matmuls and attention
 RULES = """Both programs: GEMMs in bf16, fp32 weights that are updated, fp32 gradients and moments. mtrain keeps bf16 copies of the
 weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTorch compiles blocks and loss, with fused AdamW and the fastest
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
@@ -272,7 +272,7 @@ class Comparison:
                 row["torch"] = self.run_torch(name, s)
                 break
             except OutOfMemory:
-                row.pop("mtrain", None)  # of another micro-batch
+                row.pop("mtrain", None)  # belongs to another micro-batch
                 row["notes"].append(f"{side} has no memory for micro-batches of {s['micro_batch']}")
                 if s["micro_batch"] == 1:
                     raise Failed("; ".join(row["notes"])) from None

@@ -43,8 +43,8 @@ def main():
         events = json.load(file)
     events = events["traceEvents"] if isinstance(events, dict) else events
     streams = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    launches = defaultdict(list)  # of each rank's compute stream
-    begins = defaultdict(list)  # of each rank's steps
+    launches = defaultdict(list)  # by rank, on the compute stream
+    begins = defaultdict(list)  # by rank, of the steps
     for e in sorted((e for e in events if e["ph"] == "X" and e.get("cat") != "wait"), key=lambda e: e["ts"]):
         stream = streams[e["pid"], e["tid"]]
         if stream == "compute":

@@ -14,7 +14,7 @@ use.json holds, all computed in float64 from the weights of the files:
   <case>.nats             by stride: the mean loss of the tokens, in the windows of transformers' guide to perplexity;
                           all losses weigh alike, however many labels a window has
   <case>.texts            what generate() adds to a prompt without sampling, under two lists of ids that end a text
-The tokenizer has a token for each of 61 characters and three special ones, of which <s> begins every text.
+The tokenizer has a token for each of 61 characters and three special ones; <s> begins every text.
 """
 import argparse
 import json

@@ -348,7 +348,7 @@ GATES = {"swiglu": lambda x: x * torch.sigmoid(x), "geglu": gelu_tanh}
 class Gpt:
     def __init__(self, config, params):
         self.c, self.p = config, params
-        self.router_losses = 0.0  # of all layers, after logits()
+        self.router_losses = 0.0  # the sum over layers, after logits()
         self.margin = math.inf    # the margin of every choice of logits()
 
     def norm_factor(self, name):
@@ -391,7 +391,7 @@ class Gpt:
             angles = position[:, None] * inverse_frequencies(c, window)
             size = (c["rope_scaling"] or {}).get("attention_factor", 1.0)
             q, k = rotate(q, angles, size), rotate(k, angles, size)
-        distance = position[:, None] - position[None, :]  # of a query (row) to a key (column)
+        distance = position[:, None] - position[None, :]  # from a query (row) to a key (column)
         visible = distance >= 0
         if window:
             visible &= distance < c["window_size"]

@@ -20,7 +20,7 @@ struct Case {
   int64_t q_start = 0, window = 0;
   std::vector<int32_t> q_begin = {}, q_end = {}, kv_begin = {}, kv_end = {};
   bool gaps = false;
-  float cap = 0, scale = 0;  // of scores; scale 0: 1 / sqrt(D)
+  float cap = 0, scale = 0;  // for scores; scale 0: 1 / sqrt(D)
   float scale_of() const { return scale > 0 ? scale : 1 / std::sqrt(float(D)); }
 };
 // Returns the case with a cap of scores and another scale.

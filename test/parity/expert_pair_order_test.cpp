@@ -169,7 +169,7 @@ std::vector<Pass> passes_of(const std::vector<Launched>& launches) {
 }
 
 struct Orders {
-  int pairs = 0, alone = 0;  // that were compared
+  int pairs = 0, alone = 0;  // the numbers of compared passes
 };
 // Compares the order of all pairs that a rank runs in a step with the simulator's and, where weight
 // gradients are delayed, that of the backwards that run alone.

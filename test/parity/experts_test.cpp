@@ -258,7 +258,7 @@ TEST_CASE("gradients that are scaled by micro-batches have the routers' losses s
 
 struct Saved {
   std::vector<double> losses;
-  std::map<std::string, std::vector<float>> state;  // of the routers, after the last step
+  std::map<std::string, std::vector<float>> state;  // the routers' state after the last step
 };
 
 // Trains `steps` steps, from the checkpoint `from` if that is not empty, and saves into the folder

@@ -206,7 +206,7 @@ Changes shrunk(const Recipe& r, int64_t world, int64_t& small) {
 
 struct Steps {
   std::vector<double> losses;
-  double first_norm = 0;  // of the gradients of step 1
+  double first_norm = 0;  // the gradients' norm in step 1
   bool operator==(const Steps&) const = default;
 };
 

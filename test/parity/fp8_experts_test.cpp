@@ -93,7 +93,7 @@ TEST_CASE("50 steps of experts in 8 bits follow bf16") {
 TEST_CASE("all GEMMs of experts read 8 bits, and those of the router do not") {
   for (const Changes& changes : {kCurrent, kHistory}) {
     Run run(changes);
-    std::map<std::string, std::set<DType>> types;  // of the operands, by product
+    std::map<std::string, std::set<DType>> types;  // the operands' types, by GEMM
     run.device->set_launch_check([&](Stream&, const device::LaunchInfo& info) {
       const std::string name = info.name;
       if (name.starts_with("experts_") || name.starts_with("matmul_"))

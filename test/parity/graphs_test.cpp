@@ -126,7 +126,7 @@ TEST_CASE("graphs that are held are captured after a run without them, once they
   const auto device = recording();
   const GraphRun on =
       train_graphs(recipe_of(kAccumulate, true), *device, comm::World::alone(), 20, 3);
-  CHECK(on.replays == 4 * (20 - 3) - 2);  // of 4 micro-batches a step
+  CHECK(on.replays == 4 * (20 - 3) - 2);  // 4 micro-batches a step
   check_same(off.result, on.result);
 }
 

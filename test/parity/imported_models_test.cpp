@@ -19,7 +19,7 @@ using Catch::Contains;
 
 namespace {
 
-constexpr int64_t kVocabulary = 64, kLength = 16;  // of the golden folders
+constexpr int64_t kVocabulary = 64, kLength = 16;  // the golden folders' sizes
 
 // Loads a recipe that begins with the model of a folder, without GPT-2's dropout of attention.
 // Returns the errors, or "".
@@ -42,7 +42,7 @@ std::string load(const std::string& folder, const Changes& changes, int64_t rank
 }
 
 struct Started {
-  std::vector<double> losses;  // of five steps, the same on all ranks
+  std::vector<double> losses;  // five steps, the same on all ranks
   // The least and the most of: bytes that a rank has read, over the bytes in the folder of the
   // tensors that it owns.
   double least_read = 1e9, most_read = 0;

@@ -18,7 +18,7 @@ struct Parallelism {
   int ranks;
   Changes changes;
   std::string backend = "thread";
-  double bound = 1e-5;  // of the losses' relative difference
+  double bound = 1e-5;  // for the losses' relative difference
 };
 
 const Changes kModel{"model.num_layers=4",       "model.hidden_size=32",

@@ -501,7 +501,7 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
                                        {}, diagnostics, world);
     diagnostics.throw_if_errors();
     const int64_t vocab = std::max<int64_t>(r.model.vocab_size, 257);
-    std::string report;  // as one line, since rows wrap
+    std::string report;  // one line, since rows wrap
     for (const char c : run::dry_run_report(plan::make_plan(r, world, vocab), {.width = 200})) {
       if (!std::isspace(static_cast<unsigned char>(c)))
         report += c;

@@ -106,7 +106,7 @@ TEST_CASE("an output_dtype that is shorter rounds logits, a wider one changes no
   };
   const auto fp32 = losses("fp32", "auto"), rounded = losses("fp32", "bf16");
   CHECK(rounded != fp32);
-  check_close(fp32, rounded, 2e-2);  // as bf16's losses
+  check_close(fp32, rounded, 2e-2);  // the bound of bf16's losses
   // The first loss differs by the rounding of logits about 0.1 in size alone.
   CHECK(std::abs(rounded[0] - fp32[0]) < 1e-3 * fp32[0]);
   CHECK(losses("bf16_mixed", "fp32") == losses("bf16_mixed", "auto"));

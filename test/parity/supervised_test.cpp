@@ -116,7 +116,7 @@ const Changes kBatch{"train.global_batch_size=8", "train.micro_batch_size=1"};
 struct Result {
   std::vector<double> losses, norms;
   double evaluation = 0;
-  Pieces gradients;  // of step 1, clipped, times 1 - beta
+  Pieces gradients;  // in step 1, clipped, times 1 - beta
 };
 
 Result train_all(const Kind& kind, const Changes& layout, Device& device, comm::World world,
@@ -298,7 +298,7 @@ struct SumsLab : TemporaryFolder {
 
 struct FineTuned {
   std::vector<double> losses;
-  double before = 0, after = 0;  // of the held-out answers
+  double before = 0, after = 0;  // the losses of held-out answers
 };
 
 std::vector<FineTuned> fine_tune(const SumsLab& lab, const std::string& from, int ranks,

@@ -140,10 +140,10 @@ class WatchRouters {
 
 struct Trained {
   int dp_rank = 0, dp = 1;
-  std::vector<int64_t> tokens;  // of a micro-batch, which this rank routes; empty: all
+  std::vector<int64_t> tokens;  // those of a micro-batch that this rank routes; empty: all
   std::vector<double> losses, norms, balance;
   double evaluation = 0;
-  Pieces gradients;              // of step 1, clipped, times 1 - beta
+  Pieces gradients;              // in step 1, clipped, times 1 - beta
   std::vector<Choices> choices;  // by step; empty unless routers are watched
   PairedExchanges paired;        // counted unless routers are watched
 };

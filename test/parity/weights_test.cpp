@@ -44,7 +44,7 @@ fs::path saved_weights(const fs::path& root, const Changes& changes, int64_t ste
 }
 
 struct Started {
-  std::vector<double> losses;  // of four steps, from rank 0
+  std::vector<double> losses;  // four steps, from rank 0
   double most_read = 0;        // bytes that a rank has read, over the bytes that it owns
 };
 

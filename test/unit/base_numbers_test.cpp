@@ -246,7 +246,7 @@ TEST_CASE("small arithmetic says what it assumes") {
   CHECK(ceil_div(9, 4) == 3);
   CHECK(round_up(9, 4) == 12);
   CHECK(narrow<int>(int64_t(-5)) == -5);
-  CHECK(narrow<int>(uint64_t(7)) == 7);  // of mixed signs
+  CHECK(narrow<int>(uint64_t(7)) == 7);  // signed and unsigned
   CHECK_THROWS_AS(narrow<int>(int64_t(1) << 31), BugError);
   CHECK_THROWS_AS(narrow<uint8_t>(-1), BugError);
   CHECK_THROWS_AS(narrow<int>(uint64_t(1) << 63), BugError);
@@ -383,7 +383,7 @@ TEST_CASE("the nearest word is one that may be meant") {
   CHECK(nearest("sead", words) == "seed");
   CHECK(nearest("lr", words) == "lr");
   CHECK(nearest("l", words) == "lr");
-  CHECK(nearest("xy", words).empty());  // as far from "lr" as two letters can be
+  CHECK(nearest("xy", words).empty());  // no letter in common with "lr"
   CHECK(nearest("vocabulary", words).empty());
   CHECK(nearest("", words).empty());
   CHECK(nearest("x", {}).empty());

@@ -118,7 +118,7 @@ TEST_CASE("a process knows its own identity, and that of one that ended") {
   }
   ProcessIdentity other = ProcessIdentity::own();
   other.pid = child;
-  CHECK(other.ended());  // that pid began at another time
+  CHECK(other.ended());  // the process of that pid began at another time
   CHECK(host_identity() == host_identity());
   REQUIRE(write(pipes[1], "x", 1) == 1);
   waitpid(child, nullptr, 0);

@@ -285,7 +285,7 @@ TEST_CASE("descriptors are left for the job, and a server without any does not s
   std::vector<std::unique_ptr<Stranger>> strangers;
   for (int i = 0; i < 20; ++i) strangers.push_back(std::make_unique<Stranger>(server.address()));
   std::this_thread::sleep_for(100ms);
-  const size_t left = take_all();  // of 40: the strangers' own ends are 20, the server's is one
+  const size_t left = take_all();  // 40 minus the strangers' own ends (20) and the server's (1)
   release();
   strangers.clear();
   std::this_thread::sleep_for(50ms);

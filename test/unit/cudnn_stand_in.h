@@ -26,8 +26,8 @@ struct CudnnStandIn {
     Kind kind;
     bool finalized = false;
     std::map<Attribute, std::vector<char>> values;
-    int engine = -1;              // of a configuration or an engine
-    Descriptor* graph = nullptr;  // of a configuration
+    int engine = -1;              // for a configuration or an engine
+    Descriptor* graph = nullptr;  // for a configuration
 
     template <class T>
     std::vector<T> all(Attribute name) const {
@@ -59,7 +59,7 @@ struct CudnnStandIn {
   bool computes = true;  // false: executions are only counted
   // --- members that a test reads ---
   int alive = 0, plans = 0, tries = 0, executions = 0, most_workspace_used = 0;
-  std::map<int64_t, std::vector<int64_t>> dims, strides;  // of tensors, by id
+  std::map<int64_t, std::vector<int64_t>> dims, strides;  // by the tensor's id
   std::map<int64_t, int64_t> narrowest_row;               // of the tensors with the same offsets
   std::vector<std::pair<int64_t, float>> numbers;         // the arguments of the last execution
   CUstream_st* stream = nullptr;

@@ -247,7 +247,7 @@ TEST_CASE("where samples are not packed, each document can have one of its own")
   CHECK(first.input == std::vector<int32_t>{10, 11, 0});
   CHECK(first.label == std::vector<int32_t>{-1, 12, -1});
   CHECK((first.documents.empty() && first.padding == 1));
-  CHECK(rest.input == std::vector<int32_t>{33, 0, 0});  // of a document that is split
+  CHECK(rest.input == std::vector<int32_t>{33, 0, 0});  // the end of a document that is split
   CHECK(rest.label == std::vector<int32_t>{34, -1, -1});
   CHECK((rest.documents.empty() && rest.padding == 2));
 }

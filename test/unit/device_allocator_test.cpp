@@ -291,7 +291,7 @@ TEST_CASE("many random operations agree with a model") {
   };
   std::vector<Held> live;
   std::map<char*, char*> taken;    // [begin, end) of live buffers
-  std::map<char*, char*> waiting;  // of dropped buffers that the blocked `other` may still touch
+  std::map<char*, char*> waiting;  // dropped buffers that the blocked `other` may still touch
   int64_t current[kMemoryCategories] = {};
   int64_t peak[kMemoryCategories] = {};
   auto gate = std::make_unique<Gate>();

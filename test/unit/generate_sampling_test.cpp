@@ -138,7 +138,7 @@ TEST_CASE("draws follow the probabilities, by chi-square") {
       CHECK(chance > 1e-4);
       ++tests, unlikely += chance < 0.05;
     }
-  CHECK(unlikely <= 5);  // of 27, of which 1.4 are expected
+  CHECK(unlikely <= 5);  // 27 cases; 1.4 are expected
 }
 
 TEST_CASE("chi-square finds draws of another distribution") {

@@ -77,7 +77,7 @@ TEST_CASE("an empty configuration means the model that transformers would make")
   CHECK(gemma2.norm_placement == NormPlacement::sandwich);
   CHECK(gemma2.layernorm_zero_centered_gamma);
   CHECK(gemma2.activation == recipe::Activation::geglu);
-  CHECK(gemma2.embedding_multiplier == 48);  // of 2304
+  CHECK(gemma2.embedding_multiplier == 48);  // the square root of 2304
   CHECK(gemma2.attn_logit_softcapping == 50.0);
   CHECK(gemma2.final_logit_softcapping == 30.0);
   CHECK(gemma2.query_pre_attn_scalar == 256.0);

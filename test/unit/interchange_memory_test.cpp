@@ -149,7 +149,7 @@ TEST_CASE("runs of a transposed matrix have its elements, and read no others") {
   // The same part of successive rows is read for many rows at once, and only once.
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 3}, {3, 6}, {2, 3}, {0, 6}}) {
     CAPTURE(begin, end);
-    const interchange::HfSource fresh(theirs, map);  // which has kept no values yet
+    const interchange::HfSource fresh(theirs, map);  // it has kept no values yet
     theirs->take_elements();
     int64_t wrong = 0;
     for (int64_t row = 0; row < kOut; ++row) {

@@ -127,7 +127,7 @@ TEST_CASE("a run of rows reads no more than these rows") {
   const auto source = folder.source();
   const int64_t before = folder.tensors->bytes_read();
   std::vector<float> rows(8 * 32);
-  source->read("layers.1.attention.qkv.weight", 28 * 32, 8 * 32, rows.data());  // of q and of k
+  source->read("layers.1.attention.qkv.weight", 28 * 32, 8 * 32, rows.data());  // from q and k
   CHECK(folder.tensors->bytes_read() - before == 8 * 32 * 2);
 }
 
@@ -223,7 +223,7 @@ TEST_CASE("import, export and import again give the same bytes") {
                                               temporary / "first");
     const auto done = interchange::export_hf(first, temporary / "exported", {});
     const storage::SafetensorsFolder exported(temporary / "exported");
-    int64_t biases = 0;  // of routers, which are fp32 in all folders
+    int64_t biases = 0;  // the routers', which are fp32 in all folders
     for (const storage::StoredTensor* t : exported.tensors()) {
       const bool bias = t->name.ends_with(kRouterBias);
       CHECK(t->type == (bias ? "F32" : "BF16"));

@@ -22,7 +22,7 @@ struct Case {
   int64_t B, Sq, Skv, A, G, D;
   bool causal = true;
   int64_t window = 0;
-  std::vector<int32_t> borders = {};  // of packed documents: cu_seqlens
+  std::vector<int32_t> borders = {};  // cu_seqlens of packed documents
 };
 
 // Elements between the tokens of fused rows, a different number in each tensor.
@@ -171,7 +171,7 @@ void compare(const Case& c, bool deterministic, DType type = DType::bf16) {
   Operands got(c, type), want(c, type);
   REQUIRE(bench.attention->run(got.forward(), nullptr));
   cpu::run(want.forward());
-  // Probabilities and the scores' gradients are operands of 16 bits, of which K add up to about 1.
+  // Probabilities and the scores' gradients are operands of 16 bits; K of them add up to about 1.
   const Rule rule{.dtype = type, .K = 1, .scale = 1};
   REQUIRE(close(got.out, want.out.values(), rule) == "");
   for (int64_t i = 0; i < want.lse.size(); ++i)  // natural logarithms

@@ -112,7 +112,7 @@ TEST_CASE("the variables of a step of Slurm") {
   Environment env;
   env.set("SLURM_PROCID", "3"), env.set("SLURM_STEP_NUM_TASKS", "16"),
       env.set("SLURM_LOCALID", "3");
-  env.set("SLURM_NTASKS", "32");  // of the allocation
+  env.set("SLURM_NTASKS", "32");  // the tasks of the allocation
   env.set("SLURM_JOB_ID", "77"), env.set("SLURM_JOB_NODELIST", "gpu[001-012]");
   env.set("SLURM_STEP_NODELIST", "gpu[007-009,12],x1");
   const Job slurm = job_from_environment();

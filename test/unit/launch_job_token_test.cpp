@@ -92,7 +92,7 @@ TEST_CASE("of jobs that start in one folder at once, one lives") {
   for (int round = 0; round < 20; ++round) {
     const TemporaryFolder folder;
     const fs::path shared = folder.path / ".token";
-    if (round % 2) write_secret(shared, Token::random().hex() + "\n");  // of a killed job
+    if (round % 2) write_secret(shared, Token::random().hex() + "\n");  // left by a killed job
     std::vector<std::unique_ptr<JobToken>> jobs(4);
     std::vector<std::thread> threads;
     for (auto& job : jobs)

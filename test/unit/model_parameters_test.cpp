@@ -69,7 +69,7 @@ TEST_CASE(
     "embeddings are multiplied by a number that is rounded to their type, as their gradients") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
-  for (const auto& [dtype, factor] :  // of 33.941125: 34 with 8 bits, 33.9375 with 11
+  for (const auto& [dtype, factor] :  // 33.941125 rounds to 34 with 8 bits, to 33.9375 with 11
        {std::pair{DType::f32, 33.941125f}, {DType::bf16, 34.0f}, {DType::f16, 33.9375f}}) {
     CAPTURE(dtype_name(dtype));
     GptConfig c{};

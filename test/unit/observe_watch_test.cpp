@@ -266,7 +266,7 @@ TEST_CASE("damaged lines are passed over by number, the last one silently") {
   std::vector<double> parts;
   RunMetrics run(path, {"loss"}, [&](double part) { parts.push_back(part); });
   run.poll();
-  REQUIRE(parts.size() == 3);  // of a file of four blocks
+  REQUIRE(parts.size() == 3);  // the file has four blocks
   CHECK(parts[0] == Approx(1 / 3.0).epsilon(0.01));
   CHECK(run.series("loss").steps == std::vector<int64_t>{1, 6});
   CHECK(run.stream().damaged_count() == 4);
@@ -278,7 +278,7 @@ TEST_CASE("damaged lines are passed over by number, the last one silently") {
   CHECK(run.stream().damaged()[2].why == "it has no step");
   append(path, "{\"step\":7,\"loss\":7}\n");
   run.poll();
-  CHECK(run.stream().damaged_count() == 5);  // that line was not the last, after all
+  CHECK(run.stream().damaged_count() == 5);  // that line was not the last
   CHECK(run.series("loss").steps.back() == 7);
 }
 

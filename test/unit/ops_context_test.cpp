@@ -295,7 +295,7 @@ class Ranks {
   int64_t S_, s_, N_;  // positions of all ranks, of one; columns of qkv
   Array qkv_{DType::f32, 0}, dout_{DType::f32, 0};
   std::vector<Tensor> qkv_of_, kv_of_, dout_of_;
-  std::vector<int32_t> begin_, mid_, end_;  // of the documents' halves on every rank
+  std::vector<int32_t> begin_, mid_, end_;  // the documents' halves on every rank
   std::vector<ops::AttentionResult> results_;
   std::vector<Tensor> dq_;
   Tensor dkv_;  // in the sequence's order

@@ -22,7 +22,7 @@ struct Case {
   int64_t B, G;
   std::vector<int64_t> documents;  // lengths over two ranks each; empty: one sequence
   int64_t window = 0;
-  float scale = 0, cap = 0;  // of scores
+  float scale = 0, cap = 0;  // for scores
 };
 constexpr int64_t kA = 8;
 const std::vector<Case> kCases{{"equal heads", 1, 8, {}},
@@ -84,7 +84,7 @@ struct AttentionProblem {
 };
 
 struct Values {
-  std::vector<float> out, dqkv;  // of the whole sequence
+  std::vector<float> out, dqkv;  // for the full sequence
 };
 
 // Returns the attention of the same numbers on one rank in fp32.

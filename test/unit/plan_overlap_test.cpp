@@ -338,7 +338,7 @@ TEST_CASE("auto is resolved by the layout") {
   REQUIRE_FALSE(
       overlap_of(2, {mddp[0], "ddp.use_distributed_optimizer=false"}).overlap_param_gather);
   REQUIRE(overlap_of(2, {}).overlap_grad_reduce);
-  REQUIRE(overlap_of(2, {}).bucket_size == 1 << 20);  // of fsdp2
+  REQUIRE(overlap_of(2, {}).bucket_size == 1 << 20);  // the value under fsdp2
 
   const Overlap several = overlap_of(4, interleaved({}));
   REQUIRE(several.overlap_p2p_comm);

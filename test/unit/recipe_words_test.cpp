@@ -61,7 +61,7 @@ TEST_CASE("a word of another tool gets its hint in any section, alone, and as a 
     const std::string word(row.word), hint = "hint: " + row.hint();
     INFO(word);
     REQUIRE_THAT(told(word + ": 1\n"), Contains(hint));
-    if (word.find('.') != std::string::npos) continue;  // of one section
+    if (word.find('.') != std::string::npos) continue;  // a word of one section
     REQUIRE_THAT(told("recompute: {" + word + ": 1}\n"), Contains(hint));
     REQUIRE_THAT(told("", {word + "=1"}), Contains(hint));
     REQUIRE_THAT(explain(word), Contains(row.hint()));

@@ -144,7 +144,7 @@ TEST_CASE("an evaluation measures what the run's validation measures") {
   const Lab lab;
   struct Row {
     const char* name;
-    Settings sets;  // of the validation
+    Settings sets;  // the validation's
     Settings changes;
   };
   for (const Row& row : std::vector<Row>{

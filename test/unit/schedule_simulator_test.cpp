@@ -113,7 +113,7 @@ TEST_CASE("when the gradient of a pair leaves, by hand") {
                                     {{F, 1, 0}, {F, 1, 1, -1, true}, {B, 1, 0}, {B, 1, 1}}}};
   const Schedule s = with_messages(computed);
   CHECK(to_string(s.ranks[0]) == "0F0, 0SEND_F0, 0F1, 0SEND_F1, 0RECV_B0, 0B0, 0RECV_B1, 0B1");
-  const auto begin = [](const Timeline& t) { return t.times[0][5].begin; };  // of 0B0
+  const auto begin = [](const Timeline& t) { return t.times[0][5].begin; };  // 0B0
   // 1F0 [1.5,2.5], the pair 1F1 and 1B0 [2.5,5.5], then 1B1
   ScheduleCosts costs{.p2p_transfer = 0.5};
   const Timeline at_end = simulate(s, costs);

@@ -49,7 +49,7 @@ TEST_CASE("a new folder appears whole, with its parents, or leaves nothing") {
     CHECK_FALSE(fs::exists(out));
   }
   CHECK(entries_of(temporary / "a") == 0);
-  NewFolder folder(out / "");  // as a shell completes it
+  NewFolder folder(out / "");  // with the slash of a completing shell
   fs::create_directory(folder.path() / "inner");
   std::ofstream(folder.path() / "inner" / "file") << "text";
   folder.commit();

@@ -284,7 +284,7 @@ TEST_CASE("every type and rank of the format is listed; unsupported types are no
   const auto path = folder / "types.safetensors";
   struct Row {
     const char* type;
-    int64_t bytes;  // of four elements
+    int64_t bytes;  // the size of four elements
     bool readable = false;
   };
   const std::vector<Row> rows{
@@ -334,7 +334,7 @@ TEST_CASE("runs of every float type are read as fp32, across pieces, and counted
   const int64_t count = (1 << 18) + 77;  // several pieces of each type
   std::vector<float> values(size_t(count), 0.0f);
   fill_normal(1, 0, count, 1.0f, values.data());
-  for (float& v : values) v = float(f16(float(bf16(v))));  // which every type can hold
+  for (float& v : values) v = float(f16(float(bf16(v))));  // values that every type can hold
   const std::vector<double> wide(values.begin(), values.end());
   std::vector<bf16> brain;
   std::vector<f16> half;

@@ -18,7 +18,7 @@ namespace mtrain {
 
 struct SystemCall {
   pid_t pid;
-  uint64_t number, first;  // of the call (SYS_*), and its first argument
+  uint64_t number, first;  // the call (SYS_*), and its first argument
 
   // Whether the call can change the disk.
   bool changes_files() const {
@@ -56,7 +56,7 @@ inline bool traced(const std::function<void()>& body,
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
-  REQUIRE(WIFSTOPPED(status));  // else tracing is not allowed
+  REQUIRE(WIFSTOPPED(status));  // otherwise tracing is not allowed
   REQUIRE(::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL) ==
           0);
   while (true) {
