@@ -96,7 +96,7 @@ expect() {
   inside "$@" || true
   grep -qF -- "$text" "$work/said" || {
     cat "$work/said" >&2
-    die "$1 does not run from the packed files alone: it should have said: $text"
+    die "$1 does not run from the packed files alone: its output lacks: $text"
   }
 }
 check_packed() {
@@ -122,5 +122,5 @@ tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C "$packed" -c .
 cp "$packed/commit" "$output/commit"
 size=$(du -sm "$output" | cut -f1)
 ((size <= limit_mib)) || die "$output has $size MiB: more than $limit_mib"
-say "there: scripts/gpu_suite.sh --build $output --output <a folder that is copied back>"
+say "run there: scripts/gpu_suite.sh --build $output --output <a folder that is copied back>"
 say "$output: $size MiB for $(du -sm "$packed" | cut -f1) MiB of programs and libraries, commit $(cat "$output/commit")"

@@ -38,7 +38,7 @@ print(*Tree(".").cpp(), sep="\0", end="\0")')
     say "format: run  $formatter -i  on these files"
     return 1
   else
-    say "format: this is clang-format $version and not 14, so the lines above may be right"
+    say "format: this is clang-format $version and not 14, so the findings above may be wrong"
   fi
 }
 

@@ -145,7 +145,7 @@ def check_tables(path, prose, report, most):
         for cell in cells:
             shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell)
             if most and len(shown) > most:
-                report.error(path, number, f"a cell of {len(shown)} characters, of which {most} can be read: "
+                report.error(path, number, f"a cell of {len(shown)} characters, more than {most}: "
                              f"'{shown[:50]} ...'; move the rest below the table")
 
 

@@ -139,7 +139,7 @@ class Checks(unittest.TestCase):
         self.expect({"lib/base/CMakeLists.txt": "mtrain_lib(base SOURCES error.cpp)\nmtrain_lib(odd SOURCES x)\n"},
                     ("lib/base/CMakeLists.txt:2", "they carry one name"))
         self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES g DEPS base device kernels comm)\n"},
-                    ("lib/model/CMakeLists.txt:1", "names comm, which is no library here"),
+                    ("lib/model/CMakeLists.txt:1", "names comm, which is not a library here"),
                     notes=[("lib/model/CMakeLists.txt:1", "includes nothing of it")])
 
     def test_unused_dependency_is_a_note(self):

@@ -57,5 +57,5 @@ write_pairs() {
   keep data/pairs.jsonl "$(wc -l <"$partial") pairs"
 }
 
-if [[ -s $output ]]; then say "$output is there"; else write_text; fi
+if [[ -s $output ]]; then say "$output exists already"; else write_text; fi
 if ((with_pairs)); then write_pairs; fi

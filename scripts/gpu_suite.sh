@@ -308,7 +308,7 @@ train() {
 leave_out() {
   local found
   while read -r found; do
-    say "== the trainings after this have $found"
+    say "== later trainings run with $found"
     if [[ $found == [A-Z]* ]]; then export "${found?}"; else settings+=("$found"); fi
   done < <(scripts/bench/gpu_ladder.py --found "$logs/ladder.json")
 }

@@ -62,7 +62,7 @@ for library in "${libraries[@]}"; do
 done
 
 if ((${#missing[@]} == 0)); then
-  say "all packages are there"
+  say "all packages are installed"
   exit 0
 fi
 

@@ -152,4 +152,4 @@ else
   say "export PATH=\"$PWD/$(dirname "$mtrain"):\$PATH\""
   say "then, for another sample: mtrain generate --model $run --prompt 'In the beginning'"
 fi
-((beaten)) || die "the model has not come below the bigram table: train longer"
+((beaten)) || die "the model's loss is not below the bigram table's: train longer"

@@ -49,6 +49,6 @@ mkdir "$work/logs"
 printf -- '--- 8B, bf16, 8192 tokens\nattention S 1024, backward, fixed order    10.0 us      300 TFLOP/s  (cuDNN, engine 1)\nadd   10.0 us  3000 GB/s   70.0 %% of a copy\n' \
   >"$work/logs/speed_of_the_kernels.log"
 scripts/bench/gpu_report.py --logs "$work/logs" --commit abc --device cuda --output "$work/summary" >"$work/out" 2>&1 || fail "gpu_report.py"
-grep -qF "| attention S 1024, backward, fixed order | 10.0 | 300 TFLOP/s |  | cuDNN, engine 1 |" "$work/summary.md" || fail "the engine is not told"
+grep -qF "| attention S 1024, backward, fixed order | 10.0 | 300 TFLOP/s |  | cuDNN, engine 1 |" "$work/summary.md" || fail "the engine is not reported"
 grep -qF "| add | 10.0 | 3000 GB/s | 70.0 %, short |  |" "$work/summary.md" || fail "a copy's share"
 echo "all well"

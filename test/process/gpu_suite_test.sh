@@ -132,7 +132,7 @@ says "$work/result/summary.md" "| train 7B | FAILED |"
 says "$work/result/summary.md" "**it passes with own attention: debug.own_attention=true**"
 says "$work/result/summary.md" "| as it is | failed |"
 says "$work/result/summary.md" "| no CUDA graphs | failed |"
-says "$work/out" "== the trainings after this have debug.own_attention=true"
+says "$work/out" "== later trainings run with debug.own_attention=true"
 says "$work/result/summary.md" "| train 1.5B in fp8 | passed |"
 # The ladder for the user's own training.
 got=0

@@ -136,7 +136,7 @@ start tensor 4 mixed_precision=bf16_mixed distributed.strategy=fsdp2 distributed
 ends "4 ranks of tp 2" 0 60
 same_losses "4 ranks of tp 2" tensor one 2e-2
 says "the banner" "qkv_fprop: ring_exchange -> ring_exchange"
-grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "nothing tells the exposed time of tp"
+grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "the exposed time of tp is missing"
 none_left tensor
 
 # --- experts over ranks have the losses of one rank; a killed rank is named ---
@@ -148,7 +148,7 @@ for backend in auto gloo; do
   ends "4 ranks of ep 2 over $backend" 0 60
   same_losses "4 ranks of ep 2 over $backend" "experts_$backend" experts1 1e-5
   says "the banner" "ep by alltoall"
-  grep -q '"moe.host_wait_ms"' "$work/experts_$backend/metrics.jsonl" || fail "nothing tells how long hosts wait for rows"
+  grep -q '"moe.host_wait_ms"' "$work/experts_$backend/metrics.jsonl" || fail "the hosts' wait for rows is missing"
   # Ranks that share memory know how long they waited for each other; over gloo that time is unknown, not 0.
   case $backend in auto) idle='[0-9]' line=' s idle' ;; gloo) idle='null' line='idle unknown' ;; esac
   grep -q "\"comm.ep.idle_ms\":$idle" "$work/experts_$backend/metrics.jsonl" || fail "comm.ep.idle_ms over $backend is no $idle"
@@ -181,7 +181,7 @@ for layout in tensor pipeline sharded spread_experts; do
     checkpoint=$work/hf_$layout/checkpoints/step-0000000$step
     says "the log over $layout ranks" "saved $checkpoint/hf for transformers"
     "$mtrain" export hf "$checkpoint" --output "$work/hf_export_$layout$step" >/dev/null || fail "an export of $checkpoint"
-    diff -r "$checkpoint/hf" "$work/hf_export_$layout$step" >/dev/null || fail "$checkpoint/hf is no export of the checkpoint"
+    diff -r "$checkpoint/hf" "$work/hf_export_$layout$step" >/dev/null || fail "$checkpoint/hf is not an export of the checkpoint"
   done
   alone=()
   for setting in "${layout_settings[@]}"; do [[ $setting == model.* ]] && alone+=("$setting"); done
@@ -232,7 +232,7 @@ says "a form that nobody writes" "step 2 has no such moment on rank 1"
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" optimizer.lrr=1 >"$work/out" 2>&1
 (($? == 2)) || fail "a wrong recipe has another exit code than 2"
 says "wrong recipe" "did you mean"
-(($(grep -c "optimizer.lrr: there is no such key" "$work/out") == 1)) || fail "the mistake is told more than once"
+(($(grep -c "optimizer.lrr: there is no such key" "$work/out") == 1)) || fail "the mistake is reported more than once"
 # --- launch.env acts without mtrain-launch, too: the variable is read before main() ---
 "$mtrain" --recipe "$work/r.yaml" train.steps=1 "train.run_dir=$work/env" 'launch.env={MTRAIN_CPU_ISA: no_such_set}' >"$work/out" 2>&1
 (($? == 2)) || fail "a variable of launch.env does not reach the run"
@@ -342,9 +342,9 @@ refuses "an option of other launchers" "did you mean --nproc_per_node?" --nproc 
 refuses "a short option of other launchers" "write mtrain-launch --nproc_per_node=2 $work/r.yaml" -n 2 "$work/r.yaml"
 refuses "another name for the recipe" "write mtrain $work/r.yaml" --config_file "$work/r.yaml"
 refuses "no recipe" "write mtrain-launch --nproc_per_node 8 quickstart --dry-run" --nproc_per_node 8 --dry-run
-(($(grep -c error "$work/out") == 1)) || fail "no recipe: told more than once"
+(($(grep -c error "$work/out") == 1)) || fail "no recipe: reported more than once"
 refuses "a misspelt option of mtrain" "did you mean --dry-run?" --nproc_per_node 8 "$work/r.yaml" --dry-rn
-(($(grep -c error "$work/out") == 1)) || fail "a misspelt option: told more than once"
+(($(grep -c error "$work/out") == 1)) || fail "a misspelt option: reported more than once"
 refuses "a script" "write mtrain-launch --nproc_per_node 2 python3 $work/train.py" --nproc_per_node 2 "$work/train.py"
 refuses "a script before the recipe" "write mtrain-launch $work/r.yaml" "$work/train.py" "$work/r.yaml"
 mkdir -p "$work/bin" && printf '#!/bin/sh\necho tool\n' >"$work/bin/tool.py" && chmod +x "$work/bin/tool.py"
