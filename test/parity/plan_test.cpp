@@ -378,7 +378,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
              "distributed.sequence_parallel=true"},
             2},
            {2, {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.pipeline={}"}, 2},
-           // Gradients that wait for their weight gradient are kept in 8 bits; with biases in bf16.
+           // Gradients wait for their weight gradients in 8 bits, not in bf16; but with biases.
            {2,
             {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.vpp_size=1",
              "distributed.pipeline.pp_schedule=zero_bubble"},

@@ -118,7 +118,7 @@ TEST_CASE("a model is written as a family that computes it") {
   std::string type;
   CHECK(written("{" + sizes + "}", type).at("rope_theta") == 10000);
   CHECK(type == "llama");
-  // Qwen2 has biases of queries, keys and values alone.
+  // Biases of queries, keys and values alone are what Qwen2 has.
   written("{" + sizes + ", add_qkv_bias: true}", type);
   CHECK(type == "qwen2");
   CHECK(written("{" + sizes + ", attention_bias: true}", type).at("attention_bias") == true);

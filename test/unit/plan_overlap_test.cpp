@@ -98,7 +98,7 @@ Overrides fine(const char* flag) {
 }
 }  // namespace
 
-TEST_CASE("requested tensor-parallel overlap must be possible") {
+TEST_CASE("tensor-parallel overlap asked for must be possible") {
   const char* tp = "comm_overlap.tp_comm_overlap";
   expect_warning({.what = "tp 1", .set = {"model.tp_comm_overlap=true"}}, tp, "tp_size 1");
   expect_warning(
@@ -140,7 +140,7 @@ TEST_CASE("requested tensor-parallel overlap must be possible") {
                  "comm_overlap.tp_comm_overlap_cfg", "ignored");
 }
 
-TEST_CASE("requested overlap of pipeline, gradients and context must be possible") {
+TEST_CASE("overlap of pipeline, gradients and context asked for must be possible") {
   expect_warning(
       {.what = "p2p, one stage", .world = 4, .set = pipeline({"model.overlap_p2p_comm=true"})},
       "comm_overlap.overlap_p2p_comm", "single stage");
@@ -255,7 +255,7 @@ TEST_CASE("the fine-grained 1F1B and deferred outputs need schedules that have r
   expect_accepts({.what = "output", .world = 4, .set = with("zero_bubble", deferred)});
 }
 
-TEST_CASE("requested expert-parallel overlap must be possible, and launch settings must fit") {
+TEST_CASE("expert-parallel overlap asked for must be possible, and launch settings must fit") {
   const std::string moe = "comm_overlap.overlap_moe_expert_parallel_comm";
   expect_accepts({.what = "moe", .world = 4, .set = experts({moe + "=true"})});
   expect_accepts({.what = "moe delay",
@@ -338,7 +338,7 @@ TEST_CASE("auto is resolved by the layout") {
   REQUIRE_FALSE(
       overlap_of(2, {mddp[0], "ddp.use_distributed_optimizer=false"}).overlap_param_gather);
   REQUIRE(overlap_of(2, {}).overlap_grad_reduce);
-  REQUIRE(overlap_of(2, {}).bucket_size == 1 << 20);  // the value under fsdp2
+  REQUIRE(overlap_of(2, {}).bucket_size == 1 << 20);  // of fsdp2
 
   const Overlap several = overlap_of(4, interleaved({}));
   REQUIRE(several.overlap_p2p_comm);
@@ -416,7 +416,7 @@ TEST_CASE("a layout follows from the sizes that the recipe gives") {
   REQUIRE(layout(4, experts({})).ep_shard == 1);
 }
 
-TEST_CASE("the table has each GEMM's method, or why it has none") {
+TEST_CASE("the table tells each GEMM's method, or why it has none") {
   const auto row = [](const Overrides& more, const std::string& name) {
     Overrides o{"distributed.tp_size=4", "distributed.sequence_parallel=true",
                 "comm_overlap.tp_comm_overlap=true"};

@@ -105,7 +105,8 @@ TEST_CASE("every flipped bit is found, and its file named") {
   CHECK(complaint(folder.path).empty());
 }
 
-TEST_CASE("a checkpoint with lost, truncated, swapped or foreign files is refused by name") {
+TEST_CASE(
+    "a checkpoint whose files are lost, cut, swapped or of another run is named, not passed") {
   const TemporaryFolder folder;
   const fs::path &root = folder.path, other = folder / "other";
   save(root, 20);
