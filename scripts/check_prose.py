@@ -23,7 +23,9 @@ from check_files import CPP, Report, Tree, is_in
 
 WORDS = 35
 # The folders and files that are clean today. The aim is the full tree; add a folder when it has no finding left.
-CLEAN = ("README.md", "CONTRIBUTING.md", "CMakeLists.txt", ".clang-tidy", "docs", "recipes", "scripts", "test")
+CLEAN = ("README.md", "CONTRIBUTING.md", "CMakeLists.txt", ".clang-tidy", "docs", "recipes", "scripts", "test",
+         *(f"lib/{name}" for name in ("comm", "data", "device", "launch", "mesh", "observe", "ops", "parallel", "pipeline",
+                                      "schedule", "storage", "tensor")))
 # Users read the string literals of these folders.
 MESSAGES = ("lib", "apps")
 # This file and its test quote the words.
