@@ -23,7 +23,7 @@ while (($#)); do
     *) die "unknown option $1" ;;
   esac
 done
-limit_mib=55 # what a lent machine takes in one go is not much more, and the sources want to come along
+limit_mib=55 # the most that is copied to a borrowed machine at once, with room for the sources
 programs=(bin/mtrain bin/mtrain-launch test/cuda/test_cuda test/cuda/test_cuda_training
   scripts/bench/bench_cuda)
 command -v patchelf >/dev/null || die "patchelf is missing; run scripts/install-deps.sh --gpu"
@@ -42,7 +42,7 @@ trap 'rm -rf "$work"' EXIT
 packed=$work/root/carry
 mkdir -p "$packed/lib"
 
-# Libraries that the other machine has itself, by the beginning of their names.
+# Libraries that the other machine provides, by the beginning of their names.
 theirs='^(ld-linux[^.]*|libc|libm|libdl|libpthread|librt|libresolv|libutil|libanl|libstdc\+\+|libgcc_s|libcuda|libcublas|libcublasLt|libcudnn.*|libnccl|libnvrtc.*)\.so'
 # needed <file>: prints the paths of the libraries that the file loads, directly or indirectly, one per line
 needed() {
@@ -96,7 +96,7 @@ expect() {
   inside "$@" || true
   grep -qF -- "$text" "$work/said" || {
     cat "$work/said" >&2
-    die "$1 does not run from the packed files alone: it should have said: $text"
+    die "$1 does not run from the packed files alone: its output lacks: $text"
   }
 }
 check_packed() {
@@ -122,5 +122,5 @@ tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C "$packed" -c .
 cp "$packed/commit" "$output/commit"
 size=$(du -sm "$output" | cut -f1)
 ((size <= limit_mib)) || die "$output has $size MiB: more than $limit_mib"
-say "there: scripts/gpu_suite.sh --build $output --output <a folder that is copied back>"
+say "run there: scripts/gpu_suite.sh --build $output --output <a folder that is copied back>"
 say "$output: $size MiB for $(du -sm "$packed" | cut -f1) MiB of programs and libraries, commit $(cat "$output/commit")"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checks format, layers, pages, clang-tidy and other rules that no compiler knows. Changes nothing in the tree.
+# Checks format, layers, pages, prose, clang-tidy and other rules that no compiler knows. Changes nothing in the tree.
 #   scripts/check.sh [--all]
 #     --all   clang-tidy over all sources, not only over what differs from the commit before this one
-# Findings of clang-format 14 and clang-tidy 14 (Debian 12) are failures. Other versions find other things, so their
-# findings are only printed. clang-tidy needs build/release to be configured; the script configures it if it is not.
+# Findings of clang-format 14 and clang-tidy 14 (Debian 12) are failures. Findings of other versions may differ, so
+# they are only printed. clang-tidy needs build/release to be configured; the script configures it if it is not.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tidy=()
@@ -38,7 +38,7 @@ print(*Tree(".").cpp(), sep="\0", end="\0")')
     say "format: run  $formatter -i  on these files"
     return 1
   else
-    say "format: this is clang-format $version and not 14, so the lines above may be right"
+    say "format: this is clang-format $version and not 14, so the findings above may be wrong"
   fi
 }
 
@@ -46,6 +46,7 @@ check_format || failed+=(format)
 python3 -B scripts/check_layers.py || failed+=(layers)
 python3 -B scripts/check_source.py || failed+=(source)
 python3 -B scripts/check_docs.py || failed+=(docs)
+python3 -B scripts/check_prose.py || failed+=(prose)
 python3 -B scripts/check_tidy.py "${tidy[@]}" || failed+=(clang-tidy)
 ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
 say "checks passed"

@@ -3,14 +3,14 @@
 
   scripts/check_docs.py [root]               the checks
   scripts/check_docs.py --commands PAGE...   the commands of these pages, for scripts/check_readme.sh
-  scripts/check_docs.py --options PAGE...    the options that their text names, for the same
+  scripts/check_docs.py --options PAGE...    the options that their text names, for scripts/check_readme.sh
 
 A table has a header line, equally many cells in every row, and short cells. A link leads to a file and to a heading
 that exist. A sentence has at most 35 words. Commands stand in blocks that begin with ```bash, which the shell can parse.
 A comment above such a block says how scripts/check_readme.sh treats it:
 
   <!-- not run: reason -->     never runs it
-  <!-- builds: reason -->      runs it only where programs are to be built
+  <!-- builds: reason -->      runs it only if check_readme.sh builds the programs
   <!-- exit code: N -->        expects this exit code of each of its commands
 """
 import itertools
@@ -29,9 +29,9 @@ MARK = re.compile(r"<!-- (not run|builds|exit code): *(.*?) *-->")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 CELL_BORDER = re.compile(r"(?<!\\)\|")
 DELIMITER = re.compile(r":?-+:?")
-# A sentence ends at one of these before a blank; so does a clause that a colon or a semicolon ends.
+# A sentence, or a clause before a colon or semicolon, ends at one of these before a blank.
 SENTENCE_END = re.compile(r"(?<=[.!?:;])[)*\"]*\s+")
-# Measurements are records of their day, and generated pages are sentences of the program.
+# Measurements are records of their day, and the program writes the generated pages.
 RECORDS, GENERATED = "scripts/bench/results", "docs/reference"
 
 
@@ -43,7 +43,7 @@ class Block:
 
 
 def parse(text):
-    """-> (blocks, prose): prose has the (number, line) of all lines that no block has."""
+    """-> (blocks, prose): prose has the (number, line) of all lines outside of blocks."""
     blocks, prose, block, mark = [], [], None, None
     for number, line in enumerate(text.split("\n"), 1):
         fence = FENCE.match(line)
@@ -65,7 +65,7 @@ def parse(text):
 
 
 def is_complete(command):
-    """Whether the shell reads these lines as one or more whole commands."""
+    """Whether the shell reads these lines as one or more complete commands."""
     if command.endswith("\\"):
         return False
     run = subprocess.run(["bash", "-n"], input=command + "\n", capture_output=True, text=True, check=False)
@@ -73,7 +73,7 @@ def is_complete(command):
 
 
 def commands(block):
-    """-> [(line number, command)] and the first line that is no whole command, or None."""
+    """-> [(line number, command)] and the first line of an incomplete command, or None."""
     found, command, begin = [], "", None
     for number, line in enumerate(block.lines, block.at + 1):
         if not command and (not line.strip() or line.lstrip().startswith("#")):
@@ -145,7 +145,7 @@ def check_tables(path, prose, report, most):
         for cell in cells:
             shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell)
             if most and len(shown) > most:
-                report.error(path, number, f"a cell of {len(shown)} characters, of which {most} can be read: "
+                report.error(path, number, f"a cell of {len(shown)} characters, more than {most}: "
                              f"'{shown[:50]} ...'; move the rest below the table")
 
 

@@ -21,7 +21,7 @@ NOT_OURS = {"build", "data", "runs", ".git", "__pycache__"}
 
 
 def git_names(root):
-    """The files that git knows or would add; None where there is no git or it does not know the folder."""
+    """The files that git tracks or would add; None if git or its repository is missing."""
     if not (root / ".git").exists():
         return None
     try:
@@ -38,7 +38,7 @@ def walk_names(root):
 
 
 class Tree:
-    """The project's files below `root`: those that git knows or would add, else all that are no results."""
+    """The project's files below `root`: those that git tracks or would add, else all files outside of NOT_OURS."""
 
     def __init__(self, root):
         self.root = pathlib.Path(root).resolve()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every YAML recipe of other systems below the given folders through mtrain, and prints how many
-# load and why others do not, the most frequent reasons first. Two figures: whole recipes, and their
+# Runs every YAML recipe of other systems below the given folders through mtrain. Prints how many load, and why
+# others do not, the most frequent reasons first. There are two figures: for complete recipes, and for their
 # `distributed:` blocks on a model that fits any layout.
 #   scripts/check_foreign_recipes.sh DIR...
 # BUILD is the build folder (build/release); VERBOSE=1 lists the refused files, too.

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Objects compiled for one instruction set must not leak it (kernels/cpu/simd.h says how that happens):
-# every symbol that another object can see lies in the set's own namespace, and `generic` has no AVX code.
+# Checks that objects compiled for one instruction set do not leak it (kernels/cpu/simd.h says how that happens).
+# Every symbol that another object can see is in the set's own namespace, and `generic` has no AVX code.
 # usage: NM=nm OBJDUMP=objdump check_isa.sh generic|avx2|avx512|avx512bf16|avx512amx <object>...
 set -eu
 isa=$1
@@ -8,7 +8,7 @@ shift
 [ $# -gt 0 ] || { echo "check_isa.sh: no objects for $isa"; exit 1; }
 bad=0
 for object in "$@"; do
-  # DW.ref.* is a pointer, no code.
+  # DW.ref.* is a pointer, not code.
   leaks=$("${NM:-nm}" -C --defined-only --extern-only "$object" |
     grep -E '^[0-9a-f]+ [TWVui] ' | grep -v -e "mtrain::kernels::cpu::$isa::" -e ' DW\.ref\.' || true)
   if [ -n "$leaks" ]; then

@@ -83,7 +83,7 @@ class Layers:
         for name, deps in self.deps.items():
             for dep in sorted(deps):
                 if dep not in self.deps:
-                    self.report.error(self.where[name], 1, f"DEPS of {name} names {dep}, which is no library here")
+                    self.report.error(self.where[name], 1, f"DEPS of {name} names {dep}, which is not a library here")
             for dep in sorted(deps - MOST_DEPS.get(name, deps)):
                 self.report.error(self.where[name], 1, f"{name} may not depend on {dep}: its place is below it")
             for dep in sorted(deps & set(USERS)):
@@ -165,7 +165,7 @@ class Layers:
         return path.parts[1] if path.parts[0] == "lib" else path.parts[0]
 
     def check_circle(self, graph, where, what):
-        """Depth first; a way back to a node that is still open is a circle, told once."""
+        """Depth first; a path back to a node that is still open is a circle, reported once."""
         done = set()
 
         def visit(node, way):

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs every command of README.md and of the pages in docs, as printed, in a fresh clone of this commit.
 #   scripts/check_readme.sh [--list] [--built FOLDER] [PAGE...]
-#     --list           prints the commands and what would become of each, and runs none
+#     --list           prints each command and whether it would run, and runs none
 #     --built FOLDER   takes mtrain and mtrain-launch from this build folder instead of building them
 #     PAGE...          these pages alone, such as docs/how-to/own-data.md
-# A command is one of a block that begins with ```bash. Each page begins where scripts/quickstart.sh has ended: with its data
-# and its run, and without what other pages have made. Of commands within a sentence the options must exist. A comment above a block keeps its commands from running, or expects
-# them to fail (scripts/check_docs.py). The exit code is 1 if a command failed, after all have run.
+# Commands are those in blocks that begin with ```bash. Each page begins with the data and the run of
+# scripts/quickstart.sh, and without files of other pages. For commands within a sentence, only their options are
+# checked. A comment above a block keeps its commands from running, or expects them to fail (scripts/check_docs.py).
+# The exit code is 1 if a command failed, after all have run.
 called_from=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -30,7 +31,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if ((!list)); then
   git clone --quiet . "$work/mtrain"
-  # What the commands install and keep lands in a home of its own; the compiler's cache is shared.
+  # The commands have a home folder of their own for what they install and cache; the compiler's cache is shared.
   export CCACHE_DIR=${CCACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/ccache} HOME=$work/home
   mkdir "$HOME"
   cd "$work/mtrain"
@@ -109,7 +110,7 @@ for page in "${pages[@]}"; do
   if [[ -e $folder/failed ]]; then failed=$((failed + $(<"$folder/failed"))); fi
 done
 ((ran > 0)) || die "${pages[*]} have no commands"
-# Commands within sentences and tables are fragments, which do not run: their options must exist.
+# Commands within sentences and tables are fragments, which do not run; but their options must exist.
 options=0
 python3 -B scripts/check_docs.py --options "${pages[@]}" >"$work/options"
 while IFS=$'\t' read -r place command option; do

@@ -10,6 +10,7 @@ import unittest
 
 import check_docs
 import check_layers
+import check_prose
 import check_source
 import check_tidy
 from check_files import Report, Tree
@@ -138,7 +139,7 @@ class Checks(unittest.TestCase):
         self.expect({"lib/base/CMakeLists.txt": "mtrain_lib(base SOURCES error.cpp)\nmtrain_lib(odd SOURCES x)\n"},
                     ("lib/base/CMakeLists.txt:2", "they carry one name"))
         self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES g DEPS base device kernels comm)\n"},
-                    ("lib/model/CMakeLists.txt:1", "names comm, which is no library here"),
+                    ("lib/model/CMakeLists.txt:1", "names comm, which is not a library here"),
                     notes=[("lib/model/CMakeLists.txt:1", "includes nothing of it")])
 
     def test_unused_dependency_is_a_note(self):
@@ -307,6 +308,61 @@ class Checks(unittest.TestCase):
                                  "kernels/cuda/device/tile.cuh": "build/on_cpu/norm.cpp",
                                  "lib/device/cuda/backend.cpp": None, "apps/mtrain/commands.h": None}.items():
                 self.assertEqual(sources.of(file), source, file)
+
+
+class Prose(unittest.TestCase):
+    """Plants retired words and long sentences."""
+
+    def expect(self, files, *findings):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            report = Report()
+            check_prose.check(Tree(folder), report, None)
+            self.assertEqual(len(report.errors), len(findings), report.errors)
+            for where, text in findings:
+                self.assertTrue(any(f.startswith(where + ":") and text in f for f in report.errors), (where, report.errors))
+
+    def test_each_retired_pattern_names_its_replacement(self):
+        for text, instead in (
+                ("This goes on with step 2.", "continues"), ("The run can go on.", "continues"),
+                ("Used in the place of rows.", "instead of"), ("The size is no multiple of 8.", "is not a"),
+                ("It has another type than rank 0.", "a different ... from"), ("They round otherwise than one rank.", "differently"),
+                ("It is right in the mean.", "on average"), ("Weights are rounded at random.", "stochastic rounding"),
+                ("All products of matrices.", "GEMM"), ("It takes a linear's wish.", "request"), ("What of a step is kept.", "two sentences"),
+                ("The host is told the count.", "reports"), ("It tells of a mistake.", "reports"), ("What the log says of it.", "describes"),
+                ("Else nothing of it is used.", "ignored"), ("It is made anew.", "again"), ("It runs behind the last update.", "after")):
+            self.expect({"lib/a/a.h": f"int a;\n// {text}\n"}, ("lib/a/a.h:2", instead))
+
+    def test_words_with_another_meaning_pass(self):
+        for text in ("There is no GPU.", "It is no longer than 8.", "The gather hides behind compute.", "A killed run leaves files behind.",
+                     "Another rank, rather than this one.", "In the mean over tokens.", "Runs can be told apart.", "`goes on with` is code.",
+                     "The option --forward-behind.", "Chosen at random."):
+            self.expect({"lib/a/a.h": f"// {text}\n"})
+
+    def test_where_words_are_looked_for(self):
+        self.expect({"lib/a/a.cpp": 'int a = 1\'000;  // the size\n// is no\n// multiple of 8\nauto b = "the size "\n  "is no multiple";\n',
+                     "kernels/a.cu": "/* A note.\n * It goes on with b. */\n", "test/unit/a.cpp": 'auto a = "it goes on with b";\n',
+                     "scripts/a.sh": "# usage\necho 'it goes on with b' # it goes on with c\n", "a.yaml": "a: 1  # goes on with b\n",
+                     "scripts/a.py": 'def a():\n    """First.\n\n    It goes on with b.\n    """\n    return "goes on with c"  # goes on with d\n',
+                     "docs/a.md": "# A\n\nIt\ngoes on with b.\n\n```bash\ngoes on with c\n```\n\n| a |\n|---|\n| goes on with d |\n"},
+                    ("lib/a/a.cpp:2", "is not a"), ("lib/a/a.cpp:5", "is not a"), ("kernels/a.cu:2", "continues"), ("scripts/a.sh:2", "continues"),
+                    ("a.yaml:1", "continues"), ("scripts/a.py:4", "continues"), ("scripts/a.py:6", "continues"), ("docs/a.md:4", "continues"),
+                    ("docs/a.md:12", "continues"))
+
+    def test_a_sentence_has_at_most_35_words(self):
+        self.expect({"lib/a/a.h": f"// Short.\n// {'word ' * 18}\n// {'word ' * 17}.\n//   usage {'word ' * 40}\n"})
+        self.expect({"lib/a/a.h": f"// Short.\n// {'word ' * 18}\n// {'word ' * 18}.\n"}, ("lib/a/a.h:2", "a sentence of 36 words, more than 35"))
+        self.expect({"a.sh": f"#   a.sh {'word ' * 40}\n# - {'word ' * 20}\n# - {'word ' * 20}\n# {'word ' * 36}\n"}, ("a.sh:4", "36 words"))
+
+    def test_only_the_folders_of_the_list_are_read(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "a.sh").write_text("# it goes on with b\n")
+            report = Report()
+            self.assertEqual(check_prose.check(Tree(folder), report, ("scripts",)), 0)
+            self.assertEqual(report.errors, [])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from check_files import CPP, Tree
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build/release"
 OWN_DATABASE = BUILD / "tidy"   # where a source that is compiled several times stands once
-VERSION = 14                    # Debian 12's; the findings of another are told and do not fail
+VERSION = 14                    # Debian 12's; findings of other versions are printed and do not fail
 
 
 def lines_of(*command):

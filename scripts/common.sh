@@ -40,8 +40,9 @@ build_jobs() {
   echo $((cores < memory_gib ? cores : memory_gib))
 }
 
-# program_path <name> [build folder, default build/release]: prints where a build folder or an installation has mtrain or
-# mtrain-launch. apps/CMakeLists.txt decides; builds of earlier commits, to compare with, have it in apps/.
+# program_path <name> [build folder, default build/release]: prints the path of mtrain or mtrain-launch in a build
+# folder or an installation. apps/CMakeLists.txt decides it; builds of earlier commits, to compare with, have the
+# program in apps/.
 program_path() {
   local build_folder=${2:-build/release}
   local place=$build_folder/bin/$1 earlier=$build_folder/apps/$1/$1

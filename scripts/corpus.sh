@@ -4,8 +4,8 @@
 #     --pairs   also writes data/pairs.jsonl for recipes/sft.yaml: of each verse of 8 words or more its first half as a
 #               prompt, and its second half as the answer
 # It is the King James Bible: 4.1 MB of English prose in one style, free of markup, in a package of 2.6 MB that
-# every Debian release has. So uniform a text is learned visibly within minutes, byte by byte; manual pages,
-# fortunes or program documentation of that size are a mixture of styles, tables and code.
+# every Debian release has. A model learns so uniform a text within minutes, byte by byte; manual pages, fortunes or
+# program documentation of that size mix styles, tables and code.
 # One verse to a line, an empty line between chapters: with --split blank-line a document is a chapter.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -19,7 +19,7 @@ esac
 mkdir -p data
 partial=$(mktemp data/corpus.XXXXXX)
 trap 'rm -f "$partial"' EXIT
-# keep <file> <what it has>: gives what has been written to $partial its name, and says how large it is
+# keep <file> <what it has>: renames $partial to the file, and prints its size
 keep() {
   chmod 644 "$partial"
   mv "$partial" "$1"
@@ -29,7 +29,8 @@ keep() {
 write_text() {
   local verses
   command -v bible >/dev/null || die "the program bible is missing; run scripts/install-deps.sh --corpus"
-  # bible -f prints "Ge1:1 In the beginning ...": the reference goes, a new book or chapter begins a paragraph.
+  # bible -f prints "Ge1:1 In the beginning ...": the reference is removed, and a new book or chapter begins a
+  # paragraph.
   bible -f 'Gen1:1-Rev22:21' </dev/null | awk '
     {
       chapter = substr($1, 1, index($1, ":") - 1)
@@ -56,5 +57,5 @@ write_pairs() {
   keep data/pairs.jsonl "$(wc -l <"$partial") pairs"
 }
 
-if [[ -s $output ]]; then say "$output is there"; else write_text; fi
+if [[ -s $output ]]; then say "$output exists already"; else write_text; fi
 if ((with_pairs)); then write_pairs; fi

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Writes the documents that mtrain itself generates: docs/reference/recipe.md, the tables of all settings,
-# docs/reference/words.md, what other tools' words are called here, docs/reference/metrics.md, the keys of metrics.jsonl, and
-# docs/pictures, the pipeline schedules of docs/pipeline-schedules.md. The screenshots there (*.png) are made by hand.
+# Writes the documents that mtrain itself generates, in docs/reference and docs/pictures. recipe.md has the tables
+# of all settings, words.md the native names of other tools' words, and metrics.md the keys of metrics.jsonl. The
+# pictures are those of docs/pipeline-schedules.md. The screenshots there (*.png) are made by hand.
 #   scripts/docs.sh [mtrain [folder]]      default: build/release's mtrain, and docs
-# The test `cli` fails while what is committed differs from what this script writes.
+# The test `cli` fails if the committed files differ from those that this script writes.
 called_from=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -27,7 +27,7 @@ draw looped_bfs looped_bfs 2
 draw zero_bubble_2 zero_bubble 2
 draw v_schedule v_schedule 2
 draw dualpipev dualpipev 2
-# present <name> <option of mtrain schedule>...: draws a larger one, as a picture and as a page
+# present <name> <option of mtrain schedule>...: draws a larger schedule, as a picture and as a page
 present() { "$mtrain" schedule "${@:2}" --svg "$folder/pictures/$1.svg" --html "$folder/pictures/$1.html" >/dev/null; }
 present interleaved_1f1b --name interleaved_1f1b --pp 4 --vpp 2 --micro 8
 present zero_bubble_8x32 --name zero_bubble --pp 8 --micro 32

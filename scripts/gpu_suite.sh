@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Tests and measures on a machine with GPUs, within 9.3 minutes, what needs a GPU most: whether the machine is fit, the speed
-# of kernels and trainings beside what was predicted, kernels and training against the CPU's, which kernels the libraries
-# choose, speed and memory against PyTorch, and memory errors and races. A second call, --part 2, tries layouts of ranks
-# against one rank, how much communication their overlap hides, and the other kernels under compute-sanitizer.
+# Tests and measures mtrain on a machine with GPUs within 9.3 minutes. It checks the machine, measures kernels and
+# trainings beside the predictions, and compares both with the CPU. It lists the kernels that the libraries choose,
+# compares speed and memory with PyTorch, and looks for memory errors and races. A second call, --part 2, compares
+# layouts of ranks with one rank, measures how much communication their overlap hides, and runs the other kernels
+# under compute-sanitizer.
 #   scripts/gpu_suite.sh --output FOLDER [--part 1|2] [--build build/release] [--minutes 9.3] [--only word,word...]
 #     [--device cuda|cpu] [--dry-run] [path=value...]
 #     --output       gets the results, and nothing else; default build/gpu_suite
@@ -11,13 +12,13 @@
 #     --device cpu   runs the layouts alone, on the CPU, to test their list
 #     --dry-run      lists the parts in their order with their seconds and the sum, and runs none; needs no GPU
 #     path=value     a setting of all trainings, such as debug.own_attention=true
-# Programs in the build folder are used as they are; missing ones are built before the minutes begin. Every part has a time limit of its own: its
-# planned seconds, and more where the parts after it keep theirs. Before each part the time is looked at: parts for which
-# it does not suffice, or which need more GPUs or other tools than there are, are listed as not run. After the first training
-# that fails, gpu_ladder.py looks for the suspect, and the trainings after it leave out what it has found.
-# Results are written as they come: summary.md and summary.json (date, GPU, commit, results, predictions, tables) and
-# logs.tar.gz, so that whoever ends the suite loses no more than the part that runs. The exit code is 1 if a part failed, 3
-# if none failed and one took too long, after all parts have run.
+# Programs in the build folder are used as they are; missing ones are built before the minutes begin. Every part has
+# a time limit of its own: its planned seconds, and more if the parts after it keep theirs. Parts for which the time
+# does not suffice, or which need GPUs or tools that are missing, are listed as not run. After the first training
+# that fails, gpu_ladder.py looks for the suspect, and later trainings leave the suspect out. Results are written
+# after each part: summary.md and summary.json (date, GPU, commit, results, predictions, tables) and logs.tar.gz. If
+# the suite is ended early, only the part that runs is lost. After all parts have run, the exit code is 1 if a part
+# failed, and 3 if none failed and one took too long.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 device=cuda build=build/release output=build/gpu_suite minutes=9.3 only='' dry=0 call=1
@@ -41,8 +42,9 @@ done
 [[ $call == 1 || $call == 2 ]] || die "--part is 1 or 2, not $call"
 [[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--minutes is a number, not $minutes"
 [[ $device == cuda ]] || call=2
-# The parts in their order, with times in seconds. plan: the part has this time if it leaves those after it their least.
-# most: it is ended after this time, which it has if it leaves those after it their plan. least: it is not begun with less.
+# The parts in their order, with times in seconds. plan: the part gets this time if the parts after it keep their
+# least. most: the part is ended after this time, which it gets if the parts after it keep their plan. least: the
+# part does not begin with less.
 parts=(
   # call plan most least name
   '1  10  20  5 smoke'
@@ -93,7 +95,7 @@ if ((!dry)); then
   logs=$work/logs
   mkdir -p "$logs" "$output"
   trap '[[ -z $watching ]] || kill "$watching" 2>/dev/null; rm -rf "$work"' EXIT
-  # stop <signal>: ends what runs and begins nothing more.
+  # stop <signal>: ends the running part and begins no other.
   stop() {
     stopped=$1 failed=1
     [[ -z $running ]] || kill -TERM "$running"
@@ -111,7 +113,7 @@ if [[ $device == cuda ]]; then
   found=$(cuda_libraries | while read -r folder; do [[ ! -d $folder ]] || printf '%s:' "$folder"; done)
   export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${found%:} PATH=$PATH:/usr/local/cuda/bin
 fi
-# Keeps what is known of the machine, and its clocks, watts and degrees twice a second until the end.
+# Records facts of the machine, and its clocks, watts and degrees twice a second until the end.
 watch_machine() {
   {
     timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$logs/gpus"
@@ -139,7 +141,7 @@ record() {
   report
   [[ $2 == running ]] || { tar -czf "$work/logs.tar.gz" -C "$work" logs 2>/dev/null && mv "$work/logs.tar.gz" "$output/logs.tar.gz"; } || true
 }
-now() { date '+%Y/%m/%d %H:%M:%S'; } # as nvidia-smi writes it
+now() { date '+%Y/%m/%d %H:%M:%S'; } # the format of nvidia-smi
 wanted() {
   local word
   local -a words
@@ -158,10 +160,10 @@ why_not() {
   esac
 }
 pretended=0 # seconds that a dry run's parts so far would have taken
-# look: sets left to the seconds that a part can have if it is the last
+# look: sets `left` to the seconds that a part can have if it is the last
 look() { left=$(((dry ? all_seconds - pretended : end - SECONDS) - part_end)); }
-# allow <part>: sets limit to the seconds that the part may take now, plan, most and least to those of the table, and kept
-# to the least seconds that the parts after it need.
+# allow <part>: sets `limit` to the seconds that the part may take now, `plan`, `most` and `least` to those of the
+# table, and `kept` to the least seconds that the parts after it need.
 allow() {
   local row name a_call a_plan a_most a_least later=0 planned=0 left
   look
@@ -196,13 +198,13 @@ skip() {
   ((dry)) || record "$1" "not run" "$2" 0 0 "$(now)"
 }
 dry_seconds=0 dry_parts=0
-# pretend <part> <command...>: prints what a dry run does not do
+# pretend <part> <command...>: prints the command that a dry run does not run
 pretend() {
   ((dry_parts)) || say "  from seconds  least  part"
   printf '%6d %7d %6d  %s: %s\n' "$pretended" "$limit" "$least" "$1" "${*:2}"
   dry_parts=$((dry_parts + 1)) dry_seconds=$((dry_seconds + limit)) pretended=$((pretended + limit + part_end))
 }
-timed_out_code=3 # of the scripts that the parts call, where something took too long and nothing failed
+timed_out_code=3 # the exit code of scripts if something took too long and nothing failed
 # result_of <exit code> <seconds> <log>: sets result and why
 result_of() {
   local said
@@ -281,7 +283,7 @@ simple() {
   allow "$1"
   part "$@"
 }
-ending=2 # seconds: scripts that are given --seconds end by themselves before their limit, and say what they have not done
+ending=2 # seconds: scripts with --seconds end by themselves before their limit, and list what they have not done
 laddered=0
 # train <part> <output> <model> <what> <setting...>: mtrain alone. After the first training that does not pass, a ladder
 # looks for the suspect, and the trainings after it leave it out.
@@ -302,18 +304,18 @@ train() {
   part "ladder of $name" "${command[@]}" --what ladder --output "$logs/ladder" --seconds $((limit - ending)) "${settings[@]}" "$@"
   leave_out
 }
-# What the ladder has found is left out of the trainings after it.
+# Trainings after the ladder leave out the suspect that it has found.
 leave_out() {
   local found
   while read -r found; do
-    say "== the trainings after this have $found"
+    say "== later trainings run with $found"
     if [[ $found == [A-Z]* ]]; then export "${found?}"; else settings+=("$found"); fi
   done < <(scripts/bench/gpu_ladder.py --found "$logs/ladder.json")
 }
 # beside_torch <part> <model>
 beside_torch() {
   allow "$1"
-  # PyTorch's speed is not to be that of launches that a ladder has made wait for each other.
+  # PyTorch must not be measured with the blocking launches that a ladder may have chosen.
   part "$1" env -u CUDA_LAUNCH_BLOCKING scripts/bench/compare_gpu.py --models "$2" --build "$build" --output "$logs/compare_$2" --alone "$logs" \
     --seconds $((limit - 3 * ending)) "${settings[@]}"
 }
@@ -328,7 +330,7 @@ if [[ $device == cuda ]]; then
   make_program test/cuda/test_cuda test_cuda
   make_program test/cuda/test_cuda_training test_cuda_training
   make_program scripts/bench/bench_cuda bench_cuda
-  end=$((SECONDS + all_seconds)) # building takes nothing of it
+  end=$((SECONDS + all_seconds)) # building does not use this time
   allow "smoke"
   part "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain" --seconds $((limit - ending))
   simple "speed of the kernels" "$build/scripts/bench/bench_cuda" 20 bf16
@@ -346,7 +348,7 @@ if [[ $device == cuda ]]; then
   beside_torch "PyTorch 124M" gpu_124m
   simple "a training under memcheck" scripts/bench/gpu_memcheck.sh "${settings[@]}"
   sanitized "reductions under racecheck" racecheck 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
-  each=(--each 45) # what hangs leaves time to the others
+  each=(--each 45) # a test that hangs leaves time to the others
 fi
 allow "layouts"
 part "layouts" scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts" --seconds $((limit - 10)) "${each[@]}"

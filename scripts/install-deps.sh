@@ -25,7 +25,7 @@ for option in "$@"; do
 done
 
 missing=()
-# Programs count however they came; libraries count as packages, since their headers and CMake files are needed.
+# A program may come from anywhere; a library must be a package, since its headers and CMake files are needed.
 need_program() { command -v "$1" >/dev/null || missing+=("$2"); }
 need_program g++ g++
 need_program cmake cmake
@@ -62,7 +62,7 @@ for library in "${libraries[@]}"; do
 done
 
 if ((${#missing[@]} == 0)); then
-  say "all packages are there"
+  say "all packages are installed"
   exit 0
 fi
 

@@ -2,7 +2,7 @@
 # From a bare Debian machine to a trained model: installs what is missing, builds, prepares the data, trains
 # recipes/quickstart.yaml, compares its validation loss with a bigram table's and prints a sample.
 #   scripts/quickstart.sh [--cuda | --built] [section.field=value ...]
-#     --cuda                builds for CUDA though no GPU is seen here; without it CUDA is left out where there is none
+#     --cuda                builds for CUDA even if this machine has no GPU; without it, CUDA is then left out
 #     --built               takes the programs in build/release/bin as they are
 #     section.field=value   settings that win over the recipe's
 # Ctrl-C saves and ends the training; the next call continues it. A finished run is kept under another name.
@@ -28,7 +28,7 @@ for setting in "$@"; do
 done
 [[ -n $run && $run != */ ]] || die "train.run_dir=$run is not the name of a folder"
 prefix=data/quickstart
-mtrain=build/release/bin/mtrain # which is built below; an older build may have left one elsewhere
+mtrain=build/release/bin/mtrain # built below; an older build may have left one elsewhere
 
 # A folder that is configured already keeps its configuration, so that nothing is built twice.
 configure() {
@@ -45,8 +45,8 @@ configure() {
   log=$(cmake --preset release "${options[@]}" 2>&1) || { say "$log" && return 1; }
   sed -n 's/^-- mtrain: /  /p' <<<"$log"
 }
-# show_progress: reads ninja's output. On a terminal its status is one line that changes; elsewhere one line for each
-# tenth of the work. All that is no status, such as a compiler's error, is printed as it is.
+# show_progress: reads ninja's output. On a terminal its status is one line that changes; elsewhere one line for
+# each tenth of the work. Other output, such as a compiler's error, is printed as it is.
 show_progress() {
   local line done all told=-1 wide
   wide=$(tput cols 2>/dev/null || echo 80)
@@ -88,7 +88,7 @@ prepare_data() {
     --validation-fraction 0.05
 }
 
-# A stopped run has no mark of its end and is continued; a finished run is renamed.
+# A stopped run has no mark of its end and resumes; a finished run is renamed.
 claim_run_folder() {
   local n=1
   [[ -d $run ]] || return 0
@@ -152,4 +152,4 @@ else
   say "export PATH=\"$PWD/$(dirname "$mtrain"):\$PATH\""
   say "then, for another sample: mtrain generate --model $run --prompt 'In the beginning'"
 fi
-((beaten)) || die "the model has not come below the bigram table: train longer"
+((beaten)) || die "the model's loss is not below the bigram table's: train longer"

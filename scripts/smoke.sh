@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the whole path from text to text with the mtrain of one build, in a folder of its own: trains a tiny model for a
-# few steps, at once and in two parts, and generates text. For a sanitizer build this is the run of a real training.
+# Tests the full path from text to text with the mtrain of one build, in a folder of its own: trains a tiny model
+# for a few steps, at once and in two parts, and generates text. In a sanitizer build this checks a real training.
 #   scripts/smoke.sh [build folder, default build/release]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -33,10 +33,10 @@ run_training run train.steps=3
 run_training run train.steps=5 checkpoint.load=latest
 [[ $(losses whole | wc -l) == 5 ]] || die "the metrics of 5 steps are: $(losses whole)"
 [[ $(losses run) == "$(losses whole)" ]] ||
-  die "the losses of a resumed run and of a whole one differ:"$'\n'"$(paste <(losses run) <(losses whole))"
+  die "the losses of a resumed run and of an uninterrupted one differ:"$'\n'"$(paste <(losses run) <(losses whole))"
 
-# A run saves and ends when its terminal goes away, and goes on when a reader of its output goes away.
-# Under nohup a run is to survive the signal; this one is not, however the tests were started.
+# A run saves and ends when its terminal goes away, and continues when a reader of its output goes away. Under nohup
+# a run survives the signal; this one must not, even if the tests run under nohup.
 env --default-signal=HUP "$mtrain" "${settings[@]}" "train.run_dir=$work/hung" train.steps=5000 >"$work/hung.log" 2>&1 &
 training=$!
 for ((i = 0; i < 600; ++i)); do
@@ -50,7 +50,7 @@ compgen -G "$work/hung/checkpoints/step-*" >/dev/null || die "SIGHUP ended the r
 training=
 { run_training unheard train.steps=5 2>&1 || echo $? >"$work/status"; } | true
 [[ ! -e $work/status ]] || die "without a reader of its messages the run ended with exit code $(cat "$work/status")"
-[[ $(losses unheard) == "$(losses whole)" ]] || die "without a reader of its messages the run did not come to its end"
+[[ $(losses unheard) == "$(losses whole)" ]] || die "without a reader of its messages the run did not finish"
 
 text=$("$mtrain" generate --run "$work/run" --prompt "train:" --tokens 8)
 [[ $text == train:* ]] || die "generate did not begin with its prompt: $text"

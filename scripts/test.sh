@@ -15,8 +15,8 @@
 #     --ci-sanitizers   runs only a part of --sanitizers that is quick enough for every change: parsers, files and the
 #                       launcher under AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two
 #                       steps of each parallelism under ThreadSanitizer
-# With MTRAIN_ENDS_AT (seconds since 1970) narrower instruction sets, emulated CUDA and sanitizers are left out where they
-# would not begin or be built in time; the last lines say so.
+# With MTRAIN_ENDS_AT (seconds since 1970), narrower instruction sets, emulated CUDA and sanitizers are left out if
+# there is no time to build or begin them; the last lines say so.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 sanitizers=0 nightly=0 alone=
@@ -31,7 +31,7 @@ for option in "$@"; do
 done
 [[ -z $alone ]] || (($# == 1)) || die "$alone takes no other option"
 
-# More of the tests that flip bits of checkpoints, and of the tables of layouts.
+# More cases of the tests that flip bits of checkpoints, and of the tables of layouts.
 ((nightly == 0)) || export MTRAIN_ALL_DAMAGE=1 MTRAIN_DAMAGED_BITS=50 MTRAIN_ALL_CASES=1
 
 closing_lines=()
@@ -138,8 +138,8 @@ build_in_time() {
   timeout "$seconds" cmake --build --preset "$1" -j "$(build_jobs)" --target "${@:2}" || status=$?
   return "$status"
 }
-# sanitize <preset> <target>...: builds and tests the unit tests and programs among the targets. The tests take a few
-# minutes; the time that is asked for ends that much before CI's own.
+# sanitize <preset> <target>...: builds and tests the unit tests and programs among the targets. The tests take a
+# few minutes, so the time limit ends that much before CI's.
 sanitize() {
   local preset=$1 status=0 tests
   build_in_time "$@" || status=$?

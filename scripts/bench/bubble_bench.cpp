@@ -1,7 +1,7 @@
 // Measures the bubble of every pipeline schedule beside the one that the simulator predicts. The
 // ranks are threads that train a tiny model; before the first launch of each action their compute
-// stream sleeps, one unit for F, I and W and two for B. So all stages cost the same, and no core is
-// short.
+// stream sleeps, one unit for F, I and W and two for B. All stages therefore cost the same, and no
+// rank waits for a core.
 //   bench_bubble [ms per unit, default 100] [ranks, default 4] [micro-batches, default 8]
 //   [schedule]
 #include <algorithm>
@@ -48,7 +48,7 @@ class Counting : public data::Dataset {
 class Actions {
  public:
   explicit Actions(double unit) : unit_(unit) {}
-  // Returns 0 for an action that is no computation: "3F1" is one, "0SEND_F1" is not.
+  // Returns 0 for an action that is not a computation: "3F1" is one, "0SEND_F1" is not.
   double seconds(const std::string& action) const {
     const size_t kind = action.find_first_not_of("0123456789");
     if (kind == 0 || kind == std::string::npos || kind + 1 >= action.size()) return 0;

@@ -1,7 +1,7 @@
 // Measures collectives between processes of one host, through shared memory and over gloo.
 //   bench_comm [ranks...]      default: 2 4
-// Prints medians in milliseconds per call. The size is that of a rank's input; the whole tensors of
-// all-gather and reduce-scatter have that size.
+// Prints medians in milliseconds per call. The size is that of a rank's input; for all-gather and
+// reduce-scatter it is that of the full tensor.
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what a token of generation costs mtrain and transformers on this CPU: a GPT-2 of 124M parameters, same threads.
+"""Compares the cost of a token of generation in mtrain and transformers on this CPU: a GPT-2 of 124M parameters, same threads.
 
   scripts/bench/compare_generate.py --python path/to/venv/bin/python [--bench build/release/scripts/bench/bench_generate]
     [--dtypes fp32 bf16] [--threads 2] [--rounds 3] [--positions 10 100 500 1000]

@@ -5,23 +5,23 @@
     [--seconds 270] [--python python3] [--alone FOLDER] [path=value ...]
 
 The models are those of recipes/bench; settings after the options change both programs' model. PyTorch is torch_train.py
-beside this file (torch.compile, fused AdamW, the fastest of SDPA's backends), with the same rules of precision: products
-in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py
-measures on a CPU, where the two must take turns on an idle machine.)
+beside this file (torch.compile, fused AdamW, the fastest of SDPA's backends), with the same rules of precision: GEMMs
+in bf16, fp32 weights to be updated, fp32 gradients and moments. (compare_torch.py measures on a CPU, where the two must
+take turns on an idle machine.)
 
-A model with ":fp8" behind its name is mtrain's training with 8-bit GEMMs in the layers (fp8: hybrid, tensorwise scales), beside
-PyTorch in bf16: a row for the record, for which no target is set. PyTorch's figures of the same model and micro-batch are
-those of the row before it, where there is one.
+A model with ":fp8" after its name is mtrain's training with 8-bit GEMMs in the layers (fp8: hybrid, tensorwise scales),
+beside PyTorch in bf16: a row without a target. PyTorch's figures of the same model and micro-batch are those of the row
+before it, where there is one.
 
---alone names the folder with train_MODEL.json and profile_MODEL.json of gpu_train.py: what these have of a model of the same
-shape is taken from there, and PyTorch alone is run.
+--alone names the folder with train_MODEL.json and profile_MODEL.json of gpu_train.py: their figures for a model of the
+same shape are used, and only PyTorch is run.
 
 Tokens/s are of the median step, by the wall clock. MFU counts 6 FLOPs per token and weight of a matmul, and attention's
-of a causal mask (the half of a full one's), over the datasheet's dense bf16. Memory is the largest that nvidia-smi saw in
-use above what was before, the same for both; beside it stands what each allocator had handed out. Where one of the two
-has no memory for a micro-batch, both take half of it, and the table says so. A model for which the seconds do not suffice
-is listed as not measured. Writes FILE.json and FILE.md after every model, and what mtrain and programs that failed said
-into logs beside them; exit code 1 where one fails, 3 where none fails and one is not measured.
+of a causal mask (the half of a full one's), over the datasheet's dense bf16. Memory is the largest that nvidia-smi saw
+in use above what was before, the same for both; beside it stands what each allocator had handed out. If one of the two
+has no memory for a micro-batch, both use half of it, and the table says so. A model for which the seconds do not
+suffice is listed as not measured. Writes FILE.json and FILE.md after every model, and the output of mtrain and of
+failed programs into logs beside them. The exit code is 1 if a model fails, and 3 if none fails and one is not measured.
 """
 import argparse
 import array
@@ -45,7 +45,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
 VARIANTS = {"fp8": ["mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise"]}
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
-TARGET_OPERATION = 0.05  # of a step, for what is neither a matmul nor attention
+TARGET_OPERATION = 0.05  # the share of a step, for operations other than matmuls and attention
 RULES = """Both programs: GEMMs in bf16, fp32 weights that are updated, fp32 gradients and moments. mtrain keeps bf16 copies of the
 weights (18 bytes a parameter), PyTorch makes them by autocast (16 bytes); PyTorch compiles blocks and loss, with fused AdamW and the fastest
 of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention as causal, over the datasheet's dense bf16.
@@ -53,7 +53,7 @@ of SDPA's backends. Median step by the wall clock; FLOPs of MFU count attention 
 """
 TIMED_OUT = 3            # exit code
 SECONDS_LEAST = 30       # for a model: less is not begun
-SECONDS_MOST = 110       # for one program: what hangs leaves time to the others
+SECONDS_MOST = 110       # for one program: one that hangs leaves time to the others
 OPERATION = re.compile(r"^(\S.*?)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+(?:([\d.]+) %|-)$", re.M)
 PROFILED = re.compile(r"steps profiled: (\d+)")
 OUT_OF_MEMORY = re.compile(r"out of (?:GPU )?memory|OutOfMemoryError|no memory for", re.I)
@@ -64,7 +64,7 @@ class Failed(Exception):
 
 
 class OutOfTime(Failed):
-    """The comparison's, not a program's."""
+    """An error of the comparison, not of a program."""
 
 
 class OutOfMemory(Exception):
@@ -81,7 +81,7 @@ def write_data(prefix, vocab, tokens):
 
 
 def settings_of(printed):
-    """{path: value} of the text that --print-recipe prints."""
+    """{path: value} from the output of --print-recipe."""
     found, scopes = {}, []
     for line in printed.splitlines():
         match = re.match(r"^( *)([\w.]+):(?: +(.*?))?(?: +#.*)?$", line)
@@ -145,11 +145,11 @@ class GpuMemory:
             self.reader.join()
 
     def most_mib(self):
-        return max(self.seen) - min(self.seen) if self.seen else None  # the program before may have been seen to end
+        return max(self.seen) - min(self.seen) if self.seen else None  # the earlier program may still have been ending
 
 
 def execute(command, seconds, cwd=ROOT):
-    """-> (stdout, GPU's memory in MiB). Throws OutOfMemory, OutOfTime, or Failed with the end of what was said."""
+    """-> (stdout, GPU's memory in MiB). Throws OutOfMemory, OutOfTime, or Failed with the end of the output."""
     if seconds <= 1:
         raise OutOfTime("no time was left")
     left, seconds = seconds, min(seconds, SECONDS_MOST)
@@ -218,7 +218,7 @@ class Comparison:
                         losses=[line["loss"] for line in lines], operations=[], operations_ms=0)
 
     def measured_alone(self, model, s):
-        """What gpu_train.py has measured of mtrain, or None."""
+        """The figures of mtrain that gpu_train.py has measured, or None."""
         found = {}
         for what in ("train", "profile"):
             file = self.args.alone / f"{what}_{model.replace(':', '_')}.json" if self.args.alone else None
@@ -258,7 +258,7 @@ class Comparison:
         self.args.output.with_name(f"{self.args.output.name}_{name.replace(':', '_')}_{side}.log").write_text(said)
 
     def model(self, row):
-        """Fills `row` as far as it comes."""
+        """Fills `row` until something fails."""
         name = row["model"]
         s = row["shape"] = self.shape(name)
         if ":" in name:
@@ -272,7 +272,7 @@ class Comparison:
                 row["torch"] = self.run_torch(name, s)
                 break
             except OutOfMemory:
-                row.pop("mtrain", None)  # of another micro-batch
+                row.pop("mtrain", None)  # belongs to another micro-batch
                 row["notes"].append(f"{side} has no memory for micro-batches of {s['micro_batch']}")
                 if s["micro_batch"] == 1:
                     raise Failed("; ".join(row["notes"])) from None
@@ -316,7 +316,7 @@ def table(rows):
         s, ours, theirs = r["shape"], r["mtrain"], r["torch"]
         share, operation = r["largest_other"]
         target = TARGET_MFU.get(r["model"])
-        judge = verdict if ":" not in r["model"] else lambda good: ""  # targets are for equal precision
+        judge = verdict if ":" not in r["model"] else lambda good: ""  # targets require equal precision
         lines.append("| {} | {} x {}, {} | {:.0f} | {:.0f} | **{:.2f}**{} | {}{} | {} | {} / {}{} | {} / {} | {} {}{} | {} |".format(
             r["model"], s["global_batch"], s["seq"], s["micro_batch"], ours["tokens_per_s"], theirs["tokens_per_s"], r["ratio"],
             judge(r["ratio"] >= TARGET_SPEED), percent(ours["mfu"]),
@@ -401,7 +401,7 @@ def main():
                 row.update(failed=f"not measured: the time is spent: {e}", skipped=True)
             except Failed as e:
                 row["failed"] = f"FAILED: {e}"
-            except Exception as e:  # a program's output is not as expected: the next model has its chance
+            except Exception as e:  # a program's output is not as expected: continue with the next model
                 row["failed"] = f"FAILED: {type(e).__name__}: {e}"
             finally:  # the suite's time may end any of them
                 if "largest_other" not in row:

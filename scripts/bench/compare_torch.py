@@ -4,19 +4,19 @@
   scripts/bench/compare_torch.py --python path/to/venv/bin/python [--models a b c m] [--dtypes fp32 bf16] [--isa host|avx2]
     [--modes single ddp fsdp] [--ranks 2] [--rounds 3]
 
-PyTorch is torch_train.py beside this file, in an interpreter that has it (python -m venv; pip install torch numpy). Both
-programs use the widest instructions of the CPU, or with --isa avx2 what a CPU without AVX-512 has: MTRAIN_CPU_ISA, and for
-PyTorch ATEN_CPU_CAPABILITY, MKL_ENABLE_INSTRUCTIONS and ONEDNN_MAX_CPU_ISA.
+PyTorch is torch_train.py beside this file, in an interpreter that has it (python -m venv; pip install torch numpy).
+Both programs use the widest instructions of the CPU, or with --isa avx2 what a CPU without AVX-512 has: MTRAIN_CPU_ISA,
+and for PyTorch ATEN_CPU_CAPABILITY, MKL_ENABLE_INSTRUCTIONS and ONEDNN_MAX_CPU_ISA.
 
-Mode single is one process with all threads; ddp and fsdp (ours: fsdp2) spread the threads over --ranks processes,
-each with the model's batch, and beside them stands our own single process on as many tokens a step.
+Mode single is one process with all threads; ddp and fsdp (ours: fsdp2) spread the threads over --ranks processes, each
+with the model's batch, and beside them stands our own single process on as many tokens a step.
 
 For every model and precision the fastest of PyTorch's variants is found by short runs: eager or torch.compile, and for
-bf16 autocast (fp32 weights, as ours) or weights and moments of bf16; for model m, whose layers have experts, also the forms
-of torch_train.py's --experts. Then both programs take turns; a round's ratio is
-that of the median steps of its two neighbouring runs, and the result is the median of the rounds. Memory is the largest
-resident set of a process; its ratio is to the least of PyTorch's variants that keep fp32 weights. Both, and how busy
-others kept the cores meanwhile, are measured from outside, in the same way for both. Writes OUTPUT.json and OUTPUT.md.
+bf16 autocast (fp32 weights, as ours) or weights and moments of bf16; for model m, whose layers have experts, also the
+forms of torch_train.py's --experts. Then both programs take turns; a round's ratio is that of the median steps of its
+two neighbouring runs, and the result is the median of the rounds. Memory is the largest resident set of a process; its
+ratio is to the least of PyTorch's variants that keep fp32 weights. Both, and how busy others kept the cores meanwhile,
+are measured from outside, in the same way for both. Writes OUTPUT.json and OUTPUT.md.
 """
 import argparse
 import itertools
@@ -44,7 +44,7 @@ ISA = {"host": {}, "avx2": {"MTRAIN_CPU_ISA": "avx2", "ATEN_CPU_CAPABILITY": "av
 
 
 def busy_seconds():
-    """CPU seconds that the whole machine has spent on anything."""
+    """CPU seconds that the machine has spent, in all processes."""
     fields = [int(x) for x in open("/proc/stat").readline().split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
@@ -129,7 +129,7 @@ class Comparison:
         return measured(said["step_ms"], self.tokens, memory, others, torch=said["torch"], capability=said["capability"])
 
     def variants(self):
-        """The settings among which PyTorch's fastest is looked for."""
+        """The settings to search for PyTorch's fastest."""
         weights = ["fp32"] if self.dtype == "fp32" else ["fp32", "bf16"]
         experts = ["loop", "sorted", "grouped"] if self.shape["experts"] else [""]
         for compiled, kind, form in itertools.product([0, 1], weights, experts):

@@ -65,7 +65,7 @@ void bench_mlp(Gpu& gpu, const Model& m, DType t) {
   const double row = double(n * dtype_size(t));
   const Span gate_up = gpu.normal(2 * n, t), y = gpu.normal(n, t), d = gpu.raw(2 * n, t);
   gpu.bandwidth("swiglu, forward", SwigluForward{gate_up, y, T, m.F}, 3 * row);
-  // As in the model, the activation takes the place of its gradient.
+  // As in the model, the gradient's buffer holds the activation afterwards.
   gpu.bandwidth("swiglu, backward", SwigluBackward{gate_up, y, d, y, T, m.F}, 6 * row);
   gpu.bandwidth("gelu, forward", GeluForward{gate_up, d, 2 * n}, 4 * row);
   gpu.bandwidth("gelu, backward", GeluBackward{gate_up, gate_up, d, {}, 2 * n}, 4 * row);
@@ -172,7 +172,7 @@ void bench_optimizer(Gpu& gpu) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // whoever ends it has what was measured
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines are kept if the program is ended
   bool good = true;
   try {
     Gpu gpu(argc > 1 ? std::max(1, std::atoi(argv[1])) : 20);

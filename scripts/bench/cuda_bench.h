@@ -58,7 +58,7 @@ class Gpu {
   }
   CUstream_st* stream() const { return stream_; }
 
-  // Normal numbers: what the values are changes the clocks. Freed by free_all().
+  // Normal numbers, since the values affect the GPU's clocks. Freed by free_all().
   Span normal(int64_t count, DType dtype, float std = 1) {
     const Span wide = raw(count, DType::f32);
     cuda::run(FillNormal{.y = wide, .key = ++key_, .std = std}, stream_);
@@ -116,7 +116,7 @@ class Gpu {
       return true;
     } catch (const std::exception& e) {
       std::printf("FAILED: %s\n", e.what());
-      free_all();  // throws where nothing on this GPU works any more
+      free_all();  // throws if the GPU can no longer be used
       return false;
     }
   }
@@ -150,7 +150,7 @@ class Gpu {
     std::printf("%-28s %8.1f us %8.0f GB/s  %5.1f %% of a copy\n", name, s * 1e6, bytes / s * 1e-9,
                 100 * bytes / s / copy_);
   }
-  // `by` is asked behind the measurement for what has computed it.
+  // Calls `by` after the measurement; it returns the name of the library or kernel that computed.
   template <class Args>
   void arithmetic(const std::string& name, const Args& args, double flops,
                   const std::function<std::string()>& by = {}) {
@@ -165,7 +165,7 @@ class Gpu {
   }
   // A GEMM by the library's first algorithm, and by the one that is chosen by measuring.
   void gemm(const std::string& name, const Matmul& m, double flops) {
-    constexpr double kMostSeconds = 60;  // for the measuring
+    constexpr double kMostSeconds = 60;  // for choosing by measurement
     arithmetic(name, m, flops);
     cuda::use_gemm_choices(cuda::time_gemms(cuda::unchosen_gemms(), kMostSeconds, stream_));
     arithmetic(name + ", chosen", m, flops);
@@ -197,7 +197,7 @@ class Gpu {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   std::vector<void*> taken_;
   void *other_ = nullptr, *other_sum_ = nullptr;
-  SumSquares others_;  // reads what nothing else does
+  SumSquares others_;  // evicts other data from the L2 cache
   uint64_t key_ = 0;
   double copy_ = 1;  // bytes per second, read and written
 };

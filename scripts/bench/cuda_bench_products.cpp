@@ -45,7 +45,7 @@ void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed) 
                              .dq = {from(dqkv, 0), N},
                              .dk = {from(dqkv, m.A), N},
                              .dv = {from(dqkv, m.A + m.G), N}};
-  // A fixed order is for debug.deterministic; trainings do without.
+  // Without the fixed order of debug.deterministic, as in most trainings.
   for (const bool fixed : {false, true}) {
     backward.fixed_order = fixed;
     gpu.arithmetic(name + "backward" + (fixed ? ", fixed order" : ""), backward, 2.5 * flops,

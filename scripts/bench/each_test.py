@@ -3,10 +3,10 @@
 
   scripts/bench/each_test.py [--jobs N] [--each SECONDS] [--under COMMAND] PROGRAM [FILTER ...]
 
-A process cannot use its GPU after an illegal access, and a kernel that hangs never ends; with a process for each case,
-neither costs other cases their result. `--under` is a command that runs the program, such as "compute-sanitizer --tool
-memcheck". A case that takes longer than --each is ended. At SIGTERM the script prints the cases that have not run. The
-exit code is 1 if a case failed or has not run, and 3 if none did and one took too long.
+A process cannot use its GPU after an illegal access, and a kernel that hangs never ends. With a process for each case,
+neither affects the results of other cases. `--under` is a command that runs the program, such as "compute-sanitizer
+--tool memcheck". A case that takes longer than --each is ended. At SIGTERM the script prints the cases that have not
+run. The exit code is 1 if a case failed or has not run, and 3 if none did and one took too long.
 """
 import argparse
 import concurrent.futures
@@ -34,7 +34,7 @@ class Cases:
         self.args, self.lock, self.running, self.over = args, threading.Lock(), set(), False
 
     def execute(self, command):
-        """-> (exit code or why there is none, what it said)."""
+        """-> (exit code or why there is none, its output)."""
         with self.lock:
             if self.over:
                 return "ended", ""
@@ -49,7 +49,7 @@ class Cases:
             said, _ = process.communicate(timeout=self.args.each)
         except subprocess.TimeoutExpired:
             kill_group(process)
-            try:  # what waits in the driver may not end
+            try:  # a process that waits in the driver may not end
                 said, _ = process.communicate(timeout=5)
             except subprocess.TimeoutExpired as e:
                 said = e.output or b""
@@ -66,13 +66,13 @@ class Cases:
 
     def names(self):
         code, said = self.execute([self.args.program, "--list-test-names-only", *self.args.filters])
-        if isinstance(code, str):  # a number is how many they are
+        if isinstance(code, str):  # a number is the count of cases
             sys.exit(f"no list of test cases: {code}")
         return [line.strip() for line in said.splitlines() if line.strip()]
 
     def run(self, name):
         began = time.monotonic()
-        # What a filter's language would read otherwise.
+        # Characters with a meaning in the language of filters.
         exact = re.sub(r"([\\,\[])", r"\\\1", name)
         code, said = self.execute([*shlex.split(self.args.under), self.args.program, exact])
         if code == 0 and "No test cases matched" in said:

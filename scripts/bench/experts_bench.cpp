@@ -1,10 +1,10 @@
-// Measures the products of experts beside one dense product of as many FLOPs, and an MLP of experts
+// Measures the GEMMs of experts beside one dense GEMM of as many FLOPs, and an MLP of experts
 // beside a dense MLP of as many active FLOPs, both forward and backward.
 //   bench_experts [threads] [fp32|bf16] [rounds]
-// Everything of a line takes turns within a round, and medians are printed: compare within one run.
-// "zipf" gives expert e a share of the rows in proportion to 1 / (e + 1). The roofline is the least
-// time that a product's FLOPs take at the peak of the registers, or its bytes at the rate at which
-// memory is read.
+// The measurements of a line take turns within a round, and medians are printed: compare within one
+// run. "zipf" gives expert e a share of the rows in proportion to 1 / (e + 1). The roofline is the
+// longer of two times: a GEMM's FLOPs at the peak rate in registers, and its bytes at the rate at
+// which memory is read.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -108,7 +108,7 @@ void report(const Bench& b, const char* name, int64_t rows, const Work& work,
   std::fflush(stdout);
 }
 
-// The three products of the matrices (E, out, in).
+// The three GEMMs of the weights (E, out, in).
 void products(Bench& b, const char* weight, int64_t out, int64_t in, int64_t rows) {
   const int64_t R = rows * E;
   const Tensor balanced = first_rows(b, shares(R, false)), zipf = first_rows(b, shares(R, true));
@@ -143,8 +143,8 @@ void products(Bench& b, const char* weight, int64_t out, int64_t in, int64_t row
           [&] { ops::weight_gradient_into(b.stream, "wgrad", dy, x, d_one, true, {}); }});
 }
 
-// Forward and backward of a gated MLP over T tokens: with E experts of width F of which a token
-// takes K, router included, and dense with width K F.
+// Forward and backward of a gated MLP over T tokens: with E experts of width F, K of them per
+// token, router included; and dense with width K F.
 struct Mlp {
   Bench& b;
   int64_t T;

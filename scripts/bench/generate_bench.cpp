@@ -1,8 +1,8 @@
 // Measures what one token of generation costs a GPT-2 of 124M parameters: with the cache of keys
-// and values, and by a forward of the whole sequence.
+// and values, and by a forward of the full sequence.
 //   bench_generate [threads] [fp32|bf16] [rounds] [positions...]
-// For each position it prints: the median milliseconds of a token with the cache, those of a whole
-// forward, and those of the prompt. Positions take turns within a round.
+// For each position it prints: the median milliseconds of a token with the cache, of a full
+// forward, and of the prompt. Positions take turns within a round.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

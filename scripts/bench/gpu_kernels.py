@@ -3,10 +3,10 @@
 
   scripts/bench/gpu_kernels.py [--model gpu_1b] [--build build/release] [--output FILE] [--seconds 30] [path=value ...]
 
-The names come from ncu, or from nsys where ncu is missing or cannot read the GPU; neither changes the clocks. Two things are looked for: that
-matrix products run on Hopper's tensor cores and not on kernels of earlier chips or of plain fp32 arithmetic, and that
-attention is cuDNN's. They are reported, and fail nothing. The exit code is 1 if no kernel was seen, and 3 if that took too
-long. Writes FILE.json and FILE.txt, what the tool said.
+The names come from ncu, or from nsys where ncu is missing or cannot read the GPU; neither changes the clocks. Two
+things are checked: that GEMMs run on Hopper's tensor cores, not on kernels of earlier chips or of plain fp32
+arithmetic, and that attention is cuDNN's. They are reported, and never fail. The exit code is 1 if no kernel was seen,
+and 3 if that took too long. Writes FILE.json, and the tool's output to FILE.txt.
 """
 import argparse
 import csv
@@ -21,10 +21,11 @@ import tempfile
 from compare_gpu import ROOT, Comparison, Failed, OutOfMemory, OutOfTime, execute, parse_with_settings, write_data
 
 TIMED_OUT = 3  # exit code
-# A single step: after the first of several, a run measures the algorithms of its products, whose kernels are not a step's.
+# A single step: with several, a run measures algorithms of GEMMs after the first, and those kernels do not belong
+# to a step.
 SMALL = ["model.num_layers=2", "train.steps=1", "train.global_batch_size=8", "train.micro_batch_size=8"]
 LAUNCHES_MOST = 600
-# What a kernel does, by the first of these that its name has.
+# What a kernel does: the first of these words in its name decides.
 KINDS = [
     ("attention by cuDNN", re.compile(r"cudnn|fmha_|flash_(f|b)prop", re.I)),
     ("attention, our own", re.compile(r"attention", re.I)),
@@ -75,7 +76,7 @@ def summary(launches):
 
 
 def seen(rows):
-    """[[what is looked for, whether it is so, the names that say so]]; None where no kernel of the kind ran."""
+    """[[the check, whether it holds, the names that show it]]; None if no kernel of the kind ran."""
     names = {kind: [r["kernel"][:60] for r in rows if r["kind"] == kind] for kind, _ in KINDS}
     new, old = names["product on Hopper's tensor cores"], names["product by earlier kernels"]
     theirs, own = names["attention by cuDNN"], names["attention, our own"]
@@ -102,7 +103,7 @@ def seen_by_nsys(args, work, command, seconds):
 
 
 def launches_of(args, work, command, comparison):
-    """-> (the tool, its launches). The next tool is tried where one fails or sees nothing."""
+    """-> (the tool, its launches). If a tool fails or sees nothing, the next one is tried."""
     problem = Failed("there is neither ncu nor nsys")
     for tool, seen_by in (("ncu", seen_by_ncu), ("nsys", seen_by_nsys)):
         if not shutil.which(tool):

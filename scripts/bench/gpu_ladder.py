@@ -5,10 +5,10 @@
   scripts/bench/gpu_ladder.py --found FILE.json      what the first rung that passed leaves out, one setting per line
 
 The rungs are the training as it is, mtrain's own attention instead of cuDNN's, single launches instead of CUDA graphs,
-launches that the host waits for, and all of these together. Each trains --steps steps in a run folder of its own. What
-passes with one rung alone, and not as it is, fails in what this rung leaves out. Where launches that are waited for fail,
-the error names the launch. Writes FILE.json after every rung. The exit code is 0 if a rung passed, 1 if all failed, and 3
-if none passed and one took too long.
+launches that the host waits for, and all of these together. Each trains --steps steps in a run folder of its own. If
+the training passes with one rung alone, and not as it is, it fails in the part that this rung leaves out. With launches
+that the host waits for, the error names the launch. Writes FILE.json after every rung. The exit code is 0 if a rung
+passed, 1 if all failed, and 3 if none passed and one took too long.
 """
 import argparse
 import json
@@ -34,8 +34,8 @@ TIMED_OUT = 3  # exit code
 
 
 def climb(run, seconds, each, wrote=lambda rows: None, rungs=RUNGS):
-    """Calls run(settings, environment, seconds), which throws where the training fails, for every rung. -> the rows, of
-    which wrote() is told after every rung. The rungs after the first that passes are tried too: two may pass."""
+    """Calls run(settings, environment, seconds) for every rung; it throws if the training fails. -> the rows, which
+    wrote() gets after every rung. The rungs after the first that passes are tried, too: two may pass."""
     deadline, rows = time.monotonic() + seconds, []
     for name, settings, environment in rungs:
         row = dict(rung=name, settings=settings, environment=environment, result="passed", why="")
@@ -57,7 +57,7 @@ def climb(run, seconds, each, wrote=lambda rows: None, rungs=RUNGS):
         wrote(rows)
         print(f"{name:20} {row['result']:10} {row['seconds']:6.1f} s  {row['why'][-200:]}", flush=True)
         if name == "as it is" and row["result"] == "passed":
-            break  # it passes now: no rung says anything
+            break  # it passes now, so no rung would find anything
     wrote(rows)
     return rows
 

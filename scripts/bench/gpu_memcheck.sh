@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains two layers for a step under compute-sanitizer's memcheck, which finds reads and writes outside of what was
-# allocated, in mtrain's kernels and in what it asks of cuBLASLt and cuDNN.
+# Trains two layers for a step under compute-sanitizer's memcheck, which finds reads and writes outside of
+# allocations, in mtrain's kernels and in those of cuBLASLt and cuDNN.
 #   scripts/bench/gpu_memcheck.sh [setting...]
 # MTRAIN_BUILD names another build folder.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"

@@ -1,8 +1,8 @@
-"""What is predicted of one H200, written down before anything was measured on one, and how a measured figure compares.
+"""Predictions for one H200, made before anything was measured on one, and a comparison with measured figures.
 
 The figures follow from sizes, datasheets and what other programs reach (scripts/bench/results has the computed step). A
-prediction is a span, or a least or a most. `measured` takes what gpu_report.py has read of the suite's results and gives
-the figure, or None where nothing has measured it.
+prediction is a span, or a least or a most. `measured` takes the results that gpu_report.py has read and returns the
+figure, or None if it was not measured.
 """
 import dataclasses
 import re
@@ -34,7 +34,7 @@ class Prediction:
 
 
 def rates(found, kernel, shapes="bf16", field="rate"):
-    """The figures of bench_cuda's rows of which kernel and shapes have these words."""
+    """The figures of bench_cuda's rows whose kernel and shapes have these words."""
     return [row[field] for row in found.get("kernels", []) if re.search(kernel, row["kernel"]) and shapes in row["about"]
             and row[field] is not None]
 
@@ -48,7 +48,7 @@ def worst(values):
 
 
 def train(found, name):
-    """Of a training by mtrain alone that passed."""
+    """A figure of a training by mtrain alone that passed."""
     row = found.get("train", {}).get(name, {})
     return row["mtrain"] if row.get("result") == "passed" and "tokens_per_s" in row.get("mtrain", {}) else None
 

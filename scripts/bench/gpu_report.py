@@ -3,10 +3,11 @@
 
   gpu_report.py --logs FOLDER --commit C --device cuda|cpu --output FILE
 
-Reads what FOLDER has: parts.tsv (name, result, why, seconds, seconds allowed, begin, end), gpus (a line each), clocks.csv of
-nvidia-smi, train_NAME.json, profile_NAME.json and ladder.json of gpu_train.py, compare_MODEL.json of compare_gpu.py,
-kernels.json of gpu_kernels.py, layouts.{json,md}, and the kernels' speed from their log. What is missing or half written is
-left out. The predictions are in the report from its first part on. Writes FILE.json and FILE.md.
+Reads from FOLDER: parts.tsv (name, result, why, seconds, seconds allowed, begin, end), gpus (a line each), clocks.csv
+of nvidia-smi, and the kernels' speed from their log. Of the scripts it reads train_NAME.json, profile_NAME.json and
+ladder.json (gpu_train.py), compare_MODEL.json (compare_gpu.py), kernels.json (gpu_kernels.py) and layouts.{json,md}.
+Missing and half-written files are left out. The report has the predictions from its first part on. Writes FILE.json and
+FILE.md.
 """
 import argparse
 import csv
@@ -27,7 +28,7 @@ RESULTS = ("passed", "failed", "timed out", "not run", "running")
 def read_json(file):
     try:
         return json.loads(file.read_text())
-    except (OSError, ValueError):  # what was ended while it wrote
+    except (OSError, ValueError):  # ended while it wrote
         return None
 
 
@@ -48,7 +49,7 @@ def read_parts(listing):
     for line in listing.read_text().splitlines() if listing.exists() else []:
         part = dict(zip(fields, line.split("\t")))
         part["seconds"], part["allowed"] = int(part["seconds"]), int(part["allowed"])
-        parts[part["name"]] = part  # its result takes the place of "running"
+        parts[part["name"]] = part  # its result replaces "running"
     return list(parts.values())
 
 
@@ -59,7 +60,7 @@ def read_clocks(file):
         try:
             rows.append((row[0].split(".")[0], *(float(x) for x in row[1:5])))
         except (ValueError, IndexError):
-            pass  # the head, or a figure that this GPU does not tell
+            pass  # the head, or a figure that this GPU does not report
     return rows
 
 
@@ -186,7 +187,7 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, required=True)
     args = parser.parse_args()
     found = read(args)
-    # Each file is replaced as a whole: whoever ends the suite has the report of the part before.
+    # Each file is replaced atomically: if the suite is ended, the report of the part before stays.
     for suffix, text in ((".json", json.dumps(found, indent=1) + "\n"), (".md", report(found, args.logs))):
         fresh = args.output.with_suffix(suffix + ".new")
         fresh.write_text(text)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Says within seconds whether a machine can run the GPU suite: its GPU, the libraries that mtrain loads, and PyTorch.
+"""Checks within seconds whether a machine can run the GPU suite: its GPU, the libraries that mtrain loads, and PyTorch.
 
   scripts/bench/gpu_smoke.py --mtrain PROGRAM [--python python3] [--seconds 60]
 
-Each line is one finding. cuBLASLt, cuDNN and NCCL are loaded here as mtrain loads them, by name from LD_LIBRARY_PATH. The
-exit code is 1 if something is missing that mtrain needs, or if PyTorch does not see the GPU; a PyTorch that is not imported
-within the seconds is only said to be slow, since a first import may be.
+Each line is one finding. cuBLASLt, cuDNN and NCCL are loaded here as mtrain loads them, by name from LD_LIBRARY_PATH.
+The exit code is 1 if something is missing that mtrain needs, or if PyTorch does not see the GPU; a PyTorch that is not
+imported within the seconds is only reported as slow, since a first import may be slow.
 """
 import argparse
 import ctypes
@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 
-# The library, the file that mtrain loads, and the function that tells the version. cuBLASLt has the major version of the
-# CUDA that mtrain was built with.
+# The library, the file that mtrain loads, and the function that returns the version. cuBLASLt has the major version
+# of the CUDA that mtrain was built with.
 LIBRARIES = [
     ("cuBLASLt", "libcublasLt.so.{cuda}", "cublasLtGetVersion"),
     ("cuDNN", "libcudnn.so.9", "cudnnGetVersion"),
@@ -27,7 +27,7 @@ SLOW = "it takes too long"
 
 
 def said(command, seconds=20):
-    """-> (whether it ended well, the first line that it said, all that it said)."""
+    """-> (whether it succeeded, the first line of its output, all output)."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

@@ -4,11 +4,11 @@
   scripts/bench/gpu_train.py MODEL [--what train|profile|ladder] [--name NAME] [--build build/release] [--output FILE]
     [--seconds 60] [path=value ...]
 
---what train checks that every loss is finite, that the first is what weights give that know nothing, within 0.5 (ln V, and
-hidden_size * init_method_std^2 / 2 for the spread of the first logits), and that the losses fall; tokens/s, MFU and memory
-are measured as compare_gpu.py measures them, which takes this row with its --alone. --what profile times every operation.
---what ladder is for a training that has failed: gpu_ladder.py's rungs. Writes FILE.json and a log beside it, whatever
-happens. The exit code is 1 if the training failed or a check did, and 3 if it took too long.
+--what train checks that every loss is finite, that the losses fall, and that the first one is that of untrained weights
+within 0.5: ln V, and hidden_size * init_method_std^2 / 2 for the spread of the first logits. Tokens/s, MFU and memory
+are measured as in compare_gpu.py, whose --alone reads this row. --what profile times every operation. --what ladder
+runs gpu_ladder.py's rungs on a training that has failed. Writes FILE.json and a log beside it in every case. The exit
+code is 1 if the training or a check failed, and 3 if it took too long.
 """
 import argparse
 import json
@@ -66,7 +66,7 @@ class Alone:
             raise Failed("not so: " + "; ".join(wrong))
 
     def salvage(self):
-        """What the steps before the end of the time tell."""
+        """Measures the steps that were done before the time ended."""
         for metrics in self.work.glob("*/run/metrics.jsonl"):
             lines = [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
             lines = [line for line in lines if "step_ms" in line]

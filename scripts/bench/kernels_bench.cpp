@@ -36,7 +36,7 @@ struct Buffer {
       : bytes(size_t(elements * dtype_size(type))), count(elements), dtype(type) {}
   operator Span() { return {bytes.data(), count, dtype}; }
   operator ConstSpan() const { return {bytes.data(), count, dtype}; }
-  // Normal numbers, a thousand of them over and over.
+  // A thousand normal numbers, repeated.
   static Buffer normal(DType dtype, int64_t count) {
     Buffer b(dtype, count);
     float few[1009];

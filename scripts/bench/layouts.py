@@ -32,7 +32,7 @@ import time
 from process_groups import GROUP, kill_group
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# At the quickstart's learning rate the first steps of Adam blow rounding up, in bf16 beyond any bound.
+# At the quickstart's learning rate the first steps of Adam amplify rounding errors, in bf16 beyond any bound.
 MODEL = ["model.num_layers=4", "model.hidden_size=128", "model.num_attention_heads=8", "model.num_query_groups=4",
          "dataset.seq_length=128", "train.micro_batch_size=1", "train.global_batch_size=8", "train.threads=1",
          "validation.every_steps=0", "checkpoint.every_steps=0", "lr_scheduler.warmup_steps=2",
@@ -41,7 +41,7 @@ PACKED = ["packed_sequence.packed_sequence_size=256"]
 BOUND = {"fp32": 1e-5, "bf16_mixed": 2e-2}
 ACROSS_DEVICES = {"fp32": 1e-4, "bf16_mixed": 2e-2}
 SHARED_RANKS, SHARED_STEPS = 4, 5
-# Of ranks that share a GPU: sockets alone, and few blocks that wait on the GPU for ranks whose turn it is not.
+# For ranks that share a GPU: sockets only, and few blocks that wait on the GPU for ranks that are not running.
 SHARED_NCCL = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_NET_PLUGIN": "none", "NCCL_IB_DISABLE": "1",
                "NCCL_P2P_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_NCHANNELS": "2"}
 
@@ -114,7 +114,7 @@ class Suite:
         self.references = {}
 
     def train(self, ranks, settings, device, precision, gpus=None):
-        """Losses of all steps and the seconds that they took, or what went wrong. gpus: that the ranks share."""
+        """Losses of all steps and the seconds that they took, or an error. gpus: those that the ranks share."""
         run = pathlib.Path(tempfile.mkdtemp(dir=self.work))
         began = time.monotonic()
         steps = self.args.steps if gpus is None else min(SHARED_STEPS, self.args.steps)
@@ -136,9 +136,9 @@ class Suite:
         return [line["loss"] for line in lines if "loss" in line], time.monotonic() - began
 
     def execute(self, commands):
-        """All at once; the first that fails ends the others. -> (its exit code or the limit, what all said).
+        """Runs all ranks at once; the first that fails ends the others. -> (its exit code or the limit, all output).
 
-        Throws TimeSpent where the time of all cases is over.
+        Throws TimeSpent if the time of all cases is over.
         """
         if time.monotonic() >= self.deadline:
             raise TimeSpent("not run: the time is spent")
@@ -188,7 +188,7 @@ class Suite:
     def check(self, name, ranks, losses, reference, bound, precision, seconds, steps=None):
         steps = steps or self.args.steps
         differences = [abs(a - b) / abs(b) for a, b in zip(losses, reference)]
-        # Each for itself: max() passes over what is not a number.
+        # One by one, since max() ignores NaN.
         good = len(losses) == len(reference) == steps and all(d <= bound for d in differences)
         worst = max(differences, default=float("nan"))
         return {"case": name, "ranks": ranks, "precision": precision, "worst": worst, "bound": bound,

@@ -2,8 +2,8 @@
 # Measures the activation memory per rank of a training step as sequences grow, in layouts of tensor and context
 # parallelism. The figures are rank 0's peaks as the allocator counts them.
 #   scripts/bench/memory_tp_cp.sh [longest sequence, default 32768] [shortest, default 1024] [setting...]
-# ideal: the single rank's activations / (tp x cp). growth: per doubling of the sequence; 2.00 is linear, 4.00 would be an
-# S x S matrix. "one S x S": what the scores of a single head would take in fp32, if they existed.
+# ideal: the single rank's activations / (tp x cp). growth: per doubling of the sequence; 2.00 is linear, 4.00 would
+# be an S x S matrix. "one S x S": the memory of a single head's scores in fp32, if they were stored.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 longest=${1:-32768} shortest=${2:-1024}

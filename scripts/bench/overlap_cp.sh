@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 ranks=${1:-4} share=${2:-60} rounds=${3:-3}
 everywhere=("${@:4}")
 
-# train <name> <setting>...: the last word on a setting is the run's
+# train <name> <setting>...: these settings win over all others
 train() {
   train_recipe "$1" recipes/bench/llama_3m.yaml "$ranks" train.steps=12 \
     dataset.seq_length=4096 train.micro_batch_size=1 train.global_batch_size=1 model.vocab_size=512 model.num_query_groups=8 \

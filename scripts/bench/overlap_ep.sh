@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Measures how much of the exchanges of experts' rows is hidden: runs the same training without any overlap of experts,
-# with pairs of passes (overlap_moe_expert_parallel_comm), with delayed weight gradients beside them, with the shared
-# expert (shared_expert_overlap), with chunks (moe_dispatch_chunks), and with both of these, in turns, over an emulated
-# link on which the exchanges take a given share of the time of a step without a link.
+# Measures how much of the exchanges of experts' rows is hidden. Runs the same training in turns over an emulated
+# link, on which the exchanges take a given share of the time of a step without a link. The variants are: no overlap
+# of experts, pairs of passes (overlap_moe_expert_parallel_comm), pairs with delayed weight gradients, the shared
+# expert (shared_expert_overlap), chunks (moe_dispatch_chunks), and both of these.
 #   scripts/bench/overlap_ep.sh [ranks, default 2] [shares in per cent, default "30 60"] [rounds, default 3] [pp, default 1] [setting...]
-# Experts are spread over all ranks of a pipeline rank, each of which has 16 micro-batches, and routing is balanced; with
-# pp above 1 a rank has two stages. Attention takes about half of a layer. The link delays completion without burning
-# CPU; debug.compute_slowdown lets ranks that share a core compute at the same time, and leaves as much time again to the
-# threads that enqueue and communicate. Each run stands between two without a link, by whose mean its step is divided.
-# Prints the median of the rounds, and the range, and, as means over the rounds of their medians, the exchanges' time at
-# work, how much of it was exposed, in all and in pairs, and the time for which ranks waited for each other (idle, not
-# exposed), and for which compute had nothing to do (starved). Below each stands what the simulator says (mtrain schedule)
-# of the run's order, which follows from the plan's estimates, with the times of the parts from a trace of a run without a
-# link: its step is that run's, and what the exchanges add in the simulation. An exchange lasts as long as in the run
-# with pairs; what that is beyond its time on the link each chunk takes again. Further settings hold for every run,
-# such as debug.route=zipf, for which the simulation does not hold.
+# Experts are spread over all ranks of a pipeline rank, each of which has 16 micro-batches, and routing is balanced;
+# with pp above 1 a rank has two stages. Attention takes about half of a layer. The link delays completion without
+# burning CPU; debug.compute_slowdown lets ranks that share a core compute at the same time, and leaves as much time
+# again to the threads that enqueue and communicate. Each run is between two without a link, and its step is divided
+# by their mean. Prints the median and the range over the rounds. Other times are means over the rounds of their
+# medians: the exchanges' time at work and its exposed part, in all and in pairs; idle, the time in which ranks
+# waited for each other; and starved, the time in which compute had nothing to do. Below each is the forecast of the
+# simulator (mtrain schedule) for the run's order, which follows from the plan's estimates. The times of the parts
+# come from a trace of a run without a link; the forecast adds to that run's step what the exchanges cost in the
+# simulation. An exchange lasts as long as in the run with pairs. The part of that beyond its time on the link is
+# latency, which each chunk pays again. Further settings hold for every run, such as debug.route=zipf, for which the
+# simulation does not hold.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 ranks=${1:-2} shares=${2:-30 60} rounds=${3:-3} pp=${4:-1}

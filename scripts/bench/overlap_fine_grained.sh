@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Measures what the fine-grained 1F1B and its settings cost or gain on a dense model: runs the same training with the
-# plain interleaved 1F1B, with pairs alone (fine_grained_1f1b), with each of the three overlap_p2p_* settings, and with
-# all of them, in turns, over an emulated link on which a message takes a given share of a chunk's compute time.
+# Measures what the fine-grained 1F1B and its settings cost or gain on a dense model. Runs the same training in
+# turns over an emulated link, on which a message takes a given share of a chunk's compute time. The variants are:
+# the plain interleaved 1F1B, pairs alone (fine_grained_1f1b), each of the three overlap_p2p_* settings, and all of
+# them.
 #   scripts/bench/overlap_fine_grained.sh [shares in per cent, default "50 100"] [rounds, default 5] [ranks, default 4] [setting...]
-# A chunk has two layers; its compute time is that of a forward, or half that of a backward, in a step without a link. A rank
-# sends an activation and a gradient for every forward and backward, so that 100 % keeps its links busy all the time. Prints
-# the median of the steps' times, their spread over the rounds, and how much longer a step is than a plain one without a
-# link: as measured, and as the simulator says (mtrain schedule). The link delays completion without burning CPU;
-# debug.compute_slowdown lets ranks that share a core compute at the same time. Further settings hold for every run.
+# A chunk has two layers; its compute time is that of a forward, or half that of a backward, in a step without a
+# link. A rank sends an activation and a gradient for every forward and backward, so that 100 % keeps its links busy
+# all the time. Prints the median of the steps' times, their spread over the rounds, and how much longer a step is
+# than a plain one without a link: as measured, and as simulated (mtrain schedule). The link delays completion
+# without burning CPU; debug.compute_slowdown lets ranks that share a core compute at the same time. Further
+# settings hold for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 shares=${1:-50 100} rounds=${2:-5} ranks=${3:-4}
@@ -32,8 +34,9 @@ pairs=comm_overlap.fine_grained_1f1b=true
 stream=comm_overlap.overlap_p2p_backward_on_comm_stream=true
 two=comm_overlap.overlap_p2p_wgrad_delayed_layer_number=$layers
 whole=comm_overlap.overlap_p2p_with_transformer_layer_wgrad=true
-# Shares of a chunk's weight gradients that attention has in one layer and in all, and that one whole layer has; and the
-# share of a forward that follows the backward beside it, its last MLP. With 8 heads and 4 key-value heads.
+# The shares of a chunk's weight gradients in attention of one layer, in attention of all layers, and in one full
+# layer; and the share of a forward that follows the backward beside it, its last MLP. With 8 heads and 4 key-value
+# heads.
 read -r attention attentions layer mlp < <(awk -v h=$hidden -v f=$ffn -v l=$layers 'BEGIN {
   a = 3 * h * h / (3 * h * h + 3 * h * f); print a / l, a, 1 / l, (1 - a) / l }')
 

@@ -3,11 +3,12 @@
 # training with overlap_p2p_comm off, one by one and together, and on, over an emulated link on which a rank's messages
 # take a given share of its compute time. overlap_fine_grained.sh measures the fine-grained 1F1B.
 #   scripts/bench/overlap_pp.sh [ranks, default 2] [share in per cent, default 25; 0: the real link alone] [rounds, default 3] [setting...]
-# Figures are medians of a step. Exposed is the time in which rank 0 stands still for messages that are on their way; lost is
-# how much longer a step takes than without a link, which counts what all ranks wait for. Both of a step of 12 micro-batches
-# per rank, and of its steady state: what 8 of these add to a step of 4, beside which it fills and drains the pipeline.
-# The link delays completion without burning CPU, but ranks that share a core wait for each other: with fewer cores than
-# ranks, slow computations down (debug.compute_slowdown=8). Further settings hold for every run.
+# Figures are medians of a step. Exposed is the time in which rank 0 stands still for messages under way. Lost is
+# how much longer a step takes than without a link, which includes the waits of all ranks. Both are printed for a
+# step of 12 micro-batches per rank, and for its steady state: what 8 of these add to a step of 4, without the fill
+# and drain of the pipeline. The link delays completion without burning CPU, but ranks that share a core wait for
+# each other: with fewer cores than ranks, slow computations down (debug.compute_slowdown=8). Further settings hold
+# for every run.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 ranks=${1:-2} share=${2:-25} rounds=${3:-3}

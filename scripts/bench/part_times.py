@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Prints what the parts of a layer with experts take in a trace, as options of `mtrain schedule`.
+"""Prints the times of the parts of a layer with experts from a trace, as options of `mtrain schedule`.
 
   part_times.py TRACE SKIPPED
 
-TRACE is of a run without pairs of passes (mtrain --trace). Times are milliseconds of a micro-batch, means over all ranks
-and all steps but the first SKIPPED ones. Norms count to what follows them, and other small operations to what they
-follow."""
+TRACE is of a run without pairs of passes (mtrain --trace). Times are milliseconds of a micro-batch, means over all
+ranks and all steps but the first SKIPPED ones. Norms count towards the part that follows them, and other small
+operations towards the part before them."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def part_of(name):
 
 def pass_of(name, part, before):
     if part == "head":
-        return FORWARD  # it computes its gradients at once
+        return FORWARD  # its forward also computes its gradients
     if name.endswith("_wgrad"):
         return WEIGHTS
     if name.endswith(("_dgrad", "_bwd", "_grad")):
@@ -43,8 +43,8 @@ def main():
         events = json.load(file)
     events = events["traceEvents"] if isinstance(events, dict) else events
     streams = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    launches = defaultdict(list)  # of each rank's compute stream
-    begins = defaultdict(list)  # of each rank's steps
+    launches = defaultdict(list)  # by rank, on the compute stream
+    begins = defaultdict(list)  # by rank, of the steps
     for e in sorted((e for e in events if e["ph"] == "X" and e.get("cat") != "wait"), key=lambda e: e["ts"]):
         stream = streams[e["pid"], e["tid"]]
         if stream == "compute":

@@ -25,7 +25,7 @@ root=$(realpath -m "$root")
 [[ ! -e $root || -z $(ls -A "$root") || -e $root/mtrain-bare ]] || die "$root has other files"
 packages=/var/cache/apt/archives
 
-# What is mounted, is mounted in a namespace of its own, which ends with the script.
+# All mounts are in a namespace of their own, which ends with the script.
 if [[ -z ${MTRAIN_BARE_NAMESPACE:-} ]]; then
   options=(--root "$root")
   if ((nvcc)); then options+=(--nvcc); fi

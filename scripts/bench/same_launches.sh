@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares what two builds launch on the streams `compute` and `ep`, rank by rank, for models with experts whose exchanges
-# do not overlap: a build that brings an overlap feature must launch the same as before where the feature is off.
+# Compares what two builds launch on the streams `compute` and `ep`, rank by rank, for models with experts whose
+# exchanges do not overlap: a build with a new overlap feature must launch the same as before if the feature is off.
 #   scripts/bench/same_launches.sh <old build folder> <new build folder>
 # Prints a line for each layout, and fails if one differs.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"

@@ -1,9 +1,10 @@
 // Speed of tokenizers, and the ids that scripts/check_tokenizers.sh compares.
-//   bench_tokenizer TOKENIZER TEXT [--seconds 5]   MB of text per second of processor time, and the
-//   time to load bench_tokenizer --answer TOKENIZER             for each line of stdin, a JSON text
-//   or a JSON list of ids: the ids,
-//                                                  a tab, and the decoded bytes in hexadecimal
-//                                                  digits
+//   bench_tokenizer TOKENIZER TEXT [--seconds 5]
+//     prints MB of text per second of processor time, and the time to load
+//
+//   bench_tokenizer --answer TOKENIZER
+//     for each line of stdin, a JSON text or a JSON list of ids, prints the ids, a tab, and the
+//     decoded bytes in hexadecimal digits
 #include <sys/resource.h>
 #include <cstdio>
 #include <iostream>

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""The PyTorch side of compare_gpu.py and compare_torch.py: trains a Llama-, Qwen2- or Mixtral-style model as fast as PyTorch can, and prints its speed.
+"""The PyTorch side of compare_gpu.py and compare_torch.py: trains a Llama-, Qwen2- or Mixtral-style model, and prints its speed.
 
   torch_train.py --shape JSON --data PREFIX --steps 8 --warmup 4 --profile 2 [--device cuda|cpu] [--compile 0|1]
     [--threads N] [--weights fp32|bf16] [--strategy none|ddp|fsdp] [--experts loop|sorted|grouped]
 
 Tuned as users tune it: torch.compile of each block and of the loss, fused AdamW, SDPA by the fastest of its backends on
 this shape, gradients that are accumulated over micro-batches and zeroed by dropping them. Precision is mtrain's rule:
-products in bf16 (autocast), with fp32 weights, gradients and moments: 16 bytes a parameter, and the bf16 copies of the
-weights that autocast makes. With --weights bf16 the weights themselves, gradients and moments are bf16: 8 bytes a parameter,
-and a rounding of every update that mtrain does not make. --strategy spreads the global batch over the processes that
-torchrun starts. --experts chooses how a layer with experts computes: a loop over experts that gathers each one's tokens and adds
-what it returns (transformers' form), or tokens sorted by expert, then a loop over their slices or PyTorch's grouped product
-(torchtitan's forms). The last line of rank 0's output is one JSON object.
+GEMMs in bf16 (autocast), with fp32 weights, gradients and moments: 16 bytes a parameter, and the bf16 copies of the
+weights that autocast makes. With --weights bf16 the weights themselves, gradients and moments are bf16: 8 bytes a
+parameter, and a rounding of every update that mtrain does not make. --strategy spreads the global batch over the
+processes that torchrun starts. --experts chooses how a layer with experts computes: a loop over experts that gathers
+each one's tokens and adds what it returns (transformers' form), or tokens sorted by expert, then a loop over their
+slices or PyTorch's grouped GEMM (torchtitan's forms). The last line of rank 0's output is one JSON object.
 """
 import argparse
 import contextlib
@@ -32,7 +32,7 @@ ATTENTION = ("flash", "fmha", "attention", "sdpa", "cudnn_generated")
 
 
 def attention(q, k, v, grouped):
-    """grouped: SDPA takes fewer key heads as they are."""
+    """grouped: SDPA accepts fewer key heads than query heads."""
     if q.shape[1] == k.shape[1]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     if grouped:
@@ -249,7 +249,7 @@ class Training:
 
 def kind_of(kernel):
     if kernel.startswith("triton_") and not kernel.startswith("triton_tem"):
-        return "other"  # fused around what its name tells
+        return "other"  # a fused kernel; its name lists the operations
     return "attention" if any(w in kernel for w in ATTENTION) else "matmul" if any(w in kernel for w in MATMUL) else "other"
 
 
@@ -301,7 +301,7 @@ def main():
     if args.profile:
         try:
             ops = operations(training, args.profile)
-        except Exception as e:  # what was timed stays
+        except Exception as e:  # keep the measured times
             print(f"no profile: {type(e).__name__}: {e}", file=sys.stderr)
     if int(os.environ.get("RANK", "0")) != 0:
         return

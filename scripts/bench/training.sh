@@ -1,5 +1,5 @@
-# The benches beside this file that train source it. It sets the programs, a small data set and a folder for runs, and
-# reads what the runs have measured.
+# The benchmarks beside this file that train source it. It sets the programs, a small data set and a folder for
+# runs, and reads the measurements of the runs.
 # MTRAIN_BUILD names another build folder.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 

@@ -71,7 +71,7 @@ void write_dense_model(const fs::path& folder, double gigabytes) {
   write_file_atomic(folder / "config.json", llama_config(sizes));
 }
 
-// Lets the system forget what it has of the files in its memory.
+// Removes the files from the system's page cache.
 void drop_cache(const SafetensorsFolder& model) {
   for (const auto& file : model.files()) {
     const int fd = ::open(file->path().c_str(), O_RDONLY);

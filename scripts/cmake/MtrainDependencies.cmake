@@ -1,8 +1,9 @@
-# Third-party packages. A missing one stops the configuration with one line that names what to install.
+# Third-party packages. If one is missing, the configuration stops with one line that names the Debian package to
+# install.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 
-# mtrain_need(<package> <Debian package>): find_package that says what to install.
+# mtrain_need(<package> <Debian package>): find_package whose error names the Debian package.
 function(mtrain_need package debian)
   find_package(${package} QUIET GLOBAL)
   if(NOT ${package}_FOUND)
@@ -16,7 +17,7 @@ mtrain_need(yaml-cpp libyaml-cpp-dev)
 mtrain_need(CLI11 libcli11-dev)
 mtrain_need(nlohmann_json nlohmann-json3-dev)
 mtrain_need(Gloo libgloo-dev)
-# Tests: AUTO turns them on exactly when Catch2 is there. scripts/install-deps.sh --tests installs it.
+# Tests: AUTO turns them on if Catch2 is installed (scripts/install-deps.sh --tests).
 set(MTRAIN_HAS_TESTS ${MTRAIN_TESTS})
 if(MTRAIN_TESTS STREQUAL "AUTO")
   find_package(Catch2 2 QUIET GLOBAL)
@@ -38,7 +39,7 @@ endfunction()
 
 mtrain_need_pc(PCRE2 libpcre2-8 libpcre2-dev)
 
-# CUDA: AUTO turns it on exactly when nvcc is there.
+# CUDA: AUTO turns it on if nvcc is installed.
 set(MTRAIN_HAS_CUDA OFF)
 if(NOT MTRAIN_CUDA STREQUAL "OFF")
   include(CheckLanguage)
@@ -47,7 +48,7 @@ if(NOT MTRAIN_CUDA STREQUAL "OFF")
     set(MTRAIN_HAS_CUDA ON)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 80 90a)
-      set(MTRAIN_CUDA_TUNED ON)   # what the kernels' registers were counted for
+      set(MTRAIN_CUDA_TUNED ON)   # the architectures for which the kernels' registers were counted
     endif()
     set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
     enable_language(CUDA)
@@ -62,7 +63,8 @@ if(NOT MTRAIN_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# NCCL is loaded at run time, not linked, so that a build with it also runs where it is missing: only its header is needed.
+# NCCL is loaded at run time, not linked: the build needs only its header, and the programs also start without the
+# library.
 set(MTRAIN_HAS_NCCL OFF)
 if(MTRAIN_HAS_CUDA)
   find_path(MTRAIN_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

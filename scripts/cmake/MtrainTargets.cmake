@@ -13,7 +13,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(mtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>)
 endif()
 if(MTRAIN_SANITIZE)
-  # Code with a sanitizer's checks in it makes GCC warn of what cannot happen; builds without one find the real mistakes.
+  # With a sanitizer's checks in the code, GCC warns of impossible cases; builds without a sanitizer find the real
+  # mistakes.
   target_compile_options(mtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${MTRAIN_SANITIZE};-fno-omit-frame-pointer;-Wno-error>)
   target_link_options(mtrain_options INTERFACE -fsanitize=${MTRAIN_SANITIZE})
 endif()
@@ -24,8 +25,8 @@ if(MTRAIN_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${MTRAIN_CCACHE})
 endif()
 
-# Headers that most sources include are parsed once: a third of the compiler's time for the programs, and more for tests.
-# All sources must compile without, too (-DMTRAIN_PCH=OFF): each includes what it uses.
+# Headers that most sources include are parsed once: a third of the compiler's time for the programs, and more for
+# tests. All sources must also compile without precompiled headers (-DMTRAIN_PCH=OFF): each includes what it uses.
 option(MTRAIN_PCH "precompile the headers that most sources include" ON)
 set(MTRAIN_PCH_STANDARD <algorithm> <array> <chrono> <cmath> <cstdint> <cstring> <deque> <filesystem> <functional>
   <limits> <map> <memory> <mutex> <numeric> <optional> <set> <string> <string_view> <tuple> <utility> <vector>
@@ -34,10 +35,10 @@ set(MTRAIN_PCH_STANDARD <algorithm> <array> <chrono> <cmath> <cstdint> <cstring>
 set(MTRAIN_PCH_SETTINGS ${MTRAIN_PCH_STANDARD} ${CMAKE_SOURCE_DIR}/lib/recipe/recipe.h)
 if(MTRAIN_PCH)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(mtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # what ccache asks for
+    target_compile_options(mtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # ccache requires this flag
   endif()
   if(MTRAIN_CCACHE)
-    # ccache caches a source with a precompiled header only if these are not compared; none of them is used here.
+    # ccache caches a source with a precompiled header only if it does not compare these; none of them is used here.
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${MTRAIN_CCACHE})
   endif()
 endif()
@@ -58,8 +59,8 @@ function(mtrain_precompile target name)
   target_precompile_headers(${target} REUSE_FROM mtrain_pch_${name})
 endfunction()
 
-# For libraries and sources in which a run spends no time, since they read settings, write records or launch what others
-# compute: release builds compile them in two thirds of the time. No number depends on it.
+# For libraries and sources in which a run spends no time, since they only read settings, write records or launch
+# kernels. Release builds compile them with -O1, in two thirds of the time. No number depends on it.
 set(MTRAIN_QUICK_TO_COMPILE $<$<CONFIG:Release>:-O1>)
 function(mtrain_quick_to_compile)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${MTRAIN_QUICK_TO_COMPILE}")
@@ -83,15 +84,15 @@ function(mtrain_lib name)
   endif()
 endfunction()
 
-# mtrain_test(unit_device SOURCES ... DEPS device [LABELS ...] [BY_FILE]): one Catch2 program, and one ctest entry or,
-# BY_FILE, one for each of the sources that is named *_test.cpp: mtrain_test(parity ... BY_FILE) has parity_tensor.
+# mtrain_test(unit_device SOURCES ... DEPS device [LABELS ...] [BY_FILE]): one Catch2 program, and one ctest entry.
+# BY_FILE makes an entry for each source named *_test.cpp: mtrain_test(parity ... BY_FILE) has parity_tensor.
 function(mtrain_test name)
   cmake_parse_arguments(ARG "BY_FILE" "" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(test_${name} ${ARG_SOURCES})
   list(TRANSFORM ARG_DEPS PREPEND mtrain_)
   target_link_libraries(test_${name} PRIVATE mtrain_options ${ARG_DEPS} Catch2::Catch2WithMain)
   target_compile_definitions(test_${name} PRIVATE MTRAIN_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  if(NOT name MATCHES "^cuda_emulator")  # these spend their time in kernels that are part of the test
+  if(NOT name MATCHES "^cuda_emulator")  # their time goes to kernels that are compiled into the test
     target_compile_options(test_${name} PRIVATE ${MTRAIN_QUICK_TO_COMPILE})
   endif()
   if(name MATCHES "^(unit_(recipe|plan|interchange)|parity)$")

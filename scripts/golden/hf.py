@@ -30,7 +30,7 @@ FOLDER = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "hf"
 EXPECTED = FOLDER / "expected"
 B, S, V = 2, 9, 64
 ROUTER_BIAS = "e_score_correction_bias"
-# Plain operations, which compute in float64, too. Only transformers 5 has others for experts.
+# Plain operations, which also work in float64. Only transformers 5 has others for experts.
 EAGER = dict(attn_implementation="eager")
 if int(transformers.__version__.split(".")[0]) >= 5:
     EAGER["experts_implementation"] = "eager"
@@ -41,7 +41,7 @@ EXPERTS = dict(SIZES, moe_intermediate_size=16, num_experts_per_tok=2, decoder_s
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 TWO_HEADS = dict(SIZES, num_attention_heads=2, num_key_value_heads=1)
-# Layers from the second on have experts in two groups of 4, of which a token's come from one.
+# Layers from the second on have experts in two groups of 4; a token's experts come from one group.
 ROUTED = dict(SIZES, moe_intermediate_size=8, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1,
               first_k_dense_replace=1, routed_scaling_factor=2.5)
 PHI3 = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -104,7 +104,7 @@ CASES = {
                                               rope_parameters=LONGROPE, **PHI3), True),
     "phi3_longrope_long": (transformers.Phi3Config(**TWO_HEADS, original_max_position_embeddings=4,
                                                    rope_parameters=LONGROPE, **PHI3), False),
-    # Windows of the layers from one on, and of every other layer, which layer_types alone can say.
+    # Windows in the layers from one on, and in every other layer, which only layer_types can express.
     "qwen2_window": (transformers.Qwen2Config(**dict(SIZES, num_hidden_layers=3), rope_parameters=rope(1e6),
                                               use_sliding_window=True, sliding_window=4,
                                               max_window_layers=1), False),
@@ -115,7 +115,7 @@ CASES = {
                                                   "sliding_attention"]), False),
     "smollm3": (transformers.SmolLM3Config(**FOUR_LAYERS, no_rope_layer_interval=2, rope_parameters=rope(1e4),
                                            **PHI3), False),
-    # The third layer has no rotary positions, and so a window.
+    # The third layer has no rotary positions, and therefore a window.
     "smollm3_untied": (transformers.SmolLM3Config(**FOUR_LAYERS, no_rope_layers=[1, 1, 0, 1], use_sliding_window=True,
                                                   sliding_window=4, attention_bias=True, mlp_bias=True,
                                                   tie_word_embeddings=False, rope_parameters=LLAMA3, **PHI3), True),
@@ -159,7 +159,7 @@ def ids():
 
 
 def seeded(config, seed):
-    """A model whose weights are bf16 numbers of a size at which every one of them matters."""
+    """A model whose weights are bf16 numbers, large enough that every one affects the logits."""
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     generator = torch.Generator().manual_seed(seed)
     norms = 0.0 if config.model_type.startswith("gemma") else 1.0  # Gemma's norms multiply by 1 + weight
@@ -180,7 +180,7 @@ def put_router_biases(model, seed):
 
 
 def logits(model):
-    # Routers of these families compute in fp32, and those of transformers 4 add no experts in float64 then.
+    # Routers of these families compute in fp32, and those of transformers 4 then cannot add experts in float64.
     routed = any(name.endswith(ROUTER_BIAS) for name, _ in model.named_buffers())
     model = model.float() if routed and transformers.__version__.startswith("4.") else model.double()
     with torch.no_grad():
@@ -188,7 +188,7 @@ def logits(model):
 
 
 def load(folder):
-    """The model of a folder in fp32. No key may be missing, unexpected or of another shape."""
+    """The model of a folder in fp32. No key may be missing, unexpected or of a wrong shape."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, **EAGER)
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}

@@ -5,16 +5,16 @@
   scripts/golden/hf_use.py --check    computes the same again, writes nothing
   scripts/golden/hf_use.py --compare MTRAIN FOLDER
                                       holds what this mtrain computes with the model of any folder against transformers:
-                                      the loss of README.md, and the likeliest tokens behind a prompt
+                                      the loss of README.md, and the likeliest tokens after a prompt
 
 needs PyTorch and transformers; the files are written by the versions that scripts/golden/requirements.txt names.
 
 use.json holds, all computed in float64 from the weights of the files:
   ids, window             a stream of tokens, and the length of the windows over it
   <case>.nats             by stride: the mean loss of the tokens, in the windows of transformers' guide to perplexity;
-                          all losses weigh alike, however many a window has
+                          all losses weigh alike, however many labels a window has
   <case>.texts            what generate() adds to a prompt without sampling, under two lists of ids that end a text
-The tokenizer has a token for each of 61 characters and three special ones, of which <s> begins every text.
+The tokenizer has a token for each of 61 characters and three special ones; <s> begins every text.
 """
 import argparse
 import json
@@ -31,11 +31,11 @@ import hf
 
 OUT = hf.EXPECTED
 TOKENS, WINDOW, STRIDES = 150, 16, (16, 5)
-NEW = 12  # tokens behind a prompt; with it and <s> they fill the positions of the smallest model
+NEW = 12  # tokens after a prompt; with the prompt and <s> they fill the positions of the smallest model
 PROMPTS = ["Hey", "Why", "And", "Yes", "Its", "Old"]
 CHARACTERS = " ,.!?'-:;" + "".join(chr(ord("a") + i) for i in range(26)) + "".join(chr(ord("A") + i) for i in range(26))
 SPECIAL = ["<s>", "</s>", "<stop>"]
-MARGIN = 1e-4  # between the logits of the two likeliest tokens, so that no rounding chooses
+MARGIN = 1e-4  # between the logits of the two likeliest tokens, so that rounding cannot change the choice
 
 
 def write_tokenizer(folder):

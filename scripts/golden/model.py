@@ -64,7 +64,7 @@ FAMILIES = {
     # Softmax over the chosen logits, and a balance loss.
     "mixtral": dict(LLAMA, architecture="mixtral", rotary_base=1e6,
                     moe=dict(EXPERTS, aux_loss_coeff=[0.1])),
-    # Softmax over all experts, of which the chosen ones' sum to 1.
+    # Softmax over all experts; the weights of the chosen ones are scaled to a sum of 1.
     "qwen3_moe": dict(LLAMA, architecture="qwen3_moe", kv_channels=16, norm_epsilon=1e-6,
                       rotary_base=1e6, qk_layernorm=True,
                       moe=dict(EXPERTS, router_topk=3, router_pre_softmax=True, z_loss_coeff=0.01)),
@@ -251,7 +251,7 @@ def parameter_shapes(c):
 
 
 def draw_state(c, generator):
-    """What routers have beside parameters: biases, and each expert's part of a batch's choices."""
+    """The routers' state beside parameters: biases, and each expert's part of a batch's choices."""
     state = {}
     for i in range(c["num_layers"]):
         moe = experts_of(c, i)
@@ -281,7 +281,7 @@ def rotary_size(c):
 
 
 def yarn_frequency(f, i, D, base, scaling):
-    """Lanes from `low` to `high` go over from the frequency to that of a context `factor` times as long."""
+    """From lane `low` to lane `high`, the frequency changes gradually to that of a context `factor` times as long."""
     def lane(turns):
         return D * math.log(scaling["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (2 * math.log(base))
     low, high = max(math.floor(lane(scaling["beta_fast"])), 0), min(math.ceil(lane(scaling["beta_slow"])), D - 1)
@@ -290,7 +290,7 @@ def yarn_frequency(f, i, D, base, scaling):
 
 
 def of_layer(c, setting, layer, default):
-    """What a list of 0 and 1 says of a layer."""
+    """Whether a list of 0 and 1 has a 1 for this layer."""
     return c[setting][layer] == 1 if setting in c else default
 
 
@@ -316,7 +316,7 @@ def inverse_frequencies(c, local=False):
 
 
 def rotate(x, angles, size=1.0):
-    """x (B, S, heads, D); lane i turns with lane i + R; angles (S, R); elements behind 2 R stay."""
+    """x (B, S, heads, D); lane i turns with lane i + R; angles (S, R); elements from 2 R on stay."""
     R = angles.shape[-1]
     first, second, rest = x[..., :R], x[..., R:2 * R], x[..., 2 * R:]
     cos, sin = size * angles.cos()[:, None, :], size * angles.sin()[:, None, :]
@@ -348,8 +348,8 @@ GATES = {"swiglu": lambda x: x * torch.sigmoid(x), "geglu": gelu_tanh}
 class Gpt:
     def __init__(self, config, params):
         self.c, self.p = config, params
-        self.router_losses = 0.0  # of all layers, after logits()
-        self.margin = math.inf    # by which every choice of logits() was made
+        self.router_losses = 0.0  # the sum over layers, after logits()
+        self.margin = math.inf    # the margin of every choice of logits()
 
     def norm_factor(self, name):
         zero_centered = self.c.get("layernorm_zero_centered_gamma", False)
@@ -391,7 +391,7 @@ class Gpt:
             angles = position[:, None] * inverse_frequencies(c, window)
             size = (c["rope_scaling"] or {}).get("attention_factor", 1.0)
             q, k = rotate(q, angles, size), rotate(k, angles, size)
-        distance = position[:, None] - position[None, :]  # of a query (row) to a key (column)
+        distance = position[:, None] - position[None, :]  # from a query (row) to a key (column)
         visible = distance >= 0
         if window:
             visible &= distance < c["window_size"]

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Holds the golden files of models with experts against transformers, an implementation of others.
+"""Compares the golden files of models with experts with transformers, an independent implementation.
 
   scripts/golden/peers.py     needs PyTorch and transformers (pip install transformers)
 
-Each family's parameters are loaded into the model of transformers that it is named after, in
-float64. Its logits, loss and gradients must be those of the file to 1e-5, relative to their
-lengths. DeepSeek-V3's router (sigmoids, groups, biases) is held against Glm4Moe's, which has the
-attention of llama. Losses of routers are transformers' own function, layer by layer: applied to all
-layers at once, it multiplies means over layers, and it counts each of a token's choices.
+Each family's parameters are loaded into the model of transformers that it is named after, in float64. Its logits, loss
+and gradients must be those of the file to 1e-5, relative to their lengths. DeepSeek-V3's router (sigmoids, groups,
+biases) is compared with Glm4Moe's, which has the attention of llama. Losses of routers are transformers' own function,
+layer by layer: applied to all layers at once, it multiplies means over layers, and it counts each of a token's choices.
 """
 import sys
 
@@ -142,7 +141,7 @@ class Names:
 
 
 def router_losses(c, logits):
-    """Of transformers' own function for each layer, which has K times our loss."""
+    """By transformers' own function for each layer, which returns K times our loss."""
     moe, total = c["moe"], 0.0
     for x in logits:
         x = x.reshape(-1, moe["num_experts"])

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Writes what transformers computes of rotary positions: test/golden/rope.json.
+"""Writes the rotary positions that transformers computes: test/golden/rope.json.
 
   scripts/golden/rope.py            writes the file
   scripts/golden/rope.py --check    recomputes it, writes nothing
 
-needs PyTorch and transformers; the file is written by the versions that
-scripts/golden/requirements.txt names.
+needs PyTorch and transformers; the file is written by the versions that scripts/golden/requirements.txt names.
 
-Each case has a configuration, the length of the sequence, the frequencies (fp32, in radians per position)
-and the attention factor of transformers' own functions, and the cosines and sines at some positions, which
-are computed in float64 from these frequencies.
+Each case has a configuration, the length of the sequence, and the frequencies (fp32, in radians per position) and the
+attention factor of transformers' own functions. It also has the cosines and sines at some positions, computed in
+float64 from these frequencies.
 """
 import argparse
 import json
@@ -56,7 +55,7 @@ CASES = {
     "yarn_attention_factor": (yarn(64, 1e4, 40.0, 4096, attention_factor=1.25), 64),
     "yarn_mscale": (yarn(64, 1e4, 40.0, 4096, mscale=1.0, mscale_all_dim=0.7), 64),
     "yarn_one_mscale": (yarn(64, 1e4, 40.0, 4096, mscale=0.7), 64),
-    # Both ends of the ramp are lane 0, or it begins behind the last lane.
+    # Both ends of the ramp are lane 0, or it begins after the last lane.
     "yarn_step": (yarn(32, 1e4, 8.0, 4), 64),
     "yarn_behind_last_lane": (yarn(32, 10.0, 8.0, 1 << 20), 64),
     "yarn_same_length": (yarn(32, 1e4, 1.0, 256), 64),

@@ -1,4 +1,5 @@
-// Kernels that write activations and their gradients leave the largest size of what they write.
+// Kernels that write activations and their gradients also store the largest absolute value that
+// they wrote.
 #include <algorithm>
 #include <cmath>
 
@@ -13,22 +14,23 @@ using namespace mtrain::test;
 
 namespace {
 
-// The largest finite size among `before` and x.
+// The largest finite absolute value of `before` and x.
 double largest(double before, const Array& x) {
   for (const double v : x.values())
     if (std::isfinite(v)) before = std::max(before, std::abs(v));
   return before;
 }
 
-// Numbers among which are some whose results are not finite, in the first and the last row.
+// Random numbers; some in the first and the last row have results that are not finite.
 Array numbers(DType type, int64_t n, uint64_t seed) {
   Array x = Array::normal(type, n, seed);
   if (n > 40) x.set(3, INFINITY), x.set(7, -INFINITY), x.set(n - 2, NAN);
   return x;
 }
 
-// `run(of, amax)` runs a kernel on the CPU or the device, as `of` says where arrays are; it writes
-// `y`. Each gives the maximum of its own result, to the bit; one that is larger before stays.
+// `run(of, amax)` runs a kernel on the CPU or the device, where `of` says that the arrays are, and
+// writes `y`. Each gives the maximum of its own result, to the bit. A larger maximum from before is
+// kept.
 template <class Run>
 void expect_amax(Mirror& y, const Run& run) {
   for (const float before : {0.0f, 1e20f}) {
@@ -45,7 +47,7 @@ void expect_amax(Mirror& y, const Run& run) {
 
 }  // namespace
 
-TEST_CASE("norms leave the largest size of what they write") {
+TEST_CASE("norms store the largest absolute value of their results") {
   struct Sizes {
     int64_t T, H;
   };
@@ -88,7 +90,7 @@ TEST_CASE("norms leave the largest size of what they write") {
         });
 }
 
-TEST_CASE("activations leave the largest size of what they write") {
+TEST_CASE("activations store the largest absolute value of their results") {
   for (DType type : kFloats)
     for (int64_t F :
          {int64_t(1), int64_t(7), int64_t(64), int64_t(1000), size_of_test(4100, 70000)})

@@ -20,7 +20,7 @@ struct Case {
   int64_t q_start = 0, window = 0;
   std::vector<int32_t> q_begin = {}, q_end = {}, kv_begin = {}, kv_end = {};
   bool gaps = false;
-  float cap = 0, scale = 0;  // of scores; scale 0: 1 / sqrt(D)
+  float cap = 0, scale = 0;  // for scores; scale 0: 1 / sqrt(D)
   float scale_of() const { return scale > 0 ? scale : 1 / std::sqrt(float(D)); }
 };
 // Returns the case with a cap of scores and another scale.
@@ -42,7 +42,7 @@ std::vector<Case> with_documents() {
       const auto [begin, end] = from({0, 1, 70, 70, 101, 130});
       cases.push_back(
           {"documents", 1, 130, 130, 4, 2, 64, causal, 0, window, begin, end, begin, end});
-      // As on a rank of context parallelism, queries also see keys of the document's other rows.
+      // As on a rank of context parallelism, queries also see keys of other rows of the document.
       cases.push_back({"documents with gaps",
                        1,
                        90,
@@ -232,7 +232,7 @@ TEST_CASE("attention: results in fp32 and added to, aligned, as blocks of keys a
     for (const Case& c : kCases) check(c, type, DType::f32, true, 0, close);
 }
 
-TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sums in any order") {
+TEST_CASE("attention: cases for cuDNN equal the CPU's, with the backward's sums in any order") {
   Closeness close("attention by cuDNN");
   const int64_t S = size_of_test(70, 1024), odd = size_of_test(65, 523);
   const std::vector<Case> cases = {{"short", 2, 7, 7, 4, 2, 32},
@@ -249,7 +249,7 @@ TEST_CASE("attention: what cuDNN takes equals the CPU's, with the backward's sum
       Operands o(c, half, half, 0, 0), again(c, half, half, 0, 0);
       o.fixed_order = again.fixed_order = fixed;
       check(o, half, half, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
-      if (!fixed) continue;  // else equal calls give equal bits
+      if (!fixed) continue;  // with a fixed order, equal calls give equal bits
       check(again, half, half, false, 0, close, [](const auto& args) { run_by_cudnn(args); });
       REQUIRE(o.out.result() == again.out.result());
       REQUIRE(o.dq.result() == again.dq.result());
@@ -293,7 +293,7 @@ TEST_CASE("a table of documents says where each begins in every tensor, and how 
                                   .pitch = 12},
               device_stream());
     REQUIRE(lengths.result() == Array::ids({1, 69, 0, 31, 0, 0, 0, 0}));
-    // Where a document would begin behind the last: at the end.
+    // A border after the last document: at the end.
     REQUIRE(offsets.result() ==
             Array::ids({0, 1,  70,   70,   101,  101,  101,  101,  101,  0, 0, 0,  //
                         0, 24, 1680, 1680, 2424, 2424, 2424, 2424, 2424, 0, 0, 0}));

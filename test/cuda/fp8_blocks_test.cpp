@@ -9,7 +9,7 @@ using namespace mtrain::test;
 
 namespace {
 
-// Returns numbers of many sizes, with infinities, NaN, zeros and denormals among them.
+// Returns numbers of many magnitudes, including infinities, NaN, zeros and denormals.
 Array numbers(DType type, int64_t n) {
   Array x = Array::normal(type, n, 1);
   for (int64_t i = 0; i < n; ++i) x.set(i, std::ldexp(x[i], int(i / 37 % 23) - 15));

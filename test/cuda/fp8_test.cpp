@@ -11,7 +11,7 @@ namespace {
 
 const std::vector<DType> kFloat8s{DType::f8e4m3, DType::f8e5m2};
 
-// Returns numbers with infinities, NaN, ties, denormals and numbers beyond the range among them.
+// Returns numbers that include infinities, NaN, ties, denormals and numbers beyond the range.
 Array numbers(DType type, int64_t n) {
   Array x = Array::normal(type, n, 1);
   const std::vector<double> special{INFINITY, -INFINITY, NAN,      1e30,   -1e30,      0x1p-9,

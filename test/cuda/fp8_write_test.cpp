@@ -1,5 +1,5 @@
 // Kernels that write their result in 8 bits give the bits of two passes: the float result, and
-// Quantize of that. The CPU and the device are each compared with themselves.
+// Quantize of that. On the CPU and on the device, one pass is compared with two.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -47,14 +47,14 @@ bool same_bytes(const Array& a, const Array& b) {
          std::memcmp(a.span().data, b.span().data, size_t(a.size() * dtype_size(a.dtype()))) == 0;
 }
 
-// Numbers among which are some that overflow the 8 bits, and some that are not finite.
+// Random numbers; some overflow the 8 bits, and some are not finite.
 Array numbers(DType type, int64_t n, uint64_t seed) {
   Array x = Array::normal(type, n, seed);
   if (n > 40) x.set(3, INFINITY), x.set(7, -INFINITY), x.set(n - 2, NAN);
   return x;
 }
 
-// A (T, N) result of floats, and in 8 bits by a pass over it and by its kernel.
+// A (T, N) result as floats, in 8 bits by a pass over it, and in 8 bits by its kernel.
 struct Result {
   Result(DType type, DType float8, int64_t rows, int64_t columns, int64_t offset, float factor)
       : floats(Array(type, rows * columns), offset),
@@ -174,7 +174,7 @@ TEST_CASE("swiglu and geglu in 8 bits have the bits of those that are quantized"
         });
 }
 
-TEST_CASE("swiglu's and geglu's gradient and output again are in 8 bits as each is asked for") {
+TEST_CASE("swiglu's and geglu's gradient and recomputed output are in 8 bits, each on request") {
   for (DType type : kFloats)
     for (const GateFunction gate : {GateFunction::silu, GateFunction::gelu_tanh})
       for (DType float8 : kFloat8s)
@@ -267,7 +267,7 @@ const AttentionCase kAttentions[] = {
     {"few columns", 1, 40, 3, 3, 8},  {"odd head", 2, 33, 3, 1, 37},
     {"large head", 1, 20, 1, 1, 200}, {"no row sees a key", 1, 20, 2, 1, 32, -20}};
 
-// What a case's attention reads.
+// The operands of a case's attention.
 struct AttentionInputs {
   AttentionInputs(const AttentionCase& the_case, DType type)
       : c(the_case),
@@ -323,7 +323,7 @@ TEST_CASE("attention's output is written as floats, and has the bits of quantizi
       }
 }
 
-TEST_CASE("attention's backward and the rotation after it leave the largest sizes") {
+TEST_CASE("attention's backward and the rotation after it store the largest absolute values") {
   for (DType type : kFloats)
     for (const AttentionCase& c : kAttentions) {
       CAPTURE(c.name, type);

@@ -179,7 +179,7 @@ TEST_CASE("gradients of experts' weights from 8 bits equal the CPU's") {
           });
 }
 
-TEST_CASE("a number that is not finite in 8 bits stays one in its expert's products") {
+TEST_CASE("a number that is not finite in 8 bits stays so in its expert's GEMMs") {
   for (DType type : {DType::f8e4m3, DType::f8e5m2}) {
     const int64_t K = 32, N = 16, R = 3;
     Array bad = Array::normal(type, R * K, 1);

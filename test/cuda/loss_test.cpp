@@ -91,7 +91,7 @@ TEST_CASE("cross entropy over a vocabulary in shards equals the CPU's") {
     for (const auto& [s, cap] : sizes_and_caps())
       for_each_way([&, s = s, cap = cap](int64_t offset) {
         CAPTURE(s.T, s.V, s.stride, cap);
-        const int64_t P = 3, vocabulary = 2 * s.V;  // of the ranks the last has padding only
+        const int64_t P = 3, vocabulary = 2 * s.V;  // the last rank has only padding
         Array all_labels = labels_of(s);
         Mirror label(all_labels), loss(Array(DType::f32, s.T));
         Mirror sums(Array(DType::f32, P * s.T * kCrossEntropySums));

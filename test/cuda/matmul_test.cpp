@@ -91,9 +91,9 @@ TEST_CASE("products of 8 bits equal the CPU's: types, bias, accumulation, sums f
             };
             cpu::run(args([](Mirror& x) { return x.host().span(); }));
             cuda::run(args([](Mirror& x) { return x.device(); }), device_stream());
-            // Tensor cores align the products of a step before they add them, at 13 bits of
-            // fraction or so: relative to the largest product, 2^-12 at worst. Fast sums stay so
-            // all along; the others are promoted to fp32 every 128 products.
+            // Tensor cores align the products of a step to about 13 bits of fraction before they
+            // add them: relative to the largest product, 2^-12 at worst. Fast sums always stay at
+            // that precision; the others are promoted to fp32 every 128 products.
             const double lost = 0x1p-12 * (fast ? std::sqrt(double(K)) : 4);
             const double size = 4 * std::sqrt(double(K + 1)), units = std::pow(2, 23);
             const Rule rule{.dtype = tc,
@@ -174,7 +174,7 @@ TEST_CASE("products of 8 bits under scales of blocks equal the CPU's where the G
 TEST_CASE("epilogues of a GEMM equal the CPU's: gelu, its gradient, sums") {
   Closeness close("matmul epilogues");
   enum class Beside { gelu, gelu_bias, dgelu, sums };
-  // By the library's epilogues, and off their borders by kernels of their own.
+  // By the library's epilogues, and for sizes that these do not support by separate kernels.
   for (auto [M, N, K] : {std::tuple<int64_t, int64_t, int64_t>{64, 96, 128},
                          {256, 48, 1000},
                          {136, 520, 64},
@@ -186,7 +186,7 @@ TEST_CASE("epilogues of a GEMM equal the CPU's: gelu, its gradient, sums") {
           if (accumulate && !sums) continue;
           CAPTURE(M, N, K, int(beside), dtype_name(t), accumulate);
           const DType tc = sums ? DType::f32 : t;
-          // Of unit deviation, as what goes into a gelu is.
+          // Of unit deviation, like the input of a gelu.
           const double small = 1 / std::sqrt(double(K));
           Mirror a(Array::normal(t, M * K, 1)), b(Array::normal(t, K * N, 2, small)),
               bias(Array::normal(t, N, 3)), c(Array::normal(tc, M * N, 4)),
@@ -204,7 +204,7 @@ TEST_CASE("epilogues of a GEMM equal the CPU's: gelu, its gradient, sums") {
           cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
           const Rule product{
               .dtype = tc, .K = double(K), .scale = 4 * std::sqrt(double(K)), .sums = DType::f32};
-          // The CPU rounds a product before what follows it, the library does not.
+          // The CPU rounds the GEMM's result before the epilogue, the library does not.
           const Rule rounded{.dtype = t, .K = 1, .scale = 4, .sums = t};
           REQUIRE(c.compare(close, sums || t == DType::f32 ? product : rounded) == "");
           REQUIRE(x.compare(close, product) == "");

@@ -22,7 +22,7 @@ void device_give(void* memory);
 void to_device(void* device, const void* host, size_t bytes);
 void to_host(void* host, const void* device, size_t bytes);  // waits for all work first
 CUstream_st* device_stream();
-// Calls fn() as often as it takes to see results that depend on the order of threads.
+// Calls fn() often enough to expose results that depend on the order of threads.
 void for_each_order(const std::function<void()>& fn);
 // Returns a size that keeps the test short: `on_cpu` if kernels run on the CPU, else `on_gpu`.
 int64_t size_of_test(int64_t on_cpu, int64_t on_gpu);
@@ -46,7 +46,7 @@ class Mirror {
 
   Array& host() { return host_; }
   Span device() { return {static_cast<char*>(memory_) + before_, host_.size(), host_.dtype()}; }
-  // Returns the device's array, and requires that nothing was written around it.
+  // Returns the device's array. Fails if something was written around it.
   Array result() const {
     std::vector<unsigned char> image(bytes_);
     to_host(image.data(), memory_, bytes_);

@@ -14,7 +14,7 @@ std::string name(const char* what, NormKind kind, DType dtype) {
 }
 
 struct Sizes {
-  int64_t T, heads, H, gap;  // gap: elements of a token behind its heads
+  int64_t T, heads, H, gap;  // gap: elements of a token after its heads
   bool plus_one = false;
 };
 
@@ -85,7 +85,7 @@ void check(const Sizes& s, NormKind kind, DType type, bool fused, int64_t offset
   if (fused) REQUIRE(o.sum.same());
   if (kind == NormKind::rms || s.H > 1) REQUIRE(o.rstd.compare(close, {.K = K, .scale = 4}) == "");
   if (kind == NormKind::layer) REQUIRE(o.mean.compare(close, {.K = K}) == "");
-  if (s.H == 1) return;  // a slope of rounding errors
+  if (s.H == 1) return;  // the gradient of a row of one number is only rounding errors
   cpu::run(backward(o, s, kind, fused, on_host));
   cuda::run(backward(o, s, kind, fused, on_device), device_stream());
   REQUIRE(o.dx.compare(close, {.dtype = type, .K = K, .scale = 8, .sums = DType::f32}) == "");
@@ -159,7 +159,7 @@ TEST_CASE("norms that leave multiprocessors to others give the same rows") {
         g.sm_margin = margin;
         cuda::run(g, device_stream());
         REQUIRE(b.dx.result() == a.dx.result());
-        // Other rows of threads have the sums' terms.
+        // Other rows of threads compute the terms of the sums.
         const double K = double(s.T * s.heads);
         REQUIRE(close(b.dw.result(), a.dw.result().values(), {.K = K, .scale = 8}) == "");
         REQUIRE(close(b.db.result(), a.db.result().values(), {.K = K, .scale = 8}) == "");
@@ -199,7 +199,7 @@ TEST_CASE("norms of rows that ranks share equal the CPU's, as do the sums of the
         cpu::run(sums(squares, false, on_host));
         cuda::run(sums(squares, false, on_device), device_stream());
         REQUIRE(squares.compare(close, {.K = K, .scale = 16}) == "");
-        // The row has twice the elements that are here.
+        // The full row has twice as many elements as this part.
         const auto shared = [&](auto args, ConstSpan sum) {
           args.sum_T = sum, args.width = 2 * s.H;
           return args;

@@ -29,7 +29,8 @@ CUstream_st* device_stream() {
   if (!stream) check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   return stream;
 }
-void for_each_order(const std::function<void()>& fn) {  // what races differs between two runs
+void for_each_order(
+    const std::function<void()>& fn) {  // a race gives different results in two runs
   fn();
   fn();
 }

@@ -141,7 +141,7 @@ double largest(const Array& x) {
 
 // With s = sigmoid(gate), the gate's gradient is dy up (s + s (1 - s) gate). Its two terms cancel
 // near gate = -1.28, where each is at most 0.23 |dy up|; elsewhere errors are relative to the
-// result. Four roundings stand behind a term (exp, reciprocal, two products), on either side of the
+// result. A term has four roundings (exp, reciprocal, two products), on either side of the
 // comparison. With gelu's gate, in its tanh form, two terms of at most 0.23 cancel near gate =
 // -0.75.
 Rule swiglu_rule(DType dtype, const Array& gate_up, const Array& dy) {
@@ -413,7 +413,7 @@ TEST_CASE("copy_blocks copies rectangles of every width and alignment") {
         Mirror from(Array(dtype, values), offset), to(Array(dtype, rows * to_width), offset);
         CopyBlocks a{
             .from = from.host(), .to = to.host(), .from_width = from_width, .to_width = to_width};
-        for (int64_t r = 0; r + 1 < rows; ++r)  // more than one launch holds
+        for (int64_t r = 0; r + 1 < rows; ++r)  // more than fits into one launch
           a.blocks.push_back({r, r % 3 * unit, rows - 2 - r, (r % 5) * unit, 1, (r % 9) * unit});
         cpu::run(a);
         a.from = from.device(), a.to = to.device();

@@ -9,7 +9,7 @@ using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
 
-TEST_CASE("sums and sums of squares equal the CPU's to fp64, and add to what is there") {
+TEST_CASE("sums and sums of squares equal the CPU's to fp64, and add to the earlier value") {
   Closeness close("sums");
   for (int64_t n :
        {int64_t(0), int64_t(1), int64_t(7), int64_t(4099), size_of_test(40001, 1000001)})
@@ -81,7 +81,7 @@ TEST_CASE("column sums equal the CPU's") {
       });
 }
 
-TEST_CASE("attention_merge equals the CPU's, and leaves alone what saw no key") {
+TEST_CASE("attention_merge equals the CPU's, and does not change rows that saw no key") {
   Closeness close("attention_merge");
   for (auto [B, S, A, D] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 1, 1},
                             {2, 17, 3, 64},

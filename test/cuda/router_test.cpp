@@ -88,7 +88,7 @@ TEST_CASE("the router's choices, sums, losses and gradients equal the CPU's") {
       });
 }
 
-TEST_CASE("biases and what capacity drops are the CPU's, number by number") {
+TEST_CASE("biases and the choices that capacity drops are the CPU's, number by number") {
   for (auto [T, K, E, capacity] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 1, 0},
                                    {40, 2, 4, 11},
                                    {300, 3, 5, 100},
@@ -100,7 +100,7 @@ TEST_CASE("biases and what capacity drops are the CPU's, number by number") {
         std::vector<double> weights;
         for (int64_t i = 0; i < T * K; ++i) {
           ids.push_back(int32_t(uniform_below(7, i, E + 1)) - 1);
-          weights.push_back(double(uniform_below(8, i, 20)) / 16);  // many are equal
+          weights.push_back(double(uniform_below(8, i, 20)) / 16);  // many weights are equal
         }
         Mirror expert(Array::ids(ids)), weight(Array(DType::f32, weights)),
             dropped(Array(DType::f32, std::vector<double>(size_t(E), 2)));

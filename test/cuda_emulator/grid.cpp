@@ -177,7 +177,7 @@ void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
   ++e.grids;
   e.thread = &thread;
   const unsigned threads = block.x * block.y * block.z;
-  constexpr size_t kMaxShared = 227 * 1024;  // of compute capability 9.0
+  constexpr size_t kMaxShared = 227 * 1024;  // the limit of compute capability 9.0
   if (threads == 0 || threads > kMaxThreads || block.z > 64) stop("a block of too many threads");
   if (grid.x == 0 || grid.x > 0x7fffffffu || grid.y == 0 || grid.y > 65535 || grid.z == 0 ||
       grid.z > 65535)

@@ -31,7 +31,7 @@ void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
 
 uint64_t grids_run();  // the number of grids that have run
 
-// How often kernels have taken workspace, in the scope of a launch that gives it and outside of
+// How often kernels have taken workspace: in the scope of a launch that provides it, and outside of
 // one.
 struct WorkspaceCounts {
   uint64_t in_scope, outside;
@@ -39,7 +39,7 @@ struct WorkspaceCounts {
 void count_workspace(bool in_scope);
 WorkspaceCounts workspace_counts();
 
-// The number of attentions for which cuDNN was asked.
+// The number of calls of attention that asked cuDNN.
 void count_cudnn_call();
 uint64_t cudnn_calls();
 
@@ -52,12 +52,12 @@ void wait_for_warp(const char* operation);
 // until the next exchange but one of the warp.
 constexpr size_t kExchangeBytes = 64;
 const unsigned char* exchange(const char* operation, const void* value, size_t bytes);
-// Does the same with one int for a block of up to 1024 threads.
+// The same for one int and a block of up to 1024 threads.
 const int* exchange_in_block(const char* operation, int value);
 
 [[noreturn]] void stop(const char* why);
 
-// Asynchronous copies, which are made when the kernel waits for them.
+// Asynchronous copies, which run when the kernel waits for them.
 void copy_later(void* to, const void* from, size_t bytes, bool valid);
 void commit_copies();
 void wait_for_copies(int groups_left);

@@ -15,12 +15,12 @@ namespace mtrain::kernels::cuda {
 
 void fail_runtime(int, const Place&) { std::abort(); }
 
-// Counts whether the launch gives workspace, but does not take it from there: streams here have
-// threads of their own, and only the host's thread may allocate.
+// Counts whether the launch provides workspace, but does not use it: streams have threads of their
+// own here, and only the host's thread may allocate.
 void* take_scratch(size_t bytes, CUstream_st*) {
   cpu_grid::count_workspace(WorkspaceScope::current() != nullptr);
   void* memory = ::operator new(bytes, std::align_val_t(256));
-  std::memset(memory, 0xff, bytes);  // NaN, so that reads of unwritten memory show
+  std::memset(memory, 0xff, bytes);  // NaN, which exposes reads of unwritten memory
   return memory;
 }
 void give_scratch(void* memory, CUstream_st*) noexcept {

@@ -58,6 +58,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (mode & 128) a.drain(), b.drain();
     }
   }
-  MT_CHECK(table.take_woken().empty());  // of sessions that are gone
+  MT_CHECK(table.take_woken().empty());  // its sessions are gone
   return 0;
 }

@@ -1,6 +1,6 @@
 // Any text is refused as a tokenizer.json with a UserError, or gives a tokenizer whose ids are in
-// its vocabulary. A vocabulary of all 256 bytes is never found by chance, so the fuzzed part is
-// also put into complete files: one of bytes, one of characters.
+// its vocabulary. Fuzzing never finds a vocabulary of all 256 bytes by chance, so the fuzzed part
+// is also put into complete files: one of bytes, one of characters.
 #include <string>
 
 #include "base/error.h"
@@ -43,7 +43,7 @@ void attempt(const std::string& json, std::string_view text) {
       MT_CHECK(id >= 0 && id < tokenizer->vocab_size(), "prefix {}", id);
     MT_CHECK(tokenizer->safe_cut(text) <= text.size(), "cut");
   } catch (const UserError&) {
-  } catch (const RunError&) {  // a pattern that backtracks without end
+  } catch (const RunError&) {  // a pattern that would backtrack for ever
   }
 }
 

@@ -1,6 +1,6 @@
-// Any text is refused as a config.json with diagnostics, or describes a model. A model that some
-// family computes is written as a config.json that describes the same model, and that is written
-// again as the same text; each of its tensors has names.
+// Any text is refused as a config.json with diagnostics, or describes a model. If some family
+// computes the model, its config.json describes the same model and gives the same text when it is
+// written again; each of its tensors has names.
 #include <string>
 
 #include "base/error.h"

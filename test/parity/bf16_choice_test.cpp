@@ -1,5 +1,5 @@
-// Tests the arithmetic in which a run multiplies bf16 on CPUs: one choice for all of the run, on
-// whatever CPU it resumes.
+// Tests the arithmetic in which a run multiplies bf16 on CPUs: one choice for the full run, also if
+// it resumes on another CPU.
 #include <catch2/catch.hpp>
 
 #include <filesystem>
@@ -91,8 +91,8 @@ TEST_CASE("a resumed run multiplies bf16 as the run that saved it") {
   }
 }
 
-TEST_CASE("a checkpoint that names what this CPU lacks is taken, with one warning") {
-  // `tiles` of a CPU that has nothing but AVX2 or less, and a word of a version to come.
+TEST_CASE("a checkpoint that names arithmetic which this CPU lacks is loaded, with one warning") {
+  // `tiles`, which this CPU lacks, and a word that only a later version could know.
   const std::string saved_as = GENERATE("tiles", "quantum_dots");
   const NarrowCpu cpu;
   const TemporaryFolder root;
@@ -103,7 +103,7 @@ TEST_CASE("a checkpoint that names what this CPU lacks is taken, with one warnin
   run::resume_run(resumed.trainer, folder);
   CHECK(resumed.device->bf16_arithmetic() == Bf16Arithmetic::widened);
   CHECK(warnings.count == 1);
-  // The contract of bf16, since the arithmetic may be another.
+  // The tolerance of bf16, since the arithmetic may differ.
   check_close(saved.losses(2), resumed.losses(2), 2e-2);
 }
 

@@ -43,7 +43,7 @@ const std::vector<Changes> kStrategies{
     {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=2"},
     {"distributed.strategy=fsdp2"}};
 
-// kv heads for every case, several sequences at once.
+// Enough kv heads for every case, and several sequences at once.
 const Changes kBase{"train.global_batch_size=6", "train.micro_batch_size=3",
                     "model.num_query_groups=4"};
 
@@ -81,7 +81,7 @@ TEST_CASE("every type of context parallelism trains as a single rank does") {
       check_alike(one, train_ranks(c.cp * dp, changes, 20));
     };
     for (const Changes& strategy : kStrategies) check(of_qwen3, qwen3, strategy, 1);
-    // The strategies take turns beside data parallelism, and with dropout.
+    // With data parallelism, and with dropout, each case uses the next strategy.
     check(of_qwen3, qwen3, kStrategies[turn % 3], 2);
     check(of_gpt2, gpt2, kStrategies[(turn + 1) % 3], 1);
     ++turn;
@@ -188,7 +188,7 @@ TEST_CASE("windows and rotary positions of some layers train as on a single rank
                        "model.attn_logit_softcapping=2"};
   const Changes base = with(kBase, layers);
   const Result one = train_alone(base, 5);
-  // Each setting has a part in it.
+  // Each setting affects the losses.
   for (size_t i = 1; i < layers.size(); ++i) {
     Changes without = with(kBase, layers);
     std::erase(without, layers[i]);
@@ -201,7 +201,7 @@ TEST_CASE("windows and rotary positions of some layers train as on a single rank
       recompute{"recompute=selective", "recompute.modules=[core_attn,norms]"};
   check_alike(one, train_ranks(2, with(base, cp_of(2, "all_gather")), 5));
   check_alike(one, train_ranks(2, with(base, cp_of(2, "a2a")), 5));
-  // Rings serve the layers without a window.
+  // Rings are for layers without a window.
   check_alike(one, train_ranks(2, with(base, cp_of(2, "[all_gather,p2p,a2a,p2p]")), 5));
   check_alike(one, train_ranks(4,
                                with(with(base, cp_of(4, "[a2a,a2a+p2p,all_gather,p2p]")),
@@ -222,7 +222,7 @@ TEST_CASE("windows and rotary positions of some layers train as on a single rank
 
 namespace {
 
-// Each of the packed documents in a sample of its own.
+// Each packed document in a sample of its own.
 class AloneCountingData : public CountingData {
  public:
   explicit AloneCountingData(int64_t packs) {
@@ -300,7 +300,7 @@ TEST_CASE("packed documents do not see each other") {
         Approx(loss(plain, alone, alone->size())).epsilon(1e-6));
 }
 
-TEST_CASE("a checkpoint goes on under any context parallelism, and under none") {
+TEST_CASE("a checkpoint resumes under any context parallelism, and under none") {
   const Result straight = train_alone(kBase, 6);
   const std::vector<double> tail(straight.losses.begin() + 3, straight.losses.end());
   const TemporaryFolder root;
@@ -349,7 +349,7 @@ TEST_CASE("a number that is not finite is reported by the rank whose positions i
       const auto device = Device::cpu(1, {.stream_sanitizer = true});
       train::Trainer t = make_trainer(*device, r, std::make_shared<Poisoned>(), world);
       t.change_weights([&] {
-        // Finite, and too large for the sum that its layer norm takes.
+        // Finite, but too large for the sum in its layer norm.
         model::Parameter* table = t.params().find("embedding.weight");
         std::vector<float> values(size_t(table->real_count()), 0.02f);
         std::fill(values.end() - 48, values.end(), 3e38f);
@@ -370,8 +370,8 @@ TEST_CASE("a number that is not finite is reported by the rank whose positions i
 }
 
 // Queries that see no key of a block have a log-sum of -inf, and ranks without a real column of the
-// vocabulary a maximum of -inf: an overflow behind them is what is told.
-TEST_CASE("infinities that mean something are not taken for trouble") {
+// vocabulary a maximum of -inf. The error must name the overflow after these.
+TEST_CASE("infinities with a meaning are not reported as overflows") {
   struct Case {
     int ranks;
     Changes layout;
@@ -393,7 +393,8 @@ TEST_CASE("infinities that mean something are not taken for trouble") {
       if (of_loss) data = std::make_shared<CountingData>();
       train::Trainer t = make_trainer(*device, r, data, world);
       t.change_weights([&] {
-        // Finite, but their products are not; where the loss is meant, in its gradient alone.
+        // Finite, but their products are not. In the case of the loss this holds only for its
+        // gradient.
         model::Parameter* p =
             t.params().find(of_loss ? "final_norm.weight" : "layers.1.attention.qkv.weight");
         std::vector<float> values(size_t(p->whole_shape().count()), of_loss ? 1e38f : 3e38f);

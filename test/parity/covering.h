@@ -1,5 +1,5 @@
-// Layouts as choices of one value for each of several factors, and few of them in which all values
-// meet.
+// Layouts as choices of one value for each of several factors. Selects few choices that still
+// combine all values.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@ namespace train_testing {
 template <size_t N>
 using Combination = std::array<int, N>;
 
-// Calls f with every choice; `values` says how many values each factor has.
+// Calls f with every choice; `values` has the number of values of each factor.
 template <size_t N, class F>
 void for_each_choice(const Combination<N>& values, const F& f) {
   for (Combination<N> choice{};;) {
@@ -25,7 +25,7 @@ void for_each_choice(const Combination<N>& values, const F& f) {
   }
 }
 
-// Returns a number for each set of `together` values of different factors.
+// Returns a number for each combination of `together` values of different factors.
 template <size_t N>
 std::vector<size_t> sets_of(const Combination<N>& values, int together,
                             const Combination<N>& choice) {
@@ -42,10 +42,10 @@ std::vector<size_t> sets_of(const Combination<N>& values, int together,
   return sets;
 }
 
-// Returns choices in which every `together` values of different factors meet that can meet in a
-// choice that is worth(choice): the `first` ones; then, as long as a set of values is missing, the
-// choice that has most of the missing ones, and of such choices the one of the lowest cost(choice),
-// which is below 100.
+// Returns choices with worth(choice) that contain every combination of `together` values of
+// different factors which any such choice has. The `first` choices come first. As long as a
+// combination is missing, the choice with most missing combinations is added, and among these the
+// one with the lowest cost(choice), which is below 100.
 template <size_t N, class Worth, class Cost>
 std::vector<Combination<N>> covering_choices(const Combination<N>& values, int together,
                                              std::vector<Combination<N>> first, const Worth& worth,

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Every strategy, each with settings that choose other paths through its code.
+// Every strategy, each with settings that choose different paths through its code.
 struct StrategyCase {
   const char* name;
   Changes changes;
@@ -98,7 +98,7 @@ TEST_CASE("overlap, buckets and prefetch change when data travels, never a bit o
                       "model.num_layers=4"};
   struct Family {
     Changes base;
-    std::vector<Changes> variants;  // all alike
+    std::vector<Changes> variants;  // all give the same bits
   };
   const Changes late{"ddp.overlap_grad_reduce=false"}, early{"ddp.overlap_grad_reduce=true"};
   const Changes gather{"ddp.overlap_param_gather=true"},
@@ -155,11 +155,11 @@ TEST_CASE("every backend of communication trains alike") {
       const Result shared = train_ranks(ranks, changes, 5, "shared_memory")[0];
       CHECK((shared.losses == thread.losses));
       CHECK((shared.weights == thread.weights));
-      // Rings sum in an order of their own, which is the same in every run.
+      // Rings sum in their own order, which is the same in every run.
       const auto gloo = train_ranks(ranks, changes, 5, "gloo");
       check_close(one.losses, gloo[0].losses, 1e-5);
       for (const Result& rank : gloo) CHECK((rank.weights == gloo[0].weights));
-      if (strategy.changes[0] == "distributed.strategy=fsdp2") continue;  // overlaps always
+      if (strategy.changes[0] == "distributed.strategy=fsdp2") continue;  // always overlaps
       const Changes late = with(changes, {"ddp.overlap_grad_reduce=false"});
       CHECK((train_ranks(ranks, late, 5, "gloo")[0].weights == gloo[0].weights));
     }
@@ -173,7 +173,8 @@ TEST_CASE("averaging in the collective, and gradients that travel in bf16") {
     const Changes on = with(base, {fmt::format("distributed.strategy={}", strategy)});
     check_close(one.losses,
                 train_ranks(3, with(on, {"ddp.average_in_collective=true"}), 20)[0].losses, 1e-5);
-    // Eight bits of every partial gradient: not the fp32 contract, but near it.
+    // Partial gradients have eight bits: the losses are near those of fp32, but not within its
+    // contract.
     const auto rounded =
         train_ranks(2, with(on, {"mixed_precision.grad_reduce_in_fp32=false"}), 20)[0].losses;
     check_close(one.losses, rounded, 2e-2);
@@ -190,7 +191,7 @@ TEST_CASE("tokens that do not count are averaged over all ranks' tokens, not ran
                   train_ranks(3, with(changes, s.changes), 3)[0].losses, 1e-6);
 }
 
-TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any other") {
+TEST_CASE("a checkpoint of any strategy and number of ranks resumes under any other") {
   const Changes base{"train.global_batch_size=12", "train.micro_batch_size=1",
                      "model.num_layers=3"};
   const Result straight = train_alone(base, 6);
@@ -227,7 +228,7 @@ TEST_CASE("a checkpoint of any strategy and number of ranks goes on under any ot
   }
 }
 
-TEST_CASE("the rank that computed what is not finite says where, the others leave it the word") {
+TEST_CASE("only the rank that computed a value that is not finite reports its place") {
   const StrategyCase strategy = GENERATE(from_range(kStrategies));
   if (strategy.ranks_least > 3) return;
   CAPTURE(strategy.name);
@@ -239,7 +240,7 @@ TEST_CASE("the rank that computed what is not finite says where, the others leav
     train::Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>(), world);
     trainer.change_weights([&] {
       if (world.rank() != 1) return;
-      // Something that it owns.
+      // A parameter of which this rank owns some elements.
       for (model::Parameter* p : trainer.params().units()[2]->params) {
         const auto parts = owned_parts(*p);
         if (parts.empty() || parts[0].count < 6) continue;

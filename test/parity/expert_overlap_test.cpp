@@ -1,6 +1,6 @@
-// Whether a shared expert or chunks of experts compute while tokens travel changes no bit: losses,
-// norms, gradients and evaluation are those of the same layout without. Runs under the stream
-// sanitizer.
+// A shared expert or chunks of experts that compute while tokens travel change no bit: losses,
+// norms, gradients and evaluation are those of the same layout without overlap. Runs under the
+// stream sanitizer.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -37,7 +37,7 @@ void expect_no_change(const Layout& layout, const std::vector<Changes>& ways) {
 
 const Changes kBoth = join({kSharedOverlap, chunks(2)});
 
-// Returns the exchanges of rows, and the products of experts and of the shared one, of a step of
+// Returns the exchanges of rows, and the GEMMs of experts and of the shared expert, of a step with
 // one micro-batch and one layer, in the order in which a rank enqueues them.
 std::string launches(const Changes& more) {
   const std::map<std::string, std::string> shown{{"all_to_all", "x"},
@@ -68,9 +68,9 @@ std::string launches(const Changes& more) {
 
 }  // namespace
 
-// Tokens go with their weights, and gradients of rows come back with those of their weights, each
+// Tokens travel with their weights, and gradients of rows return with those of their weights, each
 // in one exchange.
-TEST_CASE("shared experts and chunks are enqueued behind exchanges that are under way") {
+TEST_CASE("shared experts and chunks are enqueued after exchanges that are under way") {
   CHECK(launches({}) ==
         "x up down x S1 S2 "
         "dS2 wS2 dS1 wS1 x ddown wdown dup wup x ");
@@ -107,7 +107,7 @@ TEST_CASE("experts in chunks change no bit") {
                            {4, join({kPlain, ep(2), kAtOnce})},
                            {2, join({kPlain, ep(2), kMegatron, {"model.activation=geglu"}})}})
     expect_no_change(l, {chunks(2), chunks(3), chunks(4)});
-  // Experts that drop tokens, and those whose rows are filled up.
+  // Experts that drop tokens, and experts whose rows are padded.
   for (const Changes& padded : {Changes{}, kPadded})
     expect_no_change({4, join({kBalanced, ep(4), kMegatron, padded})}, {chunks(2)});
 }
@@ -135,8 +135,8 @@ TEST_CASE("experts in chunks change no bit in pipelines") {
     expect_no_change({4, join({kShared, ep(2), schedule, kMegatron})}, {kBoth});
 }
 
-// A forward in chunks then has a backward without, or the other way round.
-TEST_CASE("passes that run as a pair have no chunks, and those before and behind them do") {
+// A forward in chunks then has a backward without chunks, or the other way round.
+TEST_CASE("passes that run as a pair have no chunks, and those before and after them do") {
   const auto products = [](const Changes& more) {
     const auto all = launches_of(4, join({kPlain,
                                           ep(2),

@@ -1,6 +1,5 @@
-// Tests in which order a forward and a backward that run together are enqueued, so that exchanges
-// of experts' rows travel while the other pass computes: the order is the one that the simulator
-// plays.
+// Tests the order in which a forward and a backward that run together are enqueued. Exchanges of
+// experts' rows travel while the other pass computes, and the order is that of the simulator.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -33,7 +32,7 @@ size_t at(const std::vector<Launched>& launches, const std::string& launch) {
 
 // Where a rank was when it enqueued a launch.
 struct Place {
-  std::string pass;     // "0F1", "weights of 0B0"; empty where passes have no names
+  std::string pass;     // "0F1", "weights of 0B0"; empty if passes have no names
   std::string segment;  // "layers.3.mlp", "output"; empty outside of these
 };
 Place place_of(const Launched& launch) {
@@ -46,7 +45,7 @@ Place place_of(const Launched& launch) {
   return {scope.substr(0, scope.find(" > ")), ""};
 }
 
-// Returns the segments in the order in which a rank is in them.
+// Returns the segments in the order in which a rank enters them.
 std::vector<std::string> segments_of(const std::vector<Launched>& launches) {
   std::vector<std::string> segments;
   for (const Launched& l : launches) {
@@ -57,7 +56,7 @@ std::vector<std::string> segments_of(const std::vector<Launched>& launches) {
   return segments;
 }
 
-// The parts of a stage's passes: their names, and what they cost.
+// The parts of a stage's passes: their names and costs.
 struct NamedParts {
   std::vector<std::string> forward, backward;
   schedule::StageParts costs;
@@ -83,7 +82,7 @@ NamedParts parts_of(const schedule::PassCosts& costs, int64_t first, int64_t end
   return parts;
 }
 
-// Names weight gradients by a kernel of theirs, and those of a part by what they are of.
+// These return the name of the weight gradients that a kernel belongs to, and of those of a part.
 std::string weights_of_kernel(const std::string& kernel) {
   static const std::vector<std::pair<const char*, const char*>> names{
       {"experts_", "W experts"},      {"matmul_router_", "W router"},
@@ -124,8 +123,8 @@ std::vector<std::string> simulated(const NamedParts& f, const NamedParts& b, boo
   return steps;
 }
 
-// Returns the same of what a rank has enqueued of a forward (empty: none) and a backward. Weight
-// gradients that run within their part stand behind it.
+// Returns the same for the launches of a forward (empty: none) and a backward on a rank. Weight
+// gradients that run within their part follow it.
 std::vector<std::string> executed(const std::vector<Launched>& launches, const std::string& forward,
                                   const std::string& backward) {
   std::vector<std::string> steps;
@@ -170,7 +169,7 @@ std::vector<Pass> passes_of(const std::vector<Launched>& launches) {
 }
 
 struct Orders {
-  int pairs = 0, alone = 0;  // that were compared
+  int pairs = 0, alone = 0;  // the numbers of compared passes
 };
 // Compares the order of all pairs that a rank runs in a step with the simulator's and, where weight
 // gradients are delayed, that of the backwards that run alone.
@@ -187,8 +186,8 @@ Orders expect_simulated_orders(int ranks, const Changes& changes, int of_rank = 
     const int64_t stage = pass.stage();
     NamedParts parts = parts_of(*plan.pipeline.pair_costs, stage * layers, (stage + 1) * layers,
                                 r.model.moe.first_dense_layers, stage + 1 == stages);
-    // The weight gradients of a chunk's first layer, but its MLP's, wait until the gradient is
-    // sent, unless the stage before is this rank's, too.
+    // The weight gradients of a chunk's first layer, except its MLP's, wait until the gradient is
+    // sent, unless this rank also has the stage before.
     const std::string first = fmt::format("layers.{}.", stage * layers);
     if (stage > 0 && std::ranges::count(passes, stage - 1, &Pass::stage) == 0)
       for (size_t i = 0; i < parts.backward.size(); ++i)
@@ -220,7 +219,7 @@ Orders expect_simulated_orders(int ranks, const Changes& changes, int of_rank = 
   return orders;
 }
 
-// Holds a stream until something is done, for five seconds at most: then it was held in vain.
+// Blocks a stream until done() holds. After five seconds it gives up and sets `in_vain`.
 void hold(Stream& stream, std::atomic<bool>& in_vain, std::function<bool()> done) {
   stream.launch({.name = "hold"}, [&in_vain, done](const device::LaunchContext&) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
@@ -292,9 +291,9 @@ TEST_CASE("passes of a pipeline's stages are enqueued in the order that is simul
     }
 }
 
-// The host reads how many rows of the forward go while those of the backward are under way: here
-// these arrive only when it has.
-TEST_CASE("a host does not wait for rows under way to know how many go next") {
+// The host must read the forward's numbers of rows while the backward's rows are under way. In this
+// test the rows arrive only after it has read them.
+TEST_CASE("a host reads the next numbers of rows while other rows are under way") {
   for (const Changes& dispatcher : {Changes{}, Changes{"model.moe.token_dispatcher=flex"}}) {
     const Recipe r = tiny(join({kTwoRanks, kOn, dispatcher}), 2);
     struct Seen {
@@ -326,9 +325,9 @@ TEST_CASE("a host does not wait for rows under way to know how many go next") {
   }
 }
 
-// Rows of a forward are to leave when its route has ended. The host enqueues the experts of the
-// other pass before it reads how many rows go, and these hold the compute stream here.
-TEST_CASE("rows travel while the compute stream is held by what the host enqueued before") {
+// Rows of a forward must leave when its router has ended. Before the host reads the numbers of
+// rows, it enqueues the experts of the other pass, which block the compute stream in this test.
+TEST_CASE("rows travel while earlier launches occupy the compute stream") {
   for (const Changes& delay : {Changes{}, kDelay}) {
     const Recipe r = tiny(join({kTwoRanks, kOn, delay}), 2);
     struct Seen {

@@ -17,7 +17,7 @@ constexpr int64_t kFewSteps = 3;
 const Changes kOn{"comm_overlap.overlap_moe_expert_parallel_comm=true"},
     kDelay{"comm_overlap.delay_wgrad_compute=true"};
 
-// Trains in pairs, and checks that some ran, which exchanged rows.
+// Trains in pairs, and checks that some pairs ran and exchanged rows.
 std::vector<Trained> in_pairs(int ranks, const Changes& on,
                               const std::shared_ptr<const data::Dataset>& data) {
   const RunPlan plan = plan::make_plan(tiny(on, ranks), ranks, kVocab);
@@ -26,8 +26,8 @@ std::vector<Trained> in_pairs(int ranks, const Changes& on,
   CHECK(std::ranges::any_of(trained, [](const Trained& t) { return t.paired.all > 0; }));
   return trained;
 }
-// Trains without, and checks that none ran, but those that dualpipev's lists have in any case: in
-// these the passes take turns.
+// Trains without pairs, and checks that none ran, except those that dualpipev's lists always have,
+// whose passes take turns.
 std::vector<Trained> without_pairs(int ranks, const Changes& off,
                                    const std::shared_ptr<const data::Dataset>& data) {
   const Recipe r = tiny(off, ranks);
@@ -71,7 +71,7 @@ const std::vector<Changes> kPipelines{
 const std::vector<Changes> kStrategies{kMegatron, kFsdp2, kAtOnce};
 const std::vector<Changes> kDispatchers{
     {}, kFlex, join({{"model.moe.expert_capacity_factor=1.25"}, kPadded})};
-// Products of so few rows are split only where they are asked for.
+// GEMMs of so few rows are split only on request.
 const Changes kTensorOverlap{
     "comm_overlap.tp_comm_overlap=true",
     "comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {}, fc1_fprop: {}, proj_fprop: {num_splits: 2}, "
@@ -81,8 +81,8 @@ const std::vector<Changes> kTensors{{},
                                     join({tp(2), kSequence}),
                                     join({tp(2), kWhole}),
                                     join({tp(2), kSequence, kTensorOverlap})};
-// The four tokens of a micro-batch choose one of 64 experts each, and in the first layers none of
-// the second half, so that the second rank of ep has no rows.
+// The four tokens of a micro-batch choose one of 64 experts each. In the first layers none is of
+// the second half, so the second rank of ep has no rows.
 const Changes kFewTokens = join(
     {kPlain,
      {"model.moe.num_experts=64", "model.moe.router_topk=1", "model.moe.router_pre_softmax=true",

@@ -97,8 +97,7 @@ TEST_CASE("experts over ranks balance their loads and drop tokens as one rank do
   expect_layouts(
       {{2, join({ep(2), kMegatron, kFull})}, {2, join({ep(2), kMegatron, kFull, kFlex})}}, false,
       {kBalanced});
-  // Choices of nearly the same weight may change places in the order in which they are dropped, so
-  // that this is compared for fewer steps.
+  // Choices of nearly the same weight may be dropped in another order, so fewer steps are compared.
   expect_layouts({{2, join({ep(2), kMegatron})},
                   {4, join({ep(2), kFsdp2, kAllGather})},
                   {4, join({ep(2), kFsdp2, kFlex})},
@@ -251,11 +250,11 @@ TEST_CASE("divided and whole experts balance their loads as one rank does") {
                   {4, join({tp(2), kSequence, ep(2), kMegatron, kPadded, kAllGather})},
                   {4, join({tp(2), kWhole, ep(4), kMegatron, kPadded})}},
                  true, {model});
-  // Without sequence parallelism ranks of tp drop the same choices as one rank does.
+  // Without sequence parallelism ranks of tp drop the same choices as one rank.
   expect_layouts({{2, join({tp(2)})}, {4, join({tp(2), ep(2), kMegatron})}}, true, {kBalanced});
 }
 
-TEST_CASE("the balance of each sample is the same whoever has its tokens") {
+TEST_CASE("the balance of each sample does not depend on the ranks that have its tokens") {
   for (const char* losses : {"seq_aux_loss", "aux_loss"}) {
     const Changes model = join(
         {kShared,
@@ -318,7 +317,7 @@ TEST_CASE("in fp32 the forward has the same bits for any number of ranks that sh
 }
 
 namespace {
-// All tokens of a sample are the same, so that few experts have rows.
+// All tokens of a sample are the same, so few experts have rows.
 class RepeatedToken : public CountingData {
  public:
   void sample(int64_t index, data::Sample& out) const override {
@@ -328,7 +327,7 @@ class RepeatedToken : public CountingData {
 };
 }  // namespace
 
-TEST_CASE("ranks whose experts have no rows in a micro-batch train on") {
+TEST_CASE("ranks whose experts have no rows in a micro-batch continue to train") {
   const Changes model = with(kPlain, {"model.moe.router_topk=2", "model.moe.first_dense_layers=0"});
   const auto data = std::make_shared<RepeatedToken>();
   const Trained one = one_rank(model, 5, false, data);
@@ -445,7 +444,7 @@ TEST_CASE("a checkpoint of experts is loaded and saved again bit for bit over an
   }
 }
 
-TEST_CASE("a run of experts goes on from a checkpoint, bit by bit under its own layout") {
+TEST_CASE("a run of experts resumes from a checkpoint, bit by bit under its own layout") {
   const TemporaryFolder root;
   for (const size_t i : {size_t(2), size_t(4), size_t(8), size_t(11), size_t(13)}) {
     const Layout &own = kSaved[i], &other = kSaved[i - 1];
@@ -471,7 +470,7 @@ TEST_CASE("saving holds one expert beside a rank's own part") {
     const TemporaryFolder root;
     run_ranks(4, "thread", [&](TestRank& rank) {
       train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-      // The memory of a step is larger than what saving takes: no step is made.
+      // No step is made, since its memory would exceed that of saving.
       const auto& memory = rank.device.allocator();
       const int64_t before = memory.total().current;
       run::save_run(t, root.path);
@@ -517,7 +516,7 @@ TEST_CASE("the load of a rank is of the rows that its experts keep") {
                                     {fmt::format("model.moe.expert_capacity_factor={}", factor)}}))
         .at(0);
   };
-  // A sample has 48 choices: with a quarter of an even share each of 8 experts keeps 2 of them.
+  // A sample has 48 choices: with a quarter of an even share, each of 8 experts keeps 2 of them.
   const train::ExpertStats tight = load("0.25"), wide = load("8");
   CHECK(tight.dropped > 0.5);
   CHECK(tight.rank_load_max < 1.1);

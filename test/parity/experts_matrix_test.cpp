@@ -1,5 +1,5 @@
-// Compares layouts of models with experts with a single rank. Every two values of two factors that
-// the rules allow together meet in some layout. Runs under the stream sanitizer.
+// Compares layouts of models with experts with a single rank. Some layout combines every two values
+// of different factors that the rules allow together. Runs under the stream sanitizer.
 #include <map>
 
 #include <catch2/catch.hpp>
@@ -68,8 +68,8 @@ std::string describe(const Choice& l) {
                      l[kPacked] ? ", packed" : "", kRecomputes[size_t(l[kRecompute])], l[kModel]);
 }
 
-// Returns whether the layout is legal, has few enough ranks for a test, and has no choice that
-// changes nothing.
+// Returns whether the layout is allowed and small enough for a test, and each of its choices has an
+// effect.
 bool worth_training(const Choice& l) {
   if (ranks(l) == 1 || ranks(l) > 16) return false;
   if (ep_size(l) == 1 && l[kDispatcher] != 0) return false;
@@ -119,7 +119,8 @@ Changes changes_of(const Choice& l) {
 
 TEST_CASE(
     "every two choices of a layout of experts meet in one that trains as a single rank does") {
-  // Many ranks on few cores: the numerics contract's 20 steps for the smaller layouts alone.
+  // Many ranks share few cores, so only the smaller layouts make the 20 steps of the numerics
+  // contract.
   const auto steps = [](const Choice& l) -> int64_t { return ranks(l) <= 8 ? 20 : 10; };
   std::map<std::pair<Changes, int64_t>, Trained> alone;
   for (const Choice& l : covering_choices(kValues, 2, {}, worth_training, ranks)) {

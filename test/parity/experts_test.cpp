@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A dense layer, then layers of 16 experts: a micro-batch of 24 tokens leaves some without a row.
+// A dense layer, then layers of 16 experts: with 24 tokens in a micro-batch, some experts have no
+// row.
 const Changes kExperts{"model.num_layers=4",
                        "model.moe.num_experts=16",
                        "model.moe.router_topk=2",
@@ -62,7 +63,7 @@ const Changes kBiased{"model.num_layers=4",
 // Experts that take at most 1.1 of an even share of a micro-batch.
 const Changes kCapacity = with(kExperts, {"model.moe.expert_capacity_factor=1.1", "train.seed=3"});
 
-// How many steps each trains until a choice, or a place in an expert's capacity, nearly ties.
+// The number of steps before a choice, or a place in an expert's capacity, nearly ties.
 const std::vector<std::pair<Changes, int>> kTrainings{
     {kExperts, 10}, {kShared, 10}, {kBiased, 10}, {kCapacity, 7}};
 
@@ -145,7 +146,7 @@ TEST_CASE("models with experts train as a single rank does under every kind of s
 // The choices of each layer: an array for each micro-batch of the global batch, step after step.
 using Choices = std::map<std::string, std::vector<std::vector<int32_t>>>;
 
-// Trains over `ranks` and `dp` data-parallel ranks among them.
+// Trains over `ranks`, with `dp` data-parallel ranks among them.
 Choices choices(int ranks, int64_t dp, const Changes& changes, int64_t steps) {
   const Recipe r = tiny(changes, ranks);
   Choices all;
@@ -184,8 +185,8 @@ std::string first_difference(const Choices& one, const Choices& other) {
   return "";
 }
 
-// Layouts round otherwise than a single rank, by some 1e-6. These trainings come near no tie by
-// that, so that every choice must be the same.
+// Layouts round differently from a single rank, by some 1e-6. No score of these trainings is that
+// close to a tie, so every choice must be the same.
 TEST_CASE("every layout chooses a single rank's experts for every token") {
   struct Case {
     int ranks;
@@ -234,7 +235,7 @@ TEST_CASE("recomputation chooses the same experts, and changes no bit") {
     }
 }
 
-TEST_CASE("losses of tokens and samples do not depend on how these are cut into micro-batches") {
+TEST_CASE("losses of tokens and samples do not depend on the micro-batch size") {
   const Changes model =
       with(kExperts, {"model.moe.load_balancing_type=seq_aux_loss", "model.moe.z_loss_coeff=0.1"});
   const Result one = train_alone(with(model, {"train.micro_batch_size=8"}), 5);
@@ -257,7 +258,7 @@ TEST_CASE("gradients that are scaled by micro-batches have the routers' losses s
 
 struct Saved {
   std::vector<double> losses;
-  std::map<std::string, std::vector<float>> state;  // of the routers, after the last step
+  std::map<std::string, std::vector<float>> state;  // the routers' state after the last step
 };
 
 // Trains `steps` steps, from the checkpoint `from` if that is not empty, and saves into the folder
@@ -285,8 +286,7 @@ const std::vector<std::pair<int, Changes>>& saving_layouts() {
   return list;
 }
 
-TEST_CASE(
-    "a checkpoint of experts goes on under any strategy and pipeline, bit by bit under its own") {
+TEST_CASE("a checkpoint of experts resumes under any layout, bit by bit under its own") {
   for (const Changes& base :
        {with(kExperts, {"model.moe.shared_expert_ffn_hidden_size=32"}), kBiased}) {
     const TemporaryFolder root;
@@ -388,7 +388,7 @@ TEST_CASE("biases and loads follow from the batch alone: micro-batches and evalu
   CHECK(once.size() == 6);
   CHECK((state({}, true) == once));
   CHECK((state({"recompute.granularity=full"}, false) == once));
-  // Loads of the first two steps flip no choice, so that counts are the same numbers.
+  // In the first two steps no loads change a choice, so the counts are equal.
   CHECK((state({"train.micro_batch_size=4", "model.moe.aux_loss_coeff=[0,0.01]",
                 "model.moe.load_balancing_type=[none,seq_aux_loss]"},
                false) == state({"train.micro_batch_size=1", "model.moe.aux_loss_coeff=[0,0.01]",
@@ -396,9 +396,9 @@ TEST_CASE("biases and loads follow from the batch alone: micro-batches and evalu
                                false)));
 }
 
-TEST_CASE("after the first step the global loss does not depend on how the batch is cut") {
-  // The first step has no batch before it: its gradients differ, and so do the steps behind it.
-  // With a rate of nearly 0 these see the same weights.
+TEST_CASE("after the first step the global loss does not depend on the micro-batch size") {
+  // The first step has no batch before it, so its gradients differ, and the weights of later steps
+  // would differ, too. With a learning rate of nearly 0 later steps have the same weights.
   const auto gradients = [](const char* micro_batch) {
     const Recipe r = tiny(with(
         kExperts, {"model.moe.load_balancing_type=global_aux_loss", "model.moe.aux_loss_coeff=2",
@@ -431,7 +431,7 @@ TEST_CASE("after the first step the global loss does not depend on how the batch
   }
 }
 
-TEST_CASE("experts drop what is beyond their capacity in training, and nothing in evaluation") {
+TEST_CASE("experts drop choices beyond their capacity in training, and none in evaluation") {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
   const auto data = std::make_shared<CountingData>();
   const data::ValidationLoader validation(data, 13, {.micro_batch = 1});
@@ -452,7 +452,7 @@ TEST_CASE("experts drop what is beyond their capacity in training, and nothing i
     CHECK(cut.experts->dropped >= 1.0 / 3);
     CHECK(cut.experts->dropped < 1);
     CHECK(cut.loss != loss);
-    // What is not dropped counts in the loads and losses, and so does what is.
+    // All choices count in the loads and losses, dropped or not.
     CHECK(whole.experts->dropped == 0);
     CHECK(whole.loss == loss);
   }
@@ -500,7 +500,7 @@ TEST_CASE("tokens of padding are not routed, and count in no loss or load") {
 
 TEST_CASE("the log has the routers' losses and loads, alike on all ranks and under all layouts") {
   const train::ExpertStats one = first_expert_stats(1, kExperts)[0];
-  CHECK(one.balance_loss > 3 * 0.05);  // three layers; 1 would be an even load
+  CHECK(one.balance_loss > 3 * 0.05);  // three layers; an even load would be 1
   CHECK(one.z_loss > 0);
   CHECK(one.load_max > 1);
   CHECK(one.load_variation > 0);

@@ -1,4 +1,4 @@
-// Tests settings that move work of a pipeline in time: the flags of the fine-grained 1F1B, and
+// Tests settings that change when a pipeline's work runs: the flags of the fine-grained 1F1B, and
 // deferred weight gradients of the output layer. Runs under the stream sanitizer.
 #include <set>
 
@@ -9,8 +9,8 @@
 using namespace pipeline_testing;
 
 namespace {
-// Returns the first launch from `first` on whose scope and name begin so; the number of launches if
-// there is none.
+// Returns the first launch from `first` on whose scope and name begin with these texts, or the
+// number of launches.
 size_t find_launch(const Result& r, const std::string& action, const std::string& name,
                    size_t first = 0) {
   for (size_t i = first; i < r.launches.size(); ++i)
@@ -25,7 +25,7 @@ size_t count_launches(const Result& r, const std::string& action, const std::str
 }
 }  // namespace
 
-TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is computed") {
+TEST_CASE("the fine-grained 1F1B's flags move work, and change no bit of the results") {
   for (const char* schedule : {"interleaved_1f1b", "dualpipev"})
     for (const bool sharded : {false, true}) {
       const Changes base =
@@ -52,7 +52,7 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and never a bit of what is c
     }
 }
 
-TEST_CASE("what a forward and a backward enqueue together is timed as part of a pair") {
+TEST_CASE("launches of a forward and a backward that run together are timed as part of a pair") {
   const Changes base = with(pipelined("interleaved_1f1b", 2, 2), batch(8));
   for (const bool pairs : {false, true}) {
     const auto ranks = train_ranks(2, pairs ? with(base, kPairs) : base, 1);
@@ -115,7 +115,7 @@ Result second_rank(const Changes& changes) {
   return train_ranks(2, with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)), changes), 1)[1];
 }
 
-// The second rank's first pair: a micro-batch's way back through the head's stage.
+// The second rank's first pair, whose backward is that of the head's stage.
 struct Pair {
   std::string f, b, sent;
   explicit Pair(const Result& r) {
@@ -124,7 +124,7 @@ struct Pair {
     REQUIRE(b == "3B0");
     sent = "3SEND_B0";
   }
-  // The order in which the two are computed: letters of neighbouring launches.
+  // The order in which the two are computed: the letters of successive launches.
   std::string turns(const Result& r) const {
     std::string order;
     for (const Launched& l : r.launches)
@@ -150,7 +150,8 @@ TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
   const Pair pair(pairs);
   CHECK(find_launch(plain, "delayed", "") == plain.launches.size());
   CHECK(plain.listed != pairs.listed);
-  // Head, two layers of two segments each; two layers and the head, or what is handed on.
+  // Backward: the head, and two layers of two segments each. Forward: two layers, and the head or
+  // the handoff.
   for (const auto* r : {&pairs, &first, &two, &whole, &split})
     CHECK(pair.turns(*r) == "BFBFBFBFBF");
   for (const auto* r : {&two, &whole, &split}) CHECK(r->listed == pairs.listed);
@@ -179,8 +180,8 @@ TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
 }
 
 namespace {
-// Counts the pairs of passes after which a computation waits for the gradient that was sent, and
-// those after which it does not. Delayed weight gradients never wait.
+// Counts the pairs of passes after which a computation waits for the sent gradient, and the pairs
+// after which none waits. Delayed weight gradients never wait.
 struct Waits {
   int64_t computations = 0, beside = 0, delayed = 0;
 };
@@ -190,7 +191,7 @@ Waits waits_for_gradients(const Changes& changes) {
   run_ranks(2, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
     Stream* channel = nullptr;
-    uint64_t item = 0;  // the gradient of the last pair
+    uint64_t item = 0;  // the item that sends the gradient of the last pair
     rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo&) {
       if (rank.rank() != 1) return;
       const std::string action = rank.device.scope().substr(0, rank.device.scope().find(" > "));
@@ -226,8 +227,8 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
     int ranks;
     Changes model, layout;
   };
-  // In the fourth case the gradients of all ranks are added up once instead of after every
-  // micro-batch, which changes the order of a sum and so its rounding.
+  // In the fourth case the gradients of all ranks are added once instead of after every
+  // micro-batch, which changes the order of a sum and therefore its rounding.
   for (const Case& c : std::vector<Case>{
            {2, {}, pipelined("1f1b", 2)},
            {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), kMegatron)},
@@ -274,13 +275,12 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
   }
 }
 
-TEST_CASE("parameters of stages are gathered when they are asked to be, with the same bits") {
+TEST_CASE("the overlap settings decide when parameters of stages are gathered, and change no bit") {
   const Changes apart{"ddp.align_param_gather=false"},
       during{"ddp.overlap_param_gather_with_optimizer_step=true"};
   const Changes base = with(with(pipelined("interleaved_1f1b", 2, 2), kMegatron), batch(8));
   const auto plain = train_ranks(4, with(base, {"ddp.overlap_param_gather=false"}), 4);
-  // The first step's updates and gathers in turns; before them, whether anything was gathered in
-  // forward.
+  // The first step's updates (U) and gathers (g), without repetitions.
   const auto order = [](const Result& r) {
     std::string text;
     for (const Launched& l : r.launches) {
@@ -334,10 +334,12 @@ TEST_CASE("buckets and gathers belong to one stage each") {
       if (l.stream == device::StreamKind::dp_param) gathered[l.action] += 2 * l.wire_bytes;
     }
     CAPTURE(r, reduced, gathered, bytes);
-    // One bucket would hold all of a rank. A stage's is reduced in its own last backward.
+    // All gradients of a rank would fit into one bucket. Yet a stage's bucket is reduced in the
+    // stage's last backward.
     const std::string first = fmt::format("{}B3", pp), second = fmt::format("{}B3", pp + 2);
     CHECK(reduced == std::map<std::string, int64_t>{{first, bytes[pp]}, {second, bytes[pp + 2]}});
-    // The first stage's units are gathered one ahead, and the second's all before its own forward.
+    // The first stage's units are gathered one ahead, and all of the second's before its own
+    // forward.
     CHECK(gathered ==
           std::map<std::string, int64_t>{{fmt::format("{}F0", pp), bytes[pp] + bytes[pp + 2]}});
     for (const auto* other : {&small, &late}) {
@@ -370,8 +372,8 @@ TEST_CASE("sharded parameters and gradients of stages travel when the list says"
       std::map<std::string, int64_t> sent;
       for (const Launched& l : r.launches)
         sent[stream_name(l.stream) + " " + l.name] += l.wire_bytes;
-      // Each way half of everything, for there are two ranks. Layers of a stage that was let go
-      // have given their memory to another's; tables have memory of their own.
+      // With two ranks, half of everything travels each way. A stage that is resharded gives the
+      // memory of its layers to another stage; tables have memory of their own.
       std::map<int64_t, int64_t> gathers;
       for (const schedule::Action& a : r.actions)
         if (a.kind == schedule::ActionKind::unshard) ++gathers[a.stage];

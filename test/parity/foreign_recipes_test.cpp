@@ -1,7 +1,7 @@
 // The blocks that the guides of NeMo AutoModel and Megatron-Bridge print, unchanged: each loads and
 // can be planned at the world that it is meant for. Then, with its sizes halved until it fits eight
 // ranks and one layer per stage, it trains three steps with the losses of a single rank. Blocks
-// with experts train, too, unless they ask for what is refused by name.
+// with experts train, too, unless they ask for something that is refused by name.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -193,7 +193,7 @@ Changes shrunk(const Recipe& r, int64_t world, int64_t& small) {
                   fmt::format("train.global_batch_size={}", local && pp > 1 ? 16 * dp : 16),
                   "train.steps=3",
                   "train.run_dir=unused"};
-  // In the spelling of the block, which says whether a pipeline needs a section.
+  // In the spelling of the block, which decides whether a pipeline needs a section.
   const bool megatron = r.written_in("distributed.pp_size", "model");
   changes.push_back(fmt::format(
       "{}={}", megatron ? "model.tensor_model_parallel_size" : "distributed.tp_size", tp));
@@ -206,7 +206,7 @@ Changes shrunk(const Recipe& r, int64_t world, int64_t& small) {
 
 struct Steps {
   std::vector<double> losses;
-  double first_norm = 0;  // of the gradients of step 1
+  double first_norm = 0;  // the gradients' norm in step 1
   bool operator==(const Steps&) const = default;
 };
 
@@ -260,8 +260,8 @@ TEST_CASE("the blocks of the guides train as a single rank does") {
                             "train.micro_batch_size=1", "mixed_precision.name=bf16_mixed",
                             packed ? "packed_sequence.packed_sequence_size=32"
                                    : "packed_sequence.packed_sequence_size=0"}));
-    // Both compute in bf16, whose 8 bits round each activation of the two layouts differently.
-    // The norm shows a factor on all gradients, which Adam's losses hardly do.
+    // Both compute in bf16, whose 8 bits round each activation of the two layouts differently. The
+    // norm shows a factor on all gradients, which hardly changes Adam's losses.
     const Steps one = three_steps(single, 1, data), block = three_steps(r, int(small), data);
     check_close(one.losses, block.losses, 2e-2);
     CHECK(block.first_norm == Approx(one.first_norm).epsilon(2e-2));

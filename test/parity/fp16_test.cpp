@@ -1,5 +1,6 @@
 // Tests training in fp16 with a scaled loss: an overflow on one rank skips the update on all, the
-// scale follows its rules, layouts agree with a single rank, and a resumed run goes on bit for bit.
+// scale follows its rules, layouts agree with a single rank, and a resumed run continues bit for
+// bit.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -56,7 +57,7 @@ const std::vector<Layout> kLayouts{
       "distributed.strategy=megatron_ddp", "model.share_embeddings_and_output_weights=true"}}};
 const Changes kBatch{"train.global_batch_size=12", "train.micro_batch_size=1"};
 
-// What training changes on this rank: master weights and moments.
+// The training state of this rank: master weights and moments.
 std::vector<float> state_of(train::Trainer& t) {
   std::vector<float> all;
   const auto add = [&](const Tensor& x) {
@@ -86,7 +87,7 @@ void spoil_gradients(train::Trainer& t, const std::string& name) {
 
 struct Watched {
   std::vector<train::StepStats> steps;
-  std::vector<char> unchanged;  // by step: training's state has the bits from before it
+  std::vector<char> unchanged;  // by step: whether it left the training state as it was
   checkpoint::TrainProgress progress;
 };
 // Trains 4 steps; in the second, rank `culprit` has an infinite gradient.
@@ -160,7 +161,7 @@ TEST_CASE("fp16 under every layout follows a single rank in fp16") {
     if (!alone.count(model)) alone[model] = train_alone(model, 10);
     const auto ranks = train_ranks(l.ranks, with(with(kFp16, kBatch), l.changes), 10);
     check_close(alone[model].losses, ranks[0].losses, 2e-2);
-    // A factor on all gradients hardly shows in Adam's losses, but in the norm.
+    // A factor on all gradients hardly changes Adam's losses, but it changes the norm.
     CHECK(ranks[0].norms[0] == Approx(alone[model].norms[0]).epsilon(2e-2));
     for (const Result& other : ranks) {
       CHECK((other.losses == ranks[0].losses));
@@ -186,7 +187,7 @@ TEST_CASE("messages in fp16 train alike over every backend") {
 TEST_CASE("an infinite gradient on one rank skips the update on all, and halves the scale") {
   for (const Layout& l : kLayouts)
     for (const int culprit : {0, l.ranks - 1})
-      // A weight of a GEMM, and a norm's, of which ranks of tensor parallelism have copies.
+      // A weight of a GEMM, and a norm's, which ranks of tensor parallelism replicate.
       for (const char* name : {"qkv", "norm"}) {
         CAPTURE(l.name, culprit, name);
         const auto ranks = train_with_overflow(l, culprit, name);
@@ -200,7 +201,7 @@ TEST_CASE("an infinite gradient on one rank skips the update on all, and halves 
             CHECK(w.steps[i].loss == ranks[0].steps[i].loss);
           }
           CHECK(w.progress.updates == 3);
-          CHECK(w.steps[2].lr == w.steps[1].lr);  // the rate of the update that was not made
+          CHECK(w.steps[2].lr == w.steps[1].lr);  // the rate of the skipped update
         }
       }
 }
@@ -237,7 +238,7 @@ TEST_CASE("a resumed run in fp16 continues with the same bits, scale and counts"
     run->steps(1);
   }
   const auto folder = run::save_run(first.trainer, root.path);
-  second.steps(2);  // whatever it did before must not matter
+  second.steps(2);  // its own steps must not matter
   run::resume_run(second.trainer, folder);
   std::vector<std::vector<train::StepStats>> after;
   for (Run* run : {&straight, &second}) {

@@ -63,7 +63,7 @@ TEST_CASE("30 steps under scales of blocks follow bf16") {
     const Result result = train_alone(changes, 30);
     check_close(reference.losses, result.losses, kLosses);
     check_gradients(reference, result, kGradients);
-    // Each rounds in a way of its own.
+    // Each rounds differently.
     CHECK(std::ranges::count(first, result.losses[0]) == 0);
     first.push_back(result.losses[0]);
     const auto e4m3 = Run(with(changes, {"mixed_precision.fp8=e4m3"})).losses(2);
@@ -90,7 +90,7 @@ TEST_CASE("layouts under scales of blocks give the losses of one rank") {
       CAPTURE(scales, layout);
       for (const Result& r : train_ranks(2, with(base, layout), 8)) {
         check_close(one.losses, r.losses, kLosses);
-        // Stages, and ranks of data parallelism, compute what one rank does with each micro-batch.
+        // Stages, and ranks of data parallelism, compute each micro-batch as one rank does.
         if (std::ranges::count(layout, "distributed.tp_size=2") == 0 &&
             std::ranges::count(layout, "distributed.cp_size=2") == 0)
           CHECK(r.losses[0] == Approx(one.losses[0]).epsilon(1e-12));
@@ -117,7 +117,7 @@ TEST_CASE("recomputation under scales of blocks changes no bit, nor do biases th
     CAPTURE(scales);
     const auto reference = Run(scales).losses(4);
     CHECK(Run(with(scales, kFull)).losses(4) == reference);
-    // With biases, gradients whose weight gradients wait are quantized apart for them.
+    // With biases, a gradient is quantized again for a weight gradient that waits.
     const Changes biases =
         with(scales, {"model.architecture=gpt2", "model.num_query_groups=4",
                       "distributed.strategy=megatron_ddp", "train.micro_batch_size=3"});
@@ -135,7 +135,7 @@ TEST_CASE("graphs replay GEMMs under scales of blocks with the same bits") {
       Recipe r = tiny(with(scales, more));
       const auto plain = Device::cpu(1, {.stream_sanitizer = true});
       const Outcome single = outcome(r, *plain, comm::World::alone(), true);
-      r.train.device = recipe::DeviceChoice::cuda;  // a recording CPU can do as much
+      r.train.device = recipe::DeviceChoice::cuda;  // whose graphs the backend records
       const auto device =
           Device::on(std::make_unique<RecordingBackend>(), {.stream_sanitizer = true});
       train::Trainer t = make_trainer(*device, r, std::make_shared<CountingData>());

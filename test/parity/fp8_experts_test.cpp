@@ -1,4 +1,4 @@
-// Tests models with experts whose products are in 8 bits, as a CPU emulates them: on one rank, and
+// Tests models with experts whose GEMMs are in 8 bits, as a CPU emulates them: on one rank, and
 // over ranks.
 #include <map>
 #include <set>
@@ -39,7 +39,7 @@ Changes over(int ep, const Changes& strategy) {
   return with(strategy, {fmt::format("distributed.ep_size={}", ep)});
 }
 
-// Name, and the experts if it is of some -> scale and history.
+// The name, with the range of experts if it has experts -> scale and history.
 std::map<std::string, std::string> by_name(const std::string& state) {
   std::map<std::string, std::string> lines;
   std::istringstream text(state);
@@ -62,8 +62,8 @@ std::vector<std::map<std::string, std::string>> scales_of_ranks(const Changes& c
   return states;
 }
 
-// Returns the single rank's gradients of the parameters that a rank has: of its experts, those of
-// the part of all experts that has the number `part`.
+// Returns the single rank's gradients of the parameters that a rank has. Of the experts it has the
+// part with the number `part`.
 Result own_part(const Result& one, const Result& rank, size_t part) {
   Result own;
   for (const auto& [name, gradient] : rank.gradients) {
@@ -90,10 +90,10 @@ TEST_CASE("50 steps of experts in 8 bits follow bf16") {
   }
 }
 
-TEST_CASE("all products of experts read 8 bits, and the router's none") {
+TEST_CASE("all GEMMs of experts read 8 bits, and those of the router do not") {
   for (const Changes& changes : {kCurrent, kHistory}) {
     Run run(changes);
-    std::map<std::string, std::set<DType>> types;  // of the operands, by product
+    std::map<std::string, std::set<DType>> types;  // the operands' types, by GEMM
     run.device->set_launch_check([&](Stream&, const device::LaunchInfo& info) {
       const std::string name = info.name;
       if (name.starts_with("experts_") || name.starts_with("matmul_"))
@@ -170,15 +170,15 @@ TEST_CASE("layouts of experts in 8 bits give the losses of one rank") {
 
 TEST_CASE("delayed scales are of a rank's experts: the same where the experts are, one rank's") {
   const auto one = scales_of_ranks(kHistory, 1)[0];
-  // Three roles of: two linears of attention in each layer, two of the dense layer's MLP, and in
-  // each of two layers the shared expert's and the experts'.
+  // Three roles for each of: two linears of attention in each layer, two of the dense layer's MLP,
+  // and in each of two layers those of the shared expert and of the experts.
   REQUIRE(one.size() == 3 * (3 * 2 + 2 + 2 * (2 + 2)));
   const auto whole = scales_of_ranks(with(kHistory, {"distributed.strategy=ddp"}), 2);
   CHECK(whole[0] == whole[1]);
   const auto spread = scales_of_ranks(with(kHistory, over(2, kMegatron)), 4);
   const std::string up = "layers.1.mlp.experts.gate_up.weight ";
   REQUIRE(one.contains(up + "0:8"));
-  CHECK(whole[0].at(up + "0:8") == one.at(up + "0:8"));  // weights are the same in the first step
+  CHECK(whole[0].at(up + "0:8") == one.at(up + "0:8"));  // step 1: the same weights
   for (size_t rank = 0; rank < 4; ++rank) {
     CAPTURE(rank);
     CHECK(spread[rank] == spread[rank % 2]);
@@ -186,7 +186,7 @@ TEST_CASE("delayed scales are of a rank's experts: the same where the experts ar
     for (const auto& [name, line] : spread[rank])
       if (!name.ends_with(":8") && !name.ends_with(":4")) CHECK(line == spread[0].at(name));
   }
-  // The larger maximum of the two is that of all experts. The scale and four maxima are
+  // The larger of the two maxima is that of all experts. The line has the scale and four maxima in
   // hexadecimal.
   const auto last = [](const std::string& line) {
     return std::strtod(line.substr(line.rfind(' ')).c_str(), nullptr);

@@ -1,9 +1,9 @@
 // Tests how often the linears' operands are read to be quantized. An output gradient is quantized
-// in one read for both of its GEMMs, if they take the whole of it. The current scale of an operand
-// comes from the kernel that wrote it, if that is a norm's or an activation's. Under a delayed
-// scale the kernels of norms and of swiglu quantize the operand themselves, and only its 8 bits are
-// read to be transposed. A weight gradient takes the scale that the forward has found. The bits are
-// those of operands that are measured and quantized for each GEMM.
+// in one read for both of its GEMMs, if these use all of it. The current scale of an operand comes
+// from the kernel that wrote it, if that is a norm's or an activation's. Under a delayed scale the
+// kernels of norms and of swiglu quantize the operand themselves, and only its 8 bits are read to
+// be transposed. A weight gradient uses the scale that the forward has found. The bits are those of
+// operands that are measured and quantized for each GEMM.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -109,17 +109,17 @@ TEST_CASE("GEMMs that take parts of an output gradient share only its scale") {
     const auto reads = [&](const Changes& layout) {
       return reads_of(with(delayed ? kDelayed : kTensorwise, layout), 2);
     };
-    // `written`: how many of those that are quantized for both GEMMs are quantized by the kernels
-    // that write them, where scales are delayed.
+    // `written`: under delayed scales, how many of the gradients for both GEMMs are quantized by
+    // the kernels that write them.
     const auto expect = [&](int measured, int apart, int both, int written) {
       return delayed ? Reads{0, apart, both - written, written, written}
                      : Reads{measured, apart, both};
     };
     const auto on_both = [](const Reads& r) { return std::vector<Reads>(2, r); };
-    // Gathered gradients have rows that their kernels did not write here; fc1's is not gathered.
+    // Gathered gradients have rows that kernels of other ranks wrote; fc1's is not gathered.
     CHECK(reads(sequence) == on_both(expect(4, 0, 8, 2)));
-    // proj's and fc2's multiply in two chunks, with scales of their own: the weight gradient's
-    // whole has a third.
+    // The gradients of proj and fc2 are multiplied in two chunks, each with its own scale; the full
+    // gradient for the weight gradient has a third.
     CHECK(reads(with(sequence, {"comm_overlap.tp_comm_overlap=true"})) ==
           on_both(expect(4 * 3, 4 * 3, 4, 2)));
     // The first stage receives the gradient of its last layer.
@@ -127,7 +127,7 @@ TEST_CASE("GEMMs that take parts of an output gradient share only its scale") {
     CHECK(reads(with(pipeline, {"distributed.pipeline={}"})) == stages);
     const Changes waiting = with(pipeline, {"distributed.pipeline.pp_schedule=zero_bubble"});
     CHECK(reads(waiting) == stages);
-    // With biases, the gradients whose weight gradients wait are quantized apart; not all of them
+    // With biases, a gradient is quantized again for a weight gradient that waits; not all of them
     // wait.
     const auto biases =
         reads(with(waiting, {"model.architecture=gpt2", "model.num_query_groups=4"}));
@@ -147,7 +147,7 @@ TEST_CASE("graphs read output gradients as single launches do, to the same bits"
     std::vector<double> losses[2];
     std::vector<float> weights[2];
     for (const bool graphs : {false, true}) {
-      r.train.device = recipe::DeviceChoice::cuda;  // a recording CPU can do as much
+      r.train.device = recipe::DeviceChoice::cuda;  // whose graphs the backend records
       r.train.enable_cuda_graph = graphs;
       auto backend = std::make_unique<RecordingBackend>();
       const RecordingBackend& recorder = *backend;
@@ -158,9 +158,9 @@ TEST_CASE("graphs read output gradients as single launches do, to the same bits"
       if (!graphs) continue;
       CHECK(t.graphs()->replays() > 0);
       // Every linear quantizes three times: its gradient, and its input for forward and for
-      // backward. Under delayed scales the kernels of four inputs and three gradients of a layer
-      // do so. The 8 bits of these are transposed for the weight gradient, but for attention's
-      // output, which is kept as floats.
+      // backward. Under delayed scales the kernels that write four inputs and three gradients of a
+      // layer quantize them. Their 8 bits are transposed for the weight gradient, except for
+      // attention's output, which is kept as floats.
       const int layers = recorder.captured("matmul_fc1_wgrad"), linears = 4 * layers;
       CHECK(layers > 0);
       CHECK(recorder.captured("quantize") == (delayed ? 2 * layers : 3 * linears));

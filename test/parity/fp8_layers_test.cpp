@@ -12,7 +12,7 @@ namespace {
 const Changes kFour{"model.num_layers=4", "optimizer.clip_grad=0"};
 const Changes kEnds{"mixed_precision.first_last_layers_bf16=true"};
 
-// Makes layers 1 and 2 add nothing to what passes through them, and to its gradient.
+// Makes layers 1 and 2 add nothing to the residual stream and its gradient.
 void silence_inner_layers(train::Trainer& t) {
   t.change_weights([&] {
     for (const char* layer : {"layers.1", "layers.2"})
@@ -66,7 +66,7 @@ TEST_CASE("a layer in bf16 has the bits of a bf16 run's layer") {
   CHECK(ends.loss == bf16.loss);
   CHECK((ends.gradients == bf16.gradients));
   CHECK(none.loss != bf16.loss);
-  // With every layer in bf16 nothing is left of 8 bits.
+  // With every layer in bf16 no weight is quantized.
   const Changes all = with(kEnds, {"mixed_precision.num_layers_at_start_in_bf16=2",
                                    "mixed_precision.num_layers_at_end_in_bf16=2"});
   CHECK(Run(with(with(kTensorwise, kFour), all)).losses(3) == Run(with(kBf16, kFour)).losses(3));

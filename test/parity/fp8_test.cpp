@@ -48,7 +48,7 @@ TEST_CASE("50 steps in 8 bits follow bf16") {
     const Result result = train_alone(changes, 50);
     check_close(reference.losses, result.losses, kLosses);
     check_gradients(reference, result, kGradients);
-    // The losses differ, so the GEMMs do run in 8 bits.
+    // The losses differ from bf16's, so the GEMMs do run in 8 bits.
     CHECK(result.losses[0] != reference.losses[0]);
   }
 }
@@ -66,9 +66,9 @@ TEST_CASE("delayed scales resume with the same bits, into other histories as far
   const TemporaryFolder root;
   Run straight(kDelayed), first(kDelayed), second(kDelayed);
   const auto reference = straight.losses(9);
-  first.losses(6);  // more than the history has: the ring has come round
+  first.losses(6);  // more than the length of the history, which is a ring
   const auto folder = run::save_run(first.trainer, root.path);
-  second.losses(2);  // whatever it did before must not matter
+  second.losses(2);  // its own steps must not matter
   run::resume_run(second.trainer, folder);
   CHECK(second.scales() == first.scales());
   CHECK(second.losses(3) == std::vector<double>(reference.begin() + 6, reference.end()));
@@ -81,7 +81,7 @@ TEST_CASE("delayed scales resume with the same bits, into other histories as far
   }
 }
 
-TEST_CASE("delayed training goes on from a checkpoint of bf16") {
+TEST_CASE("delayed training resumes from a checkpoint of bf16") {
   const TemporaryFolder root;
   Run plain(kBf16), delayed(kDelayed);
   plain.losses(3);

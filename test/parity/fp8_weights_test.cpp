@@ -1,5 +1,5 @@
-// Tests that 8-bit copies of weights are made as often as the plan says, and have the same bits as
-// a weight that is quantized for each use.
+// Tests that 8-bit copies of weights are made as often as planned, and have the bits of a weight
+// that is quantized for each use.
 #include <map>
 #include <set>
 #include <utility>
@@ -21,7 +21,7 @@ void keep_nothing(Device& device, train::Trainer& trainer) {
 }
 
 const Changes kAccumulate{"train.micro_batch_size=2"}, kAtOnce{"train.micro_batch_size=6"};
-// GEMMs that take the weight once for each chunk of their rows.
+// GEMMs that read the weight once for each chunk of their rows.
 const Changes kChunks{"distributed.strategy=megatron_ddp", "distributed.tp_size=2",
                       "distributed.sequence_parallel=true", "comm_overlap.tp_comm_overlap=true",
                       "comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {method: ring_exchange}, "
@@ -69,8 +69,8 @@ std::vector<Outcome> outcomes(const Changes& changes, int ranks, bool keep) {
   return all;
 }
 
-// How often each weight is read to be quantized, and to find its scale. Weights that are gathered
-// for their use share their memory with others, so they are not counted right.
+// How often each weight is read to be quantized, and to find its scale. Gathered weights share
+// their memory with others, so their counts are wrong.
 struct Counts {
   std::map<std::string, int> quantized, measured;  // by parameter
   // Returns the count, if it is the same for all four linears of both layers, or else -1.
@@ -170,14 +170,15 @@ TEST_CASE("evaluation and a checkpoint's weights make their own 8-bit weights") 
     Run run(changes), other(changes);
     run.losses(2);
     const auto folder = run::save_run(run.trainer, root.path);
-    // Forward alone; what backward takes comes with the step, and so does its part in the history.
+    // Only the forward's copies. Backward's copies, and the entries of the history, come with the
+    // step.
     const auto evaluate = [&] { return run.trainer.evaluate(validation); };
     double loss = 0;
     CHECK(times(count(run.trainer, [&] { loss = evaluate(); })) == Times{1, delayed ? 0 : 1});
     CHECK(times(count(run.trainer, [&] { evaluate(); })) == Times{0, 0});
     CHECK(times(count(run.trainer, [&] { run.losses(1); })) == Times{1, 0});
     CHECK(evaluate() != loss);
-    // Copies of other weights, made by the evaluation just before, must not last.
+    // The copies of other weights that the evaluation has just made must be dropped.
     other.losses(1);
     other.trainer.evaluate(validation);
     run::resume_run(other.trainer, folder);
@@ -213,7 +214,7 @@ std::unique_ptr<Device> recording() {
 }
 }  // namespace
 
-TEST_CASE("graphs find 8-bit weights that were made before them") {
+TEST_CASE("graphs use 8-bit weights that were made before them") {
   const auto data = std::make_shared<CountingData>();
   const data::ValidationLoader validation(data, 13, {.micro_batch = 2});
   for (const bool delayed : {false, true})
@@ -223,7 +224,7 @@ TEST_CASE("graphs find 8-bit weights that were made before them") {
       Recipe r = tiny(with(delayed ? kDelayed : kTensorwise, more));
       const auto plain = Device::cpu(1, {.stream_sanitizer = true});
       const Outcome single = outcome(*plain, r, comm::World::alone(), true);
-      r.train.device = recipe::DeviceChoice::cuda;  // a recording CPU can do as much
+      r.train.device = recipe::DeviceChoice::cuda;  // whose graphs the backend records
       const auto device = recording(), another = recording();
       Outcome graphs = outcome(*device, r, comm::World::alone(), true);
       CHECK(std::exchange(graphs.replays, 0) > 0);
@@ -248,8 +249,8 @@ TEST_CASE("graphs find 8-bit weights that were made before them") {
     }
 }
 
-// The first micro-batch waits for gathered parameters, and is no graph: it makes the copies.
-TEST_CASE("graphs beside micro-batches that communicate find their 8-bit weights") {
+// The first micro-batch waits for gathered parameters and is not a graph: it makes the copies.
+TEST_CASE("graphs beside micro-batches that communicate use their 8-bit weights") {
   struct Case {
     const char* strategy;
     int64_t a_step, kinds;  // graphs in each of the 5 steps; each kind is run before its capture

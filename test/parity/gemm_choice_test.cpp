@@ -46,13 +46,13 @@ class StandInTuner final : public ops::GemmTuner {
   int timed = 0;
 
  private:
-  // Their alignment is part of what names a GEMM, so that it must be the same in every call.
+  // Their alignment is part of a GEMM's key, so it must be the same in every call.
   static constexpr int64_t kMostColumns = 64;
   alignas(256) float a_[4 * 8] = {}, b_[8 * kMostColumns] = {}, c_[4 * kMostColumns] = {};
   kernels::cuda::LibraryMatmul matmul_{library, library};
 };
 
-// A rank's GPU whose GEMMs are any lines.
+// A rank's GPU whose GEMMs are arbitrary lines.
 class LinesTuner final : public ops::GemmTuner {
  public:
   std::string unchosen() override { return gemms; }
@@ -72,7 +72,7 @@ constexpr double kTimeout = 600;  // seconds
 
 TEST_CASE("rank 0 measures the GEMMs of all ranks, and all take its choices") {
   std::array<StandInTuner, 3> tuners;
-  for (uint64_t r = 0; r < 3; ++r) {  // each GPU's clock would choose another one
+  for (uint64_t r = 0; r < 3; ++r) {  // each GPU's clock would choose a different algorithm
     const uint64_t fastest = 3 - r;
     tuners[r].library.times[{Epilogue::none, fastest}] = 0.5;
   }
@@ -95,7 +95,7 @@ TEST_CASE("measuring ends long before the other ranks give up") {
   std::array<LinesTuner, 3> tuners;
   const int lines = int(run::kMostMeasured);
   for (int r = 0; r < 3; ++r)
-    for (int i = 0; i < lines; ++i)  // every other GEMM is one of all ranks
+    for (int i = 0; i < lines; ++i)  // all ranks have every second GEMM
       tuners[size_t(r)].gemms +=
           i % 2 ? fmt::format("rank {} {}\n", r, i) : fmt::format("all {}\n", i);
   run_ranks(3, "thread", [&](TestRank& rank) {
@@ -103,7 +103,7 @@ TEST_CASE("measuring ends long before the other ranks give up") {
     run::choose_gemms(tuners[size_t(rank.rank())], control, kTimeout);
   });
   CHECK(tuners[0].asked_seconds == kTimeout / 4);
-  // The ranks take turns, so that each has its costly ones measured: 1 + 3 lines for every two.
+  // The ranks take turns, so the costly GEMMs of each are measured: 1 + 3 lines for every two.
   std::string expected;
   for (int i = 0; i < lines / 2; i += 2) {
     expected += fmt::format("all {}\n", i);
@@ -129,7 +129,7 @@ TEST_CASE("a checkpoint keeps the choices of GEMM algorithms") {
   run::restore_gemms(without, storage::TrainState{});
   CHECK(without.run(16) == 1);
   state.set("gemm_choices", "the stand-in 1\nrubbish");
-  run::restore_gemms(without, state);  // told, and chosen anew
+  run::restore_gemms(without, state);  // warns, and chooses again
   CHECK(without.run(16) == 1);
 }
 

@@ -123,8 +123,8 @@ std::vector<int32_t> sequence_major(const storage::SafetensorsReader& file, cons
   return out;
 }
 
-// Returns the relative L2 distance of two tensors, for which the numerics contract has a bound. NaN
-// gives NaN, which passes no bound.
+// Returns the relative L2 distance of two tensors, which the numerics contract bounds. NaN gives
+// NaN, which passes no bound.
 double relative_l2(const std::vector<float>& got, const std::vector<float>& expected) {
   REQUIRE(got.size() == expected.size());
   double difference = 0, norm = 0;
@@ -180,7 +180,8 @@ struct Family {
     return model->logits(step, batch).to_host<float>(stream);
   }
 
-  // Returns (layers, experts) of what all routers have beside parameters; absent if none has it.
+  // Returns the state of all routers beside their parameters, (layers, experts); absent if none has
+  // it.
   Tensor router_state(const std::string& what) {
     const int64_t E = config.experts.count;
     std::vector<float> all(size_t(config.layers * E));
@@ -305,8 +306,8 @@ TEST_CASE("bf16 gradients stay near the float64 reference") {
     DYNAMIC_SECTION(name) {
       Family f(name, DType::bf16);
       CHECK(f.forward_backward() == Approx(std::stod(f.file.metadata().at("loss"))).epsilon(2e-2));
-      // Each activation is rounded to 8 bits (relative 2^-9); some twenty roundings lie on the way
-      // through two layers.
+      // Each activation is rounded to 8 bits (relative 2^-9); two layers have some twenty
+      // roundings.
       compare_gradients(f, 5e-2);
     }
   }

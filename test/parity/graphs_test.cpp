@@ -110,7 +110,7 @@ TEST_CASE("graphs have no second copy of the activations") {
     CHECK(run.replays == (graphs ? 4 : 0));
     return double(run.reserved);
   };
-  // A segment of the pool's own for each size of buffers may be half used.
+  // The pool's segment for each size of buffers may be half used.
   CHECK(reserved(true) <= 1.15 * reserved(false));
 }
 
@@ -126,11 +126,11 @@ TEST_CASE("graphs that are held are captured after a run without them, once they
   const auto device = recording();
   const GraphRun on =
       train_graphs(recipe_of(kAccumulate, true), *device, comm::World::alone(), 20, 3);
-  CHECK(on.replays == 4 * (20 - 3) - 2);  // of 4 micro-batches a step
+  CHECK(on.replays == 4 * (20 - 3) - 2);  // 4 micro-batches a step
   check_same(off.result, on.result);
 }
 
-TEST_CASE("what cannot be captured is trained launch by launch, with a single note") {
+TEST_CASE("trainings that cannot be captured run launch by launch, with a single note") {
   const GraphRun off = train_graphs(kAccumulate, false);
   for (const char* refused : {"embedding_fwd", "cross_entropy", "matmul_output_wgrad"}) {
     const GraphRun on = train_graphs(kAccumulate, true, refused);
@@ -144,7 +144,7 @@ TEST_CASE("what cannot be captured is trained launch by launch, with a single no
   }
 }
 
-TEST_CASE("what is not finite within a graph is found launch by launch") {
+TEST_CASE("a value that is not finite within a graph is found launch by launch") {
   const Recipe r = recipe_of(kAccumulate, true);
   const auto device = recording();
   train::Trainer trainer = make_trainer(*device, r, std::make_shared<CountingData>());

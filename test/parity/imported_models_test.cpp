@@ -1,5 +1,5 @@
 // Models of Hugging Face folders under every layout: the losses are those of one rank, and a rank
-// reads what it owns. Runs under the stream sanitizer.
+// reads only what it owns. Runs under the stream sanitizer.
 #include <mutex>
 
 #include <catch2/catch.hpp>
@@ -19,10 +19,10 @@ using Catch::Contains;
 
 namespace {
 
-constexpr int64_t kVocabulary = 64, kLength = 16;  // of the golden folders
+constexpr int64_t kVocabulary = 64, kLength = 16;  // the golden folders' sizes
 
-// Loads a recipe that begins with the model of a folder, of GPT-2 without the dropout of attention
-// that it was trained with. Returns what the recipe is refused for, or "".
+// Loads a recipe that begins with the model of a folder, without GPT-2's dropout of attention.
+// Returns the errors, or "".
 std::string load(const std::string& folder, const Changes& changes, int64_t ranks, Recipe& r) {
   Diagnostics diagnostics;
   const Changes settings{"model.from=" + folder,
@@ -42,8 +42,9 @@ std::string load(const std::string& folder, const Changes& changes, int64_t rank
 }
 
 struct Started {
-  std::vector<double> losses;  // of five steps, the same on all ranks
-  // Bytes that a rank has read, over those that the folder has of what it owns: the extremes.
+  std::vector<double> losses;  // five steps, the same on all ranks
+  // The least and the most of: bytes that a rank has read, over the bytes in the folder of the
+  // tensors that it owns.
   double least_read = 1e9, most_read = 0;
 };
 
@@ -81,7 +82,7 @@ struct Row {
   const char* name;
   int ranks;
   Changes changes;
-  bool experts = false;  // for models with experts alone
+  bool experts = false;  // only for models with experts
 };
 const std::vector<Row> kRows{
     {"tp 2", 2, {"distributed.strategy=megatron_ddp", "distributed.tp_size=2"}},
@@ -95,7 +96,7 @@ const std::vector<Row> kRows{
 
 }  // namespace
 
-TEST_CASE("an imported model trains under every layout as on one rank, which reads what it owns") {
+TEST_CASE("an imported model trains alike under every layout, and ranks read what they own") {
   for (const std::string name :
        {"llama", "qwen3_tied", "phi3", "gpt2", "gpt2_untied", "smollm3", "olmo2", "gemma2",
         "gemma3_text", "mixtral", "qwen2_moe", "dots1", "glm4_moe"}) {

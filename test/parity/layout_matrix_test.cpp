@@ -1,5 +1,6 @@
-// Compares layouts of tensor, sequence, context and data parallelism with a single rank. Every
-// three values of three factors meet in some layout that trains. Runs under the stream sanitizer.
+// Compares layouts of tensor, sequence, context and data parallelism with a single rank. Some
+// layout that trains combines every three values of different factors. Runs under the stream
+// sanitizer.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -50,7 +51,7 @@ std::string describe(const Choice& l) {
                      l[kOverlap] ? "on" : "off");
 }
 
-// Returns the number of ranks that exchange heads, each of which must get as many heads.
+// Returns the number of ranks that exchange heads; it must divide the heads.
 int exchanging(const Choice& l) {
   switch (l[kType]) {
     case a2a: return cp(l);
@@ -68,8 +69,8 @@ bool legal(const Choice& l) {
   return kHeads / tp(l) % exchanging(l) == 0 && kv % exchanging(l) == 0;
 }
 
-// Returns whether the layout is legal, has few enough ranks for a test, and has no choice that
-// changes nothing.
+// Returns whether the layout is allowed and small enough for a test, and each of its choices has an
+// effect.
 bool worth_training(const Choice& l) {
   return legal(l) && ranks(l) > 1 && ranks(l) <= 16 && (tp(l) > 1 || !l[kSequence]) &&
          (cp(l) > 1 || l[kType] == p2p) && (l[kSequence] || cp(l) > 1 || !l[kOverlap]);
@@ -92,7 +93,7 @@ Changes model_of(const Choice& l) {
             fmt::format("dataset.seq_length={}", kLength),
             fmt::format("model.num_query_groups={}", kGroups[size_t(l[kKvHeads])]),
             fmt::format("mixed_precision.name={}", l[kBf16] ? "bf16_mixed" : "fp32")};
-  // Two samples at once, but for packs.
+  // Two samples at once, but one pack.
   const int micro = l[kPacked] ? 1 : 2;
   c.push_back(fmt::format("train.micro_batch_size={}", micro));
   c.push_back(fmt::format("train.global_batch_size={}", 2 * micro));
@@ -110,14 +111,14 @@ Changes changes_of(const Choice& l) {
   if (type.find("a2a+p2p") != std::string::npos)
     c.push_back(fmt::format("distributed.hierarchical_context_parallel_sizes=[2,{}]", cp(l) / 2));
   if (l[kSequence]) c.push_back("distributed.sequence_parallel=true");
-  // Products of so few rows are split only where they are asked for.
+  // GEMMs of so few rows are split only on request.
   if (l[kSequence] && l[kOverlap]) {
     c.push_back("comm_overlap.tp_comm_overlap=true");
     c.push_back(
         "comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {}, fc1_fprop: {}, proj_fprop: {num_splits: "
         "2}, fc2_fprop: {method: ring_exchange}, proj_dgrad: {}, fc2_dgrad: {}}");
   }
-  // Asked for by name it is an error where a rank has one kv head to exchange.
+  // A request for it is an error if a rank has one kv head to exchange.
   if (cp(l) > 1 && !l[kOverlap]) c.push_back("comm_overlap.cp_overlap=false");
   return c;
 }
@@ -162,7 +163,8 @@ std::vector<Result> train_ranks(const Choice& l, int64_t steps) {
 }  // namespace
 
 TEST_CASE("every three choices of a layout meet in one that trains as a single rank does") {
-  // Many ranks on few cores: the numerics contract's 20 steps for the smaller layouts alone.
+  // Many ranks share few cores, so only the smaller layouts make the 20 steps of the numerics
+  // contract.
   const auto steps = [](const Choice& l) { return ranks(l) <= 4 ? 20 : ranks(l) <= 8 ? 10 : 5; };
   std::map<Changes, Result> alone;
   for (const Choice& l : covering_layouts()) {
@@ -179,7 +181,7 @@ TEST_CASE("every three choices of a layout meet in one that trains as a single r
     check_close(one.losses, results[0].losses, l[kBf16] ? 2e-2 : 1e-5);
     for (const Result& other : results) CHECK((other.losses == results[0].losses));
     if (l[kOverlap]) {
-      // The thread ranks' sums run in one order, whenever they run: overlap changes no bit.
+      // Ranks that are threads always sum in the same order: overlap changes no bit.
       Choice off = l;
       off[kOverlap] = 0;
       const auto without = train_ranks(off, 2);

@@ -61,8 +61,8 @@ TEST_CASE("moments in bf16 follow fp32 ones, under every strategy and layout") {
   check_close(fp32.losses, bf16.losses, 2e-2);
   for (const Layout& layout : kLayouts) {
     CAPTURE(layout.name);
-    // The same elements are rounded by the same random numbers, so that results differ as fp32 sums
-    // do, and by a few elements that lie at the edge of rounding the other way.
+    // The same random numbers round the same elements. Results therefore differ only by the order
+    // of fp32 sums, and by the few elements that this makes round the other way.
     const auto ranks = train_ranks(layout.ranks, with(kMoments, layout.changes), 20);
     for (const Result& r : ranks) check_close(bf16.losses, r.losses, 1e-3);
   }
@@ -88,7 +88,7 @@ TEST_CASE("moments in bf16 are saved as they are, and resumed to the bit or by a
   }
 }
 
-TEST_CASE("a run goes on from moments of the other type") {
+TEST_CASE("a run resumes from moments of the other type") {
   const TemporaryFolder root;
   const auto fp32 = losses_of(kBatch, 1, 3, {}, root.path / "fp32"),
              bf16 = losses_of(kMoments, 1, 3, {}, root.path / "bf16");

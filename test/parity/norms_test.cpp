@@ -1,7 +1,6 @@
-// Trains models whose norms are elsewhere than in Llama's: of outputs, by 1 + weight, and of all
-// heads as one. Layouts, recomputation and 8 bits change nothing that they may not change. Runs
-// under the stream sanitizer. test/parity/tensor_test.cpp compares gradients under tensor
-// parallelism.
+// Trains models whose norms differ from Llama's: norms of outputs, by 1 + weight, and of all heads
+// as one. Layouts, recomputation and 8 bits keep the losses within their tolerances. Runs under the
+// stream sanitizer. test/parity/tensor_test.cpp compares gradients under tensor parallelism.
 #include "train_fp8_testing.h"
 
 using namespace mtrain;
@@ -11,8 +10,8 @@ namespace {
 
 const Changes kSizes{"model.num_layers=4", "train.global_batch_size=8", "train.micro_batch_size=1",
                      "optimizer.lr=3e-3"};
-// Under smaller initial weights the outputs of so narrow a model are next to nothing, and their
-// norms multiply rounding errors by as much: fp32 is then far from float64 within 20 steps.
+// With smaller initial weights the outputs of so narrow a model are tiny, and their norms amplify
+// rounding errors: within 20 steps fp32 would be far from float64.
 const Changes kLarge{"model.init_method_std=0.2"},
     kPost = with(kLarge, {"model.norm_placement=post", "model.qk_layernorm=true",
                           "model.qk_layernorm_all_heads=true"}),

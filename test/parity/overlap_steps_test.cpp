@@ -1,5 +1,6 @@
-// Two steps of each parallelism with all of its overlap: every stream and every rank's threads are
-// at work together, and little else runs. A program of its own, which sanitizers can afford.
+// Two steps of each parallelism with all of its overlap: all streams and the threads of all ranks
+// work at the same time, and little else runs. This is a program of its own, small enough for
+// sanitizers.
 #include <catch2/catch.hpp>
 
 #include "../unit/comm_testing.h"
@@ -17,7 +18,7 @@ struct Parallelism {
   int ranks;
   Changes changes;
   std::string backend = "thread";
-  double bound = 1e-5;  // of the losses' relative difference
+  double bound = 1e-5;  // for the losses' relative difference
 };
 
 const Changes kModel{"model.num_layers=4",       "model.hidden_size=32",

@@ -22,7 +22,7 @@ TEST_CASE("every schedule trains as a single rank does") {
     const Kind& kind = kKinds[k];
     const bool twice = std::string(kind.name) == "dualpipev";
     std::vector<Case> cases{{2, 1, 2, kMegatron}, {2, 2, twice ? 2 : 1, kFsdp2}};
-    // Turn by turn, so that each kind is seen over more ranks.
+    // In turn, so that each kind runs over more ranks.
     if (k % 2 == 0)
       cases.push_back({4, 1, twice || k % 4 == 0 ? 2 : 1, kFsdp2});
     else
@@ -91,7 +91,7 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
   };
   const Changes uneven{"model.num_layers=7"};
   const std::vector<Case> cases{
-      // The tied table on two ranks, over every way to keep it; and on one.
+      // The tied table on two ranks, under every way to shard it; and on one rank.
       {2, kTied, pipelined("1f1b", 2)},
       {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), kFsdp2)},
       {4, kTied, with(pipelined("zero_bubble", 2), kMegatron)},
@@ -102,7 +102,7 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
       {8, kCapped, with(with(pipelined("zero_bubble", 2), tp(true)), {"distributed.cp_size=2"})},
       {4, kGpt2, with(pipelined("1f1b", 2), kMegatron)},
       {4, kGpt2, with(pipelined("v_schedule", 4, 2), full)},
-      // Reduced while other micro-batches still add.
+      // Gradients that are reduced while other micro-batches still add to them.
       {4, {}, with(pipelined("gpipe", 2), kAtOnce)},
       {4, {}, with(pipelined("zero_bubble", 2), kAtOnce)},
       {4, kTied, with(pipelined("zero_bubble", 2, 2), kAtOnce)},
@@ -114,7 +114,7 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
        {},
        with(pipelined("dualpipev", 2, 2),
             {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"})},
-      // Splits.
+      // Splits of the layers.
       {3, uneven, pipelined("1f1b", 3)},
       {2, uneven, with(pipelined("interleaved_1f1b", 2, 3), groups)},
       {4, {}, {"distributed.pp_size=4", "distributed.pipeline.layout=Et|t*3|t*4|L"}},
@@ -144,7 +144,7 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
   }
 }
 
-TEST_CASE("messages travel in the type that is asked for") {
+TEST_CASE("messages travel in the requested type") {
   const auto type = [](const char* field, const char* value) {
     return Changes{fmt::format("distributed.{}={}", field, value)};
   };
@@ -180,7 +180,7 @@ TEST_CASE("messages travel in the type that is asked for") {
     }
 }
 
-TEST_CASE("overlap of messages changes when they travel, never a bit of what is computed") {
+TEST_CASE("overlap of messages changes when they travel, and no bit of the results") {
   const auto overlap = [](const char* on) {
     return Changes{fmt::format("comm_overlap.overlap_p2p_comm={}", on)};
   };
@@ -201,7 +201,7 @@ TEST_CASE("overlap of messages changes when they travel, never a bit of what is 
 }
 
 namespace {
-// Counts the launches of a step that do not wait for a message that this rank has sent before them.
+// Counts the launches of a step that do not wait for a message that this rank has already sent.
 int64_t launches_beside_sends(const Changes& changes, int ranks) {
   const Setup setup(changes, ranks);
   std::atomic<int64_t> beside = 0;
@@ -241,14 +241,14 @@ TEST_CASE("messages one by one train as a single rank does, over every backend")
 }
 
 namespace {
-// Counts a step's messages that do not wait for the message right before them, with no computation
-// between the two.
+// Counts a step's messages that do not wait for the message before, if no computation is between
+// the two.
 int64_t messages_together(const Changes& changes, int ranks) {
   const Setup setup(changes, ranks);
   std::atomic<int64_t> together = 0;
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
-    const Stream* last = nullptr;  // of the message before
+    const Stream* last = nullptr;  // the stream of the message before
     uint64_t items = 0;
     rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
       if (stream.id() == device::StreamKind::compute) last = nullptr;
@@ -310,8 +310,9 @@ TEST_CASE("channels are connected before a schedule runs, by all ranks in the sa
   CHECK((connected == expected));
 }
 
-TEST_CASE("messages larger than what is on its way between two ranks do not make them wait") {
-  // 192 rows of 768: 576 KiB. Ranks on shared memory pass 512 KiB on before anybody takes it.
+TEST_CASE("messages larger than the buffer between two ranks do not block the ranks") {
+  // 192 rows of 768: 576 KiB. Shared memory holds 512 KiB of a message that its receiver has not
+  // taken.
   const Changes base{"model.num_layers=4", "model.hidden_size=768", "train.global_batch_size=32",
                      "train.micro_batch_size=8"};
   const auto one = train_alone(base, 1).losses;
@@ -329,7 +330,7 @@ TEST_CASE("messages larger than what is on its way between two ranks do not make
 TEST_CASE("a schedule from a file is run as it is written") {
   const TemporaryFolder root;
   const fs::path path = root.path / "schedule.csv";
-  // Two ranks in a V, the weight gradients of the first micro-batch last.
+  // Two ranks in a V, with the weight gradients of the first micro-batch at the end.
   std::ofstream(path) << "0F0,0F1,3F0,3I0,3F1,3B1,0I0,0B1,3W0,0W0\n"
                       << "1F0,2F0,1F1,2F1,2I0,1I0,2B1,1B1,2W0,1W0\n";
   const auto ranks = train_ranks(
@@ -393,12 +394,12 @@ TEST_CASE("flushes of a step add nothing to the memory of activations and messag
   };
   for (const Changes& layout : {pipelined("1f1b", 2), pipelined("interleaved_1f1b", 2, 2)}) {
     CAPTURE(layout);
-    // Four flushes are already as far as the host enqueues ahead.
+    // The host enqueues at most four flushes ahead.
     CHECK(double(most(layout, 2, 16)) <= 1.05 * double(most(layout, 2, 4)));
   }
 }
 
-TEST_CASE("a checkpoint of any pipeline goes on under any other") {
+TEST_CASE("a checkpoint of any pipeline resumes under any other") {
   const TemporaryFolder root;
   struct Case {
     int ranks;
@@ -443,7 +444,7 @@ TEST_CASE("a checkpoint of any pipeline goes on under any other") {
   }
 }
 
-TEST_CASE("the stage that first has what is not finite says where") {
+TEST_CASE("the stage that first has a value that is not finite reports its place") {
   const bool parameter = GENERATE(true, false);
   const char* schedule = GENERATE("1f1b", "zero_bubble");
   CAPTURE(parameter, schedule);

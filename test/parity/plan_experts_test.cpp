@@ -29,7 +29,7 @@ class RandomTokens : public RepeatedToken {
 };
 }  // namespace
 
-// The plan is of balanced experts: its bound is for the mean over ranks, which share all rows.
+// The plan assumes balanced experts: its bound is for the mean over ranks, which share all rows.
 TEST_CASE("planned memory and bytes of experts over ranks are those of a step, within 10 %") {
   const Overrides base{"model.hidden_size=192",         "train.global_batch_size=8",
                        "train.micro_batch_size=1",      "dataset.seq_length=256",
@@ -173,13 +173,13 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
   }
 }
 
-// A forward that runs together with a backward fills the memory that the backward frees: there are
-// the activations of one micro-batch, and of two layers beside them.
+// A forward that runs together with a backward fills the memory that the backward frees: the
+// activations are those of one micro-batch and two layers.
 const char* const kPairs = "comm_overlap.overlap_moe_expert_parallel_comm=true";
 const char* const kDelay = "comm_overlap.delay_wgrad_compute=true";
 
-// Under `balanced` every rank has the rows that the plan is of; under `zipf` the first rank of ep
-// has moe.rank_load_max times as many in every layer.
+// Under `balanced` every rank has the planned rows; under `zipf` the first rank of ep has
+// moe.rank_load_max times as many in every layer.
 TEST_CASE("planned memory is within 10 % of balanced experts, 15 % of experts with Zipf's loads") {
   const Overrides base{"model.hidden_size=192",    "train.global_batch_size=8",
                        "train.micro_batch_size=1", "dataset.seq_length=256",
@@ -240,7 +240,7 @@ TEST_CASE("planned memory is within 10 % of balanced experts, 15 % of experts wi
       if (balanced) CHECK(loads[0] == 1);
       const double more = 10 * (loads[0] - 1) * planned.per_tenth_of_rows;
       CHECK(planned.total() + more == Approx(totals[0]).epsilon(balanced ? 0.1 : 0.15));
-      // What the rows above the mean add is a small part of the total, and has a bound of its own.
+      // The rows above the mean add a small part of the total, which has a bound of its own.
       if (balanced) of_balanced = totals[0];
       if (!balanced) CHECK(totals[0] - of_balanced == Approx(more).epsilon(0.4));
       if (balanced)

@@ -62,8 +62,8 @@ TEST_CASE("counted parameters are those the model declares") {
   }
 }
 
-// The asked bound is 10 %; flat buffers are padded and cu_seqlens, positions and statistics of the
-// norm are not in the formula.
+// The required bound is 10 %: the formula ignores the padding of flat buffers, cu_seqlens,
+// positions and statistics of the norm.
 TEST_CASE("planned memory is within 10 % of a step's peak, by category and in all") {
   std::vector<Overrides> cases = kFamilies;
   for (const Overrides& more : std::vector<Overrides>{
@@ -147,7 +147,7 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
   }
 }
 
-TEST_CASE("planned memory of every strategy is within 10 % of what a rank's step takes") {
+TEST_CASE("planned memory of every strategy is within 10 % of a rank's step") {
   // Wide enough that padding to the ranks matters little.
   const Overrides base{"model.hidden_size=192", "train.global_batch_size=8",
                        "train.micro_batch_size=1", "dataset.seq_length=128"};
@@ -236,14 +236,14 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
       CHECK(planned.activations + planned.logits == Approx(double(activations.peak)).epsilon(0.1));
       CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
     }
-  // Heads that were exchanged are kept instead of a rank's own; only outputs are kept both ways.
+  // The exchanged heads are kept instead of a rank's own; only outputs are kept in both forms.
   for (const char* type : {"a2a", "a2a+p2p"}) {
     CAPTURE(type);
     CHECK(kept[type] - kept["p2p"] == Approx(6 * (512 / 4) * 192 * 4).epsilon(0.02));
   }
 }
 
-TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what its step takes") {
+TEST_CASE("planned memory of every stage of a pipeline is within 10 % of its step") {
   struct Case {
     const char* schedule;
     int pp, stages;
@@ -311,7 +311,7 @@ TEST_CASE("planned memory of every stage of a pipeline is within 10 % of what it
   }
 }
 
-TEST_CASE("planned memory of tensor parallelism is within 10 % of what a rank's step takes") {
+TEST_CASE("planned memory of tensor parallelism is within 10 % of a rank's step") {
   for (const char* family : {"model.architecture=llama", "model.architecture=gpt2"})
     for (const int tp : {2, 4})
       for (const bool sequence : {false, true})
@@ -434,7 +434,7 @@ TEST_CASE("planned memory has the 8-bit weights that are kept") {
     CHECK(planned.activations + planned.logits == Approx(activations).epsilon(0.1));
     CHECK(planned.buffers - plan::make_plan(plain, l.world, kVocab).memory[0].buffers ==
           Approx(bytes).epsilon(0.01));
-    // Scales and what else is small.
+    // Scales and other small buffers.
     if (c.bytes > 0) CHECK(kept == Approx(bytes).epsilon(0.05));
     CHECK(planned.total() == Approx(total).epsilon(0.1));
   }
@@ -501,7 +501,7 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
                                        {}, diagnostics, world);
     diagnostics.throw_if_errors();
     const int64_t vocab = std::max<int64_t>(r.model.vocab_size, 257);
-    std::string report;  // as one line, since rows wrap
+    std::string report;  // one line, since rows wrap
     for (const char c : run::dry_run_report(plan::make_plan(r, world, vocab), {.width = 200})) {
       if (!std::isspace(static_cast<unsigned char>(c)))
         report += c;

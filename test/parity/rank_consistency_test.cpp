@@ -1,4 +1,4 @@
-// Tests that ranks which would wait for each other for ever are refused before the first step.
+// Tests that ranks that would wait for each other for ever are refused before the first step.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -12,7 +12,7 @@ using namespace mtrain;
 
 namespace {
 
-// Returns what each of two ranks is refused with that are on hosts with these GPUs; "" if nothing.
+// Returns the error of each of two ranks on hosts with these GPUs; "" if there is none.
 std::vector<std::string> refusals(const std::vector<std::string>& gpus,
                                   const std::vector<std::string>& more) {
   std::vector<std::string> overrides{

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kTokens = 32;
 
-// Sizes that leave of a recipe its family, router, losses and strategy.
+// Sizes that keep a recipe's family, router, losses and strategy.
 const Changes kSmall{"train.device=cpu",
                      "model.hidden_size=64",
                      "model.num_attention_heads=8",

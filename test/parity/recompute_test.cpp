@@ -1,5 +1,5 @@
-// The modules that are recomputed change memory, never a bit of what is computed: under every
-// layout, with weight gradients that run later, and in 8 bits. Runs under the stream sanitizer.
+// Recomputed modules change memory, but never a bit of the results: under every layout, with weight
+// gradients that run later, and in 8 bits. Runs under the stream sanitizer.
 #include "train_fp8_testing.h"
 
 using namespace mtrain;
@@ -66,7 +66,7 @@ void expect_same_bits(const Layout& layout, const Changes& model,
   }
 }
 
-// The most activations of a step.
+// The peak of a step's activations.
 int64_t activations(const Changes& changes) {
   const Recipe r = tiny(changes);
   const auto device = Device::cpu(1, {});
@@ -131,7 +131,7 @@ TEST_CASE("each recomputed module keeps fewer activations") {
   CHECK(core < none);
   CHECK(norms < core);
   CHECK(all < norms);
-  CHECK(with_modules("layernorm") == none);  // on a CPU what it names is not kept in any case
+  CHECK(with_modules("layernorm") == none);  // on a CPU the outputs of norms are never kept
   const int64_t all_kept = activations(with(base, {"recompute.cheap=false"}));
   CHECK(none < all_kept);
   CHECK(activations(with(base, with(selective("layernorm"), {"recompute.cheap=false"}))) <

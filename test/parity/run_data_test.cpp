@@ -84,7 +84,7 @@ TEST_CASE("the data sets of a blend agree in their order") {
   CHECK_NOTHROW(lab.train("saved", {"train.steps=3", "checkpoint.load=latest", blend("./a", "b")}));
 }
 
-TEST_CASE("a checkpoint that does not say what its data hold has their names compared") {
+TEST_CASE("without a record of the data's content, a checkpoint's names of data are compared") {
   const Lab lab;
   const auto device = Device::cpu(1);
   const auto resume = [&](const char* prefix, const fs::path& checkpoint) {
@@ -129,7 +129,7 @@ TEST_CASE("a tokenizer with other content is refused, and a missing one is not")
                     Contains("tokenizer: saved with") && Contains("tokenizer.json has"));
   fs::rename(lab / "tokenizer", lab / "gone");
   CHECK_NOTHROW(train("3", {"checkpoint.load=latest"}));
-  // The checkpoint still says what it was made with.
+  // The checkpoint still records the data that it was made with.
   fs::rename(lab / "gone", lab / "tokenizer");
   CHECK_THROWS_WITH(train("4", {"checkpoint.load=latest"}),
                     Contains("tokenizer: saved with") && Contains("tokenizer.json has"));
@@ -162,7 +162,7 @@ TEST_CASE("data that only differ where no sample was taken end the run before it
     CHECK_THAT(e.what(), Contains("dataset.train is of other data") &&
                              Contains("large.bin holds other data"));
   }
-  // The next start knows at once.
+  // The next start refuses at once.
   CHECK_THROWS_AS(lab.train("saved", {large, latest, "train.steps=100000"}), UserError);
   CHECK_FALSE(fs::exists(lab.step("saved", 1000000)));
   ::unsetenv("XDG_CACHE_HOME");

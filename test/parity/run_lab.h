@@ -63,13 +63,13 @@ struct Lab : TemporaryFolder {
     const RunPlan made = plan(run, changes);
     run::run_training(made, [&] { return made; }, {.job = here});
   }
-  // Makes some steps of a job, and loses its ranks before they have saved.
+  // Makes some steps of a job whose ranks die before they have saved.
   void train_and_die(const std::string& run, std::vector<std::string> changes,
                      const std::string& job) const {
     changes.insert(changes.end(), {"checkpoint.every_steps=0", "checkpoint.at_end=false"});
     train(run, changes, job);
   }
-  // Trains as a later command of the job's newest start.
+  // Trains like a later command of the job's newest start.
   void train_again(const std::string& run, const std::vector<std::string>& changes,
                    const std::string& job) const {
     const RunPlan made = plan(run, changes);

@@ -191,7 +191,7 @@ TEST_CASE("a run that died before its first checkpoint keeps its metrics") {
   CHECK(read_file(lab / "a/metrics.jsonl.abandoned") == "{\"step\":1,\"loss\":5.0}\n");
 }
 
-TEST_CASE("a job that starts again takes what it was given until it has saved") {
+TEST_CASE("a job that starts again begins with checkpoint.load until it has saved") {
   const Lab lab;
   const auto with = [](std::vector<std::string> a, const std::vector<std::string>& b) {
     a.insert(a.end(), b.begin(), b.end());
@@ -250,9 +250,9 @@ TEST_CASE("a job that goes back in its run starts again from there until it has 
   lab.train_and_die("a", with(back, "train.exit_interval=5"), "job");
   CHECK(lab.start("a", back, "job") == lab.step("a", 4));
   lab.train("a", with(back, "train.exit_interval=6"), "job");
-  CHECK_FALSE(fs::exists(lab.step("a", 4)));  // the checkpoint that it was given
+  CHECK_FALSE(fs::exists(lab.step("a", 4)));  // the checkpoint that the job began with
   CHECK(lab.start("a", back, "job") == lab.step("a", 6));
-  // Another job takes up a checkpoint that was set aside; the folder's newest is of step 6.
+  // Another job resumes from a checkpoint that was set aside; the folder's newest is of step 6.
   const std::string aside = lab.step("a", 8).string() + ".abandoned";
   const std::vector<std::string> forth{"checkpoint.load=" + aside, "train.steps=10"};
   lab.train_and_die("a", with(forth, "train.exit_interval=9"), "second job");
@@ -279,7 +279,7 @@ TEST_CASE("a job does not take another job's files for its own") {
   CHECK_THROWS_AS(lab.start("a", {}, ""), UserError);
 }
 
-TEST_CASE("a job that trains twice in one start does as it is told both times") {
+TEST_CASE("a job that trains twice in one start follows its settings both times") {
   const Lab lab;
   lab.train("a", {}, "job");
   CHECK_THROWS_WITH(lab.train_again("a", {}, "job"), Contains("step 4"));
@@ -344,7 +344,7 @@ TEST_CASE("checkpoints are also written as mtrain export hf would write them") {
   }
 }
 
-TEST_CASE("a run that begins with a saved Hugging Face form begins with the checkpoint's weights") {
+TEST_CASE("a run that begins with a saved Hugging Face folder has the checkpoint's weights") {
   const Lab lab;
   lab.train("saved", {"checkpoint.save_consolidated=final"});
   const fs::path saved = lab.step("saved", 4);
@@ -365,7 +365,7 @@ TEST_CASE("a run that begins with a saved Hugging Face form begins with the chec
   }
 }
 
-TEST_CASE("a Hugging Face form that a kill has cut short is written when the run goes on") {
+TEST_CASE("a Hugging Face folder that a kill has interrupted is written when the run resumes") {
   const Lab lab;
   for (const std::string which : {"every", "final"}) {
     INFO(which);
@@ -385,7 +385,7 @@ TEST_CASE("a Hugging Face form that a kill has cut short is written when the run
   }
 }
 
-TEST_CASE("a Hugging Face form that cannot be written leaves the checkpoint as it is") {
+TEST_CASE("a Hugging Face folder that cannot be written does not affect the checkpoint") {
   const Lab lab;
   lab.train("a");
   const fs::path step = lab.step("a", 4);
@@ -406,13 +406,13 @@ TEST_CASE("a Hugging Face form that cannot be written leaves the checkpoint as i
     CHECK_THAT(writer.take_note(), Contains((step / "hf").string()) && Contains("llama"));
     CHECK(writer.take_note().empty());
     CHECK(fs::exists(step / "hf/config.json"));
-    writer.begin(lab.step("a", 2));  // and is given up
+    writer.begin(lab.step("a", 2));  // and is abandoned
   }
   for (const auto& entry : fs::directory_iterator(lab.step("a", 2)))
     CHECK(entry.path().filename().string().find(".tmp-") == std::string::npos);
 }
 
-TEST_CASE("weights that are not finite have no Hugging Face form, and are named") {
+TEST_CASE("weights that are not finite have no Hugging Face folder, and are named") {
   const Lab lab;
   lab.train("a");
   const fs::path step = lab.step("a", 4), file = step / "model.safetensors";
@@ -453,7 +453,7 @@ TEST_CASE("a file that cannot be opened is named with its field") {
   CHECK_THROWS_AS(lab.train("file/run"), UserError);
 }
 
-TEST_CASE("the prompt is written when the model is there to go on") {
+TEST_CASE("the prompt is printed only when the model is loaded") {
   const Lab lab;
   lab.train("a", {"train.steps=1", "checkpoint.dir=" + (lab / "elsewhere").string()});
   std::string said;
@@ -489,7 +489,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   CHECK(apart.bytes == apart.tokens);  // a token is a byte
   CHECK(apart.perplexity() == Approx(std::exp(apart.nats_per_token)));
   CHECK(apart.bits_per_byte() == Approx(apart.nats_per_token / std::log(2.0)));
-  // The same windows, as training would validate on them.
+  // The windows on which training would validate.
   struct Windows : data::Dataset {
     explicit Windows(const fs::path& prefix) : tokens(prefix) {}
     int64_t seq_length() const override { return 16; }
@@ -519,7 +519,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   overlapping.overrides = {"train.micro_batch_size=1"};
   CHECK(run::evaluate_model(overlapping).nats_per_token ==
         Approx(close.nats_per_token).epsilon(1e-6));
-  // Only weights are read: windows of other lengths are none of the training's business.
+  // Only weights are read, so windows may have other lengths than in the training.
   run::EvaluateJob other = job;
   other.stride = 8;
   other.overrides = {"dataset.seq_length=8", "train.seed=5", "train.global_batch_size=4"};
@@ -537,7 +537,7 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   CHECK_THROWS_WITH(run::evaluate_model(bad), Contains("stride is 17"));
 }
 
-TEST_CASE("a run is asked to end by signals, and lives on without its reader") {
+TEST_CASE("a run ends on signals, and continues without the reader of its output") {
   for (int number : launch::kEndSignals) {
     const run::SignalGuard signals;
     CHECK(signals.signal() == 0);

@@ -51,7 +51,7 @@ TEST_CASE("the loss starts at that of a uniform guess and falls") {
 TEST_CASE("one thread and three give the same bits") {
   Run one(tiny()), three(tiny(), 3);
   CHECK(one.losses(5) == three.losses(5));
-  CHECK((one.weights() == three.weights()));  // in parentheses: thousands of numbers are no message
+  CHECK((one.weights() == three.weights()));  // parentheses: Catch prints no numbers
 }
 
 TEST_CASE("accumulation over micro-batches changes only the order of sums") {
@@ -106,7 +106,7 @@ TEST_CASE("an output_dtype that is shorter rounds logits, a wider one changes no
   };
   const auto fp32 = losses("fp32", "auto"), rounded = losses("fp32", "bf16");
   CHECK(rounded != fp32);
-  check_close(fp32, rounded, 2e-2);  // as bf16's losses
+  check_close(fp32, rounded, 2e-2);  // the bound of bf16's losses
   // The first loss differs by the rounding of logits about 0.1 in size alone.
   CHECK(std::abs(rounded[0] - fp32[0]) < 1e-3 * fp32[0]);
   CHECK(losses("bf16_mixed", "fp32") == losses("bf16_mixed", "auto"));
@@ -126,7 +126,7 @@ TEST_CASE("a resumed run continues with the same bits") {
     const auto reference = straight.losses(8);
     first.losses(5);
     const auto folder = run::save_run(first.trainer, root.path);
-    second.losses(2);  // whatever it did before must not matter
+    second.losses(2);  // its own steps must not matter
     run::resume_run(second.trainer, folder);
     CHECK(second.losses(3) == std::vector<double>(reference.begin() + 5, reference.end()));
     CHECK((second.weights() == straight.weights()));
@@ -135,7 +135,7 @@ TEST_CASE("a resumed run continues with the same bits") {
 
 namespace {
 
-// Knows the last sample that was read. Samples from `broken` on cannot be read.
+// Records the last sample that was read. Samples from `broken` on cannot be read.
 struct WatchedData : CountingData {
   explicit WatchedData(int64_t first_broken = 1 << 20) : broken(first_broken) {}
   void sample(int64_t index, data::Sample& out) const override {
@@ -162,12 +162,12 @@ TEST_CASE("a step's batch is made during the step before it, and none after the 
   CHECK(data->last < 6 * 3 + 2);  // the loader may have begun the next micro-batch
 }
 
-TEST_CASE("a batch that is made ahead loses and repeats nothing where the run ends before it") {
+TEST_CASE("a prefetched batch is neither lost nor repeated if the run ends before it") {
   const TemporaryFolder root;
   const Recipe recipe = tiny({"train.micro_batch_size=2"});
   Run straight(recipe), resumed(recipe);
   const auto reference = straight.losses(4);
-  // The third batch cannot be made: the second step does not mind, and the third fails.
+  // The third batch cannot be made: the second step still succeeds, and the third fails.
   Run ended(plan::make_plan(recipe, 1, kVocab), 1, std::make_shared<WatchedData>(6 * 2 + 3));
   CHECK(ended.losses(2) == std::vector<double>(reference.begin(), reference.begin() + 2));
   CHECK_THROWS_WITH(ended.trainer.step(), Catch::Contains("this sample is broken"));
@@ -175,7 +175,7 @@ TEST_CASE("a batch that is made ahead loses and repeats nothing where the run en
   run::resume_run(resumed.trainer, run::save_run(ended.trainer, root.path));
   CHECK(resumed.losses(2) == std::vector<double>(reference.begin() + 2, reference.end()));
   CHECK((resumed.weights() == straight.weights()));
-  // A batch that was made ahead for another step is not taken.
+  // A batch that was prepared for another step is not used.
   Run further(recipe);
   further.losses(3);
   const TemporaryFolder other;
@@ -194,7 +194,7 @@ TEST_CASE("a checkpoint of another model or seed is refused by name") {
   CHECK_THROWS_WITH(run::resume_run(wider.trainer, folder),
                     Catch::Contains("model.ffn_hidden_size"));
   CHECK_THROWS_WITH(run::resume_run(reseeded.trainer, folder), Catch::Contains("train.seed"));
-  // Models with the same parameters that compute with them in other ways.
+  // Models with the same parameters but different computations.
   const TemporaryFolder other;
   Run tanh(tiny({"model.activation=gelu_tanh"})), erf(tiny({"model.activation=gelu"}));
   tanh.losses(1);
@@ -214,7 +214,7 @@ TEST_CASE("a loss that is not finite names the first tensor, and nothing is upda
                       Catch::Contains("layers.1.mlp.down.weight") && Catch::Contains("element 5"));
   }
   SECTION("gradients that overflow where the loss does not, which may be left unchecked") {
-    // The MLP's input and output are 0, and its weights take any gradient beyond fp32.
+    // The MLP's input and output are 0, and its weights make any gradient overflow fp32.
     const bool checked = GENERATE(true, false);
     Run plain(tiny({"model.activation=gelu", "distributed.strategy=ddp",
                     fmt::format("ddp.check_for_nan_in_grad={}", checked)}));

@@ -1,5 +1,5 @@
 // Prompts and answers under every layout: a label that counts weighs the same wherever it is, and
-// what has no such label gives no gradient. Runs under the stream sanitizer.
+// tokens without such a label give no gradient. Runs under the stream sanitizer.
 #include <algorithm>
 #include <set>
 
@@ -27,12 +27,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Prompts have ids below kAnswers, answers ids below kRemarks. The other ids are those of remarks,
-// which follow an answer and are no labels: nothing is learnt from them, and nothing behind them.
+// Prompts have ids below kAnswers, answers ids below kRemarks. The other ids are remarks, which
+// follow an answer and are not labels: the model learns neither from them nor from later tokens.
 constexpr int32_t kAnswers = 30, kRemarks = 50;
 
 // Writes 64 documents of a prompt, an answer of 1 to 10 tokens and a remark, as long as a sequence
-// or of different lengths. Every fourth answer has one token, and none of every seventh counts.
+// or of different lengths. Every fourth answer has one token, and no token of every seventh counts.
 // `other` changes the tokens of remarks.
 std::shared_ptr<const data::IndexedDataset> pairs(bool as_long_as_a_sequence, int32_t other = 0) {
   const TemporaryFolder folder;
@@ -60,7 +60,7 @@ std::shared_ptr<const data::IndexedDataset> pairs(bool as_long_as_a_sequence, in
   return std::make_shared<data::IndexedDataset>(folder / "pairs");
 }
 
-// How documents become samples, and the settings that belong to it.
+// How documents become samples, with the settings for that.
 struct Kind {
   const char* name;
   std::shared_ptr<const data::Dataset> data;
@@ -116,7 +116,7 @@ const Changes kBatch{"train.global_batch_size=8", "train.micro_batch_size=1"};
 struct Result {
   std::vector<double> losses, norms;
   double evaluation = 0;
-  Pieces gradients;  // of step 1, clipped, times 1 - beta
+  Pieces gradients;  // in step 1, clipped, times 1 - beta
 };
 
 Result train_all(const Kind& kind, const Changes& layout, Device& device, comm::World world,
@@ -160,7 +160,7 @@ int64_t labels_of(const data::Dataset& data, int64_t index) {
   return int64_t(sample.label.size()) - std::ranges::count(sample.label, -1);
 }
 
-// Sample `index` of another data set, and no more.
+// A data set of one sample: sample `index` of another data set.
 class OneSample : public data::Dataset {
  public:
   OneSample(std::shared_ptr<const data::Dataset> from, int64_t index)
@@ -211,11 +211,11 @@ TEST_CASE("the loss of a step is the mean over the labels of its batch, not over
     }
     const double mean = sum / double(labels);
     CHECK(t.step().loss == Approx(mean).epsilon(1e-6));
-    CHECK(std::abs(mean_of_means / mean - 1) > 1e-4);  // the two can be told apart
+    CHECK(std::abs(mean_of_means / mean - 1) > 1e-4);  // the two are clearly different
   }
 }
 
-TEST_CASE("what no label follows gives exactly no gradient, under every layout") {
+TEST_CASE("tokens that no label follows give exactly no gradient, under every layout") {
   std::vector<Layout> layouts = kLayouts;
   layouts.push_back({"alone", 1, {}});
   for (const auto& [kind, changed] :
@@ -230,7 +230,7 @@ TEST_CASE("what no label follows gives exactly no gradient, under every layout")
       };
       CHECK(nonzero(0, kRemarks) > 0);
       CHECK(nonzero(kRemarks, kVocab) == 0);
-      // Other tokens there change no bit of anything.
+      // Other tokens in their place change no bit of the results.
       for (size_t r = 0; r < ranks.size(); ++r) {
         CHECK(ranks[r].losses == others[r].losses);
         CHECK(ranks[r].norms == others[r].norms);
@@ -298,7 +298,7 @@ struct SumsLab : TemporaryFolder {
 
 struct FineTuned {
   std::vector<double> losses;
-  double before = 0, after = 0;  // of the answers that are held out
+  double before = 0, after = 0;  // the losses of held-out answers
 };
 
 std::vector<FineTuned> fine_tune(const SumsLab& lab, const std::string& from, int ranks,

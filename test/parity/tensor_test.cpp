@@ -19,13 +19,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Rows on three of four ranks, of which the third has a part: 128 rows each.
+// Three of four ranks have rows, 128 each; the third has fewer.
 constexpr int64_t kWords = 300;
 
 struct Result {
   std::vector<double> losses, norms;
   double evaluation = 0;
-  Pieces first_grads, weights;  // gradients only where they stay whole
+  Pieces first_grads, weights;  // gradients only if they are not sharded
 };
 
 struct Setup {
@@ -51,7 +51,7 @@ Result train(const Setup& s, Device& device, comm::World world, int64_t steps) {
     result.norms.push_back(stats.grad_norm);
     if (i == 0 && t.data_parallel().size() == 1)
       result.first_grads = pieces(t, [](model::ParamUnit& unit) { return unit.grad; });
-    if (i == steps / 2) t.evaluate(validation);  // leaves no trace
+    if (i == steps / 2) t.evaluate(validation);  // must not change the training
   }
   result.evaluation = t.evaluate(validation);
   result.weights =
@@ -189,7 +189,7 @@ TEST_CASE("tensor parallelism in bf16, with recomputation, over every strategy a
   }
 }
 
-TEST_CASE("a checkpoint of any tp goes on under any other") {
+TEST_CASE("a checkpoint of any tp resumes under any other") {
   const TemporaryFolder root;
   struct Case {
     int ranks;
@@ -233,10 +233,10 @@ TEST_CASE("a checkpoint of any tp goes on under any other") {
   }
 }
 
-TEST_CASE("the tensor-parallel rank that first has what is not finite says where") {
+TEST_CASE("the tensor-parallel rank that first has a value that is not finite reports its place") {
   const bool sequence = GENERATE(false, true);
-  // The fault is in a parameter, whose place in the layout-free tensor is named; or it is an
-  // activation that overflows, which other ranks get.
+  // The fault is in a parameter, and the error names its place in the layout-free tensor. Or an
+  // activation overflows, which other ranks receive.
   const bool parameter = GENERATE(true, false);
   CAPTURE(sequence, parameter);
   const Setup s(layout(2, sequence, kFsdp2), 4);
@@ -295,9 +295,9 @@ const Changes kGathers{"qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad"},
     kWeights{"qkv_wgrad", "fc1_wgrad"};
 }  // namespace
 
-// Bitwise where sums run in the same order: ranks sum in their own order through shared memory, in
-// a reduce-scatter and in a ring alike, and a product's rows do not depend on each other.
-TEST_CASE("overlap changes when activations travel, never a bit of what they are") {
+// The bits are equal where sums run in the same order: through shared memory a reduce-scatter and a
+// ring sum alike, and the rows of a GEMM do not depend on each other.
+TEST_CASE("overlap changes when activations travel, and no bit of them") {
   const auto off = [](const Changes& products) { return each(products, "none"); };
   struct Case {
     const char* what;

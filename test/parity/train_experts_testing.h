@@ -1,5 +1,4 @@
-// Trainings of models with experts over ranks, and what a single rank's must have in common with
-// them.
+// Trains models with experts over ranks, and compares them with a single rank.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -115,9 +114,9 @@ inline std::vector<Launched> launches_of(int ranks, const Changes& changes, int 
   return launches;
 }
 
-// Exchanges of experts' rows that a rank has enqueued while a forward and a backward ran together.
+// The exchanges of experts' rows that a rank enqueued while a forward and a backward ran together.
 struct PairedExchanges {
-  int64_t all = 0, without_rows = 0;  // without rows: nothing left this rank, or nothing came
+  int64_t all = 0, without_rows = 0;  // without rows: none left this rank, or none arrived
 };
 
 // Records every forward of a router while it lives.
@@ -126,7 +125,7 @@ class WatchRouters {
   WatchRouters(Device& device, Choices& choices) : device_(device) {
     device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
       const std::string scope = device.scope();
-      // A shared expert's gate, in the segment `merge`, is no choice.
+      // A shared expert's gate, in the segment `merge`, is not a choice.
       if (info.name != std::string("route_tokens") || !scope.ends_with(".route")) return;
       choices[scope.substr(scope.rfind("layers."))].push_back(
           {Tensor::of(info.reads[0]).to_host<float>(stream),
@@ -141,10 +140,10 @@ class WatchRouters {
 
 struct Trained {
   int dp_rank = 0, dp = 1;
-  std::vector<int64_t> tokens;  // of a micro-batch, which this rank routes; empty: all
+  std::vector<int64_t> tokens;  // those of a micro-batch that this rank routes; empty: all
   std::vector<double> losses, norms, balance;
   double evaluation = 0;
-  Pieces gradients;              // of step 1, clipped, times 1 - beta
+  Pieces gradients;              // in step 1, clipped, times 1 - beta
   std::vector<Choices> choices;  // by step; empty unless routers are watched
   PairedExchanges paired;        // counted unless routers are watched
 };
@@ -236,8 +235,8 @@ inline RouterChoice choice_of(const RouterChoice& all, const std::vector<int64_t
   return some;
 }
 
-// Another choice than the single rank's must be explained by scores that are nearly equal: the
-// largest difference between the logits of experts that only one of them has chosen.
+// If a choice differs from the single rank's, the scores must be nearly equal: compares the logits
+// of experts that only one of them has chosen.
 inline void expect_same_choice(const RouterChoice& one, const RouterChoice& other) {
   REQUIRE(one.expert_TK.size() == other.expert_TK.size());
   const size_t T = one.logits_TE.size() / kExperts, K = one.expert_TK.size() / T;
@@ -277,7 +276,7 @@ inline void expect_same_choices(const Trained& one, const std::vector<Trained>& 
     }
 }
 
-// The parts of all ranks that have a parameter make the single rank's.
+// The parts of a parameter on all ranks make up the single rank's.
 inline void expect_same_gradients(const Trained& one, const std::vector<Trained>& ranks) {
   for (const auto& [name, piece] : one.gradients) {
     std::vector<Trained> with_it;

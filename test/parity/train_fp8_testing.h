@@ -9,7 +9,8 @@
 namespace train_testing {
 
 // The sizes per rank are multiples of 16, for two ranks too. The learning rate is a fifth of that
-// in the other tests, at which the loss falls so steeply that it differs from bf16's by up to 6 %.
+// in the other tests, with which the loss falls so steeply that it differs from bf16's by up to 6
+// %.
 inline const Changes kBf16{"mixed_precision.name=bf16_mixed", "model.hidden_size=64",
                            "model.ffn_hidden_size=96", "optimizer.lr=2e-3", "train.steps=50"};
 inline Changes fp8(const Changes& more) {

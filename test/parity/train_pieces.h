@@ -35,8 +35,8 @@ inline Pieces pieces(train::Trainer& t, const std::function<Tensor(model::ParamU
   return all;
 }
 
-// Makes the layout-free tensor from the pieces of those ranks that have some. Elements that several
-// ranks have must have the same bits.
+// Assembles the layout-free tensor from the pieces of the ranks. Elements that several ranks have
+// must have the same bits.
 template <class Result>
 std::vector<float> assemble(std::span<const Result> ranks, Pieces Result::*which,
                             const std::string& name) {
@@ -45,7 +45,7 @@ std::vector<float> assemble(std::span<const Result> ranks, Pieces Result::*which
   bool same = true;
   for (const Result& r : ranks) {
     const auto found = (r.*which).find(name);
-    if (found == (r.*which).end()) continue;  // another stage has it
+    if (found == (r.*which).end()) continue;  // on another stage
     const Piece& piece = found->second;
     for (const model::ElementRun& run : piece.runs) {
       const auto end = size_t(run.whole + run.count);

@@ -66,8 +66,8 @@ class Watch {
       launches.push_back({action, stream.id(), info.name, info.wire_bytes, device.pairs()});
       const bool starts =
           !action.empty() && action[0] >= '0' && action[0] <= '9' && !action.ends_with("SHARD");
-      // Launches of an action that has begun come again only in turns with another action and its
-      // send.
+      // An action that has begun is interrupted only by the action that it takes turns with, and by
+      // that one's send.
       const size_t recent = actions.size() - std::min<size_t>(3, actions.size());
       if (starts &&
           std::find(actions.begin() + ptrdiff_t(recent), actions.end(), action) == actions.end())
@@ -81,8 +81,8 @@ class Watch {
 };
 
 // Returns the computations and messages of a list, which must be executed in this order. Other
-// actions may launch nothing, as a gather of gathered parameters. Of two computations that take
-// turns the backward comes first.
+// actions may launch nothing, such as a gather of parameters that are gathered already. Of two
+// computations that take turns, the backward comes first.
 inline std::vector<std::string> expected_actions(const schedule::ActionList& list) {
   std::vector<std::string> actions;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -193,7 +193,7 @@ inline const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_
     kFsdp2{"distributed.strategy=fsdp2"},
     kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
     kTied{"model.share_embeddings_and_output_weights=true"},
-    // Tied, with a table that is scaled on the first stage alone.
+    // Tied, with a table that is scaled only on the first stage.
     kCapped{"model.share_embeddings_and_output_weights=true", "model.activation=geglu",
             "model.embedding_multiplier=7", "model.final_logit_softcapping=0.5"},
     // Learned positions, tied, dropout.

@@ -85,7 +85,7 @@ inline std::vector<Result> train_ranks(
   return results;
 }
 
-// Returns what every rank says of its routers in the first step.
+// Returns the statistics of the routers in the first step, for every rank.
 inline std::vector<train::ExpertStats> first_expert_stats(int ranks, const Changes& changes) {
   const Recipe r = tiny(changes, ranks);
   std::vector<train::ExpertStats> all(static_cast<size_t>(ranks));

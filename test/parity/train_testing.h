@@ -50,8 +50,8 @@ class CountingData : public data::Dataset {
   int64_t vocab_, seq_;
 };
 
-// Every sample is documents of 1 to 10 tokens, and a masked rest: no length is a multiple of
-// anything.
+// Every sample has documents of 1 to 10 tokens, and a masked rest: no length is a multiple of a
+// chunk.
 class PackedCountingData : public CountingData {
  public:
   using CountingData::CountingData;

@@ -1,5 +1,5 @@
-// A training that begins with the weights of another source: under every layout the same one, with
-// nothing read that a rank does not own. Runs under the stream sanitizer.
+// A training that begins with the weights of another source is the same under every layout, and
+// each rank reads only what it owns. Runs under the stream sanitizer.
 #include <limits>
 #include <mutex>
 #include <vector>
@@ -44,8 +44,8 @@ fs::path saved_weights(const fs::path& root, const Changes& changes, int64_t ste
 }
 
 struct Started {
-  std::vector<double> losses;  // of four steps, from rank 0
-  double most_read = 0;        // bytes that a rank has read, over those of what it owns
+  std::vector<double> losses;  // four steps, from rank 0
+  double most_read = 0;        // bytes that a rank has read, over the bytes that it owns
 };
 
 // Starts a training from the weights in `file`.
@@ -106,7 +106,7 @@ TEST_CASE("a start from weights is the run whose first weights they are") {
         train_alone(with(kModel, {"mixed_precision.name=bf16_mixed"}), 4).losses);
 }
 
-TEST_CASE("every layout starts from the same weights, and reads what it owns") {
+TEST_CASE("every layout starts from the same weights, and each rank reads only what it owns") {
   const TemporaryFolder root;
   const fs::path trained = saved_weights(root.path, kModel, 6);
   const Started alone = start(trained, kModel, 1);
@@ -163,7 +163,7 @@ TEST_CASE("a checkpoint whose weights another program has rounded is not resumed
   const fs::path folder = trained.parent_path();
   CHECK_THROWS_WITH(run::resume_run(t, folder),
                     Contains(trained.string()) && Contains("is damaged"));
-  // Folders of earlier versions have no checksums; the types of their tensors tell.
+  // Folders of earlier versions have no checksums; the types of their tensors show the change.
   nlohmann::json files = nlohmann::json::object();
   std::vector<fs::directory_entry> entries;
   for (const auto& entry : fs::directory_iterator(folder)) entries.push_back(entry);
@@ -191,7 +191,7 @@ TEST_CASE("weights that are not finite, absent or of another shape are refused b
         fmt::format("{}: tensor `{}` has {} as element 1234", bad.string(), name, value);
     CHECK_THROWS_WITH(start(bad, kModel, 1), Contains(gist));
     CHECK_THROWS_AS(start(bad, kModel, 1), UserError);
-    // The rank that has the element says so, under any layout.
+    // The rank that has the element reports it, under any layout.
     CHECK_THROWS_WITH(start(bad, with(kModel, kFsdp), 4), Contains(gist));
   }
   CHECK_THROWS_WITH(start(trained, with(kModel, {"model.ffn_hidden_size=96"}), 1),

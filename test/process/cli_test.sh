@@ -109,7 +109,7 @@ expect "a recipe by other ways" 0 "dry run on 2 ranks" -- train "$work/good.yaml
 expect "a recipe by -c" 0 "dry run on 2 ranks" -- -c "$work/good.yaml" --dry-run --world-size 2
 expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yaml" --dry-run --world-size 2
 
-# Whatever is wrong with an option, no text of the library that reads options reaches the user.
+# For every mistake in an option, the user sees mtrain's message and not that of the library that reads options.
 cd "$work" || exit 1
 for command in "" schedule timeline watch eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
   # shellcheck disable=SC2086  # the words of a command
@@ -184,7 +184,7 @@ expect "schedule of measured parts" 0 "1f1b: 1 stages" "paired exchanges 120" "e
 expect "schedule of a part that is none" 2 "--part router=1: no part of a pass" "attention, route, experts" -- \
   schedule --part router=1
 expect "schedule of a part without times" 2 '"x" is no time' -- schedule --part route=1,x
-# Ordered by the estimates, in which exchanges take longer than computations, and timed by the parts.
+# The estimates, in which exchanges take longer than computations, give the order; the parts give the times.
 expect "schedule of parts with their estimates" 0 "1f1b: 1 stages" "paired exchanges 120" -- \
   schedule --moe-overlap --pp 1 --micro 16 --part attention=4,5,4 --part experts=3,3,3 --part exchange=2,2 \
   --estimate attention=1,1,1 --estimate experts=1,1,1 --estimate exchange=9,9
@@ -319,7 +319,7 @@ for option in --temperature --top-p --min-p --repetition-penalty; do
     expect "$option $value" 2 "$option" -- generate --run "$work" --prompt a "$option" "$value"
   done
 done
-# Files of another kind are refused by name, and never waited for.
+# Files that are not regular files are refused by name, and never block.
 mkdir "$work/pipes" && cp "$hf/qwen2_tied/"* "$work/pipes"
 for file in config.json model.safetensors; do
   rm "$work/pipes/$file" && mkfifo "$work/pipes/$file"

@@ -36,7 +36,7 @@ grep -qF "| gpu_1b:fp8 | 4 x 64, 4 |" "$work/compare.md" || fail "compare.md"
 ! grep "^| gpu_1b:fp8" "$work/compare.md" | grep -qF ", short" || fail "a target for fp8"
 [[ -f $work/compare_gpu_1b_fp8_mtrain.log ]] || fail "no log"
 
-# PyTorch's figures of the same model serve both rows.
+# Both rows use PyTorch's figures of the same model.
 rm "$work/torch_runs"
 compare --models gpu_1b:fp8 gpu_1b:fp8 || fail "twice: exit code $?"
 (($(wc -l <"$work/torch_runs") == 1)) || fail "PyTorch ran for each row"
@@ -49,6 +49,6 @@ mkdir "$work/logs"
 printf -- '--- 8B, bf16, 8192 tokens\nattention S 1024, backward, fixed order    10.0 us      300 TFLOP/s  (cuDNN, engine 1)\nadd   10.0 us  3000 GB/s   70.0 %% of a copy\n' \
   >"$work/logs/speed_of_the_kernels.log"
 scripts/bench/gpu_report.py --logs "$work/logs" --commit abc --device cuda --output "$work/summary" >"$work/out" 2>&1 || fail "gpu_report.py"
-grep -qF "| attention S 1024, backward, fixed order | 10.0 | 300 TFLOP/s |  | cuDNN, engine 1 |" "$work/summary.md" || fail "the engine is not told"
+grep -qF "| attention S 1024, backward, fixed order | 10.0 | 300 TFLOP/s |  | cuDNN, engine 1 |" "$work/summary.md" || fail "the engine is not reported"
 grep -qF "| add | 10.0 | 3000 GB/s | 70.0 %, short |  |" "$work/summary.md" || fail "a copy's share"
 echo "all well"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests that a data set which is cut short under a run ends it with the name of the file, on one rank and on several.
+# Tests that a run ends with the name of the file if its data set is truncated meanwhile, on one rank and on
+# several.
 #   test/process/data_cut_test.sh <mtrain> <mtrain-launch>
 set -u
 mtrain=$(realpath "$1") launch=$(realpath "$2")

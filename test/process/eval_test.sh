@@ -28,10 +28,10 @@ expect() {
     grep -qF -- "$text" "$work/out" "$work/err" || fail "$what: nothing says: $text"
   done
 }
-# silent <what> <text>: requires that the last command did not say this.
+# silent <what> <text>: requires that the last command did not print this.
 silent() { grep -qF -- "$2" "$work/out" "$work/err" && fail "$1: something says: $2"; }
 
-# A folder as Gemma 3 1B's: the tokenizer has a token beyond the rows of the embedding.
+# A folder like that of Gemma 3 1B: the tokenizer has a token beyond the rows of the embedding.
 hf=$(cd "$(dirname "$0")/../golden/hf" && pwd)
 model=$work/llama
 cp -r "$hf/llama" "$model" && cp "$hf"/expected/tokenizer/* "$model"
@@ -68,7 +68,7 @@ expect "a training on the token" 2 "padded.bin" 'id 64 ("[PAD]")' -- --recipe "$
 expect "an export" 0 "written" -- export hf "$work/run" --output "$work/exported"
 expect "an evaluation of the export" 0 "nats per token" -- eval --model "$work/exported" --data "$work/words"
 
-# The numbers for programs stand alone on stdout, with keys that do not depend on the case.
+# With --json, stdout has nothing but the numbers, with the same keys in every case.
 for settings in "" "--stride 5"; do
   # shellcheck disable=SC2086  # two words
   expect "numbers" 0 -- eval --model "$model" --data "$work/words" --json $settings
@@ -85,7 +85,7 @@ assert e["stride"] == (5 if sys.argv[2] else None) and e["sample_tokens"] == 64,
 PYTHON
 done
 
-# Data of a tokenizer that the recipe does not name.
+# Data built with a tokenizer that the recipe does not name.
 own=(model.vocab_size=512 model.num_layers=1 model.hidden_size=32 model.num_attention_heads=2 dataset.seq_length=32
   train.steps=2 train.global_batch_size=2 train.micro_batch_size=1 train.threads=1 mixed_precision=fp32)
 python3 - "$model" "$work/wide" <<'PYTHON'
@@ -148,7 +148,8 @@ losses() { grep -o '^{"step":[0-9]*,.*"loss":[^,]*' "$work/$1/metrics.jsonl" | s
 expect "steps beside epochs" 2 "is given beside train.steps" -- "${short[@]}" train.steps=2 train.epochs=1
 expect "epochs of data that are gone" 2 "there is no file $work/nothing" -- "${short[@]}" dataset.train="$work/nothing"
 
-# The best checkpoint: a run that is killed as it saves goes on with the ranking, while its loss grows.
+# The best checkpoint: a run that was killed in a save continues the ranking after its restart, while its loss
+# grows.
 best=("${short[@]}" train.run_dir="$work/best" checkpoint.keep_best=1)
 link=$work/best/checkpoints/best
 expect "a run that keeps the best" 0 "(best so far, kept as best)" "saved $work/best/checkpoints/step-00000004" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Rehearses scripts/gpu_suite.sh without a GPU: every part of the first call and those of the second that one GPU has, with
-# the scripts that the suite really runs, the real mtrain on the CPU, and stand-ins for what needs a GPU. What is misspelt
-# in a part is found here.
+# Rehearses scripts/gpu_suite.sh without a GPU: every part of the first call, and the parts of the second that need
+# one GPU. The scripts are those of the suite, mtrain is real and runs on the CPU, and stand-ins replace the rest.
+# The test finds misspelt options and names of tests.
 #   test/process/gpu_rehearsal_test.sh <mtrain>
 set -u
 mtrain=$(realpath "$1")
@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 source test/process/gpu_stand_ins.sh
 make_stand_ins
-# The names of test cases are those of the real program, where it is built: a filter that no case has is a mistake.
+# If the real program is built, the names of test cases come from it: a filter without a match is a mistake.
 real=$(dirname "$mtrain")/../test/cuda/test_cuda
 if [[ -x $real ]]; then
   while read -r filter; do

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Tests scripts/bench/gpu_report.py and what it reads, with made-up results: of a full suite, of one that was ended in its
-midst, of one in which parts failed and took too long, and of files that are half written."""
+"""Tests scripts/bench/gpu_report.py and what it reads, with made-up results: of a full suite, of one that was ended early, of one in which parts failed and took too long, and of files that are half written."""
 import json
 import pathlib
 import subprocess
@@ -110,7 +109,7 @@ class Report(unittest.TestCase):
         self.says(text, "**0 parts: 0 passed, 0 failed, 0 timed out, 0 not run**", "| 7B | from 14000 to 15000 tokens/s |  | not measured |")
 
     def test_ended_in_its_midst(self):
-        """The part that ran is named, and a half written file costs nothing else."""
+        """The part that ran is named, and a half-written file affects nothing else."""
         files = {name: FULL[name] for name in ("gpus", "speed_of_the_kernels.log", "train_gpu_1b.json")}
         files["parts.tsv"] = FULL["parts.tsv"] + "train 7B\trunning\t\t0\t30\t2026/11/22 10:01:10\t2026/11/22 10:01:10\n"
         files["train_gpu_7b.json"] = '{"name": "7B", "mtr'
@@ -121,7 +120,7 @@ class Report(unittest.TestCase):
         self.assertEqual(set(found["train"]), {"1b"})
 
     def test_failed_and_timed_out(self):
-        """What did not pass is no measurement, a time-out is no failure, and the ladder is told."""
+        """A part that did not pass is not a measurement, a time-out is not a failure, and the ladder is reported."""
         rungs = [dict(rung="as it is", settings=[], environment=[], result="failed", why="cudnnBackendExecute | failed", seconds=4.0),
                  dict(rung="own attention", settings=["debug.own_attention=true"], environment=[], result="passed", why="", seconds=5.0),
                  dict(rung="no CUDA graphs", settings=["train.enable_cuda_graph=false"], environment=[], result="timed out", why="longer")]
@@ -185,7 +184,7 @@ class Checks(unittest.TestCase):
     def test_losses(self):
         self.assertEqual(self.good([6.25, 6.2, 6.1]), [True, True, True])
         self.assertEqual(self.good([6.25, float("nan"), 6.1])[0], False)
-        self.assertEqual(self.good([5.6, 5.5])[1], False)   # too good for weights that know nothing
+        self.assertEqual(self.good([5.6, 5.5])[1], False)   # too low for untrained weights
         self.assertEqual(self.good([6.25, 6.3, 6.4])[2], False)
         self.assertEqual(self.good([]), [False])
         # Wide models' first logits are spread: ln 32000 is 10.37, and 4096 * 0.02^2 / 2 is 0.82.

@@ -55,7 +55,7 @@ make_stand_ins() {
     *memory.used*) echo 500; sleep 0.1; for i in $(seq 100); do echo 4596; sleep 0.1; done ;;
     *) echo "NVIDIA H200, 580.0, 143771 MiB" ;;
   esac'
-  # Runs the program, as the real one does.
+  # Runs the program, like the real one.
   stub "$work/bin/compute-sanitizer" 'tool=$2; while [[ $1 == --* ]]; do shift 2; done; "$@" || exit; [[ $tool != '"${1:-none}"' ]]'
   stub "$work/bin/ncu" 'while [[ $1 == -* ]]; do
     case $1 in

@@ -22,7 +22,7 @@ awk '$1 ~ /^[0-9]+$/ && $2 ~ /^[0-9]+$/ { if ($1 != at) exit 1; at += $2 + 2; if
   fail "the parts of a dry run do not follow each other"
 [[ $(sed -n 's/.*[0-9]  \([a-zA-Z ]*[a-zA-Z]\)[^:]*: .*/\1/p' "$work/out" | head -n 3 | tr '\n' ,) == "smoke,speed of the kernels,kernels against the CPU," ]] ||
   fail "the order of a dry run"
-# With less time each part still leaves those after it their least, and what does not fit is named.
+# With less time, each part still leaves those after it their least, and parts that do not fit are named.
 suite 0 --dry-run --minutes 7
 says "$work/out" "15 parts of 390 s in all; 420 s with"
 suite 0 --dry-run --minutes 4
@@ -38,7 +38,7 @@ says "$work/out" "--part is 1 or 2, not 3"
 suite 1 somewhere
 says "$work/out" "what is somewhere? Settings are path=value"
 
-# A part that fails, and the sanitizer's finding, are told; the rest runs.
+# A part that fails, and the sanitizer's finding, are reported; the other parts run.
 suite 1 --only "kernels against,training against,speed of the kernels,racecheck"
 says "$work/result/summary.md" "| kernels against the CPU | passed |"
 says "$work/result/summary.md" "| training against the CPU | FAILED |"
@@ -65,8 +65,8 @@ tests "$build/test/cuda/test_cuda" 'echo "No test cases matched"'
 suite 1 --only "kernels against"
 says "$work/out" "FAILED (no test)"
 
-# What hangs leaves to the others what they need, counts apart from what fails, and tells what it had done; what does not fit
-# is not begun.
+# A part that hangs leaves the others their time, is counted separately from failures, and reports what it has done.
+# Parts that do not fit do not begin.
 tests "$build/test/cuda/test_cuda_training" 'true'
 stub "$build/scripts/bench/bench_cuda" 'echo "copy of 1 GiB  500.0 us  4295 GB/s"; sleep 600'
 suite 3 --minutes 0.55 --only "kernels against,training against,speed of the kernels"
@@ -76,7 +76,7 @@ says "$work/result/summary.md" "| copy of 1 GiB, read and written | from 4.2 to 
 says "$work/result/summary.md" "| kernels against the CPU | not run |  |  | the time is spent: of 30 s that it needs"
 says "$work/result/summary.md" "| training against the CPU | passed |"
 says "$work/result/summary.md" "**3 parts: 1 passed, 0 failed, 1 timed out, 1 not run**"
-# What was done before the end is told.
+# The cases that ran before the end are reported.
 tests "$build/test/cuda/test_cuda" '[[ $1 == sums* ]] || sleep 600'
 timeout 3 scripts/bench/each_test.py "$build/test/cuda/test_cuda" >"$work/out" 2>&1 && fail "each_test.py was ended and passes"
 says "$work/out" "passed  sums [all]"
@@ -90,10 +90,10 @@ says "$work/out" "2 test cases, 0 failed, 1 timed out, 0 not run"
 
 stub "$build/scripts/bench/bench_cuda" "$speeds"
 
-# Whoever ends the suite has the results so far, and nothing else in the folder.
+# If the suite is ended, the folder has the results so far, and nothing else.
 tests "$build/test/cuda/test_cuda" 'true'
 tests "$build/test/cuda/test_cuda_training" 'sleep 600'
-for signal in TERM INT; do # a job in the background ignores SIGINT unless told otherwise
+for signal in TERM INT; do # a job in the background ignores SIGINT by default
   rm -rf "$work/result"
   PATH=$work/bin:$PATH env --default-signal=INT scripts/gpu_suite.sh --output "$work/result" --build "$build" \
     --only "speed,kernels against,training against,racecheck" >"$work/out" 2>&1 &
@@ -111,7 +111,7 @@ for signal in TERM INT; do # a job in the background ignores SIGINT unless told 
   says "$work/result/summary.md" "| reductions under racecheck | not run |  |  | the suite was ended by SIG$signal |"
   [[ $(ls "$work/result" | tr '\n' ' ') == "logs.tar.gz summary.json summary.md " ]] || fail "files: $(ls "$work/result")"
 done
-# Nor does one that is killed lose more than the part that runs.
+# A kill also loses only the part that runs.
 rm -rf "$work/result"
 PATH=$work/bin:$PATH scripts/gpu_suite.sh --output "$work/result" --build "$build" --only "kernels against,training against" >"$work/out" 2>&1 &
 suite=$!
@@ -125,16 +125,16 @@ says "$work/result/summary.md" "**2 parts: 1 passed, 0 failed, 0 timed out, 0 no
 tar -tzf "$work/result/logs.tar.gz" | grep -q kernels_against_the_CPU.log || fail "no log of the part before"
 tests "$build/test/cuda/test_cuda_training" 'true'
 
-# After a training that fails the ladder finds the rung that passes, and the trainings after it are on that rung.
+# After a training that fails, the ladder finds the rung that passes, and later trainings use that rung.
 mtrain_stub '[[ $* == *debug.own_attention=true* || $* == *--print-recipe* ]] || { echo "cuDNN failed" >&2; exit 1; }'
 suite 1 --only "1.5B in fp8,7B" "${tiny[@]}"
 says "$work/result/summary.md" "| train 7B | FAILED |"
 says "$work/result/summary.md" "**it passes with own attention: debug.own_attention=true**"
 says "$work/result/summary.md" "| as it is | failed |"
 says "$work/result/summary.md" "| no CUDA graphs | failed |"
-says "$work/out" "== the trainings after this have debug.own_attention=true"
+says "$work/out" "== later trainings run with debug.own_attention=true"
 says "$work/result/summary.md" "| train 1.5B in fp8 | passed |"
-# The ladder for a training of the user's own.
+# The ladder for the user's own training.
 got=0
 scripts/bench/gpu_ladder.py --seconds 60 -- "$build/bin/mtrain" --recipe recipes/bench/gpu_1b.yaml "dataset.train=$work/none" \
   "${tiny[@]}" >"$work/out" 2>&1 || got=$?
@@ -150,14 +150,14 @@ unset CUDA_LAUNCH_BLOCKING
 says "$work/result/summary.md" "| PyTorch 124M | passed |"
 torch_stub "$torch_result"
 
-# Building a program that is missing takes nothing of the minutes: the part could not begin with less than 10 s.
+# Building a missing program does not use the suite's minutes: the part could not begin with less than 10 s.
 mv "$build/scripts/bench/bench_cuda" "$work/bench_cuda"
 stub "$work/bin/cmake" "sleep 5; mv '$work/bench_cuda' '$build/scripts/bench/bench_cuda'"
 suite 0 --minutes 0.25 --only "speed of the kernels"
 says "$work/result/summary.md" "| speed of the kernels | passed |"
 rm "$work/bin/cmake"
 
-# What was packed is unpacked, and never built.
+# The packed archive is unpacked, and nothing is built.
 mkdir -p "$work/carry"
 tar -czf "$work/carry/carry.tar.gz" -C "$build" bin scripts test/cuda/test_cuda
 echo abc1234 >"$work/carry/commit"
@@ -174,7 +174,7 @@ says "$work/out" "no list of test cases: $work/nothing cannot be started: No suc
 scripts/bench/each_test.py --under "$work/nothing --tool x" "$build/test/cuda/test_cuda" >"$work/out" 2>&1 && fail "each_test.py --under"
 says "$work/out" "FAILED ($work/nothing cannot be started: No such file or directory)  sums [all]"
 
-# Against PyTorch, of which the last line is made up; mtrain really trains, and its operations are there.
+# Against PyTorch, whose last line is made up; mtrain really trains, and its operations are listed.
 tiny=("${tiny[@]/train.global_batch_size=16/train.global_batch_size=4}")
 stub "$work/bin/torch" '[[ "$*" != *"\"micro_batch\": 4"* ]] || { echo "torch.OutOfMemoryError: CUDA out of memory" >&2; exit 1; }
 echo "{\"torch\": \"0\", \"attention\": \"FLASH\", \"attention_ms\": {}, \"parameters\": 1, \"step_ms\": [1000, 1000], \"losses\": [5.0],
@@ -197,7 +197,7 @@ assert {"matmul", "attention", "other"} == {kind for _, _, kind in ours["operati
 PYTHON
 says "$work/compare.md" "| gpu_1b | 4 x 64, 2 |"
 
-# Where PyTorch fails, what mtrain did is kept, and the next model has its chance.
+# If PyTorch fails, mtrain's results are kept, and the next model runs.
 stub "$work/bin/torch" 'echo "no such thing as a GPU" >&2; exit 1'
 PATH=$work/bin:$PATH python3 scripts/bench/compare_gpu.py --build "$build" --models gpu_1b gpu_7b --python "$work/bin/torch" \
   --device cpu --steps 2 --warmup 1 --seconds 100 --output "$work/compare" "${tiny[@]}" >"$work/out" 2>&1 && fail "a failure was overlooked"
@@ -208,11 +208,11 @@ for row in json.load(open(sys.argv[1]))["rows"]:
 PYTHON
 says "$work/compare_gpu_7b_PyTorch.log" "no such thing as a GPU"
 
-# Ranks that are started as those that share a GPU.
+# Ranks that are started like those that share a GPU.
 scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --share --steps 3 --only megatron_ddp --output "$work/layouts" \
   >"$work/out" 2>&1 || fail "layouts.py --share: exit code $?"
 says "$work/layouts.md" "| megatron_ddp, sharing | 2 | fp32 |"
-# One training may take too long, which fails; the time of all is spent, which does not.
+# One training that takes too long is a failure. Cases for which the total time does not suffice are not.
 scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --only megatron_ddp --each 0.01 >"$work/out" 2>&1 && fail "layouts.py --each"
 says "$work/out" "the limit of 0.01 s"
 scripts/bench/layouts.py --build "$(dirname "$mtrain")/.." --only megatron_ddp --seconds 0 >"$work/out" 2>&1 ||

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A stranger at the ports of a job.
 
-  hostile.py attack <port> <pid of a rank>...   says all that it can think of, once, while the job trains
+  hostile.py attack <port> <pid of a rank>...   makes each attack once, while the job trains
   hostile.py flood <port> <connections>         holds so many connections, and reconnects, until it is killed
 """
 import hashlib
@@ -36,7 +36,7 @@ def say(s, data):
     try:
         s.sendall(data)
     except OSError:
-        pass  # the server has had enough
+        pass  # the server closed the connection
 
 
 def hear(s, size):
@@ -53,7 +53,7 @@ def hear(s, size):
 
 
 def expect_ended(s, what):
-    """Fails unless the server ends the connection without a word."""
+    """Fails unless the server ends the connection without an answer."""
     try:
         rest = s.recv(1)
     except socket.timeout:
@@ -81,7 +81,7 @@ def proof(token, end, own, server):
 
 
 def shake_hands(s, token, own):
-    """Says what a rank with this token says. Returns it, and what the server says of itself."""
+    """Sends what a rank with this token would send. Returns that, and the server's answer."""
     say(s, GREETING + own)
     answer = hear(s, HELLO + 32)
     said = proof(token, b"client", own, answer[len(GREETING):HELLO])
@@ -145,7 +145,7 @@ def attack(port, pids):
         say(s, GREETING + random.randbytes(32))
         say(s, hear(s, HELLO + 32)[HELLO:] + request)
         expect_ended(s, "the server's own proof")
-    # What a rank has said once, said again.
+    # A replay of what a rank has sent.
     own = random.randbytes(32)
     for _ in range(200):  # as a rank does: its connection may be closed for another one
         with connect(port) as s:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests that strangers at a job's ports change nothing: not a bit of its losses, not a file, no memory worth the name. Then
+# Tests that strangers at a job's ports change neither its losses nor its files, and hardly its memory. Then tests
 # that ranks find each other however they were started.
 #   test/process/hostile_test.sh <mtrain> <mtrain-launch>
 set -u
@@ -163,7 +163,7 @@ variables=(SLURM_PROCID=%r SLURM_NTASKS=2 SLURM_LOCALID=%r SLURM_NODEID=0 SLURM_
 starts "srun" localhost runs/srun
 variables=(OMPI_COMM_WORLD_RANK=%r OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=%r OMPI_COMM_WORLD_LOCAL_SIZE=2)
 starts "mpirun" localhost runs/mpirun
-# Two hosts: no rank knows of the other's host, and they meet at an address that is not 127.0.0.1.
+# Two hosts: no rank knows the other's host, and they meet at an address that is not 127.0.0.1.
 variables=(RANK=%r LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1)
 starts "two hosts" 127.0.0.2 runs/hosts
 for what in torchrun srun mpirun hosts; do
@@ -205,7 +205,7 @@ else
   echo "no network namespaces here: two hosts are two addresses of one"
 fi
 
-# --- the two other ways, and what is said where all three fail ---
+# --- the two other ways to get a token, and the error if all three fail ---
 token=$(printf '%064x' 77)
 (umask 077 && echo "$token" >"$work/secret")
 variables=(RANK=%r WORLD_SIZE=2)

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Kills a training with SIGKILL at each system call of its second save, and requires that the next start continues from
-the newest whole checkpoint with the losses of a run that nothing ends. Needs strace; takes two minutes.
+"""Kills a training with SIGKILL at each system call of its second save, and requires that the next start continues from the newest complete checkpoint with the losses of an uninterrupted run. Needs strace; takes two minutes.
 
   test/process/killed_save_test.py <mtrain>
 """
@@ -24,7 +23,7 @@ checkpoint: {every_steps: 1, keep: 3}
 lr_scheduler: {style: constant}
 mixed_precision: fp32
 """
-# All that open, write, name or remove a file.
+# All system calls that open, write, name or remove a file.
 CALLS = ["openat", "write", "pwrite64", "pwritev", "writev", "fsync", "fdatasync", "rename", "renameat", "renameat2", "unlink",
          "unlinkat", "mkdir", "mkdirat", "ftruncate", "symlink", "symlinkat", "link", "linkat", "rmdir", "fallocate"]
 

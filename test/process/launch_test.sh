@@ -93,7 +93,7 @@ ends() {
   ((SECONDS - began <= $3)) || fail "$1: took $((SECONDS - began)) s"
 }
 
-# --- ranks train as one does ---
+# --- several ranks have the losses of one ---
 "$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/one" >"$work/out" 2>&1 || fail "one rank"
 for ranks in 2 4; do
   start "ranks$ranks" "$ranks"
@@ -124,7 +124,7 @@ prompt=(--run "$work/one" --prompt "1234" --tokens 20 --temperature 0)
 "$launch" --nproc_per_node=2 mtrain generate "${prompt[@]}" >"$work/out" 2>&1 || fail "generate over two ranks"
 cmp -s "$work/out" "$work/one_text" || fail "two ranks generate otherwise than: $(cat "$work/one_text")"
 
-# --- over gloo as through shared memory ---
+# --- gloo gives the losses of shared memory ---
 start gloo 2 comm.backend=gloo
 ends "2 ranks over gloo" 0 60
 same_losses "2 ranks over gloo" gloo ranks2 1e-5
@@ -136,10 +136,10 @@ start tensor 4 mixed_precision=bf16_mixed distributed.strategy=fsdp2 distributed
 ends "4 ranks of tp 2" 0 60
 same_losses "4 ranks of tp 2" tensor one 2e-2
 says "the banner" "qkv_fprop: ring_exchange -> ring_exchange"
-grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "nothing tells the exposed time of tp"
+grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "the exposed time of tp is missing"
 none_left tensor
 
-# --- experts over ranks, as one rank that has all; a killed rank of them is named ---
+# --- experts over ranks have the losses of one rank; a killed rank is named ---
 experts=(model.moe.num_experts=4 model.moe.ffn_hidden_size=64 model.moe.load_balancing_type=aux_loss
   model.moe.aux_loss_coeff=0.01 distributed.strategy=fsdp2)
 "$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/experts1" "${experts[@]}" >"$work/out" 2>&1 || fail "one rank of experts"
@@ -148,8 +148,8 @@ for backend in auto gloo; do
   ends "4 ranks of ep 2 over $backend" 0 60
   same_losses "4 ranks of ep 2 over $backend" "experts_$backend" experts1 1e-5
   says "the banner" "ep by alltoall"
-  grep -q '"moe.host_wait_ms"' "$work/experts_$backend/metrics.jsonl" || fail "nothing tells how long hosts wait for rows"
-  # Ranks that share memory know how long they waited for each other; over gloo that is unknown, and not 0.
+  grep -q '"moe.host_wait_ms"' "$work/experts_$backend/metrics.jsonl" || fail "the hosts' wait for rows is missing"
+  # Ranks that share memory know how long they waited for each other; over gloo that time is unknown, not 0.
   case $backend in auto) idle='[0-9]' line=' s idle' ;; gloo) idle='null' line='idle unknown' ;; esac
   grep -q "\"comm.ep.idle_ms\":$idle" "$work/experts_$backend/metrics.jsonl" || fail "comm.ep.idle_ms over $backend is no $idle"
   says "--verbose over $backend" "$line"
@@ -170,7 +170,7 @@ for backend in auto gloo; do
   none_left "experts_hang_$backend"
 done
 
-# --- checkpoints in the form of Hugging Face: under every layout the one of `mtrain export hf`; a run begins with it ---
+# --- checkpoints as Hugging Face folders: under every layout that of `mtrain export hf`; a run begins with it ---
 consolidated=(checkpoint.save_consolidated=every checkpoint.every_steps=3)
 spread_experts=("${experts[@]}" distributed.ep_size=2)
 for layout in tensor pipeline sharded spread_experts; do
@@ -181,7 +181,7 @@ for layout in tensor pipeline sharded spread_experts; do
     checkpoint=$work/hf_$layout/checkpoints/step-0000000$step
     says "the log over $layout ranks" "saved $checkpoint/hf for transformers"
     "$mtrain" export hf "$checkpoint" --output "$work/hf_export_$layout$step" >/dev/null || fail "an export of $checkpoint"
-    diff -r "$checkpoint/hf" "$work/hf_export_$layout$step" >/dev/null || fail "$checkpoint/hf is no export of the checkpoint"
+    diff -r "$checkpoint/hf" "$work/hf_export_$layout$step" >/dev/null || fail "$checkpoint/hf is not an export of the checkpoint"
   done
   alone=()
   for setting in "${layout_settings[@]}"; do [[ $setting == model.* ]] && alone+=("$setting"); done
@@ -191,7 +191,7 @@ for layout in tensor pipeline sharded spread_experts; do
   ends "a run from $checkpoint/hf over $layout ranks" 0 60
   same_losses "runs from a Hugging Face form over $layout ranks" "hf_from2_$layout" "hf_from1_$layout" 1e-5
 done
-# A run that goes on does not need the folder from which it began.
+# A run that resumes does not need the folder from which it began.
 checkpoint=$work/hf_tensor/checkpoints/step-00000006
 mv "$checkpoint/hf" "$work/hf_away"
 start hf_from2_tensor 2 "${tensor[@]}" "model.from=$checkpoint/hf" checkpoint.load=latest train.steps=7
@@ -208,7 +208,7 @@ printf '\x01' | dd of="$work/host1/hf/model.safetensors" bs=1 seek=$((size - 3))
   "${tensor[@]}" model.from=hf "train.run_dir=$work/hf_hosts" >"$work/out" 2>&1
 [[ $? == 2 ]] || fail "hosts with different folders are not refused"
 says "hosts with different folders" "rank 1 has another folder hf than rank 0"
-# A kill in the midst of it leaves the checkpoint; the run that goes on completes the form.
+# After a kill during that save the checkpoint is complete, and the run that resumes writes the Hugging Face folder.
 start hf_killed 3 train.steps=100000 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \
   "debug.fault={at: save_consolidated, rank: 0, step: 3}"
 ends "a kill while a form is written" 1 15
@@ -228,11 +228,11 @@ start hf_fault 2 checkpoint.every_steps=1 "debug.fault={at: save_consolidated, r
 ends "a form that nobody writes" 2 20
 says "a form that nobody writes" "step 2 has no such moment on rank 1"
 
-# --- a mistake is told once, before ranks start ---
+# --- a mistake is reported once, before ranks start ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" optimizer.lrr=1 >"$work/out" 2>&1
 (($? == 2)) || fail "a wrong recipe has another exit code than 2"
 says "wrong recipe" "did you mean"
-(($(grep -c "optimizer.lrr: there is no such key" "$work/out") == 1)) || fail "the mistake is told more than once"
+(($(grep -c "optimizer.lrr: there is no such key" "$work/out") == 1)) || fail "the mistake is reported more than once"
 # --- launch.env acts without mtrain-launch, too: the variable is read before main() ---
 "$mtrain" --recipe "$work/r.yaml" train.steps=1 "train.run_dir=$work/env" 'launch.env={MTRAIN_CPU_ISA: no_such_set}' >"$work/out" 2>&1
 (($? == 2)) || fail "a variable of launch.env does not reach the run"
@@ -270,7 +270,7 @@ stopped=$(rank_pid stopped 2)
 kill -STOP "$stopped"
 ends "a stopped rank" 1 15
 says "a stopped rank" "of the group did not arrive"
-says "a stopped rank" "of group "  # dp_cp, or world where ranks agree to go on
+says "a stopped rank" "of group "  # dp_cp, or world, in which ranks agree to continue
 none_left stopped
 
 # --- a rank that dies or hangs during forward, a collective, the optimizer, or a save ---
@@ -294,7 +294,7 @@ start fault 2 "debug.fault={at: no_such_launch, rank: 1, step: 2}"
 ends "a fault that cannot be" 2 20
 says "a fault that cannot be" "step 2 has no such moment on rank 1"
 
-# --- a rank with other settings, or another program ---
+# --- a rank with different settings, or a different program ---
 port=$(free_port)
 for rank in 0 1; do
   RANK=$rank WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$port "$mtrain" --recipe "$work/r.yaml" \
@@ -320,7 +320,7 @@ says "different numbers of ranks" "rank 2 is one of 4 ranks, and rank 0 one of 2
 says "different numbers of ranks" "the same --nnodes and --nproc_per_node"
 grep -q "rank 2 is one of 4" "$work/out0" || fail "different numbers of ranks: rank 0 does not say why it ends"
 
-# --- the launcher's words: another way to give the recipe, and mistakes that are told before ranks start ---
+# --- the launcher's arguments: other ways to give the recipe, and mistakes that are reported before ranks start ---
 refuses() {  # refuses <what> <text> <arguments>...
   local what=$1 text=$2
   shift 2
@@ -342,9 +342,9 @@ refuses "an option of other launchers" "did you mean --nproc_per_node?" --nproc 
 refuses "a short option of other launchers" "write mtrain-launch --nproc_per_node=2 $work/r.yaml" -n 2 "$work/r.yaml"
 refuses "another name for the recipe" "write mtrain $work/r.yaml" --config_file "$work/r.yaml"
 refuses "no recipe" "write mtrain-launch --nproc_per_node 8 quickstart --dry-run" --nproc_per_node 8 --dry-run
-(($(grep -c error "$work/out") == 1)) || fail "no recipe: told more than once"
+(($(grep -c error "$work/out") == 1)) || fail "no recipe: reported more than once"
 refuses "a misspelt option of mtrain" "did you mean --dry-run?" --nproc_per_node 8 "$work/r.yaml" --dry-rn
-(($(grep -c error "$work/out") == 1)) || fail "a misspelt option: told more than once"
+(($(grep -c error "$work/out") == 1)) || fail "a misspelt option: reported more than once"
 refuses "a script" "write mtrain-launch --nproc_per_node 2 python3 $work/train.py" --nproc_per_node 2 "$work/train.py"
 refuses "a script before the recipe" "write mtrain-launch $work/r.yaml" "$work/train.py" "$work/r.yaml"
 mkdir -p "$work/bin" && printf '#!/bin/sh\necho tool\n' >"$work/bin/tool.py" && chmod +x "$work/bin/tool.py"
@@ -362,7 +362,7 @@ for words in "$work/r.yaml" "-c $work/r.yaml" "train $work/r.yaml"; do
   rm -rf "$work/by_word"
 done
 
-# --- ranks that see other files: each in a folder of its own, with other data at the same relative path ---
+# --- ranks that see different files: each in a folder of its own, with different data at the same relative path ---
 mkdir "$work/host0" "$work/host1"
 seq 1 50000 >"$work/longer"
 "$mtrain" data build --input "$work/text" --output "$work/host0/data" >/dev/null || fail "data build"
@@ -389,7 +389,7 @@ on_hosts "no tokenizer" "rank 1" "no tokenizer at tokenizer.json" "tokenizer={ty
 rm "$work/host1/data.bin"
 on_hosts "data of one rank alone" "rank 1" "dataset.train: there is no data.bin"
 
-# --- a host never starts: the others name it, and the setting that bounds the wait ---
+# --- a host never starts: the others name it, and the setting that limits the wait ---
 for hosts in 2 3; do
   port=$(free_port)
   timeout 60 "$launch" --nnodes=$hosts --node_rank=0 --nproc_per_node=2 --master_addr=127.0.0.1 --local_addr=127.0.0.1 \
@@ -462,7 +462,8 @@ ends "restart" 0 60
 says "restart" "restarting all ranks (1 of 2)"
 [[ $(losses "$work/again") == "$(losses "$work/straight")" ]] || fail "the restarted run's losses are others"
 
-# --- until a run has saved, a restart begins with what the run was given: here the newest checkpoint of another ---
+# --- before a run's first save, a restart begins with checkpoint.load: here the newest checkpoint of another run
+# ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/branch" "checkpoint.load=$work/ranks2" \
   train.steps=12 >"$work/out" 2>&1 || fail "a branch of another run"
 # restarts_branch <name> <setting>...
@@ -491,7 +492,7 @@ cat "$work/out0" "$work/out1" >"$work/out"
 says "two hosts" "restart 1: continuing after step 6 of $work/ranks2/checkpoints/step-00000006"
 [[ $(losses "$work/hosts") == "$(losses "$work/branch")" ]] || fail "two hosts: the restarted run's losses are others"
 
-# --- a run that was given nothing begins anew ---
+# --- without checkpoint.load a restart begins at step 1 ---
 "$launch" --nproc_per_node=2 --max_restarts=1 --recipe "$work/r.yaml" "train.run_dir=$work/anew" \
   "debug.fault={at: adamw, rank: 1, step: 3}" >"$work/out" 2>&1 || fail "a run that begins anew"
 says "anew" "restart 1: nothing is saved yet, starting at step 1"
@@ -503,7 +504,7 @@ MINE=1 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" train.steps=1 "train
   >"$work/out" 2>&1 || fail "a run with a variable"
 [[ $(grep -c "MINE of the environment wins" "$work/out") == 1 ]] || fail "the user's variable is not named once"
 
-# --- a length in epochs, of which all ranks make the same steps, and the best checkpoint ---
+# --- a length in epochs: all ranks make the same steps; and the best checkpoint ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/epochs" train.epochs=0.0067 checkpoint.keep=1 \
   checkpoint.keep_best=1 "dataset.validation=$work/set" validation.every_steps=2 validation.steps=1 >"$work/out" 2>&1 ||
   fail "a run of epochs"

@@ -63,7 +63,7 @@ PY
 
 for locks in with without; do
   if [[ $locks == without ]]; then export LD_PRELOAD=$no_locks; fi
-  # --- two starts at once ---
+  # --- two starts at the same time ---
   start a "$locks" && a=$pid
   start b "$locks" && b=$pid
   for ((i = 0; i < 400; i++)); do

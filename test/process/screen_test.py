@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests what a person sees of a run on a terminal, by comparing screens with the pictures in test/process/screens.
 
-  test/process/screen_test.py <mtrain> <mtrain-launch> [--write]    --write makes the pictures anew
+  test/process/screen_test.py <mtrain> <mtrain-launch> [--write]    --write makes the pictures again
 
 Figures that differ from run to run or from machine to machine are replaced by `#`.
 """
@@ -26,7 +26,7 @@ MTRAIN, LAUNCH = (str(pathlib.Path(path).resolve()) for path in sys.argv[1:3])
 WRITE = "--write" in sys.argv
 PICTURES = pathlib.Path(__file__).resolve().parent / "screens"
 WORK = pathlib.Path(tempfile.mkdtemp())
-# With so many steps no figure's width decides which fields a line of 60 or 80 columns has.
+# With this number of steps, the width of no figure affects which fields fit into a line of 60 or 80 columns.
 RECIPE = """
 model: {num_layers: 1, hidden_size: 32, num_attention_heads: 2}
 tokenizer: byte
@@ -35,8 +35,9 @@ train: {steps: 120, global_batch_size: 2, micro_batch_size: 1, threads: 1, log_e
 distributed: {strategy: ddp}
 mixed_precision: fp32
 """
-# A step takes a second or two on one rank, of which it sleeps nine tenths; the slower one twice as long. That of a run
-# that is stopped at once may take ten seconds, so that a fast CPU does not end it before the second key.
+# A step takes a second or two on one rank, and sleeps for nine tenths of that; a slower recipe takes twice as long.
+# In a run that is stopped at once a step may take ten seconds, so that a fast CPU does not end it before the second
+# key.
 SLOW = ["train.steps=100000", "train.log_every=4", "dataset.seq_length=128", "train.global_batch_size=128", "debug.compute_slowdown=10"]
 SLOWER = [*SLOW, "train.global_batch_size=256"]
 SLOWEST = [*SLOWER, "train.log_every=1", "debug.compute_slowdown=30"]
@@ -47,7 +48,7 @@ class Failure(Exception):
 
 
 class Screen:
-    """A terminal that scrolls for ever, and knows what mtrain sends: text, CR, LF, "clear the line", colors."""
+    """A terminal that scrolls for ever, and understands what mtrain sends: text, CR, LF, "clear the line", colors."""
 
     def __init__(self, columns):
         self.columns, self.lines, self.line, self.cursor, self.live = columns, [], "", 0, ""
@@ -75,9 +76,9 @@ class Screen:
 
 
 def normal(lines):
-    """The same lines with `#` for what differs between runs and machines."""
+    """The same lines with `#` instead of figures that differ between runs and machines."""
     text = "\n".join(lines) + "\n"
-    text = re.sub(r"^  slow build .*\n(?:   +\S.*\n)*", "", text, flags=re.M)  # where the build is for an older CPU
+    text = re.sub(r"^  slow build .*\n(?:   +\S.*\n)*", "", text, flags=re.M)  # if the build is for an older CPU
     text = re.sub(r"^  device .*\n(?:   +\S.*\n)*", "  device      #\n", text, flags=re.M)
     text = re.sub(r"^device: .*\n(?:\S+ measured.*\n)?", "device: #\n", text, flags=re.M)
     for what in (r"(loss) \d+\.\d+", r"(grad) \d+\.\d+", r"(MFU) [\d.]+(?= %)", r"(ETA) \d.*?(?=  |$)"):
@@ -320,7 +321,7 @@ def test_ctrl_c_to_a_launcher_once_and_twice():
 
 
 class Training:
-    """A run folder as a run has it that trains: with its lock, and a file of metrics that grows."""
+    """The folder of a run that trains: with its lock, and a file of metrics that grows."""
 
     def __init__(self, folder):
         folder.mkdir()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests what becomes of a job when signals come, when its launcher is killed, and when nobody reads its output.
+"""Tests how a job ends when it gets signals, when its launcher is killed, and when nobody reads its output.
 
   test/process/signals_test.py <mtrain> <mtrain-launch>
 
@@ -109,7 +109,7 @@ def processes(marker):
 
 
 def sleeps(marker):
-    """The pids of those that are `sleep` itself, rather than a shell or launcher that starts it."""
+    """The pids of `sleep` itself, not of a shell or launcher that starts it."""
     found = []
     for pid in processes(marker):
         try:
@@ -391,7 +391,7 @@ def test_a_file_that_is_away_at_a_restart_is_no_mistake_of_the_user():
     expect(max(steps("restarted")) == 12, "the run does not come to its end")
 
 
-def test_the_second_launch_at_a_port_is_told():
+def test_the_second_launch_at_a_port_is_refused():
     options = ("--nproc_per_node=2", "--master_port=29917")
     first = Job(*options, "bash", "-c", f"touch {WORK}/first$RANK; exec sleep 1000")
     await_that((WORK / "first0").exists, "the first launch")

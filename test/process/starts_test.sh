@@ -9,7 +9,7 @@ busy=
 trap '[[ -z $busy ]] || kill $busy 2>/dev/null; rm -rf "$work"' EXIT
 seq 1 20000 >"$work/text"
 "$mtrain" data build --input "$work/text" --output "$work/set" >/dev/null || exit 1
-# Matrices of several tiles and of edges; the sum over 640 is cut in two.
+# Matrices of several tiles and with edges; the sum over 640 is divided into two blocks.
 cat >"$work/r.yaml" <<YAML
 model: {num_layers: 2, hidden_size: 72, num_attention_heads: 4, ffn_hidden_size: 640}
 tokenizer: byte

@@ -15,7 +15,7 @@ struct AttentionCase {
   int64_t q_start = 0, window = 0;
   std::vector<int32_t> cu_seqlens = {};
   double cap = 0;    // scores s become cap tanh(s / cap); 0: they stay
-  double scale = 0;  // of scores; 0: 1 / sqrt(D)
+  double scale = 0;  // for scores; 0: 1 / sqrt(D)
   float scale_of() const { return scale > 0 ? float(scale) : 1 / std::sqrt(float(D)); }
 };
 

@@ -1,4 +1,4 @@
-// Broken input costs a message: no text of JSON and no kind of file crashes, hangs or fills memory.
+// Broken input gives an error message: no JSON and no kind of file crashes, hangs or fills memory.
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -68,7 +68,7 @@ TEST_CASE("every mistake in JSON has one form, which names the file and the byte
     CHECK_THROWS_WITH(parse_json(row.text, "a/x.json"),
                       Contains("a/x.json: not JSON at " + std::string(row.gist)));
   }
-  // A message has the size of a message.
+  // The message itself must be short.
   try {
     parse_json("[" + repeat("x", 1 << 20), "x");
     FAIL("taken");
@@ -99,7 +99,7 @@ TEST_CASE("JSON gives the values that nlohmann's own parser gives") {
     CHECK(parse_json(text, "x") == json::parse(text));
 }
 
-TEST_CASE("what is not a regular file is refused by name, and never waited for") {
+TEST_CASE("files that are not regular are refused by name, and never block") {
   const TemporaryFolder folder;
   const fs::path pipe = folder / "pipe", socket = folder / "socket", link = folder / "link";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -136,5 +136,5 @@ TEST_CASE("a file that is larger than its kind can be is refused before it is re
   fs::resize_file(path, uint64_t{1} << 40);
   CHECK_THROWS_WITH(read_json(path), Contains("huge has 1.00 TiB") && Contains("128 MiB"));
   CHECK_THROWS_WITH(read_file(path), Contains("huge has 1.00 TiB"));
-  CHECK_FALSE(read_regular_file("/proc/self/status", 1 << 20).empty());  // its size is told as 0
+  CHECK_FALSE(read_regular_file("/proc/self/status", 1 << 20).empty());  // its reported size is 0
 }

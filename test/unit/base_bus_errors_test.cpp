@@ -1,4 +1,4 @@
-// Tests that a mapped file which becomes shorter is named.
+// Tests that the error names a mapped file that becomes shorter.
 #include <sys/wait.h>
 #include <unistd.h>
 #include <csignal>
@@ -58,7 +58,7 @@ TEST_CASE("a mapped file that becomes shorter ends the process with its name") {
   CHECK(WEXITSTATUS(status) == 1);
   CHECK_THAT(read_file(errors),
              Contains("cannot read " + (folder / "second").string() + ": it has become shorter"));
-  // Another fault is not hidden.
+  // Other faults are not hidden.
   status = in_child(errors, [&] {
     name_bus_errors(nullptr);
     const MappedFile first(folder / "first");

@@ -23,7 +23,7 @@ float from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
 uint16_t nearest_bf16(float f) {
   const uint16_t down = uint16_t(std::bit_cast<uint32_t>(f) >> 16), up = uint16_t(down + 1);
   const auto value = [](uint16_t b) {
-    // The step beyond the largest finite value counts as if the exponent went on.
+    // The step beyond the largest finite value has the next exponent.
     if ((b & 0x7fff) == 0x7f80) return (b & 0x8000 ? -1.0 : 1.0) * std::ldexp(1.0, 128);
     return double(from_bits(uint32_t(b) << 16));
   };
@@ -32,7 +32,7 @@ uint16_t nearest_bf16(float f) {
   return down % 2 == 0 ? down : up;
 }
 
-// Philox4x32-10 as its paper writes it, with 64-bit products taken apart by hand.
+// Philox4x32-10 as in its paper, with 64-bit products divided into two words.
 std::array<uint32_t, 4> reference_philox(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k) {
   for (int round = 0; round < 10; ++round) {
     if (round > 0) {
@@ -49,8 +49,8 @@ std::array<uint32_t, 4> reference_philox(std::array<uint32_t, 4> c, std::array<u
 
 }  // namespace
 
-// The fp16 nearest to `f`, ties to an even last bit: codes are in the order of their numbers, and
-// the one beyond the largest stands for 2^16, as far as distances go.
+// The fp16 nearest to `f`, ties to an even last bit. Codes are in the order of their numbers; for
+// distances, the one beyond the largest stands for 2^16.
 uint16_t nearest_f16(float f) {
   const auto size = [](uint32_t code) {
     return code == 0x7c00 ? 65536.0 : double(float(std::bit_cast<f16>(uint16_t(code))));
@@ -119,7 +119,7 @@ TEST_CASE("bf16 rounds to nearest even, and keeps infinities and NaN") {
     if (!std::isfinite(f)) continue;
     REQUIRE(bf16(f).bits == nearest_bf16(f));
   }
-  for (uint32_t bits = 0; bits < 0x10000; ++bits) {  // every bf16 survives the way to fp32 and back
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {  // fp32 keeps every bf16
     const auto half = std::bit_cast<bf16>(uint16_t(bits));
     if (!std::isnan(float(half))) REQUIRE(bf16(float(half)).bits == bits);
   }
@@ -175,7 +175,7 @@ void check_float8(int bias, int mantissa, int largest) {
   for (uint32_t i = 0; i < 200'000; ++i) {
     const auto random = Philox::block(2, i);
     const float any = from_bits(random[0]);
-    // Of the exponents that matter.
+    // Numbers with the exponents that matter.
     const float near = from_bits((random[1] & 0x807fffffu) | (100 + random[2] % 46) << 23);
     if (std::isfinite(any)) REQUIRE(F8(any).bits == nearest(any));
     REQUIRE(F8(near).bits == nearest(near));
@@ -246,7 +246,7 @@ TEST_CASE("small arithmetic says what it assumes") {
   CHECK(ceil_div(9, 4) == 3);
   CHECK(round_up(9, 4) == 12);
   CHECK(narrow<int>(int64_t(-5)) == -5);
-  CHECK(narrow<int>(uint64_t(7)) == 7);  // of mixed signs
+  CHECK(narrow<int>(uint64_t(7)) == 7);  // signed and unsigned
   CHECK_THROWS_AS(narrow<int>(int64_t(1) << 31), BugError);
   CHECK_THROWS_AS(narrow<uint8_t>(-1), BugError);
   CHECK_THROWS_AS(narrow<int>(uint64_t(1) << 63), BugError);
@@ -383,7 +383,7 @@ TEST_CASE("the nearest word is one that may be meant") {
   CHECK(nearest("sead", words) == "seed");
   CHECK(nearest("lr", words) == "lr");
   CHECK(nearest("l", words) == "lr");
-  CHECK(nearest("xy", words).empty());  // as far from "lr" as two letters can be
+  CHECK(nearest("xy", words).empty());  // no letter in common with "lr"
   CHECK(nearest("vocabulary", words).empty());
   CHECK(nearest("", words).empty());
   CHECK(nearest("x", {}).empty());

@@ -32,7 +32,7 @@ TEST_CASE("a pool runs every task once") {
   }
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they reserve terabytes
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which reserve terabytes
 TEST_CASE("more threads than the system gives are refused, and the setting named") {
   // In a process of its own, whose address space has room for few stacks.
   const pid_t child = fork();
@@ -94,7 +94,7 @@ TEST_CASE("a job inside a task runs, serially") {
   CHECK(same_thread);
 }
 
-TEST_CASE("the first exception of a task is rethrown, and the pool goes on") {
+TEST_CASE("the first exception of a task is rethrown, and the pool continues") {
   ThreadPool pool(GENERATE(1, 3));
   CHECK_THROWS_WITH(pool.run(100,
                              [](int64_t i) {
@@ -244,10 +244,10 @@ TEST_CASE("files are read to their end, whatever they are") {
   CHECK(std::memcmp(moved.bytes().data(), content.data(), content.size()) == 0);
   std::ofstream(folder / "empty").close();
   CHECK(MappedFile(folder / "empty").bytes().empty());
-  CHECK_FALSE(read_file("/proc/self/status").empty());  // it tells a size of 0
+  CHECK_FALSE(read_file("/proc/self/status").empty());  // the system reports a size of 0
 }
 
-TEST_CASE("a file is read at any place, and what cannot be read is a RunError") {
+TEST_CASE("a file is read at any place, and a failed read is a RunError") {
   const TemporaryFolder folder;
   const fs::path path = folder / "x";
   std::ofstream(path) << "0123456789";
@@ -262,7 +262,7 @@ TEST_CASE("a file is read at any place, and what cannot be read is a RunError") 
   CHECK_THROWS_WITH(file.read(3, 4, got.data(), "tensor `a`"),
                     Contains("cannot read tensor `a` of " + path.string()) &&
                         Contains("ends at byte 5, and had 10 bytes when it was opened"));
-  // Page 0 of this process is not mapped, which the system reports as it does a broken disk.
+  // Page 0 of this process is not mapped; the system reports that like a broken disk.
   const RandomAccessFile memory("/proc/self/mem");
   CHECK_THROWS_AS(memory.read(0, 1, got.data(), "a byte"), RunError);
   CHECK_THROWS_WITH(memory.read(0, 1, got.data(), "a byte"),
@@ -295,7 +295,7 @@ TEST_CASE("an overlay is called around every log line until it is removed") {
   CHECK(overlay.calls == 2);
 }
 
-TEST_CASE("a shared library says what it lacks") {
+TEST_CASE("the error of a shared library names the missing function") {
   double (*absolute)(double) = nullptr;
   void (*unknown)() = nullptr;
   SharedLibrary there("libm.so.6");

@@ -47,7 +47,7 @@ class Environment {
 
 }  // namespace
 
-TEST_CASE("what a terminal allows follows TERM, CI and NO_COLOR") {
+TEST_CASE("the features of a terminal follow from TERM, CI and NO_COLOR") {
   const Terminal terminal(97);
   const Environment term("TERM", "xterm"), ci("CI", nullptr), no_color("NO_COLOR", nullptr);
   CHECK(is_live_terminal(terminal.fd()));
@@ -79,7 +79,7 @@ TEST_CASE("what a terminal allows follows TERM, CI and NO_COLOR") {
   ::close(ends[1]);
 }
 
-TEST_CASE("columns are those that a terminal takes, and no letter is cut") {
+TEST_CASE("columns are counted as a terminal does, and no letter is divided") {
   CHECK(display_width("abc") == 3);
   CHECK(display_width("größe · 3") == 9);
   CHECK(fit_columns("größe", 3) == "grö");
@@ -98,7 +98,7 @@ TEST_CASE("long lines break between words, and a long word stays whole") {
   CHECK(wrap_words("a table\n  1   2", 20) == "a table\n  1   2");
   CHECK(wrap_words("a text without a terminal has no limit", 0) ==
         "a text without a terminal has no limit");
-  // The rest is indented by two more than the begin.
+  // The rest is indented by two more than the beginning.
   CHECK(wrap_words("    hint: write it in another way", 24) ==
         "    hint: write it in\n      another way");
 }

@@ -28,7 +28,7 @@ namespace {
 using Settings = std::vector<std::string>;
 
 struct DamageLab : Lab {
-  // Returns what a run says that cannot go on, with its exit code; empty if it goes on.
+  // Returns the error of a run that cannot resume, with its exit code; empty if it resumes.
   std::string complaint(const std::string& run, Settings changes = {}) const {
     changes.push_back("checkpoint.load=latest");
     changes.push_back("train.steps=6");
@@ -47,7 +47,7 @@ struct DamageLab : Lab {
   }
 };
 
-// All files of a folder with their content, but for hidden ones and the log, to which a failed
+// All files of a folder with their content, without hidden ones and the log, to which a failed
 // start adds its error.
 std::map<std::string, std::string> files_of(const fs::path& folder) {
   std::map<std::string, std::string> files;
@@ -103,13 +103,14 @@ TEST_CASE("a run ends with exit code 1 at a damaged newest checkpoint, and chang
     const std::string said = lab.complaint("a", {"checkpoint.keep=1"});
     CHECK_THAT(said, Catch::StartsWith("exit code 1") && Contains((step / row.named).string()));
     CHECK(files_of(lab / "a") == before);
-    // Every file that it needs is read when a model is used, too.
+    // Using a model also reads every file that it needs.
     if (std::string(row.named) != "optimizer.safetensors")
       CHECK_THROWS_WITH(lab.loss("a"), Contains(row.named));
     fs::remove_all(step);
     fs::rename(lab / "sound", step);
   }
-  // With the path of a sound one the run goes on, and keeps the damaged one under another name.
+  // With the path of a sound checkpoint the run resumes, and keeps the damaged one under another
+  // name.
   fs::remove(step / "state.json");
   lab.train("a", {"train.steps=6", "checkpoint.load=" + lab.step("a", 2).string()});
   CHECK(fs::exists(lab.step("a", 6)));
@@ -151,13 +152,12 @@ TEST_CASE(
   CHECK(lab.complaint("a").empty());
 }
 
-TEST_CASE(
-    "the recipe that state.json records decides what may go on; older folders have the file") {
+TEST_CASE("the recipe in state.json decides what may resume; older folders have the file") {
   const DamageLab lab;
   lab.train("a");
   const fs::path step = lab.step("a", 4);
   CHECK_THAT(lab.complaint("a", {"train.seed=9"}), Contains("train.seed"));
-  // A folder of an earlier version, whose recipe.yaml has got a comment.
+  // A folder of an earlier version, with a comment added to its recipe.yaml.
   storage::TrainState old;
   const storage::TrainState now = storage::TrainState::load(step / "state.json");
   for (const char* key : {"step", "ranks"}) old.set(key, now.integer(key));
@@ -217,7 +217,7 @@ TEST_CASE("a step that was whole before `latest` named it is continued, and not 
   CHECK(read_file(lab / "a/checkpoints/latest") == "step-00000006\n");
 }
 
-TEST_CASE("a folder for checkpoints that cannot be written is told before training") {
+TEST_CASE("a folder for checkpoints that cannot be written is an error before training") {
   const DamageLab lab;
   std::ofstream(lab / "file") << "x";
   CHECK_THROWS_WITH(lab.train("a", {"checkpoint.dir=" + (lab / "file/sub").string()}),

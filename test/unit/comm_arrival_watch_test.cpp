@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// What a watch says.
+// The messages of a watch.
 class Said {
  public:
   std::function<void(const std::string&)> take() {

@@ -1,4 +1,4 @@
-// Memory of a channel is opened only if it is what the group's first rank has made.
+// The memory of a channel is opened only if the group's first rank has made it.
 #include "comm/process/channel_memory.h"
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ int memory_file(size_t bytes, int seals) {
 
 }  // namespace
 
-TEST_CASE("two ends of a channel share memory that nobody can resize") {
+TEST_CASE("two ends of a channel share memory that no process can resize") {
   const auto made = ChannelMemory::make(kBytes);
   const auto opened = ChannelMemory::open(made->place(), ProcessIdentity::own(), kBytes);
   std::strcpy(static_cast<char*>(made->data()), "here");

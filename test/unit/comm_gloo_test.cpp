@@ -1,5 +1,5 @@
-// Tests what only gloo has: addresses, its thread and connections, and failures that gloo itself
-// would turn into long waits or the end of the process.
+// Tests features of gloo alone: addresses, its thread and connections, and failures that gloo
+// itself would turn into long waits or the end of the process.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -115,7 +115,7 @@ TEST_CASE("connections are not paced") {
   });
 }
 
-TEST_CASE("sizes that differ between ranks are told, and do not end the process") {
+TEST_CASE("sizes that differ between ranks are reported, and do not end the process") {
   const auto messages = failures(3, 0.5, [](TestRank& r, const Group& g) {
     const int64_t count = r.rank() == 1 ? 2000 : 1000;
     g.all_reduce(r.filled(count, DType::f32, [](int64_t) { return 1; }), Reduce::sum, r.stream);
@@ -152,7 +152,7 @@ TEST_CASE("an abort ends calls under way and later ones, everywhere, with the fi
       g.abort("a later reason");
     }
     ++waiting;
-    // Rank 3 begins this call after its abort; the others are in it and wait for each other.
+    // Rank 3 begins this call after its abort; the others wait for each other in the call.
     const Tensor t = Tensor::empty(r.stream, {5 << 20}, DType::f32);
     g.all_reduce(t, Reduce::sum, r.stream);
   });
@@ -208,7 +208,7 @@ TEST_CASE("a rank that does not connect is named when the timeout has passed") {
 
 namespace {
 
-// A store in memory. What it says of the ends of connections can be made that of a stranger.
+// A store in memory. With `stranger` it reports the ends of connections as if a stranger had one.
 class MemoryStore : public gloo::rendezvous::Store {
  public:
   explicit MemoryStore(bool stranger) : stranger_(stranger) {}

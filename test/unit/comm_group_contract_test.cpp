@@ -33,7 +33,7 @@ void require_values(const TestRank& r, const Tensor& t,
 // exactly.
 double value(int rank, int64_t i) { return double((i * 3 + rank) % 13); }
 
-// No element, one, an odd number, and more than a slot or a piece holds.
+// No element, one, an odd number, and more than a slot or a piece can hold.
 const std::vector<int64_t> kCounts{0, 1, 1001, (1 << 18) + 3};
 
 void on_all(const std::function<void(TestRank&)>& body, std::vector<int> sizes = {2, 3, 4}) {
@@ -314,7 +314,8 @@ TEST_CASE("groups on different streams run side by side") {
       ys.push_back(Tensor::empty(other, {3000 * r.size()}, DType::f32));
     }
     other.wait(r.stream.record());  // edge: filled -> gathered
-    // No other edge, and ranks take the two groups in another order: one channel would mix them up.
+    // There is no other edge, and ranks use the two groups in different orders: one channel would
+    // confuse them.
     for (size_t i = 0; i < 20; ++i) {
       if (r.rank() % 2) b.all_gather(xs[i], ys[i], other);
       a.all_reduce(sums[i], Reduce::sum, r.stream);
@@ -339,7 +340,7 @@ TEST_CASE("every rank has the same bits") {
   }
 }
 
-TEST_CASE("a rank that fails unblocks its peers, and the first failure is the one that is told") {
+TEST_CASE("a rank that fails unblocks its peers, and the first failure is reported") {
   for (const auto& backend : comm_backends()) {
     const auto start = std::chrono::steady_clock::now();
     try {
@@ -393,7 +394,7 @@ TEST_CASE("a rank that does not come is named, with the operation, its number an
   }
 }
 
-TEST_CASE("parts that do not fit together are told, and move nothing") {
+TEST_CASE("parts that do not fit together are an error, and nothing is sent") {
   for (const auto& backend : comm_backends()) {
     CAPTURE(backend);
     try {
@@ -485,7 +486,7 @@ TEST_CASE("an emulated link holds a message back however early its receive was p
     const device::Timing& t = sinks[1].last;
     CHECK(t.idle_ns.has_value() == (backend != "gloo"));
     if (!t.idle_ns) continue;
-    // What the receive waited before there was anything to send is not the link's.
+    // The link's time does not include the receive's wait before the sender was ready.
     CHECK(t.begin_ns + *t.idle_ns >= sent);
     CHECK(t.end_ns - t.begin_ns - *t.idle_ns >= 18'000'000);
   }

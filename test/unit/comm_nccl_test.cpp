@@ -23,13 +23,13 @@ using State = NcclAnswer::State;
 
 namespace {
 
-// Whether calls block until they are done or aborted, as the library's do; otherwise they return at
-// once and are asked for. Each test runs both ways.
+// Whether calls block until they are done or aborted, as the library's do. Otherwise they return at
+// once, and state() is polled. Each test runs both ways.
 bool blocking = false;
 
 class FakeNccl : public NcclApi {
  public:
-  // Whether the stream reaches calls, and whether calls end.
+  // Whether the stream arrives at calls, and whether calls end.
   std::atomic<bool> reached{true}, ends{true};
   std::atomic<int> polls{0};  // how often state() still says "in progress"
   std::atomic<bool> fails{false};
@@ -93,14 +93,14 @@ class FakeNccl : public NcclApi {
   NcclAnswer receive(Span data, int from, ncclComm*, CUstream_st*) override {
     return note(fmt::format("receive {} at {} from {}", data.count, place(data.data), from));
   }
-  // Events come in pairs: before and behind a call.
+  // Events come in pairs: before and after a call.
   std::unique_ptr<device::EventBackend> record(CUstream_st*) override {
     struct Event : device::EventBackend {
       explicit Event(const std::atomic<bool>& by) : flag(by), passed(by) {}
       bool ready() const override { return passed || flag; }
       void wait() const override {}
       const std::atomic<bool>& flag;
-      const bool passed;  // stays so
+      const bool passed;  // whatever the flag becomes later
     };
     return std::make_unique<Event>(recorded_++ % 2 ? ends : reached);
   }
@@ -232,13 +232,13 @@ TEST_CASE("nccl: a connection that fails or hangs is broken off") {
   const auto messages = meet(ranks, 2, 300ms, server);
   CHECK_THAT(messages[0], Contains("a cable is out"));
   CHECK_THAT(messages[1], Contains("NCCL has not connected them after 0.3 s"));
-  // A connection that blocks is broken off when NCCL comes back.
+  // A connection that blocks is aborted when NCCL returns.
   CHECK((ranks[1].nccl->inside == 1) == blocking);
   ranks[1].nccl->never_ready = false;
   for (auto& r : ranks) CHECK(eventually([&] { return r.nccl->log().back() == "abort"; }));
 }
 
-TEST_CASE("nccl: what is called") {
+TEST_CASE("nccl: the calls of each collective") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
   FakeGroup g(3);
@@ -311,7 +311,7 @@ TEST_CASE("nccl: a call that fails at once is thrown, and the group is of no use
   CHECK(Clock::now() - start < 100ms);
 }
 
-TEST_CASE("nccl: a call that never ends tells who did not arrive, to the stream") {
+TEST_CASE("nccl: a call that never ends fails its stream, and names the missing rank") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
   FakeGroup g(3, 500ms);
@@ -330,7 +330,7 @@ TEST_CASE("nccl: a call that never ends tells who did not arrive, to the stream"
     CHECK(g.ranks[size_t(i)].nccl->log().back() == "abort");
   }
   CHECK(Clock::now() - start > 500ms);
-  // Its stream gets there at last.
+  // Its stream arrives at last.
   g.ranks[1].nccl->reached = true;
   CHECK_THAT(g.ranks[1].await_late(), Contains("rank 1 of the group did not arrive"));
 }
@@ -359,7 +359,7 @@ TEST_CASE("nccl: time spent before a call on its stream does not count") {
   all_reduce(g.ranks[0]);
 }
 
-TEST_CASE("nccl: ranks at different calls are told so") {
+TEST_CASE("nccl: ranks at different calls get an error") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
   FakeGroup g(2, 300ms);
@@ -413,7 +413,7 @@ TEST_CASE("nccl: a call that NCCL never takes is ended by the watchdog, and name
   CAPTURE(blocking);
   FakeGroup g(3, 400ms);
   for (auto& r : g.ranks) all_reduce(r);
-  // The others wait inside of NCCL for a rank that does not call.
+  // The others wait inside NCCL for a rank that does not call.
   g.ranks[0].nccl->never_ready = g.ranks[2].nccl->never_ready = true;
   std::string messages[3];
   std::vector<std::thread> threads;
@@ -480,4 +480,6 @@ TEST_CASE("nccl: a failure of NCCL under way ends the group") {
              Contains("rank 1 of the group") && Contains("a cable is out"));
 }
 
-TEST_CASE("nccl: what this build has is told") { CHECK_THAT(nccl_description(), Contains("NCCL")); }
+TEST_CASE("nccl: the description names the library") {
+  CHECK_THAT(nccl_description(), Contains("NCCL"));
+}

@@ -20,7 +20,7 @@ using namespace mtrain::comm;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-TEST_CASE("what one client sets another gets, also when it asks first") {
+TEST_CASE("one client gets the value that another sets, also if it asks first") {
   const StoreServer server({"127.0.0.1", 0, Token::random()});
   Store a(server.address(), 10s), b(server.address(), 10s);
   a.set("k", "v");
@@ -72,7 +72,7 @@ TEST_CASE("a store answers many clients at once") {
   SUCCEED();
 }
 
-TEST_CASE("waiting ends with the key, the address and what to do") {
+TEST_CASE("the error of a wait names the key and the address") {
   const StoreServer server({"127.0.0.1", 0, Token::random()});
   Store s(server.address(), 10s);
   try {
@@ -82,10 +82,10 @@ TEST_CASE("waiting ends with the key, the address and what to do") {
     CHECK(e.message().find("nobody sets this") != std::string::npos);
     CHECK(e.message().find("127.0.0.1:") != std::string::npos);
   }
-  CHECK_THROWS_AS(s.set("a", "b"), CommError);  // the connection is of no use any more
+  CHECK_THROWS_AS(s.set("a", "b"), CommError);  // the connection can no longer be used
 }
 
-TEST_CASE("a server that ends, a port in use, and an address without a server are told") {
+TEST_CASE("a server that ends, a port in use, and an address without a server are errors") {
   auto server = std::make_unique<StoreServer>(StoreAddress{"127.0.0.1", 0, Token::random()});
   const StoreAddress address = server->address();
   CHECK_THROWS_AS(StoreServer(address), UserError);
@@ -100,7 +100,7 @@ TEST_CASE("a server that ends, a port in use, and an address without a server ar
   killer.join();
   CHECK_THROWS_AS(Store(address, 200ms), CommError);
   CHECK_THROWS_AS(Store({"no-such-host.invalid", address.port, {}}, 200ms),
-                  Error);  // by what the resolver says
+                  Error);  // the resolver's answer decides the kind
 }
 
 TEST_CASE("a process knows its own identity, and that of one that ended") {
@@ -118,7 +118,7 @@ TEST_CASE("a process knows its own identity, and that of one that ended") {
   }
   ProcessIdentity other = ProcessIdentity::own();
   other.pid = child;
-  CHECK(other.ended());  // that pid began at another time
+  CHECK(other.ended());  // the process of that pid began at another time
   CHECK(host_identity() == host_identity());
   REQUIRE(write(pipes[1], "x", 1) == 1);
   waitpid(child, nullptr, 0);
@@ -255,7 +255,7 @@ TEST_CASE("a process killed in the middle of a large message does not leave its 
   CHECK(message.find("rank 1 of the group is gone") != std::string::npos);
 }
 
-TEST_CASE("gloo's ranks end at once when the one that serves the rendezvous is killed") {
+TEST_CASE("gloo's ranks end at once when the rank that serves the rendezvous is killed") {
   Children job(3, "gloo", [](World& world) {
     const auto device = Device::cpu(1);
     Stream& stream = device->stream(device::StreamKind::dp_grad);

@@ -1,4 +1,4 @@
-// What strangers and clients can do to the store: nobody without the token gets an answer, and
+// Tests the store against strangers and clients: nobody without the token gets an answer, and
 // nobody gets memory or descriptors without a bound.
 #include <netinet/in.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ namespace {
 
 StoreAddress any_port() { return {"127.0.0.1", 0, Token::random()}; }
 
-// A connection that says what it likes.
+// A connection that may send anything.
 class Stranger {
  public:
   explicit Stranger(const StoreAddress& at) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -49,8 +49,8 @@ class Stranger {
   void say(std::string_view bytes) const {
     [[maybe_unused]] const auto n = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  // Returns what arrives until so many bytes are there, the server ends the connection, or the time
-  // has passed.
+  // Returns the bytes that arrive until there are so many, the server ends the connection, or the
+  // time has passed.
   std::string hear(size_t bytes, std::chrono::milliseconds patience = 5s) const {
     std::string in;
     const auto deadline = Clock::now() + patience;
@@ -64,7 +64,7 @@ class Stranger {
     }
     return in;
   }
-  // Whether the server has ended the connection, or does so soon.
+  // Returns whether the server has ended the connection, or does so soon.
   bool is_closed(std::chrono::milliseconds patience = 5s) const {
     pollfd p{fd_, POLLIN | POLLRDHUP, 0};
     char byte;
@@ -87,7 +87,8 @@ class Stranger {
   int fd_;
 };
 
-// A sanitizer takes several times as much as the program; without bounds both tests take 300 MiB.
+// A sanitizer needs several times the program's memory; without bounds both tests would take 300
+// MiB.
 constexpr int64_t kMostKib = 40 << 10;
 
 int64_t memory_kib() {
@@ -161,7 +162,7 @@ TEST_CASE("a stranger gets no answer but a greeting, whatever it says") {
     s.say(in.substr(kHelloBytes) + ask);
     CHECK(s.is_closed());
   }
-  SECTION("what a rank has said before") {
+  SECTION("a replay of a rank's messages is refused") {
     const Nonce own = make_nonce();
     std::string said;
     {
@@ -284,7 +285,7 @@ TEST_CASE("descriptors are left for the job, and a server without any does not s
   std::vector<std::unique_ptr<Stranger>> strangers;
   for (int i = 0; i < 20; ++i) strangers.push_back(std::make_unique<Stranger>(server.address()));
   std::this_thread::sleep_for(100ms);
-  const size_t left = take_all();  // of 40: the strangers' own ends are 20, the server's is one
+  const size_t left = take_all();  // 40 minus the strangers' own ends (20) and the server's (1)
   release();
   strangers.clear();
   std::this_thread::sleep_for(50ms);
@@ -438,7 +439,7 @@ TEST_CASE("a store has room for so many bytes, and says when it is full") {
   CHECK(client.ask(request_text(kSet, "more", "small")) == "+");
 }
 
-TEST_CASE("the reason of a failure is cut to its bound") {
+TEST_CASE("the reason of a failure is truncated to its limit") {
   const StoreServer server(any_port());
   Store a(server.address(), 10s), b(server.address(), 10s);
   a.fail(std::string(100000, 'x'));
@@ -451,11 +452,12 @@ TEST_CASE("ranks of one host meet where no other host can come") {
     CHECK(rendezvous_host(name, true).listens == "127.0.0.1");
     CHECK(rendezvous_host(name, true).reached == "127.0.0.1");
   }
-  // Not known to be of one host: the address that the ranks were given, and no other.
+  // If the ranks are not known to be on one host, the store listens only at the address that they
+  // were given.
   CHECK(rendezvous_host("localhost", false).listens == "127.0.0.1");
   CHECK(rendezvous_host("127.0.0.2", false).listens == "127.0.0.2");
   CHECK(rendezvous_host("127.0.0.2", false).reached == "127.0.0.2");
-  // An address of another host stays what the ranks connect to (RFC 5737: nobody has it).
+  // The ranks still connect to an address of another host (RFC 5737: nobody has it).
   CHECK(rendezvous_host("192.0.2.1", true).reached == "192.0.2.1");
   CHECK(rendezvous_host("192.0.2.1", false).listens.empty());
 }

@@ -1,5 +1,5 @@
-// Tests what the timing of a communication tells: the time before the last rank was there is idle,
-// an emulated link is kept by what goes either way, and compute's waits are told apart by this.
+// Tests the timing of a communication: the time before the last rank arrives is idle, data in
+// either direction occupies an emulated link, and compute's waits are divided accordingly.
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto kLate = std::chrono::milliseconds(150);
 constexpr int64_t kLate_ns = std::chrono::nanoseconds(kLate).count();
-// A thread may be held up between the moments that two clocks are read.
+// A thread may be interrupted between the reads of two clocks.
 constexpr int64_t kSlack_ns = 50'000'000;
 
 struct Sink : device::TimingSink {
@@ -42,8 +42,8 @@ void hold(Stream& stream, std::function<bool()> goes_on) {
                 [goes_on = std::move(goes_on)](const device::LaunchContext&) { await(goes_on); });
 }
 
-// Runs `call` on every rank; if `late` is not 0, on the last one so long after the streams of the
-// others have come to it. Returns each rank's timings.
+// Runs `call` on every rank. If `late` is not 0, the last rank runs it that long after the streams
+// of the others have arrived at it. Returns each rank's timings.
 std::vector<std::vector<Timing>> timed(int ranks, const std::string& backend,
                                        const std::function<void(TestRank&, const Group&)>& call,
                                        std::chrono::milliseconds late, Link link = {}) {
@@ -129,7 +129,7 @@ TEST_CASE("the time in which a collective waits for its last rank is idle") {
           continue;
         }
         CHECK(*t.idle_ns >= kLate_ns - kSlack_ns);
-        // The last rank was there when its own call ran, whenever the others saw it.
+        // The last rank arrived when its own call ran, whenever the others saw that.
         CHECK(t.begin_ns + *t.idle_ns >= late.begin_ns - kSlack_ns);
         CHECK(t.begin_ns + *t.idle_ns <= late.end_ns);
         CHECK(t.begin_ns + *t.idle_ns <= t.end_ns);
@@ -150,7 +150,7 @@ TEST_CASE("work that waits for no rank is not idle, over any backend") {
   }
 }
 
-TEST_CASE("an emulated link is kept by what an all_to_all receives as by what it sends") {
+TEST_CASE("data that an all_to_all sends or receives occupies an emulated link") {
   // 2 MB at 1 Gbit/s: 16 ms, and 2 ms of latency. Only rank 0 sends.
   const Link link{.latency_us = 2000, .gbps = 1};
   const auto one_way = [](TestRank& r, const Group& g, Stream& stream) {
@@ -216,15 +216,15 @@ TEST_CASE("a packet does not wait for the data that an emulated link is carrying
   const comm::EmulatedLink::TimePoint start{};
   CHECK(link.arrival(400'000, 1, start) == start + milliseconds(401));
   CHECK(link.arrival(4'000, 1, start + milliseconds(50)) == start + milliseconds(55));
-  CHECK(link.arrival(3'000, 1, start + milliseconds(51)) == start + milliseconds(58));  // behind it
-  // What the packets took comes on top for data that is given later.
+  CHECK(link.arrival(3'000, 1, start + milliseconds(51)) == start + milliseconds(58));  // after it
+  // Data that is sent later is also delayed by the time of the packets.
   CHECK(link.arrival(10'000, 1, start + milliseconds(60)) == start + milliseconds(418));
   // One packet to each of three ranks, and more than one.
   CHECK(link.arrival(12'000, 3, start + milliseconds(100)) == start + milliseconds(113));
   CHECK(link.arrival(12'000, 2, start + milliseconds(100)) == start + milliseconds(442));
 }
 
-TEST_CASE("a late rank makes idle time of a wait for communication, and leaves exposed time") {
+TEST_CASE("a wait for a late rank is idle time, and exposed time does not change") {
   // 100 kB each way at 50 Mbit/s: 16 ms, and 2 ms of latency.
   const Link link{.latency_us = 2000, .gbps = 0.05};
   const auto on_rank_0 = [&](const std::string& backend, std::chrono::milliseconds late) {
@@ -243,7 +243,7 @@ TEST_CASE("a late rank makes idle time of a wait for communication, and leaves e
                   await([&] { return waits.load(); });
                   std::this_thread::sleep_for(late);
                 } else {
-                  // The exchange begins once the compute stream has come to its wait.
+                  // The exchange begins once the compute stream waits.
                   hold(ep, [&] { return waits.load(); });
                   r.device.set_timing_sink(&exposure);
                 }

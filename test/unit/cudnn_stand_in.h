@@ -1,7 +1,7 @@
 // A stand-in for cuDNN's backend API. It records descriptors, refuses those that a test names, and
 // executes plans: it computes their operations one after another, in float64 except for tensors
-// that the graph rounds. In batches of unequal length, elements behind the end of a sequence read
-// as NaN, and writes to them are dropped.
+// that the graph rounds. In batches of unequal length, elements after the end of a sequence read as
+// NaN, and writes to them are dropped.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -26,8 +26,8 @@ struct CudnnStandIn {
     Kind kind;
     bool finalized = false;
     std::map<Attribute, std::vector<char>> values;
-    int engine = -1;              // of a configuration or an engine
-    Descriptor* graph = nullptr;  // of a configuration
+    int engine = -1;              // for a configuration or an engine
+    Descriptor* graph = nullptr;  // for a configuration
 
     template <class T>
     std::vector<T> all(Attribute name) const {
@@ -47,21 +47,21 @@ struct CudnnStandIn {
   struct Engine {
     bool deterministic = true;
     int64_t workspace = 0;
-    Status plan = Status::success;       // the status that finalizing its plan gives
-    Status executing = Status::success;  // the status that executing its plan gives
+    Status plan = Status::success;       // the status of finalizing its plan
+    Status executing = Status::success;  // the status of executing its plan
   };
 
   // --- members that a test sets ---
   std::vector<Engine> engines{Engine{}};  // engines of heuristic mode a
   std::vector<Engine> fallback_engines;   // engines of the fallback mode
-  std::map<Kind, Status> refuse;          // status that finalizing such a descriptor gives
+  std::map<Kind, Status> refuse;          // the status of finalizing such a descriptor
   Status executing = Status::success;
-  bool computes = true;  // false: an execution only counts
+  bool computes = true;  // false: executions are only counted
   // --- members that a test reads ---
   int alive = 0, plans = 0, tries = 0, executions = 0, most_workspace_used = 0;
-  std::map<int64_t, std::vector<int64_t>> dims, strides;  // of tensors, by id
-  std::map<int64_t, int64_t> narrowest_row;               // of those with the same offsets
-  std::vector<std::pair<int64_t, float>> numbers;         // given at the last execution
+  std::map<int64_t, std::vector<int64_t>> dims, strides;  // by the tensor's id
+  std::map<int64_t, int64_t> narrowest_row;               // of the tensors with the same offsets
+  std::vector<std::pair<int64_t, float>> numbers;         // the arguments of the last execution
   CUstream_st* stream = nullptr;
 
   static CudnnStandIn& it() {

@@ -1,4 +1,4 @@
-// Damages a checkpoint's files, or changes them as if they had been saved so.
+// Damages a checkpoint's files, or changes them as if they had been saved with the change.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -48,7 +48,7 @@ inline void remove_sums(const std::filesystem::path& folder) {
   for (const auto& file : sums) std::filesystem::remove(file);
 }
 
-// Makes a checkpoint of the files that are in the folder now: what a test has changed was saved so.
+// Makes a sound checkpoint of the folder's files, as if a test's changes had been saved.
 inline void seal_again(const std::filesystem::path& folder, int64_t step) {
   remove_sums(folder);
   std::filesystem::remove(folder / storage::kManifest);

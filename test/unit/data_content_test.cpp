@@ -1,4 +1,4 @@
-// Tests that data are identified by what they hold.
+// Tests that data are identified by their content.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <cstdlib>
@@ -28,7 +28,7 @@ void write_set(const fs::path& prefix, int tokens, bool masked = false) {
   writer.finish();
 }
 
-// Changes a byte and leaves size and time of the last write as they are.
+// Changes a byte, but not the size and the time of the last write.
 void change_byte(const fs::path& file, int64_t at) {
   const auto time = fs::last_write_time(file);
   std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
@@ -53,8 +53,8 @@ bool all_known(const data::Content& content) {
 }
 
 constexpr int kLarge = 1 << 24;             // tokens: 32 MiB, of which every other block is sampled
-constexpr int64_t kBetween = 4096 + 10;     // a byte that no block of the sample has
-constexpr int64_t kSampled = 2 * 4096 + 1;  // one that a block has
+constexpr int64_t kBetween = 4096 + 10;     // a byte outside of the sampled blocks
+constexpr int64_t kSampled = 2 * 4096 + 1;  // a byte of a sampled block
 
 }  // namespace
 
@@ -75,7 +75,7 @@ TEST_CASE("data build writes the hashes of all files beside them") {
   CHECK(all_known(data::content_of_tokens(folder / "set")));
 }
 
-TEST_CASE("any changed byte of a small set changes what it is") {
+TEST_CASE("any changed byte of a small set changes its identity") {
   const TemporaryFolder folder;
   const Cache cache;
   write_set(folder / "set", 3000, true);
@@ -119,13 +119,13 @@ TEST_CASE("a large set is sampled at the start, and read whole once") {
 
   int pieces = 0;
   CHECK(data::hash_whole(bin, [&] { return ++pieces < 3; }).empty());
-  CHECK(pieces == 3);  // it stops when it is told to
+  CHECK(pieces == 3);  // it stops when the callback returns false
   CHECK_FALSE(all_known(data::content_of_tokens(prefix)));
   CHECK(data::hash_whole(bin, [] { return true; }) == content_hash(read_file(bin)));
   const data::Content known = data::content_of_tokens(prefix);
   CHECK(all_known(known));  // by the cache folder
   CHECK(data::content_difference(built, known) == bin.string() + " holds other data");
-  // Neither size nor time show this change, and yet what was kept does not count for it.
+  // Neither size nor time show this change, yet the kept hashes no longer count.
   change_byte(bin, kBetween);
   CHECK_FALSE(all_known(data::content_of_tokens(prefix)));
 }
@@ -159,7 +159,7 @@ TEST_CASE("hashes that lie beside other data are not believed") {
   CHECK_FALSE(known());
 }
 
-TEST_CASE("a data set that is cut short while it is in use is named") {
+TEST_CASE("a data set that is truncated while it is in use is named") {
   const TemporaryFolder folder;
   const auto cut = [&](const char* file, uintmax_t bytes) {
     write_set(folder / "set", 50000, true);
@@ -173,10 +173,10 @@ TEST_CASE("a data set that is cut short while it is in use is named") {
   };
   cut("set.bin", 0);
   cut("set.bin", 90000);
-  cut("set.bin", 99999);  // of this page the rest reads as zeros
+  cut("set.bin", 99999);  // the rest of this page reads as zeros
   cut("set.idx", 10);
   cut("set.mask", 40050);
-  // A set that is replaced under its name stays what it was.
+  // A set whose files are replaced while it is open keeps its content.
   write_set(folder / "set", 50000);
   const data::IndexedDataset set(folder / "set");
   write_set(folder / "set", 10);

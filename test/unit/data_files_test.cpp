@@ -31,7 +31,7 @@ struct Folder : TemporaryFolder {
   int entries() const { return int(std::distance(fs::directory_iterator(path), {})); }
 };
 
-// Stands for a full disk: while it lives, no file of this process can grow beyond `bytes`.
+// Emulates a full disk: while it lives, no file of this process can grow beyond `bytes`.
 class SmallFiles {
  public:
   explicit SmallFiles(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -98,7 +98,7 @@ std::string words(std::mt19937& rng, int n) {
 
 }  // namespace
 
-TEST_CASE("token files: what is written is read") {
+TEST_CASE("token files: a written set reads back") {
   const Folder folder;
   const TokenType type = GENERATE(TokenType::u16, TokenType::i32);
   const int32_t largest = type == TokenType::u16 ? 65535 : 2147483647;
@@ -225,8 +225,8 @@ TEST_CASE("a writer leaves whole files or none, and replaces older ones") {
 TEST_CASE("a disk that fills up is reported, and the older files stay") {
   const Folder folder;
   write(folder / "d", {{1, 2}}, TokenType::u16);
-  // A limit on the size of files stands for the disk; 200 KB stop the tokens early, the index at
-  // its end.
+  // A limit on the size of files emulates the disk. With 200 KB the tokens fail early, and the
+  // index at its end.
   const auto fill = [&](int documents, int tokens) {
     IndexedDatasetWriter writer(folder / "d", TokenType::u16);
     const std::vector<int32_t> document(static_cast<size_t>(tokens), 3);
@@ -280,7 +280,7 @@ TEST_CASE("build: plain text divides into documents") {
   const auto tokenizer = make_byte_tokenizer();
   BuildOptions options{.output = folder / "out", .threads = 1};
   using Texts = std::vector<std::string>;
-  // Every chunk size must give the same documents; small ones cut everywhere.
+  // Every chunk size must give the same documents; small ones divide the text at every place.
   options.chunk_bytes = GENERATE(1, 2, 3, 5, 8, 1000);
   SECTION("a file is one") {
     options.inputs = {folder.put("a.txt", "one\n\ntwo\nthree"), folder.put("b.txt", ""),
@@ -358,7 +358,7 @@ TEST_CASE("build: JSON lines") {
       REQUIRE_THROWS_WITH(build_dataset(options, *tokenizer),
                           Contains("a.jsonl:3: ") && Contains(c.why));
       REQUIRE_THROWS_AS(build_dataset(options, *tokenizer), UserError);
-      REQUIRE(folder.entries() == 1);  // nothing half-written
+      REQUIRE(folder.entries() == 1);  // no half-written file
       options.skip_bad_lines = true;
       REQUIRE(build_dataset(options, *tokenizer).bad_lines == 2);
       REQUIRE(texts(folder / "out", *tokenizer) == std::vector<std::string>{"one", "two"});
@@ -367,7 +367,7 @@ TEST_CASE("build: JSON lines") {
   }
 }
 
-TEST_CASE("build: documents begin with what the tokenizer puts before a text") {
+TEST_CASE("build: documents begin with the tokens that the tokenizer puts before a text") {
   const Folder folder;
   const auto input = folder.put("a.txt", "one two\n\nthree\n\n\n\n");
   const auto tokens = [&](const std::string& tokenizer, BeginOfText bos) {
@@ -511,7 +511,7 @@ TEST_CASE("build: where one part of a split fails at the last write, both older 
   REQUIRE(texts(folder / "d_valid", *tokenizer) == valid);
 }
 
-TEST_CASE("build: what the progress callback throws ends it and leaves nothing behind") {
+TEST_CASE("build: an exception of the progress callback ends it and leaves no files") {
   const Folder folder;
   BuildOptions options;
   options.inputs = {folder.put("in", std::string(10'000, 'x'))};
@@ -550,7 +550,7 @@ TEST_CASE("build: mistakes in the options") {
   REQUIRE_NOTHROW(build_dataset(good, *bpe));
 }
 
-// The address sanitizer keeps freed memory for a while, so what is resident there says nothing.
+// The address sanitizer keeps freed memory for a while, so its resident memory cannot be compared.
 #ifndef __SANITIZE_ADDRESS__
 TEST_CASE("build: memory does not grow with the input, even when it is one document") {
   const Folder folder;

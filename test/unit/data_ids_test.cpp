@@ -1,4 +1,4 @@
-// Ids that a model cannot read are refused where they are used, and named with their place.
+// Ids that a model cannot read are refused when they are used, and named with their place.
 #include <algorithm>
 #include <fstream>
 #include <memory>
@@ -93,7 +93,7 @@ TEST_CASE("ids above the tokenizer's largest are refused though the model has ro
 TEST_CASE("a check knows the largest id that it has seen, and looks at a part of many tokens") {
   const IdCheck ids(1000);
   CHECK(ids.largest() == -1);
-  ids.look_at(*tokens_with(900));  // a small set is seen as a whole
+  ids.look_at(*tokens_with(900));  // a small set is checked in full
   CHECK(ids.largest() == 900);
   const IdCheck copy = ids;
   copy.check(std::vector<int32_t>{3, 950}, *tokens_with(5), 0, 0);
@@ -101,10 +101,10 @@ TEST_CASE("a check knows the largest id that it has seen, and looks at a part of
   const IdCheck other(1000);
   other.look_at(*tokens_with(900, 1100));
   CHECK(other.largest() == 900);
-  other.look_at(*tokens_with(910, 38));  // the last token of all
+  other.look_at(*tokens_with(910, 38));  // the last token of the set
   CHECK(other.largest() == 910);
   const IdCheck one_of_many(1000);
-  one_of_many.look_at(*tokens_with(920), 5000);  // its first tokens at least
+  one_of_many.look_at(*tokens_with(920), 5000);  // at least its first tokens
   CHECK(one_of_many.largest() == 920);
 }
 

@@ -1,4 +1,4 @@
-// Tests which files `data build` refuses to take for text.
+// Tests which files `data build` refuses as text.
 #include <filesystem>
 #include <fstream>
 
@@ -14,7 +14,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// Returns what is said of an input of these bytes.
+// Returns the error about an input of these bytes.
 std::string refusal(const std::string& bytes, const std::string& name = "a.txt",
                     int64_t chunk_bytes = 1000, BuildOptions options = {}) {
   const TemporaryFolder folder;
@@ -94,7 +94,7 @@ TEST_CASE("the command that converts a file can be copied") {
     const BuildOptions options{.inputs = {folder / row.name}, .output = folder / "out"};
     CHECK_THROWS_WITH(build_dataset(options, *make_byte_tokenizer()), Contains(shown));
   }
-  // What the command writes replaces no file.
+  // The suggested command replaces no file.
   std::ofstream(folder / "a.jsonl") << "{}";
   const BuildOptions options{.inputs = {folder / "a.jsonl.gz"}, .output = folder / "out"};
   CHECK_THROWS_WITH(build_dataset(options, *make_byte_tokenizer()),

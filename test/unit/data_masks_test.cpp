@@ -1,5 +1,5 @@
-// Tests data sets for supervised fine-tuning: prompts with answers become tokens with a mask, by
-// which the answers alone count as labels.
+// Tests data sets for supervised fine-tuning: prompts with answers become tokens with a mask, and
+// only the answers count as labels.
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -77,7 +77,7 @@ TEST_CASE("prompts and answers become tokens with a mask") {
   CHECK(result.parts[0].documents == 3);
   CHECK(result.parts[0].tokens == 6 + 2 + 3);
   CHECK(result.parts[0].labels == 4 + 2 + 1);
-  // The end of a document is a part of its answer.
+  // The end of a document belongs to its answer.
   CHECK(read_file(folder / "out.mask") == std::string("\0\0\1\1\1\1"
                                                       "\1\1"
                                                       "\0\0\1",
@@ -116,7 +116,7 @@ TEST_CASE("prompts and answers become tokens with a mask") {
   }
 }
 
-TEST_CASE("no token before a text is a label, wherever the input is cut") {
+TEST_CASE("no token before a text is a label, wherever the input is divided") {
   const TemporaryFolder folder;
   const auto tokenizer =
       load_tokenizer(std::string(MTRAIN_SOURCE_DIR) + "/test/golden/tokenizer/layouts/llama2.json");
@@ -136,7 +136,7 @@ TEST_CASE("no token before a text is a label, wherever the input is cut") {
   options.chunk_bytes = GENERATE(1, 40, 1000);
   const BuildResult result = build_dataset(options, *tokenizer);
   CHECK(result.bad_lines == int64_t(pairs.size()));
-  REQUIRE(result.parts[0].documents == 4);  // a pair without a token is none
+  REQUIRE(result.parts[0].documents == 4);  // a pair without a token is not a document
 
   const IndexedDataset data(folder / "out");
   const int64_t before = options.bos == BeginOfText::none ? 0 : 1;
@@ -198,7 +198,7 @@ TEST_CASE("a mask that does not fit its tokens is refused") {
 }
 
 TEST_CASE("labels that do not count have no loss, and sequences without any are left out") {
-  // Sequences of 3: [0 1 2], [3 4 5], [6 7 8], each with the label behind it.
+  // Sequences of 3: [0 1 2], [3 4 5], [6 7 8], each followed by its last label.
   const auto data = tokens_of(
       {{{0, 1}, {1, 0}, {2, 1}, {3, 1}, {4, 0}}, {{5, 0}, {6, 0}, {7, 1}, {8, 0}, {9, 1}}});
   const GptDataset gpt(data, {.seq_length = 3, .shuffle = false});
@@ -247,7 +247,7 @@ TEST_CASE("where samples are not packed, each document can have one of its own")
   CHECK(first.input == std::vector<int32_t>{10, 11, 0});
   CHECK(first.label == std::vector<int32_t>{-1, 12, -1});
   CHECK((first.documents.empty() && first.padding == 1));
-  CHECK(rest.input == std::vector<int32_t>{33, 0, 0});  // of a document that is split
+  CHECK(rest.input == std::vector<int32_t>{33, 0, 0});  // the end of a document that is split
   CHECK(rest.label == std::vector<int32_t>{34, -1, -1});
   CHECK((rest.documents.empty() && rest.padding == 2));
 }

@@ -147,7 +147,7 @@ TEST_CASE("documents are padded to two chunks a rank, which changes no token") {
       }
       CHECK(share.S == padded / ranks);
       REQUIRE(int64_t(share.input.size()) == share.S);
-      // Runs say where each row is from: its token, or padding behind the whole.
+      // Runs give the origin of each row: its token, or padding after all tokens.
       size_t row = 0;
       for (const PositionRun& run : share.runs)
         for (int64_t k = 0; k < run.count; ++k, ++row) {

@@ -39,7 +39,7 @@ std::vector<int32_t> counting(int32_t n, int32_t first = 0) {
   return tokens;
 }
 
-// Sample i is S times i: shows which samples a batch is made of.
+// Sample i is S times i, which shows the samples of a batch.
 class Labelled final : public Dataset {
  public:
   explicit Labelled(int64_t S, int64_t size = 1000, int32_t scale = 1)
@@ -237,7 +237,7 @@ TEST_CASE("a blend of data sets") {
     const bool from_first = sample.label[0] - sample.input[0] == 1 && sample.input[0] > 0;
     (from_first ? first : second).push_back(std::abs(sample.input[0]));
   }
-  // Sample 0 of both reads 0 and is counted to the second.
+  // Sample 0 of both sets is 0; it counts as one of the second set.
   REQUIRE(first == counting(99, 1));
   REQUIRE(second.size() == 201);
   REQUIRE_THROWS_AS(BlendDataset({std::make_shared<Labelled>(4)}, {1, 1}), UserError);
@@ -305,7 +305,7 @@ TEST_CASE("a run that resumes at a step sees what the uninterrupted one saw") {
       for (int64_t k = 0; k < 2; ++k)
         REQUIRE(resumed.micro_batch(step, k).input == seen[{step, k}]);
   }
-  // In any order too, with what was prefetched thrown away.
+  // Also in any order, when prefetched batches are thrown away.
   REQUIRE(whole.micro_batch(5, 1).input == seen[{5, 1}]);
   REQUIRE(whole.micro_batch(40, 0).input == seen[{40, 0}]);
   REQUIRE(BatchLoader(make(10), options).micro_batch(0, 0).input != seen[{0, 0}]);

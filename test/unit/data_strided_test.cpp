@@ -35,7 +35,7 @@ TEST_CASE("strided windows are those of transformers' guide to perplexity") {
       CAPTURE(N, stride);
       constexpr int64_t S = 8;
       const StridedDataset windows(tokens(folder, N), {.window = S, .stride = stride});
-      // The guide's loop, whose labels are those of the tokens themselves.
+      // The loop of transformers' guide, whose labels are the tokens themselves.
       int64_t seen = 0, window = 0;
       for (int64_t begin = 0;; begin += stride, ++window) {
         const int64_t end = std::min(begin + S, N);
@@ -91,7 +91,7 @@ TEST_CASE("windows that cannot be are refused") {
   CHECK_THROWS_WITH(small.sample(1, sample), Contains("1010"));
 }
 
-TEST_CASE("windows of documents begin anew with each, and no label sees another document") {
+TEST_CASE("windows begin again with each document, and no label sees another document") {
   const TemporaryFolder folder;  // documents of 10 tokens
   const StridedDataset windows(tokens(folder, 35), {.window = 6, .stride = 4, .by_document = true});
   REQUIRE(windows.size() == 2 * 3 + 1);

@@ -104,19 +104,19 @@ TEST_CASE("streamed text never splits a character") {
   REQUIRE(parts == std::vector<std::string>{"a", "", "\xC3\xA9", "", "", "\xE4\xB8\x96", "", "", "",
                                             "\xF0\x9F\x98\x80", "z"});
   REQUIRE(stream.finish().empty());
-  // Bytes that belong to no character wait for nothing.
+  // Bytes that belong to no character are printed at once.
   DecodeStream malformed(*tokenizer);
   std::string out;
   for (char c : std::string_view("\xFF\xE4z\xE0\x80\xC3")) out += malformed.push(uint8_t(c));
   REQUIRE(out == "\xFF\xE4z\xE0\x80");
   REQUIRE(malformed.finish() == "\xC3");
-  // What the context began is completed.
+  // A character that the context has begun is completed.
   const std::vector<int32_t> context = {'x', 0xC3};
   DecodeStream continued(*tokenizer, context);
   REQUIRE(continued.push(0xA9) == "\xC3\xA9");
 }
 
-TEST_CASE("the start of a character is told from bytes that begin none") {
+TEST_CASE("the start of a character is distinguished from bytes that begin none") {
   // Every prefix of every character is unfinished by all of its bytes; no other bytes are.
   for (uint32_t c = 0x80; c < 0x110000; c += c < 0x3000 ? 1 : 61) {
     if (c >= 0xD800 && c < 0xE000) continue;
@@ -161,8 +161,8 @@ TEST_CASE("byte-level BPE gives every byte back") {
 }
 
 TEST_CASE("long words merge as short ones do") {
-  // The heap (long words) must find what the scan (short words) finds: leftmost of the lowest rank,
-  // here with ties.
+  // The heap (long words) must find the merge that the scan (short words) finds: the leftmost of
+  // the lowest rank, here with ties.
   const auto tokenizer = load_tokenizer(kGolden + "gpt2.json");
   Json json = golden("gpt2");
   std::map<std::pair<std::string, std::string>, int> rank;
@@ -195,7 +195,7 @@ TEST_CASE("long words merge as short ones do") {
   }
 }
 
-TEST_CASE("text may be cut where safe_cut says") {
+TEST_CASE("text may be divided where safe_cut says") {
   std::mt19937 rng(3);
   for (const char* name : {"gpt2", "llama3", "qwen2", "starcoder"}) {
     const auto tokenizer = load_tokenizer(kGolden + name + ".json");
@@ -214,7 +214,7 @@ TEST_CASE("text may be cut where safe_cut says") {
     }
     REQUIRE(cuts > 1500);
   }
-  // Nor does anything cut words without ByteLevel's own pattern: a merge may cross any place.
+  // Without ByteLevel's own pattern nothing divides words either: a merge may cross any place.
   const Json bytes_alone = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
   const Json digits = {{"type", "Digits"}, {"individual_digits", true}};
@@ -225,7 +225,7 @@ TEST_CASE("text may be cut where safe_cut says") {
     const auto tokenizer = make_bpe_tokenizer(json.dump(), "t.json");
     REQUIRE(tokenizer->safe_cut("one.\ntwo three") == 0);
   }
-  // Unknown patterns promise nothing.
+  // For unknown patterns no place is safe.
   REQUIRE(load_tokenizer(kGolden + "removed.json")->safe_cut("one.\ntwo three") == 0);
   REQUIRE(load_tokenizer(kGolden + "prefix.json")->safe_cut("one.\ntwo three") == 0);
   REQUIRE(load_tokenizer("byte")->safe_cut("one\n\ntwo\n") == 5);
@@ -274,7 +274,7 @@ TEST_CASE("the end-of-document token") {
   REQUIRE(!make_bpe_tokenizer(without.dump(), "t")->eod().has_value());
 }
 
-TEST_CASE("a line of merges.txt that names its version is no merge") {
+TEST_CASE("a line of merges.txt that names its version is not a merge") {
   Json json = golden("gpt2");
   const auto ids = [](const Json& of) {
     std::vector<int32_t> all;
@@ -299,7 +299,7 @@ TEST_CASE("tokenizers that are deep or of another kind of file cost a message") 
   REQUIRE_THROWS_WITH(load_tokenizer("/dev/zero"), Contains("/dev/zero is not a regular file"));
 }
 
-TEST_CASE("what is not supported or malformed is named") {
+TEST_CASE("unsupported and malformed parts are named") {
   REQUIRE_THROWS_WITH(load_tokenizer("/none/such"), Contains("/none/such"));
   REQUIRE_THROWS_WITH(make_bpe_tokenizer("{", "t.json"), Contains("t.json: not JSON at byte 2"));
   REQUIRE_THROWS_AS(make_bpe_tokenizer("[]", "t.json"), UserError);
@@ -346,7 +346,7 @@ TEST_CASE("what is not supported or malformed is named") {
   says("behavior Sideways",
        [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Sideways"; });
   for (const char* bad : {"(", "[z-a]", "\\w+", "\\bx", "[a[b]]", "[a&&b]", "\\", "\\u12", "[]",
-                          // Oniguruma and PCRE2 take these for different things.
+                          // Oniguruma and PCRE2 interpret these differently.
                           "a{1,3}+", "a{1,3}*", "a{2}?", "a{,3}", "a{x}", "(?m)a", "(?s).",
                           "(?im:a)", "(?P<n>a)", "(?1)", "(*UTF)a"})
     says("regular expression",
@@ -470,7 +470,7 @@ TEST_CASE("any bytes come back where bytes have tokens") {
   }
 }
 
-TEST_CASE("bytes without a token become what the tokenizers library makes of them") {
+TEST_CASE("bytes without a token get the ids of the tokenizers library") {
   const auto smollm2 = load_tokenizer(kLayouts + "smollm2.json");
   const std::vector<int32_t> without = {ids(*smollm2, "a")[0], ids(*smollm2, "z")[0]};
   REQUIRE(ids(*smollm2, "a\x04z") == without);  // it has no unknown token

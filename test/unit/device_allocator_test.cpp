@@ -20,7 +20,7 @@ Buffer take(Device& device, Stream& home, int64_t bytes,
 }
 }  // namespace
 
-TEST_CASE("a dropped buffer's memory serves the same stream at once") {
+TEST_CASE("the same stream may reuse a dropped buffer's memory at once") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream(StreamKind::compute);
   Gate gate;
@@ -30,11 +30,11 @@ TEST_CASE("a dropped buffer's memory serves the same stream at once") {
   const uint64_t serial = b->serial;
   CHECK(reinterpret_cast<uintptr_t>(memory) % 512 == 0);
   compute.launch({.name = "use", .writes = {all_of(b)}}, no_work);
-  b.reset();  // the launch has not run; later work of this stream comes after it
+  b.reset();  // safe although the launch has not run: later work of this stream comes after it
   b = take(*device, compute, 3 * kMiB);
   CHECK(b->data == memory);
   CHECK(b->serial != serial);
-  // Another stream's work would not: it gets memory of its own.
+  // Another stream's work would not come after it, so it gets other memory.
   const Buffer other = take(*device, device->stream(StreamKind::dp_grad), 3 * kMiB);
   b.reset();
   const Buffer another = take(*device, device->stream(StreamKind::dp_grad), 3 * kMiB);
@@ -82,7 +82,7 @@ TEST_CASE("memory whose stream has waited for the others is handed out while all
     tp.wait(compute.record());
     touch(tp, "gather", b);
   };
-  // A step of layers, whose host is far ahead: every one takes the memory of the one before.
+  // A step of layers, with the host far ahead: every layer gets the memory of the one before.
   void* memory = nullptr;
   for (int layer = 0; layer < 50; ++layer) {
     const Buffer b = take(*device, compute, kMiB);
@@ -91,7 +91,7 @@ TEST_CASE("memory whose stream has waited for the others is handed out while all
     through_tp(b);
     compute.wait(tp.record());
   }
-  // Dropped before its home waits; and a use after the event that home waits for.
+  // Dropped before its home stream waits; and used after the event for which the home stream waits.
   Buffer early = take(*device, compute, kMiB);
   through_tp(early);
   early.reset();
@@ -106,7 +106,7 @@ TEST_CASE("memory whose stream has waited for the others is handed out while all
   late.reset();
   CHECK(take(*device, compute, kMiB)->data != memory);
   gate.open();
-  device->synchronize();  // the sanitizer has seen nothing wrong
+  device->synchronize();  // the sanitizer has reported nothing
 }
 
 TEST_CASE("a buffer that only a queued closure owns lives until that has run") {
@@ -200,7 +200,7 @@ TEST_CASE("where the system refuses, cached memory goes back to it first") {
   const Buffer params = take(*device, compute, 20 * kMiB, MemoryCategory::params);
   Buffer first = take(*device, compute, 20 * kMiB), second = take(*device, compute, 20 * kMiB);
   SECTION("also what queued work still uses") {
-    // Neither is free as long as these run; that the second is dropped by them makes no difference.
+    // Neither is free as long as these run, although the second is dropped by them.
     compute.launch({.name = "use", .writes = {all_of(first)}}, [data = first->data](const auto&) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       std::memset(data, 1, 20 * kMiB);
@@ -273,7 +273,7 @@ TEST_CASE("a buffer may outlive its device") {
         .launch({.name = "use", .reads = {all_of(touched)}}, no_work);
   }
   alone.reset();
-  touched.reset();  // its memory and its streams are gone: nothing to give back
+  touched.reset();  // its memory and its streams are gone, so nothing is given back
   SUCCEED("checked by the sanitizer builds");
 }
 
@@ -291,7 +291,7 @@ TEST_CASE("many random operations agree with a model") {
   };
   std::vector<Held> live;
   std::map<char*, char*> taken;    // [begin, end) of live buffers
-  std::map<char*, char*> waiting;  // of dropped buffers that the blocked `other` may still touch
+  std::map<char*, char*> waiting;  // dropped buffers that the blocked `other` may still touch
   int64_t current[kMemoryCategories] = {};
   int64_t peak[kMemoryCategories] = {};
   auto gate = std::make_unique<Gate>();
@@ -322,7 +322,7 @@ TEST_CASE("many random operations agree with a model") {
       Held h = std::move(live[which]);
       live.erase(live.begin() + long(which));
       auto* begin = static_cast<char*>(h.buffer->data);
-      REQUIRE(begin[0] == h.fill);  // no one else wrote here
+      REQUIRE(begin[0] == h.fill);  // no other buffer wrote to this memory
       REQUIRE(begin[h.buffer->bytes - 1] == h.fill);
       taken.erase(begin);
       current[int(h.category)] -= h.buffer->bytes;
@@ -345,7 +345,7 @@ TEST_CASE("many random operations agree with a model") {
   gate->open();
   device->synchronize();
   CHECK(device->allocator().total().current == 0);
-  // All of it merges again: as much as was ever reserved for large buffers serves one more of them.
+  // All free memory merges again: one buffer can have all that was ever reserved for large buffers.
   const int64_t reserved = device->allocator().reserved().current;
   const Buffer again = take(*device, *homes[0], 5 * kMiB);
   CHECK(device->allocator().reserved().current == reserved);

@@ -10,7 +10,7 @@ using namespace mtrain::device;
 
 namespace {
 
-// A driver that counts its events, as a pool sees it.
+// A driver that counts the events of a pool.
 struct Driver {
   int64_t made = 0, next = 0;
   std::set<int64_t> alive;

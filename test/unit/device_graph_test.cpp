@@ -52,7 +52,7 @@ void set(Stream& stream, const Buffer& to, int64_t value) {
 
 }  // namespace
 
-TEST_CASE("a captured region runs at each replay, on what its inputs then hold") {
+TEST_CASE("a captured region runs at each replay, on the present values of its inputs") {
   Machine m;
   const Buffer in = m.numbers(1), out = m.numbers(1);
   set(m.compute, in, 3);
@@ -78,7 +78,7 @@ TEST_CASE("a captured region runs at each replay, on what its inputs then hold")
         }) == 2);  // one launch each
 }
 
-TEST_CASE("a graph's streams fork and join, and what comes after a replay waits for it") {
+TEST_CASE("a graph's streams fork and join, and launches after a replay wait for it") {
   Machine m;
   const Buffer a = m.numbers(1), b = m.numbers(1, &m.other), sum = m.numbers(1);
   set(m.compute, a, 1);
@@ -92,7 +92,7 @@ TEST_CASE("a graph's streams fork and join, and what comes after a replay waits 
     affine(m.compute, b, sum, 1, 1);
     graph = capture.finish("region");
   }
-  // The sanitizer watches: `other` uses its own buffer before and after without any event.
+  // Under the sanitizer: `other` uses its own buffer before and after the replay without an event.
   for (int64_t n = 1; n <= 3; ++n) {
     set(m.other, b, 1000);
     graph->replay();
@@ -117,7 +117,7 @@ TEST_CASE("the sanitizer sees what a replay touches") {
                     Catch::Contains("no event orders them") && Catch::Contains("region"));
 }
 
-TEST_CASE("memory that a graph touches is nobody else's while it lives") {
+TEST_CASE("memory that a graph touches has no other user while the graph lives") {
   Machine m;
   constexpr int64_t kCount = 100'000;
   const Buffer out = m.numbers(1);
@@ -142,7 +142,7 @@ TEST_CASE("memory that a graph touches is nobody else's while it lives") {
   }
   {
     const Allocator::Open open(m.device->allocator(), *m.pool);
-    CHECK(overlaps(m.numbers(kCount)));  // who draws on the pool takes turns with its graphs
+    CHECK(overlaps(m.numbers(kCount)));  // the pool reuses its graphs' memory
   }
   CHECK_FALSE(overlaps(m.numbers(kCount)));
   others.clear();
@@ -203,7 +203,7 @@ TEST_CASE("buffers of a pool that another stream still reads are waited for befo
   CHECK(m.read(out) == 8);
 }
 
-TEST_CASE("what cannot be captured is refused with its name, and has not happened") {
+TEST_CASE("launches that cannot be captured are refused by name, and have no effect") {
   Machine m("library_call");
   const Buffer a = m.numbers(1), b = m.numbers(1);
   set(m.compute, a, 1);
@@ -217,7 +217,7 @@ TEST_CASE("what cannot be captured is refused with its name, and has not happene
       CHECK_THROWS_WITH(region(), Catch::Contains(what));
     }
     CHECK(m.read(b) == 2);
-    affine(m.compute, a, b, 2, 0);  // runs as ever
+    affine(m.compute, a, b, 2, 0);  // runs as usual
     CHECK(m.read(b) == 2);
   };
   int64_t host = 0;

@@ -169,7 +169,7 @@ TEST_CASE("ranges are compared, not buffers") {
   CHECK_THROWS_WITH(Rig::read(r.dp, "middle", part_of(r.x, 599, 600)), Contains("`inside`"));
   CHECK_THROWS_WITH(Rig::read(r.dp, "right", part_of(r.x, 600, 700)), Contains("`front`"));
   CHECK_NOTHROW(Rig::read(r.compute, "own", part_of(r.x, 0, 500)));
-  // A gap between two known ranges is unknown, and free to all.
+  // A gap between two known ranges is unknown, and any stream may use it.
   Rig::write(r.compute, "a", part_of(r.y, 0, 0));
   const Buffer z = r.take();
   Rig::write(r.compute, "low", part_of(z, 0, 100));
@@ -182,7 +182,7 @@ TEST_CASE("memory that is reused too early is reported with both launches") {
   Rig r;
   Rig::write(r.compute, "fill_x", all_of(r.x));
   r.dp.wait(r.compute.record());
-  const Access bare{r.x->data, r.x->bytes};  // names the memory, but no owner: nothing keeps it
+  const Access bare{r.x->data, r.x->bytes};  // no owner, so nothing keeps the memory
   SECTION("launched while the owner lived") {
     Rig::read(r.dp, "send_x", bare);
     r.x.reset();
@@ -210,7 +210,7 @@ TEST_CASE("the allocator's own protection is not reported") {
     Rig::read(r.dp, "send", all_of(b));
     sent.insert(b->data);
     b.reset();
-    // No one waits for dp, except the host now and then; else the allocator alone finds it done.
+    // Only the host waits for dp, from time to time; otherwise only the allocator finds it done.
     if (i % 7 == 0) r.dp.synchronize();
     const Buffer next = r.take(1 << 20);
     reused += sent.contains(next->data);
@@ -243,7 +243,7 @@ TEST_CASE("an event that another thread records holds every launch that its cloc
   std::atomic<bool> ran = false;
   bool held = false;
   std::thread worker;
-  control->before_enqueue = [&] {  // the launch is in the clock and not yet in the queue
+  control->before_enqueue = [&] {  // the clock counts the launch, which is not yet in the queue
     if (worker.joinable()) return;
     worker = std::thread([&] {
       const Event e = compute.record();

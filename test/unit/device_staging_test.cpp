@@ -65,7 +65,7 @@ TEST_CASE("when all staging memory is being read from, the copy is not staged") 
   CHECK(int64_t(copies.size()) == Staging::kMaxInAll / Staging::kMaxEach);
   CHECK(allocated == Staging::kMaxInAll);
   CHECK_FALSE(staging.take(1));
-  copies[1]->done = true;  // cannot be: copies pass in their order
+  copies[1]->done = true;  // cannot happen: copies complete in their order
   CHECK_FALSE(staging.take(1));
   copies[0]->done = true;
   CHECK(staging.take(1));

@@ -14,7 +14,7 @@ using namespace mtrain;
 using namespace mtrain::device;
 using Catch::Contains;
 
-TEST_CASE("a stream runs its work in order while the host goes on") {
+TEST_CASE("a stream runs its work in order while the host continues") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream(StreamKind::compute);
   CHECK(&compute == &device->stream(StreamKind::compute));
@@ -25,7 +25,7 @@ TEST_CASE("a stream runs its work in order while the host goes on") {
   gate.block(compute);
   for (int i = 0; i < 1000; ++i)
     compute.launch({.name = "append"}, [&ran, i](const LaunchContext&) { ran.push_back(i); });
-  CHECK(compute.enqueued() == 1001);  // the host is here, and nothing has run
+  CHECK(compute.enqueued() == 1001);  // the host continues although nothing has run
   CHECK(compute.completed() == 0);
   const Event end = compute.record();
   CHECK_FALSE(end.ready());
@@ -44,7 +44,7 @@ TEST_CASE("streams run beside each other, and an event orders them") {
   for (Stream* s : {&compute, &dp})
     s->launch({.name = "meet"}, [&](const LaunchContext&) {
       ++both;
-      while (both < 2) std::this_thread::yield();  // ends only if the other stream runs too
+      while (both < 2) std::this_thread::yield();  // ends only if the other stream also runs
     });
   device->synchronize();
 
@@ -66,7 +66,7 @@ TEST_CASE("streams run beside each other, and an event orders them") {
   dp.synchronize(never);
 }
 
-TEST_CASE("waiting for an event does not wait for what came after it") {
+TEST_CASE("waiting for an event does not wait for later work") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream(StreamKind::compute);
   Gate gate;
@@ -146,7 +146,7 @@ TEST_CASE("copies run in the stream's order") {
   compute.download(nullptr, {});
 }
 
-TEST_CASE("what a launch throws reaches the host, and nothing after it runs") {
+TEST_CASE("the exception of a launch reaches the host, and nothing after it runs") {
   const auto device = Device::cpu(1);
   Stream& compute = device->stream(StreamKind::compute);
   std::atomic<int> after{0};
@@ -229,7 +229,7 @@ TEST_CASE("a failure stops the streams that depend on it, and only those") {
     CHECK_THROWS_WITH(s->synchronize(), "out of luck\n  in `bad`, item 2 of stream compute");
   CHECK_THROWS_WITH(compute.synchronize(ready), Contains("out of luck"));
   CHECK_NOTHROW(copy.synchronize());
-  // The whole device is drained before its first failure is told.
+  // All streams of the device are drained before its first failure is thrown.
   Gate slow;
   slow.block(copy);
   copy.launch({.name = "other"}, [&](const LaunchContext&) { ++unrelated; });
@@ -264,7 +264,7 @@ TEST_CASE("a device that is destroyed finishes its queues first") {
     device->stream(StreamKind::compute).launch({.name = "bad"}, [](const LaunchContext&) {
       throw RunError("x");
     });
-  }  // a failure that no one asked for does not end the process
+  }  // a failure that nobody asks for does not end the process
 }
 
 TEST_CASE("the timing sink gets every launch") {
@@ -380,7 +380,7 @@ TEST_CASE("a timing sink may go once another, or none, has taken its place") {
     compute.launch({.name = "bad"}, [=](const LaunchContext&) {
       if (fails) throw RunError("x");
     });
-    device->set_timing_sink(nullptr);  // as when a step has thrown: no one waited for the queues
+    device->set_timing_sink(nullptr);  // as after an exception in a step
     CHECK(told == (fails ? 3 : 4));
   }
   if (fails)
@@ -395,7 +395,7 @@ TEST_CASE("the launch check sees every launch with its accesses, after it was en
   const Buffer b = device->allocator().allocate(64, MemoryCategory::buffers, compute);
   std::vector<std::string> seen;
   device->set_launch_check([&](Stream& stream, const LaunchInfo& info) {
-    stream.synchronize();  // may look at the values
+    stream.synchronize();  // may read the values
     seen.push_back(stream.name() + "/" + info.name + "/" + std::to_string(info.writes.size()) +
                    "/" + std::to_string(static_cast<char*>(b->data)[0]));
   });
@@ -407,7 +407,7 @@ TEST_CASE("the launch check sees every launch with its accesses, after it was en
   CHECK(seen == std::vector<std::string>{"compute/set/1/1", "compute/set/1/2"});
 }
 
-TEST_CASE("the flight recorder tells the last launches, and which are done") {
+TEST_CASE("the flight recorder has the last launches, and which are done") {
   const auto device = Device::cpu(1);
   Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   compute.launch({.name = "embedding"}, no_work);
@@ -445,7 +445,7 @@ TEST_CASE("after a failure the flight recorder shows where it stopped") {
   CHECK_THAT(lines[2], Contains("skipped") && Contains("pending"));
 }
 
-TEST_CASE("scopes name what the rank works on") {
+TEST_CASE("scopes name the work of the rank") {
   const auto device = Device::cpu(1);
   CHECK(device->scope().empty());
   {

@@ -27,7 +27,7 @@ class Gate {
   std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-// A CPU backend with a limit of memory, whose streams can be told to refuse events.
+// A CPU backend with a limit of memory, whose streams refuse events on request.
 class LimitedBackend : public device::DeviceBackend {
  public:
   struct Control {

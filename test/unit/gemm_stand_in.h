@@ -1,5 +1,5 @@
-// A stand-in for cuBLASLt and a GPU's clock: it computes GEMMs as the CPU kernels do, offers the
-// algorithms that a test names, refuses what a test names, and takes as long as a test says.
+// A stand-in for cuBLASLt and a GPU's clock. It computes GEMMs as the CPU kernels do. A test sets
+// the algorithms that it offers, the calls that it refuses, and the time that it takes.
 #pragma once
 #include <map>
 #include <optional>
@@ -21,7 +21,7 @@ struct GemmStandIn final : kernels::cuda::GemmApi, kernels::cuda::GemmDevice {
 
   // --- members that a test sets; algorithms have numbers ---
   std::map<Epilogue, std::vector<uint64_t>> offers;  // the others: 1, 2, 3
-  // What an algorithm answers, by its number; or all algorithms of an epilogue.
+  // The status of an algorithm, by its number, or of all algorithms of an epilogue.
   std::map<uint64_t, Answer::Status> answers;
   std::map<Epilogue, Answer::Status> epilogue_answers;
   std::map<std::pair<Epilogue, uint64_t>, double> times;  // seconds; the others: 1

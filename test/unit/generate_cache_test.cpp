@@ -1,4 +1,4 @@
-// Generation with a cache of keys and values says what the model says without one.
+// Generation with a cache of keys and values gives the logits of the model without a cache.
 #include <algorithm>
 #include <cmath>
 
@@ -49,7 +49,7 @@ struct Twins {
     }
   }
 
-  // Returns the logits behind `ids`, computed from the first token on.
+  // Returns the logits after `ids`, computed from the first token on.
   std::vector<float> from_the_start(const std::vector<int32_t>& ids) {
     const auto S = int64_t(ids.size());
     std::vector<int32_t> position;
@@ -88,8 +88,8 @@ std::vector<int32_t> some_ids(int64_t count, int64_t vocab, int32_t first) {
   return ids;
 }
 
-// Prompts of different lengths come in chunks; then all sequences go on one token at a time, with
-// one of them ahead.
+// Prompts of different lengths come in chunks; then all sequences continue one token at a time, one
+// of them ahead of the others.
 void check_greedy(const model::GptConfig& config, DType dtype) {
   Twins t(config, dtype);
   std::vector<std::vector<int32_t>> ids{some_ids(1, config.vocab, 5), some_ids(9, config.vocab, 2),
@@ -112,7 +112,7 @@ void check_greedy(const model::GptConfig& config, DType dtype) {
       if (computed[s] < int64_t(ids[s].size())) continue;
       INFO("step " << step << " sequence " << s);
       const auto want = t.from_the_start(ids[s]);
-      REQUIRE((logits[i] == want));  // every bit; in parentheses: the numbers are no message
+      REQUIRE((logits[i] == want));  // every bit; parentheses: Catch prints no numbers
       ids[s].push_back(likeliest(want));
     }
   }
@@ -208,6 +208,6 @@ TEST_CASE("a cache refuses tokens that have no place in it") {
   const auto ids = some_ids(10, 61, 3);
   CHECK_THROWS_AS(t.model.forward({{kSlots, 0, ids}}), BugError);
   CHECK_THROWS_AS(t.model.forward({{0, kContext - 9, ids}}), BugError);
-  CHECK_THROWS_AS(t.model.forward({{0, 1, ids}}), BugError);  // nothing is at position 0
+  CHECK_THROWS_AS(t.model.forward({{0, 1, ids}}), BugError);  // position 0 has no token
   CHECK_THROWS_AS(generate::KeyValueCache(1 << 16, 1 << 15), UserError);
 }

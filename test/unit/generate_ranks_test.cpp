@@ -1,4 +1,4 @@
-// Ranks that share a model's layers generate what one rank does.
+// Ranks that share a model's layers generate the text of one rank.
 #include <cmath>
 #include <mutex>
 
@@ -38,7 +38,7 @@ model::GptConfig config_of(const plan::ModelShape& m) {
   return c;
 }
 
-// Returns the logits of a prompt's last token and of a few tokens behind it, one after the other.
+// Returns the logits of a prompt's last token and of the next few tokens, one after the other.
 std::vector<float> logits_of(comm::World& world, Device& device, const plan::ModelShape& m) {
   Stream& stream = device.stream(device::StreamKind::compute);
   generate::KeyValueCache cache(2, kContext);

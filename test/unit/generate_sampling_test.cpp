@@ -1,4 +1,4 @@
-// Draws follow the exact probabilities, which the tests compute in their own way.
+// Draws follow the exact probabilities, which the tests compute independently.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -23,7 +23,7 @@ std::vector<float> some_logits(int64_t count, uint64_t key, float std = 2) {
 }
 
 // The definition, token by token: each processor of transformers sets the scores that it refuses to
-// -inf, and the next one sees what is left.
+// -inf, and the next one sees the others.
 std::vector<double> exact(const std::vector<float>& logits, const std::vector<int32_t>& before,
                           const SamplingOptions& o) {
   const double kOut = -INFINITY;
@@ -73,7 +73,7 @@ double chi_square_tail(double statistic, double degrees) {
   return 0.5 * std::erfc(z / std::sqrt(2.0));
 }
 
-// Draws many times and compares how often each token came with its probability.
+// Draws many times and compares the frequency of each token with its probability.
 double chance_of(const std::vector<float>& logits, const std::vector<int32_t>& before,
                  const SamplingOptions& o, const std::vector<double>& p, uint64_t sample) {
   constexpr int kDraws = 20000;
@@ -84,7 +84,7 @@ double chance_of(const std::vector<float>& logits, const std::vector<int32_t>& b
   for (size_t id = 0; id < p.size(); ++id) {
     if (p[id] == 0) REQUIRE(seen[id] == 0);
     const double expected = p[id] * kDraws;
-    if (expected < 5) {  // cells of fewer are taken together
+    if (expected < 5) {  // cells with fewer are merged
       rare_expected += expected, rare_seen += double(seen[id]);
       continue;
     }
@@ -138,7 +138,7 @@ TEST_CASE("draws follow the probabilities, by chi-square") {
       CHECK(chance > 1e-4);
       ++tests, unlikely += chance < 0.05;
     }
-  CHECK(unlikely <= 5);  // of 27, of which 1.4 are expected
+  CHECK(unlikely <= 5);  // 27 cases; 1.4 are expected
 }
 
 TEST_CASE("chi-square finds draws of another distribution") {
@@ -161,7 +161,7 @@ TEST_CASE("temperature 0 takes the likeliest token, after the repetition penalty
   CHECK(greedy({1, 4}, 1.2) == 2);
 }
 
-TEST_CASE("nothing is drawn from logits that are no numbers") {
+TEST_CASE("nothing is drawn from logits that are NaN") {
   for (const float bad : {NAN, INFINITY, -INFINITY})
     for (const double temperature : {0.0, 1.0}) {
       const std::vector<float> logits{1, 2, bad, 3};

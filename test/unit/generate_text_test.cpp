@@ -1,5 +1,5 @@
-// Texts come whole: character by character, up to a stop string, and each in its own words whatever
-// is generated beside it.
+// Texts are printed in full characters, up to a stop string, and do not depend on the texts that
+// are generated with them.
 #include <map>
 
 #include <catch2/catch.hpp>
@@ -15,7 +15,8 @@ using generate::TextStream;
 
 namespace {
 
-// Returns what a stream shows after each byte of `text`, with what it held back at the end.
+// Returns the output of a stream after each byte of `text`, and at the end the bytes that it held
+// back.
 std::vector<std::string> shown(const std::string& text, const std::vector<std::string>& stop = {}) {
   const auto tokenizer = data::make_byte_tokenizer();
   TextStream stream(*tokenizer, {}, stop);
@@ -37,7 +38,7 @@ struct Texts {
   std::map<size_t, End> end;
 };
 
-// A model of bytes with random weights, whose slots are few.
+// A model of bytes with random weights, and few slots.
 struct Writer {
   explicit Writer(int64_t slots) : cache(slots, kContext) {
     config.layers = 1, config.hidden = 32, config.heads = 2, config.kv_heads = 2;
@@ -78,7 +79,7 @@ const std::vector<generate::Request> kRequests{
 TEST_CASE("characters are shown whole") {
   CHECK(shown("aé€😀b") == Pieces{"a", "", "é", "", "", "€", "", "", "", "😀", "b", ""});
   CHECK(shown("\xe2\x82") == Pieces{"", "", "\xe2\x82"});  // the rest never comes
-  CHECK(shown("\xe2\x41") == Pieces{"", "\xe2\x41", ""});  // no character at all
+  CHECK(shown("\xe2\x41") == Pieces{"", "\xe2\x41", ""});  // not a character
   CHECK(shown("\x80\x80\x80\x80") == Pieces{"\x80", "\x80", "\x80", "\x80", ""});
 }
 
@@ -104,7 +105,7 @@ TEST_CASE("a request's text does not depend on the others, nor on slots and chun
     }
 }
 
-TEST_CASE("every reason to end a text is told") {
+TEST_CASE("every reason to end a text is reported") {
   Writer w(2);
   const generate::GenerateOptions greedy{.tokens = 12, .sampling = {.temperature = 0}};
   const std::string whole = w.write({{"Hello", 0}}, greedy).text[0];
@@ -133,7 +134,7 @@ TEST_CASE("every reason to end a text is told") {
   CHECK(full.text.at(1).size() == size_t(kContext));
 }
 
-TEST_CASE("an unfinished character at the end of a prompt is shown with what follows it") {
+TEST_CASE("an unfinished character at the end of a prompt is shown with its continuation") {
   Writer w(1);
   generate::CachedModel model(w.stream, *w.gpt, w.cache);
   std::vector<std::string> pieces;

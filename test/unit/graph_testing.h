@@ -15,12 +15,12 @@ namespace mtrain {
 
 class RecordingBackend : public device::DeviceBackend {
  public:
-  // A launch with the name `refused` cannot be captured, as the call of a library that
+  // A launch with the name `refused` cannot be captured, like the call of a library that
   // synchronizes.
   explicit RecordingBackend(std::string refused = "") { shared_->refused = std::move(refused); }
   std::string description() const override { return "a CPU that captures graphs"; }
   bool is_cuda() const override { return false; }
-  // Returns how many launches of this name all captures so far have.
+  // Returns the number of launches with this name in all captures so far.
   int captured(const std::string& name) const { return shared_->counts[name]; }
   int threads() const override { return 1; }
   std::unique_ptr<device::StreamBackend> make_stream(device::StreamId id) override {
@@ -106,7 +106,7 @@ class RecordingBackend : public device::DeviceBackend {
     }
 
    private:
-    // A captured item takes a number of its stream, as on CUDA, so an empty item is enqueued.
+    // A captured item uses a number of its stream, as on CUDA, so an empty item is enqueued.
     void count(const device::LaunchTag& tag) {
       real_->enqueue({.name = tag.name, .number = tag.number}, [](const device::LaunchContext&) {});
     }

@@ -68,7 +68,7 @@ TEST_CASE("a model of Mixtral's kind without experts is written as a family with
   CHECK(interchange::TensorMap(r.model, *interchange::find_family(type)).parameters() > 0);
 }
 
-TEST_CASE("a gate by gelu has transformers' word, and what Llama lacks is no Llama") {
+TEST_CASE("a gate by gelu has transformers' word, and a model beyond Llama is not a Llama") {
   const std::string sizes =
       "{architecture: llama, num_layers: 2, hidden_size: 32, num_attention_heads: 4, vocab_size: "
       "61, "
@@ -94,8 +94,8 @@ TEST_CASE("a configuration that is written is read as the same model, in both sp
       CHECK(type == json::parse(base).at("model_type"));
       CHECK(config.at("architectures") == json::parse(base).at("architectures"));
       CHECK(config.at("torch_dtype") == "bfloat16");
-      // The golden folders have transformers 5's spelling; mtrain writes that of all versions.
-      // transformers 5 takes no integer for it.
+      // The golden folders have transformers 5's spelling; mtrain writes the spelling that all
+      // versions read. transformers 5 accepts no integer for this key.
       const char* scale = "routed_scaling_factor";
       CHECK((!config.contains(scale) || config.at(scale).is_number_float()));
       CHECK_FALSE(config.contains("rope_parameters"));
@@ -105,7 +105,7 @@ TEST_CASE("a configuration that is written is read as the same model, in both sp
           recipe::read_config_json(config.dump(), "config.json", diagnostics);
       CHECK(diagnostics.text(recipe::Severity::error) == "");
       CHECK(interchange::model_differences(r.model, again.model) == std::vector<std::string>());
-      // Keys beside the model are those of the folder from which it came.
+      // Keys that do not describe the model are copied from the folder of its origin.
       if (!text.empty()) CHECK(config.at("eos_token_id") == json::parse(base).at("eos_token_id"));
     }
   }
@@ -198,7 +198,7 @@ TEST_CASE("a model is written as a family that computes it") {
               type)
           .at("intermediate_size") == 16);
   CHECK(type == "mixtral");
-  // The router of DeepSeek-V3 without norms of queries and keys is what GLM-4.5-Air has.
+  // GLM-4.5-Air has DeepSeek-V3's router without norms of queries and keys.
   const std::string experts =
       "moe: {num_experts: 8, router_topk: 4, num_groups: 4, group_topk: 2, ffn_hidden_size: 16, "
       "shared_expert_ffn_hidden_size: 32, first_dense_layers: 1, router_score: sigmoid, "
@@ -274,7 +274,7 @@ TEST_CASE("routers of DeepSeek-V3's kind that transformers computes in another w
     CHECK_THROWS_WITH(interchange::read_config(temporary.path),
                       Contains((temporary / "config.json").string()) && Contains(row.gist));
   }
-  // What folders say that transformers does not read.
+  // Keys of folders that transformers does not read.
   json config = json::parse(read_file(golden_hf() / "dots1" / "config.json"));
   config["topk_method"] = config["scoring_func"] = "noaux_tc";
   config["moe_layer_freq"] = 1;
@@ -286,7 +286,7 @@ TEST_CASE("routers of DeepSeek-V3's kind that transformers computes in another w
   const recipe::Recipe r = recipe::read_config_json(config.dump(), "config.json", diagnostics);
   CHECK_FALSE(r.model.moe.norm_topk_prob);
   config["norm_topk_prob"] = true;
-  // A token's only expert would have a weight of 1.
+  // The only expert of a token would have a weight of 1.
   config["num_experts_per_tok"] = config["n_group"] = config["topk_group"] = 1;
   recipe::read_config_json(config.dump(), "config.json", diagnostics);
   CHECK_THAT(diagnostics.text(recipe::Severity::error), Contains("norm_topk_prob"));
@@ -304,7 +304,7 @@ TEST_CASE("checkpoints of a model that no family computes are not promised in th
     interchange::check_consolidated(*r, diagnostics);
     return diagnostics.text(recipe::Severity::error);
   };
-  // The vocabulary is that of a tokenizer, which nobody has opened yet.
+  // The vocabulary comes from a tokenizer, which is not open yet.
   CHECK(told("", "every") == "");
   CHECK(told(", normalization: layernorm", "false") == "");
   CHECK_THAT(told(", normalization: layernorm", "final"),
@@ -350,7 +350,7 @@ TEST_CASE("any JSON is read: tabs, one line, escapes beyond the basic plane") {
         128);
 }
 
-TEST_CASE("all mistakes of a configuration are told at once") {
+TEST_CASE("all mistakes of a configuration are reported at once") {
   const TemporaryFolder temporary;
   std::ofstream(temporary / "config.json") << R"({"model_type": "llama", "logit_scale": 3,
     "pretraining_tp": 2, "rope_scaling": {"rope_type": "dynamic", "factor": 4}, "hidden_size": "wide"})";

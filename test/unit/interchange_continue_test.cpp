@@ -1,5 +1,5 @@
 // The ready recipes/continue.yaml, cut down: continues an export of recipes/quickstart.yaml on
-// other text, with sequences of another length.
+// different text, with sequences of a different length.
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -90,7 +90,7 @@ TEST_CASE("continue.yaml continues an exported quickstart, on other text of anot
   const auto second = lab.train("continue", "second-run", "other", shorter);
   REQUIRE(first.size() == 60);
   REQUIRE(second.size() == 30);
-  // It begins with what the first run has learned of letters and words that both texts have.
+  // It begins with the first run's knowledge of letters and words that both texts have.
   CHECK(second.front() < first.front() - 1);
   CHECK(second.front() == Approx(before).margin(0.3));
   CHECK(lab.nats(lab / "second-run") < before - 0.3);

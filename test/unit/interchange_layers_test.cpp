@@ -1,5 +1,5 @@
-// What the configurations of SmolLM3, OLMo 2, Gemma 2 and Gemma 3 say of layers, norms and caps, in
-// the spellings of transformers 4 and 5.
+// Tests the keys of SmolLM3, OLMo 2, Gemma 2 and Gemma 3 for layers, norms and caps, in the
+// spellings of transformers 4 and 5.
 #include <fstream>
 #include <string>
 #include <vector>
@@ -36,7 +36,7 @@ std::string error_of(const std::string& config) {
   return diagnostics.text(recipe::Severity::error);
 }
 
-// The layers that have something, as "0110".
+// Returns which layers have a property, as "0110".
 std::string ropes(const ModelConfig& m) {
   std::string layers;
   for (int64_t l = 0; l < m.num_layers; ++l) layers += m.has_rope(l) ? '1' : '0';
@@ -77,7 +77,7 @@ TEST_CASE("an empty configuration means the model that transformers would make")
   CHECK(gemma2.norm_placement == NormPlacement::sandwich);
   CHECK(gemma2.layernorm_zero_centered_gamma);
   CHECK(gemma2.activation == recipe::Activation::geglu);
-  CHECK(gemma2.embedding_multiplier == 48);  // of 2304
+  CHECK(gemma2.embedding_multiplier == 48);  // the square root of 2304
   CHECK(gemma2.attn_logit_softcapping == 50.0);
   CHECK(gemma2.final_logit_softcapping == 30.0);
   CHECK(gemma2.query_pre_attn_scalar == 256.0);
@@ -182,7 +182,7 @@ TEST_CASE("Gemma's windows follow a pattern, or layer_types") {
   CHECK(some.window_size == 4096);
   const ModelConfig none = layers("gemma3_text", R"("sliding_window_pattern": 1)");
   CHECK(windows(none) == "0000");
-  CHECK_FALSE((none.window_size || none.rotary_base_local));  // nothing would read them
+  CHECK_FALSE((none.window_size || none.rotary_base_local));  // no layer would use them
   CHECK(none.window_attn_skip_freq == std::vector<int64_t>{0});
 }
 
@@ -194,7 +194,7 @@ TEST_CASE("Gemma 3 has the positions of transformers 4 and 5 in both spellings")
       R"({"model_type": "gemma3_text", "rope_parameters": {"full_attention": )" + full +
       R"(, "sliding_attention": {"rope_type": "default",
     "rope_theta": 50.0}}})";
-  // Among them, a base may be left out.
+  // In this key, a base may be left out.
   const std::string mixed = R"({"model_type": "gemma3_text", "rope_local_base_freq": 50,
     "rope_parameters": {"sliding_attention": {"rope_type": "default"}, "full_attention": )" +
                             full + "}}";
@@ -211,7 +211,7 @@ TEST_CASE("Gemma 3 has the positions of transformers 4 and 5 in both spellings")
   CHECK((bare.rotary_base == 1e6 && bare.rotary_base_local == 1e4));
 }
 
-TEST_CASE("what these families cannot say is refused by the file and the key") {
+TEST_CASE("settings that these families cannot express are refused by file and key") {
   for (const auto& [text, gist] :
        {std::pair{R"({"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0]})",
                   "no_rope_layers must list a number for each of the 3 layers"},
@@ -307,7 +307,7 @@ TEST_CASE("rotary positions that are given twice must be the same") {
         {theta + R"({"type": "linear"})", "differ in factor"},
         {theta + R"({"type": "linear", "factor": 2, "rope_theta": 400})", "differ in rope_theta"},
         {theta + R"({"type": "linear", "factor": "2"})", "differ in factor"},
-        // transformers takes the family's base then.
+        // transformers then uses the family's base.
         {R"(, "rope_scaling": {"type": "linear", "factor": 2})", "differ in rope_theta"}})
     for (const char* family : {"llama", "qwen3", "olmo2"}) {
       INFO(family << " " << rest);
@@ -316,7 +316,7 @@ TEST_CASE("rotary positions that are given twice must be the same") {
     }
 }
 
-TEST_CASE("null means false for what is there or not, whatever the family has") {
+TEST_CASE("null for a switch means false, whatever the family's default") {
   for (const char* family : {"gemma2", "smollm3", "gpt2"}) {
     INFO(family);
     CHECK_FALSE(
@@ -338,7 +338,7 @@ TEST_CASE("the same width of Gemma 2's windows stays where it stood twice") {
   CHECK((type == "gemma2" && config.at("sliding_window_size") == 16));
 }
 
-TEST_CASE("a folder of Gemma 3 with images is recognised, and refused with what to do") {
+TEST_CASE("a folder of Gemma 3 with images is recognised, and refused with a remedy") {
   const TemporaryFolder temporary;
   std::ofstream(temporary / "config.json") << R"({"model_type": "gemma3",
     "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"hidden_size": 32},
@@ -365,7 +365,7 @@ TEST_CASE("a recipe of one of these families is written as that family") {
   CHECK(config.at("rope_scaling") == json{{"type", "linear"}, {"factor", 2.0}});
   CHECK(written("{architecture: gemma2, " + sizes + ", window_size: 16}", config) == "gemma2");
   CHECK(config.at("hidden_activation") == "gelu_pytorch_tanh");
-  // transformers 5 asks for these types.
+  // transformers 5 requires these types.
   CHECK((config.at("attn_logit_softcapping") == 50.0 && config.at("query_pre_attn_scalar") == 8));
   CHECK(config.at("attn_logit_softcapping").is_number_float());
   CHECK(config.at("query_pre_attn_scalar").is_number_integer());
@@ -385,11 +385,11 @@ TEST_CASE("a recipe of one of these families is written as that family") {
                 config) == "gemma3_text");
   CHECK(config.at("layer_types") ==
         json({"full_attention", "full_attention", "full_attention", "full_attention"}));
-  CHECK(config.at("sliding_window").is_number());  // transformers makes a mask of it all the same
+  CHECK(config.at("sliding_window").is_number());  // transformers makes a mask from it in any case
   CHECK(written("{architecture: gemma3_text, " + sizes + ", rotary_base_local: none}", config) ==
         "gemma3_text");
   CHECK(config.at("rope_local_base_freq") == 1e6);
-  // Gemma without its scale of embeddings is no family's.
+  // No family is Gemma without its scale of embeddings.
   CHECK_THROWS_WITH(
       written("{architecture: gemma2, " + sizes + ", embedding_multiplier: 1}", config),
       Contains("gemma2: model.embedding_multiplier: 1, not 5.656854"));

@@ -1,4 +1,4 @@
-// Folders whose config.json asks for what cannot be, or has keys that a user passes over.
+// Folders whose config.json asks for something impossible, or has keys that a user ignores.
 #include <sys/resource.h>
 #include <chrono>
 #include <functional>
@@ -63,7 +63,7 @@ TEST_CASE("experts and layers that the folder has no tensors for are refused in 
   }
 }
 
-TEST_CASE("a folder that lacks many tensors is told in few lines") {
+TEST_CASE("the error about many missing tensors has few lines") {
   const TemporaryFolder folder;
   copy_folder("llama", folder.path, [](json& c) { c["num_hidden_layers"] = 1000; });
   try {
@@ -75,7 +75,7 @@ TEST_CASE("a folder that lacks many tensors is told in few lines") {
   }
 }
 
-TEST_CASE("keys that a user passes over stand in the import, its description and its export") {
+TEST_CASE("keys that a user ignores are listed by the import, its description and its export") {
   const TemporaryFolder folder;
   copy_folder("llama", folder / "hf", [](json& c) { c["clip_qkv"] = 8; });
   CHECK_THROWS_WITH(interchange::open_hf_folder(folder / "hf"), Contains("--ignore-keys clip_qkv"));

@@ -1,4 +1,4 @@
-// Holds imported models against transformers: the logits of small models of each family, which
+// Compares imported models with transformers: the logits of small models of each family, which
 // scripts/golden/hf.py has made from a configuration.
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,5 @@
-// The memory that reading a large model takes, and what is read of transposed tensors.
+// Tests the memory that reading a large model takes, and the bytes that are read of transposed
+// tensors.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -18,7 +19,7 @@ using namespace mtrain;
 namespace {
 
 constexpr int64_t kRun = 8 << 20;         // elements: 32 MiB, more than ranks read at once
-constexpr int64_t kAllowance = 64 << 20;  // bytes: such a run, and what reading needs beside it
+constexpr int64_t kAllowance = 64 << 20;  // bytes: such a run, and the other memory of reading
 
 // Calls read(first, count) for the runs of a tensor.
 template <class Read>
@@ -27,7 +28,7 @@ void in_runs(const Shape& shape, const Read& read) {
     read(first, std::min(kRun, shape.count() - first));
 }
 
-// A GPT-2 whose matrices a source has whose values are their own places.
+// A GPT-2 with a source of matrices whose values are their own indices.
 recipe::Recipe gpt2(int64_t hidden, int64_t ffn) {
   Diagnostics diagnostics;
   const auto r = recipe::read_recipe_text(
@@ -68,7 +69,7 @@ TEST_CASE("mtrain's tensors of a 70B model are read through a small part of its 
   const auto source = folder.source();
   std::vector<float> values(kRun);
   int64_t most = before, elements = 0;
-  // All of a layer and the end of the model: all would take minutes.
+  // One layer and the end of the model; all of it would take minutes.
   for (const interchange::MappedTensor& t : folder.map.tensors())
     if (t.name.starts_with("layers.79.") || t.name == "final_norm.weight")
       in_runs(t.shape, [&](int64_t first, int64_t count) {
@@ -105,7 +106,7 @@ TEST_CASE("a transposed matrix is read and written through a small part of it") 
   const int64_t matrix = 4096 * 16384;
   read(source, "layers.0.mlp.up.weight");
   CHECK(folder->bytes_read() == 2 * matrix);
-  // What a rank of tp 2 owns of a matrix whose inputs are divided: half of each row.
+  // The part of a rank of tp 2 in a matrix whose inputs are divided: half of each row.
   for (int64_t row = 0; row < 4096; ++row) {
     source.read("layers.0.mlp.down.weight", row * 16384 + 8192, 8192, values.data());
     most = std::max(most, row % 64 ? 0 : anonymous_memory());
@@ -145,10 +146,10 @@ TEST_CASE("runs of a transposed matrix have its elements, and read no others") {
     for (int64_t i = 0; i < count; ++i) wrong += values[size_t(i)] != float(first + i);
     CHECK(wrong == 0);
   }
-  // The same part of one row after the other is read for many rows at once, and once.
+  // The same part of successive rows is read for many rows at once, and only once.
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 3}, {3, 6}, {2, 3}, {0, 6}}) {
     CAPTURE(begin, end);
-    const interchange::HfSource fresh(theirs, map);  // which has kept nothing yet
+    const interchange::HfSource fresh(theirs, map);  // it has kept no values yet
     theirs->take_elements();
     int64_t wrong = 0;
     for (int64_t row = 0; row < kOut; ++row) {

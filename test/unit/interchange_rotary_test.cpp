@@ -1,4 +1,4 @@
-// Holds the tables of rotary positions against transformers' functions: test/golden/rope.json,
+// Compares the tables of rotary positions with transformers' functions: test/golden/rope.json,
 // which scripts/golden/rope.py has written from configurations of each type.
 #include <cmath>
 #include <string>

@@ -103,7 +103,7 @@ TEST_CASE("a run begins with the weights of the folder that model.from names") {
     const auto unsaved = with(from, {"checkpoint.at_end=false"});
     CHECK(lab.train("again-" + family, unsaved, {.id = "job"}).empty());
     CHECK(same_weights(lab.train("again-" + family, from, {.restarts = 1, .id = "job"}), trained));
-    // A checkpoint goes before the folder, which may be gone then.
+    // A checkpoint takes precedence over the folder, which may then be gone.
     const auto more =
         lab.train("begun-" + family, with(from, {"checkpoint.load=latest", "train.steps=3"}));
     CHECK(more.filename() == "step-00000003");
@@ -184,7 +184,7 @@ TEST_CASE("a model of bytes is exported with a tokenizer of bytes, and used as t
 TEST_CASE("a run that continues from a checkpoint needs the folder of model.from no more") {
   namespace fs = std::filesystem;
   const Lab lab;
-  // What the run's own defaults would not be: norm, positions, and the width of a head.
+  // Values that differ from the run's own defaults: norm, positions, and the width of a head.
   const auto trained = lab.train("trained", with({"model.architecture=qwen3", "model.kv_channels=4",
                                                   "model.norm_epsilon=0.001"},
                                                  kSizes));
@@ -206,7 +206,7 @@ TEST_CASE("a run that continues from a checkpoint needs the folder of model.from
       lab.train("half", with(more, {"checkpoint.load=latest", "model.hidden_size=64"})),
       Contains("model.hidden_size: saved with 32, now 64"));
 
-  // What needs the model alone does not miss the folder, either.
+  // Commands that need only the model do not need the folder, either.
   const auto nats = [&] {
     return run::evaluate_model({.model = last.string(), .data = {(lab / "text").string()}})
         .nats_per_token;
@@ -214,7 +214,7 @@ TEST_CASE("a run that continues from a checkpoint needs the folder of model.from
   const double before = nats();
   interchange::export_hf(last, lab / "out", {});
   CHECK(storage::SafetensorsFolder(lab / "out").tensors()[0]->type == "F32");
-  // A folder that has come to be of another model is left alone in the same way.
+  // A folder that now has another model is ignored in the same way.
   fs::create_directory(folder);
   write_file_atomic(folder / "config.json", R"({"model_type": "llama", "hidden_size": 4})");
   CHECK(lab.train("half", with(from, {"train.steps=5", "checkpoint.load=latest"})).filename() ==
@@ -240,7 +240,7 @@ TEST_CASE("a run that continues one whose checkpoints lie elsewhere needs no fol
   CHECK(latest.filename() == "step-00000003");
 }
 
-TEST_CASE("an imported checkpoint is no training that goes on") {
+TEST_CASE("an imported checkpoint is not a training to resume") {
   const Lab lab;
   const auto trained = lab.train("first", with(kSizes, {"train.steps=1"}));
   interchange::export_hf(trained, lab / "hf", {});
@@ -255,7 +255,7 @@ TEST_CASE("a run names the weight of the folder that is not finite, and the file
   const std::filesystem::path folder = lab / "hf";
   interchange::export_hf(trained, folder, {.max_shard_bytes = 20'000});
   const std::vector<std::string> from{"model.from=" + folder.string()};
-  // Keys and values follow the queries in one tensor of mtrain's; each is named as it is there.
+  // mtrain has queries, keys and values in one tensor; the error names each as in the folder.
   const std::string name = "model.layers.1.self_attn.v_proj.weight";
   const storage::SafetensorsFolder tensors(folder);
   const std::filesystem::path file =
@@ -289,7 +289,7 @@ TEST_CASE("a run ends texts as its tokenizer's folder says, and sees all of its 
       lab.train("further", {"model.from=" + (lab / "hf").string(), "tokenizer.type=huggingface",
                             "tokenizer.path=" + (lab / "hf").string(), "dataset.seq_length=8"});
   const run::StoredModel model = run::open_model(further, {});
-  // The ends of the folder's texts, and of the documents that the run has read.
+  // The ids that end the folder's texts, and those that end the documents that the run has read.
   CHECK(model.end_ids() == std::vector<int32_t>{10, 13, 256});
   CHECK(model.context() == 16);
 }

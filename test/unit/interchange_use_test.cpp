@@ -1,4 +1,4 @@
-// Hugging Face folders that are evaluated and continued as they lie there: as transformers does it
+// Hugging Face folders are evaluated and continued directly, with the results of transformers
 // (scripts/golden/hf_use.py), under every layout.
 #include <cmath>
 #include <map>
@@ -159,7 +159,7 @@ TEST_CASE("the likeliest tokens of a folder's model are transformers', up to its
       INFO(name << " " << text);
       const fs::path folder = lab.with_tokenizer(name, text["eos"]);
       const run::GenerateJob job{.model = folder.string(), .prompts = {prompt(text)}};
-      // Texts are as long as LongRoPE's factors for short ones hold; this one's hold for 4 tokens.
+      // LongRoPE's factors for short texts limit the context, in this folder to 4 tokens.
       if (name == "phi3_longrope_long")
         CHECK_THROWS_WITH(write(job, greedy()), Contains("the model's context is 4"));
       else
@@ -230,7 +230,7 @@ TEST_CASE("a model sees as many tokens as it has positions") {
                     Contains("the prompt has 64 tokens, and the model's context is 64"));
 }
 
-// Two folders with the same sizes lie each on a host of its own under the same name.
+// Two folders with the same sizes and name, each on its own host.
 TEST_CASE("ranks that see different folders are refused, and the rank is named") {
   const Lab lab;
   const fs::path one = lab.with_tokenizer("llama", {62}), two = lab / "two";
@@ -247,7 +247,7 @@ TEST_CASE("ranks that see different folders are refused, and the rank is named")
         throw;
       }
     }));
-    REQUIRE_FALSE(said.empty());  // the first to throw may cut off the other
+    REQUIRE_FALSE(said.empty());  // the first to throw may interrupt the other
     for (const std::string& text : said)
       CHECK_THAT(text, Contains("rank 1 has another model in") && Contains("than rank 0"));
   };
@@ -293,7 +293,7 @@ TEST_CASE("folders that cannot be used are refused with the reason") {
   CHECK_THROWS_WITH(run::evaluate_model(lab.job(folder, 5)), Contains(folder.string()));
   write_file_atomic(folder / "model.gguf", "x");
   CHECK_THROWS_WITH(run::evaluate_model(lab.job(folder, 5)), Contains("GGUF"));
-  // Without a config.json, which such folders lack, too.
+  // Without a config.json, too, which such folders lack.
   fs::remove(folder / "config.json");
   const auto complaint = [&] {
     try {

@@ -15,7 +15,8 @@ using namespace mtrain::test;
 
 namespace {
 
-// Rows of the cache that each query sees: one row, blocks with and without a rest, shared rows.
+// Rows of the cache that each query sees: one row, blocks with and without a remainder, shared
+// rows.
 const std::vector<int32_t> kStart = {0, 3, 40, 5, 599}, kEnd = {1, 20, 600, 261, 600};
 constexpr int64_t kRows = 600;
 const std::vector<int64_t> kWindows = {0, 1, 70, 300};
@@ -100,7 +101,8 @@ TEST_CASE("attention decode has the bits of attention to the whole sequence") {
     for (const Case& c : kCases)
       for (const int64_t window : kWindows) {
         Operands o(type, c);
-        // The third query is the last of a sequence of 560 positions; the rest are its first ones.
+        // The third query is the last of a sequence of 560 positions; the others are its first
+        // ones.
         constexpr int64_t kQuery = 2, kPositions = 560;
         const int64_t AD = c.A * c.D, N = AD + 2 * c.G * c.D, GD = c.G * c.D;
         Array queries = Array::normal(type, kPositions * AD, 9), out(type, kPositions * AD),

@@ -40,8 +40,8 @@ AttentionShape shape_of(const Case& c, const Array& cu_seqlens) {
           .cap = float(c.cap)};
 }
 
-// Operands inside wider rows, as the parts of a fused qkv are; results likewise, so that what lies
-// between stays visible.
+// Operands inside wider rows, like the parts of a fused qkv. Results, too, so that writes between
+// them show.
 struct Run {
   static constexpr int64_t kGap = 8;
   Array q, k, v, dout, out, lse, dq, dk, dv;
@@ -80,7 +80,7 @@ struct Run {
                                .dv = {dv, k_stride},
                                .bf16 = bf16});
   }
-  // Without the gaps; `written` checks that nothing was written into them.
+  // Returns the elements without the gaps; `written` checks that nothing was written into the gaps.
   static Array dense(const Array& x, int64_t stride, bool written) {
     std::vector<double> values;
     for (int64_t t = 0; t * stride < x.size(); ++t)
@@ -105,7 +105,7 @@ void check(const Case& c, DType type, Closeness& close,
   // products whose running value stays below 4 after the scale; sums over keys weighted by
   // probabilities are of size 1 (out), those over rows and their differences (gradients of scores,
   // times a value) up to 8.
-  // A larger scale of scores makes them, and so their errors and gradients, larger.
+  // A larger scale makes scores larger, and therefore their errors and gradients.
   const double D = double(c.D), rows = double(c.Sq * c.A / c.G),
                size = std::max(1.0, double(c.scale_of()) * std::sqrt(D));
   const auto rule = [&](double terms, double scale) {
@@ -254,7 +254,7 @@ TEST_CASE("attention on tiles: fp32 results, adding to gradients, and NaN") {
   const auto added = [&](const Array& now, const Array& before, const Array& alone, int64_t width) {
     for (int64_t i = 0; i < now.size(); ++i)
       if (i % (width + Run::kGap) < width)
-        // What was added, rounded to bf16, and the rounding of the sum.
+        // The rounding of the added result to bf16, and that of the sum.
         REQUIRE(std::abs(now[i] - before[i] - alone[i]) <=
                 eps(DType::bf16) / 2 * std::abs(alone[i]) + 4 * eps(DType::f32) * 8);
       else
@@ -286,7 +286,7 @@ TEST_CASE("attention: the backward is the slope of the forward") {
     for (size_t i = 0; i < dout.size(); ++i) sum += moved.out[i] * dout[i];
     return sum;
   };
-  // The reference of the other tests is itself held against differences of its forward.
+  // The reference of the other tests is itself compared with differences of its forward.
   const Reference r(c, q, k, v, dout);
   const Rule rule{.dtype = DType::f32, .K = 1, .scale = 1};
   Closeness close("attention, finite differences");
@@ -318,8 +318,8 @@ TEST_CASE("attention: any number of threads gives the same bits") {
 }
 
 TEST_CASE("attention: a NaN among the operands stays visible") {
-  // With a payload too, as memory that was never written may hold: its low bits must not pass for
-  // the integer that 2^x takes from there.
+  // NaN with a payload, too, which unwritten memory may hold: its low bits must not be used as the
+  // integer that 2^x reads from them.
   const double nan = GENERATE(std::bit_cast<double>(0x7ff8000000000000),
                               std::bit_cast<double>(0x7ff8000000000000 | (uint64_t(0x123) << 29)));
   const float cap = GENERATE(0.0f, 2.0f);
@@ -427,7 +427,7 @@ TEST_CASE("attention: arguments that cannot be right are refused") {
                      .v = {x, 16},
                      .out = {x, 16},
                      .lse = lse};
-  f.shape.q_documents = f.shape.kv_documents = {begin, end};  // the last row is of none
+  f.shape.q_documents = f.shape.kv_documents = {begin, end};  // the last row belongs to no document
   REQUIRE_THROWS_AS(cpu::run(f), BugError);
   f.shape.document_gaps = true;
   REQUIRE_NOTHROW(cpu::run(f));

@@ -1,5 +1,5 @@
-// Tests the calls of cuBLASLt with a stand-in that computes what the library documents:
-// column-major matrices, with an operation on each operand.
+// Tests the calls of cuBLASLt with a stand-in that computes as the library documents: column-major
+// matrices, with an operation on each operand.
 #include <catch2/catch.hpp>
 
 #include <stdexcept>
@@ -52,7 +52,7 @@ TEST_CASE("the key asks a column-major library for the row-major GEMM") {
     }
 }
 
-TEST_CASE("the library is asked for gelu and sums only where its rules allow") {
+TEST_CASE("the library gets gelu and sums only if its rules allow") {
   alignas(128) char memory[1024];
   const auto at = [&](int64_t offset, DType type = DType::bf16) {
     return Span{memory + offset, 64, type};
@@ -91,7 +91,7 @@ TEST_CASE("the library is asked for gelu and sums only where its rules allow") {
   CHECK(!cuda::epilogue_fits_library(with_bias));
 }
 
-TEST_CASE("what changes the algorithm changes the key") {
+TEST_CASE("inputs that affect the algorithm change the key") {
   alignas(128) float memory[128];
   const auto at = [&](int64_t offset, DType type = DType::f32) {
     return Span{memory + offset, 16, type};
@@ -110,7 +110,7 @@ TEST_CASE("what changes the algorithm changes the key") {
   CHECK(differs([](Matmul& x) { x.trans_a = true; }));
   CHECK(differs([](Matmul& x) { x.accumulate = true; }));
   CHECK(differs([&](Matmul& x) { x.bias_N = at(100); }));
-  CHECK(differs([&](Matmul& x) { x.a = at(1); }));  // 4 bytes off: other accesses
+  CHECK(differs([&](Matmul& x) { x.a = at(1); }));  // 4 bytes off a border: a different alignment
   CHECK(differs([&](Matmul& x) { x.c_MN = at(64, DType::bf16); }));
   CHECK(!differs([&](Matmul& x) { x.a = at(96); }));
   REQUIRE(cuda::alignment_of(memory + 1) == 4);
@@ -153,7 +153,7 @@ TEST_CASE("8-bit GEMMs go to the library as they are, if they fit it") {
   REQUIRE(cuda::float8_fits_library(m));
   const auto convert = cuda::conversions_of(m);
   REQUIRE((!convert.a && !convert.b && !cuda::needs_wide_c(m)));
-  // fp8 products to fp32 take a bf16 bias.
+  // fp8 GEMMs with fp32 results take a bf16 bias.
   REQUIRE(cuda::bias_type(m, DType::f32) == DType::bf16);
   REQUIRE(cuda::bias_type(Matmul{}, DType::f32) == DType::f32);
   const cuda::MatmulKey key = cuda::key_of(m);
@@ -198,7 +198,7 @@ TEST_CASE(
   const cuda::MatmulKey key = cuda::key_of(m);
   CHECK(key != plain);
   CHECK((key.a_blocks == Float8Blocks::rows_128 && key.b_blocks == Float8Blocks::square_128));
-  // The library takes no fast sums with them.
+  // The library refuses fast sums with them.
   Matmul fast = m;
   fast.fast = true;
   CHECK(cuda::key_of(fast) == key);

@@ -1,4 +1,4 @@
-// Tests the graphs that are given to cuDNN, with a stand-in for the library that computes them.
+// Tests the graphs for cuDNN with a stand-in for the library that computes them.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -22,16 +22,16 @@ struct Case {
   int64_t B, Sq, Skv, A, G, D;
   bool causal = true;
   int64_t window = 0;
-  std::vector<int32_t> borders = {};  // of packed documents: cu_seqlens
+  std::vector<int32_t> borders = {};  // cu_seqlens of packed documents
 };
 
-// Elements between the tokens of fused rows, of another number in each tensor.
+// Elements between the tokens of fused rows, a different number in each tensor.
 constexpr int64_t kGap = 8, kQueryGradientGap = 16, kKeyGradientGap = 24, kValueGap = 32,
                   kValueGradientGap = 40, kOutGradientGap = 48;
 alignas(16) char aligned[32];
 ConstSpan at(int64_t offset, DType type = DType::bf16) { return {aligned + offset, 0, type}; }
 
-// Attention whose operands lie as the model's do: q, k and v in one row of a token.
+// Attention whose operands have the model's layout: q, k and v in one row of a token.
 struct Operands {
   Case c;
   Array q, k, v, dout, out, lse, dq, dk, dv, borders;
@@ -171,7 +171,7 @@ void compare(const Case& c, bool deterministic, DType type = DType::bf16) {
   Operands got(c, type), want(c, type);
   REQUIRE(bench.attention->run(got.forward(), nullptr));
   cpu::run(want.forward());
-  // Probabilities and the scores' gradients are operands of 16 bits, of which K add up to about 1.
+  // Probabilities and the scores' gradients are operands of 16 bits; K of them add up to about 1.
   const Rule rule{.dtype = type, .K = 1, .scale = 1};
   REQUIRE(close(got.out, want.out.values(), rule) == "");
   for (int64_t i = 0; i < want.lse.size(); ++i)  // natural logarithms
@@ -182,7 +182,7 @@ void compare(const Case& c, bool deterministic, DType type = DType::bf16) {
   REQUIRE(close(got.dq, want.dq.values(), sums) == "");
   REQUIRE(close(got.dk, want.dk.values(), sums) == "");
   REQUIRE(close(got.dv, want.dv.values(), sums) == "");
-  // The gaps between tokens are nobody's.
+  // No tensor owns the gaps between tokens.
   REQUIRE((got.dk.margin_untouched() && got.out.margin_untouched()));
   for (int64_t i = c.A * c.D; i < c.A * c.D + kGap; ++i) REQUIRE(got.out[i] == 0);
 }
@@ -199,7 +199,7 @@ TEST_CASE("the graphs compute attention and its gradients, as the CPU kernels do
 }
 
 TEST_CASE("the graphs keep packed documents apart, as the CPU kernels do") {
-  // The engines are asked from 128 rows a document on.
+  // cuDNN is used if documents have 128 rows or more on average.
   for (const Case& c : {Case{"grouped", 1, 256, 256, 2, 1, 16, true, 0, {0, 9, 256}},
                         Case{"an empty one", 1, 256, 256, 1, 1, 16, true, 0, {0, 256, 256}},
                         Case{"window", 1, 256, 256, 1, 1, 16, true, 30, {0, 199, 256}},
@@ -229,7 +229,7 @@ TEST_CASE("packs of about as many documents share a plan, and memory is that of 
   REQUIRE(bytes == 1024 * 4 * (16 * (4 + 2 + 2) + 4));
 }
 
-TEST_CASE("attention takes the workspace that is planned, and what cuDNN takes for itself") {
+TEST_CASE("attention takes the planned workspace, and cuDNN its own") {
   for (const Case& c :
        {Case{"square", 2, 256, 256, 2, 2, 16}, Case{"grouped", 1, 256, 256, 6, 2, 16},
         Case{"packed", 1, 256, 256, 2, 2, 16, true, 0, {0, 100, 256}},
@@ -280,7 +280,7 @@ TEST_CASE("packed documents that are not for cuDNN are named with the reason") {
   CHECK_THAT(why([](auto& f) { f.shape.D = 8; }, h200), Contains("heads of 8"));
   CHECK_THAT(why([](auto& f) { f.q.token_stride = 1 << 24; }, h200),
              Contains("rows of 16777216 elements"));
-  // Lengths are told: keys behind the last are none.
+  // cuDNN gets the lengths, so there are no keys after the last.
   CHECK(cuda::why_not_cudnn(o.backward(), {91500, 90}) == "");
 }
 
@@ -319,7 +319,7 @@ TEST_CASE("a mask is described only where there is one") {
   }
 }
 
-TEST_CASE("what changes the plan changes the key, what does not does not") {
+TEST_CASE("exactly the inputs that affect the plan change the key") {
   Operands o({"", 2, 8, 8, 2, 1, 8});
   const AttentionBackward b = o.backward();
   const auto key = cuda::key_of(b);
@@ -435,7 +435,7 @@ TEST_CASE("engines are tried in the heuristics' order, then the fallback mode's"
     Operands o(kCases[0]);
     bench.library.engines = {{.plan = Status::not_supported}, {.workspace = 1000}};
     REQUIRE(bench.attention->run(o.forward(), nullptr));
-    REQUIRE(bench.library.most_workspace_used == 1024);  // in whole borders of 256 bytes
+    REQUIRE(bench.library.most_workspace_used == 1024);  // in multiples of 256 bytes
   }
   SECTION("the fallback's") {
     Bench bench;
@@ -504,8 +504,7 @@ TEST_CASE("where an engine refuses to execute, the next one computes the same, f
     }
 }
 
-TEST_CASE(
-    "where every engine refuses to execute, our kernels do, told once, with nothing written") {
+TEST_CASE("if every engine refuses to execute, our kernels compute, with one note") {
   Bench bench;
   Operands o(kCases[1]), before(kCases[1]);
   bench.library.engines = {{.executing = CudnnStandIn::Status::not_supported}};
@@ -515,7 +514,7 @@ TEST_CASE(
   CHECK((o.out == before.out && o.lse == before.lse));
 }
 
-TEST_CASE("a failure of the GPU is no refusal, whatever cuDNN calls it") {
+TEST_CASE("a failure of the GPU is not a refusal, whatever cuDNN calls it") {
   Bench bench;
   Operands o(kCases[0]);
   bench.library.engines = {{.executing = CudnnStandIn::Status::not_supported}, {}};
@@ -532,8 +531,7 @@ TEST_CASE("a failure of the GPU is no refusal, whatever cuDNN calls it") {
   }
 }
 
-TEST_CASE(
-    "the engine is chosen before a graph is captured, and a capture that refuses it is told") {
+TEST_CASE("the engine is chosen before a capture, and a refusal within one is an error") {
   Bench bench;
   Operands o(kCases[0]);
   captures = true;

@@ -20,7 +20,7 @@ namespace {
 using Blocks = Float8Blocks;
 const std::vector<Blocks> kBlocks{Blocks::rows_128, Blocks::square_128, Blocks::rows_32};
 
-// x as the type keeps it; base_numbers_test holds the types against a reference.
+// x rounded to the type; base_numbers_test compares the types with a reference.
 double stored(DType type, double x) {
   return with_float8(type, [&]<class T>() { return double(float(T(float(x)))); });
 }
@@ -148,7 +148,7 @@ TEST_CASE("numbers that are not finite stay faults and do not count for a scale"
     }
 }
 
-// So that scales do not depend on how tensor parallelism divides a weight.
+// Scales must not depend on how tensor parallelism divides a weight.
 TEST_CASE("the blocks of a rank's part are the blocks of the whole") {
   const int64_t O = 256, I = 384;
   for (Blocks blocks : kBlocks) {
@@ -173,7 +173,7 @@ TEST_CASE("the blocks of a rank's part are the blocks of the whole") {
   }
 }
 
-TEST_CASE("8-bit GEMMs under scales of blocks equal those of the numbers that operands stand for") {
+TEST_CASE("8-bit GEMMs under scales of blocks equal those of the numbers that operands represent") {
   const int64_t M = 20, N = 48, K = 256;
   const Array x = uneven(DType::f32, M, K), w = uneven(DType::f32, N, K, 5);
   const Array bias = Array::normal(DType::bf16, N, 3);

@@ -16,7 +16,7 @@ namespace {
 
 const std::vector<DType> kFloat8s{DType::f8e4m3, DType::f8e5m2};
 
-// x as the type keeps it; base_numbers_test holds the types against a reference.
+// x rounded to the type; base_numbers_test compares the types with a reference.
 double stored(DType type, double x) {
   return with_float8(type, [&]<class T>() { return double(float(T(float(x)))); });
 }
@@ -54,7 +54,7 @@ TEST_CASE("amax is the largest finite size, and scales bring it to the type's la
   REQUIRE(scale[0] * inverse[0] == 1);
 }
 
-TEST_CASE("quantizing rounds, saturates, and writes the transpose behind which zeros lie") {
+TEST_CASE("quantizing rounds, saturates, and writes the transpose, padded with zeros") {
   for (DType dtype : kFloats)
     for (DType type : kFloat8s)
       for (auto [T, N] : {std::pair<int64_t, int64_t>{1, 1}, {5, 7}, {64, 48}, {100, 130}}) {
@@ -90,7 +90,7 @@ TEST_CASE("quantizing rounds, saturates, and writes the transpose behind which z
       }
   Array x(DType::f32, std::vector<double>{INFINITY, NAN, 1e30, -1e30}), y(DType::f8e5m2, 4);
   cpu::run(Quantize{.x_TN = x, .scale = Array::one(DType::f32, 1), .y_TN = y, .T = 1, .N = 4});
-  REQUIRE((std::isnan(y[0]) && std::isnan(y[1])));  // a fault stays one
+  REQUIRE((std::isnan(y[0]) && std::isnan(y[1])));  // NaN stays NaN
   REQUIRE((y[2] == 57344 && y[3] == -57344));
 }
 
@@ -112,7 +112,7 @@ TEST_CASE("delayed scales follow the last amax or the history's largest") {
     REQUIRE((amax[0] == 0 && amax[1] == 0));
     return std::pair(scale[0], scale[1]);
   };
-  REQUIRE(step(0, 8, 0, true) == std::pair(28.0, 1.0));  // 448 / 8 / 2; none: it stays
+  REQUIRE(step(0, 8, 0, true) == std::pair(28.0, 1.0));  // 448 / 8 / 2; none: unchanged
   REQUIRE(inverse[0] == Approx(1 / 28.0));
   REQUIRE(step(1, 4, 2, true) == std::pair(56.0, 112.0));
   REQUIRE(step(2, 2, 1, false) == std::pair(28.0, 112.0));
@@ -121,7 +121,7 @@ TEST_CASE("delayed scales follow the last amax or the history's largest") {
   REQUIRE(history.values() == std::vector<double>{1, 0, 2, 1, 0, 1});
 }
 
-TEST_CASE("8-bit GEMMs equal those of the numbers that the operands stand for") {
+TEST_CASE("8-bit GEMMs equal those of the numbers that the operands represent") {
   for (auto [ta, tb] : {std::pair{DType::f8e4m3, DType::f8e4m3},
                         {DType::f8e5m2, DType::f8e4m3},
                         {DType::f8e4m3, DType::f8e5m2}})

@@ -1,5 +1,5 @@
-// Tests matmul through a library of GEMMs with a stand-in for cuBLASLt: what happens where it
-// refuses, and which algorithm is taken.
+// Tests matmul through a library of GEMMs with a stand-in for cuBLASLt: refusals, and the choice of
+// algorithms.
 #include <catch2/catch.hpp>
 
 #include "base/log.h"
@@ -55,7 +55,7 @@ struct Bench {
   ~Bench() { CHECK(library.taken == 0); }
   void run(Operands& o) { matmul.run(o.matmul(), nullptr); }
   std::pair<Epilogue, uint64_t> last() const { return library.ran.back(); }
-  // What the ranks of a run do after their first step.
+  // The measurements of a run's ranks after their first step.
   std::string choose() {
     return cuda::print_gemm_choices(
         {library.version(), matmul.time(matmul.unchosen(), kNoHurry, nullptr)});
@@ -80,7 +80,7 @@ const Epilogue kEpilogues[] = {Epilogue::none,      Epilogue::bias,  Epilogue::g
 
 }  // namespace
 
-TEST_CASE("a matmul through the library is what the CPU computes, with each epilogue") {
+TEST_CASE("a matmul through the library equals the CPU's, with each epilogue") {
   for (const Epilogue e : kEpilogues) {
     CAPTURE(int(e));
     Bench bench;
@@ -91,7 +91,7 @@ TEST_CASE("a matmul through the library is what the CPU computes, with each epil
   }
 }
 
-TEST_CASE("where an algorithm refuses a call, the next one takes it from then on, told once") {
+TEST_CASE("if an algorithm refuses a call, the next one is used from then on, with one note") {
   for (const Epilogue e : {Epilogue::none, Epilogue::bias, Epilogue::gelu_bias}) {
     CAPTURE(int(e));
     Bench bench;
@@ -108,7 +108,7 @@ TEST_CASE("where an algorithm refuses a call, the next one takes it from then on
   }
 }
 
-TEST_CASE("where the library refuses an epilogue or a bias, our kernels compute it, told once") {
+TEST_CASE("if the library refuses an epilogue or a bias, our kernels compute it, with one note") {
   const bool offered = GENERATE(true, false);
   for (const Epilogue e : {Epilogue::bias, Epilogue::gelu, Epilogue::gelu_bias, Epilogue::dgelu}) {
     CAPTURE(offered, int(e));
@@ -142,7 +142,7 @@ TEST_CASE("a plain GEMM that the library refuses is an error with its reason, ea
   CHECK_THROWS_WITH(none.run(o), Contains("no algorithm") && Contains("the stand-in's why"));
 }
 
-TEST_CASE("a failure of the GPU or of the library is no refusal of a GEMM") {
+TEST_CASE("a failure of the GPU or of the library is not a refusal of a GEMM") {
   Bench bench;
   Operands o(Epilogue::bias);
   bench.library.answers[1] = Status::refused;
@@ -157,7 +157,7 @@ TEST_CASE("a failure of the GPU or of the library is no refusal of a GEMM") {
   CHECK(bench.last().second == 1);  // nothing was decided
 }
 
-TEST_CASE("a graph's capture takes algorithms that ran before it, and tells where one refuses") {
+TEST_CASE("a capture uses algorithms that ran before it, and a refusal within it is an error") {
   Bench bench;
   Operands o(Epilogue::gelu);
   bench.library.captures = true;
@@ -269,7 +269,7 @@ TEST_CASE("other epilogues leave the library where our kernels measure faster") 
   }
 }
 
-TEST_CASE("a kept choice is read back, and chosen anew where the library lacks its algorithm") {
+TEST_CASE("a kept choice is read back, and made again if the library lacks its algorithm") {
   std::string kept;
   {
     Bench bench;

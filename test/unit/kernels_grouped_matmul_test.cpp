@@ -1,6 +1,6 @@
-// Products of experts equal those of each expert alone, bit by bit: a GEMM of the same operands is
-// their reference, and is itself held to float64 by kernels_matmul_test.cpp. Those of 8-bit
-// operands are held to float64 here.
+// GEMMs of experts equal those of each expert alone, bit by bit. The reference is a GEMM of the
+// same operands, which kernels_matmul_test.cpp compares with float64. GEMMs of 8-bit operands are
+// compared with float64 here.
 #include <cmath>
 
 #include <catch2/catch.hpp>
@@ -135,7 +135,7 @@ TEST_CASE("gradients of experts' weights have the bits of each expert's own; wit
 
 namespace {
 
-// The operands' types; those of a forward, and of gradients in either format.
+// The types of the operands in forward, and with gradients in either format.
 const std::vector<std::pair<DType, DType>> kFloat8s = {
     {DType::f8e4m3, DType::f8e4m3}, {DType::f8e5m2, DType::f8e4m3}, {DType::f8e4m3, DType::f8e5m2}};
 
@@ -147,7 +147,7 @@ Rule rule(DType type, int64_t K) {
 
 }  // namespace
 
-TEST_CASE("products of experts' 8-bit rows are those of the numbers that they stand for") {
+TEST_CASE("GEMMs of experts' 8-bit rows are those of the numbers that the rows represent") {
   const Array a_inverse = Array::one(DType::f32, 0.25), b_inverse = Array::one(DType::f32, 3);
   Closeness close("8-bit products of experts");
   for (const auto& [ta, tb] : kFloat8s)
@@ -188,7 +188,7 @@ TEST_CASE("products of experts' 8-bit rows are those of the numbers that they st
         }
 }
 
-TEST_CASE("gradients of experts' weights from 8 bits are those of the numbers they stand for") {
+TEST_CASE("gradients of experts' weights from 8 bits are those of the represented numbers") {
   const Array a_inverse = Array::one(DType::f32, 0.25), b_inverse = Array::one(DType::f32, 3);
   Closeness close("8-bit gradients of experts");
   for (const auto& [ta, tb] : kFloat8s)

@@ -29,7 +29,7 @@ double cap_slope(double x, double cap) {
   return cap > 0 ? 1 / (std::cosh(x / cap) * std::cosh(x / cap)) : 1;
 }
 
-// No cap; one that bends most logits of the tests; and one that hardly bends any.
+// No cap; a cap that changes most logits of the tests; and one that hardly changes any.
 const float kCaps[] = {0, 6, 50};
 
 // The loss is a difference of numbers of up to 60, in fp32 whatever the logits; its sum of V terms
@@ -91,7 +91,7 @@ TEST_CASE("cross entropy equals its definition; its gradient is softmax - onehot
                       {.dtype = dtype, .K = 60 * 60, .scale = double(scale), .sums = DType::f32}) ==
                   "");
           REQUIRE((x.margin_untouched() && loss.margin_untouched()));
-          // A masked token's gradient is no rounding error, but zero.
+          // A masked token's gradient is exactly zero.
           const std::vector<double> masked = x.values(2 * stride, V);
           REQUIRE(std::ranges::count(masked, 0.0) == V);
           REQUIRE(loss[2] == 0);
@@ -107,7 +107,7 @@ struct SpreadResult {
 };
 
 // The loss over the vocabulary of logits_TV, whose columns are spread over P ranks of equal width;
-// the last of them end with padding, or have nothing else.
+// the last of them end with padding, or have only padding.
 SpreadResult spread_over(int64_t P, const Array& logits_TV, int64_t V, const Array& label_T,
                          float scale, float cap = 0) {
   const int64_t T = label_T.size(), width = (V + P + 4) / P;
@@ -117,7 +117,7 @@ SpreadResult spread_over(int64_t P, const Array& logits_TV, int64_t V, const Arr
   std::vector<Array> parts;
   std::vector<double> gathered;
   for (int64_t p = 0; p < P; ++p) {
-    Array x(dtype, std::vector<double>(size_t(T * width), 1000));  // padding that would be seen
+    Array x(dtype, std::vector<double>(size_t(T * width), 1000));  // padding that would show
     for (int64_t t = 0; t < T; ++t)
       for (int64_t i = 0; i < columns(p); ++i)
         x.set(t * width + i, logits_TV[t * V + first(p) + i]);
@@ -198,7 +198,7 @@ TEST_CASE("cross entropy from the sums of ranks equals its definition and the ke
             want_grad[t * V + i] = double(scale) * (std::exp(row[i] - lse) - (i == labels[t])) *
                                    cap_slope(raw[i], cap);
         }
-        // The rules of the kernel of one rank, above.
+        // The tolerances of the kernel for one rank, above.
         const Rule rule = loss_rule(cap),
                    grad_rule{
                        .dtype = dtype, .K = 60 * 60, .scale = double(scale), .sums = DType::f32};

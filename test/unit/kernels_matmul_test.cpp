@@ -57,7 +57,7 @@ struct MatmulProblem {
                  bv[size_t(trans_b ? j * K + k : k * N + j)];
         expected[size_t(i * N + j)] = sum;
       }
-    if (extra != Extra::accumulate)  // what C held before must not matter
+    if (extra != Extra::accumulate)  // earlier content of C must not matter
       for (int64_t i = 0; i < M * N; ++i) c.set(i, std::numeric_limits<double>::quiet_NaN());
   }
   Matmul args(Array& into) {
@@ -228,8 +228,8 @@ TEST_CASE("matmul: so long a sum that B is packed piece by piece") {
 }
 
 TEST_CASE("matmul: a result transposed through partial sums of a long k") {
-  // Has so few rows that every instruction set computes the transposed GEMM, with k split within a
-  // unit of work, and a k so long that B is packed piece by piece.
+  // The rows are so few that every instruction set computes the transposed GEMM, with k split
+  // within a unit of work. The k is so long that B is packed piece by piece.
   for (int64_t K : {2100, 8300}) {
     MatmulProblem p(180, 600, K, false, true, Extra::none, DType::bf16, DType::bf16, DType::bf16);
     Closeness close(fmt::format("matmul, transposed partial sums, K {}", K));
@@ -333,17 +333,17 @@ TEST_CASE(
   };
   for_each_isa([&](const char* isa) {
     for_each_combination([&](bool ta, bool tb, Extra extra, DType a, DType b, DType c) {
-      // Some sums are longer than a block of k, and some products have few rows or columns.
+      // Some sums are longer than a block of k, and some GEMMs have few rows or columns.
       const int64_t M = draw(0, 2) ? draw(1, 150) : draw(1, 12),
                     N = draw(0, 2) ? draw(1, 150) : draw(1, 12),
                     K = draw(0, 3) == 0 ? draw(500, 1700)
                         : draw(0, 1)    ? draw(1, 300)
-                                        : 32 * draw(1, 20);  // whole AMX tiles
+                                        : 32 * draw(1, 20);  // full AMX tiles
       MatmulProblem p(M, N, K, ta, tb, extra, a, b, c);
       for (MatmulBackend backend : backends_of(p)) {
         INFO(isa << ": " << describe(p, backend));
         const Array whole = p.result(backend);
-        // Where tiles can be loaded from an operand on cache lines, they must find the same.
+        // Tiles that are loaded directly from an operand on cache lines must give the same result.
         const OnCacheLines a_lines(p.a), b_lines(p.b);
         Array again = p.c;
         Matmul on_lines = p.args(again);
@@ -392,7 +392,7 @@ TEST_CASE("matmul: bf16 as it is takes denormals for zero, everywhere in C alike
         for (int64_t i = 0; i < K * N; ++i) b.set(i, small);
         cpu::run(m, backend);  // denormal products
         REQUIRE(c.values() == std::vector<double>(size_t(M * N), 0.0));
-        // NaN and infinity go through, and padding does not make more of them.
+        // NaN and infinity appear in the result, and padding does not create others.
         const double inf = std::numeric_limits<double>::infinity();
         for (int64_t i = 0; i < M * K; ++i) a.set(i, i / K == 16 ? inf : 1.0);
         for (int64_t i = 0; i < K * N; ++i) b.set(i, 1.0);

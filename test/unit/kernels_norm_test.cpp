@@ -22,7 +22,7 @@ struct Row {
   double mean, rstd;
 };
 
-// One row, written plainly. b may be empty.
+// One row, by the definition. b may be empty.
 Row norm_row(NormKind kind, const std::vector<double>& x, const std::vector<double>& w,
              const std::vector<double>& b) {
   const double H = double(x.size());
@@ -38,7 +38,7 @@ Row norm_row(NormKind kind, const std::vector<double>& x, const std::vector<doub
   return r;
 }
 
-// What a norm multiplies by.
+// The factors of a norm.
 std::vector<double> factors(std::vector<double> w, bool plus_one) {
   for (double& v : w) v += plus_one;
   return w;
@@ -88,7 +88,7 @@ TEST_CASE("norm forward equals its definition, with and without the residual") {
               std::vector<double> row = x.values(t * H, H);
               for (int64_t i = 0; fused && i < H; ++i) {
                 want_sum.push_back(row[i] + residual[t * H + i]);
-                row[i] = sum[t * H + i];  // the norm is of the sum as it is kept
+                row[i] = sum[t * H + i];  // the norm is computed from the rounded sum
               }
               const Row r = norm_row(kind, row, factors(w.values(), plus_one),
                                      kind == NormKind::layer ? b.values() : std::vector<double>{});
@@ -101,8 +101,7 @@ TEST_CASE("norm forward equals its definition, with and without the residual") {
             REQUIRE(close(y, want_y,
                           {.dtype = dtype, .K = double(H), .scale = scale, .sums = DType::f32}) ==
                     "");
-            if (kind == NormKind::rms ||
-                H > 1)  // of one number, layer norm's variance is 0 whatever the rounding
+            if (kind == NormKind::rms || H > 1)  // layer norm's variance of one number is always 0
               REQUIRE(close(rstd, want_rstd, {.K = double(H), .scale = want_rstd[0]}) == "");
             if (kind == NormKind::layer) REQUIRE(close(mean, want_mean, {.K = double(H)}) == "");
             if (fused) REQUIRE(close(sum, want_sum, {.dtype = dtype, .K = 0}) == "");

@@ -1,4 +1,4 @@
-// The best of many short rounds, with a clock and rounds that the test makes up.
+// Tests the best of many short rounds, with a simulated clock and simulated rounds.
 #include <catch2/catch.hpp>
 
 #include "kernels/cpu/peak_rounds.h"
@@ -7,7 +7,7 @@ using namespace mtrain::kernels::cpu;
 
 namespace {
 
-// Rounds of one thread, of 1 ms and 1000 operations where nothing disturbs them.
+// Rounds of one thread, which take 1 ms for 1000 operations if nothing disturbs them.
 struct Machine {
   double now = 0;
   int rounds = 0;
@@ -37,7 +37,7 @@ TEST_CASE("peak: rates are summed where all threads worked at the same time") {
   const std::vector<Burst> first = {{0, 1, 10}, {1, 3, 10}, {3, 4, 10}, {4, 5, 10}};
   const std::vector<Burst> second = {{0, 2, 8}, {2, 3, 8}, {3, 4, 8}};
   CHECK(best_rate_of({first, second}) == 10 + 8);
-  // A gap of a thread has no sum, however fast the other is.
+  // While one thread has a gap, no sum counts, however fast the other is.
   CHECK(best_rate_of({{{0, 1, 10}, {1, 2, 99}, {2, 3, 10}}, {{0, 1, 8}, {2, 3, 8}}}) == 18);
 }
 
@@ -48,7 +48,7 @@ TEST_CASE("peak: the best round decides, however many are disturbed") {
 
   Machine busy_at_first{.disturbed_until = 0.1};
   CHECK(busy_at_first.best() == Approx(1e6));
-  CHECK(busy_at_first.now == Approx(0.25).margin(5e-3));  // settled anew after the better round
+  CHECK(busy_at_first.now == Approx(0.25).margin(5e-3));  // settled again after the better round
 
   Machine always_busy{.disturbed_until = 1e9};
   CHECK(always_busy.best() == Approx(5e5));

@@ -14,7 +14,7 @@ std::vector<int32_t> numbers(const Array& a) {
   return {p, p + a.size()};
 }
 
-// Choices at random, some of them dropped.
+// Random choices, some of them dropped.
 std::vector<int32_t> random_experts(int64_t choices, int64_t E) {
   std::vector<int32_t> expert(static_cast<size_t>(choices));
   for (int64_t i = 0; i < choices; ++i) expert[i] = int32_t(uniform_below(7, i, E + 1)) - 1;
@@ -40,7 +40,7 @@ Routing route(const std::vector<int32_t>& expert, int64_t T, int64_t K, int64_t 
 }  // namespace
 
 TEST_CASE("rows are those of the experts in turn, each in the order of the tokens") {
-  // Tokens 0 to 3, with two choices each; 3 and -1 are no experts.
+  // Tokens 0 to 3, with two choices each; 3 and -1 are not experts.
   const Array expert = Array::ids({2, 0, 0, 2, 3, 0, -1, 2});
   Array count(DType::i32, 3), row(DType::i32, 8), choice(DType::i32, 8);
   cpu::run(ExpertRows{.expert_TK = expert,
@@ -70,7 +70,7 @@ TEST_CASE("rows are those of the experts in turn, each in the order of the token
 }
 
 TEST_CASE("with a capacity every expert has as many rows, and choices beyond are dropped") {
-  // Tokens 0 to 3, with two choices each; 3 and -1 are no experts.
+  // Tokens 0 to 3, with two choices each; 3 and -1 are not experts.
   const Array expert = Array::ids({2, 0, 0, 2, 3, 0, -1, 2});
   for (const int64_t capacity : {2, 4}) {
     Array count(DType::i32, 3), row(DType::i32, 8), choice(DType::i32, 3 * capacity),

@@ -226,7 +226,7 @@ TEST_CASE("rope rotates each pair, its backward rotates back, and other columns 
   const int64_t T = 5, heads = 3, positions = 11;
   for (DType dtype : kFloats) {
     Closeness close(name("rope", dtype)), close_back(name("rope backward", dtype));
-    // Some heads are rotated in part: the elements behind the first 2 R stay.
+    // Some heads are rotated in part: only the first 2 R elements change.
     for (const auto& [D, R] : {std::pair<int64_t, int64_t>{2, 1},
                                {6, 3},
                                {34, 17},
@@ -357,7 +357,7 @@ TEST_CASE("rounding to 16 bits is base/dtype.h's for every kind of number") {
   std::vector<float> numbers;
   for (uint64_t i = 0; i < 20000; ++i)
     numbers.push_back(std::bit_cast<float>(uint32_t(uniform_below(7, i, 1ull << 32))));
-  // Around fp16's range: its denormals, ties, and what becomes infinity.
+  // Around fp16's range: its denormals, ties, and numbers that become infinity.
   for (uint64_t i = 0; i < 20000; ++i)
     numbers.push_back(
         std::bit_cast<float>(uint32_t(0x32000000 + uniform_below(8, i, 0x16000000)) & ~0xfffu));

@@ -44,7 +44,7 @@ TEST_CASE("a token goes once to each rank that has some of its experts, in the o
   CHECK(numbers(to.rank_TM) ==
         std::vector<int32_t>{0, 2, -1, 1, -1, -1, 0, -1, -1, -1, -1, -1, 0, 1, 2});
   CHECK(numbers(to.count_2N) == std::vector<int32_t>{3, 2, 2, 3, 4, 3});
-  // Row 6 goes nowhere; the others are those of rank 0, 1 and 2.
+  // Row 6 goes to no rank; the others go to ranks 0, 1 and 2.
   Array rows(DType::i32, 8 * 3);
   cpu::run(ExpertsOfRows{.expert_TK = Array::ids(expert),
                          .rank_TM = to.rank_TM,

@@ -22,7 +22,7 @@ std::string name(const char* what, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("sum and sum of squares add in fp64 to what is there") {
+TEST_CASE("sum and sum of squares add in fp64 to the earlier value") {
   for (DType dtype : kFloats) {
     Closeness close(name("sum, sum of squares", dtype));
     for (int64_t n : {0, 1, 7, 1001, 32768, 100003}) {
@@ -63,7 +63,7 @@ TEST_CASE("clipping scales to the largest norm and never up") {
   REQUIRE(std::isinf(clip(1e80, 1).first));
   REQUIRE(std::isnan(clip(1e80, 1).second));
   REQUIRE(std::isnan(clip(1e80, 0).second));
-  // Gradients may be finite where the loss is not.
+  // Gradients may be finite although the loss is not.
   REQUIRE(clip(16, 1, INFINITY).first == 4);
   for (double loss : {double(INFINITY), -double(INFINITY), double(NAN)})
     for (float max_norm : {0.0f, 1.0f}) REQUIRE(std::isnan(clip(16, max_norm, loss).second));
@@ -92,7 +92,7 @@ TEST_CASE("clipping sees unscaled gradients, and copies that are not finite") {
   }
 }
 
-TEST_CASE("column sums add to what is there") {
+TEST_CASE("column sums add to the earlier values") {
   for (DType dtype : kFloats) {
     Closeness close(name("column sum", dtype));
     for (int64_t N : {1, 7, 33, 1001})
@@ -184,8 +184,8 @@ TEST_CASE("AdamW equals its definition over several steps") {
 
 namespace {
 
-// One step on bf16 weights alone whose update is lr, whatever the gradient's size: from `w`, in
-// arithmetic without rounding.
+// One step from `w` on bf16 weights alone, without rounding; the update is lr for a gradient of any
+// size.
 Array without_master(const Array& w, float lr, AdamWRounding rounding) {
   const int64_t n = w.size();
   Array param = w, m(DType::f32, n), v(DType::f32, n);
@@ -212,7 +212,7 @@ double mean(const Array& x) {
 
 }  // namespace
 
-TEST_CASE("without master weights, updates below half a step are kept in the mean") {
+TEST_CASE("without master weights, updates below half a step are kept on average") {
   const int64_t n = 200000;
   // Spaced 2^-8 below 1, 2^-7 above: 2^-12 is a sixteenth and a thirty-second of a step.
   const Array one(DType::bf16, std::vector<double>(size_t(n), 1.0)),
@@ -220,7 +220,7 @@ TEST_CASE("without master weights, updates below half a step are kept in the mea
   for_each_isa([&](const char* isa) {
     CAPTURE(isa);
     const float lr = 0x1p-12f;
-    REQUIRE(without_master(one, lr, {}) == one);  // rounded to nearest it stays for ever
+    REQUIRE(without_master(one, lr, {}) == one);  // rounded to nearest, it never changes
     // The mean of n numbers that are a step d apart with probability p: d sqrt(p (1 - p) / n); six
     // of these.
     const auto allowed = [&](double d, double p) {

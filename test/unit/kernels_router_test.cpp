@@ -285,7 +285,7 @@ TEST_CASE("of equal logits the lower expert wins; padding has neither choice nor
   });
 }
 
-TEST_CASE("a logit that is no number stays visible in the weights and the gradient") {
+TEST_CASE("a logit that is NaN makes the weights and the gradient NaN") {
   RouterCase c{.name = "nan", .T = 1, .E = 4, .K = 2};
   RouterInputs in(c, DType::f32);
   in.logits_TE.set(2, std::nan(""));

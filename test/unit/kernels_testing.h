@@ -93,7 +93,7 @@ inline void for_each_isa(const std::function<void(const char*)>& fn) {
 
 inline const std::vector<DType> kFloats = {DType::f32, DType::bf16, DType::f16};
 
-// Returns whether the types can meet in one operation: not both floats of 16 bits.
+// Returns whether one operation can have both types: not both 16-bit floats.
 template <class... Types>
 bool can_meet(Types... types) {
   return !(((types == DType::bf16) || ...) && ((types == DType::f16) || ...));

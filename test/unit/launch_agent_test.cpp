@@ -68,7 +68,7 @@ TEST_CASE("folders of launchers that are gone are removed, those of living ones 
     const JobFolder living;
     path = living.path();
     std::ofstream(path / "file") << "x";
-    // What a killed launcher leaves: nobody holds its lock.
+    // The folder of a killed launcher: nobody holds its lock.
     const std::filesystem::path dead = path.string() + "-dead";
     std::filesystem::create_directories(dead / "folder");
     remove_stale_job_folders();
@@ -105,7 +105,7 @@ TEST_CASE("progress lines and lines that never end are bounded, too") {
   CHECK(endless.take(1000).size() < 200);
 }
 
-TEST_CASE("a stream without a reader makes nobody wait") {
+TEST_CASE("a stream without a reader blocks no process") {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   {

@@ -25,7 +25,7 @@ TEST_CASE("a whole GPU that is named by its UUID has the name of the first") {
   CHECK(gpus_chosen_by("GPU-8932f937,GPU-1", kHost) == Names{"NVIDIA H200", "NVIDIA H200"});
 }
 
-TEST_CASE("a MIG slice is told apart from its whole GPU") {
+TEST_CASE("a MIG slice is distinguished from its full GPU") {
   CHECK(gpus_chosen_by("MIG-GPU-8932f937/1/0", kHost) == Names{"NVIDIA H200 MIG"});
   CHECK(gpus_chosen_by("MIG-4a2b,1", kHost) == Names{"NVIDIA H200 MIG", "NVIDIA A100"});
 }

@@ -112,7 +112,7 @@ TEST_CASE("the variables of a step of Slurm") {
   Environment env;
   env.set("SLURM_PROCID", "3"), env.set("SLURM_STEP_NUM_TASKS", "16"),
       env.set("SLURM_LOCALID", "3");
-  env.set("SLURM_NTASKS", "32");  // of the allocation
+  env.set("SLURM_NTASKS", "32");  // the tasks of the allocation
   env.set("SLURM_JOB_ID", "77"), env.set("SLURM_JOB_NODELIST", "gpu[001-012]");
   env.set("SLURM_STEP_NODELIST", "gpu[007-009,12],x1");
   const Job slurm = job_from_environment();
@@ -212,7 +212,7 @@ TEST_CASE("mpirun over several hosts of an allocation meets at its first host") 
   CHECK(job_from_environment().master_addr == "n1");
 }
 
-TEST_CASE("a command that one process can do alone waits for no ranks that nobody has started") {
+TEST_CASE("a command for one process does not wait for ranks that were never started") {
   Environment env;
   env.set("RANK", "0"), env.set("WORLD_SIZE", "2");
   CHECK(job_from_environment().size == 2);
@@ -228,7 +228,7 @@ TEST_CASE("a command that one process can do alone waits for no ranks that nobod
   CHECK(started_job_from_environment().size == 2);
 }
 
-TEST_CASE("a variable that is no number, or out of range, is named") {
+TEST_CASE("a variable that is not a number, or out of range, is named") {
   for (const auto& [name, value] : {std::pair{"WORLD_SIZE", "many"},
                                     {"WORLD_SIZE", "0"},
                                     {"RANK", "8"},

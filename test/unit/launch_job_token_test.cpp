@@ -1,4 +1,4 @@
-// The three ways by which a rank gets its job's token, and which files are refused.
+// Tests the three ways by which a rank gets its job's token, and the files that are refused.
 #include "launch/job_token.h"
 
 #include <sys/stat.h>
@@ -57,7 +57,7 @@ TEST_CASE("rank 0 gives a new token through a file of its own, and removes it at
     // Another job in the same folder is refused while this one lives.
     CHECK_THROWS_AS(JobToken(job_of(0), shared), UserError);
     CHECK(read_file(shared) == text);
-    // One that does not need the file leaves it alone.
+    // A job that does not need the file does not touch it.
     const JobToken alone(job_of(0, 1), shared);
     CHECK(read_file(shared) == text);
   }
@@ -92,7 +92,7 @@ TEST_CASE("of jobs that start in one folder at once, one lives") {
   for (int round = 0; round < 20; ++round) {
     const TemporaryFolder folder;
     const fs::path shared = folder.path / ".token";
-    if (round % 2) write_secret(shared, Token::random().hex() + "\n");  // of a killed job
+    if (round % 2) write_secret(shared, Token::random().hex() + "\n");  // left by a killed job
     std::vector<std::unique_ptr<JobToken>> jobs(4);
     std::vector<std::thread> threads;
     for (auto& job : jobs)
@@ -100,7 +100,7 @@ TEST_CASE("of jobs that start in one folder at once, one lives") {
         try {
           job = std::make_unique<JobToken>(job_of(0), shared);
         } catch (const UserError&) {
-          // Another one was first.
+          // Another job was first.
         }
       });
     for (auto& thread : threads) thread.join();
@@ -119,7 +119,7 @@ TEST_CASE("the variable goes before the user's file, and that before the shared 
   Job job = job_of(0);
   job.token_file = file.string();
   CHECK(JobToken(job, shared).find() == b);
-  CHECK(JobToken(job, file).find() == b);  // in the place of the shared file: it stays
+  CHECK(JobToken(job, file).find() == b);  // used as the shared file: it is not removed
   CHECK(fs::exists(file));
   job.token = a.hex();
   const JobToken both(job, shared);
@@ -155,7 +155,7 @@ TEST_CASE("a token file that others can use, or that is not a regular file, is r
   const fs::path fifo = folder.path / "fifo", link = folder.path / "link";
   REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
   CHECK_THROWS_AS(read_token_file(fifo), UserError);
-  // Somebody else may have put a link into a shared folder.
+  // Another user may have put a link into a shared folder.
   write_secret(file, token.hex());
   fs::create_symlink(file, link);
   const JobToken rank(job_of(1), link);

@@ -109,7 +109,8 @@ TEST_CASE("experts spread over the dp x cp ranks of one stage and one tp index")
       const Ranks replica = device.group(rank, dp_shard_cp_axes());
       REQUIRE(moe.group(rank, {Axis::ep_shard, Axis::ep}) == replica);
       REQUIRE(moe.group(rank, {Axis::dp_replicate}) == device.group(rank, {Axis::dp_replicate}));
-      // The copies of its experts and the ranks of its ep group reach all ranks of the stage.
+      // The replicas of its experts and the ranks of its ep group together are all ranks of the
+      // stage.
       Ranks reached;
       for (const int64_t copy : moe.group(rank, expert_copy_axes()))
         for (const int64_t other : moe.group(copy, {Axis::ep})) reached.push_back(other);
@@ -155,7 +156,7 @@ TEST_CASE("hierarchical context-parallel groups") {
   CHECK(hierarchical_cp_group(mesh, 0, {4, 2}, 0) == Ranks{0, 1, 2, 3});
   CHECK(hierarchical_cp_group(mesh, 6, {4, 2}, 0) == Ranks{4, 5, 6, 7});
   CHECK(hierarchical_cp_group(mesh, 6, {4, 2}, 1) == Ranks{2, 6});
-  // In units of cp neighbours, whatever stands between them.
+  // In units of cp neighbours, whatever is between them.
   const Mesh with_tp = device_mesh({.dp_shard = 2, .cp = 4, .tp = 2});
   CHECK(hierarchical_cp_group(with_tp, 1, {2, 2}, 0) == Ranks{1, 3});
   CHECK(hierarchical_cp_group(with_tp, 1, {2, 2}, 1) == Ranks{1, 5});

@@ -1,4 +1,4 @@
-// A layer's experts in 8 bits: their products, and their delayed scales.
+// A layer's experts in 8 bits: their GEMMs, and their delayed scales.
 #include <map>
 #include <sstream>
 
@@ -16,7 +16,8 @@ namespace {
 
 constexpr int64_t kO = 32, kI = 48;
 
-// The experts [rank E, (rank + 1) E) of a layer, of `ranks` E, and what a step needs.
+// The experts [rank E, (rank + 1) E) of the `ranks` E experts of a layer, and the other objects of
+// a step.
 struct Experts {
   Experts(int64_t E, const Float8Options& options, ExpertShard shard = {})
       : fp8(std::make_shared<Float8Scaling>(options)),
@@ -39,7 +40,7 @@ struct Experts {
   Tensor rows(const std::vector<int32_t>& first) {
     return Tensor::from_host<int32_t>(stream, {int64_t(first.size())}, first);
   }
-  // All products of some rows, for the maxima that they leave.
+  // Runs all GEMMs of some rows, for the maxima that they record.
   void run(const std::vector<int32_t>& first, float x_std, float dy_std) {
     const int64_t R = first.back();
     ops::Float8Scale scale;
@@ -61,7 +62,7 @@ struct Experts {
   Step step{stream, wgrad, stash, seq};
 };
 
-// The numbers for which `x` stands in 8 bits under one scale.
+// The numbers that `x` represents in 8 bits under one scale.
 template <class T>
 std::vector<double> in_8_bits(const std::vector<float>& x) {
   float amax = 0;
@@ -93,13 +94,13 @@ std::map<std::string, Line> lines_of(const std::string& state) {
 
 }  // namespace
 
-TEST_CASE("experts in 8 bits multiply what their tensors stand for under one scale each") {
+TEST_CASE("experts in 8 bits multiply the numbers of their tensors under one scale each") {
   const std::vector<int32_t> first{0, 5, 5, 17};
   const int64_t E = 3, R = 19;  // two rows are unused
   Experts e(E, {.gradient = DType::f8e5m2});
   std::vector<float> x = e.random("x", R, kI, 1).to_host_float(e.stream),
                      dy = e.random("dy", R, kO, 1e-3f).to_host_float(e.stream);
-  // What belongs to no expert is 0.
+  // Rows that belong to no expert are 0.
   std::fill(x.end() - 2 * kI, x.end(), 0.0f), std::fill(dy.end() - 2 * kO, dy.end(), 0.0f);
   const auto rounded = [&](const std::vector<float>& values, int64_t columns) {
     const Tensor t = Tensor::empty(e.stream, {R, columns}, DType::bf16);
@@ -183,7 +184,7 @@ TEST_CASE("experts whose first rows come late have a current scale for them, the
   }
 }
 
-TEST_CASE("8-bit copies of experts' weights serve forward and backward, and cost no transpose") {
+TEST_CASE("8-bit copies of experts' weights are for forward and backward, without a transpose") {
   const auto quantized = [](bool forward, bool backward) {
     Experts e(2, {.keep_weights = forward, .keep_transposed = backward});
     int weights = 0;
@@ -214,7 +215,7 @@ TEST_CASE("delayed scales of experts are read back under other numbers of ranks"
   low.run({0, 3, 7}, 1, 1e-3f), high.run({0, 2, 8}, 2, 1e-4f);
   low.run({0, 4, 4}, 3, 1e-3f), high.run({0, 0, 1}, 1, 1e-2f);
   const std::string state = low.fp8->state(low.stream) + high.fp8->state(high.stream);
-  CHECK(low.fp8->state(low.stream, true, false) == "");  // it has experts alone
+  CHECK(low.fp8->state(low.stream, true, false) == "");  // it has only experts
   const auto a = lines_of(low.fp8->state(low.stream)), b = lines_of(high.fp8->state(high.stream));
   REQUIRE(a.size() == 3);
   CHECK((a.at("up.weight").experts == "0:2" && b.at("up.weight").experts == "2:4"));
@@ -231,7 +232,7 @@ TEST_CASE("delayed scales of experts are read back under other numbers of ranks"
     for (size_t i = 1; i < 4; ++i) CHECK(line.numbers[i] == std::max(x[i], y[i]));
   }
 
-  // Other halves and the same ones: what is saved of experts that a rank lacks does not count.
+  // The other half and the same half: saved values of experts that a rank lacks do not count.
   const std::string whole = all.fp8->state(all.stream);
   Experts half(2, options, {.ranks = 2, .rank = 1});
   half.fp8->restore(half.stream, whole);
@@ -241,7 +242,7 @@ TEST_CASE("delayed scales of experts are read back under other numbers of ranks"
   CHECK(half.fp8->state(half.stream) == high.fp8->state(high.stream));
   CHECK_THROWS_AS(half.fp8->restore(half.stream, low.fp8->state(low.stream)), UserError);
 
-  // Experts that have had no row say nothing about the scale.
+  // Experts that have had no row do not affect the scale.
   Experts idle(2, options, {.ranks = 2, .rank = 1});
   idle.run({0, 0, 0}, 1, 1);
   all.fp8->restore(all.stream, low.fp8->state(low.stream) + idle.fp8->state(idle.stream));

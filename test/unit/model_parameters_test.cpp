@@ -1,4 +1,4 @@
-// Parameters, and gradients that several entries of the weight-gradient queue share.
+// Tests parameters, and gradients that several entries of the weight-gradient queue share.
 #include <limits>
 #include <map>
 #include <set>
@@ -51,7 +51,7 @@ TEST_CASE("a tied table's gradient is whole whichever of its entries is drained 
   Parameter& table = *embedding.table();
   params.materialize(stream, DType::f32, true);
   ops::fill(stream, table.grad,
-            std::numeric_limits<float>::quiet_NaN());  // what an older step left
+            std::numeric_limits<float>::quiet_NaN());  // a value of an older step
   params.zero_grads(stream);
 
   const Tensor id = Tensor::from_host<int32_t>(stream, {3}, {2, 0, 2});
@@ -69,7 +69,7 @@ TEST_CASE(
     "embeddings are multiplied by a number that is rounded to their type, as their gradients") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
-  for (const auto& [dtype, factor] :  // of 33.941125: 34 with 8 bits, 33.9375 with 11
+  for (const auto& [dtype, factor] :  // 33.941125 rounds to 34 with 8 bits, to 33.9375 with 11
        {std::pair{DType::f32, 33.941125f}, {DType::bf16, 34.0f}, {DType::f16, 33.9375f}}) {
     CAPTURE(dtype_name(dtype));
     GptConfig c{};
@@ -246,7 +246,7 @@ TEST_CASE("weights come through a small buffer, and a rank reads each that it ow
           const Sharding sharding{owners, owners - 1, sharded, sharded, 40};
           Slices slices(stream, ranks, ranks - 1, sharding, row.compute, row.masters);
           ParamUploader uploader(stream, 2 * 7 * 4);  // halves of seven elements
-          // Weights of which bf16 has no exact value.
+          // Weights without an exact value in bf16.
           const auto weight = [](int64_t i) { return 1000.5f + float(i); };
           for (const Parameter* p : slices.params.params()) {
             std::vector<int> reads(size_t(p->whole_shape().count()));

@@ -1,4 +1,4 @@
-// Tests the loads that patterns of choices give to experts.
+// Tests the loads of experts under fixed patterns of choices.
 #include "model/experts/route_pattern.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct Sizes {
 const std::vector<Sizes> kSizes{{1, 1, 1},   {7, 4, 4},    {48, 8, 2},  {60, 5, 3},
                                 {96, 60, 4}, {64, 128, 8}, {512, 6, 5}, {256, 2048, 16}};
 
-// Returns how many of the choices of the tokens [begin, end) each expert has.
+// Returns the number of choices of each expert among the tokens [begin, end).
 std::vector<int64_t> loads(const std::vector<int32_t>& choices, const Sizes& s, int64_t begin,
                            int64_t end) {
   std::vector<int64_t> counts(static_cast<size_t>(s.E));
@@ -41,7 +41,7 @@ TEST_CASE("a pattern gives each token different experts, the same ones each time
         }
         CHECK(choices == model::pattern_choices(pattern, layer, s.T, s.E, s.K));
       }
-  // Layers differ, and so do the experts that a token has beside each other.
+  // Layers differ, and so do the pairs of experts of a token.
   const auto of = [](int64_t layer) {
     return model::pattern_choices(RoutePattern::balanced, layer, 64, 8, 2);
   };
@@ -83,6 +83,6 @@ TEST_CASE("zipf gives expert e a load in proportion to 1 / (e + 1), in any run o
   CHECK(counts[0] == many.T);
   CHECK(counts[1] == many.T);
   CHECK(std::ranges::is_sorted(counts, std::greater()));
-  // Those below it keep their proportion.
+  // Loads below that number keep their proportion.
   CHECK(double(counts[7]) / double(counts[15]) == Approx(2).epsilon(0.02));
 }

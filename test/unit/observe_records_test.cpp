@@ -262,7 +262,7 @@ TEST_CASE("metrics are one object per line, in the order given") {
                     {"mfu", NAN},
                     {"lr", 0.1f},
                     {"memory_peak", int64_t(1) << 40}});
-  // Already there, for who follows the file.
+  // Written at once, for readers that follow the file.
   CHECK_THAT(read_file(path), Contains(R"({"step":1,"loss":2.5,"tokens":1024,"grad_norm":null,)"
                                        R"("mfu":null,"lr":0.10000000149011612,)"
                                        R"("memory_peak":1099511627776,"time":)"));
@@ -374,7 +374,7 @@ TEST_CASE("a disk that fills up costs metrics lines, never a torn one, nor the t
   ::waitpid(child, &status, 0);
   REQUIRE((WIFEXITED(status) && WEXITSTATUS(status) == 0));
   const auto lines = lines_of(path);  // throws on a torn line
-  // Those of about 60 bytes that fit into 500, and the one after there was room again.
+  // The lines of about 60 bytes that fit into 500, and the first one after there was room again.
   CHECK(lines.size() > 5);
   CHECK(lines.size() < 12);
   CHECK(lines.back().at("step") == 51);
@@ -394,9 +394,9 @@ TEST_CASE("exposed is the time in which compute stood still for a communication"
   e.record({"matmul", device::StreamKind::compute, 0, 9000});
   e.waited({device::StreamKind::compute, device::StreamKind::dp_grad, 600, 1000});
   e.waited({device::StreamKind::dp_grad, device::StreamKind::compute, 0,
-            300});  // the other way round hides nothing
+            300});  // the opposite order hides nothing
   e.waited(
-      {device::StreamKind::compute, device::StreamKind::copy, 5000, 6000});  // no communication
+      {device::StreamKind::compute, device::StreamKind::copy, 5000, 6000});  // not communication
   const auto first = e.take();
   REQUIRE(first.size() == 1);
   CHECK(first.at(device::StreamKind::dp_grad).busy_ns == 1500);
@@ -404,7 +404,7 @@ TEST_CASE("exposed is the time in which compute stood still for a communication"
   CHECK(first.at(device::StreamKind::dp_grad).bytes == 700);
   CHECK(e.take().empty());
 
-  // A receive that was posted at 100, whose sender was ready at 400: compute waits from 200 on.
+  // A receive is posted at 100, and its sender is ready at 400. Compute waits from 200 on.
   e.record({"receive", device::StreamId{device::StreamKind::pp_recv, 0}, 100, 500, 0, 300});
   e.waited(
       {device::StreamKind::compute, device::StreamId{device::StreamKind::pp_recv, 0}, 200, 510});
@@ -421,11 +421,12 @@ TEST_CASE("exposed is the time in which compute stood still for a communication"
 
 TEST_CASE("a wait for collectives is idle before their last rank came, and exposed afterwards") {
   Exposure e;
-  // Its last rank came at 300, and that of the second one at 1250; compute waits for both.
+  // The last rank of the first collective arrived at 300, that of the second at 1250; compute waits
+  // for both.
   e.record({"all_to_all", device::StreamKind::ep, 100, 1000, 64, 200});
   e.record({"all_gather", device::StreamKind::ep, 1000, 1500, 8, 250});
   e.waited({device::StreamKind::compute, device::StreamKind::ep, 200, 1500});
-  // One that was hidden: nothing waits for it, however late its last rank came.
+  // A hidden collective: nothing waits for it, however late its last rank arrives.
   e.record({"all_to_all", device::StreamKind::ep, 2000, 3000, 0, 600});
   e.waited({device::StreamKind::compute, device::StreamKind::ep, 3000, 3000});
   const Communication c = e.take().at(device::StreamKind::ep);
@@ -435,7 +436,7 @@ TEST_CASE("a wait for collectives is idle before their last rank came, and expos
   CHECK(c.bytes == 72);
   CHECK_FALSE(c.paired());
 
-  // A wait for a stream has nothing to do with the idle times of another.
+  // A wait for one stream is independent of the idle times of another.
   e.record({"all_reduce", device::StreamKind::tp, 4000, 5000, 0, 1000});
   e.record({"all_to_all", device::StreamKind::ep, 4000, 5000, 0, 0});
   e.waited({device::StreamKind::compute, device::StreamKind::ep, 4000, 5000});
@@ -494,7 +495,7 @@ TEST_CASE("compute is starved where it neither computes nor waits") {
   e.waited({compute, copy, 405, 450});
   e.record({"matmul", compute, 450, 500});
   CHECK(e.take_starved_ns() == 30 + 10 + 5);
-  // What lies between two calls is counted by neither.
+  // Neither call counts the time between them.
   e.record({"matmul", compute, 900, 1000});
   CHECK(e.take_starved_ns() == 0);
 }
@@ -556,7 +557,7 @@ TEST_CASE("a trace is shown as text: who was at work when") {
   CHECK_THROWS_WITH(lines({.ranks = {0}}), Contains("no rank 0"));
   CHECK_THROWS_WITH(lines({.from_ms = 5, .to_ms = 5}), Contains("is not a time span"));
 
-  // A rank's passes stand above its streams, and a wait is no work.
+  // A rank's passes are above its streams, and a wait is not work.
   {
     ChromeTrace passes;
     const auto record = [&](const char* scope, int64_t begin, int64_t end) {

@@ -40,7 +40,7 @@ class FakeTerminal {
   // Returns all bytes written so far. Sets `lines` and `line` to what a person sees: finished
   // lines, and the line that is being drawn.
   std::string read() {
-    // The terminal passes bytes on with a delay, so this reads up to a mark behind all of them.
+    // The terminal forwards bytes with a delay, so this reads up to a mark after all of them.
     REQUIRE(::write(slave_, "\x01", 1) == 1);
     std::string out;
     while (out.empty() || out.back() != '\x01') {
@@ -188,7 +188,7 @@ TEST_CASE("drawing is limited in rate, and the last step always gets a line") {
   CHECK_THAT(terminal.lines[0], Contains("step   50/2000"));
 }
 
-TEST_CASE("what stays on a terminal fits it, and the record has its own form") {
+TEST_CASE("lines that stay on a terminal fit it, and the record has its own form") {
   FakeTerminal terminal(40);
   std::string record;
   {
@@ -212,7 +212,7 @@ TEST_CASE("what stays on a terminal fits it, and the record has its own form") {
 
 TEST_CASE("log lines do not tear the live line") {
   FakeTerminal terminal(100);
-  // The log writes to stderr: make that the terminal for a while.
+  // The log writes to stderr, so the terminal replaces stderr for a while.
   const int saved = ::dup(2);
   ::dup2(terminal.fd(), 2);
   {
@@ -239,7 +239,7 @@ TEST_CASE("log lines do not tear the live line") {
 }
 
 namespace {
-// A pipe, and what was written to it.
+// A pipe, and the text that was written to it.
 class Pipe {
  public:
   Pipe() { REQUIRE(::pipe(ends_) == 0); }

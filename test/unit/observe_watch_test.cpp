@@ -205,7 +205,7 @@ TEST_CASE("pictures of few, equal, huge and missing values are drawn") {
   CHECK_THAT(draw({1e299, -1e299}), Contains("1.000e+299"));
   CHECK_THAT(draw({1e-9, 2e-9}), Contains("2.000e-09"));
   CHECK_THAT(draw({1, 10, 100}, true), Contains("1 +") && Contains("100 +"));
-  // A gap is not bridged.
+  // No line crosses a gap.
   CHECK_THAT(draw({1, 1, kNan, 1, 1}), Contains("*********               *********"));
 }
 
@@ -237,7 +237,7 @@ TEST_CASE("where a step stands twice, the later record wins") {
         "step,loss,validation_loss\n1,1,\n2,2,\n3,3,\n4,44,\n5,55,\n");
 }
 
-TEST_CASE("a file that grows is read on, and one that was replaced anew") {
+TEST_CASE("a file that grows is read further, and a replaced file from its beginning") {
   const TemporaryFolder folder;
   const fs::path path = folder / "m";
   append(path, "{\"step\":1,\"loss\":1}\n{\"step\":2,\"lo");
@@ -267,7 +267,7 @@ TEST_CASE("damaged lines are passed over by number, the last one silently") {
   std::vector<double> parts;
   RunMetrics run(path, {"loss"}, [&](double part) { parts.push_back(part); });
   run.poll();
-  REQUIRE(parts.size() == 3);  // of a file of four blocks
+  REQUIRE(parts.size() == 3);  // the file has four blocks
   CHECK(parts[0] == Approx(1 / 3.0).epsilon(0.01));
   CHECK(run.series("loss").steps == std::vector<int64_t>{1, 6});
   CHECK(run.stream().damaged_count() == 4);
@@ -279,7 +279,7 @@ TEST_CASE("damaged lines are passed over by number, the last one silently") {
   CHECK(run.stream().damaged()[2].why == "it has no step");
   append(path, "{\"step\":7,\"loss\":7}\n");
   run.poll();
-  CHECK(run.stream().damaged_count() == 5);  // that line was not the last, after all
+  CHECK(run.stream().damaged_count() == 5);  // that line was not the last
   CHECK(run.series("loss").steps.back() == 7);
 }
 

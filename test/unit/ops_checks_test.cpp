@@ -84,7 +84,7 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
   CHECK_NOTHROW(device->synchronize());  // nothing wrong was enqueued
 }
 
-TEST_CASE("tokens go to their experts' rows, and come back as the sum of what was chosen") {
+TEST_CASE("tokens go to their experts' rows, and return as the sum of the chosen rows") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
   const Tensor expert_TK = Tensor::from_host<int32_t>(stream, {3, 2}, {1, 0, 2, 1, 0, 2}),
@@ -101,7 +101,7 @@ TEST_CASE("tokens go to their experts' rows, and come back as the sum of what wa
   CHECK(dots.to_host<float>(stream) == std::vector<float>(6, 9.0f));
 }
 
-TEST_CASE("operations on blocks and shards refuse what does not fit, and name the tensor") {
+TEST_CASE("operations on blocks and shards refuse tensors that do not fit, by name") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
   const auto make = [&](Shape shape, DType dtype) { return Tensor::empty(stream, shape, dtype); };

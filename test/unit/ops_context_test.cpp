@@ -111,7 +111,7 @@ class Ranks {
     dkv_ = to_sequence(dkv);
   }
 
-  // Keys of all ranks at once: each chunk of queries against the keys up to its end.
+  // Keys of all ranks at once: each chunk of queries with the keys up to its end.
   void all_gather() {
     const Tensor kv = to_sequence(kv_of_), dkv = Tensor::empty(stream_, kv.shape(), DType::f32);
     ops::fill(stream_, dkv, 0);
@@ -138,7 +138,8 @@ class Ranks {
     dkv_ = dkv;
   }
 
-  // The attention of the whole sequence in float64, which every way to share it must give.
+  // The attention of the full sequence in float64, which every type of context parallelism must
+  // give.
   AttentionReference reference() const {
     AttentionCase c{l_.name, l_.B, S_, S_, l_.A, l_.G, kD};
     if (!l_.documents.empty()) {
@@ -266,7 +267,7 @@ class Ranks {
   }
 
   void check_lse(const std::vector<double>& want) {
-    // (B, A, s) of a rank to one row a position, which the order of chunks can be applied to.
+    // Converts a rank's (B, A, s) to one row per position, to which the order of chunks applies.
     std::vector<Tensor> rows;
     for (const auto& result : results_) {
       const std::vector<float> lse = result.lse.to_host<float>(stream_);
@@ -294,7 +295,7 @@ class Ranks {
   int64_t S_, s_, N_;  // positions of all ranks, of one; columns of qkv
   Array qkv_{DType::f32, 0}, dout_{DType::f32, 0};
   std::vector<Tensor> qkv_of_, kv_of_, dout_of_;
-  std::vector<int32_t> begin_, mid_, end_;  // of the documents' halves on every rank
+  std::vector<int32_t> begin_, mid_, end_;  // the documents' halves on every rank
   std::vector<ops::AttentionResult> results_;
   std::vector<Tensor> dq_;
   Tensor dkv_;  // in the sequence's order
@@ -393,7 +394,7 @@ TEST_CASE("heads are split into parts by destination, and come back as whole seq
 
     const auto sections = ops::split_columns(local, {A * D, G * D, G * D}, cp);
     const Tensor received =
-        Tensor::empty(stream, {cp, T, width}, type);  // what rank p got from all
+        Tensor::empty(stream, {cp, T, width}, type);  // the rows that rank p got from all ranks
     for (int64_t r = 0; r < cp; ++r) {
       const Tensor parts = Tensor::empty(stream, {T, width}, type);
       ops::copy_blocks(stream, ranks.rows(r * local, (r + 1) * local), parts, sections);
@@ -415,7 +416,7 @@ TEST_CASE("heads are split into parts by destination, and come back as whole seq
           REQUIRE(double(got[size_t(t * width + i)]) == values[t * N + column]);
         }
     }
-    // A rank's parts come back by the same list the other way round.
+    // A rank's parts return by the same list in the opposite direction.
     const Tensor parts = Tensor::empty(stream, {T, width}, type),
                  back = Tensor::empty(stream, {local, N}, type);
     ops::copy_blocks(stream, ranks.rows(0, local), parts, sections);
@@ -424,7 +425,7 @@ TEST_CASE("heads are split into parts by destination, and come back as whole seq
   }
 }
 
-TEST_CASE("copied blocks that leave elements out are no complete write") {
+TEST_CASE("copied blocks that leave elements out are not a complete write") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
   const Tensor from = upload(stream, Array(DType::f32, 12), {4, 3}),

@@ -1,4 +1,4 @@
-// The highest peak of a host, kept between runs.
+// Tests the highest peak of a host, which is kept between runs.
 #include <cstdlib>
 #include <fstream>
 
@@ -42,7 +42,7 @@ TEST_CASE("kept peak: a higher measurement replaces the kept one, a lower one do
   CHECK(keep_peak(file, "a, f32", 0) == 3e11);  // nothing was measured now
 }
 
-TEST_CASE("kept peak: a file that cannot be read or written is no error") {
+TEST_CASE("kept peak: a file that cannot be read or written is not an error") {
   const TemporaryFolder folder;
   CHECK(keep_peak(std::nullopt, "a", 5) == 5);
   // The parent is a file, and the path is a folder.
@@ -50,7 +50,7 @@ TEST_CASE("kept peak: a file that cannot be read or written is no error") {
   CHECK(keep_peak(folder.path / "plain" / "cpu_peaks", "a", 5) == 5);
   fs::create_directories(folder.path / "taken" / "inside");
   CHECK(keep_peak(folder.path / "taken", "a", 5) == 5);
-  // Lines that make no sense are passed over, and the rest is read.
+  // Invalid lines are skipped, and the others are read.
   const fs::path file = folder.path / "cpu_peaks";
   std::ofstream(file) << "\nnan a\ninf a\n-3 a\n1e99 a\nabc a\n12x a\n7\n9 b\n8 b\n";
   CHECK(keep_peak(file, "a", 5) == 5);
@@ -71,7 +71,7 @@ TEST_CASE("kept peak: the file is in the user's cache folder") {
   CHECK(!kept_peaks_file());
 }
 
-TEST_CASE("kept peak: the key tells threads and types apart") {
+TEST_CASE("kept peak: the key distinguishes threads and types") {
   CHECK(peak_key(1, DType::f32) != peak_key(2, DType::f32));
   CHECK(peak_key(1, DType::f32) != peak_key(1, DType::bf16));
   CHECK(peak_key(1, DType::f32).find('\n') == std::string::npos);

@@ -19,8 +19,8 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// A backend that does the work of a launch when it is enqueued. It does so in a capture, too, since
-// kernels take their memory then; a replay only has the addresses.
+// A backend that does the work of a launch when it is enqueued. In a capture, too, since kernels
+// then take their memory; a replay only reuses the addresses.
 class InlineBackend : public device::DeviceBackend {
  public:
   struct Control {
@@ -99,7 +99,7 @@ struct Bench {
   }
 };
 
-// A kernel's launch, which takes so many bytes after one another; where they were.
+// Launches a kernel that takes so many bytes one after the other, and returns their addresses.
 std::vector<void*> run(Stream& stream, const std::vector<int64_t>& bytes) {
   std::vector<void*> taken;
   stream.launch({.name = "kernel"}, [&](const device::LaunchContext&) {
@@ -113,7 +113,7 @@ std::vector<void*> run(Stream& stream, const std::vector<int64_t>& bytes) {
 
 }  // namespace
 
-TEST_CASE("what a launch's kernels take is counted as workspace, and free when it returns") {
+TEST_CASE("memory of a launch's kernels is counted as workspace, and free when it returns") {
   Bench b;
   const auto first = run(b.compute, {32 * kMiB, 1000});
   CHECK(b.workspace().current == 0);
@@ -124,7 +124,7 @@ TEST_CASE("what a launch's kernels take is counted as workspace, and free when i
         "buffers 0 B, workspace 32.0 MiB");
   const int64_t reserved = b.memory.reserved().current;
   CHECK(run(b.compute, {32 * kMiB, 1000}) == first);
-  // A tensor of that stream may have it, but nothing of another stream.
+  // A tensor of that stream may have this memory, but no tensor of another stream.
   CHECK(b.buffer(32 * kMiB)->data == first[0]);
   CHECK(b.memory.reserved().current == reserved);
   CHECK(run(b.other, {32 * kMiB})[0] != first[0]);
@@ -177,7 +177,7 @@ TEST_CASE("where the device has no memory for a launch's kernels, cached memory 
   run(b.compute, {40 * kMiB});
   CHECK(b.control->waits == 2);  // for both streams
   CHECK(b.control->used == 60 * kMiB);
-  // The other way round: what kernels took serves a tensor.
+  // The opposite case: a tensor gets memory that kernels have used.
   const device::Buffer large = b.buffer(44 * kMiB);
   CHECK(b.control->used == 64 * kMiB);
 }
@@ -213,7 +213,7 @@ TEST_CASE("kernels in a capture take the graph's memory, which stays its own unt
   }
   CHECK(b.memory.in_use(*pool) == 0);
   CHECK(captured != outside);
-  // Nobody else gets it, however short memory is.
+  // Nothing else gets it, even if memory is short.
   CHECK(run(b.compute, {32 * kMiB}) == outside);
   b.control->limit = b.control->used;
   CHECK_THROWS_AS(b.buffer(33 * kMiB), RunError);
@@ -236,5 +236,5 @@ TEST_CASE("a lack of memory within a capture waits for nothing and gives nothing
     CHECK(b.control->waits == 0);
     CHECK(b.control->used == 40 * kMiB);
   }
-  run(b.compute, {64 * kMiB});  // the capture given up, as ever
+  run(b.compute, {64 * kMiB});  // the capture is given up as usual
 }

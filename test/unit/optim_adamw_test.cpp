@@ -94,7 +94,7 @@ TEST_CASE("three updates equal the float64 rule, with decay only where a paramet
       const double wanted = reference(start[i], 0.25 * double(g[i]), p != f.plain, 3, 0.1, rule);
       // A dozen fp32 roundings of values up to 1.
       CHECK(w[i] == Approx(wanted).margin(2e-6));
-      // The copy that computes is the master, rounded once: bf16 has 8 bits, fp16 11.
+      // The weight that computes is the master, rounded once: bf16 has 8 bits, fp16 11.
       CHECK(std::abs(value[i] - w[i]) <=
             (compute == DType::f32 ? 0 : std::abs(w[i]) / (compute == DType::bf16 ? 256 : 2048)));
     }
@@ -144,7 +144,7 @@ struct Rounded {
     const Tensor scale = Tensor::from_host<float>(stream, {1}, {1.0f});
     for (int64_t step = 1; step <= 3; ++step) adamw->step(stream, step, 0.01f, scale);
   }
-  // Copies the part of a parameter that this rank owns to its place in the layout-free tensor.
+  // Copies the part of a parameter that this rank owns into the layout-free tensor.
   void collect(const std::string& name, std::vector<float>& whole) {
     const model::Parameter& p = *params.find(name);
     whole.resize(size_t(p.whole_shape().count()), -1e9f);
@@ -154,7 +154,7 @@ struct Rounded {
         whole[size_t(p.whole_index(part.in_param + i))] = got[size_t(i)];
     }
   }
-  // Does so with a moment, the ranges of which follow each other.
+  // The same for a moment, whose ranges follow each other.
   void collect(const std::string& name, Tensor AdamW::Moments::*which, std::vector<float>& whole) {
     const model::Parameter& p = *params.find(name);
     whole.resize(size_t(p.whole_shape().count()), -1e9f);

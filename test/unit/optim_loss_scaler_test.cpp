@@ -1,4 +1,4 @@
-// Tests the rules by which the scale of the loss moves.
+// Tests the rules by which the scale of the loss changes.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -29,7 +29,7 @@ TEST_CASE("the scale doubles after clean steps in a row and halves at an overflo
   scaler.update(3, true);
   CHECK(scaler.scale() == 512);
   for (int i = 0; i < 2; ++i) scaler.update(i, false);
-  CHECK(scaler.scale() == 512);  // the count began again
+  CHECK(scaler.scale() == 512);  // the count starts again
   scaler.update(6, false);
   CHECK(scaler.scale() == 1024);
 }
@@ -82,5 +82,5 @@ TEST_CASE("a saved state reads back exactly") {
   CHECK_THROWS_WITH(restored.load("much"), Contains("`much`"));
   LossScaler fixed({.on = true, .dynamic = false, .initial = 8});
   fixed.load(saved.save());
-  CHECK(fixed.scale() == 8);  // as its options say
+  CHECK(fixed.scale() == 8);  // the initial scale of its options
 }

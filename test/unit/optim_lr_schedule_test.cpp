@@ -59,7 +59,7 @@ TEST_CASE("cosine, linear and constant") {
     CHECK(linear.at(step) == near(kLr + (kMin - kLr) * share));
     CHECK(constant.at(step) == near(kLr));
   }
-  CHECK(cosine.at(60) == near((kLr + kMin) / 2));  // half way, whatever the formula
+  CHECK(cosine.at(60) == near((kLr + kMin) / 2));  // halfway, under every formula
   for (int64_t step : {kEnd, kEnd + 1, int64_t{100000}}) {
     CHECK(cosine.at(step) == near(kMin));
     CHECK(linear.at(step) == near(kMin));
@@ -83,7 +83,7 @@ TEST_CASE("wsd holds lr, and comes down in four shapes") {
     CHECK(s->at(kEnd) == near(kMin));
     CHECK(s->at(kEnd + 50) == near(kMin));
   }
-  // A quarter, half and three quarters of the way: what is left of lr - min_lr.
+  // The remaining part of lr - min_lr after a quarter, a half and three quarters of the decay.
   const auto left = [](const LrSchedule& s, int64_t step) {
     return (double(s.at(step)) - kMin) / (kLr - kMin);
   };

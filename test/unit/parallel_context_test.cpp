@@ -22,7 +22,7 @@ struct Case {
   int64_t B, G;
   std::vector<int64_t> documents;  // lengths over two ranks each; empty: one sequence
   int64_t window = 0;
-  float scale = 0, cap = 0;  // of scores
+  float scale = 0, cap = 0;  // for scores
 };
 constexpr int64_t kA = 8;
 const std::vector<Case> kCases{{"equal heads", 1, 8, {}},
@@ -36,7 +36,7 @@ const std::vector<Case> kCases{{"equal heads", 1, 8, {}},
                                {"scale and cap over documents", 1, 8, {8, 72, 24}, 0, 0.5f, 1},
                                {"window, scale and cap", 1, 8, {}, 11, 0.5f, 1}};
 
-// The operands of attention over the whole sequence, which every rank can make.
+// The operands of attention over the full sequence, which every rank can generate.
 struct AttentionProblem {
   Case c;
   int cp;
@@ -58,7 +58,7 @@ struct AttentionProblem {
   }
   Tensor qkv(Stream& stream) const { return values(stream, N(), 1); }
   Tensor dout(Stream& stream) const { return values(stream, kA * kD, 2); }
-  // Returns the blocks that bring the rows of all ranks into the order of the sequence.
+  // Returns the blocks that sort the rows of all ranks into the order of the sequence.
   std::vector<ops::CopyBlock> order(int64_t width) const {
     std::vector<int64_t> rows = documents.empty() ? std::vector{S} : documents;
     for (int64_t& n : rows) n *= c.B;
@@ -84,10 +84,10 @@ struct AttentionProblem {
 };
 
 struct Values {
-  std::vector<float> out, dqkv;  // of the whole sequence
+  std::vector<float> out, dqkv;  // for the full sequence
 };
 
-// Returns what attention on one rank in fp32 gives for the same numbers.
+// Returns the attention of the same numbers on one rank in fp32.
 Values reference(const AttentionProblem& problem) {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
@@ -179,7 +179,7 @@ std::vector<Values> run(const AttentionProblem& problem, const std::vector<Type>
       of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.to_host_float(stream),
                                          gradients[i].to_host_float(stream)};
   });
-  // Brings the rows of all ranks into the order of the sequence.
+  // Sorts the rows of all ranks into the order of the sequence.
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
   for (size_t i = 0; i < types.size(); ++i)

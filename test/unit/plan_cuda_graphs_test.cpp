@@ -21,7 +21,7 @@ CudaGraphs graphs(int64_t world, const Overrides& overrides) {
 
 }  // namespace
 
-TEST_CASE("graphs asked for must be possible, or the reason is told") {
+TEST_CASE("requested graphs must be possible, or the error has the reason") {
   const char* field = "train.enable_cuda_graph";
   const auto asked = [](Overrides o) {
     o.push_back("train.enable_cuda_graph=true");

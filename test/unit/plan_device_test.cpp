@@ -1,4 +1,4 @@
-// Tests for which device a plan is made that starts no rank, and what it says about its memory.
+// Tests the device for which a plan without ranks is made, and its report of the memory.
 #include "plan/cheap_recompute.h"
 #include "plan/device_text.h"
 #include "plan/run_plan.h"
@@ -42,7 +42,7 @@ TEST_CASE("a dry run of more ranks than this host has cores is for GPUs") {
   CHECK(on_gpu(loaded({}, kPlanned, 8)));
   CHECK_FALSE(on_gpu(loaded({}, kStarted, 8)));
   CHECK_FALSE(on_gpu(loaded({"train.device=cpu"}, kPlanned, 8)));
-  // The ranks that the sizes need count where nobody says how many there are.
+  // Without a given number of ranks, the plan is for the ranks that the sizes need.
   CHECK(on_gpu(loaded({"distributed.tp_size=4", "distributed.cp_size=2"}, kPlanned, 0)));
   // Its memory is the usual one of such a GPU.
   CHECK(device_memory(loaded({}, kPlanned, 8)) == 80e9);

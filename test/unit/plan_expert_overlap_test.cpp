@@ -1,4 +1,5 @@
-// Tests what the plan reports about pairs of passes, and what hides the exchanges of experts.
+// Tests the plan's report about pairs of passes and about the compute that hides the exchanges of
+// experts.
 #include <chrono>
 
 #include <fmt/core.h>
@@ -55,7 +56,7 @@ TEST_CASE("sizes that no list could hold are refused at once, as without pairs")
   CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(10));
 }
 
-TEST_CASE("a recipe is told why its passes do not pair, and what would help") {
+TEST_CASE("a recipe whose passes do not pair gets the reason and a remedy") {
   const auto told = [](int64_t world, const Overrides& set) {
     return Setting{.what = set.back(), .world = world, .set = set};
   };
@@ -78,7 +79,7 @@ TEST_CASE("a recipe is told why its passes do not pair, and what would help") {
                   "model.ffn_hidden_size=768"});
 }
 
-TEST_CASE("the table says what a pass that runs alone waits for beside pairs") {
+TEST_CASE("the table lists the waits of passes that run alone beside pairs") {
   const auto text = [](const Overrides& more) {
     Overrides set = experts({kPairs + "=true"});
     set.insert(set.end(), more.begin(), more.end());
@@ -94,7 +95,7 @@ TEST_CASE("the table says what a pass that runs alone waits for beside pairs") {
   CHECK_THAT(text({shared, two}), Contains("last one's way back behind the shared expert"));
 }
 
-TEST_CASE("weight gradients that wait for a send are told and planned") {
+TEST_CASE("weight gradients that wait for a send are reported and planned") {
   const std::string whole = "comm_overlap.overlap_p2p_with_transformer_layer_wgrad",
                     layers = "comm_overlap.overlap_p2p_wgrad_delayed_layer_number=";
   const auto plan = [&](const Overrides& more) {
@@ -116,7 +117,8 @@ TEST_CASE("weight gradients that wait for a send are told and planned") {
              Contains("2 (2 x 256 + 3 x 704) elements for each token") &&
                  Contains(human_bytes(row) + " for a micro-batch"));
   CHECK_THAT(reason(plan({whole + "=true"}), whole), !Contains("experts"));
-  // A chunk has 2 layers: where both wait, their rows are there beside the forward's two layers.
+  // A chunk has 2 layers. If the weight gradients of both wait, their rows are kept beside the
+  // forward's two layers.
   const auto activations = [&](const RunPlan& p) { return p.memory[1].activations; };
   const Count none = activations(with({})),
               both = activations(with({layers + "2", whole + "=true"}));

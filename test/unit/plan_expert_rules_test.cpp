@@ -1,5 +1,5 @@
-// Tests what settings of experts mean: which layers have them, how a router's settings decide each
-// other, and which settings are refused or change nothing.
+// Tests settings of experts: which layers have them, how a router's settings determine each other,
+// and which settings are refused or change nothing.
 #include <fmt/core.h>
 
 #include "plan/expert_traffic.h"
@@ -50,18 +50,18 @@ TEST_CASE("Megatron's and Hugging Face's settings say which layers have experts"
   CHECK(layers({"model.mlp_only_layers=[]"}) == "11111111");
 }
 
-TEST_CASE("settings of experts win over what a family or another system says beside them") {
-  // DeepSeekMoE takes a softmax's weights as they are, and sigmoids are scaled to a sum of 1.
+TEST_CASE("settings of experts win over those of a family or another system") {
+  // DeepSeekMoE uses the weights of a softmax unchanged; sigmoids are scaled to a sum of 1.
   CHECK_FALSE(shape({"model.architecture=deepseek_moe"}).normalize);
   CHECK(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid"}).normalize);
   CHECK_FALSE(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid",
                      "model.moe.norm_topk_prob=false"})
                   .normalize);
-  // The family's first dense layer gives way to a list.
+  // A list replaces the family's first dense layer.
   CHECK(layers({"model.architecture=deepseek_moe"}) == "01111111");
   CHECK(layers({"model.architecture=deepseek_moe", "model.moe.layer_freq=[1,1,0,0,1,1,1,1]"}) ==
         "11001111");
-  // Megatron's type is aux_loss unless it is given; the native coefficient decides no type.
+  // Megatron's type is aux_loss by default; mtrain's own coefficient does not imply a type.
   CHECK(shape({"model.moe_aux_loss_coeff=0.01"}).batch_coeff == 0.01);
   CHECK(shape({"model.moe.aux_loss_coeff=0.01"}).batch_coeff == 0);
   CHECK(shape({"model.moe_aux_loss_coeff=0.01", "model.moe_router_load_balancing_type=none"})
@@ -113,7 +113,7 @@ TEST_CASE("the plan knows how many ranks a token goes to, and how many rows expe
   CHECK(expert_ranks_per_token(plan(8, flex)) == Approx(5.3).margin(0.01));
   CHECK(expert_ranks_per_token(plan(2, {"model.moe=8", "model.moe.router_topk=1",
                                         "model.moe.router_pre_softmax=true"})) == Approx(1));
-  // Both of two ranks have an expert of every token that has five of eight.
+  // If a token has five of eight experts, both of two ranks have one of them.
   CHECK(expert_ranks_per_token(plan(2, {"model.moe=8", "model.moe.router_topk=5"})) == Approx(2));
   CHECK(expert_rows_per_token(plan(8, flex)) == 8);
   CHECK(expert_rows_per_token(plan(2, {"model.moe=8", "model.moe.expert_capacity_factor=1.5",
@@ -247,7 +247,7 @@ TEST_CASE("a router that could not learn is refused") {
     expect_error({.what = "top-1", .set = moe(set)}, "model.moe.router_topk", "would not learn");
 }
 
-TEST_CASE("settings of experts that change nothing are told, and refused under strict") {
+TEST_CASE("settings of experts without effect are reported, and refused under strict") {
   struct Case {
     Overrides set;
     const char *field, *gist;
@@ -297,7 +297,7 @@ TEST_CASE("settings of experts that change nothing are told, and refused under s
   expect_no_warning({.what = "family's gate", .set = moe({"model.architecture=qwen2_moe"})});
 }
 
-TEST_CASE("a router has biases if they are asked for, by a rate, or by its family") {
+TEST_CASE("a router has biases by request, by a rate, or by its family") {
   CHECK_FALSE(shape({}).bias);
   CHECK(shape({"model.moe.router_bias=true"}).bias);
   CHECK(shape({"model.moe.router_bias=true"}).bias_rate == 0);
@@ -328,7 +328,7 @@ TEST_CASE("a benchmark's routing is warned of, and belongs to the run") {
                "is not one of its values");
 }
 
-TEST_CASE("a shared expert and chunks hide exchanges, or the recipe is told why they do not") {
+TEST_CASE("a shared expert and chunks hide exchanges, or the recipe gets the reason") {
   const std::string overlap = "model.moe.shared_expert_overlap",
                     chunks = "comm_overlap.moe_dispatch_chunks";
   const std::string one = overlap + "=true", two = chunks + "=2";
@@ -366,7 +366,7 @@ TEST_CASE("a shared expert and chunks hide exchanges, or the recipe is told why 
   expect_warning({.what = "dense", .set = {one}}, overlap, "no experts");
 }
 
-TEST_CASE("the table says what hides the exchanges of tokens") {
+TEST_CASE("the table lists the settings that hide the exchanges of tokens") {
   const auto text = [](const Overrides& more) {
     Overrides set{"distributed.ep_size=2"};
     set.insert(set.end(), more.begin(), more.end());
@@ -400,7 +400,7 @@ TEST_CASE("the table says what hides the exchanges of tokens") {
   CHECK_THAT(text({shared, one, two}), Contains("both ways hide behind the shared expert, and"));
 }
 
-TEST_CASE("settings of experts over ranks that change nothing are told") {
+TEST_CASE("settings of experts over ranks without effect are reported") {
   const auto over_ranks = [](const Overrides& more) {
     Overrides set{"distributed.ep_size=2"};
     set.insert(set.end(), more.begin(), more.end());
@@ -416,7 +416,7 @@ TEST_CASE("settings of experts over ranks that change nothing are told") {
                  own + "lm_head_precision", "changes nothing");
   expect_warning(over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=bf16"}),
                  own + "lm_head_precision", "changes nothing");
-  // A type of its own is no wish without effect: runs refuse it by name.
+  // A different type is not a request without effect: runs refuse it by name.
   for (const char* other : {"fp32", "fp16"})
     expect_no_warning(
         over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=" + other}));
@@ -447,7 +447,7 @@ TEST_CASE("routers are kept under fsdp2 over ranks alone, and experts' own resha
   CHECK(plan_of({}).data_parallel.gather.reshard_experts);
 }
 
-TEST_CASE("the plan says what experts above the mean load take") {
+TEST_CASE("the plan reports the memory of experts above the mean load") {
   const auto more = [](const Overrides& set, int64_t world) {
     Diagnostics diagnostics;
     const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, world);

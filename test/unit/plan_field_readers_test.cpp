@@ -1,6 +1,6 @@
-// Tests that every setting of a recipe has a reader: each row of the schema is given other values,
-// under several layouts, until the plan that the run is handed differs. A field that changes
-// nothing in any of them is a promise that nobody keeps, unless its help says so.
+// Tests that every setting of a recipe has a reader: each row of the schema gets other values,
+// under several layouts, until the plan of the run differs. A field that never changes a plan has
+// no effect, and its help must say so.
 #include <functional>
 
 #include <fmt/core.h>
@@ -187,7 +187,7 @@ class Print {
   }
 };
 
-// Recipes under which fields act: a field need act under one of them.
+// Recipes under which fields have an effect; one of them suffices for a field.
 struct Base {
   int64_t world;
   Overrides set;
@@ -263,7 +263,7 @@ const std::vector<Base>& bases() {
   return list;
 }
 
-// Fields that are read elsewhere than in the plan, and by whom.
+// Fields that are not read by the plan, and their readers.
 struct Elsewhere {
   const char* path;
   const char* reader;
@@ -365,7 +365,7 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
              Contains("scales of blocks in models with experts"));
 }
 
-TEST_CASE("every setting of a recipe changes what some run is handed") {
+TEST_CASE("every setting of a recipe changes the plan of some run") {
   std::vector<std::string> unread;
   for (const recipe::SchemaRow& row : recipe::schema_rows()) {
     if (!row.options.no_effect.empty()) {

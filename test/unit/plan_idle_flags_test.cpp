@@ -1,5 +1,5 @@
-// Tests that one recipe serves every size: a flag that a size leaves nothing to do is a warning and
-// a row of the overlap table, and with debug.strict an error. No flag is off without a word.
+// Tests that one recipe serves every size: a flag without effect at a size gives a warning and a
+// row of the overlap table, and with debug.strict an error. No flag is off silently.
 #include <fmt/core.h>
 
 #include "recipe_cases.h"
@@ -44,7 +44,7 @@ const std::vector<Size>& sizes() {
   return list;
 }
 
-// A flag, and the sizes that give it something to hide.
+// A flag, and the sizes at which it has something to hide.
 struct Flag {
   const char* field;
   const char* value;

@@ -1,4 +1,4 @@
-// Tests what the plan assumes that the parts of a pass cost.
+// Tests the costs that the plan assumes for the parts of a pass.
 #include <fmt/core.h>
 
 #include "plan/pass_costs.h"
@@ -49,13 +49,13 @@ TEST_CASE("costs follow the GPU of a rank unless the recipe names one") {
   };
   CHECK(text(a100, {}) == text(a100, {}));
   CHECK(text(a100, {}) != text(h100, {}));
-  // The recipes that a start compares are the same: they are written for every machine.
+  // The recipes that a start compares are equal, since they do not depend on the machine.
   CHECK(on(a100, {}).text.recipe == on(h100, {}).text.recipe);
   CHECK(text(a100, {"hardware.gpu=h100"}) == text(h100, {"hardware.gpu=h100"}));
 }
 
 TEST_CASE("experts talk over the links of a node if their group lies within it") {
-  // Returns whether the exchange is as fast as that of a node which holds the whole world.
+  // Returns whether the exchange is as fast as within a node that has all ranks.
   const auto within = [](int64_t world, const Overrides& layout, int gpus_per_node) {
     const auto exchange = [&](int64_t gpus) {
       Overrides set = on_gpu(layout);
@@ -70,7 +70,7 @@ TEST_CASE("experts talk over the links of a node if their group lies within it")
                     whole = "distributed.expert_tp_size=1";
   CHECK(within(16, {ep(8)}, 8));
   CHECK_FALSE(within(16, {ep(16)}, 8));
-  CHECK(within(16, {ep(8), cp}, 8));  // ep takes ranks of cp in
+  CHECK(within(16, {ep(8), cp}, 8));  // ep includes ranks of cp
   CHECK(within(16, {ep(8), tp, sp, whole}, 8));
   CHECK_FALSE(within(16, {ep(8), tp, sp}, 8));  // parts of experts on ranks of tp
   CHECK(within(16, {ep(4), tp, sp}, 8));
@@ -136,11 +136,11 @@ TEST_CASE("every call of an exchange takes the link's latency") {
   CHECK(forward == Approx(1));  // rows, and weights with them
   CHECK(backward == Approx(1));
   CHECK(added({"model.moe.token_dispatcher=flex"}).first == Approx(1));  // their experts, too
-  // Each of rows both ways, weights one way and choices.
+  // One call each for rows in both directions, weights in one, and choices.
   CHECK(added({"model.moe.token_dispatcher=all_gather"}).first == Approx(2));
   CHECK(added({}, {"comm.link.only=[dp, tp]"}) == std::pair{0.0, 0.0});
   CHECK(added({}, {"comm.link.only=[dp, ep]"}).first == Approx(1));
-  // Over tp rows both ways and weights one way, each in a call.
+  // Over tp, one call each for rows in both directions and weights in one.
   const auto parts = added({"distributed.tp_size=2", "distributed.sequence_parallel=true"});
   CHECK(parts.first == Approx(2.5));
 }

@@ -102,7 +102,7 @@ TEST_CASE("every stage has one rank") {
   }
 }
 
-TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline is the model") {
+TEST_CASE("sharded parts shrink with the ranks, and the sum over a pipeline is the model") {
   const auto memory = [](const std::vector<std::string>& more, int64_t world) {
     const Recipe r = ready("llama3_8b", world, more);
     return make_plan(r, world, r.model.vocab_size).fullest();
@@ -127,7 +127,7 @@ TEST_CASE("what is sharded shrinks with the ranks, and the sum over a pipeline i
   double parameters = 0;
   for (const MemoryEstimate& rank : plan.memory)
     parameters += rank.parameters * double(plan.layout.tp);
-  // Norms are whole on every tp rank, and the vocabulary is padded.
+  // Every tp rank has the full norms, and the vocabulary is padded.
   CHECK(parameters == Approx(70.55e9).epsilon(0.002));
 }
 
@@ -203,7 +203,7 @@ TEST_CASE("a resumed run says which settings have changed, and not where its fil
                  !Catch::Contains("seed"));
 }
 
-TEST_CASE("a resumed run of experts may balance them otherwise by what its checkpoint has") {
+TEST_CASE("a resumed run may balance experts differently, if its checkpoint has the state") {
   const TemporaryFolder folder;
   const auto path = folder / "recipe.yaml";
   const auto text = [](const std::vector<std::string>& changes) {
@@ -235,7 +235,7 @@ TEST_CASE("a resumed run of experts may balance them otherwise by what its check
 
 TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 at most") {
   const auto total = [](const std::string& device, const std::string& tokens) {
-    // Layers whose backward needs little: what it needs, the head may use before.
+    // Layers whose backward needs little memory, since the head may use that memory before.
     const Recipe r = ready(
         "llama3_8b", 8,
         {"distributed.strategy=ddp", "distributed.tp_size=1", "~distributed.sequence_parallel",
@@ -247,7 +247,7 @@ TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 
   const double more = total("cuda", "4096") - total("cpu", "4096");
   CHECK(more > double(1ll << 29));
   CHECK(more < double(1ll << 30));
-  // Twice the tokens are twice the pieces; what a layer's backward needs grows.
+  // Twice the tokens are twice the pieces, and a layer's backward needs more memory.
   CHECK(total("cuda", "8192") - total("cpu", "8192") < more);
 }
 
@@ -312,7 +312,7 @@ TEST_CASE("outputs of norms and activations are kept where the memory of the GPU
   CHECK(does_not.fullest().total() == again.fullest().total());
   CHECK(does_not.text.recompute.find("activations computed again, since with them ") !=
         std::string::npos);
-  // Some GPUs tell their memory by their name.
+  // The names of some GPUs contain their memory.
   for (const auto& [name, gb] : std::map<std::string, double>{{"NVIDIA A100-SXM4-40GB", 40},
                                                               {"NVIDIA H100 80GB HBM3", 80},
                                                               {"NVIDIA GB200", 0},
@@ -323,8 +323,8 @@ TEST_CASE("outputs of norms and activations are kept where the memory of the GPU
                                  64, {.gpus = 1, .gpu_name = name});
     CHECK(r.hardware.memory_gb.value_or(0) == gb);
   }
-  // The usual memory counts for a GPU that is recognized, not for one that is only taken for
-  // another, nor for a part of one. What a name tells is no part of the recipe that hosts compare.
+  // The usual memory counts for a GPU that is recognized, not for one that is only treated like
+  // another, nor for a part of one. Hosts compare recipes without the memory that a name states.
   const auto on = [&](const std::string& name) {
     Diagnostics diagnostics;
     const Recipe r = load_recipe(MTRAIN_SOURCE_DIR "/recipes/llama3_8b.yaml",
@@ -383,7 +383,7 @@ TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's whe
   CHECK(workspace({"model.attn_logit_softcapping=50"}) == double(kMatmulWorkspace));
   CHECK(workspace({"mixed_precision=fp32", "train.micro_batch_size=16",
                    "dataset.seq_length=32768"}) == 8 * 16 * 4 * heads);
-  // A packed document's lse, close gradients, and dk and dv of every query head.
+  // For packed documents: lse, contiguous gradients, and dk and dv of every query head.
   CHECK(workspace({"packed_sequence.packed_sequence_size=4096"}) ==
         8 * heads + 4 * q + 2 * (q + kv) + 4 * q);
   // Blocks of keys are our own kernels'; exchanged heads are cuDNN's, a fourth at a time.

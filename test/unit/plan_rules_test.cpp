@@ -222,7 +222,7 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
       {.what = "activation_checkpointing", .set = {"distributed.activation_checkpointing=true"}});
 }
 
-TEST_CASE("weight decay is decoupled under adamw, and what adam's setting says") {
+TEST_CASE("weight decay is decoupled under adamw, and under adam as its setting says") {
   expect_error({.what = "adamw with L2", .set = {"optimizer.decoupled_weight_decay=false"}},
                "optimizer.decoupled_weight_decay", "adamw is Adam with decoupled");
   const auto decoupled = [](const Overrides& set) {
@@ -237,7 +237,7 @@ TEST_CASE("weight decay is decoupled under adamw, and what adam's setting says")
   CHECK_FALSE(decoupled({"optimizer.optimizer=adam", "optimizer.no_decoupled_weight_decay=true"}));
 }
 
-TEST_CASE("types of outputs, inputs and messages say what they change") {
+TEST_CASE("types of outputs, inputs and messages report their effect") {
   const Overrides bf16{"mixed_precision=bf16_mixed"}, fp32{"mixed_precision=fp32"};
   const auto set = [](Overrides o, const char* name, const char* value) {
     o.push_back(fmt::format("distributed.{}={}", name, value));

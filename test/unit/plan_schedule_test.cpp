@@ -1,4 +1,4 @@
-// Tests that recipes know the schedules of lib/schedule, and no others.
+// Tests that recipes accept the schedules of lib/schedule, and no others.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -40,7 +40,7 @@ std::string refused(const std::string& text) {
 TEST_CASE("a size that the recipe allows is one that the schedule can have, and no other") {
   int64_t allowed = 0, refused_sizes = 0;
   for (const auto& [value, name] : enum_names(recipe::PipelineScheduleName{})) {
-    if (enum_name(value) != name) continue;  // another name of one that was met
+    if (enum_name(value) != name) continue;  // another name of an earlier one
     for (const int64_t pp : {2, 4})
       for (const int64_t v : {1, 2, 3})
         for (const int64_t m : {1, 3, 4, 5, 8, 9})
@@ -92,7 +92,7 @@ TEST_CASE("a schedule survives its table") {
   }
 }
 
-TEST_CASE("what a table costs is what its lists say") {
+TEST_CASE("the cost of a table follows from its lists") {
   const TemporaryFolder folder;
   const std::string path = (folder / "schedule.csv").string();
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {
@@ -108,7 +108,7 @@ TEST_CASE("what a table costs is what its lists say") {
     INFO(kind.name << diagnostics.text(recipe::Severity::error));
     REQUIRE_FALSE(diagnostics.has_errors());
     const ScheduleShape shape = make_plan(r, 2, 0).schedule_shape;
-    // A table lists no pairs, and pairs give their results only at their common end.
+    // A table lists no pairs, and a pair returns its results only at its common end.
     if (kind.name != "dualpipev")
       CHECK(bubble_fraction(shape) == Approx(bubble_fraction(kind, size)));
     for (int64_t rank = 0; rank < 2; ++rank) {

@@ -1,4 +1,4 @@
-// Checks for the rules of recipes: what they must say about settings on a small recipe.
+// Checks for the rules of recipes: the diagnostics that settings on a small recipe must give.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -65,7 +65,7 @@ inline void expect_error(const Setting& s, std::string_view field, std::string_v
 inline void expect_warning(const Setting& s, std::string_view field, std::string_view gist) {
   expect_diagnostic(s, Severity::warning, field, gist);
 }
-// mtrain tells what it chose or adapted at `field`.
+// mtrain reports its choice or adaptation at `field`.
 inline void expect_resolved(const Setting& s, std::string_view field, std::string_view gist) {
   expect_diagnostic(s, Severity::resolved, field, gist);
 }

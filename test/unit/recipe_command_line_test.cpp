@@ -45,7 +45,7 @@ TEST_CASE("values of the ranks' variables are in no command line that is printed
   }
 }
 
-TEST_CASE("a command is no training, even if a recipe has its name") {
+TEST_CASE("a command is not a training, even if a recipe has its name") {
   for (const char* command : {"eval", "generate", "export", "import", "data"})
     CHECK_FALSE(recipe::begins_training({command}, {MTRAIN_SOURCE_DIR "/recipes"}));
   CHECK(recipe::begins_training({"train"}, {}));
@@ -84,7 +84,7 @@ TEST_CASE("blanks within a setting are named, with the setting as it was meant")
   CHECK_THAT(refusal({"r.yaml", "optimizer.betas=[0.9,", "0.95]"}),
              Contains("ends at a space") && Contains("quotes"));
   CHECK_THAT(refusal({"r.yaml", "again"}), Contains("`again` is not an override"));
-  // A value may be empty, and a list may be whole.
+  // A value may be empty, and a list may be complete.
   CHECK(read({"r.yaml", "launch.env={A: b}", "model.from="}).size() == 4);
 }
 

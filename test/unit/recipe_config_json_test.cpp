@@ -1,4 +1,4 @@
-// Tests that model.from reads what a Hugging Face configuration says about a model.
+// Tests that model.from reads the model of a Hugging Face configuration.
 #include <fstream>
 
 #include <fmt/core.h>
@@ -55,7 +55,7 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
   REQUIRE(gpt2_errors.empty());
   CHECK(gpt2.model.architecture == Architecture::gpt2);
   CHECK(gpt2.model.share_embeddings_and_output_weights);
-  CHECK(gpt2.model.hidden_dropout == 0.1);  // what transformers takes for an omitted key
+  CHECK(gpt2.model.hidden_dropout == 0.1);  // transformers' default for an omitted key
 
   config(R"({"model_type": "qwen3", "hidden_size": 64, "sliding_window": null,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})");
@@ -174,7 +174,7 @@ TEST_CASE("config.json says which layers have a window") {
     CHECK_FALSE(diagnostics.has_errors());
     return r ? r->model.window_size.value_or(0) : -1;
   };
-  CHECK(window(R"({"model_type": "mistral"})") == 4096);  // what transformers takes
+  CHECK(window(R"({"model_type": "mistral"})") == 4096);  // transformers' default
   CHECK(window(R"({"model_type": "mistral", "sliding_window": null})") == 0);
   CHECK(window(R"({"model_type": "phi3", "sliding_window": 2047})") == 2047);
   CHECK(window(R"({"model_type": "llama", "sliding_window": 100})") == 0);  // not read there

@@ -1,5 +1,5 @@
-// Keys of config.json as people's folders have them: which pass, which are refused, and how a user
-// passes over one that mtrain does not know.
+// Tests keys of config.json in published folders: which are accepted, which are refused, and how a
+// user ignores an unknown one.
 #include <fmt/core.h>
 
 #include "base/file.h"
@@ -13,8 +13,8 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// Returns the messages about a config.json of Llama's with these further keys, and of a recipe that
-// names its folder and has these settings.
+// Returns the messages about Llama's config.json with these additional keys, and about a recipe
+// that names its folder and has these settings.
 std::string complaints(const std::string& keys, const std::vector<std::string>& set = {},
                        const std::string& family = "llama", Severity severity = Severity::error) {
   const TemporaryFolder folder;
@@ -29,7 +29,7 @@ std::string complaints(const std::string& keys, const std::vector<std::string>& 
 
 }  // namespace
 
-TEST_CASE("keys that change nothing in training pass, whoever wrote them") {
+TEST_CASE("keys without effect on training are accepted from any tool") {
   for (const char* key : {R"("unsloth_fixed": true)",
                           R"("unsloth_version": "2024.9")",
                           R"("_model_name_or_path": "a/b")",
@@ -109,7 +109,7 @@ TEST_CASE("no key by which some family computes passes for harmless") {
       CHECK_THAT(complaints(fmt::format(R"("{}": 0.5)", key), {}, family), Contains(key));
 }
 
-TEST_CASE("the error about unknown keys names them all and what passes over them") {
+TEST_CASE("the error about unknown keys names them all, and the setting that ignores them") {
   const std::string text = complaints(R"("clip_qkv": 8, "logit_scale": 2)");
   CHECK_THAT(text, Contains("the keys clip_qkv, logit_scale are not understood") &&
                        Contains("model.ignore_keys: [clip_qkv, logit_scale]") &&
@@ -121,7 +121,7 @@ TEST_CASE("the error about unknown keys names them all and what passes over them
   CHECK(bounded.size() < 2000);
 }
 
-TEST_CASE("model.ignore_keys passes over the keys that it names, and over no other") {
+TEST_CASE("model.ignore_keys ignores the keys that it names, and no others") {
   CHECK(complaints(R"("clip_qkv": 8)", {"model.ignore_keys=[clip_qkv]"}) == "");
   CHECK(complaints(R"("clip_qkv": 8)", {"model.ignore_keys=clip_qkv"}) == "");
   CHECK(complaints(R"("clip_qkv": 8, "x": 1)", {"model.ignore_keys=[clip_qkv, x]"}) == "");
@@ -137,7 +137,7 @@ TEST_CASE("model.ignore_keys passes over the keys that it names, and over no oth
   CHECK_THAT(recipe::print_recipe(r), Contains("ignore_keys: [clip_qkv]"));
 }
 
-TEST_CASE("model.ignore_keys cannot name a key that says what the model is") {
+TEST_CASE("model.ignore_keys cannot name a key that describes the model") {
   for (const char* key :
        {"hidden_size", "rope_theta", "rope_scaling", "rope_parameters", "sliding_window",
         "layer_types", "mlp_bias", "attention_bias", "tie_word_embeddings", "model_type",

@@ -31,7 +31,7 @@ TEST_CASE("every default is accepted as a value and lies in its range") {
 
 TEST_CASE("the JSON Schema is well formed and knows every spelling") {
   const std::string json = schema_json();
-  // JSON is YAML, so our own parser can hold it against the schema.
+  // JSON is YAML, so our own parser can compare it with the schema.
   Diagnostics diagnostics;
   Node root;
   REQUIRE(parse_yaml(json, "schema", diagnostics, root));

@@ -51,7 +51,7 @@ TEST_CASE("epochs of samples make steps, and the last one is full") {
   }
 }
 
-TEST_CASE("what follows from the steps waits for the data") {
+TEST_CASE("settings that follow from the steps wait for the data") {
   Diagnostics before, after;
   Recipe r = loaded("lr_scheduler: {warmup_steps: 50}\n", {"train.epochs=2"}, before);
   CHECK(before.text(Severity::warning).empty());

@@ -1,4 +1,5 @@
-// Tests that names of other systems which ask for more than mtrain does act, warn or are refused.
+// Tests names of other systems that ask for more than mtrain does: they have an effect, warn, or
+// are refused.
 #include <fmt/core.h>
 
 #include "recipe/load/find_recipe.h"
@@ -52,7 +53,7 @@ TEST_CASE("settings of AutoModel's backend that change training act") {
   CHECK(shown(backend("gate_precision: bfloat16"), "model.moe.router_dtype") == "bf16");
 }
 
-TEST_CASE("keys that ask for what is not done are warned of or refused") {
+TEST_CASE("keys that ask for unsupported features warn or are refused") {
   struct Row {
     const char* text;
     Severity severity;

@@ -183,7 +183,7 @@ TEST_CASE("a class's own defaults yield to what the recipe says, and its argumen
       "r.yaml", {}, diagnostics);
   INFO(listed(diagnostics));
   CHECK_FALSE(diagnostics.has_errors());
-  CHECK(llama.model.hidden_size == 4096);  // what transformers takes
+  CHECK(llama.model.hidden_size == 4096);  // transformers' default
   CHECK(llama.model.num_layers == 2);
   CHECK(llama.model.norm_epsilon == 1e-6);
   CHECK(loaded("", {"num-layers=4", "ffn-hidden-size=96", "optimizer=adam"}).model.num_layers == 4);
@@ -218,8 +218,7 @@ TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
         Precision::fp16_mixed);
 }
 
-TEST_CASE(
-    "keys without a meaning are told once, those that ask for what is not built are refused") {
+TEST_CASE("keys without a meaning are reported once, and those for missing features are refused") {
   expect_told("distributed: {pipeline: {patch_inner_model: false}}\n", Severity::resolved,
               "distributed.pipeline.patch_inner_model", "has no meaning here");
   expect_told("distributed: {multimodal: {frozen_sharding: per_layer}}\n", Severity::warning,
@@ -261,7 +260,7 @@ TEST_CASE("Megatron's switch of experts' biases is the gate of the rate beside i
   expect_told(off + own, Severity::resolved, "model.moe_router_bias_update_rate", "has no effect");
 }
 
-TEST_CASE("settings of experts in the names of other systems act, or are told") {
+TEST_CASE("settings of experts in the names of other systems have an effect, or are reported") {
   const auto moe = [](const Overrides& set) {
     Overrides all{"model.num_moe_experts=8", "model.moe_ffn_hidden_size=64"};
     all.insert(all.end(), set.begin(), set.end());
@@ -283,7 +282,7 @@ TEST_CASE("settings of experts in the names of other systems act, or are told") 
         {.what = bad,
          .set = {"model.num_moe_experts=8", fmt::format("model.moe_layer_freq='{}'", bad)}},
         "model.moe.layer_freq", "");
-  // Only Megatron's -1 stands for none.
+  // Only Megatron's -1 means none.
   for (const char* none : {"-1", "-1.0"})
     CHECK_FALSE(
         moe({std::string("model.moe_expert_capacity_factor=") + none}).expert_capacity_factor);
@@ -336,7 +335,7 @@ TEST_CASE("classes of other systems name families with experts") {
     return r.model;
   };
   CHECK(of_config("Mixtral").architecture == Architecture::mixtral);
-  CHECK(of_config("Mixtral").moe.num_experts == 8);  // what transformers takes
+  CHECK(of_config("Mixtral").moe.num_experts == 8);  // transformers' default
   CHECK(of_config("Qwen2Moe").moe.shared_expert_ffn_hidden_size == 5632);
   CHECK(of_config("Qwen3Moe").moe.num_experts == 128);
 }
@@ -392,7 +391,7 @@ TEST_CASE("auto takes the GPU that the machine has, and rules go by it") {
   CHECK(on("NVIDIA H200", {"hardware.gpu=b200"}).hardware.gpu == Gpu::b200);
   CHECK(on("NVIDIA H200", {"train.device=cpu"}).train.device == DeviceChoice::cpu);
   CHECK(on("NVIDIA H200", {"train.device=cpu"}).hardware.gpu == Gpu::h100);
-  // What only CPUs do keeps auto on the CPU, and so do fewer GPUs than ranks.
+  // auto stays on the CPU if a setting needs a CPU, or if there are fewer GPUs than ranks.
   CHECK(on("NVIDIA H200", {"comm.link.gbps=1"}).train.device == DeviceChoice::automatic);
   CHECK(on("NVIDIA H200", {"comm.backend=gloo"}).train.device == DeviceChoice::automatic);
   Diagnostics few;
@@ -400,7 +399,7 @@ TEST_CASE("auto takes the GPU that the machine has, and rules go by it") {
       kBase, "base.yaml", {}, few, 2, {.gpus = 1, .gpu_name = "NVIDIA H200", .ranks_per_host = 2});
   CHECK(two.train.device == DeviceChoice::automatic);
   CHECK_THAT(listed(few), Contains("2 ranks of this host have 1 GPU"));
-  // 8-bit products need the GPU that is there, not the one that estimates take.
+  // 8-bit GEMMs need the actual GPU, not the one that estimates assume.
   Diagnostics diagnostics;
   plan::load_recipe_text(kBase, "base.yaml", {"mixed_precision.fp8=hybrid"}, diagnostics, 1,
                          {.gpus = 1, .gpu_name = "NVIDIA A100-SXM4-80GB"});

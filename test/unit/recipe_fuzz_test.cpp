@@ -69,7 +69,7 @@ const std::vector<std::string> kPieces{"{",
                                        "tp_size: 65536",
                                        "[[[[[[[["};
 
-// A number below `n`, the k-th of this iteration.
+// Returns a number below `n`, the k-th of this iteration.
 struct Dice {
   uint64_t iteration, k = 0;
   size_t below(size_t n) { return size_t(uniform_below(17, iteration * 64 + k++ % 64, n)); }
@@ -148,7 +148,7 @@ TEST_CASE("every field refuses or takes odd values") {
   }
 }
 
-TEST_CASE("large files, and files that are no recipes, are refused in an instant") {
+TEST_CASE("large files, and files that are not recipes, are refused in an instant") {
   std::string keys, long_key(1 << 19, 'k'), wide = "model: {", items = "dataset: {train: [";
   for (int i = 0; i < 9000; ++i) keys += "key_number_" + std::to_string(i) + ": 1\n";
   for (int i = 0; i < 9000; ++i) wide += "k" + std::to_string(i) + ": 1, ";

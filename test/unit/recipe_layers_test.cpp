@@ -46,14 +46,14 @@ Overrides as_flags(const Overrides& settings) {
   return recipe::flags_to_overrides(words);
 }
 
-// The layer above stands as a second base, a child, overrides and flags: all must give the same.
+// The upper layer as a second base, a child, overrides and flags must give the same result.
 void expect_layers(const Layers& row) {
   const TemporaryFolder folder;
   const auto write = [&](const char* name, const std::string& text) {
     std::ofstream(folder / name) << text;
     return (folder / name).string();
   };
-  // The small recipe names data; a row that names others stands for it.
+  // The small recipe names data; a row that names other data replaces it.
   std::string base = kBase;
   const std::string data = "train: x, ", settings = as_yaml(row.below);
   if (settings.starts_with("dataset.")) base.erase(base.find(data), data.size());
@@ -395,14 +395,14 @@ TEST_CASE("null in a later layer resets a field or a section") {
       kBase + std::string("optimizer: {_target_: torch.optim.Adam, weight_decay: 0.5}\n"), "r.yaml",
       {"~optimizer.weight_decay"}, none);
   CHECK(r->optimizer.weight_decay == 0);
-  // The user is told.
+  // A note says so.
   Diagnostics diagnostics;
   plan::load_recipe_text(kBase + std::string("recompute: full\n"), "r.yaml", {"recompute=none"},
                          diagnostics);
   CHECK_THAT(listed(diagnostics), Contains("null resets"));
 }
 
-TEST_CASE("within one file null beside a value is no conflict, and halves agree or are refused") {
+TEST_CASE("within one file null beside a value is no problem, and halves must agree") {
   for (const char* text : {"train.eval_interval: null\nvalidation.eval_interval: 5\n",
                            "validation: {eval_interval: 5, every_steps: none}\n",
                            "step_scheduler.val_every_steps: ~\nvalidation.every_steps: 5\n"})

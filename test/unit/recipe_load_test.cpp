@@ -188,7 +188,7 @@ TEST_CASE("numbers and words are read as they look, where YAML 1.1 reads them ot
   REQUIRE_THAT(errors(kMinimal + "optimizer: 3\n"), Contains("section"));
 }
 
-TEST_CASE("text that is no YAML gives one message with its place") {
+TEST_CASE("text that is not YAML gives one message with its place") {
   REQUIRE_THAT(errors("model:\n\thidden_size: 4\n"), Contains("r.yaml:2:1") && Contains("tab"));
   REQUIRE_THAT(errors("model:\n  a: 1\n   b: 2\n"),
                Contains("r.yaml:3:4") && Contains("indent b by 2 spaces"));
@@ -273,7 +273,7 @@ TEST_CASE("a printed recipe loads to the same recipe") {
 }
 
 TEST_CASE("the recipes of the repository load at the world size that their head names") {
-  // Stands for the folder of the first run's model, which a recipe may begin with.
+  // Replaces the folder of the first run's model, with which a recipe may begin.
   const TemporaryFolder quickstart;
   std::ofstream(quickstart / "config.json")
       << R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 257,
@@ -299,12 +299,12 @@ TEST_CASE("the recipes of the repository load at the world size that their head 
     INFO(diagnostics.text(Severity::error) << diagnostics.text(Severity::warning));
     REQUIRE_FALSE(diagnostics.has_errors());
     REQUIRE(diagnostics.text(Severity::warning).empty());
-    // A recipe whose head names H100s is not for the CPU of whoever plans it.
+    // A recipe whose first lines name hardware is for GPUs, also if this machine has none.
     if (text.find("# Hardware:") != std::string::npos) {
       CHECK(r.train.device == recipe::DeviceChoice::cuda);
       ++for_gpus;
     }
-    // The printed recipe asks for nothing that would be ignored, so that strict loads it, too.
+    // The printed recipe has no ignored settings, so strict loads it, too.
     for (const std::vector<std::string>& set :
          std::vector<std::vector<std::string>>{{}, {"debug.strict=true"}}) {
       Diagnostics again;
@@ -377,7 +377,7 @@ TEST_CASE("a recipe may be based on others") {
   REQUIRE(child.optimizer.lr == 2e-3);
   REQUIRE(child.optimizer.weight_decay == 0.5);
   REQUIRE(child.optimizer.eps == 1e-6);
-  REQUIRE(child.model.num_query_groups == 2);  // another spelling in a base is no conflict
+  REQUIRE(child.model.num_query_groups == 2);  // another spelling in a base is not a conflict
   REQUIRE(child.train.run_dir == "runs/child");
 
   write("x.yaml", "base: y.yaml\n");
@@ -439,7 +439,7 @@ TEST_CASE("attention_bias adds the output projection's bias, add_qkv_bias does n
   REQUIRE(model("architecture: qwen2, attention_bias: false").qkv_bias());
 }
 
-TEST_CASE("what rounds at random are bf16 weights without fp32 ones") {
+TEST_CASE("only bf16 weights without fp32 ones are rounded stochastically") {
   const std::string bf16 = kMinimal + "mixed_precision: bf16_mixed\n";
   REQUIRE_FALSE(load(bf16).optimizer.rounds_at_random());
   REQUIRE(load(bf16 + "optimizer: {master_weights: false}\n").optimizer.rounds_at_random());
@@ -454,7 +454,7 @@ TEST_CASE("what rounds at random are bf16 weights without fp32 ones") {
                Contains("optimizer.master_weights") && Contains("bf16_mixed"));
 }
 
-TEST_CASE("a run that goes on takes from the saved recipe what the folder of model.from has said") {
+TEST_CASE("a run that resumes takes the settings of the model.from folder from the saved recipe") {
   const TemporaryFolder temporary;
   const auto read = [](const std::string& text, const std::string& saved = "") {
     Diagnostics diagnostics;
@@ -489,7 +489,7 @@ TEST_CASE("a run that goes on takes from the saved recipe what the folder of mod
   }
   CHECK((again.model.hidden_size == 64 && again.model.moe.num_experts == 5));
   CHECK(again.model.rope_scaling.factor == 3);
-  CHECK(again.model.init_method_std == 0.5);  // which the folder says, and no recipe did
+  CHECK(again.model.init_method_std == 0.5);  // which comes from the folder, not from a recipe
   CHECK(shown(again, "model.hidden_dropout") == "0");
 
   // GPT-2's dropout is the folder's until a recipe says otherwise.

@@ -54,7 +54,7 @@ TEST_CASE("the default of a reference may be a reference") {
   CHECK(run_dir("x/${env:MTRAIN_TEST_NONE,${env:MTRAIN_TEST_B}}/y") == "x/b/y");
   CHECK(run_dir("${env:MTRAIN_TEST_NONE,${env:MTRAIN_TEST_NONE,d}}") == "d");
   CHECK(run_dir("${env:MTRAIN_TEST_NONE,s${train.seed}}") == "s1234");
-  // A default that is not needed may name what is not there.
+  // An unused default may refer to something that does not exist.
   CHECK(run_dir("${env:MTRAIN_TEST_B,${env:MTRAIN_TEST_NONE}}") == "b");
   CHECK_THAT(wrong("train.run_dir: '${env:MTRAIN_TEST_NONE,${env:MTRAIN_TEST_NONE}}'\n"),
              Contains("MTRAIN_TEST_NONE is not set"));
@@ -162,7 +162,7 @@ TEST_CASE("a list of data may have the share of each") {
   }
   CHECK(loaded("", {"dataset.train=[1, x/y]"}).dataset.train == Paths{"x/y"});
   CHECK(loaded("dataset.valid: [0.5, v, 0.5, w]\n").dataset.validation_weights.size() == 2);
-  // Prefixes that are no blend stay what they are.
+  // Prefixes that are not a blend stay unchanged.
   CHECK(loaded("", {"dataset.train=[a, b, c]"}).dataset.train.size() == 3);
   CHECK(loaded("", {"dataset.train='with blank'"}).dataset.train == Paths{"with blank"});
   for (const Paths& paths : {Paths{"12"}, Paths{"12", "b"}, Paths{"12 b"}}) {
@@ -220,7 +220,7 @@ TEST_CASE("values of variables for the ranks are written as their references, or
                                    "E: '${env:MTRAIN_TEST_NONE,${env:MTRAIN_TEST_SECRET}}'"));
     }
   }
-  // A printed recipe says what has no value any more.
+  // A printed recipe marks variables that have no value.
   Diagnostics diagnostics;
   const Recipe r = loaded("launch.env: {MTRAIN_TEST_PLAIN: hunter2}\n");
   plan::load_recipe_text(print_recipe(r), "printed.yaml", {}, diagnostics);
@@ -245,7 +245,7 @@ TEST_CASE("no message quotes the value of a variable for the ranks") {
   CHECK_FALSE(holds_secrets("train.steps=1"));
 }
 
-TEST_CASE("variables for the ranks are not among what ranks and a resume compare") {
+TEST_CASE("neither ranks nor a resume compare variables for the ranks") {
   const TemporaryFolder folder;
   setenv("MTRAIN_TEST_SECRET", "a", 1);
   const std::string saved =

@@ -1,4 +1,4 @@
-// Tests that what a hint suggests leads to a recipe that passes.
+// Tests that the suggestions of hints lead to valid recipes.
 #include <cctype>
 #include <filesystem>
 #include <fstream>
@@ -17,7 +17,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// Returns the whole numbers of a text, in their order.
+// Returns the integers of a text, in their order.
 std::vector<int64_t> numbers_of(const std::string& text) {
   std::vector<int64_t> numbers;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -178,7 +178,7 @@ TEST_CASE("a run that should begin with weights is led to model.from") {
   CHECK(only_hint({.set = {"checkpoint.finetune=true"}}) == "leave it out");
 }
 
-TEST_CASE("data that are no prefix of a pair are led to one") {
+TEST_CASE("data that are not a prefix of a pair get a hint to one") {
   const TemporaryFolder folder;
   const std::string data = folder / "corpus";
   write_pair(data);

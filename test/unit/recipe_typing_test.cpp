@@ -1,4 +1,4 @@
-// Tests what is said of mistakes that people make when they type YAML.
+// Tests the messages for typing mistakes in YAML.
 #include <cstdlib>
 #include <filesystem>
 
@@ -69,7 +69,7 @@ TEST_CASE("a colon without a space after it is named in its own line") {
   });
 }
 
-TEST_CASE("signs of other languages are named with what YAML has instead") {
+TEST_CASE("signs of other languages are named with those of YAML") {
   expect_mistakes({
       {"model:\n  num_layers = 8\n  hidden_size = 256\n", "2:3", "not `=`", "write num_layers: 8"},
       {"model: {num_layers=8}\n", "1:9", "not `=`", "write num_layers: 8"},
@@ -188,7 +188,7 @@ TEST_CASE("correct YAML of every form has no fault") {
   }
 }
 
-TEST_CASE("a text where a section is expected is completed to what was meant") {
+TEST_CASE("a text instead of a section gets the completed setting as a hint") {
   const std::string gist = "is a section of several keys";
   expect_mistakes({
       {"dataset: data/corpus\n", "1:1", gist, "write dataset: {train: data/corpus}"},

@@ -1,4 +1,4 @@
-// Tests what a user is told who types the words of another tool.
+// Tests the hints for words of other tools.
 #include <cctype>
 #include <set>
 
@@ -22,7 +22,7 @@ bool is_name(const std::string& text) {
   });
 }
 
-// What a recipe with these lines is told, errors alone.
+// Returns the errors of a recipe with these lines.
 std::string told(const std::string& lines, const Overrides& set = {}) {
   Diagnostics diagnostics;
   plan::load_recipe_text(kBase + lines, "base.yaml", set, diagnostics, 1);
@@ -61,7 +61,7 @@ TEST_CASE("a word of another tool gets its hint in any section, alone, and as a 
     const std::string word(row.word), hint = "hint: " + row.hint();
     INFO(word);
     REQUIRE_THAT(told(word + ": 1\n"), Contains(hint));
-    if (word.find('.') != std::string::npos) continue;  // of one section
+    if (word.find('.') != std::string::npos) continue;  // a word of one section
     REQUIRE_THAT(told("recompute: {" + word + ": 1}\n"), Contains(hint));
     REQUIRE_THAT(told("", {word + "=1"}), Contains(hint));
     REQUIRE_THAT(explain(word), Contains(row.hint()));
@@ -99,12 +99,12 @@ TEST_CASE("each key of another tool's section gets a hint of its own") {
   CHECK_THAT(told("parallelism: 3\n"), Contains("its settings are in `distributed` here"));
 }
 
-TEST_CASE("a key that is near to nothing is told the keys of its section") {
+TEST_CASE("an unknown key without a similar one gets the keys of its section") {
   CHECK_THAT(told("optimizer: {zzzzzzzz: 3}\n"),
              Contains("the keys of optimizer are name, lr, betas, eps, weight_decay"));
   CHECK_THAT(told("zzzzzzzz: 3\n"), Contains("the sections are model, dataset, tokenizer, train"));
   CHECK_THAT(told("zzzzzzzz: {y: 3}\n"), Contains("the sections are model"));
-  // Equal sections make no key near.
+  // Equal sections do not make keys similar.
   CHECK_THAT(told("checkpoint: {colour: 3}\n"), Contains("the keys of checkpoint are dir"));
   CHECK_THAT(told("", {"colour=3"}), Contains("the sections are"));
 }

@@ -58,7 +58,7 @@ inline std::vector<RouterCase> router_cases() {
   };
 }
 
-// What a case reads. Biases and logits lie so far apart that rounding changes no choice.
+// The inputs of a case. Biases and logits differ so much that rounding changes no choice.
 struct RouterInputs {
   Array logits_TE, bias_E, valid_T, choice_TK, dweight_TK;
   RouterInputs(const RouterCase& c, DType type)

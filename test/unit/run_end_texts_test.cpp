@@ -4,7 +4,7 @@
 
 using namespace mtrain::run;
 
-TEST_CASE("a run says at once what it does about a signal") {
+TEST_CASE("a run prints its reaction to a signal at once") {
   CHECK(answer_to_signal("Ctrl-C", Doing::step, 120, true) ==
         "Ctrl-C: step 120 ends first, then the run is saved. Again: end without saving.");
   CHECK(answer_to_signal("signal 15", Doing::step, 1, false) ==

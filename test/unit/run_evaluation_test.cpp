@@ -1,5 +1,5 @@
-// Evaluations of runs: they measure what the run's own validation measures, and ids count that are
-// in use, whatever the sizes of tokenizer and model are.
+// Tests that evaluations of runs measure what the runs' own validation measures, and that only ids
+// in use count, whatever the sizes of tokenizer and model are.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -58,7 +58,7 @@ struct Lab : TemporaryFolder {
     write("masked", letters(3), true);
     write("more", letters(4, 100));
   }
-  // Of masked documents the first half does not count, and of some nothing does.
+  // The first half of masked documents does not count, and no token of some counts.
   void write(const std::string& name, const Documents& documents, bool masked = false) const {
     data::IndexedDatasetWriter writer(path / name, data::TokenType::i32, masked);
     for (const auto& tokens : documents) {
@@ -93,7 +93,7 @@ struct Lab : TemporaryFolder {
     const RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
     run::run_training(plan, [&] { return plan; }, {.job = {}});
   }
-  // Returns the validation loss that a run has measured last.
+  // Returns the last validation loss of a run.
   double validated(const std::string& run) const {
     double loss = NAN;
     for (const std::string& line : split(read_file(path / run / "metrics.jsonl"), '\n'))
@@ -144,7 +144,7 @@ TEST_CASE("an evaluation measures what the run's validation measures") {
   const Lab lab;
   struct Row {
     const char* name;
-    Settings sets;  // of the validation
+    Settings sets;  // the validation's
     Settings changes;
   };
   for (const Row& row : std::vector<Row>{
@@ -171,7 +171,7 @@ TEST_CASE("an evaluation measures what the run's validation measures") {
     CHECK(recipes.tokens == given.tokens);
     CHECK(given.stride == 0);
   }
-  // A part of the set, as the recipe says, and its weights.
+  // A part of the set, by the recipe, and its weights.
   lab.train("weighed", {"dataset.validation=[" + lab.set("plain") + "," + lab.set("more") + "]",
                         "dataset.validation_weights=[3,1]", "validation.steps=2"});
   const run::Evaluation part = lab.evaluate("weighed");
@@ -185,7 +185,7 @@ TEST_CASE("with a mask or under packs each document stands by itself in an evalu
   const Lab lab;
   lab.train("plain");
   lab.train("packed", kPacked);
-  // Another order changes nothing where no document sees the ones before it.
+  // The order does not matter if no document sees the ones before it.
   const Documents documents = letters(5, 40), backward(documents.rbegin(), documents.rend());
   for (const auto& [model, masked] :
        {std::pair{"plain", true}, std::pair{"packed", true}, std::pair{"packed", false}}) {
@@ -236,7 +236,7 @@ TEST_CASE("a tokenizer with more ids than the model has rows is of use") {
   interchange::export_hf(lab.checkpoint("run"), lab / "hf", {});
   CHECK(json::parse(read_file(lab / "hf/config.json"))["vocab_size"] == 128);
 
-  // What holds such an id is refused, and the token is named with its place.
+  // Data with such an id are refused, and the token is named with its place.
   CHECK_THROWS_WITH(
       lab.generate({.model = lab.set("run"), .prompts = {"a\xc3\xa9"}}),
       Contains("token 1 of the prompt has the id 195 (\"\\xc3\")") && Contains("has 128 ids"));
@@ -288,7 +288,7 @@ TEST_CASE("without a tokenizer ids of any kind are trained on, and texts then ne
   lab.train("others_run", others);
   CHECK(interchange::exceeds_bytes(lab.checkpoint("others_run")));
   refuses("others_run", "names no tokenizer");
-  // Of bytes, too: they are not what the model reads.
+  // Data of bytes, too, since the model does not read bytes.
   for (const char* set : {"others", "plain"})
     CHECK_THROWS_WITH(lab.evaluate("others_run", {set}),
                       Contains("names no tokenizer") && Contains("--tokenizer"));
@@ -299,7 +299,7 @@ TEST_CASE("without a tokenizer ids of any kind are trained on, and texts then ne
   lab.train("others_run", with(others, {"checkpoint.load=latest", "train.steps=21"}));
   CHECK(interchange::exceeds_bytes(lab.checkpoint("others_run")));
 
-  // Bytes are bytes, and NullTokenizer says that nothing is known.
+  // The byte tokenizer gives bytes per token; with NullTokenizer they are unknown.
   lab.train("bytes", {"model.vocab_size=512"});
   CHECK_FALSE(interchange::exceeds_bytes(lab.checkpoint("bytes")));
   CHECK(lab.evaluate("bytes", {"plain"}).bytes > 0);

@@ -1,5 +1,5 @@
-// Proves every schedule right for every size that it can have, and compares its cost with the
-// published one.
+// Proves every schedule for every size that it can have, and compares its cost with the published
+// one.
 #include <algorithm>
 
 #include <catch2/catch.hpp>
@@ -30,8 +30,8 @@ std::vector<int64_t> bounds(const ScheduleKind& kind, const ScheduleSize& size) 
   return most;
 }
 
-// All sizes up to 8 ranks, 8 stages per rank, and as many micro-batches as fill any of them;
-// beyond, some of each.
+// All sizes up to 8 ranks, 8 stages per rank, and enough micro-batches to fill them; some larger
+// sizes of each.
 std::vector<ScheduleSize> sizes() {
   std::vector<ScheduleSize> all;
   for (int64_t pp = 1; pp <= 8; ++pp)
@@ -69,7 +69,7 @@ void prove(const ScheduleKind& kind, const ScheduleSize& size) {
     if (faults.empty()) faults = schedule_faults(single, bounds(kind, size));
     if (!runs_blocking(single, Blocking::one_by_one))
       faults.push_back("single messages wait for each other");
-    // Only groups of twice the ranks and more leave a gradient waiting for its taker.
+    // Only in groups of at least twice the ranks does a gradient wait for its receiver.
     if (pairs && group_of(size) < 2 * size.pp &&
         !runs_blocking(with_messages(s), Blocking::paired_gradients))
       faults.push_back("paired gradients wait for each other");
@@ -218,10 +218,10 @@ TEST_CASE("sends may block where messages of neighbours meet, and not where they
   for (const int64_t pp : {2, 3, 4, 8})
     for (const int64_t m : {1, 2, 4, 8, 16})
       for (const char* name : {"1f1b", "gpipe"}) CHECK(may_block(name, {pp, 1, m}));
-  // The last rank hands on to the first, which takes that only after its whole group.
+  // The last rank sends to the first, which receives only after its full group.
   CHECK_FALSE(may_block("interleaved_1f1b", {4, 2, 8}));
   CHECK_FALSE(may_block("looped_bfs", {4, 2, 8}));
-  // Two ranks that each want to be rid of a message before they take the other's.
+  // Two ranks that each complete a send before they receive.
   const Schedule crossed{
       .pp = 2,
       .ranks = {
@@ -296,8 +296,8 @@ TEST_CASE("short lists, written out by hand") {
         "1W2");
   CHECK(list("dualpipev", {1, 2, 2}, 0) ==
         "0F0, 1F0, 0F1, 1B0, (1F1;0B0)OVERLAP_F_B, 1B1, 0I1, 0W1");
-  // What the last rank hands on to the first is taken at once, and a forward and the backward
-  // behind it exchange all of theirs.
+  // The first rank receives the last rank's messages at once, and a forward and the backward after
+  // it exchange all messages together.
   CHECK(
       to_string(with_batched_messages(make_schedule(schedule_named("interleaved_1f1b"), {2, 2, 4}))
                     .ranks[0])
@@ -305,7 +305,7 @@ TEST_CASE("short lists, written out by hand") {
                        "2SEND_F1, 2RECV_B0, 0F2, 2B0, 0SEND_F2, 2SEND_B0, 2RECV_B1, 0F3, 2B1, "));
 }
 
-TEST_CASE("sizes that a schedule cannot have are told with the nearest that it can") {
+TEST_CASE("sizes that a schedule cannot have are refused with the nearest possible ones") {
   const auto refused = [](const char* name, const ScheduleSize& size) -> std::string {
     try {
       make_schedule(schedule_named(name), size);
@@ -326,7 +326,7 @@ TEST_CASE("sizes that a schedule cannot have are told with the nearest that it c
   CHECK_THAT(refused("gpipe", {int64_t{1} << 40, 1, int64_t{1} << 40}),
              Catch::Contains("too many to list"));
   CHECK_THAT(refused("zero_buble", {4, 2, 8}), Catch::Contains("did you mean zero_bubble?"));
-  // As in torch and Megatron, one round may have any length, and a rest must not be too short.
+  // As in torch and Megatron, one round may have any length, and a remainder must not be too short.
   for (const int64_t m : {5, 6, 7, 10, 12}) CHECK(refused("interleaved_1f1b", {4, 2, m}).empty());
   for (const auto& [m, group] : {std::pair{12, 6}, {10, 5}, {9, 9}})
     CHECK(refused("interleaved_1f1b", {4, 2, m, group}).empty());

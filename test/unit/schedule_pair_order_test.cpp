@@ -107,7 +107,7 @@ TEST_CASE("an order depends on the lists alone, and not on the unit of their cos
   }
 }
 
-TEST_CASE("faults of a pair's order are told with their place") {
+TEST_CASE("faults of a pair's order are reported with their place") {
   using enum PairStep;
   const auto x = [](double cost) { return PairPart{.kind = PairPartKind::exchange, .cost = cost}; };
   const std::vector<PairPart> f{{.cost = 1}, x(5), {.cost = 1}},
@@ -164,7 +164,7 @@ TEST_CASE("a random pair is in a valid order that is no slower than a plain one"
     if (below(10) == 0) list.clear();
     return list;
   };
-  // An order whose weight gradients follow their parts may be quicker where it leaves a wait
+  // An order whose weight gradients follow their parts may be faster if the other leaves a wait
   // unused.
   int slower = 0;
   for (int i = 0; i < 500; ++i) {
@@ -223,7 +223,7 @@ TEST_CASE(
         for (const PairStep step : order) {
           ++(step == PairStep::forward ? next_f : step == PairStep::backward ? next_b : next_w);
           skip();
-          // In micro-batches: what the forward has filled, and the backward freed.
+          // In micro-batches: the memory that the forward has filled and the backward has freed.
           const double filled = next_f ? double(f[next_f - 1].layer + 1) / layers_f : 0,
                        freed = next_b < b.size() ? 1 - double(b[next_b].layer + 1) / layers_b : 1;
           CHECK(filled - freed <= 2 / layers_f + 1e-9);

@@ -39,12 +39,12 @@ TEST_CASE("a pipeline of two, by hand") {
   CHECK(t.times[1][0].end == 1);  // a receive lasts until its message is there
   CHECK(t.times[0][5].begin == 9);
 
-  SECTION("latency moves what waits") {
+  SECTION("latency delays the actions that wait") {
     costs.p2p_latency = 0.5;
-    // All on the way 0F0, 1F0, 1F1, 1B0, 1B1, 0B1: two messages on it.
+    // All actions on the critical path 0F0, 1F0, 1F1, 1B0, 1B1, 0B1 are delayed by two messages.
     CHECK(simulate(s, costs).step == 17);
   }
-  SECTION("a link carries one message at a time, and latency is no load on it") {
+  SECTION("a link carries one message at a time, and latency does not occupy it") {
     costs.p2p_transfer = 3;  // 0F0 [0,1], 1F0 [4,6]; 0F1's message waits for the link: [4,7]
     const Timeline busy_link = simulate(s, costs);
     CHECK(busy_link.times[1][2].end == 7);
@@ -113,8 +113,8 @@ TEST_CASE("when the gradient of a pair leaves, by hand") {
                                     {{F, 1, 0}, {F, 1, 1, -1, true}, {B, 1, 0}, {B, 1, 1}}}};
   const Schedule s = with_messages(computed);
   CHECK(to_string(s.ranks[0]) == "0F0, 0SEND_F0, 0F1, 0SEND_F1, 0RECV_B0, 0B0, 0RECV_B1, 0B1");
-  const auto begin = [](const Timeline& t) { return t.times[0][5].begin; };  // of 0B0
-  // 1F0 [1.5,2.5], the pair 1F1 and 1B0 [2.5,5.5], 1B1 behind it
+  const auto begin = [](const Timeline& t) { return t.times[0][5].begin; };  // 0B0
+  // 1F0 [1.5,2.5], the pair 1F1 and 1B0 [2.5,5.5], then 1B1
   ScheduleCosts costs{.p2p_transfer = 0.5};
   const Timeline at_end = simulate(s, costs);
   CHECK(begin(at_end) == 6);
@@ -123,7 +123,7 @@ TEST_CASE("when the gradient of a pair leaves, by hand") {
   const Timeline in_order = simulate(s, costs);
   CHECK(begin(in_order) == 6);
   CHECK(in_order.step == 10.5);  // 1B1 waits until the gradient has been sent
-  costs.delayed_wgrad = 1;       // 1B0's run meanwhile, and 1B1's behind its own gradient
+  costs.delayed_wgrad = 1;       // 1B0's run meanwhile, and 1B1's after its gradient is sent
   const Timeline delayed = simulate(s, costs);
   CHECK(begin(delayed) == 5);
   CHECK(delayed.step == 9);
@@ -189,7 +189,7 @@ TEST_CASE(
       CHECK(gathers > 4);  // 4 stages do not fit at once
     }
   }
-  // All that fits is gathered once.
+  // If all stages fit, each is gathered once.
   const Schedule s = with_sharding(make_schedule(schedule_named("zero_bubble"), {2, 2, 8}), 3);
   CHECK(std::count_if(s.ranks[0].begin(), s.ranks[0].end(),
                       [](const Action& a) { return a.kind == ActionKind::unshard; }) == 2);
@@ -220,17 +220,17 @@ TEST_CASE("a pass alone and its chunks, by hand") {
   CHECK(with_latency.exchanges == 14);
   CHECK(with_latency.length == 16);
   CHECK(simulate_pass(late, 1, {}).length == whole.length);
-  // A shared expert is computed before the first chunk is waited for, or the whole.
+  // A shared expert computes before the wait for the first chunk, or for the undivided exchange.
   std::vector<PairPart> shared = pass;
   shared[2].cost += 3, shared[2].ahead = 3;
   CHECK(simulate_pass(shared, 1, {}).exposed() == whole.exposed() - 3);
-  // Chunks in [4,5], [5,6], [7,8] and [9,10]: a return stands before the way there of the chunk
-  // after the next. The weight gradients end at 12.
+  // Chunks in [4,5], [5,6], [7,8] and [9,10]: a return comes before the dispatch of the chunk after
+  // the next. The weight gradients end at 12.
   CHECK(simulate_pass(shared, 4, {}).length == 13);
-  // What is ahead fills no more than the exchange takes.
+  // Work that can run ahead hides at most the time of the exchange.
   shared[2].cost += 3, shared[2].ahead = 6;
   CHECK(simulate_pass(shared, 1, {}).exposed() == whole.exposed() - 4);
-  // Nothing is divided that does not stand alone between two exchanges.
+  // Only a part that is alone between two exchanges is divided.
   const std::vector<PairPart> two{{.cost = 1}, exchange, {.cost = 1}, {.cost = 1}, exchange};
   CHECK(simulate_pass(two, 4, {}).length == simulate_pass(two, 1, {}).length);
 }
@@ -291,7 +291,7 @@ TEST_CASE("exchanges are exposed in passes alone, and hidden in pairs and by chu
   const double free_alone = simulate(alone, costs).step, free_paired = simulate(paired, costs).step;
   costs.parts = {usual_parts({.layers = 2, .exchange = 0.3})};
   const Timeline a = simulate(alone, costs), p = simulate(paired, costs);
-  // Of 2 ranks each computes 32 forwards and backwards of 3.
+  // Each of 2 ranks computes 32 forwards and backwards of 3.
   CHECK(a.unpaired.exchanges == Approx(0.3 * 3 * 64));
   // A forward's shared expert is computed while rows come back, and a backward's last weight
   // gradients of experts while gradients do: these take longer than one of the four exchanges.
@@ -309,7 +309,7 @@ TEST_CASE("exchanges are exposed in passes alone, and hidden in pairs and by chu
   CHECK(chunks.unpaired.share() < 0.4);
   CHECK(chunks.paired.share() == Approx(p.paired.share()).margin(1e-9));
   CHECK(chunks.step < p.step);
-  // Exchanges of a rank stand one behind the other, each within the step.
+  // The exchanges of a rank do not overlap, and each is within the step.
   for (const auto& rank : chunks.exchanges)
     for (size_t i = 0; i < rank.size(); ++i) {
       CHECK(rank[i].begin >= (i ? rank[i - 1].end - 1e-9 : 0));
@@ -367,7 +367,7 @@ TEST_CASE("a schedule as a table and as a picture") {
     CAPTURE(part);
     CHECK(count(part) > 0);
   }
-  CHECK(count("B backward") + count("exchange") == 0);  // what does not occur is not explained
+  CHECK(count("B backward") + count("exchange") == 0);  // the legend omits kinds that do not occur
 }
 
 TEST_CASE("a picture is at most 1,600 wide, its rows wrap, and every box has its label") {

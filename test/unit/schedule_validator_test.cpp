@@ -1,4 +1,4 @@
-// Plants each kind of mistake in a right schedule, and tests that it is reported with its place.
+// Plants each kind of mistake in a valid schedule, and tests that it is reported with its place.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -96,7 +96,7 @@ std::vector<Planted> in_computations() {
        s,
        [](Schedule& c) {
          put(c.ranks[1], 0, take(c.ranks[1], find(c.ranks[1], K::F, 5, 4)));
-         // Behind the stage it needs, on this rank the forward before that.
+         // After the stage that it needs, here the forward before it on this rank.
          std::rotate(c.ranks[1].begin(), c.ranks[1].begin() + 1, c.ranks[1].begin() + 8);
        }},
       {"two ranks that wait for each other",
@@ -207,8 +207,8 @@ TEST_CASE("each planted mistake is reported with its place") {
 }
 
 TEST_CASE("a single misplaced action is found wherever it goes") {
-  // Every action of a rank, moved before the one before it: right only where the two are free of
-  // each other, and then the schedule can still be run.
+  // Every action of a rank, moved before the one before it. This is valid only if the two are
+  // independent, and then the schedule can still run.
   const Schedule s = with_everything();
   int64_t refused = 0, accepted = 0;
   for (size_t rank = 0; rank < s.ranks.size(); ++rank)

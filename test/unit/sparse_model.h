@@ -14,7 +14,7 @@
 
 namespace mtrain {
 
-using BrainTensors = std::vector<std::pair<std::string, Shape>>;  // of bf16
+using BrainTensors = std::vector<std::pair<std::string, Shape>>;  // bf16 tensors
 
 struct LlamaSizes {
   int64_t layers, hidden, ffn, heads, kv_heads, vocab;

@@ -1,4 +1,4 @@
-// Tests which checkpoints stay where some are kept for their validation loss.
+// Tests which checkpoints stay if some are kept for their validation loss.
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -36,7 +36,7 @@ std::set<int64_t> steps_in(const fs::path& root) {
   return steps;
 }
 
-// Returns the step of the whole checkpoint to which `best` leads; 0 without the link.
+// Returns the step of the complete checkpoint to which `best` leads; 0 without the link.
 int64_t best_step(const fs::path& root) {
   if (!has_best(root)) return 0;
   const auto found = complete_checkpoint(root / "best");
@@ -73,7 +73,7 @@ TEST_CASE("the checkpoints of the lowest validation losses stay besides the newe
   CHECK(best_checkpoints(root).front().loss == 2.25);
 }
 
-TEST_CASE("a run that no longer keeps the best leaves what the link names") {
+TEST_CASE("a run that no longer keeps the best does not delete the checkpoint of the link") {
   const TemporaryFolder folder;
   save(folder.path, 1, "1", {.newest = 1, .best = 1});
   for (const int64_t step : {2, 3}) save(folder.path, step, "0.5", {.newest = 1});
@@ -133,7 +133,7 @@ TEST_CASE(
     REQUIRE(find_latest(root)->step == 30);
     REQUIRE((best == 10 || best == 30));
     moved += more && best == 30;
-    // The ranking is that of the checkpoints, whatever the link names.
+    // The checkpoints give the ranking, whatever the link names.
     REQUIRE(best_checkpoints(root).front().checkpoint.step == 30);
     link_best(root);
     REQUIRE(best_step(root) == 30);

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Saves a checkpoint as a trainer does. Its tensor holds the step, so that a mix of two would show.
+// Saves a checkpoint as a trainer does. Its tensor holds the step, so a mixture of two would show.
 void put_files(const CheckpointWriter& writer, int64_t step, int64_t count = 1000) {
   const std::vector<float> x(static_cast<size_t>(count), float(step));
   SafetensorsWriter model(writer.folder() / "model.safetensors", {{"x", DType::f32, {count}}});
@@ -188,7 +188,7 @@ TEST_CASE("killed between any two steps of commit, a whole checkpoint is found")
     const int64_t found = loaded_step(root);
     CHECK((found == 20 || found == 30));
     if (!more) CHECK(found == 30);
-    // The next run cleans up what the killed one left, and goes on.
+    // The next run removes the killed one's leftovers, and continues.
     save(root, 40, 2);
     CHECK(loaded_step(root) == 40);
     const auto names = names_in(root);
@@ -263,7 +263,7 @@ TEST_CASE("a file system that fills up while saving, at many sizes of its rest")
     } catch (const RunError& e) {
       ++failed;
       CHECK_THAT(e.what(), Contains("No space left") && Contains("hint"));
-      // Only `latest` may be missing when the folder is in place; then the checkpoint is whole.
+      // When the folder is in place, only `latest` may be missing, and the checkpoint is complete.
       const fs::path folder_of_step = root / fmt::format("step-{:08}", step);
       CHECK(loaded_step(root) == (fs::exists(folder_of_step) ? step : 10));
       fs::remove_all(folder_of_step);
@@ -275,7 +275,7 @@ TEST_CASE("a file system that fills up while saving, at many sizes of its rest")
   CHECK(saved >= 3);
 }
 
-TEST_CASE("only what dead processes of this host left is removed") {
+TEST_CASE("only leftovers of dead processes of this host are removed") {
   const TemporaryFolder folder;
   const fs::path& root = folder.path;
   const int64_t dead = 999'999'999;  // above any kernel's limit

@@ -49,7 +49,7 @@ void read_all(const fs::path& folder) {
   }
 }
 
-// Returns what a program says that reads all of the newest checkpoint; empty if all is well.
+// Returns the error of a program that reads all of the newest checkpoint; empty if there is none.
 std::string complaint(const fs::path& root) {
   try {
     const auto found = find_latest(root);
@@ -208,7 +208,7 @@ TEST_CASE("a damaged newest checkpoint is an error that names the sound one befo
   }
   CHECK(complete_checkpoint(sound)->step == 20);
   CHECK_THROWS_AS(complete_checkpoint(newest), RunError);
-  // An older one that is damaged is in nobody's way.
+  // A damaged older checkpoint does not matter.
   fs::remove_all(newest);
   fs::remove(root / "step-00000010/manifest.json");
   CHECK(find_latest(root)->step == 20);
@@ -287,7 +287,7 @@ TEST_CASE("another program's manifest.json and .sums leave its folder unchecked"
     CHECK_FALSE(complete_checkpoint(hf));
     CHECK(read() == x);
   }
-  // A checkpoint under another name is still one.
+  // A checkpoint under another name is still a checkpoint.
   const fs::path renamed = folder / "best";
   fs::rename(save(folder / "root", 30), renamed);
   CHECK(is_ours(renamed));
@@ -334,7 +334,7 @@ TEST_CASE("a folder that cannot be listed or has lost its checkpoints is not an 
   CHECK_THROWS_WITH(find_latest(folder / "root"), Contains("latest names step-00000030"));
 }
 
-TEST_CASE("a folder in which nothing can be saved is told before there is something to save") {
+TEST_CASE("a folder in which nothing can be saved is an error before the first save") {
   const TemporaryFolder folder;
   std::ofstream(folder / "file") << "x";
   for (const fs::path& root : {folder / "file", folder / "file/sub", fs::path("/proc/none")}) {

@@ -61,7 +61,7 @@ TEST_CASE("a second owner of a folder is refused with the name of the first") {
                 Contains("(job j17, attempt 2)") && Contains("with the.setting=<folder>"));
         CHECK(fs::exists(folder / "run" / ".lock"));
       }
-      CHECK_FALSE(fs::exists(folder / "run"));  // it was made for the lock, and is empty
+      CHECK_FALSE(fs::exists(folder / "run"));  // made for the lock, and empty
       CHECK(refusal(folder / "run", {.lease = second}) == "none");
     }
 }
@@ -168,7 +168,7 @@ TEST_CASE("a lease is taken over when its owner is gone, and not before") {
   write_lease(folder.path, "j", 0);
   set_age(file, 2s);
   CHECK(refusal(folder.path, lease) == "none");
-  // A file without text is one of a start that has not come far.
+  // A file without text belongs to a run that is just starting.
   std::ofstream(file).close();
   CHECK_THAT(refusal(folder.path, lease), Contains("a run that is just starting"));
   set_age(file, 601s);
@@ -213,7 +213,7 @@ TEST_CASE("a folder that cannot be made is named with its setting") {
   CHECK_THAT(refusal(folder / "file", {.setting = "train.run_dir"}), Contains("train.run_dir: "));
 }
 
-TEST_CASE("what is no file cannot be a lock, and hostile text is shown as text") {
+TEST_CASE("something that is not a file cannot be a lock, and hostile text is shown as text") {
   const TemporaryFolder folder;
   const fs::path file = folder / ".lock";
   fs::create_directory(file);

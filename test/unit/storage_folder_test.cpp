@@ -44,7 +44,7 @@ constexpr const char *kFirst = "model-00001-of-00002.safetensors",
                      *kSecond = "model-00002-of-00002.safetensors";
 const FileOf kIndex{{"layer.a", kFirst}, {"layer.b", kFirst}, {"layer.c", kSecond}};
 
-// A folder of two sound shards.
+// A folder of two valid shards.
 struct Shards : TemporaryFolder {
   Shards() {
     write_file(path / kFirst, {"layer.a", "layer.b"});
@@ -164,7 +164,7 @@ TEST_CASE("a shard that is absent, extra or disagrees with the index is named, w
   }
 }
 
-TEST_CASE("an index that is no index is refused with its name") {
+TEST_CASE("an invalid index is refused by name") {
   const Shards shards;
   const auto refuses = [&](const std::string& text, const std::string& reason) {
     write_file_atomic(shards / kIndexFile, text);
@@ -184,7 +184,7 @@ TEST_CASE("an index that is no index is refused with its name") {
   refuses(R"({"weight_map":{},"weight_map":{}})", "`weight_map` is given twice");
 }
 
-TEST_CASE("folders in other forms are refused with what converts them") {
+TEST_CASE("folders in other formats are refused with the command that converts them") {
   struct Row {
     std::vector<std::string> files;
     const char *what, *hint;
@@ -236,7 +236,7 @@ TEST_CASE("70B in 30 files is read through a small part of its memory") {
     most = std::max(most, anonymous_memory());
     elements += count;
   };
-  // One of the largest tensors whole, and both ends of the others: all would take minutes.
+  // One of the largest tensors in full, and both ends of the others; all of it would take minutes.
   for (const StoredTensor* t : model.tensors()) {
     if (t->name == "lm_head.weight") {
       for (int64_t first = 0; first < t->count(); first += kPiece)
@@ -248,10 +248,10 @@ TEST_CASE("70B in 30 files is read through a small part of its memory") {
     }
   }
   CHECK(model.bytes_read() == 2 * elements);
-  CHECK(most - before < 128 << 20);  // the buffer, and what the headers say
+  CHECK(most - before < 128 << 20);  // the buffer, and the parsed headers
 }
 
-TEST_CASE("a fingerprint tells files apart by the ends of each tensor") {
+TEST_CASE("a fingerprint distinguishes files by the ends of each tensor") {
   const TemporaryFolder temporary;
   const fs::path file = temporary / kModelFile;
   std::vector<TensorInfo> infos;

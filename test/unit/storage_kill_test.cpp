@@ -30,7 +30,7 @@ void save(const fs::path& root, int64_t step, int keep) {
   writer.commit();
 }
 
-// Returns the step of the newest checkpoint, all of which is read.
+// Returns the step of the newest checkpoint, and reads all of it.
 int64_t newest(const fs::path& root) {
   const auto found = find_latest(root);
   REQUIRE(found);
@@ -55,12 +55,12 @@ TEST_CASE(
     more = traced([&] { save(root, 30, 2); },
                   [&](const SystemCall& c) { return !c.changes_files() || calls++ < killed; });
     INFO("killed at call " << killed);
-    // The folder has its name once it is whole, whatever `latest` names.
+    // The folder gets its name when it is complete, whatever `latest` names.
     const bool renamed = fs::exists(root / "step-00000030");
     REQUIRE(newest(root) == (renamed ? 30 : 20));
     saved += more && renamed;
     if (!more) CHECK(renamed);
-    if (killed % 4 == 0) {  // the next run cleans up what the killed one left
+    if (killed % 4 == 0) {  // the next run removes the killed one's leftovers
       save(root, 40, 2);
       REQUIRE(newest(root) == 40);
       for (const auto& entry : fs::directory_iterator(root))
@@ -70,7 +70,7 @@ TEST_CASE(
     ++killed;
   }
   CHECK(killed > 50);
-  CHECK(saved > 5);  // after the renaming: `latest`, and what is deleted
+  CHECK(saved > 5);  // after the renaming: `latest`, and deletions
 }
 
 TEST_CASE("new folders for checkpoints are synced into their parents") {

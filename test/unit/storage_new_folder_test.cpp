@@ -21,11 +21,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::set<fs::path>* synced = nullptr;  // paths that fsync() has been called for; null: not asked
+std::set<fs::path>* synced = nullptr;  // the paths of fsync() calls; null: not recorded
 
 }  // namespace
 
-// Stands before the C library's.
+// Replaces the C library's function.
 extern "C" int fsync(int fd) {
   std::error_code ignored;
   if (synced) synced->insert(fs::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored));
@@ -49,7 +49,7 @@ TEST_CASE("a new folder appears whole, with its parents, or leaves nothing") {
     CHECK_FALSE(fs::exists(out));
   }
   CHECK(entries_of(temporary / "a") == 0);
-  NewFolder folder(out / "");  // as a shell completes it
+  NewFolder folder(out / "");  // with the slash of a completing shell
   fs::create_directory(folder.path() / "inner");
   std::ofstream(folder.path() / "inner" / "file") << "text";
   folder.commit();
@@ -70,10 +70,10 @@ TEST_CASE("the names of the folders above a new one are durable, too") {
     INFO(holder);
     CHECK(paths.contains(holder));
   }
-  CHECK_FALSE(paths.contains(root));  // nothing is new there
+  CHECK_FALSE(paths.contains(root));  // no folder was made there
 }
 
-TEST_CASE("what is there already stays, even if it comes while the folder is written") {
+TEST_CASE("an existing folder stays, even if it appears while the new one is written") {
   const TemporaryFolder temporary;
   const fs::path out = temporary / "out";
   fs::create_directory(out);
@@ -95,7 +95,7 @@ TEST_CASE("what is there already stays, even if it comes while the folder is wri
   CHECK(entries_of(temporary.path) == 4);
 }
 
-TEST_CASE("what a killed process of this host left is removed, and nothing else") {
+TEST_CASE("leftovers of a killed process of this host are removed, and nothing else") {
   const TemporaryFolder temporary;
   const fs::path out = temporary / "out";
   const pid_t child = ::fork();

@@ -86,7 +86,7 @@ TEST_CASE("a written file reads back, every dtype, from host and device") {
     writer.write("half", Tensor::from_host(compute, {3}, half), compute);
     writer.write("fp16", Tensor::from_host(compute, {2}, fp16), compute);
     writer.write("u", {bytes.data(), 3, DType::u8});
-    REQUIRE_FALSE(std::filesystem::exists(path));  // whole or not at all
+    REQUIRE_FALSE(std::filesystem::exists(path));  // complete or absent
     writer.commit();
   }
 
@@ -280,13 +280,12 @@ TEST_CASE("a damaged file is refused with its name, its tensor and what is wrong
   }
 }
 
-TEST_CASE(
-    "every type and rank of the format is listed; what cannot be computed with, is not read") {
+TEST_CASE("every type and rank of the format is listed; unsupported types are not read") {
   const TemporaryFolder folder;
   const auto path = folder / "types.safetensors";
   struct Row {
     const char* type;
-    int64_t bytes;  // of four elements
+    int64_t bytes;  // the size of four elements
     bool readable = false;
   };
   const std::vector<Row> rows{
@@ -336,7 +335,7 @@ TEST_CASE("runs of every float type are read as fp32, across pieces, and counted
   const int64_t count = (1 << 18) + 77;  // several pieces of each type
   std::vector<float> values(size_t(count), 0.0f);
   fill_normal(1, 0, count, 1.0f, values.data());
-  for (float& v : values) v = float(f16(float(bf16(v))));  // which every type can hold
+  for (float& v : values) v = float(f16(float(bf16(v))));  // values that every type can hold
   const std::vector<double> wide(values.begin(), values.end());
   std::vector<bf16> brain;
   std::vector<f16> half;
@@ -475,7 +474,7 @@ TEST_CASE("a changed byte anywhere in the header never crashes the reader") {
   CHECK(refused > tried * 8 / 10);
 }
 
-TEST_CASE("training state keeps its values and refuses what it does not know") {
+TEST_CASE("training state keeps its values and refuses unknown ones") {
   const TemporaryFolder folder;
   const auto path = folder / "state.json";
   TrainState state;

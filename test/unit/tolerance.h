@@ -3,8 +3,8 @@
 //     |got - ref| <= eps(dtype) * (|ref| + sqrt(K) * scale)
 //
 // eps is the distance of 1 from the next number of the type, K the number of terms in the longest
-// sum behind an element, and scale the size of one term: rounding errors of a sum walk at random,
-// as sqrt(K). A NaN is never close.
+// sum that makes an element, and scale the size of one term. The rounding errors of a sum are a
+// random walk and grow as sqrt(K). A NaN is never close.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -41,13 +41,13 @@ inline double element(const ConstSpan& s, int64_t i) {
 struct Rule {
   DType dtype = DType::f32;  // type of the result
   double K = 1, scale = 1;
-  DType sums = dtype;  // type of the sums behind an element: fp32 if only the result is bf16
+  DType sums = dtype;  // type of the sums that make an element: fp32 if only the result is bf16
   double allowed(double ref) const {
     return eps(dtype) * std::abs(ref) + eps(sums) * std::sqrt(K) * scale;
   }
 };
 
-// Makes the comparisons of one test, and prints at its end how much of the tolerance the worst
+// Makes the comparisons of one test. At its end it prints how much of the tolerance the worst
 // element has used.
 class Closeness {
  public:

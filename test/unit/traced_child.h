@@ -18,9 +18,9 @@ namespace mtrain {
 
 struct SystemCall {
   pid_t pid;
-  uint64_t number, first;  // of the call (SYS_*), and its first argument
+  uint64_t number, first;  // the call (SYS_*), and its first argument
 
-  // Whether it can change what is on disk.
+  // Whether the call can change the disk.
   bool changes_files() const {
     for (const uint64_t changing :
          {SYS_openat, SYS_write, SYS_pwrite64, SYS_fsync, SYS_close, SYS_ftruncate, SYS_renameat,
@@ -37,9 +37,9 @@ struct SystemCall {
   }
 };
 
-// Calls `body` in a child, and `before` before each of its system calls; the child is killed there
-// if it returns false. Returns whether the child was killed so. A machine on which a process may
-// not trace its child fails the test.
+// Calls `body` in a child, and `before` before each of its system calls. If `before` returns false,
+// the child is killed at that call. Returns whether that happened. The test fails on a machine
+// where a process may not trace its child.
 inline bool traced(const std::function<void()>& body,
                    const std::function<bool(const SystemCall&)>& before) {
   const pid_t child = ::fork();
@@ -56,7 +56,7 @@ inline bool traced(const std::function<void()>& body,
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
-  REQUIRE(WIFSTOPPED(status));  // else tracing is not allowed
+  REQUIRE(WIFSTOPPED(status));  // otherwise tracing is not allowed
   REQUIRE(::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL) ==
           0);
   while (true) {

@@ -24,7 +24,7 @@ struct MatmulArgs {
 void run(const MatmulArgs&);
 
 // Returns whether this CPU lets oneDNN multiply bf16 natively (AVX512_BF16 or AMX). Otherwise
-// oneDNN takes a slow reference implementation.
+// oneDNN uses a slow reference implementation.
 bool has_bf16();
 
 }  // namespace mtrain::bench::onednn

@@ -1,7 +1,7 @@
 // OpenBLAS's sgemm, loaded at run time. The library reads its kernel choice from the environment
-// while it loads and misjudges new CPUs (an AVX-512 machine may get kernels of 2004), so it is
-// loaded under an environment of our making. It is optional: where it is missing or was not loaded,
-// available() is false.
+// while it loads and misjudges new CPUs (an AVX-512 machine may get kernels of 2004). It is
+// therefore loaded with environment variables of our choice. It is optional: where it is missing or
+// was not loaded, available() is false.
 #pragma once
 #include <cstdint>
 #include <string>

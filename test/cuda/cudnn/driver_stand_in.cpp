@@ -41,7 +41,7 @@
   F(cuKernelSetAttribute)   \
   F(cuLibraryUnload)        \
   F(cuModuleUnload)
-// Handles of modules, libraries and kernels, which only must not be null.
+// Handles of modules, libraries and kernels, which need only be different from null.
 #define MT_GIVING(F)      \
   F(cuLibraryGetKernel)   \
   F(cuLibraryLoadData)    \

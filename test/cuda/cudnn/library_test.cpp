@@ -1,6 +1,6 @@
-// The cuDNN that is installed, asked for plans for a GPU that is only described: whether it knows
-// the numbers written down in kernels/cuda/cudnn/api.h, takes the graphs, and finds engines that
-// compile. Runs beside driver_stand_in.cpp; nothing is executed.
+// Asks the installed cuDNN for plans for a GPU that is only described. Tests that it knows the
+// numbers in kernels/cuda/cudnn/api.h, accepts the graphs, and finds engines that compile. Runs
+// beside driver_stand_in.cpp; nothing is executed.
 #include <catch2/catch.hpp>
 
 #include <string_view>
@@ -159,7 +159,7 @@ class Described {
   ~Described() { cudnn_library().api.destroy_descriptor(descriptor_); }
   Described(const Described&) = delete;
   Described& operator=(const Described&) = delete;
-  // Returns "" if there is a plan, else what cuDNN said.
+  // Returns "" if there is a plan, else cuDNN's message.
   std::string plan(const CudnnAttentionKey& key, int64_t* workspace = nullptr) const {
     try {
       const CudnnPlan plan(cudnn_library().api, {.device_properties = descriptor_},
@@ -255,7 +255,7 @@ TEST_CASE("cuDNN has plans for a described A100") {
   for (bool deterministic : {false, true}) REQUIRE(gpu.plan(backward_of(c, deterministic)) == "");
 }
 
-TEST_CASE("cuDNN refuses what its rules say, in words") {
+TEST_CASE("cuDNN refuses graphs that break its rules, with a message") {
   REQUIRE(cudnn_library().problem == "");
   const Described gpu(kH200);
   const std::string said = gpu.plan(forward_of({1, 64, 64, 2, 2, 12}));  // heads of 24 bytes

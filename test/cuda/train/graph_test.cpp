@@ -41,7 +41,7 @@ TEST_CASE("a graph of CUDA kernels on two streams runs at each replay on new inp
   for (float value : {1.0f, 3.0f, 10.0f}) {
     ops::fill(compute, x, value);
     graph->replay();
-    // Would be the graph's memory, were it not its own.
+    // Would get the graph's memory if the graph did not keep it.
     const Tensor elsewhere = numbers(compute, -1);
     expected += 4 * value;
     CHECK(sum.to_host<float>(compute)[999] == expected);
@@ -49,7 +49,7 @@ TEST_CASE("a graph of CUDA kernels on two streams runs at each replay on new inp
   }
 }
 
-TEST_CASE("after a capture that was given up, CUDA kernels run as ever") {
+TEST_CASE("after a capture that was given up, CUDA kernels run as usual") {
   const auto device = device_under_test();
   Stream& compute = device->stream(device::StreamKind::compute);
   const auto pool = device->allocator().make_pool();
@@ -74,7 +74,7 @@ TEST_CASE(
   const auto device = device_under_test();
   Stream& compute = device->stream(device::StreamKind::compute);
   const auto pool = device->allocator().make_pool();
-  // Sums over rows, which a kernel makes in parts.
+  // Sums over rows, which a kernel computes in parts.
   constexpr int64_t kRows = 3000, kMany = 64;
   const auto ones = [&](int64_t columns) {
     return Tensor::from_host<float>(compute, {kRows, columns},

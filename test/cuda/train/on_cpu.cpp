@@ -1,5 +1,5 @@
-// A device over cuda_emulator that says it is a GPU: every operation takes the CUDA path, and finds
-// the kernels that this program has in place of the library's.
+// A device over cuda_emulator that claims to be a GPU: every operation takes the CUDA path, and
+// calls the kernels that replace the library's in this program.
 #include "../../cuda_emulator/grid.h"
 #include "../../unit/graph_testing.h"
 #include "device/backend.h"
@@ -11,8 +11,8 @@ using namespace mtrain;
 
 namespace {
 
-// A backend that says it is a GPU, with CPU streams that capture graphs, and the CPU's memory.
-// Kernels run on the thread of their stream. The engine of the fibers serves one thread at a time,
+// A backend that claims to be a GPU, with CPU streams that capture graphs, and the CPU's memory.
+// Kernels run on the thread of their stream. The emulator's fibers run on one thread at a time,
 // which suffices since a rank computes on one stream.
 class GridBackend : public device::DeviceBackend {
  public:
@@ -37,12 +37,13 @@ std::unique_ptr<Device> device_under_test(bool own_attention) {
 }
 std::optional<uint64_t> cudnn_calls() { return cpu_grid::cudnn_calls(); }
 uint64_t kernels_run() { return cpu_grid::grids_run(); }
-bool workspace_was_of(const Device&) {  // here: every kernel ran in a launch that gives workspace
+bool workspace_was_of(
+    const Device&) {  // in this test every kernel runs in a launch that provides workspace
   const cpu_grid::WorkspaceCounts taken = cpu_grid::workspace_counts();
   return taken.in_scope > 0 && taken.outside == 0;
 }
 
-// cuda_emulator cannot run the kernels of cuBLASLt, so the CPU's matmul takes their place.
+// cuda_emulator cannot run the kernels of cuBLASLt, so the CPU's matmul replaces them.
 namespace mtrain::kernels::cuda {
 void run(const Matmul& m, CUstream_st*) { cpu::run(m); }
 std::string unchosen_gemms() { return ""; }

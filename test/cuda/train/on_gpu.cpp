@@ -10,7 +10,7 @@ bool workspace_was_of(const Device& device) {
   const device::MemoryUsage workspace = device.allocator().usage(device::MemoryCategory::workspace);
   return workspace.peak > 0 && workspace.current == 0;
 }
-// There are no other kernels that could run on a GPU's memory.
+// No other kernels can run on a GPU's memory.
 uint64_t kernels_run() {
   static uint64_t n = 0;
   return n += 1 << 20;

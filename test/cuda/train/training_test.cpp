@@ -63,7 +63,7 @@ TEST_CASE("own attention trains on CUDA kernels without asking cuDNN") {
     const std::vector<double> own = on_cuda(recipe, 3, true);
     CHECK(cudnn_calls() == before);
     const std::vector<double> asked = on_cuda(recipe, 3);
-    if (before) CHECK(*cudnn_calls() >= *before + 3 * 2);  // the check can fail
+    if (before) CHECK(*cudnn_calls() >= *before + 3 * 2);  // the check above can therefore fail
     check_close(asked, own, std::string(precision) == "fp32" ? 1e-5 : 2e-2);
   }
 }
@@ -102,8 +102,8 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
     std::vector<std::string> changes;
     int64_t replays;
   };
-  // The first micro-batch of a step and one that adds to it go before as they are, and the first
-  // step of delayed scaling, which has other launches.
+  // Before the capture, single launches run the first micro-batch of a step and one that adds to
+  // it, and the first step of delayed scaling, whose launches differ.
   for (const Case& c : std::vector<Case>{
            {{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}, 40 - 2},
            {{"mixed_precision.name=fp16_mixed", "optimizer.loss_scale_window=4"}, 40 - 2},

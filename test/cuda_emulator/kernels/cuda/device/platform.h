@@ -65,7 +65,7 @@ inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 using std::isfinite;
 using std::max;
 using std::min;
-// Threads take turns only where they wait.
+// Threads switch only where they wait.
 inline int atomicMax(int* at, int x) {
   const int before = *at;
   *at = std::max(before, x);
