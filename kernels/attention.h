@@ -1,5 +1,5 @@
 // Flash attention (Dao et al. 2022, 2023): softmax(scale q k^T + mask) v without an S x S matrix,
-// for grouped-query heads. Scores, probabilities and sums are fp32, and the inputs are rounded. On
+// for grouped-query heads. Scores, probabilities and sums are fp32. Only the inputs are rounded; on
 // GPUs, and where a CPU multiplies bf16 by tiles, probabilities and the gradients of scores are
 // also rounded before they are multiplied. q, k, v, out and dout have one float type; the forward's
 // out and the gradients may be fp32 too.
