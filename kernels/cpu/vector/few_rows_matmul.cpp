@@ -1,7 +1,6 @@
-// kernels/cpu/few_rows_matmul.h: a vector holds kLanes columns of C, whose sums go through k in
-// order, as those of kernels/cpu/gemm.h do. Squares of B are transposed in registers. The rows of B
-// lie one behind the other, so that the rows of the next columns are prefetched at a fixed
-// distance.
+// kernels/cpu/few_rows_matmul.h: a vector holds kLanes columns of C, whose sums run over k in
+// order, as in kernels/cpu/gemm.h. Squares of B are transposed in registers. The rows of B are
+// contiguous: the rows of the next columns are prefetched at a fixed distance.
 #include "kernels/cpu/few_rows_matmul.h"
 
 #include "kernels/cpu/vector/gemm_tile.h"
