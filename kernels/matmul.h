@@ -27,8 +27,7 @@ struct Matmul {
   // the blocks of the matrices (M, K) and (N, K).
   ConstSpan a_inverse = {}, b_inverse = {};
   Float8Blocks a_blocks = Float8Blocks::none, b_blocks = Float8Blocks::none;
-  bool fast =
-      false;  // for 8-bit operands: sums in the tensor cores' own format, less precise than fp32
+  bool fast = false;  // for 8-bit operands: less precise sums, in the tensor cores' own format
   // Epilogues: at most one of them, and none for 8-bit operands. P is op(A) op(B) + bias.
   Span gelu_input_MN = {};     // C = gelu(P) in the tanh form; P itself is written here
   ConstSpan dgelu_of_MN = {};  // C = P * gelu'(x) in the tanh form, where x is read from here

@@ -29,12 +29,10 @@ int64_t gemm_k_block(int64_t K, Isa isa);
 // These compute all GEMMs of the list on the current thread pool. None may be empty, or read the
 // result of another one.
 void gemm(std::span<const Matmul> list, Isa isa);
-void gemm_bf16(
-    std::span<const Matmul> list);  // a and b bf16; requires the next function to return true
-bool gemm_bf16_supported();         // this build has it and this CPU can run it
-void gemm_amx(
-    std::span<const Matmul> list);  // a and b bf16; requires the next function to return true
-bool gemm_amx_supported();          // the same, and the system lets this process use AMX tiles
+void gemm_bf16(std::span<const Matmul> list);  // a and b bf16; needs gemm_bf16_supported()
+bool gemm_bf16_supported();                    // this build has it and this CPU can run it
+void gemm_amx(std::span<const Matmul> list);   // a and b bf16; needs gemm_amx_supported()
+bool gemm_amx_supported();  // the same, and the system lets this process use AMX tiles
 
 // The table of functions and sizes of one instruction set. kernels/cpu/vector/gemm.cpp defines one
 // for each set, kernels/cpu/vector_bf16/gemm.cpp the one of gemm_bf16(), and

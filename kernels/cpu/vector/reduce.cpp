@@ -7,8 +7,7 @@ namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per chunk, fixed: the sum's order depends on it
 constexpr int kUnroll = 4;
-constexpr int64_t kAhead =
-    4096;  // elements from the one that is read to the one that is prefetched
+constexpr int64_t kAhead = 4096;  // the distance of prefetching, in elements
 
 // Sum of f(x) in fp64: lanes within a chunk, then the chunks in order.
 template <class T, class F>

@@ -109,8 +109,7 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0) {
     } else {
       gradients.template operator()<false>();
     }
-    s = s == t.squares ? t.squares + 2 * kSquare
-                       : t.squares;  // alternate: tiles then need not wait for vectors
+    s = s == t.squares ? t.squares + 2 * kSquare : t.squares;  // tiles need not wait for vectors
   }
   if (!t.share.dq) return;
   float* dq = t.dq + (t.row0 - t.share.row0 + i0) * t.D;

@@ -29,8 +29,8 @@ std::string why_not_view(const char* name, const HeadSpan& v, DType type) {
 }
 
 std::string why_not_target(const CudnnTarget& t) {
-  if (t.version <
-      91100)  // from 9.11 on, cuDNN masks with infinity, and has no known errors in the backward
+  // Since 9.11 cuDNN masks with infinity, and has no known errors in the backward.
+  if (t.version < 91100)
     return fmt::format("cuDNN {}.{} is older than 9.11", t.version / 10000, t.version / 100 % 100);
   if (t.architecture < 80) return fmt::format("sm_{} is older than sm_80", t.architecture);
   return "";
@@ -103,9 +103,8 @@ struct Layout {
   bool documents;
   Element type;
 
-  int64_t rows() const {
-    return documents ? token_stride : B * token_stride;
-  }  // elements to the next row
+  // Returns the elements from one row to the next.
+  int64_t rows() const { return documents ? token_stride : B * token_stride; }
   // With one sequence the stride between sequences is not used; it gets a valid value.
   int64_t batch() const { return documents || B == 1 ? S * token_stride : token_stride; }
   int64_t room() const { return S * token_stride; }  // elements of all documents

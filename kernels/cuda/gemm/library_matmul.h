@@ -71,8 +71,7 @@ class LibraryMatmul {
   const GemmApi& api_;
   const GemmDevice& device_;
   PlanCache<MatmulKey, PlanRef> plans_;
-  mutable std::mutex
-      choosing_;  // guards the member below; also locked inside the functions of plans_
+  mutable std::mutex choosing_;  // guards the member below; also locked inside plans_'s functions
   std::map<MatmulKey, GemmChoice> choices_;
 };
 
