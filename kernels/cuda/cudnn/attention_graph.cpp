@@ -162,8 +162,8 @@ CudnnAttentionKey key_of(const AttentionShape& s) {
   key.causal = s.causal, key.window = s.window, key.scale = s.scale;
   key.B = s.B, key.Sq = s.Sq, key.Skv = s.Skv, key.A = s.A, key.G = s.G, key.D = s.D;
   key.documents = bool(s.q_documents.begin);
-  // The number of documents differs between packs. It is rounded up to a power of two, so that
-  // packs share plans.
+  // The number of documents differs between packs. It is rounded up to a power of two: packs then
+  // share plans.
   if (key.documents) key.B = int64_t(std::bit_ceil(uint64_t(s.q_documents.begin.count)));
   return key;
 }
