@@ -11,9 +11,9 @@ namespace mtrain::kernels {
 // How bf16 parameters without master weights, and bf16 moments, are rounded. Stochastic rounding
 // rounds up with a probability equal to the fraction that truncation would drop. It is unbiased:
 // updates smaller than half a bf16 step are not lost. Element n of the full tensor takes half-word
-// n % 8 (the low half of a word first) of Philox block n / 8 of `key` (base/rng.h), on every
-// backend and under every layout. Moments in bf16 always use stochastic rounding: those of element
-// n take word n % 4 of block n / 4 of `moments_key`, m its low half and v its high half.
+// n % 8 (the low half of a word first) of Philox block n / 8 of `key` (base/rng.h). This holds for
+// every backend and layout. Moments in bf16 always use stochastic rounding: those of element n take
+// word n % 4 of block n / 4 of `moments_key`, m its low half and v its high half.
 struct AdamWRounding {
   bool random = false;                // parameters: stochastic rounding; otherwise to nearest even
   uint64_t key = 0, moments_key = 0;  // differ between tensors and between steps
@@ -33,7 +33,7 @@ struct AdamW {
   float lr, beta1, beta2, eps, weight_decay;
   bool decoupled_decay = true;
   int64_t step;            // number of this update, from 1 (for the bias correction)
-  AdamWRounding rounding;  // of param if there is no master, and of bf16 moments
+  AdamWRounding rounding;  // for param if there is no master, and for bf16 moments
 
   int64_t count() const { return master ? master.count : param.count; }
 };

@@ -1,8 +1,8 @@
 // Flash attention (Dao et al. 2022, 2023): softmax(scale q k^T + mask) v without an S x S matrix,
-// for grouped-query heads. Scores, probabilities and sums are fp32. Only the inputs are rounded; on
-// GPUs, and where a CPU multiplies bf16 by tiles, probabilities and the gradients of scores are
-// also rounded before they are multiplied. q, k, v, out and dout have one float type; the forward's
-// out and the gradients may be fp32 too.
+// for grouped-query heads. Scores, probabilities and sums are fp32. Only the inputs are rounded,
+// with one exception: on GPUs, and on a CPU that multiplies bf16 by tiles, probabilities and the
+// gradients of scores are rounded before they are multiplied. q, k, v, out and dout have one float
+// type; the forward's out and the gradients may be fp32 too.
 //
 // Keys may also arrive block by block (Liu et al. 2023, ring attention). The forward of each block
 // then writes an fp32 out and lse, and kernels/attention_merge.h merges those of all blocks. The

@@ -33,7 +33,7 @@ struct SoftCap {
   float cap;  // above 0
 };
 struct Fill {
-  Span y;  // of any dtype if value is 0
+  Span y;  // any dtype if value is 0
   float value = 0;
 };
 // y = normal numbers of standard deviation std: element i is number first_index + i of `key`

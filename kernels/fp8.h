@@ -42,7 +42,7 @@ struct Quantize {
 // float tensor.
 struct TransposeFloat8 {
   ConstSpan x_TN;  // f8e4m3 or f8e5m2
-  Span y_NT;       // of the same type; layout and alignment as in Quantize
+  Span y_NT;       // same type; layout and alignment as in Quantize
   int64_t T, N, stride;
 };
 

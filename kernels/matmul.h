@@ -8,11 +8,12 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// a, b, bias_N and c_MN are each fp32, bf16 or fp16; or a and b are 8-bit floats in the form that
-// tensor cores require: not both f8e5m2, trans_b but not trans_a (rows of both run along K), K and
-// N multiples of kFloat8Multiple, and addresses that are multiples of 16 bytes. Both have one
-// scale, or both have scales of blocks. The blocks of both have the same length, which divides K,
-// and are not both squares. On a GPU scales of 128 elements also need M to be a multiple of 4.
+// a, b, bias_N and c_MN are each fp32, bf16 or fp16; or a and b are 8-bit floats. These must have
+// the form that tensor cores require: not both f8e5m2, trans_b but not trans_a (rows of both run
+// along K), K and N multiples of kFloat8Multiple, and addresses that are multiples of 16 bytes.
+// Both have one scale, or both have scales of blocks. The blocks of both have the same length,
+// which divides K, and are not both squares. On a GPU scales of 128 elements also need M to be a
+// multiple of 4.
 constexpr int64_t kFloat8Multiple = 16;
 struct Matmul {
   ConstSpan a;       // (M, K), or (K, M) if trans_a

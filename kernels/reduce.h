@@ -12,7 +12,7 @@ struct SumSquares {
   Span out;  // fp64, one element
 };
 // norm = unscale * sqrt(sum_squares), or NaN if a copy is not finite. scale = unscale * min(1,
-// max_norm / (norm + 1e-6)), or unscale if max_norm = 0; scale is NaN if the norm (in fp32) or the
+// max_norm / (norm + 1e-6)), or unscale if max_norm = 0. It is NaN if the norm (in fp32) or the
 // loss is not finite.
 struct ClipScale {
   // fp64: the sum over the gradients that count. Optionally a second element: the sum over

@@ -1,7 +1,7 @@
-// The router of a layer of experts: which K of E experts compute each token, with what weights, and
-// the losses that balance the experts' loads (Shazeer et al. 2017, "Outrageously Large Neural
+// The router of a layer of experts: which K of E experts compute each token, their weights, and the
+// losses that balance the experts' loads. Sources: Shazeer et al. 2017, "Outrageously Large Neural
 // Networks"; Fedus et al. 2021, "Switch Transformers"; Zoph et al. 2022, "ST-MoE", for the z-loss;
-// DeepSeek-AI 2024, "DeepSeek-V3", for sigmoid scores, groups and the bias).
+// DeepSeek-AI 2024, "DeepSeek-V3", for sigmoid scores, groups and the bias.
 //
 // logits have any float type; experts and counts of tokens are int32; everything else is fp32.
 // Among equal scores, the expert with the lower index wins. Padding tokens choose no expert, and

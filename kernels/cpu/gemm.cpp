@@ -278,8 +278,8 @@ GemmKernels::PackA Gemm::panels_of_a(const PanelRange& range, int64_t k0, int64_
 }
 
 // Returns the part of A that this thread will probably read next: the next k block of this unit's
-// rows, or the phase's first k block of the unit that this thread will take if all threads are
-// equally fast.
+// rows. After the last one, it is the phase's first k block of the thread's next unit, assuming
+// that all threads are equally fast.
 const void* Gemm::next_of_a(const Phase& p, int64_t unit, int64_t k1) const {
   if (k1 == p.k1) {
     unit += threads_;
@@ -371,7 +371,7 @@ void Gemm::work() {
 void multiply(std::span<const Matmul> list, const GemmKernels& kernels) {
   const int threads = current_threads();
   std::vector<std::unique_ptr<Gemm>> gemms;
-  size_t floats[2] = {};  // of the GEMMs with even and with odd indices
+  size_t floats[2] = {};  // memory of the GEMMs with even and with odd indices
   for (const Matmul& m : list) {
     gemms.push_back(std::make_unique<Gemm>(m, kernels, threads));
     size_t& most = floats[(gemms.size() - 1) % 2];
@@ -423,7 +423,8 @@ bool may_use_tiles() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!gemm_bf16_supported() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
   if (!(edx & bit_AMX_TILE) || !(edx & bit_AMX_BF16)) return false;
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of <asm/prctl.h>, since Linux 5.16
+  // From <asm/prctl.h>, since Linux 5.16.
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 }  // namespace

@@ -79,7 +79,7 @@ struct GemmKernels {
     DType dtype;
     int64_t ld;
     bool trans;
-    int64_t columns;  // of all panels
+    int64_t columns;  // columns of all panels
     int64_t k0, k1;
     float* out;
     // Floats from one panel to the next: all words of the k block. [k0, k1) may be only a part of
@@ -108,7 +108,7 @@ struct GemmKernels {
     const float* bias;  // for the block's first column (first row, if transposed); or null
     // The element (row, k0) of the stored A that this thread will probably read next; or null.
     const void* next_a;
-    int64_t next_a_ld, next_a_size;  // in elements; an element's bytes
+    int64_t next_a_ld, next_a_size;  // stride in elements; bytes of an element
   };
   void (*block)(const Block&);
 

@@ -1,6 +1,6 @@
 // Plain functions through which the vector files use threads and memory. parallel_chunks() takes a
-// function pointer, since the members of std::function are inline functions that every file shares,
-// and the linker might keep the copy that was compiled for a wider instruction set (see simd.h).
+// function pointer and no std::function: all files share the inline members of std::function, and
+// the linker might keep the copy that was compiled for a wider instruction set (see simd.h).
 #pragma once
 #include <cstdint>
 

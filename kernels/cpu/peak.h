@@ -12,10 +12,10 @@ namespace mtrain::kernels::cpu {
 // cores at the same time.
 double measure_peak_flops(DType dtype = DType::f32);
 
-// Returns the fastest way to multiply bf16 operands here: tiles if the CPU has them; else dot
-// products if their rate in registers is clearly above the rate of fp32, which takes 40 ms to
-// measure; else widened. On known CPUs the rate of dot products is either half or twice the rate of
-// fp32. Therefore every measurement on one kind of CPU gives the same answer.
+// Returns the fastest way to multiply bf16 operands on this CPU. It is tiles if the CPU has them;
+// else dot products if their rate in registers is clearly above the rate of fp32; else widened. The
+// measurement takes 40 ms. On known CPUs the rate of dot products is either half or twice the rate
+// of fp32. Therefore every measurement on one kind of CPU gives the same answer.
 Bf16Arithmetic fastest_bf16_arithmetic();
 
 }  // namespace mtrain::kernels::cpu

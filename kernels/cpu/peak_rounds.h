@@ -13,11 +13,10 @@ struct Burst {
 };
 using Round = std::vector<std::vector<Burst>>;  // each thread's bursts, in their order
 
-// Returns the highest sum, at any burst of the first thread, of the operations per second of all
-// threads: each thread's rate is that of its burst at the middle of the first thread's burst.
-// Bursts of the first thread at which another thread has none do not count: threads that work one
-// after the other may each be faster than threads that share a core or its power. Returns 0 if no
-// burst counts.
+// Returns the highest rate of all threads together, in operations per second. For each burst of the
+// first thread, it adds the rates of the other threads' bursts at the middle of that burst. If a
+// thread has no burst there, the sum does not count: threads that work one after the other may each
+// be faster than threads that share a core or its power. Returns 0 if no sum counts.
 double best_rate_of(const Round& round);
 
 // Runs rounds until none has improved the rate by more than half a percent for `settled_s`, but at

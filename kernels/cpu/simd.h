@@ -6,7 +6,7 @@
 //
 // Beware: the linker keeps one copy of an inline function or template that several files share, and
 // that copy may be the AVX-512 one, which an older CPU cannot run. Hence everything here is in the
-// instruction set's namespace, and vector files use no standard container, no std::function (use
+// instruction set's namespace. Vector files use no standard container, no std::function (use
 // parallel() below), no MT_CHECK (checks are in kernels/cpu/<op>.cpp) and no inline member of bf16
 // or f16 (use from_float() and to_float() below). scripts/check_isa.sh checks the object files for
 // this.
@@ -57,7 +57,7 @@ MT_INLINE int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 MT_INLINE float to_float(float x) { return x; }
 MT_INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, uint32_t(x.bits) << 16); }
-MT_INLINE float to_float(f16 x) {  // as f16's conversion does
+MT_INLINE float to_float(f16 x) {  // same result as f16's conversion
 #if defined(__F16C__)
   return _cvtsh_ss(x.bits);
 #else

@@ -8,7 +8,7 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-constexpr int kSlices = 32;  // of the rows, in a block of 32 columns
+constexpr int kSlices = 32;  // slices of the rows, in a block of 32 columns
 
 __global__ void add_rows(const float* partials, int64_t rows, int64_t stride, int64_t width,
                          float* out) {

@@ -15,7 +15,7 @@ constexpr float kLog2E = 1.44269504088896341f;
 
 struct RowSum {
   float max;  // running maximum m
-  float sum;  // of e^(x - m)
+  float sum;  // running sum of e^(x - m)
 };
 
 // Returns what is subtracted before an exponential: the maximum, or 0 if all logits so far are -inf

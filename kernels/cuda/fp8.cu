@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct ScaleRule {
-  float largest, factor;  // of the type; from the margin
+  float largest, factor;  // largest number of the type; factor from the margin
 };
 ScaleRule rule_of(DType type, int margin) {
   return {largest_float8(type), std::ldexp(1.0f, -margin)};
@@ -169,8 +169,8 @@ __device__ __forceinline__ void transpose_bytes(uint32_t& a, uint32_t& b, uint32
 // Block b takes the tiles b, b + gridDim.x, .... With VECTORS the conditions of quantize_patch()
 // hold; stride is always a multiple of 16, and y_NT is always aligned to 16 bytes. The tile is in
 // shared memory as [column][16 rows]. The eight 16-byte chunks of a column are permuted by the
-// column's eighth of the tile: a warp writes words of 8 such eighths, and a quarter of a warp reads
-// a full column. Both access every bank once.
+// column's eighth of the tile. A warp writes words of 8 such eighths, and a quarter of a warp reads
+// a full column: both then access every bank once.
 template <class Y, bool VECTORS, class T>
 __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks : 2)
     quantize_both(const T* x, const float* scale_at, uint8_t* y, uint8_t* transposed, int64_t rows,

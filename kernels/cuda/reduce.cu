@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kMaxBlocks = 1024;  // a thread of the last launch then combines two results
 constexpr int kAhead = 2;         // vectors of a thread, in flight together
-constexpr int kBlocksAtOnce = 4;  // of a multiprocessor; they share its registers
+constexpr int kBlocksAtOnce = 4;  // blocks of a multiprocessor; they share its registers
 
 __device__ __forceinline__ void block_sum(double sum, double* out) {
   __shared__ double slots[kWarp];

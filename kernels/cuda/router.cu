@@ -10,7 +10,7 @@ namespace {
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
 // A lane remembers in 64 bits which of its own experts are taken.
 static_assert(kMostRouterExperts <= 64 * kWarp);
-constexpr float kLeastSum = 1e-20f;  // of scores; each of them may be 0
+constexpr float kLeastSum = 1e-20f;  // added to sums of scores, which may be 0
 
 template <class T>
 __device__ __forceinline__ float score_of(RouterScore form, T x, float log_sum) {
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kCounters)
   const double scale = a.scale ? *a.scale : coeff.grad_scale;
   const double E = experts, K = chosen;
   double tokens = 0, squares = 0;
-  int64_t samples = 0;  // with tokens
+  int64_t samples = 0;  // samples that have tokens
   for (int64_t b = 0; b < B; ++b) {
     squares += a.sums_BS[b * S + 2 * experts];
     tokens += a.sums_BS[b * S + 2 * experts + 1];
@@ -386,7 +386,8 @@ __global__ void __launch_bounds__(kCounters)
   if (weight_TK && capacity > 0)
     for (int bit = 30; bit >= 0; --bit)
       if (count_from(least | 1u << bit) >= capacity) least |= 1u << bit;
-  int equal = capacity - (weight_TK ? count_from(least + 1) : 0);  // of the weight `least`, kept
+  // The number of choices with the weight `least` that are kept.
+  int equal = capacity - (weight_TK ? count_from(least + 1) : 0);
   for (int64_t base = 0; base < choices; base += kCounters) {
     const int64_t i = base + thread;
     const bool match = i < choices && expert_TK[i] == mine;

@@ -12,9 +12,9 @@ void remember_mapping(const void* begin, size_t bytes, const std::filesystem::pa
 void forget_mapping(const void* begin);
 
 // Handles SIGBUS from now on. At a fault in a mapping of a file it writes an error that names the
-// file to stderr, passes the same text to `tell`, which may be null, and ends the process with exit
-// code 1. Other faults end the process as before. The handler belongs to the process: programs call
-// this, and libraries do not. `tell` runs in the handler: it may only call async-signal-safe
+// file to stderr, and ends the process with exit code 1. It also passes the text to `tell`, which
+// may be null. Other faults end the process as before. The handler belongs to the process: programs
+// call this, and libraries do not. `tell` runs in the handler: it may only call async-signal-safe
 // functions.
 void name_bus_errors(void (*tell)(const char* message));
 

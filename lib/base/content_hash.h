@@ -11,7 +11,7 @@ namespace mtrain {
 
 class ContentHash {
  public:
-  static constexpr size_t kDigits = 32;  // of hex()
+  static constexpr size_t kDigits = 32;  // digits of hex()
 
   ContentHash();
   ContentHash& add(const void* data, size_t bytes);

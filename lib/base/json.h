@@ -16,8 +16,9 @@ inline constexpr size_t kDeepestJson = 64;                  // nested objects an
 inline constexpr size_t kMostJsonValues = size_t{1} << 22;  // a text with this many takes 500 MB
 inline constexpr int64_t kLargestJson = int64_t{1} << 27;   // bytes of a file
 
-// Parses a whole text. Throws UserError of the form "NAME: not JSON at byte N: why". It also throws
-// for a duplicate key in an object, since programs differ in which of the two values they take.
+// Parses a complete text. Throws UserError of the form "NAME: not JSON at byte N: why". It also
+// throws for a duplicate key in an object, since programs differ in which of the two values they
+// take.
 nlohmann::json parse_json(std::string_view text, const std::string& name,
                           const std::string& hint = "");
 

@@ -161,7 +161,7 @@ class Generation {
   const std::vector<Request>& requests_;
   const GenerateOptions& o_;
   const Listener& to_;
-  std::vector<Prompt> prompts_;  // of the requests
+  std::vector<Prompt> prompts_;  // prompts of the requests
   size_t next_ = 0;              // the next request to get a slot
   std::deque<int64_t> free_slots_;
   std::list<Sequence> active_;  // in the order of requests

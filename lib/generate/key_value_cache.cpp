@@ -13,7 +13,7 @@ namespace mtrain::generate {
 struct KeyValueCache::State {
   int64_t slots, positions;
   std::vector<int64_t> filled = {};  // positions of each slot that forwards have written
-  std::vector<NewTokens> rows = {};  // of the next forward
+  std::vector<NewTokens> rows = {};  // rows of the next forward
   // The cache's rows [start_T[t], end_T[t]) that row t attends to. They are absent until the first
   // layer requests them, and unless all of `rows` are single tokens.
   Tensor start_T = {}, end_T = {};

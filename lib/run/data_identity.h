@@ -44,7 +44,7 @@ class DataIdentity {
  private:
   // The data sets of one field of the recipe.
   struct Field {
-    const char* name;                // of the field in the recipe
+    const char* name;                // name of the field in the recipe
     std::vector<std::string> paths;  // as the recipe spells them
     std::vector<data::Content> sets;
     std::vector<data::Content> saved = {};  // the contents according to the checkpoint

@@ -23,7 +23,7 @@ struct GenerateJob {
   launch::Job job = {};
   std::optional<comm::World> world = {};  // these ranks; by default `job` connects them
   plan::Machine machine = {};             // the devices that `train.device: auto` may choose
-  DType dtype = DType::f32;               // of the weights in GEMMs, and of keys and values
+  DType dtype = DType::f32;               // type of the weights in GEMMs, and of keys and values
 };
 
 // Continues the prompts; options.context and the end-of-text ids follow from the model. Throws

@@ -112,7 +112,7 @@ void Reporter::step(const train::StepStats& s) {
       {"loss", s.loss},
       {"lr", double(s.lr)},
       {"grad_norm", double(s.grad_norm)},
-      {"tokens", s.step * s.tokens},  // of the full run, not only of this process
+      {"tokens", s.step * s.tokens},  // tokens of the full run, not only of this process
       {"total_steps", train.steps},
       {"step_ms", 1e3 * step_s},
       {"tokens_per_s", rate},

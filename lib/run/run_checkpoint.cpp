@@ -13,7 +13,7 @@
 namespace mtrain::run {
 
 namespace {
-const std::string kCompared = "compared";  // begins rank 0's text
+const std::string kCompared = "compared";  // prefix of rank 0's text
 
 // Returns the trainer's parts; the progress of reading them is shown.
 checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity& show) {

@@ -34,7 +34,7 @@ struct StoredModel {
   // the number of its positions if that is larger.
   int64_t context() const;
   // Returns the ids that end a text: those of the Hugging Face folder of the model or of its
-  // tokenizer, and the tokenizer's end of a document for a model that mtrain has trained.
+  // tokenizer. For a model that mtrain has trained, also the tokenizer's end of a document.
   std::vector<int32_t> end_ids() const;
 };
 

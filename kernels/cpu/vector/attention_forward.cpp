@@ -22,7 +22,7 @@ struct Softmax {
 struct Task {
   const AttentionShape& shape;
   int64_t rows, panels;              // query rows, and the panels into which they are split
-  const Seen* seen;                  // of each row
+  const Seen* seen;                  // keys of each row
   int64_t key0, keys;                // the current block
   const float *q, *keys_t, *values;  // q: row slabs of one head
   float *out, *scores;

@@ -9,7 +9,7 @@
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// The results of a task: dq of some rows, dk and dv of some keys. The ranges consist of whole
+// The results of a task: dq of some rows, dk and dv of some keys. The ranges consist of full
 // blocks.
 struct Share {
   int64_t row0, row1, key0, key1;

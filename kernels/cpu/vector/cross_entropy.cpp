@@ -13,7 +13,7 @@ constexpr int64_t kChunk = 2048;
 
 struct RowSum {
   float max;   // running maximum m
-  double sum;  // of e^(x - m)
+  double sum;  // running sum of e^(x - m)
 };
 
 // Returns what is subtracted before an exponential: the maximum, or 0 if all logits so far are -inf

@@ -68,7 +68,7 @@ MT_INLINE void columns_of(const FewRowsMatmul& f, int64_t n0) {
 
 void run(const FewRowsMatmul& f);
 void run(const FewRowsMatmul& f) {
-  constexpr int64_t kBytes = 1 << 16;  // of B in a task
+  constexpr int64_t kBytes = 1 << 16;  // size of B in a task
   with_float(f.b_NK.dtype, [&]<class T>() {
     const int64_t groups = div_up(f.N, kLanes), group = kLanes * f.K * int64_t(sizeof(T));
     parallel(groups, max_of(1, kBytes / group), [&](int64_t begin, int64_t end) {

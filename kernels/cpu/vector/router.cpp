@@ -77,7 +77,7 @@ void softmax_over_chosen(const T* x, const int32_t* expert, int64_t K, float* we
 MT_INLINE bool weights_over_chosen(const RouterForm& form) {
   return form.over_chosen || (form.normalize && form.score == RouterScore::softmax);
 }
-constexpr float kLeastSum = 1e-20f;  // of scores; each of them may be 0
+constexpr float kLeastSum = 1e-20f;  // added to sums of scores, which may be 0
 
 template <class T>
 void tokens(const RouteTokens& a, int64_t begin, int64_t end) {

@@ -13,7 +13,7 @@ struct Task {
   const AttentionShape& shape;
   const Share& share;
   int64_t D;     // padded
-  float factor;  // of scores, base 2
+  float factor;  // scale of the scores, base 2
   // The block of keys: K and V as A of S^T = K Q^T and dP^T = V dO^T, K^T as A of dQ^T = K^T dS^T.
   int64_t key0, keys;
   float *k_steps, *v_steps, *k_steps_t;
@@ -22,11 +22,11 @@ struct Task {
   int64_t row0, rows;
   float *q_pairs_t, *dout_pairs_t, *q_pairs, *dout_pairs;
   float *probabilities, *dscores;  // P^T and dS^T as A, steps of 32 rows
-  float* dscore_pairs;             // of one panel of rows: dS^T as B of dQ^T
+  float* dscore_pairs;             // one panel of rows: dS^T as B of dQ^T
   float* squares;                  // room for S^T and dP^T of two squares
   const float *lse, *delta;        // starting at the block's first row; lse in base 2
   const Seen* seen;
-  float* dq;  // of the head: the squares of the share's rows, panel after panel
+  float* dq;  // dQ^T of the head: the squares of the share's rows, panel after panel
   ScoreCap cap;
 };
 

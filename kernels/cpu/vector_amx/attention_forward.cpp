@@ -20,11 +20,11 @@ struct Softmax {
 
 struct Task {
   int64_t D, rows;     // padded D; query rows
-  const Seen* seen;    // of each row
+  const Seen* seen;    // keys of each row
   int64_t key0, keys;  // the current block
-  float factor;        // of scores, base 2
+  float factor;        // scale of the scores, base 2
   const float *k_steps, *v_steps_t;
-  float *scores, *pairs;  // of one panel: S^T; and P^T as B of O^T = V^T P^T
+  float *scores, *pairs;  // one panel: S^T; and P^T as B of O^T = V^T P^T
   const float* q;         // pairs of one head
   float* out;             // O^T of one head: squares, panel after panel
   ScoreCap cap;

@@ -20,7 +20,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kStepFloats = kSide * kTile;  // of a packed panel of A or B
+constexpr int64_t kStepFloats = kSide * kTile;  // floats of one step of a packed panel of A or B
 static_assert(kSide == kTileColumns);
 
 struct TileWords : Bf16Pairs {
@@ -99,7 +99,7 @@ struct Destination {
   int64_t out_ld;
   DType out_type;
   const float* bias;
-  int64_t rows, columns;  // of the square, limited to those inside C
+  int64_t rows, columns;  // size of the square, limited to the part inside C
   bool transposed;
 };
 

@@ -34,7 +34,7 @@ struct CudnnAttentionKey {
   bool documents;      // packed in one sequence of Sq rows; B is the largest number of documents
   int64_t B, Sq, Skv, A, G, D, window;
   float scale;
-  Element type;  // of all but the lse: bf16 or f16
+  Element type;  // type of all tensors but the lse: bf16 or f16
   // Elements from one token to the next; 0 for the gradients in a forward.
   int64_t q, k, v, out, dout, dq, dk, dv;
   auto operator<=>(const CudnnAttentionKey&) const = default;

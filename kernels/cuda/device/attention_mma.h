@@ -57,9 +57,9 @@ __device__ __forceinline__ void load_b(uint32_t (&b)[4], const HalfTile<DIM>& ti
   load_matrices<true>(b, tile.chunk(row0 + matrix % 2 * 8 + lane % 8, 2 * n + matrix / 2));
 }
 
-// Results of shape (16, .) in registers: block n of 8 columns has elements (row g, columns 2 t, 2 t
-// + 1) and then those of row g + 8, where g = lane / 4, t = lane % 4. Two blocks, rounded, are an
-// operand a of the next GEMM.
+// Results of shape (16, .) in registers. With g = lane / 4 and t = lane % 4, block n of 8 columns
+// has elements (row g, columns 2 t, 2 t + 1) and then those of row g + 8. Two blocks, rounded, are
+// an operand a of the next GEMM.
 template <Half T>
 __device__ __forceinline__ void as_operand(uint32_t (&a)[4], const float (&left)[4],
                                            const float (&right)[4]) {

@@ -8,7 +8,7 @@
 namespace mtrain::kernels::cuda {
 
 constexpr int kTile = 32, kTileThreads = 128, kAcross = 16;
-constexpr int kMyRows = 4, kMyColumns = 2;  // of the tile of scores, per thread
+constexpr int kMyRows = 4, kMyColumns = 2;  // elements of the score tile per thread
 constexpr int kScoreStride = kTile + 1;
 
 // Heads in fp32, bf16 or fp16: one kernel supports all types.

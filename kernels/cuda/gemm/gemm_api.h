@@ -52,7 +52,7 @@ class GemmProblem {
 class GemmApi {
  public:
   virtual ~GemmApi() = default;
-  virtual std::string version() const = 0;  // of the library, and the GPU's name
+  virtual std::string version() const = 0;  // version of the library, and the GPU's name
   virtual std::shared_ptr<const GemmProblem> describe(const MatmulKey& key) const = 0;
 };
 
