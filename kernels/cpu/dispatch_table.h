@@ -1,7 +1,7 @@
 // MT_DISPATCH defines a kernel's cpu::run() for all instruction sets. The file kernels/cpu/<op>.cpp
 // has one line for each argument struct, inside namespace mtrain::kernels::cpu:
 //
-//     MT_DISPATCH(NormForward, check)  // check(const NormForward&) throws where they are wrong
+//     MT_DISPATCH(NormForward, check)  // check(const NormForward&) throws if they are wrong
 //
 // This defines cpu::run(const NormForward&): it checks the arguments, then calls the run() of the
 // instruction set in use, which kernels/cpu/vector/<op>.cpp defines in namespace MTRAIN_ISA.

@@ -207,7 +207,8 @@ MT_INLINE Ahead ahead_of_a(const GemmKernels::Block& s, int64_t p, int64_t q) {
   return {static_cast<const char*>(s.next_a) + row * ld, ld, turn, 4 * ld};
 }
 
-// A panel of B stays in the first-level cache while the panels of A come from the second.
+// A panel of B stays in the first-level cache while the panels of A are read from the second-level
+// cache.
 template <class Words, bool FEW>
 MT_INLINE void block_of(const GemmKernels::Block& s) {
   const int64_t out_size = s.out_type == DType::f32 ? 4 : 2;

@@ -3,11 +3,11 @@
 //   kDepth            number of consecutive k in a word
 //   kWordMultiple     a packed k block of B is padded with zeros to a multiple of this many words
 //   kMaxWords         words of the longest k block
-// and, by its member class Packed<T>, how a word is made from an operand's elements T:
-//   along(p), along(p, count)       kLanes words of k that lie side by side at p; only `count`
-//                                   elements are there, the others are taken as 0
+// Its member class Packed<T> makes a word from an operand's elements T:
+//   along(p), along(p, count)       kLanes words of contiguous k at p; only `count` elements
+//                                   exist, and the others count as 0
 //   across(p, ld, deep, lanes)      one word for each of kLanes neighbours at p, whose k are `ld`
-//                                   apart; with `deep` all kDepth of them are there
+//                                   apart; with `deep` all kDepth of them exist
 #pragma once
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/simd.h"

@@ -95,7 +95,7 @@ MT_INLINE void pack_pairs(Rows<const bf16> x, int64_t first, int64_t rows, int64
     }
 }
 
-// ---- GEMMs ---
+// --- GEMMs ---
 
 // C = A B or C += A B for one square of C. `a` and `b` are its first row and column, `a_step` the
 // floats from one step of A to the next.

@@ -31,7 +31,7 @@ constexpr int64_t offsets_of(int64_t tensor) { return 20 + tensor; }
 struct CudnnAttentionKey {
   bool backward, causal;
   bool deterministic;  // the backward's sums over keys in a fixed order
-  bool documents;      // packed in one sequence of Sq rows; B is the largest number of documents
+  bool documents;      // packed in one sequence of Sq rows; B is the number of documents that fit
   int64_t B, Sq, Skv, A, G, D, window;
   float scale;
   Element type;  // type of all tensors but the lse: bf16 or f16

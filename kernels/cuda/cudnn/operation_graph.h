@@ -74,8 +74,8 @@ class OperationGraph {
   int64_t sums(Sizes dims);  // fp32
   int64_t value(float value);
 
-  // --- operations, which run in the order in which they are added; each returns the output's id
-  // --- The output is the given tensor, or a new one, which is fp32 and `inside`.
+  // --- operations, which run in the order in which they are added ---
+  // The output is the tensor `into`, or a new one, which is fp32 and `inside`; its id is returned.
   int64_t matmul(int64_t x, int64_t y, const MatmulLengths& lengths);
   void matmul_into(int64_t x, int64_t y, int64_t into, const MatmulLengths& lengths);
   int64_t reshape(int64_t x, Sizes dims, Sizes strides, Element type);
