@@ -15,7 +15,7 @@
 namespace mtrain {
 namespace {
 
-// Between the message of a check and a value that the option takes.
+// Separates the message of a check from a valid value of the option.
 constexpr char kExample = '\n';
 
 std::string join(const std::vector<std::string>& words, const char* between = ", ") {
@@ -24,7 +24,7 @@ std::string join(const std::vector<std::string>& words, const char* between = ",
   return text;
 }
 
-// Returns the command that the words have reached: `data build`, or the program itself.
+// Returns the command that the words have selected: `data build`, or the program itself.
 const CLI::App& reached(const CLI::App& app) {
   const auto commands = app.get_subcommands();
   return commands.empty() ? app : reached(*commands.back());
@@ -51,7 +51,7 @@ std::vector<std::string> commands_of(const CLI::App& command) {
   return names;
 }
 
-// Returns the option that a text of CLI11 is about: the one with the longest name in it.
+// Returns the option that a text of CLI11 mentions: the one with the longest name in it.
 const CLI::Option* option_in(const CLI::App& app, const std::string& text) {
   const CLI::Option* found = nullptr;
   for (const CLI::App* command = &reached(app); command; command = command->get_parent())
@@ -64,14 +64,14 @@ const CLI::Option* option_in(const CLI::App& app, const std::string& text) {
   return found;
 }
 
-// Returns the first of the command's examples, or of those of the commands below it, that contains
-// `word`; empty if there is none. Words after several spaces explain an example.
+// Returns the first example of the command, or of its subcommands, that contains `word`; empty if
+// there is none. Words after several spaces explain an example.
 std::string example_of(const CLI::App& command, const std::string& word) {
   std::string example;
   for (const std::string& line : split(command.get_footer(), '\n')) {
     const std::string_view text = trim(line);
     example += text.substr(0, text.find("  "));
-    if (example.ends_with(" \\")) {  // it goes on in the next line
+    if (example.ends_with(" \\")) {  // it continues on the next line
       example.pop_back();
       continue;
     }
@@ -85,7 +85,7 @@ std::string example_of(const CLI::App& command, const std::string& word) {
   return {};
 }
 
-// Returns a hint that shows how the option is written, and what it is.
+// Returns a hint with an example of the option, and its description.
 std::string about(const CLI::App& command, const CLI::Option& option) {
   const std::string line = example_of(command, option.get_positional() ? "" : option.get_name());
   const std::string what = fmt::format("{}: {}", option.get_name(), option.get_description());
@@ -101,7 +101,7 @@ std::string help_of(const CLI::App& command) {
 struct OtherOption {
   std::string_view command, name, hint;
 };
-// The options of Megatron's preprocess_data.py, and those by which other tools bound a text.
+// Options of Megatron's preprocess_data.py and of other tools, with a hint for each.
 constexpr OtherOption kOtherOptions[] = {
     {"mtrain data build", "--output-prefix", "did you mean --output?"},
     {"mtrain data build", "--json-keys", "did you mean --json-field?"},
@@ -156,7 +156,7 @@ UserError unknown_word(const CLI::App& command, const std::string& word) {
 }
 
 UserError missing(const CLI::App& command) {
-  // A misspelt word is reported first, since it may be the one that is missing.
+  // A misspelt word is reported first, since it may be the missing one.
   for (const CLI::App* at = &command; at; at = at->get_parent())
     for (const std::string& word : at->remaining())
       if (word.starts_with('-') || (at == &command && !commands_of(command).empty()))
@@ -192,7 +192,7 @@ UserError wrong_value(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::Option* option = option_in(app, text);
   if (!option) return UserError("the command line cannot be read", help_of(reached(app)));
   const std::string name = option->get_name(), prefix = name + ": ";
-  // The texts of this file's checks come first; then the type of a value without a check.
+  // First the messages of this file's checks; then the type of a value without a check.
   const CLI::App& command = reached(app);
   const auto write = [&](const std::string& value) {
     return fmt::format("write {}{}", option->get_positional() ? "" : name + " ", value);
@@ -219,7 +219,7 @@ UserError wrong_value(const CLI::App& app, const CLI::ParseError& error) {
                    write(option->get_default_str().empty() ? "8" : option->get_default_str()));
 }
 
-// Returns the two options of a text such as "--a excludes --b".
+// Returns an error about the two options of a text such as "--a excludes --b".
 UserError about_two(const std::string& text, const std::string& verb, const char* form,
                     const char* hint) {
   const size_t at = text.find(verb);
@@ -248,7 +248,7 @@ CLI::Validator number_from(double least, double most) {
   return check(fmt::format("from {} to {}", least, most), [least, most](const std::string& text) {
     double value = 0;
     const bool fits =
-        CLI::detail::lexical_cast(text, value) && value >= least && value <= most;  // not for NaN
+        CLI::detail::lexical_cast(text, value) && value >= least && value <= most;  // false for NaN
     return fits ? std::string()
                 : fmt::format("expected a number from {} to {}, got `{}`{}{}", least, most, text,
                               kExample, std::clamp(0.5, least, most));
@@ -327,7 +327,7 @@ UserError command_line_error(const CLI::App& app, const CLI::ParseError& error) 
 
 void fit_help(CLI::App& app) {
   app.formatter(std::make_shared<HelpFormatter>());
-  // On a narrow terminal the descriptions get more of it.
+  // On a narrow terminal the descriptions get a larger part of the width.
   app.get_formatter()->column_width(help_width() < 72 ? 26 : 34);
 }
 

@@ -1,4 +1,5 @@
-// How both programs read options: checks of values, and errors in the form that a recipe's have.
+// How both programs read options: checks of values, and errors in the same form as those of a
+// recipe.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -19,12 +20,13 @@ namespace mtrain {
 
 // Checks that an option is a number from `least` to `most`, and not NaN.
 CLI::Validator number_from(double least, double most);
-// A hint for a wrong value shows `example`, or what is nearest to it in the range.
+// Checks that an option is an integer in this range. The hint for a wrong value shows `example`,
+// clamped to the range.
 CLI::Validator whole_number_from(int64_t least, int64_t most, int64_t example = 8);
 // Checks that an option is one of the words.
 CLI::Validator one_of(std::vector<std::string> words);
 
-// Returns the value that goes by the word, which one_of() has checked.
+// Returns the value of this name; one_of() has checked the word.
 template <class E>
 E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>> names) {
   for (const auto& [name, value] : names)
@@ -32,28 +34,28 @@ E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>>
   throw BugError("unchecked choice " + word);
 }
 
-// Returns the error for a command line that `app` could not read: which word is wrong, and what was
-// probably meant. CLI11's own text is not part of it.
+// Returns the error for a command line that `app` could not read: the wrong word, and the most
+// similar valid one. It does not contain CLI11's own text.
 UserError command_line_error(const CLI::App& app, const CLI::ParseError& error);
 
-// Replaces underscores in the names of options by dashes where `app` or its commands know the
-// option by that name: both spellings mean the same.
+// Replaces underscores in the names of options by dashes if `app` or its commands have the option
+// with dashes: both spellings mean the same.
 void spell_options_as_known(const CLI::App& app, std::vector<std::string>& words);
 
-// Returns a hint that names the option of the command that `word` is nearest to; empty if none is.
+// Returns a hint with the command's option that is most similar to `word`; empty if there is none.
 std::string nearest_option(const CLI::App& command, const std::string& word);
 
-// Makes the help of `app`, and of the commands that it gets later, fit the terminal, or 80 columns.
+// Fits the help of `app`, and of commands that are added later, to the terminal, or to 80 columns.
 void fit_help(CLI::App& app);
-// Ends the help of a command with commands that run as they are written, one a line.
+// Appends example commands to the help of a command, one per line. They must run as written.
 void set_examples(CLI::App& command, std::initializer_list<const char*> examples);
 
-// Prints lines to stdout, wrapped if that is a terminal. The text has an end of line.
+// Prints lines to stdout, wrapped if that is a terminal. The text must end with a line break.
 void print_lines(const std::string& text);
 // Prints `PROGRAM: warning: ...` to stderr.
 void print_warning(const char* program, const std::string& text);
 // Prints the error as `PROGRAM: error: ...`, with its hint, to stderr. Returns the exit code: 2 for
-// what a user can mend, else 1.
+// errors that the user can fix, else 1.
 int report_error(const char* program, const std::exception& error);
 
 }  // namespace mtrain

@@ -1,7 +1,7 @@
 // Gated and plain activations of the MLP. The operands of a call are all of one float type. `amax`
 // is optional, fp32, one element: it becomes max(amax, largest finite |x|), where x is the
-// forward's y or the backward's gradient. Where a scale (fp32, one element) is given, the result
-// that it belongs to is f8e4m3 or f8e5m2: what Quantize (kernels/fp8.h) makes of the float result.
+// forward's y or the backward's gradient. If a scale (fp32, one element) is given, the result that
+// it belongs to is f8e4m3 or f8e5m2: the float result, converted as by Quantize (kernels/fp8.h).
 #pragma once
 #include "base/span.h"
 
@@ -12,7 +12,7 @@ namespace mtrain::kernels {
 // The function of a gated activation's gate: silu in SwiGLU, gelu in its tanh form in GEGLU.
 enum class GateFunction { silu, gelu_tanh };
 
-// y = silu(gate) * up (Shazeer 2020), or with another gate function y = f(gate) * up; each row of
+// y = silu(gate) * up (Shazeer 2020), or y = f(gate) * up with another gate function f. Each row of
 // gate_up holds gate, then up.
 struct SwigluForward {
   ConstSpan gate_up_T2F;
@@ -25,15 +25,17 @@ struct SwigluForward {
 struct SwigluBackward {
   ConstSpan gate_up_T2F, dy_TF;
   Span dgate_up_T2F;  // may be gate_up_T2F
-  // Optional: gets the forward's output again, for the weight gradient that follows; may be dy_TF.
+  // Optional: gets the recomputed output of the forward, for the weight gradient that follows; may
+  // be dy_TF.
   Span y_TF;
   int64_t T, F;
   Span amax = {};
-  // Optional: of dgate_up, and of y. What is in 8 bits may be no other operand.
+  // Optional: the scales of dgate_up and of y. An 8-bit result must not share memory with another
+  // operand.
   ConstSpan scale = {}, y_scale = {};
   GateFunction gate = GateFunction::silu;
 };
-// y = gelu(x): the tanh approximation, or with tanh = false the exact form by erf.
+// y = gelu(x): the tanh approximation or, with tanh = false, the exact form by erf.
 struct GeluForward {
   ConstSpan x;
   Span y;
@@ -44,7 +46,7 @@ struct GeluForward {
 struct GeluBackward {
   ConstSpan x, dy;
   Span dx;  // may be x or dy
-  Span y;   // optional: gets the forward's output again; may be dy
+  Span y;   // optional: gets the recomputed output of the forward; may be dy
   int64_t count;
   bool tanh = true;
   Span amax = {};

@@ -9,15 +9,15 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 // How bf16 parameters without master weights, and bf16 moments, are rounded. Stochastic rounding
-// rounds up with a probability equal to the fraction that truncation would drop, so that updates
-// smaller than half a bf16 step survive in the mean. Element n of the whole tensor takes half-word
-// n % 8 (the low half of a word first) of Philox block n / 8 of `key` (base/rng.h), on every
-// backend and under every layout. Moments in bf16 are always rounded so: those of element n take
+// rounds up with a probability equal to the fraction that truncation would drop. It is unbiased:
+// updates smaller than half a bf16 step are not lost. Element n of the full tensor takes half-word
+// n % 8 (the low half of a word first) of Philox block n / 8 of `key` (base/rng.h). This holds for
+// every backend and layout. Moments in bf16 always use stochastic rounding: those of element n take
 // word n % 4 of block n / 4 of `moments_key`, m its low half and v its high half.
 struct AdamWRounding {
-  bool random = false;                // parameters: stochastic; otherwise to nearest even
+  bool random = false;                // parameters: stochastic rounding; otherwise to nearest even
   uint64_t key = 0, moments_key = 0;  // differ between tensors and between steps
-  // Element i of the buffer is element first + at + i of the whole tensor. Where columns > 0, it is
+  // Element i of the buffer is element first + at + i of the full tensor. If columns > 0, it is
   // element first + (at + i) / columns * stride + (at + i) % columns.
   int64_t first = 0, at = 0, columns = 0, stride = 0;
 };
@@ -26,14 +26,14 @@ struct AdamW {
   Span master;     // fp32; without a master, param itself is updated
   Span m, v;       // fp32, or both bf16
   ConstSpan grad;  // fp32
-  Span param;      // the bf16 or fp16 copy of master for compute; optional where there is a master
-  // Optional, one fp32: the gradients are multiplied by it (clipping). Where it is not finite,
-  // nothing is written, so that a failed step leaves the weights as they are.
+  Span param;      // the bf16 or fp16 copy of master for compute; optional if there is a master
+  // Optional, one fp32: the gradients are multiplied by it (clipping). If it is not finite, nothing
+  // is written: a failed step leaves the weights unchanged.
   ConstSpan grad_scale;
   float lr, beta1, beta2, eps, weight_decay;
   bool decoupled_decay = true;
   int64_t step;            // number of this update, from 1 (for the bias correction)
-  AdamWRounding rounding;  // of param where there is no master, and of bf16 moments
+  AdamWRounding rounding;  // for param if there is no master, and for bf16 moments
 
   int64_t count() const { return master ? master.count : param.count; }
 };

@@ -1,15 +1,15 @@
-// Attention of single query rows, each to a range of rows of a cache of keys and values: the step
-// of generation that adds one token to each of several sequences. Scores, probabilities and sums
-// are fp32, as in kernels/attention.h; nothing is kept for a backward.
+// Attention of single query rows, each to a range of rows of a key-value cache: the generation step
+// that adds one token to each of several sequences. Scores, probabilities and sums are fp32, as in
+// kernels/attention.h; nothing is kept for a backward.
 #pragma once
 #include "kernels/attention.h"
 
 namespace mtrain::kernels {
 
 // Query row t belongs to the sequence whose position 0 is the cache's row start_T[t]. It attends to
-// the rows [start_T[t], end_T[t]), of which there is at least one, or to the last `window` of them.
-// q, k, v and out have one float type. On a CPU, out has the bits that AttentionForward gives the
-// same query (with Bf16Arithmetic::widened).
+// the rows [start_T[t], end_T[t]), at least one row, or to the last `window` of them. q, k, v and
+// out have one float type. On a CPU, out equals the result of AttentionForward (with
+// Bf16Arithmetic::widened) bit for bit.
 struct AttentionDecode {
   HeadView q;                // (T, A, D)
   HeadView k, v;             // (rows, G, D)

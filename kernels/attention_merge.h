@@ -1,10 +1,10 @@
-// Folds the attention of some queries over one block of keys into their attention over the blocks
-// before it:
+// Merges the attention of some queries over one block of keys into their attention over the earlier
+// blocks:
 //
 //     lse' = log(e^lse + e^block_lse),  out' = e^(lse - lse') out + e^(block_lse - lse') block_out
 //
 // `out` and `lse` begin as the first block's result; the other blocks are merged into them. Queries
-// that saw no key of a block (lse -inf) stay as they are.
+// that attend to no key of a block (lse -inf) stay unchanged.
 #pragma once
 #include "base/span.h"
 

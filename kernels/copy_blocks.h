@@ -1,5 +1,5 @@
-// Copies rectangles from one matrix to another. Context parallelism uses it to bring the chunks of
-// a sequence into another order, and to group heads by their destination rank and back.
+// Copies rectangles from one matrix to another. Context parallelism uses it to reorder the chunks
+// of a sequence, and to group heads by their destination rank and back.
 #pragma once
 #include <vector>
 

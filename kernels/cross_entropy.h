@@ -1,7 +1,7 @@
 // Fused softmax cross entropy: it computes the loss and replaces the logits by their gradient. It
-// reads the vocabulary in chunks with a running maximum and sum, so that a row needs no second
-// buffer. Where logit_cap is above 0, the loss is that of logit_cap tanh(x / logit_cap) for each
-// logit x (Gemma 2), and the gradient still that of x.
+// reads the vocabulary in chunks with a running maximum and sum; therefore a row needs no second
+// buffer. If logit_cap is above 0, the loss uses logit_cap tanh(x / logit_cap) for each logit x
+// (Gemma 2), and the gradient is still with respect to x.
 #pragma once
 #include "base/span.h"
 
@@ -16,28 +16,29 @@ struct CrossEntropy {
   ConstSpan label_T;     // int32; a negative label masks its token: loss and gradient are 0
   Span loss_T;           // fp32, the loss of each token in nats
   int64_t T, V;          // V: true vocabulary
-  int64_t row_stride;    // at least V; the columns from V on are padding and take no part
+  int64_t row_stride;    // at least V; the columns after the first V are padding and are ignored
   float grad_scale = 1;  // usually 1 / (unmasked tokens of the global batch)
   bool write_grad = true;
   ConstSpan scale_in_memory = {};  // optional, one fp32: read at run time, replaces grad_scale
   float logit_cap = 0;
 };
 
-// The structs below compute the loss over a vocabulary that is spread over ranks, without gathering
-// the logits: each rank sums over its own columns (CrossEntropySums), the ranks exchange three
-// numbers for each token, and each rank computes its share of the gradient (CrossEntropyFromSums).
+// The structs below compute the loss over a vocabulary that is sharded over ranks, without
+// gathering the logits. Each rank sums over its own columns (CrossEntropySums), the ranks exchange
+// three numbers for each token, and each rank computes its share of the gradient
+// (CrossEntropyFromSums).
 constexpr int64_t kCrossEntropySums = 3;  // maximum, sum of e^(x - maximum), the label's logit or 0
 
 struct CrossEntropySums {
   ConstSpan logits_TV;  // any float: the columns [first, first + V) of the vocabulary
-  ConstSpan label_T;    // int32, counted in the whole vocabulary; negative: masked
+  ConstSpan label_T;    // int32, an index into the full vocabulary; negative: masked
   Span sums_T3;         // fp32
-  int64_t T, V;         // V: true columns of this rank; 0 where it has padding only
+  int64_t T, V;         // V: true columns of this rank; 0 if it has only padding
   int64_t row_stride;   // at least V
   int64_t first, vocabulary;
   float logit_cap = 0;  // the sums are those of the capped logits
 };
-// Does what CrossEntropy does, given the sums of all ranks.
+// Computes the same as CrossEntropy, from the sums of all ranks.
 struct CrossEntropyFromSums {
   Span logits_TV;
   ConstSpan label_T;

@@ -1,4 +1,4 @@
-// Element-wise operations, all bound by memory.
+// Element-wise operations, all memory-bound.
 #pragma once
 #include "base/span.h"
 
@@ -6,7 +6,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// y = a + b; each may be fp32, bf16 or fp16 (not both of these); y may be a or b.
+// y = a + b; each may be fp32, bf16 or fp16, but bf16 and fp16 cannot be mixed; y may be a or b.
 struct Add {
   ConstSpan a, b;
   Span y;
@@ -33,7 +33,7 @@ struct SoftCap {
   float cap;  // above 0
 };
 struct Fill {
-  Span y;  // of any dtype where value is 0
+  Span y;  // any dtype if value is 0
   float value = 0;
 };
 // y = normal numbers of standard deviation std: element i is number first_index + i of `key`
@@ -44,10 +44,10 @@ struct FillNormal {
   int64_t first_index = 0;
   float std;
 };
-// y = x / (1 - p) where an element is kept, else 0. Element i of the buffer is global element n =
-// first_index + i, and is kept where word n % 4 of Philox block n / 4 of `key` (base/rng.h) is at
-// least p * 2^32, so that every backend and every layout drops the same elements. The backward is
-// the same operation on dy.
+// y = x / (1 - p) if an element is kept, else 0. Element i of the buffer is global element n =
+// first_index + i. It is kept if word n % 4 of Philox block n / 4 of `key` (base/rng.h) is at least
+// p * 2^32. Therefore every backend and every layout drops the same elements. The backward is the
+// same operation on dy.
 struct Dropout {
   ConstSpan x;
   Span y;  // may be x

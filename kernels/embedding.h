@@ -1,5 +1,6 @@
 // Embedding of tokens and, optionally, of learned positions. The backward is deterministic. A table
-// may hold a shard of the vocabulary; ids of other shards then embed to 0 and get no gradient here.
+// may hold a shard of the vocabulary; ids of other shards then have the embedding 0 and get no
+// gradient here.
 #pragma once
 #include "base/span.h"
 

@@ -1,5 +1,5 @@
-// 8-bit tensors with one scale each: q is x * scale rounded to nearest even, and stands for q *
-// inverse. All results are deterministic, since a maximum does not depend on the order.
+// 8-bit tensors with one scale each: q is x * scale rounded to nearest even, and represents the
+// value q * inverse. All results are deterministic, since a maximum does not depend on the order.
 #pragma once
 #include "base/span.h"
 
@@ -7,17 +7,17 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// amax[0] = the largest finite |x|, or 0 where there is none.
+// amax[0] = the largest finite |x|, or 0 if there is none.
 struct Amax {
   ConstSpan x;                 // fp32, bf16 or fp16
   Span amax;                   // fp32, one element
   Span scale, inverse;         // optional, fp32, one element each: the scale of x for `type`
   DType type = DType::f8e4m3;  // f8e4m3 or f8e5m2
-  int margin = 0;              // scale = largest_float8(type) / (amax 2^margin); 1 where amax = 0
+  int margin = 0;              // scale = largest_float8(type) / (amax 2^margin); 1 if amax = 0
 };
 
-// The scale, as Amax finds it, of a tensor whose largest |x| the kernel that wrote it has left in
-// `amax`. Sets `amax` back to 0, ready for the next tensor.
+// Computes the same scale as Amax for a tensor whose writer has stored the largest |x| in `amax`.
+// Resets `amax` to 0 for the next tensor.
 struct ScaleFromAmax {
   Span amax, scale, inverse;  // fp32, one element each
   DType type = DType::f8e4m3;
@@ -31,23 +31,24 @@ struct Quantize {
   // f8e4m3 or f8e5m2. Finite numbers beyond the type's range become its largest number; infinities
   // and NaN become NaN.
   Span y_TN;
-  // The transpose: rows of `stride` elements, with zeros behind the T-th. `stride` is a multiple of
+  // The transpose: rows of `stride` elements, with zeros after the T-th. `stride` is a multiple of
   // 16, and the address is a multiple of 16 bytes.
   Span y_NT;
   Span amax;  // optional, fp32, one element: becomes max(amax, largest finite |x|)
   int64_t T, N, stride = 0;
 };
 
-// Writes the transpose of an 8-bit tensor, as Quantize writes it of the float tensor.
+// Writes the transpose of an 8-bit tensor. It equals the transpose that Quantize writes from the
+// float tensor.
 struct TransposeFloat8 {
   ConstSpan x_TN;  // f8e4m3 or f8e5m2
-  Span y_NT;       // of the same type, as Quantize has it
+  Span y_NT;       // same type; layout and alignment as in Quantize
   int64_t T, N, stride;
 };
 
 // Delayed scaling of C tensors (Micikevicius et al. 2022): the tensors' maxima of this step go into
-// their histories, from which the scales of the next step are computed. A scale stays as it is
-// where the amax that decides it is 0.
+// their histories, from which the scales of the next step are computed. A scale stays unchanged if
+// the amax that decides it is 0.
 struct UpdateScales {
   Span amax_C;          // fp32; is read, then reset to 0
   Span history_CL;      // fp32, a ring buffer of the amaxes of L steps

@@ -1,6 +1,7 @@
-// 8-bit matrices with a scale for each block of elements. A scale is the largest power of two under
-// which the block's largest number is one of the type, so that it rounds nothing itself; the memory
-// holds its inverse. (R, K) is a matrix whose rows lie along the sum of a GEMM.
+// 8-bit matrices with a scale for each block of elements. A scale is the largest power of two for
+// which the block's scaled maximum is within the type's range. Multiplying by a power of two does
+// not round. The memory holds the inverse of each scale. (R, K) is a matrix whose rows run along
+// the summed dimension of a GEMM.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +11,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// Float8Blocks says which elements of a matrix share a scale.
+// Which elements of a matrix share a scale.
 enum class Float8Blocks : uint8_t {
   none,        // all of the matrix (kernels/fp8.h)
   rows_128,    // 128 neighbours of a row
@@ -22,7 +23,7 @@ enum class Float8Blocks : uint8_t {
 constexpr int64_t block_length(Float8Blocks b) {
   return b == Float8Blocks::none ? 1 : b == Float8Blocks::rows_32 ? 32 : 128;
 }
-// Inverses are fp32 numbers, or bytes e that stand for 2^(e - 127).
+// Inverses are fp32 numbers, or bytes e that represent 2^(e - 127).
 constexpr DType block_scale_type(Float8Blocks b) {
   return b == Float8Blocks::rows_32 ? DType::u8 : DType::f32;
 }
@@ -30,8 +31,7 @@ constexpr DType block_scale_type(Float8Blocks b) {
 // Returns how many blocks of `length` cover n elements.
 constexpr int64_t blocks_over(int64_t n, int64_t length) { return (n + length - 1) / length; }
 
-// The inverses lie where cuBLASLt reads them, on a CPU too. Those of blocks beyond the matrix
-// are 1.
+// The inverses have cuBLASLt's layout, on a CPU too. Those of blocks beyond the matrix are 1.
 //   rows_128    [block of K][row], with rows rounded up to 4
 //   square_128  [block of R][block of K], with blocks of K rounded up to 4
 //   rows_32     tiles of 128 rows and 4 blocks of K, one row of tiles after the other; a tile is
@@ -62,14 +62,14 @@ constexpr int64_t block_scale_index(Float8Blocks b, int64_t R, int64_t K, int64_
   return 0;
 }
 
-// Writes x in 8 bits, and its transpose, each under scales of its own blocks. Either result is
-// optional. What is not finite in x does not count for a scale, and becomes NaN.
+// Writes x in 8 bits, and its transpose, each with the scales of its own blocks. Either result is
+// optional. Elements of x that are not finite do not affect a scale, and become NaN.
 struct QuantizeBlocks {
   ConstSpan x_TN;  // fp32, bf16 or fp16
   Float8Blocks blocks;
   Span y_TN;        // f8e4m3 or f8e5m2
   Span inverse_TN;  // block_scales(blocks, T, N) inverses
-  // The transpose: rows of `stride` elements, with zeros behind the T-th. `stride` is a multiple of
+  // The transpose: rows of `stride` elements, with zeros after the T-th. `stride` is a multiple of
   // block_length(blocks), and the address is a multiple of 16 bytes.
   Span y_NT;
   Span inverse_NT;  // block_scales(blocks, N, stride) inverses

@@ -1,6 +1,6 @@
-// These functions choose, by measuring, which algorithm of cuBLASLt computes which GEMM on the
-// current GPU. GEMMs and choices are text: ranks tell them each other, and checkpoints keep them.
-// Without a choice a GEMM takes the algorithm that the library names first.
+// These functions choose the cuBLASLt algorithm of each GEMM on the current GPU by measuring. GEMMs
+// and choices are text: ranks exchange them, and checkpoints store them. Without a choice, a GEMM
+// uses the first algorithm of cuBLASLt's heuristic.
 #pragma once
 #include <string>
 
@@ -8,14 +8,14 @@ struct CUstream_st;
 
 namespace mtrain::kernels::cuda {
 
-// Returns the GEMMs that have run without a choice, a line for each; only those that cost most.
+// Returns the most expensive GEMMs that have run without a choice, one line for each.
 std::string unchosen_gemms();
-// Measures GEMMs (lines of the function above, of any rank) on memory of its own, and returns
-// choices. A GEMM that cannot be measured is left out, and told; so are those that are not begun
-// when `seconds` have passed. The host waits for the stream.
+// Measures GEMMs (lines of the function above, from any rank) on separate memory, and returns
+// choices. It skips and reports GEMMs that cannot be measured, and those that have not begun when
+// `seconds` have passed. The host waits for the stream.
 std::string time_gemms(const std::string& gemms, double seconds, CUstream_st* stream);
-// Uses the choices from the next call on. Those of another version of the library, or of another
-// kind of GPU, are ignored, and told.
+// Uses the choices from the next call on. Choices from a different version of the library or kind
+// of GPU are ignored and reported.
 void use_gemm_choices(const std::string& choices);
 std::string gemm_choices();
 

@@ -1,12 +1,12 @@
-// Products of experts: the rows of expert e are multiplied by the e-th of E matrices (Gale et al.
-// 2023, "MegaBlocks"). The experts' rows follow one another: expert e has the rows [first[e],
-// first[e + 1]), and may have none. Sums are fp32.
+// GEMMs of experts: the rows of expert e are multiplied by the e-th of E matrices (Gale et al.
+// 2023, "MegaBlocks"). The experts' rows are contiguous: expert e has the rows [first[e], first[e +
+// 1]), and may have none. Sums are fp32.
 //
 // Operands are fp32, bf16 or fp16, both of one type; or both are 8-bit floats of either kind, each
-// with one factor for all its elements. The rows of 8-bit operands are multiples of kFloat8Multiple
-// long, and their addresses multiples of 16 bytes; an expert may have any number of rows all the
-// same. A GPU widens them to fp16, which holds every 8-bit number, on their way to its tensor
-// cores.
+// with one factor for all its elements. The row length of 8-bit operands is a multiple of
+// kFloat8Multiple, and their addresses are multiples of 16 bytes; an expert may still have any
+// number of rows. A GPU converts them to fp16, which represents every 8-bit number exactly, before
+// its tensor cores read them.
 #pragma once
 #include "base/bf16_arithmetic.h"
 #include "base/span.h"
@@ -17,20 +17,20 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 // c[r] = a[r] op(b[e]) for the rows r of each expert e. A row's bits depend neither on the number
-// of its expert's rows nor on its place among them. Rows from first[E] on are not written.
+// of its expert's rows nor on its position among them. Rows at first[E] and later are not written.
 struct GroupedMatmul {
   ConstSpan a_RK;
-  ConstSpan b_EKN;     // (E, K, N), or (E, N, K) where trans_b
+  ConstSpan b_EKN;     // (E, K, N), or (E, N, K) if trans_b
   ConstSpan first_E1;  // int32, rising from 0 to at most R
-  Span c_RN;           // fp32, or of the operands' type; beside 8-bit operands fp32, bf16 or fp16
+  Span c_RN;           // fp32, or the operands' type; with 8-bit operands fp32, bf16 or fp16
   int64_t R, N, K, E;
   bool trans_b = false;
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // as in Matmul
   ConstSpan a_inverse = {}, b_inverse = {};       // fp32, one element each, for 8-bit operands
 };
 
-// c[e] = a^T b over the rows of each expert e, or c[e] += where accumulate: with a the gradient of
-// an output and b the input, the gradient of a weight (E, out, in). Without rows it is 0.
+// c[e] = a^T b over the rows of each expert e, or c[e] += if `accumulate`. If a is the gradient of
+// an output and b the input, this is the gradient of a weight (E, out, in). Without rows it is 0.
 struct GroupedWeightGrad {
   ConstSpan a_RM, b_RN;
   ConstSpan first_E1;

@@ -8,26 +8,27 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// a, b, bias_N and c_MN are each fp32, bf16 or fp16; or a and b are 8-bit floats in the form
-// that tensor cores take: not both f8e5m2, trans_b but not trans_a (so that rows of both lie along
-// K), K and N multiples of kFloat8Multiple, and addresses that are multiples of 16 bytes. Both have
-// one scale, or both have scales of blocks that are as long and divide K, but not both of squares.
-// On a GPU scales of 128 elements also need M to be a multiple of 4.
+// a, b, bias_N and c_MN are each fp32, bf16 or fp16; or a and b are 8-bit floats. These must have
+// the form that tensor cores require: not both f8e5m2, trans_b but not trans_a (rows of both run
+// along K), K and N multiples of kFloat8Multiple, and addresses that are multiples of 16 bytes.
+// Both have one scale, or both have scales of blocks. The blocks of both have the same length,
+// which divides K, and are not both squares. On a GPU scales of 128 elements also need M to be a
+// multiple of 4.
 constexpr int64_t kFloat8Multiple = 16;
 struct Matmul {
-  ConstSpan a;       // (M, K), or (K, M) where trans_a
-  ConstSpan b;       // (K, N), or (N, K) where trans_b
+  ConstSpan a;       // (M, K), or (K, M) if trans_a
+  ConstSpan b;       // (K, N), or (N, K) if trans_b
   ConstSpan bias_N;  // optional, added to every row; not together with accumulate
   Span c_MN;         // accumulate needs fp32
   int64_t M, N, K;
   bool trans_a = false, trans_b = false;
   bool accumulate = false;                        // adds to C
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // how a CPU multiplies two bf16 operands
-  // For 8-bit operands: the factors of their elements. They are one fp32 number each, or those of
-  // blocks of the matrices (M, K) and (N, K).
+  // For 8-bit operands: the factors of their elements. Each is one fp32 number, or the inverses of
+  // the blocks of the matrices (M, K) and (N, K).
   ConstSpan a_inverse = {}, b_inverse = {};
   Float8Blocks a_blocks = Float8Blocks::none, b_blocks = Float8Blocks::none;
-  bool fast = false;  // for 8-bit operands: sums in the tensor cores' own format, shorter than fp32
+  bool fast = false;  // for 8-bit operands: less precise sums, in the tensor cores' own format
   // Epilogues: at most one of them, and none for 8-bit operands. P is op(A) op(B) + bias.
   Span gelu_input_MN = {};     // C = gelu(P) in the tanh form; P itself is written here
   ConstSpan dgelu_of_MN = {};  // C = P * gelu'(x) in the tanh form, where x is read from here

@@ -1,5 +1,5 @@
 // Runs a matmul and its epilogue as separate kernels, one after the other: on the CPU, and on a GPU
-// where cuBLASLt has no such epilogue.
+// if cuBLASLt lacks the epilogue.
 #pragma once
 #include "base/error.h"
 #include "kernels/activation.h"
@@ -8,7 +8,7 @@
 
 namespace mtrain::kernels {
 
-// Throws BugError where the epilogue does not fit the matmul.
+// Throws BugError if the epilogue does not fit the matmul.
 inline void check_epilogue(const Matmul& m) {
   const int64_t count = m.M * m.N;
   const auto fits = [&](const ConstSpan& s) {

@@ -1,12 +1,12 @@
-// Brings tokens into the order of their experts, and back (Gale et al. 2023, "MegaBlocks"). Each of
-// T tokens chooses K of E experts; choice (t, k) has the number t K + k. Each choice gets a row of
-// the experts' input: the rows of expert 0 come first, then those of expert 1, and so on, and an
-// expert's rows keep the order of the tokens, so that no result depends on threads. A dropped
-// choice has no row. The experts compute on the first R rows; choices whose rows lie behind them
-// count as dropped, too.
+// Sorts tokens by their experts, and back (Gale et al. 2023, "MegaBlocks"). Each of T tokens
+// chooses K of E experts; choice (t, k) has the number t K + k. Each choice gets a row of the
+// experts' input: the rows of expert 0 come first, then those of expert 1, and so on. An expert's
+// rows keep the order of the tokens; therefore no result depends on threads. A dropped choice has
+// no row. The experts compute on the first R rows; choices whose rows come after them also count as
+// dropped.
 //
-// x and out are of one float type; indices are int32; weights and sums are fp32, and a sum is
-// rounded once.
+// x and out have one float type; indices are int32; weights and sums are fp32, and a sum is rounded
+// once.
 #pragma once
 #include "base/span.h"
 
@@ -21,9 +21,9 @@ struct ExpertRows {
   Span choice_R;        // choice of each of T K rows, or of E capacity; -1: the row has none
   int64_t T, K, E;      // the number of rows must be below 2^31
   Span first_E1 = {};   // optional: expert begin + e has the rows [first[e], first[e + 1])
-  int64_t begin = 0;    // the first of the E experts that are meant
-  // Above 0: every expert has this many rows, of which the last ones may be without a choice.
-  // Choices beyond are dropped.
+  int64_t begin = 0;    // the first of the E experts
+  // Above 0: every expert has this many rows, and its last rows may have no choice. Choices beyond
+  // the capacity are dropped.
   int64_t capacity = 0;
 };
 // out[row] = weight[choice] x[choice / K]: the forward of permute, and unpermute's gradient of x.

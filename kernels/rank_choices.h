@@ -1,6 +1,6 @@
-// Finds the ranks to which a token travels once, however many of its K experts they have (as
-// DeepSeek's DeepEP does). With P experts_per_rank, rank n of N has the experts [n P, (n + 1) P).
-// Indices are int32, and no result depends on threads.
+// Computes the ranks to which each token is sent. A token is sent to a rank only once, however many
+// of its K experts the rank has (as in DeepSeek's DeepEP). With P experts_per_rank, rank n of N has
+// the experts [n P, (n + 1) P). Indices are int32, and no result depends on threads.
 #pragma once
 #include "base/span.h"
 
@@ -8,8 +8,8 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// rank[t, :] are the ranks of token t's experts in rising order, each once, and -1 behind the last
-// one. Where ExpertRows takes them for experts, it makes the rows that go to each rank.
+// rank[t, :] are the ranks of token t's experts in increasing order, each once, followed by -1.
+// ExpertRows, given these ranks instead of experts, computes the rows that are sent to each rank.
 struct RankChoices {
   ConstSpan expert_TK;  // a number outside of [0, N P) drops the choice
   Span rank_TM;         // M = min(K, N)
@@ -17,10 +17,10 @@ struct RankChoices {
   int64_t T, K, M, N, experts_per_rank;
 };
 // expert[r, k] is choice k of the row's token if the row's rank has that expert, else -1. A row
-// without a choice of a rank has no experts.
+// whose choice_R is -1 has no experts.
 struct ExpertsOfRows {
   ConstSpan expert_TK, rank_TM;
-  ConstSpan choice_R;  // t M + m: the row is token t's, and goes to rank[t, m]; -1: no row
+  ConstSpan choice_R;  // t M + m: the row is token t's, and is sent to rank[t, m]; -1: no row
   Span expert_RK;
   int64_t T, K, M, R, experts_per_rank;
 };

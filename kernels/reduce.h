@@ -1,4 +1,4 @@
-// Reductions. They are deterministic: the order of a sum depends on the sizes alone.
+// Reductions. They are deterministic: the order of a sum depends only on the sizes.
 #pragma once
 #include "base/span.h"
 
@@ -11,12 +11,12 @@ struct SumSquares {
   ConstSpan x;
   Span out;  // fp64, one element
 };
-// norm = unscale * sqrt(sum_squares), or NaN where a copy is not finite. scale = unscale * min(1,
-// max_norm / (norm + 1e-6)), or unscale where max_norm = 0; scale is NaN where the norm (in fp32)
-// or the loss is not finite.
+// norm = unscale * sqrt(sum_squares), or NaN if a copy is not finite. scale = unscale * min(1,
+// max_norm / (norm + 1e-6)), or unscale if max_norm = 0. It is NaN if the norm (in fp32) or the
+// loss is not finite.
 struct ClipScale {
-  // fp64: the gradients that count; optionally a second element, the sum over copies of them, which
-  // only must be finite.
+  // fp64: the sum over the gradients that count. Optionally a second element: the sum over
+  // replicated copies of them, which is only checked to be finite.
   ConstSpan sum_squares;
   ConstSpan loss;    // optional: fp64, one element
   Span norm, scale;  // fp32, one element each

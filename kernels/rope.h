@@ -1,5 +1,5 @@
-// Rotary position embedding (Su et al. 2021) in the half-split convention: lane i pairs with lane
-// i + R. The first 2 R elements of a head are rotated, the others stay.
+// Rotary position embedding (Su et al. 2021) in the half-split convention: lane i pairs with lane i
+// + R. The first 2 R elements of a head are rotated; the others stay unchanged.
 #pragma once
 #include "base/span.h"
 

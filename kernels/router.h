@@ -1,11 +1,11 @@
-// The router of a layer of experts: which K of E experts compute each token, with what weights, and
-// the losses that keep the experts' loads alike (Shazeer et al. 2017, "Outrageously Large Neural
+// The router of a layer of experts: which K of E experts compute each token, their weights, and the
+// losses that balance the experts' loads. Sources: Shazeer et al. 2017, "Outrageously Large Neural
 // Networks"; Fedus et al. 2021, "Switch Transformers"; Zoph et al. 2022, "ST-MoE", for the z-loss;
-// DeepSeek-AI 2024, "DeepSeek-V3", for sigmoid scores, groups and the bias).
+// DeepSeek-AI 2024, "DeepSeek-V3", for sigmoid scores, groups and the bias.
 //
-// logits are of any float type; experts and counts of tokens are int32; everything else is fp32. Of
-// equal scores the one of the lower expert wins. Tokens of padding choose no expert, and count in
-// no loss.
+// logits have any float type; experts and counts of tokens are int32; everything else is fp32.
+// Among equal scores, the expert with the lower index wins. Padding tokens choose no expert, and
+// count in no loss.
 #pragma once
 #include "base/span.h"
 
@@ -23,18 +23,18 @@ struct RouterForm {
   bool over_chosen = false;  // the softmax is over the K chosen logits, not over all E
   bool normalize = false;    // a token's weights are divided by their sum
   float scale = 1;           // a factor on all weights
-  // Experts form groups of equal size, and a token's experts are chosen from the best groups alone.
-  // A group's score is the sum of its best K / best_groups scores (at least of one).
+  // Experts form groups of equal size, and a token's experts are chosen only from the best groups.
+  // A group's score is the sum of its best K / best_groups scores (at least one).
   int64_t groups = 1, best_groups = 1;
 };
 
-// Chooses the experts by score + bias; the weights come from the scores alone.
+// Chooses the experts by score + bias; the weights come only from the scores.
 struct RouteTokens {
   ConstSpan logits_TE;
   ConstSpan bias_E;     // optional
   ConstSpan valid_T;    // optional int32: 0 marks padding
   ConstSpan choice_TK;  // optional int32: the experts are these, K different ones for each token
-  Span expert_TK;       // in the order of falling scores, or as in choice_TK; -1 for padding
+  Span expert_TK;       // by descending score, or as in choice_TK; -1 for padding
   Span weight_TK;       // 0 for padding
   Span log_sum_T;       // log of the sum of e^logit
   Span score_sum_T;     // sum of all scores; 0 marks padding for the structs below
@@ -42,9 +42,9 @@ struct RouteTokens {
   RouterForm form = {};
 };
 
-// Sums what the losses need, over the tokens of each of B samples: token t is of sample t % B. A
-// row holds E counts of choices, E sums of normalized scores, the sum of log_sum^2 and the number
-// of tokens that are not padding. Ranks that share a sample's tokens add their rows.
+// Computes the sums that the losses need, over the tokens of each of B samples: token t belongs to
+// sample t % B. A row holds E counts of choices, E sums of normalized scores, the sum of log_sum^2
+// and the number of tokens that are not padding. Ranks that share a sample's tokens add their rows.
 struct RouterSums {
   ConstSpan logits_TE, expert_TK, log_sum_T, score_sum_T;
   Span sums_BS;
@@ -58,7 +58,7 @@ constexpr int64_t router_sums(int64_t E) { return 2 * E + 2; }  // S, the column
 // goes through f.
 struct RouterLosses {
   ConstSpan sums_BS;
-  ConstSpan fraction_E;  // f of the global loss; needed where global_coeff is not 0
+  ConstSpan fraction_E;  // f of the global loss; needed if global_coeff is not 0
   float batch_coeff = 0, sample_coeff = 0, global_coeff = 0;  // f and P of all samples, of each
                                                               // sample, and P of all samples
   float z_coeff = 0;                                          // mean of log_sum^2
@@ -69,30 +69,30 @@ struct RouterLosses {
   int64_t B, E, K;
 };
 
-// dlogits from the gradients of the weights and, where given, of the losses.
+// Computes dlogits from the gradients of the weights and, if given, of the losses.
 struct RouteTokensGrad {
   ConstSpan logits_TE, expert_TK, log_sum_T, score_sum_T;
   ConstSpan dweight_TK;
   ConstSpan grad_BG;   // optional: of RouterLosses
-  Span dlogits_TE;     // of the type of the logits; overwritten
+  Span dlogits_TE;     // has the type of the logits; overwritten
   int64_t T, E, K, B;  // B is 1 without grad_BG
   RouterForm form = {};
 };
 
-// bias[e] += rate sign(mean count - count[e]) (DeepSeek-V3's balance without a loss).
+// bias[e] += rate sign(mean count - count[e]) (DeepSeek-V3's load balancing without a loss).
 struct UpdateRouterBias {
-  ConstSpan count_E;  // fp32: choices of the whole step
+  ConstSpan count_E;  // fp32: choices of the full step
   Span bias_E;
   int64_t E;
   float rate;
 };
 
-// Leaves each expert at most `capacity` choices: the others become -1. Those with the largest
-// weights stay, or the first ones; of equal weights the first.
+// Keeps at most `capacity` choices of each expert; the others become -1. It keeps the choices with
+// the largest weights, and the earlier of equal weights; or, without weights, the first choices.
 struct DropChoices {
   Span expert_TK;
-  ConstSpan weight_TK;  // by which choices stay; without it the first ones stay
-  Span dropped_E;       // fp32: how many choices each expert has lost is added
+  ConstSpan weight_TK;  // decides which choices are kept; optional
+  Span dropped_E;       // fp32: the number of dropped choices of each expert is added
   int64_t T, K, E, capacity;
 };
 

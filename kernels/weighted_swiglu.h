@@ -1,6 +1,6 @@
-// The gated activation of experts: each row is multiplied by the weight that the router gave its
-// token, before the down projection, so that no output of the experts need be kept for the weight's
-// gradient. Operands are all of one float type; weights and their gradients are fp32.
+// The gated activation of experts: each row is multiplied by the router's weight for its token
+// before the down projection. Therefore the outputs of the experts need not be kept for the
+// weight's gradient. Operands all have one float type; weights and their gradients are fp32.
 #pragma once
 #include "base/span.h"
 #include "kernels/activation.h"
@@ -20,7 +20,8 @@ struct WeightedSwigluBackward {
   ConstSpan gate_up_R2F, weight_R, dy_RF;
   Span dgate_up_R2F;  // may be gate_up_R2F
   Span dweight_R;     // sum over a row of dy f(gate) up
-  // Optional: gets the forward's output again, for the weight gradient that follows; may be dy_RF.
+  // Optional: gets the recomputed output of the forward, for the weight gradient that follows; may
+  // be dy_RF.
   Span y_RF;
   int64_t R, F;
   GateFunction gate = GateFunction::silu;

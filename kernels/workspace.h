@@ -1,17 +1,17 @@
 // The memory that CUDA kernels need while they run: the caller of a launch provides it. This header
-// includes nothing of CUDA.
+// includes no CUDA header.
 #pragma once
 #include <cstddef>
 #include <utility>
 
 namespace mtrain::kernels {
 
-// Memory for work of one stream, taken and given back in the stream's order: what was given back
-// may be taken again at once.
+// Memory for the work of one stream, allocated and released in the stream's order: released memory
+// can be reused immediately.
 class Workspace {
  public:
   virtual ~Workspace() = default;
-  virtual void* allocate(size_t bytes) = 0;  // aligned to 512 bytes; throws where there is none
+  virtual void* allocate(size_t bytes) = 0;  // aligned to 512 bytes; throws if there is none
   virtual void release(void* memory) noexcept = 0;
 };
 

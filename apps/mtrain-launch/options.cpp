@@ -16,10 +16,10 @@ namespace mtrain {
 
 namespace {
 
-// torchrun's ports: of an endpoint without one, and of --master_addr on several hosts.
+// torchrun's default ports: of an endpoint without a port, and of --master_addr on several hosts.
 constexpr uint16_t kEndpointPort = 29400, kMasterPort = 29500;
 
-// The options as they are written.
+// The values of the options as the user wrote them.
 struct Words {
   std::string nproc = "1", nnodes = "1", endpoint, backend, config, id, redirects = "0", tee = "0";
   std::string token_file, shown, role = "default", start_method, local_addr, log_dir, event_log,
@@ -168,8 +168,8 @@ void warn_of_idle(const CLI::App& app, const Words& w, LaunchOptions& o) {
   }
 }
 
-// Refuses a first word that is almost an option of the launcher. All words from the first that it
-// does not know belong to mtrain.
+// Refuses a first word that is similar to an option of the launcher. The first word that the
+// launcher does not know, and all later words, belong to mtrain.
 void refuse_misspelt(const CLI::App& app) {
   const std::vector<std::string> rest = app.remaining();
   if (rest.empty() || !rest[0].starts_with("--") || rest[0].size() < 4) return;
@@ -184,7 +184,7 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-// Sets where the ranks meet, and the numbers of the hosts.
+// Sets the address of the rendezvous, and the host's number.
 void set_meeting_place(const Words& w, LaunchOptions& o) {
   launch::AgentOptions& a = o.agent;
   a.nodes = launch::parse_nodes(w.nnodes);
@@ -223,7 +223,7 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
     a.master_port = endpoint.port.value_or(kEndpointPort);
   }
   if (a.nodes == 1) return;
-  // On one machine, --local_addr says that the loopback address is meant.
+  // On one machine, --local_addr confirms that the loopback address is intended.
   const bool given = !(w.master_addr.empty() && w.endpoint.empty());
   if (given && is_loopback(a.master_addr) &&
       !is_loopback(launch::parse_host("--local_addr", w.local_addr)))
@@ -236,7 +236,7 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
     throw UserError("the ranks of several hosts need an address at which they meet",
                     "give --master_addr and --master_port, the same on every host; port 0 is for "
                     "one host");
-  // torchrun numbers hosts itself, or takes each of them for host 0.
+  // torchrun numbers hosts itself, or treats each of them as host 0.
   if (w.node_rank.empty() && !config.node)
     throw UserError(
         fmt::format("--node_rank is needed with --nnodes={}: hosts do not number themselves",
@@ -285,7 +285,7 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
   a.run_id = w.id;
   a.log_dir = w.log_dir;
   if ((a.redirects.any() || a.tee.any()) && a.log_dir.empty()) a.log_dir = "logs";
-  // torchrun would write nothing; whoever names the folder expects files in it.
+  // torchrun would write nothing, but a user who names the folder expects files in it.
   if (!a.log_dir.empty() && !app.count("--redirects") && !app.count("--tee"))
     a.tee = launch::parse_streams("--tee", "3");
   a.ranks_per_node = launch::ranks_per_node(w.nproc);

@@ -1,4 +1,4 @@
-// The command line of mtrain-launch, whose options have torchrun's names.
+// The command line of mtrain-launch. Its options have torchrun's names.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,15 +9,15 @@
 namespace mtrain {
 
 struct LaunchOptions {
-  launch::AgentOptions agent;         // all but the command and its environment
-  std::string token_file;             // has the job's token
+  launch::AgentOptions agent;         // without the command and its environment
+  std::string token_file;             // the file with the job's token
   std::vector<std::string> rest;      // the words after the options
-  std::vector<std::string> warnings;  // of options that have no effect
+  std::vector<std::string> warnings;  // about options that have no effect
 };
 
-// Reads the options, and for those that are not given torchrun's variables PET_*. Returns nothing,
-// with the exit code, where all is done: --help. Throws UserError for words that are not options,
-// and values that do not fit.
+// Reads the options; for options that are not given, torchrun's variables PET_*. Returns nothing,
+// and sets the exit code, if there is nothing left to do: --help. Throws UserError for unknown
+// options and invalid values.
 std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code);
 
 }  // namespace mtrain

@@ -1,5 +1,5 @@
-// Makes the script of shell completion from the commands and the schema of recipes, so that it
-// never lags behind them.
+// Makes the script of shell completion from the commands and the schema of recipes. It is therefore
+// always up to date.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -17,9 +17,9 @@ namespace mtrain {
 
 namespace {
 
-// completion_script() replaces the words between % signs. zsh runs the script by bashcompinit: at
-// once, or as the file of completions whose first line says #compdef, which zsh reads when it first
-// completes one of the programs. What follows mtrain-launch's own options is for mtrain.
+// completion_script() replaces the words between % signs. zsh runs the script with bashcompinit:
+// immediately, or as a completion file. Such a file begins with #compdef, and zsh reads it when it
+// first completes one of the programs. The words after mtrain-launch's own options are for mtrain.
 constexpr const char* kScript = R"bash(_mtrain_settings='%SETTINGS%'
 _mtrain_recipes='%RECIPES%'
 _mtrain_values() {
@@ -79,7 +79,7 @@ _mtrain_words() {
 complete -F _mtrain_words mtrain mtrain-launch
 )bash";
 
-// The same for fish, whose words keep their `=`.
+// The same for fish, which does not split words at `=`.
 constexpr const char* kFishScript = R"fish(function __mtrain_values
   switch $argv[1]
 %VALUES%  end
@@ -160,7 +160,7 @@ std::string words_of(const CLI::App& app) {
   for (const CLI::App* sub : app.get_subcommands({})) append(words, sub->get_name());
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) append(words, "--" + name);
-    // The type name of a positional that takes one of a few words lists them: {bash,zsh,fish}.
+    // The type name of a positional with a few valid words lists them: {bash,zsh,fish}.
     const std::string type = option->get_type_name();
     const size_t open = type.find('{'), close = type.find('}');
     if (!option->get_positional() || open == std::string::npos || close == std::string::npos)
@@ -173,7 +173,7 @@ std::string words_of(const CLI::App& app) {
   return words;
 }
 
-// Returns a branch for each setting that takes one of a few words; `form` has their place.
+// Returns a branch for each setting that accepts only a few words; `form` is its format string.
 std::string setting_values(const char* form) {
   std::string out;
   for (const recipe::SchemaRow& row : recipe::schema_rows()) {
@@ -187,7 +187,7 @@ std::string setting_values(const char* form) {
   return out;
 }
 
-// Returns the names of the recipes that a name alone finds.
+// Returns the names of the ready recipes, which are found by name.
 std::string ready_recipes() {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
   std::set<std::string> names;
@@ -240,7 +240,7 @@ void add_completion_command(CLI::App& app) {
     if (zsh)
       std::puts("#compdef mtrain mtrain-launch\nautoload -U +X bashcompinit && bashcompinit");
     std::fputs(completion_script(app, *shell == "fish").c_str(), stdout);
-    // Within a completion, that of zsh's file, the first words are wanted now.
+    // If zsh reads the file during a completion, it needs the first result now.
     if (zsh) std::puts("if (( $+CURRENT )); then _bash_complete -F _mtrain_words; fi");
   });
 }

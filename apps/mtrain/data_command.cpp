@@ -28,7 +28,7 @@ struct BuildCommand {
   bool no_eod = false;
 };
 
-// Rewrites one line on a terminal, and writes nothing elsewhere.
+// Updates one line on a terminal; without a terminal it writes nothing.
 void show(const data::BuildProgress& p) {
   static const bool live = is_live_terminal(STDERR_FILENO);
   if (!live) return;
@@ -66,7 +66,7 @@ void build(BuildCommand c) {
   const data::BuildResult result =
       build_dataset(c.build, *tokenizer, [&](const data::BuildProgress& p) {
         show(p);
-        // The exception ends the build, which then deletes its temporary files.
+        // The exception ends the build, and its temporary files are deleted.
         if (signals.signal())
           throw RunError(fmt::format("{}: stopped before the end, and nothing was written",
                                      launch::name_of(signals.signal())));

@@ -16,7 +16,7 @@ namespace mtrain {
 
 namespace {
 
-// Bytes are those of a text, which only a tokenizer knows.
+// Bytes are those of the text: without a tokenizer they are unknown.
 std::string text_of(const run::Evaluation& e) {
   const bool text = e.bytes > 0;
   return fmt::format(
@@ -28,7 +28,7 @@ std::string text_of(const run::Evaluation& e) {
       e.stride ? fmt::format(", {} apart", e.stride) : "");
 }
 
-// The keys are those that docs/generation.md lists, in every case.
+// The keys are always those in docs/generation.md.
 std::string json_of(const run::Evaluation& e, const run::EvaluateJob& job) {
   using Json = nlohmann::ordered_json;
   const bool text = e.bytes > 0;

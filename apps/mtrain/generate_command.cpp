@@ -36,7 +36,7 @@ void read_prompts(Options& o) {
   int64_t number = 0;
   for (std::string_view line : split(read_file(o.prompts_file), '\n')) {
     ++number;
-    if (line.ends_with('\r')) line.remove_suffix(1);  // of a file with the line ends of Windows
+    if (line.ends_with('\r')) line.remove_suffix(1);  // of a file with Windows line ends
     if (line.empty()) continue;
     o.job.prompts.emplace_back(line);
     o.job.names.push_back(fmt::format("the prompt at {}:{}", o.prompts_file, number));
@@ -45,7 +45,7 @@ void read_prompts(Options& o) {
     throw UserError(fmt::format("{} holds no prompt", o.prompts_file), "write one on each line");
 }
 
-// Options that only change draws are refused where nothing is drawn.
+// Refuses options that only affect random draws if nothing is drawn.
 void refuse_idle(const CLI::App& command, const Options& o) {
   if (std::ranges::count(o.generate.stop, "") > 0)
     throw UserError("--stop is empty, which would end every text at once", "give a string");
@@ -65,13 +65,13 @@ void write(std::string_view bytes) {
     throw RunError(fmt::format("cannot write the text: {}", std::strerror(errno)));
 }
 
-// Returns a listener that writes the one text as it grows.
+// Returns a listener that writes a single text while it is generated.
 generate::Listener one_text(generate::End& why) {
   return {.text = [](size_t, std::string_view bytes) { write(bytes); },
           .end = [&why](size_t, generate::End end) { write("\n"), why = end; }};
 }
 
-// Returns a listener that writes each text when it has ended, as a line of JSON.
+// Returns a listener that writes each finished text as a line of JSON.
 generate::Listener many_texts(const Options& o) {
   auto texts = std::make_shared<std::map<size_t, std::string>>();
   return {.text = [texts](size_t i, std::string_view bytes) { (*texts)[i] += bytes; },

@@ -1,5 +1,5 @@
-// The program mtrain: passes the command line to the subcommands. Exit codes: 0 success, 2 wrong
-// input of the user, 1 a run that failed.
+// The program mtrain: passes the command line to the subcommands. Exit codes: 0 for success, 2 for
+// an error in the user's input, 1 for a failed run.
 #include <algorithm>
 #include <filesystem>
 
@@ -18,7 +18,6 @@
 
 namespace {
 
-// Whether `word` is a command; an option, a recipe or a setting is for the training.
 // Refuses a first word that is neither a command, an option, a recipe nor a setting.
 void refuse_unknown(const std::vector<std::string>& commands, const std::string& word) {
   if (word.empty() || word[0] == '-' || word[0] == '~' || word.find('=') != std::string::npos ||
@@ -35,8 +34,8 @@ void refuse_unknown(const std::vector<std::string>& commands, const std::string&
                     : fmt::format("did you mean `mtrain {}`?", meant));
 }
 
-// Returns the words of the command line, last first, as CLI11 parses them. Where a model is
-// trained, Megatron's flags among them have become settings.
+// Returns the words of the command line, last first, as CLI11 requires. For a training, Megatron's
+// flags are replaced by settings.
 std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc), commands;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {

@@ -1,4 +1,4 @@
-// Shows a pipeline schedule and what it costs. Needs neither a recipe nor ranks.
+// Shows a pipeline schedule and its costs. Needs neither a recipe nor ranks.
 #include <unistd.h>
 #include <algorithm>
 #include <cstdio>
@@ -36,8 +36,8 @@ struct ScheduleOptions {
   bool text = false, csv = false, actions = false, no_overlap = false, shared_overlap = false;
 };
 
-// Reads "attention=3,4,2": a part of a layer, and its forward, input gradient and weight gradient.
-// `option` is the one that was given.
+// Reads "attention=3,4,2": a part of a layer, and the times of its forward, input gradient and
+// weight gradient. `option` is the name of the option, for errors.
 void read_part(const char* option, const std::string& text, schedule::PassCosts& costs) {
   const std::map<std::string, schedule::PartCost*> names{
       {"attention", &costs.attention}, {"route", &costs.route},       {"experts", &costs.experts},
@@ -79,7 +79,7 @@ std::vector<schedule::StageParts> stages_of(const ScheduleOptions& o, schedule::
   return all;
 }
 
-// The parts of each stage's passes; none without exchanges.
+// Returns the parts of each stage's passes; none without exchanges.
 std::vector<schedule::StageParts> stage_parts_of(const ScheduleOptions& o, int64_t stages) {
   if (o.parts.empty() && o.exchange == 0) return {};
   const schedule::StageCost& c = o.costs.stages[0];
@@ -91,8 +91,8 @@ std::vector<schedule::StageParts> stage_parts_of(const ScheduleOptions& o, int64
   return stages_of(o, costs, stages);
 }
 
-// Weight gradients have a step of their own where they cost something. The order decides which do,
-// so that others become part of what leaves them.
+// The order gives a weight gradient a separate step if its estimated cost is above 0. The same is
+// done for the measured times: other weight gradients are added to the cost of their part.
 void take_steps_of(const std::vector<schedule::PairPart>& estimates,
                    std::vector<schedule::PairPart>& parts) {
   constexpr double kNoTime = 1e-12;
@@ -103,7 +103,7 @@ void take_steps_of(const std::vector<schedule::PairPart>& estimates,
       parts[i].cost += std::exchange(parts[i].weight_cost, 0);
 }
 
-// Lets pairs be ordered by --estimate, and take the times of --part.
+// Orders pairs by the costs of --estimate, and runs them with the times of --part.
 void add_estimates(const ScheduleOptions& o, schedule::ScheduleCosts& costs) {
   if (o.estimates.empty()) return;
   schedule::PassCosts estimated;
@@ -197,7 +197,7 @@ void show_schedule(ScheduleOptions o) {
     for (int64_t rank = 0; rank < s.pp; ++rank)
       print_lines(fmt::format("rank {}: {}\n", rank, to_string(s.ranks[size_t(rank)])));
   if (o.csv || o.actions || ((!o.svg.empty() || !o.html.empty()) && !o.text)) return;
-  // Rows are wrapped for a terminal alone, not for a file or a pipe.
+  // Rows are wrapped only for a terminal, not for a file or a pipe.
   if (o.columns < 0) o.columns = line_width(STDOUT_FILENO);
   fmt::print("{}\n{}", summary(s, timeline, bounds, formula, int(o.columns)),
              schedule_text(s, timeline, o.columns));
@@ -211,7 +211,7 @@ void add_size_options(CLI::App& command, ScheduleOptions& o) {
     names += (names.empty() ? "" : ", ") + std::string(kind.name);
   auto* name = command.add_option(
       "--name", o.name, names + "; 1f1b unless given, interleaved_1f1b with --moe-overlap");
-  // A picture has a row per rank, and nobody looks at more rows than these.
+  // A picture has a row per rank; more rows would not be readable.
   const auto whole = whole_number_from(1, 1024);
   std::vector<CLI::Option*> sizes{
       name,
@@ -256,7 +256,7 @@ void add_time_options(CLI::App& command, ScheduleOptions& o) {
       ->check(number_from(0.0, 1.0));
 }
 
-// Returns the options that tell more of exchanges.
+// Adds the options about exchanges, and returns them.
 std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOptions& o) {
   auto* exchange = command.add_option(
       "--exchange", o.exchange,

@@ -31,18 +31,18 @@ namespace fs = std::filesystem;
 constexpr int kPipedColumns = 60, kMostColumns = 200, kFewestColumns = 30;
 constexpr int kRows = 15, kFewestRows = 3;
 constexpr int64_t kMostSteps = int64_t{1} << 53;
-constexpr std::chrono::milliseconds kBetween{1000};  // drawings
+constexpr std::chrono::milliseconds kBetween{1000};  // the interval between two drawings
 
 struct Options {
   std::vector<std::string> runs;
   std::string keys = "loss";
-  int columns = 0, rows = 0;  // 0: as the terminal allows
+  int columns = 0, rows = 0;  // 0: the size of the terminal
   std::optional<int64_t> from, last;
   int64_t smooth = 1;
   bool csv = false, log = false, plain = false, once = false, follow = false;
 };
 
-// The runs of a picture, and what is known of them.
+// The runs of a picture, and their data.
 class Watch {
  public:
   Watch(const Options& options, const std::vector<observe::RunFile>& runs)
@@ -68,7 +68,8 @@ class Watch {
   void live() {
     read();
     observe::LiveScreen screen(STDOUT_FILENO);
-    // Whether a run trains is asked first, so that the last picture has its last records.
+    // Whether a run trains is checked before its file is read: the last picture then has its last
+    // records.
     for (bool goes_on = true; goes_on; screen.pause(kBetween)) {
       goes_on = find_live() || options_.follow;
       poll();
@@ -90,7 +91,7 @@ class Watch {
   }
 
  private:
-  // Reads all that there is, and shows how far it is.
+  // Reads all records, and shows the progress.
   void read() {
     observe::ProgressLine line;
     reading_ = &line;
@@ -99,7 +100,7 @@ class Watch {
   }
 
   void poll() {
-    // A run that starts anew puts the file aside before it makes another.
+    // A run that starts again renames the file before it makes a new one.
     std::error_code error;
     for (const auto& m : metrics_)
       if (m->empty() || fs::exists(m->stream().path(), error)) m->poll();

@@ -58,7 +58,7 @@ void check_view(const char* op, const char* name, const ConstSpan& data, int64_t
   check(op, name, data, rows > 0 ? (rows - 1) * stride + width : 0, dtype);
 }
 
-// Results that enter further sums may be fp32 where the operands are bf16 or fp16.
+// Results that are added to other sums may be fp32 although the operands are bf16 or fp16.
 void check_wide(const char* op, const char* name, const HeadSpan& view, int64_t rows, int64_t width,
                 DType dtype) {
   const bool wide = view.data.dtype == DType::f32;
@@ -109,7 +109,8 @@ void check_backward(const AttentionBackward& b) {
            dtype_name(b.dq.data.dtype));
 }
 
-// Computes what is left besides the float results in passes of its own.
+// If the call requests an amax or an 8-bit result, computes the float result and then these in
+// separate passes. Returns false if it does not.
 bool with_extras(const AttentionForward& f) {
   if (!f.amax && !f.quantized) return false;
   const AttentionShape& s = f.shape;
@@ -139,8 +140,8 @@ bool with_extras(const AttentionBackward& b) {
   return true;
 }
 
-// bf16 follows the run's choice for GEMMs where that is tiles. Dot products are not used: on the
-// CPUs that have no tiles they are worth little in products as short as a head.
+// bf16 operands are multiplied by tiles if the run uses tiles for GEMMs. Dot products are not used:
+// on CPUs without tiles they gain little for sums as short as a head.
 template <class Args>
 bool computed_in_another_way(const Args& args) {
   if (with_extras(args)) return true;
@@ -154,7 +155,7 @@ bool computed_in_another_way(const Args& args) {
 
 }  // namespace
 
-// Guard values follow the memory: the thread's next call then finds a tile that wrote beyond its
+// Guard values follow the memory. The thread's next call then detects a tile that wrote beyond its
 // rows, which would otherwise silently change other numbers.
 float* thread_scratch(int64_t floats) {
   constexpr int64_t kGuards = 16;

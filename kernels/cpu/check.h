@@ -1,4 +1,4 @@
-// Checks of the kernels' arguments, which throw BugError. Only the files kernels/cpu/*.cpp may
+// Checks of the kernels' arguments. They throw BugError. Only the files kernels/cpu/*.cpp may
 // include this, not the vector files (see simd.h).
 #pragma once
 #include "base/error.h"

@@ -44,7 +44,7 @@ void run(const CopyBlocks& a) {
       to += a.to_width * size;
     }
   };
-  // The rows of all blocks form one range, so that threads share many small blocks as evenly as few
+  // The rows of all blocks form one range: threads then share many small blocks as evenly as few
   // large ones.
   std::vector<int64_t> ends;
   int64_t rows = 0, bytes = 0;
@@ -53,7 +53,7 @@ void run(const CopyBlocks& a) {
     bytes += b.rows * b.columns * size;
   }
   if (bytes == 0) return;
-  constexpr int64_t kGrain = 1 << 17;  // bytes per chunk: enough work to wake a thread for
+  constexpr int64_t kGrain = 1 << 17;  // bytes per chunk: enough work to justify waking a thread
   parallel_for(rows, std::max<int64_t>(1, rows * kGrain / bytes), [&](int64_t begin, int64_t end) {
     size_t i = size_t(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
     while (begin < end) {

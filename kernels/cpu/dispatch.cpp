@@ -15,7 +15,7 @@ namespace {
 
 constexpr Isa kAll[] = {Isa::avx512, Isa::avx2, Isa::generic};  // widest first
 
-// Returns whether the CPU and the build have the instruction set, whatever MTRAIN_CPU_ISA says.
+// Returns whether the CPU and the build have the instruction set, regardless of MTRAIN_CPU_ISA.
 bool is_here(Isa isa) {
   switch (isa) {  // the levels that kernels/CMakeLists.txt compiles for
 #ifdef MTRAIN_HAS_AVX512
@@ -51,14 +51,14 @@ Widest find_widest() {
   return {Isa::generic, false};
 }
 
-// The environment is read once in a process.
+// The environment is read once per process.
 const Widest& widest() {
   static const Widest found = find_widest();
   return found;
 }
 
 constexpr int kUnset = -1;
-std::atomic<int> current{kUnset};  // found at the first call of isa()
+std::atomic<int> current{kUnset};  // set at the first call of isa()
 
 }  // namespace
 

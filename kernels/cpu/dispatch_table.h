@@ -1,13 +1,13 @@
 // MT_DISPATCH defines a kernel's cpu::run() for all instruction sets. The file kernels/cpu/<op>.cpp
 // has one line for each argument struct, inside namespace mtrain::kernels::cpu:
 //
-//     MT_DISPATCH(NormForward, check)  // check(const NormForward&) throws where they are wrong
+//     MT_DISPATCH(NormForward, check)  // check(const NormForward&) throws if they are wrong
 //
 // This defines cpu::run(const NormForward&): it checks the arguments, then calls the run() of the
 // instruction set in use, which kernels/cpu/vector/<op>.cpp defines in namespace MTRAIN_ISA.
-// MT_DISPATCH_UNLESS names a function that may compute the arguments in another way, and then
-// returns true. The checks are in kernels/cpu/<op>.cpp, since fmt and std::string are templates
-// that the vector files must not instantiate (see simd.h).
+// MT_DISPATCH_UNLESS names a function that may run the kernel in a different way; it then returns
+// true. The checks are in kernels/cpu/<op>.cpp, since fmt and std::string are templates that the
+// vector files must not instantiate (see simd.h).
 #pragma once
 #include "kernels/cpu/dispatch.h"
 

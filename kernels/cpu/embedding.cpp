@@ -6,7 +6,7 @@
 namespace mtrain::kernels::cpu {
 namespace {
 
-// Checks that ids lie in the whole vocabulary, of which the table holds V rows.
+// Checks that ids are in the full vocabulary; the table holds V of its rows.
 template <class Args>
 void check_ids(const char* op, const Args& a) {
   const int64_t vocabulary = a.vocabulary ? a.vocabulary : a.V;

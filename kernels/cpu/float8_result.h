@@ -1,5 +1,5 @@
 // Results in 8 bits. On a CPU these serve only as the reference for GPUs: a kernel first computes
-// the float result, from which Quantize makes the other.
+// the float result, which Quantize then converts.
 #pragma once
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/scratch.h"
@@ -7,7 +7,7 @@
 
 namespace mtrain::kernels::cpu {
 
-// Checks a result that is of type `dtype`, or in 8 bits where there is a scale.
+// Checks a result of type `dtype`, or in 8 bits if there is a scale.
 inline void check_result(const char* op, const char* name, const ConstSpan& s, int64_t need,
                          DType dtype, const ConstSpan& scale) {
   if (!scale) return check(op, name, s, need, dtype);
@@ -21,7 +21,7 @@ inline void check_result(const char* op, const char* name, const ConstSpan& s, i
 // amax is present.
 void raise_amax(const Span& amax, const ConstSpan& x, int64_t rows, int64_t width, int64_t stride);
 
-// A float form of `result` in memory of its own, or `result` itself where there is no scale.
+// A float form of `result` in separate memory, or `result` itself if there is no scale.
 class FloatResult {
  public:
   FloatResult(const Span& result, int64_t count, DType dtype, const ConstSpan& scale)

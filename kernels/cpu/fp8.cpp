@@ -1,4 +1,4 @@
-// On a CPU 8-bit tensors serve only as the reference for GPUs, so that plain loops suffice.
+// On a CPU 8-bit tensors serve only as the reference for GPUs; plain loops suffice.
 #include "kernels/fp8.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void check_one(const char* op, const char* name, const ConstSpan& s) {
   check(op, name, s, 1, DType::f32);
 }
 
-// The largest |x| of finite elements. Threads may merge their parts in any order.
+// The largest |x| of the finite elements. Threads may merge their maxima in any order.
 class Largest {
  public:
   void meet(float size) {

@@ -1,4 +1,4 @@
-// On a CPU 8-bit tensors serve only as the reference for GPUs, so that plain loops suffice.
+// On a CPU 8-bit tensors serve only as the reference for GPUs; plain loops suffice.
 #include "kernels/fp8_blocks.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace mtrain::kernels::cpu {
 namespace {
 
-// Returns the least e with amax <= largest 2^e, within what an inverse and a scale can be; 0 where
+// Returns the smallest e with amax <= largest 2^e, within the range of an inverse and a scale; 0 if
 // amax is 0.
 int exponent_of(float amax, float largest) {
   if (!(amax > 0)) return 0;
@@ -26,7 +26,7 @@ void put_inverse(Span inverse, int64_t at, int exponent) {
     inverse.as<float>()[at] = std::bit_cast<float>(uint32_t(exponent + 127) << 23);
 }
 
-// An 8-bit matrix (R, K), and which part of it has elements: the rest is 0.
+// An 8-bit matrix (R, K). Its first filled_K columns have elements; the rest is 0.
 struct Result {
   Span y, inverse;
   int64_t R, K, filled_K;

@@ -1,11 +1,11 @@
-// Rounding to 8 bits, as the GPU's kernels round.
+// Rounding to 8 bits, the same as in the GPU kernels.
 #pragma once
 #include <cmath>
 #include <limits>
 
 namespace mtrain::kernels::cpu {
 
-// Returns |x|, or 0 where x is not finite.
+// Returns |x|, or 0 if x is not finite.
 template <class T>
 float finite_size(T x) {
   const float size = std::abs(float(x));

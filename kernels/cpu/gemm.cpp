@@ -47,8 +47,8 @@ const GemmKernels& kernels_of(Isa isa) {
   }
 }
 
-// Sizes of a unit of packing. Where B is transposed, a unit is some panels for all k of a block,
-// since its storage runs along k. Otherwise it is all panels for some k, a multiple of every
+// Sizes of a unit of packing. If B is transposed, a unit is some panels for all k of a block, since
+// its storage runs along k. Otherwise it is all panels for some k, a multiple of every
 // word_multiple.
 constexpr int64_t kPackPanels = 4, kPackK = 64;
 constexpr int64_t kMaxUnitPanels = 16;
@@ -79,14 +79,14 @@ const char* at(ConstSpan s, int64_t element) {
   return s.as<char>() + element * dtype_size(s.dtype);
 }
 
-// The split of k depends on K alone, and with it the bits of the result. Blocks begin with a word.
+// The split of k, and with it the bits of the result, depends only on K. Blocks begin with a word.
 int64_t k_block(int64_t K, const GemmKernels& kernels) {
   const int64_t max_k = kernels.max_words * kernels.depth;
   return round_up(ceil_div(K, ceil_div(K, max_k)),
                   std::max(8, kernels.depth * kernels.word_multiple));
 }
 
-// The GEMM in the form that is computed: as the caller asked, or as C^T = op(B)^T op(A)^T, whose
+// The GEMM in the form that is computed: the caller's form, or C^T = op(B)^T op(A)^T, whose
 // elements are the same sums.
 struct ComputedGemm {
   ConstSpan a, b;
@@ -98,8 +98,8 @@ struct ComputedGemm {
 
 ComputedGemm computed_gemm(const Matmul& m, const GemmKernels& kernels) {
   const int64_t lda = m.trans_a ? m.M : m.K, ldb = m.trans_b ? m.K : m.N;
-  // A row-major B^T must be transposed while it is packed, again for every M rows: the smaller
-  // operand is the better B.
+  // A row-major B^T must be transposed while it is packed, and only the M rows of C share this
+  // cost. With few rows, the smaller operand is the better B.
   if (m.trans_b && !m.trans_a && m.M <= kernels.few_rows && 2 * m.M <= m.N)
     return {m.b, m.a, m.N, m.M, m.K, ldb, lda, false, true, true, m.N};
   return {m.a, m.b, m.M, m.N, m.K, lda, ldb, m.trans_a, m.trans_b, false, m.N};
@@ -110,23 +110,25 @@ struct PanelRange {
   int64_t begin, end;
 };
 
-// One block of columns and of k: all threads pack B, then multiply. Blocks of k are the inner loop.
+// One block of columns and of k: all threads pack B, then multiply. The inner loop is over the
+// blocks of k.
 struct Phase {
   int64_t column0, columns, b_panels;
   int64_t k0, k1;
   int b_buffer;                 // 0 or 1
-  int64_t pack_panels, pack_k;  // what one unit of packing takes
-  int64_t groups;  // groups of columns: several where A has too few panels for all threads
+  int64_t pack_panels, pack_k;  // the size of one unit of packing
+  int64_t groups;  // groups of columns: several if A has too few panels for all threads
   Counter packing, computing;
 };
 
 class Gemm {
  public:
   Gemm(const Matmul& m, const GemmKernels& kernels, int threads);
-  // Before work(), the GEMM is given memory() floats that no other one uses until it has ended.
+  // To be called before work(), with memory() floats that no other GEMM uses until this one has
+  // ended.
   size_t memory() const { return memory_; }
   void set_memory(float* memory);
-  // Every thread of the pool calls it. It returns when nothing is left to begin; other threads may
+  // Every thread of the pool calls it. It returns when no unit is left to begin; other threads may
   // still compute.
   void work();
   void wait() const { phases_.back()->computing.wait(); }  // until all is computed
@@ -160,8 +162,8 @@ class Gemm {
   std::vector<std::unique_ptr<Phase>> phases_;
   size_t memory_ = 0;
   float* b_[2] = {};
-  // fp32 partial sums where C has 16 bits and k is split: of a unit, or of a block of columns where
-  // phases split k too.
+  // fp32 partial sums, used if C has 16 bits and k is split: of a unit, or of a block of columns if
+  // phases also split k.
   bool unit_sums_ = false;
   float* phase_sums_ = nullptr;
 };
@@ -193,7 +195,7 @@ void Gemm::set_memory(float* memory) {
   if (phase_sums_floats_ > 0) phase_sums_ = b_[1] + b_floats_;
 }
 
-// Large units come first and small ones last, so that the threads end at about the same time.
+// Large units come first and small ones last: the threads then end at about the same time.
 void Gemm::plan_units() {
   unit_panels_ = std::clamp(kernels_.unit_words / (kernels_.rows * words(k_block_)),
                             kernels_.fewest_unit_panels, kernels_.most_unit_panels);
@@ -231,7 +233,7 @@ void Gemm::plan_phases() {
     }
 }
 
-// Returns where part i begins when n things are spread evenly over `parts` parts.
+// Returns where part i begins if n items are split evenly into `parts` parts.
 int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
   return i * (n / parts) + std::min(i, n % parts);
 }
@@ -275,8 +277,9 @@ GemmKernels::PackA Gemm::panels_of_a(const PanelRange& range, int64_t k0, int64_
           .out = nullptr};
 }
 
-// Finds what this thread will probably read of A next: the next k block of this unit's rows, or the
-// phase's first k block of the unit that this thread will take if all threads are equally fast.
+// Returns the part of A that this thread will probably read next: the next k block of this unit's
+// rows. After the last one, it is the phase's first k block of the thread's next unit, assuming
+// that all threads are equally fast.
 const void* Gemm::next_of_a(const Phase& p, int64_t unit, int64_t k1) const {
   if (k1 == p.k1) {
     unit += threads_;
@@ -349,7 +352,7 @@ void Gemm::work() {
   if (kernels_.begin) kernels_.begin();
   for (size_t i = 0; i < phases_.size(); ++i) {
     Phase& p = *phases_[i];
-    if (i >= 2) phases_[i - 2]->computing.wait();  // it read the buffer that is packed next
+    if (i >= 2) phases_[i - 2]->computing.wait();  // it reads the buffer that is packed next
     p.packing.work([&](int64_t unit) { pack_b(p, unit); });
     p.packing.wait();
     if (i >= 1) phases_[i - 1]->computing.wait();  // this phase adds to its sums
@@ -364,11 +367,11 @@ void Gemm::work() {
              dtype_name(m.a.dtype), dtype_name(m.b.dtype));
 }
 
-// Several GEMMs are one list of work: a thread that finds nothing left of one begins the next.
+// Several GEMMs form one list of work: a thread that finds no unit left in one begins the next.
 void multiply(std::span<const Matmul> list, const GemmKernels& kernels) {
   const int threads = current_threads();
   std::vector<std::unique_ptr<Gemm>> gemms;
-  size_t floats[2] = {};  // of the GEMMs with even and with odd numbers
+  size_t floats[2] = {};  // memory of the GEMMs with even and with odd indices
   for (const Matmul& m : list) {
     gemms.push_back(std::make_unique<Gemm>(m, kernels, threads));
     size_t& most = floats[(gemms.size() - 1) % 2];
@@ -381,13 +384,13 @@ void multiply(std::span<const Matmul> list, const GemmKernels& kernels) {
   for (size_t i = 0; i < gemms.size(); ++i) gemms[i]->set_memory(memory + i % 2 * floats[0]);
   const auto work = [&](int64_t) {
     for (size_t i = 0; i < gemms.size(); ++i) {
-      if (i >= 2) gemms[i - 2]->wait();  // it used the memory that is written next
+      if (i >= 2) gemms[i - 2]->wait();  // it uses the memory that is written next
       gemms[i]->work();
     }
   };
   if (threads == 1) return work(0);
-  // There is one task for each thread. Where the pool is busy elsewhere the tasks run here one
-  // after another: the first one does all the work and the others find none left.
+  // There is one task for each thread. If the pool is busy with other work, the tasks run here one
+  // after another: the first one does all the work, and nothing is left for the others.
   ThreadPool::current()->run(threads, work);
 }
 
@@ -413,14 +416,15 @@ void gemm_bf16(std::span<const Matmul>) { MT_CHECK(false, "this build has no AVX
 
 #ifdef MTRAIN_HAS_AVX512AMX
 namespace {
-// Asks Linux for permission to use tiles, once, for all threads of the process: it saves these 8
-// KiB of registers only for processes that asked. A system that does not know tiles, or forbids
-// them, refuses.
+// Asks Linux for permission to use tiles, once, for all threads of the process: Linux saves these 8
+// KiB of registers only for processes that have asked. A system that does not support tiles, or
+// forbids them, refuses.
 bool may_use_tiles() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!gemm_bf16_supported() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
   if (!(edx & bit_AMX_TILE) || !(edx & bit_AMX_BF16)) return false;
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of <asm/prctl.h>, since Linux 5.16
+  // From <asm/prctl.h>, since Linux 5.16.
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 }  // namespace

@@ -1,4 +1,4 @@
-// One list of GEMMs for all experts, so that threads do not wait for each other between experts.
+// One list of GEMMs for all experts: threads then do not wait for each other between experts.
 #include "kernels/grouped_matmul.h"
 
 #include <vector>
@@ -29,8 +29,7 @@ Span part(const Span& s, int64_t begin, int64_t count) {
   return {s.as<char>() + begin * dtype_size(s.dtype), count, s.dtype};
 }
 
-// Replaces the operands, which have 8 bits, by fp32 ones. One of them is multiplied by both
-// factors.
+// Replaces the 8-bit operands by fp32 ones. One of them is multiplied by both factors.
 struct Widened {
   Scratch a, b;
   void operands(ConstSpan& of_a, ConstSpan& of_b, const ConstSpan& a_inverse,

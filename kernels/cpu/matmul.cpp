@@ -60,8 +60,8 @@ ConstSpan widened_blocks(ConstSpan s, int64_t rows, int64_t K, Float8Blocks bloc
   return wide;
 }
 
-// The reference for a GPU's 8-bit GEMM: operands are converted exactly, and one of them is
-// multiplied by the scales, or each by those of its blocks.
+// The reference for a GPU's 8-bit GEMM: operands are converted exactly. With one scale each, one
+// operand is multiplied by both scales; with scales of blocks, each operand by its own.
 void run_8_bit(const Matmul& m) {
   MT_CHECK(float8_fits(m), "matmul: {} and {}, N {} K {}, transposed {} {}, scales {} {}",
            dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.N, m.K, m.trans_a, m.trans_b,
@@ -103,7 +103,7 @@ void run_few_rows(const Matmul& m) {
                     .k_block = gemm_k_block(m.K, isa())});
 }
 
-// Where K = 0, C is the bias, or zero.
+// For K = 0, C is the bias, or zero.
 void run_empty_sum(const Matmul& m) {
   if (m.accumulate) return;
   run(Fill{.y = {m.c_MN.data, m.M * m.N, m.c_MN.dtype}});

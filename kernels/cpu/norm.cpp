@@ -7,7 +7,7 @@
 namespace mtrain::kernels::cpu {
 namespace {
 
-// Returns the number of elements from the first to the last one of a strided operand.
+// Returns the number of elements from the first to the last element of a strided operand.
 template <class Args>
 int64_t extent(const Args& a) {
   const int64_t width = a.heads * a.H;

@@ -49,8 +49,8 @@ double fma_flops(int64_t steps) {
   return flops;
 }
 
-// Returns the best rate of each loop on one thread, over short rounds that alternate, so that other
-// load on the host slows both equally. A minimum number of rounds keeps one slow round from
+// Compares the best rates of the two loops on one thread. Short rounds of both alternate: other
+// load on the host then slows both equally. A minimum number of rounds keeps one slow round from
 // deciding.
 bool dot_products_are_faster() {
 #ifdef MTRAIN_HAS_AVX512BF16
@@ -92,8 +92,9 @@ int64_t steps_of_a_burst(double (*flops_of)(int64_t steps)) {
                     1000 * kTrial);
 }
 
-// Lets all threads of the pool run the loop for 20 ms. A thread that gets a core late, or one after
-// the other where the pool is busy with another stream's work, runs one burst.
+// Runs the loop on all threads of the pool for 20 ms. A thread that gets a core late runs one
+// burst. So do all but the first if the pool is busy with another stream's work, and the threads'
+// parts run one after the other.
 Round run_round(double (*flops_of)(int64_t steps), int64_t steps) {
   constexpr double kRound = 2e-2;
   const int threads = current_threads();

@@ -5,17 +5,17 @@
 
 namespace mtrain::kernels::cpu {
 
-// Measures the FLOP/s of fp32 fused multiply-adds (two operations each) on registers alone, on all
-// threads of the current pool. For bf16 it returns the larger of that rate and of the rate of bf16
-// dot products, or of AMX tiles, where they can be used. It is the
-// best of many short rounds (peak_rounds.h). Takes 0.15 to 0.6 s for each rate; 0 if the threads
-// never had their cores at the same time.
+// Measures the FLOP/s of fp32 fused multiply-adds (two operations each) on registers only, on all
+// threads of the current pool. For bf16 it returns the larger of that rate and the rate of AMX
+// tiles or, without tiles, of bf16 dot products if the CPU has them. The result is the best of many
+// short rounds (peak_rounds.h). Takes 0.15 to 0.6 s for each rate; 0 if the threads never had their
+// cores at the same time.
 double measure_peak_flops(DType dtype = DType::f32);
 
-// Returns the fastest way to multiply bf16 operands here: tiles where the CPU has them; else dot
-// products where their rate in registers is clearly above that of fp32, which takes 40 ms to
-// measure; else widened. On known CPUs the rate of dot products is either half of fp32's or twice,
-// so that every measurement on one kind of CPU gives the same answer.
+// Returns the fastest way to multiply bf16 operands on this CPU. It is tiles if the CPU has them;
+// else dot products if their rate in registers is clearly above the rate of fp32; else widened. The
+// measurement takes 40 ms. On known CPUs the rate of dot products is either half or twice the rate
+// of fp32. Therefore every measurement on one kind of CPU gives the same answer.
 Bf16Arithmetic fastest_bf16_arithmetic();
 
 }  // namespace mtrain::kernels::cpu

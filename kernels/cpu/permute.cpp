@@ -22,7 +22,7 @@ void check_permute(const Permute& a) {
   check_indices("permute", "choice", a.choice_R, a.R, a.T * a.K, kNone);
   check_weight("permute", a);
 }
-// Rows of experts that are filled up to a capacity may be more than choices.
+// If experts are padded to a capacity, there may be more rows than choices.
 int64_t most_rows(int64_t T, int64_t K, int64_t R) { return std::max(T * K, R); }
 void check_unpermute(const Unpermute& a) {
   check_holds("unpermute", "x", a.x_RH, a.R * a.H);
@@ -39,7 +39,7 @@ void check_weight_grad(const UnpermuteWeightGrad& a) {
 
 }  // namespace
 
-// This reads two numbers for each choice: one thread is done before other threads would wake up.
+// This reads two numbers for each choice: one thread finishes before other threads would wake up.
 void run(const ExpertRows& a) {
   const int64_t choices = a.T * a.K, all_rows = a.capacity > 0 ? a.E * a.capacity : choices;
   check("expert rows", "expert", a.expert_TK, choices, DType::i32);

@@ -6,8 +6,8 @@
 
 namespace mtrain::kernels::cpu {
 
-// Like the rows of experts, these read some numbers for each choice: one thread is done before
-// other threads would wake up.
+// Like run(ExpertRows), these read a few numbers for each choice: one thread finishes before other
+// threads would wake up.
 void run(const RankChoices& a) {
   check("rank choices", "expert", a.expert_TK, a.T * a.K, DType::i32);
   check("rank choices", "rank", a.rank_TM, a.T * a.M, DType::i32);
@@ -18,7 +18,7 @@ void run(const RankChoices& a) {
   auto *const tokens = a.count_2N.as<int32_t>(), *const choices = tokens + a.N;
   std::fill_n(tokens, 2 * a.N, 0);
   for (int64_t t = 0; t < a.T; ++t, expert += a.K, rank += a.M) {
-    int32_t* end = rank;  // behind the ranks that have been found, which are in order
+    int32_t* end = rank;  // the end of the ranks that are already in the list, which is sorted
     for (int64_t k = 0; k < a.K; ++k) {
       if (expert[k] < 0 || expert[k] >= a.N * a.experts_per_rank) continue;
       const auto of_choice = int32_t(expert[k] / a.experts_per_rank);

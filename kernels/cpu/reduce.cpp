@@ -38,7 +38,7 @@ void run(const ClipScale& a) {
   const double norm = std::sqrt(squares[0]) * a.unscale;
   const bool copies_finite = a.sum_squares.count < 2 || std::isfinite(squares[1]);
   *a.norm.as<float>() = copies_finite ? float(norm) : kNaN;
-  // The fp32 norm, which the host sees, decides, so that host and optimizer never disagree.
+  // The fp32 norm decides, since the host reads it: host and optimizer then never disagree.
   if (!std::isfinite(*a.norm.as<float>()) || (a.loss && !std::isfinite(*a.loss.as<double>()))) {
     *a.scale.as<float>() = kNaN;
     return;

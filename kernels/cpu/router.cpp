@@ -79,7 +79,8 @@ MT_DISPATCH(RouteTokens, check_route)
 MT_DISPATCH(RouterSums, check_sums)
 MT_DISPATCH(RouteTokensGrad, check_grad)
 
-// These have a few numbers for each expert: one thread is done before other threads would wake up.
+// These process a few numbers for each expert: one thread finishes before other threads would wake
+// up.
 void run(const RouterLosses& a) {
   check_losses(a);
   const int64_t S = router_sums(a.E), G = a.E + 1;
@@ -88,7 +89,7 @@ void run(const RouterLosses& a) {
   const double scale = a.scale_in_memory ? *a.scale_in_memory.as<float>() : a.grad_scale,
                E = double(a.E), K = double(a.K);
   double tokens = 0, squares = 0;
-  int64_t samples = 0;  // with tokens
+  int64_t samples = 0;  // samples that have tokens
   for (int64_t b = 0; b < a.B; ++b) {
     squares += sums[b * S + 2 * a.E];
     tokens += sums[b * S + 2 * a.E + 1];

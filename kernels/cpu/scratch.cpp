@@ -14,7 +14,7 @@ Scratch::~Scratch() {
 void* Scratch::bytes(size_t count) {
   if (count <= size_) return data_;
   constexpr size_t kHugePage = 2 << 20;
-  // Takes a quarter more than asked for, so that slowly growing shapes do not map new memory each
+  // Allocates a quarter more than requested: slowly growing shapes then do not map new memory each
   // time.
   const size_t grown = size_t(round_up(int64_t(count + (size_ ? count / 4 : 0)),
                                        count < kHugePage ? 4096 : int64_t(kHugePage)));

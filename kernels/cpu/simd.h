@@ -6,13 +6,13 @@
 //
 // Beware: the linker keeps one copy of an inline function or template that several files share, and
 // that copy may be the AVX-512 one, which an older CPU cannot run. Hence everything here is in the
-// instruction set's namespace, and vector files use no standard container, no std::function (use
+// instruction set's namespace. Vector files use no standard container, no std::function (use
 // parallel() below), no MT_CHECK (checks are in kernels/cpu/<op>.cpp) and no inline member of bf16
 // or f16 (use from_float() and to_float() below). scripts/check_isa.sh checks the object files for
 // this.
 #pragma once
 #if defined(__x86_64__)
-// AVX-512 code uses the maskz forms, since GCC 12 warns of the undefined operand of the others.
+// AVX-512 code uses the maskz forms, since GCC 12 warns about the undefined operand of the others.
 #include <immintrin.h>
 #endif
 #include <cstdint>
@@ -44,7 +44,7 @@ typedef uint16_t Vh __attribute__((vector_size(kLanes * 2)));
 typedef float VfHalf __attribute__((vector_size(kLanes * 2)));
 typedef double Vd __attribute__((vector_size(kLanes * 4)));  // half as many lanes
 
-// x - 0 is x for every x, so that the compiler leaves only the broadcast; 0 + x would turn -0 into
+// x - 0 is x for every x; the compiler therefore emits only the broadcast. 0 + x would turn -0 into
 // +0 and cost an addition.
 MT_INLINE Vf splat(float x) { return x - Vf{}; }
 MT_INLINE Vu splat_bits(uint32_t x) { return x | Vu{}; }
@@ -57,7 +57,7 @@ MT_INLINE int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 MT_INLINE float to_float(float x) { return x; }
 MT_INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, uint32_t(x.bits) << 16); }
-MT_INLINE float to_float(f16 x) {  // as f16's conversion does
+MT_INLINE float to_float(f16 x) {  // same result as f16's conversion
 #if defined(__F16C__)
   return _cvtsh_ss(x.bits);
 #else
@@ -199,8 +199,8 @@ MT_INLINE void store(T* p, Vf v) {
 }
 
 // How much of a vector is used: all of it, or its first `count` lanes (at the end of a row). The
-// other lanes are read as 0 and are not written, so that an element's value never depends on its
-// place in a row.
+// other lanes are read as 0 and are not written. An element's value therefore never depends on its
+// position in a row.
 struct Full {
   static constexpr int count = kLanes;
 };
@@ -235,8 +235,8 @@ MT_INLINE void store(T* p, Vf v, Part m) {
   _mm256_mask_storeu_epi16(p, __mmask16((1u << m.count) - 1), (__m256i)narrow_as<T>(v));
 }
 #else
-// These move halves, quarters, ... of a vector: few loads and stores, and no masked ones, which are
-// slow on some CPUs.
+// These move halves, quarters, ... of a vector: few loads and stores, and none with masks, which
+// are slow on some CPUs.
 MT_INLINE Vf load(const float* p, Part m) {
   float lane[kLanes] = {};
   float* to = lane;
@@ -272,7 +272,7 @@ MT_INLINE void store(T* p, Vf v, Part m) {
 }
 #endif
 
-// Returns v as it would be read back after a store as T: rounded for 16 bits, unchanged for fp32.
+// Returns v after a store as T and a load: rounded for 16 bits, unchanged for fp32.
 template <class T>
 MT_INLINE Vf round_to(Vf v) {
   if constexpr (sizeof(T) == 4)
@@ -316,8 +316,8 @@ MT_INLINE void for_lanes_unrolled(int64_t n, const Body& body) {
   if (i < n) body(i, Part{int(n - i)}, 0);
 }
 
-// Ask for the memory at p, which a kernel will soon read or overwrite: a CPU's own prefetcher may
-// not follow rows that are short. p may lie beyond the end of the memory.
+// Prefetch the memory at p for reading or for writing: a CPU's own prefetcher may not follow short
+// rows. p may be beyond the end of the memory.
 template <class T>
 MT_INLINE void prefetch(const T* p) {
   __builtin_prefetch(p, 0, 2);
@@ -327,7 +327,7 @@ MT_INLINE void prefetch_to_write(const T* p) {
   __builtin_prefetch(p, 1, 2);
 }
 
-// Calls fn(begin, end) over [0, n) in chunks that depend on n and grain alone, on the pool of the
+// Calls fn(begin, end) over [0, n) in chunks that depend only on n and grain, on the pool of the
 // current thread (base/thread_pool.h).
 template <class F>
 MT_INLINE void parallel(int64_t n, int64_t grain, const F& fn) {
@@ -336,7 +336,7 @@ MT_INLINE void parallel(int64_t n, int64_t grain, const F& fn) {
   });
 }
 
-// Uninitialised memory for one call, aligned to a cache line.
+// Uninitialized memory for one call, aligned to a cache line.
 template <class T>
 class Scratch {
  public:
@@ -354,7 +354,8 @@ class Scratch {
 
 // --- arithmetic ---
 
-// The larger of a and b; the second argument where one of them is NaN. vmin() does the same.
+// The larger of a and b; the second argument if one of them is NaN. vmin() returns the smaller one,
+// with the same rule for NaN.
 MT_INLINE Vf vmax(Vf a, Vf b) {
 #if defined(__AVX512F__)
   return (Vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
@@ -431,7 +432,7 @@ MT_INLINE Vf vexp(Vf x) {
 #else
   const Vf lowest = splat(-87.33f);
 #endif
-  const Vf clamped = vmin(splat(88.37f), vmax(lowest, x));  // in this order a NaN goes through
+  const Vf clamped = vmin(splat(88.37f), vmax(lowest, x));  // in this order a NaN is preserved
   const Vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vf shifted = clamped * 1.44269504088896341f + magic;
   const Vf n = shifted - magic;
@@ -449,7 +450,7 @@ MT_INLINE Vf vexp(Vf x) {
   return (Vf)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
 #else
   p = p * r * r + r + 1.0f;
-  const Vi exponent = ((Vi)shifted << 23);  // the integer sits in the low bits of `shifted`
+  const Vi exponent = ((Vi)shifted << 23);  // the integer is in the low bits of `shifted`
   const Vf result = (Vf)((Vi)p + exponent);
   return x < lowest ? splat(0.0f) : x == x ? result : x;
 #endif

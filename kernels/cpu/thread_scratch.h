@@ -1,5 +1,5 @@
-// Plain functions by which attention's vector files use the calling thread's pool and memory (see
-// simd.h).
+// Plain functions through which attention's vector files use the calling thread's pool and memory
+// (see simd.h).
 #pragma once
 #include <cstdint>
 

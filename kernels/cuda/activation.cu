@@ -40,8 +40,8 @@ __global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t coun
   if constexpr (AMAX) raise_amax(amax, most);
 }
 
-// Calls f(row, i) for every vector of N elements of rows of F: the blocks of x share a row, the
-// blocks of y take rows.
+// Calls f(row, i) for every vector of N elements of rows of F: the grid's x dimension splits a row,
+// its y dimension splits the rows.
 template <int N, class Body>
 __device__ __forceinline__ void for_rows(int64_t T, int64_t F, const Body& f) {
   const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void for_rows(int64_t T, int64_t F, const Body& f) {
 struct RowsGrid {
   dim3 blocks, threads;
 };
-// Splits a row into parts of one size, so that few threads have nothing to do.
+// Splits a row into parts of equal size: few threads are then idle.
 RowsGrid rows_grid(int64_t T, int64_t vectors) {
   constexpr int64_t kWarp = 32, kMaxRows = 65535;
   const int64_t parts = div_up(vectors, kFlatThreads), each = div_up(vectors, parts);
@@ -59,8 +59,8 @@ RowsGrid rows_grid(int64_t T, int64_t vectors) {
           dim3(unsigned(div_up(each, kWarp) * kWarp))};
 }
 
-// What a kernel leaves besides its float results. Each takes registers that the others need not
-// have. `eight`: results in 8 bits, and a maximum where there is room for one.
+// The additional results of a kernel. Each takes registers that kernels without it save. `eight`:
+// results in 8 bits, and the maximum if amax is present.
 enum class Extra { none, amax, eight };
 
 template <GateFunction GATE, Extra EXTRA, int N, class T>
@@ -74,7 +74,7 @@ __global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, 
     load<N>(gate, g);
     load<N>(gate + F, u);
 #pragma unroll
-    for (int j = 0; j < N; ++j) g[j] = gate_value<GATE, T>(g[j]) * u[j];  // as backward
+    for (int j = 0; j < N; ++j) g[j] = gate_value<GATE, T>(g[j]) * u[j];  // as in backward
     if constexpr (EXTRA == Extra::eight)
       store_float8<T>(eight, row * F + i, g, scale);
     else
@@ -95,7 +95,7 @@ struct SwigluGradient {
 
 template <GateFunction GATE, Extra EXTRA, int N, class T>
 __global__ void swiglu_backward(SwigluGradient<T> a) {
-  // Stores a result as it is asked for.
+  // Stores a result in 8 bits if it has a scale, else as T.
   const auto put = [](const Float8Out& eight, float scale, T* to, int64_t i, const float(&v)[N]) {
     if (EXTRA == Extra::eight && eight.scale)
       store_float8<T>(eight, i, v, scale);
@@ -129,7 +129,7 @@ __global__ void swiglu_backward(SwigluGradient<T> a) {
   if (EXTRA != Extra::none && a.amax) raise_amax(a.amax, most);
 }
 
-// with_extra(amax, eight, [&]<Extra EXTRA>() { ... }) calls f with what the kernel leaves.
+// with_extra(amax, eight, [&]<Extra EXTRA>() { ... }) calls f with the kernel's additional results.
 template <class F>
 void with_extra(bool amax, bool eight, const F& f) {
   if (eight)

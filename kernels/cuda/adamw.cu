@@ -10,7 +10,7 @@ namespace {
 
 struct Update {
   float beta1, beta2, eps, step_size, v_correction;
-  float keep, l2;  // the factor of the weight: beside the update, and in the gradient
+  float keep, l2;  // the weight's factor: outside of the gradient, and in the gradient
 };
 
 __device__ __forceinline__ uint16_t round_at_random(float w, uint32_t random) {
@@ -26,8 +26,7 @@ __device__ __forceinline__ uint32_t half_of(const Words& w, int64_t n) {
   return n & 1 ? word >> 16 : word & 0xffffu;
 }
 
-// Returns the numbers of the elements [i, i + L) of the buffer in the whole tensor; see
-// AdamWRounding.
+// Returns the indices in the full tensor of the buffer's elements [i, i + L); see AdamWRounding.
 template <int L>
 __device__ __forceinline__ void numbers_of(const AdamWRounding& r, int64_t i, int64_t (&n)[L]) {
   int64_t at = r.at + i, row = 0;
@@ -64,7 +63,7 @@ __device__ __forceinline__ void store_moments(const AdamWRounding& rounding, bf1
     }
     const uint32_t low = n[j] & 1 ? words.x[1] : words.x[0],
                    high = n[j] & 1 ? words.x[3] : words.x[2], word = n[j] & 2 ? high : low;
-    // What store() rounds no further.
+    // store() does not round this further.
     m1[j] = __uint_as_float(uint32_t(round_at_random(m1[j], word & 0xffffu)) << 16);
     v1[j] = __uint_as_float(uint32_t(round_at_random(v1[j], word >> 16)) << 16);
   }
@@ -129,7 +128,7 @@ __global__ void adamw_bf16(bf16* param, M* m, M* v, const float* grad, const flo
           block = n[j] / 8;
           words = philox(rounding.key, uint64_t(block));
         }
-        // What store() rounds no further.
+        // store() does not round this further.
         w[j] = __uint_as_float(uint32_t(round_at_random(w[j], half_of(words, n[j]))) << 16);
       }
     }

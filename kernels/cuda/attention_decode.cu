@@ -13,14 +13,14 @@ struct Operands {
   int64_t q_stride, k_stride, v_stride, out_stride;
   int64_t heads;  // T * A
   int A, group, D;
-  int window;  // all keys, where there is none
+  int window;  // the number of all keys if there is no window
   float scale;
   float cap;
 };
 
-// A block has one query head. Each of its warps goes through every kWarps-th key with a softmax of
-// its own, a lane holding every 32nd element of the head; in the end the warps' sums are merged in
-// a fixed order. N is D / 32, rounded up.
+// A block has one query head. Each of its warps processes every kWarps-th key with a separate
+// softmax; a lane holds every 32nd element of the head. At the end the warps' sums are merged in a
+// fixed order. N is D / 32, rounded up.
 template <int N, bool CAPPED, class T>
 __global__ void decode(const T* q, const T* k, const T* v, T* out, Operands o) {
   __shared__ float warp_top[kWarps], warp_sum_of[kWarps];

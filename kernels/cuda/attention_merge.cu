@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kWarps = 8;
 
-// A warp has the rows (token, head) of a block's warp number, the whole grid apart.
+// Each row (token, head) has a warp. A warp's next row is as far away as the grid has warps.
 template <int N, class T>
 __global__ void merge(const T* block_out, const float* block_lse, float* out, float* lse, int64_t B,
                       int64_t S, int64_t A, int64_t D, int64_t lse_stride) {

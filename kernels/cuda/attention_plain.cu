@@ -1,5 +1,5 @@
 // Flash attention's forward without tensor cores, for fp32 and for shapes and alignments that the
-// other kernels do not take. A block has 32 queries of a head and goes through their keys.
+// other kernels do not support. A block has 32 queries of a head and iterates over their keys.
 #include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_tile.h"
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
             float* amax, Float8Out eight) {
   const int tiles = (sight.Sq + kTile - 1) / kTile;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B, D = q_heads.D;
-  // Under a causal mask the last queries see the most keys: they go first.
+  // Under a causal mask the last queries attend to the most keys: they are first.
   const int q0 = (tiles - 1 - int(blockIdx.x) / A / q_heads.B) * kTile;
   float* const shared = dynamic_shared<float>();
   using T_ = Tile<DIM>;

@@ -1,6 +1,6 @@
-// Flash attention's backward without tensor cores. In one kernel a block has some keys and goes
-// through the queries that see them; in the other it has some queries and goes through their keys.
-// Both compute the probabilities again, and no sum depends on the order of blocks.
+// Flash attention's backward without tensor cores. In one kernel a block has some keys and iterates
+// over the queries that attend to them; in the other it has some queries and iterates over their
+// keys. Both recompute the probabilities, and no sum depends on the order of blocks.
 #include "kernels/cuda/device/amax.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_tile.h"
@@ -19,7 +19,7 @@ struct Operands {
   ScoreCap cap;
 };
 
-// What a block has in shared memory.
+// The shared memory of a block.
 template <int DIM>
 struct Shared {
   Tile<DIM> q, dout, k, v;
@@ -35,7 +35,8 @@ struct Shared {
         ds(p + kTile * kScoreStride) {}
 };
 
-// Probabilities p and gradients of scores ds (without the scale) of the tiles at hand.
+// Computes the probabilities p and the gradients of scores ds (without the scale) of the current
+// tiles.
 template <bool CAPPED, int DIM>
 __device__ __forceinline__ void scores(const Shared<DIM>& tiles, const Operands& a, int b, int head,
                                        int q0, int key0) {

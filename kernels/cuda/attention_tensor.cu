@@ -1,5 +1,5 @@
 // Flash attention's forward on tensor cores, as in FlashAttention-2 (Dao 2023): a warp has 16
-// queries, whose scores and results stay in its registers; keys and values come through shared
+// queries, whose scores and results stay in its registers. Keys and values are loaded into shared
 // memory, one tile ahead.
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_mma.h"
@@ -30,7 +30,7 @@ struct Softmax {
   float top[2], sum[2];  // base 2; the sum is of the lane's own columns
 };
 
-// Turns scores into probabilities; returns the factors by which the earlier results are multiplied.
+// Turns scores into probabilities; returns the factors for the earlier results in `decay`.
 template <bool CAPPED, int BLOCKS>
 __device__ __forceinline__ void soften(float (&s)[BLOCKS][4], Softmax& state, float (&decay)[2],
                                        const Range (&seen)[2], int key0, bool whole, float scale,
@@ -81,7 +81,7 @@ struct Output {
   float* lse;
   int64_t lse_stride;
   float* amax;
-  Float8Out eight;  // as out, if it has a scale
+  Float8Out eight;  // out in 8 bits, if it has a scale
 };
 
 template <int DIM, bool CAPPED, class T>
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             VisibleKeys sight, int A, int group, float scale, ScoreCap cap) {
   const int tiles = (sight.Sq + kQueries - 1) / kQueries, D = q_heads.D;
   const int head = int(blockIdx.x) % A, b = int(blockIdx.x) / A % q_heads.B;
-  // Under a causal mask the last queries see the most keys: they go first.
+  // Under a causal mask the last queries attend to the most keys: they are first.
   const int q0 = (tiles - 1 - int(blockIdx.x) / A / q_heads.B) * kQueries;
   const Shared<DIM> shared{dynamic_shared<unsigned char>()};
   const HeadRows<const T> keys = k_heads.of(b, head / group), values = v_heads.of(b, head / group);
@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   int stage = 0;
   for (int key0 = begin; key0 < end; key0 += kKeys, stage ^= 1) {
     copy_async_wait<0>();
-    __syncthreads();  // this tile is here for all, and all are done with the one before
+    __syncthreads();  // this tile is complete for all threads, and none still reads the previous
+                      // one
     if (key0 + kKeys < end) fetch(key0 + kKeys, stage ^ 1);
     if (key0 >= last_of_warp.end || key0 + kKeys <= first_of_warp.begin) continue;
     float s[kKeys / 8][4] = {};
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       multiply_rows<T, DIM>(out, a, shared.v(stage), k * 16);
     }
   }
-  copy_async_wait<0>();  // the queries, where there was no key
+  copy_async_wait<0>();  // waits for the queries if there was no key
 
   float factor[2];
 #pragma unroll

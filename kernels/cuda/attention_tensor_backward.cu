@@ -1,7 +1,7 @@
-// Flash attention's backward on tensor cores. A block keeps 64 keys and goes through the queries
-// that see them, or 64 queries and goes through their keys; a warp has 16 of the kept rows, whose
-// sums stay in its registers. This takes seven GEMMs instead of five, and no sum depends on the
-// order of blocks.
+// Flash attention's backward on tensor cores. A block keeps 64 keys and iterates over the queries
+// that attend to them, or keeps 64 queries and iterates over their keys. A warp has 16 of the kept
+// rows; their sums stay in its registers. This takes seven GEMMs instead of five, and no sum
+// depends on the order of blocks.
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/attention_mma.h"
 #include "kernels/cuda/device/grid.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 128, kKept = kThreads / kWarp * 16, kStages = 2;
 template <int DIM>
-constexpr int kMoving = DIM <= 64 ? 64 : 32;  // rows of a tile that the block goes through
+constexpr int kMoving = DIM <= 64 ? 64 : 32;  // rows of a tile that the block iterates over
 
 template <class T>
 struct Operands {
@@ -24,10 +24,10 @@ struct Operands {
   ScoreCap cap;
 };
 
-// What the kernel needs of a query besides its row.
+// The data of a query besides its row.
 struct Query {
   float lse, delta;  // lse: base 2
-  int begin, end;    // the keys it sees
+  int begin, end;    // the keys it attends to
 };
 template <class T>
 __device__ __forceinline__ Query query_at(const Operands<T>& a, int b, int head, int row) {
@@ -45,7 +45,7 @@ struct Shared {
   static constexpr size_t kBytes =
       size_t(kQueriesAt) + size_t(kStages) * kMoving<DIM> * sizeof(Query);
   unsigned char* at;
-  // 0: what scores are made of (k or q), 1: what their gradients are made of (v or dout).
+  // 0: the operand of the scores (k or q); 1: the operand of their gradients (v or dout).
   __device__ __forceinline__ HalfTile<DIM> kept(int which) const {
     return {at + which * kKeptBytes};
   }
@@ -57,7 +57,7 @@ struct Shared {
   }
 };
 
-// Computes x (16, R) = the rows of a from row0 on, times the transpose of the tile b.
+// Computes x (16, R) = the rows of a, starting at row0, times the transpose of the tile b.
 template <class T, int R, int DIM>
 __device__ __forceinline__ void multiply_transposed(float (&x)[R / 8][4], const HalfTile<DIM>& a,
                                                     int row0, const HalfTile<DIM>& b) {
@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int step = 0; step < steps; ++step) {
     const int stage = step % kStages;
     copy_async_wait<0>();
-    __syncthreads();  // this tile is here for all, and all are done with the one before
+    __syncthreads();  // this tile is complete for all threads, and none still reads the previous
+                      // one
     if (step + 1 < steps) fetch(step + 1, stage ^ 1);
     float s[R / 8][4] = {}, ds[R / 8][4] = {};
     multiply_transposed<T, R>(s, shared.kept(0), warp * 16, shared.moving(stage, 0));
@@ -180,7 +181,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   int stage = 0;
   for (int key0 = begin; key0 < end; key0 += R, stage ^= 1) {
     copy_async_wait<0>();
-    __syncthreads();  // this tile is here for all, and all are done with the one before
+    __syncthreads();  // this tile is complete for all threads, and none still reads the previous
+                      // one
     if (key0 + R < end) fetch(key0 + R, stage ^ 1);
     float s[R / 8][4] = {}, ds[R / 8][4] = {};
     multiply_transposed<T, R>(s, shared.kept(0), warp * 16, shared.moving(stage, 0));

@@ -8,7 +8,7 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-constexpr int kSlices = 32;  // of the rows, in a block of 32 columns
+constexpr int kSlices = 32;  // slices of the rows, in a block of 32 columns
 
 __global__ void add_rows(const float* partials, int64_t rows, int64_t stride, int64_t width,
                          float* out) {
@@ -21,14 +21,14 @@ __global__ void add_rows(const float* partials, int64_t rows, int64_t stride, in
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  // A warp has one column's slices now.
+  // Now a warp has the slices of one column.
   const float total = warp_sum(sums[threadIdx.x][threadIdx.y]);
   const int64_t mine = int64_t(blockIdx.x) * kWarp + threadIdx.y;
   if (threadIdx.x == 0 && mine < width) out[mine] += total;
 }
 
 // Rows blockIdx.y, blockIdx.y + gridDim.y, ... in groups of blockDim.y; the block's groups are
-// added in their order.
+// added in order.
 constexpr int kColumnThreads = 32, kRowThreads = 8;
 template <int N, class T>
 __global__ void column_sums(const T* x, int64_t rows, int64_t width, float* partials) {
@@ -72,7 +72,7 @@ void run(const ColumnSum& a, CUstream_st* stream) {
   if (a.T <= 0 || a.N <= 0) return;
   with_float(a.x_TN.dtype, [&]<class T>() {
     with_width<T>(aligned({a.x_TN.data}) && a.N % kVector<T> == 0, [&]<int N>() {
-      // Takes as many blocks as the largest GPUs run at once, with at least eight rows for each
+      // Uses as many blocks as the largest GPUs run at once, with at least eight rows for each
       // thread.
       constexpr int64_t kBlocks = 6 * 132;
       const int64_t tiles = div_up(a.N, kColumnThreads * N);

@@ -10,8 +10,7 @@ namespace {
 struct Rectangle {  // in units of the copy
   int64_t from, to, rows, columns;
 };
-// This struct is passed as an argument of the kernel, so that no host memory must outlive the
-// launch.
+// This struct is passed as an argument of the kernel: no host memory must outlive the launch.
 constexpr int kRectangles = 64;
 struct Rectangles {
   Rectangle at[kRectangles];
@@ -56,7 +55,7 @@ void copy_all(const CopyBlocks& a, int64_t size, CUstream_st* stream) {
 }  // namespace
 
 void run(const CopyBlocks& a, CUstream_st* stream) {
-  // The unit of the copy is the widest one that divides all borders.
+  // The unit of the copy is the largest one that divides all bounds.
   const int64_t size = dtype_size(a.from.dtype);
   int64_t unit = std::gcd(a.from_width * size, a.to_width * size);
   const auto divide = [&](int64_t bytes) { unit = std::gcd(unit, bytes); };

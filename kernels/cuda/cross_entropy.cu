@@ -1,6 +1,6 @@
 // A block has one row at a time. It reads the row once for the maximum and the sum and once for the
-// gradient, the second time from shared memory as far as that suffices. Each multiprocessor has one
-// block, so that what remains of their rows fits into the L2 cache.
+// gradient, the second time from shared memory if the row fits. Each multiprocessor has one block:
+// the rest of their rows then fits into the L2 cache.
 #include "kernels/cross_entropy.h"
 
 #include "kernels/cuda/device/grid.h"
@@ -15,11 +15,11 @@ constexpr float kLog2E = 1.44269504088896341f;
 
 struct RowSum {
   float max;  // running maximum m
-  float sum;  // of e^(x - m)
+  float sum;  // running sum of e^(x - m)
 };
 
-// Returns what is subtracted before an exponential: the maximum, or 0 where all logits so far are
-// -inf (-inf - -inf would be NaN).
+// Returns what is subtracted before an exponential: the maximum, or 0 if all logits so far are -inf
+// (-inf - -inf would be NaN).
 __device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.0f : max; }
 __device__ __forceinline__ float exp_of(float x) { return fast_exp2(x * kLog2E); }
 
@@ -29,7 +29,7 @@ __device__ __forceinline__ void include(RowSum& row, float (&v)[N], Cap cap) {
   for (int j = 0; j < N; ++j) v[j] = capped(v[j], cap);
   float max = row.max;
 #pragma unroll
-  for (int j = 0; j < N; ++j) max = fmaxf(max, v[j]);  // passes a NaN by; the sum has it
+  for (int j = 0; j < N; ++j) max = fmaxf(max, v[j]);  // ignores a NaN; the sum preserves it
   const float shift = shift_of(max);
   float sum = 0;
 #pragma unroll
@@ -47,20 +47,20 @@ __device__ __forceinline__ RowSum combine(RowSum row, float* slots) {
   __syncthreads();
   const float max = warp_max(slots[lane]), shift = shift_of(max);
   __syncthreads();
-  // A NaN has passed the maxima by: it is in the sum.
+  // The maxima ignore a NaN; the sum preserves it.
   return {max, row_sum(row.sum * exp_of(row.max - shift), kWarps, slots)};
 }
 static_assert(kWarps == kWarp);
 
 constexpr int kAhead = 4;  // vectors of a thread, in flight together
 
-// Returns the number of whole vectors in a row of V; without alignment there are none.
+// Returns the number of full vectors in a row of V; without alignment there are none.
 template <int N>
 __device__ __forceinline__ int vectors_of(int64_t V) {
   return N > 1 ? int(V / N) : 0;
 }
 
-// Keeps the first `keep` vectors in shared memory: each is read and written by one thread alone.
+// Keeps the first `keep` vectors in shared memory: each is read and written by only one thread.
 template <int N, class T, class Cap>
 __device__ __forceinline__ RowSum read_row(const T* x, int64_t V, int keep, float* slots, Cap cap) {
   RowSum row{-INFINITY, 0};
@@ -90,8 +90,9 @@ __device__ __forceinline__ RowSum read_row(const T* x, int64_t V, int keep, floa
 }
 
 // Sets x[i] to scale e^(x[i] - log_sum) for i < V, minus scale at the label (a negative label is in
-// no row), and to 0 in the padding up to `columns`. Under a cap, it takes that for capped logits,
-// and multiplies by the cap's slope. `keep` is the same as when the row was read.
+// no row), and to 0 in the padding up to `columns`. With a cap, the x[i] on the right are the
+// capped logits, and the result is multiplied by the cap's slope. `keep` is the same as when the
+// row was read.
 template <int N, class T, class Cap>
 __device__ __forceinline__ void write_gradient(T* x, int64_t V, int64_t columns, double log_sum,
                                                float scale, int64_t label, double at_label,
@@ -113,7 +114,7 @@ __device__ __forceinline__ void write_gradient(T* x, int64_t V, int64_t columns,
       for (int j = 0; j < N; ++j) v[j] = gradient(v[j]);
       store<N>(x + int64_t(at) * N, v);
     };
-    // What shared memory does not have was read last: the L2 cache may have it.
+    // The vectors that are not in shared memory were read last: the L2 cache may hold them.
     for (int i = keep + int(threadIdx.x); i < whole; i += kAhead * kThreads) {
       uint4 words[kAhead];
 #pragma unroll
@@ -143,7 +144,8 @@ struct Logits {
   T* data;
   int64_t count, T_, V, row_stride;
   __device__ __forceinline__ T* row(int64_t t) const { return data + t * row_stride; }
-  // How many elements of row t may be written: the last row may end with the true vocabulary.
+  // Returns how many elements of row t may be written: the last row may end with the true
+  // vocabulary.
   __device__ __forceinline__ int64_t columns(int64_t t) const {
     return t + 1 == T_ ? min(row_stride, count - t * row_stride) : row_stride;
   }
@@ -155,7 +157,7 @@ struct Gradient {
   __device__ __forceinline__ float scale() const { return in_memory ? *in_memory : given; }
 };
 
-// A label that the vocabulary does not have cannot be reported from here: its loss is NaN.
+// A kernel cannot report a label outside of the vocabulary: its loss is NaN.
 __device__ __forceinline__ float checked(double loss, bool known) {
   return known ? float(loss) : __uint_as_float(0x7fc00000u);
 }
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     const bool known = label < logits.V;
     const float at_label = known ? capped(load_one(x + label), cap) : 0.0f;
-    // Its barriers ensure that all threads have read at_label.
+    // The barriers in read_row() ensure that all threads have read at_label.
     const RowSum row = read_row<N>(x, logits.V, keep, slots, cap);
     const double log_sum = double(shift_of(row.max)) + log(double(row.sum));
     if (threadIdx.x == 0) loss_T[t] = checked(log_sum - double(at_label), known);
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns how many vectors of a row shared memory keeps, equally many for each thread.
+// Returns how many vectors of a row shared memory keeps, the same number for each thread.
 template <int N>
 int vectors_kept(const CrossEntropy& a) {
   if (N == 1 || !a.write_grad) return 0;

@@ -8,7 +8,7 @@ namespace {
 
 struct Library {
   Cublas functions{};
-  std::string problem;  // "" where it is loaded
+  std::string problem;  // "" if it is loaded
 };
 
 Library open() {
@@ -24,7 +24,7 @@ Library open() {
 }  // namespace
 
 const Cublas& cublas() {
-  static const Library lib = open();  // a fact of the process
+  static const Library lib = open();  // loaded once per process
   if (!lib.problem.empty())
     throw UserError("matmul on a GPU needs cuBLASLt: " + lib.problem,
                     "install CUDA's libraries, or add their folder to LD_LIBRARY_PATH");

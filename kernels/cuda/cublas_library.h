@@ -1,6 +1,6 @@
-// cuBLASLt, loaded when the first matmul needs it. Loading takes 200 MB and a good part of a
-// second, which a run without a GPU should not pay; and a build with cuBLASLt also starts where the
-// library is missing.
+// cuBLASLt, loaded when the first matmul needs it. Loading takes 200 MB and most of a second, a
+// cost that a run without a GPU avoids. A build with cuBLASLt also starts if the library is
+// missing.
 #pragma once
 #include <cublasLt.h>
 
@@ -28,7 +28,7 @@ struct Cublas {
 #undef MT_CUBLAS_MEMBER
 };
 
-// Throws UserError where the library is missing or lacks a function.
+// Throws UserError if the library is missing or lacks a function.
 const Cublas& cublas();
 
 }  // namespace mtrain::kernels::cuda

@@ -1,5 +1,5 @@
 // The key of a cuBLASLt plan: everything that decides how a matmul is computed. This header
-// includes nothing of CUDA.
+// includes no CUDA header.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace mtrain::kernels::cuda {
 
 enum class Epilogue : uint8_t { none, bias, gelu, gelu_bias, dgelu, sums };
 
-// A row-major matrix is the same memory as its column-major transpose. The library, which takes
-// column-major matrices, therefore computes C^T (N, M) = op(B)^T op(A)^T: b is its first operand,
-// and it transposes b where mtrain does.
+// A row-major matrix is the same memory as its column-major transpose. The library takes
+// column-major matrices; it therefore computes C^T (N, M) = op(B)^T op(A)^T. b is its first
+// operand, and it transposes b if mtrain does.
 struct MatmulKey {
   int64_t M, N, K;
   bool trans_a, trans_b, accumulate;
@@ -37,8 +37,8 @@ inline uint8_t alignment_of(const void* p) {
   return alignment;
 }
 
-// Returns the type in which the library takes a bias: that of C, except that an fp8 GEMM takes no
-// fp32 bias.
+// Returns the type of the bias that the library requires: the type of C, except that an fp8 GEMM
+// does not support an fp32 bias.
 inline DType bias_type(const Matmul& m, DType c) { return is_float8(m) ? DType::bf16 : c; }
 
 inline Epilogue epilogue_of(const Matmul& m) {
@@ -57,7 +57,7 @@ inline MatmulKey key_of(const Matmul& m) {
           .trans_a = m.trans_a,
           .trans_b = m.trans_b,
           .accumulate = m.accumulate,
-          // The library sums products of blocks in fp32 in any case.
+          // With scales of blocks, the library always accumulates in fp32.
           .fast = is_float8(m) && m.fast && m.a_blocks == Float8Blocks::none,
           .epilogue = epilogue_of(m),
           .a = m.a.dtype,
@@ -69,11 +69,11 @@ inline MatmulKey key_of(const Matmul& m) {
           .a_alignment = alignment_of(m.a.data),
           .b_alignment = alignment_of(m.b.data),
           .c_alignment = alignment_of(m.c_MN.data),
-          // Sums are written to memory of our own.
+          // Sums are written to our own memory.
           .bias_alignment = m.a_sums_M ? uint8_t(128) : alignment_of(m.bias_N.data)};
 }
 
-// Returns whether the library is asked to compute the epilogue: it knows gelu's tanh form, in bf16
+// Returns whether to request the epilogue from the library: it supports gelu's tanh form, in bf16
 // and fp16, for rows of a multiple of 8 elements. It may still have no algorithm.
 inline bool epilogue_fits_library(const Matmul& m) {
   const auto on_border = [](const ConstSpan& s) { return !s || alignment_of(s.data) >= 16; };
@@ -85,7 +85,8 @@ inline bool epilogue_fits_library(const Matmul& m) {
          on_border(m.bias_N);
 }
 
-// Returns which operands must be converted to fp32 first: the library takes operands of one type.
+// Returns which operands must be converted to fp32 first: the library requires operands of one
+// type.
 struct Conversions {
   bool a, b;
 };
@@ -94,19 +95,19 @@ inline Conversions conversions_of(const Matmul& m) {
   return {mixed && m.a.dtype != DType::f32, mixed && m.b.dtype != DType::f32};
 }
 // Returns whether the result is computed in fp32 and then rounded: the library has no GEMM of fp32
-// operands with a result of 16 bits.
+// operands with a 16-bit result.
 inline bool needs_wide_c(const Matmul& m) {
   const bool wide_operands = m.a.dtype == DType::f32 || m.b.dtype == DType::f32;
   return wide_operands && is_half(m.c_MN.dtype);
 }
 
-// Returns whether the bias must be copied first, to `type` or to a multiple of 16 bytes: the
-// library reads it by vectors, whatever its address.
+// Returns whether the bias must be copied first, to `type` or to an address that is a multiple of
+// 16 bytes: the library reads it as vectors without checking its alignment.
 inline bool must_copy_bias(const Matmul& m, DType type) {
   return m.bias_N && (m.bias_N.dtype != type || alignment_of(m.bias_N.data) < 16);
 }
 
-// Returns whether an fp8 matmul meets what the library requires; see kernels/matmul.h.
+// Returns whether an fp8 matmul meets the library's requirements; see kernels/matmul.h.
 inline bool float8_fits_library(const Matmul& m) {
   const auto on_border = [](const ConstSpan& s) { return alignment_of(s.data) >= 16; };
   const bool blocks = m.a_blocks != Float8Blocks::none;

@@ -1,4 +1,4 @@
-// Attention through cuDNN on the current GPU, where cuDNN is installed.
+// Attention through cuDNN on the current GPU, if cuDNN is installed.
 #include <array>
 #include <memory>
 #include <mutex>
@@ -50,7 +50,7 @@ std::unique_ptr<CudnnAttention> open(int device) {
 CudnnAttention* here() {
   constexpr int kMaxDevices = 64;
   static std::mutex mutex;
-  // These are never destroyed: at the end of the process the driver may be gone before them.
+  // These are never destroyed: at the end of the process the driver may already be unloaded.
   static auto& devices = *new std::array<OfDevice, kMaxDevices>;
   int device = 0;
   MT_CUDA(cudaGetDevice(&device));

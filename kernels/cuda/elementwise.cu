@@ -20,7 +20,7 @@ __global__ void add(const A* a, const B* b, Y* y, int64_t count) {
   });
 }
 
-// A vector lies in one row.
+// A vector is within one row.
 template <int N, class Y, class X>
 __global__ void add_row(const X* row, Y* y, int64_t count, int64_t columns) {
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
@@ -79,7 +79,7 @@ __global__ void fill(Y* y, float value, int64_t count) {
   });
 }
 
-// Vectors have eight elements where one operand has 16 bits: 16 bytes of it, 32 bytes of fp32.
+// Vectors have eight elements if one operand has 16 bits: 16 bytes of it, 32 bytes of fp32.
 template <class... T>
 constexpr int kLanesOf = std::min({4, (sizeof(T) == 4 ? 4 : 0)...}) == 4 ? 4 : 8;
 
@@ -169,7 +169,7 @@ void run(const SoftCap& a, CUstream_st* stream) {
 
 void run(const Fill& a, CUstream_st* stream) {
   if (a.y.count <= 0) return;
-  if (a.value == 0) return clear_memory(a.y.data, a.y.bytes(), stream);  // in every type
+  if (a.value == 0) return clear_memory(a.y.data, a.y.bytes(), stream);  // bits 0 in every type
   with_float(a.y.dtype, [&]<class Y>() {
     with_width<Y>(aligned({a.y.data}), [&]<int N>() {
       MT_LAUNCH((fill<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream, data<Y>(a.y),

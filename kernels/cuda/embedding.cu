@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A block has a part of one token's row. A kernel cannot report an id or position that is in no
-// table: its row becomes NaN, and so does the loss.
+// A block has a part of one token's row. A kernel cannot report an id or position outside of its
+// table: the row becomes NaN, and so does the loss.
 template <int N, class W, class T>
 __global__ void __launch_bounds__(kThreads)
     lookup(const int32_t* id_T, const W* table, const int32_t* position_T, const W* position_table,
@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The tokens of one id; all zeros: there are none.
+// The tokens of one id; all zeros if there are none.
 struct Found {
-  int first_from_end;  // tokens from its first to the last of all
+  int first_from_end;  // number of tokens from the id's first one to the end
   int count;
 };
 __global__ void __launch_bounds__(kThreads)
@@ -79,8 +79,8 @@ struct Loaded<1, T> {
 constexpr int kScan = 4;   // ids that a thread reads at once
 constexpr int kAhead = 8;  // rows in flight: frequent ids have thousands of rows, added one by one
 // The block of the first token of an id finds the later tokens of that id and adds up their rows,
-// in order; the blocks of other tokens end at once. Ids take little memory compared with the rows
-// of dout, and stay in the caches.
+// in order; the blocks of other tokens return immediately. Ids take little memory compared with the
+// rows of dout, and stay in the caches.
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     add_by_id(const int32_t* id_T, const T* dout, float* dtable, int tokens, int64_t H, int64_t V,
@@ -115,11 +115,12 @@ __global__ void __launch_bounds__(kThreads)
       if (thread % kWarp == 0) found[k * (kThreads / kWarp) + warp] = words[k];
       any |= words[k] != 0;
     }
-    if (!__syncthreads_or(any)) continue;  // the next round's writes are behind its barrier too
+    if (!__syncthreads_or(any)) continue;  // nothing reads `found` in this round
     int n = 0;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      // Lane l of the warp and round that had the word puts down its match, if it has one.
+      // Lane l of the warp and the iteration k that computed the word writes its match, if it has
+      // one.
       const int k = w / (kThreads / kWarp), lane = thread % kWarp;
       if (w % (kThreads / kWarp) == warp && (words[k] >> lane & 1))
         matches[n + __popc(words[k] & ((1u << lane) - 1))] = int16_t(w * kWarp + lane);

@@ -10,7 +10,7 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kMaxBlocks = 1024;  // a thread of the last launch then takes four results
+constexpr int kMaxBlocks = 1024;  // a thread of the last launch then combines four results
 
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct ScaleRule {
-  float largest, factor;  // of the type; of the margin
+  float largest, factor;  // largest number of the type; factor from the margin
 };
 ScaleRule rule_of(DType type, int margin) {
   return {largest_float8(type), std::ldexp(1.0f, -margin)};
@@ -111,13 +111,14 @@ constexpr int kPatchRows = 4, kPatchColumns = 16;
 constexpr int kTile = 128;
 static_assert(kTile * kTile == kThreads * kPatchRows * kPatchColumns);
 
-// In 8 bits; zeros outside of the tensor. N is a multiple of 16, x and y on 16-byte borders. All of
-// the patch's loads come before its first store, past which none may move.
+// Quantizes a patch; elements outside of the tensor are 0. N is a multiple of 16, and x and y are
+// aligned to 16 bytes. All loads of the patch come before its first store, since the compiler
+// cannot move loads across it.
 template <class Y, class T>
 __device__ __forceinline__ void quantize_patch(const T* x, uint8_t* y, int64_t row, int64_t column,
                                                int64_t rows, int64_t columns, float scale,
                                                float& most, uint32_t (&q)[kPatchRows][4]) {
-  if constexpr (std::is_same_v<T, uint8_t>) {  // in 8 bits already
+  if constexpr (std::is_same_v<T, uint8_t>) {  // already in 8 bits
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
       const uint4 w = row + i < rows && column < columns
@@ -163,12 +164,13 @@ __device__ __forceinline__ void transpose_bytes(uint32_t& a, uint32_t& b, uint32
   c = __byte_perm(ab23, cd23, 0x5410), d = __byte_perm(ab23, cd23, 0x7632);
 }
 
-// A T of 8 bits is only transposed: it has no scale, and its maximum is not found.
+// An 8-bit T is only transposed: it has no scale, and its maximum is not computed.
 //
-// Blocks take tiles in turn. VECTORS: as quantize_patch() has it; stride is a multiple of 16 and
-// y_NT on 16-byte borders in any case. The tile lies in shared memory as [column][16 rows], and a
-// column's eight 16 bytes are exchanged by which eighth of the tile the column is in: a warp writes
-// words of 8 such eighths, and a quarter of it reads a whole column; either meets every bank once.
+// Block b takes the tiles b, b + gridDim.x, .... With VECTORS the conditions of quantize_patch()
+// hold; stride is always a multiple of 16, and y_NT is always aligned to 16 bytes. The tile is in
+// shared memory as [column][16 rows]. The eight 16-byte chunks of a column are permuted by the
+// column's eighth of the tile. A warp writes words of 8 such eighths, and a quarter of a warp reads
+// a full column: both then access every bank once.
 template <class Y, bool VECTORS, class T>
 __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks : 2)
     quantize_both(const T* x, const float* scale_at, uint8_t* y, uint8_t* transposed, int64_t rows,

@@ -13,7 +13,7 @@ constexpr int kTile = 128, kSegment = 32, kSegments = kTile / kSegment;
 static_assert(kTile * kSegments == kThreads);
 constexpr int kChunks = kTile / 16;  // 16-byte accesses to a column of the tile
 
-// Returns the least e with amax <= largest 2^e, as the CPU's kernel does.
+// Returns the smallest e with amax <= largest 2^e, as the CPU's kernel does.
 __device__ __forceinline__ int exponent_of(float amax, float largest) {
   if (!(amax > 0)) return 0;
   const uint32_t bits = __float_as_uint(amax / largest);
@@ -37,7 +37,8 @@ struct Inverses {
       static_cast<float*>(data)[at] = power_of_2(e);
   }
   // Writes the inverse of a row's block in the tile that begins at row `row0` and element `k0`;
-  // `row` and `block` count within the tile. Rows and blocks beyond the matrix have memory, too.
+  // `row` and `block` are indices within the tile. There is also memory for rows and blocks beyond
+  // the matrix.
   __device__ __forceinline__ void put_row(int64_t row0, int64_t k0, int row, int block,
                                           int e) const {
     if constexpr (BLOCKS == Float8Blocks::rows_128) {
@@ -48,7 +49,7 @@ struct Inverses {
       put(tile * (kTile * kSegments) + row % 32 * 16 + row / 32 * 4 + block, e);
     }
   }
-  // Writes the inverse of a whole tile; the last of a row of tiles also writes those beyond it.
+  // Writes the inverse of a full tile; the last tile of a row also writes those beyond it.
   __device__ __forceinline__ void put_square(int64_t row0, int64_t k0, int e) const {
     const int64_t blocks = (K + kTile - 1) / kTile, stride = (blocks + 3) / 4 * 4;
     const int64_t begin = row0 / kTile * stride;
@@ -68,8 +69,8 @@ struct Tile {
                ? load_one(x + (row0 + r) * columns + column0 + c)
                : 0.0f;
   }
-  // The four elements of row r that a lane has: 32 apart, so that each is a lane of its block
-  // of 32.
+  // Loads the four elements of row r that belong to a lane. They are 32 apart: a block of 32
+  // elements has one element in each lane.
   __device__ __forceinline__ void row(int r, int lane, float (&v)[kSegments]) const {
 #pragma unroll
     for (int j = 0; j < kSegments; ++j) v[j] = at(r, lane + kWarp * j);
@@ -86,7 +87,7 @@ struct Tile {
   }
 };
 
-// A warp writes whole rows of the tile. `e` is the exponent of a square tile.
+// A warp writes full rows of the tile. `e` is the exponent of a square tile.
 template <class Y, Float8Blocks BLOCKS, class T>
 __device__ __forceinline__ void write_rows(const Tile<T>& tile, uint8_t* y,
                                            const Inverses<BLOCKS>& inverses, float largest, int e) {
@@ -122,8 +123,8 @@ __device__ __forceinline__ void write_rows(const Tile<T>& tile, uint8_t* y,
 }
 
 // A thread has 32 rows of one column, and reads them twice, since their floats would fill its
-// registers. The tile then lies in shared memory as [column][16 rows], with a column's eight 16
-// bytes exchanged by the column, so that the threads of a store do not meet in one bank.
+// registers. The tile is then in shared memory as [column][16 rows]. A column's eight 16-byte
+// chunks are permuted by the column: the threads of a store then use different banks.
 template <class Y, Float8Blocks BLOCKS, class T>
 __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* transposed,
                                               int64_t stride, const Inverses<BLOCKS>& inverses,
@@ -132,7 +133,7 @@ __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* tran
   __shared__ float maxima[kSegments * kTile];
   const auto place = [](int column, int chunk) { return column * kChunks + (chunk ^ column % 8); };
   const int thread = int(threadIdx.x), c = thread % kTile, segment = thread / kTile;
-  // How many of the rows are within the tensor, and the first element.
+  // The number of rows within the tensor, and their first element.
   const int64_t row = tile.row0 + segment * kSegment, left = tile.rows - row;
   const int filled =
       tile.column0 + c >= tile.columns || left <= 0 ? 0 : int(left < kSegment ? left : kSegment);
@@ -179,7 +180,7 @@ __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* tran
   __syncthreads();  // both arrays may be written again
 }
 
-// Blocks take tiles in turn.
+// Block b takes the tiles b, b + gridDim.x, ....
 template <class Y, Float8Blocks BLOCKS, class T>
 __global__ void __launch_bounds__(kThreads)
     quantize_blocks(const T* x, uint8_t* y, void* inverse, uint8_t* transposed,

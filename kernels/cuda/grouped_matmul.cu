@@ -1,7 +1,6 @@
-// One kernel for all experts: a block finds the expert of its tile from the first rows, which lie
-// on the device, so that the host need not know them. Tensor cores take 16-bit operands whose rows
-// are whole 16-byte chunks, and 8-bit operands, widened to 16 bits; a plain kernel takes all
-// others.
+// One kernel for all experts: a block finds the expert of its tile from the experts' first rows in
+// device memory. The host need not know them. Tensor cores take 16-bit operands whose rows are full
+// 16-byte chunks, and 8-bit operands, converted to 16 bits; a plain kernel takes all others.
 #include "kernels/grouped_matmul.h"
 
 #include "kernels/cuda/device/attention_mma.h"
@@ -10,7 +9,7 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-// --- which rows a block has ---
+// --- the rows of a block ---
 struct RowTile {
   int expert;  // -1: none
   int row, end;
@@ -56,12 +55,13 @@ __device__ __forceinline__ void copy_tile(const HalfTile<DIM>& tile, const T* x,
   }
 }
 
-// An operand in shared memory whose rows lie along the sum (tile (128, 64)), or across it (64,
-// 128).
+// An operand in shared memory. Its rows run along the summed dimension (tile (128, 64)), or across
+// it (64, 128).
 template <bool ACROSS>
 using OperandTile = HalfTile<ACROSS ? kSide : kDepth>;
 
-// Copies the part of the sum from k on. `x` is the operand's first element in this block's tile.
+// Copies the part of the sum that starts at k. `x` is the operand's first element in this block's
+// tile.
 template <bool ACROSS, class T>
 __device__ __forceinline__ void copy_operand(const OperandTile<ACROSS>& tile, const T* x,
                                              int64_t ld, int64_t side, int64_t k, int64_t K) {
@@ -71,8 +71,8 @@ __device__ __forceinline__ void copy_operand(const OperandTile<ACROSS>& tile, co
     copy_tile<kSide>(tile, x + k, ld, side, K - k);
 }
 
-// Loads the operand a (16, 16) of the transpose of `tile`: its columns from row0 on, its rows from
-// 16 k on.
+// Loads the operand a (16, 16) of the transpose of `tile`: columns starting at row0, rows starting
+// at 16 k.
 __device__ __forceinline__ void load_a_across(uint32_t (&a)[4], const HalfTile<kSide>& tile,
                                               int row0, int k) {
   const int lane = int(threadIdx.x) % kWarp, matrix = lane / 8;
@@ -112,7 +112,8 @@ __device__ __forceinline__ void multiply_stage(Sums& sum, const OperandTile<A_AC
   }
 }
 
-// Stores the warp's sums times `factor`; `rows` and `columns` of the block's tile exist.
+// Stores the warp's sums times `factor`; only `rows` rows and `columns` columns of the block's tile
+// exist.
 template <Half T>
 __device__ __forceinline__ void put_tile(const PairRows<T>& c, const Sums& sum, int row0,
                                          int column0, int rows, int columns, bool add,
@@ -130,7 +131,8 @@ __device__ __forceinline__ void put_tile(const PairRows<T>& c, const Sums& sum, 
     }
 }
 
-// The product of one tile: `rows` and `columns` of it exist, and K numbers are summed.
+// The GEMM of one tile: only `rows` rows and `columns` columns of it exist, and K numbers are
+// summed.
 template <Half T>
 struct TileProduct {
   const T *a, *b;  // first elements of the tile's operands
@@ -214,10 +216,10 @@ __global__ void __launch_bounds__(kThreads)
                                .add = accumulate});
 }
 
-// --- 8-bit operands in tensor cores: the same tiles, widened to fp16 ---
+// --- 8-bit operands in tensor cores: the same tiles, converted to fp16 ---
 
-// What a thread copies of a tile (ROWS, DIM). It stores later than it loads, so that it multiplies
-// another tile in between.
+// A thread's part of the copy of a tile (ROWS, DIM). It loads first and stores later: the thread
+// multiplies a different tile in between.
 template <int ROWS, int DIM>
 struct Float8Part {
   static constexpr int kChunks = DIM / 16, kCount = ROWS * kChunks / kThreads;
@@ -255,12 +257,12 @@ struct Float8Part {
 template <bool ACROSS>
 using Float8OperandPart = Float8Part<ACROSS ? kDepth : kSide, ACROSS ? kSide : kDepth>;
 
-// An operand of a tile's product, from its first element on.
+// An 8-bit operand of a tile's GEMM, starting at its first element.
 struct Float8Operand {
   const uint8_t* x;
   int64_t ld;
   bool e5m2;
-  // Loads the part of the sum from k on.
+  // Loads the part of the sum that starts at k.
   template <bool ACROSS>
   __device__ __forceinline__ void load(Float8OperandPart<ACROSS>& part, int64_t side, int64_t k,
                                        int64_t K) const {
@@ -298,7 +300,8 @@ __device__ __forceinline__ void compute_float8_tile(const Float8TileProduct<T>& 
   for (int64_t k = 0; k < p.K; k += kDepth, stage ^= 1) {
     const OperandTile<A_ACROSS> a_tile{memory + stage * kStageBytes};
     const OperandTile<B_ACROSS> b_tile{memory + stage * kStageBytes + kStageBytes / 2};
-    // Every thread has passed the last barrier, and so has multiplied what this stage held.
+    // Every thread has passed the last barrier. Therefore it has multiplied the previous contents
+    // of this stage.
     a.store(a_tile, p.a.e5m2);
     b.store(b_tile, p.b.e5m2);
     __syncthreads();
@@ -356,8 +359,7 @@ __global__ void __launch_bounds__(kThreads)
 // --- the plain kernel: tiles of 32 x 32, a thread has 2 x 2 ---
 constexpr int kPlainSide = 32, kPlainThreads = 256;
 
-// Element (i, k) of an operand is at i * ld + k, or at k * ld + i where its rows lie across the
-// sum.
+// Element (i, k) of an operand is at i * ld + k, or at k * ld + i if its rows run across the sum.
 template <class T>
 struct PlainOperand {
   const T* x;
@@ -377,7 +379,7 @@ __device__ __forceinline__ void compute_plain_tile(const PlainOperand<T>& a,
   float sum[2][2] = {};
   for (int64_t k0 = 0; k0 < K; k0 += kPlainSide) {
     for (int i = int(threadIdx.x); i < kPlainSide * kPlainSide; i += kPlainThreads) {
-      // Neighbouring threads read neighbours in memory.
+      // Neighbouring threads read neighbouring addresses.
       const auto fill = [&](float(&tile)[kPlainSide][kPlainSide + 1], const PlainOperand<T>& from,
                             int side) {
         const int at = from.across ? i % kPlainSide : i / kPlainSide;
@@ -436,7 +438,7 @@ __global__ void __launch_bounds__(kPlainThreads)
                         });
 }
 
-// Returns whether all rows are whole 16-byte chunks.
+// Returns whether all rows consist of full 16-byte chunks.
 template <class T>
 bool in_chunks(std::initializer_list<const void*> data, std::initializer_list<int64_t> lengths) {
   if (!Half<T> || !aligned(data)) return false;

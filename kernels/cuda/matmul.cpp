@@ -1,5 +1,5 @@
-// cuBLASLt and CUDA as matmul needs them (kernels/cuda/gemm): fp32 accumulation, and the library's
-// algorithms by its heuristics.
+// cuBLASLt and CUDA behind the interfaces of kernels/cuda/gemm: fp32 accumulation, and the
+// algorithms that the library's heuristics rank.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -66,7 +66,7 @@ void set(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attr
 }
 
 // Describes a row-major matrix, with `columns` elements in a row and `stride` from row to row, as
-// the column-major matrix that the library sees.
+// the library's column-major matrix.
 Layout layout(DType dtype, int64_t columns, int64_t rows) {
   cublasLtMatrixLayout_t made = nullptr;
   MT_BLAS(cublas().cublasLtMatrixLayoutCreate(&made, type_of(dtype), uint64_t(columns),
@@ -108,7 +108,7 @@ void set_scale_modes(cublasLtMatmulDesc_t operation, const MatmulKey& k) {
 }
 #endif
 
-// The library's answer to one call.
+// Converts the status of one library call.
 GemmAnswer answer_of(cublasStatus_t status, const char* call) {
   const auto text = [&] {
     return fmt::format("{}: {} ({})", call, cublas().cublasLtGetStatusString(status),
@@ -124,8 +124,8 @@ GemmAnswer answer_of(cublasStatus_t status, const char* call) {
   }
 }
 
-// Calls share the descriptors, which may not change while a GEMM runs: a call sets the addresses of
-// the bias, of the scales and of the epilogue's data in a copy.
+// Calls share the descriptors, which must not change while a GEMM runs. A call therefore sets the
+// addresses of the bias, of the scales and of the epilogue's data in a copy.
 class LtProblem final : public GemmProblem {
  public:
   LtProblem(cublasLtHandle_t handle, const MatmulKey& key)
@@ -140,13 +140,14 @@ class LtProblem final : public GemmProblem {
     const MatmulKey& k = key_;
     set(operation, CUBLASLT_MATMUL_DESC_TRANSA, k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(operation, CUBLASLT_MATMUL_DESC_TRANSB, k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-    // The library finds no algorithm without addresses; each run replaces these by its own.
+    // The library has no algorithm for descriptors without addresses; each run replaces these by
+    // its own.
     const auto any_address = [](int64_t alignment) {
       return reinterpret_cast<const void*>(uintptr_t(alignment));
     };
     const Epilogue e = k.epilogue;
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(e));
-    // A value for each of C^T's rows, or of its columns.
+    // One value for each row of C^T, or for each of its columns.
     if (e == Epilogue::bias || e == Epilogue::gelu_bias || e == Epilogue::sums) {
       set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(k.bias));
       set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any_address(k.bias_alignment));
@@ -271,7 +272,7 @@ class ThisGpu final : public GemmDevice {
   bool capturing(CUstream_st* stream) const override { return is_capturing(stream); }
   void require_healthy(CUstream_st* stream) const override { cuda::require_healthy(stream); }
 
-  // Scales of 8 bits are exponents: all bytes 0 are the smallest.
+  // 8-bit scales are exponents: bytes of 0 are the smallest scale.
   void fill_for_timing(const Span& memory, CUstream_st* stream) const override {
     if (memory.dtype == DType::u8) return cuda::run(Fill{.y = memory}, stream);
     constexpr int64_t kPiece = int64_t(1) << 20;
@@ -296,7 +297,7 @@ class ThisGpu final : public GemmDevice {
     return std::chrono::duration<double>(since_start).count();
   }
 
-  // The first call warms the L2 cache, and says how many calls a measurement takes.
+  // The first call warms the L2 cache, and determines how many calls a measurement takes.
   double seconds(const std::function<void()>& launch, CUstream_st* stream) const override {
     constexpr double kEnough = 5e-3;  // seconds
     constexpr int kMostCalls = 10, kRepeats = 3;
@@ -341,7 +342,7 @@ struct Library {
 Library& library_here() {
   constexpr int kMaxDevices = 64;
   static std::mutex mutex;
-  // These are never destroyed: at the end of the process the library may be gone before them.
+  // These are never destroyed: at the end of the process the library may already be unloaded.
   static auto& libraries = *new std::array<std::unique_ptr<Library>, kMaxDevices>;
   int device = 0;
   MT_CUDA(cudaGetDevice(&device));

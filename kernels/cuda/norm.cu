@@ -14,13 +14,13 @@ namespace {
 constexpr int kHeld = 4;             // vectors of a row that a thread keeps in registers
 constexpr int kMaxThreads = 512;     // threads of a row: more would have too few registers each
 constexpr int kHeldInBackward = 16;  // elements: four arrays of them are in registers
-constexpr int kSmallRows = 8;        // rows of a block where each has one warp
-constexpr int kRowsAtOnce = 2;       // of a multiprocessor, of the most threads: see norm_grid.h
+constexpr int kSmallRows = 8;        // rows of a block, if each has one warp
+constexpr int kRowsAtOnce = 2;       // largest blocks that a multiprocessor runs at once
 
 // Row r = token * heads + head starts at token * token_stride + head * H.
 struct Rows {
   int64_t count, H, heads, token_stride;
-  float per_element;  // 1 / H; of rows that ranks share, 1 / the elements of all ranks
+  float per_element;  // 1 / H; if ranks share the rows, 1 / the elements of all ranks
   __device__ __forceinline__ int64_t start(int64_t r) const {
     return heads == 1 ? r * token_stride : r / heads * token_stride + r % heads * H;
   }
@@ -39,10 +39,10 @@ struct Forward {
   float eps;
   bool layer, plus_one;
   Float8Out eight;    // y, if it has a scale
-  const float* sums;  // of all elements of rows that ranks share: forward_any takes these
+  const float* sums;  // row sums over all ranks, if ranks share the rows: forward_any handles these
 };
 
-// Threads x of row y; rows of more than one warp have a block of their own.
+// threadIdx.y is the row in the block; a row of more than one warp has a full block.
 template <int N, bool RESIDUAL, class T>
 __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
     for (int k = 0; k < kHeld; ++k)
       if (first + k * stride < rows.H) unpack<T>(words[k], x[k]);
     if constexpr (RESIDUAL) {
-      // Statistics are taken from the sum as it is stored, rounding included: backward sees the
-      // same numbers.
+      // Statistics are computed from the stored, rounded sum: backward reads the same numbers.
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
         if (first + k * stride < rows.H) {
@@ -129,14 +128,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
   if (a.amax) raise_amax(a.amax, most);
 }
 
-// Returns what a norm multiplies by.
+// Returns the factor of a norm: w, or 1 + w.
 template <class T>
 __device__ __forceinline__ float factor(const T* w, bool plus_one) {
   return plus_one ? load_one(w) + 1.0f : load_one(w);
 }
 
-// For rows that are not aligned, that are too long for a block's registers, or that ranks share:
-// element by element, each read again where it is needed.
+// For rows that are not aligned, that are too long for a block's registers, or that ranks share. It
+// processes single elements, and reloads them for each use.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
@@ -156,7 +155,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows ro
         }
         total += a.layer ? v : v * v;
       }
-    if (a.residual) x = a.sum + start;  // a thread reads what it has written itself
+    if (a.residual) x = a.sum + start;  // each thread reads only the elements that it has written
     total = a.sums ? a.sums[r] : row_sum(total, warps, slots);
     if (a.layer) {
       mean = total * rows.per_element;
@@ -191,15 +190,16 @@ struct Backward {
   const T *dy, *x, *w, *dresidual;
   const float *rstd, *mean;
   T* dx;
-  float* partials;  // a row for each row of threads: dw, then db where wanted
+  float* partials;  // a row for each row of threads: dw, then db if requested
   float* amax;
   bool layer, db, plus_one;
-  Float8Out eight;    // dx once more, if there is a scale
-  const float* sums;  // of all elements of rows that ranks share: backward_any takes these
+  Float8Out eight;  // dx also in 8 bits, if there is a scale
+  const float*
+      sums;  // row sums over all ranks, if ranks share the rows: backward_any handles these
 };
 
-// What backward reads of a row, as it lies in memory. In longer rows dresidual, which is needed
-// last, would take too many registers.
+// The data of a row that backward reads, in memory format. dresidual, which is needed last, is held
+// only in short rows: in longer ones it would take too many registers.
 template <int HELD>
 struct RowRead {
   uint4 dy[HELD], x[HELD], dresidual;
@@ -222,9 +222,9 @@ __device__ __forceinline__ void read(const Backward<T>& a, const Rows& rows, int
 }
 
 // With xhat = (x - mean) rstd and g = dy w: dx = rstd (g - [mean of g] - xhat * mean of (g xhat)),
-// [] in layer norm only; dw += dy xhat; db += dy. A row of threads goes through rows a grid apart
-// and sums dw and db in registers. Where these suffice, a row is read while the one before it is
-// computed.
+// [] in layer norm only; dw += dy xhat; db += dy. A row of threads processes rows that are a grid
+// apart, and sums dw and db in registers. If the registers suffice, a row is read while the
+// previous one is computed.
 template <int N, int HELD, bool DB, class T>
 __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 1)
     backward(Backward<T> a, Rows rows) {
@@ -297,7 +297,8 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
     }
 }
 
-// The backward for the rows that forward_any takes. A block's sums are kept in its row of partials.
+// The backward for the rows that forward_any handles. A block's sums are kept in its row of
+// partials.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows rows) {
   __shared__ float slots[kWarp];
@@ -363,15 +364,16 @@ bool whole_vectors(const Rows& r) {
   return r.H % kVector<T> == 0 && r.token_stride % kVector<T> == 0;
 }
 
-// Rows of threads of the backward's grid: as many as the largest GPUs hold, by the sizes alone, for
-// the order of the sums is theirs; with a margin, by this GPU's multiprocessors.
+// Returns the rows of threads in the backward's grid, which decide the order of the sums. Without a
+// margin they depend only on the sizes, and fill the largest GPUs; with a margin they depend on
+// this GPU's multiprocessors.
 int64_t slots_of(const Rows& rows, unsigned threads, int64_t margin) {
   constexpr int64_t kMultiprocessors = 132;
   const int64_t there = margin > 0 ? multiprocessors() : kMultiprocessors;
   return std::min(norm_rows_at_once(threads, there, margin), rows.count);
 }
 
-// The forward's rows are independent of each other, so that its grid is full except for the margin.
+// The forward's rows are independent of each other: its grid is full except for the margin.
 unsigned forward_blocks(const Rows& rows, dim3 block, int64_t margin) {
   if (margin <= 0) return blocks_for(rows.count, block.y);
   const int64_t most = norm_rows_at_once(block.x, multiprocessors(), margin);

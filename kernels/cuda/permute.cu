@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// --- which choice has which row ---
-// Each expert has a block: the choices are few numbers, which all blocks find in the L2 cache.
+// --- the rows of the choices --- Each expert has a block: the choices are few numbers, and all
+// blocks read them from the L2 cache.
 constexpr int kChoices = 1024, kWarps = kChoices / kWarp;  // at once
 
 __global__ void __launch_bounds__(kChoices)
@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(kChoices)
   if (threadIdx.x == 0) count_E[blockIdx.x] = capacity > 0 ? min(count, capacity) : count;
 }
 
-// The last block has no expert: it handles the choices of no expert, and without a capacity the
-// rows without a choice.
+// The last block has no expert: it handles the choices without an expert and, without a capacity,
+// the rows without a choice.
 __global__ void __launch_bounds__(kChoices)
     place_choices(const int32_t* expert_TK, const int32_t* count_E, int32_t* row_TK,
                   int32_t* choice_R, int32_t* first_E1, int64_t choices, int experts, int begin,
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kChoices)
   __shared__ int slots[kWarps];
   const int mine = int(blockIdx.x), thread = int(threadIdx.x);
   const int warp = thread / kWarp, lane = thread % kWarp;
-  int before = 0;  // rows of the experts before
+  int before = 0;  // rows of the previous experts
   for (int e = thread; e < mine; e += kChoices) before += count_E[e];
   int next = row_sum(before, kWarps, slots);
   if (capacity > 0) next = mine * capacity;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i >= H) continue;
     float sum[N] = {};
     for (int64_t k = 0; k < K; k += kAhead) {
-      float v[kAhead][N] = {}, w[kAhead] = {};  // 0 of what is dropped
+      float v[kAhead][N] = {}, w[kAhead] = {};  // 0 for dropped choices
       int64_t row[kAhead];
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) row[u] = k + u < K ? row_TK[t * K + k + u] : -1;

@@ -6,26 +6,27 @@
 
 namespace mtrain::kernels::cuda {
 
-// The plan of each key, made once. Thread safe; two threads that meet a new key make one plan.
+// The plan of each key, made once. Thread-safe; two threads that request a new key make only one
+// plan.
 template <class Key, class Plan>
 class PlanCache {
  public:
-  // Returns the key's plan, which make() makes at the first call. Where make() throws, the next
-  // call asks it again.
+  // Returns the key's plan. The first call makes it by make(). If make() throws, the next call
+  // calls it again.
   template <class Make>
   Plan get(const Key& key, const Make& make) {
     std::lock_guard lock(mutex_);
     if (const auto known = plans_.find(key); known != plans_.end()) return known->second;
     return plans_.emplace(key, make()).first->second;
   }
-  // Replaces the key's plan by replace(plan), and returns that.
+  // Replaces the key's plan by replace(plan), and returns the new plan.
   template <class Replace>
   Plan change(const Key& key, const Replace& replace) {
     std::lock_guard lock(mutex_);
     Plan& plan = plans_.at(key);
     return plan = replace(plan);
   }
-  // The next call for the key makes its plan anew.
+  // Removes the key's plan: the next call for the key makes a new one.
   void forget(const Key& key) {
     std::lock_guard lock(mutex_);
     plans_.erase(key);

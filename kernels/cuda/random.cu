@@ -6,8 +6,8 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-// A thread has the elements of BLOCKS blocks of the generator; the buffer's ends may lie within the
-// first and the last block.
+// A thread has the elements of BLOCKS blocks of the generator; the buffer may begin and end within
+// a block.
 template <int BLOCKS, bool VECTORS, class T>
 __global__ void dropout(const T* x, T* y, int64_t count, uint64_t key, const int64_t* key_in_memory,
                         int64_t first_index, uint32_t threshold, float scale) {

@@ -8,7 +8,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread has a token: it finds the least rank above the one before, until there is none.
+// A thread has a token: it repeatedly finds the smallest rank above the previous one, until there
+// is none.
 __global__ void __launch_bounds__(kThreads)
     find_ranks(const int32_t* expert_TK, int32_t* rank_TM, int64_t tokens, int K, int M, int N,
                int experts_per_rank) {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A rank has a block, like an expert among those that count its choices.
+// Each rank has a block, as each expert has in permute.cu's count_choices().
 constexpr int kNumbers = 1024, kWarps = kNumbers / kWarp;  // at once
 __global__ void __launch_bounds__(kNumbers)
     count_ranks(const int32_t* expert_TK, const int32_t* rank_TM, int32_t* count_2N,

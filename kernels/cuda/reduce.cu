@@ -1,5 +1,5 @@
-// Whole-array reductions in two launches: the number of blocks and what each has depend on the
-// count alone, and the second launch adds the blocks' results in order.
+// Whole-array reductions in two launches: the number of blocks and the elements of each depend only
+// on the count, and the second launch adds the blocks' results in order.
 #include "kernels/reduce.h"
 
 #include "kernels/cuda/device/grid.h"
@@ -10,9 +10,9 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-constexpr int kMaxBlocks = 1024;  // a thread of the last launch then takes two results
+constexpr int kMaxBlocks = 1024;  // a thread of the last launch then combines two results
 constexpr int kAhead = 2;         // vectors of a thread, in flight together
-constexpr int kBlocksAtOnce = 4;  // of a multiprocessor, whose registers they share
+constexpr int kBlocksAtOnce = 4;  // blocks of a multiprocessor; they share its registers
 
 __device__ __forceinline__ void block_sum(double sum, double* out) {
   __shared__ double slots[kWarp];
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) add_sums(const double* partials, int
   if (threadIdx.x == 0) *out += total;
 }
 
-// Returns the block's smallest value; -1, taken as unsigned, is larger than all others.
+// Returns the block's smallest value; -1 as an unsigned number is larger than all others.
 __device__ __forceinline__ void block_min(uint64_t first, int64_t* out) {
   __shared__ uint64_t slots[kWarps];
 #pragma unroll
@@ -80,7 +80,7 @@ __global__ void clip(const double* sum_squares, const double* copies, const doub
   const float seen = copies && !isfinite(*copies) ? nan : float(root);
   *norm = seen;
   const double fitting = double(max_norm) / (root + 1e-6);
-  // The fp32 norm, which the host sees, decides, so that host and optimizer never disagree.
+  // The fp32 norm decides, since the host reads it: host and optimizer then never disagree.
   if (!isfinite(seen) || (loss && !isfinite(*loss)))
     *scale = nan;
   else

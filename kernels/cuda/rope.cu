@@ -6,7 +6,7 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-// The threads of x take a head's vectors, those of y a token's heads, those of z the tokens.
+// The x dimension of the threads covers a head's vectors, y a token's heads, z the tokens.
 template <bool AMAX, int N, class T>
 __global__ void __launch_bounds__(kFlatThreads, 4)
     rope(T* x, const float* cos_PR, const float* sin_PR, const int32_t* position_T, int64_t tokens,
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kFlatThreads, 4)
       T* const of_head = x + t * token_stride + int64_t(head) * D;
       for (int i = int(threadIdx.x) * N; i < R; i += int(blockDim.x) * N) {
         T* const first = of_head + i;
-        const int32_t position = position_T[t];  // on its way together with x
+        const int32_t position = position_T[t];  // loaded together with x
         float u[N], v[N], c[N], s[N];
         load<N>(first, u);
         load<N>(first + R, v);

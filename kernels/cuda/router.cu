@@ -1,4 +1,4 @@
-// A warp has one token: its lanes have the experts in turn, lane l those numbered l, l + 32, ....
+// A warp has one token: lane l has the experts l, l + 32, ....
 #include "kernels/router.h"
 
 #include "kernels/cuda/device/grid.h"
@@ -10,7 +10,7 @@ namespace {
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
 // A lane remembers in 64 bits which of its own experts are taken.
 static_assert(kMostRouterExperts <= 64 * kWarp);
-constexpr float kLeastSum = 1e-20f;  // of scores, each of which may be 0
+constexpr float kLeastSum = 1e-20f;  // added to sums of scores, which may be 0
 
 template <class T>
 __device__ __forceinline__ float score_of(RouterScore form, T x, float log_sum) {
@@ -38,14 +38,14 @@ __device__ __forceinline__ Best best_of(const float* value, uint64_t taken, int 
                      __shfl_xor_sync(kAllLanes, best.expert, i)};
     if (better(other, best)) best = other;
   }
-  // Where values are NaN, lanes may differ.
+  // If values are NaN, the lanes' results may differ.
   return {__shfl_sync(kAllLanes, best.value, 0), __shfl_sync(kAllLanes, best.expert, 0)};
 }
 __device__ __forceinline__ void take(uint64_t& taken, int e, int lane) {
   if (e % kWarp == lane) taken |= uint64_t(1) << (e / kWarp);
 }
 
-// Returns the sum of the largest `n` of `size` values, found one by one in falling order.
+// Returns the sum of the largest `n` of `size` values, added in decreasing order.
 __device__ __forceinline__ float sum_of_best(const float* value, int size, int n) {
   float sum = 0, last = INFINITY;
   int last_at = -1;
@@ -55,14 +55,14 @@ __device__ __forceinline__ float sum_of_best(const float* value, int size, int n
       const bool behind = value[i] < last || (value[i] == last && i > last_at);
       if (behind && (best < 0 || value[i] > value[best])) best = i;
     }
-    if (best < 0) return NAN;  // all that are left are NaN
+    if (best < 0) return NAN;  // all remaining values are NaN
     sum += last = value[best];
     last_at = best;
   }
   return sum;
 }
 
-// Returns the bits of this lane's experts that lie outside of the best groups.
+// Returns the bits of this lane's experts that are outside of the best groups.
 __device__ __forceinline__ uint64_t outside_best_groups(const RouterForm& form, const float* value,
                                                         float* group, int E, int K, int lane) {
   const int groups = int(form.groups), size = E / groups;
@@ -89,7 +89,8 @@ __device__ __forceinline__ void softmax_over_chosen(const T* x, const int32_t* e
   for (int k = 0; k < K; ++k) weight[k] *= fast_reciprocal(sum);
 }
 
-// Divided by their sum, scores of a softmax over all are those of one over the chosen ones.
+// The scores of a softmax over all experts, divided by the sum of the chosen ones, are the softmax
+// over the chosen ones.
 __device__ __forceinline__ bool weights_over_chosen(const RouterForm& form) {
   return form.over_chosen || (form.normalize && form.score == RouterScore::softmax);
 }
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(kThreads)
     const float shift = max == -INFINITY ? 0.0f : max;
     for (int e = lane; e < E; e += kWarp) sum += expf(load_one(x + e) - shift);
     const float log_sum = shift + logf(warp_sum(sum));
-    // Scores rise with the logits, which differ where scores have become equal by rounding.
+    // Scores increase with the logits. Logits may differ although their scores are equal after
+    // rounding.
     const bool by_logits = form.over_chosen || (!a.bias_E && form.groups == 1);
     sum = 0;
     for (int e = lane; e < E; e += kWarp) {
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // --- sums for the losses ---
-constexpr int kSlices = 32;  // of a sample's tokens; a column's sums are added in their order
+constexpr int kSlices = 32;  // of a sample's tokens; a column's sums are added in slice order
 
 // A block has 32 experts of a sample.
 template <class T>
@@ -234,7 +236,7 @@ __global__ void __launch_bounds__(kCounters)
   const double scale = a.scale ? *a.scale : coeff.grad_scale;
   const double E = experts, K = chosen;
   double tokens = 0, squares = 0;
-  int64_t samples = 0;  // with tokens
+  int64_t samples = 0;  // samples that have tokens
   for (int64_t b = 0; b < B; ++b) {
     squares += a.sums_BS[b * S + 2 * experts];
     tokens += a.sums_BS[b * S + 2 * experts + 1];
@@ -268,8 +270,8 @@ __global__ void __launch_bounds__(kCounters)
   a.loss_2[1] += coeff.z * squares / tokens;
 }
 
-// --- gradients ---
-// One lane adds what comes from the weights to the gradients of the scores or of the logits.
+// --- gradients --- One lane adds the gradients from the weights to the gradients of the scores or
+// of the logits.
 template <class T>
 __device__ __forceinline__ void weights_gradient(const RouterForm& form, const T* x,
                                                  const int32_t* expert, const float* dweight, int K,
@@ -324,7 +326,7 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0)
       weights_gradient(form, x, a.expert_TK + t * K, a.dweight_TK + t * K, K, score, ds, dx);
     __syncwarp();
-    float mean = 0, inner = 0;  // of the losses' gradients, weighted by the normalized scores
+    float mean = 0, inner = 0;  // means of loss and ds, weighted by the scores
     if (loss) {
       const float per_sum = fast_reciprocal(score_sum);
       for (int e = lane; e < E; e += kWarp) mean += score[e] * loss[e];
@@ -358,13 +360,13 @@ __global__ void __launch_bounds__(kCounters)
   }
 }
 
-// Weights are not negative, so that their bits as integers have the order of the weights.
+// Weights are not negative: their bits as integers have the order of the weights.
 __device__ __forceinline__ unsigned order_of(const float* weight_TK, int64_t choice) {
   return weight_TK ? __float_as_uint(weight_TK[choice]) : 0u;
 }
 
-// A block has one expert, and changes its own choices alone. It finds the smallest weight that
-// stays, bit by bit; of equal ones the first stay.
+// A block has one expert, and changes only its own choices. It finds the smallest kept weight, bit
+// by bit; among equal weights, the first choices are kept.
 __global__ void __launch_bounds__(kCounters)
     drop_choices(int32_t* expert_TK, const float* weight_TK, float* dropped_E, int64_t choices,
                  int capacity) {
@@ -384,7 +386,8 @@ __global__ void __launch_bounds__(kCounters)
   if (weight_TK && capacity > 0)
     for (int bit = 30; bit >= 0; --bit)
       if (count_from(least | 1u << bit) >= capacity) least |= 1u << bit;
-  int equal = capacity - (weight_TK ? count_from(least + 1) : 0);  // how many with `least` stay
+  // The number of choices with the weight `least` that are kept.
+  int equal = capacity - (weight_TK ? count_from(least + 1) : 0);
   for (int64_t base = 0; base < choices; base += kCounters) {
     const int64_t i = base + thread;
     const bool match = i < choices && expert_TK[i] == mine;

@@ -1,4 +1,4 @@
-// The CUDA kernels of a build without CUDA: they say how to get one.
+// The CUDA kernels of a build without CUDA. They throw UserError.
 #include "base/error.h"
 #include "kernels/activation.h"
 #include "kernels/adamw.h"

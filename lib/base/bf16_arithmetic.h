@@ -1,5 +1,5 @@
-// How a CPU multiplies two bf16 operands. The ways differ in the last bits of a GEMM, so that all
-// ranks of a run use the same one from the first step to the last (train/bf16_choice.h).
+// How a CPU multiplies two bf16 operands. The methods differ in the last bits of a GEMM. Therefore
+// all ranks of a run use the same one from the first step to the last (run/bf16_choice.h).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -8,7 +8,7 @@
 namespace mtrain {
 
 enum class Bf16Arithmetic : uint8_t {
-  widened,       // converted to fp32; every CPU can do it
+  widened,       // converted to fp32; every CPU supports it
   dot_products,  // pairs of bf16 at once, with AVX512_BF16
   tiles,         // matrices of bf16 at once, with AMX
 };

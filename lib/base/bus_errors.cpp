@@ -12,11 +12,11 @@ namespace mtrain {
 
 namespace {
 
-// The handler walks the list without a lock. Entries are therefore never freed, but used again.
+// The handler reads the list without a lock. Entries are therefore reused, and never freed.
 struct Mapping {
   std::atomic<uintptr_t> begin = 0;  // 0: free
   std::atomic<size_t> bytes = 0;
-  std::string message;  // what the handler writes; changes only while the entry is free
+  std::string message;  // the text that the handler writes; changes only while the entry is free
   Mapping* next = nullptr;
 };
 std::atomic<Mapping*> mappings{nullptr};

@@ -9,7 +9,7 @@ std::optional<std::filesystem::path> cache_folder() {
     const char* value = std::getenv(name);
     return std::filesystem::path(value ? value : "");
   };
-  // The standard has relative paths in XDG_CACHE_HOME ignored.
+  // The XDG standard requires that relative paths in XDG_CACHE_HOME are ignored.
   std::filesystem::path cache = variable("XDG_CACHE_HOME");
   if (!cache.is_absolute()) {
     const std::filesystem::path home = variable("HOME");

@@ -1,4 +1,4 @@
-// The user's folder for results that programs can compute again.
+// The user's folder for results that programs can recompute.
 #pragma once
 #include <filesystem>
 #include <optional>

@@ -1,5 +1,5 @@
-// XXH3 with 128 bits (https://github.com/Cyan4973/xxHash): tells the contents of files apart, at
-// the speed of memory. Any damage changes it; it is no protection against intent.
+// XXH3 with 128 bits (https://github.com/Cyan4973/xxHash): distinguishes the contents of files, at
+// the speed of memory. It detects damage, but not deliberate manipulation.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -11,15 +11,15 @@ namespace mtrain {
 
 class ContentHash {
  public:
-  static constexpr size_t kDigits = 32;  // of hex()
+  static constexpr size_t kDigits = 32;  // digits of hex()
 
   ContentHash();
   ContentHash& add(const void* data, size_t bytes);
   ContentHash& add(std::string_view bytes) { return add(bytes.data(), bytes.size()); }
   ContentHash& add(std::span<const std::byte> bytes) { return add(bytes.data(), bytes.size()); }
-  void reset();  // begins with no bytes
-  // Returns the hash of what was added so far, as `xxh128sum` prints it: 32 hexadecimal digits. It
-  // depends on the bytes alone, not on how add() received them.
+  void reset();  // removes all bytes
+  // Returns the hash of the bytes added so far, as `xxh128sum` prints it: 32 hexadecimal digits. It
+  // depends only on the bytes, not on their division into calls of add().
   std::string hex() const;
 
  private:

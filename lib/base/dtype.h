@@ -28,8 +28,8 @@ struct bf16 {
 };
 
 // IEEE 754's binary16: 5 bits of exponent, 10 of mantissa, up to 65504. Conversion from fp32 rounds
-// to nearest even, with denormals, and gives the bits of F16C's instructions: what is too large
-// becomes an infinity, which loss scaling looks for, and NaN stays a NaN.
+// to nearest even, with denormals, and gives the same bits as F16C's instructions. A value that is
+// too large becomes an infinity, which loss scaling detects; NaN stays a NaN.
 struct f16 {
   uint16_t bits = 0;
   f16() = default;
@@ -38,7 +38,8 @@ struct f16 {
     uint32_t code = 0;
     if (size > 0x7f800000u) {
       code = 0x7e00 | (size >> 13 & 0x3ff);
-    } else if (size < 0x38800000u) {  // below 2^-14: 0.5's last place is that of f16's denormals
+    } else if (size < 0x38800000u) {  // below 2^-14: the last place of 0.5 in fp32 is that of f16's
+                                      // denormals
       code = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u;
     } else {
       const uint32_t rounded = (size + 0xfff + ((size >> 13) & 1)) >> 13;
@@ -60,7 +61,7 @@ struct f16 {
 
 // Floats of 8 bits: a sign, EXPONENT bits, MANTISSA bits (Micikevicius et al. 2022, "FP8 formats
 // for deep learning"). Conversion from fp32 rounds to nearest even and saturates, infinities too;
-// NaN becomes 0x7f, whatever its sign.
+// NaN becomes 0x7f for either sign.
 template <int EXPONENT, int MANTISSA, uint8_t LARGEST>
 struct Float8 {
   static constexpr int kBias = (1 << (EXPONENT - 1)) - 1;
@@ -89,7 +90,7 @@ struct Float8 {
   }
   explicit operator float() const {
     const uint32_t code = bits & 0x7fu, sign = uint32_t(bits & 0x80u) << 24;
-    if (code > LARGEST) {  // e5m2 has an infinity, e4m3 has not
+    if (code > LARGEST) {  // e5m2 has an infinity, e4m3 does not
       const bool infinity = EXPONENT == 5 && code == LARGEST + 1u;
       return std::bit_cast<float>(sign | (infinity ? 0x7f800000u : 0x7fc00000u));
     }
@@ -126,7 +127,7 @@ inline constexpr DType dtype_of<f8e5m2> = DType::f8e5m2;
 
 constexpr bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 constexpr bool is_float(DType dtype) { return dtype == DType::f32 || is_half(dtype); }
-// Whether both floats of 16 bits are among these types, which no operation takes together.
+// Whether both 16-bit floats are among these types. No operation supports both together.
 template <class... T>
 inline constexpr bool mixes_halves = (std::is_same_v<T, bf16> || ...) &&
                                      (std::is_same_v<T, f16> || ...);

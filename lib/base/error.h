@@ -1,5 +1,5 @@
-// The kinds of error, by who can act on them. Messages say what was wrong with which value; hints
-// say what to do.
+// The kinds of error, by who can act on them. A message describes what is wrong with which value; a
+// hint describes what to do.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -28,14 +28,15 @@ class UserError : public Error {
       : Error(std::move(message), std::move(hint)) {}
 };
 
-// The machine failed while a right job ran (disk full, loss not finite): exit code 1.
+// The machine or the training failed although the job was valid (disk full, loss not finite): exit
+// code 1.
 class RunError : public Error {
  public:
   explicit RunError(std::string message, std::string hint = "")
       : Error(std::move(message), std::move(hint)) {}
 };
 
-// A peer is gone or did not arrive: exit code 1, and the launcher may restart the job.
+// A peer has failed or did not connect: exit code 1, and the launcher may restart the job.
 class CommError : public Error {
  public:
   explicit CommError(std::string message, std::string hint = "")

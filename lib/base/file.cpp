@@ -114,7 +114,8 @@ void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) throw run_error("open folder", path);
   const bool failed = ::fsync(fd) != 0;
-  // Some file systems refuse to sync a folder; the rename is then as durable as they make it.
+  // Some file systems do not support the sync of a folder; how durable the rename is then depends
+  // on them.
   const bool refused = failed && errno == EINVAL;
   const RunError error = run_error("sync folder", path);
   ::close(fd);

@@ -1,4 +1,4 @@
-// Files that are either whole or absent. Errors name the path and the system's reason.
+// Files that are either complete or absent. Errors contain the path and the system's reason.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -9,9 +9,9 @@
 
 namespace mtrain {
 
-// Writes to a temporary file beside `path`; commit() syncs it and renames it to `path`. Without
-// commit() the temporary is removed and an older file at `path` stays untouched. Throws RunError
-// (disk full, permission, ...).
+// Writes to a temporary file in the folder of `path`; commit() syncs it and renames it to `path`.
+// Without commit() the temporary file is removed, and an older file at `path` stays unchanged.
+// Throws RunError (disk full, permission, ...).
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -21,7 +21,7 @@ class AtomicFile {
 
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  void prepare();  // syncs and closes, so that only the renaming can still fail in commit()
+  void prepare();  // syncs and closes: in commit() only the renaming can then fail
   void commit();
 
  private:
@@ -30,11 +30,11 @@ class AtomicFile {
   bool done_ = false;
 };
 
-// Removes the temporary files that killed processes of this host left beside `path`.
+// Removes temporary files of `path` whose processes on this host no longer exist.
 void remove_stale_temporaries(const std::filesystem::path& path);
 
 const std::string& host_name();
-bool process_lives(int64_t pid);  // whether a process of this host has this pid
+bool process_lives(int64_t pid);  // whether a process with this pid exists on this host
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 // Throws UserError when the file cannot be read.
@@ -44,8 +44,8 @@ void sync_directory(const std::filesystem::path& path);
 // Makes all files and folders in the folder durable, at any depth, and the folder itself.
 void sync_tree(const std::filesystem::path& folder);
 
-// A regular file that is read at any place; several threads may read at once. Throws UserError when
-// the file cannot be opened.
+// A regular file that is read at any offset; several threads may read at once. Throws UserError
+// when the file cannot be opened.
 class RandomAccessFile {
  public:
   explicit RandomAccessFile(std::filesystem::path path);
@@ -55,8 +55,8 @@ class RandomAccessFile {
 
   const std::filesystem::path& path() const { return path_; }
   int64_t size() const { return size_; }  // bytes, when the file was opened
-  // Reads `bytes` bytes from byte `at` on. Throws RunError, which names `what` and the file, when
-  // the disk fails or the file has become shorter.
+  // Reads `bytes` bytes at offset `at`. Throws RunError, which names `what` and the file, when the
+  // disk fails or the file has been truncated.
   void read(int64_t at, size_t bytes, void* to, std::string_view what) const;
 
  private:
@@ -65,7 +65,7 @@ class RandomAccessFile {
   int64_t size_ = 0;
 };
 
-// A read-only memory mapping of a whole file. Throws UserError when the file cannot be opened.
+// A read-only memory mapping of a complete file. Throws UserError when the file cannot be opened.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);

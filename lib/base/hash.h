@@ -1,5 +1,5 @@
-// FNV-1a with 64 bits: a quick hash of texts and of numbers that ranks compare. It finds mistakes;
-// it is no protection against intent.
+// FNV-1a with 64 bits: a quick hash of texts and of numbers that ranks compare. It detects
+// mistakes, but not deliberate manipulation.
 #pragma once
 #include <cstdint>
 #include <string_view>

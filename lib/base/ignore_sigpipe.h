@@ -1,11 +1,11 @@
-// A guard for programs that write to pipes and sockets whose readers may be gone.
+// A guard for programs that write to pipes and sockets whose readers may have ended.
 #pragma once
 
 namespace mtrain {
 
-// While an IgnoreSigpipe lives, a write without a reader (a killed `| tee log`, a peer that has
-// ended) returns an error instead of ending the process. The signal belongs to the whole process,
-// so that programs and runs hold this guard and libraries do not.
+// While an IgnoreSigpipe exists, a write without a reader (a killed `| tee log`, a peer that has
+// ended) returns an error instead of ending the process. The signal's handling belongs to the
+// process: programs and runs hold this guard, and libraries do not.
 class IgnoreSigpipe {
  public:
   IgnoreSigpipe();

@@ -11,8 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-// Returns the place of the first bracket that is nested too deep, counted from 1; or 0. Brackets
-// count wherever they may stand outside of strings, so that this holds for a text with mistakes.
+// Returns the position, counted from 1, of the first bracket that is nested too deeply; or 0. All
+// brackets outside of strings count: the limit therefore also holds for invalid texts.
 size_t first_too_deep(std::string_view text) {
   size_t depth = 0;
   bool in_string = false;
@@ -32,8 +32,8 @@ size_t first_too_deep(std::string_view text) {
   return 0;
 }
 
-// Returns what nlohmann's message says besides the place, without the text that it could not read:
-// that may be of any size, and may not be UTF-8.
+// Returns the reason in nlohmann's message, without the position and without the unread text: this
+// may have any size, and may not be UTF-8.
 std::string reason_of(std::string_view what) {
   if (const size_t end = what.find("; last read: "); end != std::string_view::npos)
     what = what.substr(0, end);
@@ -44,16 +44,16 @@ std::string reason_of(std::string_view what) {
   return std::string(what.substr(0, 200));
 }
 
-// Builds the tree of a text. Unlike nlohmann's own builder it costs n log n for n values in one
-// object, with a callback, too.
+// Builds the tree of a text. Unlike nlohmann's own builder, it costs n log n for n values in one
+// object even with a callback.
 class Builder : public nlohmann::json_sax<json> {
  public:
   explicit Builder(const TakeJsonObject& take) : take_(take) {}
 
   json root;
-  std::string twice;      // the path of a key that stands twice
-  size_t error_at = 0;    // the place of a mistake of the syntax
-  std::string error;      // and what it is
+  std::string twice;      // the path of a duplicate key
+  size_t error_at = 0;    // the position of a syntax error
+  std::string error;      // and its description
   bool too_many = false;  // values
 
   bool null() override { return put(nullptr); }
@@ -62,7 +62,7 @@ class Builder : public nlohmann::json_sax<json> {
   bool number_unsigned(number_unsigned_t value) override { return put(value); }
   bool number_float(number_float_t value, const string_t&) override { return put(value); }
   bool string(string_t& value) override { return put(std::move(value)); }
-  bool binary(binary_t&) override { return false; }  // JSON has none
+  bool binary(binary_t&) override { return false; }  // JSON has no binary values
   bool start_object(size_t) override { return open(json::object()); }
   bool start_array(size_t) override { return open(json::array()); }
   bool end_array() override { return close(); }
@@ -106,7 +106,7 @@ class Builder : public nlohmann::json_sax<json> {
   struct Level {
     json* value;           // the open object or list
     size_t count_before;   // values before it
-    json* slot = nullptr;  // in an object: where the next value goes, and its key
+    json* slot = nullptr;  // in an object: the destination of the next value, and its key
     std::string key = {};
   };
 

@@ -1,5 +1,5 @@
-// The one way to read JSON, which may come from anybody: nothing that a text holds can exhaust the
-// stack or the memory.
+// The only reader of JSON. A text may come from an untrusted source: no text can exhaust the stack
+// or the memory.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -11,19 +11,20 @@
 
 namespace mtrain {
 
-// No JSON file of a model, a run or a trace needs more.
-inline constexpr size_t kDeepestJson = 64;                  // objects and lists in each other
-inline constexpr size_t kMostJsonValues = size_t{1} << 22;  // of which the largest takes 500 MB
+// Limits. No JSON file of a model, a run or a trace needs more.
+inline constexpr size_t kDeepestJson = 64;                  // nested objects and lists
+inline constexpr size_t kMostJsonValues = size_t{1} << 22;  // a text with this many takes 500 MB
 inline constexpr int64_t kLargestJson = int64_t{1} << 27;   // bytes of a file
 
-// Parses a whole text. Throws UserError of the form "NAME: not JSON at byte N: why", and for a key
-// that an object has twice, since programs differ in which of the two values they take.
+// Parses a complete text. Throws UserError of the form "NAME: not JSON at byte N: why". It also
+// throws for a duplicate key in an object, since programs differ in which of the two values they
+// take.
 nlohmann::json parse_json(std::string_view text, const std::string& name,
                           const std::string& hint = "");
 
-// As parse_json(), but hands out objects one by one, so that the tree of a large text never stands
-// in memory. `take` gets each object at its end, with the number of objects and lists around it. If
-// it returns true the object is dropped from what is around it.
+// As parse_json(), but passes the objects to `take` one by one: the tree of a large text is then
+// never complete in memory. `take` gets each object when it is complete, with the number of
+// enclosing objects and lists. If it returns true, the object is removed from the enclosing one.
 using TakeJsonObject = std::function<bool(size_t depth, nlohmann::json& object)>;
 void parse_json_objects(std::string_view text, const std::string& name, const TakeJsonObject& take);
 

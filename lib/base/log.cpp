@@ -26,7 +26,7 @@ spdlog::logger& logger() {
 std::mutex g_mutex;
 Overlay* g_overlay = nullptr;
 
-// The record has a mutex of its own, since what writes it may log a warning.
+// The record has a separate mutex, since its writer may log a warning.
 constexpr size_t kMostEarly = 1 << 20;  // bytes
 std::recursive_mutex g_record_mutex;
 std::string g_early;

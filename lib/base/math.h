@@ -1,4 +1,4 @@
-// Small integer helpers that check what they assume.
+// Small integer helpers that check their assumptions.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -13,7 +13,7 @@ inline int64_t exact_div(int64_t a, int64_t b) {
 }
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-// Returns where part i begins when n things are spread evenly over `parts` parts.
+// Returns where part i begins if n items are split evenly into `parts` parts.
 constexpr int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
   const int64_t left = n % parts;
   return i * (n / parts) + (i < left ? i : left);

@@ -30,9 +30,9 @@ UserError failure(const char* verb, const fs::path& path, int error) {
 }  // namespace
 
 RegularFile open_regular_file(const fs::path& path) {
-  // The kind is asked of what has been opened, since the name may change its meaning in between.
-  // Without O_NONBLOCK, open() waits for a writer of a pipe; without O_NOCTTY a terminal may become
-  // that of this process.
+  // The kind is read from the open descriptor, since the name may be replaced in between. Without
+  // O_NONBLOCK, open() waits for a writer of a pipe; without O_NOCTTY a terminal may become the
+  // controlling terminal of this process.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
     if (errno != ENXIO) throw failure("open", path, errno);
@@ -53,9 +53,9 @@ std::string read_regular_file(const fs::path& path, int64_t most) {
   const RegularFile file = open_regular_file(path);
   std::string content;
   char piece[1 << 16];
-  int64_t has = file.size;  // bytes, as far as they are known
+  int64_t has = file.size;  // number of bytes, as far as known
   int error = 0;
-  // Reads until the end, since files of /proc do not tell their size.
+  // Reads until the end, since files of /proc do not report their size.
   while (has <= most) {
     const ssize_t n = ::read(file.fd, piece, sizeof(piece));
     if (n < 0 && errno == EINTR) continue;

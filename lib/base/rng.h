@@ -1,6 +1,6 @@
-// Counter-based random numbers: a value is a pure function of (key, index), so that every layout
-// draws the same ones. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as
-// easy as 1, 2, 3", SC 2011).
+// Counter-based random numbers: a value is a pure function of (key, index). Every layout therefore
+// draws the same numbers. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers:
+// as easy as 1, 2, 3", SC 2011).
 #pragma once
 #include <array>
 #include <cstdint>
@@ -22,11 +22,11 @@ struct Philox {
   }
 };
 
-// Returns the key of the random numbers that belong to `name` under `seed`.
+// Returns the key of the random numbers of `name`, given `seed`.
 uint64_t rng_key(uint64_t seed, std::string_view name);
 
-// Sets out[i] to the normal number (mean 0, standard deviation `std`) of element first + i under
-// `key`.
+// Sets out[i] to the normal random number (mean 0, standard deviation `std`) with the index first +
+// i of `key`.
 void fill_normal(uint64_t key, int64_t first, int64_t count, float std, float* out);
 
 // Returns a uniform integer in [0, n), a function of (key, index) only.

@@ -17,7 +17,8 @@ class Shape {
     for (int64_t d : dims) dims_[rank_++] = d;
   }
   int rank() const { return rank_; }
-  // The size of dimension `dim`; negative numbers count from the last dimension, which is -1.
+  // Returns the size of dimension `dim`; negative numbers count from the end: -1 is the last
+  // dimension.
   int64_t operator[](int dim) const { return dims_[index(dim)]; }
   int64_t& operator[](int dim) { return dims_[index(dim)]; }
   int64_t count() const {

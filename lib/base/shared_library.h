@@ -1,5 +1,6 @@
-// A library that is loaded when it is first needed, and stays loaded for the process's life. What
-// is missing is kept as a text: users of the library decide whether to do without it, or to fail.
+// A library that is loaded when it is first needed, and stays loaded until the process ends. A
+// missing library or function is recorded as a text: the caller decides whether to continue without
+// it or to fail.
 #pragma once
 #include <string>
 
@@ -7,17 +8,17 @@ namespace mtrain {
 
 class SharedLibrary {
  public:
-  // Loads `file` from the system's folders or LD_LIBRARY_PATH. Other libraries do not see its
-  // symbols.
+  // Loads `file` from the system's folders or LD_LIBRARY_PATH. Its symbols are not visible to other
+  // libraries.
   explicit SharedLibrary(std::string file);
 
-  // Sets `function` to the function of this name, or to null where the library or the function is
+  // Sets `function` to the function of this name, or to null if the library or the function is
   // missing.
   template <class Function>
   void find(Function*& function, const char* name) {
     function = reinterpret_cast<Function*>(symbol(name));
   }
-  // Returns "" where the library is loaded and find() has found every function so far; else what is
+  // Returns "" if the library is loaded and find() has found every function so far; else what is
   // missing.
   const std::string& problem() const { return problem_; }
 

@@ -1,4 +1,4 @@
-// An untyped, unowned view of contiguous elements. It carries its own count, so that no caller
+// An untyped, unowned view of contiguous elements. It carries its own count: callers do not compute
 // counts by hand.
 #pragma once
 #include <cstdint>

@@ -3,9 +3,9 @@
 
 namespace mtrain {
 
-// Opens /dev/null instead of those that are closed (`mtrain r.yaml >&-`). Otherwise the next file
-// or socket would get the descriptor, and what the program prints would be written into it.
-// main() calls it before anything else is opened.
+// Opens /dev/null for those that are closed (`mtrain r.yaml >&-`). Otherwise the next file or
+// socket would get the descriptor, and the program's output would be written into it. main() calls
+// it before anything else is opened.
 void open_closed_standard_streams();
 
 }  // namespace mtrain

@@ -17,8 +17,7 @@ std::string human_bytes(double n);
 // "42 s", "3 min 10 s", "2 h 05 min"; "?" for a number that is not a duration
 std::string human_duration(double seconds);
 
-// Returns the candidate with the smallest edit distance to `word`, or "" when none is close enough
-// to be meant.
+// Returns the candidate with the smallest edit distance to `word`, or "" if none is close enough.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace mtrain

@@ -1,14 +1,14 @@
-// What a trained tensor is to an optimizer, whatever its name and layout.
+// The role of a trained tensor for an optimizer, independent of its name and layout.
 #pragma once
 #include <cstdint>
 
 namespace mtrain {
 
 enum class TensorRole : uint8_t {
-  matrix,  // the weight of a GEMM inside a layer; of experts, one matrix for each
+  matrix,  // the weight of a GEMM inside a layer; for experts, one matrix per expert
   vector,  // a bias, or the scale of a norm
   table,   // rows that are looked up or scored: token table, learned positions, output layer
-  state,   // no optimizer changes it: the selection bias of a router
+  state,   // not changed by the optimizer: the selection bias of a router
 };
 
 }  // namespace mtrain

@@ -32,7 +32,7 @@ int width_of(char32_t c) {
   return wide ? 2 : 1;
 }
 
-// Steps over an escape code, or a code point with the rest of its bytes. Returns its columns.
+// Skips an escape code, or a code point with all its bytes. Returns its width in columns.
 int next_cell(std::string_view text, size_t& at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   if (text.substr(at).starts_with("\x1b[")) {
@@ -68,9 +68,9 @@ void wrap_from(std::string& out, std::string_view text, int begin, int indent, i
 }
 
 void wrap_line(std::string& out, std::string_view line, int columns) {
-  constexpr int kFewest = 24;  // columns of the second column beside the first
+  constexpr int kFewest = 24;  // smallest width of a second column beside the first
   const size_t lead = std::min(line.find_first_not_of(' '), line.size());
-  constexpr size_t kDeep = 16;  // a line that begins so far to the right is part of a column
+  constexpr size_t kDeep = 16;  // a line that begins this far to the right is part of a column
   const int indent = std::min(int(lead < kDeep ? lead + 2 : lead), columns / 2);
   const size_t gap = line.find("  ", lead);
   const size_t second = gap == std::string_view::npos ? gap : line.find_first_not_of(' ', gap);

@@ -69,7 +69,7 @@ std::string text_table(const std::vector<TableColumn>& columns, const std::vecto
 
 std::string markdown_for_terminal(const std::string& markdown, int width) {
   std::string out;
-  std::vector<Cells> table;  // the first row has the heads
+  std::vector<Cells> table;  // the first row contains the heads
   const auto end_table = [&] {
     if (table.empty()) return;
     std::vector<TableColumn> columns;

@@ -7,12 +7,12 @@ namespace mtrain {
 
 struct TableColumn {
   std::string head;
-  int least = 0;  // columns that it takes at least; on the right with the gap before it
+  int least = 0;  // minimum width; of a right-aligned column with the gap before it
   enum class Align { left, right } align = Align::right;
 };
 
 // Returns lines of aligned cells. If they are longer than `width`, each row is stacked instead: its
-// first cell, and below it "head: cell, head: cell". A width of 0 is no limit.
+// first cell, and below it "head: cell, head: cell". A width of 0 means no limit.
 std::string text_table(const std::vector<TableColumn>& columns,
                        const std::vector<std::vector<std::string>>& rows, int width);
 

@@ -12,7 +12,7 @@ namespace mtrain {
 namespace {
 thread_local ThreadPool* t_pool = nullptr;
 thread_local bool t_inside = false;
-// A helper looks for the next job this many times before it sleeps: kernels follow each other
+// A helper polls for the next job this many times before it sleeps: kernels follow each other
 // within microseconds.
 constexpr int kSpins = 4000;
 
@@ -22,7 +22,8 @@ inline void pause() {
 #endif
 }
 
-// Waits for a condition that is near: spins, then yields, since there may be more ranks than cores.
+// Waits for a condition that will soon hold: spins, then yields, since there may be more ranks than
+// cores.
 template <class Ready>
 void spin_until(Ready ready) {
   for (int spin = 0; !ready(); ++spin) spin < kSpins ? pause() : std::this_thread::yield();
@@ -43,7 +44,7 @@ ThreadPool::ThreadPool(int threads) {
     try {
       workers_.emplace_back([this] { work(); });
     } catch (const std::system_error& e) {
-      stop();  // no destructor runs where the constructor throws
+      stop();  // no destructor runs if the constructor throws
       throw UserError(fmt::format("train.threads={}: the system gave {} and then no more ({})",
                                   threads, i, e.code().message()),
                       "set train.threads to fewer, or raise the limits of threads and memory");

@@ -1,6 +1,6 @@
-// The intra-op thread pool. A rank has one, which its streams share. Kernels use it through
-// parallel_for(), which takes the pool of the thread that it runs on (a stream's worker sets it
-// with ThreadPool::Scope) and runs serially where the thread has none.
+// The intra-op thread pool. A rank has one pool, which its streams share. Kernels use it through
+// parallel_for(). This uses the current thread's pool, which a stream's worker sets with
+// ThreadPool::Scope, and runs serially if the thread has none.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -14,7 +14,7 @@ namespace mtrain {
 
 class ThreadPool {
  public:
-  // `threads` counts the caller: 1 means no helper thread. Throws UserError where the system cannot
+  // `threads` counts the caller: 1 means no helper thread. Throws UserError if the system cannot
   // start that many.
   explicit ThreadPool(int threads);
   ~ThreadPool();
@@ -24,12 +24,12 @@ class ThreadPool {
   int threads() const { return int(workers_.size()) + 1; }
 
   // Calls fn(i) once for every i in [0, tasks), on the caller and the helpers; returns when all are
-  // done. Which thread runs a task is not fixed, so a task's result must depend on i alone. A call
-  // made while the pool is busy with another stream's work, or from inside a task, runs serially.
-  // The first exception of a task is rethrown.
+  // done. Any thread may run a task; its result must therefore depend only on i. A call while the
+  // pool is busy with another stream's work, or from inside a task, runs serially. The first
+  // exception of a task is rethrown.
   void run(int64_t tasks, const std::function<void(int64_t)>& fn);
 
-  // Makes `pool` the current pool of this thread as long as the scope lives.
+  // Makes `pool` the current pool of this thread as long as the scope exists.
   class Scope {
    public:
     explicit Scope(ThreadPool* pool);
@@ -58,8 +58,8 @@ class ThreadPool {
 
 int current_threads();  // threads of the current pool; 1 without a pool
 
-// Calls fn(begin, end) for chunks of `grain` that cover [0, n). The chunks depend on n and grain
-// alone, never on the number of threads, so that a reduction per chunk is deterministic.
+// Calls fn(begin, end) for chunks of `grain` that cover [0, n). The chunks depend only on n and
+// grain, never on the number of threads. A reduction per chunk is therefore deterministic.
 void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn);
 
 }  // namespace mtrain

@@ -10,7 +10,7 @@ namespace mtrain {
 
 Token Token::random() {
   Token t;
-  // The kernel gives up to 256 bytes whole, or none.
+  // The kernel returns requests of up to 256 bytes completely, or returns none.
   ssize_t n;
   do n = getrandom(t.bytes.data(), t.bytes.size(), 0);
   while (n < 0 && errno == EINTR);

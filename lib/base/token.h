@@ -1,4 +1,4 @@
-// The secret of a job, by which its ranks know each other. It is never printed.
+// The secret of a job, by which its ranks authenticate each other. It is never printed.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,7 +12,7 @@ struct Token {
   static constexpr size_t kBytes = 32;
   std::array<uint8_t, kBytes> bytes{};
 
-  static Token random();  // from the kernel; throws RunError where it gives none
+  static Token random();  // from the kernel; throws RunError if it returns none
   // Reads hex(): 64 digits. Returns nothing for any other text.
   static std::optional<Token> parse(std::string_view hex);
   std::string hex() const;

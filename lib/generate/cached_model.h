@@ -1,4 +1,4 @@
-// A model with a cache of keys and values: computes new tokens of several sequences at once.
+// A model with a key-value cache: computes new tokens of several sequences at once.
 #pragma once
 #include <span>
 #include <vector>
@@ -10,19 +10,19 @@ namespace mtrain::generate {
 
 // The next tokens of a sequence, one or more.
 struct Piece {
-  int64_t slot;   // the sequence's place in the cache
-  int64_t first;  // position of the first token; those before it have been computed in this slot
+  int64_t slot;   // the sequence's slot of the cache
+  int64_t first;  // position of the first token; the positions before it are already in this slot
   std::span<const int32_t> ids;
 };
 
 class CachedModel {
  public:
-  // The model's layers have the cores of `cache`. All three outlive this object.
+  // The model's layers must use the cores of `cache`. All three must outlive this object.
   CachedModel(Stream& stream, model::Gpt& model, KeyValueCache& cache);
 
-  // Computes the tokens of all pieces, of different slots, in one forward. Returns the logits of
-  // each piece's last token, (vocabulary) numbers. Under tensor parallelism all ranks call it, and
-  // get the same numbers.
+  // Computes the tokens of all pieces in one forward; the pieces must have different slots. Returns
+  // the logits of each piece's last token, (vocabulary) numbers. Under tensor parallelism all ranks
+  // must call it, and get the same numbers.
   std::vector<std::vector<float>> forward(const std::vector<Piece>& pieces);
 
   int64_t vocabulary() const { return model_.config().vocab; }

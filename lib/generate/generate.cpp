@@ -15,7 +15,7 @@ namespace mtrain::generate {
 
 namespace {
 
-// The tokens of a prompt: what all texts begin with, and its own.
+// The tokens of a prompt: the beginning of all texts, then its own.
 struct Prompt {
   std::vector<int32_t> ids;
   size_t begin = 0;  // where its own text begins
@@ -52,7 +52,7 @@ class Generation {
     for (int64_t s = 0; s < model.cache().slots(); ++s) free_slots_.push_back(s);
   }
 
-  // Prompts go first, so that as many sequences as possible share the steps of one token.
+  // Prompts come first: as many sequences as possible then share the steps of one token.
   void run() {
     while (next_ < requests_.size() || !active_.empty()) {
       while (next_ < requests_.size() && !free_slots_.empty()) admit(next_++);
@@ -88,7 +88,7 @@ class Generation {
                        .text = TextStream(tokenizer_, own_text, o_.stop)});
     free_slots_.pop_front();
     if (!o_.echo_prompt) return;
-    // An unfinished character at its end comes with the tokens that complete it.
+    // An incomplete character at its end is shown with the tokens that complete it.
     const std::string_view text = requests_[request].prompt;
     to_.text(request, text.substr(0, text.size() - data::utf8_unfinished(text)));
   }
@@ -125,7 +125,7 @@ class Generation {
     for (size_t i = 0; i < work.size(); ++i) {
       Sequence& s = *work[i].sequence;
       s.computed += int64_t(work[i].piece.ids.size());
-      if (s.computed < int64_t(s.ids.size())) continue;  // more of the prompt is to come
+      if (s.computed < int64_t(s.ids.size())) continue;  // the prompt continues in the next step
       if (const auto end = add_token(s, logits[i])) finish(s, *end);
     }
     std::erase_if(active_, [](const Sequence& s) { return s.slot < 0; });
@@ -161,7 +161,7 @@ class Generation {
   const std::vector<Request>& requests_;
   const GenerateOptions& o_;
   const Listener& to_;
-  std::vector<Prompt> prompts_;  // of the requests
+  std::vector<Prompt> prompts_;  // prompts of the requests
   size_t next_ = 0;              // the next request to get a slot
   std::deque<int64_t> free_slots_;
   std::list<Sequence> active_;  // in the order of requests

@@ -1,5 +1,5 @@
-// Generates text with a trained model: prompts are computed in chunks, then one token per step for
-// all sequences of a batch together.
+// Generates text with a trained model: prompts are computed in chunks, then each step adds one
+// token to all sequences of a batch.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,41 +16,40 @@ namespace mtrain::generate {
 struct GenerateOptions {
   int64_t tokens = 200;  // tokens to add
   SamplingOptions sampling = {};
-  // What a prompt's tokens begin with, as the model's texts did in training.
+  // The tokens at the beginning of a prompt: the same as for the model's texts in training.
   data::BeginOfText bos = data::BeginOfText::automatic;
-  std::vector<std::string> stop = {};  // a text ends before any of them
+  std::vector<std::string> stop = {};  // a text ends before any of these
   std::vector<int32_t> eos = {};       // ids that end a text
-  int64_t context = 0;                 // tokens that the model can see, prompt included
+  int64_t context = 0;                 // tokens of the model's context, prompt included
   int64_t chunk = 512;                 // tokens of prompts in one forward
   bool echo_prompt = true;             // the text begins with the prompt
 };
 
 struct Request {
   std::string prompt;
-  uint64_t sample = 0;              // the stream of its draws: equal requests differ by it
-  std::string name = "the prompt";  // what errors call it
+  uint64_t sample = 0;  // the stream of its random draws: it makes equal requests differ
+  std::string name = "the prompt";  // its name in errors
 };
 
 // Why a text ends.
 enum class End { tokens, end_of_text, stop_string, context };
 const char* end_name(End end);
 
-// Receives the text and the end of each request, by its number.
+// Receives the text and the end of each request, by its index.
 struct Listener {
-  std::function<void(size_t request, std::string_view text)> text;  // comes piece by piece
+  std::function<void(size_t request, std::string_view text)> text;  // called piece by piece
   std::function<void(size_t request, End end)> end;
 };
 
-// Returns the tokens of the longest request with all tokens that may be added, at most
-// options.context.
+// Returns the number of tokens of the longest request plus options.tokens, at most options.context.
 int64_t longest(const data::Tokenizer& tokenizer, const std::vector<Request>& requests,
                 const GenerateOptions& options);
 
-// Continues the prompts, as many at once as the model's cache has slots, each of which has room for
-// the longest() request. On a CPU a request's text does not depend on the others; on a GPU
-// libraries may choose other kernels for other sizes. Ids above the tokenizer's largest are never
-// drawn. Throws UserError before any text if a prompt is empty, fills the context, or has a token
-// that the model's vocabulary lacks.
+// Continues the prompts, as many at once as the model's cache has slots. Each slot must have room
+// for the longest() request. On a CPU a request's text does not depend on the others; on a GPU
+// libraries may choose different kernels for different sizes. Ids above the tokenizer's largest are
+// never drawn. Throws UserError before any text if a prompt is empty, fills the context, or has a
+// token that the model's vocabulary lacks.
 void generate(CachedModel& model, const data::Tokenizer& tokenizer,
               const std::vector<Request>& requests, const GenerateOptions& options,
               const Listener& listener);

@@ -9,13 +9,13 @@
 
 namespace mtrain::generate {
 
-// What the cores of all layers share.
+// The state that the cores of all layers share.
 struct KeyValueCache::State {
   int64_t slots, positions;
   std::vector<int64_t> filled = {};  // positions of each slot that forwards have written
-  std::vector<NewTokens> rows = {};  // of the next forward
-  // The cache's rows [start_T[t], end_T[t]) that row t may see. They are absent until the first
-  // layer asks for them, and unless all of `rows` are single tokens.
+  std::vector<NewTokens> rows = {};  // rows of the next forward
+  // The cache's rows [start_T[t], end_T[t]) that row t attends to. They are absent until the first
+  // layer requests them, and unless all of `rows` are single tokens.
   Tensor start_T = {}, end_T = {};
 
   bool single() const {
@@ -52,7 +52,7 @@ class KeyValueCache::Core : public model::AttentionCore {
   }
 
  private:
-  // Copies the new keys and values, which are neighbours in a row, behind those of their sequences.
+  // Copies the new keys and values, which are neighbours in a row, after those of their sequences.
   void append(Stream& stream, const Tensor& qkv_TN) {
     const int64_t AD = heads_.A * heads_.D, width = 2 * heads_.G * heads_.D;
     if (!cache_RN_)
@@ -85,8 +85,8 @@ class KeyValueCache::Core : public model::AttentionCore {
                                  qkv_TN, cache_RN_, state_->start_T, state_->end_T);
   }
 
-  // The queries of a sequence are the last of its positions, so that a causal block sees all keys
-  // up to its own.
+  // The queries of a sequence are the last of its positions. In a causal block each one therefore
+  // attends to all keys up to its own.
   Tensor prefill(Stream& stream, const Tensor& qkv_TN) {
     const int64_t T = qkv_TN.dim(0);
     const ops::AttentionResult into{Tensor::empty(stream, {T, heads_.A * heads_.D}, qkv_TN.dtype()),
@@ -114,13 +114,13 @@ class KeyValueCache::Core : public model::AttentionCore {
 
   const model::HeadConfig heads_;
   const std::shared_ptr<State> state_;
-  Tensor cache_RN_;  // slot s has the rows from s * positions on: key heads, then value heads
+  Tensor cache_RN_;  // the rows of slot s begin at s * positions: key heads, then value heads
 };
 
 KeyValueCache::KeyValueCache(int64_t slots, int64_t positions)
     : state_(
           std::make_shared<State>(State{slots, positions, std::vector<int64_t>(size_t(slots))})) {
-  if (slots * positions > std::numeric_limits<int32_t>::max())  // kernels count its rows so
+  if (slots * positions > std::numeric_limits<int32_t>::max())  // kernels use int32 row numbers
     throw UserError(fmt::format("a cache of {} texts of {} tokens has more than {} rows", slots,
                                 positions, std::numeric_limits<int32_t>::max()),
                     "generate fewer texts together: --batch");

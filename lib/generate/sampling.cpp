@@ -15,7 +15,7 @@ namespace mtrain::generate {
 
 namespace {
 
-// What is drawn from logits that are no numbers would mean nothing.
+// A draw from logits that are not finite would be meaningless.
 void check_finite(std::span<const float> logits) {
   const auto bad = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
   if (bad != logits.end())
@@ -80,7 +80,8 @@ std::vector<Candidate> candidates(std::span<const float> logits, std::span<const
     kept.push_back({id, std::exp((scores[size_t(id)] - scores[size_t(ids[0])]) / o.temperature)});
     sum += kept.back().probability;
   }
-  // A token stays if the likelier ones have not reached top_p together. The first one always stays.
+  // A token is kept if the more likely ones together have not reached top_p. The first one is
+  // always kept.
   double likelier = 0, rest = 0;
   size_t n = 0;
   for (; n < kept.size(); ++n) {

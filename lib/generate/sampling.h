@@ -8,18 +8,17 @@
 namespace mtrain::generate {
 
 struct SamplingOptions {
-  double temperature = 0.8;  // logits are divided by it; 0: the likeliest token, without a draw
-  int64_t top_k = 40;        // keeps the k likeliest tokens, and those that equal the last; 0: all
-  double top_p = 1;  // keeps the fewest likeliest tokens whose probabilities reach it; 1: all
-  double min_p = 0;  // keeps tokens at least so likely, relative to the likeliest; 0: all
-  // The logits of tokens that occurred already are divided by it if positive, else multiplied
-  // (Keskar et al. 2019, "CTRL"); 1: nothing.
+  double temperature = 0.8;  // divides the logits; 0: the most likely token, without a random draw
+  int64_t top_k = 40;        // keeps the k most likely tokens, and ties with the last; 0: all
+  double top_p = 1;  // keeps the most likely tokens until their probabilities reach this; 1: all
+  double min_p = 0;  // keeps tokens at least this likely, relative to the most likely; 0: all
+  // Divides the logits of tokens that have already occurred if they are positive, else multiplies
+  // them (Keskar et al. 2019, "CTRL"); 1: no change.
   double repetition_penalty = 1;
   uint64_t seed = 1;
 };
 
-// Throws UserError for a value that no draw can follow: one that is not finite, or out of its
-// range.
+// Throws UserError for a value that is not finite, or out of its range.
 void check(const SamplingOptions& options);
 
 struct Candidate {
@@ -27,17 +26,17 @@ struct Candidate {
   double probability;
 };
 
-// Returns the tokens that may be drawn, likeliest first and of equal ones the lower id first. Their
-// probabilities add up to 1. `before` holds the sequence so far. With temperature 0 the only
-// candidate is the likeliest token. Throws RunError if a logit is not finite.
+// Returns the tokens that may be drawn, by descending probability, then by id. Their probabilities
+// add up to 1. `before` holds the sequence so far. With temperature 0 the only candidate is the
+// most likely token. Throws RunError if a logit is not finite.
 std::vector<Candidate> candidates(std::span<const float> logits, std::span<const int32_t> before,
                                   const SamplingOptions& options);
 
-// Returns the candidate that a number in [0, 1) falls on.
+// Returns the candidate whose interval of the cumulative probability contains the number in [0, 1).
 int32_t pick(std::span<const Candidate> candidates, double number);
 
-// Draws a token. The draw is number `index` of the stream `sample`: a function of the options, the
-// logits and these two numbers.
+// Draws a token, with the random number `index` of the stream `sample`. The result is a function of
+// the arguments only.
 int32_t draw(std::span<const float> logits, std::span<const int32_t> before,
              const SamplingOptions& options, uint64_t sample, uint64_t index);
 

@@ -1,6 +1,6 @@
-// The scale of the loss in fp16: raised and lowered so that gradients neither overflow nor become
-// 0 (Micikevicius et al. 2018, "Mixed precision training"). The scale moves as Megatron-LM's does;
-// unlike there, an overflow that no lower scale can cure ends the run.
+// The scale of the loss in fp16. It is raised and lowered to keep gradients from overflowing and
+// from becoming 0 (Micikevicius et al. 2018, "Mixed precision training"). The scale changes as in
+// Megatron-LM. Unlike there, an overflow that no lower scale can fix ends the run.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,25 +16,25 @@ class LossScaler {
   bool on() const { return options_.on; }
   double scale() const { return state_.scale; }  // of the next step; 1 if not on
 
-  // Moves the scale on after a step. Every rank must tell the same. Throws RunError for an overflow
-  // that no lower scale can cure: the scale has its minimum, or is fixed and has overflowed in
-  // kMostFixed steps in a row.
+  // Updates the scale after a step. Every rank must pass the same arguments. Throws RunError for an
+  // overflow that no lower scale can fix: the scale has its minimum, or is fixed and has overflowed
+  // in kMostFixed steps in a row.
   void update(int64_t step, bool overflow);
   static constexpr int64_t kMostFixed = 10;
 
-  // What a resumed run goes on from.
+  // The state from which a resumed run continues.
   struct State {
     double scale = 1;
     int64_t clean_steps = 0;  // steps since the scale last grew or gradients last overflowed
-    int64_t hysteresis = 0;   // overflows until the scale falls; at 0 and below each one halves it
+    int64_t hysteresis = 0;   // overflows until the scale falls; from 0 on each one halves it
     int64_t overflows = 0;    // overflows in a row, up to the last step
     bool operator==(const State&) const = default;
   };
   const State& state() const { return state_; }
-  // A fixed scale stays as the options say.
+  // A fixed scale stays at the options' value.
   void restore(const State& state);
 
-  std::string save() const;            // as one line of text, which load() reads back exactly
+  std::string save() const;            // as one line of text; load() restores it exactly
   void load(const std::string& text);  // throws UserError if the text is not such a line
 
  private:

@@ -6,7 +6,7 @@
 namespace mtrain::optim {
 
 namespace {
-// Returns how much of lr - min_lr is left, as a fraction, after `share` in [0, 1] of the decay.
+// Returns the remaining fraction of lr - min_lr after the fraction `share` in [0, 1] of the decay.
 double left_after(plan::LrScheduleOptions::Decay decay, double share) {
   using Decay = plan::LrScheduleOptions::Decay;
   switch (decay) {

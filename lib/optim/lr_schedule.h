@@ -6,7 +6,7 @@
 
 namespace mtrain::optim {
 
-// A pure function of the step: warm-up, an optional constant stretch ("wsd"; Hu et al. 2024,
+// A pure function of the step: warm-up, an optional constant phase ("wsd"; Hu et al. 2024,
 // MiniCPM), and decay to min_lr.
 class LrSchedule {
  public:

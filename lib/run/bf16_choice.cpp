@@ -12,7 +12,7 @@ namespace mtrain::run {
 namespace {
 
 constexpr const char* kSaved = "bf16_arithmetic";  // a key in state.json
-// A key of earlier versions, which timed several libraries for each shape and saved the choices.
+// A key of earlier versions. They timed several libraries for each shape and saved the choices.
 constexpr const char* kTimedChoices = "matmul_choices";
 
 // Returns the arithmetic that rank 0 offers (its `own`), or nothing if the CPU of a rank lacks it.

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFolder = "hf";
 
-// Removes what an export to `output` has left behind whose process died.
+// Removes the leftovers of an export to `output` whose process died.
 void remove_leftovers(const fs::path& output) {
   const std::string begin = output.filename().string() + ".tmp-";
   std::vector<fs::path> left;
@@ -83,7 +83,8 @@ void ConsolidatedWriter::begin(const fs::path& checkpoint, const std::function<v
 }
 
 bool ConsolidatedWriter::writing() const {
-  // Ranks that wait for this one meet it this often, within the time limit of communication.
+  // The interval of the collective in finish(), in which other ranks wait for this one. It is far
+  // below the time limit of communication.
   constexpr std::chrono::milliseconds kHeartbeat{20};
   return pending_.valid() && pending_.wait_for(kHeartbeat) != std::future_status::ready;
 }

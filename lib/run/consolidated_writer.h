@@ -1,4 +1,4 @@
-// Writes checkpoints as Hugging Face folders while a training goes on
+// Writes checkpoints as Hugging Face folders while training continues
 // (checkpoint.save_consolidated).
 #pragma once
 #include <atomic>
@@ -12,37 +12,38 @@
 
 namespace mtrain::run {
 
-// The Hugging Face form of a checkpoint is the folder `hf` in the checkpoint's own, with which it
-// is renamed and deleted. Rank 0 makes it from the files of the finished checkpoint, as `mtrain
-// export hf` does, on a thread of its own: neither the other ranks nor the device wait for it. The
-// folder appears whole. A process that dies before leaves the checkpoint complete, and a temporary
-// folder in it, which the next begin() for this checkpoint removes. So does a form that cannot be
-// written (the disk is full): that is a warning, and later calls of begin() write it again.
+// The Hugging Face form of a checkpoint is the folder `hf` inside the checkpoint's folder. It is
+// renamed and deleted with it. Rank 0 makes it from the files of the finished checkpoint, as
+// `mtrain export hf` does, in a separate thread: neither the other ranks nor the device wait for
+// it. The folder appears only when it is complete. If the process dies before, the checkpoint stays
+// complete, with a temporary folder in it. The next begin() for this checkpoint removes that
+// folder. If the form cannot be written (the disk is full), this is only a warning, and later calls
+// of begin() try again.
 class ConsolidatedWriter {
  public:
   explicit ConsolidatedWriter(const comm::HostCollectives& control) : control_(control) {}
-  ~ConsolidatedWriter();  // gives up what is being written
+  ~ConsolidatedWriter();  // stops the writing in progress
   ConsolidatedWriter(const ConsolidatedWriter&) = delete;
   ConsolidatedWriter& operator=(const ConsolidatedWriter&) = delete;
 
-  // Begins to write the form of a checkpoint that lacks it, and those of earlier calls that could
-  // not be written, if their checkpoints are still there. Rank 0 alone calls it, after finish().
+  // Begins to write the form of a checkpoint that lacks it, and the forms of earlier calls that
+  // could not be written, if their checkpoints still exist. Only rank 0 calls it, after finish().
   // `fault`, unless empty, is called before each piece, and begin() then waits for the end.
   void begin(const std::filesystem::path& checkpoint, const std::function<void()>& fault = {});
 
-  // Waits until what was begun has ended; nothing else may change or delete the checkpoint before.
-  // All ranks call it.
+  // Waits until the writing has ended; nothing may change or delete the checkpoint before that. All
+  // ranks must call it.
   void finish();
 
-  // Returns a line for the log about the form that is complete since the last call; empty if there
-  // is none. It does not wait. A form that cannot be written has been a warning.
+  // Returns a line for the log about the form that was completed since the last call; empty if
+  // there is none. It does not wait. Forms that cannot be written have been reported as warnings.
   std::string take_note();
 
  private:
-  bool writing() const;  // whether the end of the thread is still to come
-  void take();           // what the thread has returned
+  bool writing() const;  // whether the thread is still running; waits for it briefly
+  void take();           // takes the results of the thread
 
-  // What the thread has done.
+  // The results of the thread.
   struct Outcome {
     std::vector<std::string> lines;                // for the log
     std::vector<std::filesystem::path> unwritten;  // checkpoints that lack their form

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kPrefix = "data.";  // of the entries in state.json, before the field's name
+constexpr const char* kPrefix = "data.";  // begins the keys in state.json, before the field's name
 constexpr const char *kTrain = "dataset.train", *kValidation = "dataset.validation",
                      *kTokenizer = "tokenizer", *kModel = "model.from";
 constexpr const char* kSet = "set ";  // begins the line with the path of a data set
@@ -29,7 +29,7 @@ std::vector<data::Content> contents_of(const plan::DatasetOptions::Blend& blend)
   return sets;
 }
 
-// The files of a tokenizer that decide ids. They are small, and read whole.
+// The files of a tokenizer that decide ids. They are small, and read completely.
 data::Content content_of_tokenizer(const fs::path& path) {
   std::error_code error;
   const fs::path file = fs::is_directory(path, error) ? path / "tokenizer.json" : path;
@@ -40,7 +40,7 @@ data::Content content_of_tokenizer(const fs::path& path) {
   return content;
 }
 
-// The configuration of a model, and the names and sizes of its tensors in whichever files.
+// The configuration of a model, and the names and sizes of its tensors, independent of their files.
 data::Content content_of_model(const fs::path& folder,
                                const std::vector<std::string>& ignore_keys) {
   const interchange::HfFolder model = interchange::open_hf_folder(folder, ignore_keys);
@@ -59,21 +59,21 @@ data::Content content_of_model(const fs::path& folder,
           {.part = "tensors", .bytes = bytes, .sample = hash, .whole = hash}};
 }
 
-// A recipe's path on one line.
+// Returns a recipe's path on one line.
 std::string one_line(std::string path) {
   for (char& c : path)
     if (uint8_t(c) < ' ') c = '?';
   return path;
 }
 
-// A field's entry in state.json: for each data set a line with its path, and lines on its files.
+// A field's entry in state.json: for each data set a line with its path, and lines about its files.
 struct Saved {
   std::vector<std::string> paths;
   std::vector<data::Content> sets;
 };
 Saved parse(const std::string& entry) {
   Saved saved;
-  std::vector<std::string> lines;  // on the files of each set
+  std::vector<std::string> lines;  // one text per set, about its files
   for (const std::string& line : split(entry, '\n')) {
     if (line.starts_with(kSet)) {
       saved.paths.push_back(line.substr(std::string_view(kSet).size()));
@@ -92,7 +92,7 @@ std::string join(const std::vector<std::string>& paths) {
   return text;
 }
 
-// This thread gives way to all others, on CPUs and disks.
+// Gives this thread the lowest priority on CPUs and disks.
 void become_idle() {
   constexpr int kWhoProcess = 1, kIdle = 3, kClassShift = 13, kLeast = 19;
   const auto thread = ::syscall(SYS_gettid);
@@ -107,7 +107,7 @@ DataIdentity::DataIdentity(const RunPlan& plan) {
   fields_.push_back({kTrain, data.train.prefixes, contents_of(data.train)});
   if (!data.validation.prefixes.empty())
     fields_.push_back({kValidation, data.validation.prefixes, contents_of(data.validation)});
-  // What a resumed run may lack is compared where it is there.
+  // A resumed run may lack these files; they are compared only if they exist.
   const auto add_optional = [&](const char* name, const std::string& path, const auto& read) {
     std::error_code error;
     if (path.empty() || !fs::exists(path, error)) return;
@@ -143,7 +143,7 @@ std::string DataIdentity::print(const Field& field) {
   std::string text;
   for (size_t i = 0; i < field.sets.size(); ++i) {
     data::Content content = field.sets[i];
-    // The checkpoint may know what this run has not read yet.
+    // The checkpoint may have the hash of a file that this run has not read yet.
     if (i < field.saved.size())
       for (data::FileContent& file : content)
         for (const data::FileContent& was : field.saved[i])
@@ -200,7 +200,7 @@ void DataIdentity::read_rest() {
 
 void DataIdentity::read_files(std::vector<data::FileContent*> files) {
   become_idle();
-  // At most 256 MiB a second, so that the reading does not take the disks from the training.
+  // At most 256 MiB per second: the reading must not slow down the training's use of the disks.
   constexpr std::chrono::milliseconds kPause{16};
   const auto go_on = [&] {
     if (!stop_) std::this_thread::sleep_for(kPause);
@@ -211,7 +211,7 @@ void DataIdentity::read_files(std::vector<data::FileContent*> files) {
     try {
       hash = data::hash_whole(file->path, go_on);
     } catch (const Error&) {
-      // The training reads the file, too, and reports what is wrong with it.
+      // The training also reads the file, and reports the error.
     }
     const std::lock_guard lock(mutex_);
     file->whole = hash;

@@ -1,5 +1,5 @@
-// Holds a run to the data that it began with, by what they hold: the spelling of a path may change,
-// and so may the folder.
+// Ensures that a run continues with the data that it began with. It compares contents: the spelling
+// of a path and the folder may change.
 #pragma once
 #include <atomic>
 #include <map>
@@ -16,44 +16,46 @@ namespace mtrain::run {
 
 class DataIdentity {
  public:
-  // Reads samples of training and validation data, and the tokenizer if there is one. Of model.from
-  // it reads the configuration and the tensors' names and sizes, if the folder is there.
+  // Reads samples of training and validation data, and the tokenizer if there is one. From
+  // model.from it reads the configuration and the tensors' names and sizes, if the folder exists.
   explicit DataIdentity(const RunPlan& plan);
   ~DataIdentity();
   DataIdentity(const DataIdentity&) = delete;
   DataIdentity& operator=(const DataIdentity&) = delete;
 
-  // Returns one hash of the samples of training and validation data, by which ranks compare them.
+  // Returns one hash of the samples of training and validation data, for comparison between ranks.
   std::string sampled() const;
 
-  // Compares with what a checkpoint says. Returns a line for each recipe field whose data are
-  // others, as plan::resume_differences() does.
+  // Compares with the entries of a checkpoint. Returns a line for each recipe field whose data
+  // differ, as plan::resume_differences() does.
   std::string differences(const storage::TrainState& saved);
-  // Whether the checkpoint says which training data it was made of.
+  // Returns whether the checkpoint has an entry about its training data.
   static bool is_in(const storage::TrainState& saved);
 
-  // Begins to read the files whose whole hash nobody knows, slowly and in the background.
+  // Begins to read the files whose hash over the complete file is unknown, slowly and in the
+  // background.
   void read_rest();
-  // Throws RunError if that has found other data than those of the checkpoint. Takes no time.
+  // Throws RunError if that reading has found data that differ from the checkpoint's. Does not
+  // wait.
   void require_same() const;
-  // Puts what is known so far into the state of a checkpoint.
+  // Writes the hashes that are known so far into the state of a checkpoint.
   void save(storage::TrainState& state) const;
 
  private:
-  // Data sets that stand under one field of the recipe.
+  // The data sets of one field of the recipe.
   struct Field {
-    const char* name;                // in the recipe
+    const char* name;                // name of the field in the recipe
     std::vector<std::string> paths;  // as the recipe spells them
     std::vector<data::Content> sets;
-    std::vector<data::Content> saved = {};  // those of the checkpoint
+    std::vector<data::Content> saved = {};  // the contents according to the checkpoint
   };
   static std::string print(const Field& field);
   static std::string difference(const Field& field);
   void read_files(std::vector<data::FileContent*> files);
 
-  mutable std::mutex mutex_;  // guards the hashes of whole files
+  mutable std::mutex mutex_;  // guards the hashes of complete files
   std::vector<Field> fields_;
-  // Entries of the checkpoint about what is gone by now, by their keys.
+  // Entries of the checkpoint about files that may no longer exist, by their keys.
   std::map<std::string, std::string> carried_;
   std::atomic<bool> stop_ = false, differ_ = false;
   std::thread reader_;

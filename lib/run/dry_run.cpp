@@ -85,7 +85,7 @@ int64_t layers_of(const plan::Layout& l, const std::vector<int64_t>& stages) {
   return n;
 }
 
-// Returns a line per pipeline rank; for more than 8, the first, the fullest and the last alone.
+// Returns a line per pipeline rank; for more than 8, only the first, the fullest and the last.
 std::string memory_table(const RunPlan& plan, int width) {
   const plan::Layout& l = plan.layout;
   const bool on_gpu = plan.fullest().workspace > 0;
@@ -166,21 +166,21 @@ std::string exchanges_text(const plan::ExchangeForecast& f) {
                     f.without > 0 ? f.step / f.without : 1);
 }
 
-// Returns the parts by the names that `mtrain schedule` has for them.
+// Returns the parts with their names in `mtrain schedule`.
 std::vector<std::pair<std::string, schedule::PartCost>> costs_of_parts(
     const schedule::PassCosts& c) {
   return {{"attention", c.attention}, {"route", c.route},       {"experts", c.experts},
           {"shared", c.shared},       {"exchange", c.exchange}, {"head", c.head}};
 }
 
-// Returns two digits of a time, or all before the point: "0.31", "1.0", "3650".
+// Returns a time with two significant digits, or without decimals: "0.31", "1.0", "3650".
 std::string milliseconds(double seconds) {
   const double ms = 1e3 * seconds;
   if (ms > 0 && ms < 0.001) return "<0.001";
   return ms == 0 ? "0" : ms < 9.95 ? fmt::format("{:#.2g}", ms) : fmt::format("{:.0f}", ms);
 }
 
-// Returns what the parts of a micro-batch's passes are expected to take, for people.
+// Returns the expected times of the parts of a micro-batch's passes, for the reader.
 std::string costs_text(const schedule::PassCosts& costs) {
   std::string text;
   for (const auto& [part, c] : costs_of_parts(costs)) {
@@ -194,7 +194,8 @@ std::string costs_text(const schedule::PassCosts& costs) {
   return text + " (ms)";
 }
 
-// Returns the same costs as `mtrain schedule` reads them. It orders passes by all of the digits.
+// Returns the same costs as options of `mtrain schedule`. All digits are kept, since they decide
+// the order of passes.
 std::string estimates_text(const schedule::PassCosts& costs) {
   std::string text;
   for (const auto& [part, c] : costs_of_parts(costs))
@@ -203,7 +204,7 @@ std::string estimates_text(const schedule::PassCosts& costs) {
   return text;
 }
 
-// Explains a number of ranks that nobody asked for.
+// Explains a number of ranks that the user did not give.
 std::string fewest_text(const RunPlan& plan, const std::string& fit) {
   const plan::Layout& l = plan.layout;
   std::string sizes;

@@ -1,4 +1,4 @@
-// Tells what a job would be without running it: layout, groups, memory, pipeline and overlap.
+// Describes a job without running it: layout, groups, memory, pipeline and overlap.
 #pragma once
 #include <string>
 
@@ -7,14 +7,14 @@
 namespace mtrain::run {
 
 struct DryRunOptions {
-  int width = 80;             // columns of the texts beside a label
+  int width = 80;             // columns of the texts next to a label
   int table_width = 0;        // columns of the tables; 0: their natural width
-  bool fewest_ranks = false;  // nobody asked for the number of ranks: it is the smallest that fits
+  bool fewest_ranks = false;  // the user gave no number of ranks: it is the smallest that fits
   std::string device = {}, fit = {};  // plan/device_text.h; empty: not printed
 };
 
-// Returns a report on the plan, whose vocabulary must be known. Takes milliseconds, whatever the
-// size of the world.
+// Returns a report on the plan, whose vocabulary must be known. Takes milliseconds for any size of
+// the world.
 std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options);
 
 }  // namespace mtrain::run

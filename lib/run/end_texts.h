@@ -1,4 +1,4 @@
-// What a run says about its early end.
+// The messages of a run about its early end.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -6,14 +6,14 @@
 
 namespace mtrain::run {
 
-// What a run is at when a signal comes.
+// The activity of a run when a signal arrives.
 enum class Doing { starting, step, step_done, evaluation, save, ending };
 
 // Returns "Ctrl-C: step 120 ends first, then the run is saved. Again: end without saving." `step`
-// is the present or the last step, and `saves` says whether the run saves when it ends.
+// is the current or the last step. `saves`: the run saves a checkpoint when it ends.
 std::string answer_to_signal(const std::string& signal, Doing doing, int64_t step, bool saves);
 
-// Returns what a run that ends at once has not saved: "steps 3 to 7 are lost; ... is the last
+// Returns what a run that ends immediately has not saved: "steps 3 to 7 are lost; ... is the last
 // checkpoint". `saved` is the step of that checkpoint; an empty path: there is none.
 std::string unsaved_text(int64_t saved, int64_t steps_done,
                          const std::filesystem::path& checkpoint);

@@ -16,7 +16,7 @@ namespace mtrain::run {
 
 namespace {
 
-// The samples of an evaluation, of which the first `count` are evaluated; 0: all.
+// The samples of an evaluation. The first `count` are evaluated; 0: all.
 struct Samples {
   std::shared_ptr<const data::Dataset> data;
   int64_t count = 0;
@@ -37,13 +37,15 @@ std::shared_ptr<const data::Dataset> open_windows(const std::string& prefix, int
                                                      .ids = ids});
 }
 
-// Returns how many tokens a set has that is read as one stream; 0: its documents stand apart.
+// Returns the number of tokens of a set that is read as one stream; 0 if its documents are
+// separate.
 int64_t stream_tokens(const std::string& prefix, const RunPlan& plan) {
   const auto tokens = train::open_tokens(prefix, kData);
   return plan.dataset.packed_size > 0 || tokens->masked() ? 0 : tokens->tokens();
 }
 
-// Says which tokens of a stream are in no sample of a run; empty if there are none.
+// Returns a note about the tokens of a stream that are in no sample of a run; empty if there are
+// none.
 std::string left_out(const std::string& prefix, int64_t tokens, int64_t S) {
   const int64_t rest = tokens > 0 ? (tokens - 1) % S : 0;
   if (rest == 0) return "";
@@ -62,7 +64,7 @@ Samples open_samples(const EvaluateJob& job, const RunPlan& plan, const data::Id
   if (!job.data.empty()) {
     const int64_t S = plan.sample_length;
     const int64_t stream = job.data.size() == 1 ? stream_tokens(job.data[0], plan) : 0;
-    // A text that is too short for a sample of a run is a window.
+    // A text that is too short for a sample of a run is evaluated as a window.
     if (stream > 0 && stream <= S) return {open_windows(job.data[0], S, plan, ids)};
     options.validation = {.prefixes = job.data, .weights = {}};
     auto data = train::open_validation_data(options, ids, kData);
@@ -77,7 +79,7 @@ Samples open_samples(const EvaluateJob& job, const RunPlan& plan, const data::Id
   return {std::move(data), plan.validation.steps * plan.train.global_batch_size, note};
 }
 
-// Whether a token begins or ends documents, and so is none of their text.
+// Returns whether a token begins or ends documents, and is therefore not a part of their text.
 bool frames_text(const data::Tokenizer& tokenizer, int32_t id) {
   const auto prefix = tokenizer.text_prefix();
   return tokenizer.eod() == id || tokenizer.bos() == id ||
@@ -85,8 +87,8 @@ bool frames_text(const data::Tokenizer& tokenizer, int32_t id) {
 }
 
 // Returns the bytes of the text of ids[1] and those after it. A token's text may depend on the
-// token before it, which is decoded with it and taken off again. Documents are decoded one by one,
-// since the first token of a text may have another text than later ones.
+// previous token, which is therefore decoded with it and then subtracted. Documents are decoded one
+// by one, since a token's text may differ at the beginning of a text.
 int64_t bytes_of(std::span<const int32_t> ids, const data::Tokenizer& tokenizer) {
   int64_t bytes = 0;
   std::vector<int32_t> document;
@@ -105,8 +107,8 @@ int64_t bytes_of(std::span<const int32_t> ids, const data::Tokenizer& tokenizer)
   return bytes;
 }
 
-// Adds the tokens that have a loss, of each sample the runs of labels that follow each other, and
-// the bytes of their text where there is a tokenizer.
+// Adds the number of tokens that have a loss, and the bytes of their text if there is a tokenizer.
+// It processes each run of consecutive labels of a sample.
 void count(const data::Dataset& data, const data::Tokenizer* tokenizer, Evaluation& e) {
   std::vector<int32_t> ids;
   for (int64_t i = 0; i < e.windows; ++i) {
@@ -148,9 +150,9 @@ Evaluation evaluate_on(comm::World world, const EvaluateJob& job, const RunPlan&
   if (!std::isfinite(e.nats_per_token))
     throw RunError(fmt::format("the mean loss of {} is {}", job.model, e.nats_per_token),
                    "a weight is not finite, or a value overflows its type");
-  // After the evaluation, which has refused ids that are none of the model's.
+  // After the evaluation, which has refused ids outside of the model's vocabulary.
   count(*samples.data, model.tokenizer.get(), e);
-  trainer.control().any(false);  // rank 0 serves the store, so it must end last
+  trainer.control().any(false);  // rank 0 serves the store and must end last
   return e;
 }
 
@@ -180,7 +182,7 @@ Evaluation evaluate_model(const EvaluateJob& job) {
   try {
     return evaluate_on(world, job, plan, model);
   } catch (const std::exception& e) {
-    world.abort(e.what());  // so that peers do not wait for this rank
+    world.abort(e.what());  // peers then do not wait for this rank
     throw;
   }
 }

@@ -30,7 +30,7 @@ void FaultInjection::before_step(int64_t step) {
 
 std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) const {
   if (!is_due(step) || options_.moment != Moment::save) return {};
-  return [this](std::string_view) { fail(); };  // the data is written, the checkpoint not finished
+  return [this](std::string_view) { fail(); };  // the data are written, but the commit is not done
 }
 
 std::function<void()> FaultInjection::in_save_consolidated(int64_t step) const {
@@ -57,7 +57,7 @@ void FaultInjection::watch(const std::string& launch) {
   device_.set_launch_check([this, watch = watch_](Stream& stream, const device::LaunchInfo& info) {
     watch->seen.insert(info.name);
     if (watch->launch != info.name) return;
-    // Waits until all work before the launch has run, so that the signal comes during the launch.
+    // Waits until all work before the launch has run: the signal then arrives during the launch.
     while (stream.completed() + 1 < stream.enqueued()) std::this_thread::yield();
     fail();
   });

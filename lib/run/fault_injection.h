@@ -1,4 +1,4 @@
-// Kills or stops a rank in the middle of its work (debug.fault), to see how the job handles it.
+// Kills or stops a rank in the middle of its work (debug.fault), to test how the job handles it.
 #pragma once
 #include <functional>
 #include <memory>
@@ -22,7 +22,7 @@ class FaultInjection {
   // empty if no fault is due there.
   std::function<void()> in_save_consolidated(int64_t step) const;
   // Call it after the step and its save. Throws UserError if a fault was due and did not happen,
-  // since the step had no such launch or no save.
+  // because the step had no such launch or no save.
   void after_step(int64_t step);
 
  private:

@@ -16,7 +16,7 @@ FolderWatch::FolderWatch(std::filesystem::path folder) : folder_(std::move(folde
 void FolderWatch::check() const {
   struct stat info {};
   const bool there = ::stat(folder_.c_str(), &info) == 0;
-  // Other failures are those of a file system that may come back.
+  // Other failures may be temporary failures of the file system.
   if (!there && errno != ENOENT && errno != ENOTDIR) return;
   if (there && info.st_dev == device_ && info.st_ino == inode_) return;
   throw RunError(fmt::format("the run folder {} was {} while the run used it", folder_.string(),

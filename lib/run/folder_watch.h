@@ -1,4 +1,4 @@
-// Notices that the run folder is no longer the one that the run began with.
+// Detects that the run folder is no longer the one that the run began with.
 #pragma once
 #include <sys/types.h>
 
@@ -6,11 +6,11 @@
 
 namespace mtrain::run {
 
-// Deleting or renaming the folder does not end the writes to files that are open in it, and the
-// next save would make a new folder of the same name, in which another run may have begun.
+// If the folder is deleted or renamed, writes to its open files still succeed. The next save would
+// then create a new folder of the same name, or write into the folder of another run.
 class FolderWatch {
  public:
-  explicit FolderWatch(std::filesystem::path folder);  // which exists
+  explicit FolderWatch(std::filesystem::path folder);  // `folder` must exist
   // Throws RunError, which names the folder, if it was deleted, renamed or replaced.
   void check() const;
 

@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char* kSaved = "gemm_choices";  // a key in state.json
 
-// Returns the lines of all texts, each once: the first ones of all texts, then the second ones, and
-// so on; at most `most` of them.
+// Returns the lines of all texts without duplicates: the first lines of all texts, then the second
+// lines, and so on; at most `most` lines.
 std::string merged(const std::vector<std::string>& texts, size_t most) {
   std::vector<std::istringstream> in;
   for (const std::string& text : texts) in.emplace_back(text);
@@ -31,7 +31,7 @@ std::string merged(const std::vector<std::string>& texts, size_t most) {
   return all;
 }
 
-constexpr double kPartOfTimeout = 0.25;  // for the measuring: a last GEMM may go beyond it
+constexpr double kPartOfTimeout = 0.25;  // for the measurement; the last GEMM may exceed it
 
 }  // namespace
 

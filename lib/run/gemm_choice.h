@@ -1,6 +1,6 @@
-// Ranks on GPUs agree here on the algorithms of cuBLASLt that compute their GEMMs. Rank 0 measures
-// after the first step of a run, all ranks take its choices, and checkpoints keep them. With
-// debug.deterministic, and on CPUs, nothing is measured.
+// Ranks on GPUs agree on the cuBLASLt algorithms of their GEMMs. Rank 0 measures after the first
+// step of a run, all ranks use its choices, and checkpoints store them. With debug.deterministic,
+// and on CPUs, nothing is measured.
 #pragma once
 #include <memory>
 
@@ -14,10 +14,11 @@ namespace mtrain::run {
 // Returns null if this run chooses nothing.
 std::unique_ptr<ops::GemmTuner> gemm_tuner(Device& device, const RunPlan& plan);
 
-// Measures on rank 0 what any rank has run without a choice, and gives all ranks its choices. All
-// ranks call it. The others wait in a collective meanwhile, which gives up after `timeout_s`: the
-// measuring takes a quarter of that at most, and kMostMeasured GEMMs, those first that cost most on
-// a rank. What is left unmeasured keeps the algorithm that the library names first.
+// Measures on rank 0 the GEMMs that any rank has run without a choice, and sets the choices on all
+// ranks. All ranks must call it. Meanwhile the others wait in a collective with the timeout
+// `timeout_s`. The measurement therefore takes at most a quarter of that, and at most kMostMeasured
+// GEMMs, beginning with each rank's most expensive ones. GEMMs that are not measured keep the
+// library's first algorithm.
 constexpr size_t kMostMeasured = 128;
 void choose_gemms(ops::GemmTuner& tuner, const comm::HostCollectives& control, double timeout_s);
 

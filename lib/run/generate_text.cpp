@@ -49,7 +49,8 @@ void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& 
 
   const std::vector<generate::Request> requests = requests_of(job);
   const auto slots = std::clamp<int64_t>(int64_t(requests.size()), 1, job.batch);
-  // A model may see more tokens than there is memory for. Its cache has room for those that come.
+  // A model's context may need more memory than there is. The cache has room only for the longest
+  // request.
   const int64_t positions = generate::longest(tokenizer, requests, options);
   generate::KeyValueCache cache(slots, positions);
   model::ModelImpls impls = parallel::share_layers(world, *device, shape);
@@ -79,7 +80,7 @@ int64_t generate_text(const GenerateJob& job, generate::GenerateOptions options,
   try {
     generate_on(world, job, stored, tokenizer, options, listener);
   } catch (const std::exception& e) {
-    world.abort(e.what());  // so that peers do not wait for this rank
+    world.abort(e.what());  // peers then do not wait for this rank
     throw;
   }
   return options.context;

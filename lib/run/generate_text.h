@@ -13,23 +13,23 @@
 namespace mtrain::run {
 
 struct GenerateJob {
-  std::string model;           // what open_model() opens (run/stored_model.h)
-  std::string tokenizer = {};  // what open_model() takes instead of the recipe's
+  std::string model;           // the path for open_model() (run/stored_model.h)
+  std::string tokenizer = {};  // a tokenizer for open_model() instead of the recipe's
   std::vector<std::string> prompts;
-  std::vector<std::string> names = {};  // what errors call each prompt; empty: "the prompt"
-  int64_t num = 1;    // texts for each prompt; request number prompt * num + n is its n-th
-  int64_t batch = 8;  // texts that are generated together, at most
-  // Which rank this process is: the ranks of a job share each layer by tensor parallelism.
+  std::vector<std::string> names = {};  // the name of each prompt in errors; empty: "the prompt"
+  int64_t num = 1;    // texts per prompt; request prompt * num + n is its n-th text
+  int64_t batch = 8;  // at most this many texts are generated together
+  // The rank of this process: the ranks of a job shard each layer by tensor parallelism.
   launch::Job job = {};
-  std::optional<comm::World> world = {};  // these ranks; by default they are connected by `job`
-  plan::Machine machine = {};             // what `train.device: auto` may take
-  DType dtype = DType::f32;               // of the weights that compute, and of keys and values
+  std::optional<comm::World> world = {};  // these ranks; by default `job` connects them
+  plan::Machine machine = {};             // the devices that `train.device: auto` may choose
+  DType dtype = DType::f32;               // type of the weights in GEMMs, and of keys and values
 };
 
-// Continues the prompts; options.context and the model's own ends of a text follow from the model.
-// Throws UserError if there is no such model, it has no tokenizer or its layers cannot be shared by
-// so many ranks, and as generate() does. The listener hears of requests in any order, and on every
-// rank the same. Returns options.context.
+// Continues the prompts; options.context and the end-of-text ids follow from the model. Throws
+// UserError as generate() does, and if there is no such model, it has no tokenizer, or its layers
+// cannot be sharded over so many ranks. The listener is called for the requests in any order, the
+// same on every rank. Returns options.context.
 int64_t generate_text(const GenerateJob& job, generate::GenerateOptions options,
                       const generate::Listener& listener);
 

@@ -21,7 +21,7 @@ double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
-// These first steps are left out of the profile, since they touch memory for the first time.
+// The profile skips these first steps, since they access memory for the first time.
 constexpr int64_t kWarmUpSteps = 2;
 }  // namespace
 
@@ -112,7 +112,7 @@ void Reporter::step(const train::StepStats& s) {
       {"loss", s.loss},
       {"lr", double(s.lr)},
       {"grad_norm", double(s.grad_norm)},
-      {"tokens", s.step * s.tokens},  // of the whole run, not of this process alone
+      {"tokens", s.step * s.tokens},  // tokens of the full run, not only of this process
       {"total_steps", train.steps},
       {"step_ms", 1e3 * step_s},
       {"tokens_per_s", rate},
@@ -137,12 +137,12 @@ void Reporter::step(const train::StepStats& s) {
     if (trainer_.plan().model.experts.capacity_factor > 0)
       metrics.push_back({"moe.dropped", s.experts->dropped});
   }
-  // Only the kernels of a GPU use workspace.
+  // Only GPU kernels use workspace.
   if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)
     metrics.push_back({"memory_peak.workspace", workspace});
-  std::deque<std::string> names;  // owns the names, of which a Metric holds a view
+  std::deque<std::string> names;  // owns the names; a Metric holds a view
   const bool timed = timed_;
-  time_step(steps_ + 1);  // before the sums are taken: turning it off waits for the last times
+  time_step(steps_ + 1);  // before the sums are read: turning it off waits for the last times
   if (exposure_ && timed) {
     if (steps_ > kWarmUpSteps) {
       ++timed_steps_;
@@ -197,7 +197,8 @@ void Reporter::note(const std::string& text) {
   begin_step();
 }
 
-// Time and communication between two steps, such as those of a save, count for neither step.
+// Time and communication between two steps, such as those of a save, are not counted for either
+// step.
 void Reporter::begin_step() {
   last_ = Clock::now();
   if (!exposure_) return;

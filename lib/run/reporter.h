@@ -1,5 +1,5 @@
-// Reports a run to the user: banner, lines of steps, metrics.jsonl and profile. Only rank 0 has
-// one.
+// Reports a run to the user: banner, lines of steps, metrics.jsonl and profile. Only rank 0 has a
+// Reporter.
 #pragma once
 #include <chrono>
 #include <deque>
@@ -28,31 +28,31 @@ class Reporter {
     bool profile = false;  // print the time of each operation at the end
     bool verbose = false;  // print communication by kind at the end
   };
-  // `trace`, which may be null, is fed with the times of launches, too.
+  // `trace`, which may be null, also gets the times of launches.
   Reporter(train::Trainer& trainer, observe::ProgressLine& progress, const Options& options,
            device::TimingSink* trace);
   ~Reporter();
 
-  void banner(const RunStart& start);  // prints it, and writes no file
+  void banner(const RunStart& start);  // only prints; writes no file
   // Begins the files of the run. Call it after a checkpoint is loaded.
   void start();
   void step(const train::StepStats& stats);  // the line and the metrics of a step
-  // `best`: the loss is lower than that of every saved step.
+  // `best`: the loss is lower than the losses of all saved steps.
   void validation(double loss, int64_t samples, bool best);
   void note(const std::string& text);  // prints lines
   void finish();                       // prints the closing lines and the profile
 
  private:
   void begin_step();
-  // Adds what a timed step has communicated to its metrics, whose names `names` owns.
+  // Adds a timed step's communication to its metrics; `names` owns the metrics' names.
   void add_communication(std::vector<observe::Metric>& metrics, std::deque<std::string>& names);
   void time_step(int64_t n);  // turns the timing of launches on or off for step n of this process
   using Clock = std::chrono::steady_clock;
 
   train::Trainer& trainer_;
   const Options options_;
-  double peak_flops_ = 0;      // FLOP/s of the device in the compute type; 0: unknown
-  bool told_of_peak_ = false;  // that a step was faster than it
+  double peak_flops_ = 0;      // FLOP/s of the device for the compute type; 0: unknown
+  bool told_of_peak_ = false;  // whether the run has reported a step that was faster than the peak
   observe::ProgressLine& progress_;
   std::unique_ptr<observe::MetricsWriter> metrics_;
   std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank
@@ -64,7 +64,7 @@ class Reporter {
   // The steps, tokens and communication of this process.
   int64_t steps_ = 0, tokens_ = 0;
   bool times_all_ = false, timed_ = true;   // whether all steps are timed, and the current one
-  int64_t timed_steps_ = 0, timed_ns_ = 0;  // those after the warm-up, and how long they took
+  int64_t timed_steps_ = 0, timed_ns_ = 0;  // timed steps after the warm-up, and their time
   observe::Exposure::ByKind communication_;
   int64_t starved_ns_ = 0;  // Exposure::take_starved_ns() of the steps in communication_
 };

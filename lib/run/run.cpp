@@ -75,7 +75,7 @@ class Training {
     try {
       run_steps();
     } catch (const std::exception& e) {
-      trainer_.world().abort(e.what());  // so that peers do not wait for their timeout
+      trainer_.world().abort(e.what());  // peers then do not wait for their timeout
       constexpr int kLaunches = 20;
       const auto launches = device_->recorder().lines(kLaunches);
       launch::write_error_file(e, launches);
@@ -88,10 +88,10 @@ class Training {
   using Consolidated = plan::CheckpointOptions::Consolidated;
 
   void run_steps() {
-    // Before ranks wait for each other, so that none trains without.
+    // Before the ranks wait for each other: no rank then trains without it.
     early_end_.emplace(screen_, plan_.checkpoint.at_end);
     agree_on_start();
-    if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store, so it must end last
+    if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store and must end last
     open_reports();
     if (reporter_)
       reporter_->banner({.steps_done = start_ ? start_->step : 0,
@@ -106,11 +106,11 @@ class Training {
     } else if (trace_) {
       device_->set_timing_sink(&trace_->sink());
     }
-    auto tuner = gemm_tuner(*device_, plan_);  // until it has chosen, after the first step
+    auto tuner = gemm_tuner(*device_, plan_);  // exists until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
     report_progress();
-    std::string end = asked_to_end();  // why the run ends early; empty while it goes on
+    std::string end = asked_to_end();  // why the run ends early; empty while it continues
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       early_end_->at(Doing::step, trainer_.steps_done() + 1);
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
@@ -142,14 +142,14 @@ class Training {
     if (screen_) screen_->keep();
     note(end);
     early_end_->at(Doing::ending, trainer_.steps_done());
-    // A best step is saved again where its checkpoint holds no loss, as that of an earlier start.
+    // The checkpoint of a best step is saved again if it has no loss, as one from an earlier start.
     const bool saved = saved_ == trainer_.steps_done() && (!new_best_ || saved_loss_);
     if ((plan_.checkpoint.at_end || new_best_) && !saved) save();
     if (consolidated_) finish_consolidated();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     if (!end.empty()) tell_how_to_continue();
-    all_ranks_here();  // rank 0 serves the store, so it must end last
+    all_ranks_here();  // rank 0 serves the store and must end last
   }
 
   void choose(const std::unique_ptr<ops::GemmTuner>& tuner) {
@@ -160,7 +160,8 @@ class Training {
     if (trainer_.graphs()) trainer_.graphs()->hold(false);
   }
 
-  // Returns why the run ends after this step; empty if it goes on. All ranks agree whether it ends.
+  // Returns why the run ends after this step; empty if it continues. All ranks agree whether it
+  // ends.
   std::string why_end(std::chrono::duration<double> elapsed) {
     const plan::TrainOptions& t = plan_.train;
     if (t.exit_interval && due(*t.exit_interval, trainer_.steps_done()))
@@ -199,7 +200,8 @@ class Training {
     log::info(text);
   }
 
-  // Whether the recipe names no tokenizer, and this rank has seen ids that bytes do not have.
+  // Returns whether the recipe names no tokenizer, and this rank has read ids beyond those of
+  // bytes.
   bool exceeds_bytes() const {
     return plan_.dataset.tokenizer.assumed &&
            (resumed_exceeds_bytes_ || ids_.largest() >= interchange::kByteVocabulary);
@@ -217,7 +219,7 @@ class Training {
   void note(const std::string& text) {
     if (reporter_ && !text.empty()) reporter_->note(text);
   }
-  // Shows on rank 0 what takes long.
+  // Shows a long activity on rank 0.
   void show(const std::string& activity) {
     if (screen_) screen_->activity(activity);
   }
@@ -230,7 +232,7 @@ class Training {
   }
   void all_ranks_here() { trainer_.control().any(false); }
 
-  // Throws UserError if a rank sees something else.
+  // Throws UserError if a rank's text differs.
   void require_same(const char* what, const std::string& own) {
     require_same_on_all_ranks(trainer_.control(), what, own,
                               "give all ranks the same files: a folder that all hosts share");
@@ -246,9 +248,9 @@ class Training {
       require_same("steps that train.epochs makes", std::to_string(plan_.train.steps));
   }
 
-  // Returns whether all steps are done already, on all ranks alike. The recipe has fewer than the
-  // checkpoint, so that nothing of its folder but log.txt is this start's to change: not even the
-  // checkpoints of later steps.
+  // Returns whether all steps are already done; all ranks get the same result. The recipe then has
+  // fewer steps than the checkpoint. This start must change nothing in the folder except log.txt,
+  // not even the checkpoints of later steps.
   bool nothing_to_do() const {
     if (!start_ || start_->step <= plan_.train.steps) return false;
     if (lock_)
@@ -274,7 +276,7 @@ class Training {
     require_same("content of the data", identity_ ? identity_->sampled() : "");
   }
 
-  // A run that could not save is refused before it trains.
+  // Refuses a run that could not save before it trains.
   void make_folders() {
     make_run_folder(plan_.folders);
     folder_.emplace(plan_.folders.run_dir);
@@ -325,7 +327,7 @@ class Training {
       lowest_saved_ = best.front().loss;
   }
 
-  // Says which settings are others than those of the run that saved the checkpoint.
+  // Reports which settings differ from those of the run that saved the checkpoint.
   void tell_changes() {
     if (!reporter_) return;
     const std::string changes =
@@ -346,7 +348,7 @@ class Training {
     if (reporter_) reporter_->validation(loss, validation_->samples(), new_best_);
   }
 
-  // Rank 0 alone knows where a checkpoint is, and says at a second request what is lost.
+  // Only rank 0 knows the path of the checkpoint. At a second request it prints what is lost.
   void report_progress() {
     if (screen_) early_end_->progress(saved_, trainer_.steps_done(), own_checkpoint_);
   }
@@ -374,13 +376,13 @@ class Training {
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
 
-  // Throws RunError on rank 0 if the folder has become another run's, or the data are others.
+  // Throws RunError on rank 0 if another run has taken the folder, or the data differ.
   void require_ours() {
     lock_->require_held();
     identity_->require_same();
   }
 
-  // Begins to write the newest checkpoint for other programs, too.
+  // Begins to write the Hugging Face form of the newest checkpoint.
   void consolidate() {
     if (trainer_.world().rank() == 0 && !own_checkpoint_.empty())
       consolidated_->begin(own_checkpoint_,
@@ -406,7 +408,7 @@ class Training {
   const launch::Job job_;
   const Reporter::Options report_;
   const std::string continue_command_;
-  observe::ProgressLine* screen_;  // null on all ranks but rank 0, as is lock_
+  observe::ProgressLine* screen_;  // null on all ranks but rank 0, like lock_
   RunLock* lock_;
   std::optional<storage::CheckpointRef> start_;
   std::unique_ptr<Device> device_;
@@ -418,21 +420,21 @@ class Training {
   std::optional<EarlyEnd> early_end_;
   std::optional<RunTrace> trace_;
   std::optional<FaultInjection> fault_;
-  std::optional<Reporter> reporter_;  // set on rank 0 alone, as is folder_
+  std::optional<Reporter> reporter_;  // set only on rank 0, like folder_
   std::optional<FolderWatch> folder_;
   std::optional<ConsolidatedWriter> consolidated_;
   std::optional<DataIdentity> identity_;  // set on the first rank of each host
-  bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the checkpoint from which it started
+  bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the run's initial checkpoint
   bool warned_of_bytes_ = false;
   struct Evaluated {
     int64_t step = 0;  // 0: none
     ValidationResult result;
   } evaluated_;
   double lowest_saved_ = std::numeric_limits<double>::infinity();  // loss of a saved step
-  bool new_best_ = false;                 // this step's loss is lower, so the step must be saved
+  bool new_best_ = false;                 // this step's loss is lower: the step must be saved
   int64_t saved_ = 0;                     // the step of the newest checkpoint
   bool saved_loss_ = false;               // this start saved it with the loss of its step
-  std::filesystem::path own_checkpoint_;  // on rank 0, that checkpoint if it is this run's own
+  std::filesystem::path own_checkpoint_;  // on rank 0, the newest checkpoint if this run owns it
 };
 
 }  // namespace
@@ -440,7 +442,7 @@ class Training {
 void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_plan,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
-  std::optional<observe::ProgressLine> screen;  // of one rank of each host until the ranks have met
+  std::optional<observe::ProgressLine> screen;  // on one rank per host until ranks are connected
   if (options.job.rank == 0 || options.job.local_rank == 0) screen.emplace();
   const auto waiting = [&](const std::string& text) {
     screen->activity(text, comm::kWaitInSilence);
@@ -458,11 +460,12 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_
       lock.emplace(plan, options.job, [&](const std::string& text) { screen->activity(text); });
       screen->idle();
     }
-    // Other ranks look when rank 0 has the lock: it may have to wait for an earlier attempt.
+    // Other ranks read the folder after rank 0 has the lock: it may have to wait for an earlier
+    // attempt.
     std::optional<storage::CheckpointRef> start;
     if (lock) {
-      // The log has the errors of all that follows, and of a run that cannot continue from its
-      // checkpoint. A folder that has another run gets no line of this one.
+      // The log gets all later errors, and the error of a run that cannot continue from its
+      // checkpoint. This run writes no line into the folder of another run.
       try {
         start = claim_run_folder(plan.folders, options.job);
       } catch (const RunError&) {
@@ -470,7 +473,7 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_
             plan.folders.load == plan::FolderOptions::Load::latest || options.job.restarts > 0;
         try {
           if (own) log.emplace(plan.folders.run_dir);
-        } catch (const Error&) {  // the damage is what the user has to read
+        } catch (const Error&) {  // report the damaged checkpoint instead
         }
         throw;
       }
@@ -480,7 +483,7 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_
     Training(whole, options, world, screen ? &*screen : nullptr, lock ? &*lock : nullptr, start)
         .run();
   } catch (const std::exception& e) {
-    world.abort(e.what());  // so that peers do not wait for this rank
+    world.abort(e.what());  // peers then do not wait for this rank
     if (log) log::record(fmt::format("error: {}\n", e.what()));
     throw;
   }

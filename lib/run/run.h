@@ -10,17 +10,17 @@
 namespace mtrain::run {
 
 struct RunOptions {
-  launch::Job job;                    // which of the ranks this process is; by default the only one
+  launch::Job job;                    // the rank of this process; by default the only one
   bool profile = false;               // print the time of each operation at the end
   bool verbose = false;               // print the communication by kind at the end
   std::string continue_command = {};  // printed if the run ends early; empty: unknown
 };
 
-// Runs a plan for job.size ranks. `plan` may lack the vocabulary and the steps: it says how ranks
-// meet. `complete_plan` returns the same plan with both, for which it may open a tokenizer and the
-// data. It is called once the ranks have met, so that a file that one rank cannot read ends all of
-// them at once. Returns when train.steps are done, or earlier at a signal, train.exit_interval or
-// train.exit_duration_in_mins. Throws UserError, RunError or CommError.
+// Runs a plan for job.size ranks. `plan` may lack the vocabulary and the steps: it is used to
+// connect the ranks. `complete_plan` returns the same plan with both; it may open a tokenizer and
+// the data for this. It is called when the ranks are connected: a file that one rank cannot read
+// then ends all ranks immediately. Returns when train.steps are done, or earlier at a signal,
+// train.exit_interval or train.exit_duration_in_mins. Throws UserError, RunError or CommError.
 void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_plan,
                   const RunOptions& options);
 

@@ -13,9 +13,9 @@
 namespace mtrain::run {
 
 namespace {
-const std::string kCompared = "compared";  // begins rank 0's text
+const std::string kCompared = "compared";  // prefix of rank 0's text
 
-// Returns the trainer's parts, whose reading is shown.
+// Returns the trainer's parts; the progress of reading them is shown.
 checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity& show) {
   checkpoint::CheckpointParts parts = t.checkpoint_parts();
   if (show)
@@ -55,7 +55,7 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
 
 std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, DataIdentity* data,
                        const ShowActivity& show) {
-  // Rank 0 says whether the checkpoint knows its data, and how they differ.
+  // Rank 0 sends whether the checkpoint has entries about its data, and how the data differ.
   std::string own;
   if (data && t.control().rank() == 0) {
     const storage::TrainState saved = checkpoint::read_state(folder);

@@ -1,4 +1,4 @@
-// Saves and loads the checkpoints of a run: the training's, and the run's choice of bf16
+// Saves and loads the checkpoints of a run: the state of the training, and the run's choice of bf16
 // arithmetic.
 #pragma once
 #include <filesystem>
@@ -12,20 +12,20 @@
 
 namespace mtrain::run {
 
-// Gets a line for the screen, such as "reading weights 34 %"; may be empty.
+// Receives a line for the screen, such as "reading weights 34 %"; may be empty.
 using ShowActivity = std::function<void(const std::string& text)>;
 
-// What validation has measured.
+// The result of a validation.
 struct ValidationResult {
   double loss = std::numeric_limits<double>::quiet_NaN();  // NaN: nothing was measured
   int64_t samples = 0;
 };
 
 // Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before each step of
-// the commit. `exceeds_bytes` is what interchange::exceeds_bytes() will return of it. `data` of
-// rank 0, which may be null, says what the data hold. `evaluation` is that of these weights,
-// if they were evaluated. All ranks call it; rank 0 returns the checkpoint's path, the others an
-// empty path.
+// the commit. `exceeds_bytes` is the future result of interchange::exceeds_bytes() for it. `data`
+// of rank 0, which may be null, describes the contents of the data. `evaluation` is the result for
+// these weights, if they were evaluated. All ranks must call it; rank 0 returns the checkpoint's
+// path, the others an empty path.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {},
                                bool exceeds_bytes = false, const DataIdentity* data = nullptr,
@@ -34,14 +34,15 @@ std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::p
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,
-// their names are compared. Returns a note about that; mostly none. All ranks call it.
+// it compares their names. Returns a note about the comparison, usually empty. All ranks must call
+// it.
 std::string resume_run(train::Trainer& trainer, const std::filesystem::path& folder,
                        DataIdentity* data = nullptr, const ShowActivity& show = {});
 
-// Gives a new run the weights of the Hugging Face folder that model.from names; without one it does
-// nothing. Each rank reads what it owns. Throws UserError if the folder is not understood, is not
-// the run's model, or differs on a rank, which is named. Returns a note about tensors that are
-// left out. All ranks call it.
+// Loads the weights of the Hugging Face folder model.from into a new run; without model.from it
+// does nothing. Each rank reads its own part. Throws UserError if the folder is not supported, is
+// not the run's model, or differs on a rank; it names the rank. Returns a note about tensors that
+// are left out. All ranks must call it.
 std::string start_from_folder(train::Trainer& trainer, const ShowActivity& show = {});
 
 }  // namespace mtrain::run

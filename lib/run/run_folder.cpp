@@ -24,8 +24,8 @@ fs::path metrics_path(const plan::FolderOptions& f) {
   return fs::path(f.run_dir) / "metrics.jsonl";
 }
 
-// The file that says to which job the files of a run folder belong. It has a line "start" for each
-// launcher of the job, and a line "from" with the checkpoint from which the job began.
+// The file that records to which job the files of a run folder belong. It has a line "start" for
+// each launcher of the job, and a line "from" with the checkpoint from which the job began.
 fs::path job_path(const plan::FolderOptions& f) { return fs::path(f.run_dir) / "job.txt"; }
 constexpr std::string_view kFrom = "from ";
 std::string start_line(int restarts, const std::string& job_id) {
@@ -48,8 +48,8 @@ fs::path root_of(const storage::CheckpointRef& ref) {
   return fs::weakly_canonical(ref.path, error).parent_path();  // the path may end with a slash
 }
 
-// Returns whether the metrics in the run folder are those of the run that saved this checkpoint.
-// They are if the checkpoints lie in the run folder, even if the folder has been renamed since.
+// Returns whether the metrics in the run folder belong to the run that saved this checkpoint. They
+// do if the checkpoints are in the run folder, even if the folder has been renamed since.
 bool is_own_run(const plan::FolderOptions& f, const storage::CheckpointRef& start) {
   const fs::path root = root_of(start);
   if (!same_folder(root, f.checkpoint_dir)) return false;
@@ -73,13 +73,13 @@ std::optional<storage::CheckpointRef> find_start(const plan::FolderOptions& f) {
   return storage::checkpoint_at(f.load_path);  // throws the error that fits
 }
 
-// What job.txt says about an earlier start of this job.
+// The entry of job.txt about an earlier start of this job.
 struct EarlierStart {
   std::string from;  // the path of the checkpoint from which it began; empty: none
 };
 
 // Returns nothing if the folder belongs to another job, or if this start itself has written
-// job.txt, as when the command that a launcher starts trains twice.
+// job.txt. The latter happens if the launcher's command trains twice.
 std::optional<EarlierStart> find_earlier_start(const plan::FolderOptions& f,
                                                const launch::Job& job) {
   std::error_code error;
@@ -95,12 +95,13 @@ std::optional<EarlierStart> find_earlier_start(const plan::FolderOptions& f,
 }
 
 // Returns the checkpoint from which a restarted job continues. When the job began, the folder of
-// checkpoints had no later step than that of the checkpoint from which it began; so the job has
-// saved something if there is a later step.
+// checkpoints had no later step than the checkpoint from which it began. Therefore, if there is a
+// later step, the job has saved something.
 std::optional<storage::CheckpointRef> find_restart(const plan::FolderOptions& f,
                                                    const EarlierStart& earlier) {
   const auto newest = storage::find_latest(f.checkpoint_dir);
-  // That checkpoint may be gone by now, since a run deletes its old checkpoints, or half gone.
+  // That checkpoint may be deleted or partly deleted by now, since a run deletes its old
+  // checkpoints.
   std::optional<storage::CheckpointRef> from;
   try {
     if (!earlier.from.empty()) from = storage::complete_checkpoint(earlier.from);
@@ -122,7 +123,7 @@ fs::path free_name(const fs::path& path) {
   return name;
 }
 
-// Renames `path` to a free name, or copies it there, and returns a line that says so.
+// Renames `path` to a free name, or copies it there. Returns a line about it for the log.
 std::string put_aside(const fs::path& path, bool copy = false) {
   const fs::path to = free_name(path);
   std::error_code error;
@@ -193,7 +194,7 @@ std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& f,
   std::vector<std::string> lines;
   if (has_metrics(f)) lines.push_back(put_aside(metrics_path(f), /*copy=*/true));
   storage::set_latest(f.checkpoint_dir,
-                      start->step);  // first, so that `latest` never names a renamed one
+                      start->step);  // first: `latest` then never names a renamed one
   if (storage::has_best(f.checkpoint_dir)) storage::link_best(f.checkpoint_dir, start->step);
   for (const storage::CheckpointRef& ref : later) lines.push_back(put_aside(ref.path));
   return lines;

@@ -1,5 +1,5 @@
 // Decides which run a folder belongs to. A run never mixes its files with those of another run, and
-// never removes those.
+// never removes files of another run.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -12,31 +12,30 @@
 
 namespace mtrain::run {
 
-// Returns the checkpoint that a run starts from: the one that checkpoint.load names, or nothing for
-// a new run. A restarted job continues from the newest checkpoint that it has saved itself; if it
-// has saved none, it starts as the first time. Throws UserError if the run folder or the folder of
-// checkpoints holds the files of another run. Changes nothing.
+// Returns the checkpoint that a run starts from: the one of checkpoint.load, or nothing for a new
+// run. A restarted job continues from the newest checkpoint that it has saved itself; if it has
+// saved none, it starts as it did the first time. Throws UserError if the run folder or the folder
+// of checkpoints holds the files of another run. Changes nothing.
 std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions& folders,
                                                        const launch::Job& job);
 
-// Whether a checkpoint that a run starts from lies in the folder to which the run saves.
+// Returns whether the checkpoint that a run starts from is in the folder to which the run saves.
 bool is_own_checkpoint(const plan::FolderOptions& folders, const storage::CheckpointRef& start);
 
 // Makes the run folder, and removes the temporary files that killed runs have left in it. Throws
 // UserError if the folder cannot be made.
 void make_run_folder(const plan::FolderOptions& folders);
 
-// Sets aside, under other names, the files that a run abandons when it starts from `start`: the
-// checkpoints of later steps and a copy of the metrics, or, if it starts anew, the metrics that are
-// there. Returns a line for the log about each. Call it when `start` has been loaded, and before
-// anything is written.
+// Renames the files that a run abandons when it starts from `start`: the checkpoints of later
+// steps, and a copy of the metrics. For a new run it renames existing metrics. Returns a line for
+// the log about each file. Call it after `start` has been loaded, and before anything is written.
 std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& folders,
                                              const std::optional<storage::CheckpointRef>& start);
 
-// Writes into the run folder that its files, and those in the folder of checkpoints, belong to this
-// job from now on. `job_ids` are the ids of all ranks; by any of them claim_run_folder() recognizes
-// the job when it is restarted. `start` is the checkpoint from which this start begins. Call it
-// after set_aside_abandoned(), and before the run writes anything else.
+// Records in the run folder that its files, and those in the folder of checkpoints, now belong to
+// this job. `job_ids` are the ids of all ranks; any of them identifies the job to
+// claim_run_folder() after a restart. `start` is the checkpoint from which this start begins. Call
+// it after set_aside_abandoned(), and before the run writes anything else.
 void write_job(const plan::FolderOptions& folders, const std::vector<std::string>& job_ids,
                int restarts, const std::optional<storage::CheckpointRef>& start);
 

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 RunLock::RunLock(const RunPlan& plan, const launch::Job& job,
                  const std::function<void(const std::string&)>& waiting) {
   const bool saves = plan.checkpoint.saves();
-  // Sorted, so that of two runs with the same folders one gets both.
+  // Sorted: of two runs with the same folders, one then gets both.
   std::map<fs::path, fs::path> folders;
   const auto add = [&](const fs::path& folder) {
     std::error_code error;
@@ -42,7 +42,7 @@ RunLock::RunLock(const RunPlan& plan, const launch::Job& job,
 }
 
 RunLock::~RunLock() {
-  while (!locks_.empty()) locks_.pop_back();  // a folder of checkpoints may lie in the run folder
+  while (!locks_.empty()) locks_.pop_back();  // a folder of checkpoints may be in the run folder
 }
 
 void RunLock::require_held() {

@@ -1,4 +1,5 @@
-// Keeps a run's folders to itself: the run folder, and the folder of checkpoints if it saves any.
+// Gives a run exclusive use of its folders: the run folder, and the folder of checkpoints if it
+// saves any.
 #pragma once
 #include <functional>
 #include <memory>
@@ -11,19 +12,20 @@
 
 namespace mtrain::run {
 
-// Rank 0 holds it for all ranks, from before it looks into the folders until it has written the
-// last file. Commands that only read a run take none.
+// Rank 0 holds it for all ranks, from before it reads the folders until it has written the last
+// file. Commands that only read a run take no lock.
 class RunLock {
  public:
-  // Makes the folders. Throws UserError, which names the other run, if one of them is in use. An
-  // earlier attempt of the same job gets some time to end, while `waiting` gets a line about it.
+  // Makes the folders. Throws UserError, which names the other run, if one of them is in use. If an
+  // earlier attempt of the same job uses it, waits some time for it to end, and passes a line about
+  // this to `waiting`.
   RunLock(const RunPlan& plan, const launch::Job& job,
           const std::function<void(const std::string&)>& waiting);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  // These throw RunError if another run has taken a folder. The second looks at no file.
+  // These throw RunError if another run has taken a folder. The second one accesses no file.
   void require_held();
   void require_held_lately() const;
 

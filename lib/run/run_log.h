@@ -4,8 +4,9 @@
 
 namespace mtrain::run {
 
-// While it lives, the record of the log goes into the file: what was printed before, too. Each
-// start appends, and begins with the time. Only the owner of the folder may have one.
+// While a RunLog exists, the record of the log is written to the file, including the lines that
+// were printed before. Each start appends, and begins with the time. Only the owner of the folder
+// may have one.
 class RunLog {
  public:
   explicit RunLog(const std::filesystem::path& run_dir);  // throws RunError

@@ -26,8 +26,8 @@ RunTrace::RunTrace(train::Trainer& trainer, fs::path path)
     throw UserError(
         fmt::format("debug.trace: {} cannot be written: {}", own.string(), std::strerror(errno)),
         "name a file in a folder that is there");
-  // Launches are timed by the steady clock of each host. Hosts share only the time of day, from
-  // which the origin of rank 0 is converted.
+  // Launches are timed by the steady clock of each host. Hosts share only the time of day; it is
+  // used to convert the origin of rank 0.
   const int64_t day = now_ns<std::chrono::system_clock>(),
                 steady = now_ns<std::chrono::steady_clock>();
   const int64_t origin = std::stoll(trainer_.control().texts(std::to_string(day))[0]);
@@ -58,7 +58,7 @@ fs::path RunTrace::own_path() const {
 
 std::string RunTrace::finish() {
   const int ranks = trainer_.world().size(), rank = trainer_.world().rank();
-  std::string problem;  // is logged and does not end the run
+  std::string problem;  // logged; does not end the run
   try {
     trace_.write(own_path());
   } catch (const Error& e) {

@@ -1,4 +1,5 @@
-// Records the trace of a run. Every rank records its launches; at the end one file has all of them.
+// Records the trace of a run. Every rank records its launches; at the end all are merged into one
+// file.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -10,17 +11,17 @@ namespace mtrain::run {
 
 class RunTrace {
  public:
-  // All ranks call it, since it aligns their clocks with rank 0's. Throws UserError if the file
-  // cannot be written.
+  // All ranks must call it, since it aligns their clocks with rank 0's. Throws UserError if the
+  // file cannot be written.
   RunTrace(train::Trainer& trainer, std::filesystem::path path);
   ~RunTrace();  // ends the timing of launches
 
   device::TimingSink& sink() { return trace_; }
-  // These record a step as the host sees it, on a track of its own.
+  // These record a step as seen by the host, on a separate track.
   void step_begins();
   void step_done(int64_t step);
-  // Writes the trace. All ranks call it. Returns on rank 0 a line for the log, which says what was
-  // written or why nothing was; returns an empty text on the others.
+  // Writes the trace. All ranks must call it. Returns on rank 0 a line for the log about the
+  // written file, or why nothing was written; returns an empty text on the others.
   std::string finish();
 
  private:

@@ -23,14 +23,14 @@ namespace {
 
 using launch::kEndSignals;
 
-// What the handler reads and writes. The process has one SignalGuard at a time, to which they
-// belong.
+// The variables of the handler. They belong to the one SignalGuard that the process may have at a
+// time.
 std::atomic<int> g_received = 0;
-std::atomic<int64_t> g_first_ms = 0;  // when the first signal came; 0: none has
-std::atomic<int64_t> g_last_ms = 0;   // when the latest came
+std::atomic<int64_t> g_first_ms = 0;  // time of the first signal; 0: none
+std::atomic<int64_t> g_last_ms = 0;   // time of the latest signal
 std::atomic<int> g_launcher = 0;      // its pid; 0: none
 std::atomic<int> g_wakes = -1;        // an eventfd that wakes the watcher; -1: there is none
-// What a second request says. The run writes into the text that is not in use.
+// The message of a second request. The run writes into the text that is not in use.
 constexpr size_t kMostText = 1024;
 char g_texts[2][kMostText];
 std::atomic<int> g_text = 0;
@@ -45,7 +45,7 @@ int64_t now_ms() {
 
 void print(const char* text) {
   pollfd output{STDERR_FILENO, POLLOUT, 0};
-  if (poll(&output, 1, 0) <= 0) return;  // a terminal that is stopped would block
+  if (poll(&output, 1, 0) <= 0) return;  // a stopped terminal would block
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text, std::strlen(text));
 }
 
@@ -58,7 +58,7 @@ void handle(int signal, siginfo_t* info, void*) {
   const bool from_launcher = (info->si_code == SI_USER || info->si_code == SI_QUEUE) &&
                              g_launcher != 0 && info->si_pid == g_launcher;
   if (g_first_ms.compare_exchange_strong(first, now)) {
-    // The launcher sends SIGTERM with the number of the signal that it got.
+    // The launcher sends SIGTERM with the number of the signal that it received.
     const int original = from_launcher && info->si_code == SI_QUEUE ? info->si_value.sival_int : 0;
     g_received = original ? original : signal;
     const uint64_t one = 1;
@@ -67,8 +67,8 @@ void handle(int signal, siginfo_t* info, void*) {
     errno = error;
     return;
   }
-  // The launcher passes on the first signal that reaches it, however long ago this rank got its
-  // own. To end ranks at once it sends SIGKILL.
+  // The launcher forwards only the first signal that reaches it, which may be long after this rank
+  // received its own. To end ranks immediately it sends SIGKILL.
   const bool from_keyboard = launch::is_keystroke(signal, info->si_code);
   errno = error;
   using std::chrono::milliseconds;
@@ -139,7 +139,7 @@ int SignalGuard::signal() const { return g_received; }
 
 void SignalGuard::set_unsaved(std::string_view text) {
   const int other = 1 - g_text;
-  // The terminal may show a line without an end.
+  // The current line on the terminal may be incomplete.
   const std::string line =
       (isatty(STDERR_FILENO) ? "\r\x1b[K" : "") +
       fit_terminal(STDERR_FILENO, fmt::format("mtrain: ended at once, without saving{}{}",

@@ -1,4 +1,4 @@
-// Catches the signals that ask a run to end early.
+// Handles the signals that request an early end of a run.
 #pragma once
 #include <functional>
 #include <memory>
@@ -7,19 +7,21 @@
 
 namespace mtrain::run {
 
-// While it lives, the signals of launch/end_signals.h ask a run to finish its step, save and end.
-// Signals within a second of the first, and what the launcher passes on, belong to the first; so
-// does a key that is held. A later one ends the process at once.
+// While a SignalGuard exists, the signals of launch/end_signals.h request that a run finishes its
+// step, saves and ends. Signals within a second of the first, signals that the launcher forwards,
+// and repeated signals of a held key belong to the first. A later signal ends the process
+// immediately.
 class SignalGuard {
  public:
-  // Takes over these signals, but not a SIGHUP that nohup has turned off. `on_request`, which may
-  // be empty, is called at the first one, in a thread of its own.
+  // Handles these signals, but not a SIGHUP that nohup has turned off. `on_request`, which may be
+  // empty, is called at the first signal, in a separate thread.
   explicit SignalGuard(std::function<void()> on_request = {});
   ~SignalGuard();  // restores the former handlers
   SignalGuard(const SignalGuard&) = delete;
   SignalGuard& operator=(const SignalGuard&) = delete;
-  int signal() const;  // the signal that came, or 0; as the launcher got it, where it passed one on
-  // Sets what a second request says about what is lost: "steps 5 to 7 are not saved".
+  int signal() const;  // the received signal, or 0; for a forwarded signal, the one that the
+                       // launcher received
+  // Sets the text about the loss that a second request prints: "steps 5 to 7 are not saved".
   void set_unsaved(std::string_view text);
 
  private:

@@ -14,7 +14,7 @@ std::string parameters_text(const RunPlan& plan) {
   const plan::ModelParameters& p = plan.parameters;
   std::string text = human_count(p.total());
   if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
-  // In packed samples attention costs less, since it stays within each document.
+  // In packed samples attention costs less, since it is limited to each document.
   const char* most = plan.dataset.packed_size > 0 ? "at most " : "";
   return fmt::format("{} ({} in matmuls), {}{} FLOPs per token", text,
                      human_count(p.active() - p.looked_up()), most,
@@ -32,7 +32,7 @@ std::string batch_text(const RunPlan& plan) {
                      l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
 }
 
-// Returns what chooses the experts instead of the router; empty if the router does.
+// Returns how experts are chosen instead of by the router; empty if the router chooses them.
 std::string route_text(const RunPlan& plan) {
   using enum plan::ExpertShape::Pattern;
   switch (plan.model.experts.pattern) {
@@ -70,7 +70,7 @@ std::string ranks_text(const RunPlan& plan) {
                             l.stages_per_rank > 1 ? "s" : "", plan.text.schedule);
 }
 
-// Returns the arithmetic in which the CPUs multiply bf16 or fp16; empty for GPUs and for fp32.
+// Returns the CPUs' arithmetic for bf16 or fp16; empty for GPUs and for fp32.
 std::string bf16_text(train::Trainer& t) {
   const auto arithmetic = t.device().bf16_arithmetic();
   if (arithmetic && t.plan().compute_dtype == DType::f16) return "fp16 as fp32";
@@ -108,7 +108,7 @@ std::vector<observe::BannerRow> overlap_rows(const plan::Overlap& overlap, Overl
   for (const plan::OverlapRow& row : overlap.table) {
     if (which != kind_of(row)) continue;
     std::string label = rows.empty() ? overlap_label(which) : "";
-    // Most features are of these sections, whose names would take half of a narrow line.
+    // Most features belong to these sections. Their names would take half of a narrow line.
     std::string_view field = row.field;
     for (const std::string_view section :
          {"comm_overlap.tp_comm_overlap_cfg.", "comm_overlap.", "distributed."})
@@ -157,7 +157,7 @@ std::string trained_text(const RunPlan& plan, const RunStart& start) {
   return fmt::format("all {} parameters, {}", human_count(plan.parameters.total()), weights);
 }
 
-// Returns which checkpoints stay; empty if validation has no part in that.
+// Returns which checkpoints are kept; empty if this does not depend on validation.
 std::string best_text(const plan::CheckpointOptions& c) {
   if (c.keep_best == 0) return "";
   if (c.keep == 0) return "all stay; `best` names that of the lowest validation loss";

@@ -35,8 +35,8 @@ fs::path file_of(const fs::path& tokenizer) {
   return fs::is_directory(tokenizer, error) ? tokenizer / "tokenizer.json" : tokenizer;
 }
 
-// Whether the folder holds a model of another program. open_hf_folder() says what is wrong with it.
-// Data sets, too, have files that end in .bin.
+// Returns whether the folder holds a model of a different program. open_hf_folder() reports its
+// errors. Files that end in .bin do not count: data sets also have them.
 bool has_foreign_model(const fs::path& folder) {
   constexpr std::string_view kNames[] = {"config.json", "adapter_config.json"};
   constexpr std::string_view kEnds[] = {".safetensors", ".gguf", ".distcp", ".pt", ".pth", ".h5"};
@@ -60,7 +60,7 @@ std::vector<checkpoint::ReplicatedTensor> of_model(const train::RouterState& rou
 
 int64_t StoredModel::context() const {
   const int64_t context = std::max(saved.sample_length, saved.model.max_positions);
-  // LongRoPE's factors were chosen by the sequence length, and longer texts may have others.
+  // LongRoPE's factors were chosen for the sequence length; longer texts may need different ones.
   const int64_t most = saved.model.rope.most_positions;
   return most ? std::min(context, most) : context;
 }
@@ -88,7 +88,7 @@ const data::Tokenizer& StoredModel::text_tokenizer() const {
   if (!tokenizer && !saved.tokenizer.path)
     throw UserError(fmt::format("no tokenizer is known of {}, but NullTokenizer", folder.string()),
                     hint);
-  if (!tokenizer) train::open_tokenizer(saved.tokenizer);  // throws: there is no such file
+  if (!tokenizer) train::open_tokenizer(saved.tokenizer);  // throws, since there is no such file
   MT_CHECK(tokenizer, "{} is there now", *saved.tokenizer.path);
   return *tokenizer;
 }
@@ -125,7 +125,7 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine,
     if (tokenizer != "byte" && !used.unknown) used.path = tokenizer;
   }
   m.exceeds_bytes = tokenizer.empty() && !used.path && interchange::exceeds_bytes(m.folder);
-  // A model whose size the recipe says computes without the tokenizer, which may be gone.
+  // A model whose size is in the recipe does not need the tokenizer, which may no longer exist.
   if (!tokenizer.empty() || !used.path || is_file(file_of(*used.path)))
     m.tokenizer = train::open_tokenizer(used);
   return m;

@@ -6,7 +6,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements per chunk: enough work to wake a thread for
+constexpr int64_t kGrain = 16384;  // elements per chunk: enough work to justify waking a thread
 
 template <bool TANH, class T>
 void forward(const GeluForward& a) {

@@ -5,8 +5,8 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-// The Philox of base/rng.h by words and half-words, written again since vector files may not use
-// its inline functions.
+// The Philox of base/rng.h by words and half-words. It is repeated here since vector files may not
+// use inline functions of base/rng.h.
 struct Random {
   __attribute__((always_inline)) uint32_t half(uint64_t key, int64_t n) {
     return word(key, n / 2) >> (n % 2 * 16) & 0xffff;

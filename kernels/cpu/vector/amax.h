@@ -1,11 +1,11 @@
-// The largest size of what a kernel has written, for the scales of 8-bit numbers.
+// The largest absolute value that a kernel has written, for the scales of 8-bit numbers.
 #pragma once
 #include "kernels/cpu/simd.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// Raises amax[0] to the largest finite |x| of n elements where that is larger, if amax is present.
-// Sizes compare as their bits do, so that threads may call this in any order. `x` has just been
+// Raises amax[0] to the largest finite |x| of n elements if that is larger, and if amax is present.
+// Absolute values compare like their bits; threads may call this in any order. `x` has just been
 // written and is in the cache.
 template <class T>
 MT_INLINE void raise_amax(const Span& amax, const T* x, int64_t n) {

@@ -1,5 +1,5 @@
-// Backward of kernels/attention.h, in the tasks of attention_tasks.h. Every sum runs in the order
-// of the sequence.
+// Backward of kernels/attention.h, in the tasks of attention_tasks.h. Every sum has the order of
+// the sequence.
 #include "kernels/cpu/vector/attention_tasks.h"
 #include "kernels/cpu/vector/attention_tile.h"
 
@@ -19,7 +19,7 @@ struct Task {
   // The block of queries.
   int64_t row0, rows;
   float *q, *dout, *probabilities, *dscores;
-  const float *lse, *delta;  // from the block's first row on; lse in base 2
+  const float *lse, *delta;  // starting at the block's first row; lse in base 2
   float* dq;                 // row slabs of the head, for the share's rows
   const Seen* seen;
   ScoreCap cap;
@@ -27,11 +27,11 @@ struct Task {
 
 MT_INLINE void clear(float* p, int64_t floats) {
   for (int64_t i = 0; i < floats; i += kLanes)
-    store(p + i, Vf{});  // all callers clear whole vectors
+    store(p + i, Vf{});  // all callers clear full vectors
 }
 
-// Turns the scores and dout V^T of row i, in the columns from c0 on, into probabilities and the
-// gradients of the scores.
+// Turns the scores and dout V^T of row i, in the columns [c0, c0 + columns), into probabilities and
+// the gradients of the scores.
 template <bool CAPPED>
 MT_INLINE void row_gradients(const Task& t, int64_t i, int64_t c0, int64_t columns) {
   float *p = t.probabilities + i * kLd + c0, *ds = t.dscores + i * kLd + c0;
@@ -67,8 +67,8 @@ MT_INLINE void row_gradients(const Task& t, int64_t i, int64_t c0, int64_t colum
 // of dq.
 MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
   const int64_t width = slabs(t.keys) * W;
-  // A panel may see nothing of the block, since its document or window begins beyond it: then c0 is
-  // the block's end, and c1 = c0.
+  // A panel may attend to no key of the block, if its document or window begins beyond the block:
+  // then c0 is the block's end, and c1 = c0.
   const int64_t c0 = min_of(width, max_of(0, t.seen[i0].begin - t.key0) / W * W);
   const int64_t c1 = max_of(c0, min_of(t.keys, t.seen[i0 + rows - 1].end - t.key0));
   const int64_t columns = div_up(c1 - c0, W) * W;
@@ -89,7 +89,7 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
   }
   for (int64_t i = i0; i < i0 + rows; ++i) {
     float *p = t.probabilities + i * kLd, *ds = t.dscores + i * kLd;
-    // dk and dv read whole rows.
+    // dk and dv read full rows.
     clear(p, c0);
     clear(ds, c0);
     clear(p + c0 + columns, width - c0 - columns);

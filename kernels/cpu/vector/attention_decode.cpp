@@ -1,8 +1,8 @@
 // kernels/attention_decode.h: a task owns all query heads that share a kv head of one query row.
 // Sums have the order of attention_forward.cpp, whose blocks of keys begin at multiples of kKeys
-// positions: a score sums over the head in order, lane l of a block's sum of probabilities has the
-// keys l, l + kLanes, ..., and values are summed key by key. So neither threads nor the way in
-// which keys came into the cache change a bit.
+// positions. A score sums over the head in order, lane l of a block's sum of probabilities has the
+// keys l, l + kLanes, ..., and values are summed key by key. Therefore the result does not depend
+// on the threads, or on how keys were added to the cache.
 #include "kernels/attention_decode.h"
 
 #include "kernels/cpu/vector/attention_tile.h"
@@ -19,8 +19,8 @@ struct Head {
   float top, sum;
 };
 
-// Writes the scores of the block's keys [0, keys), and of those that fill the last vector, whose
-// scores nobody reads.
+// Writes the scores of the block's keys [0, keys), and of the keys that fill the last vector, whose
+// scores are not read.
 template <class T>
 MT_INLINE void score_keys(const Head* head, int64_t heads, const T* k, int64_t stride, int64_t c0,
                           int64_t keys, int64_t D) {
@@ -55,7 +55,7 @@ MT_INLINE void cap_scores(const ScoreCap& cap, const Head* head, int64_t heads, 
 }
 
 // Turns the scores of the keys [begin, keys) into probabilities relative to the running maximum,
-// and those of other keys into 0. Returns the factor by which earlier sums are to be multiplied.
+// and those of other keys into 0. Returns the factor for the earlier sums.
 MT_INLINE float update(Head& h, int64_t c0, int64_t begin, int64_t keys) {
   Vf line = splat(-__builtin_inff());
   for_seen(
@@ -90,7 +90,7 @@ MT_INLINE float update(Head& h, int64_t c0, int64_t begin, int64_t keys) {
 template <class T>
 MT_INLINE void add_values(const Head& h, float decay, const T* v, int64_t stride, int64_t begin,
                           int64_t keys, int64_t D) {
-  constexpr int kVectors = 4;  // sums of so many vectors stay in registers
+  constexpr int kVectors = 4;  // sums of this many vectors stay in registers
   int64_t d = 0;
   for (; d + kVectors * kLanes <= D; d += kVectors * kLanes) {
     Vf sum[kVectors]{};

@@ -1,13 +1,14 @@
 // Forward of kernels/attention.h. A task owns a block of query rows of all heads that share a kv
-// head, and goes through blocks of keys whose bounds are fixed, so that neither the threads nor the
-// size of a task change a bit.
+// head, and iterates over blocks of keys with fixed bounds. Therefore the result does not depend on
+// the threads or the size of a task.
 #include "kernels/cpu/vector/attention_tile.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
 constexpr int64_t kKeys = 256;  // keys in a block
-// Floats between rows of scores: not a power of two, so that rows use different sets of the cache.
+// Floats between rows of scores: not a power of two, therefore rows use different sets of the
+// cache.
 constexpr int64_t kLd = kKeys + 16;
 constexpr int64_t kMaxRows = 256;        // query rows of a task, per head
 constexpr int64_t kMaxFloats = 1 << 17;  // floats of q, or of the sums, in a task: 512 KiB
@@ -20,16 +21,16 @@ struct Softmax {
 
 struct Task {
   const AttentionShape& shape;
-  int64_t rows, panels;              // query rows, and the panels they are cut into
-  const Seen* seen;                  // of each row
+  int64_t rows, panels;              // query rows, and the panels into which they are split
+  const Seen* seen;                  // keys of each row
   int64_t key0, keys;                // the current block
   const float *q, *keys_t, *values;  // q: row slabs of one head
   float *out, *scores;
   ScoreCap cap;
 };
 
-// Turns scores into probabilities relative to the running maximum. Returns the factors by which
-// earlier sums are to be multiplied.
+// Turns scores into probabilities relative to the running maximum. Returns the factors for the
+// earlier sums.
 MT_INLINE Vf update(const Task& t, Softmax& state, int64_t row0, int64_t rows, int64_t c0,
                     int64_t columns) {
   const float kInfinity = __builtin_inff();
@@ -194,7 +195,7 @@ void run(const AttentionForward& f) {
   rows = div_up(s.Sq, div_up(s.Sq, rows));
   const int64_t blocks = div_up(s.Sq, rows), heads = s.B * s.G;
   parallel(heads * blocks, 1, [&](int64_t begin, int64_t) {
-    // Under a causal mask the last rows see the most keys. They go first, so that threads end
+    // Under a causal mask the last rows attend to the most keys. They come first: threads then end
     // together.
     const int64_t block = blocks - 1 - begin / heads, head = begin % heads;
     const int64_t q0 = block * rows, q1 = min_of(s.Sq, q0 + rows);

@@ -22,7 +22,7 @@ MT_INLINE void merge_head(const T* from, float from_lse, float* out, float& lse,
 }  // namespace
 
 void run(const AttentionMerge& a) {
-  constexpr int64_t kGrain = 32768;  // elements per chunk: worth more than waking a thread
+  constexpr int64_t kGrain = 32768;  // elements per chunk: more work than waking a thread
   const int64_t N = a.A * a.D;
   with_float(a.block_out_TN.dtype, [&]<class T>() {
     parallel(a.S * a.B, max_of(1, kGrain / N), [&](int64_t begin, int64_t end) {

@@ -1,7 +1,7 @@
-// How the backward of attention is split into tasks, whatever the kernel that computes them. A task
-// owns the keys and the queries of all heads that share a kv head: nothing is shared with another
-// task. Where there are fewer such tasks than threads, a task owns a block of queries or a block of
-// keys instead; the probabilities are then computed twice, with the same bits.
+// How the backward of attention is split into tasks, for all kernels that compute them. A task owns
+// the keys and the queries of all heads that share a kv head: nothing is shared with another task.
+// If such tasks would leave threads idle, a task owns a block of queries or a block of keys
+// instead. The probabilities are then computed twice, with the same bits.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/cpu/simd.h"
@@ -9,13 +9,14 @@
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// What a task writes: dq of some rows, dk and dv of some keys. The ranges consist of whole blocks.
+// The results of a task: dq of some rows, dk and dv of some keys. The ranges consist of full
+// blocks.
 struct Share {
   int64_t row0, row1, key0, key1;
   bool dq, dkv;
 };
 
-// Splitting heads costs seven GEMMs instead of five, which pays where whole heads would leave
+// Splitting heads costs seven GEMMs instead of five. It pays if tasks of full heads would leave
 // threads without work.
 MT_INLINE bool worth_splitting(int64_t heads, int64_t threads) {
   return 5 * div_up(heads, threads) * threads > 7 * heads;
@@ -37,7 +38,7 @@ MT_INLINE void for_backward_tasks(const AttentionShape& s, int64_t block_rows, i
                 blocks = row_blocks + div_up(s.Skv, block_keys);
   parallel(heads * blocks, 1, [&](int64_t task, int64_t) {
     const int64_t head = task % heads, i = task / heads;
-    // Under a causal mask the last rows and the first keys have the most work: they go first.
+    // Under a causal mask the last rows and the first keys have the most work: they are first.
     if (i < row_blocks) {
       const int64_t row = (row_blocks - 1 - i) * block_rows;
       fn(head, Share{row, min_of(s.Sq, row + block_rows), 0, s.Skv, true, false});

@@ -1,5 +1,5 @@
 // Code that attention's forward and backward share: packed operands, tiles on them, and which keys
-// a row sees.
+// a row attends to.
 //
 // A (rows, D) matrix has two packed layouts, both fp32 and split into slabs of kTileColumns (W):
 //   row slabs     [D / W][rows][W]: B of a GEMM that sums over rows; or A, with rows W apart and
@@ -34,7 +34,7 @@ MT_INLINE Rows<T> rows_of(const HeadSpan& v, const AttentionShape& s, int64_t b,
   return {data_of<T>(v.data) + b * v.token_stride + head * s.D, s.B * v.token_stride};
 }
 
-// Writes row slabs of x, times `factor`. A slab has `total` rows, of which `rows` are written,
+// Writes row slabs of x, times `factor`. A slab has `total` rows; `rows` of them are written,
 // beginning at `out`. The last slab is padded with 0.
 template <class T>
 MT_INLINE void pack_rows(Rows<const T> x, int64_t first, int64_t rows, int64_t D, float factor,
@@ -88,8 +88,8 @@ MT_INLINE void unpack_rows(const float* slab, int64_t total, int64_t rows, int64
   }
 }
 
-// Returns where part i begins when n rows are spread evenly over `parts` parts; part i ends where
-// part i + 1 begins.
+// Returns where part i begins if n rows are split evenly into `parts` parts; part i ends where part
+// i + 1 begins.
 MT_INLINE int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
   return i * (n / parts) + min_of(i, n % parts);
 }
@@ -109,7 +109,7 @@ struct TileArgs {
   int64_t k;
   float* out;  // rows out_ld apart
   int64_t out_ld;
-  // out = decay[row] * out + A B. Where `decay` is null: out += A B with `add`, else out = A B.
+  // out = decay[row] * out + A B. If `decay` is null: out += A B with `add`, else out = A B.
   const float* decay;
   bool add;
 };
@@ -156,7 +156,7 @@ MT_INLINE Tile pick_rows(int64_t rows) {
   return tile<ROWS, VECTORS, A, LD>;
 }
 
-// Returns the tile function for `rows` rows and `columns` columns, which it rounds up to whole
+// Returns the tile function for `rows` rows and `columns` columns, which it rounds up to full
 // vectors.
 template <Operand A, int64_t LD>
 MT_INLINE Tile pick_tile(int64_t rows, int64_t columns) {
@@ -168,7 +168,7 @@ MT_INLINE Tile pick_tile(int64_t rows, int64_t columns) {
 constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
 // 2^x for x <= 1, to about 1 ulp; below -126 it is 0. x = n + r, |r| <= 1/2; the coefficients
-// interpolate 2^r at the Chebyshev nodes, which leaves 3e-9.
+// interpolate 2^r at the Chebyshev nodes, with an error of 3e-9.
 MT_INLINE Vf vexp2(Vf x) {
   const Vf clamped = vmax(splat(-126.0f), x);
   // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
@@ -185,14 +185,14 @@ MT_INLINE Vf vexp2(Vf x) {
   return x < -126.0f ? Vf{} : x == x ? result : x;  // the exponent would hide a NaN's payload
 }
 
-// Caps scores of base 2, which are log2(e) times those that AttentionShape::cap speaks of.
+// Caps scores of base 2. They are log2(e) times the scores that AttentionShape::cap refers to.
 struct ScoreCap {
   float cap, inverse;  // cap 0: none
 
   explicit ScoreCap(float of) : cap(of * kLog2E), inverse(of > 0 ? 1 / (of * kLog2E) : 0) {}
   explicit operator bool() const { return cap > 0; }
   __attribute__((always_inline)) Vf capped(Vf x) const { return vtanh(x * inverse) * cap; }
-  // Returns the derivative of a score that is `y` after the cap.
+  // Returns the derivative of the cap at a score whose capped value is `y`.
   __attribute__((always_inline)) Vf slope(Vf y) const {
     const Vf t = y * inverse;
     return 1.0f - t * t;
@@ -205,13 +205,13 @@ MT_INLINE Vi lane_numbers() {
   return lane;
 }
 
-// The keys [begin, end) that a row sees.
+// The keys [begin, end) that a row attends to.
 struct Seen {
   int64_t begin, end;
 };
 
-// Returns the keys that `row` sees; both ends increase with the row. `document` is where the search
-// for the row's document starts, and is moved forward: the caller asks for rows in order.
+// Returns the keys that `row` attends to; both ends increase with the row. The search for the row's
+// document starts at `document`, and moves it forward: the caller must request rows in order.
 MT_INLINE Seen seen_by(const AttentionShape& s, int64_t row, int64_t& document) {
   Seen seen{0, s.Skv};
   int64_t diagonal = row + s.q_start;

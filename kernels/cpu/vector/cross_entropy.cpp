@@ -8,16 +8,16 @@ namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
 constexpr int kUnroll = 4;
-// Columns of a chunk, which is read twice (maximum, exponentials) while it is in the L1 cache.
+// Columns of a chunk. It is read twice (maximum, exponentials) while it is in the L1 cache.
 constexpr int64_t kChunk = 2048;
 
 struct RowSum {
   float max;   // running maximum m
-  double sum;  // of e^(x - m)
+  double sum;  // running sum of e^(x - m)
 };
 
-// Returns what is subtracted before an exponential: the maximum, or 0 where all logits so far are
-// -inf (-inf - -inf would be NaN).
+// Returns what is subtracted before an exponential: the maximum, or 0 if all logits so far are -inf
+// (-inf - -inf would be NaN).
 MT_INLINE float shift_of(float max) { return max == -__builtin_inff() ? 0.0f : max; }
 
 template <class T>
@@ -26,21 +26,21 @@ float chunk_max(const T* x, int64_t n) {
   for (Vf& v : top) v = splat(-__builtin_inff());
   const Vf lowest = splat(-__builtin_inff());
   for_lanes_unrolled<kUnroll>(n, [&](int64_t i, auto m, int k) {
-    // vmax() passes a NaN by; the sum has it.
+    // vmax() ignores a NaN; the sum preserves it.
     top[k] = vmax(first_lanes(m, load(x + i, m), lowest), top[k]);
   });
   return max_lanes(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
 }
 
-// Reads the row once, chunk by chunk; the sum is over capped logits. Where `shifts` is given, x
-// (fp32, which the gradient will overwrite) becomes e^(x - shifts[chunk]), so that the second pass
-// needs no exponential.
+// Reads the row once, chunk by chunk; the sum is over capped logits. If `shifts` is given, x (fp32,
+// which the gradient will overwrite) becomes e^(x - shifts[chunk]): the second pass then needs no
+// exponential.
 template <class X, class Cap>
 RowSum read_row(X* x, int64_t V, float* shifts, Cap cap) {
   RowSum row{-__builtin_inff(), 0};
   for (int64_t c = 0; c < V; c += kChunk) {
     const int64_t n = min_of(kChunk, V - c);
-    const float max = capped(chunk_max(x + c, n), cap);  // a cap keeps the order
+    const float max = capped(chunk_max(x + c, n), cap);  // a cap is monotonic
     if (max > row.max) {
       row.sum *= double(__builtin_expf(row.max - max));
       row.max = max;
@@ -160,7 +160,7 @@ void rows(const CrossEntropyFromSums& a, Cap cap, int64_t begin, int64_t end) {
   }
 }
 
-// Spreads rows of V logits over all threads.
+// Splits the rows of V logits among all threads.
 template <class Args>
 MT_INLINE void run_rows(const Args& a) {
   with_float(a.logits_TV.dtype, [&]<class T>() {

@@ -1,5 +1,5 @@
-// Element i takes word i % 4 of Philox block i / 4 of its key and is kept where the word is at
-// least p * 2^32.
+// Element i takes word i % 4 of Philox block i / 4 of its key. It is kept if the word is at least
+// p * 2^32.
 #include "kernels/cpu/simd.h"
 #include "kernels/elementwise.h"
 

@@ -5,7 +5,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kGrain = 32768;  // elements per chunk: enough work to wake a thread for
+constexpr int64_t kGrain = 32768;  // elements per chunk: enough work to justify waking a thread
 
 // Sets y[i] to f(i, lanes) for all of y.
 template <class Y, class F>

@@ -5,7 +5,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements per chunk: enough work to wake a thread for
+constexpr int64_t kGrain = 16384;  // elements per chunk: enough work to justify waking a thread
 
 }  // namespace
 
@@ -37,8 +37,8 @@ void run(const EmbeddingForward& a) {
   });
 }
 
-// Every task owns a range of columns and walks all tokens in order, so that no two tasks write the
-// same element.
+// Every task owns a range of columns and visits all tokens in order. No two tasks write the same
+// element.
 void run(const EmbeddingBackward& a) {
   constexpr int64_t kColumns = 128;  // enough consecutive bytes for the prefetcher
   const int64_t columns = a.T * a.H <= kGrain ? max_of(a.H, 1) : kColumns;

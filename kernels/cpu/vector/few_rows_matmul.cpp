@@ -1,7 +1,6 @@
-// kernels/cpu/few_rows_matmul.h: a vector holds kLanes columns of C, whose sums go through k in
-// order, as those of kernels/cpu/gemm.h do. Squares of B are transposed in registers. The rows of B
-// lie one behind the other, so that the rows of the next columns are prefetched at a fixed
-// distance.
+// kernels/cpu/few_rows_matmul.h: a vector holds kLanes columns of C, whose sums run over k in
+// order, as in kernels/cpu/gemm.h. Squares of B are transposed in registers. The rows of B are
+// contiguous: the rows of the next columns are prefetched at a fixed distance.
 #include "kernels/cpu/few_rows_matmul.h"
 
 #include "kernels/cpu/vector/gemm_tile.h"
@@ -69,7 +68,7 @@ MT_INLINE void columns_of(const FewRowsMatmul& f, int64_t n0) {
 
 void run(const FewRowsMatmul& f);
 void run(const FewRowsMatmul& f) {
-  constexpr int64_t kBytes = 1 << 16;  // of B in a task
+  constexpr int64_t kBytes = 1 << 16;  // size of B in a task
   with_float(f.b_NK.dtype, [&]<class T>() {
     const int64_t groups = div_up(f.N, kLanes), group = kLanes * f.K * int64_t(sizeof(T));
     parallel(groups, max_of(1, kBytes / group), [&](int64_t begin, int64_t end) {

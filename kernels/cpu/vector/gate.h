@@ -6,8 +6,8 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
 // The normal distribution function. For z = |x| / sqrt 2 >= 0: erfc(z) = exp(-z^2) t P(t) with t =
-// 1 / (1 + 0.3 z), and P the Chebyshev interpolation of degree 8 over z in [0, 9.4] (relative
-// error 2.4e-8); beyond, exp(-z^2) is 0 in fp32.
+// 1 / (1 + 0.3 z), and P the Chebyshev interpolation of degree 8 over z in [0, 9.4] (relative error
+// 2.4e-8); for larger z, exp(-z^2) is 0 in fp32.
 MT_INLINE Vf normal_cdf(Vf x) {
   const Vf z = vabs(x) * 0.70710678118654752f;
   const Vf t = reciprocal(1.0f + 0.3f * z);

@@ -1,4 +1,5 @@
-// kernels/cpu/gemm.h in fp32: a packed word is one element, widened where it was bf16 or fp16.
+// kernels/cpu/gemm.h in fp32: a packed word is one element, converted to fp32 if it was bf16 or
+// fp16.
 #include "kernels/cpu/vector/gemm_kernels.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {

@@ -1,5 +1,5 @@
 // The kernels of kernels/cpu/gemm.h on vector registers, for packed words of any kind
-// (kernels/cpu/vector/gemm_pack.h). Here the class `Words` also has
+// (kernels/cpu/vector/gemm_pack.h). In addition, the class `Words` has
 //   multiply_add<ROWS, VECTORS, ROW>(a, b, sum)   as in gemm_tile.h, for one word
 #pragma once
 #include "kernels/cpu/vector/gemm_pack.h"
@@ -9,21 +9,21 @@ namespace {
 
 // Words that the inner loop multiplies per iteration.
 constexpr int kUnroll = 4;
-// The argument of __builtin_prefetch for the second-level cache: in the first, the next panel of B
-// would displace the one in use.
+// The argument of __builtin_prefetch for the second-level cache: in the first-level cache, the next
+// panel of B would displace the current one.
 constexpr int kIntoSecondLevel = 2;
 
-// Memory that will be needed soon: a tile prefetches a part of it in every iteration. A tile of few
-// columns prefetches at two places that are `apart` bytes from each other, and begins iteration i
-// there i % 4 steps and i / 4 turns behind `next`: short steps between rows of storage take turns
-// with longer ones along them.
+// Memory that will be needed soon: a tile prefetches a part of it in every iteration. A tile with
+// FEW prefetches two addresses, `apart` bytes from each other. In iteration i the first of them is
+// next + i % 4 * step + i / 4 * turn: steps between rows of storage alternate with turns along the
+// rows.
 struct Ahead {
   const char* next;
   int64_t step;  // bytes
   int64_t turn = 0, apart = 0;
 };
 
-// Where a tile's sums go: GemmKernels::Block for one tile.
+// The destination of a tile's sums: GemmKernels::Block for one tile.
 struct Target {
   const float* in;
   int64_t in_ld;
@@ -114,10 +114,10 @@ void finish_transposed(const Vf* sum, int rows, int vectors, const Target& t) {
   });
 }
 
-// Computes one tile. C is stored some thousand cycles later: its cache lines are prefetched first,
-// and one by one, since many at once would delay the loads of A and B. Where rows of C do not begin
-// at a cache line, a tile's row lies in one line more. Its first line came with the tile to the
-// left, so that the last byte of each 64 is prefetched.
+// Computes one tile. C is stored some thousand cycles later. Its cache lines are prefetched first,
+// and one by one, since many at once would delay the loads of A and B. If rows of C do not begin at
+// a cache line, a tile's row extends over one more line. The tile to the left has already loaded
+// the first of these lines; therefore the last byte of each 64 is prefetched.
 template <class Words, int ROWS, int VECTORS, bool K_MAJOR, bool FEW>
 void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, const Target& t) {
   constexpr int64_t kRow = K_MAJOR ? 1 : kRowStride<Words>, kStep = K_MAJOR ? kTileRows : 1;
@@ -171,7 +171,7 @@ void tile(const float* a, const float* b, int64_t words, const Ahead& ahead, con
 
 using Tile = void (*)(const float*, const float*, int64_t, const Ahead&, const Target&);
 
-// Picks a tile of exactly this height, so that an edge costs only as much as it holds.
+// Picks a tile of exactly this height: the cost of an edge is then proportional to its rows.
 template <class Words, int VECTORS, bool K_MAJOR, bool FEW = false, int ROWS = 1>
 MT_INLINE Tile pick(int64_t rows) {
   if constexpr (ROWS < kTileRows)
@@ -191,23 +191,24 @@ MT_INLINE int64_t offset(const GemmKernels::Block& s, int64_t row, int64_t colum
   return s.transposed ? column * ld + row : row * ld + column;
 }
 
-// With at most this many panels of B, tiles prefetch what is packed next of a row-major A: B lies
-// in the second-level cache already, and packing would wait for memory.
+// With at most this many panels of B, tiles prefetch the part of a row-major A that is packed next:
+// B is already in the second-level cache, and packing would wait for memory.
 constexpr int64_t kFewPanels = 4;
 
-// Returns what the tile of panel p of A and panel q of B prefetches of the next A. With two panels
-// of B, all tiles together prefetch the whole of it. Its panels are taken to be as high as those of
-// this block.
+// Returns the part of the next A that the tile of panel p of A and panel q of B prefetches. With
+// two panels of B, all tiles together prefetch all of it. Its panels are assumed to be as high as
+// those of this block.
 template <class Words>
 MT_INLINE Ahead ahead_of_a(const GemmKernels::Block& s, int64_t p, int64_t q) {
   const int64_t ld = s.next_a_ld * s.next_a_size;
   const int64_t row = s.row[p] - s.row[0] + q * div_up(kTileRows, s.b_panels);
-  // In the time of 16 words, 16 of each row of this tile's share are prefetched.
+  // In 16 words of computation, 16 words of each row of this tile's share are prefetched.
   const int64_t turn = 4 * kUnroll * Words::kDepth * s.next_a_size;
   return {static_cast<const char*>(s.next_a) + row * ld, ld, turn, 4 * ld};
 }
 
-// A panel of B stays in the first-level cache while the panels of A come from the second.
+// A panel of B stays in the first-level cache while the panels of A are read from the second-level
+// cache.
 template <class Words, bool FEW>
 MT_INLINE void block_of(const GemmKernels::Block& s) {
   const int64_t out_size = s.out_type == DType::f32 ? 4 : 2;
@@ -216,7 +217,7 @@ MT_INLINE void block_of(const GemmKernels::Block& s) {
     const int64_t columns = min_of(s.columns - j, kTileColumns);
     Tile run = nullptr;
     int64_t height = 0;
-    // The tiles of this panel of B prefetch the next one, each a part of it.
+    // The tiles of this panel of B each prefetch a part of the next panel.
     Ahead ahead{reinterpret_cast<const char*>(s.b + (q + 1) * kTileColumns * s.words),
                 div_up(kTileColumns * 4 * kUnroll, s.panels)};
     for (int64_t p = 0; p < s.panels; ++p) {
@@ -245,8 +246,8 @@ void block(const GemmKernels::Block& s) {
     block_of<Words, false>(s);
 }
 
-// Measured with N 8192, K 768: AVX2 gains from a transposed C at 128 rows and loses at 256, AVX-512
-// gains at 384 still.
+// Measured with N 8192, K 768: AVX2 gains from a transposed C at 128 rows and loses at 256; AVX-512
+// still gains at 384.
 constexpr int64_t kFewRows = kLanes == 8 ? 192 : 512;
 
 template <class Words>
@@ -258,7 +259,7 @@ constexpr GemmKernels gemm_kernels(void (*pack_a)(const GemmKernels::PackA&),
           .word_multiple = Words::kWordMultiple,
           .row_stride = kRowStride<Words>,
           .max_words = Words::kMaxWords,
-          .max_packed_b = 2 << 20,  // 8 MiB, of which a shared cache holds two
+          .max_packed_b = 2 << 20,  // 8 MiB; a shared cache holds two such blocks
           .most_columns = 2048,
           .fewest_columns = 512,
           .unit_words = 60'000,  // 230 KiB in a core's second-level cache

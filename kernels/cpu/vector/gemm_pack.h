@@ -1,14 +1,13 @@
-// Packing for kernels/cpu/gemm.h, into words of any kind. A word is 32 bits of a packed panel,
-// which one lane of a vector multiplies at once. The including file describes a word by a class
-// `Words`:
+// Packing for kernels/cpu/gemm.h, into words of any kind. A word is 32 bits of a packed panel; one
+// lane of a vector multiplies it at once. The including file describes a word by a class `Words`:
 //   kDepth            number of consecutive k in a word
 //   kWordMultiple     a packed k block of B is padded with zeros to a multiple of this many words
 //   kMaxWords         words of the longest k block
-// and, by its member class Packed<T>, how a word is made from an operand's elements T:
-//   along(p), along(p, count)       kLanes words of k that lie side by side at p; only `count`
-//                                   elements are there, the others are taken as 0
+// Its member class Packed<T> makes a word from an operand's elements T:
+//   along(p), along(p, count)       kLanes words of contiguous k at p; only `count` elements
+//                                   exist, and the others count as 0
 //   across(p, ld, deep, lanes)      one word for each of kLanes neighbours at p, whose k are `ld`
-//                                   apart; with `deep` all kDepth of them are there
+//                                   apart; with `deep` all kDepth of them exist
 #pragma once
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/simd.h"
@@ -24,7 +23,7 @@ MT_INLINE int64_t packed_words(int64_t k) {
   return div_up(div_up(k, Words::kDepth), kMultiple) * kMultiple;
 }
 
-// One cache line longer than the words, so that the rows of a panel fall into different sets of the
+// One cache line longer than the words: the rows of a panel are then in different sets of the
 // first-level cache.
 template <class Words>
 constexpr int64_t kRowStride = Words::kMaxWords + 16;
@@ -40,17 +39,17 @@ MT_INLINE void prefetch_rows(const T* line, int64_t ld) {
   for (int i = 0; i < Words::kDepth; ++i) __builtin_prefetch(line + (kRowsAhead + i) * ld);
 }
 
-// Packs A stored (K, M): some rows of storage at a time, of which every panel takes a part, so that
-// reads follow the storage.
+// Packs A stored (K, M): some rows of storage at a time, and every panel takes a part of them.
+// Reads then follow the storage.
 template <class Words, class T>
 void pack_k_major(const GemmKernels::PackA& p) {
   using Packed = typename Words::template Packed<T>;
   constexpr int64_t kRows = 8 * Words::kDepth, kLine = 64 / int64_t(sizeof(T));
   const T* a = static_cast<const T*>(p.a);
   const int64_t width = p.row[p.panels] - p.row[0];
-  // Whole vectors are read where they stay inside the matrix: what they hold beyond a panel's rows
-  // is overwritten by the next k, or lies in the padding after the last. In the last row of storage
-  // a vector stays inside if it begins at `last_whole` or before.
+  // Full vectors are read if they stay inside the matrix. Their elements beyond a panel's rows are
+  // overwritten by the next k, or are in the padding after the last. In the last row of storage a
+  // vector stays inside if it begins at `last_whole` or before.
   const int64_t last_whole = p.rows_to_end - kLanes;
   float* to = p.out;
   for (int64_t k0 = p.k0; k0 < p.k1; k0 += kRows, to += 8 * kTileRows) {
@@ -85,7 +84,7 @@ MT_INLINE void copy_row(const T* from, int64_t ld, int64_t n, float* to) {
     __builtin_prefetch(from + 2 * ld);
     store(to, Packed::along(from));
   }
-  if (n > 0) store(to, Packed::along(from, n));  // the end of this vector lies in the padding
+  if (n > 0) store(to, Packed::along(from, n));  // the end of this vector is in the padding
 }
 
 template <class Words, class T>
@@ -99,8 +98,8 @@ void pack_a_of(const GemmKernels::PackA& p) {
                       p.out + i * kPanel<Words> + (row - p.row[i]) * kRowStride<Words>);
 }
 
-// Packs B stored (K, N): some rows at a time over all panels, so that reads follow a few rows of
-// storage and writes fill whole cache lines.
+// Packs B stored (K, N): some rows at a time over all panels. Reads then follow a few rows of
+// storage, and writes fill full cache lines.
 template <class Words, class T>
 void pack_b_rows(const GemmKernels::PackB& p) {
   using Packed = typename Words::template Packed<T>;

@@ -6,7 +6,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
 // The sums take all registers except those for a row of B and one broadcast of A: 28 of 32, 12 or 8
-// of 16. There are never more rows than lanes, so that a column of a tile fits into a vector.
+// of 16. There are never more rows than lanes: a column of a tile fits into a vector.
 #if defined(__AVX512F__)
 inline constexpr int kTileRows = 14;
 #elif defined(__AVX2__)

@@ -19,7 +19,7 @@ MT_INLINE float total(const Vf (&acc)[kUnroll]) {
   return sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3]));
 }
 
-// Returns what a norm multiplies by.
+// Returns the factor of a norm: w, or 1 + w.
 template <bool ONE, class T, class M>
 MT_INLINE Vf factor(const T* w, const M& m) {
   const Vf v = load(w, m);
@@ -36,8 +36,7 @@ void forward_rows(const NormForward& a, int64_t begin, int64_t end) {
     const int64_t start = row_start(a, r);
     const T* x = data_of<T>(a.x_TH) + start;
     T* y = data_of<T>(a.y_TH) + start;
-    // Statistics are taken from the sum as it is stored, rounding included: backward sees the same
-    // numbers.
+    // Statistics are computed from the stored, rounded sum: backward reads the same numbers.
     Vf acc[kUnroll] = {};
     if (a.residual_TH.data) {
       const T* residual = data_of<T>(a.residual_TH) + start;

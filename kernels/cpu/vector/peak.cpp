@@ -1,4 +1,4 @@
-// Multiply-adds that depend on registers alone, enough of them in flight to hide their latency.
+// Multiply-adds that depend only on registers, with enough of them in flight to hide their latency.
 #include "kernels/cpu/simd.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
@@ -7,8 +7,8 @@ constexpr int kChains = kLanes >= 16 ? 24 : 12;
 
 double fma_flops(int64_t steps, float seed, float* out);
 
-// Runs `steps` rounds and returns how many operations they had; *out keeps the compiler from
-// removing them.
+// Runs `steps` rounds and returns their number of operations; *out keeps the compiler from removing
+// them.
 double fma_flops(int64_t steps, float seed, float* out) {
   Vf sum[kChains];
 #pragma GCC unroll 24

@@ -5,7 +5,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements per chunk: enough work to wake a thread for
+constexpr int64_t kGrain = 16384;  // elements per chunk: enough work to justify waking a thread
 
 MT_INLINE float weight_of(const ConstSpan& weight_TK, int64_t choice) {
   return weight_TK.data ? data_of<float>(weight_TK)[choice] : 1.0f;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per chunk, fixed: the sum's order depends on it
 constexpr int kUnroll = 4;
-constexpr int64_t kAhead = 4096;  // elements from what is read to what is prefetched
+constexpr int64_t kAhead = 4096;  // the distance of prefetching, in elements
 
 // Sum of f(x) in fp64: lanes within a chunk, then the chunks in order.
 template <class T, class F>
@@ -37,7 +37,7 @@ int64_t first_non_finite(const T* x, int64_t count) {
   const Scratch<int64_t> found(chunks);
   int64_t* chunk_found = found.get();
   parallel(count, kGrain, [=](int64_t begin, int64_t end) {
-    Vf bad = {};  // NaN - NaN and Inf - Inf are NaN, and stay it
+    Vf bad = {};  // NaN - NaN and Inf - Inf are NaN; a sum with NaN stays NaN
     for_lanes(end - begin, [&](int64_t i, auto m) {
       const Vf v = load(x + begin + i, m);
       bad += v - v;

@@ -5,7 +5,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kGrain = 4096;  // logits that are worth more than waking a thread
+constexpr int64_t kGrain = 4096;  // logits in a chunk: more work than waking a thread
 
 // --- scores of one token ---
 template <class T>
@@ -22,15 +22,15 @@ float log_sum_of(const T* x, int64_t E) {
   for_lanes(E, [&](int64_t e, auto m) { sum += only(vexp(load(x + e, m) - shift), m); });
   return shift + float(__builtin_log(double(sum_lanes(sum))));
 }
-// Returns the scores of the experts from e on: a softmax has `log_sum`.
+// Returns the scores of the logits at x; a softmax uses `log_sum`.
 template <class T, class Lanes>
 MT_INLINE Vf scores(RouterScore form, const T* x, float log_sum, Lanes m) {
   const Vf v = load(x, m);
   return only(form == RouterScore::softmax ? vexp(v - log_sum) : sigmoid(v), m);
 }
 
-// --- choices ---
-// Returns the position of the largest value that is not taken; of equal ones the first.
+// --- choices --- Returns the index of the largest value that is not taken, the first among equal
+// ones.
 MT_INLINE int64_t best_of(const float* value, const bool* taken, int64_t n) {
   int64_t best = -1;
   for (int64_t i = 0; i < n; ++i)
@@ -38,7 +38,7 @@ MT_INLINE int64_t best_of(const float* value, const bool* taken, int64_t n) {
   return best;
 }
 
-// Takes the experts of all groups but the best ones out of the choice.
+// Excludes the experts of all groups except the best ones.
 void leave_best_groups(const RouterForm& form, int64_t E, int64_t K, const float* value,
                        bool* taken, float* group, bool* group_taken) {
   const int64_t size = E / form.groups, best = max_of(1, K / form.best_groups);
@@ -72,11 +72,12 @@ void softmax_over_chosen(const T* x, const int32_t* expert, int64_t K, float* we
   for (int64_t k = 0; k < K; ++k) weight[k] /= sum;
 }
 
-// Divided by their sum, scores of a softmax over all are those of one over the chosen ones.
+// The scores of a softmax over all experts, divided by the sum of the chosen ones, are the softmax
+// over the chosen ones.
 MT_INLINE bool weights_over_chosen(const RouterForm& form) {
   return form.over_chosen || (form.normalize && form.score == RouterScore::softmax);
 }
-constexpr float kLeastSum = 1e-20f;  // of scores, each of which may be 0
+constexpr float kLeastSum = 1e-20f;  // added to sums of scores, which may be 0
 
 template <class T>
 void tokens(const RouteTokens& a, int64_t begin, int64_t end) {
@@ -107,7 +108,8 @@ void tokens(const RouteTokens& a, int64_t begin, int64_t end) {
     if (a.choice_TK.data) {
       for (int64_t k = 0; k < K; ++k) expert[k] = data_of<int32_t>(a.choice_TK)[t * K + k];
     } else {
-      // Scores rise with the logits, which differ where scores have become equal by rounding.
+      // Scores increase with the logits. Logits may differ although their scores are equal after
+      // rounding.
       const bool by_logits = form.over_chosen || (!bias && form.groups == 1);
       for (int64_t e = 0; e < E; ++e) {
         value[e] = (by_logits ? to_float(x[e]) : score[e]) + (bias ? bias[e] : 0.0f);
@@ -132,7 +134,7 @@ void tokens(const RouteTokens& a, int64_t begin, int64_t end) {
   }
 }
 
-// --- sums for the losses: a chunk has some experts, and adds the tokens in their order ---
+// --- sums for the losses: a chunk has some of the experts, and adds the tokens in order ---
 template <class T>
 void columns(const RouterSums& a, int64_t b, int64_t begin, int64_t end) {
   float* const sum = data_of<float>(a.sums_BS) + b * router_sums(a.E) + a.E;
@@ -192,7 +194,7 @@ void gradients(const RouteTokensGrad& a, int64_t begin, int64_t end) {
     } else {
       score_gradients(form, expert, dweight, K, score.get(), ds.get());
     }
-    float mean = 0;  // of the losses' gradients, weighted by the normalized scores
+    float mean = 0;  // mean of the losses' gradients, weighted by the normalized scores
     if (loss) {
       Vf sum = {};
       for_lanes(E, [&](int64_t e, auto m) {

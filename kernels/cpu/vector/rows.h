@@ -1,12 +1,12 @@
-// Sums over rows, deterministic and parallel: the rows are split into chunks by the sizes alone,
-// each chunk sums into a row of its own, and the chunks' sums are added in order.
+// Sums over rows, deterministic and parallel: the rows are split into chunks that depend only on
+// the sizes, each chunk sums into its own row, and the chunks' sums are added in order.
 #pragma once
 #include "kernels/cpu/simd.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
 constexpr int64_t kMaxRowChunks = 64;         // bounds the memory of the chunks' sums
-constexpr int64_t kRowChunkElements = 16384;  // a chunk is worth more than waking a thread
+constexpr int64_t kRowChunkElements = 16384;  // a chunk takes longer than waking a thread
 
 MT_INLINE int64_t rows_per_chunk(int64_t rows, int64_t width) {
   return max_of(1, max_of(div_up(rows, kMaxRowChunks), kRowChunkElements / max_of(width, 1)));

@@ -1,6 +1,6 @@
 // Backward of kernels/attention.h for bf16 on AMX tiles, in the tasks of attention_tasks.h. Every
-// sum runs in the order of the sequence. Probabilities and the gradients of scores are computed in
-// fp32 and rounded to bf16 before they are multiplied.
+// sum has the order of the sequence. Probabilities and the gradients of scores are computed in fp32
+// and rounded to bf16 before they are multiplied.
 #include "kernels/cpu/vector/attention_tasks.h"
 #include "kernels/cpu/vector_amx/attention_tiles.h"
 
@@ -13,20 +13,20 @@ struct Task {
   const AttentionShape& shape;
   const Share& share;
   int64_t D;     // padded
-  float factor;  // of scores, base 2
+  float factor;  // scale of the scores, base 2
   // The block of keys: K and V as A of S^T = K Q^T and dP^T = V dO^T, K^T as A of dQ^T = K^T dS^T.
   int64_t key0, keys;
   float *k_steps, *v_steps, *k_steps_t;
   float *dkeys, *dvalues;
-  // The block of queries: B of the first two products, then of dK = dS^T Q and dV = P^T dO.
+  // The block of queries: B of the first two GEMMs, then of dK = dS^T Q and dV = P^T dO.
   int64_t row0, rows;
   float *q_pairs_t, *dout_pairs_t, *q_pairs, *dout_pairs;
   float *probabilities, *dscores;  // P^T and dS^T as A, steps of 32 rows
-  float* dscore_pairs;             // of one panel of rows: dS^T as B of dQ^T
+  float* dscore_pairs;             // one panel of rows: dS^T as B of dQ^T
   float* squares;                  // room for S^T and dP^T of two squares
-  const float *lse, *delta;        // from the block's first row on; lse in base 2
+  const float *lse, *delta;        // starting at the block's first row; lse in base 2
   const Seen* seen;
-  float* dq;  // of the head: squares of one panel of the share's rows after another
+  float* dq;  // dQ^T of the head: the squares of the share's rows, panel after panel
   ScoreCap cap;
 };
 
@@ -38,7 +38,7 @@ MT_INLINE __m512i narrow_line(const Vf (&x)[2]) {
   return (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
 }
 
-// Rows of a panel in the order in which unpacking within quarters of a vector puts their pairs.
+// Returns the rows of a panel in the order that unpacking pairs within quarters of a vector gives.
 MT_INLINE Vf in_order(const float* line, int half) {
   alignas(64) static constexpr int32_t kFrom[2][16] = {
       {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23},
@@ -52,7 +52,7 @@ template <bool WHOLE, bool CAPPED>
 MT_INLINE void square_gradients(const Task& t, const PanelSeen& seen, int64_t c, const float* s,
                                 const float* dp, const Lanes32& lse, const Lanes32& delta,
                                 float* p_line, float* ds_line, float* ds_pairs) {
-  const float factor = CAPPED ? 1.0f : t.factor;  // capped scores have it already
+  const float factor = CAPPED ? 1.0f : t.factor;  // capped scores already include it
   for (int64_t j = 0; j < kSide; j += 2) {
     __m512i gradient[2];
 #pragma GCC unroll 2
@@ -119,7 +119,7 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0) {
 }
 
 // Adds the block's share of dv and dk of 32 keys. rows_panel() has written them for a range of
-// panels, since what rows see moves on with them.
+// panels, since the keys that rows attend to move with the rows.
 MT_INLINE void keys_panel(const Task& t, int64_t j0) {
   int64_t begin = 0, end = 0;
   for (int64_t i0 = 0; i0 < t.rows; i0 += kSide) {
@@ -159,10 +159,10 @@ MT_INLINE float dot(const bf16* a, const bf16* b, int64_t n) {
   return sum_lanes(sum);
 }
 
-// What all blocks of a task need to know of their rows.
+// Data about the rows of a task that all its blocks need.
 struct RowFacts {
   Seen* seen;
-  float *lse, *delta;  // of one head after another
+  float *lse, *delta;  // for each head in turn
   int64_t lines;       // rows from one head to the next
 };
 

@@ -1,7 +1,8 @@
 // Forward of kernels/attention.h for bf16 on AMX tiles. A task owns a block of query rows of all
-// heads that share a kv head, and goes through blocks of keys whose bounds are fixed, so that
-// neither the threads nor the size of a task change a bit. Scores and sums are fp32; probabilities
-// are rounded to bf16 before they are multiplied by V, and added up unrounded.
+// heads that share a kv head, and iterates over blocks of keys with fixed bounds. Therefore the
+// result does not depend on the threads or the size of a task. Scores and sums are fp32;
+// probabilities are rounded to bf16 before they are multiplied by V; their sums use the unrounded
+// values.
 #include "kernels/cpu/vector_amx/attention_tiles.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
@@ -19,17 +20,17 @@ struct Softmax {
 
 struct Task {
   int64_t D, rows;     // padded D; query rows
-  const Seen* seen;    // of each row
+  const Seen* seen;    // keys of each row
   int64_t key0, keys;  // the current block
-  float factor;        // of scores, base 2
+  float factor;        // scale of the scores, base 2
   const float *k_steps, *v_steps_t;
-  float *scores, *pairs;  // of one panel: S^T, and P^T as B of O^T = V^T P^T
+  float *scores, *pairs;  // one panel: S^T; and P^T as B of O^T = V^T P^T
   const float* q;         // pairs of one head
-  float* out;             // O^T of one head: squares of one panel after another
+  float* out;             // O^T of one head: squares, panel after panel
   ScoreCap cap;
 };
 
-// Computes the scores of a square and returns the maximum of its rows and `top`.
+// Returns each row's maximum over `top` and the scores of a square.
 template <bool WHOLE>
 MT_INLINE Lanes32 square_top(const float* scores, const PanelSeen& seen, int64_t c, float factor,
                              Lanes32 top) {
@@ -42,7 +43,7 @@ MT_INLINE Lanes32 square_top(const float* scores, const PanelSeen& seen, int64_t
     for (int half = 0; half < 2; ++half) {
       Vf x = load(scores + j * kSide + half * kTile) * factor;
       if constexpr (!WHOLE) x = seen.sees(c + j, half) ? x : lowest;
-      to.of[half] = vmax(x, to.of[half]);  // passes a NaN by; the sum has it
+      to.of[half] = vmax(x, to.of[half]);  // ignores a NaN; the sum preserves it
     }
   }
   return {{vmax(other.of[0], top.of[0]), vmax(other.of[1], top.of[1])}};
@@ -82,7 +83,7 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
   const float* q = t.q + row0 * t.D / 2;
   float* out = t.out + row0 * t.D;
   Lanes32 top = state.top;
-  const float factor = t.cap ? 1.0f : t.factor;  // capped scores have it already
+  const float factor = t.cap ? 1.0f : t.factor;  // capped scores already include it
   for (int64_t c = seen.c0; c < seen.c1; c += kSide) {
     float* square = t.scores + (c - seen.c0) * kSide;
     multiply_square<false>(t.k_steps + c * kTile, kKeys * kTile, q, t.D / kStep, square);
@@ -204,7 +205,7 @@ void run(const AttentionForward& f) {
   rows = padded(div_up(s.Sq, div_up(s.Sq, rows)));
   const int64_t blocks = div_up(s.Sq, rows), heads = s.B * s.G;
   parallel(heads * blocks, 1, [&](int64_t begin, int64_t) {
-    // Under a causal mask the last rows see the most keys. They go first, so that threads end
+    // Under a causal mask the last rows attend to the most keys. They come first: threads then end
     // together.
     const int64_t block = blocks - 1 - begin / heads, head = begin % heads;
     configure_tiles();

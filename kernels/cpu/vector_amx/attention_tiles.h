@@ -1,9 +1,9 @@
-// Code that attention's forward and backward on AMX tiles share: packed operands, and products of
+// Code that attention's forward and backward on AMX tiles share: packed operands, and GEMMs on
 // them.
 //
-// Scores are computed as S^T = K Q^T, whose lines are keys and whose lanes are query rows. Maxima,
-// sums and masks of rows are then those of lanes; P^T is, line by line, what the tiles take as the
-// left operand of dV = P^T dO, and pairs of its lines are the right operand of O^T = V^T P^T.
+// Scores are computed as S^T = K Q^T: its lines are keys and its lanes are query rows. Maxima, sums
+// and masks of rows are then computed per lane. The lines of P^T are the left operand of dV = P^T
+// dO, and pairs of its lines are the right operand of O^T = V^T P^T.
 //
 // All sizes are padded with zeros to multiples of 32 (kSide). Operands are bf16. A left operand A
 // (M, K) is stored as
@@ -21,10 +21,10 @@ static_assert(kSide == W);
 constexpr int64_t kSquare = kSide * kSide;
 
 MT_INLINE int64_t padded(int64_t n) { return div_up(n, kSide) * kSide; }
-// Floats that n bf16 elements take.
+// Returns the size of n bf16 elements in floats.
 MT_INLINE int64_t halves(int64_t n) { return n / 2; }
 
-// Loads 32 elements of which `count` are there; the others are 0.
+// Loads 32 elements. Only `count` of them exist; the others are 0.
 MT_INLINE Vf load_line(const bf16* p, int64_t count) {
   if (count >= kStep) {
     Vf v;
@@ -36,7 +36,7 @@ MT_INLINE Vf load_line(const bf16* p, int64_t count) {
 
 // --- packing: rows [first, first + rows) of x, D elements each, and zeros ---
 
-// As A = X: steps over D. A step has `total` rows, of which the padded rows are written.
+// As A = X: steps over D. A step has `total` rows; the padded rows of x are written.
 MT_INLINE void pack_steps(Rows<const bf16> x, int64_t first, int64_t rows, int64_t D, int64_t total,
                           float* out) {
   for (int64_t i = 0; i < padded(rows); ++i)
@@ -80,7 +80,7 @@ MT_INLINE void pack_pairs_t(Rows<const bf16> x, int64_t first, int64_t rows, int
     }
 }
 
-// As B = X: pairs along rows, of which there is room for `total`.
+// As B = X: pairs along rows, with room for `total` rows.
 MT_INLINE void pack_pairs(Rows<const bf16> x, int64_t first, int64_t rows, int64_t D, int64_t total,
                           float* out) {
   const auto wide = [](const bf16* p, int64_t count) {
@@ -95,7 +95,7 @@ MT_INLINE void pack_pairs(Rows<const bf16> x, int64_t first, int64_t rows, int64
     }
 }
 
-// --- products ---
+// --- GEMMs ---
 
 // C = A B or C += A B for one square of C. `a` and `b` are its first row and column, `a_step` the
 // floats from one step of A to the next.
@@ -133,8 +133,8 @@ MT_INLINE void multiply_square(const float* a, int64_t a_step, const float* b, i
 
 // --- softmax ---
 
-// 2^x to about 1 ulp, for x of any size: 2^floor(x) times a polynomial in the rest, which is 1 at 0
-// and was fitted to least relative error over [0, 1), 9e-8. NaN stays NaN, and 2^-inf is 0.
+// 2^x to about 1 ulp, for x of any size: 2^floor(x) times a polynomial in the rest. It is 1 at 0,
+// and was fitted over [0, 1) to a minimal relative error of 9e-8. NaN stays NaN, and 2^-inf is 0.
 MT_INLINE Vf power_of_2(Vf x) {
   constexpr int kBelow = 1;  // the rest over the next lower integer
   const Vf r = (Vf)_mm512_maskz_reduce_ps(0xffff, (__m512)x, kBelow);
@@ -147,7 +147,7 @@ MT_INLINE Vf power_of_2(Vf x) {
   return (Vf)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)x);
 }
 
-// Turns a square of products q k^T into capped scores of base 2; `factor` is that of scores.
+// Turns a square of q k^T into capped scores of base 2; `factor` is the factor of scores.
 MT_INLINE void cap_square(const ScoreCap& cap, float factor, float* square) {
   for (int64_t i = 0; i < kSquare; i += kLanes)
     store(square + i, cap.capped(load(square + i) * factor));
@@ -163,12 +163,12 @@ MT_INLINE void store_lanes(float* p, const Lanes32& x) {
   store(p + kTile, x.of[1]);
 }
 
-// PanelSeen says which keys of a block the rows of a panel see: row i those in [begin[i], end[i]);
-// rows beyond the last see none.
+// Which keys of a block the rows of a panel attend to: row i to those in [begin[i], end[i]); rows
+// beyond the last to none.
 struct PanelSeen {
   Vi begin[2], end[2];
-  int64_t c0, c1;      // squares of the keys [c0, c1) are computed, from a multiple of kSide on
-  int64_t all0, all1;  // every row sees the keys [all0, all1)
+  int64_t c0, c1;      // squares of the keys [c0, c1) are computed; c0 is a multiple of kSide
+  int64_t all0, all1;  // every row attends to the keys [all0, all1)
   bool whole(int64_t c) const { return c >= all0 && c + kSide <= all1; }
   __attribute__((always_inline)) Vi sees(int64_t key, int half) const {
     const Vi k = int32_t(key) - Vi{};

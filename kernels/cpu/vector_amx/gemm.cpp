@@ -1,15 +1,16 @@
 // kernels/cpu/gemm.h on AMX tiles: one instruction multiplies 16 rows of A, 32 k long, by 32 k of
-// 16 columns of B. Compiled once, for CPUs that have it.
+// 16 columns of B. Compiled once, for CPUs that have AMX.
 //
-// Tiles are so fast that all other work costs time. A panel of A, 32 rows and one k block,
-// stays in the first-level cache while the packed block of B streams past it from the second; A is
-// read where the caller has it unless it must be transposed. The sums of one tile of C go through a
-// small buffer, and vector instructions carry them to C between the tile instructions of the next.
+// Tiles are so fast that all other work costs time. A panel of A, 32 rows and one k block, stays in
+// the first-level cache while the packed block of B streams from the second-level cache. A is read
+// from the caller's memory if a_in_place() allows it. The sums of one square of C are written to a
+// small buffer, and vector instructions copy them to C between the tile instructions of the next
+// square.
 //
-// An element's sum over one k block is made in a tile, in fp32: each instruction sums its 32 k and
-// adds them to the tile, in rising order. Blocks are added to each other. A k block is filled up to
-// whole steps of 32 with zeros in A and in B, so that a NaN or an infinity beyond it can do
-// nothing. Rows and columns beyond C's edge are computed from whatever lies there, and are not
+// An element's sum over one k block is computed in a tile, in fp32: each instruction sums its 32 k
+// and adds them to the tile, in increasing order. The sums of the blocks are then added. A k block
+// is padded with zeros to full steps of 32, in A and in B: a NaN or an infinity beyond it has no
+// effect. Rows and columns beyond C's edge are computed from arbitrary memory contents, and are not
 // stored.
 #include "kernels/cpu/vector/bf16_pairs.h"
 #include "kernels/cpu/vector/gemm_pack.h"
@@ -19,7 +20,7 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kStepFloats = kSide * kTile;  // of a packed panel of A or B
+constexpr int64_t kStepFloats = kSide * kTile;  // floats of one step of a packed panel of A or B
 static_assert(kSide == kTileColumns);
 
 struct TileWords : Bf16Pairs {
@@ -30,7 +31,7 @@ struct TileWords : Bf16Pairs {
 
 // --- packing A ---
 
-// A packed panel of A is [step of k][row][32 k]: the rows of a tile follow each other.
+// A packed panel of A is [step of k][row][32 k]: the rows of a tile are contiguous.
 void copy_panel(const bf16* a, int64_t ld, int64_t rows, int64_t k, float* out) {
   for (int64_t i = 0; i < rows; ++i, a += ld, out += kTile) {
     float* to = out;
@@ -69,11 +70,11 @@ void pack_a(const GemmKernels::PackA& p) {
   }
 }
 
-// Returns whether tiles can be loaded from A itself: where it has whole steps of k, in whole cache
-// lines, and no row that is loaded lies beyond the matrix. This is too slow where the rows fall
-// into few sets of the first-level cache. Rows 64 lines apart fall into the same set, so that the k
-// / kStep lines of each row fill all sets evenly only if the largest power of 2 that divides the
-// rows' distance in lines is no larger than k / kStep.
+// Returns whether tiles can be loaded from A itself: if it has full steps of k, in full cache
+// lines, and no row that is loaded is beyond the matrix. This is too slow if the rows map to few
+// sets of the first-level cache. Rows 64 lines apart map to the same set. The k / kStep lines of
+// each row therefore fill all sets evenly only if the largest power of 2 that divides the rows'
+// distance in lines is no larger than k / kStep.
 bool a_in_place(const GemmKernels::PackA& p) {
   const int64_t line = 64, row_bytes = p.ld * 2, k = p.k1 - p.k0;
   if (p.trans || k % kStep != 0 || row_bytes % line != 0 || uintptr_t(p.a) % line != 0)
@@ -90,7 +91,7 @@ struct Square {
   alignas(64) float sum[kSide * kSide];
 };
 
-// Where in C a square's sums go; rows == 0 means nowhere.
+// The destination in C of a square's sums; rows == 0 means none.
 struct Destination {
   const float* in;
   int64_t in_ld;
@@ -98,17 +99,17 @@ struct Destination {
   int64_t out_ld;
   DType out_type;
   const float* bias;
-  int64_t rows, columns;  // of the square, as far as they lie in C
+  int64_t rows, columns;  // size of the square, limited to the part inside C
   bool transposed;
 };
 
-// How a square is stored into C in kPieces pieces: two rows each, or where it is transposed, four
-// columns of a tile. Each common case is a type of its own: between two tile instructions there is
+// How a square is stored into C in kPieces pieces: two rows each or, if it is transposed, four
+// columns of a tile. Each common case is a separate type: between two tile instructions there is
 // time for a few instructions, but not for branches.
 constexpr int64_t kPieces = 16;
 
-// Stores 16 sums to neighbours in memory, the first of them to element (line, i), after adding `in`
-// and the bias.
+// Returns 16 sums plus `in` and the bias. They are neighbours in memory; the first is element
+// (line, i).
 template <bool ADD, bool BIAS, class Lanes>
 MT_INLINE Vf finished(Vf x, const Destination& d, int64_t line, int64_t i, Lanes lanes) {
   if constexpr (ADD) x += load(d.in + line * d.in_ld + i, lanes);
@@ -130,7 +131,7 @@ struct WholeRows {
       for (int v = 0; v < 2; ++v)
         x[v] = finished<ADD, BIAS>(load(s.sum + i * kSide + v * kTile), d, i, v * kTile, Full{});
       T* out = out_of<T>(d, i, 0);
-      if constexpr (sizeof(T) == 2) {  // a whole cache line at once
+      if constexpr (sizeof(T) == 2) {  // a full cache line at once
         _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
       } else {
         store(out, x[0]);
@@ -223,8 +224,7 @@ struct Panels {
   int64_t steps;
 };
 
-// Computes one square of C, 1 or 2 tiles high and wide, while the square before it is stored into
-// C.
+// Computes one square of C, 1 or 2 tiles high and wide, while the previous square is stored into C.
 template <bool TALL, bool WIDE, class Put>
 void multiply(const Panels& panels, Square& result, const Square& before,
               const Destination& destination, const AheadOfA& next_a, const AheadOfC& next_c) {
@@ -321,7 +321,7 @@ void block(const GemmKernels::Block& s) {
       panels.a_ld = kTile * 4;
       panels.a_step = kStepFloats * 4;
     }
-    // The 32 lines of a step of the next panel are spread over the squares of this one.
+    // The 32 lines of a step of the next panel are prefetched during the squares of this one.
     AheadOfA of_a{};
     int64_t lines = s.next_a && p + 1 == s.panels ? kSide : 0;
     of_a.next = static_cast<const char*>(s.next_a ? s.next_a : s.a);

@@ -1,12 +1,12 @@
-// How fast AMX tiles multiply where nothing is loaded or stored.
+// The rate of AMX tile multiplications without loads or stores.
 #include <immintrin.h>
 
 #include "kernels/cpu/vector_amx/tiles.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// Executes steps * 4 tile multiplications and returns how many operations they have. The sums of
-// four multiplications are independent, so that the next one need not wait.
+// Executes steps * 4 tile multiplications and returns their number of operations. The sums of four
+// multiplications are independent: the next one need not wait.
 double tile_flops(int64_t steps);
 double tile_flops(int64_t steps) {
   configure_tiles();

@@ -1,6 +1,6 @@
-// AMX tiles: their sizes, and their configuration, which is part of a thread's state: without it,
-// tile instructions fault. The thread releases it (_tile_release) when its work ends, since a
-// context switch costs more while tiles are in use.
+// AMX tiles: their sizes and their configuration. The configuration is part of a thread's state:
+// without it, tile instructions fault. The thread releases it (_tile_release) when its work ends,
+// since a context switch costs more while tiles are in use.
 #pragma once
 #include "kernels/cpu/simd.h"
 

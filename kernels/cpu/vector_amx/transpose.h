@@ -1,17 +1,17 @@
-// Transposes bf16 in registers, for operands that AMX tiles need the other way around.
+// Transposes bf16 in registers, for operands that AMX tiles need transposed.
 #pragma once
 #include "kernels/cpu/vector_amx/tiles.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
-// Loads a vector of four pieces of 16 bytes, `step` bytes apart, so that only shuffles within these
+// Loads a vector of four pieces of 16 bytes, `step` bytes apart. Then only shuffles within these
 // quarters remain: few ports of a CPU can shuffle.
 MT_INLINE __m512i quarters(const char* p, int64_t step) {
   const auto quarter = [&](int64_t i) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * step));
   };
   __m512i x = _mm512_zextsi128_si512(quarter(0));
-  x = _mm512_mask_broadcast_i32x4(x, 0x00f0, quarter(1));  // unlike an insertion, no shuffle
+  x = _mm512_mask_broadcast_i32x4(x, 0x00f0, quarter(1));  // not a shuffle, unlike an insertion
   x = _mm512_mask_broadcast_i32x4(x, 0x0f00, quarter(2));
   return _mm512_mask_broadcast_i32x4(x, 0xf000, quarter(3));
 }
@@ -23,7 +23,7 @@ MT_INLINE void transpose_step(const bf16* from, int64_t ld, float* to) {
     const char* row = reinterpret_cast<const char*>(from + column);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i, row += 2 * ld) {  // rows i, 8 + i, 16 + i and 24 + i
-      asm("" : "+r"(row));  // else GCC keeps 32 addresses, for which there are no registers
+      asm("" : "+r"(row));  // else GCC keeps 32 addresses, and runs out of registers
       x[i] = quarters(row, 8 * 2 * ld);
     }
     // The 8 x 8 elements of every quarter.

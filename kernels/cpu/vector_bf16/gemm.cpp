@@ -1,5 +1,6 @@
-// kernels/cpu/gemm.h on bf16 operands as they are: a packed word is two elements of consecutive k,
-// which one instruction of AVX512_BF16 multiplies and adds. Compiled once, for CPUs that have it.
+// kernels/cpu/gemm.h on bf16 operands without conversion: a packed word is two elements of
+// consecutive k, which one instruction of AVX512_BF16 multiplies and adds. Compiled once, for CPUs
+// that have it.
 #include "kernels/cpu/vector/bf16_pairs.h"
 #include "kernels/cpu/vector/gemm_kernels.h"
 
@@ -8,8 +9,8 @@ namespace {
 
 struct DotWords : Bf16Pairs {
   static constexpr int kWordMultiple = 1;
-  // A panel of B does not fit into the first-level cache: tiles need it so slowly that the second
-  // keeps up, and fewer cuts of k mean fewer passes over C.
+  // A panel of B does not fit into the first-level cache: tiles read it so slowly that the
+  // second-level cache keeps up, and fewer blocks of k mean fewer passes over C.
   static constexpr int64_t kMaxWords = 768;
 
   template <int ROWS, int VECTORS, int64_t ROW>

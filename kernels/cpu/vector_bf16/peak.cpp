@@ -1,10 +1,10 @@
-// How fast dot products of bf16 pairs are where nothing is loaded or stored.
+// The rate of dot products of bf16 pairs without loads or stores.
 #include "kernels/cpu/simd.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
 // Runs `steps` rounds of independent chains, enough of them to hide an instruction's latency, and
-// returns how many operations they were: a dot product adds two products to each fp32 lane.
+// returns their number of operations: a dot product adds two products to each fp32 lane.
 double dot_flops(int64_t steps);
 double dot_flops(int64_t steps) {
   constexpr int kChains = 24;

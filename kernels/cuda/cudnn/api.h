@@ -1,6 +1,6 @@
-// The part of cuDNN 9's backend API that is used here, as a table of functions: what is loaded at
-// run time, or a test's stand-in. Needs no header of cuDNN or CUDA; the numbers are cuDNN's, held
-// against its header by test/cuda/cudnn/library_test.cpp.
+// The part of cuDNN 9's backend API that mtrain uses, as a table of functions: loaded at run time,
+// or replaced by a test's fake. It needs no header of cuDNN or CUDA. The numbers are cuDNN's;
+// test/cuda/cudnn/library_test.cpp compares them with its header.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +19,9 @@ enum class CudnnStatus : int {
   execution_failed = 5000
 };
 
-// Returns whether the library says that it cannot do what it is asked, before it has begun: the
-// categories "bad parameter" (too little workspace is one) and "not supported". The library's
-// numbers have a category in the thousands and a cause below.
+// Returns whether the library has refused the request before it began: the categories "bad
+// parameter" (for example too little workspace) and "not supported". In the library's numbers the
+// thousands are the category, and the rest is the cause.
 constexpr bool is_refusal(CudnnStatus status) {
   const int category = int(status) / 1000 * 1000;
   return category == int(CudnnStatus::bad_param) || category == int(CudnnStatus::not_supported);
@@ -131,7 +131,7 @@ enum class CudnnHeuristicMode : int { fallback = 2, a = 3 };
 enum class CudnnNote : int { nondeterministic = 4 };
 constexpr int64_t kCudnnNotes = 10;  // the number of kinds of notes
 
-// cuDNN's functions; where it says an enum, the enum of its name above.
+// cuDNN's functions, with the enums above instead of cuDNN's.
 struct CudnnApi {
   CudnnStatus (*create)(cudnnContext** handle);
   CudnnStatus (*destroy)(cudnnContext* handle);
@@ -143,7 +143,8 @@ struct CudnnApi {
   CudnnStatus (*destroy_descriptor)(void* descriptor);
   CudnnStatus (*set_attribute)(void* descriptor, CudnnAttribute name, CudnnType type, int64_t count,
                                const void* values);
-  // values: room for `room`; count: how many there are. Descriptors among them exist already.
+  // values: room for `room` values; count: their actual number. Descriptors among the values must
+  // already exist.
   CudnnStatus (*get_attribute)(void* descriptor, CudnnAttribute name, CudnnType type, int64_t room,
                                int64_t* count, void* values);
   CudnnStatus (*finalize)(void* descriptor);
@@ -152,7 +153,7 @@ struct CudnnApi {
 
 struct CudnnLibrary {
   CudnnApi api{};
-  std::string problem;  // why it is not loaded; "" where it is
+  std::string problem;  // why it is not loaded; "" if it is
 };
 
 // libcudnn.so.9, loaded at the first call.

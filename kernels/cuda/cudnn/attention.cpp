@@ -7,8 +7,8 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-// The deterministic backward keeps all scores of a call in 16 bits: beyond this our own kernels,
-// which keep none.
+// The deterministic backward keeps all scores of a call in 16 bits. Above this limit we use our own
+// kernels, which keep none.
 constexpr int64_t kMaxWorkspace = int64_t(1) << 30;
 
 std::string describe(const CudnnAttentionKey& key) {
@@ -116,8 +116,8 @@ std::string CudnnAttention::execute_one(const CudnnPlan& plan, const Addresses& 
   return plan.execute(handle_, memory, workspace.get());
 }
 
-// What cuDNN is told of packed documents, and its form of the lse, which has a token's heads side
-// by side where ours has a head's rows.
+// The tables of packed documents for cuDNN, and its form of the lse: in cuDNN's, the heads of a
+// token are contiguous; in ours, the rows of a head.
 class CudnnAttention::Documents {
  public:
   Documents(const Device& device, const AttentionShape& s, const CudnnAttentionKey& key,
@@ -168,7 +168,7 @@ class CudnnAttention::Documents {
       copy.blocks.push_back({0, a, a * shape_.Sq, 0, shape_.Sq, 1});
     device_.copy(copy, stream_);
   }
-  // (T, columns) into rows of the caller's.
+  // Copies (T, columns) into the caller's rows.
   void spread(const Scratch& from, const HeadSpan& to, int64_t columns) const {
     const int64_t T = shape_.Sq;
     device_.copy({.from = {from.get(), T * columns, to.data.dtype},
@@ -180,7 +180,7 @@ class CudnnAttention::Documents {
   }
 
  private:
-  static constexpr int64_t kBorder = 4;  // elements: cuDNN is promised 16 bytes
+  static constexpr int64_t kBorder = 4;  // elements: we promise cuDNN an alignment of 16 bytes
 
   Span lse_span() const { return {lse_.get(), shape_.A * shape_.Sq, DType::f32}; }
 
@@ -203,7 +203,7 @@ bool CudnnAttention::run(const AttentionForward& f, CUstream_st* stream) {
                          {kLse, f.lse.data}};
   if (!key.documents) return execute(key, memory, stream);
   const Documents documents(device_, f.shape, key, stream);
-  Addresses all = documents.addresses();  // its lse wins
+  Addresses all = documents.addresses();  // its lse has precedence
   all.insert(memory.begin(), memory.end());
   if (!execute(key, all, stream)) return false;
   documents.write_lse(f.lse);

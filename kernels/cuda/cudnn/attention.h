@@ -1,5 +1,5 @@
 // Attention through one handle of cuDNN: makes plans, keeps them and executes them, and logs which
-// attention cuDNN does not compute. This header includes nothing of CUDA.
+// attention cuDNN does not compute. This header includes no CUDA header.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -25,8 +25,8 @@ class CudnnAttention {
     void (*fill)(const DocumentTable& table, CUstream_st* stream);
     void (*copy)(const CopyBlocks& copy, CUstream_st* stream);
     bool (*capturing)(CUstream_st* stream);
-    // Called when cuDNN has refused to execute a plan. Throws RunError where the GPU has failed,
-    // so that such a failure is not taken for a refusal.
+    // Called when cuDNN has refused to execute a plan. Throws RunError if the GPU has failed: such
+    // a failure is not a refusal.
     void (*require_healthy)(CUstream_st* stream);
   };
   // The handle belongs to the current GPU; the caller owns it.
@@ -34,14 +34,15 @@ class CudnnAttention {
                  const Device& device)
       : api_(api), handle_(handle), target_(target), device_(device) {}
 
-  // Return false, with nothing written, where cuDNN is not asked or has refused; each such reason
-  // is logged once, and refusals are remembered. Where the engine of a plan refuses to execute it,
-  // the next engine is asked. Throw RunError where cuDNN fails to execute its plan, and in the
-  // capture of a graph also where the plan was not executed before it. Thread safe.
+  // Return false, with nothing written, if the rules exclude cuDNN or it has refused. Each such
+  // reason is logged once, and refusals are remembered. If the engine of a plan refuses to execute
+  // it, the next engine is tried. Throw RunError if cuDNN fails to execute its plan. In the capture
+  // of a graph, they also throw it if the plan was not executed before the capture. Thread-safe.
   bool run(const AttentionForward& f, CUstream_st* stream);
   bool run(const AttentionBackward& b, CUstream_st* stream);
 
-  // Return what has computed such a call last: "cuDNN, engine 0"; "" where cuDNN has not.
+  // Return the engine that computed the most recent such call: "cuDNN, engine 0"; "" if it was not
+  // cuDNN.
   std::string engine_of(const AttentionForward& f) const;
   std::string engine_of(const AttentionBackward& b) const;
 
@@ -52,17 +53,18 @@ class CudnnAttention {
     CudnnPlan plan;
     std::atomic<bool> executed{false};
   };
-  using Entry = std::shared_ptr<Chosen>;  // null where cuDNN has refused
+  using Entry = std::shared_ptr<Chosen>;  // null if cuDNN has refused
   class Scratch;
   class Documents;
   using Addresses = std::map<int64_t, const void*>;  // by tensor
 
   bool is_asked(const char* direction, const std::string& why_not);
   Entry plan_for(const CudnnAttentionKey& key);
-  // Return false where the last engine has refused, and why one engine has refused.
+  // execute() returns false if the last engine has refused; execute_one() returns why an engine has
+  // refused, or "".
   bool execute(const CudnnAttentionKey& key, const Addresses& memory, CUstream_st* stream);
   std::string execute_one(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream);
-  // Makes a plan from the heuristics' engines from the given one on.
+  // Makes a plan from the heuristics' engines, starting at the given one.
   Entry make(const CudnnAttentionKey& key, int first_engine) const;
   std::string engine_of(const CudnnAttentionKey& key) const;
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kVector = 16;  // bytes that the engines read at once
 
-// All views have one type, of 16 bits.
+// All views must have one 16-bit type.
 std::string why_not_view(const char* name, const ConstSpan& data, int64_t token_stride,
                          DType type) {
   if (data.dtype != type || !is_half(type))
@@ -29,19 +29,20 @@ std::string why_not_view(const char* name, const HeadSpan& v, DType type) {
 }
 
 std::string why_not_target(const CudnnTarget& t) {
-  if (t.version < 91100)  // which mask with infinity, and have no known errors in the backward
+  // Since 9.11 cuDNN masks with infinity, and has no known errors in the backward.
+  if (t.version < 91100)
     return fmt::format("cuDNN {}.{} is older than 9.11", t.version / 10000, t.version / 100 % 100);
   if (t.architecture < 80) return fmt::format("sm_{} is older than sm_80", t.architecture);
   return "";
 }
 
-// For each document that there is room for, engines start as many blocks as the longest possible
-// document needs. With short documents most blocks would have nothing to do.
-constexpr int64_t kFewestRows = 128;  // the least mean number of rows of a document
+// For each document that fits into the tables, engines start as many blocks as the longest possible
+// document needs. With short documents most blocks would be idle.
+constexpr int64_t kFewestRows = 128;  // the smallest mean number of rows of a document
 
 std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
   const int64_t documents = s.q_documents.begin.count;
-  // Their engines for it have known errors.
+  // cuDNN's engines for packed documents have known errors on these.
   if (t.architecture / 10 == 8 || t.architecture / 10 == 12)
     return fmt::format("packed documents on sm_{}", t.architecture);
   if (documents < 1) return "a pack without documents";
@@ -102,9 +103,9 @@ struct Layout {
   bool documents;
   Element type;
 
-  int64_t rows() const { return documents ? token_stride : B * token_stride; }  // to the next
-  // For one sequence the stride between sequences has no meaning; it is given as for many
-  // sequences.
+  // Returns the elements from one row to the next.
+  int64_t rows() const { return documents ? token_stride : B * token_stride; }
+  // With one sequence the stride between sequences is not used; it gets a valid value.
   int64_t batch() const { return documents || B == 1 ? S * token_stride : token_stride; }
   int64_t room() const { return S * token_stride; }  // elements of all documents
   int64_t plain(OperationGraph& g, int64_t id) const {
@@ -140,8 +141,8 @@ int64_t lse_tensor(OperationGraph& g, const CudnnAttentionKey& k) {
   return kLse;
 }
 
-// The documents' lengths, where a graph has documents; otherwise every length is 0, which stands
-// for all rows.
+// The documents' lengths, if a graph has documents; otherwise every length is 0, which means all
+// rows.
 struct Lengths {
   int64_t q = 0, kv = 0;
   Lengths(OperationGraph& g, const CudnnAttentionKey& k) {
@@ -161,14 +162,15 @@ CudnnAttentionKey key_of(const AttentionShape& s) {
   key.causal = s.causal, key.window = s.window, key.scale = s.scale;
   key.B = s.B, key.Sq = s.Sq, key.Skv = s.Skv, key.A = s.A, key.G = s.G, key.D = s.D;
   key.documents = bool(s.q_documents.begin);
-  // Every pack has another number of documents: those of a power of two share a plan.
+  // The number of documents differs between packs. It is rounded up to a power of two: packs then
+  // share plans.
   if (key.documents) key.B = int64_t(std::bit_ceil(uint64_t(s.q_documents.begin.count)));
   return key;
 }
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// Scores behind a document's last row or key become -infinity.
+// Scores after a document's last row or key become -infinity.
 int64_t within(OperationGraph& g, const Lengths& lengths, int64_t scores) {
   if (lengths.q == 0) return scores;
   const int64_t never = g.value(kNever);
@@ -178,7 +180,7 @@ int64_t within(OperationGraph& g, const Lengths& lengths, int64_t scores) {
   return g.pointwise(Operation::select, {scores, never, both});
 }
 
-// Scores that a row may not see become -infinity.
+// Scores of keys that a row must not attend to become -infinity.
 int64_t masked(OperationGraph& g, const CudnnAttentionKey& key, int64_t scores) {
   if (key.causal) {
     const int64_t never = g.value(kNever);
@@ -207,8 +209,8 @@ void into_kv_heads(OperationGraph& g, const CudnnAttentionKey& k, const Lengths&
     g.round(per_query_head, k.type);
     return g.reduce_into(Operation::reduce_add, per_query_head, into);
   }
-  // Documents of unequal length need memory, in which the engines take the kv heads' offsets times
-  // the query heads that share one.
+  // With documents of unequal length, the gradients of the query heads go to memory. Their offsets
+  // there are the kv heads' offsets times the number of query heads that share a kv head.
   const int64_t sharing = k.A / k.G;
   const int64_t per_query_head = g.workspace({k.B, k.A, k.Skv, k.D}, k.type);
   const GraphTensor kv_heads = g.tensor(into);
@@ -250,7 +252,7 @@ std::string why_not_cudnn(const AttentionForward& f, const CudnnTarget& target) 
 }
 std::string why_not_cudnn(const AttentionBackward& b, const CudnnTarget& target) {
   if (b.add_dq || b.add_dkv) return "gradients that are added to";
-  // Older ones compute with keys beyond the last, unless told each sequence's length.
+  // Older versions compute with keys beyond the last, unless they get each sequence's length.
   if (target.version < 91600 && b.shape.Skv % 128 != 0 && !b.shape.q_documents.begin)
     return fmt::format("a backward of {} keys (before 9.16: multiples of 128)", b.shape.Skv);
   if (auto why = first_reason(b.shape, target, b.q.data.dtype, named("q", b.q), named("k", b.k),
@@ -299,15 +301,16 @@ OperationGraph backward_graph(const CudnnAttentionKey& key) {
   const int64_t scale = g.value(key.scale);
   const MatmulLengths rows_keys{.M = lengths.q, .N = lengths.kv};
 
-  // delta = the sum of dout * out over a head; the engines require that a multiplication by a
-  // number follows it.
+  // delta = the sum of dout * out over a head; the engines require a multiplication by a number
+  // after it.
   const int64_t delta = g.workspace(row_sizes(key), Element::f32);
   g.set_offsets(delta, g.tensor(lse).offsets, row_strides(key), key.A * key.Sq);
   const int64_t products = g.pointwise(Operation::mul, {dout, out});
   const int64_t sums = g.reduce(Operation::reduce_add, products, row_sizes(key));
   g.pointwise_into(Operation::mul, {sums, g.value(1)}, delta);
 
-  // p = exp(scores - lse), dv = p^T dout. The mask comes last, so that what it hides is 0.
+  // p = exp(scores - lse), dv = p^T dout. The mask comes last: the probabilities of masked scores
+  // are 0.
   const int64_t scaled = g.pointwise(Operation::mul, {g.matmul(q, k, rows_keys), scale});
   const int64_t scores = g.pointwise(Operation::sub, {within(g, lengths, scaled), lse});
   const int64_t p = g.pointwise(Operation::exp, {masked(g, key, scores)});

@@ -1,5 +1,5 @@
-// Attention as an operation graph for cuDNN's flash engines, and the rules for which attention they
-// are asked. This header includes nothing of CUDA.
+// Attention as an operation graph for cuDNN's flash engines, and the rules for when to request it
+// from cuDNN. This header includes no CUDA header.
 #pragma once
 #include <compare>
 #include <string>
@@ -31,11 +31,11 @@ constexpr int64_t offsets_of(int64_t tensor) { return 20 + tensor; }
 struct CudnnAttentionKey {
   bool backward, causal;
   bool deterministic;  // the backward's sums over keys in a fixed order
-  bool documents;      // packed in one sequence of Sq rows; B is the number that there is room for
+  bool documents;      // packed in one sequence of Sq rows; B is the number of documents that fit
   int64_t B, Sq, Skv, A, G, D, window;
   float scale;
-  Element type;  // of all but the lse: bf16 or f16
-  // Elements from one token to the next; those of the gradients are 0 in a forward.
+  Element type;  // type of all tensors but the lse: bf16 or f16
+  // Elements from one token to the next; 0 for the gradients in a forward.
   int64_t q, k, v, out, dout, dq, dk, dv;
   auto operator<=>(const CudnnAttentionKey&) const = default;
 };
@@ -48,7 +48,7 @@ struct CudnnTarget {
   size_t version = 0;    // cuDNN's: 91900 is 9.19.0
   int architecture = 0;  // the GPU's: 90 is sm_90
 };
-// Return why cuDNN is not asked, or "" where it is asked. It may still refuse.
+// Return why cuDNN is not used, or "" if it can be used. It may still refuse.
 std::string why_not_cudnn(const AttentionForward& f, const CudnnTarget& target);
 std::string why_not_cudnn(const AttentionBackward& b, const CudnnTarget& target);
 
@@ -56,8 +56,8 @@ std::string why_not_cudnn(const AttentionBackward& b, const CudnnTarget& target)
 // Sq), or (Sq, A) for packed documents.
 OperationGraph forward_graph(const CudnnAttentionKey& key);
 // The graph of the gradients of q, k and v. With key.deterministic, dq is one GEMM over all keys,
-// for which cuDNN needs memory of the scores' size; otherwise blocks of keys add to dq in memory as
-// they finish. The graph decides this: cuDNN's engines have a note for neither way.
+// and cuDNN needs memory of the scores' size for it. Otherwise blocks of keys add to dq in memory
+// as they finish. The graph decides this: cuDNN's engines have no numerical note about it.
 OperationGraph backward_graph(const CudnnAttentionKey& key);
 
 }  // namespace mtrain::kernels::cuda

@@ -27,7 +27,7 @@ CudnnLibrary open() {
 }  // namespace
 
 const CudnnLibrary& cudnn_library() {
-  static const CudnnLibrary lib = open();  // a fact of the process
+  static const CudnnLibrary lib = open();  // loaded once per process
   return lib;
 }
 

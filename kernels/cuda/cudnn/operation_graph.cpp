@@ -6,7 +6,7 @@
 
 namespace mtrain::kernels::cuda {
 namespace {
-constexpr size_t kDims = 4;  // of every tensor: cuDNN wants those of an operation alike
+constexpr size_t kDims = 4;  // cuDNN requires the same number for all tensors of an operation
 }
 
 Sizes packed_strides(const Sizes& dims) {

@@ -1,5 +1,5 @@
-// A description of what a library of fused operations is asked to compute: tensors, and operations
-// between them. This header includes nothing of CUDA.
+// A description of a computation for a library of fused operations: tensors, and operations between
+// them. This header includes no CUDA header.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,19 +9,19 @@ namespace mtrain::kernels::cuda {
 enum class Element : uint8_t { f32, bf16, f16, i32, boolean };
 
 enum class Operation : uint8_t {
-  matmul,         // x (.., M, K) y (.., K, N); a dim of 1 or a divisor among the others is repeated
-  reshape,        // the same elements at other strides
-  reduce_add,     // over the dims in which the output is smaller
-  reduce_max,     //
-  add,            // x and y
-  sub,            //
-  mul,            //
-  div,            //
-  exp,            // x alone
-  log,            //
-  identity,       //
-  index,          // the position in dim `axis`
-  greater,        // x > y
+  matmul,      // x (.., M, K) y (.., K, N); in the other dims a size of 1 or a divisor is repeated
+  reshape,     // the same elements with different strides
+  reduce_add,  // over the dims in which the output is smaller
+  reduce_max,  //
+  add,         // x and y
+  sub,         //
+  mul,         //
+  div,         //
+  exp,         // x only
+  log,         //
+  identity,    //
+  index,       // the position in dim `axis`
+  greater,     // x > y
   greater_equal,  //
   less,           //
   logical_and,    // x and y
@@ -33,8 +33,8 @@ using Sizes = std::vector<int64_t>;
 struct GraphTensor {
   enum class Place : uint8_t {
     memory,     // the caller's memory
-    workspace,  // memory that is needed during an execution
-    sums,       // the same, 0 at its beginning, since engines add to it
+    workspace,  // memory for the duration of an execution
+    sums,       // the same, set to 0 before the execution, since engines add to it
     inside,     // never written to memory
     value       // a number given with each execution
   };
@@ -51,8 +51,8 @@ struct GraphTensor {
   int64_t bytes() const;  // from the first element to the end of the last
 };
 
-// How many rows, columns and summands of a GEMM are used in each batch: ids of tensors of B int32;
-// 0: all.
+// The numbers of rows, columns and summands of a GEMM in each batch: ids of tensors of B int32; 0:
+// all.
 struct MatmulLengths {
   int64_t M = 0, N = 0, K = 0;
 };
@@ -74,8 +74,8 @@ class OperationGraph {
   int64_t sums(Sizes dims);  // fp32
   int64_t value(float value);
 
-  // --- operations, which run in the order in which they are added; each returns the output's id
-  // --- The output is the given tensor, or a new one, which is fp32 and `inside`.
+  // --- operations, which run in the order in which they are added ---
+  // The output is the tensor `into`, or a new one, which is fp32 and `inside`; its id is returned.
   int64_t matmul(int64_t x, int64_t y, const MatmulLengths& lengths);
   void matmul_into(int64_t x, int64_t y, int64_t into, const MatmulLengths& lengths);
   int64_t reshape(int64_t x, Sizes dims, Sizes strides, Element type);
@@ -86,7 +86,7 @@ class OperationGraph {
   int64_t index(int64_t x, int64_t axis);
   int64_t compare(Operation kind, int64_t x, int64_t y);
   void round(int64_t id, Element type) { at(id).type = type; }  // sets the type of an inside tensor
-  // Gives a tensor batches of unequal length, one after another. Does nothing where `offsets` is 0.
+  // Gives a tensor batches of unequal length, one after another. Does nothing if `offsets` is 0.
   void set_offsets(int64_t id, int64_t offsets, Sizes strides, int64_t room);
 
   const GraphTensor& tensor(int64_t id) const;

@@ -9,7 +9,7 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-constexpr int64_t kBorder = 256;  // of what lies in the workspace
+constexpr int64_t kBorder = 256;  // bytes: alignment of the tensors in the workspace
 
 std::string told(const CudnnApi& api, CudnnStatus status) {
   std::array<char, 512> said{};
@@ -71,7 +71,7 @@ constexpr CudnnType type_of() {
 
 }  // namespace
 
-// Makes descriptors, which the plan keeps.
+// Makes the descriptors; the plan owns them.
 class CudnnPlan::Builder {
  public:
   Builder(CudnnPlan& plan, const CudnnPlace& place, const CudnnPlanOptions& options)
@@ -190,7 +190,8 @@ class CudnnPlan::Builder {
     return d;
   }
 
-  // Returns whether an engine that this mode names became the plan.
+  // Tries the engines that this mode of the heuristics returns. Returns whether one became the
+  // plan.
   bool choose(void* graph, CudnnHeuristicMode mode) {
     for (void* const config : named_by(graph, mode)) try {
         const int number = named_++;
@@ -217,7 +218,7 @@ class CudnnPlan::Builder {
         plan_.library_workspace_ = bytes;
         return true;
       } catch (const RunError& e) {
-        refusal_ = e.message();  // the next engine may take it
+        refusal_ = e.message();  // the next engine may accept the graph
       }
     return false;
   }
@@ -272,7 +273,7 @@ class CudnnPlan::Builder {
   CudnnPlace place_;
   CudnnPlanOptions options_;
   std::map<int64_t, void*> tensors_;
-  int named_ = 0;  // the engines that the heuristics have named so far
+  int named_ = 0;  // the number of engines that the heuristics have returned so far
   std::string refusal_;
 };
 
@@ -315,7 +316,7 @@ std::string CudnnPlan::execute(cudnnContext* handle, const std::map<int64_t, con
         break;
     }
     ids.push_back(t.id);
-    addresses.push_back(const_cast<void*>(address));  // the library writes outputs only
+    addresses.push_back(const_cast<void*>(address));  // the library writes only to outputs
   }
   void* pack = nullptr;
   check(api_, api_.create_descriptor(CudnnDescriptor::variant_pack, &pack),

@@ -9,7 +9,7 @@
 
 namespace mtrain::kernels::cuda {
 
-// What a plan is made for: a GPU through its handle, or a GPU of another machine by its
+// The target of a plan: a GPU through its handle, or a GPU of a different machine by its
 // description.
 struct CudnnPlace {
   cudnnContext* handle = nullptr;
@@ -17,15 +17,15 @@ struct CudnnPlace {
 };
 
 struct CudnnPlanOptions {
-  bool deterministic = true;          // skips engines that note that they are not
+  bool deterministic = true;  // skips engines whose notes say that they are nondeterministic
   int64_t max_workspace = INT64_MAX;  // bytes; engines that need more are skipped
-  int first_engine = 0;               // engines before this one of the heuristics' are skipped
+  int first_engine = 0;               // skips the heuristics' engines before this index
 };
 
 class CudnnPlan {
  public:
-  // Takes the first engine of the heuristics that accepts the graph. Throws RunError with cuDNN's
-  // message where there is none.
+  // Takes the heuristics' first engine that accepts the graph. Throws RunError with cuDNN's message
+  // if there is none.
   CudnnPlan(const CudnnApi& api, const CudnnPlace& place, OperationGraph graph,
             const CudnnPlanOptions& options);
   ~CudnnPlan();
@@ -39,10 +39,10 @@ class CudnnPlan {
   };
   const std::vector<Range>& sums() const { return sums_; }
   const OperationGraph& graph() const { return graph_; }
-  int engine() const { return engine_; }  // its number among the heuristics' engines
+  int engine() const { return engine_; }  // its index among the heuristics' engines
   // `memory` has an address for each of the graph's tensors in memory. A handle executes one plan
-  // at a time. Returns "", or why cuDNN refuses the call, of which it has then enqueued nothing.
-  // Throws RunError where cuDNN fails.
+  // at a time. Returns "", or why cuDNN refuses the call; it has then enqueued nothing. Throws
+  // RunError if cuDNN fails.
   [[nodiscard]] std::string execute(cudnnContext* handle,
                                     const std::map<int64_t, const void*>& memory,
                                     void* workspace) const;

@@ -1,4 +1,4 @@
-// The largest size of what a kernel writes, for the scales of 8-bit numbers.
+// The largest absolute value that a kernel writes, for the scales of 8-bit numbers.
 #pragma once
 #include "base/span.h"
 #include "kernels/cuda/device/float8.h"
@@ -6,8 +6,7 @@
 
 namespace mtrain::kernels::cuda {
 
-// Returns the larger of `most` and the size that x has in memory as T; one that is not finite
-// counts as 0.
+// Returns the larger of `most` and |x| after rounding to T; a value that is not finite counts as 0.
 template <class T>
 __device__ __forceinline__ float larger_stored(float most, float x) {
   return fmaxf(most, finite_size(rounded<T>(x)));
@@ -19,9 +18,9 @@ __device__ __forceinline__ float larger_stored(float most, const float (&x)[N]) 
   return most;
 }
 
-// Raises amax[0] to the largest `most` of the warp, all of whose lanes call this. Sizes compare as
-// their bits do, so that the order does not matter. Most warps find a larger amax there and write
-// nothing.
+// Raises amax[0] to the largest `most` of the warp. All lanes of the warp must call this. Absolute
+// values compare like their bits, and the order of the calls does not matter. Most warps read a
+// larger amax and write nothing.
 __device__ __forceinline__ void raise_amax(float* amax, float most) {
   const int size = int(__float_as_uint(warp_max(most)));
   if (threadIdx.x % kWarp == 0 && size > *reinterpret_cast<const volatile int*>(amax))
@@ -35,8 +34,8 @@ __device__ __forceinline__ void raise_amax_alone(float* amax, float most) {
     atomicMax(reinterpret_cast<int*>(amax), size);
 }
 
-// with_amax(amax, [&]<bool AMAX>() { ... }) calls f with whether amax is present: what finds a
-// maximum takes registers that the others need not have.
+// with_amax(amax, [&]<bool AMAX>() { ... }) calls f with AMAX = whether amax is present: the search
+// for a maximum takes registers, which kernels without it save.
 template <class F>
 void with_amax(const Span& amax, const F& f) {
   if (amax)

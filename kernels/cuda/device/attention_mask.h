@@ -1,4 +1,5 @@
-// Which keys a query row sees, as kernels/attention.h defines it. Both ends increase with the row.
+// Which keys a query row attends to, as kernels/attention.h defines it. Both ends increase with the
+// row.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/cuda/device/platform.h"
@@ -38,7 +39,7 @@ struct VisibleKeys {
         else
           high = middle;
       }
-      if (low == documents || row < q_begin[low]) {  // of no document
+      if (low == documents || row < q_begin[low]) {  // in no document
         const int before = low > 0 ? kv_end[low - 1] : 0;
         return {before, before};
       }
@@ -51,7 +52,7 @@ struct VisibleKeys {
     return seen;
   }
 
-  // The rows that may see one of the keys [first, last).
+  // The rows that may attend to one of the keys [first, last).
   __device__ Range rows_that_see(int first, int last) const {
     int low = 0, high = Sq;  // the first row whose keys end beyond `first`
     while (low < high) {
@@ -102,13 +103,13 @@ Heads<T> heads_of(const HeadSpan& v, const AttentionShape& s) {
 
 constexpr float kAttentionLog2E = 1.44269504088896341f, kAttentionLn2 = 0.693147180559945309f;
 
-// Caps scores of base 2, which are log2(e) times those that AttentionShape::cap speaks of. Kernels
-// without a cap are instances of their own.
+// Caps scores of base 2. They are log2(e) times the scores that AttentionShape::cap refers to.
+// Kernels without a cap are separate instances.
 struct ScoreCap {
   float cap, inverse;
   explicit ScoreCap(float of) : cap(of * kAttentionLog2E), inverse(of > 0 ? 1 / cap : 0.0f) {}
   __device__ __forceinline__ float capped(float x) const { return cap * tanhf(x * inverse); }
-  // Returns the derivative of a score that is `y` after the cap.
+  // Returns the derivative of the cap at a score whose capped value is `y`.
   __device__ __forceinline__ float slope(float y) const {
     const float t = y * inverse;
     return 1.0f - t * t;

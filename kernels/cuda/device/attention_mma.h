@@ -7,8 +7,9 @@
 
 namespace mtrain::kernels::cuda {
 
-// Rows of DIM elements. The 16-byte chunks of a row change places by its number, so that the same
-// chunk of eight rows, which is what load_matrices reads at once, lies in different banks.
+// Rows of DIM elements. The 16-byte chunks of a row are permuted by the row's index. load_matrices
+// reads the same chunk of eight rows at once; the permutation puts these chunks into different
+// banks.
 template <int DIM>
 struct HalfTile {
   static constexpr int kChunks = DIM / 8, kRowBytes = DIM * 2;
@@ -33,22 +34,22 @@ __device__ __forceinline__ void copy_rows(const HalfTile<DIM>& tile, const HeadR
   }
 }
 
-// Loads the operand a (16, 16): the rows from row0 on, the columns from 16 k on.
+// Loads the operand a (16, 16): rows starting at row0, columns starting at 16 k.
 template <int DIM>
 __device__ __forceinline__ void load_a(uint32_t (&a)[4], const HalfTile<DIM>& tile, int row0,
                                        int k) {
   const int lane = int(threadIdx.x) % kWarp;
   load_matrices<false>(a, tile.chunk(row0 + lane % 16, 2 * k + lane / 16));
 }
-// Loads two operands b (16, 8) of the tile's transpose, whose columns are the tile's rows from row0
-// on: b[0], b[1] hold the first eight, b[2], b[3] the others.
+// Loads two operands b (16, 8) of the tile's transpose, whose columns are the tile's rows starting
+// at row0: b[0], b[1] hold the first eight, b[2], b[3] the others.
 template <int DIM>
 __device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], const HalfTile<DIM>& tile,
                                                   int row0, int k) {
   const int lane = int(threadIdx.x) % kWarp, matrix = lane / 8;
   load_matrices<false>(b, tile.chunk(row0 + matrix / 2 * 8 + lane % 8, 2 * k + matrix % 2));
 }
-// Loads two operands b (16, 8): the rows from row0 on, the columns from 16 n on.
+// Loads two operands b (16, 8): rows starting at row0, columns starting at 16 n.
 template <int DIM>
 __device__ __forceinline__ void load_b(uint32_t (&b)[4], const HalfTile<DIM>& tile, int row0,
                                        int n) {
@@ -56,9 +57,9 @@ __device__ __forceinline__ void load_b(uint32_t (&b)[4], const HalfTile<DIM>& ti
   load_matrices<true>(b, tile.chunk(row0 + matrix % 2 * 8 + lane % 8, 2 * n + matrix / 2));
 }
 
-// Products of (16, .) in registers: block n of 8 columns has elements (row g, columns 2 t, 2 t + 1)
-// and then those of row g + 8, where g = lane / 4, t = lane % 4. Two blocks, rounded, are an
-// operand a of the next product.
+// Results of shape (16, .) in registers. With g = lane / 4 and t = lane % 4, block n of 8 columns
+// has elements (row g, columns 2 t, 2 t + 1) and then those of row g + 8. Two blocks, rounded, are
+// an operand a of the next GEMM.
 template <Half T>
 __device__ __forceinline__ void as_operand(uint32_t (&a)[4], const float (&left)[4],
                                            const float (&right)[4]) {
@@ -78,7 +79,7 @@ __device__ __forceinline__ void mma_of(float (&c)[4], const uint32_t (&a)[4], ui
     mma_bf16(c, a, b0, b1);
 }
 
-// Adds the operands `a` times the tile's rows from row0 on to c (16, 16 N).
+// Adds the operands `a` times the tile's rows, starting at row0, to c (16, 16 N).
 template <Half T, int DIM>
 __device__ __forceinline__ void multiply_rows(float (&c)[DIM / 8][4], const uint32_t (&a)[4],
                                               const HalfTile<DIM>& tile, int row0) {
@@ -120,7 +121,7 @@ struct PairHeads {
     const int64_t first = b * token_stride + int64_t(head) * D;
     return {data + first * (half ? 2 : 4), B * token_stride, half};
   }
-  // Returns the number of a head's first element in a row.
+  // Returns the index of a head's first element in a row.
   __device__ __forceinline__ int64_t element(int b, int head, int row) const {
     return (int64_t(row) * B + b) * token_stride + int64_t(head) * D;
   }
@@ -144,7 +145,7 @@ __device__ __forceinline__ void for_sums(const float (&c)[DIM / 8][4], int row0,
     if (row + 8 < rows) f(row + 8, d, c[n][2] * factor_of_8, c[n][3] * factor_of_8);
   }
 }
-// Stores them.
+// Stores the sums.
 template <int DIM, Half T>
 __device__ __forceinline__ void put_sums(const PairRows<T>& to, const float (&c)[DIM / 8][4],
                                          int row0, int rows, int D, float factor, float factor_of_8,
@@ -152,7 +153,8 @@ __device__ __forceinline__ void put_sums(const PairRows<T>& to, const float (&c)
   for_sums<DIM>(c, row0, rows, D, factor, factor_of_8,
                 [&](int row, int d, float x, float y) { to.put(row, d, x, y, add); });
 }
-// Raises amax to their largest size as T, if it is present. All of the warp's lanes call this.
+// Raises amax to the largest absolute value of the sums, rounded to T, if amax is present. All
+// lanes of the warp must call this.
 template <int DIM, Half T>
 __device__ __forceinline__ void raise_amax_of_sums(float* amax, const float (&c)[DIM / 8][4],
                                                    int row0, int rows, int D, float factor,

@@ -8,10 +8,10 @@
 namespace mtrain::kernels::cuda {
 
 constexpr int kTile = 32, kTileThreads = 128, kAcross = 16;
-constexpr int kMyRows = 4, kMyColumns = 2;  // of the tile of scores, a thread's
+constexpr int kMyRows = 4, kMyColumns = 2;  // elements of the score tile per thread
 constexpr int kScoreStride = kTile + 1;
 
-// Heads in fp32, bf16 or fp16: one kernel serves them all.
+// Heads in fp32, bf16 or fp16: one kernel supports all types.
 struct AnyRows {
   char* data;
   int64_t stride;
@@ -41,7 +41,7 @@ struct AnyHeads {
     const int64_t first = b * token_stride + int64_t(head) * D;
     return {data + first * (dtype == DType::f32 ? 4 : 2), B * token_stride, dtype};
   }
-  // Returns the number of a head's first element in a row.
+  // Returns the index of a head's first element in a row.
   __device__ __forceinline__ int64_t element(int b, int head, int row) const {
     return (int64_t(row) * B + b) * token_stride + int64_t(head) * D;
   }
@@ -60,7 +60,7 @@ struct Tile {
   __device__ __forceinline__ float* row(int i) const { return at + i * kStride; }
 };
 
-// Loads the rows of x from `first` on; elements beyond `rows` and D become 0.
+// Loads the rows of x, starting at `first`; elements beyond `rows` and D become 0.
 template <int DIM>
 __device__ __forceinline__ void fill_tile(const Tile<DIM>& tile, const AnyRows& x, int first,
                                           int rows, int D) {
@@ -126,8 +126,8 @@ struct Sums {
       }
     }
   }
-  // Rows first .. of x = (x, where ADD, +) factor(i) * sums. Calls stored(row, d, x) with each
-  // element as x then has it.
+  // Sets the rows of x, starting at `first`, to factor(i) * sums, or adds this with `add`. Calls
+  // stored(row, d, x) with each element after rounding to x's type.
   template <class Factor, class Stored>
   __device__ __forceinline__ void put(const AnyRows& x, int first, int rows, int D, bool add,
                                       const Factor& factor, const Stored& stored) const {

@@ -1,4 +1,4 @@
-// Failures of the CUDA libraries' calls: RunError with the call, the file and the line, and the
+// Failed calls of the CUDA libraries throw RunError with the call, the file and the line, and the
 // library's own text.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Sums of columns over rows, in an order that the sizes alone decide: slices of the rows first,
+// Sums of columns over rows, in an order that depends only on the sizes: slices of the rows first,
 // then the slices' sums.
 #pragma once
 #include "kernels/cuda/device/platform.h"

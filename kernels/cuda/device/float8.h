@@ -1,13 +1,13 @@
-// What kernels that quantize to 8 bits share.
+// Functions that kernels which quantize to 8 bits share.
 #pragma once
 #include "kernels/cuda/device/reduce.h"
 
 namespace mtrain::kernels::cuda {
 
-// Returns |x|, or 0 where x is not finite.
+// Returns |x|, or 0 if x is not finite.
 __device__ __forceinline__ float finite_size(float x) { return isfinite(x) ? fabsf(x) : 0.0f; }
 
-// Returns x * scale, or NaN where x is not finite.
+// Returns x * scale, or NaN if x is not finite.
 __device__ __forceinline__ float scaled(float x, float scale) {
   return isfinite(x) ? x * scale : __uint_as_float(0x7fc00000u);
 }

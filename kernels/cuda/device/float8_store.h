@@ -6,7 +6,7 @@
 
 namespace mtrain::kernels::cuda {
 
-// A result in 8 bits under a scale.
+// A result in 8 bits with a scale.
 struct Float8Out {
   uint8_t* data;
   const float* scale;  // null: the result is not written in 8 bits
@@ -17,8 +17,8 @@ inline Float8Out float8_out(const Span& result, const ConstSpan& scale) {
           static_cast<const float*>(scale.data), result.dtype == DType::f8e5m2};
 }
 
-// Returns four numbers in 8 bits, each rounded to T first: the bits that quantizing a tensor of T
-// gives.
+// Returns four numbers in 8 bits, each rounded to T first. The bits equal those of quantizing a
+// tensor of T.
 template <class T>
 __device__ __forceinline__ uint32_t float8_word(const float* v, float scale, bool e5m2) {
   float x[4];
@@ -29,8 +29,8 @@ __device__ __forceinline__ uint32_t float8_word(const float* v, float scale, boo
   return low | high << 16;
 }
 
-// Stores N results that begin at element i, which is a multiple of N. Vectors of more than one need
-// `out.data` on a border of as many bytes.
+// Stores N results that begin at element i, which is a multiple of N. For N > 1, `out.data` must be
+// aligned to N bytes.
 template <class T, int N>
 __device__ __forceinline__ void store_float8(const Float8Out& out, int64_t i, const float (&v)[N],
                                              float scale) {

@@ -11,8 +11,8 @@ constexpr float kA = 0.044715f;
 struct Gate {
   float open, shut;  // shut = 1 - open, without the cancellation
 };
-// For bf16 and fp16, approximate instructions are used, whose errors are far below the rounding of
-// the results: the exact functions would take longer than the memory accesses.
+// For bf16 and fp16, approximate instructions are used. Their errors are far below the rounding of
+// the results; the exact functions would take longer than the memory accesses.
 template <class T>
 __device__ __forceinline__ Gate sigmoid_gate(float x) {
   constexpr float kLog2E = 1.44269504088896341f;

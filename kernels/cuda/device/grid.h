@@ -10,14 +10,14 @@ namespace mtrain::kernels::cuda {
 constexpr int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Returns the number of blocks for `work` items at `per_block` each, at most `most`. Kernels loop
-// over the items beyond that.
+// over the remaining items.
 inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = 1 << 20) {
   return unsigned(std::clamp<int64_t>(div_up(work, per_block), 1, most));
 }
 
 // These describe the thread's current device.
 int multiprocessors();
-int64_t most_shared_memory();  // bytes that a block may have
+int64_t most_shared_memory();  // bytes that a block may use
 
 template <class T>
 const T* data(const ConstSpan& s) {
@@ -29,7 +29,7 @@ T* data(const Span& s) {
 }
 
 // Calls f(constant<N>, i) for every vector of N elements that begins at i, and f(constant<1>, i)
-// for the elements behind the last whole vector.
+// for the elements after the last full vector.
 template <int N>
 struct Lanes {
   static constexpr int value = N;
@@ -44,8 +44,8 @@ __device__ __forceinline__ void for_vectors(int64_t count, const F& f) {
     if (i < count) f(Lanes<1>{}, i);
   }
 }
-// Calls f(constant<N>, i, the N elements from x[i] on), in the order of for_vectors. A thread has
-// AHEAD loads in flight.
+// Calls f(constant<N>, i, the N elements that begin at x[i]), in the order of for_vectors. A thread
+// has AHEAD loads in flight.
 template <int N, int AHEAD, class T, class F>
 __device__ __forceinline__ void for_loaded_vectors(const T* x, int64_t count, const F& f) {
   const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -82,7 +82,7 @@ inline unsigned flat_blocks(int64_t count, int width) {
   return blocks_for(div_up(count, width), kFlatThreads);
 }
 
-// with_width<T>(wide, [&]<int N>() { ... }) calls f with N, the elements of a 16-byte access, where
+// with_width<T>(wide, [&]<int N>() { ... }) calls f with N, the elements of a 16-byte access, if
 // such accesses are possible (wide), or with 1.
 template <class T, class F>
 void with_width(bool vectors, const F& f) {

@@ -1,6 +1,6 @@
-// What the kernels need of CUDA beyond its C++: launches that are checked, and instructions that
-// have no name in it. test/cuda_emulator has a second file of this name, under which the same
-// kernels run, slowly, on a CPU: kernels include CUDA through this file alone.
+// The CUDA features that kernels need beyond CUDA C++: checked launches, and instructions without
+// an intrinsic. Kernels include CUDA only through this file. test/cuda_emulator has a second file
+// of this name, with which the same kernels run, slowly, on a CPU.
 #pragma once
 #include <cstdint>
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-// The same for fp16, and what the two halves of a word hold.
+// The same for fp16, and the values of the two halves of a word.
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -59,23 +59,23 @@ __device__ __forceinline__ float f16_low(uint32_t pair) {
 }
 __device__ __forceinline__ float f16_high(uint32_t pair) { return f16_low(pair >> 16); }
 
-// Packs Y(low) and Y(high), rounded as Y's constructor rounds, where Y is f8e4m3 or f8e5m2; the
-// first goes into the low byte.
+// Packs Y(low) and Y(high), rounded as by Y's constructor. Y is f8e4m3 or f8e5m2; the first goes
+// into the low byte.
 template <class Y>
 __device__ __forceinline__ uint16_t pack_float8(float low, float high) {
   constexpr auto kFormat = Y::kBias == f8e5m2::kBias ? __NV_E5M2 : __NV_E4M3;
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kFormat);
 }
 
-// Returns what two packed e4m3 hold as fp16, which holds them exactly; the first is the low half.
+// Returns two packed e4m3 as fp16, which represents them exactly; the first is the low half.
 __device__ __forceinline__ uint32_t f16_of_e4m3(uint32_t pair) {
   const __half2_raw x = __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(pair), __NV_E4M3);
   return x.x | uint32_t(x.y) << 16;
 }
 
-// Stores 16 or 8 bytes as one access; p is a multiple of as many. The compiler splits a plain
-// assignment into four (or two) accesses where other code lies between the computation of the words
-// and the store.
+// Stores 16 or 8 bytes as one access; p must be aligned to that size. The compiler splits a plain
+// assignment into four (or two) accesses if there is other code between the computation of the
+// words and the store.
 __device__ __forceinline__ void store_words(void* p, uint4 x) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
                "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
@@ -118,9 +118,9 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices of 16-bit elements from shared memory: lanes 8 i .. 8 i + 7 name the rows of
-// matrix i (16 bytes each, aligned); a lane gets elements 2 (lane % 4) and the next of row lane /
-// 4, of the transpose where TRANS.
+// Loads four 8 x 8 matrices of 16-bit elements from shared memory. Lanes 8 i .. 8 i + 7 pass the
+// rows of matrix i (16 bytes each, aligned). A lane gets elements 2 (lane % 4) and 2 (lane % 4) + 1
+// of row lane / 4, of the transpose if TRANS.
 template <bool TRANS>
 __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* row) {
   const uint32_t at = uint32_t(__cvta_generic_to_shared(row));
@@ -136,9 +136,9 @@ __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* row)
                  : "memory");
 }
 
-// Starts to copy 16 bytes from global to shared memory asynchronously, or zeros where not `valid`.
-// Copies since the last commit form a group; wait<N> returns when at most the N newest groups are
-// under way.
+// Starts an asynchronous copy of 16 bytes from global to shared memory, or writes zeros if not
+// `valid`. Copies since the last commit form a group; wait<N> returns when at most the N newest
+// groups are in flight.
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    uint32_t(__cvta_generic_to_shared(shared))),

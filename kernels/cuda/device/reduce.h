@@ -7,7 +7,7 @@ namespace mtrain::kernels::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Every lane gets the same result, bit by bit.
+// Every lane gets the same result, bit for bit.
 template <class V>
 __device__ __forceinline__ V warp_sum(V x) {
 #pragma unroll
@@ -20,8 +20,8 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// Returns the sum over `warps` whole warps, which are all warps of the block, to each thread. One
-// warp needs no barrier. `slots` is shared memory for 32 values.
+// Returns the sum over the block's `warps` warps, all of them full, to each thread. One warp needs
+// no barrier. `slots` is shared memory for 32 values.
 template <class V>
 __device__ __forceinline__ V row_sum(V x, int warps, V* slots) {
   x = warp_sum(x);

@@ -16,8 +16,8 @@ void fail_runtime(int status, const Place& at) {
                              at.line, cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
-// Training does not use CUDA's pool: in a capture every use of it would make two nodes of the
-// graph, and no allocator counts its memory.
+// Training does not use CUDA's pool: in a capture every use of it would add two nodes to the graph,
+// and no allocator counts its memory.
 void* take_scratch(size_t bytes, CUstream_st* stream) {
   if (Workspace* const memory = WorkspaceScope::current()) return memory->allocate(bytes);
   void* memory = nullptr;
@@ -56,7 +56,7 @@ bool is_capturing(CUstream_st* stream) {
 }
 
 void require_healthy(CUstream_st* stream) {
-  (void)cudaGetLastError();  // an error of the GPU itself stays, and the next call returns it
+  (void)cudaGetLastError();  // an error of the GPU itself persists, and the next call returns it
   if (const cudaError_t status = cudaStreamQuery(stream); status != cudaErrorNotReady)
     MT_CUDA(status);
 }

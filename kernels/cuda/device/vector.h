@@ -1,4 +1,4 @@
-// Loads and stores of N consecutive elements as floats: 16 bytes an access where N allows.
+// Loads and stores of N consecutive elements as floats: 16 bytes per access if N allows.
 #pragma once
 #include <initializer_list>
 
@@ -20,7 +20,7 @@ inline bool aligned(std::initializer_list<const void*> pointers) {
 template <class T>
 concept Half = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
 
-// Return the element of type T in the low and in the high half of a word.
+// Return the element of type T in the low or in the high half of a word.
 template <Half T>
 __device__ __forceinline__ float low_half(uint32_t pair) {
   if constexpr (std::is_same_v<T, f16>) return f16_low(pair);
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32_t pack_halves(float low, float high) {
   return pack_bf16(low, high);
 }
 
-// A vector as it lies in memory: 16-bit elements take half the registers that their floats would.
+// A vector in its memory format: 16-bit elements take half the registers that their floats would.
 template <class T>
 __device__ __forceinline__ uint4 load_words(const T* p) {
   return *reinterpret_cast<const uint4*>(p);

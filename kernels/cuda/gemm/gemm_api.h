@@ -1,6 +1,6 @@
-// What GEMMs need of a library, and of a GPU beside it. cuBLASLt and CUDA implement these
-// interfaces (kernels/cuda/matmul.cpp); tests implement them without a GPU, so that this header
-// includes nothing of CUDA.
+// The interfaces of a GEMM library and of a GPU. cuBLASLt and CUDA implement them
+// (kernels/cuda/matmul.cpp); tests implement them without a GPU. This header therefore includes no
+// CUDA header.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -20,19 +20,20 @@
 namespace mtrain::kernels::cuda {
 
 struct GemmAlgorithm {
-  // The library's own description. It can be kept, and found again by the same version.
+  // The library's own description. It can be stored; the same version of the library finds the
+  // algorithm by it.
   using Bits = std::array<uint64_t, 8>;
   Bits bits{};
   int64_t workspace = 0;  // bytes
 };
 
 struct GemmAnswer {
-  // refused: the library says that it cannot do this, and has enqueued nothing.
+  // refused: the library reports that it does not support the call, and has enqueued nothing.
   enum class Status : uint8_t { done, refused, failed } status = Status::done;
   std::string text{};  // the library's own message, unless done
 };
 
-// All calls of one key, as the library knows them.
+// The library's description of all calls of one key.
 class GemmProblem {
  public:
   virtual ~GemmProblem() = default;
@@ -43,7 +44,7 @@ class GemmProblem {
   // Neither function returns an algorithm that needs more than kMatmulWorkspace.
   virtual Offer offer(int most) const = 0;
   virtual std::optional<GemmAlgorithm> find(const GemmAlgorithm::Bits& bits) const = 0;
-  // `bias` is m's bias, or memory for the sums of op(A), which are overwritten.
+  // `bias` is m's bias, or memory for the sums of op(A), which is overwritten.
   virtual GemmAnswer run(const Matmul& m, const void* bias, const GemmAlgorithm& algorithm,
                          void* workspace, CUstream_st* stream) const = 0;
 };
@@ -51,7 +52,7 @@ class GemmProblem {
 class GemmApi {
  public:
   virtual ~GemmApi() = default;
-  virtual std::string version() const = 0;  // of the library, and the GPU's name
+  virtual std::string version() const = 0;  // version of the library, and the GPU's name
   virtual std::shared_ptr<const GemmProblem> describe(const MatmulKey& key) const = 0;
 };
 
@@ -69,12 +70,13 @@ class GemmDevice {
   virtual void run(const GeluForward& args, CUstream_st* stream) const = 0;
   virtual void run(const GeluBackward& args, CUstream_st* stream) const = 0;
   virtual bool capturing(CUstream_st* stream) const = 0;
-  // Called when the library has refused a call. Throws RunError where the GPU has failed, so that
-  // such a failure is not taken for a refusal.
+  // Called when the library has refused a call. Throws RunError if the GPU has failed: such a
+  // failure is not a refusal.
   virtual void require_healthy(CUstream_st* stream) const = 0;
-  // Fills memory of any element type with numbers like a training's: they change a GPU's clocks.
+  // Fills memory of any element type with numbers like those of a training: the values affect a
+  // GPU's clocks.
   virtual void fill_for_timing(const Span& memory, CUstream_st* stream) const = 0;
-  // Returns the time of one call of `launch`, of several in a row. The host waits.
+  // Returns the time of one call of `launch`, measured over several calls in a row. The host waits.
   virtual double seconds(const std::function<void()>& launch, CUstream_st* stream) const = 0;
   virtual double now() const = 0;  // seconds of a clock that never goes back
 };

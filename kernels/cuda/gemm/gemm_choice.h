@@ -1,5 +1,5 @@
-// A GemmChoice says which algorithm of the library computes a kind of GEMM. It has a form as text:
-// ranks tell each other choices, and checkpoints keep them.
+// A GemmChoice is the library's algorithm for a kind of GEMM. It can be written as text: ranks
+// exchange choices, and checkpoints store them.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,11 +10,11 @@ namespace mtrain::kernels::cuda {
 
 struct GemmChoice {
   MatmulKey key;
-  bool apart = false;             // mtrain's own kernels compute the epilogue, behind a plain GEMM
+  bool apart = false;             // mtrain's own kernels compute the epilogue after a plain GEMM
   GemmAlgorithm::Bits bits = {};  // unless apart
 };
 
-// Return a line for each, and the reverse. Parsing throws RunError for text of another form.
+// Print one line for each key, and parse such lines. Parsing throws RunError for malformed text.
 std::string print_gemm_keys(const std::vector<MatmulKey>& keys);
 std::vector<MatmulKey> parse_gemm_keys(const std::string& text);
 // Choices begin with a line that names the library and the GPU.
@@ -23,6 +23,6 @@ struct GemmChoices {
   std::vector<GemmChoice> choices;
 };
 std::string print_gemm_choices(const GemmChoices& choices);
-GemmChoices parse_gemm_choices(const std::string& text);  // of an empty text: none
+GemmChoices parse_gemm_choices(const std::string& text);  // an empty text has no choices
 
 }  // namespace mtrain::kernels::cuda

@@ -1,10 +1,10 @@
-// Memory of a stream for GEMMs.
+// Memory for the GEMMs of a stream.
 #pragma once
 #include "kernels/cuda/gemm/gemm_api.h"
 
 namespace mtrain::kernels::cuda {
 
-// Taken and given back in the stream's order.
+// Allocated and released in the stream's order.
 class GemmMemory {
  public:
   GemmMemory(const GemmDevice& device, int64_t bytes, CUstream_st* stream)

@@ -12,15 +12,15 @@ namespace {
 
 using Status = GemmAnswer::Status;
 
-// Another algorithm than the first replaces it only if it takes less than this part of its time:
-// two measurements of one algorithm differ by as much.
+// A different algorithm replaces the first one only if it takes less than this fraction of its
+// time: two measurements of one algorithm differ by as much.
 constexpr double kMargin = 0.98;
 
 bool has_other_way(const MatmulKey& key) {
   return key.epilogue != Epilogue::none && key.epilogue != Epilogue::bias;
 }
 
-// A matmul of this key on memory of its own.
+// A matmul of this key on separate memory.
 class Example {
  public:
   Example(const GemmDevice& device, const MatmulKey& k, CUstream_st* stream)
@@ -44,7 +44,8 @@ class Example {
   const Matmul& get() const { return m_; }
 
  private:
-  // Addresses that are multiples of `alignment`, and of nothing larger below 128.
+  // Returns memory whose address is a multiple of `alignment`, and of no larger power of 2 up to
+  // 128.
   Span make(int64_t count, DType dtype, int alignment) {
     const int64_t offset = alignment % 128;
     memory_.push_back(

@@ -13,7 +13,7 @@ namespace mtrain::kernels::cuda {
 namespace {
 
 using Status = GemmAnswer::Status;
-constexpr int kAsked = 8;  // algorithms of a key
+constexpr int kAsked = 8;  // how many algorithms to request for a key
 
 const char* name_of(Epilogue e) {
   switch (e) {
@@ -27,7 +27,7 @@ const char* name_of(Epilogue e) {
   return "";
 }
 
-// Says which devices have a GEMM with such scales.
+// Returns which devices have a GEMM with such scales.
 const char* devices_of(Float8Blocks blocks) {
   switch (blocks) {
     case Float8Blocks::none: return "";
@@ -92,7 +92,7 @@ LibraryMatmul::PlanRef LibraryMatmul::make(const MatmulKey& key) {
   plan->problem = api_.describe(key);
   GemmProblem::Offer offer = plan->problem->offer(kAsked);
   plan->algorithms = std::move(offer.algorithms);
-  // The library's sums are used only where they were measured to be faster.
+  // The library's sums are used only if they were measured to be faster.
   plan->apart = key.epilogue == Epilogue::sums;
   const std::lock_guard lock(choosing_);
   if (const auto choice = choices_.find(key); choice != choices_.end()) {

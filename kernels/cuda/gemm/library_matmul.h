@@ -1,10 +1,9 @@
 // Matmul through a library of GEMMs: conversions around it, the choice among its algorithms, and
-// what mtrain does where it refuses. This header includes nothing of CUDA.
+// the fallback if it refuses. This header includes no CUDA header.
 //
-// A kind of GEMM is run with the algorithm that the library names first, or with the one that was
-// measured to be the fastest, where that is known: time() measures, use() makes it known. Where an
-// algorithm refuses a call, the next one is asked, and behind the last mtrain's own kernels compute
-// the epilogue or the bias.
+// A kind of GEMM runs with the library's first algorithm or, after a measurement, with the fastest
+// one: time() measures, and use() sets the choices. If an algorithm refuses a call, the next one is
+// tried. After the last one, mtrain's own kernels compute the epilogue or the bias.
 #pragma once
 #include <atomic>
 #include <map>
@@ -21,32 +20,31 @@ namespace mtrain::kernels::cuda {
 
 class LibraryMatmul {
  public:
-  // The owner keeps both alive.
+  // The owner must keep both alive.
   LibraryMatmul(const GemmApi& api, const GemmDevice& device) : api_(api), device_(device) {}
 
-  // Throws RunError where the library has no algorithm, or fails; and in the capture of a graph
-  // also where such a GEMM did not run before it. Thread safe.
+  // Throws RunError if the library has no algorithm, or fails. In the capture of a graph, it also
+  // throws if such a GEMM did not run before the capture. Thread-safe.
   void run(const Matmul& m, CUstream_st* stream);
 
-  // --- choices by measuring; callers decide when, and agree with other ranks ---
+  // --- choices by measuring; callers decide when, and agree with the other ranks ---
   static constexpr size_t kMostTimed = 48;
-  // Returns the keys that have run without a choice, those that cost most first, and at most
-  // kMostTimed of them.
+  // Returns at most kMostTimed keys that have run without a choice, the most expensive first.
   std::vector<MatmulKey> unchosen() const;
   // Measures keys, which need not have run here, and returns the choices for them and for the plain
-  // GEMMs of their epilogues. A key for which there is no memory is left out, and told; and those
-  // that have not begun when `seconds` have passed, so that the keys that cost most come first.
+  // GEMMs of their epilogues. It skips and reports a key that does not fit into memory, and keys
+  // that have not begun when `seconds` have passed. Therefore pass the most expensive keys first.
   std::vector<GemmChoice> time(const std::vector<MatmulKey>& keys, double seconds,
                                CUstream_st* stream);
-  // From the next call on. A choice that the library does not offer (any more) is forgotten when
-  // the key runs, and told.
+  // Sets the choices, from the next call on. A choice that the library does not offer is dropped
+  // and reported when the key runs.
   void use(const std::vector<GemmChoice>& choices);
   std::vector<GemmChoice> choices() const;
 
  private:
   struct Plan {
     std::shared_ptr<const GemmProblem> problem;
-    std::vector<GemmAlgorithm> algorithms;  // the first is used; none: the library has refused
+    std::vector<GemmAlgorithm> algorithms;  // the first is used; empty: the library has refused
     bool apart;                             // the epilogue is computed by mtrain's own kernels
     std::string refusal;                    // why the library has no more algorithms
     mutable std::atomic<int64_t> runs{0};
@@ -59,7 +57,7 @@ class LibraryMatmul {
     return plans_.get(key, [&] { return make(key); });
   }
   PlanRef without_first(const MatmulKey& key, const PlanRef& plan, const std::string& refusal);
-  // Return whether the library computes it, with its bias or epilogue.
+  // Return whether the library has computed the matmul, with its bias or epilogue.
   bool multiply(const Matmul& m, CUstream_st* stream);
   bool run_whole(const Matmul& m, CUstream_st* stream);
   GemmAnswer run_one(const Plan& plan, const GemmAlgorithm& algorithm, const Matmul& m,
@@ -73,7 +71,7 @@ class LibraryMatmul {
   const GemmApi& api_;
   const GemmDevice& device_;
   PlanCache<MatmulKey, PlanRef> plans_;
-  mutable std::mutex choosing_;  // guards the member below; taken inside of plans_'s functions too
+  mutable std::mutex choosing_;  // guards the member below; also locked inside plans_'s functions
   std::map<MatmulKey, GemmChoice> choices_;
 };
 

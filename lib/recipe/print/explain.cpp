@@ -1,4 +1,4 @@
-// Explains a setting, a section or a word that somebody remembers.
+// Explains a setting, a section or any other word.
 #include "recipe/print/explain.h"
 
 #include <algorithm>
@@ -67,7 +67,7 @@ bool is_named(const SchemaRow& row, const std::string& word) {
                              [&](const auto& name) { return fold_name(last_word(name)) == word; });
 }
 
-// Whether each of the words occurs in the row's names or its help.
+// Returns whether each of the words occurs in the row's names or its help.
 bool mentions(const SchemaRow& row, const std::vector<std::string>& words) {
   std::string names = fold_name(row.path);
   for (const auto& name : all_spellings(row)) names += " " + fold_name(name);
@@ -77,8 +77,9 @@ bool mentions(const SchemaRow& row, const std::vector<std::string>& words) {
   });
 }
 
-// Returns what is found by a word, or by several between blanks: what another tool's word means
-// here, the settings of that name, and those whose names or help texts have the words.
+// Returns the results of a search for one word, or several separated by blanks. They are the
+// meaning here of a different tool's word, the settings of that name, and the settings whose names
+// or help texts contain the words.
 std::string search(std::string_view raw) {
   std::vector<std::string> words;
   for (const std::string& word : split(to_lower(raw), ' '))

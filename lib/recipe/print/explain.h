@@ -4,9 +4,9 @@
 
 namespace mtrain::recipe {
 
-// Describes a field or a section, which may be given by any of its names; or what is found by a
-// word: another tool's name, and fields whose names or help texts have it. Throws UserError with
-// the nearest name if nothing is found.
+// Describes a field or a section, given by any of its names. For any other word it returns the
+// results of a search: a different tool's name, and fields whose names or help texts contain the
+// word. Throws UserError with the nearest name if nothing is found.
 std::string explain(std::string_view word);
 
 }  // namespace mtrain::recipe

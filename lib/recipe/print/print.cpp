@@ -52,7 +52,7 @@ const char* origin_name(Origin origin) {
   return "?";
 }
 
-// Says who gave the value, and by what references. Those of launch.env stand in its value.
+// Returns the origin of the value, and its references. Those of launch.env are in its value.
 std::string origin_text(const SchemaRow& row, const Recipe& r) {
   const std::string who = origin_name(r.origin(row.path));
   if (row.path == "train.steps" && r.train.epochs)
@@ -63,21 +63,21 @@ std::string origin_text(const SchemaRow& row, const Recipe& r) {
   return fmt::format("{}, by {}", who, line);
 }
 
-// Whether the recipe's layout and strategy read the field. Other fields are not printed, since they
-// would be refused or warned about when the text is loaded.
+// Returns whether the recipe's layout and strategy read the field. Other fields are not printed,
+// since loading the text would refuse them or warn about them.
 bool in_force(const SchemaRow& row, const Recipe& r) {
   const auto below = [&](const char* section) { return row.path.rfind(section, 0) == 0; };
   if (below("distributed.pipeline.") && r.distributed.pp_size == 1) return false;
   if (below("distributed.moe.") && r.distributed.ep_size == 1) return false;
   if (row.path == "model.moe.token_dispatcher" && r.distributed.ep_size == 1) return false;
-  // The presence of this section alone decides the size of buckets.
+  // The mere presence of this section changes the size of buckets.
   if (below("comm_overlap.") && !r.given_section("comm_overlap")) return false;
   if (r.mixed_precision.name != Precision::fp16_mixed)
     for (const char* field :
          {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale",
           "mixed_precision.loss_scale_window", "mixed_precision.hysteresis"})
       if (row.path == field) return false;
-  // Only one of the two says how long the run is.
+  // Only one of the two sets the length of the run.
   if (row.path == "train.steps" && !r.steps_known()) return false;
   if (row.path == "train.epochs" && r.steps_known()) return false;
   // Earlier versions read the printed recipes of checkpoints, and do not know these fields.
@@ -92,14 +92,15 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
   return belongs_to_strategy(row, r);
 }
 
-// Returns the value, or `auto` where this machine alone has decided it: the recipe may be read on
-// another.
+// Returns the value, or `auto` if it was derived from this machine: the recipe may be read on a
+// different one.
 std::string shown(const SchemaRow& row, const Recipe& r) {
   const bool machine = row.path == "train.device" || row.path == "hardware.gpu";
   return machine && r.origin(row.path) == Origin::derived ? row.show_default() : row.show(r);
 }
 
-// AutoModel's name of the local batch has a meaning of its own for a pipeline, so it is kept.
+// AutoModel's name of the local batch has a different meaning with a pipeline; therefore it is
+// kept.
 bool keeps_name(const SchemaRow& row, const Recipe& r) {
   return row.path == "train.micro_batch_size" && r.distributed.pp_size > 1 &&
          r.written_as(row.path, "step_scheduler.local_batch_size");
@@ -108,7 +109,7 @@ bool keeps_name(const SchemaRow& row, const Recipe& r) {
 
 std::string print_recipe(const Recipe& recipe, bool origins) {
   std::string out;
-  std::string named;  // what keeps the name under which it was written
+  std::string named;  // the values that keep the name under which they were written
   std::string open;   // the section whose keys are being printed, with a dot at its end
   for (const auto& row : schema_rows()) {
     if (!in_force(row, recipe)) continue;
@@ -117,7 +118,7 @@ std::string print_recipe(const Recipe& recipe, bool origins) {
       continue;
     }
     const std::string section = row.path.substr(0, row.path.rfind('.') + 1);
-    // Rows of a section follow each other, so a new section only needs its own headings.
+    // Rows of a section are contiguous: a new section needs only its own headings.
     if (section != open) {
       size_t dot = 0;
       for (int depth = 0; (dot = section.find('.', dot)) != std::string::npos; ++depth, ++dot) {

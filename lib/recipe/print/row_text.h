@@ -1,4 +1,4 @@
-// What is printed about a setting, in words.
+// Texts about a setting for the user.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,11 +7,11 @@
 
 namespace mtrain::recipe {
 
-// Returns the words between commas, each in quotes of that kind.
+// Returns the words, separated by commas, each in this kind of quotes.
 std::string join(const std::vector<std::string>& words, const char* quote);
 std::string type_text(const SchemaRow& row);
 std::string range_text(const FieldOptions& options);  // "at least 1"; empty: any value
-// Returns the other names that the setting is accepted under.
+// Returns the other accepted names of the setting.
 std::vector<std::string> all_spellings(const SchemaRow& row);
 
 }  // namespace mtrain::recipe

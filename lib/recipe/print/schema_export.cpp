@@ -152,7 +152,7 @@ std::string schema_json() {
   for (const auto& conversion : foreign_spellings())
     root.at(conversion.path).body =
         fmt::format("\"description\": {}", json_string(fmt::format("sets {}", conversion.target)));
-  // The $schema line stands inside the braces of the root.
+  // The $schema line is inside the braces of the root.
   return "{\"$schema\": \"http://json-schema.org/draft-07/schema#\", " + root.json(0).substr(1) +
          "\n";
 }
@@ -166,7 +166,7 @@ std::string schema_markdown() {
       "[recipes.md](../recipes.md) explains the settings by task.\n\n"
       "`auto` means that mtrain chooses a value and prints it at start; `none` means that nothing "
       "is set.\n";
-  // A section's own rows come together, though its subsections' may stand between them.
+  // Collects each section's own rows: rows of its subsections may be between them.
   std::vector<std::string> sections;
   std::map<std::string, std::string> tables;
   for (const auto& row : schema_rows()) {

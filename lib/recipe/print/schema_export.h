@@ -1,4 +1,4 @@
-// Writes the schema as documents: JSON for editors, Markdown for people.
+// Writes the schema as documents: JSON for editors, Markdown for readers.
 #pragma once
 #include <string>
 #include <string_view>
@@ -12,7 +12,7 @@ std::string schema_json();
 // Returns one table per section, with the columns field, type, default, meaning and other names.
 std::string schema_markdown();
 
-// Returns a table of the words of other tools that are not accepted, with what to write instead.
+// Returns a table of other tools' words that mtrain does not accept, with their replacements.
 std::string words_markdown();
 
 }  // namespace mtrain::recipe

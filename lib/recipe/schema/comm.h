@@ -1,4 +1,4 @@
-// comm, launch and hardware: what the ranks run on and talk through.
+// comm, launch and hardware: the hardware of the ranks, and their communication.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -31,7 +31,7 @@ struct LinkConfig {
   std::vector<LinkTraffic> only;
 
   bool emulated() const { return latency_us > 0 || gbps > 0; }
-  // Whether communication of this kind of parallelism is slowed.
+  // Returns whether communication of this kind of parallelism is slowed down.
   bool slows(LinkTraffic traffic) const {
     return emulated() &&
            (only.empty() || std::find(only.begin(), only.end(), traffic) != only.end());
@@ -71,8 +71,8 @@ struct CommConfig {
       Field{"link", &CommConfig::link, "emulate a slower link, to measure what is hidden"}};
 };
 
-// A variable for the ranks. Its value may be a secret: it is printed as the reference that it came
-// by, or not at all. A printed recipe is read as variables without values.
+// A variable for the ranks. Its value may be a secret: mtrain prints only the reference that gave
+// the value, or nothing. In a printed recipe that is read again, the variables have no values.
 struct EnvVariable {
   std::optional<std::string> value;
   std::string reference;  // "${env:TOKEN}", or empty
@@ -118,7 +118,7 @@ constexpr int compute_capability(Gpu gpu) {  // major version
   return gpu == Gpu::a100 ? 8 : gpu == Gpu::h100 || gpu == Gpu::h200 ? 9 : 10;
 }
 
-// Bytes / 1e9 of the variant that is sold most.
+// Bytes / 1e9 of the most common variant.
 constexpr double usual_memory_gb(Gpu gpu) {
   switch (gpu) {
     case Gpu::a100:

@@ -1,4 +1,4 @@
-// ddp and comm_overlap: which communication hides behind which compute.
+// ddp and comm_overlap: which communication is hidden behind which compute.
 #pragma once
 #include <cstdint>
 #include <tuple>

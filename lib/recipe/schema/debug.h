@@ -10,7 +10,7 @@
 
 namespace mtrain::recipe {
 
-// A rank that fails on purpose in the middle of a launch, to see how the job reacts.
+// A rank that fails on purpose in the middle of a launch, to test how the job reacts.
 struct FaultConfig {
   std::optional<std::string> at;
   int64_t rank = 0, step = 1;

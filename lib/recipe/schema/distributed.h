@@ -1,4 +1,4 @@
-// distributed: how the model and the data are spread over the ranks.
+// distributed: how the model and the data are sharded over the ranks.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -159,7 +159,7 @@ struct MpPolicyConfig {
                        {.no_effect = "units hand on what is in param_dtype already"}}};
 };
 
-// Settings of fsdp2 for models whose experts are spread over ranks.
+// Settings of fsdp2 for models with expert parallelism.
 struct MoeParallelConfig {
   Auto<bool> reshard_after_forward;
   bool ignore_router_for_ac = false, wrap_outer_model = true;

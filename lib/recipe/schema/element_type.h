@@ -1,4 +1,4 @@
-// The element types that a recipe may name.
+// The element types that a recipe can name.
 #pragma once
 #include <array>
 

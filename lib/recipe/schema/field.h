@@ -1,6 +1,6 @@
 // A Field is the row of a setting: its name, its member in the section's struct and its help. It is
-// written once, beside the member. Parsing, printing, the schema and the suggestions for misspelt
-// keys all read these rows.
+// written once, in the struct of the member. Parsing, printing, the schema and the suggestions for
+// misspelt keys all read these rows.
 #pragma once
 #include <limits>
 #include <optional>
@@ -21,8 +21,8 @@ struct FieldOptions {
   std::string_view auto_word = {};   // another word for `auto`
   // 0 and negative numbers mean "not set", as in other systems' sizes of parallel groups.
   bool zero_is_unset = false;
-  std::string_view none_means = {};  // the value that none, null and ~ stand for
-  // Why a value is accepted although nothing reads it; empty for all other fields.
+  std::string_view none_means = {};  // the value that none, null and ~ mean
+  // Why a value that nothing reads is accepted; empty for all other fields.
   std::string_view no_effect = {};
 };
 
@@ -38,14 +38,14 @@ struct Field {
       : name(its_name), member(its_member), help(its_help), options(its_options) {}
 };
 
-// A value that mtrain chooses unless the recipe does. An empty one is printed as `auto`.
+// A value that mtrain chooses unless the recipe sets it. An empty one is printed as `auto`.
 template <class T>
 struct Auto : std::optional<T> {
   using std::optional<T>::optional;
 };
 
-// An enumeration lists its names in `constexpr auto enum_names(E)`. A value is printed by the first
-// of its names. Names are compared without regard to case, dashes and underscores.
+// An enumeration lists its names in `constexpr auto enum_names(E)`. A value is printed with the
+// first of its names. Comparisons of names ignore case, dashes and underscores.
 template <class E>
 struct EnumName {
   E value;

@@ -13,7 +13,7 @@
 
 namespace mtrain::recipe {
 
-// The last six are families of models with experts.
+// The last six are families of mixture-of-experts models.
 enum class Architecture {
   llama,
   gpt2,
@@ -57,8 +57,8 @@ constexpr auto enum_names(Normalization) {
                     EnumName{Normalization::layernorm, "layernorm"}};
 }
 
-// A layer has norms of the inputs of attention and MLP, of their outputs before these
-// are added to the residual stream (OLMo 2), or of both (Gemma 2).
+// A layer has norms on the inputs of attention and MLP (pre), on their outputs before the residual
+// addition (post, OLMo 2), or on both (sandwich, Gemma 2).
 enum class NormPlacement { pre, post, sandwich };
 constexpr auto enum_names(NormPlacement) {
   return std::array{EnumName{NormPlacement::pre, "pre"}, EnumName{NormPlacement::post, "post"},
@@ -72,8 +72,8 @@ constexpr auto enum_names(PositionEmbedding) {
                     EnumName{PositionEmbedding::learned, "learned_absolute"}};
 }
 
-// gelu is the exact form by erf, gelu_tanh the approximation that GPT-2 was trained with; geglu is
-// a gate by gelu_tanh (Gemma). The names after the fourth are Hugging Face's.
+// gelu is the exact form by erf, and gelu_tanh the approximation of GPT-2; geglu is gated by
+// gelu_tanh (Gemma). The names after the fourth are Hugging Face's.
 enum class Activation { swiglu, gelu, gelu_tanh, geglu };
 constexpr auto enum_names(Activation) {
   return std::array{EnumName{Activation::swiglu, "swiglu"},
@@ -117,7 +117,7 @@ struct MoeConfig {
   int64_t num_experts = 0, router_topk = 2;
   std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size, num_shared_experts;
   bool shared_expert_gate = false;
-  // ModelConfig::has_experts() combines these fields, which say which layers have experts.
+  // These fields decide which layers have experts; ModelConfig::has_experts() combines them.
   std::vector<int64_t> layer_freq{1}, dense_layers;
   std::optional<int64_t> sparse_step;
   int64_t first_dense_layers = 0;
@@ -266,15 +266,16 @@ struct MoeConfig {
             {.aliases = "model.moe_shared_expert_overlap"}}};
 };
 
-// WeightInit says where a run's first weights come from.
+// The source of a run's initial weights.
 enum class WeightInit { weights, random };
 constexpr auto enum_names(WeightInit) {
   return std::array{EnumName{WeightInit::weights, "weights"},
                     EnumName{WeightInit::random, "random"}};
 }
 
-// The defaults are those of the llama family; model_defaults() gives another family's, where an
-// embedding_multiplier of 0 stands for the square root of hidden_size until resolve_recipe().
+// The defaults are those of the llama family; model_defaults() returns those of other families.
+// There an embedding_multiplier of 0 means the square root of hidden_size until resolve_recipe()
+// replaces it.
 struct ModelConfig {
   Architecture architecture = Architecture::llama;
   int64_t num_layers = 12, hidden_size = 768, num_attention_heads = 12;
@@ -305,7 +306,7 @@ struct ModelConfig {
   WeightInit init = WeightInit::weights;
   MoeConfig moe;
 
-  // Sizes with their defaults for those that are unset; a loaded recipe has all of them set.
+  // Sizes, with defaults for unset ones; in a loaded recipe all are set.
   int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
   int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
   int64_t rotary_dim() const { return int64_t(double(head_dim()) * rotary_percent); }
@@ -314,7 +315,7 @@ struct ModelConfig {
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
   bool proj_bias() const { return add_bias_linear || attention_bias; }
   bool fc_bias() const { return add_bias_linear || mlp_bias; }
-  // These say of a layer, from 0, whether it has experts, rotary positions, and the window.
+  // Return whether a layer, counted from 0, has experts, rotary positions, or the window.
   bool has_experts(int64_t layer) const;
   bool has_rope(int64_t layer) const;
   bool has_window(int64_t layer) const;
@@ -469,7 +470,7 @@ struct ModelConfig {
       Field{"moe", &ModelConfig::moe, "mixture of experts", {.shorthand = "num_experts"}}};
 };
 
-// Returns the published choices of the family (norm, positions, biases). Sizes keep their defaults.
+// Returns the family's published choices (norm, positions, biases). Sizes have the defaults above.
 ModelConfig model_defaults(Architecture architecture);
 
 }  // namespace mtrain::recipe

@@ -1,4 +1,4 @@
-// recompute: which activations backward computes again instead of keeping.
+// recompute: which activations backward recomputes, instead of keeping them from the forward.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@ namespace mtrain::recipe {
 
 enum class RecomputeGranularity { none, full, selective };
 constexpr auto enum_names(RecomputeGranularity) {
-  // The names after the third are those of distributed.activation_checkpointing.
+  // The names after the third are the values of distributed.activation_checkpointing.
   using R = RecomputeGranularity;
   return std::array{EnumName{R::none, "none"},
                     EnumName{R::full, "full"},

@@ -1,5 +1,4 @@
-// model.rope_scaling: how rotary positions reach beyond the length that a model was first trained
-// with.
+// model.rope_scaling: how rotary positions extend beyond the length of a model's first training.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -29,10 +28,10 @@ struct RopeScalingConfig {
   std::optional<double> attention_factor, mscale, mscale_all_dim;
   std::vector<double> short_factor, long_factor;
 
-  // Returns what cos and sin are multiplied by in a model of so many positions.
+  // Returns the factor of cos and sin in a model of this many positions.
   double attention_scale(int64_t max_positions) const;
-  // Returns what longrope divides the frequencies of the lanes by in a model that is trained with
-  // samples of this many tokens.
+  // Returns the divisors of longrope for the frequencies of the lanes, in a model that is trained
+  // with samples of this many tokens.
   const std::vector<double>& lane_factors(int64_t sample_length) const {
     return sample_length > original_max_position_embeddings ? long_factor : short_factor;
   }

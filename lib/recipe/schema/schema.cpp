@@ -23,8 +23,8 @@ struct Schema {
   std::set<std::string, std::less<>> prefixes;
   std::vector<std::string> also_written;  // names whose values are converted
 
-  // Fields are known by their offset in a recipe, so that little code depends on their types: it
-  // would be compiled for each of some hundred fields.
+  // Fields are identified by their offset in a recipe. Little code then depends on their types;
+  // such code is compiled for each of some hundred fields.
   template <class Section>
   void add_fields(const std::string& prefix, const Recipe& recipe, const Section& section) {
     std::apply([&](const auto&... field) { (add_field(prefix, recipe, section, field), ...); },
@@ -85,7 +85,7 @@ struct Schema {
   }
 };
 
-// Returns the candidate that begins almost like `word`: hidden_size for hiden.
+// Returns the candidate whose beginning is similar to `word`: hidden_size for hiden.
 std::string nearest_start(std::string_view word, const std::vector<std::string>& candidates) {
   if (word.size() < 4) return {};
   std::vector<std::string> starts;
@@ -140,7 +140,7 @@ const SchemaSection* find_section(std::string_view path) {
 bool is_section_path(std::string_view path) { return schema().prefixes.count(path) > 0; }
 
 std::string nearest_key(std::string_view path) {
-  if (path.size() > 120) return {};  // no key is near, and comparing would take long
+  if (path.size() > 120) return {};  // no key is similar, and the comparison would take long
   const auto dot = path.rfind('.');
   const std::string parent(dot == std::string_view::npos ? "" : path.substr(0, dot + 1));
   const std::string_view last = dot == std::string_view::npos ? path : path.substr(dot + 1);
@@ -163,7 +163,7 @@ std::string nearest_key(std::string_view path) {
   if (const auto word = nearest(last, siblings); !word.empty()) return parent + word;
   if (!elsewhere.empty()) return elsewhere;
   if (const auto word = nearest_start(last, siblings); !word.empty()) return parent + word;
-  // Equal sections make no key near.
+  // Equal sections alone do not make keys similar.
   std::erase_if(paths, [&](const std::string& candidate) {
     return nearest(last, {candidate.substr(candidate.rfind('.') + 1)}).empty();
   });

@@ -34,15 +34,16 @@ const std::vector<SchemaSection>& schema_sections();
 // Finds a field by its own path or an alias; returns null if there is none.
 const SchemaRow* find_row(std::string_view path);
 const SchemaSection* find_section(std::string_view path);
-// Whether some name of a field lies below `path`, so that a recipe may have a mapping there.
+// Returns whether `path` is a section: it has fields, by any of their names, and a recipe may have
+// a mapping there.
 bool is_section_path(std::string_view path);
 
 // Returns the strategies that read the field, separated by blanks; empty if all do.
 std::string strategies_of(const SchemaRow& row);
-// Whether the recipe's strategy reads the field at all.
+// Returns whether the recipe's strategy reads the field.
 bool belongs_to_strategy(const SchemaRow& row, const Recipe& recipe);
 
-// Returns the full path of the key that was probably meant; empty if none is close.
+// Returns the full path of the most similar key; empty if none is close.
 std::string nearest_key(std::string_view path);
 
 }  // namespace mtrain::recipe

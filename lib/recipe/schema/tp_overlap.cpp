@@ -1,5 +1,5 @@
 // Presets of tensor-parallel overlap, each tuned for one model size on one GPU. The figures are
-// those that Megatron-Bridge publishes under the same names.
+// those of Megatron-Bridge's presets with the same names.
 #include "recipe/schema/tp_overlap.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// comm_overlap.tp_comm_overlap_cfg says how the communication of tensor parallelism hides behind
-// each GEMM of a layer.
+// comm_overlap.tp_comm_overlap_cfg: how each GEMM of a layer hides the communication of tensor
+// parallelism.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -36,16 +36,16 @@ inline constexpr std::array<std::string_view, 10> kTpOverlapGemms{
 // there is no GEMM of this name.
 bool tp_overlap_default(std::string_view gemm, TpOverlapGemm& out);
 
-// Either the name of a preset, or entries for single GEMMs. A GEMM without an entry takes
+// Either the name of a preset, or entries for single GEMMs. A GEMM without an entry uses
 // tp_overlap_default().
 struct TpOverlapConfig {
   std::string preset;
   std::map<std::string, TpOverlapGemm> gemms;
-  std::set<std::string> off;  // GEMMs that are given as none
+  std::set<std::string> off;  // GEMMs that the recipe sets to none
   bool empty() const { return preset.empty() && gemms.empty() && off.empty(); }
 };
 
-// A preset, and the run for which it was tuned.
+// A preset, and the run that it was tuned for.
 struct TpOverlapPreset {
   std::string_view name, precision, gpu;
   int64_t hidden_size, tp_size, cp_size, micro_batch_size, seq_length;

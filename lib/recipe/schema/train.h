@@ -1,5 +1,5 @@
-// train: how long, how much at a time, where the results go. validation: how often the loss of
-// held-out text is measured.
+// train: the length of a run, its batch sizes and the folder of its results. validation: how often
+// the loss of held-out text is measured.
 #pragma once
 #include <array>
 #include <cstdint>
