@@ -13,8 +13,7 @@ struct FewRowsMatmul {
   ConstSpan bias_N;  // fp32, optional
   Span c_MN;         // any float type
   int64_t M, N, K;   // M < kFewestPackedRows
-  int64_t k_block;   // number of terms of a sum that are added up before they are added to the
-                     // earlier terms
+  int64_t k_block;   // terms of a sum that are added up before they are added to the earlier ones
 };
 
 // Each element of C has the same bits as the result of gemm() in fp32.

@@ -39,7 +39,7 @@ struct Forward {
   float eps;
   bool layer, plus_one;
   Float8Out eight;    // y, if it has a scale
-  const float* sums;  // row sums over all ranks, if ranks share the rows: forward_any handles these
+  const float* sums;  // row sums over all ranks, if they share the rows: for forward_any
 };
 
 // threadIdx.y is the row in the block; a row of more than one warp has a full block.
@@ -193,9 +193,8 @@ struct Backward {
   float* partials;  // a row for each row of threads: dw, then db if requested
   float* amax;
   bool layer, db, plus_one;
-  Float8Out eight;  // dx also in 8 bits, if there is a scale
-  const float*
-      sums;  // row sums over all ranks, if ranks share the rows: backward_any handles these
+  Float8Out eight;    // dx also in 8 bits, if there is a scale
+  const float* sums;  // row sums over all ranks, if they share the rows: for backward_any
 };
 
 // The data of a row that backward reads, in memory format. dresidual, which is needed last, is held

@@ -88,7 +88,7 @@ class Training {
   using Consolidated = plan::CheckpointOptions::Consolidated;
 
   void run_steps() {
-    // Before the ranks wait for each other: no rank then trains without it.
+    // Before the ranks wait for each other: no rank then trains without these signal handlers.
     early_end_.emplace(screen_, plan_.checkpoint.at_end);
     agree_on_start();
     if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store and must end last

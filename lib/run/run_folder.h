@@ -26,9 +26,10 @@ bool is_own_checkpoint(const plan::FolderOptions& folders, const storage::Checkp
 // UserError if the folder cannot be made.
 void make_run_folder(const plan::FolderOptions& folders);
 
-// Renames the files that a run abandons when it starts from `start`: the checkpoints of later
-// steps, and a copy of the metrics. For a new run it renames existing metrics. Returns a line for
-// the log about each file. Call it after `start` has been loaded, and before anything is written.
+// Keeps, under other names, the files that a run abandons when it starts from `start`. It renames
+// the checkpoints of later steps, and copies the metrics. For a new run it renames existing
+// metrics. Returns a line for the log about each file. Call it after `start` has been loaded, and
+// before anything is written.
 std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& folders,
                                              const std::optional<storage::CheckpointRef>& start);
 
