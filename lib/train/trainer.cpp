@@ -40,7 +40,7 @@ Trainer::Trainer(TrainerParts parts)
       data_parallel_(std::move(parts.data_parallel)),
       graphs_(std::move(parts.graphs)),
       share_(parallel::sequence_share(world_, plan_)),
-      adamw_(std::move(parts.adamw)),
+      optimizer_(std::move(parts.optimizer)),
       schedule_(plan_.lr_schedule),
       scaler_(plan_.loss_scale),
       loader_(std::move(parts.data), {.global_batch = plan_.train.global_batch_size,
@@ -81,8 +81,8 @@ StepStats Trainer::step() {
   const ops::Clip clip = optim::clip_grad_norm(
       compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad), loss, 1 / loss_scale);
   // Changes nothing if the norm or the loss is not finite.
-  adamw_.step(compute_, updates_ + 1, lr, clip.scale,
-              [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
+  optimizer_->step(compute_, updates_ + 1, lr, clip.scale,
+                   [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
   if (impls_.fp8)
     impls_.fp8->end_step(compute_, [this](const Tensor& amax, model::UnitKind of) {
       data_parallel_->max(amax, of);
@@ -339,7 +339,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
   model::Gpt(compute_, *whole, gpt_config(plan_), plan_.sample_length, {}, impls);
   return {.compute = compute_,
           .params = *params_,
-          .optimizer = adamw_,
+          .optimizer = *optimizer_,
           .data_parallel = *data_parallel_,
           .tensor_parallel = *impls_.tensor,
           .pipeline = *pipeline_,

@@ -14,9 +14,9 @@
 #include "device/device.h"
 #include "model/experts/experts_of_step.h"
 #include "model/gpt.h"
-#include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
 #include "parallel/apply_parallelism.h"
 #include "parallel/data/data_parallel.h"
 #include "pipeline/pipeline.h"
@@ -65,7 +65,7 @@ struct TrainerParts {
   std::unique_ptr<pipeline::Pipeline> pipeline;
   std::unique_ptr<model::DataParallel> data_parallel;
   std::unique_ptr<MicroBatchGraphs> graphs;  // null if the plan has no graphs
-  optim::AdamW adamw;
+  std::unique_ptr<optim::Optimizer> optimizer;
   RouterState routers;
   std::shared_ptr<const data::Dataset> data;
 };
@@ -104,7 +104,7 @@ class Trainer {
   comm::World& world() { return world_; }
   const comm::HostCollectives& control() const { return control_; }
   model::ParamStore& params() { return *params_; }
-  optim::AdamW& optimizer() { return adamw_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
   model::DataParallel& data_parallel() { return *data_parallel_; }
   model::TensorParallel& tensor_parallel() { return *impls_.tensor; }
   const pipeline::Pipeline& pipeline() const { return *pipeline_; }
@@ -150,7 +150,7 @@ class Trainer {
   std::unique_ptr<MicroBatchGraphs> graphs_;
   Tensor graphs_loss_;  // the loss that graphs add to
   parallel::SequenceShare share_;
-  optim::AdamW adamw_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
   data::BatchLoader loader_;
