@@ -14,6 +14,7 @@
 #include "kernels/gemm_choices.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
+#include "kernels/muon.h"
 #include "kernels/norm.h"
 #include "kernels/permute.h"
 #include "kernels/rank_choices.h"
@@ -39,6 +40,9 @@ MT_NONE(SwigluBackward)
 MT_NONE(GeluForward)
 MT_NONE(GeluBackward)
 MT_NONE(AdamW)
+MT_NONE(MuonDirection)
+MT_NONE(Normalize)
+MT_NONE(MuonUpdate)
 MT_NONE(AttentionForward)
 MT_NONE(AttentionBackward)
 MT_NONE(AttentionDecode)

@@ -111,10 +111,11 @@ std::vector<ReplicatedTensor> replicated_of(const CheckpointParts& t, bool of_mo
   return found;
 }
 
-// A tensor that is saved for each parameter. A new kind of optimizer state is a row of these.
-struct StateTensor {
-  const char* suffix;  // follows the parameter's name in the file
+// A tensor that is saved for each parameter that has it.
+struct SavedTensor {
+  std::string suffix;  // follows the parameter's name in the file
   DType dtype;
+  std::function<bool(const model::ParamSpec&)> has;
   // Returns a unit's tensor, of this rank's part or of the whole unit.
   std::function<Tensor(model::ParamUnit&)> own;
 };
@@ -124,11 +125,12 @@ struct WrittenBytes {
   int64_t done = 0, total = 0;
 };
 
-int64_t bytes_of(const std::vector<StateTensor>& tensors, model::ParamStore& whole_model) {
-  int64_t elements = 0, each = 0;
-  for (const model::Parameter* p : whole_model.params()) elements += p->whole_shape().count();
-  for (const StateTensor& tensor : tensors) each += dtype_size(tensor.dtype);
-  return elements * each;
+int64_t bytes_of(const std::vector<SavedTensor>& tensors, model::ParamStore& whole_model) {
+  int64_t bytes = 0;
+  for (const model::Parameter* p : whole_model.params())
+    for (const SavedTensor& tensor : tensors)
+      if (tensor.has(*p)) bytes += p->whole_shape().count() * dtype_size(tensor.dtype);
+  return bytes;
 }
 
 // Writes one file: the replicated tensors, and those of all parameters.
@@ -136,7 +138,7 @@ class StateWriter {
  public:
   // Only rank 0 has a `path`.
   StateWriter(const CheckpointParts& parts, const std::optional<fs::path>& path,
-              const std::vector<StateTensor>& tensors,
+              const std::vector<SavedTensor>& tensors,
               const std::vector<ReplicatedTensor>& replicated, WrittenBytes& written)
       : t_(parts), tensors_(tensors), savers_(find_savers(parts)), written_(written) {
     if (!path) return;
@@ -145,8 +147,9 @@ class StateWriter {
     for (const ReplicatedTensor& r : replicated)
       infos.push_back({r.name, DType::f32, r.value.shape()});
     for (const model::Parameter* p : t_.whole_model->params())
-      for (const StateTensor& tensor : tensors_)
-        infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
+      for (const SavedTensor& tensor : tensors_)
+        if (tensor.has(*p))
+          infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
     file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}},
                   storage::SafetensorsWriter::Sums::beside);
     for (const ReplicatedTensor& r : replicated) file_->write(r.name, r.value, t_.compute);
@@ -169,13 +172,14 @@ class StateWriter {
     if (own && !own->copy && own->unit != gathered_) {
       gathered_ = own->unit;
       ranks_.clear();
-      for (const StateTensor& tensor : tensors_) {
+      for (const SavedTensor& tensor : tensors_) {
         const Tensor part = tensor.own(*own->unit);
         ranks_.push_back(t_.tensor_parallel.all_ranks(
             part.count() == own->unit->count ? part : t_.data_parallel.whole(*own->unit, part)));
       }
     }
     for (size_t k = 0; k < tensors_.size(); ++k) {
+      if (!tensors_[k].has(p)) continue;
       const Tensor whole =
           t_.control.rank() == saver
               ? assemble(t_.compute, *own, ranks_[k], own->begin, p.whole_shape().count(),
@@ -194,8 +198,8 @@ class StateWriter {
     ranks_.clear();
     const model::Parameter* own = t_.params.find(p.name);
     const int64_t experts = p.whole_shape()[0], each = p.whole_shape().count() / experts;
-    for (const StateTensor& tensor : tensors_)
-      for (int64_t e = 0; e < experts; ++e) {
+    for (const SavedTensor& tensor : tensors_)
+      for (int64_t e = 0; tensor.has(p) && e < experts; ++e) {
         Tensor expert;
         if (own) {
           const int64_t here = own->shape[0], part = own->shape.count() / here;
@@ -214,7 +218,7 @@ class StateWriter {
 
   // Sends a tensor, or the next part of one, from its saver to rank 0, which writes it. All ranks
   // wait until it is written, so that gathered tensors do not pile up in memory.
-  void write(const std::string& name, const StateTensor& tensor, Tensor part, const Shape& shape,
+  void write(const std::string& name, const SavedTensor& tensor, Tensor part, const Shape& shape,
              int saver) {
     const int rank = t_.control.rank();
     if (part) part = ops::in_dtype(t_.compute, part, tensor.dtype, device::MemoryCategory::buffers);
@@ -228,7 +232,7 @@ class StateWriter {
   }
 
   const CheckpointParts& t_;
-  const std::vector<StateTensor>& tensors_;
+  const std::vector<SavedTensor>& tensors_;
   const std::vector<int> savers_;
   WrittenBytes& written_;
   std::optional<storage::SafetensorsWriter> file_;
@@ -237,9 +241,10 @@ class StateWriter {
 };
 
 // A tensor that the model does not use shows that the file belongs to another model, whose other
-// weights have another meaning, too. A checkpoint also has its tensors in `types` alone.
+// weights have another meaning, too; in the optimizer's file, that another optimizer saved it. A
+// checkpoint also has its tensors in `types` alone.
 void refuse_other(const storage::SafetensorsReader& file, const std::set<std::string>& used,
-                  const std::set<DType>& types) {
+                  const std::set<DType>& types, const char* reader) {
   std::vector<std::string> surplus;
   for (const storage::StoredTensor& t : file.tensors()) {
     if (!used.count(t.name))
@@ -255,8 +260,8 @@ void refuse_other(const storage::SafetensorsReader& file, const std::set<std::st
   for (size_t i = 0; i < std::min(kShown, surplus.size()); ++i)
     names += (i ? ", " : "") + surplus[i];
   throw UserError(
-      fmt::format("{} has {} tensors that the recipe's model lacks: {}{}", file.path().string(),
-                  surplus.size(), names, surplus.size() > kShown ? ", ..." : ""),
+      fmt::format("{} has {} tensors that the recipe's {} lacks: {}{}", file.path().string(),
+                  surplus.size(), reader, names, surplus.size() > kShown ? ", ..." : ""),
       kOwnRecipe);
 }
 
@@ -281,12 +286,12 @@ void load_weights(Stream& stream, model::ParamStore& params, const fs::path& fol
   std::set<std::string> used;
   for (model::Parameter* p : whole.params()) used.insert(p->name);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
-  refuse_other(file, used, {DType::f32});
+  refuse_other(file, used, {DType::f32}, "model");
   read_weights(stream, params, model, kOwnRecipe, progress);
   read_replicated(stream, replicated, model, kOwnRecipe);
 }
 
-// The second moment is a mean of squares.
+// Some state is never negative, such as a mean of squares.
 void refuse_negative(const storage::ValueSource& moments, const std::string& name, int64_t first,
                      int64_t count, const float* values) {
   const float* bad = std::find_if(values, values + count, [](float v) { return v < 0; });
@@ -300,28 +305,26 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   const storage::SafetensorsReader file(folder / kOptimizer);
   const storage::FiniteValues moments(file, storage::FiniteValues::Of::checkpoint);
   std::set<std::string> used;
-  for (model::Parameter* p : t.whole_model->params()) {
-    used.insert(p->name + ".m");
-    used.insert(p->name + ".v");
-  }
+  const std::vector<optim::StateTensor> state = t.optimizer.state();
+  for (const model::Parameter* p : t.whole_model->params())
+    for (const optim::StateTensor& tensor : state)
+      if (tensor.values.has(*p)) used.insert(p->name + tensor.suffix);
   const std::vector<ReplicatedTensor> replicated = replicated_of(t, false);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
-  refuse_other(file, used, {DType::f32, DType::bf16});
+  refuse_other(file, used, {DType::f32, DType::bf16}, "model and optimizer");
   read_replicated(t.compute, replicated, moments, kOwnRecipe);
   model::ParamUploader uploader(t.compute);
   ReadBytes read(t.params, progress_of(t, "moments"));
   for (const model::Parameter* p : t.params.params()) {
-    const auto set = [&](const char* suffix, Tensor optim::AdamW::Moments::*which) {
-      const std::string name = p->name + suffix;
+    for (const optim::StateTensor& tensor : state) {
+      if (!tensor.values.has(*p)) continue;
+      const std::string name = p->name + tensor.suffix;
       require_shape(moments, name, p->whole_shape(), kOwnRecipe);
-      t.optimizer.set_moment(uploader, *p, which, [&](int64_t first, int64_t count, float* values) {
+      tensor.values.set(uploader, *p, [&](int64_t first, int64_t count, float* values) {
         moments.read(name, first, count, values);
-        if (which == &optim::AdamW::Moments::v)
-          refuse_negative(moments, name, first, count, values);
+        if (!tensor.negative) refuse_negative(moments, name, first, count, values);
       });
-    };
-    set(".m", &optim::AdamW::Moments::m);
-    set(".v", &optim::AdamW::Moments::v);
+    }
     read.add(*p);
   }
 }
@@ -358,14 +361,17 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
     return writer ? std::optional(writer->folder() / name) : std::nullopt;
   };
   const auto weights = [&](model::ParamUnit& unit) { return own_master(t.data_parallel, unit); };
-  const auto moment = [&](Tensor optim::AdamW::Moments::*which) {
-    return [&t, which](model::ParamUnit& unit) { return t.optimizer.moments(unit).*which; };
-  };
+  const auto all = [](const model::ParamSpec&) { return true; };
   // Files hold fp32 weights, even if they are trained in bf16 alone.
-  const std::vector<StateTensor> model{{"", DType::f32, weights}};
-  const DType moments = t.optimizer.moments_type();
-  const std::vector<StateTensor> optimizer{{".m", moments, moment(&optim::AdamW::Moments::m)},
-                                           {".v", moments, moment(&optim::AdamW::Moments::v)}};
+  const std::vector<SavedTensor> model{{"", DType::f32, all, weights}};
+  std::vector<SavedTensor> optimizer;
+  for (const optim::StateTensor& tensor : t.optimizer.state()) {
+    const optim::OwnedState* values = &tensor.values;
+    optimizer.push_back(
+        {tensor.suffix, values->dtype(),
+         [values](const model::ParamSpec& p) { return values->has(p); },
+         [&t, values](model::ParamUnit& unit) { return values->own(t.compute, unit); }});
+  }
   WrittenBytes written{.total =
                            bytes_of(model, *t.whole_model) + bytes_of(optimizer, *t.whole_model)};
   StateWriter(t, file(kModel), model, replicated_of(t, true), written).write();

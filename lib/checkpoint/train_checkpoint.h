@@ -13,7 +13,7 @@
 #include "model/data_parallel.h"
 #include "model/fp8.h"
 #include "model/tensor_parallel.h"
-#include "optim/adamw.h"
+#include "optim/optimizer.h"
 #include "pipeline/pipeline.h"
 #include "plan/saved_recipe.h"
 #include "storage/checkpoint_dir.h"
@@ -25,7 +25,7 @@ namespace mtrain::checkpoint {
 struct CheckpointParts {
   Stream& compute;
   model::ParamStore& params;
-  optim::AdamW& optimizer;
+  optim::Optimizer& optimizer;
   model::DataParallel& data_parallel;
   model::TensorParallel& tensor_parallel;
   const pipeline::Pipeline& pipeline;
@@ -57,9 +57,9 @@ struct SaveOptions {
 };
 
 // Writes model.safetensors (fp32 weights under their global names), optimizer.safetensors
-// (<name>.m, <name>.v), state.json, which records the recipe, and recipe.yaml, a copy of that. The
-// tensor files are the same under every layout. All ranks call it; rank 0 writes and returns the
-// checkpoint's path. The others return an empty path when all files are on disk.
+// (<name>.m, <name>.v for AdamW), state.json, which records the recipe, and recipe.yaml, a copy of
+// that. The tensor files are the same under every layout. All ranks call it; rank 0 writes and
+// returns the checkpoint's path. The others return an empty path when all files are on disk.
 std::filesystem::path save_checkpoint(const CheckpointParts& parts, const TrainProgress& progress,
                                       SaveOptions options);
 

@@ -15,6 +15,7 @@ Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParalle
   return params.add(UnitKind::embedding, {.name = "embedding.weight",
                                           .shape = {tensor.local_count(c.padded_vocab), c.hidden},
                                           .std = c.init_std,
+                                          .role = TensorRole::table,
                                           .rows = c.vocab,
                                           .matmul_grad = c.tied_embeddings,
                                           .shard = vocabulary_shard(tensor, c),
@@ -34,6 +35,7 @@ Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& i
                             {.name = "position_embedding.weight",
                              .shape = {c.max_positions, c.hidden},
                              .std = c.init_std,
+                             .role = TensorRole::table,
                              .matmul_grad = false,
                              .shard = tensor_->replicated()});
 }

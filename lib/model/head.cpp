@@ -47,6 +47,7 @@ Head::Head(ParamStore& params, const GptConfig& c, const ModelImpls& impls, bool
   output_ = params.add(UnitKind::output, {.name = "output.weight",
                                           .shape = {tensor_->local_count(c.padded_vocab), c.hidden},
                                           .std = c.init_std,
+                                          .role = TensorRole::table,
                                           .rows = c.vocab,
                                           .shard = vocabulary_shard(*tensor_, c)});
 }

@@ -16,7 +16,7 @@ Parameter* add_weight(ParamStore& params, UnitId unit, const std::string& name, 
   return params.add(unit, {.name = name + ".weight",
                            .shape = {range.width()},
                            .init = c.norm_plus_one ? Init::zeros : Init::ones,
-                           .decay = false,
+                           .role = TensorRole::vector,
                            .matmul_grad = false,
                            .shard = shard});
 }

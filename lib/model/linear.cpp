@@ -28,6 +28,12 @@ Shape part_of(Shape whole, const ShardSpec& shard) {
   return whole;
 }
 
+std::vector<int64_t> rows_of_sections(const LinearSpec& spec) {
+  std::vector<int64_t> rows;
+  for (const ShardSpec::Section& s : spec.sections) rows.push_back(s.units * s.width);
+  return rows;
+}
+
 class PlainLinear : public Linear {
  public:
   PlainLinear(ParamStore& params, const LinearSpec& spec) : gemms_(params, spec) {}
@@ -69,13 +75,14 @@ LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const ShardSpe
   weight_ = params.add(s.unit, {.name = s.name + ".weight",
                                 .shape = part_of({s.O, s.I}, weight),
                                 .std = s.std,
+                                .stacked = rows_of_sections(s),
                                 .shard = weight});
   if (fp8_) number_ = fp8_->add(s.name, *weight_);
   if (s.bias)
     bias_ = params.add(s.unit, {.name = s.name + ".bias",
                                 .shape = part_of({s.O}, bias),
                                 .init = Init::zeros,
-                                .decay = false,
+                                .role = TensorRole::vector,
                                 .matmul_grad = false,
                                 .shard = bias});
 }

@@ -12,14 +12,14 @@ Norm::Norm(ParamStore& params, UnitId unit, const std::string& name, const GptCo
   weight_ = params.add(unit, {.name = name + ".weight",
                               .shape = {c.hidden},
                               .init = plus_one_ ? Init::zeros : Init::ones,
-                              .decay = false,
+                              .role = TensorRole::vector,
                               .matmul_grad = false,
                               .shard = tensor.replicated()});
   if (kind_ == ops::NormKind::layer && c.linear_bias)
     bias_ = params.add(unit, {.name = name + ".bias",
                               .shape = {c.hidden},
                               .init = Init::zeros,
-                              .decay = false,
+                              .role = TensorRole::vector,
                               .matmul_grad = false,
                               .shard = tensor.replicated()});
 }

@@ -1,7 +1,7 @@
 #include "optim/adamw.h"
 
 #include <algorithm>
-#include <memory>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -10,14 +10,6 @@
 namespace mtrain::optim {
 
 namespace {
-
-// Returns the first element of an owned range in the unit's moments, where the ranges follow each
-// other.
-int64_t begin_in_moments(const model::ParamUnit& unit, const model::OwnedRange& range) {
-  int64_t first = 0;
-  for (const model::OwnedRange* r = unit.owned.data(); r != &range; ++r) first += r->count;
-  return first;
-}
 
 // A range of a parameter's elements, and the rule that gives their indices in the layout-free
 // tensor.
@@ -48,93 +40,76 @@ std::vector<Numbered> numbered(const model::Parameter& p, const model::OwnedPart
 }  // namespace
 
 AdamW::AdamW(Stream& stream, model::ParamStore& params, const plan::OptimizerOptions& options,
-             uint64_t seed)
-    : options_(options), seed_(seed) {
-  for (model::ParamUnit* unit : params.units()) {
-    State state{unit, {}};
-    for (Tensor* t : {&state.moments.m, &state.moments.v}) {
-      *t = Tensor::empty(stream, {unit->own_count()}, options.moments,
-                         device::MemoryCategory::optimizer);
-      ops::fill(stream, *t, 0);
-    }
-    states_.push_back(state);
-  }
+             uint64_t seed, const OwnedState::Has& has)
+    : options_(options),
+      seed_(seed),
+      rules_(options),
+      units_(params.units()),
+      m_(stream, params, options.moments, has),
+      v_(stream, params, options.moments, has) {}
+
+std::vector<StateTensor> AdamW::state() const {
+  return {{".m", m_, true}, {".v", v_, false}};  // the second moment is a mean of squares
 }
 
-ops::AdamWHyper AdamW::hyper(int64_t step, float lr, bool decay) const {
-  return {.lr = lr,
+ops::AdamWHyper AdamW::hyper(int64_t step, float lr, const ParamRule& rule) const {
+  return {.lr = lr * rule.lr_scale,
           .beta1 = float(options_.beta1),
           .beta2 = float(options_.beta2),
           .eps = float(options_.eps),
-          .weight_decay = decay ? float(options_.weight_decay) : 0,
+          .weight_decay = rule.weight_decay,
           .step = step,
           .decoupled_decay = options_.decoupled_decay};
 }
 
-void AdamW::update(Stream& stream, const ops::AdamWHyper& hyper, const State& s,
+void AdamW::update(Stream& stream, const ops::AdamWHyper& hyper, const model::ParamUnit& unit,
                    const model::OwnedRange& r, int64_t in_range, int64_t count,
                    const Tensor& grad_scale) const {
-  const int64_t first = begin_in_moments(*s.unit, r) + in_range;
   const auto at = [&](const Tensor& t) { return t ? t.flat(in_range, {count}) : Tensor(); };
-  ops::adamw(stream, hyper, at(r.master), s.moments.m.flat(first, {count}),
-             s.moments.v.flat(first, {count}), at(r.grad), grad_scale, at(r.value));
+  ops::adamw(stream, hyper, at(r.master), m_.at(unit, r, in_range, count),
+             v_.at(unit, r, in_range, count), at(r.grad), grad_scale, at(r.value));
 }
 
-void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const State& s,
+void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const model::ParamUnit& unit,
                            const Tensor& grad_scale) const {
-  for (const model::Parameter* p : s.unit->params) {
+  for (const model::Parameter* p : unit.params) {
+    if (!m_.has(*p)) continue;
     const uint64_t key = rng_key(seed_, fmt::format("rounding.{}.{}", step, p->name)),
                    moments_key = rng_key(seed_, fmt::format("moments.{}.{}", step, p->name));
     for (const model::OwnedPart& part : owned_parts(*p))
       for (const Numbered& n : numbered(*p, part)) {
-        ops::AdamWHyper h = hyper(step, lr, p->decay);
+        ops::AdamWHyper h = hyper(step, lr, rules_.of(*p));
         h.rounding = n.rounding;
         h.rounding.random = options_.rounds_at_random;
         h.rounding.key = key;
         h.rounding.moments_key = moments_key;
-        update(stream, h, s, *part.range, part.in_range + n.begin - part.in_param, n.count,
+        update(stream, h, unit, *part.range, part.in_range + n.begin - part.in_param, n.count,
                grad_scale);
       }
   }
 }
 
+void AdamW::update(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
+                   const model::ParamUnit& unit) const {
+  const bool masters = unit.owned.empty() || unit.owned.front().master;
+  if ((!masters && options_.rounds_at_random) || options_.moments == DType::bf16)
+    return update_rounded(stream, step, lr, unit, grad_scale);
+  std::vector<ParamRule> rules;
+  const auto number = [&](const model::Parameter& p) -> std::optional<int> {
+    if (!m_.has(p)) return {};
+    return number_of(rules, rules_.of(p));
+  };
+  for (const Segment& s : segments_of(unit, number))
+    update(stream, hyper(step, lr, rules[size_t(s.number)]), unit, *s.range, s.in_range, s.count,
+           grad_scale);
+}
+
 void AdamW::step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
                  const std::function<void(model::ParamUnit&)>& updated) {
-  for (const State& s : states_) {
-    const bool masters = s.unit->owned.empty() || s.unit->owned.front().master;
-    if ((!masters && options_.rounds_at_random) || options_.moments == DType::bf16)
-      update_rounded(stream, step, lr, s, grad_scale);
-    else
-      for (const model::OwnedRange& r : s.unit->owned)
-        update(stream, hyper(step, lr, r.decay), s, r, 0, r.count, grad_scale);
-    if (updated) updated(*s.unit);
+  for (model::ParamUnit* unit : units_) {
+    update(stream, step, lr, grad_scale, *unit);
+    if (updated) updated(*unit);
   }
-}
-
-const AdamW::Moments& AdamW::moments(const model::ParamUnit& unit) const {
-  const auto at = std::ranges::find(states_, &unit, &State::unit);
-  MT_CHECK(at != states_.end(), "unit {} is unknown to the optimizer", unit.name);
-  return at->moments;
-}
-
-void AdamW::set_moment(model::ParamUploader& uploader, const model::Parameter& p,
-                       Tensor Moments::*which, const model::ReadElements& read) {
-  const Tensor& own = moments(*p.unit).*which;
-  uploader.set(p, read, [&](const model::OwnedPart& part) {
-    return own.flat(begin_in_moments(*p.unit, *part.range) + part.in_range, {part.count});
-  });
-}
-
-ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
-                         const std::function<void(const Tensor&)>& sum_parts, float max_norm,
-                         const Tensor& loss, double unscale) {
-  // Copies are summed apart: they must be finite, too, and do not count.
-  const Tensor totals = Tensor::from_host<double>(stream, {2}, {0.0, 0.0});
-  const model::NormGrads grads = norm_grads(params);
-  for (const Tensor& grad : grads.counted) ops::sum_squares(stream, grad, totals.flat(0, {1}));
-  for (const Tensor& grad : grads.copies) ops::sum_squares(stream, grad, totals.flat(1, {1}));
-  sum_parts(totals);
-  return ops::clip_scale(stream, totals, loss, max_norm, unscale);
 }
 
 }  // namespace mtrain::optim

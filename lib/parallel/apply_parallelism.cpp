@@ -239,6 +239,11 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   return g;
 }
 
+Group stage_group(comm::World& world, const RunPlan& plan) {
+  using enum mesh::Axis;
+  return world.group("stage", plan.mesh, {dp_replicate, dp_shard, cp, tp});
+}
+
 std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& params, Stream& compute,
                                                         const DataGroups& groups,
                                                         const RunPlan& plan) {

@@ -29,6 +29,9 @@ SequenceShare sequence_share(const comm::World& world, const RunPlan& plan);
 // Makes the groups of data parallelism.
 DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan);
 
+// Makes the group of the ranks that have this rank's layers, or parts of them.
+Group stage_group(comm::World& world, const RunPlan& plan);
+
 // Gives the declared parameters memory, and returns the data-parallel strategy that moves them
 // between ranks.
 std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& params, Stream& compute,

@@ -59,18 +59,20 @@ class Estimator {
 
   MemoryEstimate estimate() const {
     MemoryEstimate out;
-    const Spread dense{dense_parameters(), data_ranks(l_.dp_shard * l_.cp)},
-        experts{Count(layers_.moe) * experts_here(), data_ranks(expert_shards())};
+    const Count of_experts = Count(layers_.moe) * experts_here();
+    const Spread dense{dense_parameters(),
+                       moments(layer_parameters()) + table_parameters() * moment_bytes(),
+                       data_ranks(l_.dp_shard * l_.cp)},
+        experts{of_experts, moments(of_experts), data_ranks(expert_shards())};
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
-      const Count moments = plan_.optimizer.moments == DType::bf16 ? 4 : 8,
-                  master = e_ == 4 || !r_.optimizer.master_weights ? 0 : 4;
+      const Count master = e_ == 4 || !r_.optimizer.master_weights ? 0 : 4;
       const bool own_only = s.ranks > 1 && dp_.shards >= ShardLevel::gradients;
       out.params += s.parameters * e_ / (dp_.shards == ShardLevel::parameters ? s.ranks : 1);
       out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
       if (own_only && defers_reduction()) out.grads += s.parameters * 4;
       out.optimizer +=
-          s.parameters * (moments + master) / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
+          (s.parameters * master + s.moments) / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
     }
     out.grads += passing_gradients();
     // The head's logits are gone before the layers run backward.
@@ -83,12 +85,15 @@ class Estimator {
     out.buffers = data_buffers() + reduction_buffers() + context_buffers() + pipeline_buffers() +
                   expert_buffers() + float8_weights();
     out.workspace = workspace();
+    // The update comes when activations and logits are gone, and their memory serves it.
+    out.buffers = std::max(out.buffers, update_buffers() - out.activations - out.logits);
     return out;
   }
 
  private:
   struct Spread {
     Count parameters;  // elements of this rank before they are sharded
+    Count moments;     // bytes of the optimizer's state of them, master weights left out
     Count ranks;       // the ranks over which they are sharded
   };
 
@@ -98,11 +103,22 @@ class Estimator {
   bool first_stage() const { return stages_.front() == 0; }
   bool has_head() const { return stages_.back() == l_.stages - 1; }
 
-  Count dense_parameters() const {
+  // The bytes of AdamW's two moments.
+  Count moment_bytes() const { return plan_.optimizer.moments == DType::bf16 ? 4 : 8; }
+  // The bytes of the optimizer's state of parameters of layers. Muon has one momentum of matrices;
+  // what else a layer has is too little to count.
+  Count moments(Count of_layers) const {
+    return of_layers * (plan_.optimizer.muon.on ? 4 : moment_bytes());
+  }
+  Count dense_parameters() const { return layer_parameters() + table_parameters(); }
+  Count layer_parameters() const {
     const auto layer = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(m_.kv_heads()));
     };
-    Count n = Count(layers_.dense) * layer(size_.dense) + Count(layers_.moe) * layer(size_.moe);
+    return Count(layers_.dense) * layer(size_.dense) + Count(layers_.moe) * layer(size_.moe);
+  }
+  Count table_parameters() const {
+    Count n = 0;
     // A tied table is on the first and on the last stage.
     if (first_stage()) n += size_.token_table / tp_ + size_.position_table;
     if (has_head()) {
@@ -110,6 +126,22 @@ class Estimator {
       if (size_.output == 0 && !first_stage()) n += size_.token_table / tp_;
     }
     return n;
+  }
+
+  // Whole matrices that Muon works on, and those under way between ranks.
+  Count update_buffers() const {
+    if (!plan_.optimizer.muon.on || layers_.all() == 0) return 0;
+    const Count H = Count(m_.hidden_size),
+                AD = Count(m_.num_attention_heads) * Count(m_.head_dim()), F = Count(m_.ffn_size()),
+                expert = layers_.moe ? Count(m_.moe.ffn_hidden_size.value_or(m_.ffn_size())) : 0,
+                wide = std::max({AD, layers_.dense ? F : 0, expert}), small = std::min(H, wide),
+                matrix = H * wide;
+    const Count iteration = 4 * (2 * matrix + 3 * small * small);
+    const Count ranks = Count(l_.world / l_.pp);
+    if (ranks == 1) return iteration;
+    const Count all = layer_parameters() * tp_ + Count(layers_.moe) * experts_here() * ranks;
+    const Count round = std::min(std::max(all / ranks, matrix), std::max<Count>(1 << 24, matrix));
+    return iteration + 4 * 4 * round;
   }
 
   // Whether whole gradients of all layers add up until the last micro-batch.

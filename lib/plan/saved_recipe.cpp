@@ -72,9 +72,10 @@ bool must_agree(const std::string& path) {
   return path.starts_with("model.") || single.count(path);
 }
 
-// Whether the run has what this setting of routers keeps in a checkpoint: biases, or the loads of
-// the batch before. For all other settings false.
+// Whether the run has what this setting keeps in a checkpoint: biases of routers, the loads of the
+// batch before, or Muon's momentum. For all other settings false.
 bool keeps_state(const std::string& path, const Recipe& r) {
+  if (path == "optimizer.name") return r.optimizer.name == recipe::OptimizerName::muon;
   const ExpertShape experts = model_shape(r.model, 0, sample_length(r)).experts;
   return path.starts_with("model.moe.router_bias") ? experts.bias
          : path == "model.moe.aux_loss_coeff"      ? experts.global_coeff > 0

@@ -82,6 +82,14 @@ std::string bf16_text(train::Trainer& t) {
   }
 }
 
+// Returns the optimizer of matrices; empty if AdamW updates everything.
+std::string optimizer_text(const plan::OptimizerOptions& o) {
+  if (!o.muon.on) return "";
+  return fmt::format(
+      "Muon for the matrices of layers, {} Newton-Schulz steps in {}; AdamW for the rest",
+      o.muon.ns_steps, o.muon.bf16 ? "bf16" : "fp32");
+}
+
 OverlapRows kind_of(const plan::OverlapRow& row) {
   if (row.active) return OverlapRows::active;
   return row.off == plan::OverlapRow::Off::no ? OverlapRows::others : OverlapRows::asked_and_off;
@@ -126,6 +134,8 @@ std::vector<observe::BannerRow> plan_rows(const RunPlan& plan) {
       {"model", plan.text.model},         {"parameters", parameters_text(plan)},
       {"precision", plan.text.precision}, {"batch", batch_text(plan)},
       {"recompute", plan.text.recompute}, {"memory", memory_text(plan)}};
+  if (const std::string optimizer = optimizer_text(plan.optimizer); !optimizer.empty())
+    rows.push_back({"optimizer", optimizer});
   if (const std::string route = route_text(plan); !route.empty())
     rows.push_back({"tokens go", route + ": trains nothing useful"});
   if (plan.graphs.known) rows.push_back({"CUDA graphs", print_cuda_graphs(plan.graphs)});

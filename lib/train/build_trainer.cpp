@@ -1,10 +1,39 @@
 #include "train/build_trainer.h"
 
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/log.h"
+#include "optim/param_rules.h"
 #include "optim/write_weights.h"
 #include "train/model_setup.h"
 #include "train/pipeline_setup.h"
 
 namespace mtrain::train {
+
+namespace {
+
+// All ranks call it: the stages of a pipeline have different parameters.
+void warn_of_unused_groups(const comm::HostCollectives& control, model::ParamStore& params,
+                           const plan::OptimizerOptions& options) {
+  if (options.groups.empty()) return;
+  std::string own;
+  for (const bool used : optim::ParamRules(options).used_groups(params.params()))
+    own += used ? '1' : '0';
+  const auto all = control.texts(own);
+  for (size_t i = 0; i < options.groups.size(); ++i) {
+    const bool used =
+        std::ranges::any_of(all, [&](const std::string& rank) { return rank[i] == '1'; });
+    if (!used && control.rank() == 0)
+      log::warn(fmt::format(
+          "optimizer.groups: group `{}` decides for no parameter: none has a name that it matches, "
+          "or earlier groups match them all; checkpoints list the names",
+          options.groups[i].match));
+  }
+}
+
+}  // namespace
 
 // The order is the point of this file. Ranks meet when a group is made, so all ranks make their
 // groups in this order, and nothing uses parameters before they have memory.
@@ -36,7 +65,11 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   if (plan.graphs.on)
     graphs = std::make_unique<MicroBatchGraphs>(compute, *params, *pipeline, plan.graphs,
                                                 plan.model.layers);
-  optim::AdamW adamw(compute, *params, plan.optimizer, seed);
+  auto optimizer = optim::make_optimizer(compute, *params, plan.optimizer, seed, [&] {
+    return optim::MatrixRanks{parallel::stage_group(world, plan),
+                              device.stream(device::StreamKind::dp_grad)};
+  });
+  warn_of_unused_groups(control, *params, plan.optimizer);
   if (impls.fp8) impls.fp8->materialize(compute);
 
   optim::write_weights(*params, *data_parallel, impls.fp8.get(),
@@ -51,7 +84,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
                   .pipeline = std::move(pipeline),
                   .data_parallel = std::move(data_parallel),
                   .graphs = std::move(graphs),
-                  .adamw = std::move(adamw),
+                  .optimizer = std::move(optimizer),
                   .routers = std::move(routers),
                   .data = std::move(data)});
 }

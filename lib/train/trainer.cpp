@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "ops/ops.h"
 #include "optim/write_weights.h"
@@ -40,7 +39,7 @@ Trainer::Trainer(TrainerParts parts)
       data_parallel_(std::move(parts.data_parallel)),
       graphs_(std::move(parts.graphs)),
       share_(parallel::sequence_share(world_, plan_)),
-      adamw_(std::move(parts.adamw)),
+      optimizer_(std::move(parts.optimizer)),
       schedule_(plan_.lr_schedule),
       scaler_(plan_.loss_scale),
       loader_(std::move(parts.data), {.global_batch = plan_.train.global_batch_size,
@@ -62,45 +61,19 @@ StepStats Trainer::step() {
   params_->zero_grads(compute_);
   const Tensor losses = run_micro_batches(batches, number, grad_scale(counted)),
                loss = losses.flat(0, {1});
-  data_parallel_->finish_grads();
-  impls_.tensor->finish_grads(*params_);
-  pipeline_->finish_grads(*params_);
-  const bool experts = plan_.model.experts.count > 0;
-  // Each rank of sequence parallelism has routed its own tokens.
-  if (experts && impls_.tensor->sequence()) impls_.tensor->sum(experts_.sums_LS);
-  for (const Tensor& found : {losses, experts ? experts_.sums_LS : Tensor()}) {
-    if (!found) continue;
-    data_parallel_->sum(found);
-    pipeline_->sum(found);  // a stage has added what its layers and its head have found
-  }
-  const auto sum_parts = [this](const Tensor& squares) {
-    data_parallel_->sum_parts(squares);
-    impls_.tensor->sum(squares);
-    pipeline_->sum(squares);
-  };
-  const ops::Clip clip = optim::clip_grad_norm(
-      compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad), loss, 1 / loss_scale);
+  finish_grads();
+  sum_losses(losses);
+  const ops::Clip clip = clip_grads(loss);
   // Changes nothing if the norm or the loss is not finite.
-  adamw_.step(compute_, updates_ + 1, lr, clip.scale,
-              [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
-  if (impls_.fp8)
-    impls_.fp8->end_step(compute_, [this](const Tensor& amax, model::UnitKind of) {
-      data_parallel_->max(amax, of);
-      impls_.tensor->max(amax);
-    });
+  optimizer_->step(compute_, updates_ + 1, lr, clip.scale,
+                   [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
+  end_float8_step();
   prepare_batch(number + 1);  // all work of this step is enqueued, and the host has time
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];
   const bool overflowed = check_finite(total, norm, batches, number);
   step_ = number;
   if (!overflowed) ++updates_;
-  std::optional<ExpertStats> of_experts;
-  if (experts) {
-    const auto sums = experts_.sums_LS.to_host<float>(compute_);
-    of_experts = expert_stats(sums);
-    if (std::isfinite(total) && std::isfinite(norm))
-      routers_.step_done(compute_, experts_.sums_LS, sums);
-  }
   return {.step = number,
           .loss = total / double(std::max<int64_t>(counted, 1)),
           .grad_norm = norm,
@@ -109,7 +82,56 @@ StepStats Trainer::step() {
           .overflowed = overflowed,
           .tokens = plan_.train.global_batch_size * plan_.sample_length,
           .mean_document_length = mean_document_length(batches, plan_.sample_length),
-          .experts = of_experts};
+          .experts = end_experts_step(std::isfinite(total) && std::isfinite(norm))};
+}
+
+void Trainer::finish_grads() {
+  data_parallel_->finish_grads();
+  impls_.tensor->finish_grads(*params_);
+  pipeline_->finish_grads(*params_);
+}
+
+void Trainer::sum_losses(const Tensor& losses) {
+  const bool experts = plan_.model.experts.count > 0;
+  // Each rank of sequence parallelism has routed its own tokens.
+  if (experts && impls_.tensor->sequence()) impls_.tensor->sum(experts_.sums_LS);
+  for (const Tensor& found : {losses, experts ? experts_.sums_LS : Tensor()}) {
+    if (!found) continue;
+    data_parallel_->sum(found);
+    pipeline_->sum(found);  // a stage has added what its layers and its head have found
+  }
+}
+
+ops::Clip Trainer::clip_grads(const Tensor& loss) {
+  const auto sum_parts = [this](const Tensor& squares) {
+    data_parallel_->sum_parts(squares);
+    impls_.tensor->sum(squares);
+    pipeline_->sum(squares);
+  };
+  return optim::clip_grad_norm(compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad),
+                               loss, 1 / scaler_.scale());
+}
+
+void Trainer::end_float8_step() {
+  if (!impls_.fp8) return;
+  impls_.fp8->end_step(compute_, [this](const Tensor& amax, model::UnitKind of) {
+    data_parallel_->max(amax, of);
+    impls_.tensor->max(amax);
+  });
+}
+
+std::optional<ExpertStats> Trainer::end_experts_step(bool finite) {
+  const int64_t experts = plan_.model.experts.count;
+  if (experts == 0) return {};
+  const auto sums = experts_.sums_LS.to_host<float>(compute_);
+  const auto losses = experts_.loss_2.to_host<double>(compute_);
+  ExpertStats stats = expert_loads(sums, plan_.model.layers, experts, plan_.layout.ep);
+  // Ranks that share samples have each added the losses of all their tokens.
+  const double added = double(global_micro_batches() * share_.ranks);
+  stats.balance_loss = losses[0] / added, stats.z_loss = losses[1] / added;
+  stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait_).count();
+  if (finite) routers_.step_done(compute_, experts_.sums_LS, sums);
+  return stats;
 }
 
 // Every rank has the same loss and norm, so that all decide alike without another exchange.
@@ -175,42 +197,6 @@ model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
   e.host_wait = &host_wait_;
   ops::fill(compute_, e.sums_LS, 0);
   return e;
-}
-
-ExpertStats Trainer::expert_stats(const std::vector<float>& sums) {
-  const int64_t E = plan_.model.experts.count, S = experts_.sums_LS.dim(1);
-  const auto losses = experts_.loss_2.to_host<double>(compute_);
-  // Ranks that share samples have each added the losses of all their tokens.
-  const double added = double(global_micro_batches() * share_.ranks);
-  ExpertStats stats{.balance_loss = losses[0] / added, .z_loss = losses[1] / added};
-  const int64_t ranks = plan_.layout.ep, here = E / ranks;
-  int64_t layers = 0;
-  double choices = 0;
-  for (int64_t l = 0; l < plan_.model.layers; ++l) {
-    const float *count = sums.data() + l * S, *dropped = count + S - E;
-    double all = 0, squares = 0, most = 0;
-    for (int64_t e = 0; e < E; ++e) {
-      all += count[e], squares += double(count[e]) * count[e];
-      most = std::max(most, double(count[e]));
-    }
-    if (all == 0) continue;  // a layer without experts
-    choices += all;
-    stats.dropped += std::accumulate(dropped, dropped + E, 0.0);
-    const double mean = all / double(E);
-    stats.load_max = std::max(stats.load_max, most / mean);
-    stats.load_variation += std::sqrt(std::max(0.0, squares / double(E) - mean * mean)) / mean;
-    stats.dead += std::count(count, count + E, 0.0f);
-    const double rows = all - std::accumulate(dropped, dropped + E, 0.0);
-    for (int64_t first = 0; rows > 0 && first < E; first += here) {
-      double own = 0;  // rows of a rank: what its experts drop does not travel
-      for (int64_t e = first; e < first + here; ++e) own += count[e] - dropped[e];
-      stats.rank_load_max = std::max(stats.rank_load_max, own / (rows / double(ranks)));
-    }
-    ++layers;
-  }
-  if (layers > 0) stats.load_variation /= double(layers), stats.dropped /= choices;
-  stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait_).count();
-  return stats;
 }
 
 void Trainer::prepare_batch(int64_t step) {
@@ -339,7 +325,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
   model::Gpt(compute_, *whole, gpt_config(plan_), plan_.sample_length, {}, impls);
   return {.compute = compute_,
           .params = *params_,
-          .optimizer = adamw_,
+          .optimizer = *optimizer_,
           .data_parallel = *data_parallel_,
           .tensor_parallel = *impls_.tensor,
           .pipeline = *pipeline_,

@@ -14,30 +14,18 @@
 #include "device/device.h"
 #include "model/experts/experts_of_step.h"
 #include "model/gpt.h"
-#include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
 #include "parallel/apply_parallelism.h"
 #include "parallel/data/data_parallel.h"
 #include "pipeline/pipeline.h"
 #include "plan/run_plan.h"
+#include "train/expert_stats.h"
 #include "train/micro_batch_graphs.h"
 #include "train/router_state.h"
 
 namespace mtrain::train {
-
-// What a step has found about the experts of all layers.
-struct ExpertStats {
-  double balance_loss = 0, z_loss = 0;  // summed over layers; means over micro-batches
-  // Of an expert's share of the choices, over its layer's mean: the largest, and the mean over the
-  // layers of the coefficient of variation.
-  double load_max = 0, load_variation = 0;
-  int64_t dead = 0;    // experts that no token chose
-  double dropped = 0;  // the part of all choices that found no place in their expert's capacity
-  // With experts spread over ep: the largest part of a layer's rows that one rank of ep computes,
-  // over the mean; and how long this rank's host has waited to know how many rows there are.
-  double rank_load_max = 1, host_wait_ms = 0;
-};
 
 struct StepStats {
   int64_t step = 0;     // the number of the step just made, from 1
@@ -65,7 +53,7 @@ struct TrainerParts {
   std::unique_ptr<pipeline::Pipeline> pipeline;
   std::unique_ptr<model::DataParallel> data_parallel;
   std::unique_ptr<MicroBatchGraphs> graphs;  // null if the plan has no graphs
-  optim::AdamW adamw;
+  std::unique_ptr<optim::Optimizer> optimizer;
   RouterState routers;
   std::shared_ptr<const data::Dataset> data;
 };
@@ -104,7 +92,7 @@ class Trainer {
   comm::World& world() { return world_; }
   const comm::HostCollectives& control() const { return control_; }
   model::ParamStore& params() { return *params_; }
-  optim::AdamW& optimizer() { return adamw_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
   model::DataParallel& data_parallel() { return *data_parallel_; }
   model::TensorParallel& tensor_parallel() { return *impls_.tensor; }
   const pipeline::Pipeline& pipeline() const { return *pipeline_; }
@@ -130,8 +118,14 @@ class Trainer {
   Tensor zero_losses();
   int64_t global_micro_batches() const;  // of all ranks, in a step
   model::ExpertsOfStep experts_of_step(const Tensor& loss_2);
-  // `sums` are those of experts_, on the host.
-  ExpertStats expert_stats(const std::vector<float>& sums);
+  // Make the gradients and losses of a step those of the global batch.
+  void finish_grads();
+  void sum_losses(const Tensor& losses);
+  ops::Clip clip_grads(const Tensor& loss);
+  void end_float8_step();
+  // Returns what the step has found about experts; nothing of a dense model. Their state moves on
+  // if the step was `finite`.
+  std::optional<ExpertStats> end_experts_step(bool finite);
   float grad_scale(int64_t counted) const;
   // Returns whether the gradients overflowed fp16. Throws RunError where training cannot go on.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
@@ -150,7 +144,7 @@ class Trainer {
   std::unique_ptr<MicroBatchGraphs> graphs_;
   Tensor graphs_loss_;  // the loss that graphs add to
   parallel::SequenceShare share_;
-  optim::AdamW adamw_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
   data::BatchLoader loader_;

@@ -7,6 +7,7 @@
 #include "kernels/adamw.h"
 #include "kernels/copy_blocks.h"
 #include "kernels/elementwise.h"
+#include "kernels/muon.h"
 #include "kernels/rope.h"
 #include "kernels/weighted_swiglu.h"
 #include "mirror.h"
@@ -286,6 +287,40 @@ TEST_CASE("adamw equals the CPU's, and a scale that is not finite leaves everyth
           cuda::run(args([](Mirror& x) { return x.device(); }), device_stream());
           // v is a sum of two terms of one sign; the step divides by its root.
           for (Mirror* x : {&w, &m, &v}) REQUIRE(x->compare(close, {.K = 4, .scale = 1}) == "");
+          REQUIRE(param.compare(close, {.dtype = type, .K = 1, .scale = 1, .sums = DType::f32}) ==
+                  "");
+        });
+}
+
+TEST_CASE("Muon's kernels equal the CPU's, with a finite scale and without") {
+  Closeness close("muon");
+  for (int64_t n : sizes())
+    for (DType type : {DType::bf16, DType::f16})
+      for (double scale : {0.5, double(NAN)})
+        for_each_way([&, type = type](int64_t offset) {
+          Mirror w(Array::normal(DType::f32, n, 1), offset),
+              m(Array::normal(DType::f32, n, 3), offset),
+              g(Array::normal(DType::f32, n, 2), offset);
+          Mirror param(Array(type, n), offset), s(Array::one(DType::f32, scale)),
+              squares(Array::one(DType::f64, 9));
+          const auto all = [&](auto&& of, auto&& run) {
+            run(MuonDirection{.momentum = of(m),
+                              .grad = of(g),
+                              .grad_scale = of(s),
+                              .beta = 0.9f,
+                              .nesterov = type == DType::bf16});
+            run(Normalize{.x = of(g), .sum_squares = of(squares), .eps = 1e-7f});
+            run(MuonUpdate{.master = of(w),
+                           .direction = of(g),
+                           .param = of(param),
+                           .grad_scale = of(s),
+                           .lr = 0.01f,
+                           .weight_decay = 0.1f});
+          };
+          all([](Mirror& x) { return x.host().span(); }, [](const auto& a) { cpu::run(a); });
+          all([](Mirror& x) { return x.device(); },
+              [](const auto& a) { cuda::run(a, device_stream()); });
+          for (Mirror* x : {&w, &m, &g}) REQUIRE(x->compare(close, {.K = 6, .scale = 1}) == "");
           REQUIRE(param.compare(close, {.dtype = type, .K = 1, .scale = 1, .sums = DType::f32}) ==
                   "");
         });

@@ -67,8 +67,8 @@ std::vector<float> state_of(train::Trainer& t) {
   };
   for (model::ParamUnit* unit : t.params().units()) {
     for (const model::OwnedRange& range : unit->owned) add(range.master);
-    add(t.optimizer().moments(*unit).m);
-    add(t.optimizer().moments(*unit).v);
+    for (const optim::StateTensor& tensor : t.optimizer().state())
+      add(tensor.values.own(t.compute(), *unit));
   }
   return all;
 }

@@ -84,6 +84,8 @@ TEST_CASE("planned memory is within 10 % of a step's peak, by category and in al
             "model.architecture=qwen3", "mixed_precision=bf16_mixed"},
            {"recompute=full", "mixed_precision=bf16_mixed", "train.micro_batch_size=2"},
            {"optimizer.moments=bf16"},
+           {"optimizer.name=muon"},
+           {"optimizer.name=muon", "mixed_precision=bf16_mixed", "recompute=full"},
            {"optimizer.moments=bf16", "mixed_precision=bf16_mixed",
             "optimizer.master_weights=false"},
            {"model.activation=geglu", "model.embedding_multiplier=16",
@@ -169,7 +171,10 @@ TEST_CASE("planned memory of every strategy is within 10 % of a rank's step") {
          "model.moe.ffn_hidden_size=256"},
         {"distributed.strategy=fsdp2", "model.moe.num_experts=4", "model.moe.ffn_hidden_size=256"},
         {"distributed.strategy=fsdp2", "model.moe.num_experts=4", "model.moe.ffn_hidden_size=256",
-         "distributed.defer_fsdp_grad_sync=false"}}) {
+         "distributed.defer_fsdp_grad_sync=false"},
+        {"distributed.strategy=fsdp2", "optimizer.name=muon"},
+        {"distributed.strategy=ddp", "optimizer.name=muon", "model.moe.num_experts=4",
+         "model.moe.ffn_hidden_size=256"}}) {
     ++number;
     for (const char* precision : {"fp32", "bf16_mixed"})
       for (const size_t doublings : {1, 2, 3}) {

@@ -34,7 +34,8 @@ inline std::vector<float> whole_weights(train::Trainer& t) {
 inline std::map<std::string, std::vector<float>> first_gradients(train::Trainer& t) {
   std::map<std::string, std::vector<float>> gradients;
   for (model::ParamUnit* unit : t.params().units()) {
-    const Tensor m = t.data_parallel().whole(*unit, t.optimizer().moments(*unit).m);
+    const Tensor m =
+        t.data_parallel().whole(*unit, t.optimizer().state()[0].values.own(t.compute(), *unit));
     for (const model::Parameter* p : unit->params)
       gradients[p->name] = m.flat(p->begin, {p->real_count()}).to_host_float(t.compute());
   }

@@ -23,9 +23,9 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
       Parameter* normal =
           params.add({UnitKind::layer, 0},
                      {.name = "a.weight", .shape = {300, 128}, .std = 0.5f, .rows = 299});
-      Parameter* ones =
-          params.add({UnitKind::layer, 0},
-                     {.name = "a.norm", .shape = {77}, .init = Init::ones, .decay = false});
+      Parameter* ones = params.add(
+          {UnitKind::layer, 0},
+          {.name = "a.norm", .shape = {77}, .init = Init::ones, .role = TensorRole::vector});
       Parameter* zeros =
           params.add({UnitKind::layer, 1}, {.name = "b.bias", .shape = {77}, .init = Init::zeros});
       params.materialize(stream, compute, training);
@@ -100,10 +100,10 @@ namespace {
 // Two units of four pieces in all, with padding everywhere.
 struct FourPieces {
   explicit FourPieces(Stream& stream, const Sharding& sharding, DType compute) {
-    params.add({UnitKind::layer, 0}, {.name = "norm", .shape = {19}, .decay = false});
+    params.add({UnitKind::layer, 0}, {.name = "norm", .shape = {19}, .role = TensorRole::vector});
     params.add({UnitKind::layer, 0}, {.name = "w", .shape = {30, 21}, .rows = 29});
     params.add({UnitKind::layer, 0},
-               {.name = "bias", .shape = {33}, .init = Init::ones, .decay = false});
+               {.name = "bias", .shape = {33}, .init = Init::ones, .role = TensorRole::vector});
     params.add({UnitKind::layer, 0}, {.name = "w2", .shape = {211}});
     params.add({UnitKind::layer, 1}, {.name = "v", .shape = {77}});
     params.materialize(stream, compute, true, sharding);
@@ -132,7 +132,6 @@ TEST_CASE("the parts that ranks own are all of a unit, each element once, with t
             auto& seen = owners[p->name];
             seen.resize(want.size());
             for (const OwnedPart& part : owned_parts(*p)) {
-              CHECK(part.range->decay == p->decay);
               const auto got =
                   part.range->master.flat(part.in_range, {part.count}).to_host<float>(stream);
               for (int64_t i = 0; i < part.count; ++i) {

@@ -20,8 +20,8 @@ struct Fixture {
   explicit Fixture(DType compute = DType::f32)
       : device(Device::cpu(2, {})), stream(device->stream(device::StreamKind::compute)) {
     decayed = params.add({model::UnitKind::layer, 0}, {.name = "w", .shape = {7, 19}});
-    plain =
-        params.add({model::UnitKind::layer, 0}, {.name = "bias", .shape = {33}, .decay = false});
+    plain = params.add({model::UnitKind::layer, 0},
+                       {.name = "bias", .shape = {33}, .role = TensorRole::vector});
     second = params.add({model::UnitKind::layer, 0}, {.name = "w2", .shape = {5}});
     other = params.add({model::UnitKind::layer, 1}, {.name = "v", .shape = {211}});
     params.materialize(stream, compute, true);
@@ -49,6 +49,8 @@ struct Fixture {
   model::ParamStore params;
   model::Parameter *decayed, *plain, *second, *other;
 };
+
+constexpr size_t kFirst = 0, kSecond = 1;  // moments in Optimizer::state()
 
 plan::OptimizerOptions config() {
   plan::OptimizerOptions c;
@@ -110,9 +112,12 @@ struct Rounded {
       : device(Device::cpu(1, {})), stream(device->stream(device::StreamKind::compute)) {
     const auto add = [&](const char* name, Shape shape, model::ShardSpec shard, int64_t rows = -1) {
       shard.ranks = tp, shard.rank = tp_rank;
-      params.add(
-          {model::UnitKind::layer, 0},
-          {.name = name, .shape = shape, .decay = shape.rank() > 1, .rows = rows, .shard = shard});
+      params.add({model::UnitKind::layer, 0},
+                 {.name = name,
+                  .shape = shape,
+                  .role = shape.rank() > 1 ? TensorRole::matrix : TensorRole::vector,
+                  .rows = rows,
+                  .shard = shard});
     };
     const std::vector<model::ShardSpec::Section> heads{{8, 3}, {2, 3}};
     add("qkv", {heads[0].rows_here(tp) + heads[1].rows_here(tp), 5},
@@ -154,11 +159,11 @@ struct Rounded {
         whole[size_t(p.whole_index(part.in_param + i))] = got[size_t(i)];
     }
   }
-  // The same for a moment, whose ranges follow each other.
-  void collect(const std::string& name, Tensor AdamW::Moments::*which, std::vector<float>& whole) {
+  // The same for a moment (0: the first, 1: the second), whose ranges follow each other.
+  void collect(const std::string& name, size_t which, std::vector<float>& whole) {
     const model::Parameter& p = *params.find(name);
     whole.resize(size_t(p.whole_shape().count()), -1e9f);
-    const auto all = (adamw->moments(*p.unit).*which).to_host_float(stream);
+    const auto all = adamw->state()[which].values.own(stream, *p.unit).to_host_float(stream);
     for (const model::OwnedPart& part : owned_parts(p)) {
       int64_t first = part.in_range;
       for (const model::OwnedRange* r = p.unit->owned.data(); r != part.range; ++r)
@@ -203,9 +208,9 @@ TEST_CASE("bf16 moments are rounded alike under every layout, bit for bit") {
   for (const char* name : {"qkv", "proj", "norm", "table"}) {
     std::vector<float> want[3], exact;
     alone.collect(name, want[0]);
-    alone.collect(name, &AdamW::Moments::m, want[1]);
-    alone.collect(name, &AdamW::Moments::v, want[2]);
-    fp32.collect(name, &AdamW::Moments::m, exact);
+    alone.collect(name, kFirst, want[1]);
+    alone.collect(name, kSecond, want[2]);
+    fp32.collect(name, kFirst, exact);
     CHECK(want[1] != exact);
     for (size_t i = 0; i < exact.size(); ++i)  // three roundings by up to a step of 2^-7 each
       CHECK(want[1][i] == Approx(exact[i]).epsilon(0.03).margin(0.03));
@@ -223,8 +228,8 @@ TEST_CASE("bf16 moments are rounded alike under every layout, bit for bit") {
                        .piece = 100},
                       DType::bf16);
             r.collect(name, got[0]);
-            r.collect(name, &AdamW::Moments::m, got[1]);
-            r.collect(name, &AdamW::Moments::v, got[2]);
+            r.collect(name, kFirst, got[1]);
+            r.collect(name, kSecond, got[2]);
           }
         for (int k = 0; k < 3; ++k) CHECK((got[k] == want[k]));
       }
@@ -233,7 +238,7 @@ TEST_CASE("bf16 moments are rounded alike under every layout, bit for bit") {
 
 TEST_CASE("bf16 moments beside master weights are unbiased") {
   constexpr int64_t n = 1 << 14;
-  const auto mean_after = [&](DType moments, Tensor AdamW::Moments::*which) {
+  const auto mean_after = [&](DType moments, size_t which) {
     Fixture f(DType::bf16);
     model::ParamStore params;
     model::Parameter* p = params.add({model::UnitKind::layer, 0}, {.name = "w", .shape = {n}});
@@ -246,10 +251,10 @@ TEST_CASE("bf16 moments beside master weights are unbiased") {
     ops::fill(f.stream, p->grad, 1);
     for (int64_t step = 1; step <= 60; ++step)
       adamw.step(f.stream, step, 1e-3f, Tensor::from_host<float>(f.stream, {1}, {1.0f}));
-    const auto values = (adamw.moments(*p->unit).*which).to_host_float(f.stream);
+    const auto values = adamw.state()[which].values.own(f.stream, *p->unit).to_host_float(f.stream);
     return std::accumulate(values.begin(), values.end(), 0.0) / double(n);
   };
-  for (auto which : {&AdamW::Moments::m, &AdamW::Moments::v})
+  for (const size_t which : {kFirst, kSecond})
     CHECK(mean_after(DType::bf16, which) == Approx(mean_after(DType::f32, which)).epsilon(3e-3));
 }
 
@@ -278,9 +283,10 @@ TEST_CASE("moments lie as the unit's parameters do") {
   AdamW adamw(f.stream, f.params, config());
   adamw.step(f.stream, 1, 0.1f, Tensor::from_host<float>(f.stream, {1}, {1.0f}));
   for (model::Parameter* p : f.params.params()) {
-    const auto& moments = adamw.moments(*p->unit);
-    const auto m = f.get(moments.m.flat(p->begin, p->shape)),
-               v = f.get(moments.v.flat(p->begin, p->shape)), g = Fixture::filled(*p, 3.0);
+    const auto moment = [&](size_t which) {
+      return f.get(adamw.state()[which].values.own(f.stream, *p->unit).flat(p->begin, p->shape));
+    };
+    const auto m = moment(kFirst), v = moment(kSecond), g = Fixture::filled(*p, 3.0);
     REQUIRE(m.size() == g.size());
     for (size_t i = 0; i < g.size(); ++i) {
       CHECK(m[i] == Approx(0.2 * g[i]).epsilon(1e-6));
@@ -289,16 +295,29 @@ TEST_CASE("moments lie as the unit's parameters do") {
   }
 }
 
-TEST_CASE("the ranges of a unit that decay are those of its parameters that do") {
+TEST_CASE("parameters with equal rules are updated in one launch for each owned range") {
   Fixture f;
-  const auto decays = [](const model::Parameter& p) {
-    std::vector<bool> found;
-    for (const model::OwnedPart& part : owned_parts(p)) found.push_back(part.range->decay);
-    return found;
-  };
-  for (const model::Parameter* p : f.params.params()) CHECK(decays(*p) == std::vector{p->decay});
-  CHECK(f.params.units()[0]->owned.size() == 2);
-  CHECK(f.params.units()[1]->owned.size() == 1);
+  const auto kinds = [](const model::Parameter& p) { return std::optional(p.decays() ? 1 : 0); };
+  CHECK(segments_of(*f.params.units()[0], kinds).size() == 2);
+  CHECK(segments_of(*f.params.units()[1], kinds).size() == 1);
+  for (const Segment& s : segments_of(*f.params.units()[0], kinds))
+    CHECK(s.count == s.range->count);
+}
+
+TEST_CASE("state of some parameters alone lies where they are, and is 0 elsewhere") {
+  Fixture f;
+  const OwnedState state(f.stream, f.params, DType::f32,
+                         [](const model::ParamSpec& p) { return p.decays() && p.name != "w2"; });
+  for (model::Parameter* p : f.params.params()) {
+    const auto parts = owned_parts(*p);
+    if (!state.has(*p)) continue;
+    f.put(state.at(*p->unit, *parts[0].range, parts[0].in_range, parts[0].count),
+          Fixture::filled(*p, 2.0));
+  }
+  for (model::Parameter* p : f.params.params())
+    CHECK((
+        f.get(state.own(f.stream, *p->unit).flat(p->begin, p->shape)) ==
+        (state.has(*p) ? Fixture::filled(*p, 2.0) : std::vector<float>(size_t(p->shape.count())))));
 }
 
 TEST_CASE("the gradient norm is that of all units together") {
@@ -330,6 +349,7 @@ TEST_CASE("a gradient that is not finite changes nothing") {
   adamw.step(f.stream, 1, 0.1f, clip.scale);
   for (model::Parameter* p : f.params.params()) {
     CHECK((f.get(p->master) == Fixture::filled(*p, 1.0)));
-    CHECK((f.get(adamw.moments(*p->unit).m) == std::vector<float>(size_t(p->unit->count))));
+    CHECK((f.get(adamw.state()[kFirst].values.own(f.stream, *p->unit)) ==
+           std::vector<float>(size_t(p->unit->count))));
   }
 }

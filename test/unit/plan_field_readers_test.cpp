@@ -125,9 +125,17 @@ class Print {
     const auto& [a, b, c, d, e, f, g, h, i, j] = o;
     all(a, b, c, d, e, f, g, h, i, j);
   }
+  void add(const MuonOptions& o) {
+    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
+    all(a, b, c, d, e, f, g, h, i, j);
+  }
+  void add(const plan::OptimizerGroup& o) {
+    const auto& [a, b, c, d, e] = o;
+    all(a, b, c, d, e);
+  }
   void add(const OptimizerOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i] = o;
-    all(a, b, c, d, e, f, g, h, i);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k);
   }
   void add(const LrScheduleOptions& o) {
     const auto& [a, b, c, d, e, f] = o;
@@ -235,6 +243,7 @@ const std::vector<Base>& bases() {
         "model.rope_scaling.original_max_position_embeddings=512"}},
       {1, {"model.window_size=64"}},
       {1, {"mixed_precision=fp16_mixed"}},
+      {1, {"optimizer.name=muon"}},
       {1,
        {"model.moe.num_experts=8", "model.moe.router_topk=3", "model.moe.num_groups=4",
         "model.moe.group_topk=2", "model.moe.load_balancing_type=aux_loss",
@@ -280,7 +289,6 @@ const Elsewhere kElsewhere[] = {
     {"mixed_precision.fp8_param_gather", "check_supported refuses it"},
     {"checkpoint.async", "check_supported refuses it"},
     {"checkpoint.model_save_format", "the loader: there is one format"},
-    {"optimizer.name", "rules: it decides which decoupled_weight_decay is legal"},
     {"distributed.dp_size", "rules: it must be what the world leaves"},
     {"distributed.pipeline.pp_schedule_csv", "plan::schedule_shape(), which reads the file"},
     {"distributed.use_decentralized_pg", "rules: it excludes hierarchical sizes"},
@@ -302,7 +310,8 @@ std::vector<std::string> other_values(const recipe::SchemaRow& row) {
     case Kind::choice: return info.shown;
     case Kind::list:
       if (info.item == Kind::choice) return info.shown;
-      return {"[2, 2]", "[4, 1]", "[2]", "[0.5]", "[0.5, 0.5]", "[a, b]"};
+      return {"[2, 2]",     "[4, 1]", "[2]",       "[0.5]",
+              "[0.5, 0.5]", "[a, b]", "[1, 2, 3]", "[{match: a, lr: 1}]"};
     case Kind::mapping: return {"{A: b}", "{qkv_fprop: none, fc2_fprop: {num_splits: 2}}"};
   }
   return {};

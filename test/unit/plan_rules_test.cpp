@@ -330,3 +330,31 @@ TEST_CASE("Hugging Face forms need checkpoints to be made from") {
                         "debug.strict=true"}},
                "checkpoint.save_consolidated", "checkpoint.enabled is false");
 }
+
+TEST_CASE("settings of Muon and of groups that say nothing or contradict each other are refused") {
+  expect_accepts({.what = "muon", .set = {"optimizer.name=muon", "optimizer.muon.ns_steps=3"}});
+  expect_accepts({.what = "a group of AdamW",
+                  .set = {"optimizer.name=muon",
+                          "optimizer.groups=[{match: 'router|gate', name: adamw, lr: 1e-3}]"}});
+  expect_error({.what = "muon's settings without it", .set = {"optimizer.muon.momentum=0.9"}},
+               "optimizer.muon.momentum", "name is adamw");
+  expect_error({.what = "coefficients",
+                .set = {"optimizer.name=muon", "optimizer.muon.coefficients=[1,2,3,4,5,6]"}},
+               "optimizer.muon.coefficients", "6 numbers for 5 steps");
+  expect_error({.what = "no master weights",
+                .set = {"optimizer.name=muon", "optimizer.master_weights=false"}},
+               "optimizer.master_weights", "fp32 master weights");
+  expect_error({.what = "bf16 moments", .set = {"optimizer.name=muon", "optimizer.moments=bf16"}},
+               "optimizer.moments", "fp32");
+  expect_error({.what = "a group's name", .set = {"optimizer.groups=[{match: x, name: muon}]"}},
+               "optimizer.groups", "name is adamw");
+  for (const auto& [group, gist] : std::vector<std::pair<const char*, const char*>>{
+           {"{lr: 1}", "needs `match`"},
+           {"{match: '(', lr: 1}", "not a regular expression"},
+           {"{match: x, lr: 1, lr_scale: 2}", "say the same"},
+           {"{match: x, weight_deca: 1, lr: fast}", "there is no key `weight_deca`; lr: "},
+           {"{match: x, lr: -1}", "lr: "},
+           {"x", "expected a list of groups"}})
+    expect_error({.what = group, .set = {fmt::format("optimizer.groups=[{}]", group)}},
+                 "optimizer.groups", gist);
+}

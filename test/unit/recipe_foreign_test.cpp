@@ -155,7 +155,7 @@ TEST_CASE("a class that a recipe names by _target_ chooses what it names") {
                "param_dtype: bfloat16, reduce_dtype: float32}}\n")
             .distributed.tp_size == 2);
   expect_told("optimizer: {_target_: dion.Dion, rank: 3}\n", Severity::error, "optimizer._target_",
-              "optimizer.name: adamw or adam");
+              "optimizer.name: adamw, adam or muon");
   expect_told("loss_fn: {_target_: my.loss.Huber, delta: 3}\n", Severity::error, "loss_fn._target_",
               "next-token cross entropy");
   // Data that mtrain cannot read is one mistake: no message is about the arguments of its class.
@@ -433,4 +433,42 @@ TEST_CASE("a ready recipe is found by its name, and by that of Megatron-Bridge's
   const std::string own = recipe::find_recipe("llama3_8b", {folder}, diagnostics);
   std::filesystem::current_path(before);
   CHECK(own == "llama3_8b.yaml");
+}
+
+TEST_CASE(
+    "Muon's names in torch, Megatron and Dion choose the same fields, and what they default to") {
+  const auto optimizer = [](const char* text) {
+    return loaded(std::string("optimizer: {_target_: ") + text + "}\n").optimizer;
+  };
+  const OptimizerConfig torch = optimizer(
+      "torch.optim.Muon, momentum: 0.9, ns_steps: 4, ns_coefficients: [2, -1.5, 0.5], "
+      "adjust_lr_fn: match_rms_adamw");
+  CHECK(torch.name == OptimizerName::muon);
+  CHECK(torch.lr == 1e-3);
+  CHECK(torch.muon.momentum == 0.9);
+  CHECK(torch.muon.ns_steps == 4);
+  CHECK((torch.muon.coefficients == std::vector<double>{2, -1.5, 0.5}));
+  CHECK(torch.muon.scale_mode == MuonScale::match_rms_adamw);
+  const OptimizerConfig dion = optimizer("dion.Muon, mu: 0.9, scalar_lr: 1e-3, use_triton: true");
+  CHECK(dion.lr == 1e-2);
+  CHECK(dion.muon.momentum == 0.9);
+  CHECK_FALSE(dion.muon.nesterov);
+  CHECK(dion.muon.scale_mode == MuonScale::unit_rms_norm);
+  CHECK(dion.muon.coefficients.size() == 15);
+  CHECK(dion.muon.adamw_lr == 1e-3);
+  const OptimizerConfig megatron =
+      loaded(
+          "optimizer: {optimizer: dist_muon, muon_momentum: 0.9, muon_use_nesterov: true, "
+          "muon_num_ns_steps: 6, muon_scale_mode: spectral, muon_extra_scale_factor: 0.2, "
+          "muon_tp_mode: duplicated, muon_split_qkv: true, muon_scalar_optimizer: adam}\n")
+          .optimizer;
+  CHECK(megatron.name == OptimizerName::muon);
+  CHECK(megatron.muon.nesterov);
+  CHECK(megatron.muon.ns_steps == 6);
+  CHECK(megatron.muon.scale_mode == MuonScale::spectral);
+  CHECK(megatron.muon.scale_factor == 0.2);
+  expect_told("optimizer: {name: muon, muon_tp_mode: blockwise}\n", Severity::error,
+              "optimizer.muon_tp_mode", "another optimizer");
+  expect_told("optimizer: {name: muon, muon_split_qkv: false}\n", Severity::error,
+              "optimizer.muon_split_qkv", "three matrices");
 }

@@ -63,6 +63,7 @@ struct ExpertLayer {
     gate_up = params.add(experts, {.name = name() + ".experts.gate_up.weight",
                                    .shape = {here, 2 * F, c.hidden},
                                    .std = c.init_std,
+                                   .stacked = {e.ffn, e.ffn},
                                    .shard = rows,
                                    .experts = impls.experts});
     down = params.add(experts, {.name = name() + ".experts.down.weight",

@@ -34,7 +34,7 @@ std::vector<Piece> pieces_of(const ParamUnit& unit) {
   std::ranges::reverse(pieces);
   for (Piece& p : pieces) {
     std::ranges::reverse(p.params);
-    std::ranges::stable_partition(p.params, &Parameter::decay);
+    std::ranges::stable_partition(p.params, &Parameter::decays);
   }
   return pieces;
 }
@@ -49,7 +49,7 @@ void lay_out(ParamUnit& unit) {
     for (Parameter* p : piece.params) {
       p->begin = unit.count;
       unit.count += round_up(p->shape.count(), kAlign);
-      if (p->decay) piece.decay_end = unit.count;
+      if (p->decays()) piece.decay_end = unit.count;
     }
     unit.count = piece.begin + round_up(unit.count - piece.begin, whole);
     piece.count = unit.count - piece.begin;
@@ -84,7 +84,7 @@ void find_owned(ParamUnit& unit, DType compute) {
   const auto& s = unit.sharding;
   for (const Piece& piece : unit.pieces) {
     const int64_t n = piece.count / s.ranks, begin = piece.begin + s.rank * n;
-    const auto add = [&](int64_t from, int64_t to, bool decay) {
+    const auto add = [&](int64_t from, int64_t to) {
       if (from >= to) return;
       const auto range = [&](const Tensor& whole, const Tensor& own) {
         if (whole) return whole.flat(from, {to - from});
@@ -96,14 +96,13 @@ void find_owned(ParamUnit& unit, DType compute) {
       const bool half = compute != DType::f32;
       unit.owned.push_back({.begin = from,
                             .count = to - from,
-                            .decay = decay,
                             .master = half ? range({}, unit.own_master) : value,
                             .grad = grad,
                             .value = half ? value : Tensor()});
     };
     const int64_t decay_end = std::clamp(piece.decay_end, begin, begin + n);
-    add(begin, decay_end, true);
-    add(decay_end, begin + n, false);
+    add(begin, decay_end);
+    add(decay_end, begin + n);
   }
 }
 

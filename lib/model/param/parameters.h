@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tensor_role.h"
 #include "model/param/shard_spec.h"
 #include "tensor/tensor.h"
 
@@ -44,18 +45,24 @@ struct ParamSpec {
   Shape shape;       // shape of this rank's tensor, padding included
   Init init = Init::normal;
   float std = 0.02f;  // standard deviation under Init::normal
-  bool decay = true;  // whether weight decay applies
+  TensorRole role = TensorRole::matrix;
   // Rows of the layout-free tensor. A rank's rows beyond them are padding and stay zero. -1:
   // nothing is padded.
   int64_t rows = -1;
   // Whether a GEMM makes the gradient: its first contribution of a step then overwrites it
   // (Parameter::fresh).
   bool matmul_grad = true;
+  // Rows of each of the weights that are stacked in a matrix of the layout-free tensor, such as q,
+  // k and v. Empty: the matrix is one weight.
+  std::vector<int64_t> stacked = {};
   ShardSpec shard = {};
   ExpertShard experts = {};  // `shard` spreads the part of one of its ranks
   // Another rank of the pipeline has the same parameter; that rank saves it, and counts it in the
   // gradient norm.
   bool copy = false;
+
+  // Whether weight decay applies unless the recipe says otherwise.
+  bool decays() const { return role == TensorRole::matrix || role == TensorRole::table; }
 
   // A tensor of three dimensions is a matrix for each index of the first one. Rows are those of all
   // its matrices, one after the other; `shard` divides each matrix alike.
@@ -120,8 +127,7 @@ struct Piece {
 // A range of a unit that this rank's optimizer updates.
 struct OwnedRange {
   int64_t begin, count;  // elements in the unit
-  bool decay;
-  Tensor master;  // fp32; absent if bf16 values are trained without master weights
+  Tensor master;         // fp32; absent if bf16 values are trained without master weights
   Tensor grad;
   Tensor value;  // in the compute dtype; absent if that is fp32: the master weights compute
 

@@ -1,10 +1,40 @@
 // Options of the optimizer and its learning rate, and of 8-bit linears.
 #pragma once
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "base/dtype.h"
 
 namespace mtrain::plan {
+
+// Muon updates the matrices of layers; AdamW updates the other parameters.
+struct MuonOptions {
+  bool on = false;
+  double momentum = 0.95;
+  bool nesterov = true;
+  int64_t ns_steps = 5;
+  // a, b, c of every step of the iteration, or of each.
+  std::vector<double> coefficients{3.4445, -4.775, 2.0315};
+  double eps = 1e-7;
+  // The factor of an (out, in) matrix' update: sqrt(max(1, out / in)), 0.2 sqrt(max(out, in)),
+  // sqrt(max(out, in)), sqrt(out / in).
+  enum class Scale { original, match_rms_adamw, spectral, unit_rms_norm };
+  Scale scale = Scale::original;
+  double scale_factor = 1;     // times the factor above
+  bool bf16 = false;           // the operands of the Newton-Schulz iteration's GEMMs; else fp32
+  double others_lr_scale = 1;  // the learning rate of AdamW's parameters over that of the matrices
+};
+
+// What differs for the parameters in whose names `match` is found.
+struct OptimizerGroup {
+  std::string match;                   // a regular expression (ECMAScript)
+  std::optional<double> lr_over_peak;  // replaces the learning rate: a factor of the schedule's
+  std::optional<double> lr_scale;      // times the learning rate that it has otherwise
+  std::optional<double> weight_decay;
+  bool adamw = false;  // under Muon: AdamW updates matrices, too
+};
 
 struct OptimizerOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
@@ -13,6 +43,8 @@ struct OptimizerOptions {
   bool master_weights = true;
   bool rounds_at_random = false;  // updates of bf16 weights without master weights round at random
   DType moments = DType::f32;     // or bf16, rounded at random
+  MuonOptions muon;
+  std::vector<OptimizerGroup> groups;  // the first that matches a parameter decides
 };
 
 // Linear warm-up over `warmup_steps`, `lr` until `decay_begin`, down to `min_lr` at `decay_end`,

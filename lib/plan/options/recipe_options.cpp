@@ -256,6 +256,45 @@ ExpertOptions expert_options(const Recipe& r) {
           .pad_to_capacity = r.model.moe.pad_expert_input_to_capacity && r.distributed.ep_size > 1};
 }
 
+namespace {
+
+MuonOptions::Scale muon_scale(recipe::MuonScale scale) {
+  switch (scale) {
+    case recipe::MuonScale::original: return MuonOptions::Scale::original;
+    case recipe::MuonScale::match_rms_adamw: return MuonOptions::Scale::match_rms_adamw;
+    case recipe::MuonScale::spectral: return MuonOptions::Scale::spectral;
+    case recipe::MuonScale::unit_rms_norm: return MuonOptions::Scale::unit_rms_norm;
+  }
+  throw BugError("a rule of Muon's scale");
+}
+
+MuonOptions muon_options(const recipe::OptimizerConfig& o) {
+  const recipe::MuonConfig& m = o.muon;
+  return {.on = o.name == recipe::OptimizerName::muon,
+          .momentum = m.momentum,
+          .nesterov = m.nesterov,
+          .ns_steps = m.ns_steps,
+          .coefficients = m.coefficients,
+          .eps = m.eps,
+          .scale = muon_scale(m.scale_mode),
+          .scale_factor = m.scale_factor,
+          .bf16 = m.ns_dtype == recipe::MuonGemm::bf16,
+          .others_lr_scale = m.adamw_lr.value_or(o.lr) / o.lr};
+}
+
+std::vector<OptimizerGroup> optimizer_groups(const recipe::OptimizerConfig& o) {
+  std::vector<OptimizerGroup> groups;
+  for (const recipe::OptimizerGroup& g : o.groups)
+    groups.push_back({.match = g.match,
+                      .lr_over_peak = g.lr ? std::optional(*g.lr / o.lr) : std::nullopt,
+                      .lr_scale = g.lr_scale,
+                      .weight_decay = g.weight_decay,
+                      .adamw = g.name == recipe::OptimizerName::adamw});
+  return groups;
+}
+
+}  // namespace
+
 OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {
   return {.beta1 = o.betas[0],
           .beta2 = o.betas[1],
@@ -265,7 +304,9 @@ OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {
           .clip_grad = o.clip_grad,
           .master_weights = o.master_weights,
           .rounds_at_random = o.rounds_at_random(),
-          .moments = o.moments == recipe::MomentType::bf16 ? DType::bf16 : DType::f32};
+          .moments = o.moments == recipe::MomentType::bf16 ? DType::bf16 : DType::f32,
+          .muon = muon_options(o),
+          .groups = optimizer_groups(o)};
 }
 
 LossScaleOptions loss_scale_options(const recipe::MixedPrecisionConfig& p) {

@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include "plan/rules/rules.h"
+#include "recipe/schema/schema.h"
 
 namespace mtrain::plan {
 
@@ -22,6 +23,43 @@ void validate_schedule(const Recipe& r, Diagnostics& diagnostics) {
                     *s.wsd_decay_steps, decay),
         "shorten one of them");
 }
+
+namespace {
+
+void validate_muon(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& o = r.optimizer;
+  const bool muon = o.name == recipe::OptimizerName::muon;
+  for (const recipe::OptimizerGroup& g : o.groups)
+    diagnostics.require(!g.name || (muon && *g.name == recipe::OptimizerName::adamw),
+                        {"optimizer.groups", "optimizer.name"},
+                        fmt::format("group `{}` has name {}, but optimizer.name is {}", g.match,
+                                    g.name ? enum_name(*g.name) : "", enum_name(o.name)),
+                        "a group may only choose adamw instead of muon; remove its name");
+  // A printed recipe has every field.
+  for (const recipe::SchemaRow& row : recipe::schema_rows())
+    if (row.path.starts_with("optimizer.muon."))
+      diagnostics.require(muon || row.show(r) == row.show_default(), {row.path, "optimizer.name"},
+                          fmt::format("is set, but name is {}", enum_name(o.name)),
+                          "set name: muon, or remove it");
+  if (!muon) return;
+  const auto given = int64_t(o.muon.coefficients.size());
+  diagnostics.require(given == 3 || given == 3 * o.muon.ns_steps,
+                      {"optimizer.muon.coefficients", "optimizer.muon.ns_steps"},
+                      fmt::format("{} numbers for {} steps", given, o.muon.ns_steps),
+                      "give three for all steps, [a, b, c], or three for each step in one list");
+  diagnostics.require(o.master_weights, {"optimizer.master_weights", "optimizer.name"},
+                      "muon updates fp32 master weights, but master_weights is false",
+                      "set master_weights: true, or name: adamw");
+  diagnostics.require(o.moments == recipe::MomentType::fp32,
+                      {"optimizer.moments", "optimizer.name"},
+                      "muon keeps its momentum and AdamW's moments in fp32, but moments is bf16",
+                      "set moments: fp32, or name: adamw");
+  diagnostics.require(
+      o.decoupled_weight_decay, {"optimizer.decoupled_weight_decay", "optimizer.name"},
+      "muon's weights decay beside the update, but decoupled_weight_decay is false", "remove it");
+}
+
+}  // namespace
 
 void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
   const auto& s = r.lr_scheduler;
@@ -48,6 +86,7 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
                       {"optimizer.master_weights", "mixed_precision.name"},
                       "fp32 weights are their own master weights: there is nothing to leave out",
                       "set master_weights: true, or mixed_precision: bf16_mixed");
+  validate_muon(r, diagnostics);
   const bool wsd = s.style == recipe::LrStyle::wsd;
   diagnostics.require(!wsd || s.wsd_decay_steps,
                       {"lr_scheduler.wsd_decay_steps", "lr_scheduler.style"},

@@ -23,6 +23,18 @@ const std::vector<FieldText> kFusedAdam{{"optimizer.lr", "1e-3"},
                                         {"optimizer.weight_decay", "0"},
                                         {"optimizer.decoupled_weight_decay", "true"}};
 
+const std::vector<FieldText> kTorchMuon{{"optimizer.lr", "1e-3"},
+                                        {"optimizer.weight_decay", "0.1"}};
+const std::vector<FieldText> kDionMuon{
+    {"optimizer.lr", "1e-2"},
+    {"optimizer.betas", "[0.9, 0.95]"},
+    {"optimizer.weight_decay", "0.01"},
+    {"optimizer.muon.nesterov", "false"},
+    {"optimizer.muon.scale_mode", "spectral_norm"},
+    {"optimizer.muon.coefficients",
+     "[4.0848, -6.8946, 2.9270, 3.9505, -6.3029, 2.6377, 3.7418, -5.5913, 2.3037, "
+     "2.8769, -3.1427, 1.2046, 2.8366, -3.0525, 1.2012]"}};
+
 const std::vector<Target> kTargets{
     {.section = "optimizer",
      .name = "optim.AdamW",
@@ -37,6 +49,14 @@ const std::vector<Target> kTargets{
      .name = "FusedAdam",
      .sets = {{"optimizer.name", "adam"}},
      .defaults = kFusedAdam},
+    {.section = "optimizer",
+     .name = "optim.Muon",
+     .sets = {{"optimizer.name", "muon"}},
+     .defaults = kTorchMuon},
+    {.section = "optimizer",
+     .name = "dion.Muon",
+     .sets = {{"optimizer.name", "muon"}},
+     .defaults = kDionMuon},
     {.section = "model", .name = "NeMoAutoModelForCausalLM.from_pretrained"},
     {.section = "model", .name = "AutoModelForCausalLM.from_pretrained"},
     {.section = "model",
@@ -127,7 +147,7 @@ std::string native_way(std::string_view section) {
     std::string_view section, text;
   };
   static constexpr Row kRows[] = {
-      {"optimizer", "write optimizer.name: adamw or adam, and its fields"},
+      {"optimizer", "write optimizer.name: adamw, adam or muon, and its fields"},
       {"model", "write model.architecture and its sizes, or model.from: a Hugging Face folder"},
       {"model.config", "write model.from: a Hugging Face folder, or model.architecture and sizes"},
       {"dataset", "tokenize the text with `mtrain data build`, and name it in dataset.train"},

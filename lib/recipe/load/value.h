@@ -20,6 +20,7 @@ struct ValueError {
 };
 
 struct EnvVariable;
+struct OptimizerGroup;
 struct TpOverlapConfig;
 
 struct TypeInfo {
@@ -39,6 +40,7 @@ bool read_value(const Node& node, const FieldOptions& options, double& out, Valu
 bool read_value(const Node& node, const FieldOptions& options, std::string& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options,
                 std::map<std::string, EnvVariable>& out, ValueError& c);
+bool read_value(const Node& node, const FieldOptions& options, OptimizerGroup& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, TpOverlapConfig& out, ValueError& c);
 
 std::string show_value(bool value);
@@ -46,6 +48,7 @@ std::string show_value(int64_t value);
 std::string show_value(double value);
 std::string show_value(const std::string& value);  // quoted if YAML would read something else
 std::string show_value(const std::map<std::string, EnvVariable>& value);
+std::string show_value(const OptimizerGroup& value);
 std::string show_value(const TpOverlapConfig& value);
 
 std::string describe(const Node& node);        // "the text `fast`", "a list", for messages

@@ -3,16 +3,104 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
 
-enum class OptimizerName { adamw, adam };
+enum class OptimizerName { adamw, adam, muon };
 constexpr auto enum_names(OptimizerName) {
-  return std::array{EnumName{OptimizerName::adamw, "adamw"}, EnumName{OptimizerName::adam, "adam"}};
+  return std::array{EnumName{OptimizerName::adamw, "adamw"}, EnumName{OptimizerName::adam, "adam"},
+                    EnumName{OptimizerName::muon, "muon"},
+                    EnumName{OptimizerName::muon, "dist_muon"}};
 }
+
+enum class MuonScale { original, match_rms_adamw, spectral, unit_rms_norm };
+constexpr auto enum_names(MuonScale) {
+  return std::array{EnumName{MuonScale::original, "original"},
+                    EnumName{MuonScale::original, "shape_scaling"},
+                    EnumName{MuonScale::match_rms_adamw, "match_rms_adamw"},
+                    EnumName{MuonScale::match_rms_adamw, "rms_norm"},
+                    EnumName{MuonScale::spectral, "spectral"},
+                    EnumName{MuonScale::unit_rms_norm, "unit_rms_norm"},
+                    EnumName{MuonScale::unit_rms_norm, "spectral_unclamped"},
+                    EnumName{MuonScale::unit_rms_norm, "spectral_norm"}};
+}
+
+enum class MuonGemm { fp32, bf16 };
+constexpr auto enum_names(MuonGemm) {
+  return std::array{EnumName{MuonGemm::fp32, "fp32"}, EnumName{MuonGemm::bf16, "bf16"}};
+}
+
+struct MuonConfig {
+  double momentum = 0.95;
+  bool nesterov = true;
+  int64_t ns_steps = 5;
+  std::vector<double> coefficients{3.4445, -4.775, 2.0315};
+  double eps = 1e-7;
+  MuonScale scale_mode = MuonScale::original;
+  double scale_factor = 1;
+  MuonGemm ns_dtype = MuonGemm::fp32;
+  std::optional<double> adamw_lr;
+
+  static constexpr auto fields = std::tuple{
+      Field{"momentum",
+            &MuonConfig::momentum,
+            "decay of the momentum of matrices",
+            {.aliases = "optimizer.muon_momentum optimizer.momentum optimizer.mu",
+             .min = 0,
+             .max = 1,
+             .below_max = true}},
+      Field{"nesterov",
+            &MuonConfig::nesterov,
+            "add the gradient to its momentum once more, as Nesterov's method does",
+            {.aliases = "optimizer.muon_use_nesterov optimizer.muon_nesterov optimizer.nesterov"}},
+      Field{"ns_steps",
+            &MuonConfig::ns_steps,
+            "steps of the Newton-Schulz iteration",
+            {.aliases = "optimizer.muon_num_ns_steps optimizer.ns_steps",
+             .unit = "steps",
+             .min = 1,
+             .max = 99}},
+      Field{"coefficients",
+            &MuonConfig::coefficients,
+            "a, b, c of the iteration X <- a X + (b G + c G^2) X, G = X X^T; or three for each of "
+            "ns_steps",
+            {.aliases = "optimizer.ns_coefficients"}},
+      Field{"eps",
+            &MuonConfig::eps,
+            "least norm by which a matrix is divided before the iteration",
+            {.min = 0, .above_min = true}},
+      Field{"scale_mode",
+            &MuonConfig::scale_mode,
+            "factor of the update of an (out, in) matrix: original, sqrt(max(1, out / in)); "
+            "match_rms_adamw, 0.2 sqrt(max(out, in)); spectral, sqrt(max(out, in)); "
+            "unit_rms_norm, sqrt(out / in)",
+            {.aliases = "optimizer.muon_scale_mode optimizer.adjust_lr_fn optimizer.adjust_lr"}},
+      Field{"scale_factor",
+            &MuonConfig::scale_factor,
+            "times the factor of scale_mode",
+            {.aliases = "optimizer.muon_extra_scale_factor", .min = 0, .above_min = true}},
+      Field{"ns_dtype", &MuonConfig::ns_dtype,
+            "operands of the iteration's GEMMs; bf16 is faster on GPUs, and layouts then differ by "
+            "its rounding"},
+      Field{"adamw_lr",
+            &MuonConfig::adamw_lr,
+            "peak learning rate of the parameters that AdamW updates: biases, norms, embeddings "
+            "and the output layer; optimizer.lr unless set. It follows the same schedule",
+            {.aliases = "optimizer.scalar_lr", .min = 0, .above_min = true}}};
+};
+
+// What differs for the parameters in whose names `match` is found.
+struct OptimizerGroup {
+  std::string match;  // a regular expression
+  std::optional<double> lr, lr_scale, weight_decay;
+  std::optional<OptimizerName> name;
+  bool operator==(const OptimizerGroup&) const = default;
+};
 
 enum class MomentType { fp32, bf16 };
 constexpr auto enum_names(MomentType) {
@@ -29,14 +117,16 @@ struct OptimizerConfig {
   Auto<bool> stochastic_rounding;  // auto: without master weights
 
   MomentType moments = MomentType::fp32;
+  MuonConfig muon;
+  std::vector<OptimizerGroup> groups;
 
   bool rounds_at_random() const { return stochastic_rounding.value_or(!master_weights); }
 
   static constexpr auto fields = std::tuple{
       Field{"name",
             &OptimizerConfig::name,
-            "update rule: adamw, or adam with the weight decay that "
-            "decoupled_weight_decay chooses",
+            "update rule: adamw; adam, with the weight decay that decoupled_weight_decay chooses; "
+            "or muon for the matrices of layers, with adamw for the rest",
             {.aliases = "optimizer.optimizer"}},
       Field{"lr",
             &OptimizerConfig::lr,
@@ -52,7 +142,8 @@ struct OptimizerConfig {
             {.aliases = "optimizer.adam_eps", .min = 0, .above_min = true}},
       Field{"weight_decay",
             &OptimizerConfig::weight_decay,
-            "per step and learning rate; biases and norms are left out",
+            "per step and learning rate; biases and norms are left out unless optimizer.groups "
+            "sets theirs",
             {.min = 0}},
       Field{"decoupled_weight_decay",
             &OptimizerConfig::decoupled_weight_decay,
@@ -71,7 +162,13 @@ struct OptimizerConfig {
           "where there are no fp32 ones"},
       Field{"moments", &OptimizerConfig::moments,
             "element type of the two moments; bf16 takes half the memory, and has unbiased "
-            "stochastic rounding"}};
+            "stochastic rounding"},
+      Field{"muon", &OptimizerConfig::muon, "Muon's rule for matrices, under name: muon"},
+      Field{
+          "groups", &OptimizerConfig::groups,
+          "what differs for some parameters: a list of {match, lr, lr_scale, weight_decay, name}; "
+          "match is a regular expression, found anywhere in a parameter's name, and the first "
+          "group that matches decides"}};
 };
 
 enum class LrStyle { cosine, linear, constant, wsd };

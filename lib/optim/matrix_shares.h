@@ -1,0 +1,50 @@
+// Which ranks have which elements of a weight matrix. Data, tensor and expert parallelism divide
+// parameters anywhere; an optimizer that needs whole matrices finds their parts here. Pure
+// arithmetic: every rank answers for all ranks that have the same parameters.
+#pragma once
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "model/param/parameters.h"
+
+namespace mtrain::optim {
+
+// One weight of the model: rows of the layout-free tensor that follow each other. The weights that
+// are stacked in a tensor (q, k and v; gate and up) are matrices of their own, and so is each
+// expert's. Padding is never a part of one.
+struct Matrix {
+  int64_t expert = 0;  // index of the first dimension, if the tensor has three
+  int64_t row = 0;     // the first of its rows in the tensor, or in the expert's part of it
+  int64_t rows = 0, columns = 0;
+};
+std::vector<Matrix> matrices_of(const model::ParamSpec& p);
+
+// The place of a rank among those that divide a parameter. Ranks with equal places have the same
+// elements.
+struct Place {
+  int shard = 0;   // ParamSpec::shard, of tensor parallelism
+  int expert = 0;  // ParamSpec::experts
+  int data = 0;    // the unit's Sharding
+  auto operator<=>(const Place&) const = default;
+};
+Place place_of(const model::Parameter& p);
+
+// A rectangle of a matrix whose elements are neighbours in the unit of the rank that owns them.
+struct Tile {
+  int64_t in_unit;  // its first element in the unit
+  int64_t row, column, rows, columns;
+  bool copy;  // a rank of tensor parallelism before this one has the same elements
+  int64_t count() const { return rows * columns; }
+};
+// Returns what the optimizer of a rank at this place owns of a matrix.
+std::vector<Tile> tiles_of(const model::Parameter& p, const Matrix& m, const Place& place);
+
+// Returns the rank that works on each matrix. The matrices with most work are placed first, each on
+// the rank that ends earliest with it; of equal ranks it is the first. `moves(i, rank)` is the work
+// that a rank could do while matrix i is brought to it.
+std::vector<int> balanced_owners(const std::vector<double>& work, int ranks,
+                                 const std::function<double(size_t i, int rank)>& moves);
+
+}  // namespace mtrain::optim

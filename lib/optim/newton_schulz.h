@@ -1,0 +1,24 @@
+// The Newton-Schulz iteration that makes a matrix nearly semi-orthogonal (Jordan et al. 2024,
+// "Muon"): X <- a X + (b G + c G^2) X with G = X X^T, or the same on the other side if the matrix
+// has more rows than columns, so that G is the smaller one.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace mtrain::optim {
+
+struct NewtonSchulz {
+  int64_t steps = 5;
+  // a, b, c of every step, or of each.
+  std::vector<double> coefficients{3.4445, -4.775, 2.0315};
+  double eps = 1e-7;        // the least norm that the matrix is divided by
+  DType gemm = DType::f32;  // of the operands of the GEMMs, fp32 or bf16; sums are fp32
+  // Returns the floating-point operations of one matrix.
+  double flops(int64_t rows, int64_t columns) const;
+};
+// Replaces x_RC (fp32), which is first divided by its norm.
+void orthogonalize(Stream& stream, const NewtonSchulz& o, const Tensor& x_RC);
+
+}  // namespace mtrain::optim

@@ -1,0 +1,62 @@
+// A tensor that an optimizer keeps beside the parameters it updates, such as a moment: of each
+// unit, the elements that this rank owns.
+#pragma once
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "model/param/param_uploader.h"
+
+namespace mtrain::optim {
+
+// Neighbouring elements of an owned range whose parameters have the same number.
+struct Segment {
+  const model::OwnedRange* range;
+  int64_t in_range, count;
+  int number;
+};
+// Divides what this rank owns of a unit. `number` returns a parameter's number; parameters without
+// one are left out. Padding belongs to the parameter before it.
+std::vector<Segment> segments_of(
+    const model::ParamUnit& unit,
+    const std::function<std::optional<int>(const model::Parameter&)>& number);
+
+class OwnedState {
+ public:
+  using Has = std::function<bool(const model::ParamSpec&)>;
+  // Allocates zeros, fp32 or bf16, for the parameters that `has` accepts. The parameters must be
+  // materialized.
+  OwnedState(Stream& stream, model::ParamStore& params, DType dtype, Has has);
+
+  DType dtype() const { return dtype_; }
+  bool has(const model::ParamSpec& p) const { return has_(p); }
+  // Returns `count` elements of an owned range of the unit. All of them have the state.
+  Tensor at(const model::ParamUnit& unit, const model::OwnedRange& range, int64_t in_range,
+            int64_t count) const;
+  // Returns what this rank owns of the unit, laid out as ParamUnit::own_value is. It is 0 where a
+  // parameter lacks the state.
+  Tensor own(Stream& stream, const model::ParamUnit& unit) const;
+  // Sets this rank's part of a parameter's state, rounded to nearest in bf16. `read` gives elements
+  // of the layout-free tensor.
+  void set(model::ParamUploader& uploader, const model::Parameter& p,
+           const model::ReadElements& read) const;
+
+ private:
+  struct Part {
+    Segment segment;
+    int64_t first;   // its first element in `tensor`
+    int64_t in_own;  // its first element in the layout of ParamUnit::own_value
+  };
+  struct Unit {
+    std::vector<Part> parts;
+    Tensor tensor;  // absent if no parameter of the unit has the state
+  };
+  const Unit& of(const model::ParamUnit& unit) const;
+
+  DType dtype_;
+  Has has_;
+  std::map<const model::ParamUnit*, Unit> units_;
+};
+
+}  // namespace mtrain::optim
