@@ -96,7 +96,7 @@ TEST_CASE("Muon's updates are those of torch.optim.Muon, in fp32 and in bf16") {
       model::Parameter* p = params.add({model::UnitKind::layer, 0},
                                        {.name = "w", .shape = {c["shape"][0], c["shape"][1]}});
       params.materialize(stream, DType::f32, true);
-      optim::Muon muon(stream, params, options_of(c, bf16), 1, {world.world_group(), stream});
+      optim::Muon muon(stream, params, options_of(c, bf16), 1, {world.world_group(), stream, {}});
       model::ParamStore::set_master(stream, *p, golden.values(name + ".start"));
       const Tensor scale = Tensor::from_host<float>(stream, {1}, {0.5f});
       for (int k = 0; k < 3; ++k) {
