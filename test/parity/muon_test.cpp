@@ -143,6 +143,27 @@ TEST_CASE("Muon takes each expert as a matrix of its own, wherever it is") {
   }
 }
 
+TEST_CASE("a matrix is a weight as Hugging Face models have it, whatever a tensor stacks") {
+  const auto device = Device::cpu(1, {});
+  train::Trainer t = make_trainer(*device, tiny(with(kPlain, {"model.num_query_groups=1"})),
+                                  std::make_shared<CountingData>());
+  const auto rows = [&](const std::string& name) {
+    std::vector<int64_t> all;
+    for (const optim::Matrix& m : optim::matrices_of(*t.params().find(name))) all.push_back(m.rows);
+    return all;
+  };
+  CHECK((rows("layers.0.attention.qkv.weight") == std::vector<int64_t>{48, 12, 12}));
+  CHECK((rows("layers.0.attention.proj.weight") == std::vector<int64_t>{48}));
+  CHECK((rows("layers.0.mlp.gate_up.weight") == std::vector<int64_t>{80, 80}));
+  CHECK((rows("layers.1.mlp.experts.gate_up.weight") == std::vector<int64_t>(16, 40)));
+  CHECK((rows("layers.1.mlp.experts.down.weight") == std::vector<int64_t>(8, 48)));
+  const auto role = [&](const char* name) { return t.params().find(name)->role; };
+  CHECK(role("layers.1.mlp.router.weight") == TensorRole::matrix);
+  CHECK(role("layers.0.attention.norm.weight") == TensorRole::vector);
+  CHECK(role("embedding.weight") == TensorRole::table);
+  CHECK(role("output.weight") == TensorRole::table);
+}
+
 TEST_CASE("Muon in bf16 follows fp32") {
   const auto losses = [&](const Changes& more) {
     return train_alone(with(kMuon, more), kFewSteps).losses;
