@@ -51,10 +51,9 @@ std::map<Place, std::vector<int>> ranks_by_place(const std::vector<Place>& place
 
 }  // namespace
 
-MatrixExchange::MatrixExchange(Stream& compute, Stream& stream, Group group,
-                               model::ParamStore& params, const OwnedState::Has& has,
-                               const Flops& flops)
-    : compute_(compute), stream_(stream), group_(std::move(group)) {
+MatrixExchange::MatrixExchange(Stream& compute, const MatrixRanks& ranks, model::ParamStore& params,
+                               const OwnedState::Has& has, const Flops& flops)
+    : compute_(compute), stream_(ranks.stream), group_(ranks.group) {
   std::vector<const model::Parameter*> with;
   for (const model::Parameter* p : params.params())
     if (has(*p)) with.push_back(p);
@@ -64,13 +63,13 @@ MatrixExchange::MatrixExchange(Stream& compute, Stream& stream, Group group,
   std::vector<double> work;
   std::vector<std::map<Place, int64_t>> held;  // elements, by place
   for (size_t i = 0; i < with.size(); ++i) {
-    const auto ranks = ranks_by_place(places[i]);
+    const auto by_place = ranks_by_place(places[i]);
     for (const Matrix& m : matrices_of(*with[i])) {
       matrices.push_back({with[i], m});
       param_of.push_back(i);
       work.push_back(flops(m.rows, m.columns));
       held.emplace_back();
-      for (const auto& [place, at] : ranks)
+      for (const auto& [place, at] : by_place)
         for (const Tile& t : tiles_of(*with[i], m, place)) held.back()[place] += t.count();
     }
   }
@@ -85,6 +84,15 @@ MatrixExchange::MatrixExchange(Stream& compute, Stream& stream, Group group,
   std::vector<size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return work[i]; });
+  // Ranks meet when a group is made: all make those of their parameters in one order.
+  std::map<std::vector<int>, Group> groups;
+  const Subgroup subgroup = [&](const std::vector<int>& members) {
+    std::vector<int> of_world;
+    for (const int r : members) of_world.push_back(group_.ranks()[size_t(r)]);
+    Group& g = groups[of_world];
+    if (!g) g = ranks.subgroup(of_world);
+    return g;
+  };
   struct Load {
     size_t round = 0;
     int64_t elements = 0;
@@ -98,7 +106,7 @@ MatrixExchange::MatrixExchange(Stream& compute, Stream& stream, Group group,
       load = {.round = load.round + 1};
     load.elements += count;
     if (rounds_.size() <= load.round) rounds_.resize(load.round + 1);
-    add_parts(rounds_[load.round], m, owners[i], places[param_of[i]]);
+    add_parts(rounds_[load.round], m, owners[i], places[param_of[i]], subgroup);
   }
   for (Round& r : rounds_)
     for (std::vector<Part>* parts : {&r.sent, &r.collected, &r.results, &r.returned})
@@ -129,9 +137,9 @@ std::vector<std::vector<Place>> MatrixExchange::exchange_places(
 }
 
 // Of ranks that have the same elements, the one with the owner's number among its own kind sends
-// them: with several replicas of a model it is of the owner's replica.
+// them and gets the result: with several replicas of a model it is of the owner's replica.
 void MatrixExchange::add_parts(Round& round, const Owned& m, int owner,
-                               const std::vector<Place>& places) const {
+                               const std::vector<Place>& places, const Subgroup& subgroup) const {
   const auto ranks = ranks_by_place(places);
   const int here = group_.rank();
   const std::vector<int>& like_owner = ranks.at(places[size_t(owner)]);
@@ -139,7 +147,9 @@ void MatrixExchange::add_parts(Round& round, const Owned& m, int owner,
   const size_t slot = round.owned.size();
   if (owner == here) round.owned.push_back(m);
   for (const auto& [place, at] : ranks) {
-    const int sender = at[std::min(number, at.size() - 1)];
+    const size_t leader = std::min(number, at.size() - 1);
+    const int sender = at[leader];
+    const bool copies = at.size() > 1 && std::ranges::find(at, here) != at.end();
     for (const Tile& tile : tiles_of(*m.param, m.matrix, place)) {
       const auto part = [&](int peer) { return Part{peer, slot, m.param, tile}; };
       if (!tile.copy) {
@@ -147,11 +157,10 @@ void MatrixExchange::add_parts(Round& round, const Owned& m, int owner,
         if (owner == here) round.collected.push_back(part(sender));
         if (sender == here && owner != here) round.sent.push_back(part(owner));
       }
-      for (const int to : at) {
-        round.returns = round.returns || to != owner;
-        if (owner == here) round.results.push_back(part(to));
-        if (to == here && owner != here) round.returned.push_back(part(owner));
-      }
+      round.returns = round.returns || sender != owner;
+      if (owner == here) round.results.push_back(part(sender));
+      if (sender == here && owner != here) round.returned.push_back(part(owner));
+      if (copies) round.copies.push_back({subgroup(at), int(leader), m.param, tile});
     }
   }
 }
@@ -239,11 +248,18 @@ MatrixExchange::Message MatrixExchange::give_back(const Round& round, const Gath
 void MatrixExchange::take_back(const Round& round, const Message& received,
                                const Event& arrived) const {
   if (!round.returns) return;
-  compute_.wait(arrived);  // edge: the results' arrival -> the update
+  compute_.wait(arrived);  // edge: the results' arrival -> the gradients' memory
   for_parts(round.returned, group_.rank(), received.data,
             [&](const Part& p, const Tensor& elements) {
               ops::cast(compute_, elements, owned_grad(*p.param, p.tile));
             });
+}
+
+void MatrixExchange::broadcast(const Round& round) const {
+  if (round.copies.empty()) return;
+  stream_.wait(compute_.record());  // edge: the results -> their broadcast
+  for (const Copy& c : round.copies)
+    c.ranks.broadcast(owned_grad(*c.param, c.tile), c.root, stream_);
 }
 
 void MatrixExchange::run(const std::function<void(const Owned&, const Tensor&)>& work) const {
@@ -257,10 +273,15 @@ void MatrixExchange::run(const std::function<void(const Owned&, const Tensor&)>&
     place(rounds_[k], now);
     for (size_t slot = 0; slot < now.whole.size(); ++slot)
       work(rounds_[k].owned[slot], now.whole[slot]);
-    if (k > 0) take_back(rounds_[k - 1], std::exchange(returning, {}), arrived);
+    if (k > 0) {
+      take_back(rounds_[k - 1], std::exchange(returning, {}), arrived);
+      broadcast(rounds_[k - 1]);
+    }
     returning = give_back(rounds_[k], now, arrived);
   }
   take_back(rounds_.back(), returning, arrived);
+  broadcast(rounds_.back());
+  compute_.wait(stream_.record());  // edge: the last result -> the update
 }
 
 }  // namespace mtrain::optim

@@ -11,15 +11,18 @@
 // every rank to the size of the large one; tensor and expert parallelism divide matrices in any
 // case; and AdamW's layout, speed and bits would depend on it.
 //
+// Replicas of the model share the matrices, too. A matrix is gathered and given back within the
+// owner's replica, whose ranks then broadcast the result in place to those that have the same
+// elements. Under ddp, where each rank has all matrices, only the broadcasts are left.
+//
 // Matrices travel in rounds, so that a rank holds a few of them at a time. The next round's
 // matrices are under way while a rank works on this round's.
 #pragma once
 #include <functional>
 #include <vector>
 
-#include "comm/group.h"
 #include "optim/matrix_shares.h"
-#include "optim/owned_state.h"
+#include "optim/optimizer.h"
 
 namespace mtrain::optim {
 
@@ -31,9 +34,8 @@ class MatrixExchange {
   };
   using Flops = std::function<double(int64_t rows, int64_t columns)>;
 
-  // `group` are the ranks that have the same parameters, or parts of them; all of them call this.
-  // Its communication uses `stream`. `has` says whose matrices are meant.
-  MatrixExchange(Stream& compute, Stream& stream, Group group, model::ParamStore& params,
+  // All of `ranks` call this. `has` says whose matrices are meant.
+  MatrixExchange(Stream& compute, const MatrixRanks& ranks, model::ParamStore& params,
                  const OwnedState::Has& has, const Flops& flops);
 
   // Calls `work` with each matrix that this rank owns, (rows, columns) in fp32, made of the owned
@@ -49,8 +51,16 @@ class MatrixExchange {
     const model::Parameter* param;
     Tile tile;
   };
+  // The result of a tile, which a rank broadcasts to those that own the same elements.
+  struct Copy {
+    Group ranks;
+    int root;
+    const model::Parameter* param;
+    Tile tile;
+  };
   struct Round {
     std::vector<Owned> owned;
+    std::vector<Copy> copies;               // those that this rank sends or receives
     std::vector<Part> sent, collected;      // tiles to the owners, and to this rank as one of them
     std::vector<Part> results, returned;    // tiles from this rank as an owner, and to this rank
     bool gathers = false, returns = false;  // whether any rank of the group sends such tiles
@@ -67,14 +77,17 @@ class MatrixExchange {
     std::vector<bool> in_place;  // whether the matrix is the memory of this rank's gradient
   };
 
+  using Subgroup = std::function<Group(const std::vector<int>& members)>;
   std::vector<std::vector<Place>> exchange_places(
       const std::vector<const model::Parameter*>& params) const;
   Message message_of(const std::vector<Part>& parts) const;
-  void add_parts(Round& round, const Owned& m, int owner, const std::vector<Place>& places) const;
+  void add_parts(Round& round, const Owned& m, int owner, const std::vector<Place>& places,
+                 const Subgroup& subgroup) const;
   Gathered gather(const Round& round) const;
   void place(const Round& round, Gathered& gathered) const;
   Message give_back(const Round& round, const Gathered& gathered, Event& arrived) const;
   void take_back(const Round& round, const Message& received, const Event& arrived) const;
+  void broadcast(const Round& round) const;
 
   Stream &compute_, &stream_;
   const Group group_;

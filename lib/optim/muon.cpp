@@ -40,8 +40,7 @@ Muon::Muon(Stream& stream, model::ParamStore& params, const plan::OptimizerOptio
       momentum_(stream, params, DType::f32,
                 [this](const model::ParamSpec& p) { return rules_.of(p).muon; }),
       exchange_(
-          stream, ranks.stream, ranks.group, params,
-          [this](const model::ParamSpec& p) { return momentum_.has(p); },
+          stream, ranks, params, [this](const model::ParamSpec& p) { return momentum_.has(p); },
           [this](int64_t rows, int64_t columns) {
             return iteration_of(options_).flops(rows, columns);
           }) {}

@@ -1,6 +1,6 @@
 // Muon (Jordan et al. 2024): the weight matrices of the layers are updated by their momentum, made
-// nearly semi-orthogonal by a Newton-Schulz iteration. AdamW updates what is no such matrix:
-// biases and scales, token tables, positions and the output layer.
+// nearly semi-orthogonal by a Newton-Schulz iteration. AdamW updates all other parameters: biases
+// and scales, token tables, positions and the output layer.
 //
 // The update is that of whole matrices under every layout: MatrixExchange brings each to one rank.
 // A matrix is a weight as Hugging Face models have it: q, k and v, gate and up, and each expert are

@@ -41,8 +41,8 @@ void orthogonalize(Stream& stream, const NewtonSchulz& o, const Tensor& x_RC) {
         ops::matmul(stream, "matmul_muon_gram", in, in, {.a = !wide, .b = wide}, DType::f32);
     // b G + c G^2; the iteration multiplies X by it.
     const Tensor factor = scaled(stream, gram, b);
-    ops::matmul_into(stream, "matmul_muon_square", operand(scaled(stream, gram, c)), operand(gram), {},
-                     factor, true);
+    ops::matmul_into(stream, "matmul_muon_square", operand(scaled(stream, gram, c)), operand(gram),
+                     {}, factor, true);
     const Tensor next = scaled(stream, x, a), by = operand(factor);
     ops::matmul_into(stream, "matmul_muon_iterate", wide ? by : in, wide ? in : by, {}, next, true);
     x = next;

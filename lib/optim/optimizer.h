@@ -36,6 +36,8 @@ class Optimizer {
 struct MatrixRanks {
   Group group;
   Stream& stream;
+  // Makes a group of some of them, by their ranks in the world. All of these call it.
+  std::function<Group(const std::vector<int>& ranks)> subgroup;
 };
 
 // Makes the optimizer that `options` name. The parameters must be materialized. All ranks of

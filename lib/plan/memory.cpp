@@ -138,7 +138,8 @@ class Estimator {
                 matrix = H * wide;
     const Count iteration = 4 * (2 * matrix + 3 * small * small);
     const Count ranks = Count(l_.world / l_.pp);
-    if (ranks == 1) return iteration;
+    // Without sharding each rank has whole matrices, and works on them where they are.
+    if (ranks == 1 || (dp_.shards == ShardLevel::nothing && l_.tp == 1)) return iteration;
     const Count all = layer_parameters() * tp_ + Count(layers_.moe) * experts_here() * ranks;
     const Count round = std::min(std::max(all / ranks, matrix), std::max<Count>(1 << 24, matrix));
     return iteration + 4 * 4 * round;

@@ -66,8 +66,9 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
     graphs = std::make_unique<MicroBatchGraphs>(compute, *params, *pipeline, plan.graphs,
                                                 plan.model.layers);
   auto optimizer = optim::make_optimizer(compute, *params, plan.optimizer, seed, [&] {
-    return optim::MatrixRanks{parallel::stage_group(world, plan),
-                              device.stream(device::StreamKind::dp_grad)};
+    return optim::MatrixRanks{
+        parallel::stage_group(world, plan), device.stream(device::StreamKind::dp_grad),
+        [&](const std::vector<int>& ranks) { return world.group("matrix_copies", ranks); }};
   });
   warn_of_unused_groups(control, *params, plan.optimizer);
   if (impls.fp8) impls.fp8->materialize(compute);

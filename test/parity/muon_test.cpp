@@ -96,7 +96,7 @@ TEST_CASE("Muon's updates are those of torch.optim.Muon, in fp32 and in bf16") {
       model::Parameter* p = params.add({model::UnitKind::layer, 0},
                                        {.name = "w", .shape = {c["shape"][0], c["shape"][1]}});
       params.materialize(stream, DType::f32, true);
-      optim::Muon muon(stream, params, options_of(c, bf16), 1, {world.world_group(), stream});
+      optim::Muon muon(stream, params, options_of(c, bf16), 1, {world.world_group(), stream, {}});
       model::ParamStore::set_master(stream, *p, golden.values(name + ".start"));
       const Tensor scale = Tensor::from_host<float>(stream, {1}, {0.5f});
       for (int k = 0; k < 3; ++k) {
@@ -141,6 +141,27 @@ TEST_CASE("Muon takes each expert as a matrix of its own, wherever it is") {
     for (const Result& r : train_ranks(layout.ranks, with(experts, layout.changes), kFewSteps))
       check_close(one.losses, r.losses, 1e-5);
   }
+}
+
+TEST_CASE("a matrix is a weight as Hugging Face models have it, whatever a tensor stacks") {
+  const auto device = Device::cpu(1, {});
+  train::Trainer t = make_trainer(*device, tiny(with(kPlain, {"model.num_query_groups=1"})),
+                                  std::make_shared<CountingData>());
+  const auto rows = [&](const std::string& name) {
+    std::vector<int64_t> all;
+    for (const optim::Matrix& m : optim::matrices_of(*t.params().find(name))) all.push_back(m.rows);
+    return all;
+  };
+  CHECK((rows("layers.0.attention.qkv.weight") == std::vector<int64_t>{48, 12, 12}));
+  CHECK((rows("layers.0.attention.proj.weight") == std::vector<int64_t>{48}));
+  CHECK((rows("layers.0.mlp.gate_up.weight") == std::vector<int64_t>{80, 80}));
+  CHECK((rows("layers.1.mlp.experts.gate_up.weight") == std::vector<int64_t>(16, 40)));
+  CHECK((rows("layers.1.mlp.experts.down.weight") == std::vector<int64_t>(8, 48)));
+  const auto role = [&](const char* name) { return t.params().find(name)->role; };
+  CHECK(role("layers.1.mlp.router.weight") == TensorRole::matrix);
+  CHECK(role("layers.0.attention.norm.weight") == TensorRole::vector);
+  CHECK(role("embedding.weight") == TensorRole::table);
+  CHECK(role("output.weight") == TensorRole::table);
 }
 
 TEST_CASE("Muon in bf16 follows fp32") {
