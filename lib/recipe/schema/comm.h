@@ -141,10 +141,10 @@ struct HardwareConfig {
             &HardwareConfig::gpus_per_node,
             "GPUs that share fast links; used by checks and estimates",
             {.min = 1}},
-      Field{"gpu", &HardwareConfig::gpu, "used by checks and estimates"},
+      Field{"gpu", &HardwareConfig::gpu, "type of the GPUs; used by checks and estimates"},
       Field{"memory_gb",
             &HardwareConfig::memory_gb,
-            "memory of a rank's device, which decides recompute.cheap: auto; auto: known from the "
+            "memory of a rank's device; recompute.cheap depends on it; auto: from the "
             "GPU's name, else the usual memory of hardware.gpu; unknown on CPUs",
             {.unit = "GB", .min = 0, .above_min = true}}};
 };
