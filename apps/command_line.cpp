@@ -94,7 +94,7 @@ std::string about(const CLI::App& command, const CLI::Option& option) {
 
 std::string help_of(const CLI::App& command) {
   const std::string line = command.get_parent() ? example_of(command, "") : "";
-  const std::string help = fmt::format("`{} --help` lists what it takes", path_of(command));
+  const std::string help = fmt::format("see `{} --help`", path_of(command));
   return line.empty() ? help : fmt::format("write {}; {}", line, help);
 }
 

@@ -68,7 +68,7 @@ void build(BuildCommand c) {
         show(p);
         // The exception ends the build, and its temporary files are deleted.
         if (signals.signal())
-          throw RunError(fmt::format("{}: stopped before the end, and nothing was written",
+          throw RunError(fmt::format("{}: stopped early, and nothing was written",
                                      launch::name_of(signals.signal())));
       });
   for (const auto& part : result.parts)
@@ -91,46 +91,47 @@ void add_build(CLI::App& data) {
   app->add_option("--tokenizer,-t", c->tokenizer,
                   "byte, a tokenizer.json, or a folder that holds one")
       ->capture_default_str();
-  app->add_option("--format", c->format, "format of the input files; auto: by their names")
+  app->add_option("--format", c->format, "format of the input files; auto: from their names")
       ->check(one_of({"auto", "text", "jsonl"}))
       ->capture_default_str();
   auto* text = app->add_option("--json-field", c->build.json_field,
                                "field of a JSON line that holds the text")
                    ->capture_default_str();
   app->add_option("--prompt-field", c->build.prompt_field,
-                  "field of a JSON line that holds a prompt, which gives no loss: writes "
-                  "<output>.mask, too")
+                  "field of a JSON line that holds a prompt, which the loss excludes; also writes "
+                  "<output>.mask")
       ->excludes(text);
   app->add_option("--answer-field", c->build.answer_field,
-                  "field that holds the answer to the prompt, which alone is learnt")
+                  "field that holds the answer to the prompt; only answers are trained on")
       ->excludes(text);
-  app->add_option("--split", c->split, "how a text file divides into documents")
+  app->add_option("--split", c->split, "how to divide a text file into documents")
       ->check(one_of({"file", "blank-line", "separator"}))
       ->capture_default_str();
   app->add_option("--separator", c->build.separator,
                   "the line between documents, for --split separator")
       ->capture_default_str();
   app->add_option("--bos", c->bos,
-                  "BOS token before each document; auto: as the tokenizer's own configuration says")
+                  "BOS token before each document; auto: as in the tokenizer's configuration")
       ->check(one_of({"auto", "none", "always"}))
       ->capture_default_str();
   auto* eod = app->add_option("--eod", c->eod,
-                              "token that ends each document; without it the eos_token of the "
-                              "tokenizer's configuration, or the usual one of its vocabulary");
+                              "token that ends each document; default: the eos_token of the "
+                              "tokenizer's configuration, or the usual one in its vocabulary");
   app->add_flag("--no-eod", c->no_eod, "do not end documents with the end-of-document token")
       ->excludes(eod);
   app->add_option("--validation-fraction", c->build.validation_fraction,
-                  "share held out: writes <output>_train and <output>_valid")
+                  "fraction of the data to hold out; writes <output>_train and <output>_valid")
       ->check(number_from(0.0, 0.9))
       ->capture_default_str();
   app->add_option("--validation-split", c->validation_split,
-                  "documents: a draw for each; tail: the end of the input")
+                  "held-out data: documents chosen at random, or the end of the input (tail)")
       ->check(one_of({"documents", "tail"}))
       ->capture_default_str();
-  app->add_option("--seed", c->build.seed, "seed of the draws")->capture_default_str();
+  app->add_option("--seed", c->build.seed, "seed of the random choice of documents")
+      ->capture_default_str();
   app->add_flag("--skip-bad-lines", c->build.skip_bad_lines,
-                "count JSON lines that cannot be used instead of stopping");
-  app->add_option("--threads", c->build.threads, "threads that tokenize; 0: one per core")
+                "skip and count JSON lines that cannot be used, instead of stopping");
+  app->add_option("--threads", c->build.threads, "tokenizer threads; 0: one per core")
       ->check(whole_number_from(0, 1024))
       ->capture_default_str();
   set_examples(*app,
@@ -146,7 +147,8 @@ void add_bigram(CLI::App& data) {
   struct Options {
     std::string train, valid, tokenizer = "byte";
   };
-  auto* app = data.add_subcommand("bigram", "loss of a bigram table: the bar a model has to beat");
+  auto* app =
+      data.add_subcommand("bigram", "loss of a bigram table, a baseline that a model must beat");
   auto o = std::make_shared<Options>();
   app->add_option("--train", o->train, "prefix of the training tokens")->required();
   app->add_option("--valid", o->valid, "prefix of the held-out tokens")->required();
@@ -164,7 +166,7 @@ void add_bigram(CLI::App& data) {
 }  // namespace
 
 void add_data_command(CLI::App& app) {
-  auto* data = app.add_subcommand("data", "prepare and look at training data");
+  auto* data = app.add_subcommand("data", "prepare and inspect training data");
   data->require_subcommand(1);
   set_examples(*data, {"mtrain data build --input corpus.txt --output data/corpus "
                        "--validation-fraction 0.05 --validation-split tail",

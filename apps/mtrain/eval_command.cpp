@@ -58,22 +58,22 @@ void add_eval_command(CLI::App& app) {
       ->required();
   command
       ->add_option("--data", job->data,
-                   "prefix of the text's .bin/.idx pair (`mtrain data build`); repeat it for a "
-                   "blend; by default what the recipe validates on (dataset.validation)")
+                   "prefix of a .bin/.idx pair (`mtrain data build`); repeat the option for a "
+                   "blend; default: dataset.validation of the recipe")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command
-      ->add_option("--stride", job->stride,
-                   "tokens from the start of a window to that of the next; a shorter one gives "
-                   "tokens more context; by default the samples are those of a run's validation")
+      ->add_option(
+          "--stride", job->stride,
+          "tokens from the start of a window to the start of the next; a smaller stride gives "
+          "tokens more context; default: the samples of a run's validation")
       ->check(whole_number_from(int64_t{1}, int64_t{1} << 40).description(""));
-  command->add_option(
-      "--tokenizer", job->tokenizer,
-      "tokenizer.json, or its folder, of a model whose recipe names none; NullTokenizer: "
-      "evaluate without the bytes of the text");
+  command->add_option("--tokenizer", job->tokenizer,
+                      "tokenizer.json or its folder, for a model whose recipe names no tokenizer; "
+                      "NullTokenizer: do not report bits per byte");
   command->add_flag("--json", *json, "print one line of JSON");
   command->add_option("overrides", job->overrides,
-                      "settings that win over the saved recipe, such as distributed.tp_size=1 or "
+                      "settings that override the saved recipe, such as distributed.tp_size=1 or "
                       "dataset.seq_length=1024");
   add_token_option(*command, job->job.token_file);
   set_examples(*command, {"mtrain eval --model runs/first",

@@ -52,11 +52,11 @@ void refuse_idle(const CLI::App& command, const Options& o) {
   if (o.generate.sampling.temperature > 0) return;
   for (const char* name : {"--top-k", "--top-p", "--min-p", "--seed"})
     if (command.get_option(name)->count() > 0)
-      throw UserError(fmt::format("{} has no effect: --temperature 0 draws nothing", name),
+      throw UserError(fmt::format("{} has no effect: --temperature 0 does not sample", name),
                       "leave one of the two out");
   if (o.job.num > 1)
     throw UserError(
-        fmt::format("--num {} texts would be equal: --temperature 0 draws nothing", o.job.num),
+        fmt::format("--num {} texts would be equal: --temperature 0 does not sample", o.job.num),
         "leave one of the two out");
 }
 
@@ -112,36 +112,41 @@ void run_generate(Options& o) {
 }
 
 void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
-  const char* group = "Draws (in this order)";
+  const char* group = "Sampling (in this order)";
   command
       .add_option("--repetition-penalty", s.repetition_penalty,
-                  "logits of tokens that occurred are divided by it, negative ones multiplied")
+                  "divides the positive logits of tokens that have occurred, and multiplies their "
+                  "negative logits")
       ->check(number_from(0.01, 100.0))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--temperature", s.temperature,
-                  "spread of the draws; 0: always the likeliest token")
+                  "divides the logits; 0: always take the most likely token")
       ->check(number_from(0.0, 10.0))
       ->capture_default_str()
       ->group(group);
-  command.add_option("--top-k", s.top_k, "draw among the k likeliest tokens; 0: among all")
+  command.add_option("--top-k", s.top_k, "sample from the k most likely tokens; 0: from all")
       ->check(whole_number_from(0, 10000000))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--top-p", s.top_p,
-                  "draw among the fewest likeliest tokens that reach this probability together")
+                  "sample from the smallest set of most likely tokens whose probabilities sum to "
+                  "at least this")
       ->check(number_from(1e-6, 1.0))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--min-p", s.min_p,
-                  "draw among tokens that are at least so likely, relative to the likeliest")
+                  "sample from tokens with at least this probability, relative to that of the most "
+                  "likely token")
       ->check(number_from(0.0, 1.0))
       ->capture_default_str()
       ->group(group);
-  command.add_option("--seed", s.seed, "seed of the draws")->capture_default_str()->group(group);
+  command.add_option("--seed", s.seed, "seed of the random numbers")
+      ->capture_default_str()
+      ->group(group);
 }
 
 }  // namespace
@@ -155,31 +160,32 @@ void add_generate_command(CLI::App& app) {
                    "Face folder")
       ->required();
   command->add_option("--tokenizer", o->job.tokenizer,
-                      "tokenizer.json, or its folder, of a model whose recipe names none");
+                      "tokenizer.json or its folder, for a model whose recipe names no tokenizer");
   auto* prompts = command->add_option_group("Prompts");
   prompts->add_option("--prompt", o->prompt, "text to continue");
   prompts->add_option(
       "--prompts", o->prompts_file,
-      "file with a prompt on each line that is not empty; each text is a line of JSON");
+      "file with one prompt per line; empty lines are skipped; prints each text as a line of JSON");
   prompts->require_option(1);
   command->add_option("--num", o->job.num, "texts for each prompt")
       ->check(whole_number_from(1, 1000000))
       ->capture_default_str();
-  command->add_option("--batch", o->job.batch, "texts that are generated together, at most")
+  command->add_option("--batch", o->job.batch, "maximum number of texts to generate at once")
       ->check(whole_number_from(1, 65536))
       ->capture_default_str();
   command->add_option("--tokens", o->generate.tokens, "tokens to add")
       ->check(whole_number_from(1, 1000000))
       ->capture_default_str();
-  command->add_option("--stop", o->generate.stop, "a text ends before this string; repeat it");
+  command->add_option("--stop", o->generate.stop,
+                      "a text ends before this string; repeat the option for several");
   command->add_option("--eos", o->generate.eos, "ids that end a text, besides the model's own")
       ->check(whole_number_from(0, std::numeric_limits<int32_t>::max()).description(""));
   command
       ->add_option("--bos", o->bos,
-                   "BOS token before each prompt; auto: as the tokenizer's own configuration says")
+                   "BOS token before each prompt; auto: as in the tokenizer's configuration")
       ->check(one_of({"auto", "none", "always"}))
       ->capture_default_str();
-  command->add_option("--dtype", o->dtype, "type of the weights that compute, and of the cache")
+  command->add_option("--dtype", o->dtype, "element type of the weights and of the key-value cache")
       ->check(one_of({"fp32", "bf16"}))
       ->capture_default_str();
   add_sampling_options(*command, o->generate.sampling);

@@ -25,18 +25,18 @@ void add_import_command(CLI::App& app) {
     std::vector<std::string> ignore_keys;
     bool dry_run = false;
   };
-  auto* command = app.add_subcommand("import", "read a model of another program");
+  auto* command = app.add_subcommand("import", "import a model of another program");
   command->require_subcommand(1);
   auto* hf = command->add_subcommand("hf", "a Hugging Face folder: config.json and safetensors");
   auto o = std::make_shared<Options>();
   hf->add_option("folder", o->folder, "the folder")->required();
   auto* output = hf->add_option("--output", o->output, "new folder of checkpoints to write");
   hf->add_flag("--dry-run", o->dry_run,
-               "only say what the folder holds, and every tensor that is missing or unmapped")
+               "only list what the folder holds, and every tensor that is missing or unmapped")
       ->excludes(output);
   hf->add_option("--ignore-keys", o->ignore_keys,
-                 "keys of config.json to pass over, which mtrain does not know and nothing in the "
-                 "model computes with (model.ignore_keys)")
+                 "keys of config.json to ignore: unknown to mtrain, and without effect on what the "
+                 "model computes (model.ignore_keys)")
       ->delimiter(',');
   for (CLI::App* each : {command, hf})
     set_examples(*each, {"mtrain import hf hf/first --dry-run",
@@ -56,17 +56,18 @@ void add_export_command(CLI::App& app) {
   struct Options {
     std::string run, output, dtype, shard = "5GB";
   };
-  auto* command = app.add_subcommand("export", "write a model for other programs");
+  auto* command = app.add_subcommand("export", "export a model to other programs");
   command->require_subcommand(1);
   auto* hf = command->add_subcommand("hf", "a folder that transformers loads");
   auto o = std::make_shared<Options>();
   hf->add_option("run", o->run, "run folder (its newest checkpoint), or one checkpoint")
       ->required();
   hf->add_option("--output", o->output, "new folder to write")->required();
-  hf->add_option("--dtype", o->dtype,
-                 "type of all weights; without it imported tensors keep theirs, others are fp32")
+  hf->add_option(
+        "--dtype", o->dtype,
+        "element type of all weights; default: imported tensors keep theirs, others are fp32")
       ->check(one_of({"bf16", "fp16", "fp32"}));
-  hf->add_option("--max-shard-size", o->shard, "bytes of a file, such as 5GB or 500MB")
+  hf->add_option("--max-shard-size", o->shard, "maximum size of a file, such as 5GB or 500MB")
       ->capture_default_str();
   for (CLI::App* each : {command, hf})
     set_examples(*each, {"mtrain export hf runs/first --output hf/first",

@@ -20,16 +20,17 @@ void add_schema_command(CLI::App& app) {
   auto* command = app.add_subcommand("schema", "print every setting of a recipe");
   auto json = std::make_shared<bool>(false);
   auto* as_json =
-      command->add_flag("--json", *json, "as a JSON Schema, by which editors complete and check");
+      command->add_flag("--json", *json, "as a JSON Schema, for completion and checks in editors");
   command->add_flag("--markdown")
-      ->description("as tables to read (the default); in a file or a pipe they are Markdown")
+      ->description("as tables (the default); in Markdown if the output is a file or a pipe")
       ->excludes(as_json);
   auto words = std::make_shared<bool>(false);
-  auto* as_words =
-      command->add_flag("--words", *words, "instead, other tools' words and what to write for them")
-          ->excludes(as_json);
+  auto* as_words = command
+                       ->add_flag("--words", *words,
+                                  "instead: words of other tools, and what to write in mtrain")
+                       ->excludes(as_json);
   auto metrics = std::make_shared<bool>(false);
-  command->add_flag("--metrics", *metrics, "instead, every key of metrics.jsonl with its unit")
+  command->add_flag("--metrics", *metrics, "instead: every key of metrics.jsonl, with its unit")
       ->excludes(as_json)
       ->excludes(as_words);
   set_examples(*command,
@@ -46,8 +47,8 @@ void add_schema_command(CLI::App& app) {
 }
 
 void add_explain_command(CLI::App& app) {
-  auto* command = app.add_subcommand(
-      "explain", "say what a setting, a section or a word of another tool means");
+  auto* command =
+      app.add_subcommand("explain", "explain a setting, a section or a word of another tool");
   set_examples(*command, {"mtrain explain distributed.pipeline.pp_schedule",
                           "mtrain explain learning_rate  # what it is called here",
                           "mtrain explain gradient norm  # all settings about it"});
@@ -55,7 +56,7 @@ void add_explain_command(CLI::App& app) {
   command
       ->add_option("word", *words,
                    "a setting or section by any of its names, or words to search for in names, "
-                   "other tools' names and help texts")
+                   "names of other tools and help texts")
       ->required();
   command->callback([words] {
     std::string text;

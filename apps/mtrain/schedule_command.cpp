@@ -43,13 +43,13 @@ void read_part(const char* option, const std::string& text, schedule::PassCosts&
       {"attention", &costs.attention}, {"route", &costs.route},       {"experts", &costs.experts},
       {"shared", &costs.shared},       {"exchange", &costs.exchange}, {"head", &costs.head}};
   const std::string hint = fmt::format(
-      "write {} NAME=F,I,W with the times of its forward, input gradient and weight gradient for a "
-      "layer's attention, route, experts, shared or exchange (one way), or for the head",
+      "write {} NAME=F,I,W with the times of forward, input gradient and weight gradient; NAME is "
+      "a layer's attention, route, experts, shared or exchange (one way), or head",
       option);
   const size_t equals = text.find('=');
   const auto part = names.find(text.substr(0, equals));
   if (equals == std::string::npos || part == names.end())
-    throw UserError(fmt::format("{} {}: no part of a pass", option, text), hint);
+    throw UserError(fmt::format("{} {}: not a part of a pass", option, text), hint);
   std::vector<double> times;
   for (const std::string& number : split(text.substr(equals + 1), ',')) {
     size_t read = 0;
@@ -59,7 +59,7 @@ void read_part(const char* option, const std::string& text, schedule::PassCosts&
     } catch (const std::exception&) {
     }
     if (read != number.size() || !(time >= 0 && time <= 1e9))
-      throw UserError(fmt::format("{} {}: {:?} is no time", option, text, number), hint);
+      throw UserError(fmt::format("{} {}: {:?} is not a time", option, text, number), hint);
     times.push_back(time);
   }
   if (times.size() > 3)
@@ -112,7 +112,7 @@ void add_estimates(const ScheduleOptions& o, schedule::ScheduleCosts& costs) {
     const std::string name = part.substr(0, part.find('=') + 1);
     if (std::ranges::none_of(o.estimates, [&](auto& e) { return e.starts_with(name); }))
       throw UserError(fmt::format("--part {} has no --estimate", part),
-                      "give an estimate of every part; --dry-run prints them");
+                      "give an --estimate for every --part; --dry-run prints them");
   }
   costs.estimates = stages_of(o, estimated, int64_t(costs.parts.size()));
   for (size_t stage = 0; stage < costs.parts.size(); ++stage)
@@ -218,18 +218,19 @@ void add_size_options(CLI::App& command, ScheduleOptions& o) {
       command.add_option("--pp", o.size.pp, "ranks")->check(whole)->capture_default_str(),
       command
           .add_option("--vpp", o.size.stages_per_rank,
-                      "stages per rank; the fewest that the schedule can have unless given")
+                      "stages per rank; default: the fewest that the schedule supports")
           ->check(whole),
       command.add_option("--micro", o.size.micro_batches, "micro-batches")
           ->check(whole_number_from(1, 1 << 16))
           ->capture_default_str(),
-      command.add_option("--group", o.size.group, "interleaved: micro-batches in a row per stage")
+      command
+          .add_option("--group", o.size.group, "interleaved: consecutive micro-batches per stage")
           ->check(whole_number_from(1, 1 << 16)),
-      command.add_flag(
-          "--moe-overlap", o.size.moe_overlap,
-          "forwards run together with backwards: interleaved_1f1b, dualpipev or, on one rank, "
-          "1f1b (overlap_moe_expert_parallel_comm, fine_grained_1f1b)")};
-  auto* from = command.add_option("--from-csv", o.from_csv, "a table instead of a name");
+      command.add_flag("--moe-overlap", o.size.moe_overlap,
+                       "run forwards together with backwards: interleaved_1f1b, dualpipev or, on "
+                       "one rank, 1f1b (overlap_moe_expert_parallel_comm, fine_grained_1f1b)")};
+  auto* from = command.add_option("--from-csv", o.from_csv,
+                                  "a CSV file with the schedule, instead of --name");
   for (CLI::Option* size : sizes) from->excludes(size);
 }
 
@@ -241,58 +242,58 @@ void add_time_options(CLI::App& command, ScheduleOptions& o) {
         command.add_option("--weight-gradient", cost.W, "time of a stage's weight gradient")})
     time->check(kTime);
   command
-      .add_option("--together", o.costs.together,
-                  "share of their times that a forward and a backward take together")
+      .add_option(
+          "--together", o.costs.together,
+          "time of a forward and a backward that run together, divided by the sum of their times")
       ->check(number_from(0.5, 1.0));
   command
       .add_option("--paired-gradient", o.paired_gradient,
-                  "when the gradient of a backward beside a forward is sent: at_end of both, "
-                  "in_order with compute (fine_grained_1f1b), or at_once "
+                  "when a backward that runs together with a forward sends its gradient: at_end of "
+                  "both, in_order with compute (fine_grained_1f1b), or at_once "
                   "(overlap_p2p_backward_on_comm_stream)")
       ->check(one_of({"at_end", "in_order", "at_once"}));
   command
-      .add_option("--forward-behind", o.costs.forward_behind,
-                  "at_once: share of the forward that follows the gradient")
+      .add_option("--forward-tail,--forward-behind", o.costs.forward_behind,
+                  "at_once: share of the forward that runs after the gradient is ready")
       ->check(number_from(0.0, 1.0));
 }
 
 // Adds the options about exchanges, and returns them.
 std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOptions& o) {
-  auto* exchange = command.add_option(
-      "--exchange", o.exchange,
-      "time of experts' exchanges as a share of that of all computations; all layers have experts");
+  auto* exchange = command.add_option("--exchange", o.exchange,
+                                      "time of the experts' exchanges divided by the time of all "
+                                      "computations; all layers have experts");
   exchange->check(number_from(1e-6, 100.0));
   auto* part = command.add_option(
       "--part", o.parts,
       "NAME=F,I,W: measured times of a layer's attention, route, experts, shared, exchange (one "
-      "way), or of the head, instead of shares of a stage; others take no time");
+      "way), or of the head, instead of shares of a stage; parts without a time take none");
   for (const char* time : {"--forward", "--input-gradient", "--weight-gradient", "--exchange"})
     part->excludes(command.get_option(time));
   command
       .add_option("--estimate", o.estimates,
-                  "NAME=F,I,W: what the plan expects of a part (--dry-run prints it): passes are "
-                  "ordered by this, and take the times of --part")
+                  "NAME=F,I,W: the plan's estimate for a part (--dry-run prints it); it decides "
+                  "the order of the parts, and --part their times")
       ->needs(part);
   std::vector<CLI::Option*> of_exchanges{
       command.add_option("--layers", o.layers, "layers per stage")
           ->check(whole_number_from(1, 1 << 10)),
       command
           .add_option("--chunks", o.costs.exchange_chunks,
-                      "chunks of a layer's exchanges where a pass runs alone "
+                      "chunks of a layer's exchanges in passes that run alone "
                       "(comm_overlap.moe_dispatch_chunks)")
           ->check(whole_number_from(1, 1 << 10)),
       command
           .add_option("--exchange-latency", o.latency,
-                      "how much of the time of an exchange each chunk takes again")
+                      "fixed time of each chunk, which is part of the time of an exchange")
           ->check(kTime),
+      command.add_flag("--delay-wgrad", o.costs.pair.delay_wgrad,
+                       "weight gradients after the exchanges that can start (delay_wgrad_compute)"),
       command.add_flag(
-          "--delay-wgrad", o.costs.pair.delay_wgrad,
-          "weight gradients behind the exchanges that can start (delay_wgrad_compute)"),
-      command.add_flag("--shared-overlap", o.shared_overlap,
-                       "each GEMM of the shared expert beside an exchange "
-                       "(shared_expert_overlap)")};
+          "--shared-overlap", o.shared_overlap,
+          "overlap each GEMM of the shared expert with an exchange (shared_expert_overlap)")};
   for (CLI::Option* with : {exchange, part})
-    for (const char* share : {"--together", "--forward-behind"})
+    for (const char* share : {"--together", "--forward-tail"})
       with->excludes(command.get_option(share));
   return of_exchanges;
 }
@@ -304,10 +305,10 @@ void add_message_options(CLI::App& command, ScheduleOptions& o) {
       .add_option("--p2p-transfer", o.costs.p2p_transfer, "time that a message keeps its link busy")
       ->check(kTime);
   command.add_flag("--one-link", o.costs.one_link,
-                   "a rank's messages to all others share a link, as with comm.link");
+                   "all messages of a rank share one link, as with comm.link");
   auto* delayed = command.add_option(
       "--delayed-wgrad", o.costs.delayed_wgrad,
-      "share of a backward's weight gradients that follow the sending of its gradient");
+      "share of a backward's weight gradients that run after its gradient is sent");
   delayed->check(number_from(0.0, 1.0))
       ->excludes(command.get_option("--exchange"))
       ->excludes(command.get_option("--part"));
@@ -322,7 +323,7 @@ void add_message_options(CLI::App& command, ScheduleOptions& o) {
 }  // namespace
 
 void add_schedule_command(CLI::App& app) {
-  auto* command = app.add_subcommand("schedule", "show a pipeline schedule and what it costs");
+  auto* command = app.add_subcommand("schedule", "show a pipeline schedule and its cost");
   auto o = std::make_shared<ScheduleOptions>();
   set_examples(
       *command,
@@ -340,10 +341,10 @@ void add_schedule_command(CLI::App& app) {
   add_message_options(*command, *o);
 
   command->add_flag("--text", o->text, "as text (the default)");
-  command->add_flag("--csv", o->csv, "as a table that distributed.pipeline.pp_schedule_csv reads");
+  command->add_flag("--csv", o->csv, "as a table for distributed.pipeline.pp_schedule_csv");
   command->add_flag("--actions", o->actions, "all actions of each rank, sends and receives too");
   command->add_option("--svg", o->svg,
-                      "write a picture to this file, at most 1600 pixels wide: rows wrap");
+                      "write a picture to this file; its rows wrap at a width of 1600 pixels");
   command->add_option("--html", o->html, "write a page to this file, with a picture to zoom");
   command->add_option("--columns", o->columns, "width of the text; 0: do not wrap")
       ->check(whole_number_from(0, 1 << 20));

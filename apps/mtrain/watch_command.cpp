@@ -188,27 +188,29 @@ void add_watch_command(CLI::App& app) {
                    "run folders, checkpoints in them, or metrics.jsonl files; at most 6")
       ->required();
   auto* key = command->add_option(
-      "--key", o->keys, "what to draw, by default the loss; with --csv a list: loss,grad_norm");
+      "--key", o->keys, "key to draw; default: loss; with --csv a list such as loss,grad_norm");
   auto* csv = command->add_flag("--csv", o->csv, "print CSV instead: a row per step");
   command->add_option("--from-step", o->from, "first step to show")
       ->check(whole_number_from(0, kMostSteps).description(""));
-  command->add_option("--last", o->last, "show only so many of the last steps")
+  command->add_option("--last", o->last, "show only this many of the last steps")
       ->check(whole_number_from(1, kMostSteps).description(""));
-  command->add_option("--smooth", o->smooth, "draw means over so many steps")
+  command->add_option("--smooth", o->smooth, "draw means over this many steps")
       ->check(whole_number_from(1, kMostSteps).description(""))
       ->excludes(csv);
   command->add_flag("--log", o->log, "logarithmic axis of values")->excludes(csv);
-  command->add_flag("--plain", o->plain, "ASCII instead of braille, as where LANG is not UTF-8")
+  command->add_flag("--plain", o->plain, "ASCII instead of braille, as without UTF-8 in LANG")
       ->excludes(csv);
-  command->add_option("--height", o->rows, "rows of the plot; by default 15 or what fits")
+  command
+      ->add_option("--height", o->rows,
+                   "rows of the plot; default: 15, or fewer if the terminal is smaller")
       ->check(whole_number_from(kFewestRows, 200))
       ->excludes(csv);
-  command->add_option("--columns", o->columns, "width of the text; by default the terminal's")
+  command->add_option("--columns", o->columns, "width of the text; default: that of the terminal")
       ->check(whole_number_from(kFewestColumns, 1000))
       ->excludes(csv);
-  auto* once = command->add_flag("--once", o->once, "draw once, also while a run trains");
+  auto* once = command->add_flag("--once", o->once, "draw once, even if a run is training");
   once->excludes(csv);
-  command->add_flag("--follow", o->follow, "draw until Ctrl-C, also while no run trains")
+  command->add_flag("--follow", o->follow, "draw until Ctrl-C, even if no run is training")
       ->excludes(csv)
       ->excludes(once);
   command->callback([o, key] { watch(*o, key->count() > 0); });

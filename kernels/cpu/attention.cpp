@@ -81,8 +81,8 @@ void check_forward(const AttentionForward& f) {
            dtype_name(f.out.data.dtype));
   if (!f.quantized) return;
   check_result(op, "the 8-bit out", f.quantized, s.B * s.Sq * s.A * s.D, dtype, f.scale);
-  MT_CHECK(f.scale && f.out.token_stride == s.A * s.D, "{}: 8 bits need a scale and whole rows",
-           op);
+  MT_CHECK(f.scale && f.out.token_stride == s.A * s.D,
+           "{}: an 8-bit out needs a scale and contiguous rows", op);
 }
 
 void check_backward(const AttentionBackward& b) {

@@ -166,8 +166,9 @@ void run(std::span<const Matmul> list) {
   for (const Matmul& m : list) {
     check(m);
     MT_CHECK(m.M > 0 && m.N > 0 && m.K > 0 && !m.bias_N && !has_epilogue(m) && !is_float8(m),
-             "matmuls: M {} N {} K {}, or more than a product", m.M, m.N, m.K);
-    MT_CHECK(choose_backend(m) == choose_backend(list[0]), "matmuls: of several kinds");
+             "matmuls: M {} N {} K {}, or a bias, an epilogue or 8-bit operands", m.M, m.N, m.K);
+    MT_CHECK(choose_backend(m) == choose_backend(list[0]),
+             "matmuls: the GEMMs of a list need the same backend");
   }
   multiply(list, choose_backend(list[0]));
 }

@@ -1,4 +1,4 @@
-// cuBLASLt and CUDA behind the interfaces of kernels/cuda/gemm: fp32 accumulation, and the
+// Implements the interfaces of kernels/cuda/gemm with cuBLASLt and CUDA: fp32 accumulation, and the
 // algorithms that the library's heuristics rank.
 #include <algorithm>
 #include <array>

@@ -56,8 +56,8 @@ void remember_mapping(const void* begin, size_t bytes, const std::filesystem::pa
   const bool is_new = !m;
   if (is_new) m = new Mapping;
   m->message = "cannot read " + path.string() +
-               ": it has become shorter since it was opened, or its disk fails\n  hint: leave "
-               "files alone while a run reads them; copy this one again";
+               ": the file has become shorter since it was opened, or its disk failed\n  hint: do "
+               "not change files while a run reads them; copy this file again";
   m->bytes = bytes;
   m->begin = uintptr_t(begin);
   if (!is_new) return;

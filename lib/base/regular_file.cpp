@@ -20,7 +20,7 @@ const char* kind_of(mode_t mode) {
   if (S_ISFIFO(mode)) return "a pipe";
   if (S_ISSOCK(mode)) return "a socket";
   if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
-  return "of another kind";
+  return "a special file";
 }
 
 UserError failure(const char* verb, const fs::path& path, int error) {
@@ -67,9 +67,9 @@ std::string read_regular_file(const fs::path& path, int64_t most) {
   ::close(file.fd);
   if (error != 0) throw failure("read", path, error);
   if (has > most)
-    throw UserError(fmt::format("{} has {}, and such a file has at most {}", path.string(),
+    throw UserError(fmt::format("{} has {}, and such a file may have at most {}", path.string(),
                                 human_bytes(double(has)), human_bytes(double(most))),
-                    "it is not the file that was meant, or it is damaged");
+                    "it is the wrong file, or it is damaged");
   return content;
 }
 

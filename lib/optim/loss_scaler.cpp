@@ -36,16 +36,17 @@ void LossScaler::update(int64_t step, bool overflow) {
       throw RunError(fmt::format("step {}: gradients overflowed fp16 in {} steps in a row, under "
                                  "the fixed loss scale {}",
                                  step, s.overflows, s.scale),
-                     "choose a smaller mixed_precision.loss_scale, or leave it out: it is then "
-                     "found step by step");
+                     "choose a smaller mixed_precision.loss_scale, or do not set it: the loss "
+                     "scale is then dynamic");
     return;
   }
   if (--s.hysteresis > 0) return;
   if (s.scale <= options_.min)
-    throw RunError(fmt::format("step {}: gradients overflowed fp16 though the loss scale has its "
-                               "minimum, {}",
-                               step, options_.min),
-                   hint);
+    throw RunError(
+        fmt::format(
+            "step {}: gradients overflowed fp16 although the loss scale is at its minimum, {}",
+            step, options_.min),
+        hint);
   s.scale = std::max(s.scale / 2, options_.min);
 }
 
@@ -66,7 +67,7 @@ void LossScaler::load(const std::string& text) {
   State s;
   if (!(in >> s.scale >> s.clean_steps >> s.hysteresis >> s.overflows) || !(s.scale > 0) ||
       !std::isfinite(s.scale))
-    throw UserError(fmt::format("`{}` is no state of a loss scale", text),
+    throw UserError(fmt::format("`{}` is not the state of a loss scale", text),
                     "the checkpoint is damaged: load another");
   restore(s);
 }

@@ -47,29 +47,29 @@ void choose_bf16_arithmetic(Device& device, const comm::HostCollectives& control
 void restore_bf16_arithmetic(Device& device, const comm::HostCollectives& control,
                              const RunPlan& plan, const storage::TrainState& state) {
   constexpr const char* kDiffers =
-      "the resumed run may differ in the last bits from one that went on";
+      "the resumed run may differ in the last bits from an uninterrupted one";
   const auto warn = [&](const std::string& why) {
     if (control.rank() == 0) log::warn(fmt::format("{}: {}", why, kDiffers));
   };
   if (has_timed_choices(state))
     warn(
-        "the checkpoint's run chose by measuring how it multiplied matrices, and this version does "
-        "not");
+        "the run of the checkpoint chose its matrix multiplications by timing them, and this "
+        "version does not");
   if (!has_choice(device, plan)) return;
   if (!state.contains(kSaved)) return choose_bf16_arithmetic(device, control, plan);
   const auto saved = parse_bf16_arithmetic(state.text(kSaved));
   if (plan.device.deterministic && saved != Bf16Arithmetic::widened) {
-    warn(fmt::format(
-        "the checkpoint's run multiplied bf16 by {}, and debug.deterministic multiplies "
-        "it as fp32",
-        state.text(kSaved)));
+    warn(
+        fmt::format("the run of the checkpoint multiplied bf16 with {}, and debug.deterministic "
+                    "multiplies it as fp32",
+                    state.text(kSaved)));
     return choose_bf16_arithmetic(device, control, plan);
   }
   if (saved && agreed(control, *saved) == saved) return device.set_bf16_arithmetic(*saved);
   choose_bf16_arithmetic(device, control, plan);
   warn(
-      fmt::format("the checkpoint's run multiplied bf16 by {}, which the CPU of a rank cannot, and "
-                  "this run takes {}",
+      fmt::format("the run of the checkpoint multiplied bf16 with {}, which the CPU of a rank does "
+                  "not support; this run uses {}",
                   state.text(kSaved), bf16_arithmetic_name(*device.bf16_arithmetic())));
 }
 

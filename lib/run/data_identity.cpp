@@ -226,7 +226,7 @@ void DataIdentity::require_same() const {
   for (const Field& field : fields_)
     if (const std::string other = difference(field); !other.empty())
       throw RunError(
-          fmt::format("{} is of other data than the checkpoint that this run continues: {}",
+          fmt::format("{} holds different data from the checkpoint that this run continues: {}",
                       field.name, other),
           "nothing was saved since the data were found to differ; continue with the data of the "
           "checkpoint, or start a new run with checkpoint.load unset");

@@ -114,14 +114,14 @@ std::string memory_table(const RunPlan& plan, int width) {
   const plan::DataParallelOptions& dp = plan.data_parallel;
   if (dp.shards >= plan::ShardLevel::gradients && dp.defer_reduce && l.step_micro_batches() > 1)
     out += wrap_words(
-        "grads: whole ones add up until the last micro-batch; "
-        "distributed.defer_fsdp_grad_sync=false keeps a rank's shard alone, and communicates in "
+        "grads: full gradients accumulate until the last micro-batch; with "
+        "distributed.defer_fsdp_grad_sync=false, a rank keeps only its shard, and communicates in "
         "every micro-batch\n",
         width);
   if (on_gpu)
     out += wrap_words(
-        "workspace: what kernels take within a launch, without cuDNN's own, which only a GPU "
-        "knows\n",
+        "workspace: temporary memory of kernels, without cuDNN's workspace, which is known only on "
+        "a GPU\n",
         width);
   return out;
 }
@@ -258,7 +258,8 @@ std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
        {OverlapRows::active, OverlapRows::asked_and_off, OverlapRows::others})
     for (observe::BannerRow& row : overlap_rows(plan.overlap, which))
       overlap.push_back(std::move(row));
-  return out + "\n" + banner("overlap (feature: asked -> effective, why)", overlap, options.width);
+  return out + "\n" +
+         banner("overlap (feature: requested -> effective, reason)", overlap, options.width);
 }
 
 }  // namespace mtrain::run

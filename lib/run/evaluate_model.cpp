@@ -50,8 +50,8 @@ std::string left_out(const std::string& prefix, int64_t tokens, int64_t S) {
   const int64_t rest = tokens > 0 ? (tokens - 1) % S : 0;
   if (rest == 0) return "";
   return fmt::format(
-      "{}: the last {} tokens do not fill a sample and are left out; --stride {} "
-      "takes them, too",
+      "{}: the last {} tokens do not fill a sample and are not evaluated; --stride {} includes "
+      "them",
       prefix, rest, S);
 }
 

@@ -52,9 +52,8 @@ void restore_gemms(ops::GemmTuner& tuner, const storage::TrainState& state) {
     tuner.use(state.text(kSaved));
   } catch (const RunError& e) {
     log::warn(
-        fmt::format("the checkpoint's choices of GEMM algorithms are of no use: {}; they are "
-                    "made again, and the resumed run may differ in the last bits from one "
-                    "that went on",
+        fmt::format("the checkpoint's choices of GEMM algorithms cannot be used: {}; this run "
+                    "chooses again, and may differ in the last bits from an uninterrupted one",
                     e.message()));
   }
 }

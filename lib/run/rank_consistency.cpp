@@ -14,17 +14,17 @@ void require_same_on_all_ranks(const comm::HostCollectives& control, const std::
   const auto other =
       std::ranges::find_if(all, [&](const auto& text) { return !text.empty() && text != all[0]; });
   if (other == all.end()) return;
-  throw UserError(fmt::format("rank {} has another {} than rank 0: {} instead of {}",
+  throw UserError(fmt::format("rank {} has a different {} from rank 0: {} instead of {}",
                               other - all.begin(), what, *other, all[0]),
                   hint);
 }
 
 void require_same_exchange_order(const comm::HostCollectives& control, const RunPlan& plan) {
   if (!plan.pipeline.pair_costs) return;
-  require_same_on_all_ranks(
-      control, "estimate of what the parts of a pass cost",
-      plan::print_pass_costs(*plan.pipeline.pair_costs),
-      "the hosts have different GPUs: give hardware.gpu in the recipe, one name for all ranks");
+  require_same_on_all_ranks(control, "cost estimate for the parts of a pass",
+                            plan::print_pass_costs(*plan.pipeline.pair_costs),
+                            "the hosts have different GPUs: set hardware.gpu in the recipe to the "
+                            "same name for all ranks");
 }
 
 std::string dataset_fingerprint(const data::Dataset& data) {

@@ -181,7 +181,7 @@ class Training {
   std::string asked_to_end(bool late = false) {
     const int signal = early_end_->signal();
     if (!trainer_.control().any(signal || late)) return "";
-    const std::string who = signal ? launch::name_of(signal) : "another rank was told to end";
+    const std::string who = signal ? launch::name_of(signal) : "another rank ends the run";
     return fmt::format("{}: {}", who, how_it_ends());
   }
 
@@ -210,8 +210,8 @@ class Training {
     if (std::exchange(warned_of_bytes_, true)) return;
     log::warn(
         fmt::format("the recipe names no tokenizer, and the data hold ids above {}, which are not "
-                    "bytes: name tokenizer.path, or tokenizer.type: NullTokenizer; training goes "
-                    "on, but generate and eval will need the tokenizer",
+                    "bytes: name tokenizer.path, or tokenizer.type: NullTokenizer; training "
+                    "continues, but generate and eval will need the tokenizer",
                     interchange::kByteEnd));
   }
 
@@ -245,7 +245,7 @@ class Training {
         "checkpoint to continue from",
         start_ ? fmt::format("{} (step {})", start_->path.string(), start_->step) : "none");
     if (plan_.train.epochs)
-      require_same("steps that train.epochs makes", std::to_string(plan_.train.steps));
+      require_same("number of steps in train.epochs", std::to_string(plan_.train.steps));
   }
 
   // Returns whether all steps are already done; all ranks get the same result. The recipe then has
@@ -254,7 +254,7 @@ class Training {
   bool nothing_to_do() const {
     if (!start_ || start_->step <= plan_.train.steps) return false;
     if (lock_)
-      log::info(fmt::format("nothing to do: {} has come to step {}, and train.steps is {}",
+      log::info(fmt::format("nothing to do: {} has reached step {}, and train.steps is {}",
                             start_->path.string(), start_->step, plan_.train.steps));
     return true;
   }

@@ -69,10 +69,9 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, loaded.state);
   t.set_progress(loaded.progress);
-  return differences || !data
-             ? ""
-             : "the checkpoint does not say what its data hold: dataset.train was compared by its "
-               "name alone";
+  return differences || !data ? ""
+                              : "the checkpoint does not describe the content of its data: only "
+                                "the name of dataset.train was compared";
 }
 
 std::string start_from_folder(train::Trainer& t, const ShowActivity& show) {

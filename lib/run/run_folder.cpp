@@ -151,23 +151,24 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
   const std::string& run = f.run_dir;
   const std::string another = "train.run_dir=<new folder>";
   if (start && is_own_checkpoint(f, *start))
-    throw UserError(fmt::format("{} holds the metrics of another run than that of {}", run,
+    throw UserError(fmt::format("the metrics in {} are not of the run that wrote {}", run,
                                 start->path.string()),
-                    "give the train.run_dir of that run, or " + another);
+                    "give the train.run_dir of the checkpoint's run, or " + another);
   const auto old = storage::find_latest(f.checkpoint_dir);
   const bool repeat = f.load == Load::latest;  // may repeat a run that has saved nothing
   if (!old && (repeat || !has_metrics(f))) return start;
   const bool inside = same_folder(f.checkpoint_dir, fs::path(run) / "checkpoints");
   const std::string holds =
-      old ? fmt::format("{} holds a run that has come to step {}", inside ? run : f.checkpoint_dir,
+      old ? fmt::format("{} holds a run that has reached step {}", inside ? run : f.checkpoint_dir,
                         old->step)
           : fmt::format("{} holds the metrics of a run that has saved nothing", run);
   if (start)
     throw UserError(
-        fmt::format("{}, and checkpoint.load={} is of another", holds,
+        fmt::format("{}, and checkpoint.load={} is a checkpoint of another run", holds,
                     f.load == Load::latest ? "latest" : f.load_path),
-        fmt::format("{}continue from that one with {}",
-                    old ? "continue the one here with checkpoint.load=latest, or " : "", another));
+        fmt::format("{}continue from that checkpoint with {}",
+                    old ? "continue the run in this folder with checkpoint.load=latest, or " : "",
+                    another));
   throw UserError(holds, fmt::format("{} it with checkpoint.load=latest, or start another with {}",
                                      old ? "continue" : "repeat", another));
 }

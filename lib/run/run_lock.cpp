@@ -34,10 +34,10 @@ RunLock::RunLock(const RunPlan& plan, const launch::Job& job,
                                            .setting = run ? "train.run_dir" : "checkpoint.dir",
                                            .waiting = waiting}));
     if (locks_.back()->is_lease() && !std::exchange(leased, true))
-      log::warn(fmt::format(
-          "the file system of {} has no locks: the run renews {} every 10 s instead, and a run "
-          "that starts sees by its age whether this one lives",
-          folder.string(), (folder / ".lock").string()));
+      log::warn(
+          fmt::format("the file system of {} has no locks: the run renews {} every 10 s instead, "
+                      "and another run can see from its age whether this one is still active",
+                      folder.string(), (folder / ".lock").string()));
   }
 }
 

@@ -25,7 +25,7 @@ RunTrace::RunTrace(train::Trainer& trainer, fs::path path)
   if (!std::ofstream(own))
     throw UserError(
         fmt::format("debug.trace: {} cannot be written: {}", own.string(), std::strerror(errno)),
-        "name a file in a folder that is there");
+        "give a file in a folder that exists");
   // Launches are timed by the steady clock of each host. Hosts share only the time of day; it is
   // used to convert the origin of rank 0.
   const int64_t day = now_ns<std::chrono::system_clock>(),
@@ -73,8 +73,10 @@ std::string RunTrace::finish() {
   try {
     return merge();
   } catch (const std::exception& e) {
-    return fmt::format("warning: the ranks' traces are beside {}, but could not be merged: {}",
-                       path_.string(), e.what());
+    return fmt::format(
+        "warning: each rank wrote its trace into the folder of {}, but they could not be merged: "
+        "{}",
+        path_.string(), e.what());
   }
 }
 

@@ -98,7 +98,7 @@ OverlapRows kind_of(const plan::OverlapRow& row) {
 const char* overlap_label(OverlapRows which) {
   switch (which) {
     case OverlapRows::active: return "overlap";
-    case OverlapRows::asked_and_off: return "asked, off";
+    case OverlapRows::asked_and_off: return "turned off";
     case OverlapRows::others: return "others";
   }
   throw BugError("overlap_label");
@@ -170,9 +170,10 @@ std::string trained_text(const RunPlan& plan, const RunStart& start) {
 // Returns which checkpoints are kept; empty if this does not depend on validation.
 std::string best_text(const plan::CheckpointOptions& c) {
   if (c.keep_best == 0) return "";
-  if (c.keep == 0) return "all stay; `best` names that of the lowest validation loss";
+  if (c.keep == 0) return "all are kept; `best` points to the one with the lowest validation loss";
   return fmt::format(
-      "the {} newest stay, and the {} of the lowest validation loss; `best` names the lowest",
+      "the {} newest and the {} with the lowest validation loss are kept; `best` points to the "
+      "lowest",
       c.keep, c.keep_best);
 }
 
@@ -201,7 +202,7 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
   if (start.samples > 0) rows.push_back({"data", data_text(plan, start)});
   rows.push_back(
       {"steps",
-       fmt::format("{}{}, {} tokens in all",
+       fmt::format("{}{}, {} tokens in total",
                    start.steps_done < plan.train.steps
                        ? fmt::format("{} to {}", start.steps_done + 1, plan.train.steps)
                        : fmt::format("none left of {}", plan.train.steps),

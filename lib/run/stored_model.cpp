@@ -86,10 +86,11 @@ const data::Tokenizer& StoredModel::text_tokenizer() const {
                                 folder.string(), interchange::kByteEnd),
                     hint);
   if (!tokenizer && !saved.tokenizer.path)
-    throw UserError(fmt::format("no tokenizer is known of {}, but NullTokenizer", folder.string()),
+    throw UserError(fmt::format("the model in {} has only NullTokenizer, which cannot decode ids",
+                                folder.string()),
                     hint);
   if (!tokenizer) train::open_tokenizer(saved.tokenizer);  // throws, since there is no such file
-  MT_CHECK(tokenizer, "{} is there now", *saved.tokenizer.path);
+  MT_CHECK(tokenizer, "{} was missing, and exists now", *saved.tokenizer.path);
   return *tokenizer;
 }
 

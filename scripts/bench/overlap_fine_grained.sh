@@ -43,7 +43,7 @@ read -r attention attentions layer mlp < <(awk -v h=$hidden -v f=$ffn -v l=$laye
 names=(plain pairs backward_on_comm_stream "delayed_layer_number $layers" with_transformer_layer_wgrad all)
 settings=("" "$pairs" "$stream" "$two" "$whole" "$stream $two $whole")
 in_order="--moe-overlap --paired-gradient in_order"
-at_once="--moe-overlap --paired-gradient at_once --forward-behind $mlp"
+at_once="--moe-overlap --paired-gradient at_once --forward-tail $mlp"
 options=("" "$in_order --delayed-wgrad $attention" "$at_once --delayed-wgrad $attention"
   "$in_order --delayed-wgrad $attentions" "$in_order --delayed-wgrad $layer" "$at_once --delayed-wgrad 1")
 

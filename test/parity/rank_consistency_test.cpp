@@ -48,8 +48,8 @@ TEST_CASE("hosts with different GPUs are refused where costs order the exchanges
   const std::string a100 = "NVIDIA A100-SXM4-80GB", h100 = "NVIDIA H100 80GB HBM3";
   const std::vector<std::string> nothing{"", ""};
   for (const std::string& text : refusals({h100, a100}, {})) {
-    CHECK_THAT(text, Contains("rank 1 has another estimate of what the parts of a pass cost"));
-    CHECK_THAT(text, Contains("give hardware.gpu"));
+    CHECK_THAT(text, Contains("rank 1 has a different cost estimate for the parts of a pass"));
+    CHECK_THAT(text, Contains("set hardware.gpu"));
   }
   CHECK(refusals({a100, a100}, {}) == nothing);
   CHECK(refusals({h100, a100}, {"hardware.gpu=a100"}) == nothing);

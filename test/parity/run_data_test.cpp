@@ -101,7 +101,7 @@ TEST_CASE("without a record of the data's content, a checkpoint's names of data 
       comm::World::alone());
   trainer.step();
   const fs::path old = run::save_run(trainer, lab / "old/checkpoints");
-  CHECK_THAT(resume("a", old), Contains("dataset.train was compared by its name alone"));
+  CHECK_THAT(resume("a", old), Contains("only the name of dataset.train was compared"));
   CHECK_THROWS_WITH(resume("./a", old), Contains("dataset.train: saved with"));
   const run::DataIdentity data(plan);
   const fs::path now = run::save_run(trainer, lab / "new/checkpoints", {}, false, &data);
@@ -159,7 +159,7 @@ TEST_CASE("data that only differ where no sample was taken end the run before it
     lab.train("saved", {large, latest, "train.steps=1000000", "checkpoint.every_steps=0"});
     FAIL("the run goes on");
   } catch (const RunError& e) {
-    CHECK_THAT(e.what(), Contains("dataset.train is of other data") &&
+    CHECK_THAT(e.what(), Contains("dataset.train holds different data") &&
                              Contains("large.bin holds other data"));
   }
   // The next start refuses at once.

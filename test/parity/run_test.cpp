@@ -167,10 +167,11 @@ TEST_CASE("a run does not take over the folder of another") {
   lab.train("b", {"train.seed=2"});
   const auto metrics = read_file(lab / "a/metrics.jsonl");
   CHECK_THROWS_WITH(lab.train("a"), Contains("step 4") && Contains("checkpoint.load=latest"));
-  CHECK_THROWS_WITH(lab.train("a", {lab.load("b", 2), "train.seed=2"}), Contains("is of another"));
+  CHECK_THROWS_WITH(lab.train("a", {lab.load("b", 2), "train.seed=2"}),
+                    Contains("is a checkpoint of another"));
   CHECK_THROWS_WITH(lab.train("a", {"checkpoint.dir=" + (lab / "b/checkpoints").string(),
                                     "train.seed=2", "checkpoint.load=latest"}),
-                    Contains("metrics of another run"));
+                    Contains("are not of the run that wrote"));
   CHECK(read_file(lab / "a/metrics.jsonl") == metrics);
   CHECK(lab.checkpoints("a").count("step-00000004"));
   // A run in a new folder may continue from a checkpoint, or from the newest checkpoint of a run.

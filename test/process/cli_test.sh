@@ -181,9 +181,9 @@ expect "schedule of experts" 0 "interleaved_1f1b: 8 stages" "paired exchanges 28
 expect "schedule of chunks of nothing" 2 "--chunks needs --exchange or --part" -- schedule --chunks 4
 expect "schedule of measured parts" 0 "1f1b: 1 stages" "paired exchanges 120" "exposed 0.00 %" -- \
   schedule --moe-overlap --pp 1 --micro 16 --part attention=4,5,4 --part experts=3,3,3 --part exchange=2,2
-expect "schedule of a part that is none" 2 "--part router=1: no part of a pass" "attention, route, experts" -- \
+expect "schedule of a part that is none" 2 "--part router=1: not a part of a pass" "attention, route, experts" -- \
   schedule --part router=1
-expect "schedule of a part without times" 2 '"x" is no time' -- schedule --part route=1,x
+expect "schedule of a part without times" 2 '"x" is not a time' -- schedule --part route=1,x
 # The estimates, in which exchanges take longer than computations, give the order; the parts give the times.
 expect "schedule of parts with their estimates" 0 "1f1b: 1 stages" "paired exchanges 120" -- \
   schedule --moe-overlap --pp 1 --micro 16 --part attention=4,5,4 --part experts=3,3,3 --part exchange=2,2 \

@@ -153,7 +153,7 @@ expect "epochs of data that are gone" 2 "there is no file $work/nothing" -- "${s
 best=("${short[@]}" train.run_dir="$work/best" checkpoint.keep_best=1)
 link=$work/best/checkpoints/best
 expect "a run that keeps the best" 0 "(best so far, kept as best)" "saved $work/best/checkpoints/step-00000004" \
-  "the 1 newest stay" -- "${best[@]}" train.steps=4
+  "the 1 newest and the 1 with the lowest" -- "${best[@]}" train.steps=4
 [[ $(readlink "$link") == step-00000004 ]] || fail "the link names $(readlink "$link")"
 more=(checkpoint.load=latest train.steps=8 optimizer.lr=2 lr_scheduler.style=constant checkpoint.at_end=true)
 expect "a run that is killed in a save" 137 "continuing after step 4" -- "${best[@]}" "${more[@]}" \

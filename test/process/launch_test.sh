@@ -207,7 +207,7 @@ printf '\x01' | dd of="$work/host1/hf/model.safetensors" bs=1 seek=$((size - 3))
 "$launch" --nproc_per_node=2 bash -c 'cd "$0/host$RANK" && exec "$@"' "$work" "$mtrain" --recipe "$work/r.yaml" \
   "${tensor[@]}" model.from=hf "train.run_dir=$work/hf_hosts" >"$work/out" 2>&1
 [[ $? == 2 ]] || fail "hosts with different folders are not refused"
-says "hosts with different folders" "rank 1 has another folder hf than rank 0"
+says "hosts with different folders" "rank 1 has a different folder hf from rank 0"
 # After a kill during that save the checkpoint is complete, and the run that resumes writes the Hugging Face folder.
 start hf_killed 3 train.steps=100000 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \
   "debug.fault={at: save_consolidated, rank: 0, step: 3}"
@@ -382,7 +382,7 @@ on_hosts() {
   cp "$work/out1" "$work/out"
   says "$1, rank 1" "$3"
 }
-on_hosts "other data" "rank 1 has another dataset.train than rank 0" "rank 1 has another dataset.train than rank 0"
+on_hosts "other data" "rank 1 has a different dataset.train from rank 0" "rank 1 has a different dataset.train from rank 0"
 [[ ! -e $work/host0/run/metrics.jsonl ]] || fail "other data: training began"
 cp "$(dirname "${BASH_SOURCE[0]}")/../golden/tokenizer/contiguous.json" "$work/host0/tokenizer.json"
 on_hosts "no tokenizer" "rank 1" "no tokenizer at tokenizer.json" "tokenizer={type: huggingface, path: tokenizer.json}"

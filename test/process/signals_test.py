@@ -145,7 +145,7 @@ def train(run, *options, launch=()):
 
 def expect_saved(job, run):
     job.ends(0, 30)
-    job.says(r"(signal \d+|Ctrl-.|another rank was told to end): (saving and )?ending")
+    job.says(r"(signal \d+|Ctrl-.|another rank ends the run): (saving and )?ending")
     last = max(steps(run))
     expect(newest_checkpoint(run) == last, f"step {last} is not saved\n{job.output()}")
 

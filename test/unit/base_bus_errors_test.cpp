@@ -56,8 +56,8 @@ TEST_CASE("a mapped file that becomes shorter ends the process with its name") {
   });
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 1);
-  CHECK_THAT(read_file(errors),
-             Contains("cannot read " + (folder / "second").string() + ": it has become shorter"));
+  CHECK_THAT(read_file(errors), Contains("cannot read " + (folder / "second").string() +
+                                         ": the file has become shorter"));
   // Other faults are not hidden.
   status = in_child(errors, [&] {
     name_bus_errors(nullptr);

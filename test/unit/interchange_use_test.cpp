@@ -249,7 +249,7 @@ TEST_CASE("ranks that see different folders are refused, and the rank is named")
     }));
     REQUIRE_FALSE(said.empty());  // the first to throw may interrupt the other
     for (const std::string& text : said)
-      CHECK_THAT(text, Contains("rank 1 has another model in") && Contains("than rank 0"));
+      CHECK_THAT(text, Contains("rank 1 has a different model in") && Contains("from rank 0"));
   };
   const auto evaluate = [&](TestRank& rank, const std::string& model) {
     run::EvaluateJob job = lab.job(model, 5);

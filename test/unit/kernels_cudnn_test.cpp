@@ -272,11 +272,12 @@ TEST_CASE("packed documents that are not for cuDNN are named with the reason") {
   CHECK(why(nothing, {91900, 100}) == "");
   CHECK_THAT(why([](auto& f) { f.shape.q_documents.begin.count = 0; }, h200),
              Contains("without documents"));
-  CHECK_THAT(why([](auto& f) { f.shape.document_gaps = true; }, h200), Contains("has parts"));
+  CHECK_THAT(why([](auto& f) { f.shape.document_gaps = true; }, h200),
+             Contains("divided among ranks"));
   CHECK_THAT(why([](auto& f) { f.shape.kv_documents.begin = at(0, DType::i32); }, h200),
-             Contains("has parts"));
+             Contains("divided among ranks"));
   CHECK_THAT(why([](auto& f) { f.shape.q_documents.begin.count = 5; }, h200),
-             Contains("less than 128 rows in the mean"));
+             Contains("fewer than 128 rows on average"));
   CHECK_THAT(why([](auto& f) { f.shape.D = 8; }, h200), Contains("heads of 8"));
   CHECK_THAT(why([](auto& f) { f.q.token_stride = 1 << 24; }, h200),
              Contains("rows of 16777216 elements"));

@@ -411,7 +411,7 @@ TEST_CASE("settings of experts over ranks without effect are reported") {
                  "only recompute.granularity full");
   expect_no_warning(over_ranks({"recompute=full", own + "ignore_router_for_ac=true"}));
   expect_resolved(over_ranks({own + "wrap_outer_model=false"}), own + "wrap_outer_model",
-                  "units of their own");
+                  "separate units");
   expect_warning(over_ranks({"mixed_precision=fp32", own + "lm_head_precision=fp32"}),
                  own + "lm_head_precision", "changes nothing");
   expect_warning(over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=bf16"}),

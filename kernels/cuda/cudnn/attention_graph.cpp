@@ -47,9 +47,9 @@ std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
     return fmt::format("packed documents on sm_{}", t.architecture);
   if (documents < 1) return "a pack without documents";
   if (s.document_gaps || s.q_documents.begin.data != s.kv_documents.begin.data)
-    return "documents of which a rank has parts";
+    return "documents that are divided among ranks";
   if (documents * kFewestRows > s.Sq)
-    return fmt::format("packed documents of less than {} rows in the mean", kFewestRows);
+    return fmt::format("packed documents with fewer than {} rows on average", kFewestRows);
   if (s.D % 16 != 0) return fmt::format("documents with heads of {} elements", s.D);
   return "";
 }
@@ -64,11 +64,11 @@ std::string why_not_shape(const AttentionShape& s, const CudnnTarget& t) {
   if (auto why = why_not_target(t); !why.empty()) return why;
   if (s.q_documents.begin)
     if (auto why = why_not_documents(s, t); !why.empty()) return why;
-  if (s.q_start != 0) return "queries that start at another position than the keys";
+  if (s.q_start != 0) return "queries that start at a different position from the keys";
   if (s.cap > 0) return "capped scores";
-  if (s.window > 0 && !s.causal) return "a window that looks ahead";
+  if (s.window > 0 && !s.causal) return "a window without a causal mask";
   if (s.Sq > s.Skv && s.window > 0) return "more queries than keys, with a window";
-  if (s.lse_stride != 0 && s.lse_stride != s.Sq) return "the lse of a part of the rows";
+  if (s.lse_stride != 0 && s.lse_stride != s.Sq) return "log-sum-exps of some of the rows";
   if (s.Sq < 2 || s.Skv < 2) return "sequences of one token";
   // Hopper's engines have larger tiles.
   const int64_t most = t.architecture == 90 ? 256 : 128;

@@ -209,7 +209,7 @@ class CudnnPlan::Builder {
                                  &count, &bytes),
               "cudnnBackendGetAttribute of a plan's workspace");
         if (bytes > options_.max_workspace) {
-          refusal_ = fmt::format("cuDNN wants {} MiB of workspace for it, {} are allowed",
+          refusal_ = fmt::format("cuDNN needs {} MiB of workspace for it, and {} MiB are allowed",
                                  bytes >> 20, options_.max_workspace >> 20);
           continue;
         }

@@ -138,8 +138,8 @@ std::vector<GemmChoice> LibraryMatmul::time(const std::vector<MatmulKey>& keys, 
   }
   if (begun < keys.size())
     log::info(
-        fmt::format("{} of {} GEMMs are not measured within {:g} s: they take the algorithms "
-                    "that the library names first",
+        fmt::format("{} of {} GEMMs were not measured within {:g} s: they use the algorithms that "
+                    "the library prefers",
                     keys.size() - begun, keys.size(), seconds));
   return found;
 }

@@ -47,7 +47,7 @@ std::string describe(const MatmulKey& k) {
 
 const char* instead_of(Epilogue e) {
   if (e == Epilogue::none) return "";
-  return e == Epilogue::bias ? ": mtrain adds the bias behind the GEMM"
+  return e == Epilogue::bias ? ": mtrain adds the bias after the GEMM"
                              : ": mtrain's own kernels compute the epilogue";
 }
 
@@ -77,11 +77,12 @@ void check(const Matmul& m) {
   MT_CHECK(!m.accumulate || (m.c_MN.dtype == DType::f32 && !m.bias_N),
            "matmul: accumulation needs an fp32 C and no bias");
   MT_CHECK(!is_float8(m) || float8_fits_library(m),
-           "matmul: {} and {} of M {} N {} K {}, transposed {} {}, or their addresses",
+           "matmul: no 8-bit kernel for {} and {} with M {} N {} K {}, transposed {} {}, at their "
+           "addresses",
            dtype_name(m.a.dtype), dtype_name(m.b.dtype), m.M, m.N, m.K, m.trans_a, m.trans_b);
   if (block_length(m.a_blocks) == 128 && m.M % 4 != 0)
     throw RunError(fmt::format(
-        "8-bit GEMMs with scales of 128 elements take a multiple of 4 tokens, not {}", m.M));
+        "8-bit GEMMs with scales of 128 elements need a multiple of 4 tokens, not {}", m.M));
   check_epilogue(m);
 }
 
@@ -127,7 +128,7 @@ LibraryMatmul::PlanRef LibraryMatmul::without_first(const MatmulKey& key, const 
     next->apart = plan->apart;
     const bool last = next->algorithms.empty();
     log::info(fmt::format("{}: {}{}", describe(key), refusal,
-                          last ? instead_of(key.epilogue) : "; the next algorithm is taken"));
+                          last ? instead_of(key.epilogue) : "; mtrain uses the next algorithm"));
     if (last) next->refusal = fmt::format("{}: {}", describe(key), refusal);
     return PlanRef(next);
   });

@@ -37,19 +37,18 @@ struct LinkConfig {
            (only.empty() || std::find(only.begin(), only.end(), traffic) != only.end());
   }
 
-  static constexpr auto fields =
-      std::tuple{Field{"latency_us",
-                       &LinkConfig::latency_us,
-                       "added to every transfer",
-                       {.unit = "microseconds", .min = 0}},
-                 Field{"gbps",
-                       &LinkConfig::gbps,
-                       "bandwidth of the emulated link; 0: as fast as it goes",
-                       {.unit = "Gbit/s", .min = 0}},
-                 Field{"only", &LinkConfig::only,
-                       "the parallelism whose communication takes the emulated link, so that its "
-                       "overlap is measured by itself; dp: gradients and parameters; empty: all "
-                       "communication"}};
+  static constexpr auto fields = std::tuple{
+      Field{"latency_us",
+            &LinkConfig::latency_us,
+            "added to every transfer",
+            {.unit = "microseconds", .min = 0}},
+      Field{"gbps",
+            &LinkConfig::gbps,
+            "bandwidth of the emulated link; 0: not limited",
+            {.unit = "Gbit/s", .min = 0}},
+      Field{"only", &LinkConfig::only,
+            "kinds of parallelism whose communication uses the emulated link, to measure their "
+            "overlap alone; dp: gradients and parameters; empty: all communication"}};
 };
 
 struct CommConfig {
@@ -60,15 +59,15 @@ struct CommConfig {
   static constexpr auto fields = std::tuple{
       Field{"backend",
             &CommConfig::backend,
-            "auto: nccl on GPUs; else shared memory on one host and gloo on several",
+            "auto: nccl on GPUs; on CPUs, shared memory within one host and gloo across hosts",
             {.aliases = "dist_env.backend dist.distributed_backend"}},
-      Field{
-          "timeout_s",
-          &CommConfig::timeout_s,
-          "a collective that takes longer ends the job, and so does a start whose ranks do not all "
-          "arrive within this time",
-          {.unit = "seconds", .min = 0, .max = 1e8, .above_min = true}},
-      Field{"link", &CommConfig::link, "emulate a slower link, to measure what is hidden"}};
+      Field{"timeout_s",
+            &CommConfig::timeout_s,
+            "the job ends if a collective takes longer, or if not all ranks have started within "
+            "this time",
+            {.unit = "seconds", .min = 0, .max = 1e8, .above_min = true}},
+      Field{"link", &CommConfig::link,
+            "emulate a slower link, to measure how much communication is hidden"}};
 };
 
 // A variable for the ranks. Its value may be a secret: mtrain prints only the reference that gave
@@ -93,18 +92,18 @@ struct LaunchConfig {
   static constexpr auto fields = std::tuple{
       Field{"cuda_device_max_connections",
             &LaunchConfig::cuda_device_max_connections,
-            "hardware queues of the GPU: 1 keeps communication ahead of compute, 32 frees both",
+            "hardware queues of the GPU: 1 starts communication before compute, 32 lets each start "
+            "at any time",
             {.min = 1, .max = 32}},
       Field{"layernorm_sm_margin",
             &LaunchConfig::layernorm_sm_margin,
-            "multiprocessors that norm kernels leave to communication",
+            "multiprocessors that norm kernels leave free for communication",
             {.unit = "multiprocessors", .min = 0, .max = 1024}},
-      Field{
-          "env",
-          &LaunchConfig::env,
-          "variables for the ranks; those already set win. Printed and saved are their names, and "
-          "${env:...} where a value came by it, but never the values",
-          {.aliases = "env_vars"}}};
+      Field{"env",
+            &LaunchConfig::env,
+            "environment variables for the ranks; a variable that is already set keeps its value. "
+            "Only the names and ${env:...} references are printed and saved, never the values",
+            {.aliases = "env_vars"}}};
 };
 
 enum class Gpu { a100, h100, h200, b200, b300, gb200, gb300 };
@@ -142,11 +141,11 @@ struct HardwareConfig {
             &HardwareConfig::gpus_per_node,
             "GPUs that share fast links; used by checks and estimates",
             {.min = 1}},
-      Field{"gpu", &HardwareConfig::gpu, "used by checks and estimates"},
+      Field{"gpu", &HardwareConfig::gpu, "type of the GPUs; used by checks and estimates"},
       Field{"memory_gb",
             &HardwareConfig::memory_gb,
-            "memory of a rank's device, by which recompute.cheap goes; auto: what the GPU's "
-            "name tells, else the usual memory of hardware.gpu; unknown on CPUs",
+            "memory of a rank's device; recompute.cheap depends on it; auto: from the "
+            "GPU's name, else the usual memory of hardware.gpu; unknown on CPUs",
             {.unit = "GB", .min = 0, .above_min = true}}};
 };
 

@@ -61,7 +61,7 @@ struct DdpConfig {
              .strategies = "megatron_ddp"}},
       Field{"check_for_nan_in_grad",
             &DdpConfig::check_for_nan_in_grad,
-            "stop at a gradient that is not finite; false: its step changes no weight",
+            "stop at a gradient that is not finite; false: skip the update of that step",
             {.aliases = "distributed.check_for_nan_in_grad comm_overlap.check_for_nan_in_grad",
              .strategies = "megatron_ddp megatron_fsdp ddp"}}};
 };
@@ -89,8 +89,8 @@ struct CommOverlapConfig {
             {.aliases = "model.tp_comm_overlap distributed.enable_async_tensor_parallel"}},
       Field{"tp_comm_overlap_cfg",
             &CommOverlapConfig::tp_comm_overlap_cfg,
-            "how: the name of a preset, or {method, num_sm, ...} per GEMM (qkv_fprop, fc2_dgrad, "
-            "...)",
+            "how tp_comm_overlap works: the name of a preset, or {method, num_sm, ...} per GEMM "
+            "(qkv_fprop, fc2_dgrad, ...)",
             {.aliases = "model.tp_comm_overlap_cfg"}},
       Field{"tp_comm_bulk_wgrad",
             &CommOverlapConfig::tp_comm_bulk_wgrad,
@@ -102,11 +102,11 @@ struct CommOverlapConfig {
             {.aliases = "model.tp_comm_bulk_dgrad"}},
       Field{"tp_comm_overlap_ag",
             &CommOverlapConfig::tp_comm_overlap_ag,
-            "split GEMMs that need a gather",
+            "split GEMMs that need an all-gather, and overlap the two",
             {.aliases = "model.tp_comm_overlap_ag"}},
       Field{"tp_comm_overlap_rs",
             &CommOverlapConfig::tp_comm_overlap_rs,
-            "split GEMMs that end in a scatter",
+            "split GEMMs that end in a reduce-scatter, and overlap the two",
             {.aliases = "model.tp_comm_overlap_rs"}},
       Field{"overlap_p2p_comm",
             &CommOverlapConfig::overlap_p2p_comm,
@@ -128,33 +128,38 @@ struct CommOverlapConfig {
             &CommOverlapConfig::overlap_moe_expert_parallel_comm,
             "hide the experts' all-to-all behind another micro-batch",
             {.aliases = "model.overlap_moe_expert_parallel_comm"}},
-      Field{"delay_wgrad_compute",
-            &CommOverlapConfig::delay_wgrad_compute,
-            "compute each segment's weight gradients behind its input gradients, and with "
-            "overlap_moe_expert_parallel_comm behind all exchanges that can begin",
-            {.aliases = "model.delay_wgrad_compute"}},
+      Field{
+          "delay_wgrad_compute",
+          &CommOverlapConfig::delay_wgrad_compute,
+          "compute the weight gradients of each segment of a layer after its input gradients; with "
+          "overlap_moe_expert_parallel_comm, after the start of every exchange that can begin",
+          {.aliases = "model.delay_wgrad_compute"}},
       Field{"fine_grained_1f1b",
             &CommOverlapConfig::fine_grained_1f1b,
-            "a forward and a backward of two micro-batches take turns, layer by layer; auto: on "
-            "with overlap_moe_expert_parallel_comm or one of the next three",
+            "the forward of one micro-batch and the backward of another alternate layer by layer; "
+            "auto: on with overlap_moe_expert_parallel_comm or an overlap_p2p_* setting of "
+            "fine-grained 1F1B",
             {.aliases = "model.fine_grained_1f1b"}},
       Field{"overlap_p2p_backward_on_comm_stream",
             &CommOverlapConfig::overlap_p2p_backward_on_comm_stream,
-            "fine-grained 1F1B: a chunk's gradient leaves as soon as its first layer has it, and "
-            "no computation waits for it",
+            "fine-grained 1F1B: send a stage's input gradient as soon as its first layer has "
+            "computed it, while computation continues",
             {.aliases = "model.overlap_p2p_backward_on_comm_stream"}},
-      Field{"overlap_p2p_wgrad_delayed_layer_number",
-            &CommOverlapConfig::overlap_p2p_wgrad_delayed_layer_number,
-            "fine-grained 1F1B: first layers of a chunk whose weight gradients run while the "
-            "chunk's gradient travels: those of attention, router and shared expert",
-            {.aliases = "model.overlap_p2p_wgrad_delayed_layer_number", .min = 1}},
+      Field{
+          "overlap_p2p_wgrad_delayed_layer_number",
+          &CommOverlapConfig::overlap_p2p_wgrad_delayed_layer_number,
+          "fine-grained 1F1B: number of first layers of a stage that compute the weight gradients "
+          "of attention, router and shared expert while the stage's input gradient is sent",
+          {.aliases = "model.overlap_p2p_wgrad_delayed_layer_number", .min = 1}},
       Field{"overlap_p2p_with_transformer_layer_wgrad",
             &CommOverlapConfig::overlap_p2p_with_transformer_layer_wgrad,
-            "fine-grained 1F1B: the weight gradients of those layers' MLPs or routed experts, too",
+            "fine-grained 1F1B: these layers also compute the weight gradients of their MLPs or "
+            "routed experts during that send",
             {.aliases = "model.overlap_p2p_with_transformer_layer_wgrad"}},
       Field{"moe_dispatch_chunks",
             &CommOverlapConfig::moe_dispatch_chunks,
-            "exchange a layer's tokens in so many parts, each computed while the next travels",
+            "exchange a layer's tokens with the experts in this many chunks; a chunk is computed "
+            "while the next is sent",
             {.min = 1}},
       Field{"cp_overlap",
             &CommOverlapConfig::cp_overlap,

@@ -23,7 +23,8 @@ struct DatasetConfig {
             {.aliases = "dataset.data_path dataset.paths"}},
       Field{"train_weights",
             &DatasetConfig::train_weights,
-            "share of each training prefix in the blend; empty: by their numbers of tokens",
+            "share of each training prefix in the blend; empty: in proportion to their numbers of "
+            "tokens",
             {.min = 0, .above_min = true}},
       Field{"validation",
             &DatasetConfig::validation,
@@ -31,7 +32,7 @@ struct DatasetConfig {
             {.aliases = "dataset.valid validation_dataset.paths"}},
       Field{"validation_weights",
             &DatasetConfig::validation_weights,
-            "share of each validation prefix; empty: by their numbers of tokens",
+            "share of each validation prefix; empty: in proportion to their numbers of tokens",
             {.min = 0, .above_min = true}},
       Field{"seq_length",
             &DatasetConfig::seq_length,
@@ -42,7 +43,7 @@ struct DatasetConfig {
              .max = 1 << 30}},
       Field{"seed",
             &DatasetConfig::seed,
-            "order of the samples; train.seed unless set",
+            "seed of the order of the samples; train.seed unless set",
             {.aliases = "dataset.random_seed", .min = 0, .max = 0x1p63}}};
 };
 

@@ -23,10 +23,10 @@ struct FaultConfig {
       Field{"rank", &FaultConfig::rank, "the rank that fails", {.min = 0}},
       Field{"step",
             &FaultConfig::step,
-            "the step in which it fails; not after the job has started again",
+            "the step in which it fails; only before the job has restarted",
             {.min = 1}},
       Field{"kill", &FaultConfig::kill,
-            "true kills the rank's process; false stops it, so that it hangs"}};
+            "true kills the rank's process; false stops it, and it hangs"}};
 };
 
 enum class RoutePattern { balanced, zipf };
@@ -46,35 +46,33 @@ struct DebugConfig {
 
   static constexpr auto fields = std::tuple{
       Field{"stream_sanitizer", &DebugConfig::stream_sanitizer,
-            "report two accesses of a buffer that no event orders"},
+            "report two conflicting accesses of a buffer that no event orders"},
       Field{"trace", &DebugConfig::trace, "write a Chrome / Perfetto trace to this file"},
       Field{
           "deterministic", &DebugConfig::deterministic,
-          "bitwise equal runs on GPUs, too, and bf16 GEMMs that use no bf16 instructions on CPUs; "
-          "slower"},
+          "bitwise equal runs on GPUs, too; on CPUs, bf16 GEMMs without bf16 instructions; slower"},
       Field{"strict", &DebugConfig::strict,
-            "refuse what a size leaves nothing to do, instead of a warning: an overlap without a "
-            "group to communicate in, a pipeline section on one stage (--strict)"},
+            "refuse settings that have no effect at this size, instead of a warning: an overlap "
+            "without a group to communicate in, a pipeline section with one stage (--strict)"},
       Field{"check_nan", &DebugConfig::check_nan,
-            "stop at the first loss or gradient that is not finite and name its tensor; in fp16 a "
-            "gradient skips the update instead"},
+            "stop at the first loss or gradient that is not finite and name its tensor; in fp16, "
+            "such a gradient skips the update instead"},
       Field{"emulate_fp8",
             &DebugConfig::emulate_fp8,
-            "let a CPU compute what mixed_precision.fp8 asks for: rounded as on a GPU, and slower "
-            "than bf16",
+            "emulate mixed_precision.fp8 on a CPU: rounds as a GPU does, and is slower than bf16",
             {.aliases = "fp8.emulate"}},
       Field{"own_attention", &DebugConfig::own_attention,
-            "on a GPU, attention by mtrain's own kernels and not cuDNN's; slower"},
+            "on a GPU, use mtrain's own attention kernels instead of cuDNN's; slower"},
       Field{"compute_slowdown",
             &DebugConfig::compute_slowdown,
-            "computations on the CPU take this many times as long and sleep for the rest, which "
-            "shows on few cores how ranks with a core each overlap; meant for train.threads=1",
+            "CPU computations take this many times as long, and sleep for the added time. Few "
+            "cores then show the overlap of ranks with a core each; meant for train.threads=1",
             {.min = 1}},
       Field{"route", &DebugConfig::route,
-            "for benchmarks of models with experts: tokens go to experts by a pattern and not by "
-            "their routers, in equal numbers or with loads of 1, 1/2, 1/3, ...; trains nothing "
-            "useful"},
-      Field{"fault", &DebugConfig::fault, "let a rank fail on purpose"}};
+            "for benchmarks of models with experts: a pattern replaces the routers and sends equal "
+            "numbers of tokens to all experts (balanced), or 1, 1/2, 1/3, ... (zipf); the trained "
+            "model is useless"},
+      Field{"fault", &DebugConfig::fault, "make a rank fail on purpose"}};
 };
 
 }  // namespace mtrain::recipe

@@ -93,7 +93,7 @@ struct PipelineConfig {
             "order of forwards and backwards over the stages; dfs is another name of "
             "interleaved_1f1b"},
       Field{"pp_schedule_csv", &PipelineConfig::pp_schedule_csv,
-            "file with the order instead: a row per rank, cells such as 2F0"},
+            "CSV file with the order, instead of pp_schedule: a row per rank, cells such as 2F0"},
       Field{"pp_microbatch_size",
             &PipelineConfig::pp_microbatch_size,
             "samples per micro-batch; train.micro_batch_size unless set. If that is written as "
@@ -108,7 +108,8 @@ struct PipelineConfig {
             "round the number of stages to a multiple of pp_size"},
       Field{"scale_grads_in_schedule", &PipelineConfig::scale_grads_in_schedule,
             "divide gradients by the number of micro-batches of a flush"},
-      Field{"dtype", &PipelineConfig::dtype, "type of messages; output_dtype's unless set"},
+      Field{"dtype", &PipelineConfig::dtype,
+            "element type of messages between stages; output_dtype unless set"},
       Field{"microbatch_group_size_per_vp_stage",
             &PipelineConfig::microbatch_group_size_per_vp_stage,
             "interleaved: micro-batches in a row per stage; pp_size unless set",
@@ -121,11 +122,11 @@ struct PipelineConfig {
             {.aliases = "model.pipeline_model_parallel_layout"}},
       Field{"account_for_embedding",
             &PipelineConfig::account_for_embedding,
-            "the embedding counts as a layer of the first stage, which has one layer less",
+            "the embedding counts as a layer of the first stage, which has one layer fewer",
             {.aliases = "model.account_for_embedding_in_pipeline_split"}},
       Field{"account_for_loss",
             &PipelineConfig::account_for_loss,
-            "output layer and loss count as a layer of the last stage, which has one layer less",
+            "output layer and loss count as a layer of the last stage, which has one layer fewer",
             {.aliases = "model.account_for_loss_in_pipeline_split"}},
       Field{"first_rank_layers",
             &PipelineConfig::first_rank_layers,
@@ -152,11 +153,11 @@ struct MpPolicyConfig {
                  Field{"reduce_dtype", &MpPolicyConfig::reduce_dtype,
                        "gradient reduction; auto: as param_dtype"},
                  Field{"output_dtype", &MpPolicyConfig::output_dtype,
-                       "logits for the loss, and messages; auto: as param_dtype"},
+                       "logits for the loss, and messages between stages; auto: as param_dtype"},
                  Field{"cast_forward_inputs",
                        &MpPolicyConfig::cast_forward_inputs,
-                       "accepted, no effect: units hand on what is in param_dtype already",
-                       {.no_effect = "units hand on what is in param_dtype already"}}};
+                       "accepted, no effect: the layers' inputs are already in param_dtype",
+                       {.no_effect = "the layers' inputs are already in param_dtype"}}};
 };
 
 // Settings of fsdp2 for models with expert parallelism.
@@ -165,21 +166,20 @@ struct MoeParallelConfig {
   bool ignore_router_for_ac = false, wrap_outer_model = true;
   std::optional<ElementType> lm_head_precision;
 
-  static constexpr auto fields =
-      std::tuple{Field{"reshard_after_forward", &MoeParallelConfig::reshard_after_forward,
-                       "free the experts' weights between forward and backward; auto: as "
-                       "distributed.reshard_after_forward"},
-                 Field{"ignore_router_for_ac", &MoeParallelConfig::ignore_router_for_ac,
-                       "under recompute.granularity full, keep the router's outputs instead of "
-                       "computing them again"},
-                 Field{"wrap_outer_model",
-                       &MoeParallelConfig::wrap_outer_model,
-                       "accepted, no effect: embedding and output layer are sharded as units of "
-                       "their own",
-                       {.no_effect = "embedding and output layer are sharded as units of their "
-                                     "own, and nothing else lies outside of the layers"}},
-                 Field{"lm_head_precision", &MoeParallelConfig::lm_head_precision,
-                       "element type of the output layer"}};
+  static constexpr auto fields = std::tuple{
+      Field{"reshard_after_forward", &MoeParallelConfig::reshard_after_forward,
+            "free the experts' weights between forward and backward; auto: as "
+            "distributed.reshard_after_forward"},
+      Field{"ignore_router_for_ac", &MoeParallelConfig::ignore_router_for_ac,
+            "under recompute.granularity full, keep the router's outputs instead of recomputing "
+            "them"},
+      Field{"wrap_outer_model",
+            &MoeParallelConfig::wrap_outer_model,
+            "accepted, no effect: embedding and output layer are sharded as separate units",
+            {.no_effect = "embedding and output layer are sharded as separate units, and the model "
+                          "has no other weights outside of its layers"}},
+      Field{"lm_head_precision", &MoeParallelConfig::lm_head_precision,
+            "element type of the output layer"}};
 };
 
 struct DistributedConfig {
@@ -214,7 +214,7 @@ struct DistributedConfig {
              .zero_is_unset = true}},
       Field{"pp_size",
             &DistributedConfig::pp_size,
-            "ranks that the layers are spread over",
+            "pipeline ranks, which share the layers",
             {.aliases = "model.pipeline_model_parallel_size",
              .unit = "ranks",
              .min = 1,
@@ -230,7 +230,7 @@ struct DistributedConfig {
              .zero_is_unset = true}},
       Field{"ep_size",
             &DistributedConfig::ep_size,
-            "ranks that the experts are spread over",
+            "ranks that share the experts of a layer",
             {.aliases = "model.expert_model_parallel_size",
              .unit = "ranks",
              .min = 1,
@@ -246,11 +246,12 @@ struct DistributedConfig {
              .zero_is_unset = true}},
       Field{"dp_size",
             &DistributedConfig::dp_size,
-            "ranks that read different samples; what is left of the world unless set",
+            "ranks that read different samples; unless set, all ranks / (tp pp cp)",
             {.unit = "ranks", .min = 1, .max = 1 << 24, .zero_is_unset = true}},
       Field{"dp_replicate_size",
             &DistributedConfig::dp_replicate_size,
-            "fsdp2: shard within groups of dp_size / this ranks, and replicate across groups",
+            "fsdp2: number of groups; parameters are sharded within a group and replicated across "
+            "groups",
             {.unit = "ranks",
              .min = 1,
              .max = 1 << 24,
@@ -274,8 +275,8 @@ struct DistributedConfig {
             {.strategies = "fsdp2"}},
       Field{"reshard_after_forward",
             &DistributedConfig::reshard_after_forward,
-            "free gathered weights between forward and backward; auto: with a pipeline, those of "
-            "stages beyond the three used next",
+            "free gathered weights between forward and backward; auto: with a pipeline, keep those "
+            "of the three stages that a rank uses next",
             {.strategies = "fsdp2"}},
       Field{"fsdp2_forward_prefetch_depth",
             &DistributedConfig::fsdp2_forward_prefetch_depth,

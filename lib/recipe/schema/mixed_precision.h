@@ -71,13 +71,13 @@ struct MixedPrecisionConfig {
             {.aliases = "model.fp8 model.fp8_format"}},
       Field{"fp8_recipe",
             &MixedPrecisionConfig::fp8_recipe,
-            "how 8-bit scales are found; tensorwise: from the tensor, delayed: from earlier steps, "
-            "blockwise: from 128 numbers along a GEMM's sum, in weights 128 x 128 (h100, h200), "
-            "mxfp8: from 32 numbers along it (b200 or newer)",
+            "values that decide an 8-bit scale; tensorwise: the tensor; delayed: earlier steps; "
+            "blockwise: 128 elements along a GEMM's K, in weights 128 x 128 (h100, h200); mxfp8: "
+            "32 elements along K (b200 or newer)",
             {.aliases = "model.fp8_recipe fp8.recipe_name"}},
       Field{"fp8_margin",
             &MixedPrecisionConfig::fp8_margin,
-            "leave room for numbers 2^margin times as large",
+            "divide 8-bit scales by 2^margin, as headroom for larger values",
             {.aliases = "model.fp8_margin", .min = 0, .max = 16}},
       Field{"fp8_amax_history_len",
             &MixedPrecisionConfig::fp8_amax_history_len,
@@ -95,7 +95,7 @@ struct MixedPrecisionConfig {
                         "fp8.enable_fsdp_float8_all_gather"}},
       Field{"first_last_layers_bf16",
             &MixedPrecisionConfig::first_last_layers_bf16,
-            "keep bf16 GEMMs in the first and last layers of the model, beside 8-bit ones",
+            "keep bf16 GEMMs in the first and last layers of a model with 8-bit GEMMs",
             {.aliases = "model.first_last_layers_bf16"}},
       Field{"num_layers_at_start_in_bf16",
             &MixedPrecisionConfig::num_layers_at_start_in_bf16,
@@ -116,16 +116,16 @@ struct MixedPrecisionConfig {
             {.aliases = "optimizer.initial_loss_scale", .min = 0, .above_min = true}},
       Field{"min_loss_scale",
             &MixedPrecisionConfig::min_loss_scale,
-            "the dynamic loss scale falls to this at the least; an overflow there ends the run",
+            "smallest dynamic loss scale; an overflow at this scale ends the run",
             {.aliases = "optimizer.min_loss_scale", .min = 0, .above_min = true}},
       Field{"loss_scale_window",
             &MixedPrecisionConfig::loss_scale_window,
-            "the dynamic loss scale doubles after so many steps without an overflow",
+            "the dynamic loss scale doubles after this many steps without an overflow",
             {.aliases = "optimizer.loss_scale_window", .unit = "steps", .min = 1}},
       Field{"hysteresis",
             &MixedPrecisionConfig::hysteresis,
-            "the dynamic loss scale halves at this overflow since it last grew, and at each "
-            "further one",
+            "the dynamic loss scale halves after this many overflows since it last grew, and at "
+            "each further overflow",
             {.aliases = "optimizer.hysteresis", .min = 1}}};
 };
 

@@ -61,7 +61,7 @@ struct RecomputeConfig {
   static constexpr auto fields = std::tuple{
       Field{"granularity",
             &RecomputeConfig::granularity,
-            "full: whole layers; selective: only the listed modules",
+            "full: recompute entire layers; selective: only the listed modules",
             {.aliases = "model.recompute_granularity distributed.activation_checkpointing"}},
       Field{"method",
             &RecomputeConfig::method,
@@ -74,13 +74,14 @@ struct RecomputeConfig {
             {.aliases = "model.recompute_num_layers", .min = 1}},
       Field{"modules",
             &RecomputeConfig::modules,
-            "selective: what is recomputed. layernorm: the outputs of a layer's norms, whatever "
-            "cheap says, and beside core_attn those of the norms of queries and keys",
+            "selective: the modules to recompute. layernorm: the outputs of a layer's norms, "
+            "whatever recompute.cheap is; together with core_attn, also those of the norms of "
+            "queries and keys",
             {.aliases = "model.recompute_modules"}},
       Field{"cheap", &RecomputeConfig::cheap,
-            "compute the outputs of norms and activations again in backward, which takes few "
-            "operations; false keeps them; auto keeps them on GPUs where the planned memory leaves "
-            "a tenth of the GPU's free"}};
+            "recompute the outputs of norms and activation functions in backward, which takes few "
+            "operations; false keeps them; auto keeps them on a GPU if the planned memory leaves a "
+            "tenth of it free"}};
 };
 
 }  // namespace mtrain::recipe

@@ -43,7 +43,7 @@ struct RopeScalingConfig {
             {.aliases = "model.rope_scaling.rope_type"}},
       Field{"factor",
             &RopeScalingConfig::factor,
-            "linear, llama3, yarn: how many times longer than the original",
+            "linear, llama3, yarn: new context length divided by the original length",
             {.aliases = "model.rope_scaling_factor model.seq_len_interpolation_factor", .min = 1}},
       Field{"low_freq_factor",
             &RopeScalingConfig::low_freq_factor,
@@ -51,7 +51,7 @@ struct RopeScalingConfig {
             {.min = 0, .above_min = true}},
       Field{"high_freq_factor",
             &RopeScalingConfig::high_freq_factor,
-            "llama3: wavelengths below original / high_freq_factor stay as they are",
+            "llama3: wavelengths below original / high_freq_factor are not rescaled",
             {.min = 0, .above_min = true}},
       Field{"original_max_position_embeddings",
             &RopeScalingConfig::original_max_position_embeddings,
@@ -59,36 +59,39 @@ struct RopeScalingConfig {
             {.unit = "tokens", .min = 2}},
       Field{"beta_fast",
             &RopeScalingConfig::beta_fast,
-            "yarn: lanes with more turns over the original length stay as they are",
+            "yarn: frequencies with more turns than this over the original length are not rescaled",
             {.min = 0, .above_min = true}},
       Field{"beta_slow",
             &RopeScalingConfig::beta_slow,
-            "yarn: lanes with fewer turns over the original length are fully rescaled",
+            "yarn: frequencies with fewer turns than this over the original length are fully "
+            "rescaled",
             {.min = 0, .above_min = true}},
       Field{"truncate", &RopeScalingConfig::truncate,
-            "yarn: round the lanes of beta_fast and beta_slow outwards to whole ones"},
+            "yarn: round the indices of the frequencies at beta_fast and beta_slow outwards to "
+            "integers"},
       Field{"attention_factor",
             &RopeScalingConfig::attention_factor,
-            "cos and sin are multiplied by it; unless set, yarn takes 0.1 ln(factor) + 1, and "
-            "longrope sqrt(1 + ln(max_position_embeddings / original) / ln(original))",
+            "factor of cos and sin; unless set, 0.1 ln(factor) + 1 for yarn, and sqrt(1 + "
+            "ln(max_position_embeddings / original) / ln(original)) for longrope",
             {.min = 0, .above_min = true}},
       Field{"mscale",
             &RopeScalingConfig::mscale,
-            "yarn, without attention_factor and beside mscale_all_dim: cos and sin are multiplied "
-            "by (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)",
+            "yarn, with mscale_all_dim and without attention_factor: cos and sin are multiplied by "
+            "(0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)",
             {.min = 0}},
       Field{"mscale_all_dim",
             &RopeScalingConfig::mscale_all_dim,
-            "yarn: the other part of mscale's quotient",
+            "yarn: used together with mscale, in the denominator of that factor",
             {.min = 0}},
       Field{"short_factor",
             &RopeScalingConfig::short_factor,
-            "longrope: a divisor of each lane's frequency, where samples are not longer than the "
+            "longrope: a divisor for each frequency, used if samples are not longer than the "
             "original length",
             {.min = 0, .above_min = true}},
       Field{"long_factor",
             &RopeScalingConfig::long_factor,
-            "longrope: the same where samples are longer",
+            "longrope: a divisor for each frequency, used if samples are longer than the original "
+            "length",
             {.min = 0, .above_min = true}}};
 };
 

@@ -24,8 +24,8 @@ struct TokenizerConfig {
   static constexpr auto fields =
       std::tuple{Field{"type",
                        &TokenizerConfig::type,
-                       "byte needs no file; huggingface reads a tokenizer.json; NullTokenizer: "
-                       "data are ids below model.vocab_size, of which no text is known",
+                       "byte needs no file; huggingface reads a tokenizer.json; NullTokenizer: the "
+                       "data are ids below model.vocab_size that cannot be decoded to text",
                        {.aliases = "tokenizer.tokenizer_type"}},
                  Field{"path",
                        &TokenizerConfig::path,

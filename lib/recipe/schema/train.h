@@ -40,8 +40,8 @@ struct TrainConfig {
              .max = double(kMostSteps)}},
       Field{"epochs",
             &TrainConfig::epochs,
-            "passes over dataset.train, instead of steps: 3, or 0.5; a last step that is not full "
-            "is filled from the next pass",
+            "passes over dataset.train, instead of steps, such as 3 or 0.5; the last step is "
+            "filled with samples of the next pass",
             {.aliases = "step_scheduler.num_epochs", .min = 0, .max = 1e6, .above_min = true}},
       Field{"global_batch_size",
             &TrainConfig::global_batch_size,
@@ -49,24 +49,23 @@ struct TrainConfig {
             {.aliases = "step_scheduler.global_batch_size", .min = 1, .max = 1 << 30}},
       Field{"micro_batch_size",
             &TrainConfig::micro_batch_size,
-            "samples a rank computes at a time; the rest of its share is accumulated",
+            "samples that a rank computes at a time; gradients accumulate over its share of the "
+            "global batch",
             {.aliases = "step_scheduler.local_batch_size", .min = 1, .max = 1 << 30}},
       Field{"seed",
             &TrainConfig::seed,
-            "initial weights, dropout, and the data order",
+            "seed of the initial weights, dropout and the data order",
             {.aliases = "seed rng.seed", .min = 0, .max = 0x1p63}},
       Field{"threads",
             &TrainConfig::threads,
             "CPU threads of a rank; 0: the host's cores divided by its ranks",
             {.min = 0, .max = 4096}},
-      Field{
-          "device", &TrainConfig::device,
-          "cpu or cuda: each rank of a host takes the GPU of its number; auto takes the GPU where "
-          "the build and the machine have one for each rank, else the CPU"},
+      Field{"device", &TrainConfig::device,
+            "cpu or cuda; the n-th rank of a host uses its n-th GPU; auto: cuda if the build "
+            "supports it and the host has a GPU per rank, else cpu"},
       Field{"enable_cuda_graph",
             &TrainConfig::enable_cuda_graph,
-            "launch a micro-batch's forward and backward as one CUDA graph; auto: wherever that is "
-            "possible",
+            "launch a micro-batch's forward and backward as one CUDA graph; auto: if possible",
             {.aliases = "model.enable_cuda_graph"}},
       Field{"log_every",
             &TrainConfig::log_every,
