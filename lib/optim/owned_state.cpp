@@ -10,7 +10,7 @@ std::vector<Segment> segments_of(
     const model::ParamUnit& unit,
     const std::function<std::optional<int>(const model::Parameter&)>& number) {
   struct Extent {
-    int64_t begin, end;  // elements of the unit, the padding behind the parameter included
+    int64_t begin, end;  // elements of the unit, the padding after the parameter included
     std::optional<int> number;
   };
   std::vector<Extent> extents;
