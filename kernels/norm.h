@@ -5,13 +5,12 @@
 // Ranks may share the rows of an RMSNorm, each with a part of the elements: NormSums gives the sums
 // over a rank's part, and the norm takes what the ranks' sums add up to.
 #pragma once
+#include "base/norm_kind.h"
 #include "base/span.h"
 
 struct CUstream_st;
 
 namespace mtrain::kernels {
-
-enum class NormKind { rms, layer };
 
 // Each of T tokens has `heads` rows; row (t, h) starts at element t * token_stride + h * H of x, y
 // and their gradients. heads = 1 and token_stride = H is the plain (T, H) case; the per-head norms

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "model/param/shard_spec.h"
+#include "spec/tensors.h"
 #include "tensor/tensor.h"
 
 namespace mtrain::model {
@@ -37,7 +38,7 @@ struct UnitId {
 };
 std::string unit_name(UnitId id);  // "layers.3", "embedding"
 
-enum class Init { normal, zeros, ones };
+using spec::Init;
 
 struct ParamSpec {
   std::string name;  // the same under every layout: "layers.3.attention.qkv.weight"
