@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "model/param/whole_parameters.h"
 #include "ops/ops.h"
 #include "optim/write_weights.h"
 #include "train/diagnose.h"
@@ -333,10 +334,6 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
 }
 
 checkpoint::CheckpointParts Trainer::checkpoint_parts() {
-  auto whole = std::make_unique<model::ParamStore>();
-  model::ModelImpls impls = impls_;
-  impls.fp8 = {};  // its scales belong to this rank's linears
-  model::Gpt(compute_, *whole, plan_.model, plan_.sample_length, {}, impls);
   return {.compute = compute_,
           .params = *params_,
           .optimizer = adamw_,
@@ -345,7 +342,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
           .pipeline = *pipeline_,
           .fp8 = fp8(),
           .control = control_,
-          .whole_model = std::move(whole),
+          .whole_model = model::whole_parameters(plan_.model),
           .replicated = routers_.tensors()};
 }
 
