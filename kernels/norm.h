@@ -5,13 +5,12 @@
 // The rows of an RMSNorm may be split over ranks, each with a part of the elements. NormSums
 // computes the sums over a rank's part, and the norm takes the total over the ranks.
 #pragma once
+#include "base/norm_kind.h"
 #include "base/span.h"
 
 struct CUstream_st;
 
 namespace mtrain::kernels {
-
-enum class NormKind { rms, layer };
 
 // Each of T tokens has `heads` rows; row (t, h) starts at element t * token_stride + h * H of x, y
 // and their gradients. heads = 1 and token_stride = H is the plain (T, H) case; the per-head norms

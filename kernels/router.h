@@ -7,6 +7,7 @@
 // Among equal scores, the expert with the lower index wins. Padding tokens choose no expert, and
 // count in no loss.
 #pragma once
+#include "base/router_form.h"
 #include "base/span.h"
 
 struct CUstream_st;
@@ -14,19 +15,6 @@ struct CUstream_st;
 namespace mtrain::kernels {
 
 constexpr int64_t kMostRouterExperts = 2048;  // E is at most this
-
-enum class RouterScore { softmax, sigmoid };
-
-// How a token's experts and their weights follow from its logits.
-struct RouterForm {
-  RouterScore score = RouterScore::softmax;
-  bool over_chosen = false;  // the softmax is over the K chosen logits, not over all E
-  bool normalize = false;    // a token's weights are divided by their sum
-  float scale = 1;           // a factor on all weights
-  // Experts form groups of equal size, and a token's experts are chosen only from the best groups.
-  // A group's score is the sum of its best K / best_groups scores (at least one).
-  int64_t groups = 1, best_groups = 1;
-};
 
 // Chooses the experts by score + bias; the weights come only from the scores.
 struct RouteTokens {

@@ -16,12 +16,13 @@ from check_files import Report, Tree, is_in
 MOST_DEPS = {
     "base": set(),
     "kernels": {"base"},
-    "recipe": {"base"},
+    "spec": {"base"},
+    "recipe": {"base", "spec"},
     "mesh": {"base"},
     "schedule": {"base"},
-    "plan": {"base", "recipe", "mesh", "schedule"},
+    "plan": {"base", "spec", "recipe", "mesh", "schedule"},
     "device": {"base"},
-    "interchange": {"base", "recipe", "storage"},
+    "interchange": {"base", "spec", "recipe", "storage"},
 }
 # Folders on which only the given folders may depend: code below lib/plan reads a plan, never a recipe; lib/interchange
 # translates the recipe's model.

@@ -25,7 +25,7 @@ class CachedModel {
   // must call it, and get the same numbers.
   std::vector<std::vector<float>> forward(const std::vector<Piece>& pieces);
 
-  int64_t vocabulary() const { return model_.config().vocab; }
+  int64_t vocabulary() const { return model_.spec().vocab; }
   const KeyValueCache& cache() const { return cache_; }
 
  private:

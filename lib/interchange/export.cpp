@@ -19,6 +19,7 @@
 #include "interchange/hf_source.h"
 #include "interchange/import.h"
 #include "interchange/side_files.h"
+#include "recipe/model_spec.h"
 #include "recipe/recipe.h"
 #include "storage/new_folder.h"
 #include "storage/safetensors_folder.h"
@@ -249,7 +250,7 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
   const std::string base = origin.empty() ? "" : read_file(origin / "config.json");
   Exported done;
   write_config(recipe, {base, "float32"}, done.model_type);  // finds the family
-  const TensorMap map(recipe.model, *find_family(done.model_type));
+  const TensorMap map(recipe::model_spec(recipe.model), *find_family(done.model_type));
   check_tensors(weights, map);
   const std::vector<Shard> shards = make_shards(
       map, options.dtype ? Types() : imported_types(weights, checkpoint, origin), options);

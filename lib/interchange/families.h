@@ -6,11 +6,13 @@
 #include <string_view>
 #include <vector>
 
+#include "spec/tensors.h"
+
 namespace mtrain::interchange {
 
-// A tensor of theirs holds some rows of mtrain's, which has queries, keys and values in one matrix,
-// and the gate and the input projection of a gated MLP in another.
-enum class Rows { all, query, key, value, gate, up };
+// Which rows of mtrain's a tensor of theirs holds: mtrain has queries, keys and values in one
+// matrix, and the gate and the input projection of a gated MLP in another.
+using spec::Rows;
 
 // A tensor of theirs. In the names {l} stands for a layer and {e} for an expert, whose matrix is
 // one of the three dimensions of mtrain's tensor.

@@ -68,21 +68,21 @@ FurtherLayers further_layers(const std::filesystem::path& folder, const Family& 
   return {layers, layers + count};
 }
 
-void check_tensor_count(const storage::SafetensorsFolder& folder, const recipe::ModelConfig& m,
+void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::ModelSpec& m,
                         const NameForm& form) {
   // A layer has a tensor of its own, and each of its experts unless one tensor holds them all. A
   // folder that lacks a part of them gets a list of what is missing.
   constexpr int64_t kSome = 1 << 17;
-  int64_t layers_with_experts = 0;
-  for (int64_t l = 0; l < m.num_layers; ++l) layers_with_experts += m.has_experts(l);
-  const int64_t least = m.num_layers + (form.fused ? 0 : layers_with_experts * m.moe.num_experts);
+  int64_t least = m.layer_count();
+  for (const spec::LayerSpec& layer : m.layers)
+    if (layer.experts() && !form.fused) least += layer.experts()->count;
   const auto there = int64_t(folder.tensors().size());
   if (least <= there + kSome) return;
   throw UserError(
       fmt::format("{}: {} layers of {} experts have at least {} tensors, and the folder "
                   "has {}",
-                  (folder.path() / "config.json").string(), m.num_layers, m.moe.num_experts, least,
-                  there),
+                  (folder.path() / "config.json").string(), m.layer_count(),
+                  m.experts() ? m.experts()->count : 0, least, there),
       "download the folder again, or correct its config.json");
 }
 

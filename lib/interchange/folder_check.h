@@ -23,7 +23,7 @@ FurtherLayers further_layers(const std::filesystem::path& folder, const Family& 
 
 // Throws UserError if config.json asks for far more layers or experts than the folder has tensors,
 // before a map of their names fills the memory.
-void check_tensor_count(const storage::SafetensorsFolder& folder, const recipe::ModelConfig& model,
+void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::ModelSpec& model,
                         const NameForm& form);
 
 // Returns a line for each tensor that is missing, has another shape or a type that cannot be read,

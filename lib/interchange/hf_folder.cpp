@@ -15,6 +15,7 @@
 #include "base/strings.h"
 #include "interchange/config.h"
 #include "interchange/folder_check.h"
+#include "recipe/model_spec.h"
 #include "storage/fingerprint.h"
 
 namespace mtrain::interchange {
@@ -62,12 +63,13 @@ HfFolder open_hf_folder(const std::filesystem::path& folder,
   if (errors.empty() || std::filesystem::exists(folder / "config.json", ignored))
     collect(errors, [&] { recipe = read_config(folder, ignore_keys); });
   if (!errors.empty()) throw UserError(fmt::format("{}", fmt::join(errors, "\n")));
-  const Family* family = find_family(recipe::enum_name(recipe->model.architecture));
-  MT_CHECK(family, "{} has keys and no tensors", recipe::enum_name(recipe->model.architecture));
+  const Family* family = find_family(enum_name(recipe->model.architecture));
+  MT_CHECK(family, "{} has keys and no tensors", enum_name(recipe->model.architecture));
   const auto contains = [&](std::string_view name) { return tensors->contains(name); };
   const NameForm form = NameForm::of(*family, contains);
-  check_tensor_count(*tensors, recipe->model, form);
-  TensorMap map(recipe->model, *family, form);
+  const spec::ModelSpec model = recipe::model_spec(recipe->model);
+  check_tensor_count(*tensors, model, form);
+  TensorMap map(model, *family, form);
   const FurtherLayers further = further_layers(folder, *family, recipe->model.num_layers);
   std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, further);
   if (mistakes.empty()) collect(mistakes, [&] { check_tied_copy(*tensors, map); });

@@ -9,7 +9,7 @@
 
 #include "base/shape.h"
 #include "interchange/families.h"
-#include "recipe/schema/model.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::interchange {
 
@@ -45,9 +45,9 @@ struct NameForm {
 
 class TensorMap {
  public:
-  // The sizes of `model` must be resolved, as a loaded recipe has them. Throws BugError if the
-  // family has no name for a tensor of the model: config.h says which models a family can be.
-  TensorMap(const recipe::ModelConfig& model, const Family& family, const NameForm& form = {});
+  // Throws BugError if the family has no name for a tensor of the model: config.h says which models
+  // a family can be.
+  TensorMap(const spec::ModelSpec& model, const Family& family, const NameForm& form = {});
 
   const Family& family() const { return *family_; }
   const std::vector<MappedTensor>& tensors() const { return tensors_; }

@@ -12,8 +12,8 @@ namespace mtrain::model {
 namespace {
 
 struct AttentionActivations {
-  ops::NormResult norm;              // its output is absent if it is computed again
-  Tensor raw_TN;                     // the qkv before the norms of q and k; absent without qk_norm
+  ops::NormResult norm;  // its output is absent if it is computed again
+  Tensor raw_TN;         // the qkv before the norms of q and k; absent without these norms
   HeadNorms::Statistics head_norms;  // of these norms; absent if the norms are recomputed
   // The core's input. It is absent unless the core is recomputed, since the core keeps what it
   // needs; and absent if the norms of q and k are recomputed, too.
@@ -25,47 +25,49 @@ struct AttentionActivations {
 
 class AttentionSegment : public Segment {
  public:
-  AttentionSegment(ParamStore& params, const GptConfig& c, int64_t layer,
-                   const RotaryTables& rotary, const Recompute& recompute, const ModelImpls& impls)
-      : c_(c),
-        id_{SegmentKind::attention, layer},
+  AttentionSegment(ParamStore& params, const spec::ModelSpec& model,
+                   const spec::GroupedAttention& a, int64_t layer, const RotaryTables* rotary,
+                   const Recompute& recompute, const ModelImpls& impls)
+      : id_{SegmentKind::attention, layer},
         name_(segment_name(id_)),
         rotary_(rotary),
-        rotates_(c.rotates(layer)),
         recompute_core_(recompute.attention_core),
-        recompute_head_norms_(recompute_core_ && recompute.norms && c.qk_norm),
+        recompute_head_norms_(recompute_core_ && recompute.norms &&
+                              a.head_norm != spec::HeadNorm::none),
         keep_norm_(!recompute.cheap && !recompute.norms),
         tensor_(impls.tensor),
-        norm_(params, unit_id(layer), name_, c, *tensor_),
-        heads_{.A = tensor_->local_count(c.heads),
-               .G = tensor_->local_count(c.kv_heads),
-               .D = c.head_dim,
-               .window = c.window_of(layer),
-               .score_scale = c.score_scale,
-               .score_cap = c.score_cap} {
+        norm_(params, unit_id(layer), name_, model, model.layer(layer), *tensor_),
+        heads_{.A = tensor_->local_count(a.heads),
+               .G = tensor_->local_count(a.kv_heads),
+               .D = a.head_dim,
+               .window = a.window,
+               .score_scale = float(a.score_scale),
+               .score_cap = float(a.score_cap)} {
     core_ = impls.attention_core ? impls.attention_core(heads_, layer) : local_attention(heads_);
-    const int64_t D = c.head_dim;
+    const int64_t D = a.head_dim;
+    const auto std = float(model.init_std);
     qkv_ = tensor_->column_linear(params,
                                   {.unit = unit_id(layer),
                                    .name = name_ + ".qkv",
-                                   .I = c.hidden,
-                                   .O = c.qkv_width(),
-                                   .bias = c.qkv_bias,
-                                   .std = c.init_std,
+                                   .I = model.hidden,
+                                   .O = a.qkv_width(),
+                                   .bias = a.qkv_bias,
+                                   .std = std,
                                    .gemm = LayerGemm::qkv,
-                                   .sections = {{c.heads, D}, {c.kv_heads, D}, {c.kv_heads, D}},
+                                   .sections = {{a.heads, D}, {a.kv_heads, D}, {a.kv_heads, D}},
                                    .fp8 = impls.fp8_of(layer)});
     // The initial weights of projections into the residual stream are smaller by sqrt(2 L) (GPT-2).
     proj_ = tensor_->row_linear(params, {.unit = unit_id(layer),
                                          .name = name_ + ".proj",
-                                         .I = c.heads * D,
-                                         .O = c.hidden,
-                                         .bias = c.proj_bias,
-                                         .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                         .I = a.heads * D,
+                                         .O = model.hidden,
+                                         .bias = a.proj_bias,
+                                         .std = std / std::sqrt(2.0f * float(model.layer_count())),
                                          .gemm = LayerGemm::proj,
                                          .fp8 = impls.fp8_of(layer)});
-    if (c.qk_norm) head_norms_.emplace(params, unit_id(layer), name_, c, tensor_, heads_);
-    output_.emplace(params, unit_id(layer), name_, c, tensor_, id_);
+    if (a.head_norm != spec::HeadNorm::none)
+      head_norms_.emplace(params, unit_id(layer), name_, model.norm, a, tensor_, heads_);
+    output_.emplace(params, unit_id(layer), name_, model, model.layer(layer), tensor_, id_);
     unit_ = params.unit(unit_id(layer));
   }
 
@@ -80,11 +82,11 @@ class AttentionSegment : public Segment {
     a.norm = norm_.forward(step, in.h, write);
     a.qkv_TN = qkv_->forward(step, a.norm.y_TH, a.qkv_scale);
     if (!keep_norm_) a.norm.y_TH = {};
-    if (c_.qk_norm) {
+    if (head_norms_) {
       a.raw_TN = a.qkv_TN;
       a.qkv_TN = head_norms_->forward(step, a.raw_TN, a.head_norms);
     }
-    if (rotates_) rotate(step, a.qkv_TN, false);
+    if (rotary_) rotate(step, a.qkv_TN, false);
     const ops::Float8Write out_write = core_write(step, proj_->input_write(step.training));
     a.proj_scale = InputScale(out_write);
     CoreResult core = core_->forward(step, a.qkv_TN, out_write);
@@ -106,7 +108,7 @@ class AttentionSegment : public Segment {
     auto a = step.stash.pop<AttentionActivations>();
     if (recompute_head_norms_) {
       a.qkv_TN = head_norms_->forward(step, a.raw_TN, a.head_norms);
-      if (rotates_) rotate(step, a.qkv_TN, false);
+      if (rotary_) rotate(step, a.qkv_TN, false);
     }
     if (recompute_core_) a.core = core_->forward(step, a.qkv_TN, {});
     InputGradient dout = proj_->dgrad(step, output_->backward(step, d, a.out, proj_.get()));
@@ -119,10 +121,10 @@ class AttentionSegment : public Segment {
     const Tensor dqkv_amax = dqkv_write.amax, none;
     Tensor dqkv =
         core_->backward(step, a.core, dout.dx_TI,
-                        {.dqk = rotates_ || c_.qk_norm ? none : dqkv_amax, .dv = dqkv_amax});
+                        {.dqk = rotary_ || head_norms_ ? none : dqkv_amax, .dv = dqkv_amax});
     a.core = {}, a.qkv_TN = {}, dout = {};
-    if (rotates_) rotate(step, dqkv, true, c_.qk_norm ? none : dqkv_amax);
-    if (c_.qk_norm) head_norms_->backward(step, a.raw_TN, a.head_norms, dqkv, dqkv_amax);
+    if (rotary_) rotate(step, dqkv, true, head_norms_ ? none : dqkv_amax);
+    if (head_norms_) head_norms_->backward(step, a.raw_TN, a.head_norms, dqkv, dqkv_amax);
     const Tensor y =
         keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}, a.qkv_scale.again).y_TH;
     const Tensor dy = qkv_->backward(step, y, a.qkv_scale, {std::move(dqkv), dqkv_write});
@@ -138,15 +140,13 @@ class AttentionSegment : public Segment {
   }
 
   void rotate(Step& step, const Tensor& qk_TN, bool backward, const Tensor& amax = {}) {
-    ops::rope(step.compute, qk_TN, rotary_.cos_PR, rotary_.sin_PR, step.seq.position_T,
+    ops::rope(step.compute, qk_TN, rotary_->cos_PR, rotary_->sin_PR, step.seq.position_T,
               heads_.A + heads_.G, heads_.D, backward, amax);
   }
 
-  GptConfig c_;
   const SegmentId id_;
   const std::string name_;  // names the scope in error messages, and starts the parameters' names
-  const RotaryTables& rotary_;
-  const bool rotates_;
+  const RotaryTables* const rotary_;  // null: the layer does not rotate
   bool recompute_core_, recompute_head_norms_, keep_norm_;
   std::shared_ptr<TensorParallel> tensor_;
   InputNorm norm_;
@@ -160,10 +160,12 @@ class AttentionSegment : public Segment {
 
 }  // namespace
 
-std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                           const RotaryTables& rotary, const Recompute& recompute,
+std::unique_ptr<Segment> attention_segment(ParamStore& params, const spec::ModelSpec& model,
+                                           const spec::GroupedAttention& attention, int64_t layer,
+                                           const RotaryTables* rotary, const Recompute& recompute,
                                            const ModelImpls& impls) {
-  return std::make_unique<AttentionSegment>(params, c, layer, rotary, recompute, impls);
+  return std::make_unique<AttentionSegment>(params, model, attention, layer, rotary, recompute,
+                                            impls);
 }
 
 }  // namespace mtrain::model

@@ -13,8 +13,10 @@
 
 namespace mtrain::model {
 
-std::unique_ptr<Segment> attention_segment(ParamStore& params, const GptConfig& c, int64_t layer,
-                                           const RotaryTables& rotary, const Recompute& recompute,
+// `rotary` is null if the layer does not rotate.
+std::unique_ptr<Segment> attention_segment(ParamStore& params, const spec::ModelSpec& model,
+                                           const spec::GroupedAttention& attention, int64_t layer,
+                                           const RotaryTables* rotary, const Recompute& recompute,
                                            const ModelImpls& impls);
 
 }  // namespace mtrain::model

@@ -8,15 +8,18 @@
 
 namespace mtrain::model {
 
-Block::Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
+Block::Block(ParamStore& params, const spec::ModelSpec& model, int64_t layer, RotarySet& rotary,
              const Recompute& recompute, const ModelImpls& impls) {
-  segments_.push_back(attention_segment(params, c, layer, rotary, recompute, impls));
-  if (!c.experts.in_layer(layer)) {
-    segments_.push_back(mlp_segment(params, c, layer, recompute, impls));
-    return;
-  }
-  for (auto& segment : expert_segments(params, c, layer, recompute, impls))
-    segments_.push_back(std::move(segment));
+  const auto add = [&](std::unique_ptr<Segment> s) { segments_.push_back(std::move(s)); };
+  const spec::LayerSpec& l = model.layer(layer);
+  const auto& attention = std::get<spec::GroupedAttention>(l.attention);
+  add(attention_segment(params, model, attention, layer, rotary.of(attention.rotary), recompute,
+                        impls));
+  if (const auto* mlp = std::get_if<spec::DenseMlp>(&l.mlp))
+    add(mlp_segment(params, model, *mlp, layer, recompute, impls));
+  if (const spec::Experts* experts = l.experts())
+    for (auto& segment : expert_segments(params, model, *experts, layer, recompute, impls))
+      add(std::move(segment));
 }
 
 std::vector<ParamUnit*> Block::units() const {

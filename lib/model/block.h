@@ -7,12 +7,13 @@
 #include "model/recompute.h"
 #include "model/rotary.h"
 #include "model/segment.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::model {
 
 class Block {
  public:
-  Block(ParamStore& params, const GptConfig& c, int64_t layer, const RotaryTables& rotary,
+  Block(ParamStore& params, const spec::ModelSpec& model, int64_t layer, RotarySet& rotary,
         const Recompute& recompute, const ModelImpls& impls);
   size_t size() const { return segments_.size(); }
   Segment& segment(size_t i) { return *segments_[i]; }

@@ -8,18 +8,29 @@ namespace {
 constexpr SegmentId kId{SegmentKind::embedding};
 }
 
-Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParallel& tensor,
+Parameter* add_vocabulary(ParamStore& params, UnitId unit, ParamSpec spec,
+                          const spec::ModelSpec& model, const ModelImpls& impls) {
+  const TensorParallel& tensor = *impls.tensor;
+  const int64_t rows = impls.padded_vocab > 0 ? impls.padded_vocab : model.vocab;
+  spec.shape = {tensor.local_count(rows), model.hidden};
+  spec.std = float(model.init_std);
+  spec.role = TensorRole::table;
+  spec.rows = model.vocab;
+  spec.shard = {.ranks = tensor.size(),
+                .rank = tensor.rank(),
+                .dim = ShardSpec::Dim::rows,
+                .sections = {{rows, 1}}};
+  return params.add(unit, std::move(spec));
+}
+
+Parameter* add_table(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
                      bool copy) {
   // The first contribution to a tied table's gradient is the output layer's GEMM. An untied table's
   // gradient only gets the rows that the embedding adds.
-  return params.add(UnitKind::embedding, {.name = "embedding.weight",
-                                          .shape = {tensor.local_count(c.padded_vocab), c.hidden},
-                                          .std = c.init_std,
-                                          .role = TensorRole::table,
-                                          .rows = c.vocab,
-                                          .matmul_grad = c.tied_embeddings,
-                                          .shard = vocabulary_shard(tensor, c),
-                                          .copy = copy});
+  return add_vocabulary(
+      params, UnitKind::embedding,
+      {.name = "embedding.weight", .shape = {}, .matmul_grad = model.tied_embeddings, .copy = copy},
+      model, impls);
 }
 
 Parameter* token_table(ParamStore& params) {
@@ -27,24 +38,20 @@ Parameter* token_table(ParamStore& params) {
   return unit ? unit->params.front() : nullptr;
 }
 
-Embedding::Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& impls,
+Embedding::Embedding(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
                      bool table_alone)
-    : c_(c), tensor_(impls.tensor), table_(add_table(params, c, *tensor_, false)) {
-  if (!c.rotary)
+    : scale_(float(model.embedding_scale)),
+      dropout_(float(model.embedding_dropout)),
+      tensor_(impls.tensor),
+      table_(add_table(params, model, impls, false)) {
+  if (model.learned_positions)
     positions_ = params.add(table_alone ? UnitKind::positions : UnitKind::embedding,
                             {.name = "position_embedding.weight",
-                             .shape = {c.max_positions, c.hidden},
-                             .std = c.init_std,
+                             .shape = {model.max_positions, model.hidden},
+                             .std = float(model.init_std),
                              .role = TensorRole::table,
                              .matmul_grad = false,
                              .shard = tensor_->replicated()});
-}
-
-ShardSpec vocabulary_shard(const TensorParallel& tensor, const GptConfig& c) {
-  return {.ranks = tensor.size(),
-          .rank = tensor.rank(),
-          .dim = ShardSpec::Dim::rows,
-          .sections = {{c.padded_vocab, 1}}};
 }
 
 std::vector<ParamUnit*> Embedding::units() const {
@@ -53,12 +60,13 @@ std::vector<ParamUnit*> Embedding::units() const {
 }
 
 ops::VocabularyShard Embedding::shard() const {
-  return {tensor_->rank() * table_->shape[0], c_.padded_vocab};
+  return {tensor_->rank() * table_->shape[0], tensor_->size() * table_->shape[0]};
 }
 
 float Embedding::scale(DType dtype) const {
-  const float x = c_.embedding_scale;
-  return dtype == DType::bf16 ? float(bf16(x)) : dtype == DType::f16 ? float(f16(x)) : x;
+  return dtype == DType::bf16  ? float(bf16(scale_))
+         : dtype == DType::f16 ? float(f16(scale_))
+                               : scale_;
 }
 
 // Each rank looks up the ids of its own rows of the table. The learned positions are added to the
@@ -80,14 +88,13 @@ Tensor Embedding::forward(Step& step, const Tensor& id_T) {
                           : ops::embedding(step.compute, id_T, table_->value, step.seq.position_T,
                                            positions_ ? positions_->value : Tensor(), {},
                                            scale(table_->value.dtype()));
-  drop(step, x_TH, kId, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
+  drop(step, x_TH, kId, dropout_, tensor_->first_row(step.seq.T()));
   return x_TH;
 }
 
 void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
   const Device::Scope scope(step.compute.device(), segment_name(kId));
-  const Tensor d =
-      drop_backward(step, d_TH, kId, c_.embedding_dropout, tensor_->first_row(step.seq.T()));
+  const Tensor d = drop_backward(step, d_TH, kId, dropout_, tensor_->first_row(step.seq.T()));
   const Tensor all_d = tensor_->gather(step, d);
   // The gradient has the type of the embeddings, and the table's value may be absent by now.
   const float factor = scale(d_TH.dtype());

@@ -5,11 +5,11 @@
 
 namespace mtrain::model {
 
-// Says how the rows of the padded vocabulary are split over the ranks of tensor parallelism.
-ShardSpec vocabulary_shard(const TensorParallel& tensor, const GptConfig& c);
-
+// Declares a table of the vocabulary's rows, spread over the ranks of tensor parallelism.
+Parameter* add_vocabulary(ParamStore& params, UnitId unit, ParamSpec spec,
+                          const spec::ModelSpec& model, const ModelImpls& impls);
 // Declares the token table, the first parameter of its unit. `copy`: see ParamSpec::copy.
-Parameter* add_table(ParamStore& params, const GptConfig& c, const TensorParallel& tensor,
+Parameter* add_table(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
                      bool copy);
 // Returns the token table, or null if this rank has none.
 Parameter* token_table(ParamStore& params);
@@ -17,7 +17,7 @@ Parameter* token_table(ParamStore& params);
 class Embedding {
  public:
   // `table_alone`: the token table has a unit of its own, apart from the learned positions.
-  Embedding(ParamStore& params, const GptConfig& c, const ModelImpls& impls = {},
+  Embedding(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls = {},
             bool table_alone = false);
   // Returns the embeddings (T, H) of the ids; under sequence parallelism, this rank's rows of them.
   Tensor forward(Step& step, const Tensor& id_T);
@@ -32,7 +32,7 @@ class Embedding {
   // Returns what multiplies token embeddings that are computed in a type: rounded to it.
   float scale(DType dtype) const;
 
-  GptConfig c_;
+  const float scale_, dropout_;
   std::shared_ptr<TensorParallel> tensor_;
   Parameter *table_, *positions_ = nullptr;
 };

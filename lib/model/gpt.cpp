@@ -21,20 +21,16 @@ struct GroupInput {
 };
 }  // namespace
 
-Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
+Gpt::Gpt(Stream& stream, ParamStore& params, const spec::ModelSpec& model, int64_t positions,
          const Recompute& recompute, const ModelImpls& impls, const StageSpec& stage)
-    : c_(c), stage_(stage), tensor_(impls.tensor) {
-  stage_.end = std::min(stage_.end, c.layers);
-  const bool two_bases = c.rotary && c.local_rotary_base > 0;
-  if (c.rotary) rotary_ = rotary_tables(stream, c, positions);
-  if (two_bases) local_rotary_ = local_rotary_tables(stream, c, positions);
+    : spec_(model), stage_(stage), tensor_(impls.tensor), rotary_(stream, positions) {
+  stage_.end = std::min(stage_.end, model.layer_count());
   if (stage_.embedding)
-    embedding_ = std::make_unique<Embedding>(params, c, impls, stage_.shares_table);
+    embedding_ = std::make_unique<Embedding>(params, model, impls, stage_.shares_table);
   for (int64_t i = stage_.begin; i < stage_.end; ++i)
-    blocks_.emplace_back(params, c, i, two_bases && c.window_of(i) > 0 ? local_rotary_ : rotary_,
-                         recompute, impls);
+    blocks_.emplace_back(params, model, i, rotary_, recompute, impls);
   if (stage_.head) {
-    head_ = std::make_unique<Head>(params, c, impls, stage_.shares_table);
+    head_ = std::make_unique<Head>(params, model, impls, stage_.shares_table);
     head_unit_ = head_->unit();
     table_unit_ = head_->output_unit();
   }
@@ -47,7 +43,8 @@ Gpt::Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positio
 }
 
 Shape Gpt::hidden_shape(const SequenceInfo& seq) const {
-  return {tensor_->sequence() ? exact_div(seq.T(), int64_t(tensor_->size())) : seq.T(), c_.hidden};
+  return {tensor_->sequence() ? exact_div(seq.T(), int64_t(tensor_->size())) : seq.T(),
+          spec_.hidden};
 }
 
 std::vector<ParamUnit*> Gpt::units() const {
@@ -58,7 +55,7 @@ std::vector<ParamUnit*> Gpt::units() const {
   }
   if (!stage_.head) return all;
   all.push_back(head_unit_);
-  if (c_.tied_embeddings && std::ranges::find(all, table_unit_) == all.end())
+  if (spec_.tied_embeddings && std::ranges::find(all, table_unit_) == all.end())
     all.push_back(table_unit_);
   return all;
 }

@@ -1,5 +1,4 @@
-// The GPT consists of embedding, blocks and head. GptConfig describes Llama 2/3, Qwen 2/3, Mistral
-// and GPT-2, and Mixtral's, Qwen's and DeepSeek's models with experts.
+// The GPT consists of embedding, blocks and head. A spec::ModelSpec describes it.
 #pragma once
 #include <limits>
 #include <memory>
@@ -32,7 +31,7 @@ class Gpt {
   // Declares the stage's parameters in `params`; materialize them before use. The stages of a rank
   // share `params`, and declare their parameters in the order of stages. No sequence is longer than
   // `positions`.
-  Gpt(Stream& stream, ParamStore& params, const GptConfig& c, int64_t positions,
+  Gpt(Stream& stream, ParamStore& params, const spec::ModelSpec& model, int64_t positions,
       const Recompute& recompute = {}, const ModelImpls& impls = {}, const StageSpec& stage = {});
   Gpt(const Gpt&) = delete;  // the blocks point into it
   Gpt& operator=(const Gpt&) = delete;
@@ -53,7 +52,7 @@ class Gpt {
   // the logits of these rows of the micro-batch are wanted.
   Tensor logits(Step& step, const MicroBatch& batch, const std::vector<int64_t>& rows = {});
 
-  const GptConfig& config() const { return c_; }
+  const spec::ModelSpec& spec() const { return spec_; }
   const StageSpec& stage() const { return stage_; }
   // Returns the units of all parameters that the stage uses.
   std::vector<ParamUnit*> units() const;
@@ -75,14 +74,14 @@ class Gpt {
 
   // Whether the output layer uses the embedding's own table, whose gradient is ready only when the
   // embedding has added to it.
-  bool borrows_table() const { return c_.tied_embeddings && !stage_.shares_table; }
+  bool borrows_table() const { return spec_.tied_embeddings && !stage_.shares_table; }
   // Whether the output layer has a copy of the table, and alone adds to its gradient on this rank.
-  bool copies_table() const { return c_.tied_embeddings && stage_.shares_table; }
+  bool copies_table() const { return spec_.tied_embeddings && stage_.shares_table; }
 
-  GptConfig c_;
+  const spec::ModelSpec spec_;
   StageSpec stage_;
   std::shared_ptr<TensorParallel> tensor_;
-  RotaryTables rotary_, local_rotary_;  // the latter of layers with a window; perhaps absent
+  RotarySet rotary_;
   // The units of the output layer's weight and of the head; null without a head. With tied
   // embeddings the former holds the token table.
   ParamUnit *table_unit_ = nullptr, *head_unit_ = nullptr;

@@ -32,24 +32,22 @@ Tensor picked_rows(Stream& stream, const Tensor& x_TH, const std::vector<int64_t
 }
 }  // namespace
 
-Head::Head(ParamStore& params, const GptConfig& c, const ModelImpls& impls, bool own_table)
-    : c_(c),
+Head::Head(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
+           bool own_table)
+    : vocab_(model.vocab),
+      logit_cap_(float(model.logit_cap)),
       tensor_(impls.tensor),
       logits_rows_(impls.logits_rows),
       logits_dtype_(impls.logits_dtype),
-      norm_(params, UnitKind::output, "final_norm", c, *tensor_),
-      completes_(!c.tied_embeddings || own_table) {
-  if (c.tied_embeddings) {
-    output_ = own_table ? add_table(params, c, *tensor_, true) : token_table(params);
+      norm_(params, UnitKind::output, "final_norm", model, *tensor_),
+      completes_(!model.tied_embeddings || own_table) {
+  if (model.tied_embeddings) {
+    output_ = own_table ? add_table(params, model, impls, true) : token_table(params);
     MT_CHECK(output_, "embeddings are tied, but this rank has no token table");
     return;
   }
-  output_ = params.add(UnitKind::output, {.name = "output.weight",
-                                          .shape = {tensor_->local_count(c.padded_vocab), c.hidden},
-                                          .std = c.init_std,
-                                          .role = TensorRole::table,
-                                          .rows = c.vocab,
-                                          .shard = vocabulary_shard(*tensor_, c)});
+  output_ = add_vocabulary(params, UnitKind::output, {.name = "output.weight", .shape = {}}, model,
+                           impls);
 }
 
 void Head::token_losses(Step& step, const Tensor& logits_TV, const Tensor& label_T,
@@ -64,14 +62,14 @@ void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& labe
                          const Tensor& loss_T, const LossRequest& request) {
   Stream& stream = step.compute;
   if (tensor_->size() == 1)
-    return ops::cross_entropy(stream, logits_TV, label_T, loss_T, c_.vocab, request.grad_scale,
-                              step.training, request.grad_scale_1, c_.logit_cap);
+    return ops::cross_entropy(stream, logits_TV, label_T, loss_T, vocab_, request.grad_scale,
+                              step.training, request.grad_scale_1, logit_cap_);
   MT_CHECK(!request.grad_scale_1, "tensor parallelism takes the gradient's scale by value only");
-  const int64_t first = std::min(tensor_->rank() * output_->shape[0], c_.vocab);
-  const ops::VocabularyColumns here{first, output_->real_rows(), c_.vocab};
-  const Tensor sums_T3 = ops::cross_entropy_sums(stream, logits_TV, label_T, here, c_.logit_cap);
+  const int64_t first = std::min(tensor_->rank() * output_->shape[0], vocab_);
+  const ops::VocabularyColumns here{first, output_->real_rows(), vocab_};
+  const Tensor sums_T3 = ops::cross_entropy_sums(stream, logits_TV, label_T, here, logit_cap_);
   ops::cross_entropy_from_sums(stream, logits_TV, label_T, tensor_->gather_sums(step, sums_T3),
-                               loss_T, here, request.grad_scale, step.training, c_.logit_cap);
+                               loss_T, here, request.grad_scale, step.training, logit_cap_);
 }
 
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
@@ -120,7 +118,7 @@ Tensor Head::logits(Step& step, const Hidden& h, const std::vector<int64_t>& row
   if (!rows.empty()) y_TH = picked_rows(stream, y_TH, rows);
   const Tensor own_TV =
       ops::matmul(stream, "matmul_output_fwd", y_TH, output_->value, {.b = true}, DType::f32);
-  if (c_.logit_cap > 0) ops::soft_cap(stream, own_TV, c_.logit_cap);
+  if (logit_cap_ > 0) ops::soft_cap(stream, own_TV, logit_cap_);
   if (tensor_->size() == 1) return own_TV;
   const int64_t T = own_TV.dim(0), P = tensor_->size(), columns = own_TV.dim(1);
   const Tensor all_PTV = tensor_->all_ranks(own_TV.view({own_TV.count()}));

@@ -20,7 +20,8 @@ class Head {
  public:
   // With tied embeddings the output layer multiplies by the token table. `own_table`: by a copy of
   // it, since the embedding is on another rank.
-  Head(ParamStore& params, const GptConfig& c, const ModelImpls& impls, bool own_table = false);
+  Head(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
+       bool own_table = false);
   // Adds the loss to request.total. Pushes the gradient to step.stash if step.training.
   void loss(Step& step, const Hidden& h, const LossRequest& request);
   // Returns dL/dh (T, H).
@@ -40,7 +41,8 @@ class Head {
   void cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& label_T,
                      const Tensor& loss_T, const LossRequest& request);
 
-  GptConfig c_;
+  const int64_t vocab_;
+  const float logit_cap_;  // 0: none
   std::shared_ptr<TensorParallel> tensor_;
   int64_t logits_rows_;  // tokens in a chunk; 0: all
   std::optional<DType> logits_dtype_;

@@ -6,8 +6,9 @@ namespace mtrain::model {
 
 namespace {
 // `heads` counts those of all ranks.
-Parameter* add_weight(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
-                      const TensorParallel& tensor, const ops::HeadRange& range, int64_t heads) {
+Parameter* add_weight(ParamStore& params, UnitId unit, const std::string& name,
+                      const spec::NormSpec& norm, const TensorParallel& tensor,
+                      const ops::HeadRange& range, int64_t heads) {
   // Each rank normalizes its own heads. Where each head has the same weight, its gradient is a sum
   // over ranks, and so it is of heads that several ranks have.
   ShardSpec shard = tensor.replicated();
@@ -15,25 +16,26 @@ Parameter* add_weight(ParamStore& params, UnitId unit, const std::string& name, 
   if (range.as_one) shard.dim = ShardSpec::Dim::rows, shard.sections = {{heads, range.D}};
   return params.add(unit, {.name = name + ".weight",
                            .shape = {range.width()},
-                           .init = c.norm_plus_one ? Init::zeros : Init::ones,
+                           .init = norm.plus_one ? Init::zeros : Init::ones,
                            .role = TensorRole::vector,
                            .matmul_grad = false,
                            .shard = shard});
 }
 }  // namespace
 
-HeadNorms::HeadNorms(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+HeadNorms::HeadNorms(ParamStore& params, UnitId unit, const std::string& name,
+                     const spec::NormSpec& norm, const spec::GroupedAttention& attention,
                      std::shared_ptr<TensorParallel> tensor, const HeadConfig& heads)
     : tensor_(std::move(tensor)),
-      q_{0, heads.A, heads.D, c.qk_norm_all_heads},
-      k_{heads.A, heads.G, heads.D, c.qk_norm_all_heads},
-      eps_(c.norm_eps),
-      plus_one_(c.norm_plus_one),
-      q_norm_(add_weight(params, unit, name + ".q_norm", c, *tensor_, q_, c.heads)),
-      k_norm_(add_weight(params, unit, name + ".k_norm", c, *tensor_, k_, c.kv_heads)) {}
+      q_{0, heads.A, heads.D, attention.head_norm == spec::HeadNorm::all_heads},
+      k_{heads.A, heads.G, heads.D, q_.as_one},
+      eps_(float(norm.eps)),
+      plus_one_(norm.plus_one),
+      q_norm_(add_weight(params, unit, name + ".q_norm", norm, *tensor_, q_, attention.heads)),
+      k_norm_(add_weight(params, unit, name + ".k_norm", norm, *tensor_, k_, attention.kv_heads)) {}
 
 ops::NormWeights HeadNorms::weights(const Parameter& p) const {
-  return {ops::NormKind::rms, p.value, {}, eps_, plus_one_};
+  return {NormKind::rms, p.value, {}, eps_, plus_one_};
 }
 
 ops::SharedRows HeadNorms::shared(const Tensor& sum_2T, int64_t which,

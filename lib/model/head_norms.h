@@ -5,9 +5,9 @@
 #include <string>
 
 #include "model/attention_core.h"
-#include "model/config.h"
 #include "model/param/parameters.h"
 #include "model/tensor_parallel.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::model {
 
@@ -18,8 +18,9 @@ class HeadNorms {
   };
 
   // Declares the norms' parameters in `unit`. `heads` are those of this rank.
-  HeadNorms(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
-            std::shared_ptr<TensorParallel> tensor, const HeadConfig& heads);
+  HeadNorms(ParamStore& params, UnitId unit, const std::string& name, const spec::NormSpec& norm,
+            const spec::GroupedAttention& attention, std::shared_ptr<TensorParallel> tensor,
+            const HeadConfig& heads);
   // Returns a copy of raw_TN with normalized queries and keys.
   Tensor forward(Step& step, const Tensor& raw_TN, Statistics& statistics) const;
   // Replaces the gradient of forward()'s result by that of raw_TN, in place. `amax` (optional) is a

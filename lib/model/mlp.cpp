@@ -22,37 +22,39 @@ struct MlpActivations {
 
 class MlpSegment : public Segment {
  public:
-  MlpSegment(ParamStore& params, const GptConfig& c, int64_t layer, const Recompute& recompute,
-             const ModelImpls& impls)
-      : c_(c),
+  MlpSegment(ParamStore& params, const spec::ModelSpec& model, const spec::DenseMlp& mlp,
+             int64_t layer, const Recompute& recompute, const ModelImpls& impls)
+      : mlp_(mlp),
         recompute_(recompute.mlp),
         keep_norm_(!recompute.cheap && !recompute.norms),
         keep_activation_(!recompute.cheap && !recompute.mlp && !gelu_in_gemms()),
         id_{SegmentKind::mlp, layer},
         name_(segment_name(id_)),
         tensor_(impls.tensor),
-        norm_(params, {UnitKind::layer, layer}, name_, c, *tensor_) {
+        norm_(params, {UnitKind::layer, layer}, name_, model, model.layer(layer), *tensor_) {
     const UnitId unit{UnitKind::layer, layer};
-    std::vector<ShardSpec::Section> sections{{c.ffn, 1}};
-    if (c.gated_mlp) sections.push_back({c.ffn, 1});  // gate | up
+    const int64_t F = mlp.ffn;
+    const auto std = float(model.init_std);
+    std::vector<ShardSpec::Section> sections{{F, 1}};
+    if (mlp.gated()) sections.push_back({F, 1});  // gate | up
     up_ = tensor_->column_linear(params, {.unit = unit,
-                                          .name = name_ + (c.gated_mlp ? ".gate_up" : ".up"),
-                                          .I = c.hidden,
-                                          .O = (c.gated_mlp ? 2 : 1) * c.ffn,
-                                          .bias = c.linear_bias,
-                                          .std = c.init_std,
+                                          .name = name_ + (mlp.gated() ? ".gate_up" : ".up"),
+                                          .I = model.hidden,
+                                          .O = (mlp.gated() ? 2 : 1) * F,
+                                          .bias = mlp.bias,
+                                          .std = std,
                                           .gemm = LayerGemm::fc1,
                                           .sections = sections,
                                           .fp8 = impls.fp8_of(layer)});
     down_ = tensor_->row_linear(params, {.unit = unit,
                                          .name = name_ + ".down",
-                                         .I = c.ffn,
-                                         .O = c.hidden,
-                                         .bias = c.linear_bias,
-                                         .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
+                                         .I = F,
+                                         .O = model.hidden,
+                                         .bias = mlp.bias,
+                                         .std = std / std::sqrt(2.0f * float(model.layer_count())),
                                          .gemm = LayerGemm::fc2,
                                          .fp8 = impls.fp8_of(layer)});
-    output_.emplace(params, unit, name_, c, tensor_, id_);
+    output_.emplace(params, unit, name_, model, model.layer(layer), tensor_, id_);
     unit_ = params.unit(unit);
   }
 
@@ -72,8 +74,9 @@ class MlpSegment : public Segment {
       a.up_TF = up.y_TO, act_TF = up.gelu_TO;
     } else {
       a.up_TF = up_->forward(step, a.norm.y_TH, a.up_scale);
-      act_TF = c_.gated_mlp ? ops::swiglu(step.compute, a.up_TF, down_write, gate_function(c_))
-                            : ops::gelu(step.compute, a.up_TF, false, down_write.amax);
+      act_TF = mlp_.gated()
+                   ? ops::swiglu(step.compute, a.up_TF, down_write, gate_function(mlp_.activation))
+                   : ops::gelu(step.compute, a.up_TF, false, down_write.amax);
     }
     if (!keep_norm_) a.norm.y_TH = {};
     if (recompute_) a.up_TF = {};
@@ -115,12 +118,12 @@ class MlpSegment : public Segment {
     OutputGradient for_wgrad;  // for the down projection's wgrad()
   };
 
-  bool gelu_in_gemms() const { return !c_.gated_mlp && c_.gelu_tanh; }
+  bool gelu_in_gemms() const { return mlp_.activation == spec::Activation::gelu_tanh; }
 
   // Returns what of a linear's wish the activation's kernels can do: those of gelu only leave
   // maxima.
   ops::Float8Write activation_write(const ops::Float8Write& wish) const {
-    return c_.gated_mlp || !wish.in_8_bits() ? wish : ops::Float8Write{};
+    return mlp_.gated() || !wish.in_8_bits() ? wish : ops::Float8Write{};
   }
   Tensor norm_again(Step& step, const MlpActivations& a) const {
     return norm_.forward(step, {a.norm.sum_TH, {}}, a.up_scale.again).y_TH;
@@ -129,7 +132,7 @@ class MlpSegment : public Segment {
   // Takes the gradient back through the down projection and the activation.
   ActivationGradient activation_backward(Step& step, WrittenGradient d, const MlpActivations& a) {
     ops::Float8Write write = activation_write(up_->gradient_write());
-    if (write.in_8_bits() && c_.linear_bias) write = {};  // the bias's gradient needs all bits
+    if (write.in_8_bits() && mlp_.bias) write = {};  // the bias's gradient needs all bits
     if (gelu_in_gemms()) {
       GeluInputGradient g = down_->dgrad_gelu(step, std::move(d), a.up_TF, write.amax);
       return {{g.du_TI, write}, g.gelu_TI, std::move(g.for_wgrad)};
@@ -144,16 +147,16 @@ class MlpSegment : public Segment {
                                 ? Tensor::empty(step.compute, dact_TF.shape(), again.type)
                                 : dact_TF;
     const Tensor dup_TF =
-        c_.gated_mlp
+        mlp_.gated()
             ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, again_TF, write, again.scale,
-                                   gate_function(c_))
+                                   gate_function(mlp_.activation))
             : ops::gelu_backward(step.compute, a.up_TF, dact_TF, again_TF, false, write.amax);
     WrittenGradient dup =
         write.in_8_bits() ? WrittenGradient{{}, write, dup_TF} : WrittenGradient{dup_TF, write};
     return {std::move(dup), a.act_TF ? a.act_TF : again_TF, std::move(g.for_wgrad)};
   }
 
-  GptConfig c_;
+  const spec::DenseMlp mlp_;
   const bool recompute_, keep_norm_, keep_activation_;
   const SegmentId id_;
   const std::string name_;  // names the scope in error messages, and starts the parameters' names
@@ -166,9 +169,10 @@ class MlpSegment : public Segment {
 
 }  // namespace
 
-std::unique_ptr<Segment> mlp_segment(ParamStore& params, const GptConfig& c, int64_t layer,
+std::unique_ptr<Segment> mlp_segment(ParamStore& params, const spec::ModelSpec& model,
+                                     const spec::DenseMlp& mlp, int64_t layer,
                                      const Recompute& recompute, const ModelImpls& impls) {
-  return std::make_unique<MlpSegment>(params, c, layer, recompute, impls);
+  return std::make_unique<MlpSegment>(params, model, mlp, layer, recompute, impls);
 }
 
 }  // namespace mtrain::model

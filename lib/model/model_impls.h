@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/route_pattern.h"
 #include "model/attention_core.h"
 #include "model/experts/token_dispatcher.h"
 #include "model/fp8.h"
@@ -18,6 +19,9 @@ struct ModelImpls {
   std::shared_ptr<TensorParallel> tensor = std::make_shared<TensorParallel>();
   // Makes the attention core of a layer; empty: local_attention().
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
+  // Rows of the vocabulary's tables over all ranks of `tensor`; those beyond the vocabulary are
+  // padding. 0: the vocabulary's.
+  int64_t padded_vocab = 0;
   ExpertShard experts;  // which experts this rank has
   // Whether each expert is divided over the ranks of `tensor`: its outputs are then partial sums,
   // which `token_dispatcher` adds up. Otherwise this rank has whole experts.
@@ -39,6 +43,7 @@ struct ModelImpls {
   // (layers of the model, experts) in fp32: added to the routers' scores for the choice alone.
   // Absent: nothing is added.
   Tensor router_bias_LE;
+  RoutePattern route_pattern = RoutePattern::none;  // what chooses experts instead of the router
   int64_t logits_rows = 0;  // tokens whose logits exist at once; 0: all of a micro-batch
   // The loss sees logits, and gives their gradient, rounded to this type; empty: as the output
   // layer computes them.

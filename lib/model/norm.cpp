@@ -6,18 +6,18 @@ Tensor materialize(Step& step, const Hidden& h) {
   return h.delta_TH ? ops::add(step.compute, h.x_TH, h.delta_TH) : h.x_TH;
 }
 
-Norm::Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+Norm::Norm(ParamStore& params, UnitId unit, const std::string& name, const spec::ModelSpec& model,
            const TensorParallel& tensor)
-    : kind_(c.norm), eps_(c.norm_eps), plus_one_(c.norm_plus_one) {
+    : kind_(model.norm.kind), eps_(float(model.norm.eps)), plus_one_(model.norm.plus_one) {
   weight_ = params.add(unit, {.name = name + ".weight",
-                              .shape = {c.hidden},
+                              .shape = {model.hidden},
                               .init = plus_one_ ? Init::zeros : Init::ones,
                               .role = TensorRole::vector,
                               .matmul_grad = false,
                               .shard = tensor.replicated()});
-  if (kind_ == ops::NormKind::layer && c.linear_bias)
+  if (model.norm.bias)
     bias_ = params.add(unit, {.name = name + ".bias",
-                              .shape = {c.hidden},
+                              .shape = {model.hidden},
                               .init = Init::zeros,
                               .role = TensorRole::vector,
                               .matmul_grad = false,

@@ -2,11 +2,11 @@
 #pragma once
 #include <string>
 
-#include "model/config.h"
 #include "model/param/parameters.h"
 #include "model/step.h"
 #include "model/tensor_parallel.h"
 #include "ops/ops.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::model {
 
@@ -22,7 +22,7 @@ Tensor materialize(Step& step, const Hidden& h);
 class Norm {
  public:
   // Declares the norm's parameters in `unit`.
-  Norm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+  Norm(ParamStore& params, UnitId unit, const std::string& name, const spec::ModelSpec& model,
        const TensorParallel& tensor);
   // `write` is what ops::norm() does for the linear that reads the result.
   ops::NormResult forward(Step& step, const Hidden& h, const ops::Float8Write& write = {}) const;
@@ -34,7 +34,7 @@ class Norm {
 
  private:
   ops::NormWeights weights() const;
-  ops::NormKind kind_;
+  NormKind kind_;
   float eps_;
   bool plus_one_;
   Parameter *weight_, *bias_ = nullptr;

@@ -12,7 +12,7 @@ namespace {
 // The number of turns that a lane makes over the original context decides. Lanes with many turns
 // keep their frequency, those with few are slowed by the factor, and between the two thresholds the
 // frequency is interpolated.
-double llama3_frequency(double f, const RopeScaling& s) {
+double llama3_frequency(double f, const spec::RopeScaling& s) {
   const double turns = double(s.original_positions) * f / (2 * std::numbers::pi);
   const double keep = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
   const double share = std::fmin(1.0, std::fmax(0.0, keep));
@@ -23,7 +23,7 @@ double llama3_frequency(double f, const RopeScaling& s) {
 struct YarnRamp {
   double first, last;
 
-  YarnRamp(int64_t dims, double base, const RopeScaling& s) {
+  YarnRamp(int64_t dims, double base, const spec::RopeScaling& s) {
     // The lane, as a real number, that makes so many turns over the original context.
     const auto lane = [&](double turns) {
       return double(dims) *
@@ -43,49 +43,44 @@ struct YarnRamp {
 
 }  // namespace
 
-std::vector<double> rotary_frequencies(int64_t dims, double base, const RopeScaling& scaling) {
-  using Kind = RopeScaling::Kind;
+std::vector<double> rotary_frequencies(const spec::Rotary& rotary) {
+  using enum spec::RopeScalingType;
+  const auto& [dims, base, scaling] = rotary;
   std::vector<double> frequencies;
   for (int64_t i = 0; i < dims / 2; ++i) {
     double f = std::pow(base, -2.0 * double(i) / double(dims));
-    if (scaling.kind == Kind::linear) f /= scaling.factor;
-    if (scaling.kind == Kind::llama3) f = llama3_frequency(f, scaling);
-    if (scaling.kind == Kind::yarn)
+    if (scaling.type == linear) f /= scaling.factor;
+    if (scaling.type == llama3) f = llama3_frequency(f, scaling);
+    if (scaling.type == yarn)
       f *= 1 - YarnRamp(dims, base, scaling).slowed(i) * (1 - 1 / scaling.factor);
-    if (scaling.kind == Kind::longrope) f /= scaling.lane_factors.at(size_t(i));
+    if (scaling.type == longrope) f /= scaling.lane_factors.at(size_t(i));
     frequencies.push_back(f);
   }
   return frequencies;
 }
 
-namespace {
-RotaryTables tables_of(Stream& stream, int64_t dims, double base, const RopeScaling& scaling,
-                       int64_t positions) {
-  const auto frequencies = rotary_frequencies(dims, base, scaling);
+RotaryTables rotary_tables(Stream& stream, const spec::Rotary& rotary, int64_t positions) {
+  const int64_t most = rotary.scaling.most_positions;
+  MT_CHECK(most == 0 || positions <= most, "{} positions with rotary factors for up to {}",
+           positions, most);
+  const auto frequencies = rotary_frequencies(rotary);
   const auto R = int64_t(frequencies.size());
   std::vector<float> cos(static_cast<size_t>(positions * R)), sin(cos.size());
   for (int64_t p = 0; p < positions; ++p)
     for (int64_t i = 0; i < R; ++i) {
       const double angle = double(p) * frequencies[size_t(i)];
-      cos[size_t(p * R + i)] = float(std::cos(angle) * scaling.attention_factor);
-      sin[size_t(p * R + i)] = float(std::sin(angle) * scaling.attention_factor);
+      cos[size_t(p * R + i)] = float(std::cos(angle) * rotary.scaling.attention_factor);
+      sin[size_t(p * R + i)] = float(std::sin(angle) * rotary.scaling.attention_factor);
     }
   return {Tensor::from_host(stream, {positions, R}, std::move(cos)),
           Tensor::from_host(stream, {positions, R}, std::move(sin))};
 }
 
-int64_t rotated_dims(const GptConfig& c) { return c.rotary_dim > 0 ? c.rotary_dim : c.head_dim; }
-}  // namespace
-
-RotaryTables rotary_tables(Stream& stream, const GptConfig& c, int64_t positions) {
-  const int64_t most = c.rope_scaling.most_positions;
-  MT_CHECK(most == 0 || positions <= most, "{} positions with rotary factors for up to {}",
-           positions, most);
-  return tables_of(stream, rotated_dims(c), c.rotary_base, c.rope_scaling, positions);
-}
-
-RotaryTables local_rotary_tables(Stream& stream, const GptConfig& c, int64_t positions) {
-  return tables_of(stream, rotated_dims(c), c.local_rotary_base, {}, positions);
+const RotaryTables* RotarySet::of(const spec::Rotary& rotary) {
+  if (rotary.dims == 0) return nullptr;
+  for (const auto& [known, tables] : tables_)
+    if (known == rotary) return &tables;
+  return &tables_.emplace_back(rotary, rotary_tables(stream_, rotary, positions_)).second;
 }
 
 }  // namespace mtrain::model

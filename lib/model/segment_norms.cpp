@@ -4,9 +4,10 @@
 
 namespace mtrain::model {
 
-InputNorm::InputNorm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+InputNorm::InputNorm(ParamStore& params, UnitId unit, const std::string& name,
+                     const spec::ModelSpec& model, const spec::LayerSpec& layer,
                      const TensorParallel& tensor) {
-  if (c.input_norms) norm_.emplace(params, unit, name + ".norm", c, tensor);
+  if (layer.input_norms) norm_.emplace(params, unit, name + ".norm", model, tensor);
 }
 
 ops::NormResult InputNorm::forward(Step& step, const Hidden& h,
@@ -28,10 +29,10 @@ HiddenGradient InputNorm::backward(Step& step, const ops::NormResult& forward, c
 }
 
 SegmentOutput::SegmentOutput(ParamStore& params, UnitId unit, const std::string& name,
-                             const GptConfig& c, std::shared_ptr<TensorParallel> tensor,
-                             const SegmentId& segment)
-    : tensor_(std::move(tensor)), segment_(segment), dropout_(c.hidden_dropout) {
-  if (c.output_norms) norm_.emplace(params, unit, name + ".out_norm", c, *tensor_);
+                             const spec::ModelSpec& model, const spec::LayerSpec& layer,
+                             std::shared_ptr<TensorParallel> tensor, const SegmentId& segment)
+    : tensor_(std::move(tensor)), segment_(segment), dropout_(float(model.hidden_dropout)) {
+  if (layer.output_norms) norm_.emplace(params, unit, name + ".out_norm", model, *tensor_);
 }
 
 Tensor SegmentOutput::forward(Step& step, const Tensor& out_TH, ops::NormResult& kept) const {

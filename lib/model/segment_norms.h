@@ -1,5 +1,5 @@
 // What stands between a segment and the residual stream: the norm of what it reads, and the norm
-// and the dropout of what it adds. A model may lack either norm (GptConfig).
+// and the dropout of what it adds. A layer may lack either norm (spec::LayerSpec).
 #pragma once
 #include <memory>
 #include <optional>
@@ -15,8 +15,8 @@ namespace mtrain::model {
 class InputNorm {
  public:
   // Declares the norm's parameters in `unit`.
-  InputNorm(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
-            const TensorParallel& tensor);
+  InputNorm(ParamStore& params, UnitId unit, const std::string& name, const spec::ModelSpec& model,
+            const spec::LayerSpec& layer, const TensorParallel& tensor);
   // Returns what of a linear's wish forward() can do. Nothing writes the residual stream for it.
   ops::Float8Write write(const ops::Float8Write& wish) const {
     return norm_ ? wish : ops::Float8Write{};
@@ -35,7 +35,8 @@ class InputNorm {
 class SegmentOutput {
  public:
   // Declares the norm's parameters in `unit`. `segment` is the key of the dropout.
-  SegmentOutput(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+  SegmentOutput(ParamStore& params, UnitId unit, const std::string& name,
+                const spec::ModelSpec& model, const spec::LayerSpec& layer,
                 std::shared_ptr<TensorParallel> tensor, const SegmentId& segment);
   // Returns what is added to the residual stream; it may be in out_TH's place. `kept` gets what
   // backward() needs: nothing without a norm. The norm's output is not part of it.

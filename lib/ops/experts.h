@@ -7,9 +7,6 @@
 
 namespace mtrain::ops {
 
-using kernels::RouterForm;
-using kernels::RouterScore;
-
 struct Routing {
   Tensor expert_TK;               // int32, by descending score, or in the given order
   Tensor weight_TK;               // fp32
@@ -35,10 +32,6 @@ constexpr int64_t router_sum_columns(int64_t E) { return kernels::router_sums(E)
 Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& routing, int64_t B,
                    RouterScore score);
 
-struct RouterLossCoeffs {
-  float batch = 0, sample = 0, global = 0, z = 0;
-  bool any() const { return batch != 0 || sample != 0 || global != 0 || z != 0; }
-};
 // Adds the balance losses and the z-loss to loss_2 (fp64). Returns their gradients times grad_scale
 // for route_tokens_grad(), (B, E + 1). The global loss takes each expert's share of the choices
 // from fraction_E (fp32) or, without it, from the sums.

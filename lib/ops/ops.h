@@ -124,7 +124,6 @@ void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_
                         const Tensor& bias_N = {});
 
 // --- norms ---
-using kernels::NormKind;
 struct NormWeights {
   NormKind kind;
   Tensor w_H, b_H;  // b_H: optional

@@ -9,6 +9,11 @@ namespace mtrain::parallel {
 
 namespace {
 
+// Returns the key-value heads of a layer. All layers have the same number.
+int64_t kv_heads(const spec::ModelSpec& model) {
+  return std::get<spec::GroupedAttention>(model.layer(0).attention).kv_heads;
+}
+
 // `all` are the ranks of tp, `kv` the key-value heads of the model.
 TensorGroups tensor_groups(comm::World& world, Device& device, Group all, int64_t kv) {
   TensorGroups g;
@@ -89,7 +94,7 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     }
     comm = std::make_shared<ExpertComm>(world.group("ep", moe, {mesh::Axis::ep}),
                                         device.stream(device::StreamKind::ep),
-                                        plan.model.experts.count, parts, counts);
+                                        plan.model.experts()->count, parts, counts);
     impls.experts = {.ranks = comm->ranks(), .rank = comm->rank()};
   }
   // Without ep all rows belong to experts of this rank, and no counts need to be exchanged.
@@ -97,7 +102,7 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
       l.ep > 1 ? plan.experts
                : plan::ExpertOptions{.dispatcher = plan::ExpertOptions::Dispatcher::all_gather};
   const auto own = [comm, options, chunks = plan.overlap.moe_dispatch_chunks,
-                    experts = plan.model.experts.count] {
+                    experts = plan.model.experts()->count] {
     if (!comm) return model::local_dispatcher(experts);
     using enum plan::ExpertOptions::Dispatcher;
     switch (options.dispatcher) {
@@ -141,14 +146,16 @@ std::function<Event(Stream&, const Tensor&)> sum_over_tokens(comm::World& world,
 model::ModelImpls apply_parallelism(comm::World& world, Device& device, const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   model::ModelImpls impls;
+  impls.padded_vocab = plan::padded_vocab(plan.model.vocab, l.tp);
   impls.fp8 = float8_scaling(plan.fp8, plan.fp8_weights);
   impls.fp8_begin = plan.fp8.begin, impls.fp8_end = plan.fp8.end;
   if (l.tp > 1)
     impls.tensor = tensor_parallel(
         tensor_groups(world, device, world.group("tp", plan.mesh, {mesh::Axis::tp}),
-                      plan.model.kv_heads),
+                      kv_heads(plan.model)),
         {.sequence = plan.tensor.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
-  if (plan.model.experts.count > 0) {
+  if (plan.model.experts()) {
+    impls.route_pattern = plan.experts.pattern;
     spread_experts(world, device, plan, impls);
     impls.sum_over_tokens = sum_over_tokens(world, device, plan);
   }
@@ -178,26 +185,33 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
   return impls;
 }
 
-model::ModelImpls share_layers(comm::World& world, Device& device, const plan::ModelShape& model) {
+model::ModelImpls share_layers(comm::World& world, Device& device, const spec::ModelSpec& model) {
   model::ModelImpls impls;
   const int64_t P = world.size();
+  impls.padded_vocab = plan::padded_vocab(model.vocab, P);
   if (P == 1) return impls;
   const auto require = [&](bool divides, const char* what, int64_t n) {
     if (!divides)
       throw UserError(fmt::format("{} ranks cannot share a model of {} {}", P, n, what),
                       "start as many ranks as divide the model's heads and widths, or one");
   };
-  const plan::ExpertShape& e = model.experts;
-  require(model.heads % P == 0, "attention heads", model.heads);
-  require(model.kv_heads % P == 0 || P % model.kv_heads == 0, "key-value heads", model.kv_heads);
-  require(model.ffn % P == 0, "elements in a feed-forward layer", model.ffn);
-  require(e.ffn % P == 0, "elements in an expert", e.ffn);
-  require(e.shared_ffn % P == 0, "elements in a shared expert", e.shared_ffn);
-  impls.tensor = tensor_parallel(tensor_groups(world, device, world.world_group(), model.kv_heads),
+  for (const spec::LayerSpec& layer : model.layers) {
+    const auto& a = std::get<spec::GroupedAttention>(layer.attention);
+    require(a.heads % P == 0, "attention heads", a.heads);
+    require(a.kv_heads % P == 0 || P % a.kv_heads == 0, "key-value heads", a.kv_heads);
+    if (const auto* mlp = std::get_if<spec::DenseMlp>(&layer.mlp))
+      require(mlp->ffn % P == 0, "elements in a feed-forward layer", mlp->ffn);
+    if (const spec::Experts* e = layer.experts()) {
+      require(e->ffn % P == 0, "elements in an expert", e->ffn);
+      require(e->shared_ffn % P == 0, "elements in a shared expert", e->shared_ffn);
+    }
+  }
+  impls.tensor = tensor_parallel(tensor_groups(world, device, world.world_group(), kv_heads(model)),
                                  {.sequence = false});
-  if (e.count == 0) return impls;
+  const spec::Experts* experts = model.experts();
+  if (!experts) return impls;
   impls.divided_experts = true;
-  impls.token_dispatcher = [experts = e.count, tensor = impls.tensor] {
+  impls.token_dispatcher = [experts = experts->count, tensor = impls.tensor] {
     return reduced_dispatcher(model::local_dispatcher(experts), tensor);
   };
   return impls;

@@ -17,7 +17,7 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
 
 // Lets all ranks of `world` share every layer of the model by tensor parallelism, for forwards of
 // any number of tokens. Throws UserError if the ranks do not divide its heads and widths.
-model::ModelImpls share_layers(comm::World& world, Device& device, const plan::ModelShape& model);
+model::ModelImpls share_layers(comm::World& world, Device& device, const spec::ModelSpec& model);
 
 // This rank among the context-parallel ranks, which share every sequence. The number of tokens of
 // each sequence is a multiple of `multiple`.

@@ -10,11 +10,11 @@ namespace mtrain::plan {
 
 namespace {
 
-void estimate(const recipe::Recipe& r, int64_t vocab, bool cheap, RunPlan& plan) {
+void estimate(bool cheap, RunPlan& plan) {
   plan.recompute.cheap = cheap;
   plan.memory.clear();
   for (int64_t rank = 0; rank < plan.layout.pp; ++rank)
-    plan.memory.push_back(estimate_memory(r, plan, vocab, rank));
+    plan.memory.push_back(estimate_memory(plan, rank));
 }
 
 }  // namespace
@@ -29,28 +29,28 @@ double device_memory(const recipe::Recipe& r) {
              : 0;
 }
 
-void resolve_cheap_recompute(const recipe::Recipe& r, int64_t vocab, RunPlan& plan) {
+void resolve_cheap_recompute(const recipe::Recipe& r, RunPlan& plan) {
   const auto& asked = r.recompute.cheap;
   const auto say = [&](const char* what, const std::string& why) {
     plan.text.recompute += fmt::format("; outputs of norms and activations {}{}", what, why);
   };
-  if (vocab == 0) {  // the memory is not known yet, and nothing is trained by this plan
+  if (plan.model.vocab == 0) {  // the memory is not known yet, and nothing is trained by this plan
     plan.recompute.cheap = asked.value_or(true);
     return;
   }
   const double memory = device_memory(r);
   if (asked || memory == 0) {
-    estimate(r, vocab, asked.value_or(true), plan);
+    estimate(asked.value_or(true), plan);
     if (asked) say(*asked ? "computed again" : "kept", "");
     return;
   }
-  estimate(r, vocab, false, plan);
+  estimate(false, plan);
   const double kept = plan.fullest().total();
   const auto planned = [&](const char* form) {
     return fmt::format(fmt::runtime(form), human_bytes(kept), human_bytes(memory));
   };
   if (kept <= kUsableMemory * memory) return say("kept", planned(": {} of {} in all"));
-  estimate(r, vocab, true, plan);
+  estimate(true, plan);
   say("computed again", planned(", since with them {} of {} would be needed"));
 }
 

@@ -22,6 +22,6 @@ double device_memory(const recipe::Recipe& recipe);
 
 // Sets `recompute.cheap` and `memory` of the plan, whose other parts must be set, and adds the
 // reason to `text.recompute`. All ranks decide alike: by the rank that needs most.
-void resolve_cheap_recompute(const recipe::Recipe& recipe, int64_t vocab, RunPlan& plan);
+void resolve_cheap_recompute(const recipe::Recipe& recipe, RunPlan& plan);
 
 }  // namespace mtrain::plan

@@ -34,6 +34,12 @@ double rows_sent(const RunPlan& plan) {
   throw BugError("a dispatcher");
 }
 
+// Returns experts without any of them for a dense model.
+spec::Experts experts_of(const RunPlan& plan) {
+  const spec::Experts* experts = plan.model.experts();
+  return experts ? *experts : spec::Experts{};
+}
+
 double row_bytes(const RunPlan& plan) {
   return double(plan.model.hidden * dtype_size(plan.compute_dtype));
 }
@@ -41,7 +47,7 @@ double row_bytes(const RunPlan& plan) {
 // Returns the bytes of one layer and micro-batch: rows go to the experts with their weights, and
 // come back; so do gradients. Experts that are recomputed by themselves get their inputs again.
 double bytes_per_layer(const RunPlan& plan, bool recomputed) {
-  const double K = double(plan.model.experts.per_token), row = row_bytes(plan),
+  const double K = double(experts_of(plan).per_token), row = row_bytes(plan),
                passes = recomputed ? 3 : 2, again = plan.recompute.experts ? row : 0;
   const bool rows_alone =
       plan.layout.ep > 1 && plan.experts.dispatcher == ExpertOptions::Dispatcher::all_to_all;
@@ -59,22 +65,21 @@ std::vector<bool> experts_of_stage(const RunPlan& plan, int64_t stage) {
   const auto first = std::accumulate(layers.begin(), layers.begin() + stage, int64_t{0});
   std::vector<bool> experts;
   for (int64_t i = 0; i < layers[size_t(stage)]; ++i)
-    experts.push_back(plan.model.experts.count > 0 &&
-                      plan.model.experts.layers.at(size_t(first + i)));
+    experts.push_back(plan.model.layer(first + i).experts() != nullptr);
   return experts;
 }
 
 double expert_rows_per_token(const RunPlan& plan) {
-  const ExpertShape& e = plan.model.experts;
+  const spec::Experts e = experts_of(plan);
   if (!plan.experts.pad_to_capacity) return double(e.per_token);
-  // As model::ExpertConfig::capacity() counts them.
+  // As spec::Experts::capacity() counts them.
   const double T = tokens(plan), E = double(e.count),
                share = std::ceil(e.capacity_factor * T * double(e.per_token) / E);
   return std::min(share, T) * E / T;
 }
 
 double expert_ranks_per_token(const RunPlan& plan) {
-  const ExpertShape& e = plan.model.experts;
+  const spec::Experts e = experts_of(plan);
   const auto E = double(e.count), ep = double(plan.layout.ep);
   double elsewhere = 1;  // the probability that a rank has none of a token's experts
   for (int64_t k = 0; k < e.per_token; ++k)
@@ -88,8 +93,7 @@ double expert_bytes_one_way(const RunPlan& plan) {
 
 double expert_bytes_per_step(const RunPlan& plan) {
   const Layout& l = plan.layout;
-  const ExpertShape& e = plan.model.experts;
-  if (e.count == 0) return 0;
+  if (!plan.model.experts()) return 0;
   double most = 0;
   for (int64_t rank = 0; rank < l.pp; ++rank) {
     double layer_bytes = 0;

@@ -4,13 +4,9 @@
 #include "plan/gemm_overlap.h"
 #include "plan/layout.h"
 #include "plan/model_size.h"
-#include "recipe/schema/distributed.h"
-#include "recipe/schema/recompute.h"
-
-namespace mtrain::recipe {
-struct ModelConfig;
-struct Recipe;
-}  // namespace mtrain::recipe
+#include "plan/options/parallel_options.h"
+#include "plan/options/recompute_options.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::plan {
 
@@ -29,10 +25,8 @@ struct RankLayers {
 // `moe` asks for a layer with experts.
 class LayerActivations {
  public:
-  // A rank's experts have `rows` rows for each of its tokens. The recipe and the plan must outlive
-  // this.
-  LayerActivations(const recipe::Recipe& recipe, const RunPlan& plan, const RankLayers& layers,
-                   Count rows);
+  // A rank's experts have `rows` rows for each of its tokens. The plan must outlive this.
+  LayerActivations(const RunPlan& plan, const RankLayers& layers, Count rows);
 
   // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
   // not computed again, and statistics.
@@ -58,36 +52,36 @@ class LayerActivations {
   Count residual() const;
   Count kv_width() const;
   Count qkv_width() const { return attention_width() + kv_width(); }
-  Count inputs() const;  // of an MLP: 2 if it has a gate
+  Count inputs(bool moe) const;  // of an MLP: 2 if it has a gate
   // Returns which part of the tokens' choices has rows on this rank, if loads are balanced: under
   // tp with whole experts, those of its own tokens; with parts of each, all.
   Count row_share() const;
   bool spreads_rows() const;  // whether other ranks' rows come to this rank's experts
   Count float8_scales()
       const;  // bytes of the scales of blocks, for each element along a GEMM's sum
-  bool uses(recipe::CpCommType type) const;
+  bool uses(ContextOptions::Method method) const;
 
  private:
-  bool recomputes(recipe::RecomputeModule module) const;
   bool recomputes_head_norms() const;
-  bool recomputes_mlp(bool moe) const;
   bool keeps_norms() const;
   Count kept_of_norms() const;
-  bool input_norms() const;
-  bool output_norms() const;
   bool keeps_activation(bool moe) const;
   Count sharded_residual() const;
   Count attention_width() const;
   Count travelling_rows() const;
-  Count expert_ffn() const;
+  Count width(bool moe) const;
   Count output_gradient(LayerGemm gemm, bool bias) const;
   Count expert_row_bytes() const;
   Count context_kept() const;
 
-  const recipe::Recipe& r_;
-  const recipe::ModelConfig& m_;
   const RunPlan& plan_;
+  const RecomputeOptions& recompute_;
   const Layout& l_;
+  // The layers of a kind are alike; a model without a kind has an empty MLP of it.
+  const spec::LayerSpec& layer_;
+  const spec::GroupedAttention& attention_;
+  const spec::DenseMlp mlp_;
+  const spec::Experts experts_;
   const RankLayers layers_;
   const Count e_, tp_;  // bytes of an element of the compute type; ranks of tp
   const Count rows_;    // of this rank's experts, per token of this rank

@@ -10,14 +10,12 @@
 #include "plan/expert_traffic.h"
 #include "plan/layer_activations.h"
 #include "plan/run_plan.h"
-#include "recipe/recipe.h"
 
 namespace mtrain::plan {
 
 namespace {
 
-RankLayers layers_of_rank(const recipe::ModelConfig& model, const RunPlan& plan,
-                          const std::vector<int64_t>& stages) {
+RankLayers layers_of_rank(const RunPlan& plan, const std::vector<int64_t>& stages) {
   const Layout& l = plan.layout;
   RankLayers rank;
   int64_t first = 0;
@@ -25,9 +23,10 @@ RankLayers layers_of_rank(const recipe::ModelConfig& model, const RunPlan& plan,
     const int64_t layers = l.layers_of_stage.empty() ? 0 : l.layers_of_stage[size_t(s)];
     if (std::find(stages.begin(), stages.end(), s) != stages.end())
       for (int64_t i = first; i < first + layers; ++i) {
-        ++(model.has_experts(i) ? rank.moe : rank.dense);
+        const bool moe = plan.model.layer(i).experts();
+        ++(moe ? rank.moe : rank.dense);
         rank.float8 += plan.fp8.has(i);
-        rank.float8_moe += plan.fp8.has(i) && model.has_experts(i);
+        rank.float8_moe += plan.fp8.has(i) && moe;
       }
     first += layers;
   }
@@ -39,14 +38,13 @@ RankLayers layers_of_rank(const recipe::ModelConfig& model, const RunPlan& plan,
 class Estimator {
  public:
   // The experts of the rank have `load` times as many rows as the mean over the ranks of ep.
-  Estimator(const Recipe& r, const RunPlan& plan, int64_t vocab, int64_t pp_rank, double load)
-      : r_(r),
-        m_(r.model),
-        plan_(plan),
+  Estimator(const RunPlan& plan, int64_t pp_rank, double load)
+      : plan_(plan),
+        attention_(std::get<spec::GroupedAttention>(plan.model.layer(0).attention)),
         l_(plan.layout),
         dp_(plan.data_parallel),
-        size_(count_parameters(r.model, padded_vocab(vocab, l_.tp))),
-        padded_vocab_(padded_vocab(vocab, l_.tp)),
+        padded_vocab_(padded_vocab(plan.model.vocab, l_.tp)),
+        size_(count_parameters(plan.model, padded_vocab_)),
         shape_(plan.schedule_shape),
         pp_rank_(pp_rank),
         stages_(stages_of_rank(shape_, pp_rank)),
@@ -54,8 +52,8 @@ class Estimator {
         tp_(Count(l_.tp)),
         T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)),
         rows_(expert_rows_per_token(plan) * load),
-        layers_(layers_of_rank(m_, plan, stages_)),
-        layer_(r, plan, layers_, rows_) {}
+        layers_(layers_of_rank(plan, stages_)),
+        layer_(plan, layers_, rows_) {}
 
   MemoryEstimate estimate() const {
     MemoryEstimate out;
@@ -66,7 +64,7 @@ class Estimator {
         experts{of_experts, moments(of_experts), data_ranks(expert_shards())};
     out.parameters = dense.parameters + experts.parameters;
     for (const Spread& s : {dense, experts}) {
-      const Count master = e_ == 4 || !r_.optimizer.master_weights ? 0 : 4;
+      const Count master = e_ == 4 || !plan_.optimizer.master_weights ? 0 : 4;
       const bool own_only = s.ranks > 1 && dp_.shards >= ShardLevel::gradients;
       out.params += s.parameters * e_ / (dp_.shards == ShardLevel::parameters ? s.ranks : 1);
       out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
@@ -113,7 +111,7 @@ class Estimator {
   Count dense_parameters() const { return layer_parameters() + table_parameters(); }
   Count layer_parameters() const {
     const auto layer = [&](const LayerParameters& p) {
-      return p.on_rank(tp_, Count(m_.kv_heads()));
+      return p.on_rank(tp_, Count(attention_.kv_heads));
     };
     return Count(layers_.dense) * layer(size_.dense) + Count(layers_.moe) * layer(size_.moe);
   }
@@ -150,14 +148,7 @@ class Estimator {
     return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.step_micro_batches() > 1;
   }
 
-  bool recomputes_layers() const {
-    return r_.recompute.granularity == recipe::RecomputeGranularity::full && layers_.all() > 0;
-  }
-  int64_t recompute_group() const {
-    return r_.recompute.method == recipe::RecomputeMethod::block
-               ? 1
-               : r_.recompute.num_layers.value_or(1);
-  }
+  bool recomputes_layers() const { return plan_.recompute.group > 0 && layers_.all() > 0; }
 
   // Bytes per token that all layers of the rank keep, for all micro-batches in flight.
   Count kept_per_token() const {
@@ -165,12 +156,9 @@ class Estimator {
                 Count(layers_.moe) * (layers_.moe ? layer_.kept_per_token(true) : 0);
     if (recomputes_layers()) {
       const int64_t chunks = int64_t(stages_.size());
-      const int64_t recomputed =
-          r_.recompute.method == recipe::RecomputeMethod::block
-              ? std::min(layers_.all(), r_.recompute.num_layers.value_or(layers_.all()) * chunks)
-              : layers_.all();
+      const int64_t recomputed = std::min(layers_.all(), plan_.recompute.layers * chunks);
       all = all * Count(layers_.all() - recomputed) / Count(layers_.all()) +
-            Count(ceil_div(recomputed, recompute_group())) * layer_.residual() * e_;
+            Count(ceil_div(recomputed, plan_.recompute.group)) * layer_.residual() * e_;
       if (plan_.recompute.keeps_router)
         all += Count(recomputed) / Count(layers_.all()) * Count(layers_.moe) *
                layer_.router_per_token();
@@ -234,7 +222,7 @@ class Estimator {
   // Bytes per token that the layers of one recomputed group keep.
   Count recomputed_at_once() const {
     if (!recomputes_layers()) return 0;
-    return Count(std::min(recompute_group(), layers_.all())) *
+    return Count(std::min(plan_.recompute.group, layers_.all())) *
            std::max(layer_.kept_per_token(false), layers_.moe ? layer_.kept_per_token(true) : 0);
   }
 
@@ -259,8 +247,8 @@ class Estimator {
   // the experts (or of `experts_at_once`), and the embedding and the head, which have memory of
   // their own. Experts that one rank has alone are not sharded.
   Count whole_units(int64_t layers_at_once, int64_t experts_at_once) const {
-    const Count layer = layers_.moe ? size_.moe.on_rank(tp_, Count(m_.kv_heads()))
-                                    : size_.dense.on_rank(tp_, Count(m_.kv_heads()));
+    const Count layer = layers_.moe ? size_.moe.on_rank(tp_, Count(attention_.kv_heads))
+                                    : size_.dense.on_rank(tp_, Count(attention_.kv_heads));
     const Count experts =
         expert_shards() > 1 ? Count(std::min(layers_.moe, experts_at_once)) * experts_here() : 0;
     if (l_.gradient_ranks() == 1) return experts;
@@ -280,11 +268,12 @@ class Estimator {
   // bucket is full.
   Count largest_piece() const {
     if (layers_.moe) return size_.moe.split / 2;
-    const Count H = layer_.hidden(), A = Count(m_.num_attention_heads * m_.head_dim()),
-                KV = 2 * Count(m_.kv_heads() * m_.head_dim()), F = Count(m_.ffn_size());
+    const Count H = layer_.hidden(), A = Count(attention_.heads * attention_.head_dim),
+                KV = 2 * Count(attention_.kv_heads * attention_.head_dim),
+                F = layers_.dense ? Count(plan_.model.dense_mlp()->ffn) : 0;
     const auto bucket = Count(dp_.bucket_size) * tp_;
     Count largest = 0, piece = 0;
-    for (const Count matrix : {F * H, layer_.inputs() * F * H, A * H, (A + KV) * H}) {
+    for (const Count matrix : {F * H, layer_.inputs(false) * F * H, A * H, (A + KV) * H}) {
       piece = piece >= bucket ? matrix : piece + matrix;
       largest = std::max(largest, piece);
     }
@@ -292,7 +281,8 @@ class Estimator {
   }
   // The same of a layer's experts.
   Count largest_expert_piece() const {
-    const Count down = experts_here() / (layer_.inputs() + 1), gate_up = down * layer_.inputs();
+    const Count down = experts_here() / (layer_.inputs(true) + 1),
+                gate_up = down * layer_.inputs(true);
     return down >= Count(dp_.bucket_size) ? gate_up : gate_up + down;
   }
   Count reduction_buffers() const {
@@ -317,7 +307,7 @@ class Estimator {
     if (dp_.shards < ShardLevel::parameters || !l_.shares_gradients()) return 0;
     const int64_t in_turns = dp_.gather.units_at_once();
     // Layers that are computed again have been gathered ahead from their group's end, too.
-    const int64_t again = recomputes_layers() ? std::min(recompute_group(), in_turns + 1) : 0;
+    const int64_t again = recomputes_layers() ? std::min(plan_.recompute.group, in_turns + 1) : 0;
     const auto stages = int64_t(stages_.size());
     const int64_t kept = plan_.pipeline.most_gathered;
     const int64_t at_once =
@@ -333,7 +323,7 @@ class Estimator {
   // nothing. Experts have one copy for forward and backward.
   Count float8_weights() const {
     const auto sharded = [&](const LayerParameters& p) {
-      return p.on_rank(tp_, Count(m_.kv_heads())) - p.replicated;
+      return p.on_rank(tp_, Count(attention_.kv_heads)) - p.replicated;
     };
     const bool rows = plan_.fp8.scales == Fp8Options::Scales::blocks_of_32;
     return plan_.fp8_weights.bytes() * layers_.float8_share() *
@@ -346,11 +336,11 @@ class Estimator {
   // values travel in fp32.
   Count context_buffers() const {
     Count bytes = 0;
-    if (layer_.uses(recipe::CpCommType::p2p) || layer_.uses(recipe::CpCommType::a2a_p2p))
+    if (layer_.uses(ContextOptions::Method::p2p) || layer_.uses(ContextOptions::Method::a2a_p2p))
       bytes += T_ * layer_.kv_width() * (2 * e_ + 3 * 4);
-    if (layer_.uses(recipe::CpCommType::a2a) || layer_.uses(recipe::CpCommType::a2a_p2p))
+    if (layer_.uses(ContextOptions::Method::a2a) || layer_.uses(ContextOptions::Method::a2a_p2p))
       bytes += 4 * T_ * layer_.qkv_width() * e_;
-    if (layer_.uses(recipe::CpCommType::all_gather)) {
+    if (layer_.uses(ContextOptions::Method::all_gather)) {
       const auto chunks = Count(plan_.head_chunks.all_gather);
       bytes += T_ * layer_.kv_width() * (1 + 3 / chunks * Count(l_.cp)) * (e_ + 4);
     }
@@ -367,38 +357,36 @@ class Estimator {
 
   // The larger of a GEMM's workspace and attention's, since only one of them runs at a time.
   Count workspace() const {
-    if (r_.train.device != recipe::DeviceChoice::cuda) return 0;
+    if (plan_.device.kind != DeviceKind::cuda) return 0;
     if (layers_.all() == 0) return Count(kMatmulWorkspace);
     // After an exchange of heads attention has whole sequences, and some heads at a time. cuDNN
     // computes neither fp32, capped scores, nor blocks of keys whose gradients are added up.
-    const bool exchanged = layer_.uses(recipe::CpCommType::a2a);
-    const bool cudnn = !r_.debug.own_attention && !m_.attn_logit_softcapping && e_ == 2 &&
+    const bool exchanged = layer_.uses(ContextOptions::Method::a2a);
+    const bool cudnn = !plan_.device.own_attention && attention_.score_cap == 0 && e_ == 2 &&
                        (l_.cp == 1 || exchanged);
     const int64_t ranks = exchanged ? l_.cp : 1;
-    const int64_t kv_heads = heads_here(m_.kv_heads(), ranks);
+    const int64_t kv_heads = heads_here(attention_.kv_heads, ranks);
     const int64_t chunks = exchanged ? plan_.head_chunks.a2a : 1;
-    return Count(
-        std::max(kMatmulWorkspace,
-                 attention_workspace({.rows = int64_t(T_) * ranks,
-                                      .A = heads_here(m_.num_attention_heads, ranks) / chunks,
-                                      .G = kv_heads / chunks,
-                                      .D = m_.head_dim(),
-                                      .cudnn = cudnn,
-                                      .fixed_order = r_.debug.deterministic,
-                                      .documents = r_.packed_sequence.packed_sequence_size > 0})));
+    return Count(std::max(kMatmulWorkspace,
+                          attention_workspace({.rows = int64_t(T_) * ranks,
+                                               .A = heads_here(attention_.heads, ranks) / chunks,
+                                               .G = kv_heads / chunks,
+                                               .D = attention_.head_dim,
+                                               .cudnn = cudnn,
+                                               .fixed_order = plan_.device.deterministic,
+                                               .documents = plan_.dataset.packed_size > 0})));
   }
   // Returns how many of a tp rank's heads each of `ranks` ranks has.
   int64_t heads_here(int64_t heads, int64_t ranks) const {
     return std::max<int64_t>(1, heads / l_.tp / ranks);
   }
 
-  const Recipe& r_;
-  const recipe::ModelConfig& m_;
   const RunPlan& plan_;
+  const spec::GroupedAttention& attention_;  // alike in all layers but for windows and positions
   const Layout& l_;
   const DataParallelOptions& dp_;
-  const ModelParameters size_;
   const int64_t padded_vocab_;
+  const ModelParameters size_;
   const ScheduleShape& shape_;
   const int64_t pp_rank_;
   const std::vector<int64_t> stages_;
@@ -410,11 +398,8 @@ class Estimator {
 
 }  // namespace
 
-MemoryEstimate estimate_memory(const Recipe& r, const RunPlan& plan, int64_t vocab,
-                               int64_t pp_rank) {
-  const auto with_load = [&](double load) {
-    return Estimator(r, plan, vocab, pp_rank, load).estimate();
-  };
+MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank) {
+  const auto with_load = [&](double load) { return Estimator(plan, pp_rank, load).estimate(); };
   MemoryEstimate m = with_load(1);
   if (plan.layout.ep > 1 && !plan.experts.pad_to_capacity)
     m.per_tenth_of_rows = with_load(1.1).total() - m.total();

@@ -28,7 +28,6 @@ struct MemoryEstimate {
 
 // Estimates the ranks whose coordinate along pp is `pp_rank`, which are alike. Everything in `plan`
 // but its `memory` and its costs of a pass must be set.
-MemoryEstimate estimate_memory(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab,
-                               int64_t pp_rank);
+MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank);
 
 }  // namespace mtrain::plan

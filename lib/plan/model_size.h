@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace mtrain::recipe {
-struct ModelConfig;
-}  // namespace mtrain::recipe
+namespace mtrain::spec {
+struct ModelSpec;
+}  // namespace mtrain::spec
 
 namespace mtrain::plan {
 
@@ -45,7 +45,7 @@ struct ModelParameters {
 };
 
 // `vocab` is the vocabulary to count: the true one, or the padded one for memory.
-ModelParameters count_parameters(const recipe::ModelConfig& model, int64_t vocab);
+ModelParameters count_parameters(const spec::ModelSpec& model, int64_t vocab);
 
 // Model FLOPs of forward and backward per token: 6 per active matmul parameter plus attention,
 // counted in full (PaLM's convention, Chowdhery et al. 2022, appendix B: causal attention is not
@@ -62,6 +62,6 @@ struct TokenCost {
            window_flops_per_position * double(std::min(window, seq_length));
   }
 };
-TokenCost token_cost(const recipe::ModelConfig& model, int64_t vocab);
+TokenCost token_cost(const spec::ModelSpec& model);
 
 }  // namespace mtrain::plan

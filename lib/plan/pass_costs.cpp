@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include "base/error.h"
 #include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
@@ -47,7 +48,7 @@ Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
                                        : 300e9,
                flops = kReached * peak_flops(gpu, plan.compute_dtype == DType::f32);
   const double in_8_bits =
-      plan.fp8.on ? double(plan.fp8.end - plan.fp8.begin) / double(plan.model.layers) : 0;
+      plan.fp8.on ? double(plan.fp8.end - plan.fp8.begin) / double(plan.model.layer_count()) : 0;
   return {flops, flops / (1 - in_8_bits / 2),
           within_node(plan.layout, r.hardware.gpus_per_node) ? own : kNetwork};
 }
@@ -77,22 +78,24 @@ schedule::PartCost calls(const RunPlan& plan) {
 
 // Returns how many of S positions a token meets in a layer, on average: half of them, or those in
 // the layer's window.
-double positions_seen(const ModelShape& m, double S) {
+double positions_seen(const spec::ModelSpec& m, double S) {
   double sum = 0;
-  for (int64_t layer = 0; layer < m.layers; ++layer) {
-    const bool window = m.window > 0 && m.window_layers.at(size_t(layer));
-    const double w = window ? std::min(S, double(m.window)) : S;
+  for (const spec::LayerSpec& layer : m.layers) {
+    const int64_t window = std::get<spec::GroupedAttention>(layer.attention).window;
+    const double w = window > 0 ? std::min(S, double(window)) : S;
     sum += w - w * w / (2 * S);
   }
-  return sum / double(m.layers);
+  return sum / double(m.layer_count());
 }
 
 }  // namespace
 
 schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   const Layout& l = plan.layout;
-  const ModelShape& m = plan.model;
-  const ExpertShape& e = m.experts;
+  const spec::ModelSpec& m = plan.model;
+  MT_CHECK(m.experts(), "costs of a pass without experts");
+  const spec::Experts& e = *m.experts();
+  const auto& a = std::get<spec::GroupedAttention>(m.layer(0).attention);
   const Rates rate = rates(r, plan);
   const auto tp = double(l.tp), H = double(m.hidden);
   // Tokens of a micro-batch; under tensor parallelism its ranks share the work of each.
@@ -102,8 +105,7 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
     const double each = gemm(weights) * rate.flops / rate.linear_flops;
     return schedule::PartCost{each, each, each};
   };
-  const double inputs = m.gated_mlp ? 2 : 1;
-  const auto heads = double(m.heads * m.head_dim), kv = double(2 * m.kv_heads * m.head_dim);
+  const auto heads = double(a.heads * a.head_dim), kv = double(2 * a.kv_heads * a.head_dim);
 
   schedule::PassCosts c;
   c.attention = linears(H * (2 * heads + kv));
@@ -111,11 +113,12 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   const double core = gemm(2 * positions_seen(m, double(plan.sample_length)) * heads);
   c.attention.forward += core;
   c.attention.backward += 2.5 * core + (plan.recompute.attention_core ? core : 0);
-  c.mlp = linears((inputs + 1) * H * double(m.ffn));
+  if (const spec::DenseMlp* mlp = m.dense_mlp())
+    c.mlp = linears((mlp->gated() ? 3 : 2) * H * double(mlp->ffn));
   const double router = gemm(H * double(e.count));
   c.route = {router, router, router};
-  c.experts = linears(expert_rows_per_token(plan) * (inputs + 1) * H * double(e.ffn));
-  c.shared = linears((inputs + 1) * H * double(e.shared_ffn));
+  c.experts = linears(expert_rows_per_token(plan) * 3 * H * double(e.ffn));
+  c.shared = linears(3 * H * double(e.shared_ffn));
   if (plan.recompute.mlp) c.mlp.backward += c.mlp.forward;
   if (plan.recompute.shared_expert) c.shared.backward += c.shared.forward;
   const double rows = expert_bytes_one_way(plan) / rate.bytes,

@@ -36,8 +36,8 @@ std::string precision_text(const recipe::MixedPrecisionConfig& p, const RunPlan&
   if (p.fp8 == recipe::Fp8Format::none) return std::string(enum_name(p.name));
   const Fp8Options& fp8 = plan.fp8;
   const std::string layers =
-      fp8.begin > 0 || fp8.end < plan.model.layers
-          ? fmt::format(" of {} of {} layers", fp8.end - fp8.begin, plan.model.layers)
+      fp8.begin > 0 || fp8.end < plan.model.layer_count()
+          ? fmt::format(" of {} of {} layers", fp8.end - fp8.begin, plan.model.layer_count())
           : "";
   return fmt::format("{}, linears{} in 8 bits ({}, {}; {})", enum_name(p.name), layers,
                      enum_name(p.fp8), enum_name(p.fp8_recipe),

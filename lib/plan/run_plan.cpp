@@ -9,6 +9,7 @@
 #include "plan/options/recipe_options.h"
 #include "plan/pass_costs.h"
 #include "plan/recipe_schedule.h"
+#include "recipe/model_spec.h"
 #include "recipe/recipe.h"
 #include "schedule/catalog.h"
 #include "schedule/lower.h"
@@ -166,10 +167,9 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
   plan.context = context_options(r);
   plan.experts = expert_options(r);
-  plan.model = model_shape(r.model, vocab, plan.sample_length);
-  plan.model.experts.pattern = route_pattern(r.debug);
-  plan.parameters = count_parameters(r.model, vocab);
-  plan.token_cost = token_cost(r.model, vocab);
+  plan.model = recipe::model_spec(r.model, vocab, plan.sample_length);
+  plan.parameters = count_parameters(plan.model, vocab);
+  plan.token_cost = token_cost(plan.model);
   plan.recompute = recompute_options(r.recompute, r.model.num_layers);
   plan.recompute.keeps_router = plan.layout.ep > 1 &&
                                 r.distributed.strategy == recipe::Strategy::fsdp2 &&
@@ -220,7 +220,7 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   if (vocab > 0) plan.logits_rows = logits_rows_of(r, layout, vocab);
   if (expert_bytes_per_step(plan) > 0) plan.pass_costs = pass_costs(r, plan);
   if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = plan.pass_costs;
-  resolve_cheap_recompute(r, vocab, plan);
+  resolve_cheap_recompute(r, plan);
   return plan;
 }
 

@@ -15,15 +15,16 @@
 #include "plan/options/data_parallel_options.h"
 #include "plan/options/dataset_options.h"
 #include "plan/options/device_plan.h"
-#include "plan/options/model_shape.h"
 #include "plan/options/optimizer_options.h"
 #include "plan/options/parallel_options.h"
 #include "plan/options/pipeline_options.h"
+#include "plan/options/recompute_options.h"
 #include "plan/options/train_options.h"
 #include "plan/overlap.h"
 #include "plan/plan_text.h"
 #include "plan/schedule_bounds.h"
 #include "schedule/action.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::recipe {
 struct Recipe;
@@ -46,7 +47,7 @@ struct RunPlan {
   ContextOptions context;
   ExpertOptions experts;
 
-  ModelShape model;
+  spec::ModelSpec model;
   ModelParameters parameters;  // counts for the whole model
   TokenCost token_cost;
   RecomputeOptions recompute;

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
+#include "recipe/model_spec.h"
 #include "recipe/schema/schema.h"
 
 namespace mtrain::plan {
@@ -76,10 +77,11 @@ bool must_agree(const std::string& path) {
 // batch before, or Muon's momentum. For all other settings false.
 bool keeps_state(const std::string& path, const Recipe& r) {
   if (path == "optimizer.name") return r.optimizer.name == recipe::OptimizerName::muon;
-  const ExpertShape experts = model_shape(r.model, 0, sample_length(r)).experts;
-  return path.starts_with("model.moe.router_bias") ? experts.bias
-         : path == "model.moe.aux_loss_coeff"      ? experts.global_coeff > 0
-                                                   : false;
+  const spec::ModelSpec model = recipe::model_spec(r.model, 0, sample_length(r));
+  const spec::Experts* experts = model.experts();
+  if (!experts) return false;
+  if (path.starts_with("model.moe.router_bias")) return experts->bias;
+  return path == "model.moe.aux_loss_coeff" && experts->loss_coeffs.global > 0;
 }
 
 // Loads the printed recipe of this run.
@@ -99,7 +101,7 @@ SavedRun read_saved_run(const SavedRecipe& recipe) {
   const Recipe r = load_saved(recipe);
   return {.folders = folder_options(r),
           .tokenizer = tokenizer_options(r),
-          .model = model_shape(r.model, 0, sample_length(r)),
+          .model = recipe::model_spec(r.model, 0, sample_length(r)),
           .sample_length = sample_length(r),
           .device = device_plan_without_overlap(r)};
 }

@@ -8,9 +8,9 @@
 #include "plan/machine.h"
 #include "plan/options/dataset_options.h"
 #include "plan/options/device_plan.h"
-#include "plan/options/model_shape.h"
 #include "plan/options/train_options.h"
 #include "plan/run_plan.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::plan {
 
@@ -25,7 +25,7 @@ struct SavedRecipe {
 struct SavedRun {
   FolderOptions folders;
   TokenizerOptions tokenizer;
-  ModelShape model;  // without a vocabulary
+  spec::ModelSpec model;  // without a vocabulary
   int64_t sample_length = 0;
   DevicePlan device;
 };

@@ -237,7 +237,7 @@ std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
   if (sent > 0)
     rows.push_back(
         {"experts", fmt::format("{} of a layer's {} on a rank{}, which sends {} a step over {}",
-                                plan.model.experts.count / l.ep, plan.model.experts.count,
+                                plan.model.experts()->count / l.ep, plan.model.experts()->count,
                                 l.expert_tp > 1 ? fmt::format(", 1/{} of each", l.expert_tp) : "",
                                 human_bytes(sent),
                                 l.ep == 1 ? "tp"

@@ -8,7 +8,6 @@
 #include "parallel/apply_parallelism.h"
 #include "run/open_device.h"
 #include "run/stored_model.h"
-#include "train/model_setup.h"
 
 namespace mtrain::run {
 
@@ -44,8 +43,8 @@ void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& 
                  const generate::Listener& listener) {
   const auto device = open_device(stored.saved.device, job.job);
   Stream& stream = device->stream(device::StreamKind::compute);
-  const plan::ModelShape& shape = stored.saved.model;
-  const train::RouterState routers(stream, shape);
+  const spec::ModelSpec& spec = stored.saved.model;
+  const train::RouterState routers(stream, spec);
 
   const std::vector<generate::Request> requests = requests_of(job);
   const auto slots = std::clamp<int64_t>(int64_t(requests.size()), 1, job.batch);
@@ -53,11 +52,11 @@ void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& 
   // request.
   const int64_t positions = generate::longest(tokenizer, requests, options);
   generate::KeyValueCache cache(slots, positions);
-  model::ModelImpls impls = parallel::share_layers(world, *device, shape);
+  model::ModelImpls impls = parallel::share_layers(world, *device, spec);
   impls.router_bias_LE = routers.bias_LE();
   impls.attention_core = cache.cores();
   model::ParamStore params;
-  model::Gpt model(stream, params, train::gpt_config(shape, world.size()), positions, {}, impls);
+  model::Gpt model(stream, params, spec, positions, {}, impls);
   if (world.size() > 1) require_same_model(comm::HostCollectives(world, *device), stored);
   params.materialize(stream, job.dtype, false);
   load_weights(stream, params, routers, stored, world.rank());

@@ -134,7 +134,7 @@ void Reporter::step(const train::StepStats& s) {
       metrics.push_back({"moe.rank_load_max", s.experts->rank_load_max});
       metrics.push_back({"moe.host_wait_ms", s.experts->host_wait_ms});
     }
-    if (trainer_.plan().model.experts.capacity_factor > 0)
+    if (trainer_.plan().model.experts()->capacity_factor > 0)
       metrics.push_back({"moe.dropped", s.experts->dropped});
   }
   // Only GPU kernels use workspace.

@@ -34,11 +34,10 @@ std::string batch_text(const RunPlan& plan) {
 
 // Returns how experts are chosen instead of by the router; empty if the router chooses them.
 std::string route_text(const RunPlan& plan) {
-  using enum plan::ExpertShape::Pattern;
-  switch (plan.model.experts.pattern) {
-    case none: return "";
-    case balanced: return "in equal numbers to all experts (debug.route)";
-    case zipf: return "to experts with loads of 1, 1/2, 1/3, ... (debug.route)";
+  switch (plan.experts.pattern) {
+    case RoutePattern::none: return "";
+    case RoutePattern::balanced: return "in equal numbers to all experts (debug.route)";
+    case RoutePattern::zipf: return "to experts with loads of 1, 1/2, 1/3, ... (debug.route)";
   }
   throw BugError("a pattern of routes");
 }

@@ -59,10 +59,14 @@ std::vector<checkpoint::ReplicatedTensor> of_model(const train::RouterState& rou
 }  // namespace
 
 int64_t StoredModel::context() const {
-  const int64_t context = std::max(saved.sample_length, saved.model.max_positions);
+  int64_t context = std::max(saved.sample_length, saved.model.max_positions);
   // LongRoPE's factors were chosen for the sequence length; longer texts may need different ones.
-  const int64_t most = saved.model.rope.most_positions;
-  return most ? std::min(context, most) : context;
+  for (const spec::LayerSpec& layer : saved.model.layers) {
+    const auto& attention = std::get<spec::GroupedAttention>(layer.attention);
+    const int64_t most = attention.rotary.scaling.most_positions;
+    if (most > 0) context = std::min(context, most);
+  }
+  return context;
 }
 
 std::vector<int32_t> StoredModel::end_ids() const {

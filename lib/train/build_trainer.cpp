@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "optim/param_rules.h"
 #include "optim/write_weights.h"
-#include "train/model_setup.h"
 #include "train/pipeline_setup.h"
 
 namespace mtrain::train {
@@ -42,20 +41,18 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   MT_CHECK(plan.model.vocab > 0, "the plan has no vocabulary");
   Stream& compute = device.stream(device::StreamKind::compute);
   const auto seed = uint64_t(plan.train.seed);
-  const model::GptConfig config = gpt_config(plan);
 
   // Groups of ranks, and the implementations that use them.
   const comm::HostCollectives control(world, device);
   model::ModelImpls impls = parallel::apply_parallelism(world, device, plan);
-  pipeline::PipelineLinks links = pipeline_links(world, device, plan, config.tied_embeddings);
+  pipeline::PipelineLinks links = pipeline_links(world, device, plan, plan.model.tied_embeddings);
   const parallel::DataGroups groups = parallel::data_groups(world, device, plan);
 
   // Parameters: this rank's stages declare them, then they get memory.
   RouterState routers(compute, plan.model);
   impls.router_bias_LE = routers.bias_LE();
   auto params = std::make_unique<model::ParamStore>();
-  pipeline::PipelineStages stages =
-      pipeline_stages(compute, *params, config, plan, world.rank(), impls);
+  pipeline::PipelineStages stages = pipeline_stages(compute, *params, plan, world.rank(), impls);
   auto pipeline = std::make_unique<pipeline::Pipeline>(std::move(links), std::move(stages),
                                                        plan.schedule, plan.pipeline);
   auto data_parallel = parallel::materialize_params(*params, compute, groups, plan);
@@ -64,7 +61,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   std::unique_ptr<MicroBatchGraphs> graphs;
   if (plan.graphs.on)
     graphs = std::make_unique<MicroBatchGraphs>(compute, *params, *pipeline, plan.graphs,
-                                                plan.model.layers);
+                                                plan.model.layer_count());
   auto optimizer = optim::make_optimizer(compute, *params, plan.optimizer, seed, [&] {
     return optim::MatrixRanks{
         parallel::stage_group(world, plan), device.stream(device::StreamKind::dp_grad),

@@ -2,14 +2,25 @@
 
 #include <set>
 
-#include "train/model_setup.h"
-
 namespace mtrain::train {
 
 namespace {
 
 bool shares_table(const schedule::Schedule& s, bool tied_embeddings) {
   return tied_embeddings && s.rank_of(0) != s.rank_of(s.stages - 1);
+}
+
+model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
+  return {.attention_core = r.attention_core,
+          .norms = r.norms,
+          .mlp = r.mlp,
+          .experts = r.experts,
+          .experts_act = r.experts_act,
+          .shared_expert = r.shared_expert,
+          .cheap = r.cheap,
+          .group = r.group,
+          .layers = r.layers,
+          .keeps_router = r.keeps_router};
 }
 
 // Returns the ordered pairs of ranks (from, to) that send messages. The set has the same order on
@@ -39,15 +50,15 @@ void connect(const pipeline::Channel& channel, bool sends) {
 }  // namespace
 
 pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& params,
-                                         const model::GptConfig& config, const RunPlan& plan,
-                                         int rank, const model::ModelImpls& impls) {
+                                         const RunPlan& plan, int rank,
+                                         const model::ModelImpls& impls) {
   const plan::Layout& l = plan.layout;
   const schedule::Schedule& s = plan.schedule;
   MT_CHECK(int64_t(l.layers_of_stage.size()) == s.stages, "{} stages, but the schedule has {}",
            l.layers_of_stage.size(), s.stages);
   const int64_t own = plan.mesh.coordinate(rank, mesh::Axis::pp);
   pipeline::PipelineStages stages;
-  model::StageSpec spec{.end = 0, .shares_table = shares_table(s, config.tied_embeddings)};
+  model::StageSpec spec{.end = 0, .shares_table = shares_table(s, plan.model.tied_embeddings)};
   for (int64_t stage = 0; stage < s.stages; ++stage) {
     spec.begin = spec.end;
     spec.end += l.layers_of_stage[size_t(stage)];
@@ -55,7 +66,7 @@ pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& par
     spec.head = stage + 1 == s.stages;
     if (s.rank_of(stage) != own) continue;
     params.begin_stage(stage);
-    stages[stage] = std::make_unique<model::Gpt>(compute, params, config, plan.sample_length,
+    stages[stage] = std::make_unique<model::Gpt>(compute, params, plan.model, plan.sample_length,
                                                  recompute_policy(plan.recompute), impls, spec);
   }
   return stages;

@@ -11,8 +11,8 @@ namespace mtrain::train {
 
 // Declares this rank's stages in `params`.
 pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& params,
-                                         const model::GptConfig& config, const RunPlan& plan,
-                                         int rank, const model::ModelImpls& impls);
+                                         const RunPlan& plan, int rank,
+                                         const model::ModelImpls& impls);
 // All ranks call it, since ranks meet when a group is made.
 pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan,
                                        bool tied_embeddings);

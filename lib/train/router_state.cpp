@@ -9,29 +9,30 @@
 
 namespace mtrain::train {
 
-RouterState::RouterState(Stream& stream, const plan::ModelShape& model) : model_(model) {
-  const plan::ExpertShape& e = model_.experts;
+RouterState::RouterState(Stream& stream, const spec::ModelSpec& model) : model_(model) {
+  const spec::Experts* e = model_.experts();
+  if (!e) return;
   const auto zeros = [&] {
-    Tensor t = Tensor::empty(stream, {model_.layers, e.count}, DType::f32,
+    Tensor t = Tensor::empty(stream, {model_.layer_count(), e->count}, DType::f32,
                              device::MemoryCategory::buffers);
     ops::fill(stream, t, 0);
     return t;
   };
-  if (e.bias) bias_LE_ = zeros();
-  if (e.global_coeff > 0) fraction_LE_ = zeros();
+  if (e->bias) bias_LE_ = zeros();
+  if (e->loss_coeffs.global > 0) fraction_LE_ = zeros();
 }
 
 void RouterState::step_done(Stream& stream, const Tensor& sums_LS, const std::vector<float>& host) {
-  const plan::ExpertShape& e = model_.experts;
+  const spec::Experts& e = *model_.experts();
   const int64_t E = e.count, S = model::ExpertsOfStep::columns(E);
   if (bias_LE_ && e.bias_rate > 0)
-    for (int64_t l = 0; l < model_.layers; ++l)
-      if (e.layers[size_t(l)])
+    for (int64_t l = 0; l < model_.layer_count(); ++l)
+      if (model_.layer(l).experts())
         ops::update_router_bias(stream, sums_LS.flat(l * S, {E}), bias_LE_.flat(l * E, {E}),
                                 float(e.bias_rate));
   if (!fraction_LE_) return;
-  std::vector<float> fractions(size_t(model_.layers * E));
-  for (int64_t l = 0; l < model_.layers; ++l) {
+  std::vector<float> fractions(size_t(model_.layer_count() * E));
+  for (int64_t l = 0; l < model_.layer_count(); ++l) {
     const float* count = host.data() + l * S;
     const double all = std::accumulate(count, count + E, 0.0);
     if (all == 0) continue;  // a layer without experts
@@ -43,10 +44,11 @@ void RouterState::step_done(Stream& stream, const Tensor& sums_LS, const std::ve
 }
 
 std::vector<checkpoint::ReplicatedTensor> RouterState::tensors() const {
-  const int64_t E = model_.experts.count;
   std::vector<checkpoint::ReplicatedTensor> all;
-  for (int64_t l = 0; l < model_.layers; ++l) {
-    if (E == 0 || !model_.experts.layers[size_t(l)]) continue;
+  for (int64_t l = 0; l < model_.layer_count(); ++l) {
+    const spec::Experts* experts = model_.layer(l).experts();
+    if (!experts) continue;
+    const int64_t E = experts->count;
     const auto add = [&](const Tensor& t, const char* name, bool of_model) {
       if (t)
         all.push_back(

@@ -5,14 +5,14 @@
 
 #include "checkpoint/replicated_state.h"
 #include "model/experts/experts_of_step.h"
-#include "plan/options/model_shape.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::train {
 
 class RouterState {
  public:
   // Makes what the model needs; nothing for a dense model.
-  RouterState(Stream& stream, const plan::ModelShape& model);
+  RouterState(Stream& stream, const spec::ModelSpec& model);
 
   // The biases of all layers' routers, (layers, experts) in fp32; absent without them.
   const Tensor& bias_LE() const { return bias_LE_; }
@@ -29,7 +29,7 @@ class RouterState {
   void loaded(Stream& stream);
 
  private:
-  const plan::ModelShape model_;
+  const spec::ModelSpec model_;
   Tensor bias_LE_, fraction_LE_;
   // A batch has been counted. Until then the fractions are 0, as they never are of a batch.
   bool has_fraction_ = false;

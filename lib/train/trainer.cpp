@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/param/whole_parameters.h"
 #include "ops/ops.h"
 #include "optim/write_weights.h"
 #include "train/diagnose.h"
-#include "train/model_setup.h"
 
 namespace mtrain::train {
 
@@ -92,7 +92,7 @@ void Trainer::finish_grads() {
 }
 
 void Trainer::sum_losses(const Tensor& losses) {
-  const bool experts = plan_.model.experts.count > 0;
+  const bool experts = plan_.model.experts();
   // Each rank of sequence parallelism has routed its own tokens.
   if (experts && impls_.tensor->sequence()) impls_.tensor->sum(experts_.sums_LS);
   for (const Tensor& found : {losses, experts ? experts_.sums_LS : Tensor()}) {
@@ -121,11 +121,12 @@ void Trainer::end_float8_step() {
 }
 
 std::optional<ExpertStats> Trainer::end_experts_step(bool finite) {
-  const int64_t experts = plan_.model.experts.count;
-  if (experts == 0) return {};
+  const spec::Experts* experts = plan_.model.experts();
+  if (!experts) return {};
   const auto sums = experts_.sums_LS.to_host<float>(compute_);
   const auto losses = experts_.loss_2.to_host<double>(compute_);
-  ExpertStats stats = expert_loads(sums, plan_.model.layers, experts, plan_.layout.ep);
+  ExpertStats stats =
+      expert_loads(sums, plan_.model.layer_count(), experts->count, plan_.layout.ep);
   // Ranks that share samples have each added the losses of all their tokens.
   const double added = double(global_micro_batches() * share_.ranks);
   stats.balance_loss = losses[0] / added, stats.z_loss = losses[1] / added;
@@ -186,11 +187,12 @@ int64_t Trainer::global_micro_batches() const {
 model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
   const double parts = plan_.train.grads_per_micro_batch ? double(plan_.layout.micro_batches) : 1,
                factor = scaler_.scale() * double(data_parallel_->grad_factor());
-  const plan::ModelShape& m = plan_.model;
+  const spec::ModelSpec& m = plan_.model;
   model::ExpertsOfStep e{
       .loss_grad = float(factor / parts / double(global_micro_batches())),
       .loss_2 = loss_2,
-      .sums_LS = Tensor::empty(compute_, {m.layers, model::ExpertsOfStep::columns(m.experts.count)},
+      .sums_LS = Tensor::empty(compute_,
+                               {m.layer_count(), model::ExpertsOfStep::columns(m.experts()->count)},
                                DType::f32, device::MemoryCategory::buffers),
       .fraction_LE = routers_.fraction_LE()};
   host_wait_ = {};
@@ -225,7 +227,7 @@ data::Batch Trainer::share_of(data::Batch whole) const {
 Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64_t step,
                                   float grad_scale, bool finishes_step) {
   const auto uploaded = upload(batches);
-  const bool experts = plan_.model.experts.count > 0;
+  const bool experts = plan_.model.experts();
   const Tensor losses = zero_losses();
   if (experts) experts_ = experts_of_step(losses.flat(1, {2}));
   pipeline::MicroBatches work{.batches = uploaded,
@@ -257,7 +259,7 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
 
 // Graphs hold the address of the loss, so it must be the same memory in every step.
 Tensor Trainer::zero_losses() {
-  const int64_t count = plan_.model.experts.count > 0 ? 3 : 1;
+  const int64_t count = plan_.model.experts() ? 3 : 1;
   if (!graphs_)
     return Tensor::from_host<double>(compute_, {count}, std::vector<double>(size_t(count)));
   if (!graphs_loss_)
@@ -285,7 +287,7 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
     m.seq.cu_seqlens = Tensor::from_host(compute_, {int64_t(ends.size())}, ends);
   }
   for (const data::PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
-  if (!b.valid.empty() && plan_.model.experts.count > 0)
+  if (!b.valid.empty() && plan_.model.experts())
     m.seq.valid_T = Tensor::from_host(compute_, T, b.valid);
   return m;
 }
@@ -319,10 +321,6 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
 }
 
 checkpoint::CheckpointParts Trainer::checkpoint_parts() {
-  auto whole = std::make_unique<model::ParamStore>();
-  model::ModelImpls impls = impls_;
-  impls.fp8 = {};  // its scales belong to this rank's linears
-  model::Gpt(compute_, *whole, gpt_config(plan_), plan_.sample_length, {}, impls);
   return {.compute = compute_,
           .params = *params_,
           .optimizer = *optimizer_,
@@ -331,7 +329,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
           .pipeline = *pipeline_,
           .fp8 = fp8(),
           .control = control_,
-          .whole_model = std::move(whole),
+          .whole_model = model::whole_parameters(plan_.model),
           .replicated = routers_.tensors()};
 }
 

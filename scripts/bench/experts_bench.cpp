@@ -181,7 +181,7 @@ struct Mlp {
 
   void experts() const {
     Stream& s = b.stream;
-    const ops::RouterForm form{.over_chosen = true};
+    const RouterForm form{.over_chosen = true};
     const Tensor logits = ops::matmul(s, "router", x, router, {.b = true}, DType::f32);
     const ops::Routing routing = ops::route_tokens(s, logits, K, form);
     const ops::ExpertRows rows = ops::expert_rows(s, routing.expert_TK, E);

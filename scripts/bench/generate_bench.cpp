@@ -19,15 +19,22 @@ using namespace mtrain;
 
 namespace {
 
-constexpr int64_t kContext = 1024, kTokens = 8;  // tokens that are timed one by one in a round
+constexpr int64_t kPaddedVocab = 50304, kContext = 1024;
+constexpr int64_t kTokens = 8;  // tokens that are timed one by one in a round
 
-model::GptConfig gpt2() {
-  model::GptConfig c{};
-  c.layers = 12, c.hidden = 768, c.heads = 12, c.kv_heads = 12, c.head_dim = 64, c.ffn = 3072;
-  c.vocab = 50257, c.padded_vocab = 50304, c.max_positions = kContext;
-  c.norm = kernels::NormKind::layer, c.rotary = false, c.gated_mlp = false;
-  c.qkv_bias = c.proj_bias = c.linear_bias = c.tied_embeddings = true;
-  return c;
+spec::ModelSpec gpt2() {
+  const spec::LayerSpec layer{
+      .attention =
+          spec::GroupedAttention{
+              .heads = 12, .kv_heads = 12, .head_dim = 64, .qkv_bias = true, .proj_bias = true},
+      .mlp = spec::DenseMlp{.ffn = 3072, .activation = spec::Activation::gelu_tanh, .bias = true}};
+  return {.hidden = 768,
+          .vocab = 50257,
+          .max_positions = kContext,
+          .learned_positions = true,
+          .norm = {.kind = NormKind::layer, .bias = true},
+          .layers = std::vector(12, layer),
+          .tied_embeddings = true};
 }
 
 double milliseconds(const std::function<void()>& work) {
@@ -51,11 +58,14 @@ class Bench {
   Bench(int threads, DType dtype)
       : device_(Device::cpu(threads)), stream_(device_->stream(device::StreamKind::compute)) {
     impls_.attention_core = cache_.cores();
+    impls_.padded_vocab = kPaddedVocab;
     cached_ = std::make_unique<model::Gpt>(stream_, params_, gpt2(), kContext, model::Recompute{},
                                            impls_);
     params_.materialize(stream_, dtype, false);
     params_.initialize(stream_, 1);
-    whole_ = std::make_unique<model::Gpt>(stream_, whole_params_, gpt2(), kContext);
+    whole_ =
+        std::make_unique<model::Gpt>(stream_, whole_params_, gpt2(), kContext, model::Recompute{},
+                                     model::ModelImpls{.padded_vocab = kPaddedVocab});
     whole_params_.materialize(stream_, dtype, false);
     whole_params_.initialize(stream_, 1);
     stream_.synchronize();

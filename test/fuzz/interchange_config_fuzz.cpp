@@ -7,6 +7,7 @@
 #include "interchange/config.h"
 #include "interchange/families.h"
 #include "interchange/tensor_map.h"
+#include "recipe/model_spec.h"
 
 using namespace mtrain;
 
@@ -37,7 +38,7 @@ void attempt(const std::string& json) {
   MT_CHECK(interchange::write_config(again, {text, "float32"}, same) == text, "{}", text);
   MT_CHECK(same == family, "{} and {}", same, family);
   if (r.model.moe.num_experts > kMostExperts) return;
-  const interchange::TensorMap map(r.model, *interchange::find_family(family));
+  const interchange::TensorMap map(recipe::model_spec(r.model), *interchange::find_family(family));
   MT_CHECK(map.parameters() > 0);
 }
 

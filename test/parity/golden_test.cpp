@@ -11,97 +11,30 @@
 #include "model/gpt.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
+#include "recipe/model_spec.h"
+#include "recipe/recipe.h"
 #include "storage/safetensors.h"
 
 using namespace mtrain;
 
 namespace {
 
-model::ExpertConfig experts_of(const nlohmann::json& j, int64_t layers) {
-  model::ExpertConfig e;
-  e.count = j.at("num_experts");
-  e.per_token = j.at("router_topk");
-  e.ffn = j.at("ffn_hidden_size");
-  e.shared_ffn = j.at("shared_expert_ffn_hidden_size");
-  e.shared_gate = j.at("shared_expert_gate");
-  for (int64_t layer = 0; layer < layers; ++layer)
-    e.layers.push_back(layer >= j.at("first_dense_layers").get<int64_t>());
-  const bool sigmoid = j.at("router_score") == "sigmoid";
-  e.form = {.score = sigmoid ? ops::RouterScore::sigmoid : ops::RouterScore::softmax,
-            .over_chosen = !sigmoid && !j.at("router_pre_softmax").get<bool>(),
-            .normalize = j.at("norm_topk_prob"),
-            .scale = j.at("router_topk_scaling_factor"),
-            .groups = j.at("num_groups"),
-            .best_groups = j.at("group_topk")};
-  e.loss_coeffs.z = j.at("z_loss_coeff");
-  for (size_t i = 0; i < j.at("load_balancing_type").size(); ++i) {
-    const std::string kind = j["load_balancing_type"][i];
-    float& coeff = kind == "aux_loss"       ? e.loss_coeffs.batch
-                   : kind == "seq_aux_loss" ? e.loss_coeffs.sample
-                                            : e.loss_coeffs.global;
-    coeff = j.at("aux_loss_coeff")[i];
-  }
-  e.capacity_factor = j.at("expert_capacity_factor");
-  e.drops_lightest = j.at("token_drop_policy") == "probs";
-  return e;
-}
+constexpr int64_t kPaddedVocab = 128;  // of 97 ids
 
-model::GptConfig config_of(const nlohmann::json& j) {
-  model::GptConfig c{};
-  c.layers = j.at("num_layers");
-  c.hidden = j.at("hidden_size");
-  c.heads = j.at("num_attention_heads");
-  c.kv_heads = j.at("num_query_groups");
-  c.head_dim = j.at("kv_channels");
-  c.ffn = j.at("ffn_hidden_size");
-  c.vocab = j.at("vocab_size");
-  c.padded_vocab = (c.vocab + 127) / 128 * 128;
-  c.norm = j.at("normalization") == "rmsnorm" ? ops::NormKind::rms : ops::NormKind::layer;
-  c.norm_eps = j.at("norm_epsilon");
-  const std::string placement = j.value("norm_placement", "pre");
-  c.input_norms = placement != "post";
-  c.output_norms = placement != "pre";
-  c.norm_plus_one = j.value("layernorm_zero_centered_gamma", false);
-  c.rotary = j.at("position_embedding") == "rope";
-  c.max_positions = j.value("max_position_embeddings", int64_t{0});
-  c.rotary_base = j.value("rotary_base", 10000.0);
-  if (j.contains("rope_scaling") && !j["rope_scaling"].is_null()) {
-    const auto& s = j["rope_scaling"];
-    c.rope_scaling = {.kind = s.at("type") == "yarn" ? model::RopeScaling::Kind::yarn
-                                                     : model::RopeScaling::Kind::llama3,
-                      .factor = s.at("factor"),
-                      .low_freq_factor = s.value("low_freq_factor", 1.0),
-                      .high_freq_factor = s.value("high_freq_factor", 4.0),
-                      .original_positions = s.at("original_max_position_embeddings"),
-                      .beta_fast = s.value("beta_fast", 32.0),
-                      .beta_slow = s.value("beta_slow", 1.0),
-                      .attention_factor = s.value("attention_factor", 1.0)};
-  }
-  c.rotary_dim = int64_t(double(c.head_dim) * j.value("rotary_percent", 1.0));
-  c.gelu_gate = j.at("activation") == "geglu";
-  c.gated_mlp = c.gelu_gate || j.at("activation") == "swiglu";
-  c.gelu_tanh = j.at("activation") == "gelu_tanh";
-  const bool all_bias = j.at("add_bias_linear");
-  c.linear_bias = all_bias || j.value("mlp_bias", false);
-  const bool attention_bias = j.value("attention_bias", false);
-  c.qkv_bias = j.at("add_qkv_bias").get<bool>() || attention_bias;
-  c.proj_bias = all_bias || attention_bias;
-  c.qk_norm = j.at("qk_layernorm");
-  c.qk_norm_all_heads = j.value("qk_layernorm_all_heads", false);
-  c.embedding_scale = j.value("embedding_multiplier", 1.0f);
-  c.logit_cap = j.value("final_logit_softcapping", 0.0f);
-  c.tied_embeddings = j.at("share_embeddings_and_output_weights");
-  if (j.contains("moe")) c.experts = experts_of(j["moe"], c.layers);
-  if (j.contains("window_size") && !j["window_size"].is_null()) c.window = j["window_size"];
-  for (const int64_t without : j.value("no_rope_freq", std::vector<int64_t>{}))
-    c.rope_layers.push_back(without == 0);
-  for (const int64_t has : j.value("window_attn_skip_freq", std::vector<int64_t>{}))
-    c.window_layers.push_back(has == 1);
-  c.local_rotary_base = j.value("rotary_base_local", 0.0);
-  if (j.contains("query_pre_attn_scalar"))
-    c.score_scale = 1 / std::sqrt(j["query_pre_attn_scalar"].get<float>());
-  c.score_cap = j.value("attn_logit_softcapping", 0.0f);
-  return c;
+// The metadata have a recipe's keys. Where they give 0 or null to what a model lacks, a recipe
+// leaves the key out.
+spec::ModelSpec spec_of(nlohmann::json config) {
+  std::erase_if(config.get_ref<nlohmann::json::object_t&>(),
+                [](const auto& entry) { return entry.second.is_null(); });
+  if (config.contains("moe"))
+    for (const char* key : {"expert_capacity_factor", "shared_expert_ffn_hidden_size"})
+      if (config["moe"].at(key) == 0) config["moe"].erase(key);
+  recipe::Diagnostics diagnostics;
+  const auto r =
+      recipe::read_recipe_text(nlohmann::json{{"model", config}}.dump(), "golden", {}, diagnostics);
+  INFO(diagnostics.text(recipe::Severity::error));
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return recipe::model_spec(r->model, r->model.vocab_size, 0);
 }
 
 std::vector<float> floats(const storage::SafetensorsReader& file, const std::string& name) {
@@ -138,16 +71,16 @@ double relative_l2(const std::vector<float>& got, const std::vector<float>& expe
 struct Family {
   explicit Family(const std::string& name, DType dtype, model::Recompute recompute = {})
       : file(std::string(MTRAIN_SOURCE_DIR) + "/test/golden/model/" + name + ".safetensors"),
-        config(config_of(nlohmann::json::parse(file.metadata().at("config")))) {
+        spec(spec_of(nlohmann::json::parse(file.metadata().at("config")))) {
     const auto ids = sequence_major(file, "input_ids", B, S);
     const auto labels = sequence_major(file, "labels", B, S);
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < B * S; ++t) positions.push_back(int32_t(t / B));
     for (int32_t l : labels) counted += l >= 0;
-    model::ModelImpls impls;
+    model::ModelImpls impls{.padded_vocab = kPaddedVocab};
     impls.router_bias_LE = router_state("bias");
     experts.fraction_LE = router_state("load_fraction");
-    model = std::make_unique<model::Gpt>(stream, params, config, S, recompute, impls);
+    model = std::make_unique<model::Gpt>(stream, params, spec, S, recompute, impls);
     params.materialize(stream, dtype, true);
     for (model::Parameter* p : params.params())
       params.set_master(stream, *p, floats(file, p->name));
@@ -162,8 +95,8 @@ struct Family {
     model::Stash stash;
     model::Step step{stream, wgrad, stash, batch.seq};
     experts.loss_2 = Tensor::from_host<double>(stream, {2}, {0.0, 0.0});
-    const int64_t columns = model::ExpertsOfStep::columns(config.experts.count);
-    experts.sums_LS = Tensor::empty(stream, {config.layers, columns}, DType::f32);
+    const int64_t columns = model::ExpertsOfStep::columns(expert_count());
+    experts.sums_LS = Tensor::empty(stream, {spec.layer_count(), columns}, DType::f32);
     ops::fill(stream, experts.sums_LS, 0);
     step.experts = &experts;
     params.zero_grads(stream);
@@ -172,31 +105,34 @@ struct Family {
     return total.to_host<double>(stream)[0] / double(counted);
   }
 
+  int64_t expert_count() const { return spec.experts() ? spec.experts()->count : 0; }
+
   // The reference's capacity drops choices, as training does.
   std::vector<float> logits() {
     model::WgradQueue wgrad;
     model::Stash stash;
-    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, config.experts.capacity_factor > 0};
+    const bool drops = spec.experts() && spec.experts()->drops(true);
+    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, drops};
     return model->logits(step, batch).to_host<float>(stream);
   }
 
   // Returns the state of all routers beside their parameters, (layers, experts); absent if none has
   // it.
   Tensor router_state(const std::string& what) {
-    const int64_t E = config.experts.count;
-    std::vector<float> all(size_t(config.layers * E));
+    const int64_t E = expert_count();
+    std::vector<float> all(size_t(spec.layer_count() * E));
     bool any = false;
-    for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
       const std::string name = "layers." + std::to_string(layer) + ".mlp.router." + what;
       if (!file.contains(name)) continue;
       any = true;
       std::ranges::copy(floats(file, name), all.begin() + layer * E);
     }
-    return any ? Tensor::from_host(stream, {config.layers, E}, all) : Tensor();
+    return any ? Tensor::from_host(stream, {spec.layer_count(), E}, all) : Tensor();
   }
 
   storage::SafetensorsReader file;
-  model::GptConfig config;
+  spec::ModelSpec spec;
   int64_t B = 0, S = 0, counted = 0;
   std::unique_ptr<Device> device = Device::cpu(2, {.stream_sanitizer = true});
   Stream& stream = device->stream(device::StreamKind::compute);
@@ -259,14 +195,14 @@ TEST_CASE("logits, loss and every gradient of each family match the float64 refe
       std::vector<float> ordered;
       for (int64_t b = 0; b < f.B; ++b)
         for (int64_t s = 0; s < f.S; ++s) {
-          const auto row = got.begin() + (s * f.B + b) * f.config.padded_vocab;
-          ordered.insert(ordered.end(), row, row + f.config.vocab);
+          const auto row = got.begin() + (s * f.B + b) * kPaddedVocab;
+          ordered.insert(ordered.end(), row, row + f.spec.vocab);
         }
       // fp32 against float64 through two layers; the numerics contract allows 1e-5.
       CHECK(relative_l2(ordered, expected) < 1e-5);
       CHECK(f.forward_backward() == Approx(std::stod(f.file.metadata().at("loss"))).epsilon(1e-6));
       compare_gradients(f, 1e-5);
-      if (!f.config.experts.count) continue;
+      if (!f.spec.experts()) continue;
       const auto losses = f.experts.loss_2.to_host<double>(f.stream);
       const double want = std::stod(f.file.metadata().at("router_losses"));
       CHECK(losses[0] + losses[1] == Approx(want).epsilon(1e-6));
@@ -295,8 +231,8 @@ TEST_CASE("families of experts have the defaults of their golden models") {
     CHECK(r.model.moe.first_dense_layers == experts.at("first_dense_layers"));
     CHECK(r.model.moe.shared_expert_gate == experts.at("shared_expert_gate"));
     // A softmax over all experts whose chosen weights sum to 1 is one over the chosen experts.
-    const plan::ExpertShape e = plan::make_plan(r, 1, 512).model.experts;
-    CHECK((e.normalize || e.over_chosen) ==
+    const RouterForm form = plan::make_plan(r, 1, 512).model.experts()->form;
+    CHECK((form.normalize || form.over_chosen) ==
           (experts.at("norm_topk_prob").get<bool>() || !experts.at("router_pre_softmax")));
   }
 }
@@ -330,7 +266,7 @@ TEST_CASE("recomputation gives the same bits") {
         policies.push_back({.attention_core = (modules & 1) != 0,
                             .norms = (modules & 2) != 0,
                             .mlp = (modules & 4) != 0});
-      if (kept.config.experts.count > 0)
+      if (kept.spec.experts())
         for (const int modules : {1, 2, 4, 5, 6, 13, 16 + 5})
           policies.push_back({.norms = (modules & 8) != 0,
                               .experts = (modules & 1) != 0,

@@ -4,7 +4,6 @@
 #include <catch2/catch.hpp>
 
 #include "../unit/comm_testing.h"
-#include "train/model_setup.h"
 #include "train/trainer.h"
 #include "train_testing.h"
 

@@ -11,7 +11,6 @@
 #include "plan_testing.h"
 #include "run/dry_run.h"
 #include "train/build_trainer.h"
-#include "train/model_setup.h"
 
 using namespace mtrain;
 using namespace plan_testing;
@@ -53,12 +52,13 @@ TEST_CASE("counted parameters are those the model declares") {
     CAPTURE(family[0]);
     const auto device = Device::cpu(1, {});
     model::ParamStore params;
-    const model::Gpt model(device->stream(device::StreamKind::compute), params,
-                           train::gpt_config(plan::make_plan(r, 1, kVocab).model),
-                           r.dataset.seq_length);
+    const RunPlan plan = plan::make_plan(r, 1, kVocab);
+    const int64_t padded = plan::padded_vocab(kVocab, 1);
+    const model::Gpt model(device->stream(device::StreamKind::compute), params, plan.model,
+                           r.dataset.seq_length, {}, {.padded_vocab = padded});
     double declared = 0;
     for (const model::Parameter* p : params.params()) declared += double(p->shape.count());
-    CHECK(plan::count_parameters(r.model, plan::padded_vocab(kVocab, 1)).total() == declared);
+    CHECK(plan::count_parameters(plan.model, padded).total() == declared);
   }
 }
 

@@ -32,7 +32,6 @@
 #include "storage/safetensors.h"
 #include "train/build_trainer.h"
 #include "train/data_setup.h"
-#include "train/model_setup.h"
 
 using namespace mtrain;
 using Catch::Contains;
@@ -154,8 +153,9 @@ TEST_CASE("tensors that the model lacks are refused") {
   const auto device = Device::cpu(1, {});
   Stream& stream = device->stream(device::StreamKind::compute);
   model::ParamStore params;
-  CHECK(plan::read_saved_run(checkpoint::saved_recipe(lab.step("two", 2))).model.layers == 2);
-  model::Gpt model(stream, params, train::gpt_config(lab.plan("one")), 16);
+  CHECK(plan::read_saved_run(checkpoint::saved_recipe(lab.step("two", 2))).model.layer_count() ==
+        2);
+  model::Gpt model(stream, params, lab.plan("one").model, 16);
   params.materialize(stream, DType::f32, false);
   CHECK_THROWS_WITH(checkpoint::load_weights(stream, params, {}, lab.step("two", 2)),
                     Contains("layers.1."));

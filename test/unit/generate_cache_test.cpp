@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "../small_spec.h"
 #include "base/error.h"
 #include "device/device.h"
 #include "generate/generate.h"
@@ -17,32 +18,37 @@ namespace {
 
 constexpr int64_t kContext = 300, kSlots = 3;
 
-model::GptConfig tiny(int64_t vocab = 61) {
-  model::GptConfig c{};
-  c.layers = 2, c.hidden = 48, c.heads = 4, c.kv_heads = 2, c.head_dim = 12, c.ffn = 80;
-  c.vocab = vocab, c.padded_vocab = (vocab + 63) / 64 * 64, c.max_positions = kContext;
-  c.init_std = 0.3f;
-  return c;
+constexpr int64_t kVocab = 61, kPaddedVocab = 64;
+
+spec::ModelSpec tiny() {
+  spec::ModelSpec m = small_spec(
+      2, 48, kVocab, {.attention = rotating_heads(4, 2, 12), .mlp = spec::DenseMlp{.ffn = 80}});
+  m.max_positions = kContext, m.init_std = 0.3;
+  return m;
 }
 
-model::GptConfig gpt2() {
-  model::GptConfig c = tiny();
-  c.kv_heads = 4, c.rotary = false, c.norm = kernels::NormKind::layer, c.gated_mlp = false;
-  c.qkv_bias = c.proj_bias = c.linear_bias = c.tied_embeddings = true;
-  return c;
+spec::ModelSpec gpt2() {
+  spec::ModelSpec m = tiny();
+  m.learned_positions = m.tied_embeddings = true;
+  m.norm = {.kind = NormKind::layer, .bias = true};
+  for (spec::LayerSpec& layer : m.layers) {
+    layer.attention = spec::GroupedAttention{
+        .heads = 4, .kv_heads = 4, .head_dim = 12, .qkv_bias = true, .proj_bias = true};
+    layer.mlp = spec::DenseMlp{.ffn = 80, .activation = spec::Activation::gelu_tanh, .bias = true};
+  }
+  return m;
 }
 
-model::GptConfig with_experts() {
-  model::GptConfig c = tiny();
-  c.experts.count = 4, c.experts.per_token = 2, c.experts.ffn = 40, c.experts.shared_ffn = 24;
-  c.experts.layers = {false, true};
-  return c;
+spec::ModelSpec with_experts() {
+  spec::ModelSpec m = tiny();
+  m.layers[1].mlp = spec::Experts{.count = 4, .per_token = 2, .ffn = 40, .shared_ffn = 24};
+  return m;
 }
 
 // The same model twice: with a cache and without one.
 struct Twins {
-  explicit Twins(const model::GptConfig& c, DType dtype = DType::f32, int64_t slots = kSlots)
-      : config(c), cache(slots, kContext), model(stream, *cached, cache) {
+  explicit Twins(const spec::ModelSpec& m, DType dtype = DType::f32, int64_t slots = kSlots)
+      : spec(m), cache(slots, kContext), model(stream, *cached, cache) {
     for (model::ParamStore* params : {&plain_params, &cached_params}) {
       params->materialize(stream, dtype, false);
       params->initialize(stream, 7);
@@ -61,20 +67,21 @@ struct Twins {
     model::Stash stash;
     model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
     auto logits = plain->logits(step, batch).rows(S - 1, S).to_host<float>(stream);
-    logits.resize(size_t(config.vocab));
+    logits.resize(size_t(spec.vocab));
     return logits;
   }
 
   std::unique_ptr<Device> device = Device::cpu(2, {.stream_sanitizer = true});
   Stream& stream = device->stream(device::StreamKind::compute);
-  model::GptConfig config;
+  spec::ModelSpec spec;
   KeyValueCache cache;
-  model::ModelImpls impls{.attention_core = cache.cores()};
+  model::ModelImpls impls{.attention_core = cache.cores(), .padded_vocab = kPaddedVocab};
   model::ParamStore plain_params, cached_params;
   std::unique_ptr<model::Gpt> plain =
-      std::make_unique<model::Gpt>(stream, plain_params, config, kContext);
+      std::make_unique<model::Gpt>(stream, plain_params, spec, kContext, model::Recompute{},
+                                   model::ModelImpls{.padded_vocab = kPaddedVocab});
   std::unique_ptr<model::Gpt> cached = std::make_unique<model::Gpt>(
-      stream, cached_params, config, kContext, model::Recompute{}, impls);
+      stream, cached_params, spec, kContext, model::Recompute{}, impls);
   CachedModel model;
 };
 
@@ -90,10 +97,10 @@ std::vector<int32_t> some_ids(int64_t count, int64_t vocab, int32_t first) {
 
 // Prompts of different lengths come in chunks; then all sequences continue one token at a time, one
 // of them ahead of the others.
-void check_greedy(const model::GptConfig& config, DType dtype) {
-  Twins t(config, dtype);
-  std::vector<std::vector<int32_t>> ids{some_ids(1, config.vocab, 5), some_ids(9, config.vocab, 2),
-                                        some_ids(253, config.vocab, 11)};
+void check_greedy(const spec::ModelSpec& model, DType dtype) {
+  Twins t(model, dtype);
+  std::vector<std::vector<int32_t>> ids{some_ids(1, kVocab, 5), some_ids(9, kVocab, 2),
+                                        some_ids(253, kVocab, 11)};
   std::vector<int64_t> computed(3, 0);
   for (int step = 0; step < 30; ++step) {
     std::vector<generate::Piece> pieces;
@@ -122,26 +129,37 @@ void check_greedy(const model::GptConfig& config, DType dtype) {
 }  // namespace
 
 TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, in fp32 and bf16") {
-  model::GptConfig window = tiny(), norms = tiny(), yarn = tiny(), one_head = tiny(),
-                   outputs = tiny(), sandwich = with_experts(), capped = tiny();
-  window.window = 37;
-  model::GptConfig layers = tiny();
-  layers.layers = 3, layers.window = 37, layers.local_rotary_base = 50;
-  layers.window_layers = {true, false, true}, layers.rope_layers = {true, true, false};
-  layers.score_scale = 0.5f, layers.score_cap = 2;
-  norms.qk_norm = true;
-  norms.rope_scaling = {model::RopeScaling::Kind::linear, 4};
-  yarn.rotary_dim = 8;
-  yarn.rope_scaling = {.kind = model::RopeScaling::Kind::yarn,
-                       .factor = 4,
-                       .original_positions = 80,
-                       .attention_factor = 1.2};
-  capped.gelu_gate = capped.tied_embeddings = true;
-  capped.embedding_scale = 6.9f, capped.logit_cap = 2;
-  one_head.kv_heads = 1, one_head.head_dim = 32;
-  outputs.input_norms = false, outputs.output_norms = true;
-  outputs.qk_norm = outputs.qk_norm_all_heads = true;
-  sandwich.output_norms = sandwich.norm_plus_one = true;
+  using spec::GroupedAttention;
+  spec::ModelSpec window = tiny(), norms = tiny(), yarn = tiny(), one_head = tiny(),
+                  outputs = tiny(), sandwich = with_experts(), capped = tiny(), layers = tiny();
+  change_attention(window, [](GroupedAttention& a) { a.window = 37; });
+  layers.layers.push_back(layers.layers[0]);
+  for (const size_t with_window : {0, 2}) {
+    attention_of(layers.layers[with_window]).window = 37;
+    attention_of(layers.layers[with_window]).rotary.base = 50;
+  }
+  attention_of(layers.layers[2]).rotary = {};
+  change_attention(layers, [](GroupedAttention& a) { a.score_scale = 0.5, a.score_cap = 2; });
+  change_attention(norms, [](GroupedAttention& a) {
+    a.head_norm = spec::HeadNorm::each_head;
+    a.rotary.scaling = {.type = spec::RopeScalingType::linear, .factor = 4};
+  });
+  change_attention(yarn, [](GroupedAttention& a) {
+    a.rotary = spec::Rotary{.dims = 8,
+                            .scaling = {.type = spec::RopeScalingType::yarn,
+                                        .factor = 4,
+                                        .original_positions = 80,
+                                        .attention_factor = 1.2}};
+  });
+  capped.tied_embeddings = true, capped.embedding_scale = 6.9, capped.logit_cap = 2;
+  for (spec::LayerSpec& layer : capped.layers)
+    layer.mlp = spec::DenseMlp{.ffn = 80, .activation = spec::Activation::geglu};
+  change_attention(one_head, [](GroupedAttention& a) { a = rotating_heads(4, 1, 32); });
+  for (spec::LayerSpec& layer : outputs.layers)
+    layer.input_norms = false, layer.output_norms = true;
+  change_attention(outputs, [](GroupedAttention& a) { a.head_norm = spec::HeadNorm::all_heads; });
+  for (spec::LayerSpec& layer : sandwich.layers) layer.output_norms = true;
+  sandwich.norm.plus_one = true;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     CAPTURE(dtype_name(dtype));
     SECTION(std::string("rotary, grouped heads ") + std::string(dtype_name(dtype))) {
@@ -184,9 +202,9 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
 TEST_CASE(
     "the logits of a generation are those under the cap, and grow with the embeddings' scale") {
   const auto logits_of = [](float cap, float scale) {
-    model::GptConfig c = tiny();
-    c.logit_cap = cap, c.embedding_scale = scale;
-    Twins t(c);
+    spec::ModelSpec m = tiny();
+    m.logit_cap = cap, m.embedding_scale = scale;
+    Twins t(m);
     const auto ids = some_ids(12, 61, 3);
     return t.model.forward({{0, 0, ids}})[0];
   };

@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "../small_spec.h"
 #include "base/error.h"
 #include "comm_testing.h"
 #include "generate/cached_model.h"
@@ -15,37 +16,23 @@ namespace {
 
 constexpr int64_t kVocab = 61, kContext = 40;
 
-plan::ModelShape shape(int64_t kv_heads, int64_t experts) {
-  plan::ModelShape m;
-  m.layers = 2, m.hidden = 32, m.heads = 4, m.kv_heads = kv_heads, m.head_dim = 8, m.ffn = 48;
-  m.vocab = kVocab;
-  m.experts.count = experts, m.experts.per_token = 2, m.experts.ffn = 40;
-  m.experts.layers = {experts > 0, experts > 0};
+spec::ModelSpec model_of(int64_t kv_heads, bool experts) {
+  spec::LayerSpec layer{.attention = rotating_heads(4, kv_heads, 8),
+                        .mlp = spec::DenseMlp{.ffn = 48}};
+  if (experts) layer.mlp = spec::Experts{.count = 4, .per_token = 2, .ffn = 40};
+  spec::ModelSpec m = small_spec(2, 32, kVocab, layer);
+  m.init_std = 0.2;
   return m;
 }
 
-model::GptConfig config_of(const plan::ModelShape& m) {
-  model::GptConfig c{};
-  c.layers = m.layers, c.hidden = m.hidden, c.heads = m.heads, c.kv_heads = m.kv_heads;
-  c.head_dim = m.head_dim, c.ffn = m.ffn, c.vocab = m.vocab, c.padded_vocab = 64;
-  c.max_positions = kContext, c.init_std = 0.2f;
-  c.gelu_gate = m.gelu_gate, c.logit_cap = float(m.logit_cap);
-  c.embedding_scale = float(m.embedding_scale);
-  c.experts.count = m.experts.count, c.experts.per_token = m.experts.per_token;
-  c.experts.ffn = m.experts.ffn;
-  c.input_norms = m.input_norms, c.output_norms = m.output_norms;
-  c.qk_norm = m.qk_norm, c.qk_norm_all_heads = m.qk_norm_all_heads;
-  return c;
-}
-
 // Returns the logits of a prompt's last token and of the next few tokens, one after the other.
-std::vector<float> logits_of(comm::World& world, Device& device, const plan::ModelShape& m) {
+std::vector<float> logits_of(comm::World& world, Device& device, const spec::ModelSpec& m) {
   Stream& stream = device.stream(device::StreamKind::compute);
   generate::KeyValueCache cache(2, kContext);
   model::ModelImpls impls = parallel::share_layers(world, device, m);
   impls.attention_core = cache.cores();
   model::ParamStore params;
-  model::Gpt gpt(stream, params, config_of(m), kContext, {}, impls);
+  model::Gpt gpt(stream, params, m, kContext, {}, impls);
   params.materialize(stream, DType::f32, false);
   params.initialize(stream, 5);
   generate::CachedModel model(stream, gpt, cache);
@@ -65,17 +52,25 @@ std::vector<float> logits_of(comm::World& world, Device& device, const plan::Mod
 }  // namespace
 
 TEST_CASE("ranks that share layers have one rank's logits, all of them the same") {
-  for (const auto& [ranks, kv_heads, experts, all_heads] : {std::tuple{2, 4, 0, false},
-                                                            {2, 2, 0, false},
-                                                            {4, 2, 0, false},
-                                                            {2, 1, 0, false},
-                                                            {2, 2, 4, false},
-                                                            {4, 2, 0, true},
-                                                            {4, 4, -1, false}}) {
-    CAPTURE(ranks, kv_heads, experts, all_heads);
-    plan::ModelShape m = shape(kv_heads, std::max(experts, 0));
-    m.input_norms = !all_heads, m.output_norms = m.qk_norm = m.qk_norm_all_heads = all_heads;
-    if (experts < 0) m.gelu_gate = true, m.embedding_scale = 5.7, m.logit_cap = 1.5;
+  enum Kind { plain, experts, all_heads, geglu };
+  for (const auto& [ranks, kv_heads, kind] : {std::tuple{2, 4, plain},
+                                              {2, 2, plain},
+                                              {4, 2, plain},
+                                              {2, 1, plain},
+                                              {2, 2, experts},
+                                              {4, 2, all_heads},
+                                              {4, 4, geglu}}) {
+    CAPTURE(ranks, kv_heads, int(kind));
+    spec::ModelSpec m = model_of(kv_heads, kind == experts);
+    for (spec::LayerSpec& layer : m.layers) {
+      if (kind == all_heads) {
+        layer.input_norms = false, layer.output_norms = true;
+        attention_of(layer).head_norm = spec::HeadNorm::all_heads;
+      }
+      if (kind == geglu)
+        layer.mlp = spec::DenseMlp{.ffn = 48, .activation = spec::Activation::geglu};
+    }
+    if (kind == geglu) m.embedding_scale = 5.7, m.logit_cap = 1.5;
     comm::World alone = comm::World::alone();
     const auto device = Device::cpu(1);
     const std::vector<float> want = logits_of(alone, *device, m);
@@ -96,14 +91,16 @@ TEST_CASE("ranks that share layers have one rank's logits, all of them the same"
 }
 
 TEST_CASE("ranks that do not divide a model are refused, with the number that does not fit") {
-  const auto refuse = [](plan::ModelShape m, const char* what) {
+  const auto refuse = [](const spec::ModelSpec& m, const char* what) {
     CHECK_THROWS_WITH(
         run_ranks(2, "thread",
                   [&](TestRank& rank) { parallel::share_layers(rank.world, rank.device, m); }),
         Catch::Contains(what));
   };
-  plan::ModelShape heads = shape(1, 0), ffn = shape(2, 0), expert = shape(2, 4);
-  heads.heads = 3, ffn.ffn = 47, expert.experts.ffn = 39;
+  spec::ModelSpec heads = model_of(1, false), ffn = model_of(2, false), expert = model_of(2, true);
+  attention_of(heads.layers[0]).heads = 3;
+  std::get<spec::DenseMlp>(ffn.layers[1].mlp).ffn = 47;
+  std::get<spec::Experts>(expert.layers[1].mlp).ffn = 39;
   refuse(heads, "2 ranks cannot share a model of 3 attention heads");
   refuse(ffn, "47 elements in a feed-forward layer");
   refuse(expert, "39 elements in an expert");

@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "../small_spec.h"
 #include "base/error.h"
 #include "device/device.h"
 #include "generate/generate.h"
@@ -41,11 +42,11 @@ struct Texts {
 // A model of bytes with random weights, and few slots.
 struct Writer {
   explicit Writer(int64_t slots) : cache(slots, kContext) {
-    config.layers = 1, config.hidden = 32, config.heads = 2, config.kv_heads = 2;
-    config.head_dim = 16, config.ffn = 48, config.vocab = 257, config.padded_vocab = 320;
-    config.max_positions = kContext, config.init_std = 0.3f;
+    spec::ModelSpec spec = small_spec(
+        1, 32, 257, {.attention = rotating_heads(2, 2, 16), .mlp = spec::DenseMlp{.ffn = 48}});
+    spec.init_std = 0.3;
     impls.attention_core = cache.cores();
-    gpt = std::make_unique<model::Gpt>(stream, params, config, kContext, model::Recompute{}, impls);
+    gpt = std::make_unique<model::Gpt>(stream, params, spec, kContext, model::Recompute{}, impls);
     params.materialize(stream, DType::f32, false);
     params.initialize(stream, 3);
   }
@@ -65,8 +66,7 @@ struct Writer {
   Stream& stream = device->stream(device::StreamKind::compute);
   std::unique_ptr<data::Tokenizer> tokenizer = data::make_byte_tokenizer();
   generate::KeyValueCache cache;
-  model::GptConfig config{};
-  model::ModelImpls impls;
+  model::ModelImpls impls{.padded_vocab = 320};
   model::ParamStore params;
   std::unique_ptr<model::Gpt> gpt;
 };

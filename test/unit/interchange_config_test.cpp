@@ -14,6 +14,7 @@
 #include "interchange/tensor_map.h"
 #include "interchange_testing.h"
 #include "recipe/load/hf_keys.h"
+#include "recipe/model_spec.h"
 #include "temporary_folder.h"
 
 using namespace mtrain;
@@ -65,7 +66,8 @@ TEST_CASE("a model of Mixtral's kind without experts is written as a family with
   REQUIRE(r.model.moe.num_experts == 0);
   interchange::write_config(r, {"", "float32"}, type);
   CHECK(type == "llama");
-  CHECK(interchange::TensorMap(r.model, *interchange::find_family(type)).parameters() > 0);
+  CHECK(interchange::TensorMap(recipe::model_spec(r.model), *interchange::find_family(type))
+            .parameters() > 0);
 }
 
 TEST_CASE("a gate by gelu has transformers' word, and a model beyond Llama is not a Llama") {

@@ -15,10 +15,9 @@
 #include "interchange/import.h"
 #include "interchange_testing.h"
 #include "model/gpt.h"
-#include "plan/options/recipe_options.h"
+#include "recipe/model_spec.h"
 #include "storage/checkpoint_dir.h"
 #include "temporary_folder.h"
-#include "train/model_setup.h"
 #include "train/router_state.h"
 
 using namespace mtrain;
@@ -51,13 +50,12 @@ std::vector<float> logits_of(const recipe::Recipe& recipe, const storage::ValueS
                              const Expected& e) {
   const auto device = Device::cpu(2, {});
   Stream& stream = device->stream(device::StreamKind::compute);
-  const plan::ModelShape shape = plan::model_shape(recipe.model, recipe.model.vocab_size, e.S);
-  const model::GptConfig c = train::gpt_config(shape);
-  const train::RouterState routers(stream, shape);
+  const spec::ModelSpec spec = recipe::model_spec(recipe.model, recipe.model.vocab_size, e.S);
+  const train::RouterState routers(stream, spec);
   model::ModelImpls impls;
   impls.router_bias_LE = routers.bias_LE();
   model::ParamStore params;
-  model::Gpt model(stream, params, c, e.S, {}, impls);
+  model::Gpt model(stream, params, spec, e.S, {}, impls);
   params.materialize(stream, DType::f32, false);
   for (model::Parameter* p : params.params()) {
     INFO(p->name);
@@ -83,8 +81,8 @@ std::vector<float> logits_of(const recipe::Recipe& recipe, const storage::ValueS
   std::vector<float> ordered;
   for (int64_t b = 0; b < e.B; ++b)
     for (int64_t s = 0; s < e.S; ++s) {
-      const auto row = all.begin() + (s * e.B + b) * c.padded_vocab;
-      ordered.insert(ordered.end(), row, row + c.vocab);
+      const auto row = all.begin() + (s * e.B + b) * spec.vocab;
+      ordered.insert(ordered.end(), row, row + spec.vocab);
     }
   return ordered;
 }

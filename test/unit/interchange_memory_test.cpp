@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "interchange/hf_folder.h"
 #include "interchange/hf_source.h"
+#include "recipe/model_spec.h"
 #include "sparse_model.h"
 #include "temporary_folder.h"
 
@@ -86,7 +87,7 @@ TEST_CASE("mtrain's tensors of a 70B model are read through a small part of its 
 
 TEST_CASE("a transposed matrix is read and written through a small part of it") {
   const recipe::Recipe r = gpt2(4096, 16384);
-  const interchange::TensorMap map(r.model, *interchange::find_family("gpt2"));
+  const interchange::TensorMap map(recipe::model_spec(r.model), *interchange::find_family("gpt2"));
   BrainTensors tensors;
   for (const interchange::TensorPiece* p : map.pieces()) tensors.emplace_back(p->theirs, p->shape);
   const TemporaryFolder temporary;
@@ -120,7 +121,7 @@ TEST_CASE("a transposed matrix is read and written through a small part of it") 
 TEST_CASE("runs of a transposed matrix have its elements, and read no others") {
   constexpr int64_t kIn = 6, kOut = 9001;  // more outputs than are read at once
   const recipe::Recipe r = gpt2(kIn, kOut);
-  const interchange::TensorMap map(r.model, *interchange::find_family("gpt2"));
+  const interchange::TensorMap map(recipe::model_spec(r.model), *interchange::find_family("gpt2"));
   const auto theirs = std::make_shared<Places>(map);
   const interchange::HfSource ours(theirs, map);
   const interchange::HfView back(ours, map);

@@ -13,23 +13,26 @@
 #include "interchange/import.h"
 #include "interchange_testing.h"
 #include "model/rotary.h"
-#include "plan/options/recipe_options.h"
+#include "recipe/model_spec.h"
 #include "recipe/recipe.h"
 #include "temporary_folder.h"
-#include "train/model_setup.h"
 
 using namespace mtrain;
 using nlohmann::json;
 
 namespace {
 
-model::GptConfig config_of(const json& golden) {
+const spec::Rotary& rotary_of(const spec::ModelSpec& model) {
+  return std::get<spec::GroupedAttention>(model.layer(0).attention).rotary;
+}
+
+spec::Rotary rotary_of(const json& golden) {
   Diagnostics diagnostics;
   const recipe::Recipe r =
       recipe::read_config_json(golden.at("config").dump(), "config.json", diagnostics);
   INFO(diagnostics.text(recipe::Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
-  return train::gpt_config(plan::model_shape(r.model, r.model.vocab_size, golden.at("length")));
+  return rotary_of(recipe::model_spec(r.model, r.model.vocab_size, golden.at("length")));
 }
 
 }  // namespace
@@ -41,17 +44,17 @@ TEST_CASE("rotary tables are those of transformers for each type of scaling") {
   Stream& stream = device->stream(device::StreamKind::compute);
   for (const auto& [name, golden] : file.at("cases").items()) {
     DYNAMIC_SECTION(name) {
-      const model::GptConfig c = config_of(golden);
-      CHECK(c.rope_scaling.attention_factor ==
+      const spec::Rotary rotary = rotary_of(golden);
+      CHECK(rotary.scaling.attention_factor ==
             Approx(golden.at("attention_factor").get<double>()).epsilon(1e-14));
       const auto wanted = golden.at("frequencies").get<std::vector<double>>();
-      const auto got = model::rotary_frequencies(c.rotary_dim, c.rotary_base, c.rope_scaling);
+      const auto got = model::rotary_frequencies(rotary);
       REQUIRE(got.size() == wanted.size());
       // transformers computes in fp32: a power, a product, and a ramp between two of them.
       for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == Approx(wanted[i]).epsilon(2e-6));
 
       const auto positions = file.at("positions").get<std::vector<int64_t>>();
-      const auto tables = model::rotary_tables(stream, c, positions.back() + 1);
+      const auto tables = model::rotary_tables(stream, rotary, positions.back() + 1);
       const auto R = int64_t(got.size());
       for (const auto& [key, table] : {std::pair{"cos", tables.cos_PR}, {"sin", tables.sin_PR}}) {
         REQUIRE(table.shape() == Shape{positions.back() + 1, R});
@@ -81,7 +84,8 @@ TEST_CASE("an imported model has longrope's factors for sequences up to its orig
     REQUIRE(r);
     REQUIRE_FALSE(diagnostics.has_errors());
     CHECK(sample_length(*r) == length);
-    const plan::RopeShape rope = plan::model_shape(r->model, 64, sample_length(*r)).rope;
+    const spec::RopeScaling rope =
+        rotary_of(recipe::model_spec(r->model, 64, sample_length(*r))).scaling;
     CHECK(rope.lane_factors == std::vector<double>{1, 1.1, 1.2, 1.4, 1.7, 2});
     CHECK(rope.most_positions == length);
   }

@@ -44,10 +44,9 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
 TEST_CASE("a tied table's gradient is whole whichever of its entries is drained first") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);
-  GptConfig c{};
-  c.hidden = 2, c.vocab = 3, c.padded_vocab = 4, c.rotary = true, c.tied_embeddings = true;
   ParamStore params;
-  Embedding embedding(params, c);
+  Embedding embedding(params, {.hidden = 2, .vocab = 3, .tied_embeddings = true},
+                      {.padded_vocab = 4});
   Parameter& table = *embedding.table();
   params.materialize(stream, DType::f32, true);
   ops::fill(stream, table.grad,
@@ -72,10 +71,9 @@ TEST_CASE(
   for (const auto& [dtype, factor] :  // 33.941125 rounds to 34 with 8 bits, to 33.9375 with 11
        {std::pair{DType::f32, 33.941125f}, {DType::bf16, 34.0f}, {DType::f16, 33.9375f}}) {
     CAPTURE(dtype_name(dtype));
-    GptConfig c{};
-    c.hidden = 2, c.vocab = 3, c.padded_vocab = 4, c.embedding_scale = 33.941125f;
     ParamStore params;
-    Embedding embedding(params, c);
+    Embedding embedding(params, {.hidden = 2, .vocab = 3, .embedding_scale = 33.941125},
+                        {.padded_vocab = 4});
     params.materialize(stream, dtype, true);
     params.set_master(stream, *embedding.table(), {1, 2, -0.5f, 1, 4, 0.25f});
     params.zero_grads(stream);

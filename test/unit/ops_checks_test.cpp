@@ -28,8 +28,8 @@ TEST_CASE("operations refuse dtypes that do not fit, and name the tensor") {
   CHECK_THROWS_WITH(ops::matmul(stream, "m", x, make({H, H}, f32), {}, f32, make({H}, i32)),
                     Contains("bias_N is int32"));
 
-  const ops::NormWeights rms{ops::NormKind::rms, w, {}, 1e-5f};
-  const ops::NormWeights half_rms{ops::NormKind::rms, half_w, {}, 1e-5f};
+  const ops::NormWeights rms{NormKind::rms, w, {}, 1e-5f};
+  const ops::NormWeights half_rms{NormKind::rms, half_w, {}, 1e-5f};
   CHECK_THROWS_WITH(ops::norm(stream, half_rms, x), Contains("norm: w.w_H is bf16, expected fp32"));
   CHECK_THROWS_WITH(ops::norm(stream, rms, x, half), Contains("norm: residual_TH is bf16"));
   const ops::NormResult f{x, x, make({T}, f32), {}};

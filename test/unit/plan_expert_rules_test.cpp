@@ -19,18 +19,20 @@ Overrides moe(const Overrides& more) {
 }
 
 // The plan of the small recipe with 8 experts, which must load without an error.
-ExpertShape shape(const Overrides& more) {
+RunPlan plan_of(const Overrides& more) {
   Diagnostics diagnostics;
   const Recipe r = load_recipe_text(kBase, "base.yaml", moe(more), diagnostics, 1);
   INFO(listed(diagnostics));
   REQUIRE_FALSE(diagnostics.has_errors());
-  return make_plan(r, 1, 512).model.experts;
+  return make_plan(r, 1, 512);
 }
+spec::Experts layer_experts(const Overrides& more) { return *plan_of(more).model.experts(); }
 
 // One digit for each layer: whether it has experts.
 std::string layers(const Overrides& more) {
   std::string text;
-  for (const bool has : shape(more).layers) text += has ? '1' : '0';
+  for (const spec::LayerSpec& layer : plan_of(more).model.layers)
+    text += layer.experts() ? '1' : '0';
   return text;
 }
 
@@ -52,20 +54,22 @@ TEST_CASE("Megatron's and Hugging Face's settings say which layers have experts"
 
 TEST_CASE("settings of experts win over those of a family or another system") {
   // DeepSeekMoE uses the weights of a softmax unchanged; sigmoids are scaled to a sum of 1.
-  CHECK_FALSE(shape({"model.architecture=deepseek_moe"}).normalize);
-  CHECK(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid"}).normalize);
-  CHECK_FALSE(shape({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid",
-                     "model.moe.norm_topk_prob=false"})
-                  .normalize);
+  CHECK_FALSE(layer_experts({"model.architecture=deepseek_moe"}).form.normalize);
+  CHECK(layer_experts({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid"})
+            .form.normalize);
+  CHECK_FALSE(layer_experts({"model.architecture=deepseek_moe", "model.moe.router_score=sigmoid",
+                             "model.moe.norm_topk_prob=false"})
+                  .form.normalize);
   // A list replaces the family's first dense layer.
   CHECK(layers({"model.architecture=deepseek_moe"}) == "01111111");
   CHECK(layers({"model.architecture=deepseek_moe", "model.moe.layer_freq=[1,1,0,0,1,1,1,1]"}) ==
         "11001111");
   // Megatron's type is aux_loss by default; mtrain's own coefficient does not imply a type.
-  CHECK(shape({"model.moe_aux_loss_coeff=0.01"}).batch_coeff == 0.01);
-  CHECK(shape({"model.moe.aux_loss_coeff=0.01"}).batch_coeff == 0);
-  CHECK(shape({"model.moe_aux_loss_coeff=0.01", "model.moe_router_load_balancing_type=none"})
-            .batch_coeff == 0);
+  CHECK(layer_experts({"model.moe_aux_loss_coeff=0.01"}).loss_coeffs.batch == 0.01f);
+  CHECK(layer_experts({"model.moe.aux_loss_coeff=0.01"}).loss_coeffs.batch == 0);
+  CHECK(
+      layer_experts({"model.moe_aux_loss_coeff=0.01", "model.moe_router_load_balancing_type=none"})
+          .loss_coeffs.batch == 0);
 }
 
 TEST_CASE("layouts of experts that no rank could run are refused") {
@@ -212,10 +216,10 @@ TEST_CASE("router_pre_softmax and norm_topk_prob each decide the other, as in th
             false,
             false}}) {
     INFO(c.what);
-    const ExpertShape e = shape(c.set);
-    CHECK(e.over_chosen == c.over_chosen);
+    const RouterForm form = layer_experts(c.set).form;
+    CHECK(form.over_chosen == c.over_chosen);
     // Over the chosen logits a softmax sums to 1 by itself.
-    CHECK((e.normalize || e.over_chosen) == c.normalize);
+    CHECK((form.normalize || form.over_chosen) == c.normalize);
   }
   expect_error({.what = "neither", .set = moe({no(pre), no(norm)})}, "model.moe.norm_topk_prob",
                "sum to 1");
@@ -234,8 +238,8 @@ TEST_CASE("a printed recipe of a router loads to the same router") {
     REQUIRE_FALSE(diagnostics.has_errors());
     CHECK(count(diagnostics, Severity::warning) == 0);
     CHECK(recipe::print_recipe(again, false) == recipe::print_recipe(r, false));
-    CHECK(make_plan(again, 1, 512).model.experts.over_chosen ==
-          make_plan(r, 1, 512).model.experts.over_chosen);
+    CHECK(make_plan(again, 1, 512).model.experts()->form.over_chosen ==
+          make_plan(r, 1, 512).model.experts()->form.over_chosen);
   }
 }
 
@@ -298,32 +302,33 @@ TEST_CASE("settings of experts without effect are reported, and refused under st
 }
 
 TEST_CASE("a router has biases by request, by a rate, or by its family") {
-  CHECK_FALSE(shape({}).bias);
-  CHECK(shape({"model.moe.router_bias=true"}).bias);
-  CHECK(shape({"model.moe.router_bias=true"}).bias_rate == 0);
-  CHECK(shape({"model.moe.router_bias_update_rate=0.01"}).bias);
+  CHECK_FALSE(layer_experts({}).bias);
+  CHECK(layer_experts({"model.moe.router_bias=true"}).bias);
+  CHECK(layer_experts({"model.moe.router_bias=true"}).bias_rate == 0);
+  CHECK(layer_experts({"model.moe.router_bias_update_rate=0.01"}).bias);
   for (const char* family : {"dots1", "glm4_moe"}) {
-    const ExpertShape of_family = shape({std::string("model.architecture=") + family});
-    CHECK((of_family.bias && of_family.sigmoid && of_family.normalize));
-    CHECK_FALSE(of_family.layers[0]);
-    CHECK(of_family.layers[1]);
+    const spec::ModelSpec model = plan_of({std::string("model.architecture=") + family}).model;
+    const spec::Experts e = *model.experts();
+    CHECK((e.bias && e.form.score == RouterScore::sigmoid && e.form.normalize));
+    CHECK_FALSE(model.layer(0).experts());
+    CHECK(model.layer(1).experts());
   }
 }
 
 TEST_CASE("Megatron's switch for the router's bias takes its rate") {
-  CHECK(shape({}).bias_rate == 0);
-  CHECK(shape({"model.moe_router_enable_expert_bias=true"}).bias_rate == 1e-3);
-  CHECK(shape({"model.moe_router_bias_update_rate=0.01"}).bias_rate == 0.01);
+  CHECK(layer_experts({}).bias_rate == 0);
+  CHECK(layer_experts({"model.moe_router_enable_expert_bias=true"}).bias_rate == 1e-3);
+  CHECK(layer_experts({"model.moe_router_bias_update_rate=0.01"}).bias_rate == 0.01);
 }
 
 TEST_CASE("a benchmark's routing is warned of, and belongs to the run") {
-  for (const auto& [name, pattern] : {std::pair{"balanced", ExpertShape::Pattern::balanced},
-                                      {"zipf", ExpertShape::Pattern::zipf}}) {
+  for (const auto& [name, pattern] :
+       {std::pair{"balanced", RoutePattern::balanced}, {"zipf", RoutePattern::zipf}}) {
     const std::string set = std::string("debug.route=") + name;
     expect_warning({.what = name, .set = moe({set})}, "debug.route", "trains nothing useful");
-    CHECK(shape({set}).pattern == pattern);
+    CHECK(plan_of({set}).experts.pattern == pattern);
   }
-  CHECK(shape({}).pattern == ExpertShape::Pattern::none);
+  CHECK(plan_of({}).experts.pattern == RoutePattern::none);
   expect_error({.what = "no pattern", .set = moe({"debug.route=random"})}, "debug.route",
                "is not one of its values");
 }

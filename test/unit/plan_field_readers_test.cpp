@@ -100,26 +100,54 @@ class Print {
     all(a, b, c, d, e, f, g);
   }
   void add(const ExpertOptions& o) {
-    const auto& [a, b] = o;
-    all(a, b);
+    const auto& [a, b, c] = o;
+    all(a, b, c);
   }
   void add(const ContextOptions& o) {
     const auto& [a, b] = o;
     all(a, b);
   }
-  void add(const ExpertShape& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w);
+  void add(const RouterForm& o) {
+    const auto& [a, b, c, d, e, f] = o;
+    all(a, b, c, d, e, f);
   }
-  void add(const ModelShape& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, a2, b2,
-                 c2, d2, e2, f2, g2, h2, i2, j2, k2] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, q, r, s, t, u, v, w, x, y, z, a2, b2, c2, d2,
-        e2, f2, g2, h2, i2, j2, k2);
+  void add(const RouterLossCoeffs& o) {
+    const auto& [a, b, c, d] = o;
+    all(a, b, c, d);
   }
-  void add(const RopeShape& o) {
+  void add(const spec::Experts& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = o;
     all(a, b, c, d, e, f, g, h, i, j, k, l, m);
+  }
+  void add(const spec::DenseMlp& o) {
+    const auto& [a, b, c] = o;
+    all(a, b, c);
+  }
+  void add(const spec::RopeScaling& o) {
+    const auto& [a, b, c, d, e, f, g, h, i, j, k] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k);
+  }
+  void add(const spec::Rotary& o) {
+    const auto& [a, b, c] = o;
+    all(a, b, c);
+  }
+  void add(const spec::GroupedAttention& o) {
+    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
+    all(a, b, c, d, e, f, g, h, i, j);
+  }
+  void add(const spec::LayerSpec& o) {
+    const auto& [a, b, attention, mlp] = o;
+    all(a, b);
+    std::visit([&](const auto& v) { all(v); }, attention);
+    std::visit([&](const auto& v) { all(v); }, mlp);
+  }
+  void add(const spec::NormSpec& o) {
+    const auto& [a, b, c, d] = o;
+    all(a, b, c, d);
+  }
+  void add(const spec::ModelSpec& o) {
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l);
   }
   void add(const RecomputeOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j] = o;

@@ -48,13 +48,13 @@ TEST_CASE("published models have their published number of parameters") {
                         {"mixtral_8x7b", 64, 46702792704}}) {
     CAPTURE(p.recipe);
     const Recipe r = ready(p.recipe, p.world);
-    CHECK(count_parameters(r.model, r.model.vocab_size).total() == p.total);
+    CHECK(make_plan(r, 0, r.model.vocab_size).parameters.total() == p.total);
   }
 }
 
 TEST_CASE("a mixture of experts costs what a token meets") {
   const Recipe r = ready("qwen3_30b_a3b", 64);
-  const ModelParameters p = count_parameters(r.model, r.model.vocab_size);
+  const ModelParameters p = make_plan(r, 0, r.model.vocab_size).parameters;
   CHECK(p.active() / 1e9 == Approx(3.35).epsilon(0.01));  // "3.3B activated"
   CHECK(p.moe_layers == 48);
 }

@@ -10,13 +10,13 @@ namespace mtrain::test {
 struct RouterCase {
   const char* name;
   int64_t T, E, K, B = 1;
-  kernels::RouterForm form = {};
+  RouterForm form = {};
   bool biased = false, padded = false;
   bool given = false;  // the experts are given: E choices in turn, from one token to the next
 };
 
 inline std::vector<RouterCase> router_cases() {
-  using enum kernels::RouterScore;
+  using enum RouterScore;
   return {
       {"one expert", 3, 1, 1},
       {"all experts", 5, 4, 4, 5, {.over_chosen = true}},

@@ -23,9 +23,10 @@ namespace {
 
 // What the segments of one layer share.
 struct ExpertLayer {
-  ExpertLayer(ParamStore& params, const GptConfig& config, int64_t number,
-              const Recompute& recompute, const ModelImpls& impls)
-      : c(config),
+  ExpertLayer(ParamStore& params, const spec::ModelSpec& model, const spec::Experts& e,
+              int64_t number, const Recompute& recompute, const ModelImpls& impls)
+      : experts(e),
+        pattern(impls.route_pattern),
         layer(number),
         keeps_norm(!recompute.cheap && !recompute.norms),
         keeps_activation(!recompute.cheap && !recompute.experts && !recompute.experts_act),
@@ -34,22 +35,22 @@ struct ExpertLayer {
         tensor(impls.tensor),
         sum_over_tokens(impls.sum_over_tokens),
         shared_overlaps(impls.shared_expert_overlap),
-        dispatcher(impls.token_dispatcher ? impls.token_dispatcher()
-                                          : local_dispatcher(c.experts.count)),
-        norm(params, unit_id(), name(), c, *tensor) {
-    const ExpertConfig& e = c.experts;
+        dispatcher(impls.token_dispatcher ? impls.token_dispatcher() : local_dispatcher(e.count)),
+        norm(params, unit_id(), name(), model, model.layer(layer), *tensor) {
+    const auto std = float(model.init_std);
     router = params.add(unit_id(), {.name = name() + ".router.weight",
-                                    .shape = {e.count, c.hidden},
-                                    .std = c.init_std,
+                                    .shape = {e.count, model.hidden},
+                                    .std = std,
                                     .shard = tensor->replicated()});
     if (impls.router_bias_LE) bias_E = impls.router_bias_LE.flat(layer * e.count, {e.count});
     if (e.shared_ffn)
-      shared = std::make_unique<SharedExpert>(params, unit_id(), name() + ".shared_expert", c,
-                                              recompute, impls);
+      shared = std::make_unique<SharedExpert>(params, unit_id(), name() + ".shared_expert", model,
+                                              e, recompute, impls);
     // The dropout has the key of a dense layer's.
-    output.emplace(params, unit_id(), name(), c, tensor, SegmentId{SegmentKind::mlp, layer});
+    output.emplace(params, unit_id(), name(), model, model.layer(layer), tensor,
+                   SegmentId{SegmentKind::mlp, layer});
     unit = params.unit(unit_id());
-    const UnitId experts{UnitKind::experts, layer};
+    const UnitId own{UnitKind::experts, layer};
     const int64_t here = exact_div(e.count, int64_t(impls.experts.ranks));
     // The ranks of tp divide each expert as they do a dense MLP.
     ShardSpec rows, columns;
@@ -60,17 +61,17 @@ struct ExpertLayer {
       columns.dim = ShardSpec::Dim::columns;
     }
     const int64_t F = exact_div(e.ffn, int64_t(rows.ranks));
-    gate_up = params.add(experts, {.name = name() + ".experts.gate_up.weight",
-                                   .shape = {here, 2 * F, c.hidden},
-                                   .std = c.init_std,
-                                   .stacked = {e.ffn, e.ffn},
-                                   .shard = rows,
-                                   .experts = impls.experts});
-    down = params.add(experts, {.name = name() + ".experts.down.weight",
-                                .shape = {here, c.hidden, F},
-                                .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
-                                .shard = columns,
-                                .experts = impls.experts});
+    gate_up = params.add(own, {.name = name() + ".experts.gate_up.weight",
+                               .shape = {here, 2 * F, model.hidden},
+                               .std = std,
+                               .stacked = {e.ffn, e.ffn},
+                               .shard = rows,
+                               .experts = impls.experts});
+    down = params.add(own, {.name = name() + ".experts.down.weight",
+                            .shape = {here, model.hidden, F},
+                            .std = std / std::sqrt(2.0f * float(model.layer_count())),
+                            .shard = columns,
+                            .experts = impls.experts});
     up_linear.emplace(*gate_up, name() + ".experts.gate_up",
                       ExpertLinear::Names{"experts_up_fwd", "experts_up_dgrad", "experts_up_wgrad"},
                       impls.fp8_of(layer));
@@ -83,7 +84,8 @@ struct ExpertLayer {
   UnitId unit_id() const { return {UnitKind::layer, layer}; }
   std::string name() const { return segment_name({SegmentKind::mlp, layer}); }
 
-  const GptConfig c;
+  const spec::Experts experts;
+  const RoutePattern pattern;
   const int64_t layer;
   const bool keeps_norm, keeps_activation, keeps_rows, keeps_router;
   const std::shared_ptr<TensorParallel> tensor;
@@ -98,13 +100,13 @@ struct ExpertLayer {
   bool keeps_input() const { return shared || !keeps_rows; }
   // How many of the choices of T tokens an expert takes; 0: all.
   int64_t capacity(const Step& step, int64_t T) const {
-    return c.experts.drops(step.training) ? c.experts.capacity(T) : 0;
+    return experts.drops(step.training) ? experts.capacity(T) : 0;
   }
   // Whether rows travel in chunks in this pass.
   bool in_chunks(const Step& step) const { return step.chunks_experts && dispatcher->chunks() > 1; }
   // Whether some rows of experts may belong to no choice.
   bool unused_rows(const Step& step) const {
-    return step.seq.valid_T || c.experts.drops(step.training);
+    return step.seq.valid_T || experts.drops(step.training);
   }
 
   Parameter *router, *gate_up, *down;
@@ -184,7 +186,7 @@ class Route : public ExpertSegment {
 
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
-    const ExpertConfig& e = l_->c.experts;
+    const spec::Experts& e = l_->experts;
     RouteActivations a = found_earlier(step);
     a.norm = l_->norm.forward(step, flow.h);
     if (!a.logits_TE) {
@@ -217,7 +219,7 @@ class Route : public ExpertSegment {
     const Tensor dlogits =
         ops::in_dtype(stream,
                       ops::route_tokens_grad(stream, a.logits_TE, a.routing, dweight_TK,
-                                             l_->c.experts.form, loss_grad(step, a)),
+                                             l_->experts.form, loss_grad(step, a)),
                       y.dtype());
     Parameter* const router = l_->router;
     step.wgrad.push({[router, &stream, y, dlogits] {
@@ -256,19 +258,19 @@ class Route : public ExpertSegment {
 
   // Returns the choices of a benchmark's pattern; absent if the router chooses.
   Tensor given_choices(Step& step, int64_t T) {
-    const ExpertConfig& e = l_->c.experts;
-    if (e.pattern == RoutePattern::none) return {};
+    const spec::Experts& e = l_->experts;
+    if (l_->pattern == RoutePattern::none) return {};
     if (!pattern_TK_ || pattern_TK_.dim(0) != T)
       pattern_TK_ =
           Tensor::from_host(step.compute, {T, e.per_token},
-                            pattern_choices(e.pattern, l_->layer, T, e.count, e.per_token));
+                            pattern_choices(l_->pattern, l_->layer, T, e.count, e.per_token));
     return pattern_TK_;
   }
 
   // Returns the choices that fit into the experts' capacity. The losses see all choices, and so
   // does the router's gradient: a dropped choice has a weight without a gradient.
   Tensor kept_choices(Step& step, const RouteActivations& a) const {
-    const ExpertConfig& e = l_->c.experts;
+    const spec::Experts& e = l_->experts;
     const int64_t capacity = l_->capacity(step, a.logits_TE.dim(0));
     if (capacity == 0) return a.routing.expert_TK;
     const bool counts = step.experts && !step.recomputing;
@@ -286,7 +288,7 @@ class Route : public ExpertSegment {
   // so. They are summed over ranks while the micro-batch goes on, and read in its backward. A rank
   // of sequence parallelism has some positions of every sample: row t is of sample t % B here, too.
   void find_sums(Step& step, RouteActivations& a) const {
-    const ExpertConfig& e = l_->c.experts;
+    const spec::Experts& e = l_->experts;
     const Tensor sums_BS =
         ops::router_sums(step.compute, a.logits_TE, a.routing,
                          e.loss_coeffs.sample > 0 ? step.seq.B : 1, e.form.score);
@@ -301,7 +303,7 @@ class Route : public ExpertSegment {
   // losses.
   Tensor loss_grad(Step& step, const RouteActivations& a) const {
     if (!a.sums_BS) return {};
-    const ExpertConfig& e = l_->c.experts;
+    const spec::Experts& e = l_->experts;
     const Tensor& fraction_LE = step.experts->fraction_LE;
     step.compute.wait(a.summed);  // edge: the sums over ranks -> the losses
     return ops::router_losses(
@@ -337,7 +339,8 @@ class Experts : public ExpertSegment {
       : ExpertSegment(std::move(layer), SegmentKind::mlp),
         up_(*l_->up_linear),
         down_(*l_->down_linear),
-        products_{up_, down_, l_->keeps_rows, l_->keeps_activation, gate_function(l_->c)} {}
+        products_{up_, down_, l_->keeps_rows, l_->keeps_activation,
+                  gate_function(l_->experts.activation)} {}
   ParamUnit* unit() const override { return l_->down->unit; }
 
   Flow forward(Step& step, Flow flow) override {
@@ -489,10 +492,13 @@ class Merge : public ExpertSegment {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Segment>> expert_segments(ParamStore& params, const GptConfig& c,
-                                                      int64_t layer, const Recompute& recompute,
+std::vector<std::unique_ptr<Segment>> expert_segments(ParamStore& params,
+                                                      const spec::ModelSpec& model,
+                                                      const spec::Experts& experts, int64_t layer,
+                                                      const Recompute& recompute,
                                                       const ModelImpls& impls) {
-  const auto shared = std::make_shared<ExpertLayer>(params, c, layer, recompute, impls);
+  const auto shared =
+      std::make_shared<ExpertLayer>(params, model, experts, layer, recompute, impls);
   std::vector<std::unique_ptr<Segment>> all;
   all.push_back(std::make_unique<Route>(shared));
   all.push_back(std::make_unique<Dispatch>(shared));

@@ -13,8 +13,10 @@
 
 namespace mtrain::model {
 
-std::vector<std::unique_ptr<Segment>> expert_segments(ParamStore& params, const GptConfig& c,
-                                                      int64_t layer, const Recompute& recompute,
+std::vector<std::unique_ptr<Segment>> expert_segments(ParamStore& params,
+                                                      const spec::ModelSpec& model,
+                                                      const spec::Experts& experts, int64_t layer,
+                                                      const Recompute& recompute,
                                                       const ModelImpls& impls);
 
 }  // namespace mtrain::model

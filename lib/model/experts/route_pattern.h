@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "model/config.h"
+#include "base/route_pattern.h"
 
 namespace mtrain::model {
 

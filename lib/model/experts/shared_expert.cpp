@@ -11,36 +11,39 @@ namespace mtrain::model {
 
 namespace {
 // A gate is a router that gives each token the only expert there is, with a sigmoid as its weight.
-constexpr ops::RouterForm kGate{.score = ops::RouterScore::sigmoid};
+constexpr RouterForm kGate{.score = RouterScore::sigmoid};
 }  // namespace
 
 SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& name,
-                           const GptConfig& c, const Recompute& recompute, const ModelImpls& impls)
+                           const spec::ModelSpec& model, const spec::Experts& experts,
+                           const Recompute& recompute, const ModelImpls& impls)
     : keep_outputs_(!recompute.shared_expert),
       keep_activation_(!recompute.cheap && !recompute.shared_expert),
-      function_(gate_function(c)) {
-  const int64_t F = c.experts.shared_ffn;
+      function_(gate_function(experts.activation)) {
+  const int64_t F = experts.shared_ffn;
+  const auto std = float(model.init_std);
   gate_up_ = impls.tensor->column_linear(params, {.unit = unit,
                                                   .name = name + ".gate_up",
-                                                  .I = c.hidden,
+                                                  .I = model.hidden,
                                                   .O = 2 * F,
                                                   .bias = false,
-                                                  .std = c.init_std,
+                                                  .std = std,
                                                   .gemm = LayerGemm::fc1,
                                                   .sections = {{F, 1}, {F, 1}},
                                                   .fp8 = impls.fp8_of(unit.layer)});
-  down_ = impls.tensor->row_linear(params, {.unit = unit,
-                                            .name = name + ".down",
-                                            .I = F,
-                                            .O = c.hidden,
-                                            .bias = false,
-                                            .std = c.init_std / std::sqrt(2.0f * float(c.layers)),
-                                            .gemm = LayerGemm::fc2,
-                                            .fp8 = impls.fp8_of(unit.layer)});
-  if (c.experts.shared_gate)
+  down_ =
+      impls.tensor->row_linear(params, {.unit = unit,
+                                        .name = name + ".down",
+                                        .I = F,
+                                        .O = model.hidden,
+                                        .bias = false,
+                                        .std = std / std::sqrt(2.0f * float(model.layer_count())),
+                                        .gemm = LayerGemm::fc2,
+                                        .fp8 = impls.fp8_of(unit.layer)});
+  if (experts.shared_gate)
     gate_ = params.add(unit, {.name = name + ".gate.weight",
-                              .shape = {1, c.hidden},
-                              .std = c.init_std,
+                              .shape = {1, model.hidden},
+                              .std = std,
                               .shard = impls.tensor->replicated()});
 }
 

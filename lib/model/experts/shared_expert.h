@@ -4,11 +4,11 @@
 #include <memory>
 #include <string>
 
-#include "model/config.h"
 #include "model/linear.h"
 #include "model/model_impls.h"
 #include "model/recompute.h"
 #include "ops/experts.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::model {
 
@@ -34,7 +34,8 @@ class SharedExpert {
  public:
   using Activations = SharedExpertActivations;
 
-  SharedExpert(ParamStore& params, UnitId unit, const std::string& name, const GptConfig& c,
+  SharedExpert(ParamStore& params, UnitId unit, const std::string& name,
+               const spec::ModelSpec& model, const spec::Experts& experts,
                const Recompute& recompute, const ModelImpls& impls);
   Activations up(Step& step, const Tensor& x_TH);
   // Returns the output, and pushes what backward needs to step.stash, from which backward is to

@@ -15,6 +15,7 @@
 
 #include "base/tensor_role.h"
 #include "model/param/shard_spec.h"
+#include "spec/tensors.h"
 #include "tensor/tensor.h"
 
 namespace mtrain::model {
@@ -38,7 +39,7 @@ struct UnitId {
 };
 std::string unit_name(UnitId id);  // "layers.3", "embedding"
 
-enum class Init { normal, zeros, ones };
+using spec::Init;
 
 struct ParamSpec {
   std::string name;  // the same under every layout: "layers.3.attention.qkv.weight"

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/route_pattern.h"
+
 namespace mtrain::plan {
 
 struct ContextOptions {
@@ -30,6 +32,8 @@ struct ExpertOptions {
   enum class Dispatcher { all_to_all, all_gather, flex } dispatcher = Dispatcher::all_to_all;
   // An expert gets as many rows from every rank as it takes at most, the last ones empty.
   bool pad_to_capacity = false;
+  // A benchmark's choices. They belong to a run: in a saved model the routers choose.
+  RoutePattern pattern = RoutePattern::none;
 };
 
 }  // namespace mtrain::plan

@@ -1,7 +1,6 @@
 #include "plan/options/recipe_options.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/error.h"
@@ -33,36 +32,6 @@ CheckpointOptions::Consolidated consolidated(const recipe::CheckpointConfig& c) 
     case recipe::SaveConsolidated::every: return Consolidated::every;
   }
   throw BugError("checkpoint.save_consolidated");
-}
-
-RopeShape::Scaling rope_scaling(recipe::RopeScalingType type) {
-  switch (type) {
-    case recipe::RopeScalingType::none: return RopeShape::Scaling::none;
-    case recipe::RopeScalingType::linear: return RopeShape::Scaling::linear;
-    case recipe::RopeScalingType::llama3: return RopeShape::Scaling::llama3;
-    case recipe::RopeScalingType::yarn: return RopeShape::Scaling::yarn;
-    case recipe::RopeScalingType::longrope: return RopeShape::Scaling::longrope;
-  }
-  throw BugError("rope_scaling.type");
-}
-
-RopeShape rope_shape(const recipe::ModelConfig& m, int64_t sample_length) {
-  const recipe::RopeScalingConfig& s = m.rope_scaling;
-  const int64_t original = s.original_max_position_embeddings;
-  const bool longrope = s.type == recipe::RopeScalingType::longrope;
-  return {.dims = m.rotary_dim(),
-          .base = m.rotary_base,
-          .scaling = rope_scaling(s.type),
-          .factor = s.factor,
-          .low_freq_factor = s.low_freq_factor,
-          .high_freq_factor = s.high_freq_factor,
-          .original_positions = original,
-          .beta_fast = s.beta_fast,
-          .beta_slow = s.beta_slow,
-          .truncate = s.truncate,
-          .attention_factor = s.attention_scale(m.max_position_embeddings.value_or(sample_length)),
-          .lane_factors = longrope ? s.lane_factors(sample_length) : std::vector<double>(),
-          .most_positions = longrope && sample_length <= original ? original : 0};
 }
 
 ContextOptions::Method context_method(recipe::CpCommType type) {
@@ -125,109 +94,7 @@ Fp8Options::Scales float8_scales(recipe::Fp8Recipe r) {
   throw BugError("fp8_recipe");
 }
 
-DType element_dtype(recipe::ElementType type) {
-  switch (type) {
-    case recipe::ElementType::fp32: return DType::f32;
-    case recipe::ElementType::bf16: return DType::bf16;
-    case recipe::ElementType::fp16: return DType::f16;
-  }
-  throw BugError("an element type");
-}
-
-// The sum of the coefficients of one kind of balance loss. One coefficient is for all kinds.
-double balance_coeff(const recipe::MoeConfig& moe, recipe::LoadBalancing kind) {
-  double sum = 0;
-  for (size_t i = 0; i < moe.load_balancing_type.size(); ++i)
-    if (moe.load_balancing_type[i] == kind)
-      sum += moe.aux_loss_coeff[moe.aux_loss_coeff.size() == 1 ? 0 : i];
-  return sum;
-}
-
-ExpertShape expert_shape(const recipe::ModelConfig& m) {
-  const recipe::MoeConfig& moe = m.moe;
-  if (moe.num_experts == 0) return {};
-  const bool sigmoid = moe.router_score == recipe::RouterScore::sigmoid;
-  std::vector<bool> layers;
-  for (int64_t layer = 0; layer < m.num_layers; ++layer) layers.push_back(m.has_experts(layer));
-  return {.count = moe.num_experts,
-          .per_token = moe.router_topk,
-          .ffn = moe.ffn_hidden_size.value_or(m.ffn_size()),
-          .shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0),
-          .shared_gate = moe.shared_expert_gate,
-          .layers = std::move(layers),
-          .sigmoid = sigmoid,
-          .over_chosen = !sigmoid && !moe.router_pre_softmax,
-          // The only sigmoid's score would become 1, and the router would not learn.
-          .normalize = moe.norm_topk_prob && moe.router_topk > 1,
-          .scale = moe.router_topk_scaling_factor,
-          .groups = moe.num_groups.value_or(1),
-          .best_groups = moe.group_topk.value_or(1),
-          .logits = element_dtype(moe.router_dtype),
-          .batch_coeff = balance_coeff(moe, recipe::LoadBalancing::aux_loss),
-          .sample_coeff = balance_coeff(moe, recipe::LoadBalancing::seq_aux_loss),
-          .global_coeff = balance_coeff(moe, recipe::LoadBalancing::global_aux_loss),
-          .z_coeff = moe.z_loss_coeff,
-          .bias = moe.has_router_bias(),
-          .bias_rate = moe.router_bias_update_rate,
-          .capacity_factor = moe.expert_capacity_factor.value_or(0),
-          .drops_lightest = moe.token_drop_policy == recipe::TokenDropPolicy::probs};
-}
-
 }  // namespace
-
-ModelShape model_shape(const recipe::ModelConfig& m, int64_t vocab, int64_t sample_length) {
-  using recipe::NormPlacement;
-  std::vector<bool> rope_layers, window_layers;
-  for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-    rope_layers.push_back(m.has_rope(layer));
-    window_layers.push_back(m.has_window(layer));
-  }
-  return {.layers = m.num_layers,
-          .hidden = m.hidden_size,
-          .heads = m.num_attention_heads,
-          .kv_heads = m.kv_heads(),
-          .head_dim = m.head_dim(),
-          .ffn = m.ffn_size(),
-          .vocab = vocab,
-          .max_positions = m.max_position_embeddings.value_or(sample_length),
-          .rms_norm = m.normalization == recipe::Normalization::rmsnorm,
-          .input_norms = m.norm_placement != NormPlacement::post,
-          .output_norms = m.norm_placement != NormPlacement::pre,
-          .norm_plus_one = m.layernorm_zero_centered_gamma,
-          .norm_eps = m.norm_epsilon,
-          .rotary = m.position_embedding == recipe::PositionEmbedding::rope,
-          .rope = rope_shape(m, sample_length),
-          .rope_layers = std::move(rope_layers),
-          .local_rotary_base = m.rotary_base_local.value_or(0),
-          .gated_mlp = m.gated(),
-          .gelu_gate = m.activation == recipe::Activation::geglu,
-          .gelu_tanh = m.activation == recipe::Activation::gelu_tanh,
-          .qkv_bias = m.qkv_bias(),
-          .proj_bias = m.proj_bias(),
-          .linear_bias = m.fc_bias(),
-          .qk_norm = m.qk_layernorm,
-          .tied_embeddings = m.share_embeddings_and_output_weights,
-          .qk_norm_all_heads = m.qk_layernorm && m.qk_layernorm_all_heads,
-          .score_scale = m.query_pre_attn_scalar ? 1 / std::sqrt(*m.query_pre_attn_scalar) : 0,
-          .score_cap = m.attn_logit_softcapping.value_or(0),
-          .logit_cap = m.final_logit_softcapping.value_or(0),
-          .embedding_scale = m.embedding_multiplier,
-          .window = m.window_size.value_or(0),
-          .window_layers = std::move(window_layers),
-          .hidden_dropout = m.hidden_dropout,
-          .embedding_dropout = m.embedding_dropout,
-          .init_std = m.init_method_std,
-          .experts = expert_shape(m)};
-}
-
-ExpertShape::Pattern route_pattern(const recipe::DebugConfig& debug) {
-  if (!debug.route) return ExpertShape::Pattern::none;
-  switch (*debug.route) {
-    case recipe::RoutePattern::balanced: return ExpertShape::Pattern::balanced;
-    case recipe::RoutePattern::zipf: return ExpertShape::Pattern::zipf;
-  }
-  throw BugError("debug.route");
-}
 
 RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t layers) {
   using Module = recipe::RecomputeModule;
@@ -253,7 +120,8 @@ ContextOptions context_options(const Recipe& r) {
 
 ExpertOptions expert_options(const Recipe& r) {
   return {.dispatcher = expert_dispatcher(r.model.moe.token_dispatcher),
-          .pad_to_capacity = r.model.moe.pad_expert_input_to_capacity && r.distributed.ep_size > 1};
+          .pad_to_capacity = r.model.moe.pad_expert_input_to_capacity && r.distributed.ep_size > 1,
+          .pattern = r.debug.route.value_or(RoutePattern::none)};
 }
 
 namespace {

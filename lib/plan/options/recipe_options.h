@@ -4,16 +4,14 @@
 
 #include "plan/options/dataset_options.h"
 #include "plan/options/device_plan.h"
-#include "plan/options/model_shape.h"
 #include "plan/options/optimizer_options.h"
 #include "plan/options/parallel_options.h"
+#include "plan/options/recompute_options.h"
 #include "plan/options/train_options.h"
 
 namespace mtrain::recipe {
-struct DebugConfig;
 struct LrSchedulerConfig;
 struct MixedPrecisionConfig;
-struct ModelConfig;
 struct OptimizerConfig;
 struct Recipe;
 struct RecomputeConfig;
@@ -21,10 +19,6 @@ struct RecomputeConfig;
 
 namespace mtrain::plan {
 
-// `vocab` is the true vocabulary; `sample_length` is the longest sequence unless the model has one.
-ModelShape model_shape(const recipe::ModelConfig& model, int64_t vocab, int64_t sample_length);
-// debug.route belongs to a run: of a saved model the routers choose.
-ExpertShape::Pattern route_pattern(const recipe::DebugConfig& debug);
 RecomputeOptions recompute_options(const recipe::RecomputeConfig& recompute, int64_t layers);
 ContextOptions context_options(const recipe::Recipe& recipe);
 ExpertOptions expert_options(const recipe::Recipe& recipe);

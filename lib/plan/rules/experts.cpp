@@ -44,7 +44,7 @@ void check_layers(const Recipe& r, Diagnostics& diagnostics) {
 void check_weights(const Recipe& r, Diagnostics& diagnostics) {
   const recipe::MoeConfig& moe = r.model.moe;
   const char *pre = "model.moe.router_pre_softmax", *norm = "model.moe.norm_topk_prob";
-  const bool softmax = moe.router_score == recipe::RouterScore::softmax;
+  const bool softmax = moe.router_score == RouterScore::softmax;
   diagnostics.require(!softmax || moe.router_pre_softmax || moe.norm_topk_prob, {norm, pre},
                       "weights that come from a softmax over the chosen experts sum to 1",
                       "set router_pre_softmax: true, or norm_topk_prob: true");

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "base/route_pattern.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
@@ -28,12 +29,6 @@ struct FaultConfig {
       Field{"kill", &FaultConfig::kill,
             "true kills the rank's process; false stops it, and it hangs"}};
 };
-
-enum class RoutePattern { balanced, zipf };
-constexpr auto enum_names(RoutePattern) {
-  return std::array{EnumName{RoutePattern::balanced, "balanced"},
-                    EnumName{RoutePattern::zipf, "zipf"}};
-}
 
 struct DebugConfig {
   bool stream_sanitizer = false;

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/router_form.h"
 #include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
 #include "recipe/schema/rope.h"
@@ -90,12 +91,6 @@ constexpr auto enum_names(MoeDispatcher) {
   return std::array{EnumName{MoeDispatcher::all_gather, "all_gather"},
                     EnumName{MoeDispatcher::alltoall, "alltoall"},
                     EnumName{MoeDispatcher::flex, "flex"}};
-}
-
-enum class RouterScore { softmax, sigmoid };
-constexpr auto enum_names(RouterScore) {
-  return std::array{EnumName{RouterScore::softmax, "softmax"},
-                    EnumName{RouterScore::sigmoid, "sigmoid"}};
 }
 
 enum class LoadBalancing { none, aux_loss, seq_aux_loss, global_aux_loss };

@@ -1,22 +1,16 @@
 // model.rope_scaling: how rotary positions extend beyond the length of a model's first training.
 #pragma once
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "recipe/schema/field.h"
+#include "spec/rope_scaling.h"
 
 namespace mtrain::recipe {
 
-enum class RopeScalingType { none, linear, llama3, yarn, longrope };
-constexpr auto enum_names(RopeScalingType) {
-  return std::array{
-      EnumName{RopeScalingType::none, "none"}, EnumName{RopeScalingType::linear, "linear"},
-      EnumName{RopeScalingType::llama3, "llama3"}, EnumName{RopeScalingType::yarn, "yarn"},
-      EnumName{RopeScalingType::longrope, "longrope"}};
-}
+using spec::RopeScalingType;
 
 struct RopeScalingConfig {
   RopeScalingType type = RopeScalingType::none;

@@ -1,0 +1,151 @@
+#include "recipe/model_spec.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "recipe/schema/model.h"
+
+namespace mtrain::recipe {
+
+namespace {
+
+spec::RopeScaling rope_scaling(const ModelConfig& m, int64_t sample_length) {
+  const RopeScalingConfig& s = m.rope_scaling;
+  const int64_t original = s.original_max_position_embeddings;
+  const bool longrope = s.type == RopeScalingType::longrope;
+  return {.type = s.type,
+          .factor = s.factor,
+          .low_freq_factor = s.low_freq_factor,
+          .high_freq_factor = s.high_freq_factor,
+          .original_positions = original,
+          .beta_fast = s.beta_fast,
+          .beta_slow = s.beta_slow,
+          .truncate = s.truncate,
+          .attention_factor = s.attention_scale(m.max_position_embeddings.value_or(sample_length)),
+          .lane_factors = longrope ? s.lane_factors(sample_length) : std::vector<double>(),
+          .most_positions = longrope && sample_length <= original ? original : 0};
+}
+
+// Layers with a window may rotate by a base of their own, without scaling (Gemma 3).
+spec::Rotary rotary(const ModelConfig& m, int64_t layer, int64_t sample_length) {
+  if (!m.has_rope(layer)) return {};
+  if (m.has_window(layer) && m.rotary_base_local.value_or(0) > 0)
+    return {.dims = m.rotary_dim(), .base = *m.rotary_base_local};
+  return {.dims = m.rotary_dim(), .base = m.rotary_base, .scaling = rope_scaling(m, sample_length)};
+}
+
+spec::HeadNorm head_norm(const ModelConfig& m) {
+  if (!m.qk_layernorm) return spec::HeadNorm::none;
+  return m.qk_layernorm_all_heads ? spec::HeadNorm::all_heads : spec::HeadNorm::each_head;
+}
+
+spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sample_length) {
+  return {.heads = m.num_attention_heads,
+          .kv_heads = m.kv_heads(),
+          .head_dim = m.head_dim(),
+          .window = m.has_window(layer) ? *m.window_size : 0,
+          .rotary = rotary(m, layer, sample_length),
+          .head_norm = head_norm(m),
+          .score_scale = m.query_pre_attn_scalar ? 1 / std::sqrt(*m.query_pre_attn_scalar) : 0,
+          .score_cap = m.attn_logit_softcapping.value_or(0),
+          .qkv_bias = m.qkv_bias(),
+          .proj_bias = m.proj_bias()};
+}
+
+spec::Activation activation(Activation a) {
+  switch (a) {
+    case Activation::swiglu: return spec::Activation::swiglu;
+    case Activation::geglu: return spec::Activation::geglu;
+    case Activation::gelu: return spec::Activation::gelu;
+    case Activation::gelu_tanh: return spec::Activation::gelu_tanh;
+  }
+  throw BugError("an activation");
+}
+
+DType logits_dtype(ElementType type) {
+  switch (type) {
+    case ElementType::fp32: return DType::f32;
+    case ElementType::bf16: return DType::bf16;
+    case ElementType::fp16: return DType::f16;
+  }
+  throw BugError("an element type");
+}
+
+// Returns the sum of the coefficients of one kind of balance loss. A single coefficient is for all
+// kinds.
+double balance_coeff(const MoeConfig& moe, LoadBalancing kind) {
+  double sum = 0;
+  for (size_t i = 0; i < moe.load_balancing_type.size(); ++i)
+    if (moe.load_balancing_type[i] == kind)
+      sum += moe.aux_loss_coeff[moe.aux_loss_coeff.size() == 1 ? 0 : i];
+  return sum;
+}
+
+RouterForm router_form(const MoeConfig& moe) {
+  return {.score = moe.router_score,
+          .over_chosen = moe.router_score == RouterScore::softmax && !moe.router_pre_softmax,
+          // The only sigmoid's score would become 1, and the router would not learn.
+          .normalize = moe.norm_topk_prob && moe.router_topk > 1,
+          .scale = float(moe.router_topk_scaling_factor),
+          .groups = moe.num_groups.value_or(1),
+          .best_groups = moe.group_topk.value_or(1)};
+}
+
+spec::Experts experts(const ModelConfig& m) {
+  const MoeConfig& moe = m.moe;
+  return {.count = moe.num_experts,
+          .per_token = moe.router_topk,
+          .ffn = moe.ffn_hidden_size.value_or(m.ffn_size()),
+          .shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0),
+          .shared_gate = moe.shared_expert_gate,
+          .activation = activation(m.activation),
+          .form = router_form(moe),
+          .logits = logits_dtype(moe.router_dtype),
+          .loss_coeffs = {.batch = float(balance_coeff(moe, LoadBalancing::aux_loss)),
+                          .sample = float(balance_coeff(moe, LoadBalancing::seq_aux_loss)),
+                          .global = float(balance_coeff(moe, LoadBalancing::global_aux_loss)),
+                          .z = float(moe.z_loss_coeff)},
+          .bias = moe.has_router_bias(),
+          .bias_rate = moe.router_bias_update_rate,
+          .capacity_factor = moe.expert_capacity_factor.value_or(0),
+          .drops_lightest = moe.token_drop_policy == TokenDropPolicy::probs};
+}
+
+}  // namespace
+
+spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_length) {
+  const bool layer_norm = m.normalization == Normalization::layernorm;
+  spec::ModelSpec s{.hidden = m.hidden_size,
+                    .vocab = vocab,
+                    .max_positions = m.max_position_embeddings.value_or(sample_length),
+                    .learned_positions = m.position_embedding == PositionEmbedding::learned,
+                    .norm = {.kind = layer_norm ? NormKind::layer : NormKind::rms,
+                             .eps = m.norm_epsilon,
+                             .plus_one = m.layernorm_zero_centered_gamma,
+                             .bias = layer_norm && m.fc_bias()},
+                    .layers = {},
+                    .tied_embeddings = m.share_embeddings_and_output_weights,
+                    .embedding_scale = m.embedding_multiplier,
+                    .logit_cap = m.final_logit_softcapping.value_or(0),
+                    .hidden_dropout = m.hidden_dropout,
+                    .embedding_dropout = m.embedding_dropout,
+                    .init_std = m.init_method_std};
+  for (int64_t i = 0; i < m.num_layers; ++i) {
+    spec::LayerSpec layer{.input_norms = m.norm_placement != NormPlacement::post,
+                          .output_norms = m.norm_placement != NormPlacement::pre,
+                          .attention = attention(m, i, sample_length)};
+    if (m.has_experts(i))
+      layer.mlp = experts(m);
+    else
+      layer.mlp = spec::DenseMlp{
+          .ffn = m.ffn_size(), .activation = activation(m.activation), .bias = m.fc_bias()};
+    s.layers.push_back(std::move(layer));
+  }
+  return s;
+}
+
+spec::ModelSpec model_spec(const ModelConfig& m) {
+  return model_spec(m, m.vocab_size, m.max_position_embeddings.value_or(0));
+}
+
+}  // namespace mtrain::recipe

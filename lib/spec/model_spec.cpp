@@ -1,0 +1,25 @@
+#include "spec/model_spec.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace mtrain::spec {
+
+int64_t Experts::capacity(int64_t T) const {
+  const double share = std::ceil(capacity_factor * double(T * per_token) / double(count));
+  return int64_t(std::min(share, double(T)));  // a token chooses an expert once
+}
+
+const Experts* ModelSpec::experts() const {
+  for (const LayerSpec& layer : layers)
+    if (const Experts* experts = layer.experts()) return experts;
+  return nullptr;
+}
+
+const DenseMlp* ModelSpec::dense_mlp() const {
+  for (const LayerSpec& layer : layers)
+    if (const auto* mlp = std::get_if<DenseMlp>(&layer.mlp)) return mlp;
+  return nullptr;
+}
+
+}  // namespace mtrain::spec

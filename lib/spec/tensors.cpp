@@ -1,0 +1,194 @@
+#include "spec/tensors.h"
+
+#include <cmath>
+#include <utility>
+
+namespace mtrain::spec {
+
+namespace {
+
+using Dim = TensorSplit::Dim;
+
+// Collects the tensors of one part of a model, whose names begin alike.
+class TensorList {
+ public:
+  TensorList(const ModelSpec& model, std::string prefix) : m_(model), prefix_(std::move(prefix)) {}
+
+  std::vector<TensorSpec> take() { return std::move(list_); }
+
+  void add(const std::string& name, TensorSpec t) {
+    t.name = prefix_ + name;
+    list_.push_back(std::move(t));
+  }
+
+  // A scale begins as a norm that changes nothing.
+  void scale(const std::string& name, int64_t width, TensorSplit split = {}) {
+    add(name, {.name = {},
+               .whole = {width},
+               .split = std::move(split),
+               .role = TensorRole::vector,
+               .init = m_.norm.plus_one ? Init::zeros : Init::ones});
+  }
+  void bias(const std::string& name, int64_t width, TensorSplit split = {}) {
+    add(name, {.name = {},
+               .whole = {width},
+               .split = std::move(split),
+               .role = TensorRole::vector,
+               .init = Init::zeros});
+  }
+  void residual_norm(const std::string& name) {
+    scale(name + ".weight", m_.hidden);
+    if (m_.norm.bias) bias(name + ".bias", m_.hidden);
+  }
+  void table(const std::string& name, int64_t rows, TensorSplit split = {}) {
+    add(name, {.name = {},
+               .whole = {rows, m_.hidden},
+               .split = std::move(split),
+               .role = TensorRole::table,
+               .std = std()});
+  }
+  // A table of the vocabulary's rows.
+  void vocabulary(const std::string& name) {
+    table(name, m_.vocab,
+          {.dim = Dim::rows, .sections = {{Rows::all, m_.vocab, 1}}, .padded = true});
+  }
+  // A matrix whose rows tensor parallelism divides, with a bias that is divided likewise.
+  void column_linear(const std::string& name, int64_t inputs, std::vector<RowSection> sections,
+                     bool has_bias) {
+    const TensorSplit split{.dim = Dim::rows, .sections = std::move(sections)};
+    int64_t rows = 0;
+    for (const RowSection& s : split.sections) rows += s.count();
+    add(name + ".weight", {.name = {}, .whole = {rows, inputs}, .split = split, .std = std()});
+    if (has_bias) bias(name + ".bias", rows, split);
+  }
+  // A matrix whose columns tensor parallelism divides. It writes into the residual stream.
+  void row_linear(const std::string& name, int64_t inputs, bool has_bias) {
+    add(name + ".weight", {.name = {},
+                           .whole = {m_.hidden, inputs},
+                           .split = {.dim = Dim::columns},
+                           .std = residual_std()});
+    if (has_bias) bias(name + ".bias", m_.hidden);
+  }
+  // A matrix that every rank has.
+  void small_matrix(const std::string& name, int64_t rows) {
+    add(name, {.name = {}, .whole = {rows, m_.hidden}, .std = std()});
+  }
+
+  float std() const { return float(m_.init_std); }
+  // The initial weights of projections into the residual stream are smaller by sqrt(2 L) (GPT-2).
+  float residual_std() const { return std() / std::sqrt(2.0f * float(m_.layer_count())); }
+
+ private:
+  const ModelSpec& m_;
+  const std::string prefix_;
+  std::vector<TensorSpec> list_;
+};
+
+void add_head_norms(const GroupedAttention& a, TensorList& list) {
+  if (a.head_norm == HeadNorm::none) return;
+  const bool all = a.head_norm == HeadNorm::all_heads;
+  const auto add = [&](const char* name, Rows rows, int64_t heads) {
+    TensorSplit split;
+    if (all) split = {.dim = Dim::rows, .sections = {{rows, heads, a.head_dim}}};
+    list.scale(name, (all ? heads : 1) * a.head_dim, std::move(split));
+  };
+  add("q_norm.weight", Rows::query, a.heads);
+  add("k_norm.weight", Rows::key, a.kv_heads);
+}
+
+void add_attention(const ModelSpec& m, const GroupedAttention& a, TensorList& list) {
+  list.column_linear("qkv", m.hidden,
+                     {{Rows::query, a.heads, a.head_dim},
+                      {Rows::key, a.kv_heads, a.head_dim},
+                      {Rows::value, a.kv_heads, a.head_dim}},
+                     a.qkv_bias);
+  list.row_linear("proj", a.heads * a.head_dim, a.proj_bias);
+  add_head_norms(a, list);
+}
+
+std::vector<RowSection> gate_up(int64_t ffn) { return {{Rows::gate, ffn, 1}, {Rows::up, ffn, 1}}; }
+
+void add_mlp(const ModelSpec& m, const DenseMlp& mlp, TensorList& list) {
+  if (mlp.gated())
+    list.column_linear("gate_up", m.hidden, gate_up(mlp.ffn), mlp.bias);
+  else
+    list.column_linear("up", m.hidden, {{Rows::all, mlp.ffn, 1}}, mlp.bias);
+  list.row_linear("down", mlp.ffn, mlp.bias);
+}
+
+// Adds what all ranks of expert parallelism have.
+void add_router(const ModelSpec& m, const Experts& e, TensorList& list) {
+  list.small_matrix("router.weight", e.count);
+  if (e.bias)
+    list.add("router.bias",
+             {.name = {}, .whole = {e.count}, .role = TensorRole::state, .init = Init::zeros});
+  if (e.shared_ffn == 0) return;
+  list.column_linear("shared_expert.gate_up", m.hidden, gate_up(e.shared_ffn), false);
+  list.row_linear("shared_expert.down", e.shared_ffn, false);
+  if (e.shared_gate) list.small_matrix("shared_expert.gate.weight", 1);
+}
+
+void add_experts(const ModelSpec& m, const Experts& e, TensorList& list) {
+  list.add("experts.gate_up.weight",
+           {.name = {},
+            .whole = {e.count, 2 * e.ffn, m.hidden},
+            .split = {.dim = Dim::rows, .sections = gate_up(e.ffn), .experts = true},
+            .std = list.std()});
+  list.add("experts.down.weight", {.name = {},
+                                   .whole = {e.count, m.hidden, e.ffn},
+                                   .split = {.dim = Dim::columns, .experts = true},
+                                   .std = list.residual_std()});
+}
+
+void append(std::vector<TensorSpec>& all, std::vector<TensorSpec> more) {
+  for (TensorSpec& t : more) all.push_back(std::move(t));
+}
+
+}  // namespace
+
+std::vector<TensorSpec> embedding_tensors(const ModelSpec& m) {
+  TensorList list(m, "");
+  list.vocabulary("embedding.weight");
+  if (m.learned_positions) list.table("position_embedding.weight", m.max_positions);
+  return list.take();
+}
+
+std::vector<TensorSpec> layer_tensors(const ModelSpec& m, int64_t layer) {
+  const LayerSpec& l = m.layer(layer);
+  const std::string prefix = "layers." + std::to_string(layer);
+  TensorList attention(m, prefix + ".attention."), mlp(m, prefix + ".mlp.");
+  if (l.input_norms) attention.residual_norm("norm"), mlp.residual_norm("norm");
+  std::visit([&](const GroupedAttention& a) { add_attention(m, a, attention); }, l.attention);
+  const Experts* experts = l.experts();
+  if (experts)
+    add_router(m, *experts, mlp);
+  else
+    add_mlp(m, std::get<DenseMlp>(l.mlp), mlp);
+  if (l.output_norms) attention.residual_norm("out_norm"), mlp.residual_norm("out_norm");
+  if (experts) add_experts(m, *experts, mlp);
+  std::vector<TensorSpec> all = attention.take();
+  append(all, mlp.take());
+  return all;
+}
+
+std::vector<TensorSpec> output_tensors(const ModelSpec& m) {
+  TensorList list(m, "");
+  list.residual_norm("final_norm");
+  if (!m.tied_embeddings) list.vocabulary("output.weight");
+  return list.take();
+}
+
+std::vector<TensorSpec> tensors(const ModelSpec& m) {
+  std::vector<TensorSpec> all = embedding_tensors(m);
+  for (int64_t layer = 0; layer < m.layer_count(); ++layer) append(all, layer_tensors(m, layer));
+  append(all, output_tensors(m));
+  return all;
+}
+
+std::vector<TensorSpec> parameters(const ModelSpec& m) {
+  std::vector<TensorSpec> all = tensors(m);
+  std::erase_if(all, [](const TensorSpec& t) { return t.role == TensorRole::state; });
+  return all;
+}
+
+}  // namespace mtrain::spec
