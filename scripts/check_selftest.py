@@ -242,6 +242,33 @@ class Checks(unittest.TestCase):
         self.expect({"lib/base/error.cpp": "int x;\n" * 601}, notes=[("lib/base/error.cpp:1", "601 lines")])
         self.expect({"lib/base/error.cpp": "int x;\n" * 901}, ("lib/base/error.cpp:1", "901 lines"))
 
+    def test_long_function(self):
+        def source(head, lines=80, tail="}\n"):
+            return "namespace mtrain::model {\n" + head + " {\n" + "  x();\n" * (lines - 1) + tail + "}\n"
+        for head, name in (("int gpt()", "gpt"), ("template <class T, int N = 3> T Gpt<T>::forward(Step& s) const", "forward"),
+                           ("Gpt::Gpt(int a) : a_(a), b_{a}", "Gpt"), ("bool operator==(const Gpt& a, const Gpt& b)", "operator"),
+                           ("__global__ void __launch_bounds__(128, 1) norm(Args a)", "norm"),
+                           ('TEST_CASE("a } in a text")', "TEST_CASE"), ("const auto f = [](int a)", "a function"),
+                           ("struct stat* of(const char* path)", "of")):
+            with self.subTest(head):
+                self.expect({"lib/model/long.h": source(head)})
+                self.expect({"lib/model/long.h": source(head, 81)},
+                            ("lib/model/long.h:2", f"{name} has 81 lines; more than 80 are two ideas"))
+        for folder, suffix in (("kernels/cuda", "cu"), ("kernels/cuda/device", "cuh"), ("test/unit", "cpp"), ("scripts/bench", "cpp")):
+            self.expect({f"{folder}/long.{suffix}": source("int gpt()", 81)}, (f"{folder}/long.{suffix}:2", "gpt has 81 lines"))
+        # A member function; and what is long and no function.
+        member = "struct Gpt : Base {\n  int a = 0;\n  int gpt() {\n" + "    x();\n" * 80 + "  }\n};\n"
+        self.expect({"lib/model/long.h": member}, ("lib/model/long.h:3", "gpt has 81 lines"))
+        for long in ("struct Gpt {\n" + "  int f() { return 1; }\n" * 90 + "};\n", "const Row kRows[] = {\n" + "  {1, f(2)},\n" * 90 + "};\n",
+                     "const std::vector<int> kRows{\n" + "  1,\n" * 90 + "};\n", "enum class E : int {\n" + "  a,\n" * 90 + "};\n",
+                     "const char* kText = R\"x(int f() {\n" + "{\n" * 90 + ")x\";\n"):
+            self.expect({"lib/model/long.h": long})
+
+    def test_braces_that_do_not_match(self):
+        self.expect({"lib/base/error.cpp": "int error() {\n#if A\n  if (a) {\n#else\n  if (b) {\n#endif\n  }\n  return '{' + 1'000;\n}\n"})
+        self.expect({"lib/base/error.cpp": "int error() {\n"}, ("lib/base/error.cpp:1", "this brace matches none"))
+        self.expect({"lib/base/error.cpp": "int error() {\n}\n}\n"}, ("lib/base/error.cpp:3", "this brace matches none"))
+
     # pages
 
     def test_tables_that_do_not_render(self):
