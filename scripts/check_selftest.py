@@ -3,6 +3,8 @@
 place, and nothing else."""
 import contextlib
 import io
+import json
+import math
 import pathlib
 import sys
 import tempfile
@@ -13,6 +15,9 @@ import check_layers
 import check_source
 import check_tidy
 from check_files import Report, Tree
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "golden"))
+import golden_numbers   # noqa: E402
 
 # A tree without a finding.
 CLEAN = {
@@ -334,6 +339,26 @@ class Checks(unittest.TestCase):
                                  "kernels/cuda/device/tile.cuh": "build/on_cpu/norm.cpp",
                                  "lib/device/cuda/backend.cpp": None, "apps/mtrain/commands.h": None}.items():
                 self.assertEqual(sources.of(file), source, file)
+
+    # golden files
+
+    def test_golden_files_are_compared_by_their_numbers(self):
+        stored = json.loads((pathlib.Path(__file__).resolve().parents[1] / "test/golden/rope.json").read_text())
+        computed = json.loads(json.dumps(stored))
+        for case in computed["cases"].values():
+            case["config"]["transformers_version"] = "99.0.0"
+        compare = golden_numbers.differences
+        self.assertEqual(golden_numbers.without_versions(stored), golden_numbers.without_versions(computed))
+        self.assertNotEqual(compare(stored, computed, 1e-5), [])
+        numbers = {name: case["frequencies"] for name, case in computed["cases"].items()}
+        self.assertEqual(compare(numbers, numbers, 1e-5), [])
+        changed = {**numbers, "yarn": [*numbers["yarn"][:-1], numbers["yarn"][-1] + 1e-3]}
+        self.assertEqual(len(compare(numbers, changed, 1e-5)), 1)
+        self.assertIn("/yarn[63]", compare(numbers, changed, 1e-5)[0])
+        self.assertEqual(len(compare(numbers, {**numbers, "yarn": numbers["yarn"][1:]}, 1e-5)), 1)
+        self.assertEqual(len(compare(numbers, {k: v for k, v in numbers.items() if k != "yarn"}, 1e-5)), 1)
+        self.assertEqual(len(compare([1.0], [math.nan], 1e-5)), 1)
+        self.assertEqual(len(compare([1e9], [1e9 + 1e5], 1e-5)), 1)
 
 
 if __name__ == "__main__":
