@@ -1,5 +1,5 @@
-// The GPT consists of embedding, blocks and head. GptConfig describes Llama 2/3, Qwen 2/3, Mistral
-// and GPT-2, and Mixtral's, Qwen's and DeepSeek's models with experts.
+// The GPT consists of embedding, blocks and head. docs/models.md lists the families of models that
+// it computes.
 #pragma once
 #include <limits>
 #include <memory>
