@@ -58,7 +58,7 @@ struct Experts {
   WgradQueue wgrad;
   Stash stash;
   SequenceInfo seq;
-  Step step{stream, wgrad, stash, seq};
+  Step step{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = seq};
 };
 
 // The numbers for which `x` stands in 8 bits under one scale.
