@@ -83,7 +83,7 @@ bool normalized(const ModelConfig& m) {
 std::string number(double x) { return fmt::format("{}", x); }
 template <class E>
 std::string word(E value) {
-  return std::string(recipe::enum_name(value));
+  return std::string(enum_name(value));
 }
 
 using M = ModelConfig;
@@ -346,7 +346,7 @@ bool names_layers(const Family& family, const ModelConfig& m) {
 // Refuses sizes that do not fit each other, by the keys of config.json. A recipe's rules ask for
 // the same, but a folder may be read without a recipe.
 void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
-  const std::string_view model_type = recipe::enum_name(m.architecture);
+  const std::string_view model_type = enum_name(m.architecture);
   const auto key = [&](std::string_view field) {
     for (const recipe::HfKey& k : recipe::hf_keys(model_type))
       if (k.field == field) return std::string(k.key);

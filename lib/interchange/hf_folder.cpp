@@ -62,8 +62,8 @@ HfFolder open_hf_folder(const std::filesystem::path& folder,
   if (errors.empty() || std::filesystem::exists(folder / "config.json", ignored))
     collect(errors, [&] { recipe = read_config(folder, ignore_keys); });
   if (!errors.empty()) throw UserError(fmt::format("{}", fmt::join(errors, "\n")));
-  const Family* family = find_family(recipe::enum_name(recipe->model.architecture));
-  MT_CHECK(family, "{} has keys and no tensors", recipe::enum_name(recipe->model.architecture));
+  const Family* family = find_family(enum_name(recipe->model.architecture));
+  MT_CHECK(family, "{} has keys and no tensors", enum_name(recipe->model.architecture));
   const auto contains = [&](std::string_view name) { return tensors->contains(name); };
   const NameForm form = NameForm::of(*family, contains);
   check_tensor_count(*tensors, recipe->model, form);

@@ -147,7 +147,7 @@ Count LayerActivations::inputs() const { return m_.gated() ? 2 : 1; }
 // For each token: the rows that leave this rank or arrive.
 Count LayerActivations::travelling_rows() const {
   if (!spreads_rows()) return 0;
-  using enum ExpertOptions::Dispatcher;
+  using enum TokenDispatch;
   switch (l_.ep == 1 ? all_gather : plan_.experts.dispatcher) {
     case all_to_all: return expert_rows_per_token(plan_);
     case all_gather: return Count(l_.ep);
@@ -205,7 +205,7 @@ bool LayerActivations::spreads_rows() const {
   return l_.ep > 1 || (l_.expert_tp > 1 && r_.distributed.sequence_parallel);
 }
 
-bool LayerActivations::uses(recipe::CpCommType type) const {
+bool LayerActivations::uses(ContextMethod type) const {
   const auto& types = r_.distributed.cp_comm_type;
   return l_.cp > 1 && std::find(types.begin(), types.end(), type) != types.end();
 }
@@ -215,8 +215,8 @@ bool LayerActivations::uses(recipe::CpCommType type) const {
 Count LayerActivations::context_kept() const {
   const auto& types = r_.distributed.cp_comm_type;
   if (l_.cp == 1 || recomputes(recipe::RecomputeModule::core_attn)) return 0;
-  const auto exchanged = std::count_if(types.begin(), types.end(), [](recipe::CpCommType t) {
-    return t == recipe::CpCommType::a2a || t == recipe::CpCommType::a2a_p2p;
+  const auto exchanged = std::count_if(types.begin(), types.end(), [](ContextMethod t) {
+    return t == ContextMethod::a2a || t == ContextMethod::a2a_p2p;
   });
   return Count(exchanged) / Count(types.size()) * attention_width();
 }

@@ -65,7 +65,7 @@ class LayerActivations {
   bool spreads_rows() const;  // whether other ranks' rows come to this rank's experts
   Count float8_scales()
       const;  // bytes of the scales of blocks, for each element along a GEMM's sum
-  bool uses(recipe::CpCommType type) const;
+  bool uses(ContextMethod type) const;
 
  private:
   bool recomputes(recipe::RecomputeModule module) const;

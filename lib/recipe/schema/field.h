@@ -6,6 +6,8 @@
 #include <optional>
 #include <string_view>
 
+#include "base/enum_name.h"
+
 namespace mtrain::recipe {
 
 struct FieldOptions {
@@ -43,22 +45,5 @@ template <class T>
 struct Auto : std::optional<T> {
   using std::optional<T>::optional;
 };
-
-// An enumeration lists its names in `constexpr auto enum_names(E)`. A value is printed by the first
-// of its names. Names are compared without regard to case, dashes and underscores.
-template <class E>
-struct EnumName {
-  E value;
-  std::string_view name;
-};
-template <class E>
-EnumName(E, std::string_view) -> EnumName<E>;
-
-template <class E>
-constexpr std::string_view enum_name(E value) {
-  for (const auto& entry : enum_names(value))
-    if (entry.value == value) return entry.name;
-  return "?";
-}
 
 }  // namespace mtrain::recipe

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/token_dispatch.h"
 #include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
 #include "recipe/schema/rope.h"
@@ -85,13 +86,6 @@ constexpr auto enum_names(Activation) {
                     EnumName{Activation::gelu_tanh, "gelu_pytorch_tanh"}};
 }
 
-enum class MoeDispatcher { all_gather, alltoall, flex };
-constexpr auto enum_names(MoeDispatcher) {
-  return std::array{EnumName{MoeDispatcher::all_gather, "all_gather"},
-                    EnumName{MoeDispatcher::alltoall, "alltoall"},
-                    EnumName{MoeDispatcher::flex, "flex"}};
-}
-
 enum class RouterScore { softmax, sigmoid };
 constexpr auto enum_names(RouterScore) {
   return std::array{EnumName{RouterScore::softmax, "softmax"},
@@ -133,7 +127,7 @@ struct MoeConfig {
   std::optional<double> expert_capacity_factor;
   TokenDropPolicy token_drop_policy = TokenDropPolicy::probs;
   bool pad_expert_input_to_capacity = false;
-  MoeDispatcher token_dispatcher = MoeDispatcher::alltoall;
+  TokenDispatch token_dispatcher = TokenDispatch::all_to_all;
   bool shared_expert_overlap = false;
 
   bool has_router_bias() const { return router_bias || router_bias_update_rate > 0; }
