@@ -25,6 +25,7 @@
 #include "launch/job_token.h"
 #include "plan/device_text.h"
 #include "plan/load_recipe.h"
+#include "plan/meeting_plan.h"
 #include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
 #include "plan/run_plan.h"
@@ -100,26 +101,25 @@ void set_environment(const plan::DevicePlan& device) {
   for (const auto& [name, value] : device.environment) setenv(name.c_str(), value.c_str(), 0);
 }
 
-// Makes the plan and runs it. The plan is made anew when the files may be read: the tokenizer may
-// decide the vocabulary, on which memory depends, and the data decide the steps of train.epochs.
-// Ranks need neither in order to meet. `saved` is what continued_model() returned.
+// Runs the recipe. Its plan is made when the ranks have met and the files may be read: the
+// tokenizer may decide the vocabulary, on which memory depends, and the data decide the steps of
+// train.epochs. `saved` is what continued_model() returned.
 void run(const Recipe& r, const std::string& saved, const run::RunOptions& options) {
   const launch::Job& job = options.job;
-  const RunPlan plan = plan::make_plan(r, job.size, 0);
-  set_environment(plan.device);
-  const auto complete_plan = [&] {
+  const plan::MeetingPlan meeting = plan::meeting_plan(r, job.size);
+  set_environment(meeting.device);
+  const auto make_plan = [&] {
     Recipe counted = r;
     Diagnostics diagnostics;
     count_steps(counted, diagnostics);
     if (job.rank == 0) tell(diagnostics);
-    RunPlan whole =
+    RunPlan plan =
         plan::make_plan(counted, job.size, train::vocabulary(plan::tokenizer_options(r)));
     // The recipe that the run saves goes on naming a tokenizer that is lost.
-    whole.dataset.tokenizer =
-        plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
-    return whole;
+    plan.dataset.tokenizer = plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
+    return plan;
   };
-  run::run_training(plan, complete_plan, options);
+  run::run_training(meeting, make_plan, options);
 }
 
 // Returns the command that continues this run: the launcher's, or this program's if it runs alone.

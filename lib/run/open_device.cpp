@@ -43,7 +43,7 @@ std::filesystem::path token_file_beside(const std::filesystem::path& model,
   return folder / fmt::format(".token-{}", job.master_port);
 }
 
-comm::World open_world(const RunPlan& plan, const launch::Job& job,
+comm::World open_world(const plan::MeetingPlan& plan, const launch::Job& job,
                        comm::TokenSource token, std::function<void(const std::string&)> waiting) {
   const plan::CommOptions& comm = plan.comm;
   return comm::process_world({.rank = job.rank,
@@ -58,7 +58,7 @@ comm::World open_world(const RunPlan& plan, const launch::Job& job,
                               .device = plan.device.kind,
                               .device_number = job.local_rank,
                               .link = {comm.link_latency_us, comm.link_gbps, comm.link_streams},
-                              .recipe = plan.text.recipe,
+                              .recipe = plan.recipe,
                               .waiting = std::move(waiting)});
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "launch/job.h"
-#include "plan/run_plan.h"
+#include "plan/meeting_plan.h"
 #include "storage/folder_lock.h"
 
 namespace mtrain::run {
@@ -17,7 +17,7 @@ class RunLock {
  public:
   // Makes the folders. Throws UserError, which names the other run, if one of them is in use. An
   // earlier attempt of the same job gets some time to end, while `waiting` gets a line about it.
-  RunLock(const RunPlan& plan, const launch::Job& job,
+  RunLock(const plan::MeetingPlan& plan, const launch::Job& job,
           const std::function<void(const std::string&)>& waiting);
   ~RunLock();
   RunLock(const RunLock&) = delete;
