@@ -340,6 +340,45 @@ class Checks(unittest.TestCase):
                                  "lib/device/cuda/backend.cpp": None, "apps/mtrain/commands.h": None}.items():
                 self.assertEqual(sources.of(file), source, file)
 
+    def test_a_finding_in_a_recorded_file(self):
+        clean = "int* none() { return nullptr; }\n"
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            source, header, other = (root / "lib/a" / name for name in ("a.cpp", "a.h", "other.cpp"))
+            (root / "build/release").mkdir(parents=True)
+            source.parent.mkdir(parents=True)
+            (root / "scripts").mkdir()
+            (root / ".clang-tidy").write_text("Checks: '-*,modernize-use-nullptr'\nHeaderFilterRegex: '/lib/'\n")
+            source.write_text('#include "a.h"\n' + clean)
+            header.write_text("inline " + clean.replace("none", "other"))
+            other.write_text(clean)
+            (root / "build/release/compile_commands.json").write_text(json.dumps(
+                [{"directory": folder, "file": str(f), "command": f"c++ -std=c++20 -c {f}"} for f in (source, other)]))
+
+            def findings(*arguments):
+                printed = io.StringIO()
+                with contextlib.redirect_stdout(printed):
+                    code = check_tidy.run(root, arguments)
+                return code, printed.getvalue()
+
+            if check_tidy.installed_version() != check_tidy.VERSION:
+                return   # nothing is recorded for it
+            self.assertIn("2 sources for 3 files, 0 findings; 3 of 3", findings("--record")[1])
+            self.assertIn("0 sources for 0 files", findings()[1])
+            for planted, text in ((source, source.read_text()), (header, header.read_text())):
+                with self.subTest(planted.name):
+                    planted.write_text(text.replace("nullptr", "0"))
+                    for arguments in ((), ("--record",), ("--all",)):
+                        code, printed = findings(*arguments)
+                        self.assertEqual(code, 1, printed)
+                        self.assertIn(f"lib/a/{planted.name}:", printed)
+                        self.assertIn("modernize-use-nullptr", printed)
+                    planted.write_text(text)   # as it was recorded
+                    self.assertEqual(findings("--record")[0], 0)
+            other.unlink()
+            (root / ".clang-tidy").write_text("Checks: '-*,modernize-use-override'\nHeaderFilterRegex: '/lib/'\n")
+            self.assertIn("1 sources for 2 files", findings()[1])
+
     # golden files
 
     def test_golden_files_are_compared_by_their_numbers(self):
