@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks format, layers, pages, prose, clang-tidy and other rules that no compiler knows. Changes nothing in the tree.
 #   scripts/check.sh [--all]
-#     --all   clang-tidy over all sources, not only over what differs from the commit before this one
+#     --all   clang-tidy over all files of lib and apps, not only over those that scripts/tidy_record does not list
 # Findings of clang-format 14 and clang-tidy 14 (Debian 12) are failures. Findings of other versions may differ, so
 # they are only printed. clang-tidy needs build/release to be configured; the script configures it if it is not.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

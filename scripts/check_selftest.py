@@ -3,6 +3,8 @@
 place, and nothing else."""
 import contextlib
 import io
+import json
+import math
 import pathlib
 import sys
 import tempfile
@@ -14,6 +16,9 @@ import check_prose
 import check_source
 import check_tidy
 from check_files import Report, Tree
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "golden"))
+import golden_numbers   # noqa: E402
 
 # A tree without a finding.
 CLEAN = {
@@ -249,6 +254,33 @@ class Checks(unittest.TestCase):
         self.expect({"lib/base/error.cpp": "int x;\n" * 601}, notes=[("lib/base/error.cpp:1", "601 lines")])
         self.expect({"lib/base/error.cpp": "int x;\n" * 901}, ("lib/base/error.cpp:1", "901 lines"))
 
+    def test_long_function(self):
+        def source(head, lines=80, tail="}\n"):
+            return "namespace mtrain::model {\n" + head + " {\n" + "  x();\n" * (lines - 1) + tail + "}\n"
+        for head, name in (("int gpt()", "gpt"), ("template <class T, int N = 3> T Gpt<T>::forward(Step& s) const", "forward"),
+                           ("Gpt::Gpt(int a) : a_(a), b_{a}", "Gpt"), ("bool operator==(const Gpt& a, const Gpt& b)", "operator"),
+                           ("__global__ void __launch_bounds__(128, 1) norm(Args a)", "norm"),
+                           ('TEST_CASE("a } in a text")', "TEST_CASE"), ("const auto f = [](int a)", "a function"),
+                           ("struct stat* of(const char* path)", "of")):
+            with self.subTest(head):
+                self.expect({"lib/model/long.h": source(head)})
+                self.expect({"lib/model/long.h": source(head, 81)},
+                            ("lib/model/long.h:2", f"{name} has 81 lines; more than 80 are two ideas"))
+        for folder, suffix in (("kernels/cuda", "cu"), ("kernels/cuda/device", "cuh"), ("test/unit", "cpp"), ("scripts/bench", "cpp")):
+            self.expect({f"{folder}/long.{suffix}": source("int gpt()", 81)}, (f"{folder}/long.{suffix}:2", "gpt has 81 lines"))
+        # A member function; and what is long and no function.
+        member = "struct Gpt : Base {\n  int a = 0;\n  int gpt() {\n" + "    x();\n" * 80 + "  }\n};\n"
+        self.expect({"lib/model/long.h": member}, ("lib/model/long.h:3", "gpt has 81 lines"))
+        for long in ("struct Gpt {\n" + "  int f() { return 1; }\n" * 90 + "};\n", "const Row kRows[] = {\n" + "  {1, f(2)},\n" * 90 + "};\n",
+                     "const std::vector<int> kRows{\n" + "  1,\n" * 90 + "};\n", "enum class E : int {\n" + "  a,\n" * 90 + "};\n",
+                     "const char* kText = R\"x(int f() {\n" + "{\n" * 90 + ")x\";\n"):
+            self.expect({"lib/model/long.h": long})
+
+    def test_braces_that_do_not_match(self):
+        self.expect({"lib/base/error.cpp": "int error() {\n#if A\n  if (a) {\n#else\n  if (b) {\n#endif\n  }\n  return '{' + 1'000;\n}\n"})
+        self.expect({"lib/base/error.cpp": "int error() {\n"}, ("lib/base/error.cpp:1", "this brace matches none"))
+        self.expect({"lib/base/error.cpp": "int error() {\n}\n}\n"}, ("lib/base/error.cpp:3", "this brace matches none"))
+
     # pages
 
     def test_tables_that_do_not_render(self):
@@ -314,6 +346,65 @@ class Checks(unittest.TestCase):
                                  "kernels/cuda/device/tile.cuh": "build/on_cpu/norm.cpp",
                                  "lib/device/cuda/backend.cpp": None, "apps/mtrain/commands.h": None}.items():
                 self.assertEqual(sources.of(file), source, file)
+
+    def test_a_finding_in_a_recorded_file(self):
+        clean = "int* none() { return nullptr; }\n"
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            source, header, other = (root / "lib/a" / name for name in ("a.cpp", "a.h", "other.cpp"))
+            (root / "build/release").mkdir(parents=True)
+            source.parent.mkdir(parents=True)
+            (root / "scripts").mkdir()
+            (root / ".clang-tidy").write_text("Checks: '-*,modernize-use-nullptr'\nHeaderFilterRegex: '/lib/'\n")
+            source.write_text('#include "a.h"\n' + clean)
+            header.write_text("inline " + clean.replace("none", "other"))
+            other.write_text(clean)
+            (root / "build/release/compile_commands.json").write_text(json.dumps(
+                [{"directory": folder, "file": str(f), "command": f"c++ -std=c++20 -c {f}"} for f in (source, other)]))
+
+            def findings(*arguments):
+                printed = io.StringIO()
+                with contextlib.redirect_stdout(printed):
+                    code = check_tidy.run(root, arguments)
+                return code, printed.getvalue()
+
+            if check_tidy.installed_version() != check_tidy.VERSION:
+                return   # nothing is recorded for it
+            self.assertIn("2 sources for 3 files, 0 findings; 3 of 3", findings("--record")[1])
+            self.assertIn("0 sources for 0 files", findings()[1])
+            for planted, text in ((source, source.read_text()), (header, header.read_text())):
+                with self.subTest(planted.name):
+                    planted.write_text(text.replace("nullptr", "0"))
+                    for arguments in ((), ("--record",), ("--all",)):
+                        code, printed = findings(*arguments)
+                        self.assertEqual(code, 1, printed)
+                        self.assertIn(f"lib/a/{planted.name}:", printed)
+                        self.assertIn("modernize-use-nullptr", printed)
+                    planted.write_text(text)   # as it was recorded
+                    self.assertEqual(findings("--record")[0], 0)
+            other.unlink()
+            (root / ".clang-tidy").write_text("Checks: '-*,modernize-use-override'\nHeaderFilterRegex: '/lib/'\n")
+            self.assertIn("1 sources for 2 files", findings()[1])
+
+    # golden files
+
+    def test_golden_files_are_compared_by_their_numbers(self):
+        stored = json.loads((pathlib.Path(__file__).resolve().parents[1] / "test/golden/rope.json").read_text())
+        computed = json.loads(json.dumps(stored))
+        for case in computed["cases"].values():
+            case["config"]["transformers_version"] = "99.0.0"
+        compare = golden_numbers.differences
+        self.assertEqual(golden_numbers.without_versions(stored), golden_numbers.without_versions(computed))
+        self.assertNotEqual(compare(stored, computed, 1e-5), [])
+        numbers = {name: case["frequencies"] for name, case in computed["cases"].items()}
+        self.assertEqual(compare(numbers, numbers, 1e-5), [])
+        changed = {**numbers, "yarn": [*numbers["yarn"][:-1], numbers["yarn"][-1] + 1e-3]}
+        self.assertEqual(len(compare(numbers, changed, 1e-5)), 1)
+        self.assertIn("/yarn[63]", compare(numbers, changed, 1e-5)[0])
+        self.assertEqual(len(compare(numbers, {**numbers, "yarn": numbers["yarn"][1:]}, 1e-5)), 1)
+        self.assertEqual(len(compare(numbers, {k: v for k, v in numbers.items() if k != "yarn"}, 1e-5)), 1)
+        self.assertEqual(len(compare([1.0], [math.nan], 1e-5)), 1)
+        self.assertEqual(len(compare([1e9], [1e9 + 1e5], 1e-5)), 1)
 
 
 class Prose(unittest.TestCase):

@@ -4,16 +4,17 @@
   scripts/check_source.py [root]
 
 Backends are chosen by file and not by #if, and code above the layers that know backends does not ask for the kind of
-device. Each folder of lib is one namespace. Comments contain no open work, sources contain no path of one machine, and files are small enough to hold one
-idea. Rules that need an understanding of C++, such as the size of functions, are clang-tidy's.
+device. Each folder of lib is one namespace. Comments contain no open work, sources contain no path of one machine, and files
+and functions are small enough to hold one idea. Rules that need a compiler's understanding of C++ are clang-tidy's.
 """
 import pathlib
 import re
 import sys
 
 from check_files import CPP, Report, Tree, is_in
+from cpp_functions import blank_out, functions
 
-FILE_LINES, FILE_LINES_MOST = 600, 900
+FILE_LINES, FILE_LINES_MOST, FUNCTION_LINES = 600, 900, 80
 
 BACKEND_FOLDERS = ("lib/device", "lib/comm", "lib/ops", "kernels")
 BACKEND_IF = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b[^\n]*"
@@ -39,12 +40,6 @@ VERBATIM = ("test/golden",)
 
 def line_of(text, at):
     return text.count("\n", 0, at) + 1
-
-
-def blank_out(text):
-    """C++ with comments and literals replaced by blanks, line breaks kept."""
-    token = re.compile(r'//[^\n]*|/\*[\s\S]*?\*/|R"(\w*)\([\s\S]*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'')
-    return token.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
 
 
 def check_backends(tree, report):
@@ -129,21 +124,37 @@ def check_sizes(tree, report):
     return longest
 
 
+def check_functions(tree, report):
+    """-> the longest function, as (lines, name)."""
+    longest = (0, "none")
+    for path in tree.cpp():
+        found, unmatched = functions(tree.text(path))
+        if unmatched:
+            report.error(path, unmatched, "this brace matches none, so the functions after it cannot be measured")
+        for function in found:
+            longest = max(longest, (function.lines, f"{function.name} of {path}"))
+            if function.lines > FUNCTION_LINES:
+                report.error(path, function.line, f"{function.name} has {function.lines} lines; "
+                             f"more than {FUNCTION_LINES} are two ideas")
+    return longest
+
+
 def check(tree, report, known_device_branches=KNOWN_DEVICE_BRANCHES):
     check_backends(tree, report)
     check_device_branches(tree, report, known_device_branches)
     check_namespaces(tree, report)
     check_text(tree, report)
-    return check_sizes(tree, report)
+    return check_sizes(tree, report), check_functions(tree, report)
 
 
 def main():
     root = sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[1]
     report, tree = Report(), Tree(root)
-    lines, longest = check(tree, report)
+    (lines, longest), (function_lines, function) = check(tree, report)
     for finding in report.notes + report.errors:
         print(finding)
-    print(f"{len(tree.files)} files; the longest has {lines} lines ({longest})")
+    print(f"{len(tree.files)} files; the longest has {lines} lines ({longest}), "
+          f"the longest function {function_lines} ({function})")
     return int(bool(report.errors))
 
 

@@ -1,13 +1,21 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy over the files that differ from the commit before this one, the working tree included.
+"""Runs clang-tidy over the files of lib and apps that scripts/tidy_record does not list as they are now.
 
-  scripts/check_tidy.py [--all | file...]
+  scripts/check_tidy.py [--record] [--all | file...]
+    --all      all files, whatever the record says
+    --record   adds the files that are clean to the record, each as soon as it was checked; commit the record with them
+
+The record has a line for each file that was found clean: a hash of its text, of .clang-tidy and of clang-tidy's version. A
+changed file is thus checked on every run until it is recorded anew. The hash has no part of the headers that a file
+includes, since one of a wide header would invalidate hundreds: what a changed header does to unchanged sources that
+include it, --all finds, which scripts/test.sh --nightly runs.
 
 .clang-tidy says which checks and why not the others. A header is checked within a source that includes it: its own, else
-the first that names it; a .cu within the source that the CPU's emulator of CUDA makes of it. Sources that this
-configuration does not build (those of a CUDA that is not there) are named and not checked.
+the first that names it. Files that this configuration does not build (those of a CUDA that is not there) are named, and
+so are sources that clang 14 cannot read to the end, which are not recorded.
 """
 import concurrent.futures
+import hashlib
 import json
 import os
 import pathlib
@@ -15,38 +23,55 @@ import re
 import subprocess
 import sys
 
-from check_files import CPP, Tree
+from check_files import Tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build/release"
-OWN_DATABASE = BUILD / "tidy"   # where a source that is compiled several times stands once
+FOLDERS = ("apps", "lib")       # kernels, tests and benchmarks are held to the rules of check_source.py
+RECORD = "scripts/tidy_record"
 VERSION = 14                    # Debian 12's; findings of other versions are printed and do not fail
 
 
-def lines_of(*command):
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.splitlines() if done.returncode == 0 else None
+def installed_version():
+    text = subprocess.run(["clang-tidy", "--version"], capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"version (\d+)", text)[1])
 
 
-def changed_files():
-    """C++ files that differ from HEAD~, or from HEAD where that is the oldest commit here."""
-    for base in ("HEAD~", "HEAD"):
-        names = lines_of("git", "diff", "--name-only", "--diff-filter=d", base)
-        if names is not None:
-            names += lines_of("git", "ls-files", "--others", "--exclude-standard")
-            return sorted({n for n in names if pathlib.PurePath(n).suffix in CPP})
-    raise SystemExit("check_tidy.py: no git history to compare with; name files, or use --all")
+class Record:
+    """The files that were found clean, as lines of a hash and a name. Git merges it by keeping the lines of both sides."""
+
+    def __init__(self, tree, version):
+        self.tree, self.path = tree, tree.root / RECORD
+        self.rules = hashlib.sha256(f"{version}\0{(tree.root / '.clang-tidy').read_text()}".encode()).digest()
+        self.lines = self.read()
+
+    def read(self):
+        return set(self.path.read_text().splitlines()) if self.path.exists() else set()
+
+    def line(self, name):
+        text = (self.tree.root / name).read_bytes()
+        return f"{hashlib.sha256(self.rules + text).hexdigest()[:16]} {name}"
+
+    def has(self, name):
+        return self.line(name) in self.lines
+
+    def add(self, lines):
+        """Adds those of these lines whose files are still the same. Lines of files that changed or are gone leave."""
+        current = {self.line(str(p)) for p in self.tree.cpp(*FOLDERS)}
+        self.lines = (self.read() | lines) & current
+        self.path.write_text("".join(f"{line}\n" for line in sorted(self.lines, key=lambda x: x.split(" ")[1])))
 
 
-def compile_commands():
+def compile_commands(root):
     """Each source of the release build with one of its commands."""
-    if not (BUILD / "compile_commands.json").exists():
-        subprocess.run(["cmake", "--preset", "release"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    database = root / "build/release/compile_commands.json"
+    if not database.exists():
+        subprocess.run(["cmake", "--preset", "release"], cwd=root, check=True, stdout=subprocess.DEVNULL)
     entries = {}
-    for entry in json.loads((BUILD / "compile_commands.json").read_text()):
+    for entry in json.loads(database.read_text()):
         # clang cannot read the headers that GCC has precompiled; sources include what they use without them.
         entry["command"] = re.sub(r"-Winvalid-pch|-fpch-preprocess|-include \S*cmake_pch\.hxx", "", entry["command"])
-        entries.setdefault(os.path.relpath(entry["file"], ROOT), entry)
+        if pathlib.Path(entry["file"]).exists():   # a source that went may still be listed
+            entries.setdefault(os.path.relpath(entry["file"], root), entry)
     return entries
 
 
@@ -78,12 +103,12 @@ class Sources:
         return None
 
 
-def check(source):
+def check(root, database, source):
     """-> the findings as clang-tidy prints them, and whether clang could read all of the source: version 14 does not know
     all of C++20. What does not compile is for the compiler to say."""
-    done = subprocess.run(["clang-tidy", "-p", str(OWN_DATABASE), "--quiet", str(ROOT / source)],
-                          cwd=ROOT, capture_output=True, text=True)
-    output = done.stdout.replace(f"{ROOT}/", "")
+    done = subprocess.run(["clang-tidy", "-p", str(database), "--quiet", str(root / source)],
+                          cwd=root, capture_output=True, text=True)
+    output = done.stdout.replace(f"{root}/", "")
     if done.returncode != 0 and not output:
         output = f"{source}:1: error: clang-tidy failed: {done.stderr.strip()}\n"
     every = re.split(r"^(?=\S[^\n]*: (?:warning|error): )", output, flags=re.M)
@@ -91,35 +116,54 @@ def check(source):
     return findings, len(findings) == len([f for f in every if f.strip()])
 
 
-def main():
-    names = sys.argv[1:]
-    compiled = compile_commands()
-    if names == ["--all"]:
-        names = [str(p) for p in Tree(ROOT).cpp()]
-    elif not names:
-        names = changed_files()
-    sources, wanted, left_out = Sources(compiled, Tree(ROOT)), set(), []
+def files_of_sources(tree, compiled, names):
+    """-> the sources to check, each with those of the files that it is checked for; and the files that are not built."""
+    sources, files_of, not_built = Sources(compiled, tree), {}, []
     for name in names:
         source = sources.of(name)
-        wanted.add(source) if source else left_out.append(name)
-    OWN_DATABASE.mkdir(exist_ok=True)
-    (OWN_DATABASE / "compile_commands.json").write_text(json.dumps([compiled[s] for s in sorted(wanted)]))
+        files_of.setdefault(source, []).append(name) if source else not_built.append(name)
+    return files_of, not_built
 
-    version = int(re.search(r"version (\d+)", " ".join(lines_of("clang-tidy", "--version")))[1])
+
+def run(root, arguments):
+    tree, version = Tree(root), installed_version()
+    record = Record(tree, version)
+    recording = "--record" in arguments
+    names = [a for a in arguments if not a.startswith("--")]
+    every = [str(p) for p in tree.cpp(*FOLDERS)]
+    if "--all" in arguments:
+        names = every
+    elif not names:
+        names = [name for name in every if not record.has(name)]
+        if version != VERSION:
+            print(f"clang-tidy: this is version {version} and not {VERSION}, which nothing is recorded for; --all checks all")
+            return 0
+    compiled = compile_commands(tree.root)
+    files_of, not_built = files_of_sources(tree, compiled, names)
+    database = tree.root / "build/release/tidy"   # where a source that is compiled several times stands once
+    database.mkdir(exist_ok=True)
+    (database / "compile_commands.json").write_text(json.dumps([compiled[s] for s in sorted(files_of)]))
+
     findings, half_read = [], []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for source, (found, all_read) in zip(sorted(wanted), pool.map(check, sorted(wanted))):
-            if not all_read:
-                half_read.append(source)
+        before = {source: {record.line(name) for name in (source, *files)} for source, files in files_of.items()}
+        pending = {pool.submit(check, tree.root, database, source): source for source in sorted(files_of)}
+        for done in concurrent.futures.as_completed(pending):
+            source, (found, all_read) = pending[done], done.result()
             for text in found:
                 if text not in findings:
                     findings.append(text)
                     print(text, end="", flush=True)
-    if left_out:
-        print(f"clang-tidy: not built here, so not checked: {' '.join(left_out)}")
+            if not all_read:
+                half_read.append(source)
+            elif recording and not found:
+                record.add(before[source])
+    if not_built:
+        print(f"clang-tidy: not built here, so not checked: {' '.join(not_built)}")
     if half_read:
-        print(f"clang-tidy: not read to the end by clang {version}: {' '.join(half_read)}")
-    print(f"clang-tidy {version}: {len(wanted)} sources for {len(names)} files, {len(findings)} findings")
+        print(f"clang-tidy: not read to the end by clang {version}: {' '.join(sorted(half_read))}")
+    print(f"clang-tidy {version}: {len(files_of)} sources for {len(names)} files, {len(findings)} findings; "
+          f"{sum(map(record.has, every))} of {len(every)} files are recorded as clean")
     if findings and version != VERSION:
         print(f"clang-tidy: this is version {version} and not {VERSION}, so the lines above may be right")
         return 0
@@ -127,4 +171,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(ROOT, sys.argv[1:]))

@@ -187,7 +187,9 @@ fi
 ((nightly == 0)) || export MTRAIN_SIGNAL_PAIRS=200
 phase "machine" show_machine
 phase "packages" scripts/install-deps.sh --check --tests
-phase "checks" scripts/check.sh
+checks=(scripts/check.sh)
+((nightly == 0)) || checks+=(--all)
+phase "checks" "${checks[@]}"
 phase "tests of the checks" python3 -B scripts/check_selftest.py
 phase "build: release" build_all
 phase "tests: release" run_tests release

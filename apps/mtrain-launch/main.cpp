@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,22 +13,18 @@
 #include <fmt/core.h>
 
 #include "apps/command_line.h"
+#include "apps/prepare.h"
+#include "apps/train_options.h"
 #include "base/error.h"
 #include "base/standard_streams.h"
 #include "base/strings.h"
-#include "interchange/config.h"
-#include "interchange/continued_model.h"
-#include "interchange/export.h"
 #include "launch/agent.h"
 #include "launch/continue_command.h"
 #include "launch/host_gpus.h"
 #include "launch/job_token.h"
 #include "options.h"
 #include "plan/load_recipe.h"
-#include "plan/rules/rules.h"
-#include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
-#include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
 #include "recipe/load/misplaced_words.h"
 #include "storage/checkpoint_dir.h"
@@ -46,8 +43,6 @@ std::string mtrain_program() {
 }
 
 bool is_mtrain(const std::string& word) { return fs::path(word).filename() == "mtrain"; }
-
-std::vector<std::string> folders_of_recipes() { return recipe::recipe_folders(own_path()); }
 
 // Whether a rank can start the word as a program: a path, or the name of one on PATH.
 bool is_program(const std::string& word) {
@@ -92,43 +87,23 @@ std::vector<std::string> command_of(std::vector<std::string> rest) {
   return rest;
 }
 
-struct Training {
-  std::string recipe;
-  bool runs = true;  // it does not only print a plan
-  std::vector<std::string> overrides;
-};
-
-// Returns the recipe and overrides of an mtrain command. The recipe is empty if the command does
-// not train. `launcher` is how this program was called, for messages.
-Training training_of(const std::vector<std::string>& command, const std::string& launcher) {
-  Training t;
+// Returns the options of an mtrain command that trains; none for another command, or one that only
+// asks for help. `launcher` is how this program was called, for messages.
+std::optional<TrainOptions> training_of(const std::vector<std::string>& command,
+                                        const std::string& launcher) {
   const std::vector<std::string> given{command.begin() + 1, command.end()};
   const auto folders = folders_of_recipes();
-  if (!recipe::begins_training(given, folders)) return t;
+  if (!recipe::begins_training(given, folders)) return std::nullopt;
   recipe::refuse_misplaced(given, folders, launcher);  // train_words() knows no launcher's options
-  const std::vector<std::string> words = recipe::train_words(given, folders);
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string& word = words[i];
-    if (word == "--recipe" && i + 1 < words.size())
-      t.recipe = words[++i];
-    else if (word.rfind("--recipe=", 0) == 0)
-      t.recipe = word.substr(9);
-    else if (word == "--strict")
-      t.overrides.push_back("debug.strict=true");
-    else if (word == "--dry-run" || word == "--print-recipe")
-      t.runs = false;
-    else if (word == "--trace" || word == "--token_file" || word == "--token-file")
-      ++i;
-    else if (word[0] != '-' && (word[0] == '~' || word.find('=') != std::string::npos))
-      t.overrides.push_back(word);
-  }
-  const bool asks = std::ranges::any_of(words, [](const std::string& word) {
-    return word == "--help" || word == "-h" || word == "--version";
-  });
-  if (asks) return t;
-  recipe::refuse_unknown_options(words);
-  if (t.recipe.empty()) throw recipe::no_recipe_error(given, launcher);
-  return t;
+  std::vector<std::string> words = recipe::train_words(given, folders);
+  if (std::ranges::any_of(words, [](const std::string& word) {
+        return word == "--help" || word == "-h" || word == "--version";
+      }))
+    return std::nullopt;
+  if (!words.empty() && words.front() == "train") words.erase(words.begin());
+  TrainOptions o = read_train_options(words);
+  if (o.recipe.empty()) throw recipe::no_recipe_error(given, launcher);
+  return o;
 }
 
 // Returns the GPUs of this host; none for a build without CUDA.
@@ -151,22 +126,15 @@ std::string unsaved_after(const plan::FolderOptions& folders) {
 
 // Checks the recipe, so that its mistakes are told once, before any rank starts. Sets the variables
 // of the ranks' environment: launch.env, and those that must be set before a rank's process begins.
-void check_recipe(const Training& t, launch::AgentOptions& o) {
+void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
   const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
-  Diagnostics diagnostics;
-  const std::string path = recipe::find_recipe(t.recipe, folders_of_recipes(), diagnostics);
-  diagnostics.throw_if_errors();
-  const std::string saved = interchange::continued_model(path, t.overrides, false);
-  const plan::Machine machine = plan::machine_with(usable_gpus(), o.ranks_per_node);
-  const Recipe r = plan::load_recipe(path, t.overrides, diagnostics, world, machine, saved);
-  if (saved.empty()) interchange::check_folder_model(r, diagnostics);
-  interchange::check_consolidated(r, diagnostics);
-  plan::check_supported(r, diagnostics);
-  plan::check_machine(r, machine, diagnostics);
-  if (o.nodes == 1 && t.runs)
-    plan::check_files(interchange::without_lost_tokenizer(r, saved), diagnostics);
-  diagnostics.throw_if_errors();
-  const RunPlan run_plan = plan::make_plan(r, world, r.model.vocab_size);
+  const Prepared ready =
+      prepare(training, {.ranks = world,
+                         .machine = plan::machine_with(usable_gpus(), o.ranks_per_node),
+                         .launched = true,
+                         .finds_files = o.nodes == 1});
+  const Recipe& r = ready.recipe;
+  const RunPlan run_plan = plan::make_plan(r, ready.world, r.model.vocab_size);
   std::map<std::string, std::string> env = r.launch.variables();
   for (const auto& [name, value] : run_plan.device.environment) env.emplace(name, value);
   for (const auto& [name, value] : env)
@@ -195,8 +163,8 @@ int run(int argc, char** argv) {
   refuse_script(launcher, options->rest);
   o.command = command_of(options->rest);
   if (is_mtrain(o.command.front()))
-    if (const Training training = training_of(o.command, launcher); !training.recipe.empty()) {
-      check_recipe(training, o);
+    if (const auto training = training_of(o.command, launcher)) {
+      check_recipe(*training, o);
       o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
     }
   if (!options->token_file.empty())

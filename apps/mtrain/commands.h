@@ -29,9 +29,6 @@ void add_explain_command(CLI::App& app);             // `mtrain explain`
 void add_completion_command(CLI::App& app);          // `mtrain completion`
 std::string version_text();                          // `mtrain --version`: this build's backends
 
-// Adds --token_file, through which the ranks of several hosts may get the job's token.
-void add_token_option(CLI::App& command, std::string& file);
-
 // Returns the GPUs of this host for the job's ranks on it; none in a build without CUDA.
 plan::Machine machine_of(const launch::Job& job);
 

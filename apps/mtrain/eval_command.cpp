@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command_line.h"
+#include "apps/train_options.h"
 #include "base/log.h"
 #include "commands.h"
 #include "launch/job_token.h"

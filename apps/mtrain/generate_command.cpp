@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command_line.h"
+#include "apps/train_options.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"

@@ -1,19 +1,18 @@
 // The program mtrain: passes the command line to the subcommands. Exit codes: 0 for success, 2 for
 // an error in the user's input, 1 for a failed run.
 #include <algorithm>
-#include <filesystem>
 
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include "apps/command_line.h"
+#include "apps/prepare.h"
 #include "base/bus_errors.h"
 #include "base/error.h"
 #include "base/standard_streams.h"
 #include "base/strings.h"
 #include "commands.h"
 #include "launch/error_file.h"
-#include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
 
 namespace {
@@ -43,8 +42,7 @@ std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv
     MT_CHECK(mtrain::recipe::is_command(name) == (name != "train"), "command {}", name);
   }
   if (words.empty() || !mtrain::recipe::is_command(words[0])) {
-    const std::string program = std::filesystem::read_symlink("/proc/self/exe");
-    words = mtrain::recipe::train_words(words, mtrain::recipe::recipe_folders(program));
+    words = mtrain::recipe::train_words(words, mtrain::folders_of_recipes());
     if (!words.empty()) refuse_unknown(commands, words[0]);
   } else {
     mtrain::spell_options_as_known(app, words);

@@ -325,14 +325,15 @@ void add_message_options(CLI::App& command, ScheduleOptions& o) {
 void add_schedule_command(CLI::App& app) {
   auto* command = app.add_subcommand("schedule", "show a pipeline schedule and its cost");
   auto o = std::make_shared<ScheduleOptions>();
+  const char* of_parts =
+      "mtrain schedule --moe-overlap --pp 1 --part attention=4,5,4 --part experts=3,3,3 "
+      "--part exchange=2,2";
   set_examples(
       *command,
       {"mtrain schedule --pp 4 --vpp 2 --micro 16 --name zero_bubble",
        "mtrain schedule --pp 8 --micro 32 --name 1f1b --p2p-latency 0.1 --svg 1f1b.svg",
        "mtrain schedule --pp 8 --micro 32 --name zero_bubble --html zero_bubble.html",
-       "mtrain schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4",
-       "mtrain schedule --moe-overlap --pp 1 --part attention=4,5,4 --part experts=3,3,3 "
-       "--part exchange=2,2",
+       "mtrain schedule --moe-overlap --layers 2 --exchange 0.3 --chunks 4", of_parts,
        "mtrain schedule --pp 4 --micro 8 --name dualpipev --csv > mine.csv  # a table to edit",
        "mtrain schedule --from-csv mine.csv"});
   add_size_options(*command, *o);

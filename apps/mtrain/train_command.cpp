@@ -10,15 +10,14 @@
 
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
+#include "apps/prepare.h"
+#include "apps/train_options.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/terminal.h"
-#include "base/usable_cores.h"
 #include "commands.h"
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
-#include "interchange/export.h"
 #include "launch/continue_command.h"
 #include "launch/end_signals.h"
 #include "launch/host_gpus.h"
@@ -26,11 +25,10 @@
 #include "launch/job_token.h"
 #include "plan/device_text.h"
 #include "plan/load_recipe.h"
+#include "plan/meeting_plan.h"
 #include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
-#include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
-#include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
 #include "recipe/load/misplaced_words.h"
 #include "run/dry_run.h"
@@ -40,13 +38,6 @@
 namespace mtrain {
 
 namespace {
-
-struct Options {
-  std::string recipe, trace, token_file;
-  std::vector<std::string> overrides;
-  bool profile = false, verbose = false, print_recipe = false, dry_run = false, strict = false;
-  std::optional<int64_t> world_size;  // unless given, the world of the launcher
-};
 
 void tell(const Diagnostics& diagnostics) {
   for (const recipe::Severity severity : {recipe::Severity::warning, recipe::Severity::resolved})
@@ -110,26 +101,25 @@ void set_environment(const plan::DevicePlan& device) {
   for (const auto& [name, value] : device.environment) setenv(name.c_str(), value.c_str(), 0);
 }
 
-// Makes the plan and runs it. The plan is made anew when the files may be read: the tokenizer may
-// decide the vocabulary, on which memory depends, and the data decide the steps of train.epochs.
-// Ranks need neither in order to meet. `saved` is what continued_model() returned.
+// Runs the recipe. Its plan is made when the ranks have met and the files may be read: the
+// tokenizer may decide the vocabulary, on which memory depends, and the data decide the steps of
+// train.epochs. `saved` is what continued_model() returned.
 void run(const Recipe& r, const std::string& saved, const run::RunOptions& options) {
   const launch::Job& job = options.job;
-  const RunPlan plan = plan::make_plan(r, job.size, 0);
-  set_environment(plan.device);
-  const auto complete_plan = [&] {
+  const plan::MeetingPlan meeting = plan::meeting_plan(r, job.size);
+  set_environment(meeting.device);
+  const auto make_plan = [&] {
     Recipe counted = r;
     Diagnostics diagnostics;
     count_steps(counted, diagnostics);
     if (job.rank == 0) tell(diagnostics);
-    RunPlan whole =
+    RunPlan plan =
         plan::make_plan(counted, job.size, train::vocabulary(plan::tokenizer_options(r)));
     // The recipe that the run saves goes on naming a tokenizer that is lost.
-    whole.dataset.tokenizer =
-        plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
-    return whole;
+    plan.dataset.tokenizer = plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
+    return plan;
   };
-  run::run_training(plan, complete_plan, options);
+  run::run_training(meeting, make_plan, options);
 }
 
 // Returns the command that continues this run: the launcher's, or this program's if it runs alone.
@@ -160,49 +150,31 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
   throw RunError(fmt::format("cannot start again with launch.env: {}", std::strerror(errno)));
 }
 
-void run_train(const Options& o, char** argv) {
-  const bool runs = !o.dry_run && !o.print_recipe;
+void run_train(const TrainOptions& o, char** argv) {
   launch::Job job = launch::job_from_environment();
   job.token_file = o.token_file;
-  if (!runs && job.rank != 0) return;  // what ranks would look at is the same for all
-  std::vector<std::string> overrides = o.overrides;
-  if (!o.trace.empty()) overrides.push_back("debug.trace=" + o.trace);
-  if (o.strict) overrides.push_back("debug.strict=true");
-  Diagnostics diagnostics;
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
-  const std::string path =
-      recipe::find_recipe(o.recipe, recipe::recipe_folders(program), diagnostics);
-  diagnostics.throw_if_errors();
-  const int64_t world = o.world_size.value_or(runs || job.launched ? job.size : 0);
-  plan::Machine machine = machine_of(job);
-  machine.dry_run = !runs && !job.launched;
-  machine.cores = usable_cores();
-  const std::string saved = interchange::continued_model(path, overrides, job.restarts > 0);
-  Recipe recipe = plan::load_recipe(path, overrides, diagnostics, world, machine, saved);
-  if (saved.empty()) interchange::check_folder_model(recipe, diagnostics);
-  interchange::check_consolidated(recipe, diagnostics);
-  if (runs || o.dry_run) plan::check_supported(recipe, diagnostics);
-  if (!machine.dry_run) plan::check_machine(recipe, machine, diagnostics);
-  if (runs) {
-    // Ranks look for their files once they have met: one that ended now would leave the others
-    // waiting for it. mtrain-launch looks before it starts the ranks of a host.
-    if (job.size == 1)
-      plan::check_files(interchange::without_lost_tokenizer(recipe, saved), diagnostics);
-  }
-  diagnostics.throw_if_errors();
-  if (!runs)
-    count_steps_if_there(recipe, diagnostics);
+  if (!o.runs() && job.rank != 0) return;  // what ranks would look at is the same for all
+  // Ranks look for their files once they have met: one that ended now would leave the others
+  // waiting for it. mtrain-launch looks before it starts the ranks of a host.
+  Prepared ready = prepare(o, {.ranks = job.size,
+                               .machine = machine_of(job),
+                               .launched = job.launched,
+                               .restarted = job.restarts > 0,
+                               .finds_files = job.size == 1});
+  Recipe& recipe = ready.recipe;
+  if (!o.runs())
+    count_steps_if_there(recipe, ready.diagnostics);
   else if (job.size == 1)
-    count_steps(recipe, diagnostics);
+    count_steps(recipe, ready.diagnostics);
   // mtrain-launch has warned already, once for all ranks of the host.
   const bool warns = job.local_rank == 0 && !std::getenv(launch::kLauncherPid);
-  if (runs) enter_environment(recipe.launch.variables(), argv, warns);
+  if (o.runs()) enter_environment(recipe.launch.variables(), argv, warns);
   launch::hide_token_variable();
-  if (job.rank == 0) tell(diagnostics);
+  if (job.rank == 0) tell(ready.diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
-  if (o.dry_run) show_dry_run(recipe, world);
-  if (runs)
-    run(recipe, saved,
+  if (o.dry_run) show_dry_run(recipe, ready.world);
+  if (o.runs())
+    run(recipe, ready.saved_model,
         {.job = job,
          .profile = o.profile,
          .verbose = o.verbose,
@@ -217,61 +189,18 @@ plan::Machine machine_of(const launch::Job& job) {
                             job.local_size);
 }
 
-void add_token_option(CLI::App& command, std::string& file) {
-  command
-      .add_option("--token_file,--token-file", file,
-                  "file of 64 hexadecimal digits, the same for all ranks, by which they know each "
-                  "other (or MTRAIN_TOKEN); by default rank 0 makes one in the run folder")
-      ->type_name("FILE");
-}
-
 void add_train_options(CLI::App& app, char** argv) {
-  auto o = std::make_shared<Options>();
-  auto* recipe = app.add_option("--recipe,-r,--config,-c", o->recipe,
-                                "YAML recipe: a path, or the name of a ready one (llama3_8b); the "
-                                "first word without an option is the recipe, too");
-  app.add_option(
-      "overrides", o->overrides,
-      "settings that win over the recipe: section.field=value, ~section.field resets; "
-      "Megatron's flags (--tp-comm-overlap, --context-parallel-size 4) are settings, too");
-  app.add_flag("--strict", o->strict,
-               "refuse what a size leaves nothing to do, instead of a warning (debug.strict)");
-  app.add_flag("--print-recipe", o->print_recipe,
-               "print the resolved recipe, with the origin of each value, and stop")
-      ->group("Look, do not run");
-  auto* dry = app.add_flag("--dry-run", o->dry_run,
-                           "print device, layout, groups, memory, pipeline and overlap, and stop; "
-                           "exit code 2 for what a run would refuse. Needs no data. Plans for "
-                           "hardware.gpu where the recipe names it, or where the ranks are more "
-                           "than this host's cores, unless train.device is cpu")
-                  ->group("Look, do not run");
-  auto* print = app.get_option("--print-recipe");
-  app.add_option("--world-size", o->world_size,
-                 "ranks to plan for, 0: the fewest that the sizes and the batch allow (the "
-                 "default without a launcher)")
-      ->check(whole_number_from(int64_t{0}, int64_t{1} << 24).description(""))
-      ->type_name("N")
-      ->group("Look, do not run");
-  app.add_option("--trace", o->trace,
-                 "write a Chrome / Perfetto trace of every launch and wait to this file")
-      ->group("Look while it runs");
-  app.add_flag("--profile", o->profile, "print the time of each operation at the end")
-      ->group("Look while it runs");
-  app.add_flag("--verbose", o->verbose,
-               "print the communication of each kind, and its time, at the end")
-      ->group("Look while it runs");
-  add_token_option(app, o->token_file);
-  app.callback([&app, o, recipe, dry, print, argv] {
+  auto o = std::make_shared<TrainOptions>();
+  declare_train_options(app, *o);
+  app.callback([&app, o, argv] {
     if (!app.get_subcommands().empty()) return;
-    if (recipe->count() == 0) {
+    if (app.count("--recipe") == 0) {
       std::vector<std::string> words;
       for (char** word = argv + 1; *word; ++word) words.emplace_back(*word);
       if (!words.empty() && words[0] == "train") words.erase(words.begin());
       throw recipe::no_recipe_error(words, "mtrain");
     }
-    if (o->world_size && !*dry && !*print)
-      throw UserError("--world-size plans for a world, it does not start one",
-                      "add --dry-run or --print-recipe, or start ranks with a launcher");
+    check_train_options(*o);
     run_train(*o, argv);
   });
 }

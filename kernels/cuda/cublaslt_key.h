@@ -23,6 +23,7 @@ struct MatmulKey {
   DType a, b, c, bias;  // all the same except for fp8; bias: see bias_type
   Float8Blocks a_blocks, b_blocks;
   uint8_t a_alignment, b_alignment, c_alignment, bias_alignment;  // bytes, a power of 2 up to 128
+  // NOLINTNEXTLINE(modernize-use-nullptr): a false alarm of clang-tidy 14
   auto operator<=>(const MatmulKey&) const = default;
 
   int64_t a_stride() const { return trans_a ? M : K; }  // elements between rows, as stored

@@ -42,6 +42,37 @@ struct Forward {
   const float* sums;  // row sums over all ranks, if they share the rows: for forward_any
 };
 
+// Loads into x what this thread holds of the row that begins at `start`: vectors of N elements,
+// `stride` apart, from element `first` on. A residual is added, and the sum is rounded as it is
+// stored: backward reads the same numbers.
+template <int N, bool RESIDUAL, class T>
+__device__ __forceinline__ void load_row(const Forward<T>& a, int64_t start, int64_t first,
+                                         int stride, int64_t H, float (&x)[kHeld][N]) {
+  uint4 words[kHeld], residual[RESIDUAL ? kHeld : 1];
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k)
+    if (first + k * stride < H) words[k] = load_words(a.x + start + first + k * stride);
+  if constexpr (RESIDUAL) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (first + k * stride < H) residual[k] = load_words(a.residual + start + first + k * stride);
+  }
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k)
+    if (first + k * stride < H) unpack<T>(words[k], x[k]);
+  if constexpr (RESIDUAL) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (first + k * stride < H) {
+        float more[N];
+        unpack<T>(residual[k], more);
+#pragma unroll
+        for (int j = 0; j < N; ++j) x[k][j] = rounded<T>(x[k][j] + more[j]);
+        store<N>(a.sum + start + first + k * stride, x[k]);
+      }
+  }
+}
+
 // threadIdx.y is the row in the block; a row of more than one warp has a full block.
 template <int N, bool RESIDUAL, class T>
 __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows rows) {
@@ -52,34 +83,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows row
   float most = 0;
   for (int64_t r = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; r < rows.count; r += step) {
     const int64_t start = rows.start(r), first = int64_t(threadIdx.x) * N;
-    uint4 words[kHeld], residual[RESIDUAL ? kHeld : 1];
     float x[kHeld][N];
-    float total = 0;
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k)
-      if (first + k * stride < rows.H) words[k] = load_words(a.x + start + first + k * stride);
-    if constexpr (RESIDUAL) {
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-        if (first + k * stride < rows.H)
-          residual[k] = load_words(a.residual + start + first + k * stride);
-    }
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k)
-      if (first + k * stride < rows.H) unpack<T>(words[k], x[k]);
-    if constexpr (RESIDUAL) {
-      // Statistics are computed from the stored, rounded sum: backward reads the same numbers.
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-        if (first + k * stride < rows.H) {
-          float more[N];
-          unpack<T>(residual[k], more);
-#pragma unroll
-          for (int j = 0; j < N; ++j) x[k][j] = rounded<T>(x[k][j] + more[j]);
-          store<N>(a.sum + start + first + k * stride, x[k]);
-        }
-    }
-    float mean = 0;
+    load_row<N, RESIDUAL>(a, start, first, stride, rows.H, x);
+    float total = 0, mean = 0;
     if (a.layer) {
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)

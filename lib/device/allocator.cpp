@@ -326,10 +326,5 @@ MemoryUsage Allocator::reserved() const {
   std::lock_guard lock(mutex_);
   return reserved_;
 }
-void Allocator::reset_peaks() {
-  std::lock_guard lock(mutex_);
-  for (auto& u : usage_) u.peak = u.current;
-  total_.peak = total_.current;
-}
 
 }  // namespace mtrain::device

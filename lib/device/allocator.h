@@ -116,8 +116,7 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   MemoryUsage usage(MemoryCategory category) const;
   MemoryUsage total() const;     // of all categories; its peak is the peak of the sum
   MemoryUsage reserved() const;  // memory taken from the system
-  void reset_peaks();
-  std::string peaks() const;  // "1.5 GiB: params 1.0 GiB, ..."; workspace only if there was any
+  std::string peaks() const;     // "1.5 GiB: params 1.0 GiB, ..."; workspace only if there was any
 
  private:
   friend struct Storage;

@@ -22,7 +22,8 @@ std::vector<std::vector<float>> CachedModel::forward(const std::vector<Piece>& p
   batch.seq = {.B = 1, .S = T, .position_T = Tensor::from_host(stream_, {T}, std::move(positions))};
   model::WgradQueue wgrad;
   model::Stash stash;
-  model::Step step{stream_, wgrad, stash, batch.seq, 0, 0, 0, false};
+  model::Step step{
+      .compute = stream_, .wgrad = wgrad, .stash = &stash, .seq = batch.seq, .training = false};
   const Tensor logits_RV = model_.logits(step, batch, last);
   const std::vector<float> all = logits_RV.to_host<float>(stream_);
   std::vector<std::vector<float>> logits;

@@ -96,7 +96,7 @@ class AttentionSegment : public Segment {
     if (!recompute_core_) a.core = std::move(core);
     if (!recompute_core_ || recompute_head_norms_) a.qkv_TN = {};
     if (recompute_head_norms_) a.head_norms = {};
-    step.stash.push(std::move(a));
+    step.stash->push(std::move(a));
     return Flow::forward(std::move(out));
   }
 
@@ -105,7 +105,7 @@ class AttentionSegment : public Segment {
   Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
     const HiddenGradient& d = flow.d;
     const Device::Scope scope(step.compute.device(), name_);
-    auto a = step.stash.pop<AttentionActivations>();
+    auto a = step.stash->pop<AttentionActivations>();
     if (recompute_head_norms_) {
       a.qkv_TN = head_norms_->forward(step, a.raw_TN, a.head_norms);
       if (rotary_) rotate(step, a.qkv_TN, false);

@@ -144,7 +144,7 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
     if (step.training && g.recompute && layer == g.begin) {
       p.flow_.h = {materialize(step, p.flow_.h), {}};
       p.found_ = std::make_shared<std::deque<std::any>>();
-      step.stash.push(GroupInput{p.flow_.h.x_TH, p.found_});
+      step.stash->push(GroupInput{p.flow_.h.x_TH, p.found_});
     }
     hooks.before_forward(*block.unit());
   }
@@ -197,7 +197,7 @@ void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   ParamHooks& hooks = p.step_.param_hooks();
   Block& block = blocks_[layer];
   if (layer == g.begin) {
-    auto input = p.step_.stash.pop<GroupInput>();
+    auto input = p.step_.stash->pop<GroupInput>();
     p.again_ = Flow::forward({std::move(input.x_TH), {}});
     p.found_ = std::move(input.found);
   }

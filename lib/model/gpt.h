@@ -1,4 +1,5 @@
-// The GPT consists of embedding, blocks and head. A spec::ModelSpec describes it.
+// The GPT consists of embedding, blocks and head. A spec::ModelSpec describes it; docs/models.md
+// lists the families of models that it computes.
 #pragma once
 #include <limits>
 #include <memory>

@@ -102,12 +102,12 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   if (!step.training) return;
   a.norm.y_TH = {};  // not needed any more
   a.dy_TH = tensor_->reduce(step, a.dy_TH);
-  step.stash.push(std::move(a));
+  step.stash->push(std::move(a));
 }
 
 ops::NormGradient Head::backward(Step& step, const ops::Float8Write& write) {
   const Device::Scope scope(step.compute.device(), kScope);
-  const auto a = step.stash.pop<HeadActivations>();
+  const auto a = step.stash->pop<HeadActivations>();
   return norm_.backward(step, a.norm, a.dy_TH, {}, write);
 }
 

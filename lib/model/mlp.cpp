@@ -83,7 +83,7 @@ class MlpSegment : public Segment {
     if (keep_activation_) a.act_TF = act_TF;
     const Tensor out_TH = down_->forward(step, act_TF, a.down_scale);
     Hidden out{a.norm.sum_TH, output_->forward(step, out_TH, a.out)};
-    step.stash.push(std::move(a));
+    step.stash->push(std::move(a));
     return Flow::forward(std::move(out));
   }
 
@@ -92,7 +92,7 @@ class MlpSegment : public Segment {
   Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
     const HiddenGradient& d = flow.d;
     const Device::Scope scope(step.compute.device(), name_);
-    auto a = step.stash.pop<MlpActivations>();
+    auto a = step.stash->pop<MlpActivations>();
     Tensor y = a.norm.y_TH;
     if (recompute_) {
       if (!y) y = norm_again(step, a);

@@ -16,7 +16,7 @@ void StagePass::run_next() {
 Tensor StagePass::result() {
   MT_CHECK(done(), "{} of {} parts of the pass have run", at_, todo_.size());
   if (!backward_) return std::move(result_);
-  MT_CHECK(step_.stash.empty(), "the stash holds activations after backward");
+  MT_CHECK(step_.stash->empty(), "the stash holds activations after backward");
   return std::move(flow_.d.d_TH);
 }
 

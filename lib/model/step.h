@@ -82,7 +82,7 @@ class ParamHooks {
 struct Step {
   Stream& compute;
   WgradQueue& wgrad;
-  Stash& stash;
+  Stash* stash;
   const SequenceInfo& seq;
   uint64_t seed = 0;            // seed of dropout
   int64_t step = 0;             // training step, from 1
@@ -109,20 +109,9 @@ struct Step {
 
   // Returns the same step with another stash for its activations.
   Step with(Stash& other) const {
-    return {.compute = compute,
-            .wgrad = wgrad,
-            .stash = other,
-            .seq = seq,
-            .seed = seed,
-            .step = step,
-            .micro_batch = micro_batch,
-            .training = training,
-            .hooks = hooks,
-            .graph_inputs = graph_inputs,
-            .experts = experts,
-            .recomputing = recomputing,
-            .found = found,
-            .chunks_experts = chunks_experts};
+    Step copy = *this;
+    copy.stash = &other;
+    return copy;
   }
 };
 

@@ -1,5 +1,6 @@
 #include "ops/tuning.h"
 
+#include "base/gpu_facts.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/matmul_backend.h"
@@ -17,25 +18,8 @@ bool built_for_narrower_cpu(const Device& device) {
   return !device.is_cuda() && kernels::cpu::build_lacks_wider_isa();
 }
 
-namespace {
-
-// Peak rates of dense GEMMs from the vendor's data sheets: a GPU's clocks vary too much to measure.
-struct Rating {
-  const char* name;
-  double bf16, fp32;  // FLOP/s
-};
-constexpr Rating kRatings[] = {
-    {"H200", 989.4e12, 66.9e12}, {"H100", 989.4e12, 66.9e12}, {"A100", 312e12, 19.5e12}};
-
-double rated_flops(const std::string& gpu, DType dtype) {
-  for (const Rating& r : kRatings)
-    if (gpu.find(r.name) != std::string::npos) return is_half(dtype) ? r.bf16 : r.fp32;
-  return 0;
-}
-
-}  // namespace
-
 double measured_peak_flops(Device& device, DType dtype) {
+  // A GPU's clocks vary too much to measure: the data sheet's.
   if (device.is_cuda()) return rated_flops(device.description(), dtype);
   double flops = 0;
   // The worker of the compute stream has the device's thread pool.

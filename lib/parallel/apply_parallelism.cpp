@@ -99,12 +99,11 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
   }
   // Without ep all rows belong to experts of this rank, and no counts need to be exchanged.
   const plan::ExpertOptions options =
-      l.ep > 1 ? plan.experts
-               : plan::ExpertOptions{.dispatcher = plan::ExpertOptions::Dispatcher::all_gather};
+      l.ep > 1 ? plan.experts : plan::ExpertOptions{.dispatcher = TokenDispatch::all_gather};
   const auto own = [comm, options, chunks = plan.overlap.moe_dispatch_chunks,
                     experts = plan.model.experts()->count] {
     if (!comm) return model::local_dispatcher(experts);
-    using enum plan::ExpertOptions::Dispatcher;
+    using enum TokenDispatch;
     switch (options.dispatcher) {
       case all_to_all: return all_to_all_dispatcher(comm, options.pad_to_capacity, chunks);
       case all_gather: return all_gather_dispatcher(comm, options.pad_to_capacity);
@@ -167,13 +166,13 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
       std::make_shared<ContextComm>(device.stream(device::StreamKind::cp), plan.overlap.cp_overlap);
   const Group cp = world.group("cp", plan.mesh, {mesh::Axis::cp});
   Group level, ring;
-  if (context.uses(plan::ContextOptions::Method::a2a_p2p)) {
+  if (context.uses(ContextMethod::a2a_p2p)) {
     level = cp_level(world, plan, "cp_a2a", 0);
     ring = cp_level(world, plan, "cp_p2p", 1);
   }
   impls.attention_core = [=, chunks = plan.head_chunks](const model::HeadConfig& heads,
                                                         int64_t layer) {
-    using Method = plan::ContextOptions::Method;
+    using Method = ContextMethod;
     switch (context.of_layer(layer)) {
       case Method::p2p: return p2p_attention(comm, cp, heads);
       case Method::all_gather: return all_gather_attention(comm, cp, heads, chunks.all_gather);

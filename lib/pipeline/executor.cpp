@@ -288,7 +288,7 @@ Executor::Chunk& Executor::chunk(int64_t stage, int64_t micro_batch) {
 model::Step Executor::step_of(const schedule::Action& a, Chunk& c) {
   return {.compute = *links_.compute,
           .wgrad = c.wgrad,
-          .stash = c.stash,
+          .stash = &c.stash,
           .seq = work_.batches[size_t(a.micro_batch)].seq,
           .seed = work_.seed,
           .step = work_.step,

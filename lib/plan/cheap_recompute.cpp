@@ -25,7 +25,7 @@ double device_memory(const recipe::Recipe& r) {
   const bool known = r.given("hardware.gpu") ||
                      (origin != r.origins.end() && origin->second == recipe::Origin::derived);
   return known && r.train.device == recipe::DeviceChoice::cuda
-             ? usual_memory_gb(r.hardware.gpu) * 1e9
+             ? facts(r.hardware.gpu).memory_gb * 1e9
              : 0;
 }
 

@@ -21,11 +21,11 @@ Need spread_experts(const Recipe& r, const Layout& l) {
 }
 
 Condition chunks_possible(const Recipe& r, const Layout& l) {
-  const recipe::MoeDispatcher dispatcher = r.model.moe.token_dispatcher;
+  const TokenDispatch dispatcher = r.model.moe.token_dispatcher;
   return all({spread_experts(r, l),
-              {dispatcher != recipe::MoeDispatcher::all_gather,
+              {dispatcher != TokenDispatch::all_gather,
                "all_gather brings all tokens to every rank, whichever experts they have"},
-              {dispatcher != recipe::MoeDispatcher::flex,
+              {dispatcher != TokenDispatch::flex,
                "flex adds a token's rows of all experts of a rank before it brings them back"},
               {r.mixed_precision.fp8 == recipe::Fp8Format::none,
                "8-bit rows have one scale for all experts of a rank, which is known when all rows "
@@ -48,7 +48,7 @@ class ExpertPairs {
         std::count(modules.begin(), modules.end(), recipe::RecomputeModule::moe) > 0;
     return all(
         {spread_experts(r_, l_),
-         {moe.token_dispatcher != recipe::MoeDispatcher::all_gather,
+         {moe.token_dispatcher != TokenDispatch::all_gather,
           "the token dispatcher must be alltoall or flex, not all_gather"},
          {l_.pp == 1 || l_.stages_per_rank > 1, "with a pipeline it needs several stages per rank"},
          {l_.pp == 1 || passes_pair_in_schedule(),
@@ -70,7 +70,7 @@ class ExpertPairs {
   bool pairs_remain() const {
     if (l_.pp == 1) return l_.micro_batches > 1;
     const auto& p = r_.distributed.pipeline;
-    const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
+    const schedule::ScheduleKind& kind = schedule::schedule_kind(p.pp_schedule);
     const int64_t group = p.microbatch_group_size_per_vp_stage.value_or(0);
     if (!passes_pair_in_schedule() || l_.stages_per_rank < kind.fewest_stages ||
         l_.micro_batches < kind.fewest_micro_batches * l_.pp || group > l_.micro_batches)
@@ -97,7 +97,7 @@ class ExpertPairs {
 
   bool passes_pair_in_schedule() const {
     const auto& p = r_.distributed.pipeline;
-    return !p.pp_schedule_csv && schedule_kind(p.pp_schedule).pairs;
+    return !p.pp_schedule_csv && schedule::schedule_kind(p.pp_schedule).pairs;
   }
   std::string schedule_text() const {
     const auto& p = r_.distributed.pipeline;
@@ -132,7 +132,7 @@ class ExchangeResolver {
  private:
   void resolve_hidden() {
     const recipe::MoeConfig& moe = r_.model.moe;
-    const bool gathers = moe.token_dispatcher == recipe::MoeDispatcher::all_gather;
+    const bool gathers = moe.token_dispatcher == TokenDispatch::all_gather;
     if (moe.shared_expert_overlap || l_.ep > 1)
       o_.shared_expert_overlap = decide(
           o_.table, "model.moe.shared_expert_overlap", moe.shared_expert_overlap,

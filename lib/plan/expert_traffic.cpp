@@ -24,7 +24,7 @@ double rows_sent(const RunPlan& plan) {
   // Ranks of tp that have other tokens and parts of the same experts: rows are gathered over them.
   const double parts = plan.tensor.sequence_parallel ? double(l.expert_tp) : 1;
   const double ep = double(l.ep), others = (ep - 1) / ep;  // of the ranks of ep
-  using enum ExpertOptions::Dispatcher;
+  using enum TokenDispatch;
   switch (l.ep == 1 ? all_gather : plan.experts.dispatcher) {
     case all_to_all: return expert_rows_per_token(plan) * (others + parts - 1);
     // The whole tokens of a rank go to every other rank.
@@ -50,7 +50,7 @@ double bytes_per_layer(const RunPlan& plan, bool recomputed) {
   const double K = double(experts_of(plan).per_token), row = row_bytes(plan),
                passes = recomputed ? 3 : 2, again = plan.recompute.experts ? row : 0;
   const bool rows_alone =
-      plan.layout.ep > 1 && plan.experts.dispatcher == ExpertOptions::Dispatcher::all_to_all;
+      plan.layout.ep > 1 && plan.experts.dispatcher == TokenDispatch::all_to_all;
   // A row has its own weight; a token travels with all choices and weights.
   const double weights = rows_alone
                              ? passes * sizeof(float)

@@ -136,7 +136,7 @@ Count LayerActivations::inputs(bool moe) const { return moe || mlp_.gated() ? 2 
 // For each token: the rows that leave this rank or arrive.
 Count LayerActivations::travelling_rows() const {
   if (!spreads_rows()) return 0;
-  using enum ExpertOptions::Dispatcher;
+  using enum TokenDispatch;
   switch (l_.ep == 1 ? all_gather : plan_.experts.dispatcher) {
     case all_to_all: return expert_rows_per_token(plan_);
     case all_gather: return Count(l_.ep);
@@ -195,14 +195,14 @@ bool LayerActivations::spreads_rows() const {
   return l_.ep > 1 || (l_.expert_tp > 1 && plan_.tensor.sequence_parallel);
 }
 
-bool LayerActivations::uses(ContextOptions::Method method) const {
+bool LayerActivations::uses(ContextMethod method) const {
   return l_.cp > 1 && plan_.context.uses(method);
 }
 
 // Elements per token of a second copy of attention's output, which a layer keeps if its core
 // attends in another layout than the projections have.
 Count LayerActivations::context_kept() const {
-  using enum ContextOptions::Method;
+  using enum ContextMethod;
   const auto& methods = plan_.context.methods;
   if (l_.cp == 1 || recompute_.attention_core) return 0;
   const auto exchanged =

@@ -59,7 +59,7 @@ class LayerActivations {
   bool spreads_rows() const;  // whether other ranks' rows come to this rank's experts
   Count float8_scales()
       const;  // bytes of the scales of blocks, for each element along a GEMM's sum
-  bool uses(ContextOptions::Method method) const;
+  bool uses(ContextMethod method) const;
 
  private:
   bool recomputes_head_norms() const;

@@ -28,7 +28,7 @@ int64_t stages_per_rank(const Recipe& r) {
     return std::max<int64_t>(1, up ? ceil_div(stages, d.pp_size) : stages / d.pp_size);
   }
   if (d.vpp_size) return *d.vpp_size;
-  return schedule_kind(d.pipeline.pp_schedule).most_stages == 1 ? 1 : 2;
+  return schedule::schedule_kind(d.pipeline.pp_schedule).most_stages == 1 ? 1 : 2;
 }
 
 // Returns the smallest dp that fits the recipe. With dp_replicate_size, each group that shards has

@@ -9,7 +9,6 @@
 
 namespace mtrain::recipe {
 struct Recipe;
-enum class PipelineScheduleName;
 }  // namespace mtrain::recipe
 
 namespace mtrain::plan {

@@ -15,7 +15,7 @@ namespace {
 
 // Whether the recipe asks for something that only ranks on CPUs do.
 bool asks_for_cpu(const Recipe& r) {
-  return r.comm.backend == recipe::CommBackend::gloo || r.comm.link.emulated() ||
+  return r.comm.backend == CommBackend::gloo || r.comm.link.emulated() ||
          r.debug.compute_slowdown != 1 || r.debug.emulate_fp8;
 }
 
@@ -33,7 +33,7 @@ std::string why_for_other_gpus(const Machine& machine, const Recipe& r, int64_t 
 
 void choose_device(const Machine& machine, int64_t world, Recipe& r, Diagnostics& diagnostics) {
   if (r.train.device != recipe::DeviceChoice::automatic) return;
-  const bool nccl = r.comm.backend == recipe::CommBackend::nccl;
+  const bool nccl = r.comm.backend == CommBackend::nccl;
   if (const std::string why = why_for_other_gpus(machine, r, world); !why.empty()) {
     r.train.device = recipe::DeviceChoice::cuda;
     r.origins["train.device"] = recipe::Origin::derived;
@@ -80,19 +80,16 @@ void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
     r.hardware.memory_gb = gb;
     r.origins["hardware.memory_gb"] = recipe::Origin::derived;
   }
-  // The names with a G come first, since gb200 ends in b200.
-  for (const recipe::Gpu gpu :
-       {recipe::Gpu::gb300, recipe::Gpu::gb200, recipe::Gpu::b300, recipe::Gpu::b200,
-        recipe::Gpu::h200, recipe::Gpu::h100, recipe::Gpu::a100}) {
-    if (name.find(enum_name(gpu)) == std::string::npos) continue;
+  if (const GpuFacts* known = find_gpu(name)) {
     if (whole) r.origins["hardware.gpu"] = recipe::Origin::derived;  // its memory is known, too
-    if (r.hardware.gpu == gpu) return;
-    r.hardware.gpu = gpu;
+    if (r.hardware.gpu == known->gpu) return;
+    r.hardware.gpu = known->gpu;
     return diagnostics.resolved("hardware.gpu",
-                                fmt::format("{}, which this machine has", enum_name(gpu)));
+                                fmt::format("{}, which this machine has", enum_name(known->gpu)));
   }
-  diagnostics.resolved("hardware.gpu", fmt::format("{} is taken for a {}", machine.gpu_name,
-                                                   enum_name(r.hardware.gpu)));
+  diagnostics.resolved("hardware.gpu",
+                       fmt::format("{} is unknown here: rules and estimates are those of a {}",
+                                   machine.gpu_name, enum_name(r.hardware.gpu)));
 }
 
 // Chooses the schedule of a pipeline whose recipe leaves it open: in Megatron's spelling and under
@@ -109,8 +106,8 @@ void choose_schedule(Recipe& r, Diagnostics& diagnostics) {
   const bool interleaved = layout_of(r, 0).stages_per_rank > 1;
   if (section && !interleaved) return;  // 1f1b is the section's default
   r.sections.insert("distributed.pipeline");
-  r.distributed.pipeline.pp_schedule = interleaved ? recipe::PipelineScheduleName::interleaved_1f1b
-                                                   : recipe::PipelineScheduleName::one_f_one_b;
+  r.distributed.pipeline.pp_schedule =
+      interleaved ? ScheduleId::interleaved_1f1b : ScheduleId::one_f_one_b;
   r.origins["distributed.pipeline.pp_schedule"] = recipe::Origin::derived;
   diagnostics.resolved("distributed.pipeline.pp_schedule",
                        interleaved ? "interleaved_1f1b, because a rank has several stages"
@@ -150,8 +147,7 @@ Recipe load_recipe_text(const std::string& text, const std::string& name,
 }
 
 void check_machine(const Recipe& r, const Machine& machine, Diagnostics& diagnostics) {
-  if (r.comm.backend != recipe::CommBackend::nccl || r.given("train.device") || machine.gpus > 0)
-    return;
+  if (r.comm.backend != CommBackend::nccl || r.given("train.device") || machine.gpus > 0) return;
   diagnostics.add("comm.backend",
                   "backend nccl moves GPU memory, and this machine has no GPU that this build can "
                   "compute on",

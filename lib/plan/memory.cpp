@@ -336,11 +336,11 @@ class Estimator {
   // values travel in fp32.
   Count context_buffers() const {
     Count bytes = 0;
-    if (layer_.uses(ContextOptions::Method::p2p) || layer_.uses(ContextOptions::Method::a2a_p2p))
+    if (layer_.uses(ContextMethod::p2p) || layer_.uses(ContextMethod::a2a_p2p))
       bytes += T_ * layer_.kv_width() * (2 * e_ + 3 * 4);
-    if (layer_.uses(ContextOptions::Method::a2a) || layer_.uses(ContextOptions::Method::a2a_p2p))
+    if (layer_.uses(ContextMethod::a2a) || layer_.uses(ContextMethod::a2a_p2p))
       bytes += 4 * T_ * layer_.qkv_width() * e_;
-    if (layer_.uses(ContextOptions::Method::all_gather)) {
+    if (layer_.uses(ContextMethod::all_gather)) {
       const auto chunks = Count(plan_.head_chunks.all_gather);
       bytes += T_ * layer_.kv_width() * (1 + 3 / chunks * Count(l_.cp)) * (e_ + 4);
     }
@@ -361,7 +361,7 @@ class Estimator {
     if (layers_.all() == 0) return Count(kMatmulWorkspace);
     // After an exchange of heads attention has whole sequences, and some heads at a time. cuDNN
     // computes neither fp32, capped scores, nor blocks of keys whose gradients are added up.
-    const bool exchanged = layer_.uses(ContextOptions::Method::a2a);
+    const bool exchanged = layer_.uses(ContextMethod::a2a);
     const bool cudnn = !plan_.device.own_attention && attention_.score_cap == 0 && e_ == 2 &&
                        (l_.cp == 1 || exchanged);
     const int64_t ranks = exchanged ? l_.cp : 1;

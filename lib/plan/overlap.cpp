@@ -163,7 +163,7 @@ class Resolver {
     o_.cp_overlap = decide(
         "comm_overlap.cp_overlap", r_.comm_overlap.cp_overlap,
         all({{l_.cp > 1, "there is no context parallelism (cp_size 1)", Off::idle},
-             {any_layer([&](recipe::CpCommType t) { return can_hide(t); }),
+             {any_layer([&](ContextMethod t) { return can_hide(t); }),
               "each exchange of heads is waited for, since a rank has one kv head to compute",
               Off::idle}},
             context_text()));
@@ -178,26 +178,26 @@ class Resolver {
   // Whether this type hides anything. A ring always has keys at hand while others travel.
   // all_gather and a2a compute one part of a rank's kv heads after the other, which needs two
   // heads.
-  bool can_hide(recipe::CpCommType type) const {
+  bool can_hide(ContextMethod type) const {
     const int64_t kv_heads = std::max<int64_t>(1, r_.model.kv_heads() / l_.tp);
-    if (type == recipe::CpCommType::all_gather) return kv_heads > 1;
-    if (type == recipe::CpCommType::a2a) return kv_heads / l_.cp > 1;
+    if (type == ContextMethod::all_gather) return kv_heads > 1;
+    if (type == ContextMethod::a2a) return kv_heads / l_.cp > 1;
     return true;
   }
 
   std::string context_text() const {
     std::string text;
-    const auto add = [&](recipe::CpCommType type, const char* what) {
-      if (!any_layer([&](recipe::CpCommType t) { return t == type; })) return;
+    const auto add = [&](ContextMethod type, const char* what) {
+      if (!any_layer([&](ContextMethod t) { return t == type; })) return;
       text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", enum_name(type),
                           can_hide(type) ? what : "all is waited for, a rank has one kv head");
     };
-    add(recipe::CpCommType::p2p, "keys and values travel during attention");
-    add(recipe::CpCommType::all_gather,
+    add(ContextMethod::p2p, "keys and values travel during attention");
+    add(ContextMethod::all_gather,
         "heads travel during others' attention; the first, and the last gradients, are waited for");
-    add(recipe::CpCommType::a2a,
+    add(ContextMethod::a2a,
         "heads travel during others' attention; the first and the last are waited for");
-    add(recipe::CpCommType::a2a_p2p,
+    add(ContextMethod::a2a_p2p,
         "keys and values travel during attention; the exchanges of heads are waited for");
     return text;
   }
@@ -227,7 +227,7 @@ class Resolver {
     const int64_t held = deferred_outputs(r_, l_);
     return all({{l_.pp > 1, "there is no pipeline (pp_size 1)", Off::idle},
                 {!p.pp_schedule_csv, "a schedule from a file says itself what runs when"},
-                {!schedule_kind(p.pp_schedule).v,
+                {!schedule::schedule_kind(p.pp_schedule).v,
                  fmt::format("{} has the output layer on the first rank, which is busy to the "
                              "end",
                              enum_name(p.pp_schedule))}},
@@ -239,7 +239,8 @@ class Resolver {
   Condition passes_pair() const {
     Condition stages = several_stages();
     if (!stages.ok()) return stages;
-    const schedule::ScheduleKind& kind = schedule_kind(r_.distributed.pipeline.pp_schedule);
+    const schedule::ScheduleKind& kind =
+        schedule::schedule_kind(r_.distributed.pipeline.pp_schedule);
     return all({{o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
                 {!r_.distributed.pipeline.pp_schedule_csv,
                  "a schedule from a file runs no forward with a backward"},
@@ -290,7 +291,7 @@ class Resolver {
   void resolve_launch() {
     const bool fsdp = r_.distributed.strategy == recipe::Strategy::fsdp2 ||
                       r_.distributed.strategy == recipe::Strategy::megatron_fsdp;
-    const bool one = compute_capability(r_.hardware.gpu) < 10 && (l_.tp > 1 || l_.cp > 1) &&
+    const bool one = facts(r_.hardware.gpu).compute_capability < 10 && (l_.tp > 1 || l_.cp > 1) &&
                      !o_.overlap_moe_expert_parallel_comm && !fsdp;
     o_.cuda_device_max_connections = r_.launch.cuda_device_max_connections.value_or(one ? 1 : 32);
     const bool prefetches =

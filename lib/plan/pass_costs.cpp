@@ -19,13 +19,6 @@ struct Rates {
   double flops, linear_flops, bytes;
 };
 
-// Returns the published dense peak. fp32 is computed without tensor cores.
-double peak_flops(recipe::Gpu gpu, bool fp32) {
-  const int64_t capability = compute_capability(gpu);
-  if (fp32) return capability >= 10 ? 75e12 : capability >= 9 ? 67e12 : 19.5e12;
-  return capability >= 10 ? 2250e12 : capability >= 9 ? 989e12 : 312e12;
-}
-
 // Whether all ranks that share experts lie within a node. Their group has neighbouring ranks: cp,
 // and tp with whole experts, are folded into ep, and parts of an expert lie on ranks of tp inside.
 bool within_node(const Layout& l, int64_t gpus_per_node) {
@@ -41,16 +34,13 @@ recipe::LinkConfig link_of_experts(const recipe::Recipe& r) {
 // that lie within a node talk over its own links, others over one network card for each GPU.
 Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
   constexpr double kReached = 0.5, kNetwork = 50e9;
-  const recipe::Gpu gpu = r.hardware.gpu;
-  const int64_t capability = compute_capability(gpu);
-  const double own = capability >= 10  ? 900e9
-                     : capability >= 9 ? 450e9
-                                       : 300e9,
-               flops = kReached * peak_flops(gpu, plan.compute_dtype == DType::f32);
+  const GpuFacts& gpu = facts(r.hardware.gpu);
+  const double flops = kReached * gpu.flops(plan.compute_dtype);
   const double in_8_bits =
       plan.fp8.on ? double(plan.fp8.end - plan.fp8.begin) / double(plan.model.layer_count()) : 0;
-  return {flops, flops / (1 - in_8_bits / 2),
-          within_node(plan.layout, r.hardware.gpus_per_node) ? own : kNetwork};
+  return {
+      flops, flops / (1 - in_8_bits / 2),
+      within_node(plan.layout, r.hardware.gpus_per_node) ? gpu.link_bytes_per_second : kNetwork};
 }
 
 // Threads that the recipe leaves to the host may differ from host to host, and count as one.
@@ -68,7 +58,7 @@ Rates rates(const recipe::Recipe& r, const RunPlan& plan) {
 // experts are then reached by a call over tp for each. all_gather also has a call for the choices
 // in forward.
 schedule::PartCost calls(const RunPlan& plan) {
-  using enum ExpertOptions::Dispatcher;
+  using enum TokenDispatch;
   const Layout& l = plan.layout;
   if (l.ep == 1 || plan.experts.dispatcher == all_gather) return {.forward = 2, .backward = 1.5};
   const bool parts = l.expert_tp > 1 && plan.tensor.sequence_parallel;

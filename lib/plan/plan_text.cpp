@@ -56,10 +56,10 @@ std::string recompute_text(const recipe::RecomputeConfig& r) {
   return text;
 }
 
-std::string context_text(const std::vector<recipe::CpCommType>& types) {
+std::string context_text(const std::vector<ContextMethod>& types) {
   std::string text;
-  for (const recipe::CpCommType t : {recipe::CpCommType::p2p, recipe::CpCommType::all_gather,
-                                     recipe::CpCommType::a2a, recipe::CpCommType::a2a_p2p})
+  for (const ContextMethod t :
+       {ContextMethod::p2p, ContextMethod::all_gather, ContextMethod::a2a, ContextMethod::a2a_p2p})
     if (std::ranges::count(types, t))
       text += (text.empty() ? "" : " and ") + std::string(enum_name(t));
   return text;
@@ -67,12 +67,16 @@ std::string context_text(const std::vector<recipe::CpCommType>& types) {
 
 }  // namespace
 
-PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
+std::string compared_recipe(const Recipe& r) {
   // Hosts may have GPUs with more or less memory, and variables of their own; a run may continue on
   // another host.
   Recipe everywhere = r;
   everywhere.launch.env.clear();
   if (!r.given("hardware.memory_gb")) everywhere.hardware.memory_gb = {};
+  return print_recipe(everywhere, false);
+}
+
+PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
   const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),
           .precision = precision_text(r.mixed_precision, plan),
@@ -82,7 +86,7 @@ PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
           .experts = std::string(enum_name(r.model.moe.token_dispatcher)),
           .schedule = pipeline.pp_schedule_csv ? *pipeline.pp_schedule_csv
                                                : std::string(enum_name(pipeline.pp_schedule)),
-          .recipe = print_recipe(everywhere, false),
+          .recipe = compared_recipe(r),
           .recipe_with_origins = print_recipe(r)};
 }
 

@@ -24,6 +24,10 @@ struct PlanText {
   std::string recipe, recipe_with_origins;
 };
 
+// Returns the recipe as YAML without what hosts may have of their own. The ranks of a job compare
+// it.
+std::string compared_recipe(const recipe::Recipe& recipe);
+
 // Reads only `fp8_weights` of the plan.
 PlanText plan_text(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab);
 

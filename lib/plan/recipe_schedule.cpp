@@ -14,29 +14,10 @@
 namespace mtrain::plan {
 
 std::string schedule_name(const std::string& word) {
-  for (const auto& entry : enum_names(recipe::PipelineScheduleName{}))
+  for (const auto& entry : enum_names(ScheduleId{}))
     if (recipe::fold_name(entry.name) == recipe::fold_name(word))
       return std::string(enum_name(entry.value));
   return word;
-}
-
-const schedule::ScheduleKind& schedule_kind(recipe::PipelineScheduleName name) {
-  using Name = recipe::PipelineScheduleName;
-  using Id = schedule::ScheduleId;
-  const auto id = [&] {
-    switch (name) {
-      case Name::one_f_one_b: return Id::one_f_one_b;
-      case Name::gpipe: return Id::gpipe;
-      case Name::interleaved_1f1b: return Id::interleaved_1f1b;
-      case Name::looped_bfs: return Id::looped_bfs;
-      case Name::dfs: return Id::dfs;
-      case Name::v_schedule: return Id::v_schedule;
-      case Name::zero_bubble: return Id::zero_bubble;
-      case Name::dualpipev: return Id::dualpipev;
-    }
-    throw BugError("distributed.pipeline.pp_schedule");
-  };
-  return schedule::schedule_kind(id());
 }
 
 schedule::Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages,
@@ -90,7 +71,7 @@ schedule::Schedule schedule_from_csv(const std::string& path) {
 
 schedule::Schedule schedule_of(const ScheduleShape& shape) {
   if (shape.table) return *shape.table;
-  return make_schedule(schedule_kind(shape.schedule), schedule_size(shape));
+  return make_schedule(schedule::schedule_kind(shape.schedule), schedule_size(shape));
 }
 
 }  // namespace mtrain::plan

@@ -16,8 +16,6 @@ struct ScheduleShape;
 // class name). Returns other words as they are.
 std::string schedule_name(const std::string& word);
 
-const schedule::ScheduleKind& schedule_kind(recipe::PipelineScheduleName name);
-
 // Makes a schedule of these sizes from the rows of a table. UserError names its first fault.
 schedule::Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages,
                                       int64_t micro_batches);

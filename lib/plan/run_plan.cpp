@@ -6,6 +6,7 @@
 #include "plan/cheap_recompute.h"
 #include "plan/expert_traffic.h"
 #include "plan/logits_rows.h"
+#include "plan/meeting_plan.h"
 #include "plan/options/recipe_options.h"
 #include "plan/pass_costs.h"
 #include "plan/recipe_schedule.h"
@@ -151,15 +152,6 @@ int64_t logits_rows_of(const Recipe& r, const Layout& l, int64_t vocab) {
   const int64_t T = l.micro_batch * sample_length(r) / l.cp,
                 columns = padded_vocab(vocab, l.tp) / l.tp;
   return logits_rows(T, columns, logits_bytes(r.train.device));
-}
-
-DevicePlan device_plan(const Recipe& r, const Overlap& overlap) {
-  DevicePlan device = device_plan_without_overlap(r);
-  device.norm_sm_margin = overlap.layernorm_sm_margin;
-  if (device.kind == DeviceKind::cuda)
-    device.environment["CUDA_DEVICE_MAX_CONNECTIONS"] =
-        std::to_string(overlap.cuda_device_max_connections);
-  return device;
 }
 
 // Fills the parts of the plan that each follow from one section of the recipe.

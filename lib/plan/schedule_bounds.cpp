@@ -12,7 +12,9 @@
 namespace mtrain::plan {
 
 namespace {
-const schedule::ScheduleKind& kind_of(const ScheduleShape& s) { return schedule_kind(s.schedule); }
+const schedule::ScheduleKind& kind_of(const ScheduleShape& s) {
+  return schedule::schedule_kind(s.schedule);
+}
 }  // namespace
 
 ScheduleShape schedule_shape(const Recipe& r, const Layout& l, const Overlap& overlap) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/schedule_id.h"
 #include "plan/overlap.h"
 
 namespace mtrain::schedule {
@@ -16,7 +17,7 @@ struct ScheduleSize;
 namespace mtrain::plan {
 
 struct ScheduleShape {
-  recipe::PipelineScheduleName schedule{};  // 1f1b
+  ScheduleId schedule{};  // 1f1b
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
   int64_t group = 0;  // interleaved: micro-batches in a row per stage; 0: M / rounds
   // Forwards run together with backwards, for experts or in the fine-grained 1F1B. One more warm-up

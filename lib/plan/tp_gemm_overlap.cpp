@@ -136,7 +136,7 @@ std::string shown(const recipe::TpOverlapGemm& gemm) {
 bool splits_backward(const Recipe& r, const Layout& l) {
   const auto& pipeline = r.distributed.pipeline;
   return l.pp > 1 && (r.comm_overlap.delay_wgrad_compute || pipeline.pp_schedule_csv ||
-                      schedule_kind(pipeline.pp_schedule).wgrads !=
+                      schedule::schedule_kind(pipeline.pp_schedule).wgrads !=
                           schedule::WgradTiming::with_input_gradients);
 }
 

@@ -175,9 +175,9 @@ Evaluation evaluate_model(const EvaluateJob& job) {
   const RunPlan plan =
       plan::saved_run_plan(model.recipe, job.overrides, ranks, model.saved.model.vocab);
   comm::World world =
-      job.world
-          ? *job.world
-          : open_world(plan, job.job, token_source(job.job, token_file_beside(job.model, job.job)));
+      job.world ? *job.world
+                : open_world(plan::meeting_plan(plan), job.job,
+                             token_source(job.job, token_file_beside(job.model, job.job)));
   if (world.rank() == 0) report(model);
   try {
     return evaluate_on(world, job, plan, model);

@@ -16,15 +16,6 @@ namespace {
 // them.
 int default_threads(const launch::Job& job) { return std::max(1, usable_cores() / job.local_size); }
 
-comm::ProcessBackend process_backend(plan::CommOptions::Backend backend) {
-  switch (backend) {
-    case plan::CommOptions::Backend::automatic: return comm::ProcessBackend::automatic;
-    case plan::CommOptions::Backend::gloo: return comm::ProcessBackend::gloo;
-    case plan::CommOptions::Backend::nccl: return comm::ProcessBackend::nccl;
-  }
-  throw BugError("comm.backend has an unknown value");
-}
-
 }  // namespace
 
 std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::Job& job) {
@@ -52,8 +43,8 @@ std::filesystem::path token_file_beside(const std::filesystem::path& model,
   return folder / fmt::format(".token-{}", job.master_port);
 }
 
-comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenSource token,
-                       std::function<void(const std::string&)> waiting) {
+comm::World open_world(const plan::MeetingPlan& plan, const launch::Job& job,
+                       comm::TokenSource token, std::function<void(const std::string&)> waiting) {
   const plan::CommOptions& comm = plan.comm;
   return comm::process_world({.rank = job.rank,
                               .size = job.size,
@@ -63,11 +54,11 @@ comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenS
                               .master_port = job.master_port,
                               .token = std::move(token),
                               .timeout = std::chrono::duration<double>(comm.timeout_s),
-                              .backend = process_backend(comm.backend),
+                              .backend = comm.backend,
                               .device = plan.device.kind,
                               .device_number = job.local_rank,
                               .link = {comm.link_latency_us, comm.link_gbps, comm.link_streams},
-                              .recipe = plan.text.recipe,
+                              .recipe = plan.recipe,
                               .waiting = std::move(waiting)});
 }
 

@@ -7,7 +7,7 @@
 #include "comm/process/process_world.h"
 #include "device/device.h"
 #include "launch/job.h"
-#include "plan/run_plan.h"
+#include "plan/meeting_plan.h"
 
 namespace mtrain::run {
 
@@ -24,7 +24,8 @@ std::filesystem::path token_file_beside(const std::filesystem::path& model, cons
 
 // Returns when all ranks are connected. Throws UserError if another rank has a different recipe.
 // `waiting`, which may be empty, is called as described in comm::ProcessWorldOptions.
-comm::World open_world(const RunPlan& plan, const launch::Job& job, comm::TokenSource token,
+comm::World open_world(const plan::MeetingPlan& plan, const launch::Job& job,
+                       comm::TokenSource token,
                        std::function<void(const std::string&)> waiting = {});
 
 }  // namespace mtrain::run

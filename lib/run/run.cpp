@@ -439,7 +439,7 @@ class Training {
 
 }  // namespace
 
-void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_plan,
+void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan()>& make_plan,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
   std::optional<observe::ProgressLine> screen;  // on one rank per host until ranks are connected
@@ -447,17 +447,17 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_
   const auto waiting = [&](const std::string& text) {
     screen->activity(text, comm::kWaitInSilence);
   };
-  comm::World world =
-      open_world(plan, options.job,
-                 token_source(options.job, std::filesystem::path(plan.folders.run_dir) / ".token"),
-                 screen ? std::function<void(const std::string&)>(waiting) : nullptr);
+  comm::World world = open_world(
+      meeting, options.job,
+      token_source(options.job, std::filesystem::path(meeting.folders.run_dir) / ".token"),
+      screen ? std::function<void(const std::string&)>(waiting) : nullptr);
   if (screen) screen->idle();
   if (world.rank() != 0) screen.reset();
   std::optional<RunLog> log;
   try {
     std::optional<RunLock> lock;
     if (world.rank() == 0) {
-      lock.emplace(plan, options.job, [&](const std::string& text) { screen->activity(text); });
+      lock.emplace(meeting, options.job, [&](const std::string& text) { screen->activity(text); });
       screen->idle();
     }
     // Other ranks read the folder after rank 0 has the lock: it may have to wait for an earlier
@@ -467,26 +467,31 @@ void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_
       // The log gets all later errors, and the error of a run that cannot continue from its
       // checkpoint. This run writes no line into the folder of another run.
       try {
-        start = claim_run_folder(plan.folders, options.job);
+        start = claim_run_folder(meeting.folders, options.job);
       } catch (const RunError&) {
         const bool own =
-            plan.folders.load == plan::FolderOptions::Load::latest || options.job.restarts > 0;
+            meeting.folders.load == plan::FolderOptions::Load::latest || options.job.restarts > 0;
         try {
-          if (own) log.emplace(plan.folders.run_dir);
+          if (own) log.emplace(meeting.folders.run_dir);
         } catch (const Error&) {  // report the damaged checkpoint instead
         }
         throw;
       }
-      log.emplace(plan.folders.run_dir);
+      log.emplace(meeting.folders.run_dir);
     }
-    const RunPlan whole = complete_plan();
-    Training(whole, options, world, screen ? &*screen : nullptr, lock ? &*lock : nullptr, start)
+    const RunPlan plan = make_plan();
+    Training(plan, options, world, screen ? &*screen : nullptr, lock ? &*lock : nullptr, start)
         .run();
   } catch (const std::exception& e) {
     world.abort(e.what());  // peers then do not wait for this rank
     if (log) log::record(fmt::format("error: {}\n", e.what()));
     throw;
   }
+}
+
+void run_training(const RunPlan& plan, const RunOptions& options) {
+  run_training(
+      plan::meeting_plan(plan), [&] { return plan; }, options);
 }
 
 }  // namespace mtrain::run

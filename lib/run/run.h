@@ -5,6 +5,7 @@
 #include <string>
 
 #include "launch/job.h"
+#include "plan/meeting_plan.h"
 #include "plan/run_plan.h"
 
 namespace mtrain::run {
@@ -16,12 +17,14 @@ struct RunOptions {
   std::string continue_command = {};  // printed if the run ends early; empty: unknown
 };
 
-// Runs a plan for job.size ranks. `plan` may lack the vocabulary and the steps: it is used to
-// connect the ranks. `complete_plan` returns the same plan with both; it may open a tokenizer and
-// the data for this. It is called when the ranks are connected: a file that one rank cannot read
-// then ends all ranks immediately. Returns when train.steps are done, or earlier at a signal,
-// train.exit_interval or train.exit_duration_in_mins. Throws UserError, RunError or CommError.
-void run_training(const RunPlan& plan, const std::function<RunPlan()>& complete_plan,
+// Runs a training on job.size ranks, which meet as `meeting` says. `make_plan` returns the plan; it
+// may open a tokenizer and the data for this. It is called once, when the ranks are connected: a
+// file that one rank cannot read then ends all ranks immediately. Returns when train.steps are
+// done, or earlier at a signal, train.exit_interval or train.exit_duration_in_mins. Throws
+// UserError, RunError or CommError.
+void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan()>& make_plan,
                   const RunOptions& options);
+// Runs a plan that is made already.
+void run_training(const RunPlan& plan, const RunOptions& options);
 
 }  // namespace mtrain::run

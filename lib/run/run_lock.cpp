@@ -11,7 +11,7 @@ namespace mtrain::run {
 
 namespace fs = std::filesystem;
 
-RunLock::RunLock(const RunPlan& plan, const launch::Job& job,
+RunLock::RunLock(const plan::MeetingPlan& plan, const launch::Job& job,
                  const std::function<void(const std::string&)>& waiting) {
   const bool saves = plan.checkpoint.saves();
   // Sorted: of two runs with the same folders, one then gets both.

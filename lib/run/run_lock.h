@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "launch/job.h"
-#include "plan/run_plan.h"
+#include "plan/meeting_plan.h"
 #include "storage/folder_lock.h"
 
 namespace mtrain::run {
@@ -19,7 +19,7 @@ class RunLock {
   // Makes the folders. Throws UserError, which names the other run, if one of them is in use. If an
   // earlier attempt of the same job uses it, waits some time for it to end, and passes a line about
   // this to `waiting`.
-  RunLock(const RunPlan& plan, const launch::Job& job,
+  RunLock(const plan::MeetingPlan& plan, const launch::Job& job,
           const std::function<void(const std::string&)>& waiting);
   ~RunLock();
   RunLock(const RunLock&) = delete;

@@ -6,27 +6,17 @@
 #include <string_view>
 #include <vector>
 
+#include "base/schedule_id.h"
 #include "schedule/generators.h"
 
 namespace mtrain::schedule {
-
-enum class ScheduleId {
-  one_f_one_b,
-  gpipe,
-  interleaved_1f1b,
-  looped_bfs,
-  dfs,
-  v_schedule,
-  zero_bubble,
-  dualpipev
-};
 
 // When a schedule computes weight gradients, relative to the input gradients of the same chunk.
 enum class WgradTiming { with_input_gradients, some_later, all_later };
 
 struct ScheduleKind {
   ScheduleId id;
-  std::string_view name;
+  std::string_view name = enum_name(id);
   int64_t fewest_stages, most_stages;  // per rank
   int64_t fewest_micro_batches = 0;    // per rank
   bool in_groups = false;              // it orders micro-batches in groups

@@ -42,7 +42,9 @@ import time
 from process_groups import GROUP, kill_group
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PEAK = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12}  # dense bf16, datasheets
+PEAK = {name.upper(): float(flops)   # of dense GEMMs in bf16
+        for name, flops in re.findall(r"GpuFacts\{Gpu::(\w+), \d+, \d+, ([\d.e]+),", (ROOT / "lib/base/gpu_facts.h").read_text())}
+assert "H100" in PEAK, "lib/base/gpu_facts.h is read by its rows"
 VARIANTS = {"fp8": ["mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise"]}
 TARGET_SPEED, TARGET_MFU = 1.15, {"gpu_1b": 0.55, "gpu_7b": 0.62}
 TARGET_OPERATION = 0.05  # the share of a step, for operations other than matmuls and attention
@@ -189,7 +191,7 @@ class Comparison:
             sys.exit(f"{self.mtrain} is not built")
         self.deadline = time.monotonic() + args.seconds
         self.torch_runs = []  # (shape, result)
-        self.peak = next((flops for name, flops in PEAK.items() if name in args.gpu), None)
+        self.peak = next((flops for name, flops in PEAK.items() if re.search(rf"\b{name}\b", args.gpu)), None)
 
     def left(self):
         return self.deadline - time.monotonic()

@@ -104,7 +104,8 @@ class Bench {
     batch.seq = {.B = 1, .S = S, .position_T = Tensor::from_host(stream_, {S}, position)};
     model::WgradQueue wgrad;
     model::Stash stash;
-    model::Step step{stream_, wgrad, stash, batch.seq, 0, 0, 0, false};
+    model::Step step{
+        .compute = stream_, .wgrad = wgrad, .stash = &stash, .seq = batch.seq, .training = false};
     whole_->logits(step, batch).rows(S - 1, S).to_host<float>(stream_);
   }
 

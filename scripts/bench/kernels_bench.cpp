@@ -95,117 +95,135 @@ struct Bench {
 // T tokens, H hidden, F ffn width, V vocabulary: one micro-batch of a small model.
 constexpr int64_t T = 2048, H = 1024, F = 2816, V = 50304, kVocabTokens = 256;
 
-void bench_type(const Bench& bench, DType d) {
+void bench_norms(const Bench& bench, DType d) {
   const int64_t size = dtype_size(d);
-  {
-    Buffer x = Buffer::normal(d, T * H), dy = x, y(d, T * H), dx(d, T * H), sum(d, T * H),
-           w = Buffer::normal(d, H), b = w;
-    Buffer rstd = Buffer::normal(DType::f32, T), mean = rstd, dw(DType::f32, H), db(DType::f32, H);
-    for (NormKind kind : {NormKind::rms, NormKind::layer}) {
-      const bool rms = kind == NormKind::rms;
-      NormForward f{.kind = kind, .x_TH = x, .w_H = w, .y_TH = y, .rstd_T = rstd, .T = T, .H = H};
-      NormBackward g{.kind = kind,
-                     .dy_TH = dy,
-                     .x_TH = x,
-                     .w_H = w,
-                     .rstd_T = rstd,
-                     .dx_TH = dx,
-                     .dw_H = dw,
-                     .T = T,
-                     .H = H};
-      if (!rms) f.b_H = b, f.mean_T = mean, g.mean_T = mean, g.db_H = db;
-      bench(rms ? "rms norm" : "layer norm", d, 2 * T * H * size, [&] { cpu::run(f); });
-      bench(rms ? "rms norm backward" : "layer norm backward", d, 3 * T * H * size,
-            [&] { cpu::run(g); });
-      f.residual_TH = dy, f.sum_TH = sum;
-      bench(rms ? "rms norm + residual" : "layer norm + residual", d, 4 * T * H * size,
-            [&] { cpu::run(f); });
-    }
-    Buffer cos = Buffer::normal(DType::f32, T * 32), position(DType::i32, T);
-    for (int64_t t = 0; t < T; ++t)
-      reinterpret_cast<int32_t*>(position.bytes.data())[t] = int32_t(t);
-    bench("rope", d, 2 * T * H * size, [&] {
-      cpu::run(Rope{.x = x,
-                    .cos_PR = cos,
-                    .sin_PR = cos,
-                    .position_T = position,
-                    .T = T,
-                    .heads = H / 64,
-                    .D = 64,
-                    .R = 32,
-                    .token_stride = H});
-    });
-    bench("add", d, 3 * T * H * size, [&] { cpu::run(Add{.a = x, .b = dy, .y = y}); });
-    bench("dropout", d, 2 * T * H * size,
-          [&] { cpu::run(Dropout{.x = x, .y = y, .key = 1, .p = 0.1f}); });
-    bench("gelu tanh", d, 2 * T * H * size,
-          [&] { cpu::run(GeluForward{.x = x, .y = y, .count = T * H}); });
-    bench("gelu tanh backward", d, 3 * T * H * size,
-          [&] { cpu::run(GeluBackward{.x = x, .dy = dy, .dx = dx, .count = T * H}); });
-    bench("gelu erf backward", d, 3 * T * H * size, [&] {
-      cpu::run(GeluBackward{.x = x, .dy = dy, .dx = dx, .count = T * H, .tanh = false});
-    });
-    bench("column sum", d, T * H * size,
-          [&] { cpu::run(ColumnSum{.x_TN = x, .out_N = dw, .T = T, .N = H}); });
-    Buffer f64(DType::f64, 1), i64(DType::i64, 1),
-        other(d == DType::f32 ? DType::bf16 : DType::f32, T * H);
-    bench("sum of squares", d, T * H * size, [&] { cpu::run(SumSquares{.x = x, .out = f64}); });
-    bench("first non-finite", d, T * H * size,
-          [&] { cpu::run(FirstNonFinite{.x = x, .out = i64}); });
-    bench("cast to the other type", d, T * H * 6, [&] { cpu::run(Cast{.x = x, .y = other}); });
-    Buffer id(DType::i32, T), table = Buffer::normal(d, V * H), dtable(DType::f32, V * H);
-    for (int64_t t = 0; t < T; ++t)
-      reinterpret_cast<int32_t*>(id.bytes.data())[t] = int32_t(uniform_below(1, t, V));
-    bench("embedding", d, 2 * T * H * size, [&] {
-      cpu::run(
-          EmbeddingForward{.id_T = id, .table_VH = table, .out_TH = y, .T = T, .H = H, .V = V});
-    });
-    bench("embedding backward", d, T * H * (size + 8), [&] {
-      cpu::run(EmbeddingBackward{
-          .id_T = id, .dout_TH = dy, .dtable_VH = dtable, .T = T, .H = H, .V = V});
-    });
-    constexpr int64_t kExperts = 16, kChosen = 2;
-    const int64_t R = T * kChosen;
-    Buffer expert(DType::i32, R), count(DType::i32, kExperts), row(DType::i32, R),
-        choice(DType::i32, R), weight = Buffer::normal(DType::f32, R), rows(d, R * H);
-    for (int64_t i = 0; i < R; ++i)
-      reinterpret_cast<int32_t*>(expert.bytes.data())[i] = int32_t(uniform_below(2, i, kExperts));
-    bench("rows of experts", d, R * 16, [&] {
-      cpu::run(ExpertRows{expert, count, row, choice, T, kChosen, kExperts});
-    });
-    bench("permute", d, 2 * R * H * size, [&] {
-      cpu::run(Permute{x, choice, {}, rows, T, kChosen, R, H});
-    });
-    bench("unpermute", d, (R + T) * H * size, [&] {
-      cpu::run(Unpermute{rows, row, weight, y, T, kChosen, R, H});
-    });
-    bench("unpermute's weights", d, 2 * R * H * size, [&] {
-      cpu::run(UnpermuteWeightGrad{dy, rows, row, weight, T, kChosen, R, H});
-    });
+  Buffer x = Buffer::normal(d, T * H), dy = x, y(d, T * H), dx(d, T * H), sum(d, T * H),
+         w = Buffer::normal(d, H), b = w;
+  Buffer rstd = Buffer::normal(DType::f32, T), mean = rstd, dw(DType::f32, H), db(DType::f32, H);
+  for (NormKind kind : {NormKind::rms, NormKind::layer}) {
+    const bool rms = kind == NormKind::rms;
+    NormForward f{.kind = kind, .x_TH = x, .w_H = w, .y_TH = y, .rstd_T = rstd, .T = T, .H = H};
+    NormBackward g{.kind = kind,
+                   .dy_TH = dy,
+                   .x_TH = x,
+                   .w_H = w,
+                   .rstd_T = rstd,
+                   .dx_TH = dx,
+                   .dw_H = dw,
+                   .T = T,
+                   .H = H};
+    if (!rms) f.b_H = b, f.mean_T = mean, g.mean_T = mean, g.db_H = db;
+    bench(rms ? "rms norm" : "layer norm", d, 2 * T * H * size, [&] { cpu::run(f); });
+    bench(rms ? "rms norm backward" : "layer norm backward", d, 3 * T * H * size,
+          [&] { cpu::run(g); });
+    f.residual_TH = dy, f.sum_TH = sum;
+    bench(rms ? "rms norm + residual" : "layer norm + residual", d, 4 * T * H * size,
+          [&] { cpu::run(f); });
   }
-  {
-    Buffer gate_up = Buffer::normal(d, T * 2 * F), dy = Buffer::normal(d, T * F), y = dy,
-           dgate_up = gate_up;
-    bench("swiglu", d, 3 * T * F * size,
-          [&] { cpu::run(SwigluForward{.gate_up_T2F = gate_up, .y_TF = y, .T = T, .F = F}); });
-    bench("swiglu backward", d, 5 * T * F * size, [&] {
-      cpu::run(SwigluBackward{
-          .gate_up_T2F = gate_up, .dy_TF = dy, .dgate_up_T2F = dgate_up, .T = T, .F = F});
-    });
-  }
-  {
-    Buffer logits = Buffer::normal(d, kVocabTokens * V), label(DType::i32, kVocabTokens),
-           loss(DType::f32, kVocabTokens);
-    CrossEntropy a{.logits_TV = logits,
-                   .label_T = label,
-                   .loss_T = loss,
-                   .T = kVocabTokens,
-                   .V = V,
-                   .row_stride = V};
-    bench("cross entropy", d, 2 * kVocabTokens * V * size, [&] { cpu::run(a); });
-    a.write_grad = false;
-    bench("cross entropy, loss only", d, kVocabTokens * V * size, [&] { cpu::run(a); });
-  }
+}
+
+void bench_pointwise(const Bench& bench, DType d) {
+  const int64_t size = dtype_size(d);
+  Buffer x = Buffer::normal(d, T * H), dy = x, y(d, T * H), dx(d, T * H);
+  Buffer cos = Buffer::normal(DType::f32, T * 32), position(DType::i32, T);
+  for (int64_t t = 0; t < T; ++t) reinterpret_cast<int32_t*>(position.bytes.data())[t] = int32_t(t);
+  bench("rope", d, 2 * T * H * size, [&] {
+    cpu::run(Rope{.x = x,
+                  .cos_PR = cos,
+                  .sin_PR = cos,
+                  .position_T = position,
+                  .T = T,
+                  .heads = H / 64,
+                  .D = 64,
+                  .R = 32,
+                  .token_stride = H});
+  });
+  bench("add", d, 3 * T * H * size, [&] { cpu::run(Add{.a = x, .b = dy, .y = y}); });
+  bench("dropout", d, 2 * T * H * size,
+        [&] { cpu::run(Dropout{.x = x, .y = y, .key = 1, .p = 0.1f}); });
+  bench("gelu tanh", d, 2 * T * H * size,
+        [&] { cpu::run(GeluForward{.x = x, .y = y, .count = T * H}); });
+  bench("gelu tanh backward", d, 3 * T * H * size,
+        [&] { cpu::run(GeluBackward{.x = x, .dy = dy, .dx = dx, .count = T * H}); });
+  bench("gelu erf backward", d, 3 * T * H * size,
+        [&] { cpu::run(GeluBackward{.x = x, .dy = dy, .dx = dx, .count = T * H, .tanh = false}); });
+}
+
+void bench_reductions(const Bench& bench, DType d) {
+  const int64_t size = dtype_size(d);
+  Buffer x = Buffer::normal(d, T * H), dw(DType::f32, H);
+  bench("column sum", d, T * H * size,
+        [&] { cpu::run(ColumnSum{.x_TN = x, .out_N = dw, .T = T, .N = H}); });
+  Buffer f64(DType::f64, 1), i64(DType::i64, 1),
+      other(d == DType::f32 ? DType::bf16 : DType::f32, T * H);
+  bench("sum of squares", d, T * H * size, [&] { cpu::run(SumSquares{.x = x, .out = f64}); });
+  bench("first non-finite", d, T * H * size, [&] { cpu::run(FirstNonFinite{.x = x, .out = i64}); });
+  bench("cast to the other type", d, T * H * 6, [&] { cpu::run(Cast{.x = x, .y = other}); });
+}
+
+void bench_embedding(const Bench& bench, DType d) {
+  const int64_t size = dtype_size(d);
+  Buffer y(d, T * H), dy = Buffer::normal(d, T * H);
+  Buffer id(DType::i32, T), table = Buffer::normal(d, V * H), dtable(DType::f32, V * H);
+  for (int64_t t = 0; t < T; ++t)
+    reinterpret_cast<int32_t*>(id.bytes.data())[t] = int32_t(uniform_below(1, t, V));
+  bench("embedding", d, 2 * T * H * size, [&] {
+    cpu::run(EmbeddingForward{.id_T = id, .table_VH = table, .out_TH = y, .T = T, .H = H, .V = V});
+  });
+  bench("embedding backward", d, T * H * (size + 8), [&] {
+    cpu::run(
+        EmbeddingBackward{.id_T = id, .dout_TH = dy, .dtable_VH = dtable, .T = T, .H = H, .V = V});
+  });
+}
+
+void bench_experts(const Bench& bench, DType d) {
+  const int64_t size = dtype_size(d);
+  Buffer x = Buffer::normal(d, T * H), dy = x, y(d, T * H);
+  constexpr int64_t kExperts = 16, kChosen = 2;
+  const int64_t R = T * kChosen;
+  Buffer expert(DType::i32, R), count(DType::i32, kExperts), row(DType::i32, R),
+      choice(DType::i32, R), weight = Buffer::normal(DType::f32, R), rows(d, R * H);
+  for (int64_t i = 0; i < R; ++i)
+    reinterpret_cast<int32_t*>(expert.bytes.data())[i] = int32_t(uniform_below(2, i, kExperts));
+  bench("rows of experts", d, R * 16, [&] {
+    cpu::run(ExpertRows{expert, count, row, choice, T, kChosen, kExperts});
+  });
+  bench("permute", d, 2 * R * H * size, [&] {
+    cpu::run(Permute{x, choice, {}, rows, T, kChosen, R, H});
+  });
+  bench("unpermute", d, (R + T) * H * size, [&] {
+    cpu::run(Unpermute{rows, row, weight, y, T, kChosen, R, H});
+  });
+  bench("unpermute's weights", d, 2 * R * H * size, [&] {
+    cpu::run(UnpermuteWeightGrad{dy, rows, row, weight, T, kChosen, R, H});
+  });
+}
+
+void bench_swiglu(const Bench& bench, DType d) {
+  const int64_t size = dtype_size(d);
+  Buffer gate_up = Buffer::normal(d, T * 2 * F), dy = Buffer::normal(d, T * F), y = dy,
+         dgate_up = gate_up;
+  bench("swiglu", d, 3 * T * F * size,
+        [&] { cpu::run(SwigluForward{.gate_up_T2F = gate_up, .y_TF = y, .T = T, .F = F}); });
+  bench("swiglu backward", d, 5 * T * F * size, [&] {
+    cpu::run(SwigluBackward{
+        .gate_up_T2F = gate_up, .dy_TF = dy, .dgate_up_T2F = dgate_up, .T = T, .F = F});
+  });
+}
+
+void bench_cross_entropy(const Bench& bench, DType d) {
+  const int64_t size = dtype_size(d);
+  Buffer logits = Buffer::normal(d, kVocabTokens * V), label(DType::i32, kVocabTokens),
+         loss(DType::f32, kVocabTokens);
+  CrossEntropy a{.logits_TV = logits,
+                 .label_T = label,
+                 .loss_T = loss,
+                 .T = kVocabTokens,
+                 .V = V,
+                 .row_stride = V};
+  bench("cross entropy", d, 2 * kVocabTokens * V * size, [&] { cpu::run(a); });
+  a.write_grad = false;
+  bench("cross entropy, loss only", d, kVocabTokens * V * size, [&] { cpu::run(a); });
 }
 
 }  // namespace
@@ -215,7 +233,10 @@ int main(int argc, char** argv) {
   ThreadPool::Scope scope(&pool);
   const Bench bench{argc > 2 ? argv[2] : ""};
   std::printf("%d threads, %s\n", pool.threads(), cpu::isa_name(cpu::isa()));
-  for (DType d : {DType::f32, DType::bf16}) bench_type(bench, d);
+  for (DType d : {DType::f32, DType::bf16})
+    for (const auto part : {bench_norms, bench_pointwise, bench_reductions, bench_embedding,
+                            bench_experts, bench_swiglu, bench_cross_entropy})
+      part(bench, d);
   const int64_t n = 8 << 20;
   Buffer master = Buffer::normal(DType::f32, n), grad = master, m(DType::f32, n), v(DType::f32, n),
          param(DType::bf16, n);

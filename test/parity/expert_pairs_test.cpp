@@ -35,7 +35,7 @@ std::vector<Trained> without_pairs(int ranks, const Changes& off,
   CHECK_FALSE(plan.overlap.overlap_moe_expert_parallel_comm);
   CHECK_FALSE(plan.overlap.fine_grained_1f1b);
   std::vector<Trained> trained = all_ranks(ranks, off, kFewSteps, false, data);
-  if (r.distributed.pipeline.pp_schedule != recipe::PipelineScheduleName::dualpipev)
+  if (r.distributed.pipeline.pp_schedule != ScheduleId::dualpipev)
     CHECK(std::ranges::all_of(trained, [](const Trained& t) { return t.paired.all == 0; }));
   return trained;
 }

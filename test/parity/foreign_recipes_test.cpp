@@ -33,115 +33,121 @@ const char* kModel =
     "dataset: {train: x, seq_length: 4096}\n"
     "train: {steps: 10, global_batch_size: 64}\n";
 
+// The words of a command line.
+Changes words(const std::string& text) {
+  Changes list;
+  for (auto& word : split(text, ' '))
+    if (!word.empty()) list.push_back(std::move(word));
+  return list;
+}
+
+const std::vector<Block> kYamlBlocks{
+    {.name = "fsdp2, tp 8, interleaved",
+     .world = 32,
+     .yaml = "distributed: {strategy: fsdp2, tp_size: 8, pp_size: 4, cp_size: 1, ep_size: 1, "
+             "pipeline: {pp_schedule: interleaved1f1b, pp_microbatch_size: 1}}\n"},
+    {.name = "experts over 8",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, ep_size: 8, moe: {reshard_after_forward: false}}\n",
+     .experts = true},
+    {.name = "the full form",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, dp_size: none, dp_replicate_size: none, tp_size: 1, "
+             "pp_size: 1, cp_size: 1, ep_size: 1, sequence_parallel: false, "
+             "activation_checkpointing: false, defer_fsdp_grad_sync: true, pipeline: "
+             "{pp_schedule: 1f1b, pp_microbatch_size: 1}, moe: {reshard_after_forward: false}}\n"},
+    {.name = "fsdp2",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, tp_size: 1, cp_size: 1}\n"},
+    {.name = "sequence parallel",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, tp_size: 4, sequence_parallel: true}\n"},
+    {.name = "interleaved over a local batch",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, pp_size: 2, pipeline: {pp_schedule: "
+             "interleaved1f1b, pp_microbatch_size: 4, scale_grads_in_schedule: false}}\n"
+             "step_scheduler: {local_batch_size: 16}\n"},
+    {.name = "interleaved, consolidated",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, pp_size: 2, pipeline: {pp_schedule: "
+             "interleaved1f1b, pp_microbatch_size: 4, scale_grads_in_schedule: false}}\n"
+             "step_scheduler: {local_batch_size: 16}\n"
+             "checkpoint: {model_save_format: safetensors, save_consolidated: true}\n"},
+    {.name = "replicas",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, dp_replicate_size: 2}\n"},
+    {.name = "checkpointing",
+     .world = 8,
+     .yaml = "distributed: {activation_checkpointing: true}\n"},
+    {.name = "deferred", .world = 8, .yaml = "distributed: {defer_fsdp_grad_sync: true}\n"},
+    {.name = "cp 2", .world = 8, .yaml = "distributed: {strategy: fsdp2, cp_size: 2}\n"},
+    {.name = "cp 4", .world = 8, .yaml = "distributed: {strategy: fsdp2, cp_size: 4}\n"},
+    {.name = "cp 8", .world = 8, .yaml = "distributed: {strategy: fsdp2, cp_size: 8}\n"},
+    {.name = "packed",
+     .world = 8,
+     .yaml = "packed_sequence: {packed_sequence_size: 4096}\n"
+             "step_scheduler: {local_batch_size: 1}\n"},
+    {.name = "experts, checkpointing",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, ep_size: 8, activation_checkpointing: true}\n",
+     .experts = true},
+    {.name = "experts, every key",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, ep_size: 8, activation_checkpointing: true, moe: "
+             "{reshard_after_forward: false, ignore_router_for_ac: false, wrap_outer_model: "
+             "true}}\n",
+     .experts = true},
+    {.name = "experts, sizes of 1",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, tp_size: 1, cp_size: 1, pp_size: 1, ep_size: 8, "
+             "sequence_parallel: false, activation_checkpointing: true}\n",
+     .experts = true},
+};
+
+const std::vector<Block> kFlagBlocks{
+    {.name = "data-parallel overlap under comm_overlap",
+     .world = 8,
+     .overrides = words("comm_overlap.overlap_grad_reduce=true "
+                        "comm_overlap.overlap_param_gather=true "
+                        "comm_overlap.bucket_size=134217728")},
+    {.name = "data-parallel overlap, distributed optimizer",
+     .world = 8,
+     .overrides = words("comm_overlap.overlap_grad_reduce=true "
+                        "comm_overlap.overlap_param_gather=true "
+                        "comm_overlap.bucket_size=134217728 "
+                        "optimizer.use_distributed_optimizer=True")},
+    {.name = "hierarchical context",
+     .world = 8,
+     .overrides = words("model.context_parallel_size=4 model.cp_comm_type=a2a+p2p "
+                        "model.hierarchical_context_parallel_sizes=[2,2] "
+                        "cfg.dist.use_decentralized_pg=False train.train_iters=2")},
+    {.name = "expert overlap",
+     .world = 8,
+     .overrides = words("comm_overlap.overlap_moe_expert_parallel_comm=true "
+                        "comm_overlap.delay_wgrad_compute=true "
+                        "model.expert_model_parallel_size=2 model.num_moe_experts=8 "
+                        "model.moe_token_dispatcher_type=alltoall"),
+     .experts = true},
+    {.name = "flags with dashes",
+     .world = 8,
+     .overrides = words("tp-comm-overlap=true overlap-grad-reduce=true context-parallel-size=4")},
+    {.name = "the fine-grained 1F1B's flags",
+     .world = 8,
+     .overrides = words("model.pipeline_model_parallel_size=4 "
+                        "model.virtual_pipeline_model_parallel_size=2 "
+                        "overlap-p2p-backward-on-comm-stream=true "
+                        "overlap-p2p-wgrad-delayed-layer-number=2 "
+                        "overlap-p2p-with-transformer-layer-wgrad=true")},
+};
+
 std::vector<Block> blocks() {
   const std::string overlap =
       "model.tensor_model_parallel_size=4 model.sequence_parallel=True "
       "model.pipeline_model_parallel_size=4 model.virtual_pipeline_model_parallel_size=2 "
       "comm_overlap.tp_comm_overlap=True ddp.use_distributed_optimizer=True "
       "ddp.overlap_grad_reduce=True ddp.overlap_param_gather=True";
-  const auto words = [](const std::string& text) {
-    Changes list;
-    for (auto& word : split(text, ' '))
-      if (!word.empty()) list.push_back(std::move(word));
-    return list;
-  };
-  const auto and_more = [&](const std::string& more) { return words(overlap + " " + more); };
-  std::vector<Block> list{
-      {.name = "fsdp2, tp 8, interleaved",
-       .world = 32,
-       .yaml = "distributed: {strategy: fsdp2, tp_size: 8, pp_size: 4, cp_size: 1, ep_size: 1, "
-               "pipeline: {pp_schedule: interleaved1f1b, pp_microbatch_size: 1}}\n"},
-      {.name = "experts over 8",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, ep_size: 8, moe: {reshard_after_forward: false}}\n",
-       .experts = true},
-      {.name = "the full form",
-       .world = 8,
-       .yaml =
-           "distributed: {strategy: fsdp2, dp_size: none, dp_replicate_size: none, tp_size: 1, "
-           "pp_size: 1, cp_size: 1, ep_size: 1, sequence_parallel: false, "
-           "activation_checkpointing: false, defer_fsdp_grad_sync: true, pipeline: "
-           "{pp_schedule: 1f1b, pp_microbatch_size: 1}, moe: {reshard_after_forward: false}}\n"},
-      {.name = "fsdp2",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, tp_size: 1, cp_size: 1}\n"},
-      {.name = "sequence parallel",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, tp_size: 4, sequence_parallel: true}\n"},
-      {.name = "interleaved over a local batch",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, pp_size: 2, pipeline: {pp_schedule: "
-               "interleaved1f1b, pp_microbatch_size: 4, scale_grads_in_schedule: false}}\n"
-               "step_scheduler: {local_batch_size: 16}\n"},
-      {.name = "interleaved, consolidated",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, pp_size: 2, pipeline: {pp_schedule: "
-               "interleaved1f1b, pp_microbatch_size: 4, scale_grads_in_schedule: false}}\n"
-               "step_scheduler: {local_batch_size: 16}\n"
-               "checkpoint: {model_save_format: safetensors, save_consolidated: true}\n"},
-      {.name = "replicas",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, dp_replicate_size: 2}\n"},
-      {.name = "checkpointing",
-       .world = 8,
-       .yaml = "distributed: {activation_checkpointing: true}\n"},
-      {.name = "deferred", .world = 8, .yaml = "distributed: {defer_fsdp_grad_sync: true}\n"},
-      {.name = "cp 2", .world = 8, .yaml = "distributed: {strategy: fsdp2, cp_size: 2}\n"},
-      {.name = "cp 4", .world = 8, .yaml = "distributed: {strategy: fsdp2, cp_size: 4}\n"},
-      {.name = "cp 8", .world = 8, .yaml = "distributed: {strategy: fsdp2, cp_size: 8}\n"},
-      {.name = "packed",
-       .world = 8,
-       .yaml = "packed_sequence: {packed_sequence_size: 4096}\n"
-               "step_scheduler: {local_batch_size: 1}\n"},
-      {.name = "experts, checkpointing",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, ep_size: 8, activation_checkpointing: true}\n",
-       .experts = true},
-      {.name = "experts, every key",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, ep_size: 8, activation_checkpointing: true, moe: "
-               "{reshard_after_forward: false, ignore_router_for_ac: false, wrap_outer_model: "
-               "true}}\n",
-       .experts = true},
-      {.name = "experts, sizes of 1",
-       .world = 8,
-       .yaml = "distributed: {strategy: fsdp2, tp_size: 1, cp_size: 1, pp_size: 1, ep_size: 8, "
-               "sequence_parallel: false, activation_checkpointing: true}\n",
-       .experts = true},
-      {.name = "data-parallel overlap under comm_overlap",
-       .world = 8,
-       .overrides = words("comm_overlap.overlap_grad_reduce=true "
-                          "comm_overlap.overlap_param_gather=true "
-                          "comm_overlap.bucket_size=134217728")},
-      {.name = "data-parallel overlap, distributed optimizer",
-       .world = 8,
-       .overrides = words("comm_overlap.overlap_grad_reduce=true "
-                          "comm_overlap.overlap_param_gather=true "
-                          "comm_overlap.bucket_size=134217728 "
-                          "optimizer.use_distributed_optimizer=True")},
-      {.name = "hierarchical context",
-       .world = 8,
-       .overrides = words("model.context_parallel_size=4 model.cp_comm_type=a2a+p2p "
-                          "model.hierarchical_context_parallel_sizes=[2,2] "
-                          "cfg.dist.use_decentralized_pg=False train.train_iters=2")},
-      {.name = "expert overlap",
-       .world = 8,
-       .overrides = words("comm_overlap.overlap_moe_expert_parallel_comm=true "
-                          "comm_overlap.delay_wgrad_compute=true "
-                          "model.expert_model_parallel_size=2 model.num_moe_experts=8 "
-                          "model.moe_token_dispatcher_type=alltoall"),
-       .experts = true},
-      {.name = "flags with dashes",
-       .world = 8,
-       .overrides = words("tp-comm-overlap=true overlap-grad-reduce=true context-parallel-size=4")},
-      {.name = "the fine-grained 1F1B's flags",
-       .world = 8,
-       .overrides = words("model.pipeline_model_parallel_size=4 "
-                          "model.virtual_pipeline_model_parallel_size=2 "
-                          "overlap-p2p-backward-on-comm-stream=true "
-                          "overlap-p2p-wgrad-delayed-layer-number=2 "
-                          "overlap-p2p-with-transformer-layer-wgrad=true")},
-  };
+  std::vector<Block> list = kYamlBlocks;
+  list.insert(list.end(), kFlagBlocks.begin(), kFlagBlocks.end());
   for (const int64_t world : {16, 32})
     for (const auto& [name, more] :
          {std::pair{"overlap", ""},
@@ -152,7 +158,7 @@ std::vector<Block> blocks() {
           {"overlap, bootstrap", "comm_overlap.tp_comm_bootstrap_backend=nccl"}})
       list.push_back({.name = fmt::format("{}, {} ranks", name, world),
                       .world = world,
-                      .overrides = and_more(more)});
+                      .overrides = words(overlap + " " + more)});
   return list;
 }
 

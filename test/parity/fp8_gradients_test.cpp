@@ -219,7 +219,7 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
     wgrad.hold(wait);
     model::Stash stash;
     model::SequenceInfo seq;
-    model::Step s{stream, wgrad, stash, seq};
+    model::Step s{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = seq};
     for (const char* micro_batch : {"first", "second"}) {
       const ops::Float8Write none{}, x_write = written ? linear->input_write(true) : none,
                                      dy_write = written ? linear->gradient_write() : none;

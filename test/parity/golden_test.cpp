@@ -93,7 +93,7 @@ struct Family {
     const Tensor total = Tensor::from_host<double>(stream, {1}, {0.0});
     model::WgradQueue wgrad;
     model::Stash stash;
-    model::Step step{stream, wgrad, stash, batch.seq};
+    model::Step step{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = batch.seq};
     experts.loss_2 = Tensor::from_host<double>(stream, {2}, {0.0, 0.0});
     const int64_t columns = model::ExpertsOfStep::columns(expert_count());
     experts.sums_LS = Tensor::empty(stream, {spec.layer_count(), columns}, DType::f32);
@@ -112,7 +112,8 @@ struct Family {
     model::WgradQueue wgrad;
     model::Stash stash;
     const bool drops = spec.experts() && spec.experts()->drops(true);
-    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, drops};
+    model::Step step{
+        .compute = stream, .wgrad = wgrad, .stash = &stash, .seq = batch.seq, .training = drops};
     return model->logits(step, batch).to_host<float>(stream);
   }
 
@@ -297,7 +298,7 @@ TEST_CASE("holding weight gradients and draining them later gives the same bits"
   std::vector<std::string> finished;
   model::WgradQueue wgrad([&](model::Parameter& p) { finished.push_back(p.name); });
   model::Stash stash;
-  model::Step step{held.stream, wgrad, stash, held.batch.seq};
+  model::Step step{.compute = held.stream, .wgrad = wgrad, .stash = &stash, .seq = held.batch.seq};
   held.params.zero_grads(held.stream);
   wgrad.hold(true);
   held.model->forward(step, held.batch, {held.batch.label_T, total, 1.0f / float(held.counted)});

@@ -27,99 +27,133 @@ class RandomTokens : public RepeatedToken {
           int32_t(uniform_below(5, uint64_t(index) * out.input.size() + s, uint64_t(kVocab)));
   }
 };
+
+const Overrides kBase{"model.hidden_size=192",         "train.global_batch_size=8",
+                      "train.micro_batch_size=1",      "dataset.seq_length=256",
+                      "model.moe.num_experts=8",       "model.moe.ffn_hidden_size=256",
+                      "model.moe.first_dense_layers=1"};
+const char* const kSequence = "distributed.sequence_parallel=true";
+
+struct Case {
+  int ranks, ep;
+  Overrides more;
+};
+const std::vector<Case> kCases{
+    {2, 2, {"distributed.strategy=megatron_ddp"}},
+    {4, 4, {"distributed.strategy=megatron_ddp"}},
+    {4, 2, {"distributed.strategy=megatron_ddp"}},
+    {4, 2, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
+    {4, 4, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
+    {4, 2, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex"}},
+    {4, 4, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex"}},
+    {4,
+     4,
+     {"distributed.strategy=fsdp2", "model.moe.token_dispatcher=flex", "model.moe.router_topk=4"}},
+    {4,
+     2,
+     {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex",
+      "model.moe.router_topk=4", "recompute.granularity=selective", "recompute.modules=[moe]"}},
+    {4,
+     4,
+     {"distributed.strategy=megatron_ddp", "model.moe.expert_capacity_factor=1.5",
+      "model.moe.pad_expert_input_to_capacity=true"}},
+    {4,
+     2,
+     {"distributed.strategy=fsdp2", "model.moe.expert_capacity_factor=1.5",
+      "model.moe.pad_expert_input_to_capacity=true", "model.moe.token_dispatcher=all_gather"}},
+    {4,
+     2,
+     {"distributed.strategy=megatron_ddp", "recompute.granularity=selective",
+      "recompute.modules=[moe]"}},
+    {4, 2, {"distributed.strategy=megatron_ddp", "comm_overlap.moe_dispatch_chunks=4"}},
+    {2,
+     2,
+     {"distributed.strategy=fsdp2", "comm_overlap.moe_dispatch_chunks=2",
+      "recompute.granularity=selective", "recompute.modules=[moe]"}},
+    {4,
+     2,
+     {"distributed.strategy=megatron_ddp", "comm_overlap.moe_dispatch_chunks=2",
+      "recompute.cheap=false"}},
+    {4,
+     2,
+     {"distributed.tp_size=2", kSequence, "distributed.strategy=megatron_ddp",
+      "comm_overlap.moe_dispatch_chunks=2"}},
+    {2,
+     2,
+     {"distributed.strategy=megatron_ddp", "model.moe.shared_expert_ffn_hidden_size=256",
+      "model.moe.shared_expert_gate=true"}},
+    {2,
+     2,
+     {"distributed.strategy=megatron_ddp", "model.moe.shared_expert_ffn_hidden_size=256",
+      "model.moe.shared_expert_gate=true", "model.moe.shared_expert_overlap=true"}},
+    {2,
+     2,
+     {"distributed.strategy=megatron_ddp", "model.moe.shared_expert_ffn_hidden_size=256",
+      "model.moe.shared_expert_overlap=true", "comm_overlap.moe_dispatch_chunks=4"}},
+    {4, 2, {"distributed.strategy=fsdp2"}},
+    {4, 4, {"distributed.strategy=fsdp2"}},
+    {4, 2, {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"}},
+    {8, 2, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}},
+    {4, 2, {"distributed.strategy=fsdp2", "recompute=full"}},
+    {4, 2, {"distributed.strategy=megatron_ddp", "recompute.cheap=false"}},
+    {2, 1, {"distributed.tp_size=2"}},
+    {2, 1, {"distributed.tp_size=2", kSequence}},
+    {4, 2, {"distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
+    {4, 2, {"distributed.tp_size=2", kSequence, "distributed.strategy=megatron_ddp"}},
+    {4, 2, {"distributed.tp_size=2", kSequence, "distributed.strategy=fsdp2"}},
+    {4,
+     2,
+     {"distributed.tp_size=2", kSequence, "distributed.strategy=megatron_ddp",
+      "model.moe.token_dispatcher=all_gather"}},
+    {2, 1, {"distributed.tp_size=2", kSequence, "distributed.expert_tp_size=1"}},
+    {4,
+     4,
+     {"distributed.tp_size=2", kSequence, "distributed.expert_tp_size=1",
+      "distributed.strategy=megatron_ddp"}},
+    {4,
+     2,
+     {"distributed.tp_size=2", kSequence, "distributed.expert_tp_size=1",
+      "distributed.strategy=fsdp2"}}};
+
+// What a rank's second step takes, as the mean over ranks: the peak of each category of memory, the
+// peak of all, and the bytes that go over ep.
+struct Measured {
+  std::vector<double> peaks = std::vector<double>(device::kMemoryCategories);
+  double total = 0, sent = 0;
+  double peak(device::MemoryCategory category) const { return peaks[size_t(category)]; }
+};
+
+Measured measure(const Recipe& r, int ranks) {
+  std::mutex mutex;
+  Measured all;
+  comm::run_thread_ranks(ranks, [&](comm::World& world) {
+    const auto device = Device::cpu(1, {});
+    train::Trainer trainer =
+        train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                             std::make_shared<RandomTokens>(r.dataset.seq_length), world);
+    trainer.step();
+    double bytes = 0;
+    device->set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+      if (stream.id().kind == device::StreamKind::ep) bytes += double(info.wire_bytes);
+    });
+    trainer.step();
+    device->set_launch_check({});
+    const std::lock_guard lock(mutex);
+    for (int i = 0; i < device::kMemoryCategories; ++i)
+      all.peaks[size_t(i)] +=
+          double(device->allocator().usage(device::MemoryCategory(i)).peak) / ranks;
+    all.total += double(device->allocator().total().peak) / ranks;
+    all.sent += bytes / ranks;
+  });
+  return all;
+}
+
 }  // namespace
 
 // The plan assumes balanced experts: its bound is for the mean over ranks, which share all rows.
 TEST_CASE("planned memory and bytes of experts over ranks are those of a step, within 10 %") {
-  const Overrides base{"model.hidden_size=192",         "train.global_batch_size=8",
-                       "train.micro_batch_size=1",      "dataset.seq_length=256",
-                       "model.moe.num_experts=8",       "model.moe.ffn_hidden_size=256",
-                       "model.moe.first_dense_layers=1"};
-  const char* sequence = "distributed.sequence_parallel=true";
-  struct Case {
-    int ranks, ep;
-    Overrides more;
-  };
   size_t number = 0;
-  for (const Case& c : std::vector<Case>{
-           {2, 2, {"distributed.strategy=megatron_ddp"}},
-           {4, 4, {"distributed.strategy=megatron_ddp"}},
-           {4, 2, {"distributed.strategy=megatron_ddp"}},
-           {4, 2, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
-           {4, 4, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=all_gather"}},
-           {4, 2, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex"}},
-           {4, 4, {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex"}},
-           {4,
-            4,
-            {"distributed.strategy=fsdp2", "model.moe.token_dispatcher=flex",
-             "model.moe.router_topk=4"}},
-           {4,
-            2,
-            {"distributed.strategy=megatron_ddp", "model.moe.token_dispatcher=flex",
-             "model.moe.router_topk=4", "recompute.granularity=selective",
-             "recompute.modules=[moe]"}},
-           {4,
-            4,
-            {"distributed.strategy=megatron_ddp", "model.moe.expert_capacity_factor=1.5",
-             "model.moe.pad_expert_input_to_capacity=true"}},
-           {4,
-            2,
-            {"distributed.strategy=fsdp2", "model.moe.expert_capacity_factor=1.5",
-             "model.moe.pad_expert_input_to_capacity=true",
-             "model.moe.token_dispatcher=all_gather"}},
-           {4,
-            2,
-            {"distributed.strategy=megatron_ddp", "recompute.granularity=selective",
-             "recompute.modules=[moe]"}},
-           {4, 2, {"distributed.strategy=megatron_ddp", "comm_overlap.moe_dispatch_chunks=4"}},
-           {2,
-            2,
-            {"distributed.strategy=fsdp2", "comm_overlap.moe_dispatch_chunks=2",
-             "recompute.granularity=selective", "recompute.modules=[moe]"}},
-           {4,
-            2,
-            {"distributed.strategy=megatron_ddp", "comm_overlap.moe_dispatch_chunks=2",
-             "recompute.cheap=false"}},
-           {4,
-            2,
-            {"distributed.tp_size=2", sequence, "distributed.strategy=megatron_ddp",
-             "comm_overlap.moe_dispatch_chunks=2"}},
-           {2,
-            2,
-            {"distributed.strategy=megatron_ddp", "model.moe.shared_expert_ffn_hidden_size=256",
-             "model.moe.shared_expert_gate=true"}},
-           {2,
-            2,
-            {"distributed.strategy=megatron_ddp", "model.moe.shared_expert_ffn_hidden_size=256",
-             "model.moe.shared_expert_gate=true", "model.moe.shared_expert_overlap=true"}},
-           {2,
-            2,
-            {"distributed.strategy=megatron_ddp", "model.moe.shared_expert_ffn_hidden_size=256",
-             "model.moe.shared_expert_overlap=true", "comm_overlap.moe_dispatch_chunks=4"}},
-           {4, 2, {"distributed.strategy=fsdp2"}},
-           {4, 4, {"distributed.strategy=fsdp2"}},
-           {4, 2, {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"}},
-           {8, 2, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}},
-           {4, 2, {"distributed.strategy=fsdp2", "recompute=full"}},
-           {4, 2, {"distributed.strategy=megatron_ddp", "recompute.cheap=false"}},
-           {2, 1, {"distributed.tp_size=2"}},
-           {2, 1, {"distributed.tp_size=2", sequence}},
-           {4, 2, {"distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
-           {4, 2, {"distributed.tp_size=2", sequence, "distributed.strategy=megatron_ddp"}},
-           {4, 2, {"distributed.tp_size=2", sequence, "distributed.strategy=fsdp2"}},
-           {4,
-            2,
-            {"distributed.tp_size=2", sequence, "distributed.strategy=megatron_ddp",
-             "model.moe.token_dispatcher=all_gather"}},
-           {2, 1, {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1"}},
-           {4,
-            4,
-            {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1",
-             "distributed.strategy=megatron_ddp"}},
-           {4,
-            2,
-            {"distributed.tp_size=2", sequence, "distributed.expert_tp_size=1",
-             "distributed.strategy=fsdp2"}}}) {
+  for (const Case& c : kCases) {
     ++number;
     for (const char* precision : {"fp32", "bf16_mixed", "{name: bf16_mixed, fp8: hybrid}"}) {
       const bool float8 = *precision == '{';
@@ -129,46 +163,25 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
         return setting.starts_with("comm_overlap.moe_dispatch_chunks");
       });
       if (float8 && (c.ranks != 4 || c.ep != 2 || over_tp || chunks)) continue;
-      Overrides all = base;
+      Overrides all = kBase;
       all.insert(all.end(), c.more.begin(), c.more.end());
       all.push_back(fmt::format("distributed.ep_size={}", c.ep));
       if (float8) all.push_back("debug.emulate_fp8=true");
       all.push_back(fmt::format("mixed_precision={}", precision));
       const Recipe r = recipe_with(all, c.ranks);
       const plan::MemoryEstimate planned = plan::make_plan(r, c.ranks, kVocab).fullest();
-      std::mutex mutex;
-      std::vector<double> peaks(device::kMemoryCategories);
-      double total = 0, sent = 0;
-      comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
-        const auto device = Device::cpu(1, {});
-        train::Trainer trainer =
-            train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
-                                 std::make_shared<RandomTokens>(r.dataset.seq_length), world);
-        trainer.step();
-        double bytes = 0;
-        device->set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
-          if (stream.id().kind == device::StreamKind::ep) bytes += double(info.wire_bytes);
-        });
-        trainer.step();
-        device->set_launch_check({});
-        const std::lock_guard lock(mutex);
-        for (int i = 0; i < device::kMemoryCategories; ++i)
-          peaks[size_t(i)] +=
-              double(device->allocator().usage(device::MemoryCategory(i)).peak) / c.ranks;
-        total += double(device->allocator().total().peak) / c.ranks;
-        sent += bytes / c.ranks;
-      });
-      const auto peak = [&](device::MemoryCategory category) { return peaks[size_t(category)]; };
+      const Measured measured = measure(r, c.ranks);
       CAPTURE(c.more, c.ranks, c.ep, precision, planned.buffers,
-              peak(device::MemoryCategory::buffers));
+              measured.peak(device::MemoryCategory::buffers));
       CHECK(plan::expert_bytes_per_step(plan::make_plan(r, c.ranks, kVocab)) ==
-            Approx(sent).epsilon(0.1));
-      CHECK(planned.params == Approx(peak(device::MemoryCategory::params)).epsilon(0.1));
-      CHECK(planned.grads == Approx(peak(device::MemoryCategory::grads)).epsilon(0.1));
-      CHECK(planned.optimizer == Approx(peak(device::MemoryCategory::optimizer)).epsilon(0.1));
+            Approx(measured.sent).epsilon(0.1));
+      CHECK(planned.params == Approx(measured.peak(device::MemoryCategory::params)).epsilon(0.1));
+      CHECK(planned.grads == Approx(measured.peak(device::MemoryCategory::grads)).epsilon(0.1));
+      CHECK(planned.optimizer ==
+            Approx(measured.peak(device::MemoryCategory::optimizer)).epsilon(0.1));
       CHECK(planned.activations + planned.logits ==
-            Approx(peak(device::MemoryCategory::activations)).epsilon(0.1));
-      CHECK(planned.total() == Approx(total).epsilon(0.1));
+            Approx(measured.peak(device::MemoryCategory::activations)).epsilon(0.1));
+      CHECK(planned.total() == Approx(measured.total).epsilon(0.1));
     }
   }
 }

@@ -37,6 +37,60 @@ const std::vector<Overrides> kFamilies{
     {"model.architecture=gemma2", "model.window_size=64"},
     {"model.architecture=gemma3_text", "model.window_size=64"}};
 
+const std::vector<Overrides> kMemoryCases{
+    {"mixed_precision=bf16_mixed"},
+    {"mixed_precision=fp16_mixed"},
+    {"recompute=full"},
+    {"recompute=full", "recompute.num_layers=2"},
+    {"recompute=full", "recompute.method=block", "recompute.num_layers=4"},
+    {"recompute=selective"},
+    {"recompute=selective", "recompute.modules=[mlp]"},
+    {"recompute=selective", "recompute.modules=[mlp]", "model.architecture=gpt2",
+     "model.num_query_groups=4"},
+    {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]"},
+    {"recompute=selective", "recompute.modules=[core_attn]", "model.architecture=qwen3"},
+    {"recompute=selective", "recompute.modules=[core_attn,norms]", "model.architecture=qwen3"},
+    {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]", "model.architecture=qwen3",
+     "mixed_precision=bf16_mixed"},
+    {"recompute=full", "mixed_precision=bf16_mixed", "train.micro_batch_size=2"},
+    {"optimizer.moments=bf16"},
+    {"optimizer.name=muon"},
+    {"optimizer.name=muon", "mixed_precision=bf16_mixed", "recompute=full"},
+    {"optimizer.moments=bf16", "mixed_precision=bf16_mixed", "optimizer.master_weights=false"},
+    {"model.activation=geglu", "model.embedding_multiplier=16", "model.final_logit_softcapping=30",
+     "model.share_embeddings_and_output_weights=true"},
+    {"recompute.cheap=false"},
+    {"recompute.cheap=false", "mixed_precision=bf16_mixed"},
+    {"recompute.cheap=false", "model.architecture=gpt2", "model.num_query_groups=4"},
+    {"recompute.cheap=false", "model.architecture=qwen3"},
+    {"recompute.cheap=false", "recompute=full", "recompute.num_layers=2"},
+    {"recompute.cheap=false", "recompute=selective", "recompute.modules=[core_attn,mlp]"},
+    {"recompute.cheap=false", "recompute=selective", "recompute.modules=[layernorm]"},
+    {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192"},
+    {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=96", "model.moe.router_topk=3",
+     "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
+     "recompute.cheap=false"},
+    {"model.moe.num_experts=8", "mixed_precision=bf16_mixed", "recompute=full"},
+    {"model.norm_placement=post", "recompute.cheap=false"},
+    {"model.norm_placement=sandwich", "recompute.cheap=false"},
+    {"model.norm_placement=post", "recompute=selective", "recompute.modules=[core_attn,mlp,norms]",
+     "mixed_precision=bf16_mixed"},
+    {"model.norm_placement=sandwich", "recompute=full", "mixed_precision=bf16_mixed"},
+    {"model.norm_placement=sandwich", "model.moe.num_experts=8", "model.moe.ffn_hidden_size=192"},
+    {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192",
+     "mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true"},
+    {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192", "recompute.cheap=false",
+     "mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true"},
+    {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192", "recompute=selective",
+     "recompute.modules=[moe]"},
+    {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=96", "model.moe.router_topk=3",
+     "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
+     "recompute.cheap=false", "recompute=selective", "recompute.modules=[moe_act,shared_experts]"},
+    {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512"},
+    {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512",
+     "distributed.mp_policy.output_dtype=bf16"},
+    {"model.num_layers=2", "model.hidden_size=512", "dataset.seq_length=64"}};
+
 }  // namespace
 
 TEST_CASE("counted parameters are those the model declares") {
@@ -66,64 +120,7 @@ TEST_CASE("counted parameters are those the model declares") {
 // positions and statistics of the norm.
 TEST_CASE("planned memory is within 10 % of a step's peak, by category and in all") {
   std::vector<Overrides> cases = kFamilies;
-  for (const Overrides& more : std::vector<Overrides>{
-           {"mixed_precision=bf16_mixed"},
-           {"mixed_precision=fp16_mixed"},
-           {"recompute=full"},
-           {"recompute=full", "recompute.num_layers=2"},
-           {"recompute=full", "recompute.method=block", "recompute.num_layers=4"},
-           {"recompute=selective"},
-           {"recompute=selective", "recompute.modules=[mlp]"},
-           {"recompute=selective", "recompute.modules=[mlp]", "model.architecture=gpt2",
-            "model.num_query_groups=4"},
-           {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]"},
-           {"recompute=selective", "recompute.modules=[core_attn]", "model.architecture=qwen3"},
-           {"recompute=selective", "recompute.modules=[core_attn,norms]",
-            "model.architecture=qwen3"},
-           {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]",
-            "model.architecture=qwen3", "mixed_precision=bf16_mixed"},
-           {"recompute=full", "mixed_precision=bf16_mixed", "train.micro_batch_size=2"},
-           {"optimizer.moments=bf16"},
-           {"optimizer.name=muon"},
-           {"optimizer.name=muon", "mixed_precision=bf16_mixed", "recompute=full"},
-           {"optimizer.moments=bf16", "mixed_precision=bf16_mixed",
-            "optimizer.master_weights=false"},
-           {"model.activation=geglu", "model.embedding_multiplier=16",
-            "model.final_logit_softcapping=30", "model.share_embeddings_and_output_weights=true"},
-           {"recompute.cheap=false"},
-           {"recompute.cheap=false", "mixed_precision=bf16_mixed"},
-           {"recompute.cheap=false", "model.architecture=gpt2", "model.num_query_groups=4"},
-           {"recompute.cheap=false", "model.architecture=qwen3"},
-           {"recompute.cheap=false", "recompute=full", "recompute.num_layers=2"},
-           {"recompute.cheap=false", "recompute=selective", "recompute.modules=[core_attn,mlp]"},
-           {"recompute.cheap=false", "recompute=selective", "recompute.modules=[layernorm]"},
-           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192"},
-           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=96", "model.moe.router_topk=3",
-            "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
-            "recompute.cheap=false"},
-           {"model.moe.num_experts=8", "mixed_precision=bf16_mixed", "recompute=full"},
-           {"model.norm_placement=post", "recompute.cheap=false"},
-           {"model.norm_placement=sandwich", "recompute.cheap=false"},
-           {"model.norm_placement=post", "recompute=selective",
-            "recompute.modules=[core_attn,mlp,norms]", "mixed_precision=bf16_mixed"},
-           {"model.norm_placement=sandwich", "recompute=full", "mixed_precision=bf16_mixed"},
-           {"model.norm_placement=sandwich", "model.moe.num_experts=8",
-            "model.moe.ffn_hidden_size=192"},
-           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192",
-            "mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true"},
-           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192", "recompute.cheap=false",
-            "mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true"},
-           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=192", "recompute=selective",
-            "recompute.modules=[moe]"},
-           {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=96", "model.moe.router_topk=3",
-            "model.moe.shared_expert_ffn_hidden_size=128", "model.moe.shared_expert_gate=true",
-            "recompute.cheap=false", "recompute=selective",
-            "recompute.modules=[moe_act,shared_experts]"},
-           {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512"},
-           {"model.hidden_size=64", "model.vocab_size=40000", "dataset.seq_length=512",
-            "distributed.mp_policy.output_dtype=bf16"},
-           {"model.num_layers=2", "model.hidden_size=512", "dataset.seq_length=64"}})
-    cases.push_back(more);
+  cases.insert(cases.end(), kMemoryCases.begin(), kMemoryCases.end());
   for (const Overrides& c : cases) {
     std::string what;
     for (const auto& o : c) what += o + " ";
@@ -353,59 +350,61 @@ TEST_CASE("planned memory of tensor parallelism is within 10 % of a rank's step"
         }
 }
 
+namespace {
+
+const Overrides kFloat8{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
+                        "debug.emulate_fp8=true",
+                        "model.hidden_size=256",
+                        "model.num_query_groups=4",
+                        "dataset.seq_length=64",
+                        "distributed.strategy=megatron_ddp"};
+struct KeptWeights {
+  int ranks;
+  Overrides more;
+  double bytes;  // per element of the linears
+};
+const std::vector<KeptWeights> kKeptWeights{
+    {1, {}, 0},
+    {1, {"recompute=full"}, 1},
+    {1, {"train.micro_batch_size=1"}, 2},
+    {1, {"train.micro_batch_size=1", "mixed_precision.fp8_recipe=mxfp8"}, 2 * (1 + 1.0 / 32)},
+    // Two of four layers keep bf16.
+    {1,
+     {"train.micro_batch_size=1", "mixed_precision.first_last_layers_bf16=true",
+      "model.num_layers=4"},
+     1},
+    {2, {"train.micro_batch_size=1", "distributed.tp_size=2"}, 2},
+    {2,
+     {"train.micro_batch_size=1", "distributed.tp_size=2", "distributed.sequence_parallel=true"},
+     2},
+    {2, {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.pipeline={}"}, 2},
+    // Gradients wait for their weight gradients in 8 bits, not in bf16; but with biases.
+    {2,
+     {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.vpp_size=1",
+      "distributed.pipeline.pp_schedule=zero_bubble"},
+     2},
+    {2,
+     {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.vpp_size=1",
+      "distributed.pipeline.pp_schedule=zero_bubble", "model.architecture=gpt2"},
+     2},
+    // proj's and fc2's gradients are multiplied in chunks, and wait in bf16.
+    {4,
+     {"train.micro_batch_size=1", "dataset.seq_length=256", "distributed.pp_size=2",
+      "distributed.vpp_size=1", "distributed.tp_size=2", "distributed.sequence_parallel=true",
+      "comm_overlap.tp_comm_overlap=true", "distributed.pipeline.pp_schedule=zero_bubble"},
+     2},
+    {2, {"train.micro_batch_size=1", "distributed.strategy=fsdp2"}, 0},
+    // Experts have one copy for forward and backward.
+    {1,
+     {"train.micro_batch_size=1", "model.moe.num_experts=4", "model.moe.first_dense_layers=1",
+      "model.moe.shared_expert_ffn_hidden_size=128"},
+     2}};
+
+}  // namespace
+
 TEST_CASE("planned memory has the 8-bit weights that are kept") {
-  const Overrides base{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
-                       "debug.emulate_fp8=true",
-                       "model.hidden_size=256",
-                       "model.num_query_groups=4",
-                       "dataset.seq_length=64",
-                       "distributed.strategy=megatron_ddp"};
-  struct Case {
-    int ranks;
-    Overrides more;
-    double bytes;  // per element of the linears
-  };
-  for (const Case& c : std::vector<Case>{
-           {1, {}, 0},
-           {1, {"recompute=full"}, 1},
-           {1, {"train.micro_batch_size=1"}, 2},
-           {1,
-            {"train.micro_batch_size=1", "mixed_precision.fp8_recipe=mxfp8"},
-            2 * (1 + 1.0 / 32)},
-           // Two of four layers keep bf16.
-           {1,
-            {"train.micro_batch_size=1", "mixed_precision.first_last_layers_bf16=true",
-             "model.num_layers=4"},
-            1},
-           {2, {"train.micro_batch_size=1", "distributed.tp_size=2"}, 2},
-           {2,
-            {"train.micro_batch_size=1", "distributed.tp_size=2",
-             "distributed.sequence_parallel=true"},
-            2},
-           {2, {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.pipeline={}"}, 2},
-           // Gradients wait for their weight gradients in 8 bits, not in bf16; but with biases.
-           {2,
-            {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.vpp_size=1",
-             "distributed.pipeline.pp_schedule=zero_bubble"},
-            2},
-           {2,
-            {"train.micro_batch_size=1", "distributed.pp_size=2", "distributed.vpp_size=1",
-             "distributed.pipeline.pp_schedule=zero_bubble", "model.architecture=gpt2"},
-            2},
-           // proj's and fc2's gradients are multiplied in chunks, and wait in bf16.
-           {4,
-            {"train.micro_batch_size=1", "dataset.seq_length=256", "distributed.pp_size=2",
-             "distributed.vpp_size=1", "distributed.tp_size=2",
-             "distributed.sequence_parallel=true", "comm_overlap.tp_comm_overlap=true",
-             "distributed.pipeline.pp_schedule=zero_bubble"},
-            2},
-           {2, {"train.micro_batch_size=1", "distributed.strategy=fsdp2"}, 0},
-           // Experts have one copy for forward and backward.
-           {1,
-            {"train.micro_batch_size=1", "model.moe.num_experts=4",
-             "model.moe.first_dense_layers=1", "model.moe.shared_expert_ffn_hidden_size=128"},
-            2}}) {
-    Overrides all = base;
+  for (const KeptWeights& c : kKeptWeights) {
+    Overrides all = kFloat8;
     all.insert(all.end(), c.more.begin(), c.more.end());
     const Recipe r = recipe_with(all, c.ranks);
     Overrides without = all;

@@ -120,7 +120,7 @@ TEST_CASE("a tokenizer with other content is refused, and a missing one is not")
     more.push_back(std::string("train.steps=") + steps);
     RunPlan made = lab.plan("saved", more);
     if (fs::exists(file)) made.dataset.tokenizer.path = file.parent_path().string();
-    run::run_training(made, [&] { return made; }, {});
+    run::run_training(made, {});
   };
   train("2", {});
   const std::string text = read_file(file);

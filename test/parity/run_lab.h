@@ -61,7 +61,7 @@ struct Lab : TemporaryFolder {
     launch::Job here{.id = job};
     if (!job.empty()) here.restarts = starts_[run + job]++;
     const RunPlan made = plan(run, changes);
-    run::run_training(made, [&] { return made; }, {.job = here});
+    run::run_training(made, {.job = here});
   }
   // Makes some steps of a job whose ranks die before they have saved.
   void train_and_die(const std::string& run, std::vector<std::string> changes,
@@ -73,8 +73,7 @@ struct Lab : TemporaryFolder {
   void train_again(const std::string& run, const std::vector<std::string>& changes,
                    const std::string& job) const {
     const RunPlan made = plan(run, changes);
-    run::run_training(made, [&] { return made; },
-                      {.job = {.restarts = starts_[run + job] - 1, .id = job}});
+    run::run_training(made, {.job = {.restarts = starts_[run + job] - 1, .id = job}});
   }
   // Returns where the next start of the job would begin.
   std::string start(const std::string& run, const std::vector<std::string>& changes,

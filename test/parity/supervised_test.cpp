@@ -290,7 +290,7 @@ struct SumsLab : TemporaryFolder {
               "dataset.train=" + (path / "text").string(), "dataset.validation=[]",
               "validation.every_steps=0", "checkpoint.every_steps=0"},
              1);
-    run::run_training(p, [&] { return p; }, {.job = {.id = "first"}});
+    run::run_training(p, {.job = {.id = "first"}});
     interchange::export_hf(storage::find_latest(path / "quickstart/checkpoints")->path, path / "hf",
                            {});
     return (path / "hf").string();

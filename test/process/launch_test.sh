@@ -345,6 +345,9 @@ refuses "no recipe" "write mtrain-launch --nproc_per_node 8 quickstart --dry-run
 (($(grep -c error "$work/out") == 1)) || fail "no recipe: reported more than once"
 refuses "a misspelt option of mtrain" "did you mean --dry-run?" --nproc_per_node 8 "$work/r.yaml" --dry-rn
 (($(grep -c error "$work/out") == 1)) || fail "a misspelt option: reported more than once"
+# The launcher reads these words as mtrain does, before a rank starts.
+refuses "a size to plan for" "mtrain-launch: error: --world-size plans for a world" --nproc_per_node 2 "$work/r.yaml" --world-size 8
+refuses "an option without its value" "mtrain-launch: error: --trace" --nproc_per_node 2 "$work/r.yaml" --trace
 refuses "a script" "write mtrain-launch --nproc_per_node 2 python3 $work/train.py" --nproc_per_node 2 "$work/train.py"
 refuses "a script before the recipe" "write mtrain-launch $work/r.yaml" "$work/train.py" "$work/r.yaml"
 mkdir -p "$work/bin" && printf '#!/bin/sh\necho tool\n' >"$work/bin/tool.py" && chmod +x "$work/bin/tool.py"

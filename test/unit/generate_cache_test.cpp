@@ -65,7 +65,8 @@ struct Twins {
     batch.seq = {.B = 1, .S = S, .position_T = Tensor::from_host(stream, {S}, position)};
     model::WgradQueue wgrad;
     model::Stash stash;
-    model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
+    model::Step step{
+        .compute = stream, .wgrad = wgrad, .stash = &stash, .seq = batch.seq, .training = false};
     auto logits = plain->logits(step, batch).rows(S - 1, S).to_host<float>(stream);
     logits.resize(size_t(spec.vocab));
     return logits;

@@ -46,6 +46,10 @@ json written(const std::string& model, std::string& type) {
   return json::parse(interchange::write_config(recipe_of(model), {"", "bfloat16"}, type));
 }
 
+const std::string kSizes =
+    "num_layers: 2, hidden_size: 32, num_attention_heads: 4, "
+    "vocab_size: 64, max_position_embeddings: 128";
+
 }  // namespace
 
 TEST_CASE("every family with keys has tensors") {
@@ -114,31 +118,28 @@ TEST_CASE("a configuration that is written is read as the same model, in both sp
 }
 
 TEST_CASE("a model is written as a family that computes it") {
-  const std::string sizes =
-      "num_layers: 2, hidden_size: 32, num_attention_heads: 4, "
-      "vocab_size: 64, max_position_embeddings: 128";
   std::string type;
-  CHECK(written("{" + sizes + "}", type).at("rope_theta") == 10000);
+  CHECK(written("{" + kSizes + "}", type).at("rope_theta") == 10000);
   CHECK(type == "llama");
   // Biases of queries, keys and values alone are what Qwen2 has.
-  written("{" + sizes + ", add_qkv_bias: true}", type);
+  written("{" + kSizes + ", add_qkv_bias: true}", type);
   CHECK(type == "qwen2");
-  CHECK(written("{" + sizes + ", attention_bias: true}", type).at("attention_bias") == true);
+  CHECK(written("{" + kSizes + ", attention_bias: true}", type).at("attention_bias") == true);
   CHECK(type == "llama");
-  const json biased = written("{" + sizes + ", add_bias_linear: true}", type);
+  const json biased = written("{" + kSizes + ", add_bias_linear: true}", type);
   CHECK(type == "llama");
   CHECK((biased.at("attention_bias") == true && biased.at("mlp_bias") == true));
-  CHECK(written("{" + sizes + ", mlp_bias: true}", type).at("attention_bias") == false);
+  CHECK(written("{" + kSizes + ", mlp_bias: true}", type).at("attention_bias") == false);
   CHECK(type == "llama");
-  CHECK(written("{" + sizes + ", window_size: 16}", type).at("sliding_window") == 16);
+  CHECK(written("{" + kSizes + ", window_size: 16}", type).at("sliding_window") == 16);
   CHECK(type == "mistral");
-  const json qwen = written("{architecture: qwen3, " + sizes + ", window_size: 16}", type);
+  const json qwen = written("{architecture: qwen3, " + kSizes + ", window_size: 16}", type);
   CHECK(qwen.at("use_sliding_window") == true);
   CHECK(qwen.at("max_window_layers") == 0);
   const auto layers = [&](const char* family, const char* freq) {
     return written(fmt::format("{{architecture: {}, {}, num_layers: 4, window_size: 16, "
                                "window_attn_skip_freq: {}}}",
-                               family, sizes.substr(sizes.find("hidden_size")), freq),
+                               family, kSizes.substr(kSizes.find("hidden_size")), freq),
                    type);
   };
   const json late = layers("qwen2", "[0, 0, 1, 1]");
@@ -155,12 +156,16 @@ TEST_CASE("a model is written as a family that computes it") {
         {"attn_logit_softcapping: 50", "model.attn_logit_softcapping: 50, not 0"},
         {"no_rope_freq: 2, qk_layernorm: true", "model.no_rope_freq: 10, not 11"},
         {"window_size: 16, rotary_base_local: 100", "model.rotary_base_local: 100, not 10000"}})
-    CHECK_THAT(error_of("{" + sizes + ", " + setting + "}"), Contains(field));
-  const json llama3 = written("{" + sizes + ", rope_scaling: {type: llama3, factor: 8}}", type);
+    CHECK_THAT(error_of("{" + kSizes + ", " + setting + "}"), Contains(field));
+}
+
+TEST_CASE("scaled and partial rotary positions are written as a family that has them") {
+  std::string type;
+  const json llama3 = written("{" + kSizes + ", rope_scaling: {type: llama3, factor: 8}}", type);
   CHECK(llama3.at("rope_scaling").at("rope_type") == "llama3");
   CHECK(llama3.at("rope_scaling").at("original_max_position_embeddings") == 8192);
   const json yarn =
-      written("{" + sizes + ", rope_scaling: {type: yarn, factor: 4, truncate: no}}", type)
+      written("{" + kSizes + ", rope_scaling: {type: yarn, factor: 4, truncate: no}}", type)
           .at("rope_scaling");
   CHECK(yarn == json{{"rope_type", "yarn"},
                      {"factor", 4},
@@ -169,26 +174,31 @@ TEST_CASE("a model is written as a family that computes it") {
                      {"beta_slow", 1},
                      {"truncate", false}});
   // Phi-3 has no such positions, so a model of that family is written as another.
-  written("{architecture: phi3, " + sizes + ", rope_scaling: {type: yarn, factor: 4}}", type);
+  written("{architecture: phi3, " + kSizes + ", rope_scaling: {type: yarn, factor: 4}}", type);
   CHECK(type == "llama");
   const std::string longrope =
       "rope_scaling: {type: longrope, short_factor: [1, 1.5, 2, 3], long_factor: [2, 4, 8, 16], "
       "original_max_position_embeddings: 32}";
-  const json of_phi3 = written("{architecture: phi3, " + sizes + ", " + longrope + "}", type);
+  const json of_phi3 = written("{architecture: phi3, " + kSizes + ", " + longrope + "}", type);
   CHECK(type == "phi3");
   CHECK(of_phi3.at("original_max_position_embeddings") == 32);
   CHECK(of_phi3.at("rope_scaling") == json{{"type", "longrope"},
                                            {"short_factor", {1, 1.5, 2, 3}},
                                            {"long_factor", {2, 4, 8, 16}}});
-  const json of_llama = written("{" + sizes + ", " + longrope + "}", type);
+  const json of_llama = written("{" + kSizes + ", " + longrope + "}", type);
   CHECK(type == "llama");
   CHECK(of_llama.at("rope_scaling").at("original_max_position_embeddings") == 32);
   CHECK(of_llama.at("original_max_position_embeddings") == 32);
   // Phi-3 alone rotates a part of each head.
-  CHECK(written("{" + sizes + ", rotary_percent: 0.75}", type).at("partial_rotary_factor") == 0.75);
+  CHECK(written("{" + kSizes + ", rotary_percent: 0.75}", type).at("partial_rotary_factor") ==
+        0.75);
   CHECK(type == "phi3");
+}
+
+TEST_CASE("a model with experts is written as the family of its router") {
+  std::string type;
   // Dense layers are listed, however the recipe names the layers with experts.
-  const json moe = written("{architecture: qwen3_moe, " + sizes +
+  const json moe = written("{architecture: qwen3_moe, " + kSizes +
                                ", moe: {num_experts: 4, first_dense_layers: 1, "
                                "ffn_hidden_size: 16}}",
                            type);
@@ -196,7 +206,7 @@ TEST_CASE("a model is written as a family that computes it") {
   CHECK(moe.at("mlp_only_layers") == json::array({0}));
   CHECK(moe.at("decoder_sparse_step") == 1);
   CHECK(
-      written("{architecture: mixtral, " + sizes + ", moe: {num_experts: 4, ffn_hidden_size: 16}}",
+      written("{architecture: mixtral, " + kSizes + ", moe: {num_experts: 4, ffn_hidden_size: 16}}",
               type)
           .at("intermediate_size") == 16);
   CHECK(type == "mixtral");
@@ -206,7 +216,7 @@ TEST_CASE("a model is written as a family that computes it") {
       "shared_expert_ffn_hidden_size: 32, first_dense_layers: 1, router_score: sigmoid, "
       "router_topk_scaling_factor: 2.5, router_bias_update_rate: 0.001}";
   const json glm = written(
-      "{architecture: deepseek_moe, " + sizes + ", add_qkv_bias: true, " + experts + "}", type);
+      "{architecture: deepseek_moe, " + kSizes + ", add_qkv_bias: true, " + experts + "}", type);
   CHECK(type == "glm4_moe");
   const json want{{"n_routed_experts", 8},
                   {"num_experts_per_tok", 4},
@@ -225,9 +235,10 @@ TEST_CASE("a model is written as a family that computes it") {
     INFO(key);
     CHECK(glm.at(key) == value);
   }
-  const json dots = written(
-      "{" + sizes + ", qk_layernorm: true, window_size: 16, attention_bias: true, " + experts + "}",
-      type);
+  const json dots =
+      written("{" + kSizes + ", qk_layernorm: true, window_size: 16, attention_bias: true, " +
+                  experts + "}",
+              type);
   CHECK(type == "dots1");
   CHECK(dots.at("attention_bias") == true);
   CHECK(dots.at("sliding_window") == 16);
@@ -236,16 +247,13 @@ TEST_CASE("a model is written as a family that computes it") {
 }
 
 TEST_CASE("a model that no family computes is refused by the fields in which it differs") {
-  const std::string sizes =
-      "num_layers: 2, hidden_size: 32, num_attention_heads: 4, "
-      "vocab_size: 64, max_position_embeddings: 128";
-  CHECK_THAT(error_of("{" + sizes + ", normalization: layernorm}"),
+  CHECK_THAT(error_of("{" + kSizes + ", normalization: layernorm}"),
              Contains("model.normalization: layernorm, not rmsnorm"));
-  CHECK_THAT(error_of("{" + sizes + ", add_qkv_bias: true, rotary_percent: 0.5}"),
+  CHECK_THAT(error_of("{" + kSizes + ", add_qkv_bias: true, rotary_percent: 0.5}"),
              Contains("no family") && Contains("phi3: model.add_qkv_bias: true, not false"));
-  CHECK_THAT(error_of("{" + sizes + ", add_qkv_bias: true, qk_layernorm: true}"),
+  CHECK_THAT(error_of("{" + kSizes + ", add_qkv_bias: true, qk_layernorm: true}"),
              Contains("no family"));
-  CHECK_THAT(error_of("{architecture: deepseek_moe, " + sizes +
+  CHECK_THAT(error_of("{architecture: deepseek_moe, " + kSizes +
                       ", moe: {num_experts: 4, num_shared_experts: 1, ffn_hidden_size: 16}}"),
              Contains("no family") && Contains("model.moe"));
 }

@@ -52,7 +52,7 @@ struct Lab : TemporaryFolder {
         plan::load_recipe(MTRAIN_SOURCE_DIR "/recipes/" + recipe + ".yaml", all, diagnostics);
     diagnostics.throw_if_errors();
     const RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
-    run::run_training(plan, [&] { return plan; }, {});
+    run::run_training(plan, {});
     std::vector<double> losses;
     for (const std::string& line : split(read_file(path / run / "metrics.jsonl"), '\n')) {
       const auto metrics = nlohmann::json::parse(line, nullptr, false);

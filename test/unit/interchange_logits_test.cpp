@@ -76,7 +76,8 @@ std::vector<float> logits_of(const recipe::Recipe& recipe, const storage::ValueS
   batch.seq = {.B = e.B, .S = e.S, .position_T = Tensor::from_host(stream, {T}, positions)};
   model::WgradQueue wgrad;
   model::Stash stash;
-  model::Step step{stream, wgrad, stash, batch.seq, 0, 0, 0, false};
+  model::Step step{
+      .compute = stream, .wgrad = wgrad, .stash = &stash, .seq = batch.seq, .training = false};
   const auto all = model.logits(step, batch).to_host<float>(stream);
   std::vector<float> ordered;
   for (int64_t b = 0; b < e.B; ++b)

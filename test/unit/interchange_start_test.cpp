@@ -66,7 +66,7 @@ class Lab : public TemporaryFolder {
     diagnostics.throw_if_errors();
     RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
     plan.dataset.tokenizer = plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
-    run::run_training(plan, [&] { return plan; }, {.job = job});
+    run::run_training(plan, {.job = job});
     const auto latest = storage::find_latest(path / run / "checkpoints");
     return latest ? latest->path : std::filesystem::path();
   }

@@ -259,6 +259,41 @@ TEST_CASE("norm backward may write over dy, and many rows sum into the weight gr
   });
 }
 
+namespace {
+
+// What NormForward and NormBackward must give for T rows of W elements, `stride` apart.
+struct Wanted {
+  std::vector<double> y, dx, dw, rstd;
+};
+Wanted rms_norm_rows(const Array& x, const Array& dy, const std::vector<double>& f, int64_t T,
+                     int64_t W, int64_t stride) {
+  Wanted want{
+      std::vector<double>(T * stride), std::vector<double>(T * stride), std::vector<double>(W), {}};
+  for (int64_t t = 0; t < T; ++t) {
+    const std::vector<double> row = x.values(t * stride, W), d = dy.values(t * stride, W);
+    const Row r = norm_row(NormKind::rms, row, f, {});
+    const auto dx = finite_difference(
+        row, [&](const auto& v) { return dot(norm_row(NormKind::rms, v, f, {}).y, d); }, 1e-5);
+    for (int64_t i = 0; i < W; ++i) {
+      want.y[t * stride + i] = r.y[i], want.dx[t * stride + i] = dx[i];
+      want.dw[i] += d[i] * row[i] * r.rstd;
+    }
+    want.rstd.push_back(r.rstd);
+  }
+  return want;
+}
+
+// Returns the array's elements from `first` on.
+auto from(auto&& array, int64_t first) {
+  auto s = array.span();
+  s.data = static_cast<char*>(const_cast<void*>(static_cast<const void*>(s.data))) +
+           first * dtype_size(s.dtype);
+  s.count -= first;
+  return s;
+}
+
+}  // namespace
+
 TEST_CASE("parts of rows that ranks share are normalized as whole rows are") {
   // Columns of tokens; the parts begin where the parts before end.
   const int64_t T = 3, parts[] = {33, 8, 64}, W = 105, stride = W + 7;
@@ -267,28 +302,9 @@ TEST_CASE("parts of rows that ranks share are normalized as whole rows are") {
       Closeness close(name("norm shared rows", NormKind::rms, dtype));
       const Array x = Array::normal(dtype, T * stride, 1), dy = Array::normal(dtype, T * stride, 2),
                   w = Array::normal(dtype, W, 3);
-      std::vector<double> want_y(T * stride), want_dx(T * stride), want_dw(W), want_rstd;
-      for (int64_t t = 0; t < T; ++t) {
-        const std::vector<double> row = x.values(t * stride, W), d = dy.values(t * stride, W),
-                                  f = factors(w.values(), plus_one);
-        const Row r = norm_row(NormKind::rms, row, f, {});
-        const auto dx = finite_difference(
-            row, [&](const auto& v) { return dot(norm_row(NormKind::rms, v, f, {}).y, d); }, 1e-5);
-        for (int64_t i = 0; i < W; ++i) {
-          want_y[t * stride + i] = r.y[i], want_dx[t * stride + i] = dx[i];
-          want_dw[i] += d[i] * row[i] * r.rstd;
-        }
-        want_rstd.push_back(r.rstd);
-      }
+      const Wanted want = rms_norm_rows(x, dy, factors(w.values(), plus_one), T, W, stride);
       for_each_isa([&](const char* isa) {
         CAPTURE(isa, plus_one);
-        const auto from = [](auto&& array, int64_t first) {
-          auto s = array.span();
-          s.data = static_cast<char*>(const_cast<void*>(static_cast<const void*>(s.data))) +
-                   first * dtype_size(s.dtype);
-          s.count -= first;
-          return s;
-        };
         // Calls fn(first, H) for each part.
         const auto each = [&](const auto& fn) {
           int64_t first = 0;
@@ -347,11 +363,11 @@ TEST_CASE("parts of rows that ranks share are normalized as whole rows are") {
                                 .width = W});
         });
         const double K = double(W);
-        REQUIRE(close(rstd, want_rstd, {.K = K, .scale = 4}) == "");
-        REQUIRE(close(y, want_y, {.dtype = dtype, .K = K, .scale = 4, .sums = DType::f32}) == "");
-        REQUIRE(close(dx, want_dx, {.dtype = dtype, .K = K, .scale = 16, .sums = DType::f32}) ==
+        REQUIRE(close(rstd, want.rstd, {.K = K, .scale = 4}) == "");
+        REQUIRE(close(y, want.y, {.dtype = dtype, .K = K, .scale = 4, .sums = DType::f32}) == "");
+        REQUIRE(close(dx, want.dx, {.dtype = dtype, .K = K, .scale = 16, .sums = DType::f32}) ==
                 "");
-        REQUIRE(close(dw, want_dw, {.K = double(T), .scale = 16}) == "");
+        REQUIRE(close(dw, want.dw, {.K = double(T), .scale = 16}) == "");
         REQUIRE((y.margin_untouched() && dx.margin_untouched() && dw.margin_untouched()));
       });
     }

@@ -59,7 +59,7 @@ struct Experts {
   WgradQueue wgrad;
   Stash stash;
   SequenceInfo seq;
-  Step step{stream, wgrad, stash, seq};
+  Step step{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = seq};
 };
 
 // The numbers that `x` represents in 8 bits under one scale.

@@ -58,7 +58,7 @@ TEST_CASE("a tied table's gradient is whole whichever of its entries is drained 
   SequenceInfo seq;
   WgradQueue wgrad;
   Stash stash;
-  Step step{stream, wgrad, stash, seq};
+  Step step{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = seq};
   embedding.backward(step, id, d);
   CHECK_FALSE(table.consume_first_write());  // the head's entry adds
   CHECK(table.grad.to_host<float>(stream) == std::vector<float>{3, 4, 0, 0, 6, 8, 0, 0});
@@ -81,7 +81,7 @@ TEST_CASE(
     SequenceInfo seq;
     WgradQueue wgrad;
     Stash stash;
-    Step step{stream, wgrad, stash, seq};
+    Step step{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = seq};
     const Tensor x_TH = embedding.forward(step, id);
     CHECK(x_TH.to_host_float(stream) == std::vector<float>{4 * factor, 0.25f * factor, factor,
                                                            2 * factor, 4 * factor, 0.25f * factor});

@@ -99,7 +99,7 @@ Values reference(const AttentionProblem& problem) {
   const model::SequenceInfo seq = problem.sequence(stream, 1);
   model::WgradQueue wgrad;
   model::Stash stash;
-  model::Step step{stream, wgrad, stash, seq};
+  model::Step step{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = seq};
   const auto core = local_attention(problem.heads());
   const Tensor qkv = wide(problem.qkv(stream));
   const model::CoreResult forward = core->forward(step, qkv, {});
@@ -165,7 +165,7 @@ std::vector<Values> run(const AttentionProblem& problem, const std::vector<Type>
     const Tensor qkv = own(problem.qkv(stream)), dout = own(problem.dout(stream));
     model::WgradQueue wgrad;
     model::Stash stash;
-    model::Step step{stream, wgrad, stash, seq};
+    model::Step step{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = seq};
     std::vector<std::unique_ptr<model::AttentionCore>> cores;
     std::vector<model::CoreResult> forwards;
     std::vector<Tensor> gradients(types.size());

@@ -14,7 +14,7 @@ TEST_CASE("each kind of communication takes an emulated link by the names of its
   using device::StreamKind;
   recipe::Recipe r;
   std::set<std::string> slowed;
-  for (const auto& traffic : recipe::enum_names(recipe::LinkTraffic{})) {
+  for (const auto& traffic : enum_names(recipe::LinkTraffic{})) {
     r.comm.link.only = {traffic.value};
     const auto streams = plan::comm_options(r).link_streams;
     CHECK_FALSE(streams.empty());

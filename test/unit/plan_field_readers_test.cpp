@@ -370,7 +370,7 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
       r.distributed.tp_size = 2;
       r.distributed.sequence_parallel = sequence;
       if (expert_tp) r.distributed.expert_tp_size = *expert_tp;
-      r.model.moe.token_dispatcher = recipe::MoeDispatcher::flex;
+      r.model.moe.token_dispatcher = TokenDispatch::flex;
     });
   };
   CHECK(flex_over_tp(false, {}).empty());

@@ -11,6 +11,15 @@ using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
 
+namespace {
+
+Overrides with(const char* strategy, Overrides o) {
+  o.push_back(std::string("distributed.strategy=") + strategy);
+  return o;
+}
+
+}  // namespace
+
 TEST_CASE("the world must be divisible as the recipe divides it") {
   expect_error({.what = "product", .world = 6, .set = {"distributed.tp_size=4"}},
                "distributed.tp_size", "tp(4) * pp(1) * cp(1) = 4 does not divide the world of 6");
@@ -59,10 +68,6 @@ TEST_CASE("the world must be divisible as the recipe divides it") {
 }
 
 TEST_CASE("a strategy refuses the parallelism and the fields that it does not have") {
-  const auto with = [](const char* strategy, Overrides o) {
-    o.push_back(std::string("distributed.strategy=") + strategy);
-    return o;
-  };
   expect_error({.what = "unknown", .set = {"distributed.strategy=fsdp3"}}, "distributed.strategy",
                "fsdp3");
   expect_accepts({.what = "any case", .set = {"distributed.strategy=Megatron-FSDP"}});
@@ -125,6 +130,9 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
                   .set = {"dist.use_megatron_fsdp=true", "distributed.zero_dp_strategy=2"}});
   expect_resolved({.what = "one rank", .set = with("fsdp2", {})}, "distributed.strategy",
                   "nothing is sharded");
+}
+
+TEST_CASE("sequences, heads, widths and vocabularies divide by tp, or are padded") {
   expect_warning({.what = "sp without tp", .set = {"distributed.sequence_parallel=true"}},
                  "distributed.sequence_parallel", "tp_size is 1");
   expect_error({.what = "sp and sequence",
@@ -136,18 +144,6 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
                   .world = 4,
                   .set = {"distributed.tp_size=4", "distributed.sequence_parallel=true",
                           "dataset.seq_length=1020"}});
-  expect_error({.what = "a link for experts that is not there", .set = {"comm.link.only=ep"}},
-               "comm.link.only", "there is none");
-  expect_error(
-      {.what = "slow links between GPUs", .set = {"train.device=cuda", "comm.link.gbps=10"}},
-      "comm.link", "train.device is cuda");
-  expect_error({.what = "slow GPUs", .set = {"train.device=cuda", "debug.compute_slowdown=2"}},
-               "debug.compute_slowdown", "train.device is cuda");
-  expect_error(
-      {.what = "own attention on CPUs", .set = {"train.device=cpu", "debug.own_attention=true"}},
-      "debug.own_attention", "train.device is cpu");
-  expect_accepts(
-      {.what = "own attention on GPUs", .set = {"train.device=cuda", "debug.own_attention=true"}});
   expect_error({.what = "heads by tp",
                 .world = 16,
                 .set = {"distributed.tp_size=16", "model.num_query_groups=8"}},
@@ -168,6 +164,9 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
   expect_resolved(
       {.what = "vocabulary", .world = 4, .set = {"distributed.tp_size=4", "model.vocab_size=513"}},
       "model.vocab_size", "padded to 1024");
+}
+
+TEST_CASE("gathers of parameters overlap only where parameters are sharded") {
   expect_error({.what = "gather without reduce",
                 .world = 2,
                 .set = with("megatron_ddp",
@@ -193,6 +192,21 @@ TEST_CASE("a strategy refuses the parallelism and the fields that it does not ha
        .world = 2,
        .set = with("megatron_ddp", {"ddp.overlap_param_gather_with_optimizer_step=true"})},
       "ddp.overlap_param_gather_with_optimizer_step", "single stage");
+}
+
+TEST_CASE("emulated links and own kernels are of one kind of device") {
+  expect_error({.what = "a link for experts that is not there", .set = {"comm.link.only=ep"}},
+               "comm.link.only", "there is none");
+  expect_error(
+      {.what = "slow links between GPUs", .set = {"train.device=cuda", "comm.link.gbps=10"}},
+      "comm.link", "train.device is cuda");
+  expect_error({.what = "slow GPUs", .set = {"train.device=cuda", "debug.compute_slowdown=2"}},
+               "debug.compute_slowdown", "train.device is cuda");
+  expect_error(
+      {.what = "own attention on CPUs", .set = {"train.device=cpu", "debug.own_attention=true"}},
+      "debug.own_attention", "train.device is cpu");
+  expect_accepts(
+      {.what = "own attention on GPUs", .set = {"train.device=cuda", "debug.own_attention=true"}});
 }
 
 TEST_CASE("keys go around a ring in layers without a window alone") {
@@ -294,6 +308,9 @@ TEST_CASE("stages, micro-batches and groups must fit the schedule") {
       "model.num_layers", "12 stages");
   expect_resolved({.what = "uneven", .world = 4, .set = pipeline({"model.num_layers=10"})},
                   "distributed.pipeline", "first 2 stages");
+}
+
+TEST_CASE("micro-batches come in groups that fit the schedule") {
   expect_error(
       {.what = "micro-batches", .world = 4, .set = interleaved({"train.global_batch_size=9"})},
       "train.global_batch_size", "2 rounds");
@@ -348,6 +365,9 @@ TEST_CASE("stages, micro-batches and groups must fit the schedule") {
        .world = 24,
        .set = pipeline({"train.micro_batch_size=8", "distributed.pipeline.pp_microbatch_size=8"})},
       "train.global_batch_size", "micro-batch 8 * dp 6");
+}
+
+TEST_CASE("a layout gives each stage its layers, the first the embedding and the last the loss") {
   expect_accepts({.what = "layout",
                   .world = 4,
                   .set = pipeline({"distributed.pipeline.layout='Ett|tt|tt|ttL'"})});

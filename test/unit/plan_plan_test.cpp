@@ -14,7 +14,7 @@
 
 using namespace mtrain;
 using namespace mtrain::plan;
-using Name = recipe::PipelineScheduleName;
+using Name = ScheduleId;
 
 namespace {
 

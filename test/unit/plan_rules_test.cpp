@@ -9,9 +9,7 @@ using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
 
-namespace {
-
-void check_layer_rules() {
+TEST_CASE("a list of layers has an entry for each, and some layer that it acts on") {
   const char *window = "model.window_size=64", *learned = "model.position_embedding=learned",
              *local = "model.rotary_base_local=10";
   expect_accepts({.what = "layers of several kinds",
@@ -41,9 +39,7 @@ void check_layer_rules() {
                  "model.rotary_base_local", "no layer with a window has rotary positions");
 }
 
-}  // namespace
-
-TEST_CASE("settings of one rank that contradict each other are refused at the one to change") {
+TEST_CASE("heads must divide the model's width, and positions suffice for a sample") {
   expect_accepts({.what = "base"});
   expect_error(
       {.what = "heads", .set = {"model.num_attention_heads=12", "model.num_query_groups=4"}},
@@ -61,6 +57,9 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_error({.what = "positions", .set = {"model.max_position_embeddings=1023"}},
                "dataset.seq_length", "1023");
   expect_accepts({.what = "positions fit", .set = {"model.max_position_embeddings=1024"}});
+}
+
+TEST_CASE("rotary settings are those of one kind of positions, and in order") {
   expect_error({.what = "rope scaling on learned",
                 .set = {"model.position_embedding=learned", "model.rope_scaling=linear"}},
                "model.rope_scaling.type", "learned");
@@ -91,6 +90,9 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
        .set = {"model.rope_scaling=yarn", "model.rope_scaling.mscale=1",
                "model.rope_scaling.mscale_all_dim=1", "model.rope_scaling.attention_factor=1"}},
       "model.rope_scaling.mscale", "attention_factor is given");
+}
+
+TEST_CASE("norms of all heads need norms, and biases of the MLP need its kind of norm") {
   expect_error({.what = "all heads of no norm", .set = {"model.qk_layernorm_all_heads=true"}},
                "model.qk_layernorm_all_heads", "only where queries are normalized");
   expect_accepts(
@@ -101,7 +103,9 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_error({.what = "biases of the MLP beside layer norms",
                 .set = {"model.mlp_bias=true", "model.normalization=layernorm"}},
                "model.mlp_bias", "layer norms");
-  check_layer_rules();
+}
+
+TEST_CASE("the length of a sample chooses between the factors of longrope") {
   const Overrides longrope{"model.rope_scaling=longrope", "model.kv_channels=8",
                            "model.rotary_percent=0.5", "model.rope_scaling.short_factor=[1, 2]",
                            "model.rope_scaling.long_factor=[3, 4]"};
@@ -125,6 +129,9 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_warning({.what = "another type's setting",
                   .set = {"model.rope_scaling=llama3", "model.rope_scaling.beta_fast=16"}},
                  "model.rope_scaling.beta_fast", "type llama3 does not read it");
+}
+
+TEST_CASE("what is not built or not there is refused: dropout, backends, data, tokenizers") {
   expect_error({.what = "attention dropout", .set = {"model.attention_dropout=0.1"}},
                "model.attention_dropout", "");
   expect_error({.what = "top-k", .set = {"model.moe=4", "model.moe.router_topk=5"}},
@@ -160,6 +167,9 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
                   .set = {"tokenizer.type=byte", "model.vocab_size=128"}});
   expect_accepts({.what = "ids of no tokenizer, of which there are 200",
                   .set = {"tokenizer.type=NullTokenizer", "model.vocab_size=200"}});
+}
+
+TEST_CASE("batches and the learning rate's schedule must fit the run") {
   expect_error({.what = "batch", .set = {"train.global_batch_size=5", "train.micro_batch_size=2"}},
                "train.global_batch_size", "not a multiple");
   expect_error(
@@ -192,6 +202,9 @@ TEST_CASE("settings of one rank that contradict each other are refused at the on
   expect_accepts({.what = "wsd fits",
                   .set = {"lr_scheduler.style=wsd", "train.steps=10", "lr_scheduler.warmup_steps=4",
                           "lr_scheduler.wsd_decay_steps=6"}});
+}
+
+TEST_CASE("recomputation must say what, and find something to recompute") {
   expect_error({.what = "method without full", .set = {"recompute.method=block"}},
                "recompute.method", "none");
   expect_error(

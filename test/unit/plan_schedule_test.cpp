@@ -39,7 +39,7 @@ std::string refused(const std::string& text) {
 
 TEST_CASE("a size that the recipe allows is one that the schedule can have, and no other") {
   int64_t allowed = 0, refused_sizes = 0;
-  for (const auto& [value, name] : enum_names(recipe::PipelineScheduleName{})) {
+  for (const auto& [value, name] : enum_names(ScheduleId{})) {
     if (enum_name(value) != name) continue;  // another name of an earlier one
     for (const int64_t pp : {2, 4})
       for (const int64_t v : {1, 2, 3})

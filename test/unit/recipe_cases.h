@@ -99,5 +99,22 @@ inline Overrides experts(const Overrides& more) {
   o.insert(o.end(), more.begin(), more.end());
   return o;
 }
+inline Overrides megatron(Overrides o) {
+  o.push_back("distributed.strategy=megatron_ddp");
+  return o;
+}
+// A flag of the fine-grained 1F1B.
+inline Overrides fine(const char* flag) {
+  return interleaved({std::string("comm_overlap.overlap_p2p_") + flag});
+}
+
+// The small recipe with these settings and the lines `more`, which must be without an error.
+inline Recipe recipe_of(int64_t world, const Overrides& overrides, const std::string& more = "") {
+  Diagnostics diagnostics;
+  const Recipe r = plan::load_recipe_text(kBase + more, "base.yaml", overrides, diagnostics, world);
+  INFO(diagnostics.text(Severity::error));
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return r;
+}
 
 }  // namespace recipe_cases

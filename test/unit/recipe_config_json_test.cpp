@@ -10,28 +10,39 @@ using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
 
-TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
-  const TemporaryFolder temporary;
-  const auto config = [&](const std::string& text) {
-    std::ofstream(temporary / "config.json") << text;
-  };
-  const std::string from = "model.from=" + temporary.path.string();
-  const auto read = [&](const Overrides& more = {}) {
-    Overrides set{from, "model.init=random"};
+namespace {
+
+// A Hugging Face folder that has a configuration only, and a recipe that names it.
+class Folder {
+ public:
+  void config(const std::string& text) const { std::ofstream(folder_ / "config.json") << text; }
+  // Returns the recipe with these settings more, and its errors.
+  std::pair<Recipe, std::string> read(const Overrides& more = {}) const {
+    Overrides set{"model.from=" + folder_.path.string(), "model.init=random"};
     set.insert(set.end(), more.begin(), more.end());
     Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe_text("dataset: {train: x, seq_length: 64}\n", "r.yaml", set,
-                                            diagnostics, 1);
-    return std::pair{r, diagnostics.text(Severity::error)};
-  };
-  config(R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
+    Recipe r = plan::load_recipe_text("dataset: {train: x, seq_length: 64}\n", "r.yaml", set,
+                                      diagnostics, 1);
+    return {std::move(r), diagnostics.text(Severity::error)};
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+}  // namespace
+
+TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
+  const Folder folder;
+  folder.config(
+      R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
     "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu", "attention_bias": false,
     "tie_word_embeddings": true, "torch_dtype": "bfloat16", "rope_scaling": {"rope_type": "llama3",
     "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192}})");
-  const auto [llama, llama_errors] = read();
+  const auto [llama, llama_errors] = folder.read();
   INFO(llama_errors);
   REQUIRE(llama_errors.empty());
   CHECK(llama.model.hidden_size == 256);
@@ -44,26 +55,41 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
   CHECK(llama.model.rope_scaling.type == RopeScalingType::llama3);
   CHECK(llama.model.rope_scaling.factor == 32);
   CHECK(llama.origin("model.hidden_size") == Origin::derived);
-  CHECK(read({"model.hidden_size=256"}).second.empty());
-  CHECK_THAT(read({"model.hidden_size=128"}).second,
+  CHECK(folder.read({"model.hidden_size=256"}).second.empty());
+  CHECK_THAT(folder.read({"model.hidden_size=128"}).second,
              Contains("model.hidden_size") && Contains("config.json") && Contains("256"));
 
-  config(R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128,
+  folder.config(
+      R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128,
     "vocab_size": 300})");
-  CHECK_THAT(read().second, Contains("attention_dropout"));
-  const auto [gpt2, gpt2_errors] = read({"model.attention_dropout=0"});
+  CHECK_THAT(folder.read().second, Contains("attention_dropout"));
+  const auto [gpt2, gpt2_errors] = folder.read({"model.attention_dropout=0"});
   REQUIRE(gpt2_errors.empty());
   CHECK(gpt2.model.architecture == Architecture::gpt2);
   CHECK(gpt2.model.share_embeddings_and_output_weights);
   CHECK(gpt2.model.hidden_dropout == 0.1);  // transformers' default for an omitted key
 
-  config(R"({"model_type": "qwen3", "hidden_size": 64, "sliding_window": null,
+  folder.config(R"({"model_type": "qwen3", "hidden_size": 64, "sliding_window": null,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})");
-  CHECK(read().first.model.rotary_base == 1e6);
-  CHECK(read().first.model.kv_channels == 128);
-  config(R"({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+  CHECK(folder.read().first.model.rotary_base == 1e6);
+  CHECK(folder.read().first.model.kv_channels == 128);
+  // Beside the rotary positions, or among them, which transformers 5 prefers.
+  for (const char* factor :
+       {R"("partial_rotary_factor": 0.75)",
+        R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75})",
+        R"("partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.75})"}) {
+    folder.config(fmt::format(R"({{"model_type": "phi3", {}}})", factor));
+    CHECK(folder.read().first.model.rotary_percent == 0.75);
+    CHECK(folder.read().first.model.rotary_dim() == 72);
+    CHECK_THAT(folder.read({"model.rotary_percent=0.5"}).second, Contains("model.rotary_percent"));
+  }
+}
+
+TEST_CASE("model.from reads which layers have experts, and how these are chosen") {
+  const Folder folder;
+  folder.config(R"({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
     "intermediate_size": 96, "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.0})");
-  const auto [mixtral, mixtral_errors] = read();
+  const auto [mixtral, mixtral_errors] = folder.read();
   INFO(mixtral_errors);
   REQUIRE(mixtral_errors.empty());
   CHECK(mixtral.model.architecture == Architecture::mixtral);
@@ -71,9 +97,9 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
   CHECK(mixtral.model.moe.ffn_hidden_size == 96);
   CHECK(mixtral.model.rotary_base == 1e6);
 
-  config(R"({"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4,
+  folder.config(R"({"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4,
     "norm_topk_prob": false, "decoder_sparse_step": 2, "mlp_only_layers": [1]})");
-  const auto [qwen, qwen_errors] = read();
+  const auto [qwen, qwen_errors] = folder.read();
   INFO(qwen_errors);
   REQUIRE(qwen_errors.empty());
   CHECK(qwen.model.moe.router_pre_softmax);
@@ -81,16 +107,10 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
   CHECK_FALSE(qwen.model.has_experts(0));
   CHECK_FALSE(qwen.model.has_experts(1));
   CHECK(qwen.model.has_experts(3));
-  // Beside the rotary positions, or among them, which transformers 5 prefers.
-  for (const char* factor :
-       {R"("partial_rotary_factor": 0.75)",
-        R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75})",
-        R"("partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.75})"}) {
-    config(fmt::format(R"({{"model_type": "phi3", {}}})", factor));
-    CHECK(read().first.model.rotary_percent == 0.75);
-    CHECK(read().first.model.rotary_dim() == 72);
-    CHECK_THAT(read({"model.rotary_percent=0.5"}).second, Contains("model.rotary_percent"));
-  }
+}
+
+TEST_CASE("model.from refuses what is not built, contradicts itself or is no JSON") {
+  const Folder folder;
   for (const auto& [text, gist] :
        {std::pair{R"({"model_type": "mamba"})", "model_type `mamba`"},
         {R"({"model_type": "mixtral", "router_jitter_noise": 0.1})", "router_jitter_noise is 0.1"},
@@ -153,9 +173,12 @@ TEST_CASE("model.from reads the sizes of a Hugging Face folder") {
         {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "dequantize()"},
         {R"([1, 2])", "not a JSON object"},
         {R"({"model_type": )", "not JSON at byte 16"}}) {
-    config(text);
-    CHECK_THAT(read().second, Contains(gist));
+    folder.config(text);
+    CHECK_THAT(folder.read().second, Contains(gist));
   }
+}
+
+TEST_CASE("model.from tells a name of the Hub from a folder") {
   Diagnostics diagnostics;
   plan::load_recipe_text("dataset: {train: x}\nmodel: {from: meta-llama/Llama-3.2-1B}\n", "r.yaml",
                          {}, diagnostics, 1);

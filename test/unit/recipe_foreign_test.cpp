@@ -90,15 +90,14 @@ TEST_CASE("a pipeline in Megatron's spelling needs no section, in AutoModel's it
   const auto schedule = [](const Overrides& set) {
     return loaded("", set).distributed.pipeline.pp_schedule;
   };
-  CHECK(schedule({"model.pipeline_model_parallel_size=4"}) == PipelineScheduleName::one_f_one_b);
+  CHECK(schedule({"model.pipeline_model_parallel_size=4"}) == ScheduleId::one_f_one_b);
   CHECK(schedule({"model.pipeline_model_parallel_size=4",
-                  "model.virtual_pipeline_model_parallel_size=2"}) ==
-        PipelineScheduleName::interleaved_1f1b);
+                  "model.virtual_pipeline_model_parallel_size=2"}) == ScheduleId::interleaved_1f1b);
   CHECK(schedule({"model.pipeline_model_parallel_size=4",
                   "model.num_layers_per_virtual_pipeline_stage=1"}) ==
-        PipelineScheduleName::interleaved_1f1b);
+        ScheduleId::interleaved_1f1b);
   CHECK(schedule({"distributed.pp_size=4", "distributed.strategy=megatron_ddp"}) ==
-        PipelineScheduleName::one_f_one_b);
+        ScheduleId::one_f_one_b);
   expect_error({.what = "AutoModel's", .world = 4, .set = {"distributed.pp_size=4"}},
                "distributed.pp_size", "needs the section distributed.pipeline");
 }

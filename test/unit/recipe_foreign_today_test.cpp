@@ -158,7 +158,7 @@ TEST_CASE("AutoModel's older name of the pipeline section is read") {
       "distributed: {pp_size: 2}\n"
       "autopipeline: {_target_: nemo_automodel.components.distributed.pipelining.AutoPipeline, "
       "pp_schedule: interleaved1f1b, pp_microbatch_size: 1, pp_batch_size: 8}\n");
-  CHECK(r.distributed.pipeline.pp_schedule == recipe::PipelineScheduleName::interleaved_1f1b);
+  CHECK(r.distributed.pipeline.pp_schedule == ScheduleId::interleaved_1f1b);
   CHECK(r.distributed.pipeline.pp_microbatch_size == 1);
 }
 

@@ -91,7 +91,7 @@ struct Lab : TemporaryFolder {
     const Recipe r = plan::load_recipe_text("model: {}\n", "lab", settings, diagnostics);
     diagnostics.throw_if_errors();
     const RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
-    run::run_training(plan, [&] { return plan; }, {.job = {}});
+    run::run_training(plan, {.job = {}});
   }
   // Returns the last validation loss of a run.
   double validated(const std::string& run) const {

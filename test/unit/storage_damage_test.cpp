@@ -105,6 +105,34 @@ TEST_CASE("every flipped bit is found, and its file named") {
   CHECK(complaint(folder.path).empty());
 }
 
+namespace {
+
+struct Row {
+  const char* what;
+  std::function<void()> damage;
+  const char* named;
+};
+
+// Damages the checkpoint `step` of a run's folder by each row, expects an error that names the file
+// and the checkpoint, and mends it.
+void expect_damage_is_named(const std::vector<Row>& rows, const fs::path& root,
+                            const fs::path& step) {
+  for (const Row& row : rows) {
+    INFO(row.what);
+    const fs::path sound = root / "sound";
+    fs::copy(step, sound);
+    row.damage();
+    const std::string found = complaint(root);
+    CHECK_THAT(found, Contains(row.named) && Contains("step-00000030"));
+    CHECK(found.find("exit code 2") == std::string::npos);
+    fs::remove_all(step);
+    fs::rename(sound, step);
+    REQUIRE(complaint(root).empty());
+  }
+}
+
+}  // namespace
+
 TEST_CASE(
     "a checkpoint whose files are lost, cut, swapped or of another run is named, not passed") {
   const TemporaryFolder folder;
@@ -114,11 +142,6 @@ TEST_CASE(
   REQUIRE(fs::file_size(step / "model.safetensors") == fs::file_size(theirs / "model.safetensors"));
   const auto replace = [](const fs::path& from, const fs::path& to) {
     fs::copy_file(from, to, fs::copy_options::overwrite_existing);
-  };
-  struct Row {
-    const char* what;
-    std::function<void()> damage;
-    const char* named;
   };
   const auto cut = [&](const char* name) {
     fs::resize_file(step / name, fs::file_size(step / name) - 1);
@@ -179,18 +202,7 @@ TEST_CASE(
          fs::copy(root / "step-00000020", step);
        },
        "manifest.json"}};
-  for (const Row& row : rows) {
-    INFO(row.what);
-    const fs::path sound = folder / "sound";
-    fs::copy(step, sound);
-    row.damage();
-    const std::string found = complaint(root);
-    CHECK_THAT(found, Contains(row.named) && Contains("step-00000030"));
-    CHECK(found.find("exit code 2") == std::string::npos);
-    fs::remove_all(step);
-    fs::rename(sound, step);
-    REQUIRE(complaint(root).empty());
-  }
+  expect_damage_is_named(rows, root, step);
 }
 
 TEST_CASE("a damaged newest checkpoint is an error that names the sound one before it") {

@@ -220,9 +220,10 @@ bool all_on_this_host(Store& store, const ProcessWorldOptions& o) {
 std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store, const StoreAddress& at,
                                           const ProcessWorldOptions& o) {
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(o.timeout);
-  const bool automatic = o.backend == ProcessBackend::automatic;
+  MT_CHECK(o.backend != CommBackend::thread, "ranks that are processes cannot be threads");
+  const bool automatic = o.backend == CommBackend::automatic;
   const bool on_gpu = o.device == DeviceKind::cuda;
-  if (o.backend == ProcessBackend::nccl || (automatic && on_gpu)) {
+  if (o.backend == CommBackend::nccl || (automatic && on_gpu)) {
     MT_CHECK(on_gpu, "the backend nccl was chosen for a rank without a GPU");
     return nccl_transport(load_nccl(o.device_number), {at, timeout});
   }

@@ -7,17 +7,12 @@
 #include <optional>
 #include <string>
 
+#include "base/comm_backend.h"
 #include "base/device_kind.h"
 #include "base/token.h"
 #include "comm/world.h"
 
 namespace mtrain::comm {
-
-enum class ProcessBackend {
-  automatic,  // nccl between GPUs; on CPUs shared memory if one host runs all ranks, else gloo
-  gloo,
-  nccl,
-};
 
 // How a rank finds the job's token.
 struct TokenSource {
@@ -40,7 +35,7 @@ struct ProcessWorldOptions {
   uint16_t master_port = 0;  // where rank 0 serves the store
   TokenSource token;
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
-  ProcessBackend backend = ProcessBackend::automatic;
+  CommBackend backend = CommBackend::automatic;
   DeviceKind device = DeviceKind::cpu;  // where this rank's data is
   int device_number = 0;                // number of this rank's GPU
   Link link;

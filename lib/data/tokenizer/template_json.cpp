@@ -1,3 +1,5 @@
+#include <fmt/core.h>
+
 #include "data/tokenizer/tokenizer_file.h"
 
 namespace mtrain::data {
@@ -21,8 +23,8 @@ void add_template(const TokenizerFile& file, const Json& node, const std::string
         file.text(TokenizerFile::member(piece, "SpecialToken"), "id", where + ".single");
     const Json& known =
         TokenizerFile::member(TokenizerFile::member(node, "special_tokens"), token.c_str());
-    for (const Json& id : file.list(known, "ids", where + ".special_tokens." + token))
-      prefix.push_back(id_of(file, id, where + ".special_tokens." + token));
+    const std::string at = fmt::format("{}.special_tokens.{}", where, token);
+    for (const Json& id : file.list(known, "ids", at)) prefix.push_back(id_of(file, id, at));
   }
   file.require(false, where + ".single has no text");
 }

@@ -203,14 +203,14 @@ class Route : public ExpertSegment {
     flow.h = {a.norm.sum_TH, {}};
     leave(step, *l_, flow.experts, a.norm.y_TH, std::exchange(a.kept_TK, {}), a.routing.weight_TK);
     if (!l_->keeps_norm) a.norm.y_TH = {};
-    step.stash.push(std::move(a));
+    step.stash->push(std::move(a));
     return flow;
   }
 
   Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
     const Device::Scope in = scope(step);
     Stream& stream = step.compute;
-    auto a = step.stash.pop<RouteActivations>();
+    auto a = step.stash->pop<RouteActivations>();
     ExpertFlow& f = flow.experts;
     const Tensor dweight_TK = come_back(step, *l_, f);
     const Tensor y = a.norm.y_TH ? a.norm.y_TH
@@ -350,7 +350,7 @@ class Experts : public ExpertSegment {
     if (l_->shared_overlaps && l_->shared)
       f.shared = std::make_shared<SharedExpertActivations>(l_->shared->up(step, f.x_TH));
     if (f.chunks) {
-      step.stash.push(chunked_forward(step, *f.chunks, products_, dispatcher.first_E1(*f.route)));
+      step.stash->push(chunked_forward(step, *f.chunks, products_, dispatcher.first_E1(*f.route)));
       return flow;
     }
     const bool unused = l_->unused_rows(step);
@@ -366,13 +366,13 @@ class Experts : public ExpertSegment {
     f.rows = dispatcher.from_experts(step, *f.route, std::move(rows));
     if (l_->keeps_activation) a.act_RF = act_RF;
     if (!l_->keeps_rows) a.x_RH = {}, a.up_R2F = {};
-    step.stash.push(std::move(a));
+    step.stash->push(std::move(a));
     return flow;
   }
 
   Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
-    auto a = step.stash.pop<ExpertActivations>();
+    auto a = step.stash->pop<ExpertActivations>();
     ExpertFlow& f = flow.experts;
     TokenDispatcher& dispatcher = *l_->dispatcher;
     if (f.shared) l_->shared->down_backward(step, f.x_TH, std::exchange(f.dout_TH, {}), *f.shared);
@@ -461,14 +461,14 @@ class Merge : public ExpertSegment {
     Tensor out_TH = l_->dispatcher->to_tokens(step, *f.route, std::move(f.rows)).sum_TH;
     if (shared_TH) ops::add_into(step.compute, shared_TH, out_TH);
     flow.h.delta_TH = l_->output->forward(step, out_TH, a.out);
-    step.stash.push(std::move(a));
+    step.stash->push(std::move(a));
     return flow;
   }
 
   Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
-    auto a = step.stash.pop<MergeActivations>();
+    auto a = step.stash->pop<MergeActivations>();
     const Tensor dout_TH = l_->output->backward(step, flow.d, a.out, nullptr).dy_TO;
     a.out = {};
     f.route = a.route;
@@ -478,7 +478,7 @@ class Merge : public ExpertSegment {
     // Tokens travel to the rows of their experts' input as gradients do to those of its output.
     if (!l_->keeps_rows) f.again = l_->dispatcher->to_rows(step, *f.route, f.x_TH, {});
     if (!l_->shared) return flow;
-    auto shared = step.stash.pop<SharedExpertActivations>();
+    auto shared = step.stash->pop<SharedExpertActivations>();
     if (l_->shared_overlaps) {
       f.shared = std::make_shared<SharedExpertActivations>(std::move(shared));
       f.dout_TH = dout_TH;

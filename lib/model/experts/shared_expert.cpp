@@ -73,7 +73,7 @@ Tensor SharedExpert::down(Step& step, const Tensor& x_TH, Activations a) {
     y_TH = ops::unpermute(step.compute, y_TH, a.gate.row_T1, a.gate.routing.weight_TK);
   }
   if (!keep_outputs_) a.up_TF = {};
-  step.stash.push(std::move(a));
+  step.stash->push(std::move(a));
   return y_TH;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/comm_backend.h"
 #include "base/device_kind.h"
 
 namespace mtrain::plan {
@@ -25,8 +26,7 @@ struct DevicePlan {
 };
 
 struct CommOptions {
-  enum class Backend { automatic, gloo, nccl };
-  Backend backend = Backend::automatic;
+  CommBackend backend = CommBackend::automatic;  // never thread
   double timeout_s = 600;
   double link_latency_us = 0, link_gbps = 0;  // an emulated slower link; 0: none
   std::vector<std::string> link_streams;      // whose communication takes it; empty: all streams'

@@ -4,20 +4,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/context_method.h"
 #include "base/route_pattern.h"
+#include "base/token_dispatch.h"
 
 namespace mtrain::plan {
 
 struct ContextOptions {
-  enum class Method { p2p, all_gather, a2a, a2a_p2p };
-  std::vector<Method> methods;  // one for all layers, or one for each layer
-  std::vector<int64_t> levels;  // sizes of the groups of a2a+p2p, the inner one first
+  std::vector<ContextMethod> methods;  // one for all layers, or one for each layer
+  std::vector<int64_t> levels;         // sizes of the groups of a2a+p2p, the inner one first
 
-  Method of_layer(int64_t layer) const {
+  ContextMethod of_layer(int64_t layer) const {
     return methods.size() == 1 ? methods[0] : methods.at(size_t(layer));
   }
-  bool uses(Method method) const {
-    for (const Method m : methods)
+  bool uses(ContextMethod method) const {
+    for (const ContextMethod m : methods)
       if (m == method) return true;
     return false;
   }
@@ -28,8 +29,7 @@ struct TensorOptions {
 };
 
 struct ExpertOptions {
-  // How tokens come to the ranks of their experts (parallel/expert/expert_comm.h).
-  enum class Dispatcher { all_to_all, all_gather, flex } dispatcher = Dispatcher::all_to_all;
+  TokenDispatch dispatcher = TokenDispatch::all_to_all;
   // An expert gets as many rows from every rank as it takes at most, the last ones empty.
   bool pad_to_capacity = false;
   // A benchmark's choices. They belong to a run: in a saved model the routers choose.

@@ -34,23 +34,6 @@ CheckpointOptions::Consolidated consolidated(const recipe::CheckpointConfig& c) 
   throw BugError("checkpoint.save_consolidated");
 }
 
-ContextOptions::Method context_method(recipe::CpCommType type) {
-  switch (type) {
-    case recipe::CpCommType::p2p: return ContextOptions::Method::p2p;
-    case recipe::CpCommType::all_gather: return ContextOptions::Method::all_gather;
-    case recipe::CpCommType::a2a: return ContextOptions::Method::a2a;
-    case recipe::CpCommType::a2a_p2p: return ContextOptions::Method::a2a_p2p;
-  }
-  throw BugError("cp_comm_type");
-}
-
-ExpertOptions::Dispatcher expert_dispatcher(recipe::MoeDispatcher dispatcher) {
-  switch (dispatcher) {
-    case recipe::MoeDispatcher::all_gather: return ExpertOptions::Dispatcher::all_gather;
-    case recipe::MoeDispatcher::alltoall: return ExpertOptions::Dispatcher::all_to_all;
-    case recipe::MoeDispatcher::flex: return ExpertOptions::Dispatcher::flex;
-  }
-  throw BugError("token_dispatcher");
 }
 
 LrScheduleOptions::Decay wsd_decay(recipe::WsdDecayStyle style) {
@@ -71,17 +54,6 @@ LrScheduleOptions::Decay lr_decay(const recipe::LrSchedulerConfig& c) {
     case recipe::LrStyle::wsd: return wsd_decay(c.wsd_decay_style);
   }
   throw BugError("lr_scheduler.style");
-}
-
-// The rules refuse `thread`, which is for ranks of one process.
-CommOptions::Backend comm_backend(recipe::CommBackend backend) {
-  switch (backend) {
-    case recipe::CommBackend::gloo: return CommOptions::Backend::gloo;
-    case recipe::CommBackend::nccl: return CommOptions::Backend::nccl;
-    case recipe::CommBackend::automatic:
-    case recipe::CommBackend::thread: return CommOptions::Backend::automatic;
-  }
-  throw BugError("comm.backend");
 }
 
 Fp8Options::Scales float8_scales(recipe::Fp8Recipe r) {
@@ -112,14 +84,12 @@ RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t lay
 }
 
 ContextOptions context_options(const Recipe& r) {
-  ContextOptions options{.levels = r.distributed.hierarchical_context_parallel_sizes};
-  for (const recipe::CpCommType type : r.distributed.cp_comm_type)
-    options.methods.push_back(context_method(type));
-  return options;
+  return {.methods = r.distributed.cp_comm_type,
+          .levels = r.distributed.hierarchical_context_parallel_sizes};
 }
 
 ExpertOptions expert_options(const Recipe& r) {
-  return {.dispatcher = expert_dispatcher(r.model.moe.token_dispatcher),
+  return {.dispatcher = r.model.moe.token_dispatcher,
           .pad_to_capacity = r.model.moe.pad_expert_input_to_capacity && r.distributed.ep_size > 1,
           .pattern = r.debug.route.value_or(RoutePattern::none)};
 }
@@ -299,7 +269,7 @@ std::vector<std::string> link_streams(const recipe::LinkConfig& link) {
 }
 
 CommOptions comm_options(const Recipe& r) {
-  return {.backend = comm_backend(r.comm.backend),
+  return {.backend = r.comm.backend,
           .timeout_s = r.comm.timeout_s,
           .link_latency_us = r.comm.link.latency_us,
           .link_gbps = r.comm.link.gbps,

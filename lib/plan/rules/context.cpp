@@ -8,7 +8,7 @@
 namespace mtrain::plan {
 namespace {
 
-bool uses(const Recipe& r, recipe::CpCommType type) {
+bool uses(const Recipe& r, ContextMethod type) {
   const auto& types = r.distributed.cp_comm_type;
   return std::find(types.begin(), types.end(), type) != types.end();
 }
@@ -46,7 +46,7 @@ void check_hierarchy(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
                         {"distributed.use_decentralized_pg", field},
                         "decentralized process groups have no hierarchical levels",
                         "set use_decentralized_pg: false, or remove the sizes");
-  if (l.cp == 1 || !uses(r, recipe::CpCommType::a2a_p2p)) {
+  if (l.cp == 1 || !uses(r, ContextMethod::a2a_p2p)) {
     if (!sizes.empty() && l.cp == 1)
       diagnostics.warn(field, "is ignored, for cp_size is 1", "remove it, or set cp_size");
     else if (!sizes.empty())
@@ -80,8 +80,8 @@ void check_windows(const Recipe& r, Diagnostics& diagnostics) {
   if (list && int64_t(types.size()) != r.model.num_layers) return;
   std::vector<int64_t> refused;
   for (int64_t layer = 0; layer < r.model.num_layers; ++layer) {
-    const recipe::CpCommType type = types[list ? size_t(layer) : 0];
-    const bool ring = type == recipe::CpCommType::p2p || type == recipe::CpCommType::a2a_p2p;
+    const ContextMethod type = types[list ? size_t(layer) : 0];
+    const bool ring = type == ContextMethod::p2p || type == ContextMethod::a2a_p2p;
     if (ring && r.model.has_window(layer)) refused.push_back(layer);
   }
   std::string layers;
@@ -113,7 +113,7 @@ void validate_context(const Recipe& r, const Layout& l, Diagnostics& diagnostics
                   2 * l.cp),
       fmt::format("use {}; each rank holds two chunks of a sequence",
                   nearest_multiples(r.dataset.seq_length, sequence_multiple(r, l))));
-  if (uses(r, recipe::CpCommType::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", diagnostics);
+  if (uses(r, ContextMethod::a2a)) check_heads(r, l, l.cp, "a2a", "cp_size", diagnostics);
   check_windows(r, diagnostics);
 }
 

@@ -210,13 +210,13 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                     what, l.ep, l.cp),
         hint);
   };
-  const recipe::MoeDispatcher dispatcher = r.model.moe.token_dispatcher;
+  const TokenDispatch dispatcher = r.model.moe.token_dispatcher;
   const bool pad = r.model.moe.pad_expert_input_to_capacity;
-  needs_equal(dispatcher == recipe::MoeDispatcher::all_gather, "model.moe.token_dispatcher",
-              "all_gather", "set model.moe.token_dispatcher: alltoall");
+  needs_equal(dispatcher == TokenDispatch::all_gather, "model.moe.token_dispatcher", "all_gather",
+              "set model.moe.token_dispatcher: alltoall");
   needs_equal(pad, "model.moe.pad_expert_input_to_capacity", "pad_expert_input_to_capacity",
               "leave it out");
-  diagnostics.require(!pad || dispatcher != recipe::MoeDispatcher::flex,
+  diagnostics.require(!pad || dispatcher != TokenDispatch::flex,
                       {"model.moe.pad_expert_input_to_capacity", "model.moe.token_dispatcher"},
                       "flex sends a token once to each rank, and how many go to a rank does not "
                       "follow from the capacity of its experts",

@@ -27,7 +27,7 @@ void check_device(const Recipe& r, Diagnostics& diagnostics) {
   const bool cpu = r.train.device == recipe::DeviceChoice::cpu;
   const bool emulate = r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda;
   diagnostics.require(
-      emulate || (!cpu && compute_capability(r.hardware.gpu) >= 9),
+      emulate || (!cpu && facts(r.hardware.gpu).compute_capability >= 9),
       {"mixed_precision.fp8", "hardware.gpu", "train.device"},
       fmt::format("{} has no 8-bit matrix products",
                   cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
@@ -50,7 +50,7 @@ void check_history(const Recipe& r, Diagnostics& diagnostics) {
 // Scales of 128 numbers are a matter of one generation's tensor cores, scales of 32 of the next.
 void check_block_device(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
-  const int capability = compute_capability(r.hardware.gpu);
+  const int capability = facts(r.hardware.gpu).compute_capability;
   if (r.train.device == recipe::DeviceChoice::cpu || capability < 9) return;  // see check_device
   if (r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda) return;
   const auto needs = [&](bool ok, const char* what, const char* hint) {

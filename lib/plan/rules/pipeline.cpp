@@ -77,8 +77,7 @@ void check_rank_layers(const Recipe& r, const Layout& l, Diagnostics& diagnostic
                       "give one of the two");
   const auto schedule = p.pp_schedule;
   diagnostics.require(
-      schedule != recipe::PipelineScheduleName::v_schedule &&
-          schedule != recipe::PipelineScheduleName::dualpipev,
+      schedule != ScheduleId::v_schedule && schedule != ScheduleId::dualpipev,
       {field, "distributed.pipeline.pp_schedule"},
       fmt::format("the first rank of {} has the last stage, too", enum_name(schedule)),
       "say what each stage holds in distributed.pipeline.layout");
@@ -130,7 +129,7 @@ void check_layout_string(const Recipe& r, const Layout& l, Diagnostics& diagnost
 }
 
 void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  const schedule::ScheduleKind& kind = schedule_kind(r.distributed.pipeline.pp_schedule);
+  const schedule::ScheduleKind& kind = schedule::schedule_kind(r.distributed.pipeline.pp_schedule);
   const int64_t n = l.stages_per_rank;
   if (n >= kind.fewest_stages && n <= kind.most_stages) return;
   struct Need {
@@ -179,7 +178,7 @@ BatchWords batch_words(const Recipe& r, const Layout& l) {
 bool can_have(const Recipe& r, const Layout& l, int64_t micro_batches) {
   const auto& p = r.distributed.pipeline;
   if (l.pp == 1 || p.pp_schedule_csv) return true;
-  const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
+  const schedule::ScheduleKind& kind = schedule::schedule_kind(p.pp_schedule);
   if (micro_batches < kind.fewest_micro_batches * l.pp) return false;
   if (!kind.in_groups) return true;
   const auto& group = p.microbatch_group_size_per_vp_stage;
@@ -205,7 +204,7 @@ std::string legal_counts(const Recipe& r, const Layout& l, const BatchWords& wor
 
 void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
-  const schedule::ScheduleKind& kind = schedule_kind(p.pp_schedule);
+  const schedule::ScheduleKind& kind = schedule::schedule_kind(p.pp_schedule);
   const int64_t m = l.micro_batches;
   const BatchWords words = batch_words(r, l);
   const std::string& count = words.count;
@@ -242,7 +241,7 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
                       fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
                                   kind.fewest_micro_batches, fewest, count),
                       words.raise_to(fewest));
-  if (p.pp_schedule == recipe::PipelineScheduleName::one_f_one_b && m < l.pp)
+  if (p.pp_schedule == ScheduleId::one_f_one_b && m < l.pp)
     diagnostics.warn(
         words.field,
         fmt::format("{} are fewer than pp_size {}: some stages are never busy together", count,

@@ -16,8 +16,8 @@ void check_expert_ranks(const Recipe& r, const Missing& missing) {
   const recipe::MoeConfig& moe = r.model.moe;
   const recipe::DistributedConfig& d = r.distributed;
   const bool gathered = d.tp_size > 1 && d.sequence_parallel && expert_tp(r) > 1;
-  missing(gathered && moe.token_dispatcher == recipe::MoeDispatcher::flex,
-          "model.moe.token_dispatcher", "the flex dispatcher for experts that are divided over tp",
+  missing(gathered && moe.token_dispatcher == TokenDispatch::flex, "model.moe.token_dispatcher",
+          "the flex dispatcher for experts that are divided over tp",
           "use alltoall, or set distributed.expert_tp_size: 1");
   const auto& head = r.distributed.moe.lm_head_precision;
   missing(head && *head != weights_type(r.mixed_precision.name),

@@ -95,17 +95,15 @@ void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
 }
 
 void check_backend(const Recipe& r, Diagnostics& diagnostics) {
-  diagnostics.require(r.comm.backend != recipe::CommBackend::thread, {"comm.backend"},
+  diagnostics.require(r.comm.backend != CommBackend::thread, {"comm.backend"},
                       "backend thread is for ranks that are threads of one process, as in tests; a "
                       "recipe's ranks are processes",
                       "set it to auto");
   const bool gpu = r.train.device == recipe::DeviceChoice::cuda;
-  diagnostics.require(r.comm.backend != recipe::CommBackend::nccl || gpu,
-                      {"comm.backend", "train.device"},
+  diagnostics.require(r.comm.backend != CommBackend::nccl || gpu, {"comm.backend", "train.device"},
                       "backend nccl moves GPU memory, and train.device is cpu",
                       "set comm.backend=auto (dist_env.backend)");
-  diagnostics.require(r.comm.backend != recipe::CommBackend::gloo || !gpu,
-                      {"comm.backend", "train.device"},
+  diagnostics.require(r.comm.backend != CommBackend::gloo || !gpu, {"comm.backend", "train.device"},
                       "backend gloo moves host memory, and train.device is cuda",
                       "set comm.backend=auto (dist_env.backend)");
   diagnostics.require(!gpu || !r.comm.link.emulated(), {"comm.link", "train.device"},

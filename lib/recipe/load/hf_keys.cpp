@@ -102,11 +102,6 @@ HfWindow hf_window(std::string_view model_type) {
   return family ? family->window : HfWindow::none;
 }
 
-int64_t hf_window_pattern(std::string_view model_type) {
-  const HfFamily* family = find_hf_family(model_type);
-  return family ? family->window_pattern : 0;
-}
-
 HfRope hf_rope(std::string_view model_type) {
   const HfFamily* family = find_hf_family(model_type);
   return family ? family->rope : HfRope::any;

@@ -35,8 +35,6 @@ enum class HfWindow {
   none,          // the family has no windows
 };
 HfWindow hf_window(std::string_view model_type);
-// Returns n of a family whose windows are patterned: layers n - 1, 2 n - 1, ... have none.
-int64_t hf_window_pattern(std::string_view model_type);
 
 // Which types of rotary positions a family has.
 enum class HfRope {

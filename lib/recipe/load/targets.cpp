@@ -142,6 +142,21 @@ bool is_megatron_class(std::string_view class_path) {
   return class_path.starts_with("megatron.bridge.") || class_path.starts_with("megatron.core.");
 }
 
+const char* megatron_architecture(std::string_view class_path) {
+  struct Family {
+    std::string_view word;
+    const char* architecture;
+  };
+  // The first whose word is in the name, so Qwen3MoE stands before Qwen3.
+  static constexpr Family kFamilies[] = {{"Qwen3MoE", "qwen3_moe"}, {"Qwen2MoE", "qwen2_moe"},
+                                         {"Mixtral", "mixtral"},    {"Qwen3", "qwen3"},
+                                         {"Qwen2", "qwen2"},        {"Mistral", "mistral"},
+                                         {"Llama", "llama"},        {"GPTModelProvider", "llama"}};
+  for (const Family& family : kFamilies)
+    if (class_path.find(family.word) != std::string_view::npos) return family.architecture;
+  return nullptr;
+}
+
 std::string native_way(std::string_view section) {
   struct Row {
     std::string_view section, text;

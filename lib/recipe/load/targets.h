@@ -27,6 +27,10 @@ const Target* find_target(std::string_view section, std::string_view class_path)
 // theirs, those that are off as well.
 bool is_megatron_class(std::string_view class_path);
 
+// Returns the architecture of a model provider of Megatron-Bridge, which names its family; null for
+// a family that is not built.
+const char* megatron_architecture(std::string_view class_path);
+
 // Returns what to write in the section instead of a class that mtrain does not know.
 std::string native_way(std::string_view section);
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <ranges>
+#include <iterator>
 
 #include <fmt/core.h>
 
@@ -118,11 +118,17 @@ std::string fold_name(std::string_view name) {
 }
 
 namespace {
+std::string digits_of(std::string_view text) {
+  std::string digits;
+  std::ranges::copy_if(text, std::back_inserter(digits),
+                       [](unsigned char c) { return std::isdigit(c) != 0; });
+  return digits;
+}
+
 // Whether a misspelt word may mean the name. Versions tell names apart (qwen2 and qwen3, fp8 and
 // fp16), and so do short parts with other letters (deepseek_mla and deepseek_moe).
 bool may_mean(const std::string& word, const std::string& name) {
-  const auto digits = std::views::filter([](unsigned char c) { return std::isdigit(c) != 0; });
-  if (!std::ranges::equal(word | digits, name | digits)) return false;
+  if (digits_of(word) != digits_of(name)) return false;
   const std::vector<std::string> a = split(word, '_'), b = split(name, '_');
   for (size_t i = 0; a.size() == b.size() && a.size() > 1 && i < a.size(); ++i)
     if (a[i].size() <= 3 && !std::ranges::is_permutation(a[i], b[i])) return false;

@@ -9,15 +9,11 @@
 #include <tuple>
 #include <vector>
 
+#include "base/comm_backend.h"
+#include "base/gpu_facts.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
-
-enum class CommBackend { automatic, gloo, nccl, thread };
-constexpr auto enum_names(CommBackend) {
-  return std::array{EnumName{CommBackend::automatic, "auto"}, EnumName{CommBackend::gloo, "gloo"},
-                    EnumName{CommBackend::nccl, "nccl"}, EnumName{CommBackend::thread, "thread"}};
-}
 
 enum class LinkTraffic { dp, tp, cp, pp, ep };
 constexpr auto enum_names(LinkTraffic) {
@@ -105,31 +101,6 @@ struct LaunchConfig {
             "Only the names and ${env:...} references are printed and saved, never the values",
             {.aliases = "env_vars"}}};
 };
-
-enum class Gpu { a100, h100, h200, b200, b300, gb200, gb300 };
-constexpr auto enum_names(Gpu) {
-  return std::array{EnumName{Gpu::a100, "a100"},  EnumName{Gpu::h100, "h100"},
-                    EnumName{Gpu::h200, "h200"},  EnumName{Gpu::b200, "b200"},
-                    EnumName{Gpu::b300, "b300"},  EnumName{Gpu::gb200, "gb200"},
-                    EnumName{Gpu::gb300, "gb300"}};
-}
-constexpr int compute_capability(Gpu gpu) {  // major version
-  return gpu == Gpu::a100 ? 8 : gpu == Gpu::h100 || gpu == Gpu::h200 ? 9 : 10;
-}
-
-// Bytes / 1e9 of the most common variant.
-constexpr double usual_memory_gb(Gpu gpu) {
-  switch (gpu) {
-    case Gpu::a100:
-    case Gpu::h100: return 80;
-    case Gpu::h200: return 141;
-    case Gpu::b200: return 180;
-    case Gpu::gb200: return 186;
-    case Gpu::b300:
-    case Gpu::gb300: return 288;
-  }
-  return 0;
-}
 
 struct HardwareConfig {
   int64_t gpus_per_node = 8;

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "base/context_method.h"
+#include "base/schedule_id.h"
 #include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
 
@@ -32,52 +34,14 @@ constexpr auto enum_names(ZeroStrategy) {
                     EnumName{ZeroStrategy::parameters, "optim_grads_params"}};
 }
 
-enum class PipelineScheduleName {
-  one_f_one_b,
-  gpipe,
-  interleaved_1f1b,
-  looped_bfs,
-  dfs,
-  v_schedule,
-  zero_bubble,
-  dualpipev
-};
-constexpr auto enum_names(PipelineScheduleName) {
-  using P = PipelineScheduleName;
-  return std::array{EnumName{P::one_f_one_b, "1f1b"},
-                    EnumName{P::gpipe, "gpipe"},
-                    EnumName{P::interleaved_1f1b, "interleaved_1f1b"},
-                    EnumName{P::looped_bfs, "looped_bfs"},
-                    EnumName{P::dfs, "dfs"},
-                    EnumName{P::v_schedule, "v_schedule"},
-                    EnumName{P::zero_bubble, "zero_bubble"},
-                    EnumName{P::dualpipev, "dualpipev"},
-                    EnumName{P::v_schedule, "ZBVZeroBubble"},
-                    EnumName{P::zero_bubble, "InterleavedZeroBubble"},
-                    EnumName{P::one_f_one_b, "Schedule1F1B"},
-                    EnumName{P::gpipe, "ScheduleGPipe"},
-                    EnumName{P::interleaved_1f1b, "ScheduleInterleaved1F1B"},
-                    EnumName{P::looped_bfs, "ScheduleLoopedBFS"},
-                    EnumName{P::v_schedule, "ScheduleZBVZeroBubble"},
-                    EnumName{P::zero_bubble, "ScheduleInterleavedZeroBubble"},
-                    EnumName{P::dualpipev, "ScheduleDualPipeV"}};
-}
-
 enum class RoundStages { none, up, down };
 constexpr auto enum_names(RoundStages) {
   return std::array{EnumName{RoundStages::none, "none"}, EnumName{RoundStages::up, "up"},
                     EnumName{RoundStages::down, "down"}};
 }
 
-enum class CpCommType { p2p, all_gather, a2a, a2a_p2p };
-constexpr auto enum_names(CpCommType) {
-  return std::array{EnumName{CpCommType::p2p, "p2p"},
-                    EnumName{CpCommType::all_gather, "all_gather"},
-                    EnumName{CpCommType::a2a, "a2a"}, EnumName{CpCommType::a2a_p2p, "a2a+p2p"}};
-}
-
 struct PipelineConfig {
-  PipelineScheduleName pp_schedule = PipelineScheduleName::one_f_one_b;
+  ScheduleId pp_schedule = ScheduleId::one_f_one_b;
   std::optional<std::string> pp_schedule_csv;
   std::optional<int64_t> pp_microbatch_size, layers_per_stage;
   RoundStages round_virtual_stages_to_pp_multiple = RoundStages::none;
@@ -196,7 +160,7 @@ struct DistributedConfig {
   PipelineConfig pipeline;
   MoeParallelConfig moe;
   std::vector<int64_t> hierarchical_context_parallel_sizes;
-  std::vector<CpCommType> cp_comm_type{CpCommType::p2p};
+  std::vector<ContextMethod> cp_comm_type{ContextMethod::p2p};
   bool use_decentralized_pg = false;
 
   static constexpr auto fields = std::tuple{

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/router_form.h"
+#include "base/token_dispatch.h"
 #include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
 #include "recipe/schema/rope.h"
@@ -86,13 +87,6 @@ constexpr auto enum_names(Activation) {
                     EnumName{Activation::gelu_tanh, "gelu_pytorch_tanh"}};
 }
 
-enum class MoeDispatcher { all_gather, alltoall, flex };
-constexpr auto enum_names(MoeDispatcher) {
-  return std::array{EnumName{MoeDispatcher::all_gather, "all_gather"},
-                    EnumName{MoeDispatcher::alltoall, "alltoall"},
-                    EnumName{MoeDispatcher::flex, "flex"}};
-}
-
 enum class LoadBalancing { none, aux_loss, seq_aux_loss, global_aux_loss };
 constexpr auto enum_names(LoadBalancing) {
   return std::array{EnumName{LoadBalancing::none, "none"},
@@ -128,7 +122,7 @@ struct MoeConfig {
   std::optional<double> expert_capacity_factor;
   TokenDropPolicy token_drop_policy = TokenDropPolicy::probs;
   bool pad_expert_input_to_capacity = false;
-  MoeDispatcher token_dispatcher = MoeDispatcher::alltoall;
+  TokenDispatch token_dispatcher = TokenDispatch::all_to_all;
   bool shared_expert_overlap = false;
 
   bool has_router_bias() const { return router_bias || router_bias_update_rate > 0; }

@@ -1,0 +1,47 @@
+// What the vendor's data sheets say of the GPUs that mtrain knows. Whatever needs such a fact reads
+// it here; a GPU that has no row is unknown.
+#pragma once
+#include <array>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "base/enum_name.h"
+
+namespace mtrain {
+
+enum class Gpu { a100, h100, h200, b200, b300, gb200, gb300 };
+constexpr auto enum_names(Gpu) {
+  return std::array{EnumName{Gpu::a100, "a100"},  EnumName{Gpu::h100, "h100"},
+                    EnumName{Gpu::h200, "h200"},  EnumName{Gpu::b200, "b200"},
+                    EnumName{Gpu::b300, "b300"},  EnumName{Gpu::gb200, "gb200"},
+                    EnumName{Gpu::gb300, "gb300"}};
+}
+
+struct GpuFacts {
+  Gpu gpu;
+  int compute_capability;         // major version
+  double memory_gb;               // bytes / 1e9 of the variant that is sold most
+  double bf16_flops, fp32_flops;  // FLOP/s of dense GEMMs; fp32 without tensor cores
+  double link_bytes_per_second;   // of NVLink, in one direction
+  double flops(DType dtype) const { return is_half(dtype) ? bf16_flops : fp32_flops; }
+};
+
+// Rates are those of the SXM modules. The order is that of Gpu.
+inline constexpr std::array kGpuFacts{GpuFacts{Gpu::a100, 8, 80, 312e12, 19.5e12, 300e9},
+                                      GpuFacts{Gpu::h100, 9, 80, 989.4e12, 66.9e12, 450e9},
+                                      GpuFacts{Gpu::h200, 9, 141, 989.4e12, 66.9e12, 450e9},
+                                      GpuFacts{Gpu::b200, 10, 180, 2250e12, 75e12, 900e9},
+                                      GpuFacts{Gpu::b300, 10, 288, 2250e12, 75e12, 900e9},
+                                      GpuFacts{Gpu::gb200, 10, 186, 2500e12, 80e12, 900e9},
+                                      GpuFacts{Gpu::gb300, 10, 288, 2500e12, 80e12, 900e9}};
+
+constexpr const GpuFacts& facts(Gpu gpu) { return kGpuFacts[size_t(gpu)]; }
+
+// Returns the GPU of a device's name ("NVIDIA H100 80GB HBM3"); null if no row is its.
+const GpuFacts* find_gpu(std::string_view device_name);
+
+// Returns the rate of dense GEMMs of the device of that name, in FLOP/s; 0 if it is unknown. So it
+// is for a part of a GPU (MIG), and for cards, which have the modules' names and lower clocks.
+double rated_flops(std::string_view device_name, DType dtype);
+
+}  // namespace mtrain

@@ -1,0 +1,37 @@
+#include "plan/meeting_plan.h"
+
+#include "plan/layout.h"
+#include "plan/options/recipe_options.h"
+#include "plan/overlap.h"
+#include "plan/plan_text.h"
+#include "plan/run_plan.h"
+#include "recipe/recipe.h"
+
+namespace mtrain::plan {
+
+DevicePlan device_plan(const Recipe& r, const Overlap& overlap) {
+  DevicePlan device = device_plan_without_overlap(r);
+  device.norm_sm_margin = overlap.layernorm_sm_margin;
+  if (device.kind == DeviceKind::cuda)
+    device.environment["CUDA_DEVICE_MAX_CONNECTIONS"] =
+        std::to_string(overlap.cuda_device_max_connections);
+  return device;
+}
+
+MeetingPlan meeting_plan(const Recipe& r, int64_t world) {
+  return {.folders = folder_options(r),
+          .checkpoint = checkpoint_options(r),
+          .device = device_plan(r, resolve_overlap(r, layout_of(r, world))),
+          .comm = comm_options(r),
+          .recipe = compared_recipe(r)};
+}
+
+MeetingPlan meeting_plan(const RunPlan& plan) {
+  return {.folders = plan.folders,
+          .checkpoint = plan.checkpoint,
+          .device = plan.device,
+          .comm = plan.comm,
+          .recipe = plan.text.recipe};
+}
+
+}  // namespace mtrain::plan

@@ -1,0 +1,184 @@
+#include "recipe/load/foreign_converters.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/core.h>
+
+#include "recipe/load/data_names.h"
+#include "recipe/load/list_expression.h"
+
+namespace mtrain::recipe {
+namespace {
+
+void apply_preset(LayerSettings& layer, const PrecisionPreset& preset,
+                  const SourceLocation& location, const Node& node) {
+  layer.given.replaced.push_back({.what = "mixed_precision.*", .leaves_overrides = true});
+  for (const auto& [path, text] : preset.sets)
+    layer.add_text(path, "mixed_precision", location, text);
+  if (!preset.left_out.empty())
+    layer.diagnostics.add_at(Severity::warning, location, "mixed_precision",
+                             fmt::format("`{}`: {}", node.text, preset.left_out));
+}
+
+// A list of data may be a blend, which also sets the share of each.
+void set_data(LayerSettings& layer, const SchemaRow& row, const std::string& path,
+              const SourceLocation& location, const Node& node) {
+  ValueError wrong;
+  const std::optional<Blend> blend = read_blend(node, path != row.path, wrong);
+  if (!wrong.reason.empty()) {
+    layer.diagnostics.set_location(row.path, location);
+    return layer.diagnostics.add_at(Severity::error, location, row.path, wrong.reason, wrong.hint);
+  }
+  layer.add(&row, path, location, blend ? blend->prefixes : node);
+  if (blend) layer.add(find_row(row.path + "_weights"), path, location, blend->shares);
+}
+
+bool read_window(LayerSettings& layer, const std::string& path, const SourceLocation& location,
+                 Node& node) {
+  ValueError wrong;
+  if (read_window_pair(node, wrong)) return true;
+  layer.diagnostics.set_location("model.window_size", location);
+  layer.diagnostics.add_at(Severity::error, location, path, wrong.reason, wrong.hint);
+  return false;
+}
+
+// Megatron-Bridge's recipes name variables among the others that have a setting here.
+void take_launch_settings(LayerSettings& layer, Node& variables) {
+  struct Variable {
+    std::string_view name, path;
+  };
+  static constexpr Variable kVariables[] = {
+      {"CUDA_DEVICE_MAX_CONNECTIONS", "launch.cuda_device_max_connections"},
+      {"NVTE_FWD_LAYERNORM_SM_MARGIN", "launch.layernorm_sm_margin"},
+      {"NVTE_BWD_LAYERNORM_SM_MARGIN", "launch.layernorm_sm_margin"}};
+  for (const Variable& variable : kVariables) {
+    const auto key = std::ranges::find(variables.keys, variable.name, &Node::Key::name);
+    if (key == variables.keys.end()) continue;
+    const auto index = key - variables.keys.begin();
+    Node value = std::move(variables.items[size_t(index)]);
+    value.quoted = false;
+    layer.add(find_row(variable.path), fmt::format("env_vars.{}", variable.name), key->location,
+              std::move(value));
+    variables.items.erase(variables.items.begin() + index);
+    variables.keys.erase(key);
+  }
+}
+
+void set_layout(LayerSettings& layer, const std::string& path, const SourceLocation& location,
+                const Node& node) {
+  ValueError wrong;
+  const std::string layout = read_stages(node, wrong);
+  if (layout.empty())
+    return layer.diagnostics.add_at(Severity::error, location, path, wrong.reason, wrong.hint);
+  layer.add_text("distributed.pipeline.layout", path, location, layout);
+}
+
+void set_te_fp8(LayerSettings& layer, const SourceLocation& location, const Node& node) {
+  const std::string path = "model.backend.te_fp8";
+  layer.given.replaced.push_back({.what = path});
+  ValueError wrong;
+  const std::vector<FieldText> fields = read_te_fp8(node, wrong);
+  if (!wrong.reason.empty())
+    return layer.diagnostics.add_at(Severity::error, location, path, wrong.reason, wrong.hint);
+  for (const FieldText& field : fields) layer.add_text(field.path, path, location, field.text);
+}
+
+// A value that is converted must be known here, before references are looked up.
+bool refused_reference(LayerSettings& layer, const std::string& path, std::string_view target,
+                       const SourceLocation& location, const Node& node) {
+  if (node.text.find("${") == std::string::npos) return false;
+  layer.diagnostics.add_at(Severity::error, location, path,
+                           "a reference cannot stand under this name, whose values are converted",
+                           fmt::format("write it under {}", target));
+  return true;
+}
+
+// "yes" is the field's value. "no" only says what the value is not.
+void set_choice(LayerSettings& layer, const ForeignSpelling& name, const SourceLocation& location,
+                const Node& node) {
+  const std::string path(name.path);
+  const SchemaRow* row = find_row(name.target);
+  bool yes = false;
+  ValueError wrong;
+  if (node.unset()) {
+    if (!layer.in_dump) layer.given.replaced.push_back({.what = path});
+  } else if (!read_value(node, {}, yes, wrong)) {
+    layer.diagnostics.set_location(row->path, location);
+    layer.diagnostics.add_at(Severity::error, location, row->path,
+                             fmt::format("{} (written as {})", wrong.reason, path), wrong.hint);
+  } else if (yes) {
+    layer.add(row, path, location, plain_scalar(name.on, location));
+  } else {
+    layer.add_part(name, location, node);
+  }
+}
+
+}  // namespace
+
+bool convert_value(LayerSettings& layer, const std::string& path, const SourceLocation& location,
+                   Node& node) {
+  if (path == "mixed_precision" || path == "mixed_precision.name")
+    if (const auto* preset = find_precision_preset(node.text)) {
+      apply_preset(layer, *preset, location, node);
+      return true;
+    }
+  if (path == "checkpoint.model_save_format" && node.text == "torch_save") {
+    layer.diagnostics.add_at(
+        Severity::warning, location, path,
+        "torch_save is not written: weights are saved as safetensors, which torch reads, too");
+    return true;
+  }
+  if (path == "distributed.pipeline.module_fqns_per_model_part" && !node.unset()) {
+    set_layout(layer, path, location, node);
+    return true;
+  }
+  if (path == "model.backend.te_fp8" || path == "model.backend.te_fp8.recipe") {
+    set_te_fp8(layer, location, node);
+    return true;
+  }
+  if (path == "env_vars" && node.kind == Node::Kind::map) take_launch_settings(layer, node);
+  if (path == "model.window_size" || path == "model.sliding_window")
+    if (!read_window(layer, path, location, node)) return true;
+  if (const SchemaRow* row = find_row(path);
+      row && (row->path == "dataset.train" || row->path == "dataset.validation")) {
+    set_data(layer, *row, path, location, node);
+    return true;
+  }
+  if (path == "model.moe_layer_freq" || path == "model.no_rope_freq" ||
+      path == "model.window_attn_skip_freq")
+    expand_list_expression(node);
+  return false;
+}
+
+bool convert_name(LayerSettings& layer, const std::string& path, const SourceLocation& location,
+                  const Node& node) {
+  bool found = false;
+  for (const ForeignSpelling& name : foreign_spellings()) {
+    if (name.path != path) continue;
+    found = true;
+    if (name.part == Part::all) {
+      if (refused_reference(layer, path, name.target, location, node)) return true;
+      Node value = node;
+      if (value.kind == Node::Kind::scalar) value.text = name.convert(value.text);
+      layer.add(find_row(name.target), path, location, std::move(value));
+    } else if (name.part == Part::choice) {
+      if (refused_reference(layer, path, name.target, location, node)) return true;
+      set_choice(layer, name, location, node);
+    } else {
+      layer.add_part(name, location, node);
+    }
+  }
+  return found;
+}
+
+void negate(LayerSettings& layer, const SchemaRow* row, const std::string& path,
+            const SourceLocation& location, Node node) {
+  if (refused_reference(layer, path, row->path, location, node)) return;
+  bool value = false;
+  ValueError c;
+  if (read_value(node, {}, value, c)) node.text = value ? "false" : "true";
+  layer.add(row, path, location, std::move(node));
+}
+
+}  // namespace mtrain::recipe
