@@ -6,7 +6,7 @@
     --record   adds the files that are clean to the record, each as soon as it was checked; commit the record with them
 
 The record has a line for each file that was found clean: a hash of its text, of .clang-tidy and of clang-tidy's version. A
-changed file is thus checked on every run until it is recorded anew. The hash has no part of the headers that a file
+changed file is thus checked on every run until it is recorded again. The hash has no part of the headers that a file
 includes, since one of a wide header would invalidate hundreds: what a changed header does to unchanged sources that
 include it, --all finds, which scripts/test.sh --nightly runs.
 

@@ -114,8 +114,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   int stage = 0;
   for (int key0 = begin; key0 < end; key0 += kKeys, stage ^= 1) {
     copy_async_wait<0>();
-    __syncthreads();  // this tile is complete for all threads, and none still reads the previous
-                      // one
+    __syncthreads();  // all threads see this tile, and none still reads the previous one
     if (key0 + kKeys < end) fetch(key0 + kKeys, stage ^ 1);
     if (key0 >= last_of_warp.end || key0 + kKeys <= first_of_warp.begin) continue;
     float s[kKeys / 8][4] = {};

@@ -1,5 +1,5 @@
-// What the vendor's data sheets say of the GPUs that mtrain knows. Whatever needs such a fact reads
-// it here; a GPU that has no row is unknown.
+// Facts of GPUs, from the vendor's data sheets. All code that needs such a fact reads it here. A GPU
+// without a row is unknown.
 #pragma once
 #include <array>
 #include <string_view>

@@ -284,7 +284,7 @@ TEST_CASE("the recipes of the repository load at the world size that their head 
   int count = 0, continued = 0, for_gpus = 0;
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(std::string(MTRAIN_SOURCE_DIR) + "/recipes")) {
-    // What recipes share is no recipe by itself.
+    // These files are parts of recipes.
     if (entry.path().extension() != ".yaml" || entry.path().parent_path().filename() == "base")
       continue;
     const std::string text = read_file(entry.path());

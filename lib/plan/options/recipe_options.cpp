@@ -34,8 +34,6 @@ CheckpointOptions::Consolidated consolidated(const recipe::CheckpointConfig& c) 
   throw BugError("checkpoint.save_consolidated");
 }
 
-}
-
 LrScheduleOptions::Decay wsd_decay(recipe::WsdDecayStyle style) {
   switch (style) {
     case recipe::WsdDecayStyle::linear: return LrScheduleOptions::Decay::linear;
