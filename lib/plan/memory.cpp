@@ -129,11 +129,13 @@ class Estimator {
   // Whole matrices that Muon works on, and those under way between ranks.
   Count update_buffers() const {
     if (!plan_.optimizer.muon.on || layers_.all() == 0) return 0;
-    const Count H = Count(m_.hidden_size),
-                AD = Count(m_.num_attention_heads) * Count(m_.head_dim()), F = Count(m_.ffn_size()),
-                expert = layers_.moe ? Count(m_.moe.ffn_hidden_size.value_or(m_.ffn_size())) : 0,
-                wide = std::max({AD, layers_.dense ? F : 0, expert}), small = std::min(H, wide),
-                matrix = H * wide;
+    const spec::DenseMlp* mlp = plan_.model.dense_mlp();
+    const spec::Experts* experts = plan_.model.experts();
+    const Count H = Count(plan_.model.hidden),
+                AD = Count(attention_.heads) * Count(attention_.head_dim),
+                F = mlp && layers_.dense ? Count(mlp->ffn) : 0,
+                expert = experts && layers_.moe ? Count(experts->ffn) : 0,
+                wide = std::max({AD, F, expert}), small = std::min(H, wide), matrix = H * wide;
     const Count iteration = 4 * (2 * matrix + 3 * small * small);
     const Count ranks = Count(l_.world / l_.pp);
     // Without sharding each rank has whole matrices, and works on them where they are.

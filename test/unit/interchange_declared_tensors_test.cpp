@@ -66,7 +66,7 @@ void check_same(const std::vector<ParamSpec>& declared, const std::vector<spec::
     CHECK(p.whole_shape().str() == t.whole.str());
     CHECK(p.init == t.init);
     if (t.init == spec::Init::normal) CHECK(p.std == t.std);
-    CHECK(p.decay == (t.role != TensorRole::vector));
+    CHECK(p.role == t.role);
     check_split(p, t.split, tp, ep);
   }
 }

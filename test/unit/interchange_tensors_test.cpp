@@ -127,11 +127,11 @@ TEST_CASE("a run of rows reads no more than these rows") {
   const auto source = folder.source();
   const int64_t before = folder.tensors->bytes_read();
   std::vector<float> rows(8 * 32);
-  source->read("layers.1.attention.qkv.weight", 28 * 32, 8 * 32, rows.data());  // of q and of k
+  source->read("layers.1.attention.qkv.weight", 28 * 32, 8 * 32, rows.data());  // from q and k
   CHECK(folder.tensors->bytes_read() - before == 8 * 32 * 2);
 }
 
-TEST_CASE("every mistake of a folder's tensors is told with its name") {
+TEST_CASE("every mistake of a folder's tensors is reported by name") {
   Tensors t = tensors_of(golden_hf() / "qwen2_tied");
   auto moved = t.extract("model.layers.0.self_attn.k_proj.bias");
   moved.key() = "model.layers.0.self_attn.k_proj.bais";
@@ -223,7 +223,7 @@ TEST_CASE("import, export and import again give the same bytes") {
                                               temporary / "first");
     const auto done = interchange::export_hf(first, temporary / "exported", {});
     const storage::SafetensorsFolder exported(temporary / "exported");
-    int64_t biases = 0;  // of routers, which are fp32 in all folders
+    int64_t biases = 0;  // the routers', which are fp32 in all folders
     for (const storage::StoredTensor* t : exported.tensors()) {
       const bool bias = t->name.ends_with(kRouterBias);
       CHECK(t->type == (bias ? "F32" : "BF16"));
@@ -268,7 +268,7 @@ TEST_CASE("a folder without the biases of its routers is refused by their name")
   }
 }
 
-TEST_CASE("layers that predict further tokens are told and left out") {
+TEST_CASE("layers that predict further tokens are reported and left out") {
   Tensors t = tensors_of(golden_hf() / "glm4_moe");
   t["model.layers.2.eh_proj.weight"] = {{4, 8}, DType::f32, std::vector<float>(32, 1.0f)};
   t["model.layers.2.mlp.gate.e_score_correction_bias"] = {{8}, DType::f32, std::vector<float>(8)};
