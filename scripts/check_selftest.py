@@ -374,6 +374,13 @@ class Checks(unittest.TestCase):
                 return   # nothing is recorded for it
             self.assertIn("2 sources for 3 files, 0 findings; 3 of 3", findings("--record")[1])
             self.assertIn("0 sources for 0 files", findings()[1])
+            text = source.read_text()
+            source.write_text("// Comments do not count.\n" + text)
+            self.assertIn("0 sources for 0 files", findings()[1])
+            source.write_text("// NOLINTNEXTLINE\n" + text)   # but for those that turn a check off
+            self.assertIn("1 sources for 1 files", findings()[1])
+            source.write_text(text)
+            self.assertIn("before 3 files, which are not checked", findings("--all", "--seconds", "0")[1])
             for planted, text in ((source, source.read_text()), (header, header.read_text())):
                 with self.subTest(planted.name):
                     planted.write_text(text.replace("nullptr", "0"))

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Runs clang-tidy over the files of lib and apps that scripts/tidy_record does not list as they are now.
 
-  scripts/check_tidy.py [--record] [--all | file...]
+  scripts/check_tidy.py [--record] [--seconds N] [--all | file...]
     --all      all files, whatever the record says
     --record   adds the files that are clean to the record, each as soon as it was checked; commit the record with them
 
-The record has a line for each file that was found clean: a hash of its text, of .clang-tidy and of clang-tidy's version. A
-changed file is thus checked on every run until it is recorded again. The hash has no part of the headers that a file
+    --seconds  begins no further source after N seconds; the last lines say how many files that leaves
+
+The record has a line for each file that was found clean: a hash of its code, of .clang-tidy and of clang-tidy's version.
+Comments and white space do not count, but for comments that turn a check off. A changed file is thus checked on every run until it is recorded again. The hash has no part of the headers that a file
 includes, since one of a wide header would invalidate hundreds: what a changed header does to unchanged sources that
 include it, --all finds, which scripts/test.sh --nightly runs.
 
@@ -22,6 +24,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 from check_files import Tree
 
@@ -29,6 +32,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = ("apps", "lib")       # kernels, tests and benchmarks are held to the rules of check_source.py
 RECORD = "scripts/tidy_record"
 VERSION = 14                    # Debian 12's; findings of other versions are printed and do not fail
+
+
+COMMENT = re.compile(r'//[^\n]*|/\*[\s\S]*?\*/|R"(\w*)\([\s\S]*?\)\1"|"(?:\\.|[^"\\\n])*"'
+                     r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'")
+
+
+def code_of(text):
+    """The text without comments and with one blank for all white space between words."""
+    kept = COMMENT.sub(lambda m: m[0] if m[0][:2] not in ("//", "/*") or "NOLINT" in m[0] else " ", text)
+    return " ".join(kept.split())
 
 
 def installed_version():
@@ -48,8 +61,8 @@ class Record:
         return set(self.path.read_text().splitlines()) if self.path.exists() else set()
 
     def line(self, name):
-        text = (self.tree.root / name).read_bytes()
-        return f"{hashlib.sha256(self.rules + text).hexdigest()[:16]} {name}"
+        code = code_of((self.tree.root / name).read_text()).encode()
+        return f"{hashlib.sha256(self.rules + code).hexdigest()[:16]} {name}"
 
     def has(self, name):
         return self.line(name) in self.lines
@@ -129,6 +142,11 @@ def run(root, arguments):
     tree, version = Tree(root), installed_version()
     record = Record(tree, version)
     recording = "--record" in arguments
+    ends = float("inf")
+    if "--seconds" in arguments:
+        at = arguments.index("--seconds")
+        ends = time.monotonic() + float(arguments[at + 1])
+        arguments = arguments[:at] + arguments[at + 2:]
     names = [a for a in arguments if not a.startswith("--")]
     every = [str(p) for p in tree.cpp(*FOLDERS)]
     if "--all" in arguments:
@@ -144,12 +162,17 @@ def run(root, arguments):
     database.mkdir(exist_ok=True)
     (database / "compile_commands.json").write_text(json.dumps([compiled[s] for s in sorted(files_of)]))
 
-    findings, half_read = [], []
+    findings, half_read, left = [], [], []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         before = {source: {record.line(name) for name in (source, *files)} for source, files in files_of.items()}
-        pending = {pool.submit(check, tree.root, database, source): source for source in sorted(files_of)}
+        pending = {pool.submit(lambda s: check(tree.root, database, s) if time.monotonic() < ends else None, source): source
+                   for source in sorted(files_of)}
         for done in concurrent.futures.as_completed(pending):
-            source, (found, all_read) = pending[done], done.result()
+            source = pending[done]
+            if done.result() is None:
+                left += files_of[source]
+                continue
+            found, all_read = done.result()
             for text in found:
                 if text not in findings:
                     findings.append(text)
@@ -158,6 +181,8 @@ def run(root, arguments):
                 half_read.append(source)
             elif recording and not found:
                 record.add(before[source])
+    if left:
+        print(f"clang-tidy: the time was spent before {len(left)} files, which are not checked")
     if not_built:
         print(f"clang-tidy: not built here, so not checked: {' '.join(not_built)}")
     if half_read:
