@@ -2,7 +2,7 @@
 # Installs missing packages, builds, and runs every test that needs no GPU; then repeats the tests of arithmetic under
 # the narrower instruction sets of older CPUs.
 #   scripts/test.sh [--nightly] [--sanitizers]
-#   scripts/test.sh --quick | --ci-sanitizers
+#   scripts/test.sh --quick | --ci-sanitizers | --times
 #     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; every layout with
 #                       every model and precision of its table, not one of them in turn; every bit of a small checkpoint
 #                       is flipped; 200 random pairs of signals to trainings; a training is killed at each system call
@@ -15,6 +15,7 @@
 #     --ci-sanitizers   runs only a part of --sanitizers that is quick enough for every change: parsers, files and the
 #                       launcher under AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two
 #                       steps of each parallelism under ThreadSanitizer
+#     --times           runs nothing: prints what the last run cost, by phase, suite, test and target of the build
 # With MTRAIN_ENDS_AT (seconds since 1970), narrower instruction sets, emulated CUDA and sanitizers are left out if
 # there is no time to build or begin them; the last lines say so.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -23,10 +24,11 @@ sanitizers=0 nightly=0 alone=
 for option in "$@"; do
   case $option in
     --quick | --ci-sanitizers) alone=$option ;;
+    --times) exec python3 -B scripts/test_times.py ;;
     --sanitizers) sanitizers=1 ;;
     --nightly) nightly=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the options are --nightly, --sanitizers, --quick and --ci-sanitizers" ;;
+    *) die "unknown option $option; the options are --nightly, --sanitizers, --quick, --ci-sanitizers and --times" ;;
   esac
 done
 [[ -z $alone ]] || (($# == 1)) || die "$alone takes no other option"
@@ -154,6 +156,7 @@ sanitize() {
 }
 
 print_result() {
+  [[ ! -d build/release ]] || print_phases >build/release/phases.txt
   print_phases
   say "== result"
   for line in "${closing_lines[@]}"; do say "$line"; done
