@@ -17,7 +17,7 @@ struct MuonDirection {
   bool nesterov;
 };
 // x /= max(sqrt(sum_squares), eps).
-struct Normalize {
+struct MuonNormalize {
   Span x;                 // fp32
   ConstSpan sum_squares;  // one fp64
   float eps;
@@ -34,12 +34,12 @@ struct MuonUpdate {
 
 namespace cpu {
 void run(const MuonDirection&);
-void run(const Normalize&);
+void run(const MuonNormalize&);
 void run(const MuonUpdate&);
 }  // namespace cpu
 namespace cuda {
 void run(const MuonDirection&, CUstream_st*);
-void run(const Normalize&, CUstream_st*);
+void run(const MuonNormalize&, CUstream_st*);
 void run(const MuonUpdate&, CUstream_st*);
 }  // namespace cuda
 

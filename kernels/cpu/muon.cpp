@@ -11,10 +11,10 @@ void check_direction(const MuonDirection& a) {
   check_dtype("muon_direction", "grad", a.grad, DType::f32);
   if (a.grad_scale) check("muon_direction", "grad_scale", a.grad_scale, 1, DType::f32);
 }
-void check_normalize(const Normalize& a) {
-  check_dtype("normalize", "x", a.x, DType::f32);
-  check("normalize", "sum_squares", a.sum_squares, 1, DType::f64);
-  MT_CHECK(a.eps > 0, "normalize: eps {}", a.eps);
+void check_normalize(const MuonNormalize& a) {
+  check_dtype("muon_normalize", "x", a.x, DType::f32);
+  check("muon_normalize", "sum_squares", a.sum_squares, 1, DType::f64);
+  MT_CHECK(a.eps > 0, "muon_normalize: eps {}", a.eps);
 }
 void check_update(const MuonUpdate& a) {
   check_dtype("muon_update", "master", a.master, DType::f32);
@@ -26,7 +26,7 @@ void check_update(const MuonUpdate& a) {
 }  // namespace
 
 MT_DISPATCH(MuonDirection, check_direction)
-MT_DISPATCH(Normalize, check_normalize)
+MT_DISPATCH(MuonNormalize, check_normalize)
 MT_DISPATCH(MuonUpdate, check_update)
 
 }  // namespace mtrain::kernels::cpu

@@ -28,7 +28,7 @@ __global__ void muon_direction(float* momentum, float* grad, const float* grad_s
 }
 
 template <int N>
-__global__ void normalize(float* x, const double* sum_squares, float eps, int64_t count) {
+__global__ void muon_normalize(float* x, const double* sum_squares, float eps, int64_t count) {
   const float factor = float(1.0 / fmax(sqrt(*sum_squares), double(eps)));
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
@@ -68,11 +68,11 @@ void run(const MuonDirection& a, CUstream_st* stream) {
   });
 }
 
-void run(const Normalize& a, CUstream_st* stream) {
+void run(const MuonNormalize& a, CUstream_st* stream) {
   const int64_t n = a.x.count;
   if (n <= 0) return;
   with_width<float>(aligned({a.x.data}), [&]<int N>() {
-    MT_LAUNCH((normalize<N>), flat_blocks(n, N), kFlatThreads, 0, stream, data<float>(a.x),
+    MT_LAUNCH((muon_normalize<N>), flat_blocks(n, N), kFlatThreads, 0, stream, data<float>(a.x),
               data<double>(a.sum_squares), a.eps, n);
   });
 }

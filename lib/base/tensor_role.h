@@ -1,4 +1,4 @@
-// The role of a trained tensor for an optimizer, independent of its name and layout.
+// The role of a model's tensor for an optimizer, independent of its name and layout.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@ enum class TensorRole : uint8_t {
   matrix,  // the weight of a GEMM inside a layer; for experts, one matrix per expert
   vector,  // a bias, or the scale of a norm
   table,   // rows that are looked up or scored: token table, learned positions, output layer
-  state,   // not changed by the optimizer: the selection bias of a router
+  state,   // not a parameter, and in no ParamStore: the selection bias of a router
 };
 
 }  // namespace mtrain

@@ -173,6 +173,11 @@ class StateWriter {
       gathered_ = own->unit;
       ranks_.clear();
       for (const SavedTensor& tensor : tensors_) {
+        if (std::ranges::none_of(own->unit->params,
+                                 [&](const auto* q) { return tensor.has(*q); })) {
+          ranks_.emplace_back();
+          continue;
+        }
         const Tensor part = tensor.own(*own->unit);
         ranks_.push_back(t_.tensor_parallel.all_ranks(
             part.count() == own->unit->count ? part : t_.data_parallel.whole(*own->unit, part)));

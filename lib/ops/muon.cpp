@@ -4,7 +4,7 @@
 #include "ops/enqueue.h"
 
 MT_KERNEL(MuonDirection)
-MT_KERNEL(Normalize)
+MT_KERNEL(MuonNormalize)
 MT_KERNEL(MuonUpdate)
 
 namespace mtrain::ops {
@@ -23,9 +23,9 @@ void muon_direction(Stream& stream, const Tensor& momentum, const Tensor& grad,
                              .nesterov = nesterov});
 }
 
-void normalize(Stream& stream, const Tensor& x, const Tensor& sum_squares, float eps) {
+void muon_normalize(Stream& stream, const Tensor& x, const Tensor& sum_squares, float eps) {
   enqueue(stream, {.name = "muon_normalize", .reads = {x, sum_squares}, .writes = {x}},
-          kernels::Normalize{.x = x, .sum_squares = sum_squares, .eps = eps});
+          kernels::MuonNormalize{.x = x, .sum_squares = sum_squares, .eps = eps});
 }
 
 void muon_update(Stream& stream, const Tensor& master, const Tensor& direction,

@@ -5,13 +5,13 @@
 
 namespace mtrain::ops {
 
-// Moves the momentum on by the gradient, and replaces the gradient by the direction. A grad_scale
+// Updates the momentum with the gradient, and replaces the gradient by the direction. A grad_scale
 // (one element) that is not finite keeps the momentum and makes the direction 0.
 void muon_direction(Stream& stream, const Tensor& momentum, const Tensor& grad,
                     const Tensor& grad_scale, float beta, bool nesterov);
 // Divides x by its norm, the root of `sum_squares` (fp64, one element), or by eps if that is
 // larger.
-void normalize(Stream& stream, const Tensor& x, const Tensor& sum_squares, float eps);
+void muon_normalize(Stream& stream, const Tensor& x, const Tensor& sum_squares, float eps);
 // Updates `master`, and writes its bf16 or fp16 copy into `param`, which is optional. A grad_scale
 // that is not finite leaves everything as it is.
 void muon_update(Stream& stream, const Tensor& master, const Tensor& direction,

@@ -7,16 +7,16 @@
 // rank that has the matrix already is preferred.
 //
 // Why not divide the parameters at the borders of matrices instead: all-gathers and
-// reduce-scatters need equal parts, so that a layer of one large and six small matrices would pad
-// every rank to the size of the large one; tensor and expert parallelism divide matrices in any
-// case; and AdamW's layout, speed and bits would depend on it.
+// reduce-scatters need equal parts. A layer of one large and six small matrices would pad every
+// rank to the size of the large one. Tensor and expert parallelism divide matrices in any case, and
+// AdamW's layout, speed and bits would depend on it.
 //
 // Replicas of the model share the matrices, too. A matrix is gathered and given back within the
 // owner's replica, whose ranks then broadcast the result in place to those that have the same
 // elements. Under ddp, where each rank has all matrices, only the broadcasts are left.
 //
-// Matrices travel in rounds, so that a rank holds a few of them at a time. The next round's
-// matrices are under way while a rank works on this round's.
+// Matrices travel in rounds: a rank holds a few of them at a time. The next round's matrices are
+// under way while a rank works on this round's.
 #pragma once
 #include <functional>
 #include <vector>

@@ -29,9 +29,10 @@ void orthogonalize(Stream& stream, const NewtonSchulz& o, const Tensor& x_RC) {
   const auto operand = [&](const Tensor& t) {
     return ops::in_dtype(stream, t, o.gemm, device::MemoryCategory::buffers);
   };
-  const Tensor total = Tensor::from_host<double>(stream, {1}, {0.0});
+  const Tensor total = Tensor::empty(stream, {1}, DType::f64, device::MemoryCategory::buffers);
+  ops::fill(stream, total, 0);
   ops::sum_squares(stream, x_RC, total);
-  ops::normalize(stream, x_RC, total, float(o.eps));
+  ops::muon_normalize(stream, x_RC, total, float(o.eps));
   Tensor x = x_RC;
   for (int64_t i = 0; i < o.steps; ++i) {
     const auto at = o.coefficients.begin() + (o.coefficients.size() > 3 ? 3 * i : 0);

@@ -1,6 +1,6 @@
 // The Newton-Schulz iteration that makes a matrix nearly semi-orthogonal (Jordan et al. 2024,
-// "Muon"): X <- a X + (b G + c G^2) X with G = X X^T, or the same on the other side if the matrix
-// has more rows than columns, so that G is the smaller one.
+// "Muon"): X <- a X + (b G + c G^2) X with G = X X^T. A matrix with more rows than columns is
+// multiplied on the other side, X (b G + c G^2) with G = X^T X, which is the smaller one.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -22,6 +22,9 @@ struct StateTensor {
 
 class Optimizer {
  public:
+  Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;  // its functions and state refer to it
+  Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
   // Makes update number `step` (from 1). The gradients are multiplied by grad_scale, one fp32; if
   // it is not finite, nothing changes. `updated` is called for each unit, in their order, once its

@@ -3,6 +3,8 @@
 #pragma once
 #include <optional>
 #include <regex>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "model/param/parameters.h"
@@ -29,10 +31,12 @@ class ParamRules {
   std::vector<bool> used_groups(const std::vector<model::Parameter*>& params) const;
 
  private:
-  std::optional<size_t> group_of(const model::ParamSpec& p) const;
+  std::optional<size_t> group_of(const std::string& name) const;
 
   const plan::OptimizerOptions options_;
   std::vector<std::regex> matches_;  // of the groups
+  // The group of each name that was asked for, since rules are needed in every step.
+  mutable std::unordered_map<std::string, std::optional<size_t>> groups_;
 };
 
 }  // namespace mtrain::optim

@@ -80,11 +80,14 @@ class Estimator {
     out.activations =
         T_ * (kept_per_token() + (has_head() ? 2 * layer_.hidden() * e_ + 4 : 0)) + backward;
     out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
-    out.buffers = data_buffers() + reduction_buffers() + context_buffers() + pipeline_buffers() +
-                  expert_buffers() + float8_weights();
+    const Count lasting = data_buffers() + float8_weights();
+    out.buffers =
+        lasting + reduction_buffers() + context_buffers() + pipeline_buffers() + expert_buffers();
     out.workspace = workspace();
-    // The update comes when activations and logits are gone, and their memory serves it.
-    out.buffers = std::max(out.buffers, update_buffers() - out.activations - out.logits);
+    // The update comes when activations and logits are gone, and their memory serves it, except
+    // where CUDA graphs keep it.
+    const Count free = plan_.graphs.on ? 0 : out.activations + out.logits;
+    out.buffers = std::max(out.buffers, lasting + update_buffers() - free);
     return out;
   }
 
@@ -104,9 +107,12 @@ class Estimator {
   // The bytes of AdamW's two moments.
   Count moment_bytes() const { return plan_.optimizer.moments == DType::bf16 ? 4 : 8; }
   // The bytes of the optimizer's state of parameters of layers. Muon has one momentum of matrices;
-  // what else a layer has is too little to count.
+  // what else a layer has is too little to count. If a group gives matrices to AdamW, all count as
+  // AdamW's, an upper bound: names are not known here.
   Count moments(Count of_layers) const {
-    return of_layers * (plan_.optimizer.muon.on ? 4 : moment_bytes());
+    const auto& o = plan_.optimizer;
+    const bool momentum = o.muon.on && std::ranges::none_of(o.groups, &OptimizerGroup::adamw);
+    return of_layers * (momentum ? 4 : moment_bytes());
   }
   Count dense_parameters() const { return layer_parameters() + table_parameters(); }
   Count layer_parameters() const {
@@ -135,14 +141,24 @@ class Estimator {
                 AD = Count(attention_.heads) * Count(attention_.head_dim),
                 F = mlp && layers_.dense ? Count(mlp->ffn) : 0,
                 expert = experts && layers_.moe ? Count(experts->ffn) : 0,
-                wide = std::max({AD, F, expert}), small = std::min(H, wide), matrix = H * wide;
-    const Count iteration = 4 * (2 * matrix + 3 * small * small);
+                shared = experts && layers_.moe ? Count(experts->shared_ffn) : 0,
+                wide = std::max({AD, F, expert, shared}), small = std::min(H, wide),
+                matrix = H * wide;
+    // Of an iteration, X and the next X; and G with b G + c G^2, and while that is computed c G. In
+    // bf16 each operand of a GEMM exists a second time.
+    const Count gram = small * small;
+    const Count iteration = plan_.optimizer.muon.bf16
+                                ? std::max(10 * matrix + 10 * gram, 6 * matrix + 16 * gram)
+                                : 8 * matrix + 8 * gram;
     const Count ranks = Count(l_.world / l_.pp);
     // Without sharding each rank has whole matrices, and works on them where they are.
     if (ranks == 1 || (dp_.shards == ShardLevel::nothing && l_.tp == 1)) return iteration;
     const Count all = layer_parameters() * tp_ + Count(layers_.moe) * experts_here() * ranks;
     const Count round = std::min(std::max(all / ranks, matrix), std::max<Count>(1 << 24, matrix));
-    return iteration + 4 * 4 * round;
+    // While a rank works: this round's matrices, the next round's on their way, which are a message
+    // that leaves and one that arrives, and the results of the round before. Before that, this
+    // round's message as well.
+    return std::max(iteration + 4 * 4 * round, 5 * 4 * round);
   }
 
   // Whether whole gradients of all layers add up until the last micro-batch.

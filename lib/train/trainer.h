@@ -123,7 +123,7 @@ class Trainer {
   void sum_losses(const Tensor& losses);
   ops::Clip clip_grads(const Tensor& loss);
   void end_float8_step();
-  // Returns what the step has found about experts; nothing of a dense model. Their state moves on
+  // Returns what the step has found about experts; nothing of a dense model. Their state is updated
   // if the step was `finite`.
   std::optional<ExpertStats> end_experts_step(bool finite);
   float grad_scale(int64_t counted) const;

@@ -309,7 +309,7 @@ TEST_CASE("Muon's kernels equal the CPU's, with a finite scale and without") {
                               .grad_scale = of(s),
                               .beta = 0.9f,
                               .nesterov = type == DType::bf16});
-            run(Normalize{.x = of(g), .sum_squares = of(squares), .eps = 1e-7f});
+            run(MuonNormalize{.x = of(g), .sum_squares = of(squares), .eps = 1e-7f});
             run(MuonUpdate{.master = of(w),
                            .direction = of(g),
                            .param = of(param),

@@ -185,7 +185,10 @@ TEST_CASE("messages in fp16 train alike over every backend") {
 }
 
 TEST_CASE("an infinite gradient on one rank skips the update on all, and halves the scale") {
-  for (const Layout& l : kLayouts)
+  std::vector<Layout> layouts = kLayouts;
+  layouts.push_back({"Muon, fsdp2", 2, {"optimizer.name=muon", "distributed.strategy=fsdp2"}});
+  layouts.push_back({"Muon, tp", 2, {"optimizer.name=muon", "distributed.tp_size=2"}});
+  for (const Layout& l : layouts)
     for (const int culprit : {0, l.ranks - 1})
       // A weight of a GEMM, and a norm's, which ranks of tensor parallelism replicate.
       for (const char* name : {"qkv", "norm"}) {

@@ -45,7 +45,8 @@ const std::vector<Ranks> kDense{
     {"pp 2",
      2,
      {"distributed.strategy=megatron_ddp", "distributed.pp_size=2", "distributed.pipeline={}"}},
-    {"cp 2", 2, {"distributed.cp_size=2"}}};
+    {"cp 2", 2, {"distributed.cp_size=2"}},
+    {"cp 2, fsdp2", 4, {"distributed.cp_size=2", "distributed.strategy=fsdp2"}}};
 
 const Changes kMuon{"optimizer.name=muon", "train.global_batch_size=12",
                     "train.micro_batch_size=1"};
@@ -132,7 +133,12 @@ TEST_CASE("Muon takes each expert as a matrix of its own, wherever it is") {
   for (const Ranks& layout : std::vector<Ranks>{
            {"ep 2", 2, {"distributed.ep_size=2"}},
            {"ep 2, fsdp2", 4, {"distributed.ep_size=2", "distributed.strategy=fsdp2"}},
+           {"ep 2, hsdp",
+            4,
+            {"distributed.ep_size=2", "distributed.strategy=fsdp2",
+             "distributed.dp_replicate_size=2"}},
            {"experts divided by tp", 2, {"distributed.tp_size=2"}},
+           {"whole experts beside tp 2", 2, with({"distributed.tp_size=2"}, kWhole)},
            {"ep 2, tp 2",
             4,
             {"distributed.ep_size=2", "distributed.tp_size=2",
@@ -220,4 +226,34 @@ TEST_CASE("Muon's momentum is saved, and resumed to the bit or by another layout
     CHECK(has("embedding.weight.v"));
     CHECK_FALSE(has("embedding.weight.momentum"));
   }
+}
+
+TEST_CASE("a checkpoint of another optimizer, or of other groups' matrices, is refused by name") {
+  const TemporaryFolder root;
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  const auto trainer = [&](const Changes& changes) {
+    return make_trainer(*device, tiny(with(kMuon, changes)), std::make_shared<CountingData>());
+  };
+  const auto saved = [&](const char* name, const Changes& changes) {
+    train::Trainer t = trainer(changes);
+    t.step();
+    return run::save_run(t, root.path / name);
+  };
+  const auto expect_refused = [&](const std::filesystem::path& folder, const Changes& changes,
+                                  const char* gist) {
+    train::Trainer t = trainer(changes);
+    CHECK_THROWS_WITH(run::resume_run(t, folder), Catch::Contains(gist));
+  };
+  const Changes adamw{"optimizer.name=adamw"},
+      down{"optimizer.groups=[{match: down, name: adamw}]"},
+      slower{"optimizer.groups=[{match: down, lr_scale: 0.5}]"};
+  const auto of_muon = saved("muon", {}), of_adamw = saved("adamw", adamw),
+             of_down = saved("down", down);
+  expect_refused(of_muon, adamw, "optimizer.name: saved with muon, now adamw");
+  expect_refused(of_adamw, {}, "optimizer.name: saved with adamw, now muon");
+  expect_refused(of_muon, down, "layers.0.mlp.down.weight.momentum");
+  expect_refused(of_down, {}, "layers.0.mlp.down.weight.m");
+  train::Trainer t = trainer(slower);
+  run::resume_run(t, of_muon);
+  CHECK(std::isfinite(t.step().loss));
 }

@@ -61,7 +61,7 @@ TEST_CASE("a matrix is divided by its norm, or by eps if that is larger") {
       Array x = Array::normal(DType::f32, 1001, 1);
       std::vector<double> want = x.values();
       for (double& v : want) v /= squares == 4 ? 2 : double(0.5f);
-      cpu::run(Normalize{.x = x, .sum_squares = Array::one(DType::f64, squares), .eps = 0.5f});
+      cpu::run(MuonNormalize{.x = x, .sum_squares = Array::one(DType::f64, squares), .eps = 0.5f});
       REQUIRE(close(x, want, {.K = 2}) == "");
     });
 }

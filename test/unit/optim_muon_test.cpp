@@ -157,12 +157,14 @@ TEST_CASE("the Newton-Schulz iteration equals float64, for wide and tall matrice
   }
 }
 
-TEST_CASE("the first group that matches a parameter decides its rule") {
+TEST_CASE("the first group that matches decides, and matrices of AdamW have AdamW's rate") {
   plan::OptimizerOptions o;
   o.weight_decay = 0.1;
   o.muon.on = true;
   o.muon.others_lr_scale = 0.5;
   o.groups = {{.match = "router", .lr_scale = 2.0, .adamw = true},
+              {.match = "down", .adamw = true},
+              {.match = "proj", .lr_over_peak = 0.125, .adamw = true},
               {.match = "^layers\\.[01]\\.", .lr_over_peak = 0.25, .weight_decay = 0.3},
               {.match = "weight", .weight_decay = 0.0}};
   const ParamRules rules(o);
@@ -171,7 +173,11 @@ TEST_CASE("the first group that matches a parameter decides its rule") {
   };
   using enum TensorRole;
   CHECK(rule("layers.0.mlp.router.weight", matrix) ==
-        ParamRule{.muon = false, .lr_scale = 2, .weight_decay = 0.1f});
+        ParamRule{.muon = false, .lr_scale = 1, .weight_decay = 0.1f});
+  CHECK(rule("layers.0.mlp.down.weight", matrix) ==
+        ParamRule{.muon = false, .lr_scale = 0.5, .weight_decay = 0.1f});
+  CHECK(rule("layers.0.attention.proj.weight", matrix) ==
+        ParamRule{.muon = false, .lr_scale = 0.125, .weight_decay = 0.1f});
   CHECK(rule("layers.1.mlp.up.weight", matrix) ==
         ParamRule{.muon = true, .lr_scale = 0.25, .weight_decay = 0.3f});
   CHECK(rule("layers.11.mlp.up.weight", matrix) ==
@@ -183,7 +189,7 @@ TEST_CASE("the first group that matches a parameter decides its rule") {
   model::ParamStore params;
   for (const char* name : {"layers.0.mlp.router.weight", "layers.0.norm.weight"})
     params.add({model::UnitKind::layer, 0}, {.name = name, .shape = {2}});
-  CHECK((rules.used_groups(params.params()) == std::vector<bool>{true, true, false}));
+  CHECK((rules.used_groups(params.params()) == std::vector<bool>{true, false, false, true, false}));
   CHECK(rule("position_table", table) ==
         ParamRule{.muon = false, .lr_scale = 0.5, .weight_decay = 0.1f});
 }

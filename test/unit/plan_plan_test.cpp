@@ -187,6 +187,9 @@ TEST_CASE("a resumed run may learn at another rate, and neither see other data n
   CHECK_THAT(differences({"train.seed=77", "model.ffn_hidden_size=96"}),
              Catch::Contains("train.seed: saved with 1234, now 77") &&
                  Catch::Contains("model.ffn_hidden_size: saved with"));
+  CHECK_THAT(differences({"optimizer.name=muon"}),
+             Catch::Contains("optimizer.name: saved with adamw, now muon"));
+  CHECK(differences({"optimizer.name=adam", "optimizer.groups=[{match: down, lr: 1e-3}]"}).empty());
 }
 
 TEST_CASE("a resumed run says which settings have changed, and not where its files are") {
@@ -396,4 +399,42 @@ TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's whe
                    "train.micro_batch_size=8", "model.num_attention_heads=40",
                    "model.num_query_groups=40", "model.kv_channels=128"}) ==
         8 * T * 5 * (4 + 4 * 128));
+}
+
+TEST_CASE("the plan of Muon's memory has whole matrices beside what lives through the update") {
+  // Few tokens: the update needs more than activations leave.
+  const auto plan = [](int64_t world, const std::vector<std::string>& more) {
+    std::vector<std::string> all{"distributed.strategy=fsdp2",
+                                 "distributed.tp_size=1",
+                                 "~distributed.sequence_parallel",
+                                 "~comm_overlap",
+                                 "~ddp",
+                                 "model.num_layers=2",
+                                 "train.global_batch_size=8",
+                                 "train.micro_batch_size=1",
+                                 "dataset.seq_length=64",
+                                 "train.enable_cuda_graph=false",
+                                 "optimizer.name=muon"};
+    all.insert(all.end(), more.begin(), more.end());
+    const Recipe r = ready("llama3_8b", world, all);
+    return make_plan(r, world, r.model.vocab_size).fullest();
+  };
+  const std::string adamw = "optimizer.name=adamw",
+                    whole = "distributed.reshard_after_forward=false";
+  // Gathered parameters that stay.
+  CHECK(plan(8, {whole}).buffers - plan(8, {}).buffers ==
+        Approx(plan(8, {whole, adamw}).buffers - plan(8, {adamw}).buffers));
+  CHECK(plan(8, {whole, adamw}).buffers > 1.5 * plan(8, {adamw}).buffers);
+  // Graphs keep activations.
+  const MemoryEstimate one = plan(1, {}), graphs = plan(1, {"train.enable_cuda_graph=true"});
+  CHECK(graphs.buffers - one.buffers == Approx(graphs.activations + graphs.logits));
+  // In bf16 an iteration of 4096 x 14336 elements holds 2.5 matrices of them, and of 4096 x 4096,
+  // instead of 2.
+  CHECK(plan(1, {"optimizer.muon.ns_dtype=bf16"}).buffers - one.buffers ==
+        Approx(2.0 * 4096 * (14336 + 4096)));
+  // The matrices of one group have both moments, and names decide how many they are.
+  CHECK(one.optimizer < plan(1, {adamw}).optimizer);
+  CHECK(plan(1, {"optimizer.groups=[{match: gate, name: adamw}]"}).optimizer ==
+        plan(1, {adamw}).optimizer);
+  CHECK(plan(1, {"optimizer.groups=[{match: gate, lr: 1e-3}]"}).optimizer == one.optimizer);
 }

@@ -351,6 +351,15 @@ TEST_CASE("settings of Muon and of groups that say nothing or contradict each ot
                           "optimizer.groups=[{match: 'router|gate', name: adamw, lr: 1e-3}]"}});
   expect_error({.what = "muon's settings without it", .set = {"optimizer.muon.momentum=0.9"}},
                "optimizer.muon.momentum", "name is adamw");
+  expect_error({.what = "momentum under another name", .set = {"optimizer.momentum=0.9"}},
+               "optimizer.muon.momentum", "written as optimizer.momentum");
+  expect_error({.what = "momentum under another name", .set = {"optimizer.momentum=0.9"}},
+               "optimizer.muon.momentum", "adamw and adam have betas");
+  for (const char* eps : {"0", "1e-40", "nan"})
+    expect_error(
+        {.what = eps, .set = {"optimizer.name=muon", fmt::format("optimizer.muon.eps={}", eps)}},
+        "optimizer.muon.eps", "");
+  expect_accepts({.what = "eps", .set = {"optimizer.name=muon", "optimizer.muon.eps=1e-30"}});
   expect_error({.what = "coefficients",
                 .set = {"optimizer.name=muon", "optimizer.muon.coefficients=[1,2,3,4,5,6]"}},
                "optimizer.muon.coefficients", "6 numbers for 5 steps");
@@ -361,10 +370,16 @@ TEST_CASE("settings of Muon and of groups that say nothing or contradict each ot
                "optimizer.moments", "fp32");
   expect_error({.what = "a group's name", .set = {"optimizer.groups=[{match: x, name: muon}]"}},
                "optimizer.groups", "name is adamw");
+  for (const char* name : {"dist_muon", "adam"})
+    expect_error({.what = name,
+                  .set = {"optimizer.name=muon",
+                          fmt::format("optimizer.groups=[{{match: x, name: {}}}]", name)}},
+                 "optimizer.groups", "under muon a group may only have name adamw");
   for (const auto& [group, gist] : std::vector<std::pair<const char*, const char*>>{
            {"{lr: 1}", "needs `match`"},
            {"{match: '(', lr: 1}", "not a regular expression"},
-           {"{match: x, lr: 1, lr_scale: 2}", "say the same"},
+           {"{match: x, lr: 1, lr_scale: 2}", "set the same"},
+           {"{match: x}", "changes nothing"},
            {"{match: x, weight_deca: 1, lr: fast}", "there is no key `weight_deca`; lr: "},
            {"{match: x, lr: -1}", "lr: "},
            {"x", "expected a list of groups"}})

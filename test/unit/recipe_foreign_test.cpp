@@ -441,13 +441,15 @@ TEST_CASE(
   };
   const OptimizerConfig torch = optimizer(
       "torch.optim.Muon, momentum: 0.9, ns_steps: 4, ns_coefficients: [2, -1.5, 0.5], "
-      "adjust_lr_fn: match_rms_adamw");
+      "adjust_lr_fn: match_rms_adamw, eps: 1e-3");
   CHECK(torch.name == OptimizerName::muon);
   CHECK(torch.lr == 1e-3);
   CHECK(torch.muon.momentum == 0.9);
   CHECK(torch.muon.ns_steps == 4);
   CHECK((torch.muon.coefficients == std::vector<double>{2, -1.5, 0.5}));
   CHECK(torch.muon.scale_mode == MuonScale::match_rms_adamw);
+  CHECK(torch.muon.eps == 1e-3);  // of the norm
+  CHECK(torch.eps == 1e-8);       // AdamW's
   const OptimizerConfig dion = optimizer("dion.Muon, mu: 0.9, scalar_lr: 1e-3, use_triton: true");
   CHECK(dion.lr == 1e-2);
   CHECK(dion.muon.momentum == 0.9);
@@ -470,4 +472,34 @@ TEST_CASE(
               "optimizer.muon_tp_mode", "another optimizer");
   expect_told("optimizer: {name: muon, muon_split_qkv: false}\n", Severity::error,
               "optimizer.muon_split_qkv", "three matrices");
+  expect_told("optimizer: {name: muon, muon_coefficient_type: quintic}\n", Severity::error,
+              "optimizer.muon_coefficient_type", "optimizer.muon.coefficients");
+  expect_told("optimizer: {name: muon, muon_scalar_optimizer: lion}\n", Severity::error,
+              "optimizer.muon_scalar_optimizer", "AdamW");
+}
+
+TEST_CASE("Megatron's settings of Muon beside another optimizer are ignored with one note") {
+  const char* printed =
+      "optimizer: {optimizer: adam, muon_momentum: 0.9, muon_use_nesterov: false, "
+      "muon_num_ns_steps: 6, muon_scale_mode: spectral, muon_extra_scale_factor: 0.2, "
+      "muon_tp_mode: blockwise, muon_split_qkv: false, muon_coefficient_type: quintic, "
+      "muon_scalar_optimizer: lion}\n";
+  const Diagnostics diagnostics = told(printed);
+  INFO(listed(diagnostics));
+  CHECK_FALSE(diagnostics.has_errors());
+  CHECK(std::ranges::count_if(diagnostics.sorted(), [](const auto& d) {
+          return d.str().find("muon") != std::string::npos;
+        }) == 1);
+  expect_told(printed, Severity::resolved, "optimizer.name",
+              "does not read optimizer.muon_tp_mode");
+  const Recipe r = loaded(printed);
+  CHECK(r.optimizer.muon.momentum == 0.95);
+  CHECK(r.optimizer.muon.ns_steps == 5);
+  CHECK_FALSE(r.given("optimizer.muon.momentum"));
+  CHECK(loaded(printed, {"optimizer.name=adamw"}).optimizer.name == OptimizerName::adamw);
+  CHECK(loaded("", {"muon-momentum=0.9", "muon-tp-mode=blockwise"}).optimizer.muon.momentum ==
+        0.95);
+  // mtrain's own names are a mistake there, as before.
+  expect_told("optimizer: {name: adam, muon_momentum: 0.9, muon: {ns_steps: 3}}\n", Severity::error,
+              "optimizer.muon.ns_steps", "name is adam");
 }

@@ -48,7 +48,7 @@ void run(const MuonDirection& a) {
   });
 }
 
-void run(const Normalize& a) {
+void run(const MuonNormalize& a) {
   float* x = data_of<float>(a.x);
   const double norm = __builtin_sqrt(*data_of<double>(a.sum_squares));
   const float factor = float(1.0 / (norm > double(a.eps) ? norm : double(a.eps)));

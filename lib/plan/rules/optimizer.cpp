@@ -26,22 +26,36 @@ void validate_schedule(const Recipe& r, Diagnostics& diagnostics) {
 
 namespace {
 
+// A printed recipe has every field, so those with their defaults say nothing.
+void refuse_muon_settings(const Recipe& r, Diagnostics& diagnostics) {
+  for (const recipe::SchemaRow& row : recipe::schema_rows()) {
+    if (!row.path.starts_with("optimizer.muon.")) continue;
+    const auto spelled = r.spellings.find(row.path);
+    const bool other_name = spelled != r.spellings.end() && spelled->second != row.path;
+    diagnostics.require(
+        row.show(r) == row.show_default(), {row.path, "optimizer.name"},
+        fmt::format("is set{}, but name is {}",
+                    other_name ? fmt::format(" (written as {})", spelled->second) : "",
+                    enum_name(r.optimizer.name)),
+        row.path == "optimizer.muon.momentum"
+            ? "remove it, since adamw and adam have betas instead; or set name: muon"
+            : "set name: muon, or remove it");
+  }
+}
+
 void validate_muon(const Recipe& r, Diagnostics& diagnostics) {
   const auto& o = r.optimizer;
   const bool muon = o.name == recipe::OptimizerName::muon;
   for (const recipe::OptimizerGroup& g : o.groups)
-    diagnostics.require(!g.name || (muon && *g.name == recipe::OptimizerName::adamw),
-                        {"optimizer.groups", "optimizer.name"},
-                        fmt::format("group `{}` has name {}, but optimizer.name is {}", g.match,
-                                    g.name ? enum_name(*g.name) : "", enum_name(o.name)),
-                        "a group may only choose adamw instead of muon; remove its name");
-  // A printed recipe has every field.
-  for (const recipe::SchemaRow& row : recipe::schema_rows())
-    if (row.path.starts_with("optimizer.muon."))
-      diagnostics.require(muon || row.show(r) == row.show_default(), {row.path, "optimizer.name"},
-                          fmt::format("is set, but name is {}", enum_name(o.name)),
-                          "set name: muon, or remove it");
-  if (!muon) return;
+    diagnostics.require(
+        !g.name || (muon && *g.name == recipe::OptimizerName::adamw),
+        {"optimizer.groups", "optimizer.name"},
+        fmt::format("group `{}` has name {}, but {}", g.match, g.name ? enum_name(*g.name) : "",
+                    muon ? "under muon a group may only have name adamw"
+                         : fmt::format("optimizer.name is {}", enum_name(o.name))),
+        muon ? "write name: adamw, or remove it: muon updates the group's matrices anyway"
+             : "a group may only choose adamw instead of muon; remove its name");
+  if (!muon) return refuse_muon_settings(r, diagnostics);
   const auto given = int64_t(o.muon.coefficients.size());
   diagnostics.require(given == 3 || given == 3 * o.muon.ns_steps,
                       {"optimizer.muon.coefficients", "optimizer.muon.ns_steps"},

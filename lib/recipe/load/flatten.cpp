@@ -133,13 +133,23 @@ class TreeWalk {
     return Unknown::refuse;
   }
 
+  // Returns the field that a key of this section sets, which its class may decide.
+  static std::string field_of(const Node& section, const std::string& prefix, std::string path) {
+    const Node* name = find_key(section, "_target_");
+    const Target* target = name ? find_target(prefix, name->text) : nullptr;
+    if (!target) return path;
+    const auto other = std::ranges::find(target->arguments, path, &Target::Argument::path);
+    return other == target->arguments.end() ? path : std::string(other->field);
+  }
+
   void collect(const Node& node, const std::string& prefix, Unknown unknown) {
     const Unknown around = unknown_;
     treat_unknown(unknown);
     for (size_t i = 0; i < node.keys.size(); ++i) {
       const auto& key = node.keys[i];
-      const std::string path =
-          normalize_path(prefix.empty() ? key.name : prefix + "." + normalize_key(key.name));
+      const std::string path = field_of(
+          node, prefix,
+          normalize_path(prefix.empty() ? key.name : prefix + "." + normalize_key(key.name)));
       const Node& item = node.items[i];
       const bool map = item.kind == Node::Kind::map;
       if (path == "cfg" && prefix.empty() && map)

@@ -1,11 +1,15 @@
 #include "recipe/load/resolve_foreign.h"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
+#include <vector>
 
 #include <fmt/core.h>
 
+#include "base/strings.h"
 #include "recipe/load/value.h"
+#include "recipe/schema/schema.h"
 
 namespace mtrain::recipe {
 namespace {
@@ -70,6 +74,63 @@ void take_weight_decay(Recipe& r, Diagnostics& diagnostics) {
   diagnostics.resolved(field, fmt::format("{}, since Megatron's scheduler sets it", *value));
   r.optimizer.weight_decay = *value;
   r.origins[field] = Origin::derived;
+}
+
+// Megatron's settings of Muon that name no field, and the words that mean what mtrain does anyway.
+struct MuonKey {
+  const char* path;
+  std::vector<std::string_view> harmless;
+  const char *reason, *hint;
+};
+const std::vector<MuonKey>& muon_keys() {
+  static const std::vector<MuonKey> list{
+      {"optimizer.muon_tp_mode",
+       {"duplicated", "distributed"},
+       "Muon takes whole matrices under every layout; blockwise takes each rank's part by itself, "
+       "which is another optimizer for each tp_size",
+       "write duplicated, or leave it out"},
+      {"optimizer.muon_split_qkv",
+       {"true", "yes", "on"},
+       "Muon takes q, k and v as three matrices, as it takes gate and up as two",
+       "leave it out"},
+      {"optimizer.muon_coefficient_type",
+       {"simple"},
+       "mtrain has no names for lists of coefficients",
+       "write optimizer.muon.coefficients; docs/recipes.md has those of quintic"},
+      {"optimizer.muon_scalar_optimizer",
+       {"adam", "adamw"},
+       "AdamW updates what Muon does not",
+       "leave it out"}};
+  return list;
+}
+
+// Megatron prints its settings of Muon beside every optimizer.
+void take_muon(Recipe& r, Diagnostics& diagnostics) {
+  const bool muon = r.optimizer.name == OptimizerName::muon;
+  std::string ignored;
+  const auto ignore = [&](const std::string& name) {
+    ignored += (ignored.empty() ? "" : ", ") + name;
+  };
+  for (const MuonKey& key : muon_keys()) {
+    const std::string* text = value_of(r, key.path);
+    if (!text) continue;
+    if (!muon)
+      ignore(key.path);
+    else if (std::ranges::find(key.harmless, to_lower(*text)) == key.harmless.end())
+      diagnostics.add(key.path, key.reason, key.hint);
+  }
+  Recipe defaults;
+  for (const SchemaRow& row : schema_rows()) {
+    if (muon || !row.path.starts_with("optimizer.muon.")) continue;
+    const auto spelled = r.spellings.find(row.path);
+    if (spelled == r.spellings.end() || !spelled->second.starts_with("optimizer.muon_")) continue;
+    ignore(spelled->second);
+    row.ops->copy(row.at(r), row.at(defaults));
+    r.origins.erase(row.path), r.references.erase(row.path), r.spellings.erase(spelled);
+  }
+  if (!ignored.empty() && diagnostics.sound({"optimizer.name"}))
+    diagnostics.resolved("optimizer.name", fmt::format("{}, which does not read {}",
+                                                       enum_name(r.optimizer.name), ignored));
 }
 
 // NullTokenizer has so many ids, and one more that ends documents.
@@ -144,6 +205,7 @@ void take_warmup_fraction(Recipe& r, Diagnostics& diagnostics) {
 }
 
 void take_foreign_values(Recipe& r, Diagnostics& diagnostics) {
+  take_muon(r, diagnostics);
   if (r.foreign.empty()) return;
   take_moments(r, diagnostics);
   take_weight_decay(r, diagnostics);

@@ -18,6 +18,11 @@ struct Target {
   std::string_view name;
   // What the class decides, and what it takes for its own arguments that the recipe leaves out.
   std::vector<FieldText> sets = {}, defaults = {};
+  // Arguments that set another field than that of their name.
+  struct Argument {
+    std::string_view path, field;
+  };
+  std::vector<Argument> arguments = {};
 };
 
 // Returns the known class of that section, or null. `class_path` is dotted: "torch.optim.AdamW".

@@ -73,7 +73,11 @@ bool read_value(const Node& node, const FieldOptions&, OptimizerGroup& out, Valu
     add("a group needs `match`", "write the parameters it is for: {match: embedding, ...}");
   if (const std::string fault = expression_fault(g.match); !fault.empty())
     add(fault, "put a \\ before characters such as ( or * that stand for themselves");
-  if (g.lr && g.lr_scale) add("lr and lr_scale say the same", "give one of them");
+  if (g.lr && g.lr_scale) add("lr and lr_scale set the same", "give one of them");
+  if (faults.empty() && !g.lr && !g.lr_scale && !g.weight_decay && !g.name)
+    add("it changes nothing",
+        "give it lr, lr_scale, weight_decay or name; lr_scale: 1 keeps what it matches out of the "
+        "groups after it");
   if (faults.empty()) {
     out = g;
     return true;

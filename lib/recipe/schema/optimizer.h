@@ -73,7 +73,7 @@ struct MuonConfig {
       Field{"eps",
             &MuonConfig::eps,
             "least norm by which a matrix is divided before the iteration",
-            {.min = 0, .above_min = true}},
+            {.min = 1e-30}},
       Field{"scale_mode",
             &MuonConfig::scale_mode,
             "factor of the update of an (out, in) matrix: original, sqrt(max(1, out / in)); "
