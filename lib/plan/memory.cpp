@@ -154,11 +154,13 @@ class Estimator {
     // Without sharding each rank has whole matrices, and works on them where they are.
     if (ranks == 1 || (dp_.shards == ShardLevel::nothing && l_.tp == 1)) return iteration;
     const Count all = layer_parameters() * tp_ + Count(layers_.moe) * experts_here() * ranks;
-    const Count round = std::min(std::max(all / ranks, matrix), std::max<Count>(1 << 24, matrix));
-    // While a rank works: this round's matrices, the next round's on their way, which are a message
-    // that leaves and one that arrives, and the results of the round before. Before that, this
-    // round's message as well.
-    return std::max(iteration + 4 * 4 * round, 5 * 4 * round);
+    const Count own = std::max(all / ranks, matrix), most = std::max<Count>(1 << 24, matrix),
+                round = 4 * std::min(own, most);
+    // Alone, a round has its matrices, and before and after the work a message that leaves and one
+    // that arrives.
+    if (own <= most) return std::max(iteration + round, 3 * round);
+    // Else both messages of the next round exist as well, and the results of the round before.
+    return std::max(iteration + 4 * round, 5 * round);
   }
 
   // Whether whole gradients of all layers add up until the last micro-batch.

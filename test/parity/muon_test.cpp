@@ -230,30 +230,33 @@ TEST_CASE("Muon's momentum is saved, and resumed to the bit or by another layout
 
 TEST_CASE("a checkpoint of another optimizer, or of other groups' matrices, is refused by name") {
   const TemporaryFolder root;
-  const auto device = Device::cpu(1, {.stream_sanitizer = true});
-  const auto trainer = [&](const Changes& changes) {
-    return make_trainer(*device, tiny(with(kMuon, changes)), std::make_shared<CountingData>());
+  struct Run {
+    explicit Run(const Changes& changes)
+        : device(Device::cpu(1, {.stream_sanitizer = true})),
+          trainer(make_trainer(*device, tiny(with(kMuon, changes)),
+                               std::make_shared<CountingData>())) {}
+    std::unique_ptr<Device> device;
+    train::Trainer trainer;
   };
   const auto saved = [&](const char* name, const Changes& changes) {
-    train::Trainer t = trainer(changes);
-    t.step();
-    return run::save_run(t, root.path / name);
+    Run run(changes);
+    run.trainer.step();
+    return run::save_run(run.trainer, root.path / name);
   };
   const auto expect_refused = [&](const std::filesystem::path& folder, const Changes& changes,
                                   const char* gist) {
-    train::Trainer t = trainer(changes);
-    CHECK_THROWS_WITH(run::resume_run(t, folder), Catch::Contains(gist));
+    Run run(changes);
+    CHECK_THROWS_WITH(run::resume_run(run.trainer, folder), Catch::Contains(gist));
   };
   const Changes adamw{"optimizer.name=adamw"},
-      down{"optimizer.groups=[{match: down, name: adamw}]"},
-      slower{"optimizer.groups=[{match: down, lr_scale: 0.5}]"};
+      down{"optimizer.groups=[{match: down, name: adamw}]"};
   const auto of_muon = saved("muon", {}), of_adamw = saved("adamw", adamw),
              of_down = saved("down", down);
   expect_refused(of_muon, adamw, "optimizer.name: saved with muon, now adamw");
   expect_refused(of_adamw, {}, "optimizer.name: saved with adamw, now muon");
   expect_refused(of_muon, down, "layers.0.mlp.down.weight.momentum");
   expect_refused(of_down, {}, "layers.0.mlp.down.weight.m");
-  train::Trainer t = trainer(slower);
-  run::resume_run(t, of_muon);
-  CHECK(std::isfinite(t.step().loss));
+  Run slower({"optimizer.groups=[{match: down, lr_scale: 0.5}]"});
+  run::resume_run(slower.trainer, of_muon);
+  CHECK(std::isfinite(slower.trainer.step().loss));
 }

@@ -354,7 +354,7 @@ TEST_CASE("settings of Muon and of groups that say nothing or contradict each ot
   expect_error({.what = "momentum under another name", .set = {"optimizer.momentum=0.9"}},
                "optimizer.muon.momentum", "written as optimizer.momentum");
   expect_error({.what = "momentum under another name", .set = {"optimizer.momentum=0.9"}},
-               "optimizer.muon.momentum", "adamw and adam have betas");
+               "optimizer.muon.momentum", "name is adamw, which has betas instead");
   for (const char* eps : {"0", "1e-40", "nan"})
     expect_error(
         {.what = eps, .set = {"optimizer.name=muon", fmt::format("optimizer.muon.eps={}", eps)}},

@@ -34,12 +34,11 @@ void refuse_muon_settings(const Recipe& r, Diagnostics& diagnostics) {
     const bool other_name = spelled != r.spellings.end() && spelled->second != row.path;
     diagnostics.require(
         row.show(r) == row.show_default(), {row.path, "optimizer.name"},
-        fmt::format("is set{}, but name is {}",
+        fmt::format("is set{}, but name is {}{}",
                     other_name ? fmt::format(" (written as {})", spelled->second) : "",
-                    enum_name(r.optimizer.name)),
-        row.path == "optimizer.muon.momentum"
-            ? "remove it, since adamw and adam have betas instead; or set name: muon"
-            : "set name: muon, or remove it");
+                    enum_name(r.optimizer.name),
+                    row.path == "optimizer.muon.momentum" ? ", which has betas instead" : ""),
+        "set name: muon, or remove it");
   }
 }
 

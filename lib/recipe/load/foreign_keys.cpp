@@ -63,6 +63,14 @@ constexpr ForeignKey kept(std::string_view path) {
           .kept = true};
 }
 
+// The same for a key whose values are refused if the optimizer is Muon.
+constexpr ForeignKey kept_of_muon(std::string_view path, std::string_view reason,
+                                  std::string_view hint) {
+  ForeignKey key = kept(path);
+  key.severity = kRefused, key.reason = reason, key.hint = hint;
+  return key;
+}
+
 constexpr std::array kForeignKeys{
     // AutoModel's distributed section.
     ForeignKey{"distributed.pipeline.patch_inner_model", kNone, kOwnModel},
@@ -275,12 +283,19 @@ constexpr std::array kForeignKeys{
                "optimizer.moments and optimizer.master_weights decide the types"},
     ForeignKey{"optimizer.use_triton", kNone, kOwnKernels},
     ForeignKey{"optimizer.flatten", kNone, "matrices have two dimensions"},
-    kept("optimizer.muon_tp_mode"),
-    kept("optimizer.muon_split_qkv"),
-    kept("optimizer.muon_coefficient_type"),
+    kept_of_muon("optimizer.muon_tp_mode",
+                 "Muon takes whole matrices under every layout; blockwise takes each rank's part "
+                 "by itself, which is another optimizer for each tp_size",
+                 "write duplicated, or leave it out"),
+    kept_of_muon("optimizer.muon_split_qkv",
+                 "Muon takes q, k and v as three matrices, as it takes gate and up as two",
+                 "leave it out"),
+    kept_of_muon("optimizer.muon_coefficient_type", "mtrain has no names for lists of coefficients",
+                 "write optimizer.muon.coefficients; docs/recipes.md has those of quintic"),
     ForeignKey{"optimizer.muon_fp32_matmul_prec", kNone,
                "optimizer.muon.ns_dtype decides the type of the iteration's GEMMs"},
-    kept("optimizer.muon_scalar_optimizer"),
+    kept_of_muon("optimizer.muon_scalar_optimizer", "AdamW updates what Muon does not",
+                 "leave it out"),
     ForeignKey{"checkpoint.single_rank_consolidation", kNone, "a checkpoint is whole already"},
     ForeignKey{"checkpoint.staging_dir", kNone, "files are renamed when they are whole"},
     ForeignKey{"checkpoint.wait_for_staging", kNone, "files are renamed when they are whole"},

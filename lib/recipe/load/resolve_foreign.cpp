@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "recipe/load/foreign_keys.h"
 #include "recipe/load/value.h"
 #include "recipe/schema/schema.h"
 
@@ -80,27 +81,12 @@ void take_weight_decay(Recipe& r, Diagnostics& diagnostics) {
 struct MuonKey {
   const char* path;
   std::vector<std::string_view> harmless;
-  const char *reason, *hint;
 };
 const std::vector<MuonKey>& muon_keys() {
-  static const std::vector<MuonKey> list{
-      {"optimizer.muon_tp_mode",
-       {"duplicated", "distributed"},
-       "Muon takes whole matrices under every layout; blockwise takes each rank's part by itself, "
-       "which is another optimizer for each tp_size",
-       "write duplicated, or leave it out"},
-      {"optimizer.muon_split_qkv",
-       {"true", "yes", "on"},
-       "Muon takes q, k and v as three matrices, as it takes gate and up as two",
-       "leave it out"},
-      {"optimizer.muon_coefficient_type",
-       {"simple"},
-       "mtrain has no names for lists of coefficients",
-       "write optimizer.muon.coefficients; docs/recipes.md has those of quintic"},
-      {"optimizer.muon_scalar_optimizer",
-       {"adam", "adamw"},
-       "AdamW updates what Muon does not",
-       "leave it out"}};
+  static const std::vector<MuonKey> list{{"optimizer.muon_tp_mode", {"duplicated", "distributed"}},
+                                         {"optimizer.muon_split_qkv", {"true", "yes", "on"}},
+                                         {"optimizer.muon_coefficient_type", {"simple"}},
+                                         {"optimizer.muon_scalar_optimizer", {"adam", "adamw"}}};
   return list;
 }
 
@@ -116,8 +102,10 @@ void take_muon(Recipe& r, Diagnostics& diagnostics) {
     if (!text) continue;
     if (!muon)
       ignore(key.path);
-    else if (std::ranges::find(key.harmless, to_lower(*text)) == key.harmless.end())
-      diagnostics.add(key.path, key.reason, key.hint);
+    else if (std::ranges::find(key.harmless, to_lower(*text)) == key.harmless.end()) {
+      const ForeignKey& refused = *find_foreign_key(key.path);
+      diagnostics.add(key.path, std::string(refused.reason), std::string(refused.hint));
+    }
   }
   Recipe defaults;
   for (const SchemaRow& row : schema_rows()) {
