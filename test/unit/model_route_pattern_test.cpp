@@ -7,7 +7,6 @@
 #include <catch2/catch.hpp>
 
 using namespace mtrain;
-using model::RoutePattern;
 
 namespace {
 
