@@ -360,8 +360,8 @@ TEST_CASE("attention that is not for cuDNN is named with the reason") {
   CHECK_THAT(why([](auto& f) { f.out.data.dtype = DType::f32; }, h200), Contains("out is fp32"));
   CHECK_THAT(why([](auto& f) { f.v.data = at(2); }, h200), Contains("v is not on 16-byte"));
   CHECK_THAT(why([](auto& f) { f.k.token_stride = 20; }, h200), Contains("k is not on 16-byte"));
-  CHECK_THAT(why([](auto& f) { f.shape.q_start = 3; }, h200), Contains("another position"));
-  CHECK_THAT(why([](auto& f) { f.shape.lse_stride = 9; }, h200), Contains("lse"));
+  CHECK_THAT(why([](auto& f) { f.shape.q_start = 3; }, h200), Contains("a different position"));
+  CHECK_THAT(why([](auto& f) { f.shape.lse_stride = 9; }, h200), Contains("log-sum-exps"));
   CHECK_THAT(why([](auto& f) { f.shape.Sq = f.shape.Skv = 1; }, h200), Contains("one token"));
   CHECK_THAT(why([](auto& f) { f.shape.D = 12; }, h200), Contains("heads of 12"));
   CHECK_THAT(why([](auto& f) { f.shape.cap = 50; }, h200), Contains("capped"));

@@ -233,8 +233,8 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                    diagnostics);
   if (!own.wrap_outer_model)
     diagnostics.resolved("distributed.moe.wrap_outer_model",
-                         "has no meaning here: embedding and output layer are sharded as units of "
-                         "their own");
+                         "has no meaning here: embedding and output layer are sharded as separate "
+                         "units");
   const recipe::ElementType weights = weights_type(r.mixed_precision.name);
   if (own.lm_head_precision == weights)
     warn_or_refuse(r, "distributed.moe.lm_head_precision",
