@@ -188,7 +188,7 @@ expect "schedule of a part without times" 2 '"x" is not a time' -- schedule --pa
 expect "schedule of parts with their estimates" 0 "1f1b: 1 stages" "paired exchanges 120" -- \
   schedule --moe-overlap --pp 1 --micro 16 --part attention=4,5,4 --part experts=3,3,3 --part exchange=2,2 \
   --estimate attention=1,1,1 --estimate experts=1,1,1 --estimate exchange=9,9
-expect "schedule of a part without an estimate" 2 "--part exchange=2,2 has no --estimate" "every part" -- \
+expect "schedule of a part without an estimate" 2 "--part exchange=2,2 has no --estimate" "every --part" -- \
   schedule --part attention=4 --part exchange=2,2 --estimate attention=1
 expect "schedule of estimates alone" 2 "--estimate needs --part" -- schedule --estimate attention=1
 expect "schedule of chunks with latency" 0 "unpaired exchanges 320" -- \
