@@ -60,8 +60,10 @@ TEST_CASE("a trace of two streams has their launches on their tracks") {
     device->set_timing_sink(&trace);
     Stream &compute = device->stream(device::StreamKind::compute),
            &dp = device->stream(device::StreamKind::dp_grad);
+    // The last one lasts until the other stream waits, however busy the machine is.
     for (int i = 0; i < 5; ++i)
-      compute.launch({.name = "matmul_fwd"}, [](const device::LaunchContext&) { ::usleep(200); });
+      compute.launch({.name = "matmul_fwd"},
+                     [i](const device::LaunchContext&) { ::usleep(i < 4 ? 200 : 50'000); });
     dp.wait(compute.record());
     dp.launch({.name = "reduce"}, [](const device::LaunchContext&) {});
     device->synchronize();
