@@ -1,5 +1,5 @@
-// Facts of GPUs, from the vendor's data sheets. All code that needs such a fact reads it here. A GPU
-// without a row is unknown.
+// Facts of GPUs, from the vendor's data sheets. All code that needs such a fact reads it here. A
+// GPU without a row is unknown.
 #pragma once
 #include <array>
 #include <string_view>

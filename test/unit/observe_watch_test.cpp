@@ -330,7 +330,8 @@ TEST_CASE("a run is found by its folder, its checkpoints and its file, and nothi
   CHECK_THAT(error(folder / "quikc"),
              Contains("no such file") && Contains("did you mean " + run.string()));
   CHECK_THAT(error(folder / "nothing_like_it"), Contains("give the folder of a run"));
-  CHECK_THAT(no_records(run / "metrics.jsonl").what(), Contains("is empty: the run has not finished its first step"));
+  CHECK_THAT(no_records(run / "metrics.jsonl").what(),
+             Contains("is empty: the run has not finished its first step"));
   append(run / "metrics.jsonl", "text\n");
   CHECK_THAT(no_records(run / "metrics.jsonl").what(), Contains("has no record of a step"));
   RunMetrics pipe("/dev/null", {});
