@@ -11,7 +11,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// Which elements of a matrix share a scale.
+// The shape of the blocks of a matrix whose elements share a scale.
 enum class Float8Blocks : uint8_t {
   none,        // all of the matrix (kernels/fp8.h)
   rows_128,    // 128 neighbours of a row

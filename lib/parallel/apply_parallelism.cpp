@@ -29,7 +29,7 @@ TensorGroups tensor_groups(comm::World& world, Device& device, Group all, int64_
   return g;
 }
 
-// Which elements share a scale: `rows` for inputs and gradients, `weights` for weights.
+// The elements that share a scale: `rows` for inputs and gradients, `weights` for weights.
 struct Float8BlockKinds {
   kernels::Float8Blocks rows, weights;
 };

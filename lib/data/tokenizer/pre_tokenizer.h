@@ -14,7 +14,7 @@ namespace mtrain::data {
 // tokenizer.json.
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-// Where the mark of a word's start is put. The names are those of tokenizer.json.
+// The place of the mark of a word's start. The names are those of tokenizer.json.
 enum class PrependScheme { always, first, never };
 
 class PreTokenizer {
