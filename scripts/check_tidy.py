@@ -5,7 +5,7 @@
     --all      all files, whatever the record says
     --record   adds the files that are clean to the record, each as soon as it was checked; commit the record with them
 
-    --seconds  begins no further source after N seconds; the last lines say how many files that leaves
+    --seconds  begins no further source after N seconds, but for files that the last commit changed; the last lines say how many files that leaves
 
 The record has a line for each file that was found clean: a hash of its code, of .clang-tidy and of clang-tidy's version.
 Comments and white space do not count, but for comments that turn a check off. A changed file is thus checked on every run until it is recorded again. The hash has no part of the headers that a file
@@ -138,6 +138,12 @@ def files_of_sources(tree, compiled, names):
     return files_of, not_built
 
 
+def changed_files(root):
+    """The files that differ from the commit before this one; none outside of a repository."""
+    done = subprocess.run(["git", "diff", "--name-only", "HEAD~"], cwd=root, capture_output=True, text=True)
+    return set(done.stdout.split()) if done.returncode == 0 else set()
+
+
 def run(root, arguments):
     tree, version = Tree(root), installed_version()
     record = Record(tree, version)
@@ -165,8 +171,11 @@ def run(root, arguments):
     findings, half_read, left = [], [], []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         before = {source: {record.line(name) for name in (source, *files)} for source, files in files_of.items()}
-        pending = {pool.submit(lambda s: check(tree.root, database, s) if time.monotonic() < ends else None, source): source
-                   for source in sorted(files_of)}
+        changed = changed_files(tree.root) if ends < float("inf") else set()
+        first = {source for source, files in files_of.items() if changed & {source, *files}}
+        pending = {pool.submit(lambda s: check(tree.root, database, s) if s in first or time.monotonic() < ends else None,
+                               source): source
+                   for source in sorted(files_of, key=lambda s: (s not in first, s))}
         for done in concurrent.futures.as_completed(pending):
             source = pending[done]
             if done.result() is None:
