@@ -10,33 +10,34 @@ namespace mtrain::plan {
 
 struct ReduceOptions {
   DType dtype = DType::f32;  // type on the wire; 16 bits halve the bytes and round before each sum
-  bool average = false;      // the collective averages gradients that are scaled up by the ranks
+  bool average = false;      // average gradients, which backward multiplies by the ranks
 };
 
-// Every rank has whole parameters and updates its part of them (ZeRO-1 and -2).
+// Every rank has full parameters and updates its part of them (ZeRO-1 and -2).
 struct GatheredParamsOptions {
-  bool overlap = true;  // gathers run behind the updates of later units and the next forward
-  // The gathers of these units start with their own update, the others' after the last unit's.
+  bool overlap = true;  // gathers run during the updates of later units and the next forward
+  // The gathers of these units start right after their own update, the others' after the last
+  // update.
   enum class DuringUpdate { none, first_stage, all } during_update = DuringUpdate::all;
-  // The gathers that start after the last unit's update all start then; else each starts when
-  // forward reaches the unit before its own, or for a stage after the rank's first when forward
-  // reaches the last unit of the stage before.
+  // Whether all gathers that start after the last update start at once. Otherwise a unit's gather
+  // starts when forward reaches the unit before it. The gathers of a rank's later stage all start
+  // when forward reaches the last unit of the stage before.
   bool together = true;
 };
 
 // A rank keeps only its own part of the parameters (ZeRO-3, FSDP).
 struct ShardedParamsOptions {
-  // Whole values are freed between forward and backward, and those of units of experts.
+  // Whether full values are freed between forward and backward, in units without and with experts.
   bool reshard_after_forward = true, reshard_experts = true;
   int64_t forward_prefetch = 1, backward_prefetch = 2;  // units gathered ahead of their use
   bool passes_pair = false;  // a forward and a backward run together, and use different units
 
-  // How many units are whole at once: those in use, and those that are gathered ahead of them.
+  // How many units have full values at once: those in use, and those that are gathered ahead.
   int64_t units_at_once() const {
     return passes_pair ? 2 + forward_prefetch + backward_prefetch
                        : 1 + std::max(forward_prefetch, backward_prefetch);
   }
-  // How many of them may be units of experts, which take turns with those of their layers.
+  // How many of them may be units of experts, which alternate with the other units of their layers.
   int64_t experts_at_once() const {
     const auto half = [](int64_t units) { return (units + 1) / 2; };
     return passes_pair ? half(1 + forward_prefetch) + half(1 + backward_prefetch)

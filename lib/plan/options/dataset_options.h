@@ -11,7 +11,8 @@ struct TokenizerOptions {
   std::optional<std::string> path;  // a tokenizer.json or its folder; none: a token is a byte
   int64_t model_vocab = 0;          // model.vocab_size; 0: the tokenizer's vocabulary
   bool unknown = false;             // no tokenizer is known: ids have no text
-  // The recipe names no tokenizer but a vocabulary, whose ids may be others than those of bytes.
+  // The recipe gives a vocabulary size but no tokenizer. Ids may then mean something else than
+  // bytes.
   bool assumed = false;
 };
 
@@ -22,7 +23,7 @@ struct DatasetOptions {
   };
   Blend train, validation;
   int64_t seq_length = 0;
-  int64_t packed_size = 0;  // documents are packed into samples of this length; 0: they are not
+  int64_t packed_size = 0;  // documents are packed into samples of this length; 0: not packed
   bool drop_long = false;   // documents that are longer than a pack are left out
   int64_t seed = 0;         // decides the order of the samples
   TokenizerOptions tokenizer = {};

@@ -1,5 +1,5 @@
 // Options of the machine: the device that a rank computes on, how ranks communicate, traces, and
-// faults on purpose.
+// injected faults.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -18,8 +18,8 @@ struct DevicePlan {
   int64_t norm_sm_margin = 0;  // multiprocessors of a GPU that norms leave to other work
   bool stream_sanitizer = false;
   double compute_slowdown = 1;  // computations on a CPU take this many times as long
-  bool deterministic = false;   // bitwise equal runs, at the price of time
-  bool own_attention = false;   // a GPU's attention leaves cuDNN out
+  bool deterministic = false;   // runs are equal bit for bit, but slower
+  bool own_attention = false;   // attention on a GPU does not use cuDNN
   // Environment variables that the device's library reads when it starts; communication may start
   // it before the device is opened. Variables that the user has set stay.
   std::map<std::string, std::string> environment;
@@ -29,16 +29,16 @@ struct CommOptions {
   CommBackend backend = CommBackend::automatic;  // never thread
   double timeout_s = 600;
   double link_latency_us = 0, link_gbps = 0;  // an emulated slower link; 0: none
-  std::vector<std::string> link_streams;      // whose communication takes it; empty: all streams'
+  std::vector<std::string> link_streams;      // streams that use this link; empty: all
 };
 
-// A rank that fails on purpose.
+// A fault that one rank injects into itself.
 struct FaultOptions {
   enum class Moment { none, launch, save, save_consolidated };
   Moment moment = Moment::none;
-  std::string launch;  // the name of the launch in whose midst the rank fails
+  std::string launch;  // the rank fails during the launch of this name
   int64_t rank = 0, step = 1;
-  bool kill = true;  // the process is killed; else it is stopped, and hangs
+  bool kill = true;  // kill the process; otherwise stop it, so it hangs
 };
 
 struct DebugOptions {

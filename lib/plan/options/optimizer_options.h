@@ -15,23 +15,23 @@ struct MuonOptions {
   double momentum = 0.95;
   bool nesterov = true;
   int64_t ns_steps = 5;
-  // a, b, c of every step of the iteration, or of each.
+  // The numbers a, b, c of the iteration: three for all steps, or three for each step.
   std::vector<double> coefficients{3.4445, -4.775, 2.0315};
   double eps = 1e-7;
-  // The factor of an (out, in) matrix' update: sqrt(max(1, out / in)), 0.2 sqrt(max(out, in)),
-  // sqrt(max(out, in)), sqrt(out / in).
+  // The factor on the update of an (out, in) matrix, in the order of the values:
+  // sqrt(max(1, out / in)), 0.2 sqrt(max(out, in)), sqrt(max(out, in)), sqrt(out / in).
   enum class Scale { original, match_rms_adamw, spectral, unit_rms_norm };
   Scale scale = Scale::original;
   double scale_factor = 1;     // times the factor above
-  bool bf16 = false;           // the operands of the Newton-Schulz iteration's GEMMs; else fp32
+  bool bf16 = false;           // the Newton-Schulz iteration's GEMMs read bf16; otherwise fp32
   double others_lr_scale = 1;  // the learning rate of AdamW's parameters over that of the matrices
 };
 
-// What differs for the parameters in whose names `match` is found.
+// Settings for the parameters whose names `match` matches.
 struct OptimizerGroup {
   std::string match;                   // a regular expression (ECMAScript)
-  std::optional<double> lr_over_peak;  // replaces the learning rate: a factor of the schedule's
-  std::optional<double> lr_scale;      // times the learning rate that it has otherwise
+  std::optional<double> lr_over_peak;  // the group's learning rate over the schedule's peak
+  std::optional<double> lr_scale;      // multiplies the learning rate
   std::optional<double> weight_decay;
   bool adamw = false;  // under Muon: AdamW updates matrices, too
 };
@@ -41,14 +41,14 @@ struct OptimizerOptions {
   bool decoupled_decay = true;  // false: weight_decay times the weight is added to the gradient
   double clip_grad = 1.0;       // the largest global gradient norm; 0: gradients are not clipped
   bool master_weights = true;
-  bool rounds_at_random = false;  // updates of bf16 weights without master weights round at random
-  DType moments = DType::f32;     // or bf16, rounded at random
+  bool rounds_at_random = false;  // stochastic rounding of bf16 weights that have no master ones
+  DType moments = DType::f32;     // or bf16, with stochastic rounding
   MuonOptions muon;
   std::vector<OptimizerGroup> groups;  // the first that matches a parameter decides
 };
 
 // Linear warm-up over `warmup_steps`, `lr` until `decay_begin`, down to `min_lr` at `decay_end`,
-// and `min_lr` from there on.
+// and `min_lr` after that.
 struct LrScheduleOptions {
   // The shape of the decay from lr to min_lr; `constant` does not decay.
   enum class Decay { constant, linear, cosine, exponential, minus_sqrt };
@@ -57,29 +57,29 @@ struct LrScheduleOptions {
   int64_t warmup_steps = 0, decay_begin = 0, decay_end = 0;
 };
 
-// The factor of the loss, and with it of all gradients until they are unscaled for the update: so
-// that small gradients are numbers of fp16. A dynamic scale grows after `window` steps without an
-// overflow, and falls after `hysteresis` overflows.
+// The factor on the loss, and thus on all gradients until they are unscaled for the update. It
+// keeps small gradients within the range of fp16. A dynamic scale grows after `window` steps
+// without an overflow, and falls after `hysteresis` overflows.
 struct LossScaleOptions {
   bool on = false, dynamic = true;
-  double initial = 65536;  // where not dynamic, the scale
+  double initial = 65536;  // the first scale; the only one if not dynamic
   double min = 1;
   int64_t window = 2000;   // steps
   int64_t hysteresis = 1;  // overflows
 };
 
-// Linears that multiply in 8 bits: those of the layers [begin, end) of the model.
+// Options of 8-bit GEMMs, which the linears of the layers [begin, end) use.
 struct Fp8Options {
   bool on = false;
   int64_t begin = 0, end = 0;
   DType gradient = DType::f8e5m2;
-  // What has a scale of its own: a tensor; 128 numbers along a GEMM's sum (in weights 128 x 128);
-  // 32 numbers along it.
+  // What shares one scale: a tensor; 128 numbers along a GEMM's reduction dimension (128 x 128 in
+  // weights); or 32 numbers along it.
   enum class Scales { tensors, blocks_of_128, blocks_of_32 };
   Scales scales = Scales::tensors;
   bool delayed = false;  // scales of tensors come from the maxima of earlier steps
   int64_t margin = 0, history = 1;
-  bool most_recent = true;  // the newest maximum decides the scale; else the largest of the history
+  bool most_recent = true;  // the newest maximum decides the scale; otherwise the largest one
 
   bool has(int64_t layer) const { return on && layer >= begin && layer < end; }
 };

@@ -25,14 +25,14 @@ struct ContextOptions {
 };
 
 struct TensorOptions {
-  bool sequence_parallel = false;  // the rows of norms, residuals and dropout are divided, too
+  bool sequence_parallel = false;  // norms, residuals and dropout are sharded over tokens
 };
 
 struct ExpertOptions {
   TokenDispatch dispatcher = TokenDispatch::all_to_all;
-  // An expert gets as many rows from every rank as it takes at most, the last ones empty.
+  // Every rank sends each expert as many rows as its capacity. The last rows may be empty.
   bool pad_to_capacity = false;
-  // A benchmark's choices. They belong to a run: in a saved model the routers choose.
+  // A benchmark's fixed choices of experts. They belong to a run: a saved model uses its routers.
   RoutePattern pattern = RoutePattern::none;
 };
 

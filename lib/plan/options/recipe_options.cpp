@@ -246,7 +246,7 @@ DevicePlan device_plan_without_overlap(const Recipe& r) {
           .own_attention = r.debug.own_attention};
 }
 
-// The kinds of the streams on which each parallelism communicates.
+// Returns the names of the streams that carry the communication which the recipe's link slows.
 std::vector<std::string> link_streams(const recipe::LinkConfig& link) {
   using enum recipe::LinkTraffic;
   std::vector<std::string> streams;

@@ -7,11 +7,11 @@
 namespace mtrain::plan {
 
 struct TrainOptions {
-  std::optional<double> epochs;  // what the recipe gives instead of steps
-  // 0 steps: the data decide, which nobody has looked at.
+  std::optional<double> epochs;  // set if the recipe gives epochs instead of steps
+  // `steps` is 0 while it depends on data whose size is not known yet.
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
-  bool check_loss = true, check_grads = true;  // stop where they are not finite
-  // Gradients are divided by the number of micro-batches beside the number of tokens.
+  bool check_loss = true, check_grads = true;  // stop if they are not finite
+  // Gradients are divided by the number of micro-batches and by the number of tokens.
   bool grads_per_micro_batch = false;
   std::optional<int64_t> exit_interval;  // steps
   std::optional<double> exit_minutes;
@@ -25,11 +25,11 @@ struct ValidationOptions {
 struct CheckpointOptions {
   enum class Consolidated { none, at_end, every };
   int64_t every_steps = 0;  // 0: only at the end
-  int64_t keep = 2;         // how many of the newest stay; 0: all
-  int64_t keep_best = 0;    // how many with the lowest validation loss stay besides
+  int64_t keep = 2;         // how many of the newest are kept; 0: all
+  int64_t keep_best = 0;    // how many with the lowest validation loss are kept as well
   bool at_end = true;
   bool saves() const { return every_steps > 0 || at_end || keep_best > 0; }
-  Consolidated consolidated = Consolidated::none;  // which get a Hugging Face form
+  Consolidated consolidated = Consolidated::none;  // which are also saved in Hugging Face form
 };
 
 struct FolderOptions {
@@ -38,9 +38,9 @@ struct FolderOptions {
   enum class Load { none, latest, path };
   Load load = Load::none;
   std::string load_path;  // a checkpoint's folder, or that of a run
-  // The Hugging Face folder whose weights a run begins with that starts from no checkpoint; or "".
+  // The Hugging Face folder with the initial weights, if the run starts from no checkpoint; or "".
   std::string weights_from;
-  std::vector<std::string> ignore_keys;  // of that folder's config.json
+  std::vector<std::string> ignore_keys;  // keys of that folder's config.json
 };
 
 }  // namespace mtrain::plan
