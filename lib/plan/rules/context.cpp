@@ -14,7 +14,7 @@ bool uses(const Recipe& r, ContextMethod type) {
 }
 
 // Returns how many of `total` heads one tp rank has. If there are fewer heads than ranks, several
-// ranks have a copy of one.
+// ranks have a copy of the same head.
 int64_t heads_per_rank(int64_t total, int64_t tp) { return std::max<int64_t>(1, total / tp); }
 
 void check_heads(const Recipe& r, const Layout& l, int64_t ranks, const char* type,
@@ -73,7 +73,7 @@ void check_hierarchy(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
   check_heads(r, l, sizes[0], "a2a+p2p", "its first level", diagnostics);
 }
 
-// Checks each layer's own method: one word is that of all layers.
+// Checks that no layer with a window uses a ring. A single word in cp_comm_type is for all layers.
 void check_windows(const Recipe& r, Diagnostics& diagnostics) {
   const auto& types = r.distributed.cp_comm_type;
   const bool list = types.size() > 1;

@@ -59,7 +59,7 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
 
 namespace {
 
-// Returns the prefix without an ending of the pair's files; the prefix itself if it has none.
+// Returns the prefix without .bin or .idx, or unchanged if it ends with neither.
 std::string without_ending(const std::string& prefix) {
   for (const std::string_view ending : {".bin", ".idx"})
     if (prefix.ends_with(ending)) return prefix.substr(0, prefix.size() - ending.size());
@@ -94,7 +94,7 @@ std::vector<std::string> pairs_in(const std::filesystem::path& folder) {
 constexpr const char* kMake =
     "correct the path, or make its .bin and .idx with `mtrain data build`";
 
-// Says what is wrong with a prefix that has no pair of files, and what to do.
+// What is wrong with a prefix that has no pair of files, and what the user can do.
 struct DataFault {
   std::string reason, hint;
 };
@@ -115,7 +115,7 @@ DataFault data_fault(const std::string& prefix, const std::string& tokenizer) {
   }
   const std::string missing = prefix + (fs::exists(prefix + ".bin", ignored) ? ".idx" : ".bin");
   std::string reason = fmt::format("there is no file {}", missing);
-  // Recipes are often moved, and paths are those of the shell.
+  // Recipes are often moved to other folders, but relative paths start at the shell's.
   if (fs::path(prefix).is_relative())
     reason += fmt::format(" in {}, the folder where the program was started",
                           fs::current_path(ignored).string());

@@ -40,7 +40,7 @@ void check_layers(const Recipe& r, Diagnostics& diagnostics) {
                       "change the layers that have experts, or set model.moe.num_experts: 0");
 }
 
-// Checks the settings that say how weights follow from logits.
+// Checks the settings that say how weights are computed from logits.
 void check_weights(const Recipe& r, Diagnostics& diagnostics) {
   const recipe::MoeConfig& moe = r.model.moe;
   const char *pre = "model.moe.router_pre_softmax", *norm = "model.moe.norm_topk_prob";
@@ -199,7 +199,8 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                   whole ? fmt::format(" * tp({})", l.tp) : "", expert_ranks(r, l)),
       fmt::format("use ep_size {}: experts are spread over the dp x cp{} ranks of a pipeline stage",
                   either(expert_sizes(r, l)), whole ? " x tp" : ""));
-  // Context-parallel ranks pad each document, so that only those of one sample have as many tokens.
+  // Context-parallel ranks pad each document. Only ranks that share a sample then have equal
+  // numbers of tokens.
   const bool equal = r.packed_sequence.packed_sequence_size == 0 || l.cp == 1 ||
                      (whole ? l.cp * l.tp : l.cp) % l.ep == 0;
   const auto needs_equal = [&](bool asked, const char* field, const char* what, const char* hint) {

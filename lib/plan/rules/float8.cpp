@@ -1,4 +1,4 @@
-// Rules of linears that multiply in 8 bits.
+// Rules of linears with 8-bit GEMMs.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -10,7 +10,7 @@ namespace {
 
 using recipe::Fp8Recipe;
 
-// Settings that mean nothing without 8-bit GEMMs.
+// Refuses settings that have no effect without 8-bit GEMMs.
 void check_off(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   const auto needs = [&](bool on, const char* field) {
@@ -47,7 +47,7 @@ void check_history(const Recipe& r, Diagnostics& diagnostics) {
       "set mixed_precision.fp8_recipe: delayed, or remove them");
 }
 
-// Scales of 128 numbers are a matter of one generation's tensor cores, scales of 32 of the next.
+// Tensor cores of compute capability 9 take scales of 128 numbers, later ones scales of 32.
 void check_block_device(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   const int capability = facts(r.hardware.gpu).compute_capability;
@@ -67,8 +67,8 @@ void check_block_device(const Recipe& r, Diagnostics& diagnostics) {
           "set mixed_precision.fp8_recipe: blockwise, or hardware.gpu to what the run has");
 }
 
-// Returns of what the sizes of a rank's GEMMs are multiples: rows of 8-bit operands begin at
-// multiples of 16 bytes, and blocks do not reach from one rank's part into another's.
+// Returns the number that must divide the sizes of a rank's GEMMs. Rows of 8-bit operands begin at
+// multiples of 16 bytes, and a block must not reach from one rank's part into another's.
 int64_t multiple_of(Fp8Recipe r) {
   switch (r) {
     case Fp8Recipe::tensorwise:
@@ -86,7 +86,7 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   const int64_t of = multiple_of(scales);
   const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
   const char* products = in_blocks(scales) ? "blocks of 8-bit products" : "8-bit products";
-  // `legal`: the nearest values of the field.
+  // `legal`: a hint, such as the nearest legal values of the field.
   const auto multiple = [&](const char* field, const char* what, int64_t n,
                             const std::string& legal) {
     diagnostics.require(
@@ -117,7 +117,8 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   multiple("model.num_attention_heads", "heads times their size", q,
            "change the heads or model.kv_channels");
   if (q % of != 0) return;
-  // Keys and values of a rank follow its queries in one matrix, which ranks have in other parts.
+  // A rank has its queries, keys and values in one matrix. Under tp it has a part of each of the
+  // three, and a block must not reach from one part into the next.
   if (in_blocks(scales) && tp > 1)
     multiple("model.num_query_groups", "the width of keys", kv,
              "change the groups, model.kv_channels or distributed.tp_size");
@@ -126,7 +127,7 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
              "change the groups or model.kv_channels");
 }
 
-// cuBLASLt takes scales of 128 numbers for a multiple of 4 tokens.
+// cuBLASLt supports scales of 128 numbers only for a multiple of 4 tokens.
 void check_tokens(const Recipe& r, Diagnostics& diagnostics) {
   if (r.mixed_precision.fp8_recipe != Fp8Recipe::blockwise ||
       r.train.device != recipe::DeviceChoice::cuda)

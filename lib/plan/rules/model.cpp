@@ -114,7 +114,7 @@ const std::vector<RopeReaders>& rope_readers() {
   return list;
 }
 
-// Printed recipes give every setting, so one that has its default asks for nothing.
+// A printed recipe has every setting. Therefore a setting with its default value needs no warning.
 void warn_of_unread_scaling(const Recipe& r, Diagnostics& diagnostics) {
   const RopeScalingType type = r.model.rope_scaling.type;
   for (const RopeReaders& setting : rope_readers()) {
@@ -145,8 +145,8 @@ void validate_yarn(const Recipe& r, Diagnostics& diagnostics) {
                      "give both, or none");
 }
 
-// transformers chooses the factors in each forward, by its longest sequence. Here one training has
-// one choice, by the length of its samples.
+// transformers chooses the factors in each forward, by its longest sequence. mtrain chooses them
+// once for a training, by the length of its samples.
 void validate_longrope(const Recipe& r, Diagnostics& diagnostics) {
   const auto& s = r.model.rope_scaling;
   const int64_t lanes = r.model.rotary_dim() / 2, length = sample_length(r);
@@ -199,7 +199,7 @@ void validate_positions(const Recipe& r, Diagnostics& diagnostics) {
   validate_scaling(r, diagnostics);
 }
 
-// Checks what belongs to some of the layers: rotary positions, the window, and the window's base.
+// Checks settings of some layers: rotary positions, the window, and the window's rotary base.
 void validate_layers(const Recipe& r, Diagnostics& diagnostics) {
   const auto& m = r.model;
   const char *no_rope = "model.no_rope_freq", *skip = "model.window_attn_skip_freq",
@@ -254,7 +254,7 @@ void check_layer_list(const Recipe& r, const char* field, const std::vector<int6
 }
 
 namespace {
-// Megatron's switch decides whether num_query_groups, 1 unless it is given, is read at all.
+// Megatron reads num_query_groups (1 by default) only if group_query_attention is true.
 void check_query_groups(const Recipe& r, Diagnostics& diagnostics) {
   const auto asked = r.foreign.find("model.group_query_attention");
   if (asked == r.foreign.end()) return;

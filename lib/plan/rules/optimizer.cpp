@@ -26,7 +26,7 @@ void validate_schedule(const Recipe& r, Diagnostics& diagnostics) {
 
 namespace {
 
-// A printed recipe has every field, so those with their defaults say nothing.
+// A printed recipe has every field. Therefore a field with its default value is not a mistake.
 void refuse_muon_settings(const Recipe& r, Diagnostics& diagnostics) {
   for (const recipe::SchemaRow& row : recipe::schema_rows()) {
     if (!row.path.starts_with("optimizer.muon.")) continue;

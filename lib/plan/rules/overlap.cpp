@@ -1,4 +1,4 @@
-// Rules of overlap: a feature that the recipe asks for by name is active, or the user is told.
+// Rules of overlap: if a feature that the recipe asks for by name is not active, they report why.
 #include <algorithm>
 #include <cstdlib>
 
@@ -9,10 +9,10 @@
 namespace mtrain::plan {
 namespace {
 
-// Tells of every feature that is asked for by name and is off.
+// Reports every feature that the recipe asks for by name and that is off.
 void check_off(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
   for (const auto& row : overlap.table) {
-    // Fields of another strategy have been refused by name already.
+    // Other rules refuse the fields of another strategy.
     const bool other_strategy =
         row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == recipe::Strategy::fsdp2;
     if (!other_strategy && !diagnostics.reported(row.field))
@@ -20,8 +20,7 @@ void check_off(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics
   }
 }
 
-// The settings of the fine-grained 1F1B turn it on, so that a recipe cannot turn it off beside
-// them.
+// The settings of the fine-grained 1F1B turn it on. A recipe cannot set them and also turn it off.
 void check_fine_grained(const recipe::CommOverlapConfig& c, Diagnostics& diagnostics) {
   struct Setting {
     const char* field;
@@ -87,7 +86,7 @@ void check_launch(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
   diagnostics.require(!r.launch.env.count("MTRAIN_TOKEN"), {"launch.env"},
                       "MTRAIN_TOKEN, the job's secret, does not belong in a recipe",
                       "set MTRAIN_TOKEN in the environment, or name a file with --token_file");
-  // A printed recipe has names without values.
+  // A printed recipe has the names of variables without their values.
   for (const auto& [name, variable] : r.launch.env)
     if (!variable.value && !std::getenv(name.c_str()))
       diagnostics.warn("launch.env",
@@ -104,7 +103,7 @@ void check_launch(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
       "set it to auto, or to 32");
 }
 
-// Tells of settings that only a feature which is off would read.
+// Reports settings that only an inactive feature would read.
 void check_ignored(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
   const auto ignored = [&](bool here, const char* field, const char* why) {
     if (here) warn_or_refuse(r, field, why, diagnostics);

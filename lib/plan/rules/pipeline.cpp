@@ -62,7 +62,7 @@ void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
                     l.stages, units % l.stages));
 }
 
-// The layers of the first and the last rank, as Megatron's num_layers_in_first_pipeline_stage.
+// Checks the layers of the first and the last rank (Megatron's num_layers_in_first_pipeline_stage).
 void check_rank_layers(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& p = r.distributed.pipeline;
   const char *first = "distributed.pipeline.first_rank_layers",
@@ -151,11 +151,11 @@ void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostic
       fmt::format("{} needs {} per rank, the recipe gives {}", kind.name, need.text, n), need.hint);
 }
 
-// How messages speak of the number of micro-batches: it follows from the batch of a flush, which is
-// the global batch or AutoModel's local batch.
+// How messages describe the number of micro-batches. It follows from the batch of a flush: the
+// global batch, or AutoModel's local batch.
 struct BatchWords {
   std::string field, count, batch;
-  int64_t samples;  // of the batch, per micro-batch of a rank
+  int64_t samples;  // samples of the batch per micro-batch of a rank
 
   std::string raise_to(int64_t micro_batches) const {
     return fmt::format("raise {} to {}", batch, micro_batches * samples);
@@ -213,7 +213,7 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
     diagnostics.add("distributed.pipeline.microbatch_group_size_per_vp_stage",
                     fmt::format("is read by interleaved schedules only, not by {}", kind.name),
                     "remove it");
-  // The hint for a batch that does not divide gives one that the schedule can have.
+  // If the batch size does not divide, another rule's hint names one that the schedule can have.
   if (r.train.global_batch_size % batch_multiple(r, l) != 0) return;
   if (kind.in_groups && !group)
     diagnostics.require(schedule::legal_rounds(m, l.pp),
@@ -294,7 +294,7 @@ void check_flushes(const Recipe& r, Diagnostics& diagnostics) {
                   nearest_multiples(local, *size)));
 }
 
-// Returns how to take the defaults, in the form in which pp_size is written.
+// Returns a hint for a section with the default schedule, in the form in which pp_size is written.
 std::string add_pipeline(const Recipe& r, const Layout& l) {
   const char* name = l.stages_per_rank > 1 ? "interleaved_1f1b" : "1f1b";
   const auto origin = r.origins.find("distributed.pp_size");
@@ -337,7 +337,7 @@ int64_t batch_multiple(const Recipe& r, const Layout& l) {
 
 std::string legal_batches(const Recipe& r, const Layout& l) {
   const int64_t multiple = batch_multiple(r, l), below = r.train.global_batch_size / multiple;
-  // In AutoModel's spelling the local batch, and not the global one, is what a pipeline works on.
+  // In AutoModel's spelling a pipeline works on the local batch, not on the global one.
   const auto fits = [&](int64_t count) { return local_batch_is_flush(r) || can_have(r, l, count); };
   std::string text;
   for (int64_t count = below; count >= 1 && text.empty(); --count)

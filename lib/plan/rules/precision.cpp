@@ -15,7 +15,7 @@ recipe::ElementType weights_type(recipe::Precision precision) {
 
 namespace {
 
-// Tells what types of outputs, inputs and messages mean where they differ from the weights'.
+// Reports the effect of types of outputs, inputs and messages that differ from the weights' type.
 void note_types(const Recipe& r, recipe::ElementType own, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
   const auto& output = d.mp_policy.output_dtype;

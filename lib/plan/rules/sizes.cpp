@@ -12,7 +12,7 @@ namespace {
 
 // Sums of a few products, counted in bytes, still fit into 64 bits.
 constexpr double kLargestProduct = 0x1p55;
-// Passes of a rank in a step that a simulation of the schedule goes through in a second.
+// A simulation of the schedule takes about a second for this many passes of a rank in a step.
 constexpr int64_t kMostPasses = int64_t{1} << 16;
 
 }  // namespace
@@ -62,7 +62,7 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   if (r.steps_known())
     check(double(r.train.steps) * batch, "samples of all steps",
           {"train.steps", "train.global_batch_size"});
-  // Too many stages for the layers are another rule's mistake.
+  // Another rule reports a stage count that is too large for the layers.
   const int64_t stages =
       std::clamp<int64_t>(l.stages_per_rank, 1, std::max<int64_t>(1, m.num_layers));
   const bool listed = l.pp > 1 || m.moe.num_experts > 0;

@@ -76,7 +76,7 @@ void check_data_parallel_overlap(const Recipe& r, Diagnostics& diagnostics) {
                       {"ddp.overlap_param_gather", "ddp.overlap_grad_reduce"},
                       "overlap_param_gather needs overlap_grad_reduce, which is switched off",
                       "set overlap_grad_reduce: true, or overlap_param_gather: false");
-  // Under fsdp2 and ddp these fields are refused by their names.
+  // check_owners() refuses these fields under fsdp2 and ddp.
   const recipe::Strategy s = r.distributed.strategy;
   if (shard_level(r) >= ShardLevel::optimizer ||
       (s != recipe::Strategy::megatron_ddp && s != recipe::Strategy::megatron_fsdp))
@@ -111,8 +111,8 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
       fmt::format("use {}", nearest_multiples(S, sequence_multiple(r, l))));
 }
 
-// Returns a hint with the values of tp_size that divide heads and width, and of them, if there are
-// any, those that the world allows.
+// Returns a hint with the values of tp_size that divide heads and width. If the world allows some
+// of these values, the hint names only those.
 std::string use_tp(const Recipe& r, const Layout& l) {
   const auto& m = r.model;
   constexpr int64_t kMost = 64;  // more ranks hardly share a layer
@@ -130,8 +130,8 @@ std::string use_tp(const Recipe& r, const Layout& l) {
                      either(sizes));
 }
 
-// Heads and the ffn width must divide over the ranks of tp. The vocabulary is padded so that it
-// does.
+// Heads and the ffn width must divide over the ranks of tp. The vocabulary is padded to a size that
+// divides.
 void check_tensor_parallel(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& m = r.model;
   diagnostics.require(

@@ -12,7 +12,7 @@ bool has_dense_layer(const recipe::ModelConfig& m) {
   return false;
 }
 
-// Tells which of the listed modules change nothing.
+// Reports which of the listed modules have no effect.
 void note_modules(const Recipe& r, Diagnostics& diagnostics) {
   using Module = recipe::RecomputeModule;
   const auto& c = r.recompute;
@@ -102,7 +102,7 @@ void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
     warn_or_refuse(r, field, "is turned off: no checkpoint is saved", diagnostics);
 }
 
-// Checkpoints are ranked by a loss that somebody must measure, more than once.
+// Checkpoints are ranked by the validation loss, which a run must measure more than once.
 void validate_keep_best(const Recipe& r, Diagnostics& diagnostics) {
   const char* field = "checkpoint.keep_best";
   if (r.checkpoint.keep_best == 0) return;

@@ -1,5 +1,5 @@
 // Lists the features that recipes may ask for and this build cannot run yet, one call of missing()
-// for each. The call is removed when its feature is built.
+// for each. Remove the call when you build its feature.
 #include <fmt/core.h>
 
 #include "plan/layout.h"
@@ -10,7 +10,7 @@ namespace mtrain::plan {
 
 namespace {
 
-// What belongs to experts that are spread over ranks.
+// Features of experts that are spread over ranks.
 template <class Missing>
 void check_expert_ranks(const Recipe& r, const Missing& missing) {
   const recipe::MoeConfig& moe = r.model.moe;

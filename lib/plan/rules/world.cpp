@@ -6,7 +6,7 @@
 namespace mtrain::plan {
 namespace {
 
-// Returns "is 1, 2, 3 or 6" for 6, and "divides N" for a number of many divisors.
+// Returns "is 1, 2, 3 or 6" for 6, and "divides N" for a number with many divisors.
 std::string divides(int64_t world) {
   constexpr size_t kMost = 8;
   std::vector<int64_t> divisors;
