@@ -1,5 +1,5 @@
-// Decides whether backward computes the outputs of norms and activations again. They are cheap to
-// compute and take a third or so of a layer's activations.
+// Decides whether backward recomputes the outputs of norms and activation functions. They are cheap
+// to compute and take about a third of a layer's activations.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,16 +12,18 @@ namespace mtrain::plan {
 
 struct RunPlan;
 
-// The part of a device's memory that a plan may fill: what libraries take for themselves, and the
-// allocator's gaps, are not in the plan.
+// The part of a device's memory that a plan may fill. The rest is for libraries and for the
+// allocator's gaps, which a plan does not count.
 inline constexpr double kUsableMemory = 0.9;
 
-// Returns the bytes of a rank's device. Returns 0 if they are not known, as those of a GPU that was
-// only taken for one of hardware.gpu's.
+// Returns the bytes of a rank's device memory: hardware.memory_gb, or else what hardware.gpu
+// usually has. Returns 0 if neither is known, as on a CPU, on a part of a GPU (MIG), or on a GPU
+// that mtrain does not know.
 double device_memory(const recipe::Recipe& recipe);
 
 // Sets `recompute.cheap` and `memory` of the plan, whose other parts must be set, and adds the
-// reason to `text.recompute`. All ranks decide alike: by the rank that needs most.
+// reason to `text.recompute`. The decision is the same on all ranks: the rank that needs most
+// memory determines it.
 void resolve_cheap_recompute(const recipe::Recipe& recipe, RunPlan& plan);
 
 }  // namespace mtrain::plan

@@ -13,7 +13,8 @@ namespace {
 
 using Off = OverlapRow::Off;
 
-// A property that rules graphs out, with its reason. The first that is present is told to the user.
+// A property of the run that rules graphs out, with the reason. The first one that applies is
+// reported.
 struct Obstacle {
   bool here;
   const char* why;
@@ -56,8 +57,8 @@ CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& 
     return g;
   };
   if (const auto found = obstacle(r, l)) return off(found->why, found->off);
-  // A step's first micro-batch waits for parameters that are gathered behind the update; the last
-  // one's gradients are reduced bucket by bucket during its backward.
+  // The first micro-batch of a step waits for parameters that are gathered after the update. The
+  // gradients of the last micro-batch are reduced bucket by bucket during its backward.
   g.first = o.overlap_param_gather ? 1 : 0;
   g.end = l.micro_batches - (o.overlap_grad_reduce ? 1 : 0);
   if (g.first >= g.end) {

@@ -1,4 +1,4 @@
-// Decides whether micro-batches are launched as CUDA graphs, and which of a step's they are.
+// Decides whether micro-batches are launched as CUDA graphs, and which micro-batches of a step.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,12 +9,13 @@ namespace mtrain::plan {
 
 struct CudaGraphs {
   bool on = false;
-  // Why graphs that the recipe asks for by name are off; `no` also where it does not ask.
+  // Why graphs are off although the recipe asks for them by name. `no` if they are on, or if the
+  // recipe does not ask.
   OverlapRow::Off off = OverlapRow::Off::no;
-  std::string why;     // if on: which micro-batches are graphs; else the reason why none is
-  bool known = false;  // the device has graphs, so that the banner has a line about them
-  // Micro-batches [first, end) of a step touch only this rank's memory, at the same addresses in
-  // every step. The launches of the others are enqueued one by one.
+  std::string why;     // if on: which micro-batches are graphs; otherwise why none is
+  bool known = false;  // the device has graphs; only then does the banner mention them
+  // Micro-batches [first, end) of a step are graphs. They touch only this rank's memory, at the
+  // same addresses in every step. The launches of the other micro-batches are enqueued one by one.
   int64_t first = 0, end = 0;
 };
 

@@ -14,8 +14,8 @@ namespace {
 
 constexpr const char* kLeftOver = "a tenth is left to libraries";
 
-// What a plan needs of a memory, in bytes; a memory of 0 is not known. Ranks on CPUs count together
-// if this host has a core for each.
+// The bytes that a plan needs, and the bytes of the memory that it must fit; 0: not known. CPU
+// ranks count together if this host has a core for each of them.
 struct Demand {
   double bytes = 0, memory = 0;
   const char *whose = "", *ranks = "";

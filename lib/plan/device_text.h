@@ -7,11 +7,13 @@
 
 namespace mtrain::plan {
 
-// Returns "h100 for each rank (hardware.gpu), 8 in a node", or what CPUs the ranks share.
+// Returns a phrase such as "h100 for each rank (hardware.gpu), 8 in a node" or "CPU, 4 threads for
+// each rank".
 std::string device_text(const Recipe& recipe, const RunPlan& plan);
 
-// Returns "61.2 GiB of 74.5 GiB planned: fits"; empty if the device's memory is not known. Ranks on
-// CPUs count together if this host has a core for each. The plan's vocabulary must be known.
+// Returns a phrase such as "61.2 GiB of 74.5 GiB planned: fits"; empty if the memory is not known.
+// CPU ranks share the host's memory. It counts as known only if the host has a core for each rank.
+// The plan must have a vocabulary.
 std::string fit_text(const Recipe& recipe, const RunPlan& plan);
 // Whether the plan fits; true if the memory is not known.
 bool fits(const Recipe& recipe, const RunPlan& plan);

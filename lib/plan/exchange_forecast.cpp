@@ -18,7 +18,8 @@ void append(std::vector<PairPart>& to, const std::vector<PairPart>& more) {
   to.insert(to.end(), more.begin(), more.end());
 }
 
-// The parts of a stage. Of its first layers the backward computes each group's forward again.
+// Returns the parts of a stage. In its first recompute.layers layers, backward recomputes the
+// forward of each group.
 StageParts parts_of(const RunPlan& plan, int64_t stage, const PassCosts& costs) {
   const std::vector<bool> experts = experts_of_stage(plan, stage);
   const auto all = int64_t(experts.size());
@@ -49,7 +50,7 @@ std::optional<ExchangeForecast> exchange_forecast(const RunPlan& plan) {
     schedule::ScheduleCosts all{.stages = {}, .paired_gradient = plan.pipeline.paired_gradient};
     for (int64_t stage = 0; stage < plan.layout.stages; ++stage) {
       all.parts.push_back(parts_of(plan, stage, costs));
-      // What a weight gradient of its own takes.
+      // The cost of a weight gradient that is an action of its own.
       schedule::StageCost& cost = all.stages.emplace_back(schedule::StageCost{.W = 0});
       for (const PairPart& part : all.parts.back().backward) cost.W += part.weight_cost;
     }

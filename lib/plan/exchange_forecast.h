@@ -1,5 +1,5 @@
-// Predicts, from FLOPs, bytes and hardware, how much of the exchanges of experts' rows a step waits
-// for.
+// Predicts how long a step waits for the exchanges of experts' rows, from FLOPs, bytes and the
+// hardware's rates.
 #pragma once
 #include <optional>
 
@@ -9,13 +9,13 @@ namespace mtrain::plan {
 
 struct RunPlan;
 
-// Seconds. Messages between stages, gradients and the optimizer take no time here.
+// Times in seconds. Messages between stages, gradients and the optimizer count as 0.
 struct ExchangeForecast {
-  double step = 0;                      // the passes of all micro-batches, on the last rank to end
+  double step = 0;                      // all passes of a step, until the last rank ends
   double without = 0;                   // the same if exchanges took no time
   schedule::Exposure paired, unpaired;  // sums over pipeline ranks
 };
-// Absent for a model without exchanges.
+// Returns nothing for a model whose experts exchange nothing.
 std::optional<ExchangeForecast> exchange_forecast(const RunPlan& plan);
 
 }  // namespace mtrain::plan

@@ -33,8 +33,7 @@ Condition chunks_possible(const Recipe& r, const Layout& l) {
              "a rank's experts compute chunk by chunk, while other chunks' rows travel");
 }
 
-// Finds out whether a forward and a backward can run together, so that each one's exchanges hide
-// behind the other.
+// Decides whether a forward and a backward can run together. Each then hides the other's exchanges.
 class ExpertPairs {
  public:
   ExpertPairs(const Recipe& r, const Layout& l, const Overlap& o) : r_(r), l_(l), o_(o) {}
@@ -154,7 +153,7 @@ class ExchangeResolver {
 
   bool shared_expert() const { return r_.model.moe.shared_expert_ffn_hidden_size.value_or(0) > 0; }
 
-  // What hides the exchanges of tokens, and what of them is waited for.
+  // Describes what hides the exchanges of tokens, and which of them are waited for.
   std::string dispatch_text() const {
     const bool pairs =
         r_.comm_overlap.overlap_moe_expert_parallel_comm && expert_pairs(r_, l_, o_).ok();
@@ -162,7 +161,7 @@ class ExchangeResolver {
     return "; both ways hide behind another micro-batch; in a pass that runs alone " + alone_text();
   }
 
-  // The same of a pass that runs alone.
+  // Describes the same for a pass that runs alone.
   std::string alone_text() const {
     const bool chunks = o_.moe_dispatch_chunks > 1;
     if (o_.shared_expert_overlap && chunks)
@@ -197,8 +196,8 @@ Condition expert_pairs(const Recipe& recipe, const Layout& layout, const Overlap
   return ExpertPairs(recipe, layout, overlap).condition();
 }
 
-// The inputs of an expert's GEMMs and the gradients of their outputs: x and dy have H elements for
-// each row, the activation F, and the gradients of gate and up F each.
+// Counts the inputs of an expert's GEMMs and the gradients of their outputs. For each row, x and dy
+// have H elements. The activation has F, and so have the gradients of gate and up.
 std::string delayed_experts_text(const Recipe& r, const Layout& l) {
   const recipe::ModelConfig& m = r.model;
   if (m.moe.num_experts == 0) return "";

@@ -21,20 +21,20 @@ double tokens(const RunPlan& plan) {
 // Rows that a rank sends for each of its tokens, one way.
 double rows_sent(const RunPlan& plan) {
   const Layout& l = plan.layout;
-  // Ranks of tp that have other tokens and parts of the same experts: rows are gathered over them.
+  // tp ranks with different tokens and with parts of the same experts. Rows are gathered over them.
   const double parts = plan.tensor.sequence_parallel ? double(l.expert_tp) : 1;
-  const double ep = double(l.ep), others = (ep - 1) / ep;  // of the ranks of ep
+  const double ep = double(l.ep), others = (ep - 1) / ep;  // the share of the other ranks of ep
   using enum TokenDispatch;
   switch (l.ep == 1 ? all_gather : plan.experts.dispatcher) {
     case all_to_all: return expert_rows_per_token(plan) * (others + parts - 1);
-    // The whole tokens of a rank go to every other rank.
+    // All tokens of a rank go to every other rank.
     case all_gather: return ep * parts - 1;
     case flex: return expert_ranks_per_token(plan) * others;  // once to each of a token's ranks
   }
   throw BugError("a dispatcher");
 }
 
-// Returns experts without any of them for a dense model.
+// Returns a description without any experts for a dense model.
 spec::Experts experts_of(const RunPlan& plan) {
   const spec::Experts* experts = plan.model.experts();
   return experts ? *experts : spec::Experts{};
@@ -44,14 +44,15 @@ double row_bytes(const RunPlan& plan) {
   return double(plan.model.hidden * dtype_size(plan.compute_dtype));
 }
 
-// Returns the bytes of one layer and micro-batch: rows go to the experts with their weights, and
-// come back; so do gradients. Experts that are recomputed by themselves get their inputs again.
+// Returns the bytes of one layer and micro-batch. Rows travel with their weights to the experts,
+// and come back; so do gradients. If backward recomputes only the experts, their inputs travel
+// again.
 double bytes_per_layer(const RunPlan& plan, bool recomputed) {
   const double K = double(experts_of(plan).per_token), row = row_bytes(plan),
                passes = recomputed ? 3 : 2, again = plan.recompute.experts ? row : 0;
   const bool rows_alone =
       plan.layout.ep > 1 && plan.experts.dispatcher == TokenDispatch::all_to_all;
-  // A row has its own weight; a token travels with all choices and weights.
+  // A row travels with its own weight, a full token with all its choices and weights.
   const double weights = rows_alone
                              ? passes * sizeof(float)
                              : passes * K * sizeof(float) + (passes - 1) * K * sizeof(int32_t);
@@ -72,7 +73,7 @@ std::vector<bool> experts_of_stage(const RunPlan& plan, int64_t stage) {
 double expert_rows_per_token(const RunPlan& plan) {
   const spec::Experts e = experts_of(plan);
   if (!plan.experts.pad_to_capacity) return double(e.per_token);
-  // As spec::Experts::capacity() counts them.
+  // This is the formula of spec::Experts::capacity().
   const double T = tokens(plan), E = double(e.count),
                share = std::ceil(e.capacity_factor * T * double(e.per_token) / E);
   return std::min(share, T) * E / T;

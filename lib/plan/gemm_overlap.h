@@ -1,5 +1,5 @@
 // GemmOverlap says how the communication of tensor parallelism hides behind one GEMM of a layer.
-// The plan decides it (plan/tp_gemm_overlap.h), and parallel/tensor carries it out.
+// The plan decides it (plan/tp_gemm_overlap.h), and parallel/tensor implements it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace mtrain::plan {
 struct GemmOverlap {
   enum class Method {
     none,           // compute waits for the communication
-    bulk,           // the whole transfer runs behind a GEMM that does not need its data
+    bulk,           // the full transfer runs during a GEMM that does not need its data
     ring_exchange,  // a chunk of rows per rank: one is multiplied while another travels
     pipeline        // `splits` chunks of rows: one is reduced while the next is multiplied
   };
   Method method = Method::none;
   int64_t splits = 4;      // chunks of a pipeline
-  bool aggregate = false;  // a ring passes two chunks on at once; needs an even number of ranks > 2
+  bool aggregate = false;  // a ring sends two chunks at once; needs an even number of ranks > 2
 
   bool active() const { return method != Method::none; }
   // Whether the GEMM is computed in chunks of its rows.

@@ -34,7 +34,8 @@ Count LayerActivations::residual() const {
   return hidden() / (plan_.tensor.sequence_parallel ? tp_ : 1);
 }
 
-// Elements per token of a rank's own tokens that exist beside the gathered ones.
+// The rank's own shard of the residual stream, which exists beside the gathered one. Elements per
+// token.
 Count LayerActivations::sharded_residual() const {
   return plan_.tensor.sequence_parallel && l_.tp > 1 ? residual() : 0;
 }
@@ -49,7 +50,7 @@ Count LayerActivations::kv_width() const {
   return 2 * Count(attention_.head_dim) * std::max<Count>(1, Count(attention_.kv_heads) / tp_);
 }
 
-// Whether backward computes the normalized queries and keys again.
+// Whether backward recomputes the normalized queries and keys.
 bool LayerActivations::recomputes_head_norms() const {
   return attention_.head_norm != spec::HeadNorm::none && recompute_.attention_core &&
          recompute_.norms;
@@ -57,14 +58,14 @@ bool LayerActivations::recomputes_head_norms() const {
 
 bool LayerActivations::keeps_norms() const { return !recompute_.cheap && !recompute_.norms; }
 
-// Elements per token that attention, and so the MLP, keeps around its norms: what it reads of the
-// residual stream, that through a norm, and the input of the norm of its output.
+// Elements per token that attention keeps around its norms, and the MLP, too: the input from the
+// residual stream, the normalized input, and the input of the output's norm.
 Count LayerActivations::kept_of_norms() const {
   return residual() *
          (1 + (layer_.input_norms && keeps_norms() ? 1 : 0) + (layer_.output_norms ? 1 : 0));
 }
 
-// A gelu in its tanh form is computed with the GEMMs around it, and its output never kept.
+// The tanh form of gelu is fused with the GEMMs around it, and its output is never kept.
 bool LayerActivations::keeps_activation(bool moe) const {
   return !recompute_.cheap && !moe && !recompute_.mlp &&
          mlp_.activation != spec::Activation::gelu_tanh;
@@ -95,7 +96,8 @@ Count LayerActivations::kept_per_token(bool moe) const {
   if (moe && experts_.shared_ffn > 0 && !recompute_.shared_expert)
     mlp += (inputs(true) + (recompute_.cheap ? 0 : 1)) * Count(experts_.shared_ffn) / tp_ +
            (experts_.shared_gate ? residual() : 0);
-  // The logits; and for each choice its expert, weight, row and the row's choice and weight.
+  // The router keeps the logits. For each choice it keeps the expert, the weight and the row, and
+  // for that row its choice and weight.
   const Count router =
       moe ? 4 * (Count(experts_.count) + 5 * Count(experts_.per_token)) * residual() / hidden() : 0;
   return (attention + mlp) * e_ + expert_rows * expert_row_bytes() + statistics * 4 + router;
@@ -110,7 +112,7 @@ Count LayerActivations::router_per_token() const {
 
 Count LayerActivations::passing_per_token(bool moe) const {
   const Count width = this->width(moe);
-  // The gradients of the experts' rows, and of the rows of which they are made.
+  // The gradients of the experts' rows, and of the rows that travel between ranks.
   const Count dispatched = moe ? (rows_ + travelling_rows()) * row_share() * hidden() : 0;
   const bool rows_again = moe && recompute_.experts;
   const Count again = (!moe && recompute_.mlp) || rows_again
@@ -119,7 +121,7 @@ Count LayerActivations::passing_per_token(bool moe) const {
                           : 0;
   // The activation's output is quantized while it and the other gradients exist.
   const Count quantized = moe ? layers_.float8_moe_share() * width / tp_ / e_ : 0;
-  // The gradient behind the norm of the output, and the norm's output where it is computed again.
+  // The gradient of the output norm's input, and the input norm's output if it is recomputed.
   const Count behind_norm = layer_.output_norms ? residual() : 0,
               normalized = layer_.input_norms && !keeps_norms() ? residual() : 0;
   const Count mlp = std::max((inputs(moe) + 1) * width / tp_ + quantized + hidden() +
@@ -133,7 +135,7 @@ Count LayerActivations::passing_per_token(bool moe) const {
 
 Count LayerActivations::inputs(bool moe) const { return moe || mlp_.gated() ? 2 : 1; }
 
-// For each token: the rows that leave this rank or arrive.
+// Rows per token that leave this rank or arrive.
 Count LayerActivations::travelling_rows() const {
   if (!spreads_rows()) return 0;
   using enum TokenDispatch;
@@ -145,7 +147,7 @@ Count LayerActivations::travelling_rows() const {
   throw BugError("token_dispatcher");
 }
 
-// Elements per token of an MLP's activation: of experts, those of all rows of the rank.
+// Elements per token of an MLP's activation. With experts, the activations of all rows on the rank.
 Count LayerActivations::width(bool moe) const {
   return moe ? rows_ * Count(experts_.ffn) : Count(mlp_.ffn);
 }
@@ -160,7 +162,8 @@ Count LayerActivations::mlp_behind_per_token(bool moe) const {
 }
 
 Count LayerActivations::rest_behind_per_token(bool moe) const {
-  // The router's input, which is the shared expert's, too, and the gradients of its logits.
+  // The router's input, which is also the shared expert's, and the gradients of the router's
+  // logits.
   const Count router = moe ? residual() * (1 + Count(experts_.count) / hidden()) : 0;
   const Count shared_ffn = moe ? Count(experts_.shared_ffn) : 0;
   const Count shared = shared_ffn > 0 ? hidden() + (inputs(moe) + 1) * shared_ffn / tp_ : 0;
@@ -169,15 +172,14 @@ Count LayerActivations::rest_behind_per_token(bool moe) const {
          hidden() * output_gradient(LayerGemm::proj, attention_.proj_bias);
 }
 
-// Bytes of an element of an output's gradient while it waits for the weight gradient. The
-// gradient is kept in 8 bits if no bias needs its sums and one GEMM computes the input's
-// gradient.
+// Bytes of an element of an output's gradient while it waits for the weight gradient. The gradient
+// is kept in 8 bits if no bias needs its sums and a single GEMM computes the input's gradient.
 Count LayerActivations::output_gradient(LayerGemm gemm, bool bias) const {
   const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
   return bias || chunked ? e_ : e_ - layers_.float8_share() * (e_ - 1 - float8_scales());
 }
 
-// Bytes of an element of the rows that the experts' products read.
+// Bytes of an element of the rows that the experts' GEMMs read.
 Count LayerActivations::expert_row_bytes() const {
   return e_ - layers_.float8_moe_share() * (e_ - 1);
 }
@@ -199,8 +201,8 @@ bool LayerActivations::uses(ContextMethod method) const {
   return l_.cp > 1 && plan_.context.uses(method);
 }
 
-// Elements per token of a second copy of attention's output, which a layer keeps if its core
-// attends in another layout than the projections have.
+// Elements per token of a second copy of attention's output. A layer keeps it if its attention core
+// has a different layout from the projections.
 Count LayerActivations::context_kept() const {
   using enum ContextMethod;
   const auto& methods = plan_.context.methods;

@@ -1,5 +1,6 @@
-// Estimates by formula what a layer keeps for each token of a micro-batch on a rank: from forward
-// to backward, while its backward runs, and from its input gradients to its weight gradients.
+// Estimates by formula the memory of one layer per token of a micro-batch on a rank. It has three
+// parts: what forward keeps for backward, what exists while the layer runs backward, and what its
+// input gradients keep for its weight gradients.
 #pragma once
 #include "plan/gemm_overlap.h"
 #include "plan/layout.h"
@@ -14,51 +15,53 @@ struct RunPlan;
 
 // Counts the layers of a rank.
 struct RankLayers {
-  int64_t dense = 0, moe = 0;          // without and with experts
-  int64_t float8 = 0, float8_moe = 0;  // of all, and of those with experts: with 8-bit GEMMs
+  int64_t dense = 0, moe = 0;          // layers without and with experts
+  int64_t float8 = 0, float8_moe = 0;  // layers with 8-bit GEMMs: of all, and of those with experts
 
   int64_t all() const { return dense + moe; }
   Count float8_share() const { return all() > 0 ? Count(float8) / Count(all()) : 0; }
   Count float8_moe_share() const { return moe > 0 ? Count(float8_moe) / Count(moe) : 0; }
 };
 
-// `moe` asks for a layer with experts.
+// `moe`: whether the layer has experts.
 class LayerActivations {
  public:
-  // A rank's experts have `rows` rows for each of its tokens. The plan must outlive this.
+  // `rows`: what this rank's experts compute, per token of the rank. The plan must outlive this
+  // object.
   LayerActivations(const RunPlan& plan, const RankLayers& layers, Count rows);
 
   // Bytes per token that a layer keeps from forward to backward: the inputs of its GEMMs that are
-  // not computed again, and statistics.
+  // not recomputed, and the statistics of norms and attention.
   Count kept_per_token(bool moe) const;
-  // Bytes per token of a router's logits, sums, choices and weights, and of choices that are left.
+  // Bytes per token that a router keeps: logits, sums, choices and weights. With a capacity also
+  // the choices that are left after tokens are dropped.
   Count router_per_token() const;
-  // Bytes per token that live only while one layer runs backward: gradients of its widest
-  // activations. The gradients inside the MLP are gone when its first GEMM runs backward. Under
-  // sequence parallelism that GEMM has the input and the gradient of all ranks' tokens.
+  // Bytes per token that exist only while one layer runs backward: gradients of its widest
+  // activations. The gradients inside the MLP are freed when its first GEMM runs backward. Under
+  // sequence parallelism that GEMM has the input and the gradient of all tp ranks' tokens.
   Count passing_per_token(bool moe) const;
-  // Bytes per token that a layer keeps from its input gradient to its weight gradient: the inputs
-  // of its GEMMs and the gradients of their outputs, under sequence parallelism for all ranks'
-  // tokens.
+  // Bytes per token that a layer keeps from its input gradients to its weight gradients: the inputs
+  // of its GEMMs and the gradients of their outputs. Under sequence parallelism these are of all tp
+  // ranks' tokens.
   Count behind_per_token(bool moe) const {
     return mlp_behind_per_token(moe) + rest_behind_per_token(moe);
   }
-  Count mlp_behind_per_token(bool moe) const;   // of an MLP, or of routed experts
-  Count rest_behind_per_token(bool moe) const;  // of attention, router and shared expert
+  Count mlp_behind_per_token(bool moe) const;   // for an MLP, or routed experts
+  Count rest_behind_per_token(bool moe) const;  // for attention, router and shared expert
 
-  // Elements per token. Norms, residuals and dropout see a shard of the tokens under sequence
-  // parallelism.
+  // Elements per token. Under sequence parallelism norms, residuals and dropout have a shard of the
+  // tokens.
   Count hidden() const;
   Count residual() const;
   Count kv_width() const;
   Count qkv_width() const { return attention_width() + kv_width(); }
-  Count inputs(bool moe) const;  // of an MLP: 2 if it has a gate
-  // Returns which part of the tokens' choices has rows on this rank, if loads are balanced: under
-  // tp with whole experts, those of its own tokens; with parts of each, all.
+  Count inputs(bool moe) const;  // inputs of an MLP's activation function: 2 if it has a gate
+  // Returns the share of the tokens' rows that are on this rank, if loads are balanced: 1 / tp if
+  // each tp rank has undivided experts and the rows of its own tokens; otherwise 1.
   Count row_share() const;
   bool spreads_rows() const;  // whether other ranks' rows come to this rank's experts
-  Count float8_scales()
-      const;  // bytes of the scales of blocks, for each element along a GEMM's sum
+  // Bytes of block scales per element along a GEMM's reduction dimension.
+  Count float8_scales() const;
   bool uses(ContextMethod method) const;
 
  private:
@@ -77,14 +80,14 @@ class LayerActivations {
   const RunPlan& plan_;
   const RecomputeOptions& recompute_;
   const Layout& l_;
-  // The layers of a kind are alike; a model without a kind has an empty MLP of it.
+  // All layers of a kind are alike. In a model without layers of a kind, mlp_ or experts_ is empty.
   const spec::LayerSpec& layer_;
   const spec::GroupedAttention& attention_;
   const spec::DenseMlp mlp_;
   const spec::Experts experts_;
   const RankLayers layers_;
   const Count e_, tp_;  // bytes of an element of the compute type; ranks of tp
-  const Count rows_;    // of this rank's experts, per token of this rank
+  const Count rows_;    // rows of this rank's experts, per token of this rank
 };
 
 }  // namespace mtrain::plan

@@ -32,8 +32,8 @@ int64_t stages_per_rank(const Recipe& r) {
 }
 
 // Returns the smallest dp that fits the recipe. With dp_replicate_size, each group that shards has
-// at least two ranks; with ep_size, the experts divide the dp x cp ranks of a stage, and those of
-// tp if they are whole.
+// at least two ranks. With ep_size, ep divides the dp x cp ranks of a stage, or dp x cp x tp if
+// experts are undivided.
 int64_t least_dp(const Recipe& r) {
   const auto& d = r.distributed;
   if (d.dp_size) return *d.dp_size;
@@ -48,8 +48,9 @@ int64_t least_dp(const Recipe& r) {
   return least;
 }
 
-// Splits the layers where the recipe says how many the first or the last rank has. Each rank's
-// stages, and the ranks between the two, share theirs evenly.
+// Splits the layers if the recipe gives the layers of the first or the last rank. Each of these
+// ranks divides its layers evenly over its stages. The stages of the other ranks divide the rest
+// evenly.
 std::vector<int64_t> split_by_ranks(const Recipe& r, int64_t stages) {
   const auto& p = r.distributed.pipeline;
   const int64_t pp = r.distributed.pp_size, per_rank = stages / pp;
@@ -193,7 +194,7 @@ Layout layout_of(const Recipe& r, int64_t world) {
 
 namespace {
 
-// One stage of a layout string: decoder layers, and how often E and L stand in it.
+// One stage of a layout string: the number of decoder layers, and how often E and L occur in it.
 struct StageParts {
   int64_t layers = 0, embeddings = 0, losses = 0;
 };
@@ -216,8 +217,8 @@ class LayoutParser {
     return false;
   }
 
-  // Reads items up to the end or a closing parenthesis. A group is a run of stages, the first of
-  // which continues the stage that is open.
+  // Reads items up to the end or a closing parenthesis. A group holds one or more stages. Its first
+  // stage continues the stage that is open.
   bool sequence(std::vector<StageParts>& stages, int depth) {
     while (at_ < text_.size() && text_[at_] != ')') {
       const char c = text_[at_];

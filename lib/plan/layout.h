@@ -17,38 +17,40 @@ struct Layout {
   int64_t world = 1, tp = 1, pp = 1, cp = 1, ep = 1;
   int64_t dp = 1, dp_replicate = 1, dp_shard = 1;  // dp = dp_replicate x dp_shard
   int64_t expert_tp = 1;  // ranks that each expert is divided over: tp or 1
-  int64_t ep_shard = 1;   // ranks that hold the same: dp x cp / ep, or dp x cp x tp / ep if whole
+  int64_t ep_shard = 1;   // ranks with the same experts: dp x cp / ep, x tp if undivided
   int64_t stages_per_rank = 1, stages = 1;  // stages = pp x stages_per_rank
   int64_t micro_batch = 1;                  // samples
   int64_t micro_batches = 1;                // per rank and flush of the pipeline
-  int64_t flushes = 1;                      // of the pipeline, per step
+  int64_t flushes = 1;                      // pipeline flushes per step
   std::vector<int64_t> layers_of_stage;     // transformer layers, one entry per stage
 
   int64_t step_micro_batches() const { return micro_batches * flushes; }  // per rank
   int64_t gradient_ranks() const { return dp * cp; }  // gradients are reduced over these
-  // Whether gradients of any unit are reduced; whole experts may be copied over tp alone.
+  // Whether gradients of any unit are reduced: undivided experts may be replicated over tp alone.
   bool shares_gradients() const { return gradient_ranks() > 1 || ep_shard > 1; }
-  // Whether the ranks of tp have whole experts. Their gradients are then summed over other ranks
-  // than those of the layer.
+  // Whether each tp rank has undivided experts. Their gradients are then summed over different
+  // ranks from those of the layer's other parameters.
   bool whole_experts() const { return expert_tp == 1 && tp > 1; }
 };
 
-// Sizes below 1 and divisions with a rest are rounded so that every number is usable; the rules
-// (plan/rules/) report them. `world` 0 stands for the smallest world that fits.
+// Returns the layout of `world` ranks; 0 stands for the smallest world that fits. Rounds sizes
+// below 1 and divisions with a remainder, so every number is usable. The rules (plan/rules/) report
+// them.
 Layout layout_of(const recipe::Recipe& recipe, int64_t world);
 
-// Whether the recipe gives a rank's local batch by AutoModel's name, and the size of the
-// micro-batches that it is divided into: each local batch is then one flush of the pipeline.
+// Whether each local batch of a rank is one flush of the pipeline. It is if the recipe gives
+// AutoModel's local_batch_size, and also the size of the micro-batches that the local batch is
+// divided into.
 bool local_batch_is_flush(const recipe::Recipe& recipe);
-// Returns how often a step fills and drains the pipeline: once, or for each local batch. Rounds
-// down; the rules report a rest.
+// Returns how often a step fills and drains the pipeline: once, or once for each local batch.
+// Rounds down; the rules report a remainder.
 int64_t flushes_of(const recipe::Recipe& recipe, int64_t dp);
 
-// Returns what a pipeline's stages share: the layers, and the embedding and the loss where they
-// count as one each.
+// Returns the number of units that a pipeline's stages share: the layers, plus one each for the
+// embedding and the loss if the recipe counts them.
 int64_t split_units(const recipe::Recipe& recipe);
-// Whether the layers of the first and the last rank, and what they leave to the others, give every
-// stage a layer.
+// Whether every stage gets a layer if the first and the last rank get the recipe's numbers of
+// layers and the other ranks share the rest.
 bool can_split_by_ranks(const recipe::Recipe& recipe, int64_t stages);
 
 // Returns the number that must divide the length of a sample that is not packed: each rank of cp
@@ -59,19 +61,19 @@ int64_t sequence_multiple(const recipe::Recipe& recipe, const Layout& layout);
 int64_t padded_vocab(int64_t vocab, int64_t tp);
 
 // Under fsdp2 with a pipeline and reshard_after_forward auto, this many of a rank's stages have
-// whole parameters at once: those that are used soonest.
+// full parameters at once: those that are used next.
 constexpr int64_t kStagesGathered = 3;
 // Returns the ranks that share each expert's matrices: tp_size, unless the recipe says 1. Without
 // experts it is tp_size.
 int64_t expert_tp(const recipe::Recipe& recipe);
-// Returns the ranks of a pipeline stage over which experts, or their tp parts, are spread. With
-// dp_replicate_size these are the ranks of one copy.
+// Returns the number of ranks of a pipeline stage over which experts, or their tp parts, are
+// spread. With dp_replicate_size these are the ranks of one replica.
 int64_t expert_ranks(const recipe::Recipe& recipe, const Layout& layout);
 
-// Returns how many micro-batches' output-layer weight gradients wait under
+// Returns for how many micro-batches the output layer's weight gradients are deferred under
 // defer_embedding_wgrad_compute.
 int64_t deferred_outputs(const recipe::Recipe& recipe, const Layout& layout);
-// Returns what the recipe's data-parallel strategy shards.
+// Returns which state the recipe's data-parallel strategy shards.
 ShardLevel shard_level(const recipe::Recipe& recipe);
 
 // Returns the nearest multiples of `of` for hints: "12 or 16".

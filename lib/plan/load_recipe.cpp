@@ -13,7 +13,7 @@
 namespace mtrain::plan {
 namespace {
 
-// Whether the recipe asks for something that only ranks on CPUs do.
+// Whether the recipe asks for something that only ranks on CPUs support.
 bool asks_for_cpu(const Recipe& r) {
   return r.comm.backend == CommBackend::gloo || r.comm.link.emulated() ||
          r.debug.compute_slowdown != 1 || r.debug.emulate_fp8;
@@ -54,7 +54,7 @@ void choose_device(const Machine& machine, int64_t world, Recipe& r, Diagnostics
                            : "cuda, because comm.backend is nccl");
 }
 
-// Returns the memory that a GPU's name tells, "nvidia a100-sxm4-40gb"; 0 if it tells none.
+// Returns the gigabytes in a GPU's name, such as "nvidia a100-sxm4-40gb"; 0 if it has none.
 double memory_in_name(const std::string& name) {
   for (size_t at = name.find("gb"); at != std::string::npos; at = name.find("gb", at + 1)) {
     size_t first = at;
@@ -64,16 +64,16 @@ double memory_in_name(const std::string& name) {
   return 0;
 }
 
-constexpr const char* kPartOfGpu = " mig";  // as launch::visible_gpus() ends its name
+constexpr const char* kPartOfGpu = " mig";  // launch::visible_gpus() ends a part's name with this
 
-// Takes the GPU that is there for hardware.gpu, by which rules and estimates go.
+// Sets hardware.gpu to this machine's GPU. Rules and estimates use it.
 void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
   if (r.train.device != recipe::DeviceChoice::cuda || r.given("hardware.gpu")) return;
-  // A plan for other machines is one for hardware.gpu as it stands, with its usual memory.
+  // A plan for other machines uses hardware.gpu as it is, with its usual memory.
   if (machine.dry_run && machine.gpus == 0) r.origins["hardware.gpu"] = recipe::Origin::derived;
   if (machine.gpu_name.empty()) return;
   const std::string name = to_lower(machine.gpu_name);
-  // A part of a GPU (MIG) has the whole one's name, which does not tell the part's memory.
+  // A part of a GPU (MIG) has the name of the full GPU, which does not give the part's memory.
   const bool whole = !name.ends_with(kPartOfGpu);
   const double gb = whole ? memory_in_name(name) : 0;
   if (gb > 0 && !r.given("hardware.memory_gb")) {
@@ -92,9 +92,9 @@ void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
                                    machine.gpu_name, enum_name(r.hardware.gpu)));
 }
 
-// Chooses the schedule of a pipeline whose recipe leaves it open: in Megatron's spelling and under
-// megatron_ddp a pipeline needs no section of its own, and several stages per rank are the
-// interleaved schedule.
+// Chooses the schedule of a pipeline if the recipe does not. In Megatron's spelling and under
+// megatron_ddp, a pipeline needs no section distributed.pipeline. Several stages per rank then mean
+// the interleaved schedule.
 void choose_schedule(Recipe& r, Diagnostics& diagnostics) {
   if (r.distributed.pp_size == 1 || r.given("distributed.pipeline.pp_schedule") ||
       r.distributed.pipeline.pp_schedule_csv)

@@ -9,13 +9,12 @@
 
 namespace mtrain::plan {
 
-// Returns the machine whose GPUs have these names; none for a build that cannot compute on them.
+// Returns a machine whose GPUs have these names. A build that cannot compute on GPUs passes none.
 Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host);
 
-// Calls read_recipe(), decides what depends on the machine and on the layout's spelling, and calls
-// validate_recipe(). All mistakes are collected in `diagnostics`; the
-// recipe can be used only if there is no error. `saved_model` takes the place of the folder of
-// model.from, as read_recipe() says.
+// Calls read_recipe(), decides what depends on the machine and on how the recipe is written, and
+// calls validate_recipe(). Collects all mistakes in `diagnostics`; the recipe can be used only if
+// there is no error. `saved_model` replaces the folder of model.from (read_recipe()).
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
                    Diagnostics& diagnostics, int64_t world = 1, const Machine& machine = {},
                    const std::string& saved_model = {});
@@ -25,15 +24,15 @@ Recipe load_recipe_text(const std::string& text, const std::string& name,
                         const std::vector<std::string>& overrides, Diagnostics& diagnostics,
                         int64_t world = 1, const Machine& machine = {});
 
-// Refuses what ranks on this machine cannot do. Only runs call it: a plan may be for other
+// Refuses what ranks on this machine cannot do. Only runs call it, because a plan may be for other
 // machines.
 void check_machine(const Recipe& recipe, const Machine& machine, Diagnostics& diagnostics);
 
-// Calls resolve_epochs(), and checks what depends on the steps.
+// Calls recipe::resolve_epochs(), and then checks the settings that depend on the number of steps.
 void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics);
 
 // Checks the fields against each other for a world of `world` ranks; 0 stands for the smallest
-// world that fits. Features that are not built yet are left to check_supported()
+// world that fits. check_supported() refuses features that are not built yet
 // (plan/rules/unsupported.h).
 void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world = 1);
 

@@ -1,5 +1,5 @@
-// Decides how many tokens the output layer computes at once, so that the logits of a whole
-// micro-batch need not exist at the same time.
+// Decides for how many tokens the output layer computes logits at once. The logits of a full
+// micro-batch then need not exist at the same time.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,17 +9,18 @@
 
 namespace mtrain::plan {
 
-// Returns the bytes of logits, counted as fp32, that a rank computes at once: enough rows for
-// efficient GEMMs, and few enough to matter little beside a model with such a vocabulary. Each
-// chunk reads the output layer's weight twice and its gradient once, and writes the gradient. Below
-// some thousands of rows a GPU's GEMMs take less time than that; a CPU's do below a hundred in
-// fp32, and below some hundreds where they run on tiles.
+// Returns the bytes of logits, counted as fp32, that a rank computes at once. They hold enough rows
+// for efficient GEMMs, and are small beside a model with such a vocabulary. Each chunk reads the
+// output layer's weight twice and its gradient once, and writes the gradient. If a chunk has too
+// few rows, its GEMMs take less time than this traffic. Too few are less than some thousands on a
+// GPU. On a CPU they are less than a hundred in fp32, and less than some hundreds if the GEMMs run
+// on tiles.
 constexpr int64_t logits_bytes(recipe::DeviceChoice device) {
   return device == recipe::DeviceChoice::cuda ? 2ll << 30 : 128ll << 20;
 }
 
 // Returns how many of T tokens have logits at once in `bytes` of fp32, for V columns of logits on a
-// rank. Chunks have equal sizes, in whole tiles of a GPU's GEMMs if that changes little.
+// rank. All chunks have equal sizes. Large chunks are rounded up to full tiles of a GPU's GEMMs.
 constexpr int64_t logits_rows(int64_t T, int64_t V, int64_t bytes) {
   constexpr int64_t kTile = 128;
   const int64_t rows = ceil_div(T, ceil_div(T * V * 4, bytes));

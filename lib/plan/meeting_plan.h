@@ -1,4 +1,5 @@
-// What the ranks of a run need in order to meet, before they read a file and make the RunPlan.
+// Holds what the ranks of a run need to connect with each other, before they read files and make
+// the RunPlan.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,17 +21,17 @@ struct MeetingPlan {
   CheckpointOptions checkpoint;
   DevicePlan device;
   CommOptions comm;
-  std::string recipe;  // printed; the same on all ranks
+  std::string recipe;  // printed; must be the same on all ranks
 };
 
 // Returns what the device needs to know before it is opened.
 DevicePlan device_plan(const recipe::Recipe& recipe, const Overlap& overlap);
 
-// Returns it for a recipe that load_recipe() has found to be without errors. Needs neither the
-// vocabulary nor the number of steps.
+// Makes the plan from a recipe in which load_recipe() found no error. Needs neither the vocabulary
+// nor the number of steps.
 MeetingPlan meeting_plan(const recipe::Recipe& recipe, int64_t world);
 
-// Returns the same as a part of the whole plan.
+// Copies the plan out of a RunPlan.
 MeetingPlan meeting_plan(const RunPlan& plan);
 
 }  // namespace mtrain::plan

@@ -37,7 +37,7 @@ RankLayers layers_of_rank(const RunPlan& plan, const std::vector<int64_t>& stage
 // of the compute type.
 class Estimator {
  public:
-  // The experts of the rank have `load` times as many rows as the mean over the ranks of ep.
+  // The rank's experts have `load` times as many rows as the mean over the ranks of ep.
   Estimator(const RunPlan& plan, int64_t pp_rank, double load)
       : plan_(plan),
         attention_(std::get<spec::GroupedAttention>(plan.model.layer(0).attention)),
@@ -73,7 +73,7 @@ class Estimator {
           (s.parameters * master + s.moments) / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
     }
     out.grads += passing_gradients();
-    // The head's logits are gone before the layers run backward.
+    // The head's logits are freed before the layers run backward.
     const Count passing =
         std::max(layer_.passing_per_token(false), layers_.moe ? layer_.passing_per_token(true) : 0);
     const Count backward = T_ * (recomputed_at_once() + passing);
@@ -84,8 +84,8 @@ class Estimator {
     out.buffers =
         lasting + reduction_buffers() + context_buffers() + pipeline_buffers() + expert_buffers();
     out.workspace = workspace();
-    // The update comes when activations and logits are gone, and their memory serves it, except
-    // where CUDA graphs keep it.
+    // The update runs after activations and logits are freed, and uses their memory. With CUDA
+    // graphs they keep it.
     const Count free = plan_.graphs.on ? 0 : out.activations + out.logits;
     out.buffers = std::max(out.buffers, lasting + update_buffers() - free);
     return out;
@@ -94,7 +94,7 @@ class Estimator {
  private:
   struct Spread {
     Count parameters;  // elements of this rank before they are sharded
-    Count moments;     // bytes of the optimizer's state of them, master weights left out
+    Count moments;     // bytes of their optimizer state, without master weights
     Count ranks;       // the ranks over which they are sharded
   };
 
@@ -106,9 +106,9 @@ class Estimator {
 
   // The bytes of AdamW's two moments.
   Count moment_bytes() const { return plan_.optimizer.moments == DType::bf16 ? 4 : 8; }
-  // The bytes of the optimizer's state of parameters of layers. Muon has one momentum of matrices;
-  // what else a layer has is too little to count. If a group gives matrices to AdamW, all count as
-  // AdamW's, an upper bound: names are not known here.
+  // The bytes of the optimizer state of parameters of layers. Muon has one momentum for matrices. A
+  // layer's other parameters are too few to count. If a group gives matrices to AdamW, all
+  // parameters count as AdamW's. This is an upper bound, because names are not known here.
   Count moments(Count of_layers) const {
     const auto& o = plan_.optimizer;
     const bool momentum = o.muon.on && std::ranges::none_of(o.groups, &OptimizerGroup::adamw);
@@ -132,7 +132,7 @@ class Estimator {
     return n;
   }
 
-  // Whole matrices that Muon works on, and those under way between ranks.
+  // Bytes of the full matrices that Muon works on, and of those that travel between ranks.
   Count update_buffers() const {
     if (!plan_.optimizer.muon.on || layers_.all() == 0) return 0;
     const spec::DenseMlp* mlp = plan_.model.dense_mlp();
@@ -144,26 +144,27 @@ class Estimator {
                 shared = experts && layers_.moe ? Count(experts->shared_ffn) : 0,
                 wide = std::max({AD, F, expert, shared}), small = std::min(H, wide),
                 matrix = H * wide;
-    // Of an iteration, X and the next X; and G with b G + c G^2, and while that is computed c G. In
-    // bf16 each operand of a GEMM exists a second time.
+    // An iteration holds X and the next X, and G and b G + c G^2; and c G while that sum is
+    // computed. In bf16 each operand of a GEMM exists a second time.
     const Count gram = small * small;
     const Count iteration = plan_.optimizer.muon.bf16
                                 ? std::max(10 * matrix + 10 * gram, 6 * matrix + 16 * gram)
                                 : 8 * matrix + 8 * gram;
     const Count ranks = Count(l_.world / l_.pp);
-    // Without sharding each rank has whole matrices, and works on them where they are.
+    // Without sharding each rank has full matrices, and updates them in place.
     if (ranks == 1 || (dp_.shards == ShardLevel::nothing && l_.tp == 1)) return iteration;
     const Count all = layer_parameters() * tp_ + Count(layers_.moe) * experts_here() * ranks;
     const Count own = std::max(all / ranks, matrix), most = std::max<Count>(1 << 24, matrix),
                 round = 4 * std::min(own, most);
-    // Alone, a round has its matrices, and before and after the work a message that leaves and one
-    // that arrives.
+    // If there is one round, it holds its matrices. Before and after the work it also holds a
+    // message that leaves and one that arrives.
     if (own <= most) return std::max(iteration + round, 3 * round);
-    // Else both messages of the next round exist as well, and the results of the round before.
+    // Otherwise both messages of the next round exist as well, and the results of the previous
+    // round.
     return std::max(iteration + 4 * round, 5 * round);
   }
 
-  // Whether whole gradients of all layers add up until the last micro-batch.
+  // Whether full gradients of all layers add up until the last micro-batch.
   bool defers_reduction() const {
     return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.step_micro_batches() > 1;
   }
@@ -187,7 +188,8 @@ class Estimator {
     const Count behind = Count(layers_.dense) * layer_.behind_per_token(false) +
                          Count(layers_.moe) * (layers_.moe ? layer_.behind_per_token(true) : 0);
     const auto chunks = Count(stages_.size());
-    // What waits behind a pair's backward for the send of its gradient may be more than the pair.
+    // The weight gradients that wait for the send of a paired backward's gradient may take more
+    // memory than the pair.
     const Count chunk = all / chunks, layer = all / Count(layers_.all());
     const int64_t delayed = plan_.pipeline.delayed_layers;
     const Count last = delayed > 1 ? layer + unsent_per_token(delayed - 1) : 0;
@@ -197,10 +199,10 @@ class Estimator {
                                 .unsent = unsent_per_token(delayed) / chunk});
   }
 
-  // Bytes per token that a pair of passes keeps beyond those of one; `layer` is the mean of a
+  // Bytes per token that a pair of passes keeps beyond those of one pass; `layer` is the mean of a
   // layer.
   Count pair_per_token(Count layer) const {
-    if (!plan_.pipeline.pair_costs)  // of each pass one layer is under way
+    if (!plan_.pipeline.pair_costs)  // each pass has one layer in progress
       return layer * std::min<Count>(2, Count(layers_.all()) / Count(stages_.size()));
     std::set<std::vector<bool>> kinds;
     for (const int64_t stage : stages_) kinds.insert(experts_of_stage(plan_, stage));
@@ -223,8 +225,8 @@ class Estimator {
     return most;
   }
 
-  // Bytes per token of the weight gradients of a stage's first `delayed` layers while they wait for
-  // the send of the stage's gradient. The first stage sends none.
+  // Bytes per token that the weight gradients of a stage's first `delayed` layers need while they
+  // wait for the send of the stage's gradient. The first stage sends none.
   Count unsent_per_token(int64_t delayed) const {
     Count most = 0;
     for (const int64_t stage : stages_) {
@@ -252,8 +254,8 @@ class Estimator {
     return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * (e_ + rounded);
   }
 
-  // Bytes of the logits' gradients and of the output layer's inputs, which are kept to the end of
-  // the step where weight gradients are deferred.
+  // Bytes of the logits' gradients and of the output layer's inputs. Deferred weight gradients keep
+  // both to the end of the step.
   Count deferred() const {
     return Count(plan_.pipeline.deferred_outputs) * T_ *
            (Count(padded_vocab_) / tp_ + layer_.hidden()) * e_;
@@ -263,9 +265,9 @@ class Estimator {
   Count experts_here() const {
     return size_.moe.experts / Count(l_.ep) * size_.moe.expert / Count(l_.expert_tp);
   }
-  // Elements of whole units that exist beside the sharded ones: `layers_at_once` layers, of as many
-  // the experts (or of `experts_at_once`), and the embedding and the head, which have memory of
-  // their own. Experts that one rank has alone are not sharded.
+  // Elements of full units that exist beside the sharded ones: `layers_at_once` layers, the experts
+  // of `experts_at_once` layers, and the embedding and the head, which have their own memory.
+  // Experts that only one rank has are not sharded.
   Count whole_units(int64_t layers_at_once, int64_t experts_at_once) const {
     const Count layer = layers_.moe ? size_.moe.on_rank(tp_, Count(attention_.kv_heads))
                                     : size_.dense.on_rank(tp_, Count(attention_.kv_heads));
@@ -277,15 +279,15 @@ class Estimator {
     if (has_head()) around += size_.final_norm + size_.output / tp_;
     return Count(std::min(layers_.all(), layers_at_once)) * layer + experts + around;
   }
-  // Bytes of whole gradients on their way to their owners.
+  // Bytes of full gradients on their way to their owners.
   Count passing_gradients() const {
     if (dp_.shards < ShardLevel::gradients || !l_.shares_gradients() || defers_reduction())
       return 0;
     const int64_t at_once = dp_.overlap_grad_reduce ? 2 : 1;
     return 4 * whole_units(at_once, at_once);
   }
-  // The most parameters of a layer that are reduced at once: neighbours from its end, until a
-  // bucket is full.
+  // The largest number of a layer's parameters that are reduced at once. Neighbouring parameters
+  // are joined, from the layer's end, until a bucket is full.
   Count largest_piece() const {
     if (layers_.moe) return size_.moe.split / 2;
     const Count H = layer_.hidden(), A = Count(attention_.heads * attention_.head_dim),
@@ -299,7 +301,7 @@ class Estimator {
     }
     return largest;
   }
-  // The same of a layer's experts.
+  // The same number for a layer's experts.
   Count largest_expert_piece() const {
     const Count down = experts_here() / (layer_.inputs(true) + 1),
                 gate_up = down * layer_.inputs(true);
@@ -322,11 +324,11 @@ class Estimator {
                ? 4 * part
                : 0;
   }
-  // Bytes of the whole parameters of the layer in use and of those that are gathered ahead.
+  // Bytes of the full parameters of the layer in use and of those that are gathered ahead.
   Count data_buffers() const {
     if (dp_.shards < ShardLevel::parameters || !l_.shares_gradients()) return 0;
     const int64_t in_turns = dp_.gather.units_at_once();
-    // Layers that are computed again have been gathered ahead from their group's end, too.
+    // The layers of a recomputed group are also gathered ahead from the group's end.
     const int64_t again = recomputes_layers() ? std::min(plan_.recompute.group, in_turns + 1) : 0;
     const auto stages = int64_t(stages_.size());
     const int64_t kept = plan_.pipeline.most_gathered;
@@ -379,8 +381,9 @@ class Estimator {
   Count workspace() const {
     if (plan_.device.kind != DeviceKind::cuda) return 0;
     if (layers_.all() == 0) return Count(kMatmulWorkspace);
-    // After an exchange of heads attention has whole sequences, and some heads at a time. cuDNN
-    // computes neither fp32, capped scores, nor blocks of keys whose gradients are added up.
+    // After an all-to-all of heads, attention has full sequences and computes some heads at a time.
+    // cuDNN supports neither fp32 nor capped scores, nor blocks of keys whose gradients are added
+    // up.
     const bool exchanged = layer_.uses(ContextMethod::a2a);
     const bool cudnn = !plan_.device.own_attention && attention_.score_cap == 0 && e_ == 2 &&
                        (l_.cp == 1 || exchanged);
@@ -402,7 +405,7 @@ class Estimator {
   }
 
   const RunPlan& plan_;
-  const spec::GroupedAttention& attention_;  // alike in all layers but for windows and positions
+  const spec::GroupedAttention& attention_;  // the same in all layers but for windows and positions
   const Layout& l_;
   const DataParallelOptions& dp_;
   const int64_t padded_vocab_;
@@ -411,7 +414,7 @@ class Estimator {
   const int64_t pp_rank_;
   const std::vector<int64_t> stages_;
   const Count e_, tp_, T_;
-  const Count rows_;  // of this rank's experts, per token of this rank
+  const Count rows_;  // rows of this rank's experts, per token of this rank
   const RankLayers layers_;
   const LayerActivations layer_;
 };

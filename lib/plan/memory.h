@@ -18,16 +18,16 @@ struct MemoryEstimate {
   // The most that kernels allocate during a launch on a GPU, without cuDNN's own workspace
   // (plan/attention_workspace.h); 0 on the CPU.
   Count workspace = 0;
-  // By how much the total grows for each 10 % of rows that the experts of this rank have above the
-  // mean over the ranks of ep (moe.rank_load_max is 1.1, 1.2, ...); 0 unless rows travel.
+  // By how much the total grows for each 10 % of rows that this rank's experts have beyond the mean
+  // over the ranks of ep (moe.rank_load_max is 1.1, 1.2, ...). 0 unless rows travel.
   Count per_tenth_of_rows = 0;
   Count total() const {
     return params + grads + optimizer + activations + logits + buffers + workspace;
   }
 };
 
-// Estimates the ranks whose coordinate along pp is `pp_rank`, which are alike. Everything in `plan`
-// but its `memory` and its costs of a pass must be set.
+// Estimates the memory of the ranks whose coordinate along pp is `pp_rank`; they are alike. All
+// fields of `plan` but `memory` and `pass_costs` must be set.
 MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank);
 
 }  // namespace mtrain::plan

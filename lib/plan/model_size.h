@@ -13,16 +13,17 @@ namespace mtrain::plan {
 // sizes of real models are exact.
 using Count = double;
 
-// Parameters of one transformer layer. Matrices count with the biases that are sharded as they are.
+// Parameters of one transformer layer. A matrix counts together with a bias that is sharded in the
+// same way.
 struct LayerParameters {
   Count split = 0;  // sharded over tp: attention, MLP, shared expert
   // The part of `split` that belongs to kv heads. It is sharded over at most as many ranks as there
   // are kv heads.
   Count keys_values = 0;
-  Count replicated = 0;  // whole on every tp rank: norms, row-parallel biases, router
+  Count replicated = 0;  // full on every tp rank: norms, row-parallel biases, router
   Count expert = 0;      // parameters of one routed expert, sharded over tp
   Count experts = 0;     // number of routed experts, spread over ep
-  Count active = 0;      // what one token meets: `split`, `replicated` and top-k experts
+  Count active = 0;      // used by one token: `split`, `replicated` and top-k experts
   // Returns what each of `tp` ranks has of `split` and `replicated`.
   Count on_rank(Count tp, Count kv_heads) const {
     return (split - keys_values) / tp + keys_values / std::min(tp, kv_heads) + replicated;
@@ -34,12 +35,12 @@ struct ModelParameters {
   LayerParameters dense, moe;
   int64_t dense_layers = 0, moe_layers = 0;
   Count token_table = 0;     // vocabulary x H, sharded over tp
-  Count output = 0;          // as many; 0 if the output layer shares the token table
+  Count output = 0;          // vocabulary x H; 0 if the output layer shares the token table
   Count position_table = 0;  // learned positions
   Count final_norm = 0;
 
   Count total() const;
-  Count active() const;  // what one token meets
+  Count active() const;  // used by one token
   // Parameters in tables that are only looked up, which costs no FLOPs.
   Count looked_up() const { return position_table + (output > 0 ? token_table : 0); }
 };
@@ -48,9 +49,9 @@ struct ModelParameters {
 ModelParameters count_parameters(const spec::ModelSpec& model, int64_t vocab);
 
 // Model FLOPs of forward and backward per token: 6 per active matmul parameter plus attention,
-// counted in full (PaLM's convention, Chowdhery et al. 2022, appendix B: causal attention is not
-// halved), so that figures compare with other trainers'. A layer with a window counts the window's
-// positions alone.
+// counted in full. This is PaLM's convention (Chowdhery et al. 2022, appendix B), which does not
+// halve causal attention, so figures compare with other trainers'. A layer with a window counts
+// only the positions of the window.
 struct TokenCost {
   double matmul_flops = 0;
   // The FLOPs of layers without and with a window for each position that a token may attend to.

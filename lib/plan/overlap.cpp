@@ -16,8 +16,8 @@ namespace {
 
 using Off = OverlapRow::Off;
 
-// fsdp2 reduces at least this many parameters at once: enough for a link's full speed, and few
-// enough that little is left to wait for at the end of backward.
+// fsdp2 reduces at least this many parameters at once. This is enough for a link's full speed, and
+// little is left to wait for at the end of backward.
 constexpr int64_t kFsdp2Piece = 1 << 20;
 
 class Resolver {
@@ -148,8 +148,8 @@ class Resolver {
                         fmt::format("{}", o_.bucket_size), reason});
   }
 
-  // Counts the attention and MLP matrices of a rank's layers. Buckets hold these, and embeddings
-  // and norms, which this leaves out.
+  // Counts the attention and MLP matrices of a rank's layers. Buckets also hold embeddings and
+  // norms, which this does not count.
   double matrix_parameters_per_rank() const {
     const auto& m = r_.model;
     const double hidden = double(m.hidden_size), ffn = double(m.ffn_size());
@@ -175,9 +175,9 @@ class Resolver {
     return std::any_of(types.begin(), types.end(), f);
   }
 
-  // Whether this type hides anything. A ring always has keys at hand while others travel.
-  // all_gather and a2a compute one part of a rank's kv heads after the other, which needs two
-  // heads.
+  // Whether this type can hide anything. A ring always computes with some keys while others travel.
+  // all_gather and a2a compute chunks of a rank's kv heads one after the other, which needs at
+  // least two heads.
   bool can_hide(ContextMethod type) const {
     const int64_t kv_heads = std::max<int64_t>(1, r_.model.kv_heads() / l_.tp);
     if (type == ContextMethod::all_gather) return kv_heads > 1;
@@ -280,7 +280,7 @@ class Resolver {
                         asked != 1 ? delays.off : Off::no, delays.ok()});
   }
 
-  // Whether the recipe asks for pairs of passes, and a size leaves them nothing to do.
+  // Whether the recipe asks for pairs of passes that have no effect at this size.
   bool pairs_are_idle() const {
     const auto& c = r_.comm_overlap;
     const bool fine = c.fine_grained_1f1b.value_or(asks_for_fine_grained(c));

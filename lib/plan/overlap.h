@@ -17,16 +17,16 @@ namespace mtrain::plan {
 
 struct OverlapRow {
   // Why a feature that the recipe asks for by name is not active. `idle`: a size leaves it nothing
-  // to hide (tp_size 1, one stage, one data-parallel rank), so that one recipe serves every size.
-  // `contradicts`: another setting excludes it. `part_of_preset`: a preset brings it along, so that
-  // the row is told and no warning.
+  // to hide (tp_size 1, one stage, one data-parallel rank). This is only a warning, unless
+  // debug.strict is set, so one recipe serves every size. `contradicts`: another setting excludes
+  // it. `part_of_preset`: a preset asks for it; the table has a row, but there is no warning.
   enum class Off { no, part_of_preset, idle, contradicts };
 
   std::string field;      // "comm_overlap.tp_comm_overlap"
   std::string asked;      // "auto", "true", "4"
   std::string effective;  // "true", "134217728"
   std::string reason;
-  Off off = Off::no;    // `no` also where the recipe does not ask for it by name
+  Off off = Off::no;    // `no` also if the recipe does not ask for it by name
   bool active = false;  // the feature hides communication in this run
 };
 

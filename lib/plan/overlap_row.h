@@ -1,5 +1,5 @@
-// Decides one feature of overlap by what the recipe asks for and by what the run makes possible,
-// and adds its row to the overlap table.
+// Decides one overlap feature from what the recipe asks for and what the run makes possible, and
+// adds its row to the overlap table.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -10,15 +10,16 @@
 
 namespace mtrain::plan {
 
-// Whether a feature can be active: `off` says why it cannot, and `why` says so in words, or what
-// the feature does where it can.
+// Whether a feature can be active. `off` is the kind of obstacle. `why` describes the obstacle, or
+// what the feature does if it can be active.
 struct Condition {
   OverlapRow::Off off = OverlapRow::Off::no;
   std::string why;
   bool ok() const { return off == OverlapRow::Off::no; }
 };
 
-// A condition that is ok if all needs are; the first need that is not gives the reason.
+// all() returns a condition that is ok if every need is. The first need that is not ok gives the
+// reason.
 struct Need {
   bool ok;
   std::string otherwise;
@@ -26,7 +27,7 @@ struct Need {
 };
 Condition all(std::initializer_list<Need> needs, std::string why = "");
 
-// Decides a feature that may be `auto`. If `auto_on`, `auto` turns it on where it is `possible`.
+// Decides a feature that may be `auto`. If `auto_on`, `auto` turns it on if it is `possible`.
 // Returns whether the feature takes effect.
 bool decide(std::vector<OverlapRow>& table, const char* field, const recipe::Auto<bool>& asked,
             const Condition& possible, bool auto_on = true);

@@ -13,14 +13,15 @@ namespace mtrain::plan {
 
 namespace {
 
-// What a rank computes in a second with GEMMs of a layer's size, in the compute type and in the
-// linears' type, and what its link carries.
+// FLOPs per second of GEMMs of a layer's size, in the compute type and in the linears' type, and
+// bytes per second of a rank's link.
 struct Rates {
   double flops, linear_flops, bytes;
 };
 
-// Whether all ranks that share experts lie within a node. Their group has neighbouring ranks: cp,
-// and tp with whole experts, are folded into ep, and parts of an expert lie on ranks of tp inside.
+// Whether all ranks that share experts lie within a node. They are neighbours: ep includes cp, and
+// also tp if experts are undivided. The parts of a divided expert lie on tp ranks, which are
+// neighbours, too.
 bool within_node(const Layout& l, int64_t gpus_per_node) {
   const int64_t span = l.ep * l.expert_tp;
   return l.world <= gpus_per_node || gpus_per_node % span == 0;
@@ -30,8 +31,8 @@ recipe::LinkConfig link_of_experts(const recipe::Recipe& r) {
   return r.comm.link.slows(recipe::LinkTraffic::ep) ? r.comm.link : recipe::LinkConfig{};
 }
 
-// Half of the peak is what GEMMs of usual sizes reach; in 8 bits the peak is twice as high. Experts
-// that lie within a node talk over its own links, others over one network card for each GPU.
+// GEMMs of usual sizes reach half of the peak. In 8 bits the peak is twice as high. If all ranks
+// that share experts lie within a node, they use its own links, otherwise one network card per GPU.
 Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
   constexpr double kReached = 0.5, kNetwork = 50e9;
   const GpuFacts& gpu = facts(r.hardware.gpu);
@@ -43,7 +44,8 @@ Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
       within_node(plan.layout, r.hardware.gpus_per_node) ? gpu.link_bytes_per_second : kNetwork};
 }
 
-// Threads that the recipe leaves to the host may differ from host to host, and count as one.
+// If the recipe does not set the number of threads, hosts may have different numbers; then one
+// thread counts.
 Rates rates(const recipe::Recipe& r, const RunPlan& plan) {
   if (r.train.device == recipe::DeviceChoice::cuda) return gpu_rates(r, plan);
   constexpr double kCore = 80e9, kSharedMemory = 4e9;
@@ -53,10 +55,10 @@ Rates rates(const recipe::Recipe& r, const RunPlan& plan) {
   return {flops, flops, link};
 }
 
-// Returns how many calls an exchange makes, on average over both ways. Weights, or their gradients,
-// travel beside the rows on one of the two ways, with alltoall and flex in the same call; parts of
-// experts are then reached by a call over tp for each. all_gather also has a call for the choices
-// in forward.
+// Returns how many collective calls an exchange makes, on average over both directions. Weights, or
+// their gradients, travel with the rows in one of the two directions. alltoall and flex send them
+// in the same call. If tp ranks have parts of experts, rows and weights each need another call over
+// tp. all_gather also has a call for the choices in forward.
 schedule::PartCost calls(const RunPlan& plan) {
   using enum TokenDispatch;
   const Layout& l = plan.layout;
@@ -66,8 +68,8 @@ schedule::PartCost calls(const RunPlan& plan) {
   return {.forward = each, .backward = each};
 }
 
-// Returns how many of S positions a token meets in a layer, on average: half of them, or those in
-// the layer's window.
+// Returns how many of S positions a token attends to in a layer, on average: half of them, or those
+// in the layer's window.
 double positions_seen(const spec::ModelSpec& m, double S) {
   double sum = 0;
   for (const spec::LayerSpec& layer : m.layers) {
@@ -88,7 +90,7 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   const auto& a = std::get<spec::GroupedAttention>(m.layer(0).attention);
   const Rates rate = rates(r, plan);
   const auto tp = double(l.tp), H = double(m.hidden);
-  // Tokens of a micro-batch; under tensor parallelism its ranks share the work of each.
+  // Tokens of a micro-batch. Under tensor parallelism the tp ranks share the work on each token.
   const double T = double(l.micro_batch) * double(plan.sample_length) / double(l.cp);
   const auto gemm = [&](double weights) { return 2 * T * weights / tp / rate.flops; };
   const auto linears = [&](double weights) {
@@ -99,7 +101,7 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
 
   schedule::PassCosts c;
   c.attention = linears(H * (2 * heads + kv));
-  // Backward makes two gradients, and the scores once more.
+  // Backward computes two gradients, and recomputes the scores.
   const double core = gemm(2 * positions_seen(m, double(plan.sample_length)) * heads);
   c.attention.forward += core;
   c.attention.backward += 2.5 * core + (plan.recompute.attention_core ? core : 0);

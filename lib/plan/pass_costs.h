@@ -1,6 +1,7 @@
-// Estimates what the parts of a pass cost, from FLOPs and bytes alone: nothing is measured, so that
-// all ranks that share exchanges derive the same order from it. hardware.gpu is a rank's own GPU if
-// the recipe names none, so that a start compares the costs of all ranks (run/rank_consistency.h).
+// Estimates the costs of the parts of a pass from FLOPs and bytes. Nothing is measured, because all
+// ranks that share exchanges must derive the same order from the costs. If the recipe names no
+// hardware.gpu, each rank uses its own GPU. Therefore the ranks compare their costs at the start
+// (run/rank_consistency.h).
 #pragma once
 #include <string>
 
@@ -14,11 +15,12 @@ namespace mtrain::plan {
 
 struct RunPlan;
 
-// Returns the costs in layers of the model, at rates that are assumed for the recipe's hardware.
-// All in `plan` but recompute.cheap, memory and pipeline.pair_costs must be set.
+// Returns the costs of the model's layers in seconds, at rates that are assumed for the recipe's
+// hardware. All fields of `plan` but pass_costs, recompute.cheap, memory and pipeline.pair_costs
+// must be set.
 schedule::PassCosts pass_costs(const recipe::Recipe& recipe, const RunPlan& plan);
 
-// Returns all costs as a text that is the same for the same bits alone.
+// Prints all costs exactly: two texts are equal only if all costs are, bit for bit.
 std::string print_pass_costs(const schedule::PassCosts& costs);
 
 }  // namespace mtrain::plan

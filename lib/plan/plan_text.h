@@ -17,18 +17,18 @@ struct PlanText {
   std::string recompute;  // "full, groups of 2"
   std::string strategy;   // "fsdp2"
   std::string context;    // "p2p and a2a"
-  std::string experts;    // "alltoall": how tokens come to the ranks of their experts
+  std::string experts;    // "alltoall", the token dispatcher
   std::string schedule;   // "1f1b", or the file that lists the actions
-  // The whole recipe as YAML: with its values alone, which the ranks of a job compare, and with the
-  // origin of each value, which a run saves.
+  // The full recipe as YAML. The ranks of a job compare `recipe`, which has only values. A run
+  // saves `recipe_with_origins`, which also has the origin of each value.
   std::string recipe, recipe_with_origins;
 };
 
-// Returns the recipe as YAML without what hosts may have of their own. The ranks of a job compare
-// it.
+// Returns the recipe as YAML, without settings that may differ between hosts. The ranks of a job
+// compare it.
 std::string compared_recipe(const recipe::Recipe& recipe);
 
-// Reads only `fp8_weights` of the plan.
+// Reads only `fp8`, `fp8_weights` and `model` of the plan.
 PlanText plan_text(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab);
 
 }  // namespace mtrain::plan

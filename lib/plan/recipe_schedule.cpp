@@ -34,7 +34,7 @@ schedule::Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages,
                        .micro_batches = micro_batches,
                        .rank_of_stage = {},
                        .ranks = rows};
-  // The validator reports a stage that no row names, on the rank that it has where stages go round.
+  // A stage that no row names gets the rank stage % pp, on which the validator reports it.
   for (int64_t stage = 0; stage < stages; ++stage) s.rank_of_stage.push_back(stage % s.pp);
   // A stage that two rows name belongs to the first of them.
   for (int64_t rank = s.pp - 1; rank >= 0; --rank)

@@ -12,15 +12,16 @@ namespace mtrain::plan {
 
 struct ScheduleShape;
 
-// Returns the first name of the schedule that a recipe may call `word` (in any case, or by torch's
-// class name). Returns other words as they are.
+// Returns mtrain's name of the schedule that a recipe calls `word` (in any case, or by torch's
+// class name). Returns other words unchanged.
 std::string schedule_name(const std::string& word);
 
-// Makes a schedule of these sizes from the rows of a table. UserError names its first fault.
+// Makes a schedule of these sizes from the rows of a table. Throws UserError, which names the first
+// fault.
 schedule::Schedule schedule_from_rows(const ScheduleRows& rows, int64_t stages,
                                       int64_t micro_batches);
-// Do the same with as many stages and micro-batches as the rows name. Messages begin with `source`,
-// or with the path.
+// Do the same. The numbers of stages and micro-batches follow from the rows. Messages begin with
+// `source`, or with the path.
 schedule::Schedule schedule_from_text(std::string_view text, const std::string& source);
 schedule::Schedule schedule_from_csv(const std::string& path);
 

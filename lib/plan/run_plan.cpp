@@ -38,7 +38,8 @@ DType compute_dtype(const recipe::MixedPrecisionConfig& precision) {
   throw BugError("mixed_precision.name");
 }
 
-// The type in which gradients travel: fp32, or the one that the recipe names, or the weights'.
+// The type in which gradients travel: fp32, the type that the recipe names, or the weights' type
+// (bf16 if that is fp32).
 DType reduce_dtype(const Recipe& r) {
   if (r.mixed_precision.grad_reduce_in_fp32) return DType::f32;
   const auto& given = r.distributed.mp_policy.reduce_dtype;
@@ -56,8 +57,8 @@ DType element_type(recipe::ElementType type) {
   throw BugError("an element type");
 }
 
-// Messages have the type that the pipeline asks for, else that of FSDP2's outputs, else that of the
-// weights.
+// Messages have the type that the recipe gives for the pipeline. Otherwise they have that of
+// FSDP2's outputs, or else that of the weights.
 DType message_dtype(const Recipe& r) {
   const auto& own = r.distributed.pipeline.dtype;
   const auto& outputs = r.distributed.mp_policy.output_dtype;
@@ -66,8 +67,8 @@ DType message_dtype(const Recipe& r) {
                    : compute_dtype(r.mixed_precision);
 }
 
-// The loss reads logits in fp32. Only an output_dtype of 16 bits that is not the weights' type
-// changes them.
+// The loss reads logits in fp32. They are rounded only for a 16-bit output_dtype that differs from
+// the weights' type.
 std::optional<DType> logits_dtype(const Recipe& r) {
   const auto& outputs = r.distributed.mp_policy.output_dtype;
   if (!outputs || *outputs == recipe::ElementType::fp32) return std::nullopt;
@@ -138,7 +139,8 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
   return options;
 }
 
-// Adds to the row of the fine-grained 1F1B what its schedule makes of it.
+// Adds a note to the row of the fine-grained 1F1B if its schedule lets no computation wait for a
+// gradient.
 void explain_pairs(RunPlan& plan) {
   if (!plan.overlap.fine_grained_1f1b ||
       plan.pipeline.paired_gradient != schedule::PairedGradient::at_end)
@@ -154,7 +156,7 @@ int64_t logits_rows_of(const Recipe& r, const Layout& l, int64_t vocab) {
   return logits_rows(T, columns, logits_bytes(r.train.device));
 }
 
-// Fills the parts of the plan that each follow from one section of the recipe.
+// Fills the fields of the plan that each follow from one section of the recipe.
 void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
   plan.context = context_options(r);

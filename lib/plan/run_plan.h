@@ -1,5 +1,5 @@
 // A RunPlan holds every decision of a run, made once from a recipe and a number of ranks. The dry
-// run, the banner, the launcher and the trainer read the same plan, so that they cannot disagree.
+// run, the banner, the launcher and the trainer read the same plan; they cannot disagree.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -40,7 +40,7 @@ struct RunPlan {
   CudaGraphs graphs;
   Fp8WeightCache fp8_weights;
   ScheduleShape schedule_shape;
-  schedule::Schedule schedule;  // what each pipeline rank computes, without messages
+  schedule::Schedule schedule;  // computations of each pipeline rank, without messages
   PipelineOptions pipeline;
   DataParallelOptions data_parallel;
   TensorOptions tensor;
@@ -48,13 +48,13 @@ struct RunPlan {
   ExpertOptions experts;
 
   spec::ModelSpec model;
-  ModelParameters parameters;  // counts for the whole model
+  ModelParameters parameters;  // counts for the full model
   TokenCost token_cost;
   RecomputeOptions recompute;
   // The estimated costs of a micro-batch; absent for a model whose experts exchange nothing.
   std::optional<schedule::PassCosts> pass_costs;
   DType compute_dtype = DType::f32;   // type of activations and of the weights that GEMMs read
-  std::optional<DType> logits_dtype;  // the loss reads logits rounded to it; empty: as they are
+  std::optional<DType> logits_dtype;  // the loss rounds logits to this type; empty: it does not
   Fp8Options fp8;
   int64_t sample_length = 0;  // tokens
   HeadChunks head_chunks;     // chunks of attention's heads under context parallelism
@@ -79,15 +79,15 @@ struct RunPlan {
   const MemoryEstimate& fullest() const;  // the entry of `memory` with the largest total
 };
 
-// Makes the plan of a recipe that load_recipe() has found to be without errors, for `world` ranks
-// (0: the fewest that fit) and a model of `vocab` tokens, which the tokenizer may decide (0: not
-// known yet). Throws UserError if a schedule's file cannot be read. Takes milliseconds, whatever
-// the number of ranks.
+// Makes the plan of a recipe in which load_recipe() found no error. `world` is the number of ranks
+// (0: the fewest that fit). `vocab` is the number of tokens in the vocabulary, which the tokenizer
+// may decide (0: not known yet). Throws UserError if a schedule's file cannot be read. Takes
+// milliseconds for any number of ranks.
 RunPlan make_plan(const recipe::Recipe& recipe, int64_t world, int64_t vocab);
 
 }  // namespace mtrain::plan
 
-// A word of the whole house.
+// All folders use this name.
 namespace mtrain {
 using plan::RunPlan;
 }  // namespace mtrain

@@ -15,8 +15,9 @@ namespace mtrain::plan {
 
 namespace {
 
-// A printed recipe has every size of the model, so that the folder which gave them may be gone. It
-// was run, whatever strict said of it. Its variables for ranks belong to the run's environment.
+// A printed recipe has every size of the model, so the folder of model.from may be gone. It has
+// been run already, so debug.strict must not refuse it. Its environment variables belong to that
+// run.
 const std::vector<std::string> kAsSaved{"~model.from", "~launch.env", "debug.strict=false"};
 
 // These settings spread a model over ranks. The strategy's precision stays as it was saved.
@@ -35,7 +36,8 @@ const std::vector<std::string> kOneRank{"~distributed.tp_size",
 
 constexpr const char* kTrainingData = "dataset.train";
 
-// By default the recipe was fit for the ranks that saved it, whatever their number.
+// By default the recipe is checked for the smallest world that fits. It did fit the ranks that
+// saved it.
 Recipe load_saved(const SavedRecipe& saved, std::vector<std::string> settings = {},
                   int64_t world = 0) {
   Diagnostics diagnostics;
@@ -63,7 +65,7 @@ bool must_agree(const std::string& path) {
                                             "packed_sequence.drop_long_samples"};
   // The checkpoint's tensors decide the vocabulary, and the weights are initialised already. How
   // tokens travel to their experts belongs to the layout. How strongly loads are balanced may
-  // change as a learning rate may.
+  // change, as a learning rate may.
   for (const char* free :
        {"model.vocab_size", "model.init_method_std", "model.init", "model.moe.token_dispatcher",
         "model.moe.shared_expert_overlap", "model.moe.pad_expert_input_to_capacity",
@@ -73,8 +75,8 @@ bool must_agree(const std::string& path) {
   return path.starts_with("model.") || single.count(path);
 }
 
-// Whether the run has what this setting keeps in a checkpoint: biases of routers, the loads of the
-// batch before, or Muon's momentum. For all other settings false.
+// Whether this setting makes the run keep state in its checkpoints: biases of routers, the loads of
+// the previous batch, or Muon's momentum. False for all other settings.
 bool keeps_state(const std::string& path, const Recipe& r) {
   if (path == "optimizer.name") return r.optimizer.name == recipe::OptimizerName::muon;
   const spec::ModelSpec model = recipe::model_spec(r.model, 0, sample_length(r));

@@ -1,4 +1,4 @@
-// Reads the recipe that a run has saved beside its files.
+// Reads the recipe that a run has saved with its files.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -14,11 +14,11 @@
 
 namespace mtrain::plan {
 
-// A recipe that was printed for later.
+// A recipe that an earlier run has printed.
 struct SavedRecipe {
-  std::filesystem::path file;  // where it is; messages name it
-  std::string text = {};       // the recipe itself, if it is in no file
-  Machine machine = {};        // what `train.device: auto` may take
+  std::filesystem::path file;  // the path; messages name it
+  std::string text = {};       // the recipe itself, if it is not in a file
+  Machine machine = {};        // what `train.device: auto` may use
   std::string read() const;    // returns the text
 };
 
@@ -33,22 +33,22 @@ struct SavedRun {
 // Throws UserError if this version cannot load the recipe.
 SavedRun read_saved_run(const SavedRecipe& recipe);
 
-// Makes the plan of the recipe for `world` ranks, with `overrides` of its settings, and for a model
-// of `vocab` tokens. A single rank leaves the layout of the saved run out. Throws UserError with
-// all mistakes, if the recipe does not fit so many ranks.
+// Makes the plan of the recipe for `world` ranks, with `overrides` of its settings, and for a
+// vocabulary of `vocab` tokens. With `world` 1 the layout of the saved run is ignored. Throws
+// UserError with all mistakes if the recipe does not fit `world` ranks.
 RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overrides, int64_t world,
                        int64_t vocab);
 
 // Compares a saved recipe with `present`, the text of this run's recipe. Returns a line for each
-// setting that must agree in a resumed run and does not: settings of what the network computes and
-// of the order of the data. Returns "" if all agree. Throws UserError if this version cannot load
-// the saved recipe. `data_compared`: the caller has compared what the data hold, so their paths
-// need not agree.
+// setting that must be the same in a resumed run and differs. Such settings decide what the network
+// computes and the order of the data. Returns "" if there are none. Throws UserError if this
+// version cannot load the saved recipe. `data_compared`: the caller has compared the data
+// themselves, so their paths may differ.
 std::string resume_differences(const SavedRecipe& recipe, const std::string& present,
                                bool data_compared = false);
 
-// Returns what else differs, such as "optimizer.lr 0.001 -> 0.0005, train.steps 40 -> 80"; empty if
-// nothing does. Where a run's files are does not count.
+// Returns all settings that differ, such as "optimizer.lr 0.001 -> 0.0005, train.steps 40 -> 80";
+// empty if there are none. Paths of a run's files do not count.
 std::string resume_changes(const SavedRecipe& recipe, const std::string& present);
 
 }  // namespace mtrain::plan

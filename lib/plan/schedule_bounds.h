@@ -1,6 +1,6 @@
-// A ScheduleShape says which pipeline schedule a recipe asks for, and in which sizes. Its costs
-// follow from the formulas of schedule/catalog.h: activations in flight, and idle time if forward,
-// input gradient and weight gradient take equal time and communication takes none.
+// A ScheduleShape says which pipeline schedule a recipe asks for, and with which sizes. Its costs
+// follow from the formulas of schedule/catalog.h: activations in flight, and idle time. Idle time
+// assumes that forward, input gradient and weight gradient take equal time, and communication none.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -35,23 +35,23 @@ schedule::ScheduleSize schedule_size(const ScheduleShape& shape);
 // at once, counted from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
 
-// Memory in chunks. A chunk that waits for its input gradient counts 1.
+// Memory in units of a chunk: one that waits for its input gradient counts 1.
 struct ChunkParts {
-  double behind = 0;  // of a chunk that waits for its weight gradient
-  // A forward that runs together with a backward fills what that frees, layer by layer: what both
-  // need more than one of them.
+  double behind = 0;  // a chunk that waits for its weight gradient
+  // What a paired forward and backward need together beyond one chunk. The forward fills, layer by
+  // layer, the memory that the backward frees.
   double pair = 0;
-  double unsent = 0;  // of weight gradients that wait behind a backward until its gradient is sent
+  double unsent = 0;  // weight gradients that wait until a backward's gradient is sent
 };
 // Returns the most memory that `pp_rank` needs for chunks at once.
 double chunks_held(const ScheduleShape& shape, int64_t pp_rank, const ChunkParts& parts);
 
-// Returns idle time / whole time of a step, by formula, or for a table by playing its lists with
-// F = I = W.
+// Returns the idle fraction of a step's time: by formula, or for a table by a simulation in which
+// F, I and W take equal time.
 double bubble_fraction(const ScheduleShape& shape);
 
-// Returns the stages that `pp_rank` holds, in the order of the model. Schedules with a V place
-// stage i and its mirror on one rank; in the others the stages go round the ranks.
+// Returns the stages that `pp_rank` holds, in the order of the model. V-shaped schedules place
+// stage i and its mirror image on one rank. In the others stage i is on rank i modulo pp.
 std::vector<int64_t> stages_of_rank(const ScheduleShape& shape, int64_t pp_rank);
 
 }  // namespace mtrain::plan

@@ -14,12 +14,12 @@ namespace {
 
 using Method = recipe::TpOverlapMethod;
 
-// A GEMM of fewer rows fills only a few tiles of a matrix unit, and takes little less time than a
-// GEMM of twice as many rows.
+// A GEMM of fewer rows fills only a few tiles of a matrix unit. It takes almost as long as a GEMM
+// of twice as many rows.
 constexpr int64_t kMinRows = 64;
 
-// A GEMM in a pass, and its key in the recipe's tp_comm_overlap_cfg. The keys are read here and
-// nowhere else in the plan. proj and fc2 have none for wgrad, which has nothing to hide.
+// A GEMM in a pass, and its key in the recipe's tp_comm_overlap_cfg. Only this file of the plan
+// reads the keys. proj and fc2 have no key for wgrad, which has nothing to hide.
 struct GemmKey {
   std::string_view name;
   LayerGemm gemm;
@@ -62,7 +62,7 @@ struct Choice {
   }
 };
 
-// Returns what the recipe asks for, before any size is looked at.
+// Returns what the recipe asks for, before any size is considered.
 Choice asked_for(const recipe::TpOverlapConfig& cfg, size_t index) {
   Choice c{.key = kGemmKeys[index]};
   const std::string name(c.key.name);
@@ -93,7 +93,7 @@ void apply_switches(const recipe::CommOverlapConfig& cfg, Choice& c) {
                        : need(cfg.tp_comm_overlap_rs, "tp_comm_overlap_rs");
 }
 
-// Chooses as many chunks as are worth a GEMM of their own, or as many as the recipe asks for.
+// Chooses as many chunks as are worth a GEMM each, or as many as the recipe asks for.
 void choose_chunks(const Layout& l, int64_t rows, Choice& c) {
   if (!c.on || c.gemm.method == Method::bulk) return;
   const bool pipeline = c.gemm.method == Method::pipeline;
@@ -109,7 +109,8 @@ void choose_chunks(const Layout& l, int64_t rows, Choice& c) {
                       pipeline ? 2 : chunks, pipeline ? rows / 2 : chunk, kMinRows));
 }
 
-// Drops `aggregate` where it cannot act. Returns why; empty where it acts or is not asked for.
+// Drops `aggregate` if it has no effect, and returns the reason. Returns "" if it has an effect or
+// is not asked for.
 std::string drop_aggregate(const Layout& l, Choice& c) {
   if (!c.gemm.aggregate) return "";
   const bool ring = c.on && c.gemm.method == Method::ring_exchange && c.follows_gather();
@@ -121,7 +122,7 @@ std::string drop_aggregate(const Layout& l, Choice& c) {
   return ring ? "it needs an even tp_size above 2" : "it is for a ring that gathers";
 }
 
-// Returns what a bulk GEMM hides; empty for other methods.
+// Describes the communication that a bulk GEMM hides; empty for other methods.
 std::string hidden_text(const Choice& c) {
   if (c.gemm.method != Method::bulk) return "";
   return c.is_wgrad() ? "hides a scatter of gradients" : "hides the gather for wgrad";
@@ -141,7 +142,7 @@ bool splits_backward(const Recipe& r, const Layout& l) {
 }
 
 // Whether some layer has the linears fc1 and fc2, in an MLP or in a shared expert. Routed experts
-// have products of their own, without chunks of rows.
+// have their own GEMMs, without chunks of rows.
 bool has_mlp(const Recipe& r) {
   if (r.model.moe.num_experts == 0 || r.model.moe.shared_expert_ffn_hidden_size) return true;
   for (int64_t layer = 0; layer < r.model.num_layers; ++layer)
@@ -149,8 +150,8 @@ bool has_mlp(const Recipe& r) {
   return false;
 }
 
-// Names the layers in which no weight gradient is left to hide the scatter, since those wait
-// longer.
+// Names the layers in which no weight gradient hides the scatter, because their weight gradients
+// run later.
 std::string delayed_text(const Recipe& r, const Layout& l, const Choice& c) {
   const auto& cfg = r.comm_overlap;
   const bool whole = cfg.overlap_p2p_with_transformer_layer_wgrad;
@@ -191,7 +192,7 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
     if (c.is_wgrad() && c.on && splits_backward(r, l))
       c.off("the schedule puts weight gradients off, and nothing is left beside the scatter",
             Off::idle);
-    // kGemmKeys lists a GEMM's dgrad before its wgrad, so that dgrad is decided here.
+    // kGemmKeys lists a GEMM's dgrad before its wgrad, so dgrad is decided already.
     if (c.is_wgrad() && c.on && overlap.tp_gemm_overlap.at(c.key.gemm, Pass::dgrad).chunked())
       c.off("the GEMM of the input gradient scatters its own result", Off::contradicts);
     if (c.on && c.why.empty()) c.why = hidden_text(c);

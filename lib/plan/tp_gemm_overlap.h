@@ -1,4 +1,4 @@
-// Decides what each GEMM of a layer hides under tp_comm_overlap.
+// Decides which communication each GEMM of a layer hides under tp_comm_overlap.
 #pragma once
 #include "plan/overlap.h"
 
