@@ -41,11 +41,10 @@ schedule::ActionList parse_row(const std::string& line, size_t number) {
     if (written.empty()) continue;
     schedule::Action action{schedule::ActionKind::F};
     if (!parse_cell(written, action))
-      throw UserError(
-          fmt::format(
-              "row {}, cell {}: `{}` is no action; write stage, F, B, I or W, and micro-batch: 2F0",
-              number, i + 1, written.substr(0, 40)),
-          kForm);
+      throw UserError(fmt::format("row {}, cell {}: `{}` is not an action; write stage, F, B, I or "
+                                  "W, and micro-batch: 2F0",
+                                  number, i + 1, written.substr(0, 40)),
+                      kForm);
     row.push_back(action);
   }
   if (row.empty())

@@ -47,7 +47,7 @@ TEST_CASE("the world must be divisible as the recipe divides it") {
                   .world = 16,
                   .set = {"distributed.tp_size=16", "model.num_attention_heads=16",
                           "model.num_query_groups=16"}},
-                 "distributed.tp_size", "leaves the 8 GPUs");
+                 "distributed.tp_size", "exceeds the 8 GPUs");
   expect_no_warning({.what = "node fits",
                      .world = 8,
                      .set = {"distributed.tp_size=8", "model.num_query_groups=8"}});
@@ -57,7 +57,7 @@ TEST_CASE("the world must be divisible as the recipe divides it") {
        .set = {"distributed.tp_size=4", "distributed.cp_size=4", "distributed.cp_comm_type=a2a+p2p",
                "distributed.hierarchical_context_parallel_sizes=[4,1]",
                "model.num_attention_heads=16", "model.num_query_groups=16"}},
-      "distributed.hierarchical_context_parallel_sizes", "leaves the 8 GPUs");
+      "distributed.hierarchical_context_parallel_sizes", "exceeds the 8 GPUs");
   expect_accepts({.what = "levels without context parallelism",
                   .set = {"distributed.cp_comm_type=a2a+p2p",
                           "distributed.hierarchical_context_parallel_sizes=[2,2]"}});
@@ -196,7 +196,7 @@ TEST_CASE("gathers of parameters overlap only where parameters are sharded") {
 
 TEST_CASE("emulated links and own kernels are of one kind of device") {
   expect_error({.what = "a link for experts that is not there", .set = {"comm.link.only=ep"}},
-               "comm.link.only", "there is none");
+               "comm.link.only", "there is no such link");
   expect_error(
       {.what = "slow links between GPUs", .set = {"train.device=cuda", "comm.link.gbps=10"}},
       "comm.link", "train.device is cuda");
@@ -413,7 +413,7 @@ TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
            {"0F0,0F1,,0B0,0B1\n", "has 1 rows, but pp_size is 2"},
            {"", "has 0 rows"},
            {"0F0,1F0,1B0,0B0,0F1,1F1,1B1,0B1\n,\n", "row 2 holds no actions"},
-           {"0F0,x\n1F0\n", "row 1, cell 2: `x` is no action"},
+           {"0F0,x\n1F0\n", "row 1, cell 2: `x` is not an action"},
            {"0F0,0B0,0F1,0B1\n2F0\n", "there are 2 stages"},
            {"0F0,0B0,0F1,0B1,0F2\n1F0\n", "there are 2 micro-batches"},
            {"0F0,0B0,0F1,0B1\n1F0,1B0,0F1\n", "rank 1, action 2: 0F1: stage 0 is on rank 0"},

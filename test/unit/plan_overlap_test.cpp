@@ -319,7 +319,7 @@ TEST_CASE("a feature without execution is refused by name") {
                     "distributed.mp_policy.reduce_dtype=float16"})
               .empty());
   REQUIRE_THAT(built(1, {"mixed_precision={name: fp16_mixed, fp8: hybrid}", "train.device=cuda"}),
-               Contains("8-bit products beside fp16"));
+               Contains("8-bit GEMMs with fp16"));
   const Overrides fp8{"mixed_precision.fp8=hybrid", "train.device=cuda"};
   const auto fp8_and = [&](const char* more) {
     Overrides o = fp8;

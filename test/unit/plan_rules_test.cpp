@@ -84,7 +84,7 @@ TEST_CASE("rotary settings are those of one kind of positions, and in order") {
                              "model.rope_scaling.low_freq_factor=1"}});
   expect_warning({.what = "one mscale",
                   .set = {"model.rope_scaling=yarn", "model.rope_scaling.mscale_all_dim=1"}},
-                 "model.rope_scaling.mscale_all_dim", "beside the other");
+                 "model.rope_scaling.mscale_all_dim", "only read together");
   expect_warning(
       {.what = "mscale and the factor",
        .set = {"model.rope_scaling=yarn", "model.rope_scaling.mscale=1",
@@ -94,7 +94,7 @@ TEST_CASE("rotary settings are those of one kind of positions, and in order") {
 
 TEST_CASE("norms of all heads need norms, and biases of the MLP need its kind of norm") {
   expect_error({.what = "all heads of no norm", .set = {"model.qk_layernorm_all_heads=true"}},
-               "model.qk_layernorm_all_heads", "only where queries are normalized");
+               "model.qk_layernorm_all_heads", "but qk_layernorm is false");
   expect_accepts(
       {.what = "norms of all heads",
        .set = {"model.qk_layernorm=true", "model.qk_layernorm_all_heads=true",
@@ -266,7 +266,7 @@ TEST_CASE("types of outputs, inputs and messages report their effect") {
       {.what = "fp32 messages", .world = 4, .set = pipeline(set(bf16, output, "float32"))},
       "distributed.mp_policy.output_dtype", "stages exchange");
   expect_resolved({.what = "inputs", .set = set(bf16, "mp_policy.cast_forward_inputs", "false")},
-                  "distributed.mp_policy.cast_forward_inputs", "no meaning here");
+                  "distributed.mp_policy.cast_forward_inputs", "false has no effect");
   expect_warning({.what = "wider", .world = 4, .set = pipeline(set(bf16, message, "float32"))},
                  "distributed.pipeline.dtype", "twice the bytes");
   expect_warning({.what = "shorter", .world = 4, .set = pipeline(set(fp32, message, "bfloat16"))},

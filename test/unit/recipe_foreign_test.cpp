@@ -195,7 +195,7 @@ TEST_CASE("a class's own defaults yield to what the recipe says, and its argumen
   expect_told("launch: {env: {MTRAIN_TOKEN: '${env:HOME}'}}\n", Severity::error, "launch.env",
               "does not belong in a recipe");
   expect_told("dataset.validation: x\n", Severity::warning, "dataset.validation",
-              "trained on, too");
+              "is also training data");
 }
 
 TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
@@ -402,7 +402,7 @@ TEST_CASE("auto takes the GPU that the machine has, and rules go by it") {
   Diagnostics diagnostics;
   plan::load_recipe_text(kBase, "base.yaml", {"mixed_precision.fp8=hybrid"}, diagnostics, 1,
                          {.gpus = 1, .gpu_name = "NVIDIA A100-SXM4-80GB"});
-  CHECK_THAT(listed(diagnostics), Contains("a100 has no 8-bit matrix products"));
+  CHECK_THAT(listed(diagnostics), Contains("a100 does not support 8-bit GEMMs"));
 }
 
 TEST_CASE("a ready recipe is found by its name, and by that of Megatron-Bridge's function") {

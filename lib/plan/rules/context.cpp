@@ -48,9 +48,9 @@ void check_hierarchy(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
                         "set use_decentralized_pg: false, or remove the sizes");
   if (l.cp == 1 || !uses(r, ContextMethod::a2a_p2p)) {
     if (!sizes.empty() && l.cp == 1)
-      diagnostics.warn(field, "is ignored, for cp_size is 1", "remove it, or set cp_size");
+      diagnostics.warn(field, "is ignored because cp_size is 1", "remove it, or set cp_size");
     else if (!sizes.empty())
-      diagnostics.warn(field, "is ignored, for no layer uses a2a+p2p",
+      diagnostics.warn(field, "is ignored because no layer uses a2a+p2p",
                        "set distributed.cp_comm_type: a2a+p2p, or remove it");
     return;
   }

@@ -26,7 +26,7 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
   for (const std::string& prefix : r.dataset.validation)
     if (std::ranges::count(r.dataset.train, prefix) > 0)
       diagnostics.warn("dataset.validation",
-                       fmt::format("{} is trained on, too, so that its loss says nothing about "
+                       fmt::format("{} is also training data, so its loss says nothing about "
                                    "held-out text",
                                    prefix),
                        "cut held-out text off by `mtrain data build --validation-fraction`");

@@ -20,7 +20,7 @@ void check_layers(const Recipe& r, Diagnostics& diagnostics) {
   check_layer_list(r, field, freq,
                    "a list has a 0 for a layer without experts and a 1 for one with them",
                    diagnostics);
-  diagnostics.require(list || freq[0] > 0, {field}, "every how many layers has experts is 0",
+  diagnostics.require(list || freq[0] > 0, {field}, "is 0, so no layer has experts",
                       "set it to 1: every layer has experts");
   const auto one_of_two = [&](const char* other, bool both) {
     diagnostics.require(!both, {field, other}, "both say which layers have experts",
@@ -49,11 +49,11 @@ void check_weights(const Recipe& r, Diagnostics& diagnostics) {
                       "weights that come from a softmax over the chosen experts sum to 1",
                       "set router_pre_softmax: true, or norm_topk_prob: true");
   if (!softmax && r.given(pre) && moe.router_pre_softmax)
-    warn_or_refuse(r, pre, "is ignored, for model.moe.router_score is sigmoid", diagnostics);
+    warn_or_refuse(r, pre, "is ignored because model.moe.router_score is sigmoid", diagnostics);
   if (moe.router_topk != 1) return;
   diagnostics.require(!softmax || !moe.norm_topk_prob, {"model.moe.router_topk", norm},
-                      "the weight of a token's only expert is 1 whatever the router says, so that "
-                      "the router would not learn",
+                      "the weight of a token's only expert is always 1, so the router would not "
+                      "learn",
                       "set model.moe.router_pre_softmax: true and norm_topk_prob: false");
   if (!softmax && r.given(norm) && moe.norm_topk_prob)
     warn_or_refuse(r, norm, "is turned off: a token has one expert (router_topk 1)", diagnostics);
@@ -73,7 +73,7 @@ void check_losses(const Recipe& r, Diagnostics& diagnostics) {
   const bool none = std::ranges::count(kinds, LoadBalancing::none) == int64_t(kinds.size());
   if (none && std::ranges::any_of(coeffs, [](double c) { return c > 0; }))
     warn_or_refuse(r, "model.moe.aux_loss_coeff",
-                   "is ignored, for model.moe.load_balancing_type is none", diagnostics);
+                   "is ignored because model.moe.load_balancing_type is none", diagnostics);
   for (size_t i = 0; i < kinds.size(); ++i)
     if (kinds[i] != LoadBalancing::none && coeffs[std::min(i, coeffs.size() - 1)] == 0)
       warn_or_refuse(
@@ -166,8 +166,8 @@ void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
                    "is ignored: without expert_capacity_factor no token is dropped", diagnostics);
   if (moe.expert_capacity_factor && (l.cp > 1 || (l.tp > 1 && r.distributed.sequence_parallel)))
     diagnostics.warn("model.moe.expert_capacity_factor",
-                     "the capacity is of a rank's share of the tokens, so that which tokens are "
-                     "dropped depends on cp_size and sequence_parallel",
+                     "the capacity is for a rank's share of the tokens, so cp_size and "
+                     "sequence_parallel change which tokens are dropped",
                      "leave it out to drop none");
 }
 
@@ -206,8 +206,8 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
   const auto needs_equal = [&](bool asked, const char* field, const char* what, const char* hint) {
     diagnostics.require(
         !asked || equal, {field, "packed_sequence.packed_sequence_size", "distributed.cp_size"},
-        fmt::format("{} needs as many tokens on each of ep_size {} ranks, and packed samples over "
-                    "cp_size {} have different numbers",
+        fmt::format("{} needs equal numbers of tokens on the ep_size {} ranks, but packed samples "
+                    "over cp_size {} have different numbers",
                     what, l.ep, l.cp),
         hint);
   };
@@ -234,7 +234,7 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                    diagnostics);
   if (!own.wrap_outer_model)
     diagnostics.resolved("distributed.moe.wrap_outer_model",
-                         "has no meaning here: embedding and output layer are sharded as separate "
+                         "has no effect: embedding and output layer are sharded as separate "
                          "units");
   const recipe::ElementType weights = weights_type(r.mixed_precision.name);
   if (own.lm_head_precision == weights)
@@ -257,13 +257,14 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
   if (r.debug.route && moe.num_experts == 0)
     warn_or_refuse(r, "debug.route", "is ignored: the model has no experts", diagnostics);
   if (r.debug.route && moe.num_experts > 0)
-    diagnostics.warn("debug.route",
-                     "tokens go to experts by a pattern and not by what routers learn, so that the "
-                     "run shows how fast it is and trains nothing useful",
-                     "leave it out to train");
+    diagnostics.warn(
+        "debug.route",
+        "tokens go to experts by a fixed pattern, not by the routers' choices: the run "
+        "measures speed and trains nothing useful",
+        "leave it out to train");
   if (r.given_section("distributed.moe") && l.ep == 1 &&
       r.distributed.strategy == recipe::Strategy::fsdp2)
-    warn_or_refuse(r, "distributed.moe", "is ignored, for ep_size is 1", diagnostics);
+    warn_or_refuse(r, "distributed.moe", "is ignored because ep_size is 1", diagnostics);
   if (moe.num_experts > 0) {
     check_layers(r, diagnostics);
     check_router(r, diagnostics);

@@ -15,7 +15,7 @@ void check_off(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   const auto needs = [&](bool on, const char* field) {
     diagnostics.require(!on, {field, "mixed_precision.fp8"},
-                        "is on, but there are no 8-bit products (mixed_precision.fp8 is none)",
+                        "is on, but there are no 8-bit GEMMs (mixed_precision.fp8 is none)",
                         "set mixed_precision.fp8: hybrid, or remove it");
   };
   needs(r.debug.emulate_fp8, "debug.emulate_fp8");
@@ -29,7 +29,7 @@ void check_device(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(
       emulate || (!cpu && facts(r.hardware.gpu).compute_capability >= 9),
       {"mixed_precision.fp8", "hardware.gpu", "train.device"},
-      fmt::format("{} has no 8-bit matrix products",
+      fmt::format("{} does not support 8-bit GEMMs",
                   cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
       cpu ? "set train.device: cuda; or debug.emulate_fp8: true, to try what it computes"
           : "remove fp8, or set hardware.gpu to h100 or newer");
@@ -85,7 +85,7 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   const Fp8Recipe scales = r.mixed_precision.fp8_recipe;
   const int64_t of = multiple_of(scales);
   const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
-  const char* products = in_blocks(scales) ? "blocks of 8-bit products" : "8-bit products";
+  const char* products = in_blocks(scales) ? "8-bit GEMMs with scales of blocks" : "8-bit GEMMs";
   // `legal`: a hint, such as the nearest legal values of the field.
   const auto multiple = [&](const char* field, const char* what, int64_t n,
                             const std::string& legal) {
@@ -145,7 +145,7 @@ void check_margin(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   if (in_blocks(p.fp8_recipe) && p.fp8_margin != 0)
     diagnostics.warn("mixed_precision.fp8_margin",
-                     fmt::format("is ignored: {} finds each scale from the block that it is for",
+                     fmt::format("is ignored: {} computes each scale from its own block",
                                  enum_name(p.fp8_recipe)),
                      "remove it");
 }
@@ -156,7 +156,7 @@ void check_bf16_layers(const Recipe& r, Diagnostics& diagnostics) {
     for (const char* field : {"mixed_precision.num_layers_at_start_in_bf16",
                               "mixed_precision.num_layers_at_end_in_bf16"})
       if (r.given(field))
-        diagnostics.warn(field, "is ignored, for first_last_layers_bf16 is off",
+        diagnostics.warn(field, "is ignored because first_last_layers_bf16 is off",
                          "set mixed_precision.first_last_layers_bf16: true, or remove it");
     return;
   }
@@ -187,7 +187,7 @@ void validate_float8(const Recipe& r, Diagnostics& diagnostics) {
   if (p.fp8 == recipe::Fp8Format::none) return check_off(r, diagnostics);
   diagnostics.require(p.name != recipe::Precision::fp32,
                       {"mixed_precision.fp8", "mixed_precision.name"},
-                      "8-bit products need bf16_mixed", "set mixed_precision.name");
+                      "8-bit GEMMs need bf16_mixed", "set mixed_precision.name");
   check_device(r, diagnostics);
   check_block_device(r, diagnostics);
   check_history(r, diagnostics);

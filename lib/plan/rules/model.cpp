@@ -141,7 +141,7 @@ void validate_yarn(const Recipe& r, Diagnostics& diagnostics) {
   if (s.attention_factor && (over || under))
     diagnostics.warn(given, "is ignored, since attention_factor is given", "leave one of them out");
   else if (over != under)
-    diagnostics.warn(given, "is ignored: it is read beside the other of mscale and mscale_all_dim",
+    diagnostics.warn(given, "is ignored: mscale and mscale_all_dim are only read together",
                      "give both, or none");
 }
 
@@ -225,7 +225,7 @@ void validate_layers(const Recipe& r, Diagnostics& diagnostics) {
                       "is the base of layers with a window, but window_size is not set",
                       "set model.window_size, or change model.rotary_base");
   diagnostics.require(rope || !m.rotary_base_local, {base, "model.position_embedding"},
-                      "turns rotary positions, but the model has learned ones",
+                      "is the base of rotary positions, but the model has learned ones",
                       "remove it, or set position_embedding: rope");
   bool any = false, rotates = false;
   for (int64_t layer = 0; layer < m.num_layers; ++layer) {
@@ -281,11 +281,11 @@ void validate_model(const Recipe& r, Diagnostics& diagnostics) {
       !r.model.mlp_bias || r.model.add_bias_linear ||
           r.model.normalization == recipe::Normalization::rmsnorm,
       {"model.mlp_bias", "model.normalization"},
-      "biases of the MLP alone are not built beside layer norms, which have biases, too",
+      "biases of the MLP alone are not supported with layer norms, which have biases, too",
       "set add_bias_linear: true for biases everywhere, or normalization: rmsnorm");
   diagnostics.require(!r.model.qk_layernorm_all_heads || r.model.qk_layernorm,
                       {"model.qk_layernorm_all_heads", "model.qk_layernorm"},
-                      "all heads' queries are normalized as one only where queries are normalized",
+                      "normalizes the queries of all heads together, but qk_layernorm is false",
                       "set model.qk_layernorm: true, or leave qk_layernorm_all_heads out");
   diagnostics.require(r.model.attention_dropout == 0, {"model.attention_dropout"},
                       fmt::format("{} is asked for, but flash attention here has no dropout",

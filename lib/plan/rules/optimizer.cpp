@@ -82,7 +82,7 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
   const auto& o = r.optimizer;
   diagnostics.require(!o.stochastic_rounding.value_or(false) || !o.master_weights,
                       {"optimizer.stochastic_rounding", "optimizer.master_weights"},
-                      "nothing rounds weights at random where fp32 master weights are updated",
+                      "only bf16 weights without fp32 master weights use stochastic rounding",
                       "set master_weights: false, or leave it out");
   diagnostics.require(
       o.moments != recipe::MomentType::bf16 || o.stochastic_rounding.value_or(true),

@@ -110,9 +110,9 @@ void check_ignored(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) 
   };
   ignored(r.comm_overlap.wgrad_deferral_limit > 0 && !o.defer_embedding_wgrad_compute,
           "comm_overlap.wgrad_deferral_limit",
-          "is ignored, for defer_embedding_wgrad_compute is off");
+          "is ignored because defer_embedding_wgrad_compute is off");
   ignored(!r.comm_overlap.tp_comm_overlap_cfg.empty() && !o.tp_comm_overlap,
-          "comm_overlap.tp_comm_overlap_cfg", "is ignored, for tp_comm_overlap is off");
+          "comm_overlap.tp_comm_overlap_cfg", "is ignored because tp_comm_overlap is off");
 }
 
 }  // namespace

@@ -256,7 +256,7 @@ void check_csv(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const char* field = "distributed.pipeline.pp_schedule_csv";
   for (const char* other : {"distributed.pipeline.pp_schedule",
                             "distributed.pipeline.microbatch_group_size_per_vp_stage"})
-    if (r.given(other)) diagnostics.warn(other, "is ignored, for pp_schedule_csv is set");
+    if (r.given(other)) diagnostics.warn(other, "is ignored because pp_schedule_csv is set");
   // A device or a pipe may never end.
   std::error_code ignored;
   if (std::filesystem::exists(*path, ignored) &&
@@ -311,9 +311,9 @@ void validate_pipeline(const Recipe& r, const Layout& l, Diagnostics& diagnostic
   const bool block = r.given_section("distributed.pipeline");
   if (l.pp == 1) {
     if (block)
-      warn_or_refuse(r, "distributed.pipeline", "is ignored, for pp_size is 1", diagnostics);
+      warn_or_refuse(r, "distributed.pipeline", "is ignored because pp_size is 1", diagnostics);
     if (r.distributed.vpp_size.value_or(1) > 1)
-      warn_or_refuse(r, "distributed.vpp_size", "is ignored, for pp_size is 1", diagnostics);
+      warn_or_refuse(r, "distributed.vpp_size", "is ignored because pp_size is 1", diagnostics);
     return;
   }
   if (r.distributed.strategy == recipe::Strategy::ddp ||

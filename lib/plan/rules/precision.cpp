@@ -23,17 +23,16 @@ void note_types(const Recipe& r, recipe::ElementType own, Diagnostics& diagnosti
   const auto field = [](const char* name) { return std::string("distributed.mp_policy.") + name; };
   if (output && *output != own) {
     const char* stages = pipeline && !d.pipeline.dtype ? "; stages exchange activations in it" : "";
-    diagnostics.resolved(
-        field("output_dtype"),
-        *output == recipe::ElementType::fp32
-            ? fmt::format("the loss reads logits in fp32 whatever it says{}", stages)
-            : fmt::format("logits and their gradients are rounded to {}{}", enum_name(*output),
-                          stages));
+    diagnostics.resolved(field("output_dtype"),
+                         *output == recipe::ElementType::fp32
+                             ? fmt::format("the loss reads logits in fp32 in any case{}", stages)
+                             : fmt::format("logits and their gradients are rounded to {}{}",
+                                           enum_name(*output), stages));
   }
   if (!d.mp_policy.cast_forward_inputs)
     diagnostics.resolved(field("cast_forward_inputs"),
-                         "false has no meaning here: a unit's inputs are token ids, or activations "
-                         "that have the weights' type already");
+                         "false has no effect: a unit's inputs are token ids, or activations that "
+                         "have the weights' type already");
   const auto& message = d.pipeline.dtype;
   if (!pipeline || !message || *message == own) return;
   diagnostics.warn("distributed.pipeline.dtype",
@@ -62,7 +61,7 @@ void check_fp16(const Recipe& r, Diagnostics& diagnostics) {
                             "mixed_precision.loss_scale_window", "mixed_precision.hysteresis"}) {
     if (!r.given(field)) continue;
     if (!fp16 || p.loss_scale)
-      diagnostics.warn(field, "is for the dynamic loss scale of fp16_mixed alone: it is ignored");
+      diagnostics.warn(field, "is ignored: it is only for the dynamic loss scale of fp16_mixed");
   }
   diagnostics.require(!fp16 || p.loss_scale || p.initial_loss_scale >= p.min_loss_scale,
                       {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale"},

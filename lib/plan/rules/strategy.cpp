@@ -16,7 +16,7 @@ void check_ddp(const Recipe& r, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
   const auto refuse = [&](const char* field, bool asked, const std::string& what) {
     diagnostics.require(!asked, {field, "distributed.strategy"},
-                        fmt::format("strategy ddp keeps a whole model on every rank; it does not "
+                        fmt::format("strategy ddp keeps the full model on every rank; it does not "
                                     "support {}",
                                     what),
                         kUseFsdp2);
@@ -95,7 +95,7 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
       r.distributed.strategy != recipe::Strategy::ddp &&
       r.distributed.strategy != recipe::Strategy::megatron_fsdp)
     warn_or_refuse(r, "distributed.sequence_parallel",
-                   "has nothing to shard, for tp_size is 1; it stays off", diagnostics);
+                   "is off because tp_size is 1: there is nothing to shard", diagnostics);
   const int64_t parts = l.tp * l.cp, S = sample_length(r);
   const bool packed = r.packed_sequence.packed_sequence_size > 0;
   // Documents that ranks share are padded to a length that divides. validate_context and

@@ -51,7 +51,7 @@ void note_modules(const Recipe& r, Diagnostics& diagnostics) {
   else if (c.selects(Module::layernorm) && !r.model.qk_layernorm &&
            r.model.norm_placement == recipe::NormPlacement::post)
     warn_or_refuse(r, field,
-                   "layernorm has nothing to recompute: the model has norms of outputs alone",
+                   "layernorm has nothing to recompute: the model only has norms of outputs",
                    diagnostics);
   else if (c.selects(Module::layernorm) && !r.model.qk_layernorm)
     diagnostics.resolved(

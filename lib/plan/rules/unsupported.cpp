@@ -34,7 +34,7 @@ void check_experts(const Recipe& r, const Missing& missing) {
   const auto& p = r.mixed_precision;
   const bool float8 = p.fp8 != recipe::Fp8Format::none;
   missing(float8 && d.tp_size > 1, "mixed_precision.fp8",
-          "8-bit products in models with experts under tensor parallelism", "leave it out");
+          "8-bit GEMMs in models with experts under tensor parallelism", "leave it out");
   missing(float8 && (p.fp8_recipe == recipe::Fp8Recipe::blockwise ||
                      p.fp8_recipe == recipe::Fp8Recipe::mxfp8),
           "mixed_precision.fp8_recipe", "scales of blocks in models with experts",
@@ -51,12 +51,12 @@ template <class Missing>
 void check_float8(const Recipe& r, const Missing& missing) {
   const auto& p = r.mixed_precision;
   if (p.fp8 == recipe::Fp8Format::none) return;
-  missing(p.name == recipe::Precision::fp16_mixed, "mixed_precision.fp8",
-          "8-bit products beside fp16", "use mixed_precision.name: bf16_mixed");
+  missing(p.name == recipe::Precision::fp16_mixed, "mixed_precision.fp8", "8-bit GEMMs with fp16",
+          "use mixed_precision.name: bf16_mixed");
   missing(p.fp8_param_gather, "mixed_precision.fp8_param_gather",
           "parameters that travel in 8 bits", "leave it out: they travel in bf16");
   missing(r.train.device != recipe::DeviceChoice::cuda && !r.debug.emulate_fp8,
-          "mixed_precision.fp8", "fast 8-bit products on a CPU",
+          "mixed_precision.fp8", "fast 8-bit GEMMs on a CPU",
           "set train.device: cuda; or debug.emulate_fp8: true, to try what they compute");
 }
 
@@ -80,7 +80,7 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
           "distributed.mp_policy.output_dtype", "fp16 outputs of bf16 weights", "use bf16 or fp32");
   check_experts(r, missing);
   check_float8(r, missing);
-  missing(r.checkpoint.async, "checkpoint.async", "writing while training goes on");
+  missing(r.checkpoint.async, "checkpoint.async", "asynchronous checkpoints");
 }
 
 }  // namespace mtrain::plan

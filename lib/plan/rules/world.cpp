@@ -74,14 +74,14 @@ void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   if (l.tp > node)
     diagnostics.warn(
         "distributed.tp_size",
-        fmt::format("tp_size {} leaves the {} GPUs of a node, so every layer waits for the "
+        fmt::format("tp_size {} exceeds the {} GPUs of a node, so every layer waits for the "
                     "slow network",
                     l.tp, node),
         "choose tp_size of at most gpus_per_node");
   else if (node % l.tp != 0)
     diagnostics.warn(
         "distributed.tp_size",
-        fmt::format("tp_size {} does not divide the {} GPUs of a node, so that some tp groups lie "
+        fmt::format("tp_size {} does not divide the {} GPUs of a node, so some tp groups lie "
                     "on two nodes and wait for the slow network",
                     l.tp, node),
         "choose a divisor of gpus_per_node");
@@ -89,7 +89,7 @@ void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   if (l.cp > 1 && !levels.empty() && l.tp <= node && l.tp * levels[0] > node)
     diagnostics.warn(
         "distributed.hierarchical_context_parallel_sizes",
-        fmt::format("the first level of {} times tp_size {} leaves the {} GPUs of a node",
+        fmt::format("the first level of {} times tp_size {} exceeds the {} GPUs of a node",
                     levels[0], l.tp, node),
         "the first level should fit inside a node");
 }
@@ -110,7 +110,7 @@ void check_backend(const Recipe& r, Diagnostics& diagnostics) {
                       "a link is emulated between ranks on CPUs, and train.device is cuda",
                       "leave it out");
   diagnostics.require(r.comm.link.emulated() || r.comm.link.only.empty(), {"comm.link.only"},
-                      "names what takes the emulated link, and there is none",
+                      "says what an emulated link carries, but there is no such link",
                       "set comm.link.gbps or comm.link.latency_us, or leave it out");
   diagnostics.require(!gpu || r.debug.compute_slowdown == 1,
                       {"debug.compute_slowdown", "train.device"},
