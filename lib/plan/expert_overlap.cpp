@@ -55,7 +55,8 @@ class ExpertPairs {
               "{} never runs a forward with a backward; interleaved_1f1b, dfs and dualpipev "
               "do",
               schedule_text())},
-         {granularity != recipe::RecomputeGranularity::full, "layers are recomputed as a whole"},
+         {granularity != recipe::RecomputeGranularity::full,
+          "full layers are recomputed (recompute.granularity is full)"},
          {!recomputes_moe, "the experts are recomputed (recompute.modules has moe)"},
          {!moe.shared_expert_overlap, "model.moe.shared_expert_overlap uses the same time"},
          {l_.pp == 1 || o_.overlap_p2p_comm, "it needs overlap_p2p_comm, which is off"},
@@ -125,7 +126,7 @@ class ExchangeResolver {
                      dispatch_text())});
     if (r_.model.moe.pad_expert_input_to_capacity && l_.ep > 1)
       o_.table.push_back({"model.moe.pad_expert_input_to_capacity", "true", "true",
-                          "in training the host waits for no numbers of rows"});
+                          "in training the host does not wait for the numbers of rows"});
   }
 
  private:
@@ -165,8 +166,8 @@ class ExchangeResolver {
   std::string alone_text() const {
     const bool chunks = o_.moe_dispatch_chunks > 1;
     if (o_.shared_expert_overlap && chunks)
-      return "both ways hide behind the shared expert, and all but the first chunk's and the last "
-             "one's way back behind other chunks";
+      return "both ways hide behind the shared expert, and also behind other chunks, except the "
+             "first chunk's way to the experts and the last one's way back";
     if (o_.shared_expert_overlap) return "both ways hide behind the shared expert";
     if (chunks && shared_expert())
       return "all but the first chunk hide behind other chunks, and the last one's way back behind "
@@ -176,7 +177,7 @@ class ExchangeResolver {
              "chunks";
     if (shared_expert())
       return "their way back hides behind the shared expert's forward, and in backward behind "
-             "weight gradients of the experts; their way there is waited for";
+             "weight gradients of the experts; their way to the experts is waited for";
     return "their way back in backward hides behind weight gradients of the experts, and all else "
            "is waited for";
   }

@@ -87,7 +87,7 @@ class Resolver {
                all({group,
                     {!fsdp2, "fsdp2 gathers by its own prefetch depths"},
                     {shard_level(r_) >= ShardLevel::optimizer,
-                     "nothing is gathered, for the optimizer is not sharded"},
+                     "nothing is gathered because the optimizer is not sharded"},
                     {o_.overlap_grad_reduce, "it needs overlap_grad_reduce, which is off"}},
                    "the optimizer is sharded"));
     o_.overlap_param_gather_with_optimizer_step = decide(
@@ -189,8 +189,9 @@ class Resolver {
     std::string text;
     const auto add = [&](ContextMethod type, const char* what) {
       if (!any_layer([&](ContextMethod t) { return t == type; })) return;
-      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", enum_name(type),
-                          can_hide(type) ? what : "all is waited for, a rank has one kv head");
+      text += fmt::format(
+          "{}{}: {}", text.empty() ? "" : "; ", enum_name(type),
+          can_hide(type) ? what : "every exchange is waited for, since a rank has one kv head");
     };
     add(ContextMethod::p2p, "keys and values travel during attention");
     add(ContextMethod::all_gather,
@@ -215,7 +216,7 @@ class Resolver {
     o_.delay_wgrad_compute = decide(
         "comm_overlap.delay_wgrad_compute", c.delay_wgrad_compute,
         all({{o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b || !pairs_are_idle(),
-              "what it belongs to is off, for a size leaves it idle", Off::idle},
+              "the feature that it belongs to is off: a size leaves it nothing to hide", Off::idle},
              {o_.overlap_moe_expert_parallel_comm || o_.fine_grained_1f1b,
               "it needs overlap_moe_expert_parallel_comm or fine_grained_1f1b"}},
             "weight gradients follow the input gradients"));
@@ -226,7 +227,7 @@ class Resolver {
     const auto& p = r_.distributed.pipeline;
     const int64_t held = deferred_outputs(r_, l_);
     return all({{l_.pp > 1, "there is no pipeline (pp_size 1)", Off::idle},
-                {!p.pp_schedule_csv, "a schedule from a file says itself what runs when"},
+                {!p.pp_schedule_csv, "a schedule from a file decides when each action runs"},
                 {!schedule::schedule_kind(p.pp_schedule).v,
                  fmt::format("{} has the output layer on the first rank, which is busy to the "
                              "end",

@@ -158,10 +158,10 @@ std::string delayed_text(const Recipe& r, const Layout& l, const Choice& c) {
   const int64_t layers = cfg.overlap_p2p_wgrad_delayed_layer_number;
   const bool delays = asks_for_fine_grained(cfg) || cfg.fine_grained_1f1b.value_or(false);
   if (!delays || l.stages_per_rank == 1 || !(c.in_attention() || whole)) return "";
-  return layers == 1 ? "; not in a stage's first layer, where it waits for the gradient's sending"
+  return layers == 1 ? "; not in a stage's first layer, where it waits until the gradient is sent"
                      : fmt::format(
-                           "; not in a stage's first {} layers, where it waits for the "
-                           "gradient's sending",
+                           "; not in a stage's first {} layers, where it waits until the "
+                           "gradient is sent",
                            layers);
 }
 
@@ -190,15 +190,14 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
     apply_switches(cfg, c);
     choose_chunks(l, rows, c);
     if (c.is_wgrad() && c.on && splits_backward(r, l))
-      c.off("the schedule puts weight gradients off, and nothing is left beside the scatter",
-            Off::idle);
+      c.off("the schedule delays weight gradients, so no GEMM runs beside the scatter", Off::idle);
     // kGemmKeys lists a GEMM's dgrad before its wgrad, so dgrad is decided already.
     if (c.is_wgrad() && c.on && overlap.tp_gemm_overlap.at(c.key.gemm, Pass::dgrad).chunked())
       c.off("the GEMM of the input gradient scatters its own result", Off::contradicts);
     if (c.on && c.why.empty()) c.why = hidden_text(c);
     if (c.is_wgrad() && c.on) c.why += delayed_text(r, l, c);
     const std::string no_aggregate = drop_aggregate(l, c);
-    if (c.on && c.gemm.fp8_buf) c.why += "; without fp8_buf: what travels is bf16";
+    if (c.on && c.gemm.fp8_buf) c.why += "; without fp8_buf: messages are bf16";
     if (c.on)
       overlap.tp_gemm_overlap.at(c.key.gemm, c.key.pass) = {gemm_method(c.gemm.method),
                                                             c.gemm.num_splits, c.gemm.aggregate};

@@ -157,7 +157,7 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
   const Overrides bubbles{"distributed.pp_size=2", "distributed.tp_size=2",
                           "distributed.pipeline.pp_schedule=zero_bubble"};
   CHECK_THAT(row(bubbles, "fc1_wgrad"),
-             Contains("auto | none | the schedule puts weight gradients"));
+             Contains("auto | none | the schedule delays weight gradients"));
   // Too short to be split, unless asked for by name.
   const Overrides shorter{"dataset.seq_length=128"};
   CHECK_THAT(row(shorter, "qkv_fprop"), Contains("auto | none | 128 rows make 4 chunks of 32"));
