@@ -34,7 +34,7 @@ void resolve_cheap_recompute(const recipe::Recipe& r, RunPlan& plan) {
   const auto say = [&](const char* what, const std::string& why) {
     plan.text.recompute += fmt::format("; outputs of norms and activations {}{}", what, why);
   };
-  if (plan.model.vocab == 0) {  // the memory is not known yet, and nothing is trained by this plan
+  if (plan.model.vocab == 0) {  // the memory is not known yet, and this plan trains nothing
     plan.recompute.cheap = asked.value_or(true);
     return;
   }

@@ -44,7 +44,7 @@ void choose_device(const Machine& machine, int64_t world, Recipe& r, Diagnostics
         "train.device",
         fmt::format("cpu, because the {} ranks of this host have {} GPU{}", machine.ranks_per_host,
                     machine.gpus, machine.gpus == 1 ? "" : "s"));
-  if (!nccl && (machine.gpus == 0 || asks_for_cpu(r))) return;  // the CPU
+  if (!nccl && (machine.gpus == 0 || asks_for_cpu(r))) return;  // ranks compute on the CPU
   r.train.device = recipe::DeviceChoice::cuda;
   r.origins["train.device"] = recipe::Origin::derived;
   diagnostics.resolved("train.device",
@@ -102,7 +102,7 @@ void choose_schedule(Recipe& r, Diagnostics& diagnostics) {
   const bool section = r.given_section("distributed.pipeline");
   const bool needs_none = r.written_in("distributed.pp_size", "model") ||
                           r.distributed.strategy == recipe::Strategy::megatron_ddp;
-  if (!section && !needs_none) return;  // a rule asks for the section
+  if (!section && !needs_none) return;  // validate_pipeline() asks for the section
   const bool interleaved = layout_of(r, 0).stages_per_rank > 1;
   if (section && !interleaved) return;  // 1f1b is the section's default
   r.sections.insert("distributed.pipeline");

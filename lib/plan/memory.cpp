@@ -248,7 +248,7 @@ class Estimator {
            std::max(layer_.kept_per_token(false), layers_.moe ? layer_.kept_per_token(true) : 0);
   }
 
-  // Rounded logits exist beside those of the output layer.
+  // Bytes of the logits that exist at once. Rounded logits exist beside those of the output layer.
   Count logits() const {
     const Count rounded = plan_.logits_dtype ? Count(dtype_size(*plan_.logits_dtype)) : 0;
     return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * (e_ + rounded);

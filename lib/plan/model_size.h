@@ -1,4 +1,4 @@
-// Counts the parameters of a model by how they spread over ranks, and the FLOPs of a token.
+// Counts the parameters of a model by how they are sharded over ranks, and the FLOPs of a token.
 #pragma once
 #include <algorithm>
 #include <cstdint>

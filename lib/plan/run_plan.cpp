@@ -133,7 +133,7 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
   options.paired_gradient = overlap.overlap_p2p_backward_on_comm_stream ? Gradient::at_once
                             : runs_blocking(with_messages(s), schedule::Blocking::paired_gradients)
                                 ? Gradient::in_order
-                                : Gradient::at_end;  // in large groups
+                                : Gradient::at_end;  // in_order would deadlock
   options.delayed_layers = overlap.overlap_p2p_wgrad_delayed_layer_number;
   options.delay_whole_layers = overlap.overlap_p2p_with_transformer_layer_wgrad;
   return options;

@@ -26,7 +26,7 @@ struct DevicePlan {
 };
 
 struct CommOptions {
-  CommBackend backend = CommBackend::automatic;  // never thread
+  CommBackend backend = CommBackend::automatic;  // never `thread`: ranks are processes
   double timeout_s = 600;
   double link_latency_us = 0, link_gbps = 0;  // an emulated slower link; 0: none
   std::vector<std::string> link_streams;      // streams that use this link; empty: all

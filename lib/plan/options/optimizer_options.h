@@ -22,7 +22,7 @@ struct MuonOptions {
   // sqrt(max(1, out / in)), 0.2 sqrt(max(out, in)), sqrt(max(out, in)), sqrt(out / in).
   enum class Scale { original, match_rms_adamw, spectral, unit_rms_norm };
   Scale scale = Scale::original;
-  double scale_factor = 1;     // times the factor above
+  double scale_factor = 1;     // multiplies the factor above
   bool bf16 = false;           // the Newton-Schulz iteration's GEMMs read bf16; otherwise fp32
   double others_lr_scale = 1;  // the learning rate of AdamW's parameters over that of the matrices
 };

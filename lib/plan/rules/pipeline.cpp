@@ -257,7 +257,7 @@ void check_csv(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   for (const char* other : {"distributed.pipeline.pp_schedule",
                             "distributed.pipeline.microbatch_group_size_per_vp_stage"})
     if (r.given(other)) diagnostics.warn(other, "is ignored because pp_schedule_csv is set");
-  // A device or a pipe may never end.
+  // Reading a device or a pipe might never end.
   std::error_code ignored;
   if (std::filesystem::exists(*path, ignored) &&
       (!std::filesystem::is_regular_file(*path, ignored) ||

@@ -115,7 +115,7 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
 // of these values, the hint names only those.
 std::string use_tp(const Recipe& r, const Layout& l) {
   const auto& m = r.model;
-  constexpr int64_t kMost = 64;  // more ranks hardly share a layer
+  constexpr int64_t kMost = 64;  // larger values are hardly useful
   std::vector<int64_t> sizes, here;
   for (int64_t tp = 2; tp <= std::min(m.num_attention_heads, kMost); ++tp) {
     if (m.num_attention_heads % tp != 0 || m.ffn_size() % tp != 0 ||
@@ -138,7 +138,8 @@ void check_tensor_parallel(const Recipe& r, const Layout& l, Diagnostics& diagno
       m.num_attention_heads % l.tp == 0, {"distributed.tp_size", "model.num_attention_heads"},
       fmt::format("tp_size {} does not divide the {} attention heads", l.tp, m.num_attention_heads),
       use_tp(r, l));
-  // A tp_size that the heads refuse is one mistake, and its hint names sizes that all rules allow.
+  // If tp_size does not divide the heads, only that is reported: its hint names sizes that all
+  // rules allow.
   const bool heads = m.num_attention_heads % l.tp == 0;
   diagnostics.require(
       !heads || m.ffn_size() % l.tp == 0, {"distributed.tp_size", "model.ffn_hidden_size"},

@@ -87,7 +87,7 @@ void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
   note_modules(r, diagnostics);
 }
 
-// A Hugging Face form is made from a checkpoint.
+// The Hugging Face form is made from a checkpoint, so the run must save one.
 void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
   const recipe::CheckpointConfig& c = r.checkpoint;
   const char* field = "checkpoint.save_consolidated";

@@ -18,7 +18,8 @@ std::string divides(int64_t world) {
 
 void check_product(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t product = l.tp * l.pp * l.cp;
-  // A tp_size that the heads refuse is one mistake, and its hint names sizes that the world allows.
+  // If tp_size does not divide the heads, only that is reported: its hint names sizes that the
+  // world allows.
   const bool heads = r.model.num_attention_heads % l.tp == 0;
   diagnostics.require(
       !heads || l.world % product == 0,
@@ -50,7 +51,7 @@ void check_replicate(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
 }
 
 void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  // The dp of a world that the sizes do not divide is not known.
+  // If the sizes do not divide the world, dp is not known.
   if (l.world % (l.tp * l.pp * l.cp) != 0) return;
   const int64_t global = r.train.global_batch_size, chunk = batch_multiple(r, l);
   std::string reason =
