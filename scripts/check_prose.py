@@ -26,7 +26,7 @@ WORDS = 35
 CLEAN = ("README.md", "CONTRIBUTING.md", "CMakeLists.txt", ".clang-tidy", "docs", "recipes", "scripts", "test", "kernels",
          *(f"lib/{name}" for name in ("base", "comm", "data", "device", "generate", "launch", "mesh", "observe", "ops", "optim",
                                       "parallel", "pipeline", "recipe/print", "recipe/schema", "run", "schedule", "storage",
-                                      "tensor")))
+                                      "tensor", "train")))
 # Users read the string literals of these folders.
 MESSAGES = ("lib", "apps")
 # This file and its test quote the words.
