@@ -34,7 +34,7 @@ constexpr const char *kStep = "step", *kFloat8Scales = "fp8_scales", *kUpdates =
 
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder is a copy)";
-constexpr const char* kOwnCheckpoint = "load it as mtrain has saved it";
+constexpr const char* kOwnCheckpoint = "load the checkpoint unchanged, as mtrain saved it";
 
 // Assembles `count` elements of a layout-free tensor. `parts` holds the parts of all
 // tensor-parallel ranks, one after the other. `runs` returns a rank's elements, which start at
@@ -257,9 +257,9 @@ void refuse_other(const storage::SafetensorsReader& file, const std::set<std::st
     if (!used.count(t.name))
       surplus.push_back(t.name);
     else if (!t.dtype || !types.count(*t.dtype))
-      throw UserError(
-          fmt::format("{} is {}, which no checkpoint has there", file.origin(t.name), t.type),
-          kOwnCheckpoint);
+      throw UserError(fmt::format("{} is {}, a type that mtrain does not save there",
+                                  file.origin(t.name), t.type),
+                      kOwnCheckpoint);
   }
   if (surplus.empty()) return;
   constexpr size_t kShown = 3;
@@ -278,8 +278,8 @@ void refuse_other_run(const std::string& recipe, const fs::path& folder,
       plan::resume_differences(saved_recipe(folder), recipe, other_data.has_value()) +
       other_data.value_or("");
   if (differences.empty()) return;
-  throw UserError(fmt::format("{} is of another run:{}", folder.string(), differences),
-                  "a resumed run goes on with the same model and data: give these values as they "
+  throw UserError(fmt::format("{} belongs to a different run:{}", folder.string(), differences),
+                  "a resumed run continues with the same model and data: set these values as they "
                   "were saved, or start a new run with checkpoint.load unset");
 }
 
@@ -427,9 +427,9 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& re
                                  const std::optional<std::string>& other_data) {
   const auto whole = storage::complete_checkpoint(folder);
   if (!whole || !read_state(folder).contains(kStep))
-    throw UserError(fmt::format("{} has weights, and no training to go on with", folder.string()),
-                    "leave checkpoint.load out, and name the Hugging Face folder from which it was "
-                    "imported as model.from");
+    throw UserError(fmt::format("{} has weights, but no training to continue", folder.string()),
+                    "leave checkpoint.load out, and set model.from to the Hugging Face folder from "
+                    "which it was imported");
   refuse_other_run(recipe, folder, other_data);
   const storage::TrainState state = load_model(t, folder);
   load_moments(t, folder);
