@@ -26,8 +26,8 @@ void warn_of_unused_groups(const comm::HostCollectives& control, model::ParamSto
         std::ranges::any_of(all, [&](const std::string& rank) { return rank[i] == '1'; });
     if (!used && control.rank() == 0)
       log::warn(fmt::format(
-          "optimizer.groups: group `{}` decides for no parameter: none has a name that it matches, "
-          "or earlier groups match them all; checkpoints list the names",
+          "optimizer.groups: group `{}` applies to no parameter: it matches none of their names, "
+          "or earlier groups match these parameters; checkpoints list the names",
           options.groups[i].match));
   }
 }

@@ -79,12 +79,12 @@ void Diagnosis::explain(int64_t step) {
     leave_to_finder(found, step);
   }
   if (found.what.empty())
-    found.what = "the sum of squares of the gradients, all of which are finite by themselves";
+    found.what = "the sum of squares of the gradients; each gradient by itself is finite";
   throw RunError(
       fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step,
                   found.what),
       "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or resume from the last checkpoint "
-      "with another dataset.seed; parameters were not updated by this step");
+      "with a different dataset.seed; parameters were not updated by this step");
 }
 
 }  // namespace mtrain::train
