@@ -26,7 +26,7 @@ WORDS = 35
 CLEAN = ("README.md", "CONTRIBUTING.md", "CMakeLists.txt", ".clang-tidy", "docs", "recipes", "scripts", "test", "kernels",
          *(f"lib/{name}" for name in ("base", "checkpoint", "comm", "data", "device", "generate", "launch", "mesh", "observe",
                                       "ops", "optim", "parallel", "pipeline", "recipe/print", "recipe/schema", "run",
-                                      "schedule", "storage", "tensor", "train")))
+                                      "schedule", "spec", "storage", "tensor", "train")))
 # Users read the string literals of these folders.
 MESSAGES = ("lib", "apps")
 # This file and its test quote the words.
