@@ -16,7 +16,7 @@ namespace mtrain {
 
 namespace {
 
-// torchrun's default ports: of an endpoint without a port, and of --master_addr on several hosts.
+// torchrun's default ports: for an endpoint without a port, and for --master_addr on several hosts.
 constexpr uint16_t kEndpointPort = 29400, kMasterPort = 29500;
 
 // The values of the options as the user wrote them.
@@ -31,7 +31,7 @@ struct Words {
   bool standalone = false, no_python = false, module = false, run_path = false;
 };
 
-// Adds an option under both of torchrun's spellings, with its variable.
+// Adds an option under both of torchrun's spellings, with its environment variable.
 template <class T>
 CLI::Option* add(CLI::App& app, const std::string& dashes, T& to, const std::string& help,
                  const std::string& short_name = "") {

@@ -79,7 +79,7 @@ std::vector<schedule::StageParts> stages_of(const ScheduleOptions& o, schedule::
   return all;
 }
 
-// Returns the parts of each stage's passes; none without exchanges.
+// Returns the parts of each stage's passes; an empty list without exchanges.
 std::vector<schedule::StageParts> stage_parts_of(const ScheduleOptions& o, int64_t stages) {
   if (o.parts.empty() && o.exchange == 0) return {};
   const schedule::StageCost& c = o.costs.stages[0];
@@ -91,8 +91,9 @@ std::vector<schedule::StageParts> stage_parts_of(const ScheduleOptions& o, int64
   return stages_of(o, costs, stages);
 }
 
-// The order gives a weight gradient a separate step if its estimated cost is above 0. The same is
-// done for the measured times: other weight gradients are added to the cost of their part.
+// The order of a pair gives a weight gradient a separate step if its estimated cost is above 0. The
+// measured times must have the same steps. Other weight gradients are therefore added to the cost
+// of their part.
 void take_steps_of(const std::vector<schedule::PairPart>& estimates,
                    std::vector<schedule::PairPart>& parts) {
   constexpr double kNoTime = 1e-12;
