@@ -124,7 +124,7 @@ constexpr OtherOption kOtherOptions[] = {
     {"mtrain data build", "--log-interval", "leave it out: progress is shown on a terminal"},
     {"mtrain generate", "--max-new-tokens", "did you mean --tokens?"},
     {"mtrain generate", "--max-tokens", "did you mean --tokens?"},
-    {"mtrain generate", "--max-length", "did you mean --tokens? it counts the added tokens alone"},
+    {"mtrain generate", "--max-length", "did you mean --tokens? it counts only the added tokens"},
     {"mtrain generate", "--length", "did you mean --tokens?"},
     {"mtrain export", "--model", "write mtrain export hf RUN --output FOLDER"},
     {"mtrain export hf", "--model", "write mtrain export hf RUN --output FOLDER"},

@@ -80,7 +80,7 @@ TrainOptions read_train_options(const std::vector<std::string>& words) {
 
 void check_train_options(const TrainOptions& o) {
   if (o.world_size && o.runs())
-    throw UserError("--world-size plans for a world, it does not start one",
+    throw UserError("--world-size sets the ranks to plan for, but starts none",
                     "add --dry-run or --print-recipe, or start ranks with a launcher");
 }
 

@@ -117,9 +117,9 @@ std::vector<std::string> usable_gpus() {
 std::string unsaved_after(const plan::FolderOptions& folders) {
   try {
     if (const auto newest = storage::find_latest(folders.checkpoint_dir))
-      return fmt::format("the last whole checkpoint is {}; later steps are not saved",
+      return fmt::format("the last complete checkpoint is {}; later steps are not saved",
                          newest->path.string());
-    return folders.checkpoint_dir + " has no whole checkpoint: no step is saved";
+    return folders.checkpoint_dir + " has no complete checkpoint: no step is saved";
   } catch (const std::exception& e) {
     return fmt::format("{} cannot be read: {}", folders.checkpoint_dir, e.what());
   }
@@ -140,7 +140,8 @@ void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
   for (const auto& [name, value] : run_plan.device.environment) env.emplace(name, value);
   for (const auto& [name, value] : env)
     if (const char* own = std::getenv(name.c_str()); own && own != value)
-      print_warning("mtrain-launch", name + " of the environment wins over the recipe's value");
+      print_warning("mtrain-launch",
+                    fmt::format("the environment's value of {} overrides the recipe's", name));
   o.environment = std::move(env);
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
 }

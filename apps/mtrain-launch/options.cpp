@@ -133,10 +133,10 @@ void refuse(const Words& w) {
                     "mtrain-launch ... python3 -m module runs one as a program");
   if (!w.backend.empty() && w.backend != "c10d" && w.backend != "static")
     throw UserError(
-        fmt::format("--rdzv_backend={}: ranks meet at rank 0's own address alone", w.backend),
-        "c10d and static mean that");
+        fmt::format("--rdzv_backend={}: ranks can only meet at rank 0's own address", w.backend),
+        "use c10d or static, which mean this");
   if (!w.numa.empty())
-    throw UserError("--numa_binding: ranks are not bound to parts of the host",
+    throw UserError("--numa_binding: mtrain-launch does not bind ranks to NUMA nodes",
                     "start mtrain-launch under numactl or taskset");
   if (!w.event_log.empty() && w.event_log != "null")
     throw UserError(fmt::format("--event_log_handler={}: no such handler", w.event_log),
@@ -228,12 +228,12 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
   if (given && is_loopback(a.master_addr) &&
       !is_loopback(launch::parse_host("--local_addr", w.local_addr)))
     throw UserError(
-        fmt::format("{} is each of the {} hosts itself, so that they would never meet",
-                    a.master_addr, a.nodes),
-        "give --master_addr the name or address by which all hosts reach host 0; for a trial with "
-        "all launchers on one machine add --local_addr=127.0.0.1");
+        fmt::format("{} means each of the {} hosts itself, so they would never meet", a.master_addr,
+                    a.nodes),
+        "set --master_addr to the name or address by which all hosts reach host 0; to try it with "
+        "all launchers on one machine, add --local_addr=127.0.0.1");
   if (a.master_port == 0 || a.master_addr == "localhost")
-    throw UserError("the ranks of several hosts need an address at which they meet",
+    throw UserError("the ranks of several hosts need a common address to meet",
                     "give --master_addr and --master_port, the same on every host; port 0 is for "
                     "one host");
   // torchrun numbers hosts itself, or treats each of them as host 0.

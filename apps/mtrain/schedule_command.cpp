@@ -354,7 +354,7 @@ void add_schedule_command(CLI::App& app) {
     for (const CLI::Option* option : of_exchanges)
       if (option->count() > 0 && o->parts.empty() && o->exchange == 0)
         throw UserError(fmt::format("{} needs --exchange or --part", option->get_name()),
-                        "give the experts' exchanges a time, such as --exchange 0.3");
+                        "set a time of the experts' exchanges, such as --exchange 0.3");
     show_schedule(*o);
   });
 }

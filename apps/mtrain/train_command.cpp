@@ -51,7 +51,7 @@ int64_t vocabulary_of_plan(const Recipe& r) {
   try {
     return train::vocabulary(plan::tokenizer_options(r));
   } catch (const UserError& e) {
-    throw UserError(e.message(), "give model.vocab_size, and the plan needs no file" +
+    throw UserError(e.message(), "set model.vocab_size: the plan then needs no tokenizer" +
                                      (e.hint().empty() ? "" : "; or " + e.hint()));
   }
 }
@@ -143,13 +143,14 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
   for (const auto& [name, value] : variables)
     if (const char* own = std::getenv(name.c_str());
         warns && own && own != value && !std::getenv(kEntered))
-      log::warn(fmt::format("{} of the environment wins over launch.env's value", name));
+      log::warn(fmt::format("the environment's value of {} overrides launch.env's", name));
   for (const auto& [name, value] : variables) missing = missing || !std::getenv(name.c_str());
   if (!missing || std::getenv(kEntered)) return;
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
   setenv(kEntered, "1", 1);
   execv("/proc/self/exe", argv);
-  throw RunError(fmt::format("cannot start again with launch.env: {}", std::strerror(errno)));
+  throw RunError(
+      fmt::format("cannot restart with the variables of launch.env: {}", std::strerror(errno)));
 }
 
 void run_train(const TrainOptions& o, char** argv) {
