@@ -23,7 +23,7 @@ from check_files import CPP, Report, Tree, is_in
 
 WORDS = 35
 # The folders and files that are clean today. The aim is the full tree; add a folder when it has no finding left.
-CLEAN = ("README.md", "CONTRIBUTING.md", "CMakeLists.txt", ".clang-tidy", "docs", "recipes", "scripts", "test", "kernels",
+CLEAN = ("README.md", "CONTRIBUTING.md", "CMakeLists.txt", ".clang-tidy", "docs", "recipes", "scripts", "test", "kernels", "apps",
          *(f"lib/{name}" for name in ("base", "checkpoint", "comm", "data", "device", "generate", "launch", "mesh", "observe",
                                       "ops", "optim", "parallel", "pipeline", "recipe/print", "recipe/schema", "run",
                                       "schedule", "spec", "storage", "tensor", "train")))

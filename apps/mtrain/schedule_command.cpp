@@ -347,7 +347,7 @@ void add_schedule_command(CLI::App& app) {
   command->add_flag("--actions", o->actions, "all actions of each rank, sends and receives too");
   command->add_option("--svg", o->svg,
                       "write a picture to this file; its rows wrap at a width of 1600 pixels");
-  command->add_option("--html", o->html, "write a page to this file, with a picture to zoom");
+  command->add_option("--html", o->html, "write an HTML page with a picture to zoom to this file");
   command->add_option("--columns", o->columns, "width of the text; 0: do not wrap")
       ->check(whole_number_from(0, 1 << 20));
   command->callback([o, of_exchanges] {
