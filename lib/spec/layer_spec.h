@@ -13,7 +13,7 @@
 namespace mtrain::spec {
 
 struct Rotary {
-  int64_t dims = 0;  // how many elements of a head are rotated, the first ones; 0: none
+  int64_t dims = 0;  // the first `dims` elements of a head are rotated; 0: none
   double base = 10000;
   RopeScaling scaling = {};
 

@@ -32,7 +32,7 @@ class RouterState {
  private:
   const spec::ModelSpec model_;
   Tensor bias_LE_, fraction_LE_;
-  // Whether a batch has been counted. Before the first one all fractions are 0, and never later.
+  // Whether a batch has been counted. Before the first one all fractions are 0; later some are not.
   bool has_fraction_ = false;
 };
 

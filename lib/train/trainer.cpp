@@ -93,7 +93,7 @@ void Trainer::finish_grads() {
 
 void Trainer::sum_losses(const Tensor& losses) {
   const bool experts = plan_.model.experts();
-  // Each rank of sequence parallelism has routed its own tokens.
+  // Under sequence parallelism each tensor-parallel rank has routed only its own tokens.
   if (experts && impls_.tensor->sequence()) impls_.tensor->sum(experts_.sums_LS);
   for (const Tensor& found : {losses, experts ? experts_.sums_LS : Tensor()}) {
     if (!found) continue;
@@ -127,7 +127,8 @@ std::optional<ExpertStats> Trainer::end_experts_step(bool finite) {
   const auto losses = experts_.loss_2.to_host<double>(compute_);
   ExpertStats stats =
       expert_loads(sums, plan_.model.layer_count(), experts->count, plan_.layout.ep);
-  // Ranks that share samples have each added the losses of all their tokens.
+  // Every context-parallel rank has added the losses of all tokens of its samples, so the sums
+  // contain each loss share_.ranks times.
   const double added = double(global_micro_batches() * share_.ranks);
   stats.balance_loss = losses[0] / added, stats.z_loss = losses[1] / added;
   stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait_).count();

@@ -1,5 +1,5 @@
-// One rank's training: model, optimizer, data, and the training step. The code for logging, for
-// the times of evaluation and for checkpoints is in lib/run.
+// One rank's training: model, optimizer, data, and the training step. lib/run decides when to log,
+// to evaluate and to save a checkpoint.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -32,7 +32,7 @@ struct StepStats {
   double loss = 0;      // nats per unmasked token, mean over the global batch
   float grad_norm = 0;  // before clipping
   float lr = 0;
-  double loss_scale = 1;    // of this step
+  double loss_scale = 1;    // the scale that this step used
   bool overflowed = false;  // fp16 gradients overflowed, and nothing was updated
   int64_t tokens = 0;       // tokens of the global batch, masked ones included
   // The length of a token's document, as a mean over the tokens of this data-parallel rank. It is
@@ -71,7 +71,7 @@ class Trainer {
   // Returns the validation loss in nats per unmasked token, over all ranks' batches.
   double evaluate(const data::ValidationLoader& batches);
   // Sets weights outside of a step. `write` sets those that this rank owns
-  // (ParamStore::set_master). All ranks call it.
+  // (ParamStore::set_master). All ranks must call it.
   void change_weights(const std::function<void()>& write);
 
   int64_t steps_done() const { return step_; }
@@ -115,7 +115,7 @@ class Trainer {
                            bool finishes_step = true);
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
   Tensor zero_losses();
-  int64_t global_micro_batches() const;  // of all ranks, in a step
+  int64_t global_micro_batches() const;  // micro-batches of a step on all data-parallel ranks
   model::ExpertsOfStep experts_of_step(const Tensor& loss_2);
   // Reduce the gradients and losses of a step over all ranks, to those of the global batch.
   void finish_grads();
