@@ -24,7 +24,7 @@ std::string join(const std::vector<std::string>& words, const char* between = ",
   return text;
 }
 
-// Returns the command that the words have selected: `data build`, or the program itself.
+// Returns the command that the command line has selected: `data build`, or the program itself.
 const CLI::App& reached(const CLI::App& app) {
   const auto commands = app.get_subcommands();
   return commands.empty() ? app : reached(*commands.back());
@@ -51,7 +51,8 @@ std::vector<std::string> commands_of(const CLI::App& command) {
   return names;
 }
 
-// Returns the option that a text of CLI11 mentions: the one with the longest name in it.
+// Returns the option that an error text of CLI11 mentions. If the text contains several names, the
+// longest one counts.
 const CLI::Option* option_in(const CLI::App& app, const std::string& text) {
   const CLI::Option* found = nullptr;
   for (const CLI::App* command = &reached(app); command; command = command->get_parent())
@@ -123,7 +124,7 @@ constexpr OtherOption kOtherOptions[] = {
     {"mtrain data build", "--log-interval", "leave it out: progress is shown on a terminal"},
     {"mtrain generate", "--max-new-tokens", "did you mean --tokens?"},
     {"mtrain generate", "--max-tokens", "did you mean --tokens?"},
-    {"mtrain generate", "--max-length", "did you mean --tokens? it counts the added tokens alone"},
+    {"mtrain generate", "--max-length", "did you mean --tokens? it counts only the added tokens"},
     {"mtrain generate", "--length", "did you mean --tokens?"},
     {"mtrain export", "--model", "write mtrain export hf RUN --output FOLDER"},
     {"mtrain export hf", "--model", "write mtrain export hf RUN --output FOLDER"},
@@ -192,7 +193,8 @@ UserError wrong_value(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::Option* option = option_in(app, text);
   if (!option) return UserError("the command line cannot be read", help_of(reached(app)));
   const std::string name = option->get_name(), prefix = name + ": ";
-  // First the messages of this file's checks; then the type of a value without a check.
+  // Errors of this file's checks have a message. Other errors are about the number or the type of
+  // the values.
   const CLI::App& command = reached(app);
   const auto write = [&](const std::string& value) {
     return fmt::format("write {}{}", option->get_positional() ? "" : name + " ", value);

@@ -26,7 +26,7 @@ CLI::Validator whole_number_from(int64_t least, int64_t most, int64_t example = 
 // Checks that an option is one of the words.
 CLI::Validator one_of(std::vector<std::string> words);
 
-// Returns the value of this name; one_of() has checked the word.
+// Returns the value that belongs to `word`. one_of() must have checked the word.
 template <class E>
 E pick(const std::string& word, std::initializer_list<std::pair<const char*, E>> names) {
   for (const auto& [name, value] : names)

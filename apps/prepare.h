@@ -1,5 +1,5 @@
-// What a training needs before any rank starts: the recipe, loaded and checked. mtrain-launch does
-// it once for all ranks of a host, and each rank again for itself.
+// Loads and checks the recipe of a training. mtrain-launch does this once for all ranks of a host,
+// before they start. Each rank repeats it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,27 +10,27 @@
 
 namespace mtrain {
 
-// Who prepares the training, and where.
+// Who prepares the training, and on which machine.
 struct Preparation {
-  int64_t ranks = 1;  // of the job
+  int64_t ranks = 1;  // ranks of the job
   plan::Machine machine = {};
   bool launched = false;     // a launcher starts the ranks
-  bool restarted = false;    // it has started them before
-  bool finds_files = false;  // this host's files are those of all ranks, and may be looked for now
+  bool restarted = false;    // the launcher has started the ranks before
+  bool finds_files = false;  // check the files now; all ranks use those of this host
 };
 
 struct Prepared {
   Recipe recipe;
   int64_t world = 1;        // ranks to plan for; 0: the fewest that the sizes allow
   std::string saved_model;  // what interchange::continued_model() returned
-  Diagnostics diagnostics;  // without an error
+  Diagnostics diagnostics;  // contains no error
 };
 
-// Returns the folders in which the ready recipes lie.
+// Returns the folders that contain the ready recipes.
 std::vector<std::string> folders_of_recipes();
 
-// Loads the recipe and checks it against the machine, against what is built and, if they may be
-// looked for, against the files that it names. Throws all mistakes as one UserError.
+// Loads the recipe and checks it against the machine and the supported features. If `finds_files`,
+// it also checks the files that the recipe names. Throws one UserError with all mistakes.
 Prepared prepare(const TrainOptions& options, const Preparation& preparation);
 
 }  // namespace mtrain

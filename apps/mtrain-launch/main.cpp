@@ -65,8 +65,8 @@ void refuse_script(const std::string& launcher, const std::vector<std::string>& 
                          : fmt::format("write {} python3{}", launcher, words));
 }
 
-// Whether the words are a training's, rather than a program and its arguments. A program of the
-// name of a ready recipe has to be named by its path.
+// Whether the words are the command line of a training, rather than a program and its arguments. A
+// program with the same name as a ready recipe must be given by its path.
 bool are_arguments(const std::vector<std::string>& words) {
   const std::string& first = words.front();
   if (first.ends_with(".yaml") || first.ends_with(".yml")) return true;
@@ -74,7 +74,8 @@ bool are_arguments(const std::vector<std::string>& words) {
          recipe::begins_training(words, folders_of_recipes());
 }
 
-// `mtrain-launch ... r.yaml a.b=c` and `... mtrain --recipe r.yaml a.b=c` mean the same.
+// Returns the command that each rank runs. `mtrain-launch ... r.yaml a.b=c` means the same as
+// `mtrain-launch ... mtrain --recipe r.yaml a.b=c`.
 std::vector<std::string> command_of(std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   if (rest.empty())
@@ -87,14 +88,14 @@ std::vector<std::string> command_of(std::vector<std::string> rest) {
   return rest;
 }
 
-// Returns the options of an mtrain command that trains; none for another command, or one that only
-// asks for help. `launcher` is how this program was called, for messages.
+// Returns the options of an mtrain command that trains; none for any other command, or for one that
+// only prints help. `launcher` is this program's part of the command line, for messages.
 std::optional<TrainOptions> training_of(const std::vector<std::string>& command,
                                         const std::string& launcher) {
   const std::vector<std::string> given{command.begin() + 1, command.end()};
   const auto folders = folders_of_recipes();
   if (!recipe::begins_training(given, folders)) return std::nullopt;
-  recipe::refuse_misplaced(given, folders, launcher);  // train_words() knows no launcher's options
+  recipe::refuse_misplaced(given, folders, launcher);  // train_words() does not know its options
   std::vector<std::string> words = recipe::train_words(given, folders);
   if (std::ranges::any_of(words, [](const std::string& word) {
         return word == "--help" || word == "-h" || word == "--version";
@@ -112,20 +113,20 @@ std::vector<std::string> usable_gpus() {
   return cuda.empty() ? std::vector<std::string>() : launch::visible_gpus();
 }
 
-// Returns a line about what a job that ends now has not saved.
+// Returns a line about the steps that are lost if the job ends now.
 std::string unsaved_after(const plan::FolderOptions& folders) {
   try {
     if (const auto newest = storage::find_latest(folders.checkpoint_dir))
-      return fmt::format("the last whole checkpoint is {}; later steps are not saved",
+      return fmt::format("the last complete checkpoint is {}; later steps are not saved",
                          newest->path.string());
-    return folders.checkpoint_dir + " has no whole checkpoint: no step is saved";
+    return folders.checkpoint_dir + " has no complete checkpoint: no step is saved";
   } catch (const std::exception& e) {
     return fmt::format("{} cannot be read: {}", folders.checkpoint_dir, e.what());
   }
 }
 
-// Checks the recipe, so that its mistakes are told once, before any rank starts. Sets the variables
-// of the ranks' environment: launch.env, and those that must be set before a rank's process begins.
+// Checks the recipe, and reports its mistakes once, before any rank starts. Sets the environment
+// variables of the ranks: launch.env, and those that must be set before a rank's process begins.
 void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
   const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
   const Prepared ready =
@@ -139,12 +140,14 @@ void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
   for (const auto& [name, value] : run_plan.device.environment) env.emplace(name, value);
   for (const auto& [name, value] : env)
     if (const char* own = std::getenv(name.c_str()); own && own != value)
-      print_warning("mtrain-launch", name + " of the environment wins over the recipe's value");
+      print_warning("mtrain-launch",
+                    fmt::format("the environment's value of {} overrides the recipe's", name));
   o.environment = std::move(env);
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
 }
 
-// Returns the command that continues the job; without the values of variables, which ranks print.
+// Returns the command that continues the job. Ranks print it, so it omits the values of their
+// environment variables.
 std::string continue_command(const launch::AgentOptions& o, int argc, char** argv) {
   const std::vector<std::string> words(argv, argv + argc);
   return launch::continue_command(recipe::without_secrets(words)) +

@@ -16,7 +16,7 @@ namespace mtrain {
 
 namespace {
 
-// torchrun's default ports: of an endpoint without a port, and of --master_addr on several hosts.
+// torchrun's default ports: for an endpoint without a port, and for --master_addr on several hosts.
 constexpr uint16_t kEndpointPort = 29400, kMasterPort = 29500;
 
 // The values of the options as the user wrote them.
@@ -31,7 +31,7 @@ struct Words {
   bool standalone = false, no_python = false, module = false, run_path = false;
 };
 
-// Adds an option under both of torchrun's spellings, with its variable.
+// Adds an option under both of torchrun's spellings, with its environment variable.
 template <class T>
 CLI::Option* add(CLI::App& app, const std::string& dashes, T& to, const std::string& help,
                  const std::string& short_name = "") {
@@ -62,43 +62,45 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
       ->check(whole_number_from(0, 65535, 29500).description(""))
       ->group(group);
   add(app, "rdzv-endpoint", w.endpoint,
-      "the same in one: host, host:port or [::1]:port; without a port 29400; port 0: a free one")
+      "address and port in one option: host, host:port or [::1]:port; the default port is 29400; "
+      "port 0: a free one")
       ->group(group);
-  add(app, "rdzv-backend", w.backend, "c10d or static: both meet at the address above")
+  add(app, "rdzv-backend", w.backend,
+      "c10d or static: with both, the ranks meet at the address above")
       ->group(group);
   add(app, "rdzv-id", w.id, "name of the job, which ranks see as TORCHELASTIC_RUN_ID")
       ->group(group);
   add(app, "rdzv-conf", w.config, "key=value,...; rank=N numbers this host")->group(group);
   add(app, "standalone", w.standalone, "one host, a free port (the default)")->group(group);
   add(app, "token-file", w.token_file,
-      "file of 64 hexadecimal digits, the same on every host, by which the ranks know each other "
-      "(or MTRAIN_TOKEN); by default ranks of several hosts share one through the run folder")
+      "file of 64 hexadecimal digits, the same on every host, with which the ranks authenticate "
+      "each other (or MTRAIN_TOKEN); by default the hosts share one through the run folder")
       ->type_name("FILE")
       ->group(group);
   add(app, "local-addr", w.local_addr,
-      "address of this host; on host 0 the default of --master_addr; 127.0.0.1: all hosts are this "
-      "machine, for a trial")
+      "address of this host; on host 0 the default of --master_addr; 127.0.0.1: for a test, all "
+      "hosts are this machine")
       ->group(group);
 }
 
 void add_watching(CLI::App& app, Words& w) {
   add(app, "max-restarts", w.max_restarts,
-      "start all ranks again after a failure: from the newest checkpoint that the run has saved, "
-      "or else from where the run began; waits 1 s, then twice as long each time, at most 30 s")
+      "restart all ranks after a failure, at most this often: from the newest checkpoint that the "
+      "run has saved, or else from where the run began; waits 1 s, then twice as long each time, "
+      "at most 30 s")
       ->check(whole_number_from(0, 1000000))
       ->capture_default_str()
       ->group("Failures");
   const char* group = "Output";
   add(app, "log-dir", w.log_dir,
-      "folder for the ranks' output: one folder attempt_N in it for each start, none is "
-      "overwritten. Without --redirects and --tee all ranks' stdout and stderr are written there, "
-      "and printed, too")
+      "folder for the ranks' output, with a new folder attempt_N for each start; nothing is "
+      "overwritten. Without --redirects and --tee, stdout and stderr of all ranks are written "
+      "there and also printed")
       ->group(group);
   add(app, "redirects", w.redirects,
-      "1: stdout into files, 2: stderr, 3: both; 0:3,1:2 for ranks 0 and 1 of this host alone",
-      "-r")
+      "1: stdout into files, 2: stderr, 3: both; 0:3,1:2 only for ranks 0 and 1 of this host", "-r")
       ->group(group);
-  add(app, "tee", w.tee, "the same, and print it on the terminal too", "-t")->group(group);
+  add(app, "tee", w.tee, "like --redirects, and also print the output", "-t")->group(group);
   add(app, "local-ranks-filter", w.shown,
       "ranks of this host whose output is printed, such as 0,2; by default all")
       ->group(group);
@@ -115,7 +117,7 @@ void add_without_effect(CLI::App& app, Words& w) {
       ->check(one_of({"spawn", "fork", "forkserver"}))
       ->group(group);
   add(app, "signals-to-handle", w.signals,
-      "no effect: all signals that ask a job to end are passed on")
+      "no effect: all signals that ask a job to end are passed to the ranks")
       ->group(group);
   add(app, "module", w.module, "refused: ranks are programs, not Python modules", "-m")
       ->group(group);
@@ -133,10 +135,10 @@ void refuse(const Words& w) {
                     "mtrain-launch ... python3 -m module runs one as a program");
   if (!w.backend.empty() && w.backend != "c10d" && w.backend != "static")
     throw UserError(
-        fmt::format("--rdzv_backend={}: ranks meet at rank 0's own address alone", w.backend),
-        "c10d and static mean that");
+        fmt::format("--rdzv_backend={}: ranks can only meet at rank 0's own address", w.backend),
+        "use c10d or static, which mean this");
   if (!w.numa.empty())
-    throw UserError("--numa_binding: ranks are not bound to parts of the host",
+    throw UserError("--numa_binding: mtrain-launch does not bind ranks to NUMA nodes",
                     "start mtrain-launch under numactl or taskset");
   if (!w.event_log.empty() && w.event_log != "null")
     throw UserError(fmt::format("--event_log_handler={}: no such handler", w.event_log),
@@ -228,12 +230,12 @@ void set_meeting_place(const Words& w, LaunchOptions& o) {
   if (given && is_loopback(a.master_addr) &&
       !is_loopback(launch::parse_host("--local_addr", w.local_addr)))
     throw UserError(
-        fmt::format("{} is each of the {} hosts itself, so that they would never meet",
-                    a.master_addr, a.nodes),
-        "give --master_addr the name or address by which all hosts reach host 0; for a trial with "
-        "all launchers on one machine add --local_addr=127.0.0.1");
+        fmt::format("{} means each of the {} hosts itself, so they would never meet", a.master_addr,
+                    a.nodes),
+        "set --master_addr to the name or address by which all hosts reach host 0; to try it with "
+        "all launchers on one machine, add --local_addr=127.0.0.1");
   if (a.master_port == 0 || a.master_addr == "localhost")
-    throw UserError("the ranks of several hosts need an address at which they meet",
+    throw UserError("the ranks of several hosts need a common address to meet",
                     "give --master_addr and --master_port, the same on every host; port 0 is for "
                     "one host");
   // torchrun numbers hosts itself, or treats each of them as host 0.

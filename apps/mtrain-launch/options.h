@@ -15,8 +15,8 @@ struct LaunchOptions {
   std::vector<std::string> warnings;  // about options that have no effect
 };
 
-// Reads the options; for options that are not given, torchrun's variables PET_*. Returns nothing,
-// and sets the exit code, if there is nothing left to do: --help. Throws UserError for unknown
+// Reads the options. An option that is not given is read from torchrun's environment variable
+// PET_*. After --help it sets the exit code and returns nothing. Throws UserError for unknown
 // options and invalid values.
 std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code);
 

@@ -1,5 +1,5 @@
-// Makes the script of shell completion from the commands and the schema of recipes. It is therefore
-// always up to date.
+// Generates the script of shell completion from the commands and the schema of recipes. The script
+// is therefore always up to date.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -187,7 +187,7 @@ std::string setting_values(const char* form) {
   return out;
 }
 
-// Returns the names of the ready recipes, which are found by name.
+// Returns the names of the ready recipes.
 std::string ready_recipes() {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
   std::set<std::string> names;

@@ -17,7 +17,7 @@ namespace mtrain {
 
 namespace {
 
-// Bytes are those of the text: without a tokenizer they are unknown.
+// Bits per byte are omitted if the number of bytes is 0, since no tokenizer is known.
 std::string text_of(const run::Evaluation& e) {
   const bool text = e.bytes > 0;
   return fmt::format(

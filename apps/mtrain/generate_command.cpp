@@ -37,7 +37,7 @@ void read_prompts(Options& o) {
   int64_t number = 0;
   for (std::string_view line : split(read_file(o.prompts_file), '\n')) {
     ++number;
-    if (line.ends_with('\r')) line.remove_suffix(1);  // of a file with Windows line ends
+    if (line.ends_with('\r')) line.remove_suffix(1);  // the file has Windows line ends
     if (line.empty()) continue;
     o.job.prompts.emplace_back(line);
     o.job.names.push_back(fmt::format("the prompt at {}:{}", o.prompts_file, number));
@@ -46,7 +46,7 @@ void read_prompts(Options& o) {
     throw UserError(fmt::format("{} holds no prompt", o.prompts_file), "write one on each line");
 }
 
-// Refuses options that only affect random draws if nothing is drawn.
+// Refuses an empty --stop, and options that have no effect without sampling.
 void refuse_idle(const CLI::App& command, const Options& o) {
   if (std::ranges::count(o.generate.stop, "") > 0)
     throw UserError("--stop is empty, which would end every text at once", "give a string");

@@ -25,7 +25,7 @@ void add_import_command(CLI::App& app) {
     std::vector<std::string> ignore_keys;
     bool dry_run = false;
   };
-  auto* command = app.add_subcommand("import", "import a model of another program");
+  auto* command = app.add_subcommand("import", "import a model from another program");
   command->require_subcommand(1);
   auto* hf = command->add_subcommand("hf", "a Hugging Face folder: config.json and safetensors");
   auto o = std::make_shared<Options>();
@@ -35,8 +35,8 @@ void add_import_command(CLI::App& app) {
                "only list what the folder holds, and every tensor that is missing or unmapped")
       ->excludes(output);
   hf->add_option("--ignore-keys", o->ignore_keys,
-                 "keys of config.json to ignore: unknown to mtrain, and without effect on what the "
-                 "model computes (model.ignore_keys)")
+                 "keys of config.json to ignore: mtrain does not know them, and they do not affect "
+                 "what the model computes (model.ignore_keys)")
       ->delimiter(',');
   for (CLI::App* each : {command, hf})
     set_examples(*each, {"mtrain import hf hf/first --dry-run",

@@ -52,7 +52,8 @@ std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv
 
 int run(int argc, char** argv) {
   CLI::App app("mtrain trains GPT-style language models from a YAML recipe.", "mtrain");
-  app.set_version_flag("--version", mtrain::version_text, "what this build can do");
+  app.set_version_flag("--version", mtrain::version_text,
+                       "print the version and what this build supports");
   mtrain::fit_help(app);
   mtrain::set_examples(
       app, {"mtrain recipes/quickstart.yaml train.steps=100 optimizer.lr=1e-3",

@@ -79,7 +79,7 @@ std::vector<schedule::StageParts> stages_of(const ScheduleOptions& o, schedule::
   return all;
 }
 
-// Returns the parts of each stage's passes; none without exchanges.
+// Returns the parts of each stage's passes; an empty list without exchanges.
 std::vector<schedule::StageParts> stage_parts_of(const ScheduleOptions& o, int64_t stages) {
   if (o.parts.empty() && o.exchange == 0) return {};
   const schedule::StageCost& c = o.costs.stages[0];
@@ -91,8 +91,9 @@ std::vector<schedule::StageParts> stage_parts_of(const ScheduleOptions& o, int64
   return stages_of(o, costs, stages);
 }
 
-// The order gives a weight gradient a separate step if its estimated cost is above 0. The same is
-// done for the measured times: other weight gradients are added to the cost of their part.
+// The order of a pair gives a weight gradient a separate step if its estimated cost is above 0. The
+// measured times must have the same steps. Other weight gradients are therefore added to the cost
+// of their part.
 void take_steps_of(const std::vector<schedule::PairPart>& estimates,
                    std::vector<schedule::PairPart>& parts) {
   constexpr double kNoTime = 1e-12;
@@ -346,14 +347,14 @@ void add_schedule_command(CLI::App& app) {
   command->add_flag("--actions", o->actions, "all actions of each rank, sends and receives too");
   command->add_option("--svg", o->svg,
                       "write a picture to this file; its rows wrap at a width of 1600 pixels");
-  command->add_option("--html", o->html, "write a page to this file, with a picture to zoom");
+  command->add_option("--html", o->html, "write an HTML page with a picture to zoom to this file");
   command->add_option("--columns", o->columns, "width of the text; 0: do not wrap")
       ->check(whole_number_from(0, 1 << 20));
   command->callback([o, of_exchanges] {
     for (const CLI::Option* option : of_exchanges)
       if (option->count() > 0 && o->parts.empty() && o->exchange == 0)
         throw UserError(fmt::format("{} needs --exchange or --part", option->get_name()),
-                        "give the experts' exchanges a time, such as --exchange 0.3");
+                        "set a time of the experts' exchanges, such as --exchange 0.3");
     show_schedule(*o);
   });
 }

@@ -51,19 +51,19 @@ int64_t vocabulary_of_plan(const Recipe& r) {
   try {
     return train::vocabulary(plan::tokenizer_options(r));
   } catch (const UserError& e) {
-    throw UserError(e.message(), "give model.vocab_size, and the plan needs no file" +
+    throw UserError(e.message(), "set model.vocab_size: the plan then needs no tokenizer" +
                                      (e.hint().empty() ? "" : "; or " + e.hint()));
   }
 }
 
-// Makes steps of train.epochs. Reads the index of the data.
+// Converts train.epochs to steps. Reads the index of the data.
 void count_steps(Recipe& r, Diagnostics& diagnostics) {
   if (r.steps_known()) return;
   plan::resolve_epochs(r, train::samples_of_epoch(plan::dataset_options(r)), diagnostics);
   diagnostics.throw_if_errors();
 }
 
-// Does the same for a plan, which needs no data: without them the steps stay unknown.
+// Does the same for a plan if the data exist. A plan needs no data; the steps then stay unknown.
 void count_steps_if_there(Recipe& r, Diagnostics& diagnostics) {
   Diagnostics files;
   plan::check_files(r, files);
@@ -86,7 +86,7 @@ void show_dry_run(const Recipe& r, int64_t world) {
        .device = plan::device_text(r, plan),
        .fit = plan::fit_text(r, plan)});
   std::fputs(report.c_str(), stdout);
-  std::fflush(stdout);  // before what stderr says of it
+  std::fflush(stdout);  // before the warning on stderr
   if (plan::fits(r, plan)) return;
   const std::string why = "the plan does not fit: " + plan::fit_text(r, plan);
   const std::string hint =
@@ -101,9 +101,9 @@ void set_environment(const plan::DevicePlan& device) {
   for (const auto& [name, value] : device.environment) setenv(name.c_str(), value.c_str(), 0);
 }
 
-// Runs the recipe. Its plan is made when the ranks have met and the files may be read: the
-// tokenizer may decide the vocabulary, on which memory depends, and the data decide the steps of
-// train.epochs. `saved` is what continued_model() returned.
+// Runs the recipe. The plan is made after the ranks have connected and the files have been checked,
+// since it may need files. The tokenizer may decide the vocabulary, on which memory depends, and
+// the data decide the steps of train.epochs. `saved` is the result of continued_model().
 void run(const Recipe& r, const std::string& saved, const run::RunOptions& options) {
   const launch::Job& job = options.job;
   const plan::MeetingPlan meeting = plan::meeting_plan(r, job.size);
@@ -115,14 +115,15 @@ void run(const Recipe& r, const std::string& saved, const run::RunOptions& optio
     if (job.rank == 0) tell(diagnostics);
     RunPlan plan =
         plan::make_plan(counted, job.size, train::vocabulary(plan::tokenizer_options(r)));
-    // The recipe that the run saves goes on naming a tokenizer that is lost.
+    // The recipe that the run saves still names a tokenizer whose file is lost.
     plan.dataset.tokenizer = plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
     return plan;
   };
   run::run_training(meeting, make_plan, options);
 }
 
-// Returns the command that continues this run: the launcher's, or this program's if it runs alone.
+// Returns the command that continues this run: the launcher's command line, or this program's if it
+// runs alone.
 std::string continue_command(const launch::Job& job, char** argv) {
   if (const char* command = std::getenv(launch::kContinueVariable)) return command;
   if (job.size > 1) return "";
@@ -131,9 +132,10 @@ std::string continue_command(const launch::Job& job, char** argv) {
   return launch::continue_command(recipe::without_secrets(words));
 }
 
-// Starts this program anew with the recipe's environment variables, unless all of them are set
-// already: by mtrain-launch, or by the user, who wins. Libraries read some of them when they are
-// loaded, before main(). `warns` says whether to name those where the user wins.
+// Restarts this program with the recipe's environment variables, unless all of them are already set
+// by mtrain-launch or by the user. Libraries read some of them when they are loaded, before main().
+// A value that the user has set is kept. If `warns`, a warning names each such variable whose value
+// differs from the recipe's.
 void enter_environment(const std::map<std::string, std::string>& variables, char** argv,
                        bool warns) {
   constexpr const char* kEntered = "MTRAIN_ENVIRONMENT_SET";
@@ -141,21 +143,23 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
   for (const auto& [name, value] : variables)
     if (const char* own = std::getenv(name.c_str());
         warns && own && own != value && !std::getenv(kEntered))
-      log::warn(fmt::format("{} of the environment wins over launch.env's value", name));
+      log::warn(fmt::format("the environment's value of {} overrides launch.env's", name));
   for (const auto& [name, value] : variables) missing = missing || !std::getenv(name.c_str());
   if (!missing || std::getenv(kEntered)) return;
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
   setenv(kEntered, "1", 1);
   execv("/proc/self/exe", argv);
-  throw RunError(fmt::format("cannot start again with launch.env: {}", std::strerror(errno)));
+  throw RunError(
+      fmt::format("cannot restart with the variables of launch.env: {}", std::strerror(errno)));
 }
 
 void run_train(const TrainOptions& o, char** argv) {
   launch::Job job = launch::job_from_environment();
   job.token_file = o.token_file;
-  if (!o.runs() && job.rank != 0) return;  // what ranks would look at is the same for all
-  // Ranks look for their files once they have met: one that ended now would leave the others
-  // waiting for it. mtrain-launch looks before it starts the ranks of a host.
+  if (!o.runs() && job.rank != 0) return;  // the output would be the same for all ranks
+  // In a job of several ranks, each checks the files after all have connected: a rank that ended
+  // before would leave the others waiting for it. In a job on one host, mtrain-launch has already
+  // checked the files before it started the ranks.
   Prepared ready = prepare(o, {.ranks = job.size,
                                .machine = machine_of(job),
                                .launched = job.launched,

@@ -42,7 +42,7 @@ struct Options {
   bool csv = false, log = false, plain = false, once = false, follow = false;
 };
 
-// The runs of a picture, and their data.
+// The runs that are drawn, and their metrics.
 class Watch {
  public:
   Watch(const Options& options, const std::vector<observe::RunFile>& runs)
@@ -68,8 +68,8 @@ class Watch {
   void live() {
     read();
     observe::LiveScreen screen(STDOUT_FILENO);
-    // Whether a run trains is checked before its file is read: the last picture then has its last
-    // records.
+    // find_live() is called before the files are read. The last picture therefore has the last
+    // records of each run.
     for (bool goes_on = true; goes_on; screen.pause(kBetween)) {
       goes_on = find_live() || options_.follow;
       poll();
@@ -100,7 +100,8 @@ class Watch {
   }
 
   void poll() {
-    // A run that starts again renames the file before it makes a new one.
+    // A restarted run renames the file before it creates a new one. The old records stay until
+    // then.
     std::error_code error;
     for (const auto& m : metrics_)
       if (m->empty() || fs::exists(m->stream().path(), error)) m->poll();

@@ -62,7 +62,7 @@ void read_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replic
 void read_model(Stream& stream, model::ParamStore& params,
                 const std::vector<ReplicatedTensor>& replicated, const ValueSource& source,
                 const ReadProgress& progress) {
-  const std::string hint = "give the model's fields as the weights have them";
+  const std::string hint = "set the recipe's model fields to those of the weights";
   const storage::FiniteValues finite(source);
   read_weights(stream, params, finite, hint, progress);
   std::vector<ReplicatedTensor> present;

@@ -25,12 +25,12 @@ class ReadBytes {
   int64_t done_ = 0, total_ = 0;
 };
 
-// Sets this rank's part of all weights, from the tensors of their names. Throws UserError, with
+// Sets this rank's part of all weights from the tensors with the same names. Throws UserError, with
 // `hint`, if a tensor is absent or has a different shape from the full parameter.
 void read_weights(Stream& stream, model::ParamStore& params, const storage::ValueSource& source,
                   const std::string& hint, const ReadProgress& progress = {});
 
-// Sets replicated tensors from the tensors of their names, with the same errors.
+// Sets replicated tensors from the tensors with the same names. Throws the same errors.
 void read_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replicated,
                      const storage::ValueSource& source, const std::string& hint);
 
@@ -42,8 +42,8 @@ void read_model(Stream& stream, model::ParamStore& params,
                 const std::vector<ReplicatedTensor>& replicated, const storage::ValueSource& source,
                 const ReadProgress& progress = {});
 
-// Starts a new training with the weights of `source`, before its first step. Nothing is compared
-// with an earlier run, and moments, positions and random numbers are those of a new run. The
+// Sets the weights of a new training from `source`, before its first step. Compares nothing with an
+// earlier run. Moments, positions in the data and random numbers are those of a new run. The
 // model's other state is zero if the source lacks it. Throws UserError as read_model() does. All
 // ranks must call it, under any layout; each reads its own part.
 void start_from(const CheckpointParts& parts, const storage::ValueSource& source);

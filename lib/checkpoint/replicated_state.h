@@ -1,4 +1,4 @@
-// State beside parameters and moments that every rank has, alike on all of them.
+// State other than parameters and moments that is the same on every rank.
 #pragma once
 #include <string>
 
@@ -9,7 +9,7 @@ namespace mtrain::checkpoint {
 struct ReplicatedTensor {
   std::string name;  // the same under every layout
   Tensor value;      // fp32; loading writes to it
-  bool of_model;     // what the model computes depends on it, as on its weights
+  bool of_model;     // the model's outputs depend on it, as they depend on the weights
 };
 
 }  // namespace mtrain::checkpoint

@@ -34,11 +34,11 @@ constexpr const char *kStep = "step", *kFloat8Scales = "fp8_scales", *kUpdates =
 
 constexpr const char* kOwnRecipe =
     "load it with the recipe it was saved under (recipe.yaml in the checkpoint's folder is a copy)";
-constexpr const char* kOwnCheckpoint = "load it as mtrain has saved it";
+constexpr const char* kOwnCheckpoint = "load the checkpoint unchanged, as mtrain saved it";
 
-// Makes `count` elements of a layout-free tensor from the parts of all ranks of tensor parallelism,
-// which stand in `parts` one after the other. `runs` returns the elements of a rank, and `begin` is
-// where they begin in its part.
+// Assembles `count` elements of a layout-free tensor. `parts` holds the parts of all
+// tensor-parallel ranks, one after the other. `runs` returns a rank's elements, which start at
+// `begin` in its part.
 Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& parts, int64_t begin,
                 int64_t count,
                 const std::function<std::vector<model::ElementRun>(int rank)>& runs) {
@@ -60,8 +60,8 @@ Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& parts, 
   return whole.view({count});
 }
 
-// Returns, for each parameter of the whole model, the first rank that has it; that rank saves it.
-// All ranks call it.
+// Returns the first rank that has each parameter of the model; that rank saves it. All ranks must
+// call it.
 std::vector<int> find_savers(const CheckpointParts& t) {
   const auto params = t.whole_model->params();
   std::string own;
@@ -79,9 +79,9 @@ std::vector<int> find_savers(const CheckpointParts& t) {
   return savers;
 }
 
-// Rank 0 does `work` while the others wait. Disks may take longer than the time limit of
-// communication, so `work` calls its argument, a heartbeat that the others receive, from time to
-// time. If `work` throws, the caller aborts the world, which ends the others' wait.
+// Rank 0 runs `work` while the others wait. Disks may take longer than the timeout of
+// communication. `work` therefore calls its argument from time to time: a heartbeat that the others
+// receive. If `work` throws, the caller aborts the world, which ends the others' wait.
 void on_rank_0(const comm::HostCollectives& control,
                const std::function<void(const std::function<void()>& heartbeat)>& work) {
   if (control.rank() == 0) {
@@ -92,8 +92,9 @@ void on_rank_0(const comm::HostCollectives& control,
     }
   }
 }
-// Does the same for `work` that cannot call a heartbeat. It runs on a thread of its own, and must
-// not use the device.
+
+// Does the same for `work` that cannot call a heartbeat. It runs on a separate thread, and must not
+// use the device.
 void on_rank_0_in_background(const comm::HostCollectives& control,
                              const std::function<void()>& work) {
   if (control.size() == 1) return work();
@@ -111,16 +112,16 @@ std::vector<ReplicatedTensor> replicated_of(const CheckpointParts& t, bool of_mo
   return found;
 }
 
-// A tensor that is saved for each parameter that has it.
+// A kind of tensor that is saved for each parameter that has one: the weights, or a moment.
 struct SavedTensor {
   std::string suffix;  // follows the parameter's name in the file
   DType dtype;
   std::function<bool(const model::ParamSpec&)> has;
-  // Returns a unit's tensor, of this rank's part or of the whole unit.
+  // Returns the tensor of a unit: this rank's part, or the full unit if this rank has it.
   std::function<Tensor(model::ParamUnit&)> own;
 };
 
-// How much of a checkpoint is written, as rank 0 reports it.
+// How much of a checkpoint has been written. Only rank 0 counts and reports it.
 struct WrittenBytes {
   int64_t done = 0, total = 0;
 };
@@ -166,7 +167,7 @@ class StateWriter {
   }
 
  private:
-  // The ranks of a stage gather the tensors of one unit after the other.
+  // The ranks of a stage gather the tensors unit by unit.
   void write_whole(const model::Parameter& p, int saver) {
     const model::Parameter* own = t_.params.find(p.name);
     if (own && !own->copy && own->unit != gathered_) {
@@ -195,9 +196,9 @@ class StateWriter {
     }
   }
 
-  // The ranks of a stage bring one expert after the other to the first of them, or its parts to the
-  // first ones of tensor parallelism, which gather them: all experts of a layer may be larger than
-  // what a rank can hold.
+  // The ranks of a stage send one expert after the other to the first of them, since a rank may not
+  // have the memory for all experts of a layer. If tensor parallelism divides the expert, each part
+  // is sent to the first of the ranks that have this part, and these ranks gather the parts.
   void write_experts(const model::Parameter& p, int saver) {
     gathered_ = nullptr;
     ranks_.clear();
@@ -222,7 +223,7 @@ class StateWriter {
   }
 
   // Sends a tensor, or the next part of one, from its saver to rank 0, which writes it. All ranks
-  // wait until it is written, so that gathered tensors do not pile up in memory.
+  // wait until it is written; otherwise gathered tensors would pile up in memory.
   void write(const std::string& name, const SavedTensor& tensor, Tensor part, const Shape& shape,
              int saver) {
     const int rank = t_.control.rank();
@@ -242,12 +243,13 @@ class StateWriter {
   WrittenBytes& written_;
   std::optional<storage::SafetensorsWriter> file_;
   const model::ParamUnit* gathered_ = nullptr;  // the unit that ranks_ holds
-  std::vector<Tensor> ranks_;                   // the tensors of all tp ranks, by state tensor
+  // Gathered over tp, one for each of tensors_; absent if the unit has no such tensor.
+  std::vector<Tensor> ranks_;
 };
 
-// A tensor that the model does not use shows that the file belongs to another model, whose other
-// weights have another meaning, too; in the optimizer's file, that another optimizer saved it. A
-// checkpoint also has its tensors in `types` alone.
+// Refuses tensors that are not `used`, or whose type is not one of `types`. An unused tensor in the
+// model's file shows that it belongs to a different model, whose other weights have a different
+// meaning, too. In the optimizer's file it shows that a different optimizer saved it.
 void refuse_other(const storage::SafetensorsReader& file, const std::set<std::string>& used,
                   const std::set<DType>& types, const char* reader) {
   std::vector<std::string> surplus;
@@ -255,9 +257,9 @@ void refuse_other(const storage::SafetensorsReader& file, const std::set<std::st
     if (!used.count(t.name))
       surplus.push_back(t.name);
     else if (!t.dtype || !types.count(*t.dtype))
-      throw UserError(
-          fmt::format("{} is {}, which no checkpoint has there", file.origin(t.name), t.type),
-          kOwnCheckpoint);
+      throw UserError(fmt::format("{} is {}, a type that mtrain does not save there",
+                                  file.origin(t.name), t.type),
+                      kOwnCheckpoint);
   }
   if (surplus.empty()) return;
   constexpr size_t kShown = 3;
@@ -276,13 +278,13 @@ void refuse_other_run(const std::string& recipe, const fs::path& folder,
       plan::resume_differences(saved_recipe(folder), recipe, other_data.has_value()) +
       other_data.value_or("");
   if (differences.empty()) return;
-  throw UserError(fmt::format("{} is of another run:{}", folder.string(), differences),
-                  "a resumed run goes on with the same model and data: give these values as they "
+  throw UserError(fmt::format("{} belongs to a different run:{}", folder.string(), differences),
+                  "a resumed run continues with the same model and data: set these values as they "
                   "were saved, or start a new run with checkpoint.load unset");
 }
 
-// Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint whose
-// model is `whole`.
+// Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint.
+// `whole` declares all parameters of its model.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
                   model::ParamStore& whole, const std::vector<ReplicatedTensor>& replicated,
                   const ReadProgress& progress = {}) {
@@ -296,7 +298,7 @@ void load_weights(Stream& stream, model::ParamStore& params, const fs::path& fol
   read_replicated(stream, replicated, model, kOwnRecipe);
 }
 
-// Some state is never negative, such as a mean of squares.
+// Refuses negative values of a state that is never negative: a second moment is a mean of squares.
 void refuse_negative(const storage::ValueSource& moments, const std::string& name, int64_t first,
                      int64_t count, const float* values) {
   const float* bad = std::find_if(values, values + count, [](float v) { return v < 0; });
@@ -334,8 +336,8 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   }
 }
 
-// Returns the delayed scales of all layers, each line once. Ranks that share a layer, or experts of
-// it, have the same scales, so only some of them report. All ranks call it.
+// Returns the delayed scales of all layers, each line once. Ranks that share a layer or its experts
+// have the same scales, so only some of them report. All ranks must call it.
 std::string float8_state(const CheckpointParts& t) {
   using model::UnitKind;
   const bool layers = t.data_parallel.first_copy(UnitKind::layer) && t.tensor_parallel.rank() == 0;
@@ -367,7 +369,7 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   };
   const auto weights = [&](model::ParamUnit& unit) { return own_master(t.data_parallel, unit); };
   const auto all = [](const model::ParamSpec&) { return true; };
-  // Files hold fp32 weights, even if they are trained in bf16 alone.
+  // Files hold fp32 weights, even if training keeps only bf16 weights.
   const std::vector<SavedTensor> model{{"", DType::f32, all, weights}};
   std::vector<SavedTensor> optimizer;
   for (const optim::StateTensor& tensor : t.optimizer.state()) {
@@ -425,14 +427,14 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& re
                                  const std::optional<std::string>& other_data) {
   const auto whole = storage::complete_checkpoint(folder);
   if (!whole || !read_state(folder).contains(kStep))
-    throw UserError(fmt::format("{} has weights, and no training to go on with", folder.string()),
-                    "leave checkpoint.load out, and name the Hugging Face folder from which it was "
-                    "imported as model.from");
+    throw UserError(fmt::format("{} has weights, but no training to continue", folder.string()),
+                    "leave checkpoint.load out, and set model.from to the Hugging Face folder from "
+                    "which it was imported");
   refuse_other_run(recipe, folder, other_data);
   const storage::TrainState state = load_model(t, folder);
   load_moments(t, folder);
-  // Without an entry every step made an update.
-  const int64_t steps = whole->step;  // that of state.json, too
+  // Without the entry `updates`, every step made an update.
+  const int64_t steps = whole->step;  // state.json has the same number
   const int64_t updates = state.contains(kUpdates) ? state.integer(kUpdates) : steps;
   if (updates < 0 || updates > steps)
     throw storage::damaged_file(folder / kState,

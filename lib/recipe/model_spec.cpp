@@ -26,7 +26,7 @@ spec::RopeScaling rope_scaling(const ModelConfig& m, int64_t sample_length) {
           .most_positions = longrope && sample_length <= original ? original : 0};
 }
 
-// Layers with a window may rotate by a base of their own, without scaling (Gemma 3).
+// Layers with a window may have a different rotary base, without scaling (Gemma 3).
 spec::Rotary rotary(const ModelConfig& m, int64_t layer, int64_t sample_length) {
   if (!m.has_rope(layer)) return {};
   if (m.has_window(layer) && m.rotary_base_local.value_or(0) > 0)
@@ -71,8 +71,8 @@ DType logits_dtype(ElementType type) {
   throw BugError("an element type");
 }
 
-// Returns the sum of the coefficients of one kind of balance loss. A single coefficient is for all
-// kinds.
+// Returns the sum of the coefficients of one kind of balance loss. A single coefficient applies to
+// all kinds.
 double balance_coeff(const MoeConfig& moe, LoadBalancing kind) {
   double sum = 0;
   for (size_t i = 0; i < moe.load_balancing_type.size(); ++i)
@@ -84,7 +84,7 @@ double balance_coeff(const MoeConfig& moe, LoadBalancing kind) {
 RouterForm router_form(const MoeConfig& moe) {
   return {.score = moe.router_score,
           .over_chosen = moe.router_score == RouterScore::softmax && !moe.router_pre_softmax,
-          // The only sigmoid's score would become 1, and the router would not learn.
+          // A single weight would be normalized to 1, and the router would not learn.
           .normalize = moe.norm_topk_prob && moe.router_topk > 1,
           .scale = float(moe.router_topk_scaling_factor),
           .groups = moe.num_groups.value_or(1),

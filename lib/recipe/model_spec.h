@@ -1,4 +1,4 @@
-// Makes the model as a value from its section of the recipe: the only place that does.
+// Creates a ModelSpec from the model section of a recipe. The programs create all of theirs here.
 #pragma once
 #include <cstdint>
 
@@ -8,9 +8,10 @@ namespace mtrain::recipe {
 
 struct ModelConfig;
 
-// `vocab` is the true vocabulary; `sample_length` is the longest sequence unless the model has one.
+// `vocab` is the vocabulary without padding. `sample_length` is the maximum length of a sequence if
+// the section does not set one.
 spec::ModelSpec model_spec(const ModelConfig& model, int64_t vocab, int64_t sample_length);
-// The same by the sizes of the section alone: its vocabulary, and sequences of all its positions.
+// The same with the section's own vocab_size and max_position_embeddings.
 spec::ModelSpec model_spec(const ModelConfig& model);
 
 }  // namespace mtrain::recipe

@@ -25,7 +25,7 @@
 
 namespace mtrain::recipe {
 
-// Who gave a field its value; `derived` values follow from other fields.
+// Where a field's value comes from; `derived` values follow from other fields.
 enum class Origin { by_default, recipe, command_line, derived };
 
 struct Recipe {
@@ -48,26 +48,26 @@ struct Recipe {
   CheckpointConfig checkpoint;
   DebugConfig debug;
 
-  // Who gave each value, by field path; a field that is not listed has its default.
+  // The origin of each value, by field path; a field that is not listed has its default.
   std::map<std::string, Origin, std::less<>> origins;
-  // The name under which each given field is written, by field path.
+  // The name or alias under which each given field is written, by field path.
   std::map<std::string, std::string, std::less<>> spellings;
-  // The sections that the recipe or an override writes, empty ones too. A field that is written
-  // under one of its other names adds that name's first section.
+  // The sections that the recipe or an override contains, including empty ones. A field that is
+  // written under an alias adds the first section of the alias.
   std::set<std::string, std::less<>> sections;
-  // The values of fields as they were written, where they hold references, by field path.
+  // The references in the values of fields, as they were written, by field path.
   std::map<std::string, std::string, std::less<>> references;
-  // Values of keys of other systems that rules hold against fields, by the key's path.
+  // Values of other systems' keys, which set fields or are compared with them, by the key's path.
   std::map<std::string, std::string, std::less<>> foreign;
   Origin origin(std::string_view path) const;
-  // Whether the field is written under a name in `section` ("model"), as another system does, or
-  // under that very name.
+  // Whether the field is written under a name in `section`, or under exactly the name `spelling`.
+  // Other systems have the same setting in different sections.
   bool written_in(std::string_view path, std::string_view section) const;
   bool written_as(std::string_view path, std::string_view spelling) const;
   bool given(std::string_view path) const;          // set by the recipe or the command line
   bool given_section(std::string_view path) const;  // the section itself, or any field below it
-  // False where train.epochs gives the length, and resolve_epochs() has not made steps of it yet:
-  // train.steps and what would follow from it then mean nothing.
+  // False if train.epochs sets the length, and resolve_epochs() has not yet converted it to steps.
+  // train.steps, and the values that would follow from it, then have no meaning.
   bool steps_known() const;
 
   static constexpr auto fields = std::tuple{
@@ -101,8 +101,8 @@ int64_t sample_length(const Recipe& recipe);
 // Reads the file, applies the overrides ("optimizer.lr=1e-4", "~optimizer.lr") and fills in what
 // follows from other fields. Mistakes are collected in `diagnostics`. Returns nothing if the file
 // cannot be read or is not YAML. plan/load_recipe.h also checks the fields against each other.
-// `saved_model` is the text of a printed recipe whose model takes the place of the folder that
-// model.from names, which may be gone; empty: the folder is read.
+// `saved_model` is the text of a printed recipe. Its model is used instead of the folder that
+// model.from names, which may no longer exist. If the text is empty, the folder is read.
 std::optional<Recipe> read_recipe(const std::string& path,
                                   const std::vector<std::string>& overrides,
                                   Diagnostics& diagnostics, const std::string& saved_model = {});
@@ -118,23 +118,22 @@ std::optional<Recipe> read_recipe_text(const std::string& text, const std::strin
 Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics,
                         const std::vector<std::string>& ignore_keys = {});
 
-// Fills in the values that follow from other fields. read_recipe() calls it; a recipe that is put
-// together in code needs the call.
+// Fills in the values that follow from other fields. read_recipe() calls it. Code that builds a
+// recipe without read_recipe() must call it.
 void resolve_recipe(Recipe& recipe, Diagnostics& diagnostics);
 
-// Gives a recipe with train.epochs its steps, and what follows from them. `samples` is how many an
-// epoch of dataset.train has. Steps are rounded up: the last one takes its missing samples from the
-// next epoch.
+// Sets the steps of a recipe with train.epochs, and the values that follow from them. `samples` is
+// the number of samples in an epoch of dataset.train. Steps are rounded up: the last one takes its
+// missing samples from the next epoch.
 void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics);
 
-// Returns the recipe as YAML that loads to the same recipe, with the steps that train.epochs makes
-// once they are known. With `origins`, each line says who gave
-// its value.
+// Returns YAML that loads to the same recipe. It has train.steps instead of train.epochs once the
+// steps are known. With `origins`, each line names the origin of its value.
 std::string print_recipe(const Recipe& recipe, bool origins = true);
 
 }  // namespace mtrain::recipe
 
-// A word of the whole house.
+// All libraries use this name.
 namespace mtrain {
 using recipe::Recipe;
 }  // namespace mtrain

@@ -1,5 +1,6 @@
-// One layer of a model as a value: attention, then an MLP. Each reads the residual stream through a
-// norm and adds to it. A new kind of attention or MLP is an alternative of a variant.
+// Describes one layer of a model: attention, then an MLP. Each reads the residual stream through a
+// norm and adds its output to the stream. A new kind of attention or MLP becomes an alternative of
+// a variant.
 #pragma once
 #include <cstdint>
 #include <variant>
@@ -12,38 +13,38 @@
 namespace mtrain::spec {
 
 struct Rotary {
-  int64_t dims = 0;  // the first elements of a head, which are rotated; 0: none
+  int64_t dims = 0;  // the first `dims` elements of a head are rotated; 0: none
   double base = 10000;
   RopeScaling scaling = {};
 
   bool operator==(const Rotary&) const = default;
 };
 
-// RMSNorms of queries and keys: of each head, or of all heads as one.
+// RMSNorms of queries and keys: over each head separately, or over all heads together.
 enum class HeadNorm { none, each_head, all_heads };
 
 // Multi-head attention whose query heads share key-value heads in groups (Ainslie et al. 2023).
 struct GroupedAttention {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t window = 0;  // positions that a query sees; 0: all before it
+  int64_t window = 0;  // positions that a query sees, its own included; 0: all up to its own
   Rotary rotary = {};
   HeadNorm head_norm = HeadNorm::none;
   double score_scale = 0;  // multiplies q k^T; 0: 1 / sqrt(head_dim)
-  double score_cap = 0;    // c of c tanh(s / c), the scores after the cap; 0: none
+  double score_cap = 0;    // c > 0: scores s become c tanh(s / c); 0: no cap
   bool qkv_bias = false, proj_bias = false;
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   bool operator==(const GroupedAttention&) const = default;
 };
 
-// The first two have a gate: silu(gate) up, and gelu(gate) up by the tanh form.
+// The first two have a gate: silu(gate) * up, and gelu(gate) * up with the tanh form of gelu.
 enum class Activation { swiglu, geglu, gelu, gelu_tanh };
 constexpr bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 struct DenseMlp {
   int64_t ffn = 0;
   Activation activation = Activation::swiglu;
-  bool bias = false;  // of both linears
+  bool bias = false;  // whether both linears have one
 
   bool gated() const { return is_gated(activation); }
   bool operator==(const DenseMlp&) const = default;
@@ -51,28 +52,30 @@ struct DenseMlp {
 
 // A router sends each token to some of the experts; a shared expert sees every token.
 struct Experts {
-  int64_t count = 0, per_token = 0;  // experts of the layer, and those that compute a token
-  int64_t ffn = 0, shared_ffn = 0;   // width of an expert, and of the shared one (0: none)
-  bool shared_gate = false;          // a sigmoid of the token scales the shared expert's output
+  int64_t count = 0, per_token = 0;  // experts of the layer, and experts that a token chooses
+  int64_t ffn = 0, shared_ffn = 0;   // width of an expert, and of the shared expert (0: none)
+  bool shared_gate = false;          // sigmoid(w x) of a token x scales the shared expert's output
   Activation activation = Activation::swiglu;  // gated
   RouterForm form = {};
   DType logits = DType::f32;
   RouterLossCoeffs loss_coeffs = {};
-  bool bias = false;     // experts are chosen by their scores plus a bias of each
-  double bias_rate = 0;  // by which the biases balance experts after each step; 0: they stay
-  // In training an expert takes at most this many times an even share of a micro-batch's choices;
-  // 0: all. Those of the lowest weight are dropped, or the last ones.
+  bool bias = false;     // each expert has a bias, which is added to its scores for the choice
+  double bias_rate = 0;  // change of the biases after each step, to balance loads; 0: none
+  // In training an expert accepts at most capacity_factor times an even share of a micro-batch's
+  // choices; 0: all. The choices with the lowest weights are dropped, or the last choices if not
+  // `drops_lightest`.
   double capacity_factor = 0;
   bool drops_lightest = true;
 
   bool drops(bool training) const { return training && capacity_factor > 0; }
-  // Returns how many of the choices of T tokens an expert takes.
+  // Returns how many choices an expert accepts at most from T tokens.
   int64_t capacity(int64_t T) const;
   bool operator==(const Experts&) const = default;
 };
 
 struct LayerSpec {
-  // Whether the inputs of attention and MLP have norms, and their outputs before these are added.
+  // Whether attention and MLP have a norm of their input, and a norm of their output before it is
+  // added to the residual stream.
   bool input_norms = true, output_norms = false;
   std::variant<GroupedAttention> attention = {};
   std::variant<DenseMlp, Experts> mlp = {};

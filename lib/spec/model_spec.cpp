@@ -7,7 +7,7 @@ namespace mtrain::spec {
 
 int64_t Experts::capacity(int64_t T) const {
   const double share = std::ceil(capacity_factor * double(T * per_token) / double(count));
-  return int64_t(std::min(share, double(T)));  // a token chooses an expert once
+  return int64_t(std::min(share, double(T)));  // a token chooses an expert at most once
 }
 
 const Experts* ModelSpec::experts() const {

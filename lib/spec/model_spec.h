@@ -1,5 +1,5 @@
-// A model as a value: everything that decides which tensors it has and what they compute, with
-// every default filled in. The recipe makes it once (recipe/model_spec.h), and all others read it.
+// Describes a model: everything that decides which tensors it has and what they compute, with every
+// default filled in. recipe/model_spec.h creates it from the recipe, and all other code reads it.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@ namespace mtrain::spec {
 struct NormSpec {
   NormKind kind = NormKind::rms;
   double eps = 1e-5;
-  bool plus_one = false;  // they multiply by 1 + weight
+  bool plus_one = false;  // norms multiply by 1 + weight
   bool bias = false;      // layer norm only
 
   bool operator==(const NormSpec&) const = default;
@@ -21,22 +21,23 @@ struct NormSpec {
 
 struct ModelSpec {
   int64_t hidden = 0;
-  int64_t vocab = 0;  // ids, without the padding of a layout; 0 until the tokenizer has been asked
+  int64_t vocab = 0;  // ids, without a layout's padding; 0 until the tokenizer is loaded
   int64_t max_positions = 0;
   bool learned_positions = false;  // a table of max_positions rows
   NormSpec norm = {};
   std::vector<LayerSpec> layers = {};
   bool tied_embeddings = false;
   double embedding_scale = 1;  // multiplies token embeddings
-  double logit_cap = 0;        // c of c tanh(x / c); 0: none
+  double logit_cap = 0;        // c > 0: logits x become c tanh(x / c); 0: no cap
   double hidden_dropout = 0, embedding_dropout = 0;
   double init_std = 0.02;
 
   int64_t layer_count() const { return int64_t(layers.size()); }
   const LayerSpec& layer(int64_t i) const { return layers.at(size_t(i)); }
-  // The experts of the layers that have them, which are alike in all; null for a dense model.
+  // The experts of a layer, the same in all layers that have experts; null for a dense model.
   const Experts* experts() const;
-  // The MLP of the layers without experts, alike; null if all layers have experts.
+  // The MLP of the layers without experts, the same in all of them; null if all layers have
+  // experts.
   const DenseMlp* dense_mlp() const;
   bool operator==(const ModelSpec&) const = default;
 };

@@ -1,4 +1,5 @@
-// How rotary positions reach beyond the length of the first training; model/rotary.h.
+// How rotary positions are rescaled for contexts longer than the original one. model/rotary.h
+// computes the frequencies.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -23,8 +24,8 @@ struct RopeScaling {
   double beta_fast = 32, beta_slow = 1;
   bool truncate = true;
   double attention_factor = 1;       // cos and sin are multiplied by it
-  std::vector<double> lane_factors;  // longrope: of each lane
-  int64_t most_positions = 0;        // for which these are right; 0: for any number
+  std::vector<double> lane_factors;  // longrope: divisor of each lane's frequency
+  int64_t most_positions = 0;        // positions for which lane_factors are valid; 0: all
 
   bool operator==(const RopeScaling&) const = default;
 };

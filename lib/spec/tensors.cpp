@@ -9,7 +9,7 @@ namespace {
 
 using Dim = TensorSplit::Dim;
 
-// Collects the tensors of one part of a model, whose names begin alike.
+// Collects the tensors of one part of a model, whose names share a prefix.
 class TensorList {
  public:
   TensorList(const ModelSpec& model, std::string prefix) : m_(model), prefix_(std::move(prefix)) {}
@@ -21,7 +21,7 @@ class TensorList {
     list_.push_back(std::move(t));
   }
 
-  // A scale begins as a norm that changes nothing.
+  // The weight of a norm. Its initial value makes the norm scale by 1.
   void scale(const std::string& name, int64_t width, TensorSplit split = {}) {
     add(name, {.name = {},
                .whole = {width},
@@ -47,12 +47,12 @@ class TensorList {
                .role = TensorRole::table,
                .std = std()});
   }
-  // A table of the vocabulary's rows.
+  // A table with a row for each id of the vocabulary.
   void vocabulary(const std::string& name) {
     table(name, m_.vocab,
           {.dim = Dim::rows, .sections = {{Rows::all, m_.vocab, 1}}, .padded = true});
   }
-  // A matrix whose rows tensor parallelism divides, with a bias that is divided likewise.
+  // A matrix whose rows tensor parallelism divides, and its bias, which is divided like the rows.
   void column_linear(const std::string& name, int64_t inputs, std::vector<RowSection> sections,
                      bool has_bias) {
     const TensorSplit split{.dim = Dim::rows, .sections = std::move(sections)};
@@ -69,13 +69,13 @@ class TensorList {
                            .std = residual_std()});
     if (has_bias) bias(name + ".bias", m_.hidden);
   }
-  // A matrix that every rank has.
+  // A matrix that every tensor-parallel rank has.
   void small_matrix(const std::string& name, int64_t rows) {
     add(name, {.name = {}, .whole = {rows, m_.hidden}, .std = std()});
   }
 
   float std() const { return float(m_.init_std); }
-  // The initial weights of projections into the residual stream are smaller by sqrt(2 L) (GPT-2).
+  // GPT-2 divides the initial weights of projections into the residual stream by sqrt(2 L).
   float residual_std() const { return std() / std::sqrt(2.0f * float(m_.layer_count())); }
 
  private:
@@ -116,7 +116,8 @@ void add_mlp(const ModelSpec& m, const DenseMlp& mlp, TensorList& list) {
   list.row_linear("down", mlp.ffn, mlp.bias);
 }
 
-// Adds what all ranks of expert parallelism have.
+// Adds the tensors that all ranks of expert parallelism have: those of the router and of the shared
+// expert.
 void add_router(const ModelSpec& m, const Experts& e, TensorList& list) {
   list.small_matrix("router.weight", e.count);
   if (e.bias)

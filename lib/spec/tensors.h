@@ -1,5 +1,5 @@
-// The tensors of a model: name, shape, split, role and initial values of each. Plan, checkpoint and
-// interchange read this list; a test holds the model's own declarations to it.
+// Lists the tensors of a model: name, shape, split, role and initial values of each. Plan,
+// checkpoint and interchange read this list. A test compares the model's own declarations with it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,11 +11,11 @@
 
 namespace mtrain::spec {
 
-// Rows of a fused matrix that have a meaning of their own; `all` of a matrix that has one meaning.
+// The meaning of a section of rows in a fused matrix; `all` in a matrix that is not fused.
 enum class Rows : uint8_t { all, query, key, value, gate, up };
 
-// `units` units of `width` rows each, such as heads. A rank of tensor parallelism has whole units;
-// fewer units than ranks are copied.
+// `units` units of `width` rows each, such as heads. Tensor parallelism does not split a unit. If
+// there are fewer units than ranks, several ranks have the same unit.
 struct RowSection {
   Rows rows;
   int64_t units, width;
@@ -28,11 +28,11 @@ struct RowSection {
 struct TensorSplit {
   enum class Dim : uint8_t { none, rows, columns };
 
-  Dim dim = Dim::none;  // what tensor parallelism divides; none: each of its ranks has the tensor
-  std::vector<RowSection> sections = {};  // Dim::rows: all rows, in their order
+  Dim dim = Dim::none;  // what tensor parallelism divides; none: each tp rank has the full tensor
+  std::vector<RowSection> sections = {};  // with Dim::rows: the sections of all rows, in order
   bool padded = false;                    // a layout may add rows, which stay zero
-  // The first dimension counts experts, which expert parallelism spreads. `dim` divides each of
-  // their matrices.
+  // The first dimension is that of experts, which expert parallelism divides among its ranks. `dim`
+  // applies to the matrix of each expert.
   bool experts = false;
 
   bool operator==(const TensorSplit&) const = default;
@@ -42,7 +42,7 @@ enum class Init : uint8_t { normal, zeros, ones };
 
 struct TensorSpec {
   std::string name;  // the same under every layout: "layers.3.attention.qkv.weight"
-  Shape whole;       // as a single rank has it, without padding
+  Shape whole;       // the shape on a single rank, without padding
   TensorSplit split = {};
   TensorRole role = TensorRole::matrix;
   Init init = Init::normal;
@@ -51,8 +51,8 @@ struct TensorSpec {
   bool operator==(const TensorSpec&) const = default;
 };
 
-// Return tensors in the order in which the model declares them. Tensors of the role `state` are in
-// checkpoints beside the model's parameters.
+// Return tensors in the order in which the model declares them. Tensors of the role `state` are not
+// parameters, but checkpoints contain them.
 std::vector<TensorSpec> embedding_tensors(const ModelSpec& model);
 std::vector<TensorSpec> layer_tensors(const ModelSpec& model, int64_t layer);
 std::vector<TensorSpec> output_tensors(const ModelSpec& model);

@@ -13,7 +13,7 @@ namespace mtrain::train {
 
 namespace {
 
-// All ranks call it: the stages of a pipeline have different parameters.
+// All ranks must call it, since the stages of a pipeline have different parameters.
 void warn_of_unused_groups(const comm::HostCollectives& control, model::ParamStore& params,
                            const plan::OptimizerOptions& options) {
   if (options.groups.empty()) return;
@@ -26,16 +26,16 @@ void warn_of_unused_groups(const comm::HostCollectives& control, model::ParamSto
         std::ranges::any_of(all, [&](const std::string& rank) { return rank[i] == '1'; });
     if (!used && control.rank() == 0)
       log::warn(fmt::format(
-          "optimizer.groups: group `{}` decides for no parameter: none has a name that it matches, "
-          "or earlier groups match them all; checkpoints list the names",
+          "optimizer.groups: group `{}` applies to no parameter: it matches none of their names, "
+          "or earlier groups match these parameters; checkpoints list the names",
           options.groups[i].match));
   }
 }
 
 }  // namespace
 
-// The order is the point of this file. Ranks meet when a group is made, so all ranks make their
-// groups in this order, and nothing uses parameters before they have memory.
+// The order is the point of this file. Creating a group is a collective call, so all ranks must
+// create their groups in this order. Nothing uses parameters before they have memory.
 Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::Dataset> data,
                       comm::World world) {
   MT_CHECK(plan.model.vocab > 0, "the plan has no vocabulary");
@@ -48,7 +48,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   pipeline::PipelineLinks links = pipeline_links(world, device, plan, plan.model.tied_embeddings);
   const parallel::DataGroups groups = parallel::data_groups(world, device, plan);
 
-  // Parameters: this rank's stages declare them, then they get memory.
+  // Parameters: this rank's stages declare them, and then they get memory.
   RouterState routers(compute, plan.model);
   impls.router_bias_LE = routers.bias_LE();
   auto params = std::make_unique<model::ParamStore>();

@@ -1,4 +1,4 @@
-// Builds from a plan a Trainer that is ready for its first step.
+// Builds a Trainer from a plan, ready for its first step.
 #pragma once
 #include <memory>
 
@@ -6,8 +6,8 @@
 
 namespace mtrain::train {
 
-// The plan must have a vocabulary. Weights are initialised from train.seed, alike on every rank of
-// `world`. All ranks call it, since groups are made in it.
+// The plan must have a vocabulary. The initial weights follow from train.seed and are the same
+// under every layout. All ranks must call it, since it creates groups.
 Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::Dataset> data,
                       comm::World world = comm::World::alone());
 

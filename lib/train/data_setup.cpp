@@ -85,7 +85,7 @@ std::shared_ptr<const data::Dataset> open_training_data(const plan::DatasetOptio
 
 int64_t samples_of_epoch(const plan::DatasetOptions& o) {
   plan::DatasetOptions unread = o;
-  unread.tokenizer.assumed = false;  // so that no token is read
+  unread.tokenizer.assumed = false;  // otherwise IdCheck::look_at() would read tokens
   return open_training_data(unread, {})->size();
 }
 

@@ -8,7 +8,7 @@ namespace mtrain::train {
 
 namespace {
 
-constexpr int64_t kMaxLaunches = int64_t(1) << 32;  // more than a step has
+constexpr int64_t kMaxLaunches = int64_t(1) << 32;  // more launches than a step has
 
 int64_t first_bad(Stream& stream, const Tensor& x) {
   return ops::first_non_finite(stream, x).to_host<int64_t>(stream)[0];
@@ -29,19 +29,19 @@ Diagnosis::Finding Diagnosis::bad_parameter() {
   return {};
 }
 
-// Runs the step to its end even after something was found, since peers take part in its
+// Runs the step to its end even after the first finding, since peers take part in its
 // communication.
 Diagnosis::Finding Diagnosis::bad_output() {
   Device& device = s_.device;
   Finding found;
   int64_t launches = 0;
-  bool checking = false;  // whether a launch is the check's own
-  struct Check {          // removes the check before the variables above are gone
+  bool checking = false;  // true during the check's own launches
+  struct Check {          // removes the check before the variables above are destroyed
     Device& device;
     ~Check() { device.set_launch_check({}); }
   } const check{device};
   device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
-    // Other streams bring results of other ranks, which check these themselves.
+    // Other streams receive results of other ranks, which check these themselves.
     if (checking || !found.what.empty() || &stream != &s_.compute) return;
     checking = true;
     ++launches;
@@ -62,7 +62,7 @@ Diagnosis::Finding Diagnosis::bad_output() {
 }
 
 void Diagnosis::leave_to_finder(const Finding& found, int64_t step) {
-  // Every rank comes here, since all have the same sums.
+  // Every rank calls this, since all have the same loss and gradient norm.
   const int64_t first = s_.control.least(found.at);
   if (found.at == first) return;
   throw CommError(fmt::format("step {}: the loss or gradient norm is not finite because of what "
@@ -79,12 +79,12 @@ void Diagnosis::explain(int64_t step) {
     leave_to_finder(found, step);
   }
   if (found.what.empty())
-    found.what = "the sum of squares of the gradients, all of which are finite by themselves";
+    found.what = "the sum of squares of the gradients; each gradient by itself is finite";
   throw RunError(
       fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step,
                   found.what),
       "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or resume from the last checkpoint "
-      "with another dataset.seed; parameters were not updated by this step");
+      "with a different dataset.seed; parameters were not updated by this step");
 }
 
 }  // namespace mtrain::train

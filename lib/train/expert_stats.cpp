@@ -32,7 +32,7 @@ ExpertStats expert_loads(const std::vector<float>& sums_LS, int64_t layers, int6
     stats.dead += std::count(count, count + E, 0.0f);
     const double rows = all - std::accumulate(dropped, dropped + E, 0.0);
     for (int64_t first = 0; rows > 0 && first < E; first += here) {
-      double own = 0;  // rows of a rank: what its experts drop does not travel
+      double own = 0;  // rows that a rank computes: dropped ones are not sent to it
       for (int64_t e = first; e < first + here; ++e) own += count[e] - dropped[e];
       stats.rank_load_max = std::max(stats.rank_load_max, own / (rows / double(ranks)));
     }

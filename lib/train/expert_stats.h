@@ -1,5 +1,4 @@
-// What a step has found about the experts of all layers, from the numbers that all ranks have
-// summed.
+// Statistics of a step about the experts of all layers, from counts that are summed over all ranks.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,19 +7,19 @@ namespace mtrain::train {
 
 struct ExpertStats {
   double balance_loss = 0, z_loss = 0;  // summed over layers; means over micro-batches
-  // Of an expert's share of the choices, over its layer's mean: the largest, and the mean over the
-  // layers of the coefficient of variation.
+  // An expert's load is the number of its choices, divided by the mean over its layer. These are
+  // the largest load, and the loads' coefficient of variation as a mean over the layers.
   double load_max = 0, load_variation = 0;
   int64_t dead = 0;    // experts that no token chose
-  double dropped = 0;  // the part of all choices that found no place in their expert's capacity
-  // With experts spread over ep: the largest part of a layer's rows that one rank of ep computes,
-  // over the mean; and how long this rank's host has waited to know how many rows there are.
+  double dropped = 0;  // fraction of all choices that exceeded their expert's capacity
+  // Under expert parallelism: the most rows of a layer that one ep rank computes, divided by the
+  // mean over these ranks; and how long this rank's host waited for the numbers of rows.
   double rank_load_max = 1, host_wait_ms = 0;
 };
 
-// Computes the loads, and no losses nor times. `sums_LS` are the rows of ExpertsOfStep::sums_LS,
-// one for each layer; those of layers without experts are 0. Each of `ranks` of ep has as many of
-// the `experts`.
+// Computes all fields except losses and times. `sums_LS` are the rows of ExpertsOfStep::sums_LS,
+// one for each layer; rows of layers without experts are 0. Each of the `ranks` of ep has equally
+// many of the `experts`.
 ExpertStats expert_loads(const std::vector<float>& sums_LS, int64_t layers, int64_t experts,
                          int64_t ranks);
 

@@ -8,11 +8,12 @@ namespace mtrain::train {
 
 namespace {
 
-// Runs before a capture. In them libraries choose their algorithms, and memory finds its size.
+// Runs before a capture. During these, libraries choose their algorithms, and the memory pool grows
+// to its final size.
 constexpr int64_t kWarmUp = 1;
 
 void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
-  if (from_T.data() == to_T.data()) return;  // the micro-batch that was captured
+  if (from_T.data() == to_T.data()) return;  // this micro-batch was captured
   const int64_t T = from_T.count();
   ops::copy_blocks(
       stream, from_T.view({1, T}), to_T.view({1, T}),
@@ -21,7 +22,7 @@ void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
 
 }  // namespace
 
-// Dropout has a key for each of the two segments of a layer and for the embedding; one is spare.
+// Dropout needs a key for each of a layer's two segments, and one for the embedding. One is spare.
 MicroBatchGraphs::MicroBatchGraphs(Stream& compute, model::ParamStore& params,
                                    pipeline::Pipeline& pipeline, const plan::CudaGraphs& plan,
                                    int64_t layers)
@@ -34,7 +35,7 @@ MicroBatchGraphs::MicroBatchGraphs(Stream& compute, model::ParamStore& params,
 
 void MicroBatchGraphs::turn_off(std::string why) {
   graphs_.clear();
-  pool_.reset();  // gives its memory back to all allocations
+  pool_.reset();  // all allocations can then use its memory
   plan_ = {.on = false, .why = std::move(why)};
 }
 
@@ -90,8 +91,8 @@ bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
   return true;
 }
 
-// A capture runs nothing and calls no on_ready(), so that a micro-batch whose capture fails can
-// still run without a graph. The inputs of this micro-batch become those that the graph reads.
+// A capture runs nothing and does not call on_ready(). A micro-batch whose capture fails can
+// therefore still run without a graph. The graph reads its inputs from this micro-batch's tensors.
 void MicroBatchGraphs::capture(const pipeline::MicroBatches& one, const Key& key) {
   const device::Allocator& memory = compute_.device().allocator();
   std::vector<model::Parameter*> ready;

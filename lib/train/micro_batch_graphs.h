@@ -1,6 +1,7 @@
-// Runs a micro-batch's forward and backward as one graph. The graph is captured after they have run
-// once without it, and replayed from then on. What differs between micro-batches lies in device
-// memory: inputs and labels, the gradient's scale, the keys of dropout, the loss.
+// Runs a micro-batch's forward and backward as one CUDA graph. Of each kind of micro-batch, the
+// first one runs without a graph. The next one is captured, and the graph is replayed from then on.
+// Values that differ between micro-batches are in device memory: inputs, labels, gradient scale,
+// dropout keys and loss.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -19,26 +20,26 @@ namespace mtrain::train {
 
 class MicroBatchGraphs {
  public:
-  // `plan` says which micro-batches run as graphs. The pipeline must have one stage.
+  // `plan` selects the micro-batches that run as graphs. The pipeline must have one stage.
   MicroBatchGraphs(Stream& compute, model::ParamStore& params, pipeline::Pipeline& pipeline,
                    const plan::CudaGraphs& plan, int64_t layers);
 
   // Does what Pipeline::run() does, micro-batch by micro-batch. work.loss must be the same tensor
-  // in all steps. If not `steady`, later steps launch something else than this one, and no graph
+  // in all steps. If not `steady`, later steps launch different kernels from this one, and no graph
   // runs.
   void run(const pipeline::MicroBatches& work, bool steady = true);
 
-  // While the result lives, allocations use the graphs' memory. For work that never runs at the
-  // same time as a micro-batch. Returns null if there are no graphs.
+  // While the result lives, allocations use the graphs' memory. Call it only for work that never
+  // runs at the same time as a micro-batch. Returns null if there are no graphs.
   std::unique_ptr<device::Allocator::Open> share_memory() const;
 
   // While graphs are held, micro-batches run without them: later steps will launch other kernels.
   void hold(bool held) { held_ = held; }
 
-  // From here on nothing runs as a graph; print_cuda_graphs() tells the user `why`.
+  // Turns graphs off for the rest of the run. print_cuda_graphs() prints `why`.
   void turn_off(std::string why);
   const plan::CudaGraphs& plan() const { return plan_; }  // turn_off() changes it
-  // Returns the reason for which a capture has failed, once; else an empty text.
+  // Returns why a capture has failed, and an empty text afterwards or if none has.
   std::string take_failure() { return std::exchange(failure_, {}); }
   int64_t replays() const { return replays_; }
 
@@ -49,7 +50,8 @@ class MicroBatchGraphs {
     std::vector<model::Parameter*> ready;  // in the order in which their gradients are complete
     std::vector<bool> fresh;               // the value of fresh() after a replay
   };
-  // The sizes of the micro-batch, and fresh() before it: which gradients are overwritten.
+  // The sizes of the micro-batch, and the value of fresh() before it. Fresh gradients are
+  // overwritten, so the kernels differ.
   using Key = std::pair<std::vector<int64_t>, std::vector<bool>>;
 
   bool possible(const model::MicroBatch& batch, int64_t k) const;
@@ -67,7 +69,7 @@ class MicroBatchGraphs {
   bool held_ = false;
   std::shared_ptr<device::MemoryPool> pool_;
   model::GraphInputs values_;
-  std::map<Key, int64_t> runs_;  // how often such a micro-batch ran without a graph
+  std::map<Key, int64_t> runs_;  // how often a micro-batch of this key ran without a graph
   std::map<Key, Captured> graphs_;
   int64_t replays_ = 0;
 };

@@ -23,8 +23,8 @@ model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
           .keeps_router = r.keeps_router};
 }
 
-// Returns the ordered pairs of ranks (from, to) that send messages. The set has the same order on
-// all ranks, since two ranks meet when their group is made.
+// Returns the pairs of ranks (from, to) between which messages are sent. Creating a group is a
+// collective call of its ranks. The set is therefore sorted, in the same order on all ranks.
 std::set<std::pair<int64_t, int64_t>> channels(const schedule::Schedule& s) {
   std::set<std::pair<int64_t, int64_t>> pairs;
   for (int64_t stage = 0; stage + 1 < s.stages; ++stage) {
@@ -36,9 +36,9 @@ std::set<std::pair<int64_t, int64_t>> channels(const schedule::Schedule& s) {
   return pairs;
 }
 
-// Sends or receives a first message on a channel. For the first message NCCL blocks the hosts of
-// both ranks until they meet. That is safe here, where all ranks go through the channels in the
-// same order; in a schedule two hosts could wait for each other.
+// Sends or receives a first message on a channel. NCCL blocks the hosts of both ranks until both
+// have called it for the first time. Here that is safe, since all ranks connect their channels in
+// the same order. Within a schedule, two hosts could wait for each other.
 void connect(const pipeline::Channel& channel, bool sends) {
   const Tensor word = Tensor::from_host(*channel.stream, {1}, std::vector<float>(1),
                                         device::MemoryCategory::buffers);

@@ -1,5 +1,4 @@
-// Makes from the plan a rank's stages of the model, and its links to the other ranks of the
-// pipeline.
+// Creates a rank's stages of the model from the plan, and its links to the other pipeline ranks.
 #pragma once
 #include "comm/world.h"
 #include "device/device.h"
@@ -13,7 +12,7 @@ namespace mtrain::train {
 pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& params,
                                          const RunPlan& plan, int rank,
                                          const model::ModelImpls& impls);
-// All ranks call it, since ranks meet when a group is made.
+// All ranks must call it, since it creates groups.
 pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan,
                                        bool tied_embeddings);
 

@@ -1,5 +1,5 @@
-// The state of all layers' routers that lasts from step to step. It depends on the counts of whole
-// global batches alone, so that every rank has all of it, alike under every layout.
+// The state of all layers' routers that lasts from step to step. It depends only on counts over
+// global batches. Every rank has all of it, and it is the same under every layout.
 #pragma once
 #include <vector>
 
@@ -11,27 +11,28 @@ namespace mtrain::train {
 
 class RouterState {
  public:
-  // Makes what the model needs; nothing for a dense model.
+  // Allocates the tensors that the model needs; a dense model needs none.
   RouterState(Stream& stream, const spec::ModelSpec& model);
 
-  // The biases of all layers' routers, (layers, experts) in fp32; absent without them.
+  // The biases of all layers' routers, (layers, experts) in fp32; absent if routers have no biases.
   const Tensor& bias_LE() const { return bias_LE_; }
-  // Each expert's part of the choices of the last batch, as ExpertsOfStep has it.
+  // Each expert's share of the last batch's choices (ExpertsOfStep::fraction_LE); absent before the
+  // first batch.
   Tensor fraction_LE() const { return has_fraction_ ? fraction_LE_ : Tensor(); }
 
-  // Moves the state on by a step that has updated the weights: `sums_LS` are those of ExpertsOfStep
-  // from all ranks, and `host` the same numbers on the host.
+  // Updates the state after a step that has updated the weights. `sums_LS` is
+  // ExpertsOfStep::sums_LS, summed over all ranks; `host` holds the same numbers on the host.
   void step_done(Stream& stream, const Tensor& sums_LS, const std::vector<float>& host);
 
-  // What checkpoints hold, for each layer with experts.
+  // Returns the tensors that checkpoints hold, for each layer with experts.
   std::vector<checkpoint::ReplicatedTensor> tensors() const;
-  // Call it after these tensors were loaded.
+  // Must be called after these tensors were loaded.
   void loaded(Stream& stream);
 
  private:
   const spec::ModelSpec model_;
   Tensor bias_LE_, fraction_LE_;
-  // A batch has been counted. Until then the fractions are 0, as they never are of a batch.
+  // Whether a batch has been counted. Before the first one all fractions are 0; later some are not.
   bool has_fraction_ = false;
 };
 

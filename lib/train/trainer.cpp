@@ -93,12 +93,12 @@ void Trainer::finish_grads() {
 
 void Trainer::sum_losses(const Tensor& losses) {
   const bool experts = plan_.model.experts();
-  // Each rank of sequence parallelism has routed its own tokens.
+  // Under sequence parallelism each tensor-parallel rank has routed only its own tokens.
   if (experts && impls_.tensor->sequence()) impls_.tensor->sum(experts_.sums_LS);
   for (const Tensor& found : {losses, experts ? experts_.sums_LS : Tensor()}) {
     if (!found) continue;
     data_parallel_->sum(found);
-    pipeline_->sum(found);  // a stage has added what its layers and its head have found
+    pipeline_->sum(found);  // each stage has the values of its own layers and head
   }
 }
 
@@ -127,7 +127,8 @@ std::optional<ExpertStats> Trainer::end_experts_step(bool finite) {
   const auto losses = experts_.loss_2.to_host<double>(compute_);
   ExpertStats stats =
       expert_loads(sums, plan_.model.layer_count(), experts->count, plan_.layout.ep);
-  // Ranks that share samples have each added the losses of all their tokens.
+  // Every context-parallel rank has added the losses of all tokens of its samples, so the sums
+  // contain each loss share_.ranks times.
   const double added = double(global_micro_batches() * share_.ranks);
   stats.balance_loss = losses[0] / added, stats.z_loss = losses[1] / added;
   stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait_).count();
@@ -135,10 +136,10 @@ std::optional<ExpertStats> Trainer::end_experts_step(bool finite) {
   return stats;
 }
 
-// Every rank has the same loss and norm, so that all decide alike without another exchange.
+// Every rank has the same loss and norm. All therefore decide alike, without communication.
 bool Trainer::check_finite(double loss, float norm, const std::vector<data::Batch>& batches,
                            int64_t step) {
-  // No scale cures a loss that is not finite: it is computed before the scale enters.
+  // A smaller loss scale does not cure a non-finite loss, which is computed before it is scaled.
   const plan::TrainOptions& check = plan_.train;
   const bool overflow = scaler_.on() && std::isfinite(loss) && !std::isfinite(norm);
   const bool bad_grads = !overflow && !std::isfinite(norm);
@@ -182,8 +183,8 @@ int64_t Trainer::global_micro_batches() const {
   return loader_.micro_batches() * data_parallel_->size();
 }
 
-// The routers' losses are means over the micro-batches of the global batch, whatever rank runs
-// them.
+// The routers' losses are means over all micro-batches of the global batch, on whichever rank they
+// run.
 model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
   const double parts = plan_.train.grads_per_micro_batch ? double(plan_.layout.micro_batches) : 1,
                factor = scaler_.scale() * double(data_parallel_->grad_factor());
@@ -207,7 +208,7 @@ void Trainer::prepare_batch(int64_t step) {
     prepared_ = global_batch(step);
     prepared_step_ = step;
   } catch (const std::exception&) {
-    // The step that needs the batch makes it again, and then fails; the step before it is whole.
+    // The step that needs the batch makes it again and fails then. The current step is complete.
   }
 }
 
@@ -249,8 +250,8 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
     pipeline_->run(work);
     return losses;
   }
-  // The first micro-batch that runs without a graph makes the kept 8-bit copies of weights. If the
-  // step's first micro-batch runs as a graph, they must be made before it.
+  // The first micro-batch that runs without a graph makes the 8-bit copies of weights that the step
+  // keeps. If the step's first micro-batch runs as a graph, they must be made before it.
   const plan::CudaGraphs& plan = graphs_->plan();
   if (impls_.fp8 && plan.on && plan.first == 0) impls_.fp8->prepare(compute_);
   graphs_->run(work, !impls_.fp8 || impls_.fp8->steady());
@@ -295,7 +296,7 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
 double Trainer::evaluate(const data::ValidationLoader& loader) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   int64_t counted = 0;
-  // The number of batches that keep every stage busy.
+  // Runs so many batches at once that every stage is busy.
   const int64_t together = 2 * pipeline_->links().size - 1;
   for (int64_t first = 0; first < loader.batches(); first += together) {
     std::vector<data::Batch> batches;

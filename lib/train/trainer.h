@@ -1,5 +1,5 @@
-// One rank's training: model, optimizer and data, and the step that moves them on. Logging,
-// evaluation schedules and checkpoints live around it, in lib/run.
+// One rank's training: model, optimizer, data, and the training step. lib/run decides when to log,
+// to evaluate and to save a checkpoint.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -32,8 +32,8 @@ struct StepStats {
   double loss = 0;      // nats per unmasked token, mean over the global batch
   float grad_norm = 0;  // before clipping
   float lr = 0;
-  double loss_scale = 1;    // of this step
-  bool overflowed = false;  // in fp16: nothing was updated
+  double loss_scale = 1;    // the scale that this step used
+  bool overflowed = false;  // fp16 gradients overflowed, and nothing was updated
   int64_t tokens = 0;       // tokens of the global batch, masked ones included
   // The length of a token's document, as a mean over the tokens of this data-parallel rank. It is
   // the sample's length if documents are not packed.
@@ -41,7 +41,7 @@ struct StepStats {
   std::optional<ExpertStats> experts = {};  // absent for a dense model
 };
 
-// The members of a Trainer, which build_trainer() makes. They refer to members before them.
+// The members of a Trainer, made by build_trainer(). They may refer to members above them.
 struct TrainerParts {
   Device& device;
   Stream& compute;
@@ -64,24 +64,23 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Trains on the next global batch. Throws RunError, with nothing updated, if the loss or a
-  // gradient is not finite, and the plan's options of the training say that this is checked. If it
-  // is not checked, nothing is updated, and the step counts. In fp16 a gradient that is not finite
-  // skips the update on all ranks and lowers the loss scale instead.
+  // Trains on the next global batch. If the loss or a gradient is not finite, nothing is updated.
+  // With the checks of plan::TrainOptions it then throws RunError; without them the step counts. In
+  // fp16 a non-finite gradient does not throw: all ranks skip the update and lower the loss scale.
   StepStats step();
   // Returns the validation loss in nats per unmasked token, over all ranks' batches.
   double evaluate(const data::ValidationLoader& batches);
   // Sets weights outside of a step. `write` sets those that this rank owns
-  // (ParamStore::set_master). All ranks call it.
+  // (ParamStore::set_master). All ranks must call it.
   void change_weights(const std::function<void()>& write);
 
   int64_t steps_done() const { return step_; }
-  // A resumed run goes on from here.
+  // Sets the progress from which a resumed run continues.
   void set_progress(const checkpoint::TrainProgress& progress);
   checkpoint::TrainProgress progress() const;
   checkpoint::CheckpointParts checkpoint_parts();
   // `hook` is called for each gradient of a micro-batch when it is complete on this rank, before it
-  // is reduced. Tests make gradients overflow by it.
+  // is reduced. Tests use it to make gradients overflow.
   void set_gradient_hook(std::function<void(model::Parameter&)> hook) {
     on_gradients_ = std::move(hook);
   }
@@ -102,32 +101,32 @@ class Trainer {
  private:
   // Returns this rank's micro-batches of a step's global batch.
   std::vector<data::Batch> global_batch(int64_t step);
-  // Makes the batch of a step that may come next, while the device works on the step before it. A
-  // batch is a function of its step's number, so that making one moves nothing on: a checkpoint
-  // knows only the steps that are done.
+  // Makes the batch of the next step, if there is one, while the device works on the current step.
+  // A batch depends only on its step's number. Preparing one therefore does not change the progress
+  // that checkpoints save.
   void prepare_batch(int64_t step);
-  // Returns the positions of a micro-batch that this context-parallel rank has.
+  // Returns the part of a micro-batch with the positions of this context-parallel rank.
   data::Batch share_of(data::Batch whole) const;
-  // Adds gradients to the parameters' main gradients. Returns the summed loss of this rank's
-  // micro-batches, zero without the last stage, and behind it ExpertsOfStep::loss_2 of a model with
-  // experts. If not `finishes_step`, whole gradients are not
+  // Adds gradients to the parameters' main gradients. The first element of the result is the summed
+  // loss of this rank's micro-batches, or zero on ranks without the last stage. If the model has
+  // experts, ExpertsOfStep::loss_2 follows. If not `finishes_step`, unsharded gradients are not
   // reduced; sharded gradients are, unless their reduction is deferred.
   Tensor run_micro_batches(const std::vector<data::Batch>& batches, int64_t step, float grad_scale,
                            bool finishes_step = true);
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
   Tensor zero_losses();
-  int64_t global_micro_batches() const;  // of all ranks, in a step
+  int64_t global_micro_batches() const;  // micro-batches of a step on all data-parallel ranks
   model::ExpertsOfStep experts_of_step(const Tensor& loss_2);
-  // Make the gradients and losses of a step those of the global batch.
+  // Reduce the gradients and losses of a step over all ranks, to those of the global batch.
   void finish_grads();
   void sum_losses(const Tensor& losses);
   ops::Clip clip_grads(const Tensor& loss);
   void end_float8_step();
-  // Returns what the step has found about experts; nothing of a dense model. Their state is updated
-  // if the step was `finite`.
+  // Returns the step's statistics of experts; nothing for a dense model. Updates the routers' state
+  // if loss and gradient norm are `finite`.
   std::optional<ExpertStats> end_experts_step(bool finite);
   float grad_scale(int64_t counted) const;
-  // Returns whether the gradients overflowed fp16. Throws RunError where training cannot go on.
+  // Returns whether the gradients overflowed fp16. Throws RunError if training must stop.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
   std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches);
   model::MicroBatch upload(const data::Batch& batch);
@@ -155,7 +154,7 @@ class Trainer {
   std::vector<data::Batch> prepared_;
   std::function<void(model::Parameter&)> on_gradients_;
   int64_t step_ = 0;
-  int64_t updates_ = 0;  // steps that were not skipped: they move the optimizer and its rate on
+  int64_t updates_ = 0;  // steps that were not skipped; optimizer and learning rate count these
 };
 
 }  // namespace mtrain::train

@@ -130,7 +130,7 @@ for page in "" schedule "data build"; do
 done
 
 expect "world size that does not fit" 2 "does not divide" -- --recipe "$work/good.yaml" --dry-run --world-size 7 distributed.tp_size=2
-expect "world size of a run" 2 "does not start one" -- --recipe "$work/good.yaml" --world-size 2
+expect "world size of a run" 2 "but starts none" -- --recipe "$work/good.yaml" --world-size 2
 expect "what is not built is not run" 2 "not built yet: asynchronous checkpoints" -- \
   --recipe "$work/good.yaml" checkpoint.async=true
 export COLUMNS=200  # so that a row is a line

@@ -331,7 +331,7 @@ refuses() {  # refuses <what> <text> <arguments>...
 }
 refuses "a misspelt option" "did you mean --nproc-per-node" --nproc-per-nod 2 "$work/r.yaml"
 for address in localhost 127.0.0.1 ::1; do
-  refuses "$address for two hosts" "$address is each of the 2 hosts itself" --nnodes=2 --node_rank=0 \
+  refuses "$address for two hosts" "$address means each of the 2 hosts itself" --nnodes=2 --node_rank=0 \
     --master_addr="$address" --master_port=29500 "$work/r.yaml"
 done
 refuses "hosts without numbers" "--node_rank is needed with --nnodes=2" --nnodes 2 --master_addr 192.0.2.1 "$work/r.yaml"
@@ -346,7 +346,7 @@ refuses "no recipe" "write mtrain-launch --nproc_per_node 8 quickstart --dry-run
 refuses "a misspelt option of mtrain" "did you mean --dry-run?" --nproc_per_node 8 "$work/r.yaml" --dry-rn
 (($(grep -c error "$work/out") == 1)) || fail "a misspelt option: reported more than once"
 # The launcher reads these words as mtrain does, before a rank starts.
-refuses "a size to plan for" "mtrain-launch: error: --world-size plans for a world" --nproc_per_node 2 "$work/r.yaml" --world-size 8
+refuses "a size to plan for" "mtrain-launch: error: --world-size sets the ranks to plan for" --nproc_per_node 2 "$work/r.yaml" --world-size 8
 refuses "an option without its value" "mtrain-launch: error: --trace" --nproc_per_node 2 "$work/r.yaml" --trace
 refuses "a script" "write mtrain-launch --nproc_per_node 2 python3 $work/train.py" --nproc_per_node 2 "$work/train.py"
 refuses "a script before the recipe" "write mtrain-launch $work/r.yaml" "$work/train.py" "$work/r.yaml"
@@ -505,7 +505,7 @@ says "anew" "metrics.jsonl is kept as metrics.jsonl.abandoned"
 # --- a variable that the user has set is named once, by the launcher ---
 MINE=1 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" train.steps=1 "train.run_dir=$work/variable" 'launch.env={MINE: 2}' \
   >"$work/out" 2>&1 || fail "a run with a variable"
-[[ $(grep -c "MINE of the environment wins" "$work/out") == 1 ]] || fail "the user's variable is not named once"
+[[ $(grep -c "the environment's value of MINE overrides" "$work/out") == 1 ]] || fail "the user's variable is not named once"
 
 # --- a length in epochs: all ranks make the same steps; and the best checkpoint ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/epochs" train.epochs=0.0067 checkpoint.keep=1 \

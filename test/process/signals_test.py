@@ -180,7 +180,7 @@ def signal_pair(number):
         if code == 0:
             expect_saved(job, run)
         else:
-            job.says(r"the last whole checkpoint is .*step-\d+; later steps are not saved")
+            job.says(r"the last complete checkpoint is .*step-\d+; later steps are not saved")
             expect(newest_checkpoint(run) > 0, "the checkpoint is gone")
     except Failure as failure:
         raise Failure(f"{what}: {failure}") from None
@@ -237,7 +237,7 @@ def test_a_second_request_ends_at_once_and_says_what_is_lost():
     time.sleep(1.1)
     send([job.pid], signal.SIGTERM)
     job.ends(143, 3)
-    job.says("has no whole checkpoint: no step is saved")
+    job.says("has no complete checkpoint: no step is saved")
 
 
 def test_a_signal_before_training_ends_the_job():

@@ -246,7 +246,7 @@ TEST_CASE("an imported checkpoint is not a training to resume") {
   interchange::export_hf(trained, lab / "hf", {});
   const auto imported = interchange::import_hf(interchange::open_hf_folder(lab / "hf"), lab / "in");
   CHECK_THROWS_WITH(lab.train("again", with(kSizes, {"checkpoint.load=" + imported.string()})),
-                    Contains("no training to go on with") && Contains("model.from"));
+                    Contains("no training to continue") && Contains("model.from"));
 }
 
 TEST_CASE("a run names the weight of the folder that is not finite, and the file that fails") {
