@@ -97,6 +97,17 @@ class Checks(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(SystemExit):
             Tree(folder)
 
+    def test_helpers_of_a_folder_have_different_names(self):
+        one = "namespace mtrain::model {\nnamespace {\nint rows(int n) { return n; }\n}\n}\n"
+        two = "namespace mtrain::model {\nnamespace {\n// as many\nlong rows(long n) {\n  return n;\n}\n}\n}\n"
+        self.expect({"lib/model/a.cpp": one, "lib/model/b.cpp": two, "lib/base/c.cpp": one.replace("::model", "")},
+                    ("lib/model/b.cpp:4", "lib/model/a.cpp has a rows in its unnamed namespace, too"))
+        for kind in ("struct Rows {\n  int n = 0;\n};", "constexpr int kRows[] = {1, 2};", "template <class T>\nT rows(T n);"):
+            body = "namespace mtrain::model {\nnamespace {\n" + kind + "\n}\n}\n"
+            self.expect({"lib/model/a.cpp": body, "lib/model/b.cpp": body}, ("lib/model/b.cpp:", "in its unnamed namespace, too"))
+        alias = "namespace mtrain::model {\nnamespace {\nnamespace fs = std::filesystem;\nusing Clock = int;\n}\n}\n"
+        self.expect({"lib/model/a.cpp": alias, "lib/model/b.cpp": alias})
+
     def test_external_is_no_dependency(self):
         self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES a DEPS base device EXTERNAL kernels)\n"},
                     ("lib/model/gpt.cpp:3", "is of kernels"))

@@ -4,7 +4,7 @@
   scripts/check_source.py [root]
 
 Backends are chosen by file and not by #if, and code above the layers that know backends does not ask for the kind of
-device. Each folder of lib is one namespace. Comments contain no open work, sources contain no path of one machine, and files
+device. Each folder of lib is one namespace, and helpers in it have different names. Comments contain no open work, sources contain no path of one machine, and files
 and functions are small enough to hold one idea. Rules that need a compiler's understanding of C++ are clang-tidy's.
 """
 import pathlib
@@ -13,6 +13,7 @@ import sys
 
 from check_files import CPP, Report, Tree, is_in
 from cpp_functions import blank_out, functions
+from unnamed_namespaces import unnamed_names
 
 FILE_LINES, FILE_LINES_MOST, FUNCTION_LINES = 600, 900, 80
 
@@ -92,6 +93,20 @@ def check_namespaces(tree, report):
                          f"lib/{folder} is the namespace {own}; in {name} it may only declare what others define")
 
 
+def check_unnamed_names(tree, report):
+    """The sources of a folder are compiled in groups, in which a second helper of the same name collides, or overloads."""
+    owners = {}
+    for path in tree.cpp("lib", "apps"):
+        if path.suffix != ".cpp" or len(path.parts) < 3:
+            continue
+        text = tree.text(path)
+        for name, at in unnamed_names(text):
+            owner = owners.setdefault((path.parts[1], name), path)
+            if owner != path:
+                report.error(path, line_of(text, at), f"{owner} has a {name} in its unnamed namespace, too: share it, or "
+                             "name the two differently")
+
+
 def check_text(tree, report):
     for path in tree.files:
         text = tree.text(path)
@@ -143,6 +158,7 @@ def check(tree, report, known_device_branches=KNOWN_DEVICE_BRANCHES):
     check_backends(tree, report)
     check_device_branches(tree, report, known_device_branches)
     check_namespaces(tree, report)
+    check_unnamed_names(tree, report)
     check_text(tree, report)
     return check_sizes(tree, report), check_functions(tree, report)
 

@@ -23,13 +23,13 @@ namespace mtrain {
 
 namespace {
 
-struct Options {
+struct GenerateOptions {
   std::string prompt, prompts_file, dtype = "fp32", bos = "auto";
   run::GenerateJob job;
   generate::GenerateOptions generate;
 };
 
-void read_prompts(Options& o) {
+void read_prompts(GenerateOptions& o) {
   if (o.prompts_file.empty()) {
     o.job.prompts = {o.prompt};
     return;
@@ -47,7 +47,7 @@ void read_prompts(Options& o) {
 }
 
 // Refuses an empty --stop, and options that have no effect without sampling.
-void refuse_idle(const CLI::App& command, const Options& o) {
+void refuse_idle(const CLI::App& command, const GenerateOptions& o) {
   if (std::ranges::count(o.generate.stop, "") > 0)
     throw UserError("--stop is empty, which would end every text at once", "give a string");
   if (o.generate.sampling.temperature > 0) return;
@@ -73,7 +73,7 @@ generate::Listener one_text(generate::End& why) {
 }
 
 // Returns a listener that writes each finished text as a line of JSON.
-generate::Listener many_texts(const Options& o) {
+generate::Listener many_texts(const GenerateOptions& o) {
   auto texts = std::make_shared<std::map<size_t, std::string>>();
   return {.text = [texts](size_t i, std::string_view bytes) { (*texts)[i] += bytes; },
           .end =
@@ -89,7 +89,7 @@ generate::Listener many_texts(const Options& o) {
               }};
 }
 
-void run_generate(Options& o) {
+void run_generate(GenerateOptions& o) {
   read_prompts(o);
   o.job.dtype = o.dtype == "bf16" ? DType::bf16 : DType::f32;
   o.generate.bos = o.bos == "none"     ? data::BeginOfText::none
@@ -154,7 +154,7 @@ void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
 
 void add_generate_command(CLI::App& app) {
   auto* command = app.add_subcommand("generate", "continue prompts with a trained model");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<GenerateOptions>();
   command
       ->add_option("--model,--run", o->job.model,
                    "run folder of a training (its newest checkpoint), one checkpoint, or a Hugging "

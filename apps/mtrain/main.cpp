@@ -50,7 +50,7 @@ std::vector<std::string> command_line(const CLI::App& app, int argc, char** argv
   return {words.rbegin(), words.rend()};
 }
 
-int run(int argc, char** argv) {
+int run_program(int argc, char** argv) {
   CLI::App app("mtrain trains GPT-style language models from a YAML recipe.", "mtrain");
   app.set_version_flag("--version", mtrain::version_text,
                        "print the version and what this build supports");
@@ -102,7 +102,7 @@ int main(int argc, char** argv) {
   mtrain::open_closed_standard_streams();
   mtrain::name_bus_errors(mtrain::launch::error_file_of_handlers());
   try {
-    return run(argc, argv);
+    return run_program(argc, argv);
   } catch (const std::exception& e) {
     return report(e);
   }

@@ -33,7 +33,7 @@ constexpr int kRows = 15, kFewestRows = 3;
 constexpr int64_t kMostSteps = int64_t{1} << 53;
 constexpr std::chrono::milliseconds kBetween{1000};  // the interval between two drawings
 
-struct Options {
+struct WatchOptions {
   std::vector<std::string> runs;
   std::string keys = "loss";
   int columns = 0, rows = 0;  // 0: the size of the terminal
@@ -45,7 +45,7 @@ struct Options {
 // The runs that are drawn, and their metrics.
 class Watch {
  public:
-  Watch(const Options& options, const std::vector<observe::RunFile>& runs)
+  Watch(const WatchOptions& options, const std::vector<observe::RunFile>& runs)
       : options_(options), key_(options.keys) {
     for (const observe::RunFile& run : runs) {
       metrics_.push_back(std::make_unique<observe::RunMetrics>(
@@ -134,14 +134,14 @@ class Watch {
     return observe::watch_text(runs_, key_, o);
   }
 
-  const Options& options_;
+  const WatchOptions& options_;
   const std::string key_;
   observe::ProgressLine* reading_ = nullptr;
   std::vector<std::unique_ptr<observe::RunMetrics>> metrics_;
   std::vector<observe::WatchedRun> runs_;
 };
 
-void print_csv(const Options& o, const std::vector<observe::RunFile>& runs, bool keys_given) {
+void print_csv(const WatchOptions& o, const std::vector<observe::RunFile>& runs, bool keys_given) {
   observe::CsvOptions csv{.keys = {}, .from = o.from, .last = o.last};
   if (keys_given) csv.keys = split(o.keys, ',');
   observe::write_metrics_csv(runs, csv, [](std::string_view text) {
@@ -150,7 +150,7 @@ void print_csv(const Options& o, const std::vector<observe::RunFile>& runs, bool
   });
 }
 
-void watch(const Options& o, bool keys_given) {
+void watch(const WatchOptions& o, bool keys_given) {
   if (o.runs.size() > observe::kMostCurves)
     throw UserError(fmt::format("mtrain watch takes at most {} runs, and {} are given",
                                 observe::kMostCurves, o.runs.size()),
@@ -178,7 +178,7 @@ void watch(const Options& o, bool keys_given) {
 }  // namespace
 
 void add_watch_command(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<WatchOptions>();
   auto* command =
       app.add_subcommand("watch", "draw the loss curves of runs, live while they train; or as CSV");
   set_examples(*command, {"mtrain watch runs/first", "mtrain watch runs/first runs/second --log",

@@ -17,7 +17,7 @@ constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
 
 // A reason or a call is a line or two; text from a peer is cut to this many bytes.
 constexpr size_t kMaxText = 2000;
-std::string bounded(const std::string& text) { return text.substr(0, kMaxText); }
+std::string bounded_report(const std::string& text) { return text.substr(0, kMaxText); }
 
 std::string gave_up(int rank, std::string_view reason) {
   return fmt::format("rank {} of the group gave up: {}", rank, reason);
@@ -51,7 +51,7 @@ void FailureReporter::abort(std::string_view reason) noexcept {
 
 std::string FailureReporter::abort_reason() {
   if (store_->add(key("aborts"), 0) == 0) return "";
-  return bounded(store_->get(key("reason")));
+  return bounded_report(store_->get(key("reason")));
 }
 
 bool FailureReporter::heard_of_failure() {
@@ -78,8 +78,8 @@ void FailureReporter::collect(std::map<int, Report>& reports) {
     in >> report.number >> report.timed_out >> report.peer >> std::ws;
     std::getline(in, report.what);
     std::getline(in, report.text, '\0');
-    report.what = bounded(report.what);
-    report.text = bounded(report.text);
+    report.what = bounded_report(report.what);
+    report.text = bounded_report(report.text);
   }
 }
 

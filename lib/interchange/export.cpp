@@ -31,7 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int64_t kRun = int64_t{1} << 22;  // elements that are in memory at once
+constexpr int64_t kExportedAtOnce = int64_t{1} << 22;  // elements that are in memory at once
 
 using Types = std::map<std::string, DType, std::less<>>;
 
@@ -174,9 +174,9 @@ void write_shard(const fs::path& folder, const Shard& shard, const HfView& view,
   storage::SafetensorsWriter writer(folder / shard.name, shard.tensors, {{"format", "pt"}});
   std::vector<float> values;
   for (const storage::TensorInfo& t : shard.tensors)
-    for (int64_t first = 0; first < t.shape.count(); first += kRun) {
+    for (int64_t first = 0; first < t.shape.count(); first += kExportedAtOnce) {
       if (before_piece) before_piece();
-      values.resize(size_t(std::min(kRun, t.shape.count() - first)));
+      values.resize(size_t(std::min(kExportedAtOnce, t.shape.count() - first)));
       view.read(t.name, first, int64_t(values.size()), values.data());
       with_float(t.dtype, [&]<class T>() {
         std::vector<T> out;

@@ -16,8 +16,8 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr uint64_t kMostLayers = 100'000;   // as many as model.num_layers may be
-constexpr int64_t kRun = int64_t{1} << 22;  // elements that are compared at once
+constexpr uint64_t kMostLayers = 100'000;              // as many as model.num_layers may be
+constexpr int64_t kComparedAtOnce = int64_t{1} << 22;  // elements that are compared at once
 // Tensors to which a similar name is looked for among the unused ones; of thousands that are
 // missing all have the same cause.
 constexpr int kSuggestions = 16;
@@ -127,8 +127,8 @@ void check_tied_copy(const storage::SafetensorsFolder& folder, const TensorMap& 
   const MappedTensor& table = *map.find("embedding.weight");
   const std::string& name = table.pieces.front().theirs;
   std::vector<float> a, b;
-  for (int64_t first = 0; first < table.shape.count(); first += kRun) {
-    const int64_t count = std::min(kRun, table.shape.count() - first);
+  for (int64_t first = 0; first < table.shape.count(); first += kComparedAtOnce) {
+    const int64_t count = std::min(kComparedAtOnce, table.shape.count() - first);
     a.resize(size_t(count)), b.resize(size_t(count));
     folder.read(name, first, count, a.data());
     folder.read(map.tied_copy(), first, count, b.data());

@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kRun = int64_t{1} << 22;  // elements that are in memory at once
-constexpr int64_t kLongestSample = 4096;    // tokens, of the recipe that is written
+constexpr int64_t kImportedAtOnce = int64_t{1} << 22;  // elements that are in memory at once
+constexpr int64_t kLongestSample = 4096;               // tokens, of the recipe that is written
 
 void write_weights(const HfFolder& folder, const fs::path& path) {
   nlohmann::json types = nlohmann::json::object();
@@ -40,8 +40,8 @@ void write_weights(const HfFolder& folder, const fs::path& path) {
   const auto source = folder.source();
   std::vector<float> values;
   for (const MappedTensor& t : folder.map.tensors())
-    for (int64_t first = 0; first < t.shape.count(); first += kRun) {
-      const int64_t count = std::min(kRun, t.shape.count() - first);
+    for (int64_t first = 0; first < t.shape.count(); first += kImportedAtOnce) {
+      const int64_t count = std::min(kImportedAtOnce, t.shape.count() - first);
       values.resize(size_t(count));
       source->read(t.name, first, count, values.data());
       writer.write_part(t.name, ConstSpan{values.data(), count, DType::f32});

@@ -19,7 +19,7 @@ std::optional<std::string> variable(const char* name) {
   return text;
 }
 
-int number(const char* name, int least, int most) {
+int number_of_variable(const char* name, int least, int most) {
   const std::string text = *variable(name);
   int n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
@@ -92,7 +92,8 @@ std::optional<int> tasks_of_node(const std::string& list, int node) {
 int slurm_local_size(int otherwise) {
   const auto tasks = variable("SLURM_STEP_TASKS_PER_NODE");
   if (!tasks || !variable("SLURM_NODEID")) return otherwise;
-  return tasks_of_node(*tasks, number("SLURM_NODEID", 0, kMaxRanks)).value_or(otherwise);
+  return tasks_of_node(*tasks, number_of_variable("SLURM_NODEID", 0, kMaxRanks))
+      .value_or(otherwise);
 }
 
 // Different jobs get different ports: two jobs on one host must not connect to each other.
@@ -124,16 +125,16 @@ std::optional<std::string> master_of(const Launcher& l, const Job& job) {
 Job read_job(bool by_hand) {
   Job job;
   for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
-    if (variable(count)) job.restarts = number(count, 0, kMaxRanks);
+    if (variable(count)) job.restarts = number_of_variable(count, 0, kMaxRanks);
   job.id = job_id();
   job.token = variable(kTokenVariable).value_or("");
   const Launcher* l = find_launcher(by_hand);
   if (!l) return job;
   job.launched = true;
-  job.size = number(l->size, 1, kMaxRanks);
-  job.rank = number(l->rank, 0, job.size - 1);
-  if (variable(l->local_size)) job.local_size = number(l->local_size, 1, kMaxRanks);
-  if (variable(l->local_rank)) job.local_rank = number(l->local_rank, 0, kMaxRanks);
+  job.size = number_of_variable(l->size, 1, kMaxRanks);
+  job.rank = number_of_variable(l->rank, 0, job.size - 1);
+  if (variable(l->local_size)) job.local_size = number_of_variable(l->local_size, 1, kMaxRanks);
+  if (variable(l->local_rank)) job.local_rank = number_of_variable(l->local_rank, 0, kMaxRanks);
   if (l == &kSlurm) job.local_size = slurm_local_size(job.local_size);
   const auto id = variable(l->job), step = variable(l->step);
   job.master_port = port_of_job(id.value_or("") + (step ? "." + *step : ""));
@@ -141,7 +142,7 @@ Job read_job(bool by_hand) {
   if (const auto address = variable("MASTER_ADDR"))
     job.master_addr = parse_host("MASTER_ADDR", *address);
   if (variable("MASTER_PORT")) {
-    job.master_port = uint16_t(number("MASTER_PORT", 1, 65535));
+    job.master_port = uint16_t(number_of_variable("MASTER_PORT", 1, 65535));
     // torchrun's own store uses that port.
     if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ++job.master_port;
   }

@@ -44,7 +44,7 @@ std::string environment_of(const fs::path& process) {
   return text;
 }
 
-int number(std::string_view text, int otherwise) {
+int number_or(std::string_view text, int otherwise) {
   int n = otherwise;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   return error == std::errc() && end == text.data() + text.size() ? n : otherwise;
@@ -57,7 +57,7 @@ std::vector<JobProcess> job_processes(const std::string& job_id) {
   std::vector<JobProcess> found;
   std::error_code error, unreadable;
   for (fs::directory_iterator it("/proc", error), end; !error && it != end; it.increment(error)) {
-    const pid_t pid = number(it->path().filename().native(), 0);
+    const pid_t pid = number_or(it->path().filename().native(), 0);
     if (pid <= 0 || pid == getpid()) continue;
     const std::string variables = environment_of(it->path());
     if (value_of(variables, "MTRAIN_JOB_ID") != job_id) continue;
@@ -68,7 +68,7 @@ std::vector<JobProcess> job_processes(const std::string& job_id) {
     std::string program = fs::read_symlink(it->path() / "exe", unreadable).filename();
     if (const size_t deleted = program.find(" (deleted)"); deleted != std::string::npos)
       program.resize(deleted);  // as after an upgrade
-    found.push_back({pid, number(value_of(variables, "RANK").value_or(""), -1), program});
+    found.push_back({pid, number_or(value_of(variables, "RANK").value_or(""), -1), program});
   }
   return found;
 }

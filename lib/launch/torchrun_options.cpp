@@ -11,7 +11,7 @@ namespace mtrain::launch {
 
 namespace {
 
-std::optional<int> number(std::string_view text, int least, int most) {
+std::optional<int> number_within(std::string_view text, int least, int most) {
   int n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   const bool whole = error == std::errc() && end == text.data() + text.size();
@@ -45,7 +45,7 @@ Endpoint parse_endpoint(const std::string& text) {
   if (host.empty()) wrong("names no host");
   Endpoint endpoint{host, std::nullopt};
   if (port.empty()) return endpoint;
-  const auto n = number(std::string_view(port).substr(1), 0, 65535);
+  const auto n = number_within(std::string_view(port).substr(1), 0, 65535);
   if (!n) wrong("does not end with a port from 0 to 65535");
   endpoint.port = uint16_t(*n);
   return endpoint;
@@ -80,10 +80,10 @@ std::string parse_host(const std::string& source, const std::string& text) {
 int parse_nodes(const std::string& text) {
   constexpr int kMostNodes = 100000;
   const size_t colon = text.find(':');
-  const auto least = number(std::string_view(text).substr(0, colon), 1, kMostNodes);
+  const auto least = number_within(std::string_view(text).substr(0, colon), 1, kMostNodes);
   const auto most = colon == std::string::npos
                         ? least
-                        : number(std::string_view(text).substr(colon + 1), 1, kMostNodes);
+                        : number_within(std::string_view(text).substr(colon + 1), 1, kMostNodes);
   if (!least || !most)
     throw UserError(
         fmt::format("--nnodes={} is not a number of hosts from 1 to {}", text, kMostNodes),
@@ -103,15 +103,15 @@ Streams parse_streams(const std::string& option, const std::string& text) {
                     "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all ranks, or pairs of "
                     "a rank of this host and such a number: 0:3,1:2");
   };
-  if (const auto all = number(trim(text), 0, 3)) {
+  if (const auto all = number_within(trim(text), 0, 3)) {
     streams.all = *all;
     return streams;
   }
   for (const std::string& part : split(text, ',')) {
     const size_t colon = part.find(':');
     if (colon == std::string::npos) wrong();
-    const auto rank = number(trim(part.substr(0, colon)), 0, kMostRanks);
-    const auto bits = number(trim(part.substr(colon + 1)), 0, 3);
+    const auto rank = number_within(trim(part.substr(0, colon)), 0, kMostRanks);
+    const auto bits = number_within(trim(part.substr(colon + 1)), 0, 3);
     if (!rank || !bits) wrong();
     streams.by_local_rank[*rank] = *bits;
   }
@@ -122,7 +122,7 @@ std::set<int> parse_local_ranks(const std::string& text) {
   std::set<int> ranks;
   if (trim(text).empty()) return ranks;
   for (const std::string& part : split(text, ',')) {
-    const auto rank = number(trim(part), 0, kMostRanks);
+    const auto rank = number_within(trim(part), 0, kMostRanks);
     if (!rank)
       throw UserError(fmt::format("--local_ranks_filter={} is not a list of ranks", text),
                       "write the ranks of this host whose output is shown: 0,2");
@@ -158,7 +158,7 @@ RendezvousConfig parse_rendezvous_config(const std::string& text) {
       throw UserError(fmt::format("--rdzv_conf: {} has no value", pair), "write key=value,...");
     const std::string key(trim(pair.substr(0, equals))), value(trim(pair.substr(equals + 1)));
     if (key == "rank") {
-      config.node = number(value, 0, kMostRanks);
+      config.node = number_within(value, 0, kMostRanks);
       if (!config.node)
         throw UserError(fmt::format("--rdzv_conf: rank={} is not the number of a host", value),
                         "hosts are numbered from 0");

@@ -14,7 +14,7 @@ namespace mtrain::observe {
 
 namespace {
 
-constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNoPoint = std::numeric_limits<double>::quiet_NaN();
 constexpr double kLargest = 1e300;  // differences of smaller values stay finite
 constexpr const char* kBold = "\x1b[1m";
 constexpr const char* kPlain = "\x1b[0m";
@@ -50,7 +50,7 @@ std::vector<Point> points_of(const Series* series, int64_t from, int64_t smooth,
     double value = series->values[i];
     if (!(std::abs(value) < kLargest)) {
       sum = 0, count = 0;
-      value = kNone;
+      value = kNoPoint;
     } else if (smooth > 1) {
       sum += value;
       if (++count > smooth) {
@@ -59,7 +59,7 @@ std::vector<Point> points_of(const Series* series, int64_t from, int64_t smooth,
       }
       value = sum / double(count);
     }
-    if (log) value = value > 0 ? std::log10(value) : kNone;
+    if (log) value = value > 0 ? std::log10(value) : kNoPoint;
     if (series->steps[i] >= from) points.push_back({double(series->steps[i]), value});
   }
   return points;
@@ -197,7 +197,7 @@ void draw_line(Canvas& canvas, const Axes& axes, int curve, const std::vector<Po
   canvas.letter_at_point(curve, letter, last, rows[size_t(last)]);
 }
 
-std::string number(double value, double range) {
+std::string axis_label(double value, double range) {
   if (std::abs(value) >= 1e6 || (value != 0 && std::abs(value) < 1e-4 && range < 1e-2))
     return fmt::format("{:.3e}", value);
   const int digits = range > 0 ? std::clamp(2 - int(std::floor(std::log10(range))), 0, 6) : 2;
@@ -213,8 +213,8 @@ std::vector<std::string> row_labels(const Range& values, int rows, bool log) {
     const int row = int(std::lround(double(i) * (rows - 1) / (count - 1)));
     const double value = values.at(1 - double(row) / (rows - 1));
     std::string& label = labels[size_t(row)];
-    label =
-        log ? fmt::format("{:.4g}", std::pow(10, value)) : number(value, values.high - values.low);
+    label = log ? fmt::format("{:.4g}", std::pow(10, value))
+                : axis_label(value, values.high - values.low);
     width = std::max(width, label.size());
   }
   for (std::string& label : labels) label.insert(0, width - label.size(), ' ');

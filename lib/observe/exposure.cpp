@@ -92,7 +92,7 @@ Exposure::ByKind Exposure::take() {
 }
 
 namespace {
-double seconds(int64_t ns) { return double(ns) * 1e-9; }
+double seconds_of_ns(int64_t ns) { return double(ns) * 1e-9; }
 }  // namespace
 
 namespace {
@@ -148,14 +148,14 @@ std::string exposure_text(const Exposure::ByKind& communication) {
   std::string text;
   for (const auto& [kind, c] : communication) {
     const auto in_pairs = [&](int64_t ns) {
-      return c.paired() ? fmt::format(", {:.3g} s of it in pairs", seconds(ns)) : "";
+      return c.paired() ? fmt::format(", {:.3g} s of it in pairs", seconds_of_ns(ns)) : "";
     };
     const double share = c.busy_ns > 0 ? 100 * double(c.exposed_ns) / double(c.busy_ns) : 0;
     text += fmt::format(
         "{}{}: {:.3g} s at work{}, {:.3g} s exposed ({:.0f} %){}, {}, {}", text.empty() ? "" : "; ",
-        stream_kind_name(kind), seconds(c.busy_ns), in_pairs(c.paired_busy_ns),
-        seconds(c.exposed_ns), share, in_pairs(c.paired_exposed_ns),
-        c.idle_ns ? fmt::format("{:.3g} s idle", seconds(*c.idle_ns)) : "idle unknown",
+        stream_kind_name(kind), seconds_of_ns(c.busy_ns), in_pairs(c.paired_busy_ns),
+        seconds_of_ns(c.exposed_ns), share, in_pairs(c.paired_exposed_ns),
+        c.idle_ns ? fmt::format("{:.3g} s idle", seconds_of_ns(*c.idle_ns)) : "idle unknown",
         human_bytes(double(c.bytes)));
   }
   return text;

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNoValue = std::numeric_limits<double>::quiet_NaN();
 constexpr size_t kBlock = size_t{1} << 20;        // bytes that are read at once
 constexpr size_t kLongestLine = size_t{1} << 20;  // no record is longer
 constexpr size_t kMostDamaged = 3;                // lines that are kept with their reasons
@@ -43,7 +43,7 @@ double mean(const Series& series) {
   int64_t count = 0;
   for (const double value : series.values)
     if (std::isfinite(value)) sum += value, ++count;
-  return count > 0 ? sum / double(count) : kNone;
+  return count > 0 ? sum / double(count) : kNoValue;
 }
 
 bool is_file(const fs::path& path) {
@@ -71,7 +71,7 @@ MetricsRecord parse_metrics_record(std::string_view line) {
   MetricsRecord record{.step = step->get<int64_t>(), .values = {}};
   for (const auto& [key, value] : object.items())
     if ((value.is_number() || value.is_null()) && is_printable(key))
-      record.values.emplace(key, value.is_null() ? kNone : value.get<double>());
+      record.values.emplace(key, value.is_null() ? kNoValue : value.get<double>());
   record.evaluation = record.values.contains("validation_loss");
   return record;
 }
@@ -217,7 +217,7 @@ double RunMetrics::tokens_per_s() const { return mean(rates_); }
 double RunMetrics::seconds_left() const {
   return total_steps_ > 0
              ? mean(times_) * 1e-3 * double(std::max<int64_t>(0, total_steps_ - last_step_))
-             : kNone;
+             : kNoValue;
 }
 
 void warn_of_damage(const RecordStream& stream) {

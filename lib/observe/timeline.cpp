@@ -26,7 +26,7 @@ using TrackId = std::pair<int64_t, int64_t>;  // process, thread
                   "name a file that --trace (debug.trace) has written");
 }
 
-double number(const json& event, const char* key) {
+double number_of_event(const json& event, const char* key) {
   const auto at = event.find(key);
   return at != event.end() && at->is_number() ? at->get<double>() : 0;
 }
@@ -44,14 +44,14 @@ int64_t whole_number(const json& args, const char* key, int64_t otherwise = -1) 
 class TraceReader {
  public:
   void event(const json& e) {
-    const TrackId id{int64_t(number(e, "pid")), int64_t(number(e, "tid"))};
+    const TrackId id{int64_t(number_of_event(e, "pid")), int64_t(number_of_event(e, "tid"))};
     const std::string kind = text(e, "ph");
     if (kind == "X") {
-      const double begin = number(e, "ts");
+      const double begin = number_of_event(e, "ts");
       const json args = e.value("args", json::object());
       track(id).spans.push_back({.name = text(e, "name"),
                                  .begin_us = begin,
-                                 .end_us = begin + number(e, "dur"),
+                                 .end_us = begin + number_of_event(e, "dur"),
                                  .pass = text(args, "pass"),
                                  .stage = whole_number(args, "stage"),
                                  .micro_batch = whole_number(args, "micro_batch"),

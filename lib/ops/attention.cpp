@@ -1,10 +1,7 @@
 #include "kernels/attention.h"
 
-#include "ops/enqueue.h"
+#include "ops/attention_views.h"
 #include "ops/ops.h"
-
-MT_KERNEL(AttentionForward)
-MT_KERNEL(AttentionBackward)
 
 namespace mtrain::ops {
 
@@ -29,11 +26,6 @@ kernels::AttentionShape shape_of(const Device& device, const AttentionDims& d,
           .scale = d.scale,
           .cap = d.cap,
           .own_kernels = device.own_attention()};
-}
-// Returns the elements of a (T, heads * D) tensor, starting at head `head` of the first token.
-Span heads_from(const Tensor& x_TN, int64_t head, int64_t D) {
-  return {static_cast<char*>(x_TN.data()) + head * D * dtype_size(x_TN.dtype()),
-          x_TN.count() - head * D, x_TN.dtype()};
 }
 void check_qkv(const AttentionDims& d, const Tensor& qkv_TN, const Tensor& cu_seqlens) {
   MT_SHAPE("attention", qkv_TN, {d.B * d.S, (d.A + 2 * d.G) * d.D});

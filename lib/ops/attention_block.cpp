@@ -1,19 +1,17 @@
 #include "base/math.h"
 #include "kernels/attention.h"
 #include "kernels/attention_merge.h"
-#include "ops/enqueue.h"
+#include "ops/attention_views.h"
 #include "ops/ops.h"
 
-MT_KERNEL(AttentionForward)
-MT_KERNEL(AttentionBackward)
 MT_KERNEL(AttentionMerge)
 
 namespace mtrain::ops {
 
 namespace {
 
-kernels::AttentionShape shape_of(const Device& device, const AttentionBlock& b,
-                                 int64_t lse_stride) {
+kernels::AttentionShape block_shape(const Device& device, const AttentionBlock& b,
+                                    int64_t lse_stride) {
   const bool documents = bool(b.q_documents.begin);
   const int64_t Sq = b.q.end - b.q.begin, Skv = b.kv.end - b.kv.begin;
   return {.B = b.B,
@@ -123,7 +121,7 @@ void attention_block(Stream& stream, const AttentionBlock& b, const Heads& q, co
            .reads = {q.x_TN, k.x_TN, v.x_TN, b.q_documents.begin, b.q_documents.end,
                      b.kv_documents.begin, b.kv_documents.end},
            .writes = {written(b, out, b.A, b.q), written_lse(into.lse)}},
-          kernels::AttentionForward{.shape = shape_of(stream.device(), b, into.lse.dim(2)),
+          kernels::AttentionForward{.shape = block_shape(stream.device(), b, into.lse.dim(2)),
                                     .q = view_of(b, q, b.q),
                                     .k = view_of(b, k, b.kv),
                                     .v = view_of(b, v, b.kv),
@@ -196,7 +194,7 @@ void attention_block_backward(Stream& stream, const AttentionBlock& b, const Hea
            .reads = std::move(reads),
            .writes = {written(b, grads.dq, b.A, b.q), written(b, grads.dk, b.G, b.kv),
                       written(b, grads.dv, b.G, b.kv)}},
-          kernels::AttentionBackward{.shape = shape_of(stream.device(), b, merged.lse.dim(2)),
+          kernels::AttentionBackward{.shape = block_shape(stream.device(), b, merged.lse.dim(2)),
                                      .q = view_of(b, q, b.q),
                                      .k = view_of(b, k, b.kv),
                                      .v = view_of(b, v, b.kv),

@@ -1,19 +1,11 @@
 #include "kernels/attention_decode.h"
 
-#include "ops/enqueue.h"
+#include "ops/attention_views.h"
 #include "ops/ops.h"
 
 MT_KERNEL(AttentionDecode)
 
 namespace mtrain::ops {
-
-namespace {
-// Returns the elements of a (rows, heads * D) tensor, starting at head `head` of the first row.
-Span heads_from(const Tensor& x_RN, int64_t head, int64_t D) {
-  return {static_cast<char*>(x_RN.data()) + head * D * dtype_size(x_RN.dtype()),
-          x_RN.count() - head * D, x_RN.dtype()};
-}
-}  // namespace
 
 Tensor attention_decode(Stream& stream, const DecodeDims& d, const Tensor& qkv_TN,
                         const Tensor& cache_RN, const Tensor& start_T, const Tensor& end_T) {

@@ -11,7 +11,7 @@ namespace mtrain::run {
 
 namespace {
 
-constexpr const char* kSaved = "bf16_arithmetic";  // a key in state.json
+constexpr const char* kBf16Arithmetic = "bf16_arithmetic";  // a key in state.json
 // A key of earlier versions. They timed several libraries for each shape and saved the choices.
 constexpr const char* kTimedChoices = "matmul_choices";
 
@@ -56,13 +56,13 @@ void restore_bf16_arithmetic(Device& device, const comm::HostCollectives& contro
         "the run of the checkpoint chose its matrix multiplications by timing them, and this "
         "version does not");
   if (!has_choice(device, plan)) return;
-  if (!state.contains(kSaved)) return choose_bf16_arithmetic(device, control, plan);
-  const auto saved = parse_bf16_arithmetic(state.text(kSaved));
+  if (!state.contains(kBf16Arithmetic)) return choose_bf16_arithmetic(device, control, plan);
+  const auto saved = parse_bf16_arithmetic(state.text(kBf16Arithmetic));
   if (plan.device.deterministic && saved != Bf16Arithmetic::widened) {
     warn(
         fmt::format("the run of the checkpoint multiplied bf16 with {}, and debug.deterministic "
                     "multiplies it as fp32",
-                    state.text(kSaved)));
+                    state.text(kBf16Arithmetic)));
     return choose_bf16_arithmetic(device, control, plan);
   }
   if (saved && agreed(control, *saved) == saved) return device.set_bf16_arithmetic(*saved);
@@ -70,13 +70,13 @@ void restore_bf16_arithmetic(Device& device, const comm::HostCollectives& contro
   warn(
       fmt::format("the run of the checkpoint multiplied bf16 with {}, which the CPU of a rank does "
                   "not support; this run uses {}",
-                  state.text(kSaved), bf16_arithmetic_name(*device.bf16_arithmetic())));
+                  state.text(kBf16Arithmetic), bf16_arithmetic_name(*device.bf16_arithmetic())));
 }
 
 void save_bf16_arithmetic(const Device& device, const RunPlan& plan, storage::TrainState& state) {
   state.set(kTimedChoices, "");  // earlier versions need this key to load the checkpoint
   if (has_choice(device, plan))
-    state.set(kSaved, std::string(bf16_arithmetic_name(*device.bf16_arithmetic())));
+    state.set(kBf16Arithmetic, std::string(bf16_arithmetic_name(*device.bf16_arithmetic())));
 }
 
 }  // namespace mtrain::run

@@ -18,7 +18,7 @@ using Cells = std::vector<std::string>;
 constexpr auto kLeft = TableColumn::Align::left;
 
 // Returns a text such as "0 1 2 3" or "0 8 16 24 ... 120".
-std::string ranks_text(const std::vector<int64_t>& ranks) {
+std::string rank_list(const std::vector<int64_t>& ranks) {
   constexpr size_t kShown = 8;
   std::string text;
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -72,7 +72,7 @@ class MeshTable {
   void line(const std::string& name, int64_t size, int64_t groups,
             const std::vector<int64_t>& ranks, const char* purpose) {
     rows_.push_back(
-        {name, std::to_string(size), std::to_string(groups), ranks_text(ranks), purpose});
+        {name, std::to_string(size), std::to_string(groups), rank_list(ranks), purpose});
   }
 
   mesh::Mesh device_, moe_;

@@ -10,7 +10,7 @@ namespace mtrain::run {
 
 namespace {
 
-constexpr const char* kSaved = "gemm_choices";  // a key in state.json
+constexpr const char* kGemmChoices = "gemm_choices";  // a key in state.json
 
 // Returns the lines of all texts without duplicates: the first lines of all texts, then the second
 // lines, and so on; at most `most` lines.
@@ -47,9 +47,9 @@ void choose_gemms(ops::GemmTuner& tuner, const comm::HostCollectives& control, d
 }
 
 void restore_gemms(ops::GemmTuner& tuner, const storage::TrainState& state) {
-  if (!state.contains(kSaved)) return;
+  if (!state.contains(kGemmChoices)) return;
   try {
-    tuner.use(state.text(kSaved));
+    tuner.use(state.text(kGemmChoices));
   } catch (const RunError& e) {
     log::warn(
         fmt::format("the checkpoint's choices of GEMM algorithms cannot be used: {}; this run "
@@ -59,7 +59,7 @@ void restore_gemms(ops::GemmTuner& tuner, const storage::TrainState& state) {
 }
 
 void save_gemms(ops::GemmTuner& tuner, storage::TrainState& state) {
-  state.set(kSaved, tuner.choices());
+  state.set(kGemmChoices, tuner.choices());
 }
 
 }  // namespace mtrain::run

@@ -9,7 +9,7 @@ namespace mtrain::schedule {
 
 namespace {
 
-bool is_exchange(const PairPart& part) { return part.kind == PairPartKind::exchange; }
+bool is_exchange_part(const PairPart& part) { return part.kind == PairPartKind::exchange; }
 
 class PassPlayer {
  public:
@@ -22,7 +22,7 @@ class PassPlayer {
         in_chunks(pass_[i], pass_[i + 1], pass_[i + 2]);
         i += 3;
       } else {
-        whole(pass_[i], i > 0 && is_exchange(pass_[i - 1]));
+        whole(pass_[i], i > 0 && is_exchange_part(pass_[i - 1]));
         ++i;
       }
     }
@@ -32,8 +32,8 @@ class PassPlayer {
 
  private:
   bool starts_chunks(size_t i) const {
-    return i + 2 < pass_.size() && is_exchange(pass_[i]) && !is_exchange(pass_[i + 1]) &&
-           is_exchange(pass_[i + 2]);
+    return i + 2 < pass_.size() && is_exchange_part(pass_[i]) && !is_exchange_part(pass_[i + 1]) &&
+           is_exchange_part(pass_[i + 2]);
   }
 
   // Adds a step that can begin at `ready`. Returns when it ends.
@@ -60,7 +60,7 @@ class PassPlayer {
 
   void whole(const PairPart& part, bool reads) {
     if (reads) drain();
-    const double end = add(is_exchange(part), ready_ - part.ahead, cost_now(part));
+    const double end = add(is_exchange_part(part), ready_ - part.ahead, cost_now(part));
     ready_ = end - (delay_wgrad_ ? 0 : (1 - part.weights_first) * part.weight_cost);
   }
 

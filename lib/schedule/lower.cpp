@@ -16,7 +16,7 @@ struct Channel {
   ActionList receives;
   size_t taken = 0;
 };
-using Channels = std::map<std::pair<int64_t, int64_t>, Channel>;  // by sender and receiver
+using MessageChannels = std::map<std::pair<int64_t, int64_t>, Channel>;  // by sender and receiver
 
 // Returns how many computations run together at position `at`.
 size_t together_at(const ActionList& computing, size_t at) {
@@ -33,8 +33,8 @@ void for_sends(const Schedule& s, const ActionList& computing, size_t at, bool g
     if (message_of(s, computing[at + (gradients_first ? together - 1 - k : k)], t)) f(t);
 }
 
-Channels messages_in_order(const Schedule& s, bool gradients_first) {
-  Channels channels;
+MessageChannels messages_in_order(const Schedule& s, bool gradients_first) {
+  MessageChannels channels;
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     const ActionList& list = s.ranks[size_t(rank)];
     for (size_t i = 0; i < list.size(); i += together_at(list, i))
@@ -48,7 +48,7 @@ Channels messages_in_order(const Schedule& s, bool gradients_first) {
 }  // namespace
 
 Schedule with_messages(const Schedule& s, bool gradients_first) {
-  Channels channels = messages_in_order(s, gradients_first);
+  MessageChannels channels = messages_in_order(s, gradients_first);
   std::vector<bool> have[2];  // received: by way, then by the receiving stage and micro-batch
   for (auto& way : have) way.resize(size_t(s.stages * s.micro_batches));
   const auto has = [&](const Action& message) -> std::vector<bool>::reference {

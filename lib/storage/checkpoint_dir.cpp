@@ -195,7 +195,7 @@ void remove_or_warn(const fs::path& folder) {
 
 // Removes the temporary folders that killed runs of this host have left. Folders of other living
 // processes may be in use, and are kept.
-void remove_stale(const fs::path& root) {
+void remove_stale_checkpoints(const fs::path& root) {
   std::vector<fs::path> stale;
   std::error_code error;
   for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
@@ -268,7 +268,7 @@ CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, KeepRule keep)
   final_ = root_ / step_name(step);
   std::error_code error;
   make_folders(root_);
-  remove_stale(root_);  // first, since their space may be needed
+  remove_stale_checkpoints(root_);  // first, since their space may be needed
   fs::create_directory(temporary_, error);
   if (error) fail("create", temporary_, error.value());
 }
@@ -363,7 +363,7 @@ void CheckpointWriter::delete_old() const {
       }
     }
   }
-  remove_stale(root_);
+  remove_stale_checkpoints(root_);
 }
 
 std::vector<ScoredCheckpoint> best_checkpoints(const fs::path& root) {
@@ -474,7 +474,8 @@ CheckpointRef checkpoint_at(const fs::path& path) {
 void require_writable(const fs::path& root, std::string_view field) {
   try {
     make_folders(root);
-    // The same folder and file as in a save; remove_stale() removes them if the process is killed.
+    // The same folder and file as in a save; remove_stale_checkpoints() removes them if the process
+    // is killed.
     const fs::path probe = temporary_name(root, 0);
     std::error_code error;
     fs::create_directory(probe, error);

@@ -43,7 +43,7 @@ std::string print(const Owner& o) {
                      o.host, o.pid, o.pids, o.started, o.job, o.attempt);
 }
 
-Owner parse(const std::string& text) {
+Owner parse_lock_owner(const std::string& text) {
   Owner o;
   for (std::string line : split(text, '\n')) {
     // Another program may have written the file, and its text is printed to a terminal.
@@ -126,7 +126,7 @@ bool is_folder_held(const fs::path& folder) {
   const bool locked = ::fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
   struct stat info {};
   ::fstat(fd, &info);
-  const Owner owner = parse(read_text(fd));
+  const Owner owner = parse_lock_owner(read_text(fd));
   ::close(fd);
   if (locked || owner.kind != "lease") return locked;
   // An owner may be late, and clocks of hosts differ.
@@ -233,7 +233,7 @@ std::optional<Owner> FolderLock::State::take_file(int opened, bool created) {
   const int error = options.lease ? ENOLCK : lock_file(opened);
   const bool by_lease = lacks_locks(error);
   if (error != 0 && !by_lease) {
-    if (error == EAGAIN || error == EACCES) return parse(read_text(opened));
+    if (error == EAGAIN || error == EACCES) return parse_lock_owner(read_text(opened));
     throw RunError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(error)));
   }
   if (!created) {
@@ -242,7 +242,7 @@ std::optional<Owner> FolderLock::State::take_file(int opened, bool created) {
     if (::fstat(opened, &held) != 0 || ::lstat(file.c_str(), &named) != 0 ||
         !same_file(held, named))
       return std::nullopt;
-    const Owner owner = parse(read_text(opened));
+    const Owner owner = parse_lock_owner(read_text(opened));
     // A host whose file system has locks respects a lease, and vice versa.
     if ((by_lease || owner.kind == "lease") && !is_stale(opened, owner)) return owner;
     if (by_lease) {

@@ -76,7 +76,7 @@ bool is_inside(const std::string& name) {
   return true;
 }
 
-Manifest parse(const fs::path& path, const std::string& text) {
+Manifest parse_manifest_text(const fs::path& path, const std::string& text) {
   const auto fail = [&](const std::string& what) { return damaged_file(path, what); };
   json file;
   try {
@@ -146,7 +146,7 @@ Manifest read_manifest(const fs::path& folder) {
   }
   const bool has_sums = shows_sums(folder, text);
   if (has_sums) check_own_checksum(path, text);
-  Manifest manifest = parse(path, text);
+  Manifest manifest = parse_manifest_text(path, text);
   if (has_sums != manifest.has_sums) throw damaged_file(path, "it lists no checksums");
   return manifest;
 }

@@ -37,7 +37,7 @@ RunError cannot(const char* verb, const fs::path& path, int error) {
 }
 
 // Removes the temporary folders of `final_path` that dead processes of this host have left.
-void remove_stale(const fs::path& final_path) {
+void remove_stale_folders(const fs::path& final_path) {
   const std::string begin = final_path.filename().string() + kTemporary, end = "-" + host_name();
   std::vector<fs::path> stale;
   std::error_code error;
@@ -81,7 +81,7 @@ NewFolder::NewFolder(const fs::path& final_path)
       path_(fmt::format("{}{}{}-{}", final_.string(), kTemporary, ::getpid(), host_name())) {
   require_absent(final_);
   make_folders(folder_of(final_));
-  remove_stale(final_);  // first, since their space may be needed
+  remove_stale_folders(final_);  // first, since their space may be needed
   std::error_code error;
   fs::remove_all(path_, error);  // left by an earlier process with this id
   fs::create_directory(path_, error);

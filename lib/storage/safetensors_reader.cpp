@@ -15,7 +15,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
 
 constexpr int64_t kLargestHeader = 100'000'000;  // the format's own limit
-constexpr int64_t kPieceBytes = 128 << 10;       // read at a time for a conversion; fits in caches
+constexpr int64_t kReadAtOnce = 128 << 10;       // read at a time for a conversion; fits in caches
 
 std::string tensor_named(std::string_view name) { return fmt::format("tensor `{}`", name); }
 
@@ -109,8 +109,8 @@ void SafetensorsReader::read(std::string_view name, int64_t first, int64_t count
   MT_CHECK(first >= 0 && count >= 0 && count <= t.count() - first, "elements {} + {} of {} of {}",
            first, count, t.count(), name);
   const auto convert = [&]<class T>() {
-    constexpr int64_t kSize = sizeof(T), kPiece = kPieceBytes / kSize;
-    alignas(64) std::byte piece[kPieceBytes];
+    constexpr int64_t kSize = sizeof(T), kPiece = kReadAtOnce / kSize;
+    alignas(64) std::byte piece[kReadAtOnce];
     for (int64_t done = 0; done < count; done += kPiece) {
       const int64_t n = std::min(kPiece, count - done);
       read_data(t, (first + done) * kSize, n * kSize, piece);

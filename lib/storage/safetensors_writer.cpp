@@ -12,7 +12,7 @@
 namespace mtrain::storage {
 namespace {
 
-constexpr int64_t kPieceBytes = 16ll << 20;  // copied at a time from the device to the host
+constexpr int64_t kCopiedAtOnce = 16ll << 20;  // copied at a time from the device to the host
 
 std::string make_header(const std::vector<TensorInfo>& tensors, const Metadata& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
@@ -107,7 +107,7 @@ void SafetensorsWriter::write_part(std::string_view name, ConstSpan host) {
 void SafetensorsWriter::copy(const Tensor& part, Stream& stream,
                              const std::function<void()>& after_piece) {
   const int64_t size = dtype_size(part.dtype());
-  const int64_t piece = std::min(kPieceBytes / size, part.count());
+  const int64_t piece = std::min(kCopiedAtOnce / size, part.count());
   std::vector<std::byte> host(size_t(piece * size));
   for (int64_t first = 0; first < part.count(); first += piece) {
     const int64_t n = std::min(piece, part.count() - first);

@@ -19,6 +19,8 @@
 #include "train/trainer.h"
 #include "train_testing.h"
 
+namespace parity_bf16_choice_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -145,3 +147,5 @@ TEST_CASE("a run in fp32 chooses nothing and saves nothing of bf16") {
   CHECK_FALSE(storage::TrainState::load(checkpoint_in(root, run) / "state.json")
                   .contains("bf16_arithmetic"));
 }
+
+}  // namespace parity_bf16_choice_test

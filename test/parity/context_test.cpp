@@ -11,6 +11,8 @@
 #include "storage/checkpoint_dir.h"
 #include "train_ranks.h"
 
+namespace parity_context_test {
+
 using namespace mtrain;
 using namespace train_testing;
 namespace fs = std::filesystem;
@@ -415,3 +417,5 @@ TEST_CASE("infinities with a meaning are not reported as overflows") {
       CHECK(std::ranges::any_of(messages, [&](const auto& m) { return m.find(place) != m.npos; }));
   }
 }
+
+}  // namespace parity_context_test

@@ -10,6 +10,8 @@
 #include "storage/checkpoint_dir.h"
 #include "train_ranks.h"
 
+namespace parity_data_parallel_test {
+
 using namespace mtrain;
 using namespace train_testing;
 namespace fs = std::filesystem;
@@ -265,3 +267,5 @@ TEST_CASE("only the rank that computed a value that is not finite reports its pl
   CHECK(messages[1].find(poisoned) != std::string::npos);
   for (const int rank : {0, 2}) CHECK(messages[size_t(rank)].find("comm: step 1") == 0);
 }
+
+}  // namespace parity_data_parallel_test

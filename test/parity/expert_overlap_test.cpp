@@ -9,6 +9,8 @@
 
 #include "train_experts_testing.h"
 
+namespace parity_expert_overlap_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -163,3 +165,5 @@ TEST_CASE("experts in chunks change no bit beside tensor and context parallelism
                                 join({kPlain, ep(2), cp2("p2p"), kFsdp2})})
     expect_no_change({4, layout}, {chunks(2)});
 }
+
+}  // namespace parity_expert_overlap_test

@@ -13,6 +13,8 @@
 #include "schedule/pass_costs.h"
 #include "train_experts_testing.h"
 
+namespace parity_expert_pair_order_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -363,3 +365,5 @@ TEST_CASE("rows travel while earlier launches occupy the compute stream") {
     }
   }
 }
+
+}  // namespace parity_expert_pair_order_test

@@ -7,6 +7,8 @@
 #include "covering.h"
 #include "train_experts_testing.h"
 
+namespace parity_expert_pairs_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -203,3 +205,5 @@ TEST_CASE("all settings of pairs in a pipeline give the same bits") {
     expect_same_bits(plain, in_pairs(4, on, kCounting));
   }
 }
+
+}  // namespace parity_expert_pairs_test

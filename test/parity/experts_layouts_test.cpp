@@ -11,6 +11,8 @@
 #include "storage/checkpoint_dir.h"
 #include "train_experts_testing.h"
 
+namespace parity_experts_layouts_test {
+
 using namespace mtrain;
 using namespace train_testing;
 namespace fs = std::filesystem;
@@ -524,3 +526,5 @@ TEST_CASE("the load of a rank is of the rows that its experts keep") {
   CHECK(wide.rank_load_max > tight.rank_load_max);
   CHECK(tight.load_max == wide.load_max);
 }
+
+}  // namespace parity_experts_layouts_test

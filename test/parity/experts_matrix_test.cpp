@@ -7,6 +7,8 @@
 #include "covering.h"
 #include "train_experts_testing.h"
 
+namespace parity_experts_matrix_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -137,3 +139,5 @@ TEST_CASE(
     expect_as_alone(one, results, compare_choices);
   }
 }
+
+}  // namespace parity_experts_matrix_test

@@ -12,6 +12,8 @@
 #include "storage/checkpoint_dir.h"
 #include "train_ranks.h"
 
+namespace parity_experts_test {
+
 using namespace mtrain;
 using namespace train_testing;
 namespace fs = std::filesystem;
@@ -518,3 +520,5 @@ TEST_CASE("the log has the routers' losses and loads, alike on all ranks and und
   const auto device = Device::cpu(1);
   CHECK_FALSE(make_trainer(*device, dense, std::make_shared<CountingData>()).step().experts);
 }
+
+}  // namespace parity_experts_test

@@ -6,6 +6,8 @@
 #include "plan/run_plan.h"
 #include "train_pipeline_testing.h"
 
+namespace parity_fine_grained_test {
+
 using namespace pipeline_testing;
 
 namespace {
@@ -392,3 +394,5 @@ TEST_CASE("sharded parameters and gradients of stages travel when the list says"
     }
   }
 }
+
+}  // namespace parity_fine_grained_test

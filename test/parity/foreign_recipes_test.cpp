@@ -13,6 +13,8 @@
 #include "plan/run_plan.h"
 #include "train_ranks.h"
 
+namespace parity_foreign_recipes_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -273,3 +275,5 @@ TEST_CASE("the blocks of the guides train as a single rank does") {
     CHECK(block.first_norm == Approx(one.first_norm).epsilon(2e-2));
   }
 }
+
+}  // namespace parity_foreign_recipes_test

@@ -11,6 +11,8 @@
 #include "run/run_checkpoint.h"
 #include "train_ranks.h"
 
+namespace parity_fp16_test {
+
 using namespace mtrain;
 using namespace train_testing;
 using Catch::Matchers::Contains;
@@ -291,3 +293,5 @@ TEST_CASE("in fp16, too, a loss that is not finite ends the run and names the te
   });
   CHECK_THROWS_AS(run.trainer.step(), RunError);
 }
+
+}  // namespace parity_fp16_test

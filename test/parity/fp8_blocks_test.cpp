@@ -6,6 +6,8 @@
 #include "run/run_checkpoint.h"
 #include "train_fp8_testing.h"
 
+namespace parity_fp8_blocks_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -165,3 +167,5 @@ TEST_CASE("trainings with scales of blocks resume with the same bits, also from 
     check_close(delayed.losses(2), again.losses(2), kLosses);
   }
 }
+
+}  // namespace parity_fp8_blocks_test

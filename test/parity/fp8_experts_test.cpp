@@ -8,6 +8,8 @@
 #include "run/run_checkpoint.h"
 #include "train_fp8_testing.h"
 
+namespace parity_fp8_experts_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -228,3 +230,5 @@ TEST_CASE("experts in 8 bits resume with the same bits, and under other layouts"
   folder = run::save_run(one.trainer, root.path / "one");
   check_close(one.losses(2), two_steps(layout(2), false), kLosses);
 }
+
+}  // namespace parity_fp8_experts_test

@@ -12,6 +12,8 @@
 #include "model/linear.h"
 #include "train_fp8_testing.h"
 
+namespace parity_fp8_gradients_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -278,3 +280,5 @@ TEST_CASE("an output gradient's two layouts have the bits that each has apart") 
         CHECK((without == apart));
       }
 }
+
+}  // namespace parity_fp8_gradients_test

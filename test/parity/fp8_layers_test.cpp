@@ -4,6 +4,8 @@
 
 #include "train_fp8_testing.h"
 
+namespace parity_fp8_layers_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -104,3 +106,5 @@ TEST_CASE("the experts of a layer in bf16 are in bf16, too") {
   const Changes spread{"distributed.strategy=megatron_ddp", "distributed.ep_size=2"};
   CHECK(quantized_layers(with(base, spread), 2) == inner);
 }
+
+}  // namespace parity_fp8_layers_test

@@ -7,6 +7,8 @@
 #include "run/run_checkpoint.h"
 #include "train_fp8_testing.h"
 
+namespace parity_fp8_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -176,3 +178,5 @@ TEST_CASE("a pipeline's checkpoint has the scales of all its layers") {
   CHECK(by_name(one.scales()).size() == 2 * 4 * 3);
   check_close(losses, one.losses(1), kLosses);
 }
+
+}  // namespace parity_fp8_test

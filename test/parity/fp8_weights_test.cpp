@@ -9,6 +9,8 @@
 #include "run/run_checkpoint.h"
 #include "train_fp8_testing.h"
 
+namespace parity_fp8_weights_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -279,3 +281,5 @@ TEST_CASE("graphs beside micro-batches that communicate use their 8-bit weights"
       CHECK((on == all_ranks(false)));
     }
 }
+
+}  // namespace parity_fp8_weights_test

@@ -10,6 +10,8 @@
 #include "run/gemm_choice.h"
 #include "train_testing.h"
 
+namespace parity_gemm_choice_test {
+
 using namespace mtrain;
 using namespace mtrain::test;
 using kernels::cuda::Epilogue;
@@ -137,3 +139,5 @@ TEST_CASE("a run on a CPU chooses no GEMM algorithms") {
   const auto device = Device::cpu(1);
   CHECK(!ops::gemm_tuner(*device));
 }
+
+}  // namespace parity_gemm_choice_test

@@ -15,6 +15,8 @@
 #include "recipe/recipe.h"
 #include "storage/safetensors.h"
 
+namespace parity_golden_test {
+
 using namespace mtrain;
 
 namespace {
@@ -312,3 +314,5 @@ TEST_CASE("holding weight gradients and draining them later gives the same bits"
     CHECK(std::count(finished.begin(), finished.end(), p->name) == 1);
   }
 }
+
+}  // namespace parity_golden_test

@@ -5,6 +5,8 @@
 #include "../unit/graph_testing.h"
 #include "train_ranks.h"
 
+namespace parity_graphs_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -208,3 +210,5 @@ TEST_CASE("data-parallel ranks capture the micro-batches that do not communicate
     }
   }
 }
+
+}  // namespace parity_graphs_test

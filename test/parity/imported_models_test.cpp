@@ -13,6 +13,8 @@
 #include "interchange/hf_folder.h"
 #include "train_testing.h"
 
+namespace parity_imported_models_test {
+
 using namespace mtrain;
 using namespace train_testing;
 using Catch::Contains;
@@ -127,3 +129,5 @@ TEST_CASE("heads of a folder that tp does not divide are refused with both numbe
                       Contains("tp_size 2 does not divide the 3 attention heads"));
   CHECK(load(folder.path.string(), {}, 1, r) == "");
 }
+
+}  // namespace parity_imported_models_test

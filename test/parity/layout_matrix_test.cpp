@@ -12,6 +12,8 @@
 #include "train_pieces.h"
 #include "train_testing.h"
 
+namespace parity_layout_matrix_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -211,3 +213,5 @@ TEST_CASE("recipes are refused exactly where a layout cannot be") {
     CHECK(diagnostics.has_errors() != legal(l));
   });
 }
+
+}  // namespace parity_layout_matrix_test

@@ -6,6 +6,8 @@
 #include "storage/safetensors.h"
 #include "train_ranks.h"
 
+namespace parity_moments_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -101,3 +103,5 @@ TEST_CASE("a run resumes from moments of the other type") {
       check_close(tail, losses_of(to, 1, 3, saved->path, {}), 2e-2);
     }
 }
+
+}  // namespace parity_moments_test

@@ -9,6 +9,8 @@
 #include "storage/safetensors.h"
 #include "train_experts_testing.h"
 
+namespace parity_muon_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -260,3 +262,5 @@ TEST_CASE("a checkpoint of another optimizer, or of other groups' matrices, is r
   run::resume_run(slower.trainer, of_muon);
   CHECK(std::isfinite(slower.trainer.step().loss));
 }
+
+}  // namespace parity_muon_test

@@ -3,6 +3,8 @@
 // stream sanitizer. test/parity/tensor_test.cpp compares gradients under tensor parallelism.
 #include "train_fp8_testing.h"
 
+namespace parity_norms_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -132,3 +134,5 @@ TEST_CASE("models with norms of outputs train in 8 bits, and recompute the same 
         check_close(one.losses, rank.losses, 2e-2);
     }
 }
+
+}  // namespace parity_norms_test

@@ -7,6 +7,8 @@
 #include "train/trainer.h"
 #include "train_testing.h"
 
+namespace parity_overlap_steps_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -151,3 +153,5 @@ TEST_CASE("experts over ranks train as a single rank does, step by step") {
   for (const Parallelism& layout : layouts_of_experts())
     expect_same_losses(with(model, {"distributed.ep_size=2"}), layout, alone);
 }
+
+}  // namespace parity_overlap_steps_test

@@ -8,6 +8,8 @@
 #include "storage/checkpoint_dir.h"
 #include "train_pipeline_testing.h"
 
+namespace parity_pipeline_test {
+
 using namespace mtrain;
 using namespace pipeline_testing;
 namespace fs = std::filesystem;
@@ -477,3 +479,5 @@ TEST_CASE("the stage that first has a value that is not finite reports its place
                           std::string::npos);
   CHECK(found);
 }
+
+}  // namespace parity_pipeline_test

@@ -13,6 +13,8 @@
 #include "plan_testing.h"
 #include "train/build_trainer.h"
 
+namespace parity_plan_experts_test {
+
 using namespace mtrain;
 using namespace plan_testing;
 
@@ -263,3 +265,5 @@ TEST_CASE("planned memory is within 10 % of balanced experts, 15 % of experts wi
         }
     }
 }
+
+}  // namespace parity_plan_experts_test

@@ -12,6 +12,8 @@
 #include "run/dry_run.h"
 #include "train/build_trainer.h"
 
+namespace parity_plan_test {
+
 using namespace mtrain;
 using namespace plan_testing;
 
@@ -526,3 +528,5 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
     CHECK(has("model.moe.token_dispatcher: alltoall") == (r.distributed.ep_size > 1));
   }
 }
+
+}  // namespace parity_plan_test

@@ -8,6 +8,8 @@
 #include "plan/run_plan.h"
 #include "run/rank_consistency.h"
 
+namespace parity_rank_consistency_test {
+
 using namespace mtrain;
 
 namespace {
@@ -55,3 +57,5 @@ TEST_CASE("hosts with different GPUs are refused where costs order the exchanges
   CHECK(refusals({h100, a100}, {"hardware.gpu=a100"}) == nothing);
   CHECK(refusals({h100, a100}, {"comm_overlap.overlap_moe_expert_parallel_comm=false"}) == nothing);
 }
+
+}  // namespace parity_rank_consistency_test

@@ -5,6 +5,8 @@
 #include "plan/load_recipe.h"
 #include "train_ranks.h"
 
+namespace parity_ready_experts_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -87,3 +89,5 @@ TEST_CASE("the ready recipes with experts train over eight ranks, cut to one lay
     }
   }
 }
+
+}  // namespace parity_ready_experts_test

@@ -2,6 +2,8 @@
 // gradients that run later, and in 8 bits. Runs under the stream sanitizer.
 #include "train_fp8_testing.h"
 
+namespace parity_recompute_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -137,3 +139,5 @@ TEST_CASE("each recomputed module keeps fewer activations") {
   CHECK(activations(with(base, with(selective("layernorm"), {"recompute.cheap=false"}))) <
         all_kept);
 }
+
+}  // namespace parity_recompute_test

@@ -10,6 +10,8 @@
 #include "run_lab.h"
 #include "train/build_trainer.h"
 
+namespace parity_run_data_test {
+
 using namespace mtrain;
 using Catch::Contains;
 namespace fs = std::filesystem;
@@ -167,3 +169,5 @@ TEST_CASE("data that only differ where no sample was taken end the run before it
   CHECK_FALSE(fs::exists(lab.step("saved", 1000000)));
   ::unsetenv("XDG_CACHE_HOME");
 }
+
+}  // namespace parity_run_data_test

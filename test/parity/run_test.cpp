@@ -33,6 +33,8 @@
 #include "train/build_trainer.h"
 #include "train/data_setup.h"
 
+namespace parity_run_test {
+
 using namespace mtrain;
 using Catch::Contains;
 using nlohmann::json;
@@ -559,3 +561,5 @@ TEST_CASE("a run ends on signals, and continues without the reader of its output
   CHECK(::write(ends[1], "x", 1) == -1);
   ::close(ends[1]);
 }
+
+}  // namespace parity_run_test

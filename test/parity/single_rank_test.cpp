@@ -11,6 +11,8 @@
 #include "train/trainer.h"
 #include "train_testing.h"
 
+namespace parity_single_rank_test {
+
 using namespace mtrain;
 using namespace train_testing;
 
@@ -251,3 +253,5 @@ TEST_CASE("a loss that is not finite names the first tensor, and nothing is upda
     CHECK(run.trainer.steps_done() == 2);
   }
 }
+
+}  // namespace parity_single_rank_test

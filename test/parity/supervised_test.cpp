@@ -21,6 +21,8 @@
 #include "train_pieces.h"
 #include "train_testing.h"
 
+namespace parity_supervised_test {
+
 using namespace mtrain;
 using namespace train_testing;
 namespace fs = std::filesystem;
@@ -350,3 +352,5 @@ TEST_CASE(
     }
   }
 }
+
+}  // namespace parity_supervised_test

@@ -13,6 +13,8 @@
 #include "train_pieces.h"
 #include "train_testing.h"
 
+namespace parity_tensor_test {
+
 using namespace mtrain;
 using namespace train_testing;
 namespace fs = std::filesystem;
@@ -429,3 +431,5 @@ TEST_CASE("tensor, sequence, context and data parallelism together") {
       }
   }
 }
+
+}  // namespace parity_tensor_test

@@ -14,6 +14,8 @@
 #include "storage/safetensors.h"
 #include "train_ranks.h"
 
+namespace parity_weights_test {
+
 using namespace mtrain;
 using namespace train_testing;
 namespace fs = std::filesystem;
@@ -225,3 +227,5 @@ TEST_CASE("biases of routers that the weights lack begin at zero") {
   CHECK(losses == start(zero, kModel, 1).losses);
   CHECK(losses != start(trained, kModel, 1).losses);
 }
+
+}  // namespace parity_weights_test

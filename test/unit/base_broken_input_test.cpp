@@ -13,6 +13,8 @@
 #include "base/regular_file.h"
 #include "temporary_folder.h"
 
+namespace base_broken_input_test {
+
 using namespace mtrain;
 using Catch::Matchers::Contains;
 using nlohmann::json;
@@ -138,3 +140,5 @@ TEST_CASE("a file that is larger than its kind can be is refused before it is re
   CHECK_THROWS_WITH(read_file(path), Contains("huge has 1.00 TiB"));
   CHECK_FALSE(read_regular_file("/proc/self/status", 1 << 20).empty());  // its reported size is 0
 }
+
+}  // namespace base_broken_input_test

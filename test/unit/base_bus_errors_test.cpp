@@ -11,6 +11,8 @@
 #include "base/file.h"
 #include "temporary_folder.h"
 
+namespace base_bus_errors_test {
+
 using namespace mtrain;
 using Catch::Contains;
 namespace fs = std::filesystem;
@@ -68,3 +70,5 @@ TEST_CASE("a mapped file that becomes shorter ends the process with its name") {
   CHECK(WIFSIGNALED(status));
   CHECK(WTERMSIG(status) == SIGBUS);
 }
+
+}  // namespace base_bus_errors_test

@@ -2,6 +2,8 @@
 
 #include "base/content_hash.h"
 
+namespace base_content_hash_test {
+
 using namespace mtrain;
 
 TEST_CASE("contents hash to the values that xxh128sum prints") {
@@ -24,3 +26,5 @@ TEST_CASE("a hash depends on the bytes, not on the pieces in which they came") {
   flipped[50'000] = char(flipped[50'000] ^ 1);
   CHECK(content_hash(flipped) != content_hash(bytes));
 }
+
+}  // namespace base_content_hash_test

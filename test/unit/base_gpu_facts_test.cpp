@@ -2,6 +2,8 @@
 
 #include "base/gpu_facts.h"
 
+namespace base_gpu_facts_test {
+
 using namespace mtrain;
 
 TEST_CASE("each GPU has a row of facts, and its own name finds it") {
@@ -38,3 +40,5 @@ TEST_CASE("only a whole module has a rated speed") {
        {"NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"})
     CHECK(rated_flops(name, DType::bf16) == 0);
 }
+
+}  // namespace base_gpu_facts_test

@@ -12,6 +12,8 @@
 #include "base/shape.h"
 #include "base/strings.h"
 
+namespace base_numbers_test {
+
 using namespace mtrain;
 using Catch::Contains;
 
@@ -388,3 +390,5 @@ TEST_CASE("the nearest word is one that may be meant") {
   CHECK(nearest("", words).empty());
   CHECK(nearest("x", {}).empty());
 }
+
+}  // namespace base_numbers_test

@@ -17,6 +17,8 @@
 #include "base/thread_pool.h"
 #include "temporary_folder.h"
 
+namespace base_system_test {
+
 using namespace mtrain;
 using Catch::Contains;
 namespace fs = std::filesystem;
@@ -312,3 +314,5 @@ TEST_CASE("the error of a shared library names the missing function") {
   CHECK(absolute == nullptr);
   CHECK_THAT(missing.problem(), Contains("libnone_of_this_name.so.1"));
 }
+
+}  // namespace base_system_test

@@ -10,6 +10,8 @@
 #include "base/terminal.h"
 #include "base/text_table.h"
 
+namespace base_terminal_test {
+
 using namespace mtrain;
 
 namespace {
@@ -142,3 +144,5 @@ TEST_CASE("tables of Markdown are laid out for a terminal") {
   CHECK(markdown_for_terminal(text, 40) == "## model\n\nfield  meaning\nlr     a | b\n");
   CHECK(markdown_for_terminal(text, 12) == "## model\n\nfield lr\n  meaning: a\n    | b\n");
 }
+
+}  // namespace base_terminal_test

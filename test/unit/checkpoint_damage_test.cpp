@@ -19,6 +19,8 @@
 #include "storage/safetensors.h"
 #include "storage/state.h"
 
+namespace checkpoint_damage_test {
+
 using namespace mtrain;
 using Catch::Contains;
 namespace fs = std::filesystem;
@@ -259,3 +261,5 @@ TEST_CASE("a Hugging Face form that cannot be written is a warning, and is writt
                                      Contains((lab.step("a", 4) / "hf").string()));
   CHECK(fs::exists(lab.step("a", 2) / "hf/config.json"));
 }
+
+}  // namespace checkpoint_damage_test

@@ -5,6 +5,8 @@
 
 #include "comm/process/arrival_watch.h"
 
+namespace comm_arrival_watch_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 using namespace std::chrono_literals;
@@ -66,3 +68,5 @@ TEST_CASE("ranks that meet soon say nothing of waiting") {
   }
   CHECK_FALSE(said);
 }
+
+}  // namespace comm_arrival_watch_test

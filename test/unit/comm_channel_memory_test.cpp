@@ -11,6 +11,8 @@
 
 #include "base/error.h"
 
+namespace comm_channel_memory_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 
@@ -75,3 +77,5 @@ TEST_CASE("no place names a file, another process, or memory that the first rank
   for (const int fd : {bait, pipes[0], pipes[1], unsealed, short_one, long_one}) close(fd);
   unlink(name);
 }
+
+}  // namespace comm_channel_memory_test

@@ -5,6 +5,8 @@
 
 #include <catch2/catch.hpp>
 
+namespace comm_failure_reporter_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 
@@ -46,3 +48,5 @@ TEST_CASE("of ranks that all answer, the one at the earliest call is named") {
         "rank 1, 3 of the group did not arrive after 5 s");
   CHECK(verdict_of({{14}, {14}}, 0) == "all ranks arrived, but the call did not end after 5 s");
 }
+
+}  // namespace comm_failure_reporter_test

@@ -25,6 +25,8 @@
 #include "comm/store.h"
 #include "comm_testing.h"
 
+namespace comm_gloo_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 using namespace std::chrono_literals;
@@ -296,3 +298,5 @@ TEST_CASE("a stranger who comes before a rank ends the start of both ranks at on
   // The rank with the higher port connects to the other, and closes its own port.
   CHECK(messages[0].empty() == messages[1].empty());
 }
+
+}  // namespace comm_gloo_test

@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "comm_testing.h"
 
+namespace comm_group_contract_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 
@@ -491,3 +493,5 @@ TEST_CASE("an emulated link holds a message back however early its receive was p
     CHECK(t.end_ns - t.begin_ns - *t.idle_ns >= 18'000'000);
   }
 }
+
+}  // namespace comm_group_contract_test

@@ -14,6 +14,8 @@
 #include "comm/nccl/nccl_transport.h"
 #include "comm/store.h"
 
+namespace comm_nccl_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 using namespace std::chrono_literals;
@@ -483,3 +485,5 @@ TEST_CASE("nccl: a failure of NCCL under way ends the group") {
 TEST_CASE("nccl: the description names the library") {
   CHECK_THAT(nccl_description(), Contains("NCCL"));
 }
+
+}  // namespace comm_nccl_test

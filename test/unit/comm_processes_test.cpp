@@ -15,6 +15,8 @@
 #include "comm/store.h"
 #include "device/device.h"
 
+namespace comm_processes_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 using namespace std::chrono_literals;
@@ -275,3 +277,5 @@ TEST_CASE("gloo's ranks end at once when the rank that serves the rendezvous is 
   CAPTURE(message);
   CHECK(message.find("rank 0 of the job, which serves the rendezvous") != std::string::npos);
 }
+
+}  // namespace comm_processes_test

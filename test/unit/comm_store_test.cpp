@@ -22,6 +22,8 @@
 #include "comm/store_protocol.h"
 #include "comm/store_session.h"
 
+namespace comm_store_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 using namespace std::chrono_literals;
@@ -461,3 +463,5 @@ TEST_CASE("ranks of one host meet where no other host can come") {
   CHECK(rendezvous_host("192.0.2.1", true).reached == "192.0.2.1");
   CHECK(rendezvous_host("192.0.2.1", false).listens.empty());
 }
+
+}  // namespace comm_store_test

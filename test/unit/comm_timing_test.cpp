@@ -11,6 +11,8 @@
 #include "comm_testing.h"
 #include "observe/exposure.h"
 
+namespace comm_timing_test {
+
 using namespace mtrain;
 using namespace mtrain::comm;
 using device::StreamKind;
@@ -281,3 +283,5 @@ TEST_CASE("a wait for a late rank is idle time, and exposed time does not change
     CHECK(*prompt.idle_ns < *late.idle_ns);
   }
 }
+
+}  // namespace comm_timing_test

@@ -13,6 +13,8 @@
 #include "data/dataset/indexed_dataset.h"
 #include "temporary_folder.h"
 
+namespace data_content_test {
+
 using namespace mtrain;
 using Catch::Contains;
 namespace fs = std::filesystem;
@@ -183,3 +185,5 @@ TEST_CASE("a data set that is truncated while it is in use is named") {
   std::vector<int32_t> ids(100);
   CHECK_NOTHROW(set.read(40000, ids));
 }
+
+}  // namespace data_content_test

@@ -13,6 +13,8 @@
 #include "data/dataset/indexed_dataset.h"
 #include "temporary_folder.h"
 
+namespace data_files_test {
+
 using namespace mtrain;
 using namespace mtrain::data;
 using Catch::Matchers::Contains;
@@ -575,3 +577,5 @@ TEST_CASE("build: memory does not grow with the input, even when it is one docum
   REQUIRE(most - least < (16 << 20));
 }
 #endif
+
+}  // namespace data_files_test

@@ -12,6 +12,8 @@
 #include "data/dataset/strided_dataset.h"
 #include "temporary_folder.h"
 
+namespace data_ids_test {
+
 using namespace mtrain;
 using namespace mtrain::data;
 using Catch::Contains;
@@ -116,3 +118,5 @@ TEST_CASE("a token is described by its id and its text") {
   CHECK(describe_id(257, bytes.get()) == "id 257");
   CHECK(describe_id('a', nullptr) == "id 97");
 }
+
+}  // namespace data_ids_test

@@ -8,6 +8,8 @@
 #include "data/build/build.h"
 #include "temporary_folder.h"
 
+namespace data_input_test {
+
 using namespace mtrain;
 using namespace mtrain::data;
 using Catch::Matchers::Contains;
@@ -185,3 +187,5 @@ TEST_CASE("a tokenizer is not downloaded by its name") {
   CHECK_THROWS_WITH(load_tokenizer("data/tok"), Contains("a folder that holds one"));
   CHECK_THROWS_WITH(load_tokenizer("./none/tokenizer.json"), !Contains("download"));
 }
+
+}  // namespace data_input_test

@@ -18,6 +18,8 @@
 #include "data/tokenizer/tokenizer.h"
 #include "temporary_folder.h"
 
+namespace data_masks_test {
+
 using namespace mtrain;
 using namespace mtrain::data;
 using Catch::Matchers::Contains;
@@ -275,3 +277,5 @@ TEST_CASE("an evaluation and a bigram table count the labels that count") {
     CHECK_THROWS_WITH(bigram_loss(*data, *no_label, vocabulary), Contains("counts as a label"));
   }
 }
+
+}  // namespace data_masks_test

@@ -12,6 +12,8 @@
 #include "data/dataset/packing.h"
 #include "temporary_folder.h"
 
+namespace data_packing_test {
+
 using namespace mtrain;
 using namespace mtrain::data;
 
@@ -164,3 +166,5 @@ TEST_CASE("documents are padded to two chunks a rank, which changes no token") {
     CHECK(std::ranges::adjacent_find(labels) == labels.end());
   }
 }
+
+}  // namespace data_packing_test

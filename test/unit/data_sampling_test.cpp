@@ -14,6 +14,8 @@
 #include "data/dataset/permutation.h"
 #include "temporary_folder.h"
 
+namespace data_sampling_test {
+
 using namespace mtrain;
 using namespace mtrain::data;
 using Catch::Matchers::Contains;
@@ -385,3 +387,5 @@ TEST_CASE("bigram loss by hand, and the same sparse as dense") {
   REQUIRE_THROWS_WITH(bigram_loss(*big_train, *big_valid, 29), Contains("the id 29"));
   REQUIRE_THROWS_AS(bigram_loss(*big_train, *tokens_of({{1}}), 50), UserError);
 }
+
+}  // namespace data_sampling_test

@@ -8,6 +8,8 @@
 #include "data/dataset/strided_dataset.h"
 #include "temporary_folder.h"
 
+namespace data_strided_test {
+
 using namespace mtrain;
 using data::StridedDataset;
 
@@ -110,3 +112,5 @@ TEST_CASE("windows begin again with each document, and no label sees another doc
   }
   for (int t = 0; t < 35; ++t) CHECK(losses[size_t(t)] == (t % 10 > 0));
 }
+
+}  // namespace data_strided_test

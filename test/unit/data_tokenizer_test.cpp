@@ -14,6 +14,8 @@
 #include "data/tokenizer/utf8.h"
 #include "temporary_folder.h"
 
+namespace data_tokenizer_test {
+
 using namespace mtrain;
 using namespace mtrain::data;
 using Catch::Matchers::Contains;
@@ -578,3 +580,5 @@ TEST_CASE("tokenizers in other files are refused with the call that converts the
     write_file_atomic(folder.path / "tokenizer.model", "x");
   }
 }
+
+}  // namespace data_tokenizer_test

@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "device_testing.h"
 
+namespace device_allocator_test {
+
 using namespace mtrain;
 using namespace mtrain::device;
 using Catch::Contains;
@@ -364,3 +366,5 @@ TEST_CASE("buffers are dropped by hosts' and streams' threads at once") {
   CHECK_NOTHROW(device->synchronize());
   CHECK(device->allocator().total().current == 0);
 }
+
+}  // namespace device_allocator_test

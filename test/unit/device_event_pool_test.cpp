@@ -6,6 +6,8 @@
 
 #include "device/event_pool.h"
 
+namespace device_event_pool_test {
+
 using namespace mtrain::device;
 
 namespace {
@@ -71,3 +73,5 @@ TEST_CASE("a pool that ends destroys the events that it keeps") {
   }
   CHECK(alive.empty());
 }
+
+}  // namespace device_event_pool_test

@@ -11,6 +11,8 @@
 #include "device_testing.h"
 #include "graph_testing.h"
 
+namespace device_graph_test {
+
 using namespace mtrain;
 using namespace mtrain::device;
 
@@ -240,3 +242,5 @@ TEST_CASE("a device without graphs says so") {
   CHECK_THROWS_WITH(Capture(compute, pool), Catch::Contains("records no graphs"));
   CHECK(device->allocator().open_pool() == 0);
 }
+
+}  // namespace device_graph_test

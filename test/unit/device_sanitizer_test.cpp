@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "device_testing.h"
 
+namespace device_sanitizer_test {
+
 using namespace mtrain;
 using namespace mtrain::device;
 using Catch::Contains;
@@ -274,3 +276,5 @@ TEST_CASE("without the option nothing is checked") {
   Rig::write(compute, "a", all_of(b));
   CHECK_NOTHROW(Rig::write(dp, "b", all_of(b)));
 }
+
+}  // namespace device_sanitizer_test

@@ -3,6 +3,8 @@
 
 #include "device/staging.h"
 
+namespace device_staging_test {
+
 using namespace mtrain;
 using namespace mtrain::device;
 
@@ -70,3 +72,5 @@ TEST_CASE("when all staging memory is being read from, the copy is not staged") 
   copies[0]->done = true;
   CHECK(staging.take(1));
 }
+
+}  // namespace device_staging_test

@@ -10,6 +10,8 @@
 #include "device/flight_recorder.h"
 #include "device_testing.h"
 
+namespace device_stream_test {
+
 using namespace mtrain;
 using namespace mtrain::device;
 using Catch::Contains;
@@ -466,3 +468,5 @@ TEST_CASE("a GPU is there, or the error speaks of CUDA") {
            e.message().find("cuda") != std::string::npos));
   }
 }
+
+}  // namespace device_stream_test

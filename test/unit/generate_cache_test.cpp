@@ -10,6 +10,8 @@
 #include "generate/generate.h"
 #include "ops/ops.h"
 
+namespace generate_cache_test {
+
 using namespace mtrain;
 using generate::CachedModel;
 using generate::KeyValueCache;
@@ -230,3 +232,5 @@ TEST_CASE("a cache refuses tokens that have no place in it") {
   CHECK_THROWS_AS(t.model.forward({{0, 1, ids}}), BugError);  // position 0 has no token
   CHECK_THROWS_AS(generate::KeyValueCache(1 << 16, 1 << 15), UserError);
 }
+
+}  // namespace generate_cache_test

@@ -10,6 +10,8 @@
 #include "generate/cached_model.h"
 #include "parallel/apply_parallelism.h"
 
+namespace generate_ranks_test {
+
 using namespace mtrain;
 
 namespace {
@@ -105,3 +107,5 @@ TEST_CASE("ranks that do not divide a model are refused, with the number that do
   refuse(ffn, "47 elements in a feed-forward layer");
   refuse(expert, "39 elements in an expert");
 }
+
+}  // namespace generate_ranks_test

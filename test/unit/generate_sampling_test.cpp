@@ -11,6 +11,8 @@
 #include "base/rng.h"
 #include "generate/sampling.h"
 
+namespace generate_sampling_test {
+
 using namespace mtrain;
 using generate::SamplingOptions;
 
@@ -212,3 +214,5 @@ TEST_CASE("a draw depends on seed, stream and index") {
   for (uint64_t i = 0; i < 3; ++i) ++ids[at(1, 0, i)], ++ids[at(1, 1, i)], ++ids[at(2, 0, i)];
   CHECK(ids.size() >= 8);
 }
+
+}  // namespace generate_sampling_test

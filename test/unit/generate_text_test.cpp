@@ -10,6 +10,8 @@
 #include "generate/generate.h"
 #include "generate/text_stream.h"
 
+namespace generate_text_test {
+
 using namespace mtrain;
 using generate::End;
 using generate::TextStream;
@@ -168,3 +170,5 @@ TEST_CASE("prompts that cannot be continued are refused before any text") {
   refuse(std::string(size_t(kContext), 'x'), "the prompt has 48 tokens");
   CHECK(said.empty());
 }
+
+}  // namespace generate_text_test

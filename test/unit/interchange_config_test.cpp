@@ -17,6 +17,8 @@
 #include "recipe/model_spec.h"
 #include "temporary_folder.h"
 
+namespace interchange_config_test {
+
 using namespace mtrain;
 using Catch::Matchers::Contains;
 using nlohmann::json;
@@ -411,3 +413,5 @@ TEST_CASE("all mistakes of a configuration are reported at once") {
                     Contains("Hugging Face Hub") && Contains("nothing is downloaded"));
   CHECK_THROWS_WITH(interchange::read_config(temporary / "none"), Contains("there is no folder"));
 }
+
+}  // namespace interchange_config_test

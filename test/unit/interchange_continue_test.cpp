@@ -16,6 +16,8 @@
 #include "temporary_folder.h"
 #include "train/data_setup.h"
 
+namespace interchange_continue_test {
+
 using namespace mtrain;
 namespace fs = std::filesystem;
 
@@ -100,3 +102,5 @@ TEST_CASE("continue.yaml continues an exported quickstart, on other text of anot
   CHECK(lab.train("continue", "random-run", "other", random).front() ==
         Approx(first.front()).margin(0.3));
 }
+
+}  // namespace interchange_continue_test

@@ -13,6 +13,8 @@
 #include "spec/tensors.h"
 #include "train/router_state.h"
 
+namespace interchange_declared_tensors_test {
+
 using namespace mtrain;
 using model::ParamSpec;
 
@@ -124,3 +126,5 @@ TEST_CASE("ranks of tensor parallelism declare parts of the listed tensors, or c
     }
   CHECK(copied_heads > 0);
 }
+
+}  // namespace interchange_declared_tensors_test

@@ -14,6 +14,8 @@
 #include "interchange_testing.h"
 #include "temporary_folder.h"
 
+namespace interchange_layers_test {
+
 using namespace mtrain;
 using Catch::Matchers::Contains;
 using nlohmann::json;
@@ -413,3 +415,5 @@ TEST_CASE("a norm that the family does not have may not stand beside model.from"
                         std::string(field).substr(0, std::string(field).find(':'))));
   }
 }
+
+}  // namespace interchange_layers_test

@@ -16,6 +16,8 @@
 #include "interchange_testing.h"
 #include "temporary_folder.h"
 
+namespace interchange_limits_test {
+
 using namespace mtrain;
 using Catch::Matchers::Contains;
 using nlohmann::json;
@@ -89,3 +91,5 @@ TEST_CASE("keys that a user ignores are listed by the import, its description an
   CHECK(exported.at("_mtrain_ignored_keys") == json::array({"clip_qkv"}));
   CHECK_THROWS_AS(interchange::open_hf_folder(folder / "hf", {"hidden_size"}), UserError);
 }
+
+}  // namespace interchange_limits_test

@@ -20,6 +20,8 @@
 #include "temporary_folder.h"
 #include "train/router_state.h"
 
+namespace interchange_logits_test {
+
 using namespace mtrain;
 
 namespace {
@@ -130,3 +132,5 @@ TEST_CASE("an export of any type, in one file or several, computes what its impo
         }
       }
 }
+
+}  // namespace interchange_logits_test

@@ -15,6 +15,8 @@
 #include "sparse_model.h"
 #include "temporary_folder.h"
 
+namespace interchange_memory_test {
+
 using namespace mtrain;
 
 namespace {
@@ -162,3 +164,5 @@ TEST_CASE("runs of a transposed matrix have its elements, and read no others") {
     CHECK(theirs->take_elements() == (end - begin) * kOut);
   }
 }
+
+}  // namespace interchange_memory_test

@@ -17,6 +17,8 @@
 #include "recipe/recipe.h"
 #include "temporary_folder.h"
 
+namespace interchange_rotary_test {
+
 using namespace mtrain;
 using nlohmann::json;
 
@@ -90,3 +92,5 @@ TEST_CASE("an imported model has longrope's factors for sequences up to its orig
     CHECK(rope.most_positions == length);
   }
 }
+
+}  // namespace interchange_rotary_test

@@ -25,6 +25,8 @@
 #include "temporary_folder.h"
 #include "train/data_setup.h"
 
+namespace interchange_start_test {
+
 using namespace mtrain;
 using Catch::Matchers::Contains;
 
@@ -293,3 +295,5 @@ TEST_CASE("a run ends texts as its tokenizer's folder says, and sees all of its 
   CHECK(model.end_ids() == std::vector<int32_t>{10, 13, 256});
   CHECK(model.context() == 16);
 }
+
+}  // namespace interchange_start_test

@@ -17,6 +17,8 @@
 #include "storage/safetensors.h"
 #include "temporary_folder.h"
 
+namespace interchange_tensors_test {
+
 using namespace mtrain;
 using Catch::Matchers::Contains;
 
@@ -351,3 +353,5 @@ TEST_CASE("numbers of bytes have units") {
   for (const char* text : {"", "GB", "5 GB", "-1GB", "0", "5gb", "nan", "1e30"})
     CHECK_THROWS_WITH(interchange::parse_bytes(text), Contains("is not a number of bytes"));
 }
+
+}  // namespace interchange_tensors_test

@@ -18,6 +18,8 @@
 #include "storage/safetensors.h"
 #include "temporary_folder.h"
 
+namespace interchange_use_test {
+
 using namespace mtrain;
 using Catch::Contains;
 using generate::End;
@@ -312,3 +314,5 @@ TEST_CASE("folders that cannot be used are refused with the reason") {
       run::evaluate_model(lab.job(golden_hf() / "gpt2", 5, {"dataset.seq_length=17"})),
       Contains("17") && Contains("max_position_embeddings 16"));
 }
+
+}  // namespace interchange_use_test

@@ -9,6 +9,8 @@
 #include "kernels/attention_decode.h"
 #include "kernels_testing.h"
 
+namespace kernels_attention_decode_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -194,3 +196,5 @@ TEST_CASE("attention decode: arguments that cannot be right are refused") {
   heads.A = 3;
   REQUIRE_THROWS_AS(cpu::run(heads), BugError);
 }
+
+}  // namespace kernels_attention_decode_test

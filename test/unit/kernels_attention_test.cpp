@@ -11,6 +11,8 @@
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels_testing.h"
 
+namespace kernels_attention_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -443,3 +445,5 @@ TEST_CASE("attention: arguments that cannot be right are refused") {
   f.shape.Skv = 5;
   REQUIRE_THROWS_AS(cpu::run(f), BugError);
 }
+
+}  // namespace kernels_attention_test

@@ -4,6 +4,8 @@
 #include "kernels/attention.h"
 #include "kernels/matmul.h"
 
+namespace kernels_cuda_none_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 
@@ -12,3 +14,5 @@ TEST_CASE("without CUDA its kernels say so and name the way out") {
   REQUIRE_THROWS_WITH(cuda::run(Matmul{}, nullptr),
                       Catch::Contains("no CUDA kernels") && Catch::Contains("CPU device"));
 }
+
+}  // namespace kernels_cuda_none_test

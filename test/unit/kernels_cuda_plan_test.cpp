@@ -7,6 +7,8 @@
 #include "kernels/cuda/cublaslt_key.h"
 #include "kernels_testing.h"
 
+namespace kernels_cuda_plan_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -229,3 +231,5 @@ TEST_CASE("a plan is made once for a key, and asked for again where making it fa
   REQUIRE(plans.get(key, make) == 2);
   REQUIRE(plans.size() == 2);
 }
+
+}  // namespace kernels_cuda_plan_test

@@ -11,6 +11,8 @@
 #include "kernels_testing.h"
 #include "plan/attention_workspace.h"
 
+namespace kernels_cudnn_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -552,3 +554,5 @@ TEST_CASE("the engine is chosen before a capture, and a refusal within one is an
   REQUIRE(bench.attention->run(o.forward(), nullptr));  // the choice stands
   CHECK(bench.library.plans == 1);
 }
+
+}  // namespace kernels_cudnn_test

@@ -11,6 +11,8 @@
 #include "kernels/matmul.h"
 #include "kernels_testing.h"
 
+namespace kernels_fp8_blocks_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -246,3 +248,5 @@ TEST_CASE("operands whose blocks do not fit each other are refused") {
   REQUIRE_THROWS_AS(multiply(Blocks::rows_128, Blocks::rows_128, K - 64), BugError);
   REQUIRE_NOTHROW(multiply(Blocks::rows_32, Blocks::rows_32, K - 64));
 }
+
+}  // namespace kernels_fp8_blocks_test

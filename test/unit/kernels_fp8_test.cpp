@@ -8,6 +8,8 @@
 #include "kernels/matmul.h"
 #include "kernels_testing.h"
 
+namespace kernels_fp8_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -162,3 +164,5 @@ TEST_CASE("8-bit GEMMs equal those of the numbers that the operands represent") 
         REQUIRE_THROWS_AS(cpu::run(p), BugError);
       }
 }
+
+}  // namespace kernels_fp8_test

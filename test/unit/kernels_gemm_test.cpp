@@ -6,6 +6,8 @@
 #include "gemm_stand_in.h"
 #include "kernels_testing.h"
 
+namespace kernels_gemm_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -320,3 +322,5 @@ TEST_CASE("keys and choices are the same after a way through text, and other tex
   text.replace(text.find("fused"), 5, "other");
   CHECK_THROWS_AS(cuda::parse_gemm_choices(text), RunError);
 }
+
+}  // namespace kernels_gemm_test

@@ -10,6 +10,8 @@
 #include "kernels/grouped_matmul.h"
 #include "kernels_testing.h"
 
+namespace kernels_grouped_matmul_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -272,3 +274,5 @@ TEST_CASE("rows that fall or lie outside of the operands are refused") {
                     BugError);
   }
 }
+
+}  // namespace kernels_grouped_matmul_test

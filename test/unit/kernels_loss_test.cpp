@@ -7,6 +7,8 @@
 #include "kernels/embedding.h"
 #include "kernels_testing.h"
 
+namespace kernels_loss_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -536,3 +538,5 @@ TEST_CASE("embedding refuses an id outside of the vocabulary and names it") {
   shard.position_table_PH = {}, shard.vocabulary = 6;  // the shard would end beyond it
   REQUIRE_THROWS_AS(cpu::run(shard), BugError);
 }
+
+}  // namespace kernels_loss_test

@@ -18,6 +18,8 @@
 #include "kernels/matmul.h"
 #include "kernels_testing.h"
 
+namespace kernels_matmul_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -487,3 +489,5 @@ TEST_CASE("peak: the measured peak is one that a core can have") {
     REQUIRE(bf16_peak > 2 * peak);  // tiles are 16 times as fast; others may share the core
   REQUIRE(bf16_peak < 10e12);       // 1024 operations in each of 5e9 cycles would be 5e12
 }
+
+}  // namespace kernels_matmul_test

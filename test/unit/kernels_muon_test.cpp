@@ -7,6 +7,8 @@
 #include "kernels/muon.h"
 #include "kernels_testing.h"
 
+namespace kernels_muon_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -86,3 +88,5 @@ TEST_CASE("an update decays the weight, and writes its 16-bit copy") {
       REQUIRE(param == Array(copy, master.values()));
     });
 }
+
+}  // namespace kernels_muon_test

@@ -3,6 +3,8 @@
 #include "kernels/norm.h"
 #include "kernels_testing.h"
 
+namespace kernels_norm_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -372,3 +374,5 @@ TEST_CASE("parts of rows that ranks share are normalized as whole rows are") {
       });
     }
 }
+
+}  // namespace kernels_norm_test

@@ -3,6 +3,8 @@
 
 #include "kernels/cpu/peak_rounds.h"
 
+namespace kernels_peak_test {
+
 using namespace mtrain::kernels::cpu;
 
 namespace {
@@ -66,3 +68,5 @@ TEST_CASE("peak: rounds end though each is better than the one before") {
   CHECK(now == Approx(0.5).margin(0.02));
   CHECK(best == Approx(operations / 1e-2));
 }
+
+}  // namespace kernels_peak_test

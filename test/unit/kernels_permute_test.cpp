@@ -3,6 +3,8 @@
 #include "kernels/permute.h"
 #include "kernels_testing.h"
 
+namespace kernels_permute_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -239,3 +241,5 @@ TEST_CASE("permute and unpermute refuse rows and choices that do not exist") {
           .x_RH = x, .row_TK = Array::ids({-2, 0}), .out_TH = out, .T = 2, .K = 1, .R = 2, .H = 3}),
       Catch::Contains("row[0] = -2 is not in [-1, 2)"));
 }
+
+}  // namespace kernels_permute_test

@@ -7,6 +7,8 @@
 #include "kernels/weighted_swiglu.h"
 #include "kernels_testing.h"
 
+namespace kernels_pointwise_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -428,3 +430,5 @@ TEST_CASE("dropout's choice is a function of the key and the global element alon
   REQUIRE_THROWS_WITH(cpu::run(Dropout{.x = x, .y = x, .key = 1, .p = 1}),
                       Catch::Contains("p = 1 is not in [0, 1)"));
 }
+
+}  // namespace kernels_pointwise_test

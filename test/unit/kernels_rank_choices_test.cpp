@@ -7,6 +7,8 @@
 #include "kernels/rank_choices.h"
 #include "kernels_testing.h"
 
+namespace kernels_rank_choices_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -121,3 +123,5 @@ TEST_CASE("the ranks of many tokens are those of their experts, and their rows h
              experts.margin_untouched()));
   }
 }
+
+}  // namespace kernels_rank_choices_test

@@ -10,6 +10,8 @@
 #include "kernels/reduce.h"
 #include "kernels_testing.h"
 
+namespace kernels_reduce_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -355,3 +357,5 @@ TEST_CASE("an instruction set that this machine lacks is refused; every one it h
     }
   set_isa(before);
 }
+
+}  // namespace kernels_reduce_test

@@ -9,6 +9,8 @@
 #include "kernels/router.h"
 #include "router_cases.h"
 
+namespace kernels_router_test {
+
 using namespace mtrain;
 using namespace mtrain::kernels;
 using namespace mtrain::test;
@@ -324,3 +326,5 @@ TEST_CASE("capacity drops the lightest choices, or the last ones") {
   CHECK(drop(0, true) == std::vector<int32_t>(8, -1));
   CHECK(drop(9, true) == expert);
 }
+
+}  // namespace kernels_router_test

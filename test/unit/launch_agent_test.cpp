@@ -12,6 +12,8 @@
 #include "launch/port_claim.h"
 #include "launch/signals.h"
 
+namespace launch_agent_test {
+
 using namespace mtrain;
 using namespace mtrain::launch;
 using namespace std::chrono_literals;
@@ -128,3 +130,5 @@ TEST_CASE("a stream with a reader passes all on") {
   CHECK(read(ends[0], buffer, sizeof buffer) >= 2);
   close(ends[0]);
 }
+
+}  // namespace launch_agent_test

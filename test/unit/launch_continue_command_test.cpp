@@ -2,6 +2,8 @@
 
 #include "launch/continue_command.h"
 
+namespace launch_continue_command_test {
+
 using mtrain::launch::continue_command;
 
 TEST_CASE("the command that continues a run is the one that started it, and loads the newest") {
@@ -23,3 +25,5 @@ TEST_CASE("words that a shell would change are quoted in the command that contin
         "mtrain -r 'my recipe.yaml' 'debug.fault={at: save, step: 5}' 'it'\\''s' '~train.seed' '' "
         "checkpoint.load=latest");
 }
+
+}  // namespace launch_continue_command_test

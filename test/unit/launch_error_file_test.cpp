@@ -6,6 +6,8 @@
 #include "launch/error_file.h"
 #include "temporary_folder.h"
 
+namespace launch_error_file_test {
+
 using namespace mtrain;
 
 TEST_CASE("a handler of signals writes the error file that the launcher reads") {
@@ -28,3 +30,5 @@ TEST_CASE("a handler of signals writes the error file that the launcher reads") 
   write("a later error");
   CHECK(launch::read_error_file(file)->hint == "copy it");
 }
+
+}  // namespace launch_error_file_test

@@ -3,6 +3,8 @@
 
 #include "launch/host_gpus.h"
 
+namespace launch_host_gpus_test {
+
 using mtrain::launch::gpus_chosen_by;
 using Names = std::vector<std::string>;
 
@@ -34,3 +36,5 @@ TEST_CASE("no more GPUs are chosen than a host has") {
   CHECK(gpus_chosen_by("0,0,0,0", {"NVIDIA H200", ""}) == Names{"NVIDIA H200", "NVIDIA H200"});
   CHECK(gpus_chosen_by("GPU-1,MIG-2", {}).empty());
 }
+
+}  // namespace launch_host_gpus_test

@@ -9,6 +9,8 @@
 #include "launch/job.h"
 #include "temporary_folder.h"
 
+namespace launch_job_test {
+
 using namespace mtrain;
 using namespace mtrain::launch;
 
@@ -265,3 +267,5 @@ TEST_CASE("an error file says who failed and why, and keeps the first error") {
   CHECK(e->launches == std::vector<std::string>{"matmul", "all_reduce"});
   CHECK(e->time > 1.7e9);
 }
+
+}  // namespace launch_job_test

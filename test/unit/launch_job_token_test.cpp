@@ -15,6 +15,8 @@
 #include "base/file.h"
 #include "temporary_folder.h"
 
+namespace launch_job_token_test {
+
 using namespace mtrain;
 using namespace mtrain::launch;
 namespace fs = std::filesystem;
@@ -175,3 +177,5 @@ TEST_CASE("the variable is gone once it is read") {
   CHECK(std::getenv(kTokenVariable) == nullptr);
   CHECK(job_from_environment().token.empty());
 }
+
+}  // namespace launch_job_token_test

@@ -4,6 +4,8 @@
 #include "base/error.h"
 #include "launch/torchrun_options.h"
 
+namespace launch_torchrun_options_test {
+
 using namespace mtrain;
 using namespace mtrain::launch;
 using Catch::Matchers::Contains;
@@ -98,3 +100,5 @@ TEST_CASE("each key of the rendezvous' configuration acts, has a reason not to, 
   CHECK_THROWS_WITH(parse_rendezvous_config("rank=x"), Contains("rank=x"));
   CHECK_THROWS_WITH(parse_rendezvous_config("rank"), Contains("no value"));
 }
+
+}  // namespace launch_torchrun_options_test

@@ -8,6 +8,8 @@
 
 #include "mesh/mesh.h"
 
+namespace mesh_mesh_test {
+
 using namespace mtrain;
 using namespace mtrain::mesh;
 using Ranks = std::vector<int64_t>;
@@ -170,3 +172,5 @@ TEST_CASE("hierarchical context-parallel groups") {
         CHECK(hierarchical_cp_group(mesh, other, {2, 2, 2}, level) == group);
     }
 }
+
+}  // namespace mesh_mesh_test

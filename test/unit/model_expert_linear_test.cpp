@@ -9,6 +9,8 @@
 #include "model/experts/expert_linear.h"
 #include "tolerance.h"
 
+namespace model_expert_linear_test {
+
 using namespace mtrain;
 using namespace mtrain::model;
 
@@ -249,3 +251,5 @@ TEST_CASE("delayed scales of experts are read back under other numbers of ranks"
   CHECK(lines_of(all.fp8->state(all.stream)).at("up.gradient").numbers[0] ==
         a.at("up.gradient").numbers[0]);
 }
+
+}  // namespace model_expert_linear_test

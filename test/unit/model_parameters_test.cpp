@@ -11,6 +11,8 @@
 #include "model/param/param_uploader.h"
 #include "model/param/parameters.h"
 
+namespace model_parameters_test {
+
 using namespace mtrain;
 using namespace mtrain::model;
 
@@ -274,3 +276,5 @@ TEST_CASE("weights come through a small buffer, and a rank reads each that it ow
           }
         }
 }
+
+}  // namespace model_parameters_test

@@ -6,6 +6,8 @@
 
 #include <catch2/catch.hpp>
 
+namespace model_route_pattern_test {
+
 using namespace mtrain;
 
 namespace {
@@ -85,3 +87,5 @@ TEST_CASE("zipf gives expert e a load in proportion to 1 / (e + 1), in any run o
   // Loads below that number keep their proportion.
   CHECK(double(counts[7]) / double(counts[15]) == Approx(2).epsilon(0.02));
 }
+
+}  // namespace model_route_pattern_test

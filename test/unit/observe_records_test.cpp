@@ -24,6 +24,8 @@
 #include "observe/timeline.h"
 #include "temporary_folder.h"
 
+namespace observe_records_test {
+
 using namespace mtrain;
 using namespace mtrain::observe;
 using Catch::Contains;
@@ -584,3 +586,5 @@ TEST_CASE("a trace is shown as text: who was at work when") {
   CHECK_THROWS_WITH(read_trace(path), Contains("no events"));
   CHECK_THROWS_WITH(read_trace(folder / "none"), Contains("cannot open"));
 }
+
+}  // namespace observe_records_test

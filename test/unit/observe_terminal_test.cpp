@@ -15,6 +15,8 @@
 #include "observe/banner.h"
 #include "observe/progress.h"
 
+namespace observe_terminal_test {
+
 using namespace mtrain;
 using namespace mtrain::observe;
 using Catch::Contains;
@@ -350,3 +352,5 @@ TEST_CASE("a banner aligns its columns and wraps between words") {
   print_banner(terminal.fd(), "t", {{"path", std::string(100, 'y')}});
   CHECK_THAT(terminal.read(), Contains("path"));
 }
+
+}  // namespace observe_terminal_test

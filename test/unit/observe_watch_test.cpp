@@ -13,6 +13,8 @@
 #include "observe/watch.h"
 #include "temporary_folder.h"
 
+namespace observe_watch_test {
+
 using namespace mtrain;
 using namespace mtrain::observe;
 using Catch::Contains;
@@ -337,3 +339,5 @@ TEST_CASE("a run is found by its folder, its checkpoints and its file, and nothi
   RunMetrics pipe("/dev/null", {});
   CHECK_THAT(error_of([&] { pipe.poll(); }), Contains("/dev/null is not a regular file"));
 }
+
+}  // namespace observe_watch_test

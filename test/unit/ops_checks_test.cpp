@@ -7,6 +7,8 @@
 #include "ops/ops.h"
 #include "ops/permute.h"
 
+namespace ops_checks_test {
+
 using namespace mtrain;
 using Catch::Contains;
 
@@ -156,3 +158,5 @@ TEST_CASE("operations on blocks and shards refuse tensors that do not fit, by na
   CHECK_THROWS_WITH(ops::copy_blocks(stream, x, half, {}), Contains("copy_blocks: to_TN is bf16"));
   CHECK_NOTHROW(device->synchronize());  // nothing wrong was enqueued
 }
+
+}  // namespace ops_checks_test

@@ -13,6 +13,8 @@
 #include "ops/blocks.h"
 #include "ops/ops.h"
 
+namespace ops_context_test {
+
 using namespace mtrain;
 using namespace mtrain::test;
 
@@ -461,3 +463,5 @@ TEST_CASE("copying blocks beyond a matrix is refused") {
   a.from = half;
   REQUIRE_THROWS_AS(kernels::cpu::run(a), BugError);
 }
+
+}  // namespace ops_context_test

@@ -8,6 +8,8 @@
 #include "ops/kept_peak.h"
 #include "temporary_folder.h"
 
+namespace ops_kept_peak_test {
+
 using namespace mtrain;
 using namespace mtrain::ops;
 namespace fs = std::filesystem;
@@ -76,3 +78,5 @@ TEST_CASE("kept peak: the key distinguishes threads and types") {
   CHECK(peak_key(1, DType::f32) != peak_key(1, DType::bf16));
   CHECK(peak_key(1, DType::f32).find('\n') == std::string::npos);
 }
+
+}  // namespace ops_kept_peak_test

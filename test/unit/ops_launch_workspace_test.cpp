@@ -10,6 +10,8 @@
 #include "device/graph.h"
 #include "ops/launch_workspace.h"
 
+namespace ops_launch_workspace_test {
+
 using namespace mtrain;
 using Catch::Contains;
 using kernels::WorkspaceScope;
@@ -238,3 +240,5 @@ TEST_CASE("a lack of memory within a capture waits for nothing and gives nothing
   }
   run(b.compute, {64 * kMiB});  // the capture is given up as usual
 }
+
+}  // namespace ops_launch_workspace_test

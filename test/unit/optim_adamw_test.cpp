@@ -9,6 +9,8 @@
 #include "device/device.h"
 #include "optim/adamw.h"
 
+namespace optim_adamw_test {
+
 using namespace mtrain;
 using namespace mtrain::optim;
 
@@ -353,3 +355,5 @@ TEST_CASE("a gradient that is not finite changes nothing") {
            std::vector<float>(size_t(p->unit->count))));
   }
 }
+
+}  // namespace optim_adamw_test

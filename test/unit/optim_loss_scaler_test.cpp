@@ -4,6 +4,8 @@
 #include "base/error.h"
 #include "optim/loss_scaler.h"
 
+namespace optim_loss_scaler_test {
+
 using namespace mtrain;
 using namespace mtrain::optim;
 using Catch::Matchers::Contains;
@@ -84,3 +86,5 @@ TEST_CASE("a saved state reads back exactly") {
   fixed.load(saved.save());
   CHECK(fixed.scale() == 8);  // the initial scale of its options
 }
+
+}  // namespace optim_loss_scaler_test

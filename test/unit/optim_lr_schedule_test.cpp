@@ -8,6 +8,8 @@
 #include "plan/options/recipe_options.h"
 #include "recipe/schema/optimizer.h"
 
+namespace optim_lr_schedule_test {
+
 using namespace mtrain;
 using namespace mtrain::optim;
 
@@ -114,3 +116,5 @@ TEST_CASE("edges: a decay longer than the run, and one that begins inside the wa
   CHECK(schedule(c, 30).at(30) == near(kLr));
   CHECK(schedule(c, 30).at(31) == near(kMin));
 }
+
+}  // namespace optim_lr_schedule_test

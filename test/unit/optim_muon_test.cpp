@@ -10,6 +10,8 @@
 #include "optim/newton_schulz.h"
 #include "optim/param_rules.h"
 
+namespace optim_muon_test {
+
 using namespace mtrain;
 using namespace mtrain::optim;
 
@@ -193,3 +195,5 @@ TEST_CASE("the first group that matches decides, and matrices of AdamW have Adam
   CHECK(rule("position_table", table) ==
         ParamRule{.muon = false, .lr_scale = 0.5, .weight_decay = 0.1f});
 }
+
+}  // namespace optim_muon_test

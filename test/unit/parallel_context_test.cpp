@@ -10,6 +10,8 @@
 #include "parallel/context/context_attention.h"
 #include "plan/head_chunks.h"
 
+namespace parallel_context_test {
+
 using namespace mtrain;
 using namespace mtrain::parallel;
 
@@ -251,3 +253,5 @@ TEST_CASE("three ranks give what one gives") {
     CHECK(relative_error(v.dqkv, want.dqkv, 1, 0, 1) < 2e-6);
   }
 }
+
+}  // namespace parallel_context_test

@@ -8,6 +8,8 @@
 #include "plan/options/recipe_options.h"
 #include "recipe/recipe.h"
 
+namespace parallel_link_traffic_test {
+
 using namespace mtrain;
 
 TEST_CASE("each kind of communication takes an emulated link by the names of its streams") {
@@ -29,3 +31,5 @@ TEST_CASE("each kind of communication takes an emulated link by the names of its
   for (const char* other : {"compute", "control", "copy"}) CHECK(communicate.erase(other) == 1);
   CHECK(slowed == communicate);
 }
+
+}  // namespace parallel_link_traffic_test

@@ -2,6 +2,8 @@
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
+namespace plan_cuda_graphs_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -88,3 +90,5 @@ TEST_CASE("graphs are on where nothing forbids them, for micro-batches that do n
   CHECK_FALSE(graphs(1, {}).on);  // auto takes the CPU
   CHECK_FALSE(graphs(2, on_cuda({"distributed.strategy=fsdp2"})).off != OverlapRow::Off::no);
 }
+
+}  // namespace plan_cuda_graphs_test

@@ -4,6 +4,8 @@
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
+namespace plan_device_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -78,3 +80,5 @@ TEST_CASE("ranks that need NCCL are refused on a machine without a GPU") {
   CHECK(refused({"dist_env.backend=nccl", "train.device=cuda"}, kStarted).empty());
   CHECK(refused({}, kStarted).empty());
 }
+
+}  // namespace plan_device_test

@@ -10,6 +10,8 @@
 #include "recipe/recipe.h"
 #include "recipe_cases.h"
 
+namespace plan_expert_overlap_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -140,3 +142,5 @@ TEST_CASE("units of two passes are gathered wherever the list pairs passes") {
   CHECK_FALSE(planned(4, experts({})).data_parallel.gather.passes_pair);
   CHECK(planned(4, experts({kPairs + "=true"})).data_parallel.gather.passes_pair);
 }
+
+}  // namespace plan_expert_overlap_test

@@ -6,6 +6,8 @@
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
+namespace plan_expert_rules_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -466,3 +468,5 @@ TEST_CASE("the plan reports the memory of experts above the mean load") {
   CHECK(more({"distributed.ep_size=2", "train.micro_batch_size=2"}, 2) ==
         Approx(2 * two).epsilon(0.01));
 }
+
+}  // namespace plan_expert_rules_test

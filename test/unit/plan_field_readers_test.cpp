@@ -11,6 +11,8 @@
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
 
+namespace plan_field_readers_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -440,3 +442,5 @@ TEST_CASE("every setting of a recipe changes the plan of some run") {
   INFO(list);
   CHECK(unread.empty());
 }
+
+}  // namespace plan_field_readers_test

@@ -4,6 +4,8 @@
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
+namespace plan_float8_rules_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -140,3 +142,5 @@ TEST_CASE("8-bit linears of experts need sizes of their own") {
       {.what = "shared width", .set = experts({"model.moe.shared_expert_ffn_hidden_size=40"})},
       "model.moe.shared_expert_ffn_hidden_size", "multiple of 16, not 40");
 }
+
+}  // namespace plan_float8_rules_test

@@ -2,6 +2,8 @@
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
+namespace plan_fp8_weight_cache_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -72,3 +74,5 @@ TEST_CASE("8-bit weights that are multiplied in chunks of rows are kept for them
   CHECK(chunks(forward.c_str()) == Kept{true, false});
   CHECK(chunks(backward.c_str()) == Kept{false, true});
 }
+
+}  // namespace plan_fp8_weight_cache_test

@@ -4,6 +4,8 @@
 
 #include "recipe_cases.h"
 
+namespace plan_idle_flags_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -159,3 +161,5 @@ TEST_CASE("a tp group that leaves the node is warned of") {
                      .world = 4,
                      .set = {"distributed.tp_size=4", "hardware.gpus_per_node=8"}});
 }
+
+}  // namespace plan_idle_flags_test

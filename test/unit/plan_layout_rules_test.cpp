@@ -7,6 +7,8 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
+namespace plan_layout_rules_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -508,3 +510,5 @@ TEST_CASE("a local batch must divide into micro-batches, and the global batch in
   REQUIRE(again);
   REQUIRE(layout_of(*again, 4).flushes == 3);
 }
+
+}  // namespace plan_layout_rules_test

@@ -5,6 +5,8 @@
 #include "plan/rules/unsupported.h"
 #include "recipe_cases.h"
 
+namespace plan_overlap_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -356,3 +358,5 @@ TEST_CASE("features of pipelines that are not executed yet are refused by name")
   refused(pipeline({"distributed.pipeline.dtype=float16"}), "distributed.pipeline.dtype");
   REQUIRE(built(pipeline({"distributed.pipeline.dtype=float32"})).empty());
 }
+
+}  // namespace plan_overlap_test

@@ -6,6 +6,8 @@
 #include "recipe/recipe.h"
 #include "recipe_cases.h"
 
+namespace plan_pass_costs_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -144,3 +146,5 @@ TEST_CASE("every call of an exchange takes the link's latency") {
   const auto parts = added({"distributed.tp_size=2", "distributed.sequence_parallel=true"});
   CHECK(parts.first == Approx(2.5));
 }
+
+}  // namespace plan_pass_costs_test

@@ -12,6 +12,8 @@
 #include "plan/schedule_bounds.h"
 #include "temporary_folder.h"
 
+namespace plan_plan_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using Name = ScheduleId;
@@ -441,3 +443,5 @@ TEST_CASE("the plan of Muon's memory has whole matrices beside what lives throug
         plan(1, {adamw}).optimizer);
   CHECK(plan(1, {"optimizer.groups=[{match: gate, lr: 1e-3}]"}).optimizer == one.optimizer);
 }
+
+}  // namespace plan_plan_test

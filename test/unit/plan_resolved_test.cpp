@@ -3,6 +3,8 @@
 
 #include "recipe_cases.h"
 
+namespace plan_resolved_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -231,3 +233,5 @@ TEST_CASE("a printed layout loads again") {
     REQUIRE(print_recipe(again, false) == print_recipe(r, false));
   }
 }
+
+}  // namespace plan_resolved_test

@@ -5,6 +5,8 @@
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
+namespace plan_rules_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -386,3 +388,5 @@ TEST_CASE("settings of Muon and of groups that say nothing or contradict each ot
     expect_error({.what = group, .set = {fmt::format("optimizer.groups=[{}]", group)}},
                  "optimizer.groups", gist);
 }
+
+}  // namespace plan_rules_test

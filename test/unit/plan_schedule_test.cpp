@@ -11,6 +11,8 @@
 #include "schedule/render.h"
 #include "temporary_folder.h"
 
+namespace plan_schedule_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 
@@ -129,3 +131,5 @@ TEST_CASE("a table that cannot be run is refused with its place") {
   CHECK_THAT(refused("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"),
              Catch::Contains("deadlock: rank 0 waits at 0RECV_B0 for rank 1"));
 }
+
+}  // namespace plan_schedule_test

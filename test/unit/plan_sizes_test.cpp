@@ -9,6 +9,8 @@
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
 
+namespace plan_sizes_test {
+
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
@@ -71,3 +73,5 @@ TEST_CASE("recipes of any sizes are planned or refused, and never end the progra
     }
   }
 }
+
+}  // namespace plan_sizes_test

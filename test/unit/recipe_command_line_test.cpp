@@ -5,6 +5,8 @@
 #include "recipe/load/flags.h"
 #include "recipe/load/misplaced_words.h"
 
+namespace recipe_command_line_test {
+
 using namespace mtrain;
 using Catch::Matchers::Contains;
 using Catch::Matchers::EndsWith;
@@ -184,3 +186,5 @@ TEST_CASE("a command line without a recipe is completed, not explained") {
   CHECK_THAT(said({"--num-layers", "2"}), Contains("Megatron's model"));
   CHECK_THAT(said({"--no-such-thing", "2"}), Contains("--no-such-thing: no such option"));
 }
+
+}  // namespace recipe_command_line_test

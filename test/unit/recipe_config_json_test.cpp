@@ -6,6 +6,8 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
+namespace recipe_config_json_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -252,3 +254,5 @@ TEST_CASE("config.json may name the experts of Qwen3 in both ways") {
     CHECK(r->model.moe.num_experts == 16);
   }
 }
+
+}  // namespace recipe_config_json_test

@@ -7,6 +7,8 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
+namespace recipe_config_keys_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -159,3 +161,5 @@ TEST_CASE("a config.json that is deep, huge or of another kind costs a message")
   for (int i = 0; i < 400'000; ++i) many += fmt::format(R"({}"key{}": 1)", i ? ", " : "", i);
   CHECK_THAT(complaints(many), Contains("such a file has at most 4.00 MiB"));
 }
+
+}  // namespace recipe_config_keys_test

@@ -7,6 +7,8 @@
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 
+namespace recipe_describe_test {
+
 using namespace mtrain;
 using namespace mtrain::recipe;
 using Catch::Matchers::Contains;
@@ -73,3 +75,5 @@ TEST_CASE("explain answers for fields, spellings and sections") {
   for (const auto& row : schema_rows())
     REQUIRE_THAT(markdown, Contains("| " + row.path.substr(row.path.rfind('.') + 1) + " |"));
 }
+
+}  // namespace recipe_describe_test

@@ -1,6 +1,8 @@
 // Tests the length of a run that is given in epochs.
 #include "recipe_cases.h"
 
+namespace recipe_epochs_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -136,3 +138,5 @@ TEST_CASE("checkpoints are kept by a validation loss that is measured more than 
   CHECK_THAT(errors("", {"checkpoint.keep_best=-1"}), Contains("checkpoint.keep_best"));
   CHECK_THAT(errors("load_best_model_at_end: true\n"), Contains("`checkpoint.keep_best`: 1"));
 }
+
+}  // namespace recipe_epochs_test

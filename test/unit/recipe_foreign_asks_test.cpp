@@ -6,6 +6,8 @@
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
 
+namespace recipe_foreign_asks_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -133,3 +135,5 @@ TEST_CASE("a function of Megatron-Bridge whose name asks for more than its recip
         "llama3_8b_pretrain_2gpu_h100_bf16_config"})
     CHECK_THAT(found(plain), Contains("llama3_8b.yaml"));
 }
+
+}  // namespace recipe_foreign_asks_test

@@ -10,6 +10,8 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
+namespace recipe_foreign_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -503,3 +505,5 @@ TEST_CASE("Megatron's settings of Muon beside another optimizer are ignored with
   expect_told("optimizer: {name: adam, muon_momentum: 0.9, muon: {ns_steps: 3}}\n", Severity::error,
               "optimizer.muon.ns_steps", "name is adam");
 }
+
+}  // namespace recipe_foreign_test

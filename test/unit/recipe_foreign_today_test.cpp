@@ -5,6 +5,8 @@
 #include "plan/layout.h"
 #include "recipe_cases.h"
 
+namespace recipe_foreign_today_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -187,3 +189,5 @@ TEST_CASE("keys without a meaning here say why, and others are refused with the 
                     "train.device=cuda"})
             .mixed_precision.fp8_param_gather);
 }
+
+}  // namespace recipe_foreign_today_test

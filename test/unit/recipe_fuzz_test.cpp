@@ -12,6 +12,8 @@
 #include "plan/rules/unsupported.h"
 #include "recipe/schema/schema.h"
 
+namespace recipe_fuzz_test {
+
 using namespace mtrain;
 using namespace mtrain::recipe;
 
@@ -183,3 +185,5 @@ TEST_CASE("a layout of 16384 ranks is checked in an instant") {
   // Loading takes about a millisecond; the bound only catches work that grows with the ranks.
   REQUIRE(took < 2.0);
 }
+
+}  // namespace recipe_fuzz_test

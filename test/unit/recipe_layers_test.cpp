@@ -10,6 +10,8 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
+namespace recipe_layers_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -456,3 +458,5 @@ TEST_CASE("in a foreign dump null and switches that are off say nothing") {
   CHECK(r->mixed_precision.name == Precision::bf16_mixed);
   CHECK(r->recompute.granularity == RecomputeGranularity::full);
 }
+
+}  // namespace recipe_layers_test

@@ -13,6 +13,8 @@
 #include "recipe/schema/schema.h"
 #include "temporary_folder.h"
 
+namespace recipe_load_test {
+
 using namespace mtrain;
 using namespace mtrain::recipe;
 using Catch::Matchers::Contains;
@@ -504,3 +506,5 @@ TEST_CASE("a run that resumes takes the settings of the model.from folder from t
   CHECK(shown(further, "model.attention_dropout") == "0");
   CHECK(read(from, print_recipe(further)).model.embedding_dropout == 0.5);
 }
+
+}  // namespace recipe_load_test

@@ -13,6 +13,8 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
+namespace recipe_references_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -265,3 +267,5 @@ TEST_CASE("a printed value that came by a reference says by which") {
   CHECK_THAT(printed, Contains("x/b ") && Contains("# recipe, by x/${env:MTRAIN_TEST_B}\n"));
   CHECK_THAT(printed, Contains("# recipe, by ${validation.steps}\n"));
 }
+
+}  // namespace recipe_references_test

@@ -11,6 +11,8 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
+namespace recipe_suggestions_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -200,3 +202,5 @@ TEST_CASE("data that are not a prefix of a pair get a hint to one") {
   std::filesystem::remove(data + ".idx");
   CHECK_THAT(told(data), Contains("no file " + data + ".idx"));
 }
+
+}  // namespace recipe_suggestions_test

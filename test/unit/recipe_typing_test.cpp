@@ -9,6 +9,8 @@
 #include "recipe/load/node.h"
 #include "recipe/load/yaml_faults.h"
 
+namespace recipe_typing_test {
+
 using namespace mtrain;
 using namespace mtrain::recipe;
 using Catch::Matchers::Contains;
@@ -210,3 +212,5 @@ TEST_CASE("a path that begins with ~ is in the home folder") {
   CHECK(r.dataset.train == std::vector<std::string>{"/me/a", "b~/c"});
   CHECK(r.train.run_dir == "/me/runs/x");
 }
+
+}  // namespace recipe_typing_test

@@ -10,6 +10,8 @@
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
 
+namespace recipe_words_test {
+
 using namespace mtrain;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
@@ -126,3 +128,5 @@ TEST_CASE("explain searches names, other names and help texts") {
   CHECK_THAT(explain("warmup"), Contains("lr_scheduler.warmup_steps"));
   CHECK_THROWS_WITH(explain("qqqqqqqq"), Contains("no recipe field"));
 }
+
+}  // namespace recipe_words_test

@@ -2,6 +2,8 @@
 
 #include "run/end_texts.h"
 
+namespace run_end_texts_test {
+
 using namespace mtrain::run;
 
 TEST_CASE("a run prints its reaction to a signal at once") {
@@ -38,3 +40,5 @@ TEST_CASE("a save shows how much is written, in the unit of all of it") {
   CHECK(bytes_text("saving step 1", 0, 2048) == "saving step 1 (0.0 of 2.0 KiB)");
   CHECK(bytes_text("saving step 1", 0, 0) == "saving step 1 (0.0 of 0.0 B)");
 }
+
+}  // namespace run_end_texts_test

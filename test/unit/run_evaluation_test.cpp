@@ -24,6 +24,8 @@
 #include "temporary_folder.h"
 #include "train/data_setup.h"
 
+namespace run_evaluation_test {
+
 using namespace mtrain;
 using Catch::Contains;
 using nlohmann::json;
@@ -325,3 +327,5 @@ TEST_CASE(
   CHECK_FALSE(fs::exists(lab / "trace.json"));
   CHECK(storage::find_latest(lab / "run/checkpoints")->step == 4);
 }
+
+}  // namespace run_evaluation_test

@@ -10,6 +10,8 @@
 #include "schedule/simulator.h"
 #include "schedule/validator.h"
 
+namespace schedule_generators_test {
+
 using namespace mtrain;
 using namespace mtrain::schedule;
 
@@ -333,3 +335,5 @@ TEST_CASE("sizes that a schedule cannot have are refused with the nearest possib
   for (const auto& [m, group] : {std::pair{10, 4}, {8, 6}, {9, 4}})
     CHECK_FALSE(refused("interleaved_1f1b", {4, 2, m, group}).empty());
 }
+
+}  // namespace schedule_generators_test

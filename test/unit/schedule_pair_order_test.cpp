@@ -7,6 +7,8 @@
 
 #include "schedule/pass_costs.h"
 
+namespace schedule_pair_order_test {
+
 using namespace mtrain::schedule;
 
 namespace {
@@ -231,3 +233,5 @@ TEST_CASE(
         }
       }
 }
+
+}  // namespace schedule_pair_order_test

@@ -10,6 +10,8 @@
 #include "schedule/render.h"
 #include "schedule/simulator.h"
 
+namespace schedule_simulator_test {
+
 using namespace mtrain;
 using namespace mtrain::schedule;
 
@@ -389,3 +391,5 @@ TEST_CASE("a picture is at most 1,600 wide, its rows wrap, and every box has its
   CHECK(page.find("id=\"zoom\"") != std::string::npos);
   CHECK(page.find("http") == page.rfind("http"));  // the namespace alone: nothing is loaded
 }
+
+}  // namespace schedule_simulator_test

@@ -8,6 +8,8 @@
 #include "schedule/lower.h"
 #include "schedule/validator.h"
 
+namespace schedule_validator_test {
+
 using namespace mtrain;
 using namespace mtrain::schedule;
 using K = ActionKind;
@@ -228,3 +230,5 @@ TEST_CASE("a single misplaced action is found wherever it goes") {
   CHECK(refused > 100);
   CHECK(accepted > 20);
 }
+
+}  // namespace schedule_validator_test

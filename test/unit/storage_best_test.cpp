@@ -10,6 +10,8 @@
 #include "temporary_folder.h"
 #include "traced_child.h"
 
+namespace storage_best_test {
+
 using namespace mtrain;
 using namespace mtrain::storage;
 namespace fs = std::filesystem;
@@ -142,3 +144,5 @@ TEST_CASE(
   CHECK(killed > 20);
   CHECK(moved > 3);
 }
+
+}  // namespace storage_best_test

@@ -15,6 +15,8 @@
 #include "storage/state.h"
 #include "temporary_folder.h"
 
+namespace storage_checkpoint_dir_test {
+
 using namespace mtrain;
 using namespace mtrain::storage;
 using Catch::Contains;
@@ -297,3 +299,5 @@ TEST_CASE("a folder that cannot be made is one clear error") {
   CHECK_THROWS_AS(CheckpointWriter(folder / "file", 1), RunError);
   CHECK_THROWS_WITH(CheckpointWriter(folder / "file" / "sub", 1), Contains("cannot create"));
 }
+
+}  // namespace storage_checkpoint_dir_test

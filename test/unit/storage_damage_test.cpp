@@ -16,6 +16,8 @@
 #include "storage/state.h"
 #include "temporary_folder.h"
 
+namespace storage_damage_test {
+
 using namespace mtrain;
 using namespace mtrain::storage;
 using Catch::Contains;
@@ -368,3 +370,5 @@ TEST_CASE("the error of a damaged file names the checkpoint before it") {
              Contains("checkpoint.load=" + (folder / "step-00000010").string()));
   CHECK_THAT(hint("step-00000010"), !Contains("checkpoint.load"));
 }
+
+}  // namespace storage_damage_test

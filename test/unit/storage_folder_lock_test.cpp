@@ -15,6 +15,8 @@
 #include "storage/folder_lock.h"
 #include "temporary_folder.h"
 
+namespace storage_folder_lock_test {
+
 using namespace mtrain;
 using namespace std::chrono_literals;
 using Catch::Contains;
@@ -255,3 +257,5 @@ TEST_CASE("a program that the owner starts does not keep the folder") {
   CHECK(refusal(folder.path, {}) == "none");
   ::kill(child, SIGKILL);
 }
+
+}  // namespace storage_folder_lock_test

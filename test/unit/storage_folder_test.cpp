@@ -11,6 +11,8 @@
 #include "storage/safetensors_folder.h"
 #include "temporary_folder.h"
 
+namespace storage_folder_test {
+
 using namespace mtrain;
 using namespace mtrain::storage;
 using Catch::Contains;
@@ -292,3 +294,5 @@ TEST_CASE("a fingerprint distinguishes files by the ends of each tensor") {
   weights_fingerprint({&again});
   CHECK(again.bytes_read() == 3 * 512 + 12);
 }
+
+}  // namespace storage_folder_test

@@ -8,6 +8,8 @@
 #include "temporary_folder.h"
 #include "traced_child.h"
 
+namespace storage_kill_test {
+
 using namespace mtrain;
 using namespace mtrain::storage;
 namespace fs = std::filesystem;
@@ -86,3 +88,5 @@ TEST_CASE("new folders for checkpoints are synced into their parents") {
     CHECK(synced.contains(fs::canonical(parent).string()));
   }
 }
+
+}  // namespace storage_kill_test

@@ -14,6 +14,8 @@
 #include "storage/new_folder.h"
 #include "temporary_folder.h"
 
+namespace storage_new_folder_test {
+
 using namespace mtrain;
 using namespace mtrain::storage;
 using Catch::Contains;
@@ -118,3 +120,5 @@ TEST_CASE("leftovers of a killed process of this host are removed, and nothing e
   CHECK(entries_of(temporary.path) == 3);
   CHECK((fs::exists(temporary / alive) && fs::exists(temporary / elsewhere)));
 }
+
+}  // namespace storage_new_folder_test

@@ -17,6 +17,8 @@
 #include "storage/state.h"
 #include "temporary_folder.h"
 
+namespace storage_safetensors_test {
+
 using namespace mtrain;
 using namespace mtrain::storage;
 using Catch::Contains;
@@ -510,3 +512,5 @@ TEST_CASE("training state keeps its values and refuses unknown ones") {
   refuses("{\"format\":1,\"values\":{\"a\":[1]}}", "`a` is neither");
   CHECK_THROWS_AS(TrainState::load(folder / "absent.json"), UserError);
 }
+
+}  // namespace storage_safetensors_test

@@ -5,6 +5,8 @@
 #include "device/device.h"
 #include "tensor/tensor.h"
 
+namespace tensor_tensor_test {
+
 using namespace mtrain;
 using namespace mtrain::tensor;
 using Catch::Contains;
@@ -102,3 +104,5 @@ TEST_CASE("a view keeps its memory alive") {
   CHECK(next.data() != static_cast<char*>(view.data()) - 8);
   CHECK(view.to_host<float>(compute) == std::vector<float>{3});
 }
+
+}  // namespace tensor_tensor_test

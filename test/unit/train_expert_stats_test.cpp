@@ -5,6 +5,8 @@
 
 #include "train/expert_stats.h"
 
+namespace train_expert_stats_test {
+
 using namespace mtrain::train;
 
 TEST_CASE("loads count layers with experts alone, and what is dropped does not travel") {
@@ -27,3 +29,5 @@ TEST_CASE("a step whose layers have no experts has no loads") {
   CHECK(s.dropped == 0);
   CHECK(s.rank_load_max == 1);
 }
+
+}  // namespace train_expert_stats_test

@@ -22,10 +22,6 @@ constexpr int64_t kDirectBytes = 8 << 10;  // smaller data is limited by latency
 constexpr int64_t kScratchBytes = 4 << 20;
 constexpr auto kPartingTime = std::chrono::nanoseconds(std::chrono::seconds(2));
 
-const char* name(Reduce op) {
-  return op == Reduce::sum ? "sum" : op == Reduce::max ? "maximum" : "average";
-}
-
 const std::byte* at(const void* data, int64_t bytes) {
   return static_cast<const std::byte*>(data) + bytes;
 }
@@ -50,19 +46,20 @@ class GlooCommunicator : public Communicator {
   }
 
   void all_reduce(Span data, Reduce op, const device::LaunchContext&) override {
-    collective(
-        fmt::format("all_reduce ({}) of {} {}", name(op), data.count, dtype_name(data.dtype)), [&] {
-          if (data.bytes() <= kDirectBytes) return reduce_all(data, op);
-          const int64_t own = begin(data.count, me_) * dtype_size(data.dtype);
-          reduce_to_own(data, at(data.data, own), op);
-          gather(data);
-        });
+    collective(fmt::format("all_reduce ({}) of {} {}", reduce_name(op), data.count,
+                           dtype_name(data.dtype)),
+               [&] {
+                 if (data.bytes() <= kDirectBytes) return reduce_all(data, op);
+                 const int64_t own = begin(data.count, me_) * dtype_size(data.dtype);
+                 reduce_to_own(data, at(data.data, own), op);
+                 gather(data);
+               });
   }
 
   void reduce_scatter(ConstSpan in, Span out, Reduce op, const device::LaunchContext&) override {
-    collective(
-        fmt::format("reduce_scatter ({}) of {} {}", name(op), in.count, dtype_name(in.dtype)),
-        [&] { reduce_to_own(in, out.as<std::byte>(), op); });
+    collective(fmt::format("reduce_scatter ({}) of {} {}", reduce_name(op), in.count,
+                           dtype_name(in.dtype)),
+               [&] { reduce_to_own(in, out.as<std::byte>(), op); });
   }
 
   void all_gather(ConstSpan in, Span out, const device::LaunchContext&) override {

@@ -10,6 +10,7 @@
 #include "comm/failure_reporter.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/gloo/gloo_mesh.h"
+#include "comm/loopback.h"
 #include "comm/store.h"
 
 namespace mtrain::comm {
@@ -48,10 +49,6 @@ class Rendezvous : public gloo::rendezvous::Store {
   mtrain::comm::Store& store_;
   const std::string group_;
 };
-
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address.starts_with("::ffff:127.") || address == "::1";
-}
 
 std::string own_address(mtrain::comm::Store& store, const GlooOptions& o) {
   store.set(fmt::format("gloo path/{}", o.rank),

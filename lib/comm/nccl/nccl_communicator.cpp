@@ -13,13 +13,13 @@
 
 #include "base/error.h"
 #include "comm/nccl/nccl_helper.h"
+#include "comm/reduce.h"
 
 namespace mtrain::comm {
 
 namespace {
 
 using Clock = Communicator::Clock;
-using State = NcclAnswer::State;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
@@ -31,10 +31,6 @@ constexpr std::chrono::nanoseconds kAsk = milliseconds(250);
 constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
 // A call that does not block inside NCCL returns within this time.
 constexpr auto kReturn = milliseconds(200);
-
-const char* name(Reduce op) {
-  return op == Reduce::sum ? "sum" : op == Reduce::max ? "maximum" : "average";
-}
 
 void check_reduction(DType dtype, Reduce op) {
   const bool whole = dtype == DType::i32 || dtype == DType::i64 || dtype == DType::u8;
@@ -64,18 +60,20 @@ class NcclCommunicator : public Communicator {
 
   void all_reduce(Span data, Reduce op, const device::LaunchContext& context) override {
     check_reduction(data.dtype, op);
-    collective(
-        fmt::format("all_reduce ({}) of {} {}", name(op), data.count, dtype_name(data.dtype)),
-        context, [&](ncclComm* comm) { return api_->all_reduce(data, op, comm, context.cuda); });
+    collective(fmt::format("all_reduce ({}) of {} {}", reduce_name(op), data.count,
+                           dtype_name(data.dtype)),
+               context,
+               [&](ncclComm* comm) { return api_->all_reduce(data, op, comm, context.cuda); });
   }
 
   void reduce_scatter(ConstSpan in, Span out, Reduce op,
                       const device::LaunchContext& context) override {
     check_reduction(in.dtype, op);
-    collective(
-        fmt::format("reduce_scatter ({}) of {} {}", name(op), in.count, dtype_name(in.dtype)),
-        context,
-        [&](ncclComm* comm) { return api_->reduce_scatter(in, out, op, comm, context.cuda); });
+    collective(fmt::format("reduce_scatter ({}) of {} {}", reduce_name(op), in.count,
+                           dtype_name(in.dtype)),
+               context, [&](ncclComm* comm) {
+                 return api_->reduce_scatter(in, out, op, comm, context.cuda);
+               });
   }
 
   void all_gather(ConstSpan in, Span out, const device::LaunchContext& context) override {
@@ -150,12 +148,12 @@ class NcclCommunicator : public Communicator {
                       const device::LaunchContext& context) {
     NcclAnswer answer = api_->group_start();
     for (const Transfer& t : transfers) {
-      if (answer.state == State::failed) break;
+      if (answer.state == NcclAnswer::State::failed) break;
       answer = t.kind == Transfer::Kind::send ? api_->send(t.data, t.peer, comm, context.cuda)
                                               : api_->receive(t.data, t.peer, comm, context.cuda);
     }
     const NcclAnswer end = api_->group_end(comm);  // a group that was started must be ended
-    return answer.state == State::failed ? answer : end;
+    return answer.state == NcclAnswer::State::failed ? answer : end;
   }
 
   template <class F>
@@ -172,7 +170,7 @@ class NcclCommunicator : public Communicator {
     calls_.push_back({std::move(about), ++number_, api_->record(context.cuda), nullptr, {}});
     const NcclAnswer answer = in_nccl(lock, run);
     if (dead_) throw CommError(*dead_);
-    if (answer.state == State::failed) {
+    if (answer.state == NcclAnswer::State::failed) {
       const Found found{calls_.back().call, {-1, false, false, answer.text}};
       lock.unlock();
       throw fail(found);
@@ -197,7 +195,7 @@ class NcclCommunicator : public Communicator {
       throw;
     }
     lock.lock();
-    while (answer.state == State::under_way && !dead_) {
+    while (answer.state == NcclAnswer::State::under_way && !dead_) {
       lock.unlock();
       std::this_thread::sleep_for(microseconds(10));
       lock.lock();
@@ -251,7 +249,8 @@ class NcclCommunicator : public Communicator {
     Call& first = calls_.front();
     if (inside_since_) {  // no other thread may ask NCCL
       if (now - *inside_since_ >= group_.timeout) return too_late(calls_.back());
-    } else if (const NcclAnswer answer = api_->state(comm_); answer.state == State::failed) {
+    } else if (const NcclAnswer answer = api_->state(comm_);
+               answer.state == NcclAnswer::State::failed) {
       return Found{first.call, {-1, false, false, answer.text}};
     }
     if (!first.started && first.begin->ready()) first.started = asked_ = now;
@@ -320,11 +319,11 @@ class NcclCommunicator : public Communicator {
     });
     if (!finalized) return false;  // finalize() blocks until the abort
     NcclAnswer answer = *finalized;
-    while (answer.state == State::under_way && Clock::now() < deadline) {
+    while (answer.state == NcclAnswer::State::under_way && Clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(1));
       answer = api_->state(comm_);
     }
-    return answer.state == State::done;
+    return answer.state == NcclAnswer::State::done;
   }
 
   const std::shared_ptr<NcclApi> api_;

@@ -5,7 +5,7 @@
 namespace mtrain::comm {
 
 namespace {
-constexpr std::chrono::seconds kAgain{1}, kAnswer{2};
+constexpr std::chrono::seconds kAskEvery{1}, kAnswerTime{2};
 }
 
 std::string begun_key(int rank) { return fmt::format("begun/{}", rank); }
@@ -32,7 +32,7 @@ void ArrivalWatch::watch() {
   std::unique_lock lock(mutex_);
   std::chrono::duration<double> pause = o_.quiet;
   while (!changed_.wait_for(lock, pause, [&] { return ends_; })) {
-    pause = kAgain;
+    pause = kAskEvery;
     const std::optional<StoreAddress> at = at_;
     lock.unlock();
     o_.tell(text(at));
@@ -47,7 +47,7 @@ std::string ArrivalWatch::text(const std::optional<StoreAddress>& at) {
 
 std::string ArrivalWatch::absent(const StoreAddress& at) {
   try {
-    if (!store_) store_ = std::make_unique<Store>(at, kAnswer);
+    if (!store_) store_ = std::make_unique<Store>(at, kAnswerTime);
     const int hosts = o_.size / o_.local_size;
     if (const int absent = hosts > 1 ? missing(*store_, o_.local_size) : 0)
       return fmt::format("{} of {} hosts", absent, hosts);

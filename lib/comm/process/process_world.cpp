@@ -33,7 +33,9 @@ uint64_t hash_of_program() {
 }
 
 // Text from another rank is shown up to this length.
-std::string bounded(std::string_view text) { return std::string(text.substr(0, kMaxReasonBytes)); }
+std::string bounded_reason(std::string_view text) {
+  return std::string(text.substr(0, kMaxReasonBytes));
+}
 
 // Returns the lines in which the two texts differ: "`lr: 2` instead of `lr: 1`, ...".
 std::string differences(const std::string& own, const std::string& first) {
@@ -44,8 +46,8 @@ std::string differences(const std::string& own, const std::string& first) {
   for (size_t i = 0; i < std::max(x.size(), y.size()); ++i) {
     const std::string p = i < x.size() ? x[i] : "", q = i < y.size() ? y[i] : "";
     if (p == q || ++found > kMaxShown) continue;
-    text += fmt::format("{}`{}` instead of `{}`", text.empty() ? "" : ", ", bounded(trim(p)),
-                        bounded(trim(q)));
+    text += fmt::format("{}`{}` instead of `{}`", text.empty() ? "" : ", ", bounded_reason(trim(p)),
+                        bounded_reason(trim(q)));
   }
   return found > kMaxShown ? text + fmt::format(", and {} more", found - kMaxShown) : text;
 }
@@ -53,8 +55,8 @@ std::string differences(const std::string& own, const std::string& first) {
 constexpr const char* kWell = "well";
 
 // Publishes why this rank does not arrive, since the other ranks wait for it, and throws.
-[[noreturn]] void refuse(Store& store, const ProcessWorldOptions& o, const std::string& reason,
-                         const std::string& hint) {
+[[noreturn]] void refuse_to_join(Store& store, const ProcessWorldOptions& o,
+                                 const std::string& reason, const std::string& hint) {
   store.set(fmt::format("arrived/{}", o.rank), reason);
   throw UserError(reason, hint);
 }
@@ -142,7 +144,7 @@ void shake_hands(Store& store, const ProcessWorldOptions& o) {
   if (o.rank == 0) store.set("size", size);
   if (const std::string first = store.get("size"); first != size) {
     const std::string reason = fmt::format("rank {} is one of {} ranks, and rank 0 one of {}",
-                                           o.rank, size, bounded(first));
+                                           o.rank, size, bounded_reason(first));
     // The ranks that rank 0 waits for may not exist.
     store.fail(reason);
     throw UserError(reason,
@@ -152,14 +154,14 @@ void shake_hands(Store& store, const ProcessWorldOptions& o) {
   if (o.rank == 0) store.set("program", program);
   if (o.rank == 0) store.set("recipe", o.recipe);
   if (const std::string first = store.get("program"); first != program)
-    refuse(store, o,
-           fmt::format("rank {} runs a different build of this program from rank 0", o.rank),
-           "install the same build on every host");
+    refuse_to_join(
+        store, o, fmt::format("rank {} runs a different build of this program from rank 0", o.rank),
+        "install the same build on every host");
   if (const std::string first = store.get("recipe"); first != o.recipe) {
-    refuse(store, o,
-           fmt::format("rank {} has a different recipe from rank 0: {}", o.rank,
-                       differences(o.recipe, first)),
-           "start all ranks with the same recipe and settings");
+    refuse_to_join(store, o,
+                   fmt::format("rank {} has a different recipe from rank 0: {}", o.rank,
+                               differences(o.recipe, first)),
+                   "start all ranks with the same recipe and settings");
   }
   store.set(fmt::format("arrived/{}", o.rank), kWell);
 }
@@ -204,7 +206,7 @@ void await_all(Store& store, const StoreAddress& at, const ProcessWorldOptions& 
                       "comm.timeout_s sets how long ranks wait");
     }
     if (answer != kWell)
-      throw CommError(bounded(answer), "start all ranks with the same program and recipe");
+      throw CommError(bounded_reason(answer), "start all ranks with the same program and recipe");
   }
 }
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <set>
 
+#include "comm/loopback.h"
+
 namespace mtrain::comm {
 
 namespace {
@@ -47,10 +49,6 @@ Resolved resolve(const std::string& host) {
   }
   freeaddrinfo(found);
   return r;
-}
-
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "::1";
 }
 
 }  // namespace

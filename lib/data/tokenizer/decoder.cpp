@@ -8,10 +8,10 @@
 namespace mtrain::data {
 namespace {
 
-using Kind = Decoder::Step::Kind;
+using DecoderKind = Decoder::Step::Kind;
 
-void replace_literal(std::string_view text, const Decoder::Step& step, std::string_view content,
-                     std::string& out) {
+void decode_literal(std::string_view text, const Decoder::Step& step, std::string_view content,
+                    std::string& out) {
   size_t done = 0;
   for (size_t at; (at = text.find(step.literal, done)) != std::string_view::npos;) {
     out += text.substr(done, at - done);
@@ -36,8 +36,9 @@ int byte_of(std::string_view token) {
 }  // namespace
 
 void Decoder::add(Step step, const std::string& where) {
-  const bool fused = !fused_.empty() && (fused_.back() || steps_.back().kind == Kind::fuse);
-  if (fused && step.kind != Kind::replace && step.kind != Kind::strip && step.kind != Kind::fuse)
+  const bool fused = !fused_.empty() && (fused_.back() || steps_.back().kind == DecoderKind::fuse);
+  if (fused && step.kind != DecoderKind::replace && step.kind != DecoderKind::strip &&
+      step.kind != DecoderKind::fuse)
     throw UserError(fmt::format("{}: this decoder after Fuse is not supported", where));
   fused_.push_back(fused);
   steps_.push_back(std::move(step));
@@ -62,12 +63,14 @@ void Decoder::Stream::feed(size_t index, std::string_view token, std::string& ou
   const Step& step = owner_.steps_[index];
   State& state = states_[index];
   const bool first = std::exchange(state.first, false);
-  if (owner_.fused_[index] && step.kind == Kind::replace) return replace_fused(index, token, out);
-  if (owner_.fused_[index] && step.kind == Kind::strip) return strip_fused(index, token, out);
+  if (owner_.fused_[index] && step.kind == DecoderKind::replace)
+    return replace_fused(index, token, out);
+  if (owner_.fused_[index] && step.kind == DecoderKind::strip)
+    return strip_fused(index, token, out);
   std::string text;
   switch (step.kind) {
-    case Kind::fuse: return feed(index + 1, token, out);
-    case Kind::replace:
+    case DecoderKind::fuse: return feed(index + 1, token, out);
+    case DecoderKind::replace:
       if (step.pattern) {
         size_t done = 0;
         const bool valid = utf8_run_end(token, 0, true) == token.size();
@@ -79,17 +82,17 @@ void Decoder::Stream::feed(size_t index, std::string_view token, std::string& ou
           });
         text += token.substr(done);
       } else {
-        replace_literal(token, step, step.content, text);
+        decode_literal(token, step, step.content, text);
       }
       break;
-    case Kind::byte_fallback: {
+    case DecoderKind::byte_fallback: {
       const int byte = byte_of(token);
       if (byte >= 0) {
         state.held += char(byte);
         // Bytes may be passed on character by character only if the next step fuses them, or is
         // none.
         const bool fuses =
-            index + 1 == owner_.steps_.size() || owner_.steps_[index + 1].kind == Kind::fuse;
+            index + 1 == owner_.steps_.size() || owner_.steps_[index + 1].kind == DecoderKind::fuse;
         if (fuses && utf8_unfinished(state.held) == 0) flush_bytes(index, out);
         return;
       }
@@ -97,7 +100,7 @@ void Decoder::Stream::feed(size_t index, std::string_view token, std::string& ou
       text = token;
       break;
     }
-    case Kind::strip: {
+    case DecoderKind::strip: {
       size_t begin = 0, end = token.size();
       const auto& c = step.content;
       for (size_t i = 0; i < step.start && token.substr(begin, end - begin).starts_with(c); ++i)
@@ -107,10 +110,10 @@ void Decoder::Stream::feed(size_t index, std::string_view token, std::string& ou
       text = token.substr(begin, end - begin);
       break;
     }
-    case Kind::metaspace:
-      replace_literal(token, step, first && step.drop_first ? "" : " ", text);
+    case DecoderKind::metaspace:
+      decode_literal(token, step, first && step.drop_first ? "" : " ", text);
       break;
-    case Kind::join:
+    case DecoderKind::join:
       if (!first) text = step.content;
       text += token;
       break;
@@ -169,8 +172,8 @@ void Decoder::Stream::strip_fused(size_t index, std::string_view token, std::str
 void Decoder::Stream::close(size_t index, std::string& out) {
   const Step& step = owner_.steps_[index];
   State& state = states_[index];
-  if (step.kind == Kind::byte_fallback) return flush_bytes(index, out);
-  if (step.kind != Kind::replace || !owner_.fused_[index]) return;
+  if (step.kind == DecoderKind::byte_fallback) return flush_bytes(index, out);
+  if (step.kind != DecoderKind::replace || !owner_.fused_[index]) return;
   std::string text;
   if (step.pattern && utf8_run_end(state.held, 0, true) == state.held.size()) {
     size_t done = 0;

@@ -5,7 +5,7 @@ namespace mtrain::data {
 namespace {
 
 using Json = TokenizerFile::Json;
-using Step = Decoder::Step;
+using DecoderStep = Decoder::Step;
 
 void add_decoder(const TokenizerFile& file, const Json& node, const std::string& where,
                  DecoderPart& part, int& steps) {
@@ -16,7 +16,7 @@ void add_decoder(const TokenizerFile& file, const Json& node, const std::string&
       add_decoder(file, list[i], fmt::format("{}.decoders[{}]", where, i), part, steps);
     return;
   }
-  Step step{};
+  DecoderStep step{};
   if (type == "ByteLevel") {
     if (steps > 0) file.unsupported(where + " ByteLevel after other decoders");
     part.byte_level = true;
@@ -24,24 +24,24 @@ void add_decoder(const TokenizerFile& file, const Json& node, const std::string&
     return;
   }
   if (type == "Fuse") {
-    step.kind = Step::Kind::fuse;
+    step.kind = DecoderStep::Kind::fuse;
     if (part.byte_level) return;  // its text is already fused
   } else if (type == "ByteFallback") {
-    step.kind = Step::Kind::byte_fallback;
+    step.kind = DecoderStep::Kind::byte_fallback;
   } else if (type == "Replace") {
-    step.kind = Step::Kind::replace;
+    step.kind = DecoderStep::Kind::replace;
     step.content = file.text(node, "content", where);
     auto pattern = file.pattern(node, where);
     step.pattern = std::move(pattern.regex);
     if (!step.pattern) step.literal = std::move(pattern.source);
   } else if (type == "Strip") {
-    step.kind = Step::Kind::strip;
+    step.kind = DecoderStep::Kind::strip;
     step.content = file.text(node, "content", where);
     file.require(!step.content.empty(), where + ".content is empty");
     step.start = size_t(file.count(node, "start", where));
     step.stop = size_t(file.count(node, "stop", where));
   } else if (type == "Metaspace") {
-    step.kind = Step::Kind::metaspace;
+    step.kind = DecoderStep::Kind::metaspace;
     step.literal = file.text(node, "replacement", where);
     file.require(!step.literal.empty(), where + ".replacement is empty");
     step.drop_first = file.flag(node, "add_prefix_space", true);
@@ -67,7 +67,7 @@ DecoderPart read_decoder(const TokenizerFile& file, bool byte_level) {
   } else if (byte_level) {
     part.byte_level = true;
   } else {
-    part.decoder.add({.kind = Step::Kind::join, .content = " "}, file.place("decoder"));
+    part.decoder.add({.kind = DecoderStep::Kind::join, .content = " "}, file.place("decoder"));
   }
   return part;
 }

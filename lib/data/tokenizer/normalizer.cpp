@@ -5,7 +5,7 @@
 namespace mtrain::data {
 namespace {
 
-using Kind = Normalizer::Step::Kind;
+using NormalizerKind = Normalizer::Step::Kind;
 
 // Calls f(run), which appends to `out`, for each well-formed run of `text`. Appends malformed runs
 // unchanged.
@@ -23,8 +23,8 @@ void for_each_run(std::string_view text, std::string& out, F&& f) {
   }
 }
 
-void replace_literal(std::string_view text, const Normalizer::Step& step, std::string& out,
-                     bool& keeps_start) {
+void normalize_literal(std::string_view text, const Normalizer::Step& step, std::string& out,
+                       bool& keeps_start) {
   size_t done = 0;
   for (size_t at; (at = text.find(step.literal, done)) != std::string_view::npos;) {
     if (at == 0 && step.content.empty()) keeps_start = false;
@@ -72,33 +72,33 @@ void Normalizer::add(Step step) { steps_.push_back(std::move(step)); }
 std::string_view Normalizer::apply(std::string_view text, Scratch& s, bool& keeps_start) const {
   size_t regex = 0, target = 0;
   for (const Step& step : steps_) {
-    if (step.kind == Kind::strip) {
+    if (step.kind == NormalizerKind::strip) {
       text = strip(text, step, keeps_start);
       continue;
     }
-    if (step.kind == Kind::normal_form && is_normal_form(text, step.form)) continue;
+    if (step.kind == NormalizerKind::normal_form && is_normal_form(text, step.form)) continue;
     std::string& out = s.text[target];
     target = 1 - target;
     out.clear();
     switch (step.kind) {
-      case Kind::normal_form:
+      case NormalizerKind::normal_form:
         for_each_run(text, out,
                      [&](std::string_view run) { append_normal_form(run, step.form, out); });
         break;
-      case Kind::lowercase:
+      case NormalizerKind::lowercase:
         for_each_run(text, out, [&](std::string_view run) { append_lowercase(run, out); });
         break;
-      case Kind::prepend:
+      case NormalizerKind::prepend:
         if (!text.empty()) out += step.content;
         out += text;
         break;
-      case Kind::replace:
+      case NormalizerKind::replace:
         if (step.pattern)
           replace_matches(text, step, s.regexes[regex++], out, keeps_start);
         else
-          replace_literal(text, step, out, keeps_start);
+          normalize_literal(text, step, out, keeps_start);
         break;
-      case Kind::strip: break;
+      case NormalizerKind::strip: break;
     }
     text = out;
   }

@@ -4,7 +4,7 @@ namespace mtrain::data {
 namespace {
 
 using Json = TokenizerFile::Json;
-using Step = Normalizer::Step;
+using NormalizerStep = Normalizer::Step;
 
 void add_normalizer(const TokenizerFile& file, const Json& node, const std::string& where,
                     NormalizerPart& part) {
@@ -16,26 +16,26 @@ void add_normalizer(const TokenizerFile& file, const Json& node, const std::stri
       add_normalizer(file, list[i], fmt::format("{}.normalizers[{}]", where, i), part);
     return;
   }
-  Step step{};
+  NormalizerStep step{};
   if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
-    step.kind = Step::Kind::normal_form;
+    step.kind = NormalizerStep::Kind::normal_form;
     step.form = type == "NFC"    ? NormalForm::nfc
                 : type == "NFD"  ? NormalForm::nfd
                 : type == "NFKC" ? NormalForm::nfkc
                                  : NormalForm::nfkd;
   } else if (type == "Lowercase") {
-    step.kind = Step::Kind::lowercase;
+    step.kind = NormalizerStep::Kind::lowercase;
   } else if (type == "Strip") {
-    step.kind = Step::Kind::strip;
+    step.kind = NormalizerStep::Kind::strip;
     step.left = file.flag(node, "strip_left", false);
     step.right = file.flag(node, "strip_right", false);
     part.keeps_cuts = false;
   } else if (type == "Prepend") {
-    step.kind = Step::Kind::prepend;
+    step.kind = NormalizerStep::Kind::prepend;
     step.content = file.text(node, "prepend", where);
     part.keeps_cuts = false;
   } else if (type == "Replace") {
-    step.kind = Step::Kind::replace;
+    step.kind = NormalizerStep::Kind::replace;
     step.content = file.text(node, "content", where);
     auto pattern = file.pattern(node, where);
     step.pattern = std::move(pattern.regex);

@@ -15,9 +15,9 @@ constexpr std::string_view kLlama3 =
 constexpr std::string_view kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-class Reader {
+class PreTokenizerReader {
  public:
-  explicit Reader(const TokenizerFile& file) : file_(file) {}
+  explicit PreTokenizerReader(const TokenizerFile& file) : file_(file) {}
 
   PreTokenizerPart read() {
     add(TokenizerFile::member(file_.root, "pre_tokenizer"), "pre_tokenizer");
@@ -135,6 +135,8 @@ class Reader {
 
 }  // namespace
 
-PreTokenizerPart read_pre_tokenizer(const TokenizerFile& file) { return Reader(file).read(); }
+PreTokenizerPart read_pre_tokenizer(const TokenizerFile& file) {
+  return PreTokenizerReader(file).read();
+}
 
 }  // namespace mtrain::data

@@ -17,7 +17,8 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
-[[noreturn]] void refuse(const std::string& pattern, const std::string& where, std::string what) {
+[[noreturn]] void refuse_pattern(const std::string& pattern, const std::string& where,
+                                 std::string what) {
   throw UserError(fmt::format("{}: the regular expression {} uses {}, which is not supported",
                               where, pattern, what),
                   "use a tokenizer with the GPT-2, Llama 3 or Qwen pre-tokenizer");
@@ -27,13 +28,13 @@ std::string pcre2_message(int code) {
 // groups and recursion exist in only one of them.
 void check_group(const std::string& pattern, size_t open, const std::string& where) {
   const std::string_view rest = std::string_view(pattern).substr(open + 1);
-  if (rest.starts_with("*")) refuse(pattern, where, "(*");
+  if (rest.starts_with("*")) refuse_pattern(pattern, where, "(*");
   if (!rest.starts_with("?")) return;
   for (const char* known : {"?:", "?=", "?!", "?>", "?<=", "?<!", "?#"})
     if (rest.starts_with(known)) return;
   const size_t end = rest.find_first_not_of("ix-", 1);
   if (end != std::string_view::npos && end > 1 && (rest[end] == ':' || rest[end] == ')')) return;
-  refuse(pattern, where, fmt::format("({}", rest.substr(0, 2)));
+  refuse_pattern(pattern, where, fmt::format("({}", rest.substr(0, 2)));
 }
 
 // Checks the quantifier {...} at `open`, which may be {n}, {n,} or {n,m}, also lazy. Refuses the
@@ -48,10 +49,10 @@ void check_interval(const std::string& pattern, size_t open, const std::string& 
   if (inside.empty() || digits_end == 0 ||
       (!fixed && (inside[digits_end] != ',' ||
                   inside.find_first_not_of("0123456789", digits_end + 1) != std::string::npos)))
-    refuse(pattern, where, "a { that does not begin {n,m}");
+    refuse_pattern(pattern, where, "a { that does not begin {n,m}");
   const char after = close + 1 < pattern.size() ? pattern[close + 1] : '\0';
   if (after == '+' || after == '*' || (fixed && after == '?'))
-    refuse(pattern, where, fmt::format("{{{}}}{}", inside, after));
+    refuse_pattern(pattern, where, fmt::format("{{{}}}{}", inside, after));
 }
 
 // Translates a pattern from Oniguruma's dialect to PCRE2's. For the constructs that tokenizers use,
@@ -64,7 +65,7 @@ std::string translate(const std::string& pattern, const std::string& where) {
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
     if (c == '\\') {
-      if (++i == pattern.size()) refuse(pattern, where, "a lone \\ at its end");
+      if (++i == pattern.size()) refuse_pattern(pattern, where, "a lone \\ at its end");
       const char e = pattern[i];
       if (e == 's') {
         out += "\\p{White_Space}";
@@ -73,11 +74,11 @@ std::string translate(const std::string& pattern, const std::string& where) {
       } else if (e == 'u') {
         if (pattern.size() < i + 5 ||
             pattern.find_first_not_of("0123456789abcdefABCDEF", i + 1) < i + 5)
-          refuse(pattern, where, "\\u without four hexadecimal digits");
+          refuse_pattern(pattern, where, "\\u without four hexadecimal digits");
         out += "\\x{" + pattern.substr(i + 1, 4) + "}";
         i += 4;
       } else if (std::isalnum(uint8_t(e)) && !std::strchr("pPdDnrtfx", e)) {
-        refuse(pattern, where, fmt::format("\\{}", e));
+        refuse_pattern(pattern, where, fmt::format("\\{}", e));
       } else {
         out += c;
         out += e;
@@ -87,9 +88,9 @@ std::string translate(const std::string& pattern, const std::string& where) {
       continue;
     }
     if (in_class) {
-      if (c == '[') refuse(pattern, where, "a set inside a set");
+      if (c == '[') refuse_pattern(pattern, where, "a set inside a set");
       if (c == '&' && i + 1 < pattern.size() && pattern[i + 1] == '&')
-        refuse(pattern, where, "an intersection of sets");
+        refuse_pattern(pattern, where, "an intersection of sets");
       if (c == ']') in_class = false;
     } else if (c == '(') {
       check_group(pattern, i, where);
@@ -98,7 +99,8 @@ std::string translate(const std::string& pattern, const std::string& where) {
     } else if (c == '[') {
       in_class = true;
       if (i + 1 < pattern.size() && pattern[i + 1] == '^') out += pattern[i++];
-      if (i + 1 < pattern.size() && pattern[i + 1] == ']') refuse(pattern, where, "an empty set");
+      if (i + 1 < pattern.size() && pattern[i + 1] == ']')
+        refuse_pattern(pattern, where, "an empty set");
     }
     out += pattern[i];
   }

@@ -35,7 +35,7 @@ namespace {
 
 // Throws an error about a path without a tokenizer.json, which may hold a tokenizer in another
 // form.
-[[noreturn]] void refuse(const fs::path& path) {
+[[noreturn]] void refuse_file(const fs::path& path) {
   const fs::path folder = path.parent_path();
   for (const char* other :
        {"tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"})
@@ -78,7 +78,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& what, const s
   }
   fs::path path = what;
   if (fs::is_directory(path)) path /= "tokenizer.json";
-  if (!fs::exists(path) || path.extension() == ".model") refuse(path);
+  if (!fs::exists(path) || path.extension() == ".model") refuse_file(path);
   // Ranks that are threads share it, and so do independent parts of a program.
   static std::mutex mutex;
   static std::shared_ptr<const Tokenizer> last;

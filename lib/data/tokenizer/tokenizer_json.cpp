@@ -25,9 +25,10 @@ std::array<uint32_t, 256> byte_characters() {
   return characters;
 }
 
-class Reader {
+class TokenizerReader {
  public:
-  explicit Reader(const TokenizerFile& file) : file_(file), characters_(byte_characters()) {
+  explicit TokenizerReader(const TokenizerFile& file)
+      : file_(file), characters_(byte_characters()) {
     parts_.name = file.name;
     byte_of_.fill(-1);
     for (int b = 0; b < 256; ++b) byte_of_[characters_[size_t(b)]] = int16_t(b);
@@ -310,7 +311,7 @@ std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string_view json, const std::
     TokenizerFile file{name, parse_json(json, name)};
     const Json settings =
         config.empty() ? Json() : parse_json(config, "tokenizer_config.json beside " + name);
-    return std::make_unique<BpeTokenizer>(Reader(file).read(eod, settings));
+    return std::make_unique<BpeTokenizer>(TokenizerReader(file).read(eod, settings));
   } catch (const Json::exception& e) {
     throw UserError(fmt::format("{}: {}", name, e.what()));
   }

@@ -11,7 +11,7 @@ namespace {
 using recipe::Fp8Recipe;
 
 // Refuses settings that have no effect without 8-bit GEMMs.
-void check_off(const Recipe& r, Diagnostics& diagnostics) {
+void check_without_float8(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   const auto needs = [&](bool on, const char* field) {
     diagnostics.require(!on, {field, "mixed_precision.fp8"},
@@ -184,7 +184,7 @@ void check_bf16_layers(const Recipe& r, Diagnostics& diagnostics) {
 
 void validate_float8(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
-  if (p.fp8 == recipe::Fp8Format::none) return check_off(r, diagnostics);
+  if (p.fp8 == recipe::Fp8Format::none) return check_without_float8(r, diagnostics);
   diagnostics.require(p.name != recipe::Precision::fp32,
                       {"mixed_precision.fp8", "mixed_precision.name"},
                       "8-bit GEMMs need bf16_mixed", "set mixed_precision.name");

@@ -10,7 +10,7 @@ namespace mtrain::plan {
 namespace {
 
 // Reports every feature that the recipe asks for by name and that is off.
-void check_off(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
+void check_overlap_off(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
   for (const auto& row : overlap.table) {
     // Other rules refuse the fields of another strategy.
     const bool other_strategy =
@@ -126,7 +126,7 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o,
       "overlap_p2p_comm and batch_p2p_comm exclude each other",
       "keep overlap_p2p_comm with several stages per rank, batch_p2p_comm with one");
   check_fine_grained(c, diagnostics);
-  check_off(r, o, diagnostics);
+  check_overlap_off(r, o, diagnostics);
   check_delayed_layers(l, o, diagnostics);
   if (o.tp_comm_overlap) check_preset(r, l, diagnostics);
   check_launch(r, o, diagnostics);

@@ -12,7 +12,7 @@ namespace {
 
 // Features of experts that are spread over ranks.
 template <class Missing>
-void check_expert_ranks(const Recipe& r, const Missing& missing) {
+void check_built_expert_ranks(const Recipe& r, const Missing& missing) {
   const recipe::MoeConfig& moe = r.model.moe;
   const recipe::DistributedConfig& d = r.distributed;
   const bool gathered = d.tp_size > 1 && d.sequence_parallel && expert_tp(r) > 1;
@@ -30,7 +30,7 @@ void check_experts(const Recipe& r, const Missing& missing) {
   const recipe::MoeConfig& moe = r.model.moe;
   if (moe.num_experts == 0) return;
   const auto& d = r.distributed;
-  if (d.ep_size > 1) check_expert_ranks(r, missing);
+  if (d.ep_size > 1) check_built_expert_ranks(r, missing);
   const auto& p = r.mixed_precision;
   const bool float8 = p.fp8 != recipe::Fp8Format::none;
   missing(float8 && d.tp_size > 1, "mixed_precision.fp8",

@@ -11,7 +11,7 @@
 namespace mtrain::recipe {
 namespace {
 
-bool is_number(Node node) {
+bool is_number_node(Node node) {
   double ignored = 0;
   ValueError wrong;
   node.quoted = false;
@@ -48,7 +48,7 @@ std::optional<Blend> read_blend(const Node& node, bool quoted, ValueError& wrong
   bool in_turn = items.size() >= 2 && items.size() % 2 == 0;
   for (size_t i = 0; i < items.size(); ++i) {
     if (items[i].kind != Node::Kind::scalar) return std::nullopt;
-    in_turn = in_turn && ((quoted || !items[i].quoted) && is_number(items[i])) == (i % 2 == 0);
+    in_turn = in_turn && ((quoted || !items[i].quoted) && is_number_node(items[i])) == (i % 2 == 0);
   }
   if (in_turn) {
     Blend blend;
@@ -61,9 +61,9 @@ std::optional<Blend> read_blend(const Node& node, bool quoted, ValueError& wrong
     return blend;
   }
   // One prefix may have blanks, and may look like a number where it is quoted.
-  if (text && !(items.size() > 1 && is_number(items[0]))) return std::nullopt;
+  if (text && !(items.size() > 1 && is_number_node(items[0]))) return std::nullopt;
   for (const Node& item : items)
-    if (!item.quoted && is_number(item)) {
+    if (!item.quoted && is_number_node(item)) {
       wrong.reason = fmt::format("the number {} is not the share of a prefix", item.text);
       wrong.hint = "a blend has a share before each prefix: [0.25, a, 0.75, b]";
       break;

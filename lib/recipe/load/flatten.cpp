@@ -21,10 +21,6 @@ std::string normalize_key(std::string_view key) {
   return out;
 }
 
-std::string_view last_word(std::string_view path) {
-  return path.substr(path.rfind('.') == std::string_view::npos ? 0 : path.rfind('.') + 1);
-}
-
 // These keys of Hydra say how a class is constructed.
 bool is_hydra_option(std::string_view key) {
   return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_" ||

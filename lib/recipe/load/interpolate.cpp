@@ -11,13 +11,7 @@ namespace mtrain::recipe {
 namespace {
 
 constexpr size_t kMaxText = 64 << 10, kMaxNodes = 20000;
-constexpr int kMaxDepth = 16;
-
-size_t count_nodes(const Node& node) {
-  size_t n = 1;
-  for (const auto& item : node.items) n += count_nodes(item);
-  return n;
-}
+constexpr int kMaxReferenceDepth = 16;
 
 class Interpolator {
  public:
@@ -89,7 +83,8 @@ class Interpolator {
   // Replaces every ${...} in `text`. A text that is one reference becomes that field's value, which
   // may be a list.
   bool expand(const std::string& text, const RawSetting& owner, int depth, Node& out) {
-    if (depth > kMaxDepth) return fail("references are nested too deep", "give the inner ones");
+    if (depth > kMaxReferenceDepth)
+      return fail("references are nested too deep", "give the inner ones");
     out.kind = Node::Kind::scalar;
     std::string_view rest = text;
     for (size_t start = 0; (start = rest.find("${")) != std::string_view::npos;) {

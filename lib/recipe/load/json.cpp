@@ -11,12 +11,12 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 32;
+constexpr int kMaxJsonDepth = 32;
 constexpr size_t kLargest = size_t{1} << 22;  // bytes of a text
 
 // Returns false if the value is nested too deep.
 bool convert(const json& value, const SourceLocation& location, int depth, Node& out) {
-  if (depth > kMaxDepth) return false;
+  if (depth > kMaxJsonDepth) return false;
   out.location = location;
   if (value.is_null()) return true;
   if (!value.is_structured()) {
@@ -50,7 +50,7 @@ bool parse_json(const std::string& text, const std::string& source, Diagnostics&
   try {
     out = {};
     if (!convert(mtrain::parse_json(text, source), location, 0, out))
-      return refuse(fmt::format("values are nested more than {} deep", kMaxDepth), "");
+      return refuse(fmt::format("values are nested more than {} deep", kMaxJsonDepth), "");
   } catch (const UserError& e) {
     // The diagnostic has a place, which is the name that the message begins with.
     const std::string name = source + ": ";

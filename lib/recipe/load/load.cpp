@@ -156,8 +156,9 @@ Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnost
 
 // Returns the text of a file. If it cannot be read, returns nothing and adds an error at
 // `asked_at`, or at the file itself if `asked_at` is not known.
-std::optional<std::string> read_text(const std::string& path, const SourceLocation& asked_at,
-                                     Diagnostics& diagnostics) {
+std::optional<std::string> read_recipe_file_text(const std::string& path,
+                                                 const SourceLocation& asked_at,
+                                                 Diagnostics& diagnostics) {
   std::error_code ignored;
   const auto status = fs::status(path, ignored);
   const auto refuse = [&](const std::string& reason, const std::string& hint) {
@@ -264,7 +265,7 @@ class Reader {
                     "remove the base of one of the recipes in this circle");
     if (++files_ > 64 || open_.size() > 16)
       return refuse("there are too many recipes behind this one", "put them together into fewer");
-    if (const auto text = read_text(path.string(), node.location, diagnostics_))
+    if (const auto text = read_recipe_file_text(path.string(), node.location, diagnostics_))
       read(*text, path.string(), given);
   }
 
@@ -319,7 +320,7 @@ std::optional<Recipe> read_recipe(const std::string& path,
                                   const std::vector<std::string>& overrides,
                                   Diagnostics& diagnostics, const std::string& saved_model) {
   diagnostics.add_source(path);
-  const auto text = read_text(path, {}, diagnostics);
+  const auto text = read_recipe_file_text(path, {}, diagnostics);
   if (!text) return std::nullopt;
   return read_recipe_text(*text, path, overrides, diagnostics, saved_model);
 }

@@ -80,7 +80,7 @@ std::string with_underscores(std::string_view word) {
 
 bool is_option(std::string_view word) { return word.size() > 1 && word[0] == '-'; }
 
-bool is_setting(std::string_view word) {
+bool is_setting_word(std::string_view word) {
   return !is_option(word) && (word.starts_with('~') || word.find('=') != std::string::npos);
 }
 bool is_file_of_recipe(std::string_view word) {
@@ -126,7 +126,7 @@ std::string typed(const std::vector<std::string>& words) {
 
 std::string recipe_among(const std::vector<std::string>& words) {
   for (const std::string& word : words) {
-    if (is_setting(word)) continue;
+    if (is_setting_word(word)) continue;
     const std::string value = is_option(word) && word.find('=') != std::string::npos
                                   ? word.substr(word.find('=') + 1)
                                   : word;
@@ -140,7 +140,7 @@ std::string training(const std::vector<std::string>& words) {
   const bool has_recipe =
       !recipe_among(words).empty() || std::ranges::any_of(words, [](const std::string& word) {
         return word.starts_with("--recipe=") || word.starts_with("--config=") ||
-               (!is_option(word) && !is_setting(word) && !is_numeric(word) && word != "train");
+               (!is_option(word) && !is_setting_word(word) && !is_numeric(word) && word != "train");
       });
   return (has_recipe ? "" : " RECIPE") + typed(words);
 }
@@ -161,7 +161,7 @@ void refuse_launcher_options(const std::vector<std::string>& words, const std::s
     const std::string value = value_at(words, i, [&](const std::string& next) {
       if (row->takes == Takes::number) return is_numeric(next) || is_ranks(next);
       return row->takes != Takes::nothing && !is_option(next) && !is_file_of_recipe(next) &&
-             (row->takes == Takes::pairs || !is_setting(next));
+             (row->takes == Takes::pairs || !is_setting_word(next));
     });
     const bool ranks = row->name == "nproc_per_node" && value.empty();
     const std::string given = ranks ? "2" : value;
@@ -189,7 +189,7 @@ void refuse_other_options(const std::vector<std::string>& words, const std::stri
     std::vector<std::string> rest{words.begin(), words.begin() + long(i)};
     std::string value = value_at(words, i, [&](const std::string& next) {
       return row->meant == Meant::ranks ? is_numeric(next) || is_ranks(next)
-                                        : !is_option(next) && !is_setting(next);
+                                        : !is_option(next) && !is_setting_word(next);
     });
     rest.insert(rest.end(), words.begin() + long(i) + 1, words.end());
     if (row->meant == Meant::ranks) {
@@ -222,7 +222,7 @@ void refuse_other_commands(const std::vector<std::string>& words,
                     fmt::format("a recipe alone starts its training: write mtrain {}{}",
                                 recipe.empty() ? "quickstart" : recipe, typed(settings)));
   if (row->verb == Verb::resume) {
-    const bool folder = words.size() > 1 && !is_option(words[1]) && !is_setting(words[1]) &&
+    const bool folder = words.size() > 1 && !is_option(words[1]) && !is_setting_word(words[1]) &&
                         !is_file_of_recipe(words[1]);
     throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
                     fmt::format("a run continues by the command that began it: write mtrain {}{} "

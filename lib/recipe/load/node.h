@@ -1,6 +1,7 @@
 // Node is the tree of a YAML or JSON document before a schema gives it meaning: scalars, lists and
 // mappings, each with its place in the text.
 #pragma once
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,9 @@ struct Node {
   // null, none, None and ~ mean "not set".
   bool unset() const;
 };
+
+// Returns how many nodes a tree has.
+size_t count_nodes(const Node& node);
 
 // Parses one YAML document. Syntax errors go to `diagnostics`. Returns false if `out` cannot be
 // used.

@@ -13,7 +13,7 @@ namespace {
 // Megatron's decays, where a recipe gives one of the two.
 constexpr std::array kMegatronBetas{0.9, 0.999};
 
-bool read_text(const SchemaRow& row, std::string_view text, Recipe& r, ValueError& wrong) {
+bool read_value_text(const SchemaRow& row, std::string_view text, Recipe& r, ValueError& wrong) {
   Node node;
   node.kind = Node::Kind::scalar;
   node.text = text;
@@ -49,15 +49,15 @@ bool take_toggle(const ForeignSpelling& name, const RawSetting& part, Recipe& r,
   bool on = false;
   if (!read_value(part.node, {}, on, wrong)) return false;
   const bool is_off = part.row->show(r) == name.off;
-  return on != is_off || read_text(*part.row, on ? name.on : name.off, r, wrong);
+  return on != is_off || read_value_text(*part.row, on ? name.on : name.off, r, wrong);
 }
 
 bool take_choice(const ForeignSpelling& name, const RawSetting& part, Recipe& r,
                  ValueError& wrong) {
   bool is = false;
   if (!read_value(part.node, {}, is, wrong)) return false;
-  if (is) return read_text(*part.row, name.on, r, wrong);
-  return part.row->show(r) != name.on || read_text(*part.row, name.off, r, wrong);
+  if (is) return read_value_text(*part.row, name.on, r, wrong);
+  return part.row->show(r) != name.on || read_value_text(*part.row, name.off, r, wrong);
 }
 
 bool take(const ForeignSpelling& name, const RawSetting& part, Recipe& r, ValueError& wrong) {

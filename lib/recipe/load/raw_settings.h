@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,11 @@ struct RawSetting {
   Node node;
   Origin origin;
 };
+
+// Returns what follows the last dot of a path.
+inline std::string_view last_word(std::string_view path) {
+  return path.substr(path.rfind('.') + 1);  // npos + 1 is 0
+}
 
 // Compares what two spellings of a field say, as the field's type reads them.
 bool same_value(const RawSetting& a, const RawSetting& b);

@@ -15,7 +15,7 @@
 namespace mtrain::recipe {
 namespace {
 
-const std::string* value_of(const Recipe& r, const char* path) {
+const std::string* foreign_value(const Recipe& r, const char* path) {
   const auto at = r.foreign.find(path);
   return at == r.foreign.end() ? nullptr : &at->second;
 }
@@ -36,7 +36,7 @@ std::optional<ElementType> type_of(const std::string& text) {
 // Megatron and transformer-engine name the types of the two moments apart, each fp32 by default.
 void take_moments(Recipe& r, Diagnostics& diagnostics) {
   const char *first = "optimizer.exp_avg_dtype", *second = "optimizer.exp_avg_sq_dtype";
-  const std::string *a = value_of(r, first), *b = value_of(r, second);
+  const std::string *a = foreign_value(r, first), *b = foreign_value(r, second);
   if (!a && !b) return;
   const std::string x = a ? *a : "fp32", y = b ? *b : "fp32";
   const auto type = type_of(x), other = type_of(y);
@@ -59,7 +59,7 @@ void take_moments(Recipe& r, Diagnostics& diagnostics) {
 // Megatron's scheduler sets the weight decay in every step, over what its optimizer was given.
 void take_weight_decay(Recipe& r, Diagnostics& diagnostics) {
   const char *first = "scheduler.start_weight_decay", *last = "scheduler.end_weight_decay";
-  const std::string *begin = value_of(r, first), *end = value_of(r, last);
+  const std::string *begin = foreign_value(r, first), *end = foreign_value(r, last);
   const std::string* text = end ? end : begin;
   if (!text || *text == "none") return;
   const char *path = end ? last : first, *field = "optimizer.weight_decay";
@@ -98,7 +98,7 @@ void take_muon(Recipe& r, Diagnostics& diagnostics) {
     ignored += (ignored.empty() ? "" : ", ") + name;
   };
   for (const MuonKey& key : muon_keys()) {
-    const std::string* text = value_of(r, key.path);
+    const std::string* text = foreign_value(r, key.path);
     if (!text) continue;
     if (!muon)
       ignore(key.path);
@@ -124,7 +124,7 @@ void take_muon(Recipe& r, Diagnostics& diagnostics) {
 // NullTokenizer has so many ids, and one more that ends documents.
 void take_vocabulary(Recipe& r, Diagnostics& diagnostics) {
   const char* path = "tokenizer.vocab_size";
-  const std::string* text = value_of(r, path);
+  const std::string* text = foreign_value(r, path);
   if (!text || r.tokenizer.type != TokenizerType::null || r.model.vocab_size > 0) return;
   const auto size = number_of(*text);
   if (!size || *size < 1 || *size > 1 << 30 || *size != double(int64_t(*size)))
@@ -140,7 +140,7 @@ void take_vocabulary(Recipe& r, Diagnostics& diagnostics) {
 // The type of messages between stages.
 void take_pipeline_type(Recipe& r, Diagnostics& diagnostics) {
   const char *path = "model.pipeline_dtype", *field = "distributed.pipeline.dtype";
-  const std::string* text = value_of(r, path);
+  const std::string* text = foreign_value(r, path);
   if (!text || r.distributed.pp_size == 1) return;
   const auto type = type_of(*text);
   if (!type)
@@ -157,7 +157,7 @@ void take_pipeline_type(Recipe& r, Diagnostics& diagnostics) {
 // Gradients have the type in which they are reduced.
 void check_gradients(Recipe& r, Diagnostics& diagnostics) {
   const char *path = "optimizer.main_grads_dtype", *field = "mixed_precision.grad_reduce_in_fp32";
-  const std::string* text = value_of(r, path);
+  const std::string* text = foreign_value(r, path);
   if (!text) return;
   const auto type = type_of(*text);
   if (type == ElementType::fp32) return;
@@ -176,7 +176,7 @@ void check_gradients(Recipe& r, Diagnostics& diagnostics) {
 
 void take_warmup_fraction(Recipe& r, Diagnostics& diagnostics) {
   const char *path = "scheduler.lr_warmup_fraction", *field = "lr_scheduler.warmup_steps";
-  const std::string* text = value_of(r, path);
+  const std::string* text = foreign_value(r, path);
   if (!text) return;
   const auto fraction = number_of(*text);
   if (!fraction || !(*fraction >= 0 && *fraction <= 1))

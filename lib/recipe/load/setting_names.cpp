@@ -8,13 +8,6 @@
 #include "recipe/load/raw_settings.h"
 
 namespace mtrain::recipe {
-namespace {
-
-std::string_view last_word(std::string_view path) {
-  return path.substr(path.rfind('.') == std::string_view::npos ? 0 : path.rfind('.') + 1);
-}
-
-}  // namespace
 
 const SchemaRow* negated_row(const std::string& path) {
   const auto word = last_word(path);

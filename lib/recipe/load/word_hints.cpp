@@ -11,7 +11,7 @@
 namespace mtrain::recipe {
 namespace {
 
-constexpr const char* kReports =
+constexpr const char* kReportHint =
     "leave it out: metrics go to metrics.jsonl in the folder `train.run_dir`";
 constexpr const char* kBatches =
     "`train.micro_batch_size` is the batch of a rank, `train.global_batch_size` that of a step "
@@ -170,13 +170,13 @@ constexpr WordHint kWords[] = {
     {"logging_first_step", "leave it out: `train.log_every` counts steps"},
     {"log_level", "leave it out: there is one level"},
     {"disable_tqdm", "leave it out: the live line is drawn on a terminal alone"},
-    {"report_to", kReports},
+    {"report_to", kReportHint},
     {"use_wandb", kWandb},
     {"wandb_name", kWandb},
     {"wandb_run_name", kWandb},
     {"enable_wandb", kWandb},
     {"enable_tensorboard", kWandb},
-    {"tensorboard_log_interval", kReports},
+    {"tensorboard_log_interval", kReportHint},
     {"save_steps", "checkpoint.every_steps"},
     {"save_every", "checkpoint.every_steps"},
     {"save_freq", "checkpoint.every_steps"},

@@ -25,15 +25,9 @@ bool Node::unset() const {
 
 namespace {
 
-constexpr size_t kMaxBytes = 1 << 20, kMaxNodes = 20000, kMaxDepth = 32;
+constexpr size_t kMaxBytes = 1 << 20, kMaxNodes = 20000, kMaxNesting = 32;
 
 struct Refused {};  // thrown for a tree that cannot be built, after the reason has been reported
-
-size_t count_nodes(const Node& node) {
-  size_t n = 1;
-  for (const auto& item : node.items) n += count_nodes(item);
-  return n;
-}
 
 // A tag says how a scalar is read: as the text it is, or as what it looks like.
 struct ScalarTag {
@@ -67,7 +61,7 @@ constexpr ScalarTag kScalarTags[] = {{.name = "?"},
                                      {.name = "tag:yaml.org,2002:null", .null = true}};
 
 // Returns a tag as it is written: !!float.
-std::string shown(const std::string& tag) {
+std::string shown_tag(const std::string& tag) {
   constexpr std::string_view kYaml = "tag:yaml.org,2002:";
   return tag.starts_with(kYaml) ? "!!" + tag.substr(kYaml.size()) : tag;
 }
@@ -105,7 +99,7 @@ class Builder : public YAML::EventHandler {
     leaf(mark, anchor, Node::Kind::scalar, expand_home(value), known->text);
     if (known->is && !known->is(value))
       diagnostics_.add_at(Severity::error, location(mark), "",
-                          fmt::format("`{}` is not what its tag {} says", value, shown(tag)),
+                          fmt::format("`{}` is not what its tag {} says", value, shown_tag(tag)),
                           "leave the tag out");
   }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -146,7 +140,7 @@ class Builder : public YAML::EventHandler {
 
   void refuse_tag(const YAML::Mark& mark, const std::string& tag) {
     diagnostics_.add_at(Severity::error, location(mark), "",
-                        fmt::format("the tag {} means nothing in a recipe", shown(tag)),
+                        fmt::format("the tag {} means nothing in a recipe", shown_tag(tag)),
                         "leave it out; known are !!str, !!int, !!float, !!bool and !!null");
   }
   void unknown_tag(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
@@ -184,9 +178,9 @@ class Builder : public YAML::EventHandler {
 
   void open(const YAML::Mark& mark, YAML::anchor_t anchor, Node::Kind kind) {
     reserve(1, mark);
-    if (open_.size() >= kMaxDepth) {
+    if (open_.size() >= kMaxNesting) {
       diagnostics_.add_at(Severity::error, location(mark), "",
-                          fmt::format("values are nested more than {} deep", kMaxDepth));
+                          fmt::format("values are nested more than {} deep", kMaxNesting));
       throw Refused{};
     }
     Frame frame;
@@ -396,6 +390,12 @@ void locate_all(Node& node, const SourceLocation& location) {
 }
 
 }  // namespace
+
+size_t count_nodes(const Node& node) {
+  size_t n = 1;
+  for (const auto& item : node.items) n += count_nodes(item);
+  return n;
+}
 
 bool parse_yaml(const std::string& text, const std::string& source, Diagnostics& diagnostics,
                 Node& out) {

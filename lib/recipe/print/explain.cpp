@@ -57,10 +57,6 @@ std::vector<const SchemaRow*> rows_of(const std::string& hint) {
   return rows;
 }
 
-std::string last_word(std::string_view path) {
-  return std::string(path.substr(path.rfind('.') + 1));
-}
-
 bool is_named(const SchemaRow& row, const std::string& word) {
   if (fold_name(last_word(row.path)) == word) return true;
   return std::ranges::any_of(all_spellings(row),
