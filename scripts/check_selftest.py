@@ -102,9 +102,10 @@ class Checks(unittest.TestCase):
         two = "namespace mtrain::model {\nnamespace {\n// as many\nlong rows(long n) {\n  return n;\n}\n}\n}\n"
         self.expect({"lib/model/a.cpp": one, "lib/model/b.cpp": two, "lib/base/c.cpp": one.replace("::model", "")},
                     ("lib/model/b.cpp:4", "lib/model/a.cpp has a rows in its unnamed namespace, too"))
-        for kind in ("struct Rows {\n  int n = 0;\n};", "constexpr int kRows[] = {1, 2};", "template <class T>\nT rows(T n);"):
+        for kind in ("struct Rows {\n  int n = 0;\n};", "constexpr int kRows[] = {1, 2};", "template <class T> T rows(T n);"):
             body = "namespace mtrain::model {\nnamespace {\n" + kind + "\n}\n}\n"
-            self.expect({"lib/model/a.cpp": body, "lib/model/b.cpp": body}, ("lib/model/b.cpp:", "in its unnamed namespace, too"))
+            self.expect({"lib/model/a.cpp": body, "lib/model/b.cpp": body},
+                        ("lib/model/b.cpp:3", "ows in its unnamed namespace, too"))
         alias = "namespace mtrain::model {\nnamespace {\nnamespace fs = std::filesystem;\nusing Clock = int;\n}\n}\n"
         self.expect({"lib/model/a.cpp": alias, "lib/model/b.cpp": alias})
 

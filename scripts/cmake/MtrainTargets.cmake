@@ -68,7 +68,7 @@ if(MTRAIN_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC takes a grouped source for a header, in which types of unnamed namespaces would be suspicious.
   target_compile_options(mtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()
-set(CMAKE_UNITY_BUILD_BATCH_SIZE 0)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
 
 # For libraries and sources in which a run spends no time, since they only read settings, write records or launch
 # kernels. Release builds compile them with -O1, in two thirds of the time. No number depends on it.

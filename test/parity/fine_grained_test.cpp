@@ -13,15 +13,15 @@ using namespace pipeline_testing;
 namespace {
 // Returns the first launch from `first` on whose scope and name begin with these texts, or the
 // number of launches.
-size_t find_launch(const Result& r, const std::string& action, const std::string& name,
+size_t find_launch(const PipelineResult& r, const std::string& action, const std::string& name,
                    size_t first = 0) {
   for (size_t i = first; i < r.launches.size(); ++i)
     if (r.launches[i].action.starts_with(action) && r.launches[i].name.starts_with(name)) return i;
   return r.launches.size();
 }
 
-size_t count_launches(const Result& r, const std::string& action, const std::string& end) {
-  return size_t(std::ranges::count_if(r.launches, [&](const Launched& l) {
+size_t count_launches(const PipelineResult& r, const std::string& action, const std::string& end) {
+  return size_t(std::ranges::count_if(r.launches, [&](const LaunchedParts& l) {
     return l.action.starts_with(action) && l.name.ends_with(end);
   }));
 }
@@ -32,7 +32,7 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and change no bit of the res
     for (const bool sharded : {false, true}) {
       const Changes base =
           with(with(pipelined(schedule, 2, 2), sharded ? kFsdp2 : kMegatron), batch(16));
-      const auto plain = train_ranks(4, base, 4);
+      const auto plain = train_pipeline(4, base, 4);
       for (int flags = 0; flags < 16; ++flags) {
         // The first strategy has all combinations of flags, the second every third.
         if (sharded && flags % 3 != 0) continue;
@@ -41,7 +41,7 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and change no bit of the res
              {std::pair{1, kGradientsFirst}, {2, kTwoLayers}, {4, kWholeLayers}, {8, kSplit}})
           if (flags & bit) asked = with(asked, flag);
         CAPTURE(schedule, sharded, flags);
-        const auto ranks = train_ranks(4, asked, 4);
+        const auto ranks = train_pipeline(4, asked, 4);
         for (size_t r = 0; r < ranks.size(); ++r) {
           CAPTURE(r);
           CHECK((ranks[r].losses == plain[r].losses));
@@ -57,15 +57,15 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and change no bit of the res
 TEST_CASE("launches of a forward and a backward that run together are timed as part of a pair") {
   const Changes base = with(pipelined("interleaved_1f1b", 2, 2), batch(8));
   for (const bool pairs : {false, true}) {
-    const auto ranks = train_ranks(2, pairs ? with(base, kPairs) : base, 1);
-    for (const Result& r : ranks) {
+    const auto ranks = train_pipeline(2, pairs ? with(base, kPairs) : base, 1);
+    for (const PipelineResult& r : ranks) {
       std::set<std::string> paired;
       for (size_t i = 0; i + 1 < r.actions.size(); ++i)
         if (r.actions[i].overlaps_next)
           paired.insert({to_string(r.actions[i]), to_string(r.actions[i + 1])});
       CHECK(paired.empty() == !pairs);
       CHECK(paired.size() < r.actions.size());
-      for (const Launched& l : r.launches) {
+      for (const LaunchedParts& l : r.launches) {
         if (l.stream != device::StreamKind::compute) continue;
         CAPTURE(pairs, l.action, l.name);
         CHECK(l.paired == paired.contains(l.action));
@@ -106,37 +106,38 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
   for (const Case& c : cases) {
     CAPTURE(c.ranks, c.model, c.layout, c.backend);
     const Changes model = with(c.model, batch(16));
-    check_parity(alone(model, 10), train_ranks(c.ranks, with(model, c.layout), 10, c.backend),
+    check_parity(alone(model, 10), train_pipeline(c.ranks, with(model, c.layout), 10, c.backend),
                  c.bound);
   }
 }
 
 namespace {
 // The second rank's launches of a step.
-Result second_rank(const Changes& changes) {
-  return train_ranks(2, with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)), changes), 1)[1];
+PipelineResult second_rank(const Changes& changes) {
+  return train_pipeline(2, with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)), changes),
+                        1)[1];
 }
 
 // The second rank's first pair, whose backward is that of the head's stage.
 struct Pair {
   std::string f, b, sent;
-  explicit Pair(const Result& r) {
+  explicit Pair(const PipelineResult& r) {
     for (size_t i = 0; i + 1 < r.listed.size() && f.empty(); ++i)
       if (r.listed[i][1] == 'B' && r.listed[i + 1][1] == 'F') b = r.listed[i], f = r.listed[i + 1];
     REQUIRE(b == "3B0");
     sent = "3SEND_B0";
   }
   // The order in which the two are computed: the letters of successive launches.
-  std::string turns(const Result& r) const {
+  std::string turns(const PipelineResult& r) const {
     std::string order;
-    for (const Launched& l : r.launches)
+    for (const LaunchedParts& l : r.launches)
       if (l.stream == device::StreamKind::compute && (l.action == f || l.action == b)) {
         const char which = l.action == f ? 'F' : 'B';
         if (order.empty() || order.back() != which) order += which;
       }
     return order;
   }
-  size_t end_of_forward(const Result& r) const {
+  size_t end_of_forward(const PipelineResult& r) const {
     size_t end = 0;
     for (size_t i = 0; i < r.launches.size(); ++i)
       if (r.launches[i].action == f) end = i;
@@ -146,9 +147,10 @@ struct Pair {
 }  // namespace
 
 TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
-  const Result plain = second_rank({}), pairs = second_rank(kPairs),
-               first = second_rank(kGradientsFirst), two = second_rank(kTwoLayers),
-               whole = second_rank(kWholeLayers), split = second_rank(with(kTwoLayers, kSplit));
+  const PipelineResult plain = second_rank({}), pairs = second_rank(kPairs),
+                       first = second_rank(kGradientsFirst), two = second_rank(kTwoLayers),
+                       whole = second_rank(kWholeLayers),
+                       split = second_rank(with(kTwoLayers, kSplit));
   const Pair pair(pairs);
   CHECK(find_launch(plain, "delayed", "") == plain.launches.size());
   CHECK(plain.listed != pairs.listed);
@@ -173,7 +175,7 @@ TEST_CASE("each flag of the fine-grained 1F1B moves its launches") {
     CHECK(count_launches(*r, "delayed 0B", "wgrad") == 0);
   }
   // If split, the weight gradients of a segment come after its last input gradient.
-  const auto gap = [&](const Result& r) {
+  const auto gap = [&](const PipelineResult& r) {
     const size_t fc2 = find_launch(r, pair.b, "matmul_fc2_wgrad");
     return int64_t(find_launch(r, pair.b, "matmul_fc1_dgrad")) - int64_t(fc2);
   };
@@ -238,9 +240,9 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
            {4, {}, with(pipelined("zero_bubble", 2), kAtOnce)},
            {4, kTied, with(pipelined("gpipe", 2), {"distributed.tp_size=2"})}}) {
     const Changes base = with(with(c.model, c.layout), batch(16));
-    const auto off = train_ranks(c.ranks, base, 4),
-               all = train_ranks(c.ranks, with(base, defer), 4),
-               some = train_ranks(c.ranks, with(with(base, defer), three), 4);
+    const auto off = train_pipeline(c.ranks, base, 4),
+               all = train_pipeline(c.ranks, with(base, defer), 4),
+               some = train_pipeline(c.ranks, with(with(base, defer), three), 4);
     CAPTURE(c.ranks, c.model, c.layout);
     for (const auto* on : {&all, &some})
       for (size_t r = 0; r < off.size(); ++r) {
@@ -250,7 +252,7 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
         CHECK(((*on)[r].weights == off[r].weights));
         CHECK(((*on)[r].norms == off[r].norms));
       }
-    const Result &last = all.back(), &last_of_some = some.back();
+    const PipelineResult &last = all.back(), &last_of_some = some.back();
     const Setup s(with(base, defer), c.ranks);
     const int64_t micro_batches = plan::layout_of(s.recipe, c.ranks).micro_batches;
     const char* wgrad = "matmul_output_wgrad";
@@ -281,11 +283,11 @@ TEST_CASE("the overlap settings decide when parameters of stages are gathered, a
   const Changes apart{"ddp.align_param_gather=false"},
       during{"ddp.overlap_param_gather_with_optimizer_step=true"};
   const Changes base = with(with(pipelined("interleaved_1f1b", 2, 2), kMegatron), batch(8));
-  const auto plain = train_ranks(4, with(base, {"ddp.overlap_param_gather=false"}), 4);
+  const auto plain = train_pipeline(4, with(base, {"ddp.overlap_param_gather=false"}), 4);
   // The first step's updates (U) and gathers (g), without repetitions.
-  const auto order = [](const Result& r) {
+  const auto order = [](const PipelineResult& r) {
     std::string text;
-    for (const Launched& l : r.launches) {
+    for (const LaunchedParts& l : r.launches) {
       const char what = l.name == "adamw"                          ? 'U'
                         : l.stream == device::StreamKind::dp_param ? 'g'
                                                                    : ' ';
@@ -303,7 +305,7 @@ TEST_CASE("the overlap settings decide when parameters of stages are gathered, a
                                          {apart, "gU", "gU"},
                                          {with(apart, during), "gUgUgUgU", "gUgUgU"}}) {
     CAPTURE(c.flags);
-    const auto ranks = train_ranks(4, with(base, c.flags), 4);
+    const auto ranks = train_pipeline(4, with(base, c.flags), 4);
     for (size_t r = 0; r < ranks.size(); ++r) {
       CHECK((ranks[r].losses == plain[r].losses));
       CHECK((ranks[r].weights == plain[r].weights));
@@ -316,11 +318,11 @@ TEST_CASE("the overlap settings decide when parameters of stages are gathered, a
 TEST_CASE("buckets and gathers belong to one stage each") {
   const Changes base = with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)),
                             {"distributed.strategy=megatron_ddp", "ddp.align_param_gather=false"});
-  const auto ranks = train_ranks(4, base, 3),
-             small = train_ranks(4, with(base, {"ddp.bucket_size=1"}), 3),
-             late = train_ranks(4, with(base, {"ddp.overlap_grad_reduce=false"}), 3);
+  const auto ranks = train_pipeline(4, base, 3),
+             small = train_pipeline(4, with(base, {"ddp.bucket_size=1"}), 3),
+             late = train_pipeline(4, with(base, {"ddp.overlap_grad_reduce=false"}), 3);
   for (size_t r = 0; r < ranks.size(); ++r) {
-    const Result& result = ranks[r];
+    const PipelineResult& result = ranks[r];
     // A rank's stages, of two layers each, and the bytes of their units.
     const int64_t pp = int64_t(r) / 2;
     std::map<int64_t, int64_t> bytes;
@@ -331,7 +333,7 @@ TEST_CASE("buckets and gathers belong to one stage each") {
                                           : -1] += size;
     REQUIRE(bytes.size() == 2);
     std::map<std::string, int64_t> reduced, gathered;
-    for (const Launched& l : result.launches) {
+    for (const LaunchedParts& l : result.launches) {
       if (l.name == "reduce_scatter") reduced[l.action] += 2 * l.wire_bytes;
       if (l.stream == device::StreamKind::dp_param) gathered[l.action] += 2 * l.wire_bytes;
     }
@@ -366,13 +368,13 @@ TEST_CASE("sharded parameters and gradients of stages travel when the list says"
                                          {"looped_bfs", 4, true}}) {
     CAPTURE(c.schedule, c.stages, c.defer);
     const Changes model = batch(8);
-    const auto ranks = train_ranks(
+    const auto ranks = train_pipeline(
         4, with(model, with(pipelined(c.schedule, 2, c.stages), c.defer ? kFsdp2 : kAtOnce)), 10);
     check_parity(alone(model, 10), ranks);
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      const Result& r = ranks[rank];
+      const PipelineResult& r = ranks[rank];
       std::map<std::string, int64_t> sent;
-      for (const Launched& l : r.launches)
+      for (const LaunchedParts& l : r.launches)
         sent[stream_name(l.stream) + " " + l.name] += l.wire_bytes;
       // With two ranks, half of everything travels each way. A stage that is resharded gives the
       // memory of its layers to another stage; tables have memory of their own.

@@ -32,7 +32,7 @@ TEST_CASE("every schedule trains as a single rank does") {
     for (const Case& c : cases) {
       CAPTURE(kind.name, kind.stages, c.pp, c.dp, c.rounds, c.strategy);
       const Changes model = batch(c.pp * c.rounds * c.dp);
-      const auto ranks = train_ranks(
+      const auto ranks = train_pipeline(
           c.pp * c.dp, with(with(model, pipelined(kind.name, c.pp, kind.stages)), c.strategy), 20);
       check_parity(alone(model), ranks);
     }
@@ -69,7 +69,7 @@ TEST_CASE("odd numbers of micro-batches, and four stages per rank, train as a si
     CAPTURE(c.schedule, c.pp, c.stages, c.micro_batches, c.dp);
     Changes model = batch(c.micro_batches * c.dp);
     if (c.pp * c.stages > 8) model = with(model, sixteen);
-    const auto ranks = train_ranks(
+    const auto ranks = train_pipeline(
         c.pp * c.dp,
         with(with(model, pipelined(c.schedule, c.pp, c.stages)), turn++ % 2 ? kMegatron : kFsdp2),
         10);
@@ -141,7 +141,7 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
   for (const Case& c : cases) {
     CAPTURE(c.ranks, c.model, c.layout, c.backend);
     const Changes model = with(c.model, batch(16));
-    const auto ranks = train_ranks(c.ranks, with(model, c.layout), 10, c.backend);
+    const auto ranks = train_pipeline(c.ranks, with(model, c.layout), 10, c.backend);
     check_parity(alone(model, 10), ranks, c.bound);
   }
 }
@@ -152,9 +152,9 @@ TEST_CASE("messages travel in the requested type") {
   };
   const Changes bf16{"mixed_precision.name=bf16_mixed"};
   const char *message = "pipeline.dtype", *output = "mp_policy.output_dtype";
-  const auto sent = [](const Result& r) {
+  const auto sent = [](const PipelineResult& r) {
     int64_t bytes = 0;
-    for (const Launched& l : r.launches)
+    for (const LaunchedParts& l : r.launches)
       if (l.stream.kind == device::StreamKind::pp_send) bytes += l.wire_bytes;
     return bytes;
   };
@@ -164,7 +164,7 @@ TEST_CASE("messages travel in the requested type") {
       const Changes base = with(with(pipelined(schedule, 2, stages), kFsdp2),
                                 with(batch(8), {fmt::format("comm_overlap.overlap_p2p_comm={}",
                                                             stages > 1 ? overlap : "false")}));
-      const auto run = [&](const Changes& more) { return train_ranks(2, with(base, more), 5); };
+      const auto run = [&](const Changes& more) { return train_pipeline(2, with(base, more), 5); };
       const auto half = run(bf16), whole = run({});
       // Wider messages carry the same numbers.
       for (const Changes& wider : {type(message, "float32"), type(output, "float32")}) {
@@ -189,10 +189,10 @@ TEST_CASE("overlap of messages changes when they travel, and no bit of the resul
   for (const char* schedule :
        {"interleaved_1f1b", "zero_bubble", "v_schedule", "looped_bfs", "dualpipev"}) {
     const Changes base = with(with(pipelined(schedule, 2, 2), kMegatron), batch(8));
-    const auto on = train_ranks(4, with(base, overlap("true")), 5),
-               off = train_ranks(4, with(base, overlap("false")), 5),
-               single = train_ranks(4, with(with(base, overlap("false")), kSingle), 5),
-               late = train_ranks(4, with(base, {"ddp.overlap_grad_reduce=false"}), 5);
+    const auto on = train_pipeline(4, with(base, overlap("true")), 5),
+               off = train_pipeline(4, with(base, overlap("false")), 5),
+               single = train_pipeline(4, with(with(base, overlap("false")), kSingle), 5),
+               late = train_pipeline(4, with(base, {"ddp.overlap_grad_reduce=false"}), 5);
     for (const auto* other : {&off, &single, &late})
       for (size_t r = 0; r < on.size(); ++r) {
         CAPTURE(schedule, r);
@@ -238,7 +238,7 @@ TEST_CASE("messages one by one train as a single rank does, over every backend")
     const Changes model = batch(2 * c.pp);
     Changes single = with(pipelined(c.schedule, c.pp, c.stages), kSingle);
     if (c.stages > 1) single = with(single, off);
-    check_parity(alone(model, 5), train_ranks(c.pp, with(model, single), 5, c.backend));
+    check_parity(alone(model, 5), train_pipeline(c.pp, with(model, single), 5, c.backend));
   }
 }
 
@@ -325,7 +325,7 @@ TEST_CASE("messages larger than the buffer between two ranks do not block the ra
            with(pipelined("zero_bubble", 2), {}),
            with(pipelined("v_schedule", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
     CAPTURE(layout);
-    check_close(one, train_ranks(2, with(base, layout), 1)[0].losses, 1e-5);
+    check_close(one, train_pipeline(2, with(base, layout), 1)[0].losses, 1e-5);
   }
 }
 
@@ -335,7 +335,7 @@ TEST_CASE("a schedule from a file is run as it is written") {
   // Two ranks in a V, with the weight gradients of the first micro-batch at the end.
   std::ofstream(path) << "0F0,0F1,3F0,3I0,3F1,3B1,0I0,0B1,3W0,0W0\n"
                       << "1F0,2F0,1F1,2F1,2I0,1I0,2B1,1B1,2W0,1W0\n";
-  const auto ranks = train_ranks(
+  const auto ranks = train_pipeline(
       2,
       {"distributed.pp_size=2", "distributed.vpp_size=2",
        "distributed.pipeline.pp_schedule=v_schedule",
@@ -351,13 +351,15 @@ TEST_CASE("a schedule from a file is run as it is written") {
 TEST_CASE("micro-batches of a pipeline's own size, and gradients that are scaled again") {
   const Changes base =
       with(pipelined("1f1b", 2), {"train.global_batch_size=8", "train.micro_batch_size=4"});
-  const auto parts = train_ranks(2, with(base, {"distributed.pipeline.pp_microbatch_size=2"}), 10);
+  const auto parts =
+      train_pipeline(2, with(base, {"distributed.pipeline.pp_microbatch_size=2"}), 10);
   check_close(alone(batch(8), 10).losses, parts[0].losses, 1e-5);
   CHECK(parts[0].listed.size() == 4 * (2 + 2));  // and as many messages as computations
-  const auto scaled = train_ranks(2,
-                                  with(base, {"distributed.pipeline.pp_microbatch_size=2",
-                                              "distributed.pipeline.scale_grads_in_schedule=true"}),
-                                  1);
+  const auto scaled =
+      train_pipeline(2,
+                     with(base, {"distributed.pipeline.pp_microbatch_size=2",
+                                 "distributed.pipeline.scale_grads_in_schedule=true"}),
+                     1);
   CHECK(scaled[0].norms[0] == Approx(parts[0].norms[0] / 4).epsilon(1e-6));
 }
 
@@ -372,15 +374,15 @@ TEST_CASE("a step flushes the pipeline once for each local batch of AutoModel's 
         {with(with(pipelined("interleaved_1f1b", 2, 2), kGradientsFirst), kMegatron), 2, 12}}) {
     CAPTURE(layout, ranks);
     const int flushes = all / 4 / (ranks / 2);
-    const auto flushed = train_ranks(ranks, with(with(batch(all), layout), local), 10);
+    const auto flushed = train_pipeline(ranks, with(with(batch(all), layout), local), 10);
     check_parity(alone(batch(all), 10), flushed);
     // Two micro-batches fill each flush, and the data-parallel ranks reduce once.
     CHECK(std::ranges::count(flushed[0].executed, "0F1") == flushes);
     CHECK(std::ranges::count(flushed[0].executed, "0F2") == 0);
   }
   const Changes base = with(with(batch(8), pipelined("1f1b", 2)), local);
-  const auto plain = train_ranks(2, base, 1),
-             scaled = train_ranks(
+  const auto plain = train_pipeline(2, base, 1),
+             scaled = train_pipeline(
                  2, with(base, {"distributed.pipeline.scale_grads_in_schedule=true"}), 1);
   CHECK(scaled[0].norms[0] == Approx(plain[0].norms[0] / 2).epsilon(1e-6));
 }
@@ -390,7 +392,7 @@ TEST_CASE("flushes of a step add nothing to the memory of activations and messag
     const Changes local{"step_scheduler.local_batch_size=4",
                         "distributed.pipeline.pp_microbatch_size=2"};
     int64_t result = 0;
-    for (const auto& r : train_ranks(ranks, with(with(batch(4 * flushes), layout), local), 1))
+    for (const auto& r : train_pipeline(ranks, with(with(batch(4 * flushes), layout), local), 1))
       result = std::max(result, r.most_activations);
     return result;
   };
@@ -440,7 +442,7 @@ TEST_CASE("a checkpoint of any pipeline resumes under any other") {
       check_close(tail, again, 1e-5);
       if (i != j || i == 0) continue;
       // Under the same layout, losses are equal bit by bit.
-      const auto whole = train_ranks(layouts[i].ranks, with(model, layouts[i].changes), 6);
+      const auto whole = train_pipeline(layouts[i].ranks, with(model, layouts[i].changes), 6);
       CHECK((again == std::vector<double>(whole[0].losses.begin() + 3, whole[0].losses.end())));
     }
   }

@@ -60,10 +60,8 @@ inline const Changes kBalanced{"model.num_layers=4",
                                "train.global_batch_size=8",
                                "train.micro_batch_size=1"};
 
-inline const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
-    kFsdp2{"distributed.strategy=fsdp2"},
-    kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
-    kAllGather{"model.moe.token_dispatcher=all_gather"}, kFlex{"model.moe.token_dispatcher=flex"},
+inline const Changes kAllGather{"model.moe.token_dispatcher=all_gather"},
+    kFlex{"model.moe.token_dispatcher=flex"},
     kPadded{"model.moe.pad_expert_input_to_capacity=true"},
     kKeepRouters{"distributed.moe.ignore_router_for_ac=true"}, kFull{"recompute.granularity=full"};
 

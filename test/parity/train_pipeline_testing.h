@@ -17,7 +17,7 @@ using namespace train_testing;
 
 using Values = std::map<std::string, std::vector<float>>;  // by parameter
 
-struct Launched {
+struct LaunchedParts {
   std::string action;  // the scope in which it was enqueued
   device::StreamId stream;
   std::string name;
@@ -25,12 +25,12 @@ struct Launched {
   bool paired;  // it was timed as part of a pair
 };
 
-struct Result {
+struct PipelineResult {
   std::vector<double> losses, norms;
   double evaluation = 0;
   Values first_grads, weights;                // empty if a rank has only parts of them
   std::vector<std::string> executed, listed;  // actions of this rank
-  std::vector<Launched> launches;             // launches of the first step
+  std::vector<LaunchedParts> launches;        // launches of the first step
   int64_t most_activations = 0;               // bytes
   std::map<std::string, int64_t> units;       // bytes of the gradients of each unit
   schedule::ActionList actions;
@@ -59,7 +59,7 @@ inline Values values(train::Trainer& t, const std::function<Tensor(model::ParamU
 // Records the launches of a step, and their actions in the order of their first launches.
 class Watch {
  public:
-  Watch(Device& device, std::vector<std::string>& actions, std::vector<Launched>& launches)
+  Watch(Device& device, std::vector<std::string>& actions, std::vector<LaunchedParts>& launches)
       : device_(device) {
     device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
       const std::string action = device.scope().substr(0, device.scope().find(" > "));
@@ -93,13 +93,13 @@ inline std::vector<std::string> expected_actions(const schedule::ActionList& lis
   return actions;
 }
 
-inline Result train_all(const Setup& s, Device& device, comm::World world, int64_t steps) {
+inline PipelineResult train_all(const Setup& s, Device& device, comm::World world, int64_t steps) {
   train::Trainer t = make_trainer(device, s.recipe, s.data, std::move(world));
   // 5 samples leave the last batch partly filled.
   const data::ValidationLoader validation(
       s.data, 5,
       {.micro_batch = 2, .dp_rank = t.data_parallel().rank(), .dp_size = t.data_parallel().size()});
-  Result result;
+  PipelineResult result;
   for (int64_t i = 0; i < steps; ++i) {
     std::optional<Watch> watch;
     if (i == 0) watch.emplace(device, result.executed, result.launches);
@@ -127,26 +127,26 @@ inline Result train_all(const Setup& s, Device& device, comm::World world, int64
   return result;
 }
 
-inline Result train_alone(const Changes& changes, int64_t steps) {
+inline PipelineResult train_alone(const Changes& changes, int64_t steps) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
   return train_all(Setup(changes), *device, comm::World::alone(), steps);
 }
 
-inline std::vector<Result> train_ranks(int ranks, const Changes& changes, int64_t steps,
-                                       const std::string& backend = "thread") {
+inline std::vector<PipelineResult> train_pipeline(int ranks, const Changes& changes, int64_t steps,
+                                                  const std::string& backend = "thread") {
   const Setup setup(changes, ranks);
-  std::vector<Result> results(static_cast<size_t>(ranks));
+  std::vector<PipelineResult> results(static_cast<size_t>(ranks));
   run_ranks(ranks, backend, [&](TestRank& rank) {
     results[size_t(rank.rank())] = train_all(setup, rank.device, rank.world, steps);
   });
   return results;
 }
 
-inline void check_values(const Result& one, const std::vector<Result>& ranks, Values Result::*which,
-                         double bound) {
+inline void check_values(const PipelineResult& one, const std::vector<PipelineResult>& ranks,
+                         Values PipelineResult::*which, double bound) {
   for (const auto& [name, want] : one.*which) {
     int found = 0;
-    for (const Result& r : ranks) {
+    for (const PipelineResult& r : ranks) {
       const auto at = (r.*which).find(name);
       if (at == (r.*which).end()) continue;
       ++found;
@@ -165,20 +165,21 @@ inline void check_values(const Result& one, const std::vector<Result>& ranks, Va
 }
 
 // The numerics contract: 20 losses to 1e-5 relative in fp32, gradients of step 1 to 1e-5.
-inline void check_parity(const Result& one, const std::vector<Result>& ranks, double bound = 1e-5) {
+inline void check_parity(const PipelineResult& one, const std::vector<PipelineResult>& ranks,
+                         double bound = 1e-5) {
   check_close(one.losses, ranks[0].losses, bound);
   check_close(one.norms, ranks[0].norms, 10 * bound);
   CHECK(ranks[0].evaluation == Approx(one.evaluation).epsilon(bound));
-  for (const Result& other : ranks) {
+  for (const PipelineResult& other : ranks) {
     CHECK((other.losses == ranks[0].losses));
     CHECK((other.norms == ranks[0].norms));
     CHECK(other.evaluation == ranks[0].evaluation);
     CHECK(other.executed == other.listed);
   }
   if (bound > 1e-5) return;
-  if (!ranks[0].first_grads.empty()) check_values(one, ranks, &Result::first_grads, bound);
+  if (!ranks[0].first_grads.empty()) check_values(one, ranks, &PipelineResult::first_grads, bound);
   if (!ranks[0].weights.empty())
-    check_values(one, ranks, &Result::weights, 1e-2);  // Adam turns small gradients' signs
+    check_values(one, ranks, &PipelineResult::weights, 1e-2);  // Adam turns small gradients' signs
 }
 
 inline Changes pipelined(const std::string& schedule, int pp, int stages = 1) {
@@ -189,10 +190,7 @@ inline Changes batch(int64_t samples) {
   return {fmt::format("train.global_batch_size={}", samples)};
 }
 
-inline const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
-    kFsdp2{"distributed.strategy=fsdp2"},
-    kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
-    kTied{"model.share_embeddings_and_output_weights=true"},
+inline const Changes kTied{"model.share_embeddings_and_output_weights=true"},
     // Tied, with a table that is scaled only on the first stage.
     kCapped{"model.share_embeddings_and_output_weights=true", "model.activation=geglu",
             "model.embedding_multiplier=7", "model.final_logit_softcapping=0.5"},
@@ -217,8 +215,8 @@ inline const Changes kPairs{"comm_overlap.fine_grained_1f1b=true"},
     kSplit{"comm_overlap.delay_wgrad_compute=true"};
 
 // Single ranks are trained once per model and batch.
-inline const Result& alone(const Changes& changes, int64_t steps = 20) {
-  static std::map<std::pair<Changes, int64_t>, Result> results;
+inline const PipelineResult& alone(const Changes& changes, int64_t steps = 20) {
+  static std::map<std::pair<Changes, int64_t>, PipelineResult> results;
   const auto at = results.find({changes, steps});
   if (at != results.end()) return at->second;
   return results[{changes, steps}] = train_alone(changes, steps);

@@ -25,6 +25,11 @@ inline Changes with(Changes a, const Changes& b) {
   return a;
 }
 
+// The three ways to share gradients and weights.
+inline const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
+    kFsdp2{"distributed.strategy=fsdp2"},
+    kAtOnce{"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"};
+
 // A noisy counting language: learnable within a few steps, with some masked labels.
 class CountingData : public data::Dataset {
  public:
