@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs missing packages, builds, and runs every test that needs no GPU; then repeats the tests of arithmetic under
-# the narrower instruction sets of older CPUs.
+# Installs missing packages, builds, and runs every test of the programs and the library that needs no GPU.
 #   scripts/test.sh [--nightly] [--sanitizers]
-#   scripts/test.sh --quick | --ci-sanitizers | --times
-#     --nightly         all tests under the narrower instruction sets, not only those of arithmetic; every layout with
-#                       every model and precision of its table, not one of them in turn; every bit of a small checkpoint
+#   scripts/test.sh --quick | --ci | --times
+#     --nightly         also the CUDA kernels on an emulation of CUDA, and all tests under the narrower instruction sets of
+#                       older CPUs; every layout with every model and precision of its table, not one of them in turn;
+#                       every bit of a small checkpoint
 #                       is flipped; 200 random pairs of signals to trainings; a training is killed at each system call
 #                       of a save (where strace is installed); and every fuzz target for 60 s (or MTRAIN_FUZZ_SECONDS),
 #                       and the tests of plans, communication, imported models and damaged checkpoints, under
@@ -12,23 +12,24 @@
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
-#     --ci-sanitizers   runs only a part of --sanitizers that is quick enough for every change: parsers, files and the
-#                       launcher under AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two
-#                       steps of each parallelism under ThreadSanitizer
+#     --ci              what CI runs after the tests: arithmetic under the narrower instruction sets, the CUDA kernels on
+#                       an emulation of CUDA, and a part of --sanitizers: parsers, files and the launcher under
+#                       AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two steps of each
+#                       parallelism under ThreadSanitizer
 #     --times           runs nothing: prints what the last run cost, by phase, suite, test and target of the build
-# With MTRAIN_ENDS_AT (seconds since 1970), narrower instruction sets, emulated CUDA and sanitizers are left out if
-# there is no time to build or begin them; the last lines say so.
+# With MTRAIN_ENDS_AT (seconds since 1970), parts of --ci are left out if there is no time to build or begin them; the
+# last lines say so.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 sanitizers=0 nightly=0 alone=
 for option in "$@"; do
   case $option in
-    --quick | --ci-sanitizers) alone=$option ;;
+    --quick | --ci) alone=$option ;;
     --times) exec python3 -B scripts/test_times.py ;;
     --sanitizers) sanitizers=1 ;;
     --nightly) nightly=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the options are --nightly, --sanitizers, --quick, --ci-sanitizers and --times" ;;
+    *) die "unknown option $option; the options are --nightly, --sanitizers, --quick, --ci and --times" ;;
   esac
 done
 [[ -z $alone ]] || (($# == 1)) || die "$alone takes no other option"
@@ -56,9 +57,10 @@ run_tests() {
   run_ctest "$1" --label-exclude '^emulator$' || return 1
   as_of "$1" scripts/smoke.sh "build/$1"
 }
-# Runs CUDA kernels on the CPU.
+# Builds and runs the tests of CUDA kernels on the CPU.
 run_emulator() {
   local log=build/$1/test_emulator.log status=0
+  build "$1" emulator_tests || return 1
   as_of "$1" ctest --preset "$1" --parallel "$(nproc)" --label-regex '^emulator$' 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s emulated CUDA: %s' "$1" "$(grep -E 'tests passed|No tests were found' "$log" | tail -n 1)")")
   return "$status"
@@ -162,10 +164,10 @@ print_result() {
   for line in "${closing_lines[@]}"; do say "$line"; done
 }
 
-# Builds everything that can be built here, whatever scripts/quickstart.sh left out when it configured the folder.
+# Builds every test that can be built here, whatever scripts/quickstart.sh left out when it configured the folder.
 build_all() {
   local -a configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CUDA=AUTO -DMTRAIN_CPU_KERNELS=ALL)
-  build release all bench
+  build release tests
 }
 configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CPU_KERNELS=ALL)
 case $alone in
@@ -174,9 +176,11 @@ case $alone in
     phase "build: unit tests" build release unit_tests
     phase "unit tests" run_ctest release --tests-regex '^unit_'
     ;;
-  --ci-sanitizers)
+  --ci)
     phase "packages" scripts/install-deps.sh --tests
-    phase "build: release" build release mtrain
+    phase "build: release" build release tests bench
+    for set in $(narrower_sets); do phase_in_time 200 "tests: release, as on $set" run_as_on "$set"; done
+    phase_in_time 700 "tests: emulated CUDA" run_emulator release
     phase "tsan" sanitize tsan test_unit_comm test_unit_device
     phase "asan" sanitize asan test_unit_storage test_unit_launch test_unit_data test_unit_recipe mtrain-launch
     phase "tsan: steps" sanitize tsan test_overlap_steps
@@ -196,9 +200,9 @@ phase "checks" "${checks[@]}"
 phase "tests of the checks" python3 -B scripts/check_selftest.py
 phase "build: release" build_all
 phase "tests: release" run_tests release
-for set in $(narrower_sets); do phase_in_time 200 "tests: release, as on $set" run_as_on "$set"; done
-phase_in_time 500 "tests: emulated CUDA" run_emulator release
 if ((nightly)); then
+  for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
+  phase "tests: emulated CUDA" run_emulator release
   if command -v strace >/dev/null; then
     phase "kills of a save" python3 -B test/process/killed_save_test.py "$(program_path mtrain)"
   else

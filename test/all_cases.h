@@ -1,11 +1,42 @@
 // Chooses the cases that are tried with every change, of tables that vary two things.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <set>
+#include <string>
+#include <vector>
 
-// With MTRAIN_ALL_CASES=1, as `scripts/test.sh --nightly` sets it, every case meets every variant.
-// Else each case meets one of them, turn by turn, so that all cases and all variants are seen.
-inline bool in_turn(size_t case_number, size_t variant, size_t variants) {
+// MTRAIN_ALL_CASES=1 is set by `scripts/test.sh --nightly`.
+inline bool all_cases() {
   static const bool all = std::getenv("MTRAIN_ALL_CASES") != nullptr;
-  return all || case_number % variants == variant;
+  return all;
+}
+
+// At night every case meets every variant. Else each case meets one of them, turn by turn, so that
+// all cases and all variants are seen.
+inline bool in_turn(size_t case_number, size_t variant, size_t variants) {
+  return all_cases() || case_number % variants == variant;
+}
+
+// Returns the numbers of the rows to try, each of which lists settings. At night these are all
+// rows. Else they are few rows that together have every setting of the table: as long as one is
+// missing, the first row with most missing ones is added.
+inline std::vector<size_t> rows_to_try(const std::vector<std::vector<std::string>>& rows) {
+  std::set<std::string> missing;
+  for (const auto& row : rows) missing.insert(row.begin(), row.end());
+  std::vector<size_t> chosen;
+  if (all_cases()) {
+    for (size_t i = 0; i < rows.size(); ++i) chosen.push_back(i);
+    return chosen;
+  }
+  while (!missing.empty()) {
+    const auto gain = [&](const std::vector<std::string>& row) {
+      return std::ranges::count_if(row, [&](const auto& s) { return missing.contains(s); });
+    };
+    const auto best = std::ranges::max_element(rows, {}, gain);
+    for (const std::string& setting : *best) missing.erase(setting);
+    chosen.push_back(size_t(best - rows.begin()));
+  }
+  return chosen;
 }

@@ -216,7 +216,7 @@ void refuse_other_commands(const std::vector<std::string>& words,
   if (row == std::end(kOtherCommands) || !find_recipe(words[0], folders, ignored).empty()) return;
   const std::string recipe = recipe_among(words);
   std::vector<std::string> settings;
-  std::ranges::copy_if(words, std::back_inserter(settings), is_setting);
+  std::ranges::copy_if(words, std::back_inserter(settings), is_setting_word);
   if (row->verb == Verb::train)
     throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
                     fmt::format("a recipe alone starts its training: write mtrain {}{}",

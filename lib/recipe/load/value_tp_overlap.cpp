@@ -32,12 +32,12 @@ bool read_preset(const Node& node, TpOverlapConfig& out, ValueError& c) {
 }
 
 bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, ValueError& c) {
-  struct Part {
+  struct Key {
     const char* name;
     bool (*read)(const Node&, TpOverlapGemm&, ValueError&);
   };
   static constexpr FieldOptions kCount{.min = 1, .max = 1024};
-  static const Part parts[] = {
+  static const Key parts[] = {
       {"method", [](const Node& n, auto& g, auto& e) { return read(n, {}, g.method, e); }},
       {"num_sm",
        [](const Node& n, auto& g, auto& e) { return read_value(n, kCount, g.num_sm, e); }},
@@ -60,7 +60,7 @@ bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, V
   for (size_t i = 0; i < node.keys.size(); ++i) {
     const auto& key = node.keys[i].name;
     const auto part = std::find_if(std::begin(parts), std::end(parts),
-                                   [&](const Part& p) { return key == p.name; });
+                                   [&](const Key& p) { return key == p.name; });
     if (part == std::end(parts)) {
       std::vector<std::string> names;
       for (const auto& p : parts) names.emplace_back(p.name);
