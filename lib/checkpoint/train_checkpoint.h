@@ -74,8 +74,8 @@ struct LoadedCheckpoint {
 // was saved with another model, data or seed; RunError, which names the file, for one that is
 // damaged or has values that no training has. `other_data` has a line for each field of the recipe
 // whose data hold something else; without it the fields are compared as texts. All ranks call it.
-LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const std::string& recipe,
-                                 const std::filesystem::path& folder,
+LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const recipe::ModelSource& models,
+                                 const std::string& recipe, const std::filesystem::path& folder,
                                  const std::optional<std::string>& other_data = {});
 
 // Returns state.json; an empty state if there is none, as in a checkpoint of imported weights.

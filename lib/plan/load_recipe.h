@@ -16,14 +16,15 @@ Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host);
 // validate_recipe(). All mistakes are collected in `diagnostics`; the
 // recipe can be used only if there is no error. `saved_model` takes the place of the folder of
 // model.from, as read_recipe() says.
-Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Diagnostics& diagnostics, int64_t world = 1, const Machine& machine = {},
+Recipe load_recipe(const recipe::ModelSource& models, const std::string& path,
+                   const std::vector<std::string>& overrides, Diagnostics& diagnostics,
+                   int64_t world = 1, const Machine& machine = {},
                    const std::string& saved_model = {});
 
 // Does the same for recipe text that is not in a file; messages call it `name`.
-Recipe load_recipe_text(const std::string& text, const std::string& name,
-                        const std::vector<std::string>& overrides, Diagnostics& diagnostics,
-                        int64_t world = 1, const Machine& machine = {});
+Recipe load_recipe_text(const recipe::ModelSource& models, const std::string& text,
+                        const std::string& name, const std::vector<std::string>& overrides,
+                        Diagnostics& diagnostics, int64_t world = 1, const Machine& machine = {});
 
 // Refuses what ranks on this machine cannot do. Only runs call it: a plan may be for other
 // machines.

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "checkpoint/read_weights.h"
 #include "interchange/hf_folder.h"
+#include "interchange/model_source.h"
 #include "train_testing.h"
 
 using namespace mtrain;
@@ -36,8 +37,8 @@ std::string load(const std::string& folder, const Changes& changes, int64_t rank
                          "train.micro_batch_size=1",
                          "optimizer.lr=3e-3",
                          "mixed_precision.name=fp32"};
-  r = plan::load_recipe_text("model: {}\n", "imported", with(settings, changes), diagnostics,
-                             ranks);
+  r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "imported",
+                             with(settings, changes), diagnostics, ranks);
   return diagnostics.text(recipe::Severity::error);
 }
 
