@@ -6,11 +6,24 @@ namespace mtrain::interchange {
 
 // Every family, in the order in which an export looks for one that can say a model. Each has a file
 // in interchange/families/.
-#define MT_FAMILIES(X)                                                                           \
-  X(llama)                                                                                       \
-  X(mistral)                                                                                     \
-  X(phi3) X(qwen2) X(qwen3) X(smollm3) X(olmo2) X(gemma2) X(gemma3_text) X(mixtral) X(qwen2_moe) \
-      X(qwen3_moe) X(deepseek_moe) X(dots1) X(glm4_moe) X(gpt2)
+#define MT_FAMILIES(X) \
+  X(llama)             \
+  X(mistral)           \
+  X(phi3)              \
+  X(qwen2)             \
+  X(qwen3)             \
+  X(smollm3)           \
+  X(olmo2)             \
+  X(seed_oss)          \
+  X(gemma2)            \
+  X(gemma3_text)       \
+  X(mixtral)           \
+  X(qwen2_moe)         \
+  X(qwen3_moe)         \
+  X(deepseek_moe)      \
+  X(dots1)             \
+  X(glm4_moe)          \
+  X(gpt2)
 
 #define MT_DECLARE(name) Family name();
 MT_FAMILIES(MT_DECLARE)

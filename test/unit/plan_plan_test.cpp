@@ -46,6 +46,7 @@ TEST_CASE("published models have their published number of parameters") {
                         {"gemma3_1b", 8, 999885952},
                         {"olmo2_7b", 32, 7298617344},
                         {"smollm3_3b", 16, 3075098624},
+                        {"seed_oss_36b", 64, 36151104512},
                         {"qwen3_30b_a3b", 64, 30532122624},
                         {"mixtral_8x7b", 64, 46702792704}}) {
     CAPTURE(p.recipe);
