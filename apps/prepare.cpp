@@ -6,6 +6,7 @@
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
 #include "interchange/export.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
@@ -26,8 +27,8 @@ Prepared prepare(const TrainOptions& o, const Preparation& p) {
   machine.dry_run = !o.runs() && !p.launched;
   machine.cores = usable_cores();
   ready.saved_model = interchange::continued_model(path, settings, p.restarted);
-  ready.recipe =
-      plan::load_recipe(path, settings, ready.diagnostics, ready.world, machine, ready.saved_model);
+  ready.recipe = plan::load_recipe(interchange::model_source(), path, settings, ready.diagnostics,
+                                   ready.world, machine, ready.saved_model);
   if (ready.saved_model.empty()) interchange::check_folder_model(ready.recipe, ready.diagnostics);
   interchange::check_consolidated(ready.recipe, ready.diagnostics);
   if (o.runs() || o.dry_run) plan::check_supported(ready.recipe, ready.diagnostics);

@@ -272,10 +272,10 @@ void refuse_other(const storage::SafetensorsReader& file, const std::set<std::st
       kOwnRecipe);
 }
 
-void refuse_other_run(const std::string& recipe, const fs::path& folder,
-                      const std::optional<std::string>& other_data) {
+void refuse_other_run(const recipe::ModelSource& models, const std::string& recipe,
+                      const fs::path& folder, const std::optional<std::string>& other_data) {
   const std::string differences =
-      plan::resume_differences(saved_recipe(folder), recipe, other_data.has_value()) +
+      plan::resume_differences(models, saved_recipe(folder), recipe, other_data.has_value()) +
       other_data.value_or("");
   if (differences.empty()) return;
   throw UserError(fmt::format("{} belongs to a different run:{}", folder.string(), differences),
@@ -422,15 +422,15 @@ storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder)
   return state;
 }
 
-LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const std::string& recipe,
-                                 const fs::path& folder,
+LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const recipe::ModelSource& models,
+                                 const std::string& recipe, const fs::path& folder,
                                  const std::optional<std::string>& other_data) {
   const auto whole = storage::complete_checkpoint(folder);
   if (!whole || !read_state(folder).contains(kStep))
     throw UserError(fmt::format("{} has weights, but no training to continue", folder.string()),
                     "leave checkpoint.load out, and set model.from to the Hugging Face folder from "
                     "which it was imported");
-  refuse_other_run(recipe, folder, other_data);
+  refuse_other_run(models, recipe, folder, other_data);
   const storage::TrainState state = load_model(t, folder);
   load_moments(t, folder);
   // Without the entry `updates`, every step made an update.

@@ -78,8 +78,8 @@ struct LoadedCheckpoint {
 //
 // `other_data` has a line for each field of the recipe whose data differ in content from those of
 // the saved run. Without it the fields are compared as texts. All ranks must call it.
-LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const std::string& recipe,
-                                 const std::filesystem::path& folder,
+LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const recipe::ModelSource& models,
+                                 const std::string& recipe, const std::filesystem::path& folder,
                                  const std::optional<std::string>& other_data = {});
 
 // Returns state.json; an empty state if there is none, as in a checkpoint of imported weights.

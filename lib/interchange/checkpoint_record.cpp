@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "interchange/model_source.h"
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 #include "storage/checkpoint_dir.h"
@@ -25,7 +26,8 @@ namespace {
 std::optional<recipe::Recipe> read(const std::string& text, const std::string& name,
                                    const std::string& record) {
   Diagnostics diagnostics;
-  auto recipe = recipe::read_recipe_text(text, name, {"debug.strict=false"}, diagnostics, record);
+  auto recipe = recipe::read_recipe_text(model_source(), text, name, {"debug.strict=false"},
+                                         diagnostics, record);
   diagnostics.throw_if_errors();
   return recipe;
 }

@@ -9,8 +9,10 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "interchange/config/keys.h"
+#include "interchange/config/reader.h"
 #include "interchange/families.h"
-#include "recipe/load/hf_keys.h"
+#include "interchange/model_source.h"
 #include "recipe/schema/schema.h"
 
 namespace mtrain::interchange {
@@ -18,7 +20,6 @@ namespace mtrain::interchange {
 namespace {
 
 using nlohmann::json;
-using recipe::ModelConfig;
 using recipe::Recipe;
 
 // A fact about what a model computes. Settings that only training reads (dropout, first weights,
@@ -236,17 +237,15 @@ json longrope(const recipe::RopeScalingConfig& s, bool phi3) {
   return rope;
 }
 
-void put_rope(const ModelConfig& m, std::string_view model_type, json& config) {
+void put_rope(const ModelConfig& m, RopeRule rule, json& config) {
   for (const char* key : {"rope_parameters", "rope_scaling", "original_max_position_embeddings"})
     config.erase(key);
   if (!rotary(m)) return;
   const recipe::RopeScalingConfig& s = m.rope_scaling;
   config["rope_scaling"] = nullptr;
-  const recipe::HfRope kind = recipe::hf_rope(model_type);
   if (s.type == recipe::RopeScalingType::linear)
-    config["rope_scaling"] = {
-        {kind == recipe::HfRope::linear_by_type ? "type" : "rope_type", "linear"},
-        {"factor", s.factor}};
+    config["rope_scaling"] = {{rule == RopeRule::linear_by_type ? "type" : "rope_type", "linear"},
+                              {"factor", s.factor}};
   if (s.type == recipe::RopeScalingType::llama3)
     config["rope_scaling"] = {
         {"rope_type", "llama3"},
@@ -256,23 +255,21 @@ void put_rope(const ModelConfig& m, std::string_view model_type, json& config) {
         {"original_max_position_embeddings", s.original_max_position_embeddings}};
   if (s.type == recipe::RopeScalingType::yarn) config["rope_scaling"] = yarn(s);
   if (s.type == recipe::RopeScalingType::longrope) {
-    config["rope_scaling"] = longrope(s, kind == recipe::HfRope::phi3);
+    config["rope_scaling"] = longrope(s, rule == RopeRule::phi3);
     config["original_max_position_embeddings"] = s.original_max_position_embeddings;
   }
 }
 
-void put_window(const ModelConfig& m, std::string_view model_type, json& config) {
-  using recipe::HfWindow;
-  const HfWindow kind = recipe::hf_window(model_type);
+void put_window(const ModelConfig& m, WindowRule kind, json& config) {
   config.erase("layer_types");
-  if (kind == HfWindow::none || kind == HfWindow::every_layer) return;
+  if (kind == WindowRule::none || kind == WindowRule::every_layer) return;
   const bool window = any_window(m);
   const std::string layers = layers_with_window(m);
   const json width = window ? json(*m.window_size) : json(nullptr);
   json types = json::array();
   for (const char layer : layers)
     types.push_back(layer == '1' ? "sliding_attention" : "full_attention");
-  if (kind == HfWindow::patterned) {
+  if (kind == WindowRule::patterned) {
     const char* again = "sliding_window_size";
     // transformers makes a mask by the width even if no layer has it.
     if (window || !config.contains("sliding_window") || config["sliding_window"].is_null())
@@ -281,14 +278,14 @@ void put_window(const ModelConfig& m, std::string_view model_type, json& config)
     config["layer_types"] = types;
     return;
   }
-  const bool late = kind == HfWindow::late_layers, from = late || kind == HfWindow::from_layer;
-  if (!late) config["use_sliding_window"] = window && kind != HfWindow::alternating;
+  const bool late = kind == WindowRule::late_layers, from = late || kind == WindowRule::from_layer;
+  if (!late) config["use_sliding_window"] = window && kind != WindowRule::alternating;
   config["sliding_window"] = width;
   const size_t first = std::min(layers.find('1'), layers.size());
   if (from) config["max_window_layers"] = first;
   // The first layer with a window says too little if there is one without behind it.
   const bool last = layers.find('0', first) == std::string::npos;
-  if (kind == HfWindow::without_rope || (from && !last)) config["layer_types"] = types;
+  if (kind == WindowRule::without_rope || (from && !last)) config["layer_types"] = types;
 }
 
 void put_no_rope(const ModelConfig& m, json& config) {
@@ -297,22 +294,22 @@ void put_no_rope(const ModelConfig& m, json& config) {
   config["no_rope_layers"] = layers;
 }
 
-json config_of(const Recipe& recipe, std::string_view model_type, const ConfigText& text) {
+json config_of(const Recipe& recipe, const Family& family, const ConfigText& text) {
+  const std::string_view model_type = family.model_type;
   json config = text.base.empty() ? json::object() : parse_json(text.base, "config.json");
   // Keys of another family would mean something else, or nothing.
   if (!config.is_object() || config.value("model_type", json()) != model_type)
     config = json::object();
   const Recipe r = in_terms_of_keys(recipe);
-  for (const recipe::HfKey& key : recipe::hf_keys(model_type)) {
+  for (const ConfigKey& key : config_keys(family)) {
     if (key.key == "no_rope_layers") put_no_rope(r.model, config);
     if (key.field.empty() || (key.recipe_wins && config.contains(key.key))) continue;
     if (!key.other_name.empty()) config.erase(std::string(key.other_name));
     config[std::string(key.key)] = value_of(r, key.field);
   }
   // Sizes that transformers would compute in its own way if they were left out.
-  put_rope(r.model, model_type, config);
-  put_window(r.model, model_type, config);
-  const Family& family = *find_family(model_type);
+  put_rope(r.model, family.rope, config);
+  put_window(r.model, family.window, config);
   if (!family.further_layers.empty()) config[std::string(family.further_layers)] = 0;
   // Other programs may compute with what this model does not.
   if (!recipe.model.ignore_keys.empty()) config["_mtrain_ignored_keys"] = recipe.model.ignore_keys;
@@ -347,8 +344,9 @@ bool names_layers(const Family& family, const ModelConfig& m) {
 // the same, but a folder may be read without a recipe.
 void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
   const std::string_view model_type = enum_name(m.architecture);
+  const Family* family = find_family(model_type);
   const auto key = [&](std::string_view field) {
-    for (const recipe::HfKey& k : recipe::hf_keys(model_type))
+    for (const ConfigKey& k : family ? config_keys(*family) : std::vector<ConfigKey>())
       if (k.field == field) return std::string(k.key);
     return std::string(field);
   };
@@ -365,7 +363,6 @@ void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
     require(m.moe.router_topk <= m.moe.num_experts,
             fmt::format("{} {} is more than {} {}", key("model.moe.router_topk"), m.moe.router_topk,
                         key("model.moe.num_experts"), m.moe.num_experts));
-  const Family* family = find_family(model_type);
   require(!family || names_layers(*family, m),
           fmt::format("every layer of such a model has experts, and "
                       "{} is {}",
@@ -401,8 +398,8 @@ Recipe read_config(const std::filesystem::path& folder,
                    const std::vector<std::string>& ignore_keys) {
   Diagnostics diagnostics;
   const json model{{"from", folder.string()}, {"init", "random"}, {"ignore_keys", ignore_keys}};
-  const auto recipe = recipe::read_recipe_text(fmt::format("model: {}\n", model.dump()),
-                                               folder.string(), {}, diagnostics);
+  const auto recipe = recipe::read_recipe_text(
+      model_source(), fmt::format("model: {}\n", model.dump()), folder.string(), {}, diagnostics);
   if (const std::string errors = errors_of(diagnostics); !errors.empty()) throw UserError(errors);
   MT_CHECK(recipe, "{} is no model, and there is no reason why", folder.string());
   check_sizes(recipe->model, folder / "config.json");
@@ -425,17 +422,17 @@ void check_folder_model(const Recipe& recipe, Diagnostics& diagnostics) {
 
 std::string write_config(const Recipe& recipe, const ConfigText& text, std::string& model_type) {
   std::vector<std::string> types{word(recipe.model.architecture)};
-  for (const std::string_view type : recipe::hf_model_types())
+  for (const std::string_view type : model_types())
     if (type != types[0]) types.emplace_back(type);
   std::vector<std::string> fewest;
   size_t least = 0;
   for (const std::string& type : types) {
     const Family* family = find_family(type);
     if (!family) continue;
-    const std::string written = config_of(recipe, type, text).dump(2) + "\n";
+    const std::string written = config_of(recipe, *family, text).dump(2) + "\n";
     Diagnostics diagnostics;
     const Recipe again =
-        recipe::read_config_json(written, "config.json", diagnostics, recipe.model.ignore_keys);
+        read_config_json(written, "config.json", diagnostics, recipe.model.ignore_keys);
     std::vector<std::string> lines;
     if (diagnostics.has_errors())
       lines.push_back(errors_of(diagnostics));
@@ -443,7 +440,7 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
       lines = model_differences(recipe.model, again.model);
     const double scalar = query_scalar(recipe.model);
     if (!whole(scalar) &&
-        std::ranges::count(recipe::hf_keys(type), kQueryScalar, &recipe::HfKey::field) > 0)
+        std::ranges::count(config_keys(*family), kQueryScalar, &ConfigKey::field) > 0)
       lines.push_back(fmt::format("{}: {}, not a whole number", kQueryScalar, scalar));
     if (!names_layers(*family, recipe.model))
       lines.push_back("model.moe.num_experts: layers without experts");

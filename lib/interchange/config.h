@@ -1,5 +1,5 @@
-// The configuration map: Hugging Face's config.json to mtrain's model section and back, by the one
-// table of recipe/load/hf_keys.h.
+// The configuration map: Hugging Face's config.json to mtrain's model section and back, by
+// the keys of each family (config/keys.h).
 #pragma once
 #include <filesystem>
 #include <string>

@@ -5,6 +5,7 @@
 
 #include "interchange/checkpoint_record.h"
 #include "interchange/locate_checkpoint.h"
+#include "interchange/model_source.h"
 #include "storage/checkpoint_dir.h"
 
 namespace mtrain::interchange {
@@ -29,12 +30,13 @@ std::optional<storage::CheckpointRef> find_start(const recipe::Recipe& r, bool r
 std::string continued_model(const std::string& recipe, const std::vector<std::string>& overrides,
                             bool restarted) {
   Diagnostics ignored;
-  const auto now = recipe::read_recipe(recipe, overrides, ignored, kNoSizes);
+  const auto now = recipe::read_recipe(model_source(), recipe, overrides, ignored, kNoSizes);
   if (!now || !now->model.from) return "";
   const auto start = find_start(*now, restarted);
   if (!start) return "";
   const std::string text = recorded_text(start->path);
-  const auto saved = recipe::read_recipe_text(text, "the saved recipe", {}, ignored, kNoSizes);
+  const auto saved =
+      recipe::read_recipe_text(model_source(), text, "the saved recipe", {}, ignored, kNoSizes);
   // Recipes that were printed before this field existed lack others of the folder's, too.
   const bool whole = saved && saved->given("model.attention_bias");
   return whole && saved->model.from == now->model.from ? text : "";

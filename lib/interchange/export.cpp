@@ -18,6 +18,7 @@
 #include "interchange/config.h"
 #include "interchange/hf_source.h"
 #include "interchange/import.h"
+#include "interchange/model_source.h"
 #include "interchange/side_files.h"
 #include "recipe/model_spec.h"
 #include "recipe/recipe.h"
@@ -37,7 +38,7 @@ using Types = std::map<std::string, DType, std::less<>>;
 
 recipe::Recipe read_saved(const fs::path& checkpoint, const std::vector<std::string>& overrides) {
   Diagnostics diagnostics;
-  const auto recipe = recipe::read_recipe_text(recorded_text(checkpoint),
+  const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
                                                fmt::format("the recipe of {}", checkpoint.string()),
                                                overrides, diagnostics);
   diagnostics.throw_if_errors();
@@ -50,8 +51,8 @@ recipe::Recipe read_saved(const fs::path& checkpoint, const std::vector<std::str
 fs::path origin_of(const fs::path& checkpoint) {
   if (fs::exists(checkpoint / "config.json")) return checkpoint;
   Diagnostics ignored;
-  const auto recipe =
-      recipe::read_recipe_text(recorded_text(checkpoint), "the saved recipe", {}, ignored);
+  const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
+                                               "the saved recipe", {}, ignored);
   if (!recipe || !recipe->model.from) return {};
   const fs::path from = *recipe->model.from;
   if (fs::exists(from / "config.json")) return from;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "interchange/model_source.h"
 #include "recipe/recipe.h"
 
 namespace mtrain::interchange {
@@ -17,7 +18,8 @@ std::optional<storage::CheckpointRef> locate_checkpoint(const fs::path& path) {
   if (!fs::is_regular_file(file, error)) return std::nullopt;
   Diagnostics diagnostics;
   // The sizes of the model do not matter, so that no folder of model.from is read.
-  const auto run = recipe::read_recipe(file.string(), {}, diagnostics, "model: {}\n");
+  const auto run =
+      recipe::read_recipe(model_source(), file.string(), {}, diagnostics, "model: {}\n");
   diagnostics.throw_if_errors();
   return run ? storage::find_latest(run->checkpoint.dir) : std::nullopt;
 }

@@ -132,17 +132,17 @@ Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host) {
           .ranks_per_host = ranks_per_host};
 }
 
-Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Diagnostics& diagnostics, int64_t world, const Machine& machine,
-                   const std::string& saved_model) {
-  return complete(read_recipe(path, overrides, diagnostics, saved_model), diagnostics, world,
-                  machine);
+Recipe load_recipe(const recipe::ModelSource& models, const std::string& path,
+                   const std::vector<std::string>& overrides, Diagnostics& diagnostics,
+                   int64_t world, const Machine& machine, const std::string& saved_model) {
+  return complete(read_recipe(models, path, overrides, diagnostics, saved_model), diagnostics,
+                  world, machine);
 }
 
-Recipe load_recipe_text(const std::string& text, const std::string& name,
-                        const std::vector<std::string>& overrides, Diagnostics& diagnostics,
-                        int64_t world, const Machine& machine) {
-  return complete(read_recipe_text(text, name, overrides, diagnostics), diagnostics, world,
+Recipe load_recipe_text(const recipe::ModelSource& models, const std::string& text,
+                        const std::string& name, const std::vector<std::string>& overrides,
+                        Diagnostics& diagnostics, int64_t world, const Machine& machine) {
+  return complete(read_recipe_text(models, text, name, overrides, diagnostics), diagnostics, world,
                   machine);
 }
 

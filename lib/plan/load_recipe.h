@@ -15,14 +15,15 @@ Machine machine_with(const std::vector<std::string>& gpus, int ranks_per_host);
 // Calls read_recipe(), decides what depends on the machine and on how the recipe is written, and
 // calls validate_recipe(). Collects all mistakes in `diagnostics`; the recipe can be used only if
 // there is no error. `saved_model` replaces the folder of model.from (read_recipe()).
-Recipe load_recipe(const std::string& path, const std::vector<std::string>& overrides,
-                   Diagnostics& diagnostics, int64_t world = 1, const Machine& machine = {},
+Recipe load_recipe(const recipe::ModelSource& models, const std::string& path,
+                   const std::vector<std::string>& overrides, Diagnostics& diagnostics,
+                   int64_t world = 1, const Machine& machine = {},
                    const std::string& saved_model = {});
 
 // Does the same for recipe text that is not in a file; messages call it `name`.
-Recipe load_recipe_text(const std::string& text, const std::string& name,
-                        const std::vector<std::string>& overrides, Diagnostics& diagnostics,
-                        int64_t world = 1, const Machine& machine = {});
+Recipe load_recipe_text(const recipe::ModelSource& models, const std::string& text,
+                        const std::string& name, const std::vector<std::string>& overrides,
+                        Diagnostics& diagnostics, int64_t world = 1, const Machine& machine = {});
 
 // Refuses what ranks on this machine cannot do. Only runs call it, because a plan may be for other
 // machines.

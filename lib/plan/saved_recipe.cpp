@@ -38,15 +38,15 @@ constexpr const char* kTrainingData = "dataset.train";
 
 // By default the recipe is checked for the smallest world that fits. It did fit the ranks that
 // saved it.
-Recipe load_saved(const SavedRecipe& saved, std::vector<std::string> settings = {},
-                  int64_t world = 0) {
+Recipe load_saved(const recipe::ModelSource& models, const SavedRecipe& saved,
+                  std::vector<std::string> settings = {}, int64_t world = 0) {
   Diagnostics diagnostics;
   settings.insert(settings.begin(), kAsSaved.begin(), kAsSaved.end());
   const std::string name = saved.file.string();
   Recipe recipe =
       saved.text.empty()
-          ? load_recipe(name, settings, diagnostics, world, saved.machine)
-          : load_recipe_text(saved.text, name, settings, diagnostics, world, saved.machine);
+          ? load_recipe(models, name, settings, diagnostics, world, saved.machine)
+          : load_recipe_text(models, saved.text, name, settings, diagnostics, world, saved.machine);
   diagnostics.throw_if_errors();
   // Recipes that were printed before model.attention_bias existed call the tanh form gelu.
   if (!recipe.given("model.attention_bias") && recipe.model.activation == recipe::Activation::gelu)
@@ -87,9 +87,9 @@ bool keeps_state(const std::string& path, const Recipe& r) {
 }
 
 // Loads the printed recipe of this run.
-std::optional<Recipe> read_present(const std::string& text) {
+std::optional<Recipe> read_present(const recipe::ModelSource& models, const std::string& text) {
   Diagnostics diagnostics;
-  auto now = read_recipe_text(text, "this run's recipe", kAsSaved, diagnostics);
+  auto now = read_recipe_text(models, text, "this run's recipe", kAsSaved, diagnostics);
   MT_CHECK(now && !diagnostics.has_errors(), "a printed recipe does not load: {}",
            diagnostics.text(recipe::Severity::error));
   return now;
@@ -99,8 +99,8 @@ std::optional<Recipe> read_present(const std::string& text) {
 
 std::string SavedRecipe::read() const { return text.empty() ? read_file(file) : text; }
 
-SavedRun read_saved_run(const SavedRecipe& recipe) {
-  const Recipe r = load_saved(recipe);
+SavedRun read_saved_run(const recipe::ModelSource& models, const SavedRecipe& recipe) {
+  const Recipe r = load_saved(models, recipe);
   return {.folders = folder_options(r),
           .tokenizer = tokenizer_options(r),
           .model = recipe::model_spec(r.model, 0, sample_length(r)),
@@ -108,16 +108,16 @@ SavedRun read_saved_run(const SavedRecipe& recipe) {
           .device = device_plan_without_overlap(r)};
 }
 
-RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overrides, int64_t world,
-                       int64_t vocab) {
+RunPlan saved_run_plan(const recipe::ModelSource& models, const SavedRecipe& recipe,
+                       std::vector<std::string> overrides, int64_t world, int64_t vocab) {
   if (world == 1) overrides.insert(overrides.begin(), kOneRank.begin(), kOneRank.end());
-  return make_plan(load_saved(recipe, std::move(overrides), world), world, vocab);
+  return make_plan(load_saved(models, recipe, std::move(overrides), world), world, vocab);
 }
 
-std::string resume_differences(const SavedRecipe& recipe, const std::string& present,
-                               bool data_compared) {
-  const Recipe saved = load_saved(recipe);
-  const auto now = read_present(present);
+std::string resume_differences(const recipe::ModelSource& models, const SavedRecipe& recipe,
+                               const std::string& present, bool data_compared) {
+  const Recipe saved = load_saved(models, recipe);
+  const auto now = read_present(models, present);
   std::string differences;
   for (const recipe::SchemaRow& row : recipe::schema_rows())
     if (row.show(saved) != row.show(*now) && !(data_compared && row.path == kTrainingData) &&
@@ -127,9 +127,10 @@ std::string resume_differences(const SavedRecipe& recipe, const std::string& pre
   return differences;
 }
 
-std::string resume_changes(const SavedRecipe& recipe, const std::string& present) {
-  const Recipe saved = load_saved(recipe);
-  const auto now = read_present(present);
+std::string resume_changes(const recipe::ModelSource& models, const SavedRecipe& recipe,
+                           const std::string& present) {
+  const Recipe saved = load_saved(models, recipe);
+  const auto now = read_present(models, present);
   const std::set<std::string> of_files{"train.run_dir", "checkpoint.load", "checkpoint.dir",
                                        "model.from",    "dataset.train",   "dataset.validation",
                                        "debug.trace"};

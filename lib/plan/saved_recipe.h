@@ -12,6 +12,10 @@
 #include "plan/run_plan.h"
 #include "spec/model_spec.h"
 
+namespace mtrain::recipe {
+class ModelSource;
+}
+
 namespace mtrain::plan {
 
 // A recipe that an earlier run has printed.
@@ -31,24 +35,25 @@ struct SavedRun {
 };
 
 // Throws UserError if this version cannot load the recipe.
-SavedRun read_saved_run(const SavedRecipe& recipe);
+SavedRun read_saved_run(const recipe::ModelSource& models, const SavedRecipe& recipe);
 
 // Makes the plan of the recipe for `world` ranks, with `overrides` of its settings, and for a
 // vocabulary of `vocab` tokens. With `world` 1 the layout of the saved run is ignored. Throws
 // UserError with all mistakes if the recipe does not fit `world` ranks.
-RunPlan saved_run_plan(const SavedRecipe& recipe, std::vector<std::string> overrides, int64_t world,
-                       int64_t vocab);
+RunPlan saved_run_plan(const recipe::ModelSource& models, const SavedRecipe& recipe,
+                       std::vector<std::string> overrides, int64_t world, int64_t vocab);
 
 // Compares a saved recipe with `present`, the text of this run's recipe. Returns a line for each
 // setting that must be the same in a resumed run and differs. Such settings decide what the network
 // computes and the order of the data. Returns "" if there are none. Throws UserError if this
 // version cannot load the saved recipe. `data_compared`: the caller has compared the data
 // themselves, so their paths may differ.
-std::string resume_differences(const SavedRecipe& recipe, const std::string& present,
-                               bool data_compared = false);
+std::string resume_differences(const recipe::ModelSource& models, const SavedRecipe& recipe,
+                               const std::string& present, bool data_compared = false);
 
 // Returns all settings that differ, such as "optimizer.lr 0.001 -> 0.0005, train.steps 40 -> 80";
 // empty if there are none. Paths of a run's files do not count.
-std::string resume_changes(const SavedRecipe& recipe, const std::string& present);
+std::string resume_changes(const recipe::ModelSource& models, const SavedRecipe& recipe,
+                           const std::string& present);
 
 }  // namespace mtrain::plan

@@ -25,6 +25,8 @@
 
 namespace mtrain::recipe {
 
+class ModelSource;
+
 // Where a field's value comes from; `derived` values follow from other fields.
 enum class Origin { by_default, recipe, command_line, derived };
 
@@ -103,24 +105,16 @@ int64_t sample_length(const Recipe& recipe);
 // cannot be read or is not YAML. plan/load_recipe.h also checks the fields against each other.
 // `saved_model` is the text of a printed recipe. Its model is used instead of the folder that
 // model.from names, which may no longer exist. If the text is empty, the folder is read.
-std::optional<Recipe> read_recipe(const std::string& path,
+std::optional<Recipe> read_recipe(const ModelSource& models, const std::string& path,
                                   const std::vector<std::string>& overrides,
                                   Diagnostics& diagnostics, const std::string& saved_model = {});
 
 // Does the same for recipe text that is not in a file; messages call it `name`.
-std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
+std::optional<Recipe> read_recipe_text(const ModelSource& models, const std::string& text,
+                                       const std::string& name,
                                        const std::vector<std::string>& overrides,
                                        Diagnostics& diagnostics,
                                        const std::string& saved_model = {});
-
-// Returns a recipe whose model is that of a Hugging Face config.json with this text; messages call
-// it `name`. `ignore_keys` is model.ignore_keys.
-Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics,
-                        const std::vector<std::string>& ignore_keys = {});
-
-// Fills in the values that follow from other fields. read_recipe() calls it. Code that builds a
-// recipe without read_recipe() must call it.
-void resolve_recipe(Recipe& recipe, Diagnostics& diagnostics);
 
 // Sets the steps of a recipe with train.epochs, and the values that follow from them. `samples` is
 // the number of samples in an epoch of dataset.train. Steps are rounded up: the last one takes its

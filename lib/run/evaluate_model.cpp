@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/ignore_sigpipe.h"
 #include "data/dataset/strided_dataset.h"
+#include "interchange/model_source.h"
 #include "run/open_device.h"
 #include "run/stored_model.h"
 #include "train/build_trainer.h"
@@ -172,8 +173,8 @@ Evaluation evaluate_model(const EvaluateJob& job) {
       throw UserError(fmt::format("`{}` has no effect on an evaluation", setting),
                       "give --tokenizer <tokenizer.json>");
   const int64_t ranks = job.world ? job.world->size() : job.job.size;
-  const RunPlan plan =
-      plan::saved_run_plan(model.recipe, job.overrides, ranks, model.saved.model.vocab);
+  const RunPlan plan = plan::saved_run_plan(interchange::model_source(), model.recipe,
+                                            job.overrides, ranks, model.saved.model.vocab);
   comm::World world =
       job.world ? *job.world
                 : open_world(plan::meeting_plan(plan), job.job,

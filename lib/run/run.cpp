@@ -13,6 +13,7 @@
 #include "device/flight_recorder.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
+#include "interchange/model_source.h"
 #include "launch/end_signals.h"
 #include "launch/error_file.h"
 #include "observe/progress.h"
@@ -330,8 +331,8 @@ class Training {
   // Reports which settings differ from those of the run that saved the checkpoint.
   void tell_changes() {
     if (!reporter_) return;
-    const std::string changes =
-        plan::resume_changes(checkpoint::saved_recipe(start_->path), plan_.text.recipe);
+    const std::string changes = plan::resume_changes(
+        interchange::model_source(), checkpoint::saved_recipe(start_->path), plan_.text.recipe);
     if (!changes.empty()) note(fmt::format("changed since step {}: {}", saved_, changes));
   }
 

@@ -5,6 +5,7 @@
 #include "checkpoint/read_weights.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/hf_folder.h"
+#include "interchange/model_source.h"
 #include "run/bf16_choice.h"
 #include "run/end_texts.h"
 #include "run/gemm_choice.h"
@@ -65,7 +66,8 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
   std::optional<std::string> differences;
   if (!found.empty()) differences = found.substr(kCompared.size());
   const checkpoint::LoadedCheckpoint loaded =
-      load_checkpoint(parts_to_read(t, show), t.plan().text.recipe, folder, differences);
+      load_checkpoint(parts_to_read(t, show), interchange::model_source(), t.plan().text.recipe,
+                      folder, differences);
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, loaded.state);
   t.set_progress(loaded.progress);

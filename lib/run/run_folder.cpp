@@ -9,6 +9,7 @@
 #include "base/strings.h"
 #include "checkpoint/train_checkpoint.h"
 #include "interchange/locate_checkpoint.h"
+#include "interchange/model_source.h"
 #include "plan/saved_recipe.h"
 #include "storage/new_folder.h"
 
@@ -54,8 +55,10 @@ bool is_own_run(const plan::FolderOptions& f, const storage::CheckpointRef& star
   const fs::path root = root_of(start);
   if (!same_folder(root, f.checkpoint_dir)) return false;
   if (same_folder(root, fs::path(f.run_dir) / "checkpoints") || !has_metrics(f)) return true;
-  return same_folder(plan::read_saved_run(checkpoint::saved_recipe(start.path)).folders.run_dir,
-                     f.run_dir);
+  return same_folder(
+      plan::read_saved_run(interchange::model_source(), checkpoint::saved_recipe(start.path))
+          .folders.run_dir,
+      f.run_dir);
 }
 
 std::optional<storage::CheckpointRef> find_start(const plan::FolderOptions& f) {

@@ -9,6 +9,7 @@
 #include "interchange/checkpoint_record.h"
 #include "interchange/import.h"
 #include "interchange/locate_checkpoint.h"
+#include "interchange/model_source.h"
 #include "observe/progress.h"
 #include "run/bf16_choice.h"
 #include "run/end_texts.h"
@@ -120,7 +121,7 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine,
         "safetensors; nothing is downloaded");
   }
   m.recipe.machine = machine;
-  m.saved = plan::read_saved_run(m.recipe);
+  m.saved = plan::read_saved_run(interchange::model_source(), m.recipe);
   m.saved.model.vocab = train::vocabulary(m.saved.tokenizer);
   plan::TokenizerOptions& used = m.saved.tokenizer;
   if (!tokenizer.empty()) {

@@ -16,6 +16,7 @@
 
 #include "comm/thread/thread_transport.h"
 #include "data/dataset/dataset.h"
+#include "interchange/model_source.h"
 #include "plan/layout.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
@@ -190,7 +191,8 @@ Recipe recipe_of(const std::string& schedule, int stages, int ranks, int micro_b
                                            fmt::format("distributed.pp_size={}", ranks),
                                            fmt::format("distributed.vpp_size={}", stages),
                                            "distributed.pipeline.pp_schedule=" + schedule};
-  Recipe r = plan::load_recipe_text("model: {}\n", "bench", overrides, diagnostics, ranks);
+  Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "bench", overrides,
+                                    diagnostics, ranks);
   diagnostics.throw_if_errors();
   return r;
 }

@@ -146,11 +146,15 @@ CASES = {
     "glm4_moe_tied": (transformers.Glm4MoeConfig(**dict(ROUTED, routed_scaling_factor=1.0), head_dim=16,
                                                  n_shared_experts=2, tie_word_embeddings=True, num_mtp_layers=0,
                                                  rope_parameters=rope(1e4, partial_rotary_factor=0.5)), False),
+    "seed_oss": (transformers.SeedOssConfig(**SIZES, head_dim=16, rope_parameters=rope(1e7), **PHI3), False),
+    "seed_oss_tied": (transformers.SeedOssConfig(**SIZES, head_dim=16, attention_bias=False, mlp_bias=True,
+                                                 tie_word_embeddings=True,
+                                                 rope_parameters=rope(1e4, "linear", factor=2.0), **PHI3), True),
 }
 # The seeds of later cases; an earlier one has its number in the list.
 SEEDS = {"dots1": 101, "dots1_window": 102, "glm4_moe": 103, "glm4_moe_tied": 104, "smollm3": 201, "smollm3_untied": 202,
          "olmo2": 203, "olmo2_tied": 204, "gemma2": 205, "gemma2_untied": 206, "gemma3_text": 207,
-         "gemma3_text_untied": 208}
+         "gemma3_text_untied": 208, "seed_oss": 301, "seed_oss_tied": 302}
 
 
 def ids():

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "interchange/config.h"
+#include "interchange/config/reader.h"
 #include "interchange/families.h"
 #include "interchange/tensor_map.h"
 #include "recipe/model_spec.h"
@@ -17,7 +18,7 @@ constexpr int64_t kMostLayers = 64, kMostExperts = 64;  // for which tensors are
 
 void attempt(const std::string& json) {
   Diagnostics diagnostics;
-  const Recipe r = recipe::read_config_json(json, "config.json", diagnostics);
+  const Recipe r = interchange::read_config_json(json, "config.json", diagnostics);
   if (diagnostics.has_errors()) {
     MT_CHECK(!diagnostics.text(recipe::Severity::error).empty());
     return;
@@ -30,7 +31,7 @@ void attempt(const std::string& json) {
     return;
   }
   Diagnostics none;
-  const Recipe again = recipe::read_config_json(text, "config.json", none);
+  const Recipe again = interchange::read_config_json(text, "config.json", none);
   MT_CHECK(!none.has_errors(), "{}", none.text(recipe::Severity::error));
   const auto differences = interchange::model_differences(r.model, again.model);
   MT_CHECK(differences.empty(), "{}", differences[0]);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "interchange/model_source.h"
 #include "plan/layout.h"
 #include "plan/load_recipe.h"
 #include "plan/overlap.h"
@@ -23,7 +24,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   overrides.erase(overrides.begin());
   if (overrides.size() > 8) overrides.resize(8);
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(text, "fuzz.yaml", overrides, diagnostics, world);
+  const Recipe r = load_recipe_text(interchange::model_source(), text, "fuzz.yaml", overrides,
+                                    diagnostics, world);
   if (diagnostics.has_errors()) {
     MT_CHECK(!diagnostics.text(recipe::Severity::error).empty());
     return 0;
@@ -32,7 +34,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const plan::MemoryEstimate& memory = plan.fullest();
   MT_CHECK(std::isfinite(memory.total()) && memory.total() >= 0, "{}", memory.total());
   Diagnostics again;
-  const Recipe same = load_recipe_text(print_recipe(r), "printed.yaml", {}, again, world);
+  const Recipe same = load_recipe_text(interchange::model_source(), print_recipe(r), "printed.yaml",
+                                       {}, again, world);
   MT_CHECK(!again.has_errors(), "{}", again.text(recipe::Severity::error));
   MT_CHECK(print_recipe(same, false) == print_recipe(r, false));
   return 0;

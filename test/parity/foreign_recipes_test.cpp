@@ -8,6 +8,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/strings.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
@@ -169,8 +170,8 @@ Recipe load(const Block& b, Changes more, int64_t world) {
   if (b.experts) overrides.push_back("model.moe.num_experts=8");
   overrides.insert(overrides.end(), more.begin(), more.end());
   Diagnostics diagnostics;
-  const Recipe r =
-      plan::load_recipe_text(kModel + b.yaml, "block.yaml", overrides, diagnostics, world);
+  const Recipe r = plan::load_recipe_text(interchange::model_source(), kModel + b.yaml,
+                                          "block.yaml", overrides, diagnostics, world);
   INFO(b.name << "\n" << diagnostics.text(recipe::Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;

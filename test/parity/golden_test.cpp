@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "device/device.h"
+#include "interchange/model_source.h"
 #include "model/experts/experts_of_step.h"
 #include "model/gpt.h"
 #include "plan/load_recipe.h"
@@ -33,7 +34,8 @@ spec::ModelSpec spec_of(nlohmann::json config) {
       if (config["moe"].at(key) == 0) config["moe"].erase(key);
   recipe::Diagnostics diagnostics;
   const auto r =
-      recipe::read_recipe_text(nlohmann::json{{"model", config}}.dump(), "golden", {}, diagnostics);
+      recipe::read_recipe_text(interchange::model_source(),
+                               nlohmann::json{{"model", config}}.dump(), "golden", {}, diagnostics);
   INFO(diagnostics.text(recipe::Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
   return recipe::model_spec(r->model, r->model.vocab_size, 0);
@@ -223,7 +225,7 @@ TEST_CASE("families of experts have the defaults of their golden models") {
     REQUIRE(golden.at("architecture") == family);
     recipe::Diagnostics diagnostics;
     const recipe::Recipe r = plan::load_recipe_text(
-        "dataset: {train: x}\n", "family",
+        interchange::model_source(), "dataset: {train: x}\n", "family",
         {"model.moe=8", "model.moe.router_topk=2", "model.architecture=" + family}, diagnostics, 1);
     INFO(diagnostics.text(recipe::Severity::error));
     REQUIRE_FALSE(diagnostics.has_errors());

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "checkpoint/read_weights.h"
 #include "interchange/hf_folder.h"
+#include "interchange/model_source.h"
 #include "train_testing.h"
 
 namespace parity_imported_models_test {
@@ -38,8 +39,8 @@ std::string load(const std::string& folder, const Changes& changes, int64_t rank
                          "train.micro_batch_size=1",
                          "optimizer.lr=3e-3",
                          "mixed_precision.name=fp32"};
-  r = plan::load_recipe_text("model: {}\n", "imported", with(settings, changes), diagnostics,
-                             ranks);
+  r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "imported",
+                             with(settings, changes), diagnostics, ranks);
   return diagnostics.text(recipe::Severity::error);
 }
 
@@ -101,7 +102,7 @@ const std::vector<Row> kRows{
 TEST_CASE("an imported model trains alike under every layout, and ranks read what they own") {
   for (const std::string name :
        {"llama", "qwen3_tied", "phi3", "gpt2", "gpt2_untied", "smollm3", "olmo2", "gemma2",
-        "gemma3_text", "mixtral", "qwen2_moe", "dots1", "glm4_moe"}) {
+        "gemma3_text", "seed_oss", "mixtral", "qwen2_moe", "dots1", "glm4_moe"}) {
     const Started alone = start(name, {}, 1);
     CHECK(alone.losses.back() < alone.losses.front());
     Recipe r;

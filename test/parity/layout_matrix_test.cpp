@@ -9,6 +9,7 @@
 
 #include "../unit/comm_testing.h"
 #include "covering.h"
+#include "interchange/model_source.h"
 #include "train_pieces.h"
 #include "train_testing.h"
 
@@ -208,7 +209,8 @@ TEST_CASE("recipes are refused exactly where a layout cannot be") {
     for (const std::string& change : changes_of(l)) changes.push_back(change);
     Diagnostics diagnostics;
     changes.push_back("dataset.train=unused");
-    plan::load_recipe_text("model: {num_layers: 2}\n", "matrix", changes, diagnostics, ranks(l));
+    plan::load_recipe_text(interchange::model_source(), "model: {num_layers: 2}\n", "matrix",
+                           changes, diagnostics, ranks(l));
     INFO(describe(l) << "\n" << diagnostics.text(recipe::Severity::error));
     CHECK(diagnostics.has_errors() != legal(l));
   });

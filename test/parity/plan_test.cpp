@@ -7,6 +7,7 @@
 
 #include "../all_cases.h"
 #include "comm/thread/thread_transport.h"
+#include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "plan_testing.h"
 #include "run/dry_run.h"
@@ -503,7 +504,8 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
                                     {"mixtral_8x7b", 64}}) {
     CAPTURE(name);
     Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe(std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml",
+    const Recipe r = plan::load_recipe(interchange::model_source(),
+                                       std::string(MTRAIN_SOURCE_DIR "/recipes/") + name + ".yaml",
                                        {}, diagnostics, world);
     diagnostics.throw_if_errors();
     const int64_t vocab = std::max<int64_t>(r.model.vocab_size, 257);

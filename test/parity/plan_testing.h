@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "data/dataset/dataset.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 
 namespace plan_testing {
@@ -38,7 +39,8 @@ inline Recipe recipe_with(const Overrides& more, int64_t world = 1) {
                       "train.global_batch_size=4",   "train.micro_batch_size=4",
                       "mixed_precision=fp32",        "debug.deterministic=true"};
   overrides.insert(overrides.end(), more.begin(), more.end());
-  Recipe r = plan::load_recipe_text("model: {}\n", "planned", overrides, diagnostics, world);
+  Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "planned",
+                                    overrides, diagnostics, world);
   diagnostics.throw_if_errors();
   return r;
 }

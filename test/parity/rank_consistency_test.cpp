@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "comm/host_collectives.h"
 #include "comm/thread/thread_transport.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
 #include "run/rank_consistency.h"
@@ -27,6 +28,7 @@ std::vector<std::string> refusals(const std::vector<std::string>& gpus,
     const auto rank = size_t(world.rank());
     recipe::Diagnostics diagnostics;
     const recipe::Recipe r = plan::load_recipe_text(
+        interchange::model_source(),
         "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 2, vocab_size: 512}\n"
         "dataset: {train: x, seq_length: 64}\n"
         "train: {global_batch_size: 8, micro_batch_size: 1}\n",

@@ -2,6 +2,7 @@
 // does.
 #include <catch2/catch.hpp>
 
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "train_ranks.h"
 
@@ -31,7 +32,7 @@ const Changes kSmall{"train.device=cpu",
 Recipe small(const std::string& name, const Changes& changes, int64_t world) {
   Diagnostics diagnostics;
   const Recipe r = plan::load_recipe(
-      MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml",
+      interchange::model_source(), MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml",
       with(with(kSmall, {fmt::format("dataset.seq_length={}", kTokens)}), changes), diagnostics,
       world);
   INFO(name << "\n" << diagnostics.text(recipe::Severity::error));

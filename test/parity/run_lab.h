@@ -10,6 +10,7 @@
 #include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "data/dataset/indexed_dataset.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "run/run.h"
@@ -48,7 +49,8 @@ struct Lab : TemporaryFolder {
                                        "train.run_dir=" + (path / run).string()};
     overrides.insert(overrides.end(), changes.begin(), changes.end());
     Diagnostics diagnostics;
-    Recipe r = plan::load_recipe_text("model: {}\n", "lab", overrides, diagnostics);
+    Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "lab", overrides,
+                                      diagnostics);
     diagnostics.throw_if_errors();
     return r;
   }

@@ -17,6 +17,7 @@
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/export.h"
 #include "interchange/locate_checkpoint.h"
+#include "interchange/model_source.h"
 #include "launch/end_signals.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
@@ -155,8 +156,9 @@ TEST_CASE("tensors that the model lacks are refused") {
   const auto device = Device::cpu(1, {});
   Stream& stream = device->stream(device::StreamKind::compute);
   model::ParamStore params;
-  CHECK(plan::read_saved_run(checkpoint::saved_recipe(lab.step("two", 2))).model.layer_count() ==
-        2);
+  CHECK(plan::read_saved_run(interchange::model_source(),
+                             checkpoint::saved_recipe(lab.step("two", 2)))
+            .model.layer_count() == 2);
   model::Gpt model(stream, params, lab.plan("one").model, 16);
   params.materialize(stream, DType::f32, false);
   CHECK_THROWS_WITH(checkpoint::load_weights(stream, params, {}, lab.step("two", 2)),

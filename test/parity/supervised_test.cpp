@@ -13,6 +13,7 @@
 #include "data/dataset/gpt_dataset.h"
 #include "data/dataset/packed_dataset.h"
 #include "interchange/export.h"
+#include "interchange/model_source.h"
 #include "plan/options/recipe_options.h"
 #include "run/run.h"
 #include "run/run_checkpoint.h"
@@ -273,7 +274,7 @@ struct SumsLab : TemporaryFolder {
   RunPlan plan(const std::string& recipe, const Changes& changes, int64_t ranks) const {
     Diagnostics diagnostics;
     const Recipe r = plan::load_recipe(
-        MTRAIN_SOURCE_DIR "/recipes/" + recipe + ".yaml",
+        interchange::model_source(), MTRAIN_SOURCE_DIR "/recipes/" + recipe + ".yaml",
         with({"train.threads=1", "lr_scheduler.warmup_steps=2", "dataset.seq_length=64",
               "train.run_dir=" + (path / recipe).string()},
              changes),

@@ -9,6 +9,7 @@
 
 #include "base/rng.h"
 #include "data/dataset/dataset.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "train/build_trainer.h"
 
@@ -83,7 +84,8 @@ inline Recipe tiny(const Changes& changes = {}, int64_t world = 1) {
       "train.micro_batch_size=6", "optimizer.lr=1e-2",        "mixed_precision.name=fp32",
       "train.run_dir=unused"};
   overrides.insert(overrides.end(), changes.begin(), changes.end());
-  Recipe r = plan::load_recipe_text("model: {}\n", "tiny", overrides, diagnostics, world);
+  Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "tiny", overrides,
+                                    diagnostics, world);
   diagnostics.throw_if_errors();
   return r;
 }

@@ -9,11 +9,13 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "interchange/config.h"
+#include "interchange/config/keys.h"
+#include "interchange/config/reader.h"
 #include "interchange/export.h"
 #include "interchange/families.h"
+#include "interchange/model_source.h"
 #include "interchange/tensor_map.h"
 #include "interchange_testing.h"
-#include "recipe/load/hf_keys.h"
 #include "recipe/model_spec.h"
 #include "temporary_folder.h"
 
@@ -27,7 +29,8 @@ namespace {
 
 recipe::Recipe recipe_of(const std::string& model) {
   Diagnostics diagnostics;
-  const auto r = recipe::read_recipe_text("model: " + model + "\n", "r.yaml", {}, diagnostics);
+  const auto r = recipe::read_recipe_text(interchange::model_source(), "model: " + model + "\n",
+                                          "r.yaml", {}, diagnostics);
   INFO(diagnostics.text(recipe::Severity::error));
   REQUIRE(r);
   REQUIRE_FALSE(diagnostics.has_errors());
@@ -55,7 +58,7 @@ const std::string kSizes =
 }  // namespace
 
 TEST_CASE("every family with keys has tensors") {
-  for (const std::string_view type : recipe::hf_model_types()) {
+  for (const std::string_view type : interchange::model_types()) {
     INFO(type);
     const interchange::Family* family = interchange::find_family(type);
     REQUIRE(family);
@@ -110,7 +113,7 @@ TEST_CASE("a configuration that is written is read as the same model, in both sp
       CHECK_FALSE(config.contains("dtype"));
       Diagnostics diagnostics;
       const recipe::Recipe again =
-          recipe::read_config_json(config.dump(), "config.json", diagnostics);
+          interchange::read_config_json(config.dump(), "config.json", diagnostics);
       CHECK(diagnostics.text(recipe::Severity::error) == "");
       CHECK(interchange::model_differences(r.model, again.model) == std::vector<std::string>());
       // Keys that do not describe the model are copied from the folder of its origin.
@@ -292,15 +295,15 @@ TEST_CASE("routers of DeepSeek-V3's kind that transformers computes in another w
   config["moe_layer_freq"] = 1;
   config["ep_size"] = 1;
   Diagnostics diagnostics;
-  recipe::read_config_json(config.dump(), "config.json", diagnostics);
+  interchange::read_config_json(config.dump(), "config.json", diagnostics);
   CHECK(diagnostics.text(recipe::Severity::error) == "");
   config["norm_topk_prob"] = nullptr;
-  const recipe::Recipe r = recipe::read_config_json(config.dump(), "config.json", diagnostics);
+  const recipe::Recipe r = interchange::read_config_json(config.dump(), "config.json", diagnostics);
   CHECK_FALSE(r.model.moe.norm_topk_prob);
   config["norm_topk_prob"] = true;
   // The only expert of a token would have a weight of 1.
   config["num_experts_per_tok"] = config["n_group"] = config["topk_group"] = 1;
-  recipe::read_config_json(config.dump(), "config.json", diagnostics);
+  interchange::read_config_json(config.dump(), "config.json", diagnostics);
   CHECK_THAT(diagnostics.text(recipe::Severity::error), Contains("norm_topk_prob"));
 }
 
@@ -308,6 +311,7 @@ TEST_CASE("checkpoints of a model that no family computes are not promised in th
   const auto told = [](const std::string& model, const std::string& setting) {
     Diagnostics diagnostics;
     const auto r = recipe::read_recipe_text(
+        interchange::model_source(),
         "model: {num_layers: 2, hidden_size: 32, "
         "num_attention_heads: 4" +
             model + "}\ncheckpoint: {save_consolidated: " + setting + "}\n",
@@ -340,6 +344,7 @@ TEST_CASE("a model field beside model.from may say nothing that the folder does 
     const auto checked = [&](const std::string& beside) {
       Diagnostics diagnostics;
       const auto r = recipe::read_recipe_text(
+          interchange::model_source(),
           fmt::format("model:\n  from: {}\n{}", (golden_hf() / row.folder).string(), beside),
           "r.yaml", {}, diagnostics);
       if (r) interchange::check_folder_model(*r, diagnostics);
@@ -406,7 +411,7 @@ TEST_CASE("all mistakes of a configuration are reported at once") {
     CHECK_THROWS_WITH(interchange::read_config(temporary.path),
                       Contains("config.json (model_type llama): it names no vocabulary"));
     Diagnostics diagnostics;
-    recipe::read_config_json(text, "config.json", diagnostics);
+    interchange::read_config_json(text, "config.json", diagnostics);
     CHECK_THAT(diagnostics.text(recipe::Severity::error), Contains("vocab_size"));
   }
   CHECK_THROWS_WITH(interchange::read_config("meta-llama/Llama-3.2-1B"),

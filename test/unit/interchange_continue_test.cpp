@@ -9,6 +9,7 @@
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/export.h"
 #include "interchange/locate_checkpoint.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "run/evaluate_model.h"
@@ -51,7 +52,8 @@ struct Lab : TemporaryFolder {
     all.insert(all.end(), changes.begin(), changes.end());
     Diagnostics diagnostics;
     const Recipe r =
-        plan::load_recipe(MTRAIN_SOURCE_DIR "/recipes/" + recipe + ".yaml", all, diagnostics);
+        plan::load_recipe(interchange::model_source(),
+                          MTRAIN_SOURCE_DIR "/recipes/" + recipe + ".yaml", all, diagnostics);
     diagnostics.throw_if_errors();
     const RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
     run::run_training(plan, {});

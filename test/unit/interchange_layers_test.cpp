@@ -11,6 +11,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "interchange/config.h"
+#include "interchange/config/reader.h"
+#include "interchange/model_source.h"
 #include "interchange_testing.h"
 #include "temporary_folder.h"
 
@@ -26,7 +28,7 @@ namespace {
 
 ModelConfig model_of(const std::string& config) {
   Diagnostics diagnostics;
-  const recipe::Recipe r = recipe::read_config_json(config, "config.json", diagnostics);
+  const recipe::Recipe r = interchange::read_config_json(config, "config.json", diagnostics);
   INFO(config << "\n" << diagnostics.text(recipe::Severity::error));
   CHECK_FALSE(diagnostics.has_errors());
   return r.model;
@@ -34,7 +36,7 @@ ModelConfig model_of(const std::string& config) {
 
 std::string error_of(const std::string& config) {
   Diagnostics diagnostics;
-  recipe::read_config_json(config, "some/config.json", diagnostics);
+  interchange::read_config_json(config, "some/config.json", diagnostics);
   return diagnostics.text(recipe::Severity::error);
 }
 
@@ -52,7 +54,8 @@ std::string windows(const ModelConfig& m) {
 
 std::string written(const std::string& model, json& config) {
   Diagnostics diagnostics;
-  const auto r = recipe::read_recipe_text("model: " + model + "\n", "r.yaml", {}, diagnostics);
+  const auto r = recipe::read_recipe_text(interchange::model_source(), "model: " + model + "\n",
+                                          "r.yaml", {}, diagnostics);
   INFO(model << "\n" << diagnostics.text(recipe::Severity::error));
   REQUIRE(r);
   REQUIRE_FALSE(diagnostics.has_errors());
@@ -406,6 +409,7 @@ TEST_CASE("a norm that the family does not have may not stand beside model.from"
     INFO(folder << " with " << field);
     Diagnostics diagnostics;
     const auto r = recipe::read_recipe_text(
+        interchange::model_source(),
         fmt::format("model:\n  from: {}\n  {}\n", (golden_hf() / folder).string(), field), "r.yaml",
         {}, diagnostics);
     REQUIRE(r);

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "interchange/hf_folder.h"
 #include "interchange/hf_source.h"
+#include "interchange/model_source.h"
 #include "recipe/model_spec.h"
 #include "sparse_model.h"
 #include "temporary_folder.h"
@@ -35,6 +36,7 @@ void in_runs(const Shape& shape, const Read& read) {
 recipe::Recipe gpt2(int64_t hidden, int64_t ffn) {
   Diagnostics diagnostics;
   const auto r = recipe::read_recipe_text(
+      interchange::model_source(),
       fmt::format("model: {{architecture: gpt2, num_layers: 1, hidden_size: {}, "
                   "num_attention_heads: 2, ffn_hidden_size: {}, vocab_size: 4, "
                   "max_position_embeddings: 4}}\n",

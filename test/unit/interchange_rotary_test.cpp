@@ -9,8 +9,10 @@
 
 #include "base/file.h"
 #include "device/device.h"
+#include "interchange/config/reader.h"
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
+#include "interchange/model_source.h"
 #include "interchange_testing.h"
 #include "model/rotary.h"
 #include "recipe/model_spec.h"
@@ -31,7 +33,7 @@ const spec::Rotary& rotary_of(const spec::ModelSpec& model) {
 spec::Rotary rotary_of(const json& golden) {
   Diagnostics diagnostics;
   const recipe::Recipe r =
-      recipe::read_config_json(golden.at("config").dump(), "config.json", diagnostics);
+      interchange::read_config_json(golden.at("config").dump(), "config.json", diagnostics);
   INFO(diagnostics.text(recipe::Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
   return rotary_of(recipe::model_spec(r.model, r.model.vocab_size, golden.at("length")));
@@ -82,7 +84,8 @@ TEST_CASE("an imported model has longrope's factors for sequences up to its orig
     const auto checkpoint =
         interchange::import_hf(interchange::open_hf_folder(golden_hf() / name), temporary / name);
     Diagnostics diagnostics;
-    const auto r = recipe::read_recipe((checkpoint / "recipe.yaml").string(), {}, diagnostics);
+    const auto r = recipe::read_recipe(interchange::model_source(),
+                                       (checkpoint / "recipe.yaml").string(), {}, diagnostics);
     REQUIRE(r);
     REQUIRE_FALSE(diagnostics.has_errors());
     CHECK(sample_length(*r) == length);

@@ -12,6 +12,7 @@
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "plan/run_plan.h"
@@ -64,7 +65,8 @@ class Lab : public TemporaryFolder {
     write_file_atomic(file, "model: {}\n");
     Diagnostics diagnostics;
     const std::string saved = interchange::continued_model(file, overrides, job.restarts > 0);
-    const Recipe r = plan::load_recipe(file, overrides, diagnostics, 1, {}, saved);
+    const Recipe r =
+        plan::load_recipe(interchange::model_source(), file, overrides, diagnostics, 1, {}, saved);
     diagnostics.throw_if_errors();
     RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
     plan.dataset.tokenizer = plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));

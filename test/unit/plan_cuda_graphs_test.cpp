@@ -1,4 +1,5 @@
 // Tests when micro-batches can be CUDA graphs, which of them are, and the reason if none can be.
+#include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
@@ -17,7 +18,8 @@ Overrides on_cuda(Overrides o) {
 
 CudaGraphs graphs(int64_t world, const Overrides& overrides) {
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
+  const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", overrides,
+                                    diagnostics, world);
   return make_plan(r, world, r.model.vocab_size).graphs;
 }
 

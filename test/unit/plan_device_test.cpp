@@ -1,4 +1,5 @@
 // Tests the device for which a plan without ranks is made, and its report of the memory.
+#include "interchange/model_source.h"
 #include "plan/cheap_recompute.h"
 #include "plan/device_text.h"
 #include "plan/run_plan.h"
@@ -17,7 +18,8 @@ constexpr Machine kStarted{.cores = 4}, kPlanned{.dry_run = true, .cores = 4};
 
 Recipe loaded(const Overrides& set, const Machine& machine, int64_t world = 1) {
   Diagnostics diagnostics;
-  Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, world, machine);
+  Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", set, diagnostics,
+                              world, machine);
   INFO(listed(diagnostics));
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 #include "recipe_cases.h"
@@ -23,7 +24,8 @@ const std::string kPairs = "comm_overlap.overlap_moe_expert_parallel_comm";
 
 RunPlan planned(int64_t world, const Overrides& set) {
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, world);
+  const Recipe r =
+      load_recipe_text(interchange::model_source(), kBase, "base.yaml", set, diagnostics, world);
   INFO(listed(diagnostics));
   REQUIRE_FALSE(diagnostics.has_errors());
   return make_plan(r, world, 512);
@@ -53,7 +55,8 @@ TEST_CASE("sizes that no list could hold are refused at once, as without pairs")
         "model.num_layers", "fewer than the 262144 stages");
   }
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", interleaved({batch}), diagnostics, 4);
+  const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml",
+                                    interleaved({batch}), diagnostics, 4);
   CHECK_THROWS_WITH(make_plan(r, 4, 512), Contains("too many to list"));
   CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(10));
 }

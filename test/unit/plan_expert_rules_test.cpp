@@ -2,6 +2,7 @@
 // and which settings are refused or change nothing.
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
@@ -23,7 +24,8 @@ Overrides moe(const Overrides& more) {
 // The plan of the small recipe with 8 experts, which must load without an error.
 RunPlan plan_of(const Overrides& more) {
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", moe(more), diagnostics, 1);
+  const Recipe r =
+      load_recipe_text(interchange::model_source(), kBase, "base.yaml", moe(more), diagnostics, 1);
   INFO(listed(diagnostics));
   REQUIRE_FALSE(diagnostics.has_errors());
   return make_plan(r, 1, 512);
@@ -109,7 +111,8 @@ TEST_CASE("the plan knows how many ranks a token goes to, and how many rows expe
     Diagnostics diagnostics;
     Overrides o{"distributed.strategy=megatron_ddp", fmt::format("distributed.ep_size={}", ranks)};
     o.insert(o.end(), more.begin(), more.end());
-    const Recipe r = load_recipe_text(kBase, "base.yaml", o, diagnostics, ranks);
+    const Recipe r =
+        load_recipe_text(interchange::model_source(), kBase, "base.yaml", o, diagnostics, ranks);
     INFO(listed(diagnostics));
     REQUIRE_FALSE(diagnostics.has_errors());
     return make_plan(r, ranks, 512);
@@ -233,9 +236,10 @@ TEST_CASE("a printed recipe of a router loads to the same router") {
                                                      {"model.moe.norm_topk_prob=false"},
                                                      {"model.moe.sparse_step=2"}}) {
     Diagnostics diagnostics;
-    const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, 1);
-    const Recipe again =
-        load_recipe_text(recipe::print_recipe(r), "again.yaml", {}, diagnostics, 1);
+    const Recipe r =
+        load_recipe_text(interchange::model_source(), kBase, "base.yaml", moe(set), diagnostics, 1);
+    const Recipe again = load_recipe_text(interchange::model_source(), recipe::print_recipe(r),
+                                          "again.yaml", {}, diagnostics, 1);
     INFO(listed(diagnostics));
     REQUIRE_FALSE(diagnostics.has_errors());
     CHECK(count(diagnostics, Severity::warning) == 0);
@@ -378,7 +382,8 @@ TEST_CASE("the table lists the settings that hide the exchanges of tokens") {
     Overrides set{"distributed.ep_size=2"};
     set.insert(set.end(), more.begin(), more.end());
     Diagnostics diagnostics;
-    const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, 2);
+    const Recipe r =
+        load_recipe_text(interchange::model_source(), kBase, "base.yaml", moe(set), diagnostics, 2);
     INFO(listed(diagnostics));
     REQUIRE_FALSE(diagnostics.has_errors());
     const RunPlan plan = make_plan(r, 2, 512);
@@ -434,7 +439,8 @@ TEST_CASE("routers are kept under fsdp2 over ranks alone, and experts' own resha
     Overrides set{"distributed.ep_size=2"};
     set.insert(set.end(), more.begin(), more.end());
     Diagnostics diagnostics;
-    const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, 4);
+    const Recipe r =
+        load_recipe_text(interchange::model_source(), kBase, "base.yaml", moe(set), diagnostics, 4);
     INFO(listed(diagnostics));
     REQUIRE_FALSE(diagnostics.has_errors());
     return make_plan(r, 4, 512);
@@ -457,7 +463,8 @@ TEST_CASE("routers are kept under fsdp2 over ranks alone, and experts' own resha
 TEST_CASE("the plan reports the memory of experts above the mean load") {
   const auto more = [](const Overrides& set, int64_t world) {
     Diagnostics diagnostics;
-    const Recipe r = load_recipe_text(kBase, "base.yaml", moe(set), diagnostics, world);
+    const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", moe(set),
+                                      diagnostics, world);
     REQUIRE_FALSE(diagnostics.has_errors());
     return make_plan(r, world, 512).fullest().per_tenth_of_rows;
   };

@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
 #include "recipe/load/value.h"
@@ -419,7 +420,8 @@ TEST_CASE("every setting of a recipe changes the plan of some run") {
     for (const Base& base : bases()) {
       const auto plan_text = [&](const Overrides& set) {
         Diagnostics diagnostics;
-        const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, base.world);
+        const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", set,
+                                          diagnostics, base.world);
         return diagnostics.has_errors() ? ""
                                         : Print(make_plan(r, base.world, r.model.vocab_size)).text;
       };

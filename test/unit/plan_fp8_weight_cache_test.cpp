@@ -1,4 +1,5 @@
 // Tests which 8-bit copies of weights are kept: those that a step uses more than once.
+#include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
@@ -18,7 +19,8 @@ Kept kept(int64_t world, Overrides overrides) {
                         "train.device=cuda"})
     overrides.insert(overrides.begin(), o);
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
+  const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", overrides,
+                                    diagnostics, world);
   std::string all;
   for (const auto& p : diagnostics.sorted())
     if (p.severity == recipe::Severity::error) all += p.str() + "\n";

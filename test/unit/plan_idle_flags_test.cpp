@@ -2,6 +2,7 @@
 // row of the overlap table, and with debug.strict an error. No flag is off silently.
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "recipe_cases.h"
 
 namespace plan_idle_flags_test {
@@ -88,7 +89,8 @@ TEST_CASE("a flag that a size leaves nothing to do is off with a warning and a r
       set.push_back("distributed.strategy=megatron_ddp");
       set.push_back(fmt::format("{}={}", flag.field, flag.value));
       Diagnostics diagnostics;
-      const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, size.world);
+      const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", set,
+                                        diagnostics, size.world);
       INFO(size.name << ", " << flag.field << "\n" << listed(diagnostics));
       const bool works = flag.works(size);
       REQUIRE_FALSE(diagnostics.has_errors());
@@ -103,7 +105,7 @@ TEST_CASE("a flag that a size leaves nothing to do is off with a warning and a r
 
       set.push_back("debug.strict=true");
       Diagnostics strict;
-      load_recipe_text(kBase, "base.yaml", set, strict, size.world);
+      load_recipe_text(interchange::model_source(), kBase, "base.yaml", set, strict, size.world);
       CHECK(mentions(strict, Severity::error, flag.field) == !works);
     }
   }

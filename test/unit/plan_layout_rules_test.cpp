@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "base/file.h"
+#include "interchange/model_source.h"
 #include "plan/layout.h"
 #include "recipe_cases.h"
 #include "temporary_folder.h"
@@ -505,8 +506,10 @@ TEST_CASE("a local batch must divide into micro-batches, and the global batch in
                  "train.micro_batch_size", "1 micro-batches a flush");
   // A printed recipe keeps the meaning.
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", flushed(48, 8, 2), diagnostics, 4);
-  const auto again = recipe::read_recipe_text(print_recipe(r), "printed", {}, diagnostics);
+  const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml",
+                                    flushed(48, 8, 2), diagnostics, 4);
+  const auto again = recipe::read_recipe_text(interchange::model_source(), print_recipe(r),
+                                              "printed", {}, diagnostics);
   REQUIRE(again);
   REQUIRE(layout_of(*again, 4).flushes == 3);
 }

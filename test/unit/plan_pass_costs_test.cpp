@@ -1,6 +1,7 @@
 // Tests the costs that the plan assumes for the parts of a pass.
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "plan/pass_costs.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
@@ -20,7 +21,8 @@ RunPlan planned(int64_t world, const Overrides& more, const Machine& machine = {
   Overrides set{"model.moe.num_experts=16", "train.global_batch_size=64"};
   set.insert(set.end(), more.begin(), more.end());
   Diagnostics diagnostics;
-  const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, world, machine);
+  const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", set,
+                                    diagnostics, world, machine);
   INFO(listed(diagnostics));
   REQUIRE_FALSE(diagnostics.has_errors());
   return make_plan(r, world, kVocab);

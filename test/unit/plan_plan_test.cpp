@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/matmul_workspace.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/logits_rows.h"
 #include "plan/run_plan.h"
@@ -23,7 +24,8 @@ namespace {
 Recipe ready(const std::string& name, int64_t world, const std::vector<std::string>& more = {}) {
   Diagnostics diagnostics;
   const Recipe r =
-      load_recipe(MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml", more, diagnostics, world);
+      load_recipe(interchange::model_source(), MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml", more,
+                  diagnostics, world);
   diagnostics.throw_if_errors();
   return r;
 }
@@ -46,6 +48,7 @@ TEST_CASE("published models have their published number of parameters") {
                         {"gemma3_1b", 8, 999885952},
                         {"olmo2_7b", 32, 7298617344},
                         {"smollm3_3b", 16, 3075098624},
+                        {"seed_oss_36b", 64, 36151104512},
                         {"qwen3_30b_a3b", 64, 30532122624},
                         {"mixtral_8x7b", 64, 46702792704}}) {
     CAPTURE(p.recipe);
@@ -166,7 +169,8 @@ TEST_CASE("the precision decides what computes, and in which type gradients trav
     std::vector<std::string> set = c.set;
     set.push_back("dataset.train=unused");
     Diagnostics diagnostics;
-    const Recipe r = load_recipe_text("model: {num_layers: 2}\n", "types", set, diagnostics, 2);
+    const Recipe r = load_recipe_text(interchange::model_source(), "model: {num_layers: 2}\n",
+                                      "types", set, diagnostics, 2);
     diagnostics.throw_if_errors();
     const RunPlan plan = make_plan(r, 2, 257);
     CHECK(plan.compute_dtype == c.compute);
@@ -181,7 +185,7 @@ TEST_CASE("a resumed run may learn at another rate, and neither see other data n
   const auto path = folder / "recipe.yaml";
   write_file_atomic(path, make_plan(ready("quickstart", 1), 1, 257).text.recipe_with_origins);
   const auto differences = [&](const std::vector<std::string>& changes) {
-    return resume_differences({path},
+    return resume_differences(interchange::model_source(), {path},
                               make_plan(ready("quickstart", 1, changes), 1, 257).text.recipe);
   };
   CHECK(differences({}).empty());
@@ -199,7 +203,8 @@ TEST_CASE("a resumed run says which settings have changed, and not where its fil
   const auto path = folder / "recipe.yaml";
   write_file_atomic(path, make_plan(ready("quickstart", 1), 1, 257).text.recipe_with_origins);
   const auto changes = [&](const std::vector<std::string>& overrides) {
-    return resume_changes({path}, make_plan(ready("quickstart", 1, overrides), 1, 257).text.recipe);
+    return resume_changes(interchange::model_source(), {path},
+                          make_plan(ready("quickstart", 1, overrides), 1, 257).text.recipe);
   };
   CHECK(changes({}).empty());
   CHECK(changes({"train.run_dir=elsewhere", "checkpoint.load=latest"}).empty());
@@ -217,7 +222,7 @@ TEST_CASE("a resumed run may balance experts differently, if its checkpoint has 
   const auto differences = [&](const std::vector<std::string>& saved,
                                const std::vector<std::string>& now) {
     write_file_atomic(path, text(saved).recipe_with_origins);
-    return resume_differences({path}, text(now).recipe);
+    return resume_differences(interchange::model_source(), {path}, text(now).recipe);
   };
   const std::string rate = "model.moe.router_bias_update_rate=",
                     coeff = "model.moe.aux_loss_coeff=",
@@ -324,17 +329,19 @@ TEST_CASE("outputs of norms and activations are kept where the memory of the GPU
                                                               {"NVIDIA H200", 0}}) {
     CAPTURE(name);
     Diagnostics diagnostics;
-    const Recipe r = load_recipe(MTRAIN_SOURCE_DIR "/recipes/llama3_8b.yaml", {gpu}, diagnostics,
-                                 64, {.gpus = 1, .gpu_name = name});
+    const Recipe r =
+        load_recipe(interchange::model_source(), MTRAIN_SOURCE_DIR "/recipes/llama3_8b.yaml", {gpu},
+                    diagnostics, 64, {.gpus = 1, .gpu_name = name});
     CHECK(r.hardware.memory_gb.value_or(0) == gb);
   }
   // The usual memory counts for a GPU that is recognized, not for one that is only treated like
   // another, nor for a part of one. Hosts compare recipes without the memory that a name states.
   const auto on = [&](const std::string& name) {
     Diagnostics diagnostics;
-    const Recipe r = load_recipe(MTRAIN_SOURCE_DIR "/recipes/llama3_8b.yaml",
-                                 {gpu, "train.micro_batch_size=1", "dataset.seq_length=512"},
-                                 diagnostics, 64, {.gpus = 1, .gpu_name = name});
+    const Recipe r =
+        load_recipe(interchange::model_source(), MTRAIN_SOURCE_DIR "/recipes/llama3_8b.yaml",
+                    {gpu, "train.micro_batch_size=1", "dataset.seq_length=512"}, diagnostics, 64,
+                    {.gpus = 1, .gpu_name = name});
     return make_plan(r, 64, r.model.vocab_size);
   };
   for (const char* name : {"NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA A100-SXM4-80GB"}) {

@@ -1,6 +1,7 @@
 // Tests what a layout makes of a recipe: its sizes, what `auto` becomes, and the table of overlap.
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "recipe_cases.h"
 
 namespace plan_resolved_test {
@@ -227,7 +228,8 @@ TEST_CASE("a printed layout loads again") {
         Overrides{"model.tp_comm_overlap_cfg={fc2_fprop: {num_splits: 2}, qkv_fprop: none}"}}) {
     const Recipe r = recipe_of(4, o);
     Diagnostics diagnostics;
-    const Recipe again = load_recipe_text(print_recipe(r), "printed", {}, diagnostics, 4);
+    const Recipe again = load_recipe_text(interchange::model_source(), print_recipe(r), "printed",
+                                          {}, diagnostics, 4);
     INFO(print_recipe(r) << diagnostics.text(recipe::Severity::error));
     REQUIRE_FALSE(diagnostics.has_errors());
     REQUIRE(print_recipe(again, false) == print_recipe(r, false));

@@ -2,6 +2,7 @@
 // are in plan_layout_rules_test.cpp.
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
 
@@ -242,7 +243,8 @@ TEST_CASE("weight decay is decoupled under adamw, and under adam as its setting 
                "optimizer.decoupled_weight_decay", "adamw is Adam with decoupled");
   const auto decoupled = [](const Overrides& set) {
     Diagnostics diagnostics;
-    const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, 1);
+    const Recipe r =
+        load_recipe_text(interchange::model_source(), kBase, "base.yaml", set, diagnostics, 1);
     CHECK_FALSE(diagnostics.has_errors());
     return make_plan(r, 1, 512).optimizer.decoupled_decay;
   };

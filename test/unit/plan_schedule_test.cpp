@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/recipe_schedule.h"
 #include "plan/run_plan.h"
@@ -56,7 +57,8 @@ TEST_CASE("a size that the recipe allows is one that the schedule can have, and 
               overrides.push_back(
                   fmt::format("distributed.pipeline.microbatch_group_size_per_vp_stage={}", group));
             Diagnostics diagnostics;
-            const Recipe r = load_recipe_text(kBase, "base.yaml", overrides, diagnostics, pp);
+            const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml",
+                                              overrides, diagnostics, pp);
             INFO(name << " pp " << pp << " stages " << v << " micro-batches " << m << " group "
                       << group << "\n"
                       << diagnostics.text(recipe::Severity::error));
@@ -103,7 +105,7 @@ TEST_CASE("the cost of a table follows from its lists") {
     write_file_atomic(path, schedule_csv(make_schedule(kind, size)));
     Diagnostics diagnostics;
     const Recipe r = load_recipe_text(
-        kBase, "test.yaml",
+        interchange::model_source(), kBase, "test.yaml",
         {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", kind.fewest_stages),
          "distributed.pipeline.pp_schedule_csv=" + path, "train.global_batch_size=8"},
         diagnostics, 2);

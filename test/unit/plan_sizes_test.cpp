@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
@@ -63,7 +64,8 @@ TEST_CASE("recipes of any sizes are planned or refused, and never end the progra
     INFO(fmt::format("{} {} {}", set[0], set[1], set[2]));
     Diagnostics diagnostics;
     const int64_t world = i % 2 ? 1 : 8;
-    const Recipe r = load_recipe_text(kBase, "base.yaml", set, diagnostics, world);
+    const Recipe r =
+        load_recipe_text(interchange::model_source(), kBase, "base.yaml", set, diagnostics, world);
     if (diagnostics.has_errors()) continue;
     try {
       const RunPlan plan = make_plan(r, world, std::max<int64_t>(1, r.model.vocab_size));

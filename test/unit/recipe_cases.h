@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "interchange/model_source.h"
 #include "plan/layout.h"
 #include "plan/load_recipe.h"
 #include "plan/overlap.h"
@@ -33,7 +34,8 @@ struct Setting {
 
 inline Diagnostics check(int64_t world, const Overrides& overrides) {
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase, "base.yaml", overrides, diagnostics, world);
+  plan::load_recipe_text(interchange::model_source(), kBase, "base.yaml", overrides, diagnostics,
+                         world);
   return diagnostics;
 }
 
@@ -111,7 +113,8 @@ inline Overrides fine(const char* flag) {
 // The small recipe with these settings and the lines `more`, which must be without an error.
 inline Recipe recipe_of(int64_t world, const Overrides& overrides, const std::string& more = "") {
   Diagnostics diagnostics;
-  const Recipe r = plan::load_recipe_text(kBase + more, "base.yaml", overrides, diagnostics, world);
+  const Recipe r = plan::load_recipe_text(interchange::model_source(), kBase + more, "base.yaml",
+                                          overrides, diagnostics, world);
   INFO(diagnostics.text(Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;

@@ -1,4 +1,5 @@
 // Tests the length of a run that is given in epochs.
+#include "interchange/model_source.h"
 #include "recipe_cases.h"
 
 namespace recipe_epochs_test {
@@ -10,7 +11,8 @@ using Catch::Matchers::Contains;
 namespace {
 
 Recipe loaded(const std::string& lines, const Overrides& set, Diagnostics& diagnostics) {
-  Recipe r = plan::load_recipe_text(kBase + lines, "base.yaml", set, diagnostics, 1);
+  Recipe r = plan::load_recipe_text(interchange::model_source(), kBase + lines, "base.yaml", set,
+                                    diagnostics, 1);
   INFO(listed(diagnostics));
   CHECK_FALSE(diagnostics.has_errors());
   return r;
@@ -23,7 +25,8 @@ Recipe loaded(const std::string& lines, const Overrides& set = {}) {
 
 std::string errors(const std::string& lines, const Overrides& set = {}) {
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase + lines, "base.yaml", set, diagnostics, 1);
+  plan::load_recipe_text(interchange::model_source(), kBase + lines, "base.yaml", set, diagnostics,
+                         1);
   return diagnostics.text(Severity::error);
 }
 
@@ -103,11 +106,13 @@ TEST_CASE("a recipe with epochs prints as one that loads to the same length") {
   const std::string unknown = print_recipe(r);
   CHECK_THAT(unknown, Contains("epochs: 2") && !Contains("  steps: 1000 "));
   Diagnostics diagnostics;
-  CHECK(plan::load_recipe_text(unknown, "printed", {}, diagnostics).train.epochs == 2.0);
+  CHECK(plan::load_recipe_text(interchange::model_source(), unknown, "printed", {}, diagnostics)
+            .train.epochs == 2.0);
   plan::resolve_epochs(r, 320, diagnostics);
   const std::string known = print_recipe(r);
   CHECK_THAT(known, Contains("# derived, by train.epochs=2") && !Contains("  epochs:"));
-  const Recipe again = plan::load_recipe_text(known, "printed", {}, diagnostics);
+  const Recipe again =
+      plan::load_recipe_text(interchange::model_source(), known, "printed", {}, diagnostics);
   CHECK(again.train.steps == 20);
   CHECK(again.lr_scheduler.decay_steps == 20);
   CHECK_FALSE(diagnostics.has_errors());

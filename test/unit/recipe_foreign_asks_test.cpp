@@ -2,6 +2,7 @@
 // are refused.
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
@@ -16,7 +17,7 @@ namespace {
 
 Diagnostics told(const std::string& text) {
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase + text, "r.yaml", {}, diagnostics);
+  plan::load_recipe_text(interchange::model_source(), kBase + text, "r.yaml", {}, diagnostics);
   return diagnostics;
 }
 
@@ -25,7 +26,8 @@ Diagnostics told(const std::string& text) {
 TEST_CASE("settings of AutoModel's backend that change training act") {
   const auto shown = [](const std::string& text, const char* field) {
     Diagnostics diagnostics;
-    const auto r = read_recipe_text(kBase + text, "r.yaml", {}, diagnostics);
+    const auto r =
+        read_recipe_text(interchange::model_source(), kBase + text, "r.yaml", {}, diagnostics);
     INFO(text << listed(diagnostics));
     CHECK_FALSE(diagnostics.has_errors());
     return find_row(field)->show(*r);
@@ -88,7 +90,8 @@ TEST_CASE("keys that ask for unsupported features warn or are refused") {
         "step_scheduler: {num_epochs: 2, max_steps: 9}", "model.group_query_attention: true"})
     CHECK_FALSE(told(text + std::string("\n")).has_errors());
   Diagnostics alone;
-  plan::load_recipe_text("dataset: {train: x}\nmodel: {group_query_attention: true}\n", "r.yaml",
+  plan::load_recipe_text(interchange::model_source(),
+                         "dataset: {train: x}\nmodel: {group_query_attention: true}\n", "r.yaml",
                          {}, alone);
   CHECK_THAT(alone.text(Severity::error), Contains("number of groups is not given"));
 }
@@ -96,6 +99,7 @@ TEST_CASE("keys that ask for unsupported features warn or are refused") {
 TEST_CASE("Megatron-Bridge's variables for hardware queues and norms are settings") {
   Diagnostics diagnostics;
   const auto r = read_recipe_text(
+      interchange::model_source(),
       kBase + std::string("env_vars: {CUDA_DEVICE_MAX_CONNECTIONS: '32', X: y, "
                           "NVTE_FWD_LAYERNORM_SM_MARGIN: 20, NVTE_BWD_LAYERNORM_SM_MARGIN: 20}\n"),
       "r.yaml", {}, diagnostics);

@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/load/flags.h"
 #include "recipe_cases.h"
@@ -20,7 +21,8 @@ namespace {
 
 Recipe loaded(const std::string& more, const Overrides& set = {}, int64_t world = 0) {
   Diagnostics diagnostics;
-  const Recipe r = plan::load_recipe_text(kBase + more, "base.yaml", set, diagnostics, world);
+  const Recipe r = plan::load_recipe_text(interchange::model_source(), kBase + more, "base.yaml",
+                                          set, diagnostics, world);
   INFO(listed(diagnostics));
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;
@@ -28,7 +30,8 @@ Recipe loaded(const std::string& more, const Overrides& set = {}, int64_t world 
 
 Diagnostics told(const std::string& more, int64_t world = 0) {
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase + more, "base.yaml", {}, diagnostics, world);
+  plan::load_recipe_text(interchange::model_source(), kBase + more, "base.yaml", {}, diagnostics,
+                         world);
   return diagnostics;
 }
 
@@ -162,6 +165,7 @@ TEST_CASE("a class that a recipe names by _target_ chooses what it names") {
   // Data that mtrain cannot read is one mistake: no message is about the arguments of its class.
   Diagnostics data;
   plan::load_recipe_text(
+      interchange::model_source(),
       "dataset: {_target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset, "
       "dataset_name: rajpurkar/squad, split: train}\n",
       "r.yaml", {}, data);
@@ -179,6 +183,7 @@ TEST_CASE("a class's own defaults yield to what the recipe says, and its argumen
               Severity::error, "loss_fn.label_smoothing", "no such key");
   Diagnostics diagnostics;
   const Recipe llama = plan::load_recipe_text(
+      interchange::model_source(),
       "dataset: {train: x, seq_length: 64}\n"
       "model: {config: {_target_: transformers.LlamaConfig, num_hidden_layers: 2}}\n",
       "r.yaml", {}, diagnostics);
@@ -326,11 +331,11 @@ TEST_CASE("classes of other systems name families with experts") {
   CHECK(family("qwen.Qwen3MoEModelProvider") == Architecture::qwen3_moe);
   const auto of_config = [](const std::string& name) {
     Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe_text(
-        "dataset: {train: x, seq_length: 64}\n"
-        "model: {config: {_target_: transformers." +
-            name + "Config, num_hidden_layers: 8}}\n",
-        "r.yaml", {}, diagnostics);
+    const Recipe r = plan::load_recipe_text(interchange::model_source(),
+                                            "dataset: {train: x, seq_length: 64}\n"
+                                            "model: {config: {_target_: transformers." +
+                                                name + "Config, num_hidden_layers: 8}}\n",
+                                            "r.yaml", {}, diagnostics);
     INFO(listed(diagnostics));
     REQUIRE_FALSE(diagnostics.has_errors());
     return r.model;
@@ -377,8 +382,9 @@ TEST_CASE("a recipe that Megatron-Bridge prints loads where its fields are known
 TEST_CASE("auto takes the GPU that the machine has, and rules go by it") {
   const auto on = [](const std::string& gpu, const Overrides& set = {}) {
     Diagnostics diagnostics;
-    Recipe r = plan::load_recipe_text(kBase, "base.yaml", set, diagnostics, 1,
-                                      {.gpus = gpu.empty() ? 0 : 1, .gpu_name = gpu});
+    Recipe r =
+        plan::load_recipe_text(interchange::model_source(), kBase, "base.yaml", set, diagnostics, 1,
+                               {.gpus = gpu.empty() ? 0 : 1, .gpu_name = gpu});
     INFO(listed(diagnostics));
     REQUIRE_FALSE(diagnostics.has_errors());
     return r;
@@ -396,13 +402,15 @@ TEST_CASE("auto takes the GPU that the machine has, and rules go by it") {
   CHECK(on("NVIDIA H200", {"comm.link.gbps=1"}).train.device == DeviceChoice::automatic);
   CHECK(on("NVIDIA H200", {"comm.backend=gloo"}).train.device == DeviceChoice::automatic);
   Diagnostics few;
-  const Recipe two = plan::load_recipe_text(
-      kBase, "base.yaml", {}, few, 2, {.gpus = 1, .gpu_name = "NVIDIA H200", .ranks_per_host = 2});
+  const Recipe two =
+      plan::load_recipe_text(interchange::model_source(), kBase, "base.yaml", {}, few, 2,
+                             {.gpus = 1, .gpu_name = "NVIDIA H200", .ranks_per_host = 2});
   CHECK(two.train.device == DeviceChoice::automatic);
   CHECK_THAT(listed(few), Contains("2 ranks of this host have 1 GPU"));
   // 8-bit GEMMs need the actual GPU, not the one that estimates assume.
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase, "base.yaml", {"mixed_precision.fp8=hybrid"}, diagnostics, 1,
+  plan::load_recipe_text(interchange::model_source(), kBase, "base.yaml",
+                         {"mixed_precision.fp8=hybrid"}, diagnostics, 1,
                          {.gpus = 1, .gpu_name = "NVIDIA A100-SXM4-80GB"});
   CHECK_THAT(listed(diagnostics), Contains("a100 does not support 8-bit GEMMs"));
 }

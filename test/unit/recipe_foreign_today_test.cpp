@@ -2,6 +2,7 @@
 // and those that have no meaning here.
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "plan/layout.h"
 #include "recipe_cases.h"
 
@@ -15,7 +16,8 @@ namespace {
 
 Recipe loaded(const std::string& more, const Overrides& set = {}) {
   Diagnostics diagnostics;
-  const Recipe r = plan::load_recipe_text(kBase + more, "base.yaml", set, diagnostics, 0);
+  const Recipe r = plan::load_recipe_text(interchange::model_source(), kBase + more, "base.yaml",
+                                          set, diagnostics, 0);
   INFO(more << listed(diagnostics));
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;
@@ -23,7 +25,8 @@ Recipe loaded(const std::string& more, const Overrides& set = {}) {
 
 std::string errors(const std::string& more, const Overrides& set = {}) {
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase + more, "base.yaml", set, diagnostics, 0);
+  plan::load_recipe_text(interchange::model_source(), kBase + more, "base.yaml", set, diagnostics,
+                         0);
   return diagnostics.text(Severity::error);
 }
 
@@ -150,7 +153,8 @@ TEST_CASE("a seed beside rng.seed is passed over with a note, wherever it stands
   CHECK(loaded("rng: {seed: 1111}\nseed: 42\n").train.seed == 1111);
   CHECK(loaded("seed: 42\n").train.seed == 42);
   Diagnostics diagnostics;
-  plan::load_recipe_text(std::string(kBase) + "rng: {seed: 1111}\nseed: 42\n", "base.yaml", {},
+  plan::load_recipe_text(interchange::model_source(),
+                         std::string(kBase) + "rng: {seed: 1111}\nseed: 42\n", "base.yaml", {},
                          diagnostics, 0);
   CHECK_THAT(listed(diagnostics), Contains("seed: is not read beside rng.seed"));
 }

@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/rng.h"
+#include "interchange/model_source.h"
 #include "plan/layout.h"
 #include "plan/load_recipe.h"
 #include "plan/overlap.h"
@@ -107,7 +108,8 @@ TEST_CASE("a broken recipe is refused, not fatal") {
     INFO(i << ":\n" << text);
     Diagnostics diagnostics;
     const int64_t world = int64_t(dice.below(70));
-    const Recipe r = plan::load_recipe_text(text, "fuzz/r.yaml", overrides, diagnostics, world);
+    const Recipe r = plan::load_recipe_text(interchange::model_source(), text, "fuzz/r.yaml",
+                                            overrides, diagnostics, world);
     if (diagnostics.has_errors()) {
       ++refused;
       for (const auto& p : diagnostics.sorted()) {
@@ -136,11 +138,12 @@ TEST_CASE("every field refuses or takes odd values") {
     for (const auto& value : values) {
       INFO(row.path << "=" << value);
       Diagnostics diagnostics;
-      const Recipe r =
-          plan::load_recipe_text(base, "r.yaml", {row.path + "=" + value}, diagnostics, 0);
+      const Recipe r = plan::load_recipe_text(interchange::model_source(), base, "r.yaml",
+                                              {row.path + "=" + value}, diagnostics, 0);
       if (diagnostics.has_errors()) continue;
       Diagnostics again;
-      const Recipe same = plan::load_recipe_text(print_recipe(r), "printed.yaml", {}, again, 0);
+      const Recipe same = plan::load_recipe_text(interchange::model_source(), print_recipe(r),
+                                                 "printed.yaml", {}, again, 0);
       INFO(again.text(Severity::error));
       REQUIRE_FALSE(again.has_errors());
       REQUIRE(print_recipe(same, false) == print_recipe(r, false));
@@ -160,7 +163,7 @@ TEST_CASE("large files, and files that are not recipes, are refused in an instan
         std::string(1 << 20, '{'), "a: \"" + std::string(1 << 19, '$') + "\"\n"}) {
     const std::clock_t start = std::clock();  // of this process: others may keep the cores busy
     Diagnostics diagnostics;
-    plan::load_recipe_text(text, "r.yaml", {}, diagnostics);
+    plan::load_recipe_text(interchange::model_source(), text, "r.yaml", {}, diagnostics);
     const double took = double(std::clock() - start) / CLOCKS_PER_SEC;
     REQUIRE(diagnostics.has_errors());
     // Each takes some tens of milliseconds; the bound catches work that grows with the square of
@@ -177,7 +180,8 @@ TEST_CASE("a layout of 16384 ranks is checked in an instant") {
       "distributed: {tp_size: 8, pp_size: 16, pipeline: {}}\n";
   const std::clock_t start = std::clock();  // of this process: others may keep the cores busy
   Diagnostics diagnostics;
-  const Recipe r = plan::load_recipe_text(text, "r.yaml", {}, diagnostics, 16384);
+  const Recipe r =
+      plan::load_recipe_text(interchange::model_source(), text, "r.yaml", {}, diagnostics, 16384);
   const double took = double(std::clock() - start) / CLOCKS_PER_SEC;
   INFO(diagnostics.text(Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());

@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/file.h"
+#include "interchange/model_source.h"
 #include "recipe/load/flags.h"
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
@@ -72,7 +73,7 @@ void expect_layers(const Layers& row) {
        {Place{"base", bases, {}}, Place{"child", child, {}}, Place{"override", below, row.above},
         Place{"flag", below, as_flags(row.above)}}) {
     Diagnostics diagnostics;
-    const auto r = read_recipe(place.file, place.set, diagnostics);
+    const auto r = read_recipe(interchange::model_source(), place.file, place.set, diagnostics);
     INFO(row.what << " as " << place.name << "\n" << listed(diagnostics));
     REQUIRE(r);
     CHECK_FALSE(diagnostics.has_errors());
@@ -85,7 +86,8 @@ void expect_layers(const Layers& row) {
 
 std::string shown(const std::string& text, const std::string& field) {
   Diagnostics diagnostics;
-  const auto r = read_recipe_text(kBase + text, "r.yaml", {}, diagnostics);
+  const auto r =
+      read_recipe_text(interchange::model_source(), kBase + text, "r.yaml", {}, diagnostics);
   INFO(text << listed(diagnostics));
   CHECK_FALSE(diagnostics.has_errors());
   return r ? find_row(field)->show(*r) : "";
@@ -395,13 +397,14 @@ TEST_CASE("null in a later layer resets a field or a section") {
   // `~path` does the same.
   Diagnostics none;
   const auto r = read_recipe_text(
+      interchange::model_source(),
       kBase + std::string("optimizer: {_target_: torch.optim.Adam, weight_decay: 0.5}\n"), "r.yaml",
       {"~optimizer.weight_decay"}, none);
   CHECK(r->optimizer.weight_decay == 0);
   // A note says so.
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase + std::string("recompute: full\n"), "r.yaml", {"recompute=none"},
-                         diagnostics);
+  plan::load_recipe_text(interchange::model_source(), kBase + std::string("recompute: full\n"),
+                         "r.yaml", {"recompute=none"}, diagnostics);
   CHECK_THAT(listed(diagnostics), Contains("null resets"));
 }
 
@@ -423,13 +426,15 @@ TEST_CASE("within one file null beside a value is no problem, and halves must ag
                            "model.activation: swiglu\nmodel.gated_linear_unit: false\n",
                            "fp8: {enabled: false}\nmixed_precision: {fp8: e4m3}\n"}) {
     Diagnostics diagnostics;
-    read_recipe_text(kBase + std::string(text), "r.yaml", {}, diagnostics);
+    read_recipe_text(interchange::model_source(), kBase + std::string(text), "r.yaml", {},
+                     diagnostics);
     INFO(text);
     CHECK_THAT(listed(diagnostics), Contains("set twice to different values"));
   }
   for (const char* other : {"model.gated_linear_unit: false", "model.swiglu: false"}) {
     Diagnostics diagnostics;
-    read_recipe_text(fmt::format("{}model.activation_func: silu\n{}\n", kBase, other), "r.yaml", {},
+    read_recipe_text(interchange::model_source(),
+                     fmt::format("{}model.activation_func: silu\n{}\n", kBase, other), "r.yaml", {},
                      diagnostics);
     CHECK_THAT(listed(diagnostics), Contains("silu without a gate"));
   }
@@ -449,7 +454,8 @@ TEST_CASE("in a foreign dump null and switches that are off say nothing") {
       << kBase << "optimizer: {lr: 0.5, betas: [0.7, 0.95]}\nrecompute: full\n";
   std::ofstream(folder / "dump.yaml") << "base: below.yaml\n" << dump;
   Diagnostics diagnostics;
-  const auto r = read_recipe((folder / "dump.yaml").string(), {}, diagnostics);
+  const auto r =
+      read_recipe(interchange::model_source(), (folder / "dump.yaml").string(), {}, diagnostics);
   INFO(listed(diagnostics));
   REQUIRE(r);
   CHECK_FALSE(diagnostics.has_errors());

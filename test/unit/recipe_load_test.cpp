@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "recipe/schema/schema.h"
 #include "temporary_folder.h"
@@ -25,7 +26,8 @@ const std::string kMinimal = "dataset: {train: data/x}\n";
 
 Recipe load(const std::string& text, const std::vector<std::string>& overrides = {}) {
   Diagnostics diagnostics;
-  Recipe r = plan::load_recipe_text(text, "r.yaml", overrides, diagnostics);
+  Recipe r =
+      plan::load_recipe_text(interchange::model_source(), text, "r.yaml", overrides, diagnostics);
   INFO(diagnostics.text(Severity::error));
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;
@@ -33,7 +35,7 @@ Recipe load(const std::string& text, const std::vector<std::string>& overrides =
 
 std::string errors(const std::string& text, const std::vector<std::string>& overrides = {}) {
   Diagnostics diagnostics;
-  plan::load_recipe_text(text, "r.yaml", overrides, diagnostics);
+  plan::load_recipe_text(interchange::model_source(), text, "r.yaml", overrides, diagnostics);
   return diagnostics.text(Severity::error);
 }
 
@@ -231,7 +233,8 @@ TEST_CASE("anchors and merge keys work") {
 
 TEST_CASE("all mistakes are reported together, in the order of the file") {
   Diagnostics diagnostics;
-  plan::load_recipe_text("optimizer:\n  lr: fast\nmodel:\n  hidden: 3\n  num_layers: 0\n", "r.yaml",
+  plan::load_recipe_text(interchange::model_source(),
+                         "optimizer:\n  lr: fast\nmodel:\n  hidden: 3\n  num_layers: 0\n", "r.yaml",
                          {"train.steps=x"}, diagnostics);
   const auto list = diagnostics.sorted();
   REQUIRE(list.size() == 5);
@@ -246,7 +249,7 @@ TEST_CASE("all mistakes are reported together, in the order of the file") {
 TEST_CASE("a file that is not there, a folder or empty") {
   const auto of = [](const std::string& path) {
     Diagnostics diagnostics;
-    plan::load_recipe(path, {}, diagnostics);
+    plan::load_recipe(interchange::model_source(), path, {}, diagnostics);
     return diagnostics.text(Severity::error);
   };
   const std::string recipes = std::string(MTRAIN_SOURCE_DIR) + "/recipes/";
@@ -299,7 +302,8 @@ TEST_CASE("the recipes of the repository load at the world size that their head 
       ++continued;
     }
     Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe(entry.path().string(), overrides, diagnostics, world);
+    const Recipe r = plan::load_recipe(interchange::model_source(), entry.path().string(),
+                                       overrides, diagnostics, world);
     INFO(diagnostics.text(Severity::error) << diagnostics.text(Severity::warning));
     REQUIRE_FALSE(diagnostics.has_errors());
     REQUIRE(diagnostics.text(Severity::warning).empty());
@@ -312,7 +316,8 @@ TEST_CASE("the recipes of the repository load at the world size that their head 
     for (const std::vector<std::string>& set :
          std::vector<std::vector<std::string>>{{}, {"debug.strict=true"}}) {
       Diagnostics again;
-      plan::load_recipe_text(print_recipe(r), "printed", set, again, world);
+      plan::load_recipe_text(interchange::model_source(), print_recipe(r), "printed", set, again,
+                             world);
       INFO(again.text(Severity::error) << again.text(Severity::warning));
       REQUIRE_FALSE(again.has_errors());
       REQUIRE(again.text(Severity::warning).empty());
@@ -368,7 +373,8 @@ TEST_CASE("a recipe may be based on others") {
   };
   const auto of = [&](const char* name) {
     Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe((dir / name).string(), {}, diagnostics);
+    const Recipe r =
+        plan::load_recipe(interchange::model_source(), (dir / name).string(), {}, diagnostics);
     return std::pair{r, diagnostics.text(Severity::error)};
   };
   write("a.yaml",
@@ -462,7 +468,8 @@ TEST_CASE("a run that resumes takes the settings of the model.from folder from t
   const TemporaryFolder temporary;
   const auto read = [](const std::string& text, const std::string& saved = "") {
     Diagnostics diagnostics;
-    const auto r = read_recipe_text(text, "r.yaml", {}, diagnostics, saved);
+    const auto r =
+        read_recipe_text(interchange::model_source(), text, "r.yaml", {}, diagnostics, saved);
     INFO(diagnostics.text(Severity::error));
     REQUIRE(r);
     REQUIRE_FALSE(diagnostics.has_errors());

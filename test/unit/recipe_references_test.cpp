@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "plan/saved_recipe.h"
 #include "recipe/load/raw_settings.h"
@@ -23,7 +24,8 @@ namespace {
 
 Recipe loaded(const std::string& text, const Overrides& set = {}) {
   Diagnostics diagnostics;
-  const Recipe r = plan::load_recipe_text(kBase + text, "r.yaml", set, diagnostics);
+  const Recipe r =
+      plan::load_recipe_text(interchange::model_source(), kBase + text, "r.yaml", set, diagnostics);
   INFO(text << listed(diagnostics));
   CHECK_FALSE(diagnostics.has_errors());
   return r;
@@ -32,14 +34,15 @@ Recipe loaded(const std::string& text, const Overrides& set = {}) {
 // Returns the width of a ready recipe's feed-forward network.
 std::string ffn_of_ready(const std::string& name) {
   Diagnostics diagnostics;
-  const auto r = read_recipe(MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml", {}, diagnostics);
+  const auto r = read_recipe(interchange::model_source(),
+                             MTRAIN_SOURCE_DIR "/recipes/" + name + ".yaml", {}, diagnostics);
   REQUIRE(r);
   return find_row("model.ffn_hidden_size")->show(*r);
 }
 
 std::string wrong(const std::string& text, const Overrides& set = {}) {
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase + text, "r.yaml", set, diagnostics);
+  plan::load_recipe_text(interchange::model_source(), kBase + text, "r.yaml", set, diagnostics);
   return diagnostics.text(Severity::error);
 }
 
@@ -88,7 +91,8 @@ TEST_CASE("a base may be named by a variable") {
   const auto of = [&](const std::string& base) {
     std::ofstream(folder / "r.yaml") << "base: " << base << "\n";
     Diagnostics diagnostics;
-    const auto r = read_recipe((folder / "r.yaml").string(), {}, diagnostics);
+    const auto r =
+        read_recipe(interchange::model_source(), (folder / "r.yaml").string(), {}, diagnostics);
     return diagnostics.has_errors() ? listed(diagnostics) : find_row("optimizer.lr")->show(*r);
   };
   for (const char* base : {"${env:MTRAIN_TEST_BASE}/below.yaml", "['${env:MTRAIN_TEST_NAME}.yaml']",
@@ -107,7 +111,8 @@ TEST_CASE("a base may be the name of a ready recipe, and files near the recipe w
   const auto of = [&](const std::string& file, const std::string& base) {
     std::ofstream(folder / file) << "base: " << base << "\n";
     Diagnostics diagnostics;
-    const auto r = read_recipe((folder / file).string(), {}, diagnostics);
+    const auto r =
+        read_recipe(interchange::model_source(), (folder / file).string(), {}, diagnostics);
     return diagnostics.has_errors() ? listed(diagnostics)
                                     : find_row("model.ffn_hidden_size")->show(*r);
   };
@@ -155,7 +160,8 @@ TEST_CASE("a list of data may have the share of each") {
         "data_path: ['0.25', a, '0.75', b]", "data_path: [2.5e-1, a, 7.5e-1, b]"}) {
     Diagnostics diagnostics;
     const auto r =
-        read_recipe_text(fmt::format("dataset: {{{}}}\n", text), "r.yaml", {}, diagnostics);
+        read_recipe_text(interchange::model_source(), fmt::format("dataset: {{{}}}\n", text),
+                         "r.yaml", {}, diagnostics);
     INFO(text << listed(diagnostics));
     REQUIRE(r);
     CHECK_FALSE(diagnostics.has_errors());
@@ -172,7 +178,8 @@ TEST_CASE("a list of data may have the share of each") {
     CHECK(loaded("", {list}).dataset.train == paths);
     Diagnostics diagnostics;
     const std::string printed = print_recipe(loaded("", {list}));
-    const auto again = read_recipe_text(printed, "printed.yaml", {}, diagnostics);
+    const auto again =
+        read_recipe_text(interchange::model_source(), printed, "printed.yaml", {}, diagnostics);
     REQUIRE(again);
     CHECK(again->dataset.train == paths);
   }
@@ -225,7 +232,8 @@ TEST_CASE("values of variables for the ranks are written as their references, or
   // A printed recipe marks variables that have no value.
   Diagnostics diagnostics;
   const Recipe r = loaded("launch.env: {MTRAIN_TEST_PLAIN: hunter2}\n");
-  plan::load_recipe_text(print_recipe(r), "printed.yaml", {}, diagnostics);
+  plan::load_recipe_text(interchange::model_source(), print_recipe(r), "printed.yaml", {},
+                         diagnostics);
   CHECK_FALSE(diagnostics.has_errors());
   CHECK_THAT(diagnostics.text(Severity::warning), Contains("MTRAIN_TEST_PLAIN has no value"));
 }
@@ -257,7 +265,9 @@ TEST_CASE("neither ranks nor a resume compare variables for the ranks") {
   CHECK_THAT(plan.text.recipe, !Contains("MTRAIN_TEST_OWN"));
   CHECK_THAT(plan.text.recipe_with_origins, Contains("MTRAIN_TEST_OWN: null"));
   unsetenv("MTRAIN_TEST_SECRET");
-  CHECK(plan::resume_differences({folder / "recipe.yaml"}, print_recipe(loaded(""))).empty());
+  CHECK(plan::resume_differences(interchange::model_source(), {folder / "recipe.yaml"},
+                                 print_recipe(loaded("")))
+            .empty());
 }
 
 TEST_CASE("a printed value that came by a reference says by which") {

@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include "base/file.h"
+#include "interchange/model_source.h"
 #include "plan/rules/rules.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe_cases.h"
@@ -56,7 +57,8 @@ void expect_cured(const Setting& s, const std::string& field, size_t count) {
 
 Recipe loaded(const Overrides& set) {
   Diagnostics diagnostics;
-  const Recipe r = plan::load_recipe_text(kBase, "base.yaml", set, diagnostics, 1);
+  const Recipe r =
+      plan::load_recipe_text(interchange::model_source(), kBase, "base.yaml", set, diagnostics, 1);
   REQUIRE_FALSE(diagnostics.has_errors());
   return r;
 }

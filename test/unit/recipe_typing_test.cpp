@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/file.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "recipe/load/node.h"
 #include "recipe/load/yaml_faults.h"
@@ -24,7 +25,7 @@ struct Mistake {
 void expect_mistakes(const std::vector<Mistake>& mistakes) {
   for (const Mistake& m : mistakes) {
     Diagnostics diagnostics;
-    plan::load_recipe_text(m.text, "r.yaml", {}, diagnostics);
+    plan::load_recipe_text(interchange::model_source(), m.text, "r.yaml", {}, diagnostics);
     const std::string said = diagnostics.text(Severity::error);
     INFO(m.text << "\n" << said);
     CHECK(said.starts_with("r.yaml:" + m.place + ": error: "));
@@ -54,7 +55,7 @@ TEST_CASE("text after the last bracket is refused, even if a quote in it has sev
     INFO(text);
     CHECK(find_yaml_faults(text, true).likely);
     Diagnostics diagnostics;
-    plan::load_recipe_text(text, "r.yaml", {}, diagnostics);
+    plan::load_recipe_text(interchange::model_source(), text, "r.yaml", {}, diagnostics);
     CHECK(diagnostics.has_errors());
   }
 }
@@ -206,7 +207,8 @@ TEST_CASE("a path that begins with ~ is in the home folder") {
   const std::string home = old ? old : "";
   ::setenv("HOME", "/me", 1);
   Diagnostics diagnostics;
-  const Recipe r = plan::load_recipe_text("dataset: {train: [~/a, b~/c], validation: ~/d}\n",
+  const Recipe r = plan::load_recipe_text(interchange::model_source(),
+                                          "dataset: {train: [~/a, b~/c], validation: ~/d}\n",
                                           "r.yaml", {"train.run_dir=~/runs/x"}, diagnostics);
   ::setenv("HOME", home.c_str(), 1);
   CHECK(r.dataset.train == std::vector<std::string>{"/me/a", "b~/c"});

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "interchange/model_source.h"
 #include "recipe/load/raw_settings.h"
 #include "recipe/load/word_hints.h"
 #include "recipe/print/explain.h"
@@ -27,7 +28,8 @@ bool is_name(const std::string& text) {
 // Returns the errors of a recipe with these lines.
 std::string told(const std::string& lines, const Overrides& set = {}) {
   Diagnostics diagnostics;
-  plan::load_recipe_text(kBase + lines, "base.yaml", set, diagnostics, 1);
+  plan::load_recipe_text(interchange::model_source(), kBase + lines, "base.yaml", set, diagnostics,
+                         1);
   return diagnostics.text(Severity::error);
 }
 

@@ -15,6 +15,7 @@
 #include "interchange/byte_tokenizer.h"
 #include "interchange/export.h"
 #include "interchange/locate_checkpoint.h"
+#include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
 #include "run/evaluate_model.h"
@@ -90,7 +91,8 @@ struct Lab : TemporaryFolder {
                       "train.run_dir=" + set(run)};
     settings.insert(settings.end(), changes.begin(), changes.end());
     Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe_text("model: {}\n", "lab", settings, diagnostics);
+    const Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "lab",
+                                            settings, diagnostics);
     diagnostics.throw_if_errors();
     const RunPlan plan = plan::make_plan(r, 1, train::vocabulary(plan::tokenizer_options(r)));
     run::run_training(plan, {.job = {}});

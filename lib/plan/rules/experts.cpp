@@ -288,14 +288,11 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
       warn_or_refuse(r, "model.moe.shared_expert_overlap",
                      "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
   }
-  using enum recipe::Architecture;
-  for (const auto family : {mixtral, qwen2_moe, qwen3_moe, deepseek_moe, dots1, glm4_moe})
-    diagnostics.require(
-        moe.num_experts > 0 || r.model.architecture != family,
-        {"model.moe.num_experts", "model.architecture"},
-        fmt::format("models of the architecture {} have experts, but their number is not given",
-                    enum_name(family)),
-        "set model.moe.num_experts");
+  diagnostics.require(
+      moe.num_experts > 0 || !moe.in_family, {"model.moe.num_experts", "model.architecture"},
+      fmt::format("models of the architecture {} have experts, but their number is not given",
+                  enum_name(r.model.architecture)),
+      "set model.moe.num_experts");
   if (moe.num_experts == 0 && r.distributed.expert_tp_size)
     warn_or_refuse(r, "distributed.expert_tp_size", "is ignored: the model has no experts",
                    diagnostics);

@@ -6,10 +6,10 @@
 #include "base/strings.h"
 #include "recipe/load/foreign_converters.h"
 #include "recipe/load/foreign_keys.h"
-#include "recipe/load/hf_config.h"
 #include "recipe/load/key_reports.h"
 #include "recipe/load/targets.h"
 #include "recipe/load/word_hints.h"
+#include "recipe/model_source.h"
 
 namespace mtrain::recipe {
 
@@ -30,8 +30,8 @@ bool is_hydra_option(std::string_view key) {
 // Walks a tree and notes which field each leaf sets.
 class TreeWalk {
  public:
-  TreeWalk(Diagnostics& diagnostics, Origin origin)
-      : diagnostics_(diagnostics), layer_(diagnostics, origin) {}
+  TreeWalk(const ModelSource& models, Diagnostics& diagnostics, Origin origin)
+      : models_(models), diagnostics_(diagnostics), layer_(diagnostics, origin) {}
 
   RawSettings take() { return std::move(layer_.given); }
 
@@ -125,14 +125,14 @@ class TreeWalk {
     const Node* target = find_key(map, "_target_");
     if (!target) return unknown_;
     if (is_megatron_class(target->text)) return Unknown::pass_if_off;
-    if (!find_target(path, target->text)) return Unknown::pass;
+    if (!find_target(models_, path, target->text)) return Unknown::pass;
     return Unknown::refuse;
   }
 
   // Returns the field that a key of this section sets, which its class may decide.
-  static std::string field_of(const Node& section, const std::string& prefix, std::string path) {
+  std::string field_of(const Node& section, const std::string& prefix, std::string path) const {
     const Node* name = find_key(section, "_target_");
-    const Target* target = name ? find_target(prefix, name->text) : nullptr;
+    const Target* target = name ? find_target(models_, prefix, name->text) : nullptr;
     if (!target) return path;
     const auto other = std::ranges::find(target->arguments, path, &Target::Argument::path);
     return other == target->arguments.end() ? path : std::string(other->field);
@@ -233,7 +233,7 @@ class TreeWalk {
   // Hydra's class: sets what a known class decides.
   void apply_target(const std::string& section, const SourceLocation& location, const Node& node) {
     if (is_megatron_class(node.text)) return apply_megatron_class(section, location, node);
-    const Target* target = find_target(section, node.text);
+    const Target* target = find_target(models_, section, node.text);
     if (!target) {
       // Rules do not judge what the class's arguments would have said.
       diagnostics_.distrust(section == "validation_dataset" ? "dataset.validation"
@@ -247,10 +247,7 @@ class TreeWalk {
     layer_.given.replaced.push_back({.what = section + "._target_"});
     for (const FieldText& field : target->sets)
       layer_.add_text(field.path, section + "._target_", location, field.text);
-    std::vector<FieldText> defaults = target->defaults;
-    if (section == "model.config" && !target->sets.empty())
-      defaults = hf_defaults(target->sets[0].text);
-    for (const FieldText& field : defaults) {
+    for (const FieldText& field : target->defaults) {
       Node value;
       if (parse_yaml(std::string(field.text), "default", diagnostics_, value))
         layer_.given.defaults.insert_or_assign(
@@ -263,8 +260,9 @@ class TreeWalk {
   void apply_megatron_class(const std::string& section, const SourceLocation& location,
                             const Node& node) {
     if (section != "model") return;
-    if (const char* architecture = megatron_architecture(node.text))
-      return layer_.add_text("model.architecture", "model._target_", location, architecture);
+    if (const auto architecture = megatron_architecture(models_, node.text))
+      return layer_.add_text("model.architecture", "model._target_", location,
+                             enum_name(*architecture));
     diagnostics_.distrust("model");
     diagnostics_.add_at(Severity::error, location, "model._target_",
                         fmt::format("models of {} are not built", describe(node)),
@@ -282,6 +280,7 @@ class TreeWalk {
     return reports_.count_off(location, node);
   }
 
+  const ModelSource& models_;
   Diagnostics& diagnostics_;
   LayerSettings layer_;
   KeyReports reports_{layer_};
@@ -300,15 +299,17 @@ std::string normalize_path(std::string_view path) {
   return out;
 }
 
-RawSettings flatten_fields(const Node& root, Origin origin, Diagnostics& diagnostics) {
-  TreeWalk walk(diagnostics, origin);
+RawSettings flatten_fields(const ModelSource& models, const Node& root, Origin origin,
+                           Diagnostics& diagnostics) {
+  TreeWalk walk(models, diagnostics, origin);
   walk.collect_root(root);
   return walk.take();
 }
 
-RawSettings flatten_override(const std::string& path, const SourceLocation& location,
-                             const Node& value, Diagnostics& diagnostics) {
-  TreeWalk walk(diagnostics, Origin::command_line);
+RawSettings flatten_override(const ModelSource& models, const std::string& path,
+                             const SourceLocation& location, const Node& value,
+                             Diagnostics& diagnostics) {
+  TreeWalk walk(models, diagnostics, Origin::command_line);
   if (path.find('.') == std::string::npos)
     walk.set_word(path, location, value);
   else

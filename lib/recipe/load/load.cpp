@@ -12,11 +12,11 @@
 #include "base/file.h"
 #include "base/strings.h"
 #include "recipe/load/find_recipe.h"
-#include "recipe/load/hf_config.h"
-#include "recipe/load/hf_keys.h"
 #include "recipe/load/node.h"
 #include "recipe/load/raw_settings.h"
+#include "recipe/load/resolve.h"
 #include "recipe/load/value.h"
+#include "recipe/model_source.h"
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 
@@ -60,51 +60,46 @@ void read_into(const RawSetting& setting, Recipe& recipe, Diagnostics& diagnosti
 
 // Reads the architecture before all other fields, since it decides the defaults of the model's
 // fields.
-void apply_architecture(RawSettings& given, Recipe& recipe, Diagnostics& diagnostics) {
+void apply_architecture(const ModelSource& models, RawSettings& given, Recipe& recipe,
+                        Diagnostics& diagnostics) {
   interpolate_field("model.architecture", given, recipe, diagnostics);
   const auto at = given.fields.find("model.architecture");
   if (at == given.fields.end()) return;
   read_into(at->second, recipe, diagnostics);
   const Recipe before = recipe;
-  recipe.model = model_defaults(recipe.model.architecture);
+  recipe.model = models.defaults(recipe.model.architecture);
   for (const auto& row : schema_rows())
     if (row.show(recipe) != row.show(before)) recipe.origins[row.path] = Origin::derived;
 }
 
+using FieldSet = std::set<std::string, std::less<>>;
+
 // Returns the fields in which a folder of model.from can say what the model is: those of its keys,
 // and what families have without a key.
-const std::set<std::string, std::less<>>& fields_of_folders() {
-  static const std::set<std::string, std::less<>> all = [] {
-    std::set<std::string, std::less<>> fields{"model.architecture", "model.moe.layer_freq"};
-    Recipe usual, family;
-    for (const auto& architecture : enum_names(Architecture{})) {
-      family.model = model_defaults(architecture.value);
-      for (const SchemaRow& row : schema_rows())
-        if (row.path.starts_with("model.rope_scaling.") || row.show(family) != row.show(usual))
-          fields.insert(row.path);
-    }
-    for (const std::string_view type : hf_model_types())
-      for (const HfKey& key : hf_keys(type))
-        if (!key.field.empty() && !key.recipe_wins) fields.emplace(key.field);
-    return fields;
-  }();
-  return all;
+FieldSet fields_of_folders(const ModelSource& models) {
+  FieldSet fields{"model.architecture", "model.moe.layer_freq"};
+  Recipe usual, family;
+  for (const auto& architecture : enum_names(Architecture{})) {
+    family.model = models.defaults(architecture.value);
+    for (const SchemaRow& row : schema_rows())
+      if (row.path.starts_with("model.rope_scaling.") || row.show(family) != row.show(usual))
+        fields.insert(row.path);
+  }
+  for (const FolderField& field : models.folder_fields())
+    if (!field.recipe_wins) fields.emplace(field.path);
+  return fields;
 }
 
 // Returns the fields in which a folder says how it was trained, where the recipe does not.
-const std::set<std::string, std::less<>>& fields_of_training() {
-  static const std::set<std::string, std::less<>> all = [] {
-    std::set<std::string, std::less<>> fields;
-    for (const std::string_view type : hf_model_types())
-      for (const HfKey& key : hf_keys(type))
-        if (key.recipe_wins) fields.emplace(key.field);
-    return fields;
-  }();
-  return all;
+FieldSet fields_of_training(const ModelSource& models) {
+  FieldSet fields;
+  for (const FolderField& field : models.folder_fields())
+    if (field.recipe_wins) fields.emplace(field.path);
+  return fields;
 }
 
 // Adds what a printed recipe has from its folder of model.from to `given`, whose own settings win.
-void take_saved_model(const std::string& text, RawSettings& given) {
+void take_saved_model(const ModelSource& models, const std::string& text, RawSettings& given) {
   const auto from = given.fields.find("model.from");
   if (from == given.fields.end()) return;
   Node root;
@@ -116,42 +111,13 @@ void take_saved_model(const std::string& text, RawSettings& given) {
     const auto line = size_t(std::max(setting.location.line, 1)) - 1;
     return line < lines.size() && lines[line].ends_with("# derived");
   };
-  RawSettings saved = flatten_fields(root, Origin::derived, ignored);
+  const FieldSet of_model = fields_of_folders(models), of_training = fields_of_training(models);
+  RawSettings saved = flatten_fields(models, root, Origin::derived, ignored);
   for (auto& [path, setting] : saved.fields) {
-    if (!fields_of_folders().contains(path) &&
-        !(fields_of_training().contains(path) && of_folder(setting)))
-      continue;
+    if (!of_model.contains(path) && !(of_training.contains(path) && of_folder(setting))) continue;
     setting.spelling = "model.from", setting.location = from->second.location;
     given.fields.try_emplace(path, setting);
   }
-}
-
-Recipe build(RawSettings given, const std::string& source, Diagnostics& diagnostics,
-             const std::string& saved_model = {}) {
-  Recipe recipe;
-  for (auto& [path, setting] : given.defaults) {
-    const auto at = given.fields.try_emplace(path, setting).first;
-    if (at->second.node.unset()) at->second = setting;
-  }
-  interpolate_field("model.from", given, recipe, diagnostics);
-  interpolate_field("model.ignore_keys", given, recipe, diagnostics);
-  if (saved_model.empty())
-    read_hf_config(given, diagnostics);
-  else
-    take_saved_model(saved_model, given);
-  apply_architecture(given, recipe, diagnostics);
-  interpolate(given, recipe, diagnostics, recipe.references);
-  for (const auto& [path, g] : given.fields)
-    if (path != "model.architecture" && path == g.row->path) read_into(g, recipe, diagnostics);
-  apply_parts(given, recipe, diagnostics);
-  recipe.foreign = std::move(given.foreign);
-  recipe.sections = std::move(given.sections);
-  if (recipe.train.run_dir.empty()) {
-    recipe.train.run_dir = "runs/" + fs::path(source).stem().string();
-    recipe.origins["train.run_dir"] = Origin::derived;
-  }
-  resolve_recipe(recipe, diagnostics);
-  return recipe;
 }
 
 // Returns the text of a file. If it cannot be read, returns nothing and adds an error at
@@ -211,7 +177,8 @@ fs::path ready_recipe(const std::string& name) {
 // Reads recipes and, before them, the recipes on which they are based.
 class Reader {
  public:
-  explicit Reader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
+  Reader(const ModelSource& models, Diagnostics& diagnostics)
+      : models_(models), diagnostics_(diagnostics) {}
 
   // Returns false if the text is not YAML.
   bool read(const std::string& text, const std::string& name, RawSettings& given) {
@@ -220,7 +187,7 @@ class Reader {
     if (!parse_yaml(text, name, diagnostics_, root)) return false;
     if (root.kind == Node::Kind::map) {
       read_bases(root, name, given);
-      given.merge(flatten_fields(root, Origin::recipe, diagnostics_), diagnostics_);
+      given.merge(flatten_fields(models_, root, Origin::recipe, diagnostics_), diagnostics_);
     } else if (root.kind != Node::Kind::null) {
       diagnostics_.add_at(
           Severity::error, root.location, "",
@@ -291,6 +258,7 @@ class Reader {
     return ready;
   }
 
+  const ModelSource& models_;
   Diagnostics& diagnostics_;
   std::vector<fs::path> open_;
   int files_ = 0;
@@ -298,53 +266,60 @@ class Reader {
 
 }  // namespace
 
-std::optional<Recipe> read_recipe_text(const std::string& text, const std::string& name,
+Recipe build_recipe(const ModelSource& models, RawSettings given, const std::string& source,
+                    Diagnostics& diagnostics, const std::string& saved_model) {
+  Recipe recipe;
+  for (auto& [path, setting] : given.defaults) {
+    const auto at = given.fields.try_emplace(path, setting).first;
+    if (at->second.node.unset()) at->second = setting;
+  }
+  interpolate_field("model.from", given, recipe, diagnostics);
+  interpolate_field("model.ignore_keys", given, recipe, diagnostics);
+  if (saved_model.empty())
+    models.read_folder(given, diagnostics);
+  else
+    take_saved_model(models, saved_model, given);
+  apply_architecture(models, given, recipe, diagnostics);
+  interpolate(given, recipe, diagnostics, recipe.references);
+  for (const auto& [path, g] : given.fields)
+    if (path != "model.architecture" && path == g.row->path) read_into(g, recipe, diagnostics);
+  apply_parts(given, recipe, diagnostics);
+  recipe.foreign = std::move(given.foreign);
+  recipe.sections = std::move(given.sections);
+  if (recipe.train.run_dir.empty()) {
+    recipe.train.run_dir = "runs/" + fs::path(source).stem().string();
+    recipe.origins["train.run_dir"] = Origin::derived;
+  }
+  resolve_recipe(models.defaults(recipe.model.architecture), recipe, diagnostics);
+  return recipe;
+}
+
+std::optional<Recipe> read_recipe_text(const ModelSource& models, const std::string& text,
+                                       const std::string& name,
                                        const std::vector<std::string>& overrides,
                                        Diagnostics& diagnostics, const std::string& saved_model) {
   diagnostics.add_source(name);
   RawSettings given;
-  const bool readable = Reader(diagnostics).read(text, name, given);
+  const bool readable = Reader(models, diagnostics).read(text, name, given);
   for (size_t i = 0; i < overrides.size(); ++i) {
     const std::string shown = holds_secrets(overrides[i])
                                   ? overrides[i].substr(0, overrides[i].find('=')) + "=..."
                                   : overrides[i];
     const std::string source = fmt::format("the setting `{}`", shown);
     diagnostics.add_source(source);
-    apply_override(overrides[i], source, diagnostics, given);
+    apply_override(models, overrides[i], source, diagnostics, given);
   }
   if (!readable) return std::nullopt;
-  return build(std::move(given), name, diagnostics, saved_model);
+  return build_recipe(models, std::move(given), name, diagnostics, saved_model);
 }
 
-std::optional<Recipe> read_recipe(const std::string& path,
+std::optional<Recipe> read_recipe(const ModelSource& models, const std::string& path,
                                   const std::vector<std::string>& overrides,
                                   Diagnostics& diagnostics, const std::string& saved_model) {
   diagnostics.add_source(path);
   const auto text = read_recipe_file_text(path, {}, diagnostics);
   if (!text) return std::nullopt;
-  return read_recipe_text(*text, path, overrides, diagnostics, saved_model);
-}
-
-Recipe read_config_json(const std::string& text, const std::string& name, Diagnostics& diagnostics,
-                        const std::vector<std::string>& ignore_keys) {
-  diagnostics.add_source(name);
-  RawSettings given;
-  if (!ignore_keys.empty()) {
-    Node list;
-    list.kind = Node::Kind::list;
-    for (const std::string& key : ignore_keys) {
-      Node& item = list.items.emplace_back();
-      item.kind = Node::Kind::scalar, item.text = key, item.quoted = true;
-    }
-    const SchemaRow* row = find_row("model.ignore_keys");
-    given.fields.emplace(row->path, RawSetting{row, row->path, {name, 0, 0}, list, Origin::recipe});
-  }
-  read_hf_text(text, name, given, diagnostics);
-  Recipe recipe = build(std::move(given), name, diagnostics);
-  if (!diagnostics.has_errors() && recipe.model.vocab_size == 0)
-    diagnostics.add("model.vocab_size", fmt::format("{} names no vocabulary", name),
-                    "set vocab_size to the rows of the embedding");
-  return recipe;
+  return read_recipe_text(models, *text, path, overrides, diagnostics, saved_model);
 }
 
 }  // namespace mtrain::recipe

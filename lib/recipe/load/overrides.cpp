@@ -36,8 +36,8 @@ bool holds_secrets(std::string_view text) {
   return false;
 }
 
-void apply_override(const std::string& text, const std::string& source, Diagnostics& diagnostics,
-                    RawSettings& given) {
+void apply_override(const ModelSource& models, const std::string& text, const std::string& source,
+                    Diagnostics& diagnostics, RawSettings& given) {
   const SourceLocation location{source, 0, 0};
   const auto equals = text.find('=');
   if (!text.empty() && text[0] == '+') {
@@ -60,7 +60,7 @@ void apply_override(const std::string& text, const std::string& source, Diagnost
   if (!parse_override_value(value, holds_secrets(text) ? "..." : value, source, path, diagnostics,
                             node))
     return;
-  given.merge(flatten_override(path, location, node, diagnostics), diagnostics);
+  given.merge(flatten_override(models, path, location, node, diagnostics), diagnostics);
 }
 
 }  // namespace mtrain::recipe

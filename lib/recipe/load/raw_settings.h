@@ -61,16 +61,23 @@ struct RawSettings {
 std::string normalize_path(std::string_view path);
 
 // Returns the fields that a tree of sections sets.
-RawSettings flatten_fields(const Node& root, Origin origin, Diagnostics& diagnostics);
+RawSettings flatten_fields(const ModelSource& models, const Node& root, Origin origin,
+                           Diagnostics& diagnostics);
 
 // Returns what one override sets. A path without a section means the only field of that name, as
 // Megatron's flags do.
-RawSettings flatten_override(const std::string& path, const SourceLocation& location,
-                             const Node& value, Diagnostics& diagnostics);
+RawSettings flatten_override(const ModelSource& models, const std::string& path,
+                             const SourceLocation& location, const Node& value,
+                             Diagnostics& diagnostics);
 
 // Applies "path=value" or "~path" to `given`. Messages call the override `source`.
-void apply_override(const std::string& text, const std::string& source, Diagnostics& diagnostics,
-                    RawSettings& given);
+void apply_override(const ModelSource& models, const std::string& text, const std::string& source,
+                    Diagnostics& diagnostics, RawSettings& given);
+
+// Reads what is set into a recipe that is named `source`, and fills in what follows from it.
+// `saved_model` is as read_recipe() says.
+Recipe build_recipe(const ModelSource& models, RawSettings given, const std::string& source,
+                    Diagnostics& diagnostics, const std::string& saved_model = {});
 
 // Whether an override sets variables for the ranks, whose values no message may quote.
 bool holds_secrets(std::string_view override);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "recipe/load/resolve.h"
 #include "recipe/load/resolve_foreign.h"
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
@@ -31,104 +32,6 @@ double RopeScalingConfig::attention_scale(int64_t max_positions) const {
   const auto grown = [&](double by) { return factor <= 1 ? 1 : 0.1 * by * std::log(factor) + 1; };
   const double over = mscale.value_or(0), under = mscale_all_dim.value_or(0);
   return over > 0 && under > 0 ? grown(over) / grown(under) : grown(1);
-}
-
-namespace {
-void take_deepseek_v3_router(MoeConfig& moe) {
-  moe.router_score = RouterScore::sigmoid;
-  moe.router_bias = true;
-  moe.first_dense_layers = 1;
-}
-
-// What Gemma 2 and 3 share.
-void take_gemma(ModelConfig& m) {
-  m.norm_epsilon = 1e-6;
-  m.norm_placement = NormPlacement::sandwich;
-  m.layernorm_zero_centered_gamma = true;
-  m.activation = Activation::geglu;
-  m.embedding_multiplier = 0;  // the square root of hidden_size
-  m.share_embeddings_and_output_weights = true;
-}
-}  // namespace
-
-ModelConfig model_defaults(Architecture architecture) {
-  ModelConfig m;
-  switch (architecture) {
-    case Architecture::llama:
-    case Architecture::phi3: break;
-    case Architecture::gpt2:
-      m.normalization = Normalization::layernorm;
-      m.position_embedding = PositionEmbedding::learned;
-      m.activation = Activation::gelu_tanh;
-      m.add_bias_linear = m.add_qkv_bias = true;
-      m.share_embeddings_and_output_weights = true;
-      break;
-    case Architecture::qwen2:
-      m.norm_epsilon = 1e-6;
-      m.rotary_base = 1e6;
-      m.add_qkv_bias = true;
-      break;
-    case Architecture::qwen3:
-      m.norm_epsilon = 1e-6;
-      m.rotary_base = 1e6;
-      m.qk_layernorm = true;
-      break;
-    case Architecture::mistral:
-    case Architecture::mixtral: m.rotary_base = 1e6; break;
-    case Architecture::smollm3:
-      m.norm_epsilon = 1e-6;
-      m.rotary_base = 5e6;
-      m.no_rope_freq = {4};
-      m.share_embeddings_and_output_weights = true;
-      break;
-    case Architecture::olmo2:
-      m.norm_epsilon = 1e-6;
-      m.rotary_base = 5e5;
-      m.norm_placement = NormPlacement::post;
-      m.qk_layernorm = m.qk_layernorm_all_heads = true;
-      break;
-    case Architecture::gemma2:
-      take_gemma(m);
-      m.attn_logit_softcapping = 50;
-      m.final_logit_softcapping = 30;
-      m.window_size = 4096;
-      m.window_attn_skip_freq = {2};
-      break;
-    case Architecture::gemma3_text:
-      take_gemma(m);
-      m.rotary_base = 1e6;
-      m.rotary_base_local = 1e4;
-      m.qk_layernorm = true;
-      m.window_size = 1024;
-      m.window_attn_skip_freq = {6};
-      break;
-    case Architecture::qwen2_moe:
-      m = model_defaults(Architecture::qwen2);
-      m.moe.router_pre_softmax = true;
-      m.moe.norm_topk_prob = false;
-      m.moe.shared_expert_gate = true;
-      break;
-    case Architecture::qwen3_moe: m = model_defaults(Architecture::qwen3); break;
-    case Architecture::deepseek_moe:
-      m.norm_epsilon = 1e-6;
-      m.moe.router_pre_softmax = true;
-      m.moe.norm_topk_prob = false;
-      m.moe.first_dense_layers = 1;
-      break;
-    case Architecture::dots1:
-      m.rotary_base = 1e7;
-      m.qk_layernorm = true;
-      take_deepseek_v3_router(m.moe);
-      break;
-    case Architecture::glm4_moe:
-      m.rotary_base = 1e6;
-      m.rotary_percent = 0.5;
-      m.add_qkv_bias = true;
-      take_deepseek_v3_router(m.moe);
-      break;
-  }
-  m.architecture = architecture;
-  return m;
 }
 
 bool ModelConfig::has_experts(int64_t layer) const {
@@ -168,10 +71,10 @@ int64_t sample_length(const Recipe& r) {
 namespace {
 
 // A family with biases everywhere has none where a recipe turns them off.
-void derive_biases(Recipe& r) {
+void derive_biases(const ModelConfig& family, Recipe& r) {
   const char* qkv = "model.add_qkv_bias";
-  if (r.model.architecture != Architecture::gpt2 || r.model.add_bias_linear ||
-      !r.given("model.add_bias_linear") || r.given(qkv))
+  if (!family.add_bias_linear || r.model.add_bias_linear || !r.given("model.add_bias_linear") ||
+      r.given(qkv))
     return;
   r.model.add_qkv_bias = false;
   r.origins[qkv] = Origin::derived;
@@ -343,7 +246,7 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
   resolve_steps(r, diagnostics);
 }
 
-void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
+void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnostics) {
   choose_length(r, diagnostics);
   take_foreign_values(r, diagnostics);
   auto& m = r.model;
@@ -364,7 +267,7 @@ void resolve_recipe(Recipe& r, Diagnostics& diagnostics) {
     r.checkpoint.dir = r.train.run_dir + "/checkpoints";
     r.origins["checkpoint.dir"] = Origin::derived;
   }
-  derive_biases(r);
+  derive_biases(family, r);
   derive_strategy(r, diagnostics);
   if (!r.given("mixed_precision.name")) derive_precision(r, diagnostics);
   derive_reduction(r);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "recipe/model_source.h"
+
 namespace mtrain::recipe {
 namespace {
 
@@ -66,32 +68,8 @@ const std::vector<Target> kTargets{
     {.section = "model",
      .name = "AutoModelForCausalLM.from_config",
      .sets = {{"model.init", "random"}}},
-    {.section = "model",
-     .name = "models.gpt2.build_gpt2_model",
-     .sets = {{"model.architecture", "gpt2"}},
-     .defaults = {{"model.vocab_size", "50257"},
-                  {"model.max_position_embeddings", "2048"},
-                  {"model.hidden_size", "768"},
-                  {"model.num_layers", "12"},
-                  {"model.num_attention_heads", "12"}}},
     {.section = "model.backend", .name = "BackendConfig"},
     {.section = "model.config", .name = "AutoConfig.from_pretrained"},
-    {.section = "model.config", .name = "LlamaConfig", .sets = {{"model.architecture", "llama"}}},
-    {.section = "model.config", .name = "Qwen2Config", .sets = {{"model.architecture", "qwen2"}}},
-    {.section = "model.config", .name = "Qwen3Config", .sets = {{"model.architecture", "qwen3"}}},
-    {.section = "model.config",
-     .name = "MistralConfig",
-     .sets = {{"model.architecture", "mistral"}}},
-    {.section = "model.config", .name = "GPT2Config", .sets = {{"model.architecture", "gpt2"}}},
-    {.section = "model.config",
-     .name = "MixtralConfig",
-     .sets = {{"model.architecture", "mixtral"}}},
-    {.section = "model.config",
-     .name = "Qwen2MoeConfig",
-     .sets = {{"model.architecture", "qwen2_moe"}}},
-    {.section = "model.config",
-     .name = "Qwen3MoeConfig",
-     .sets = {{"model.architecture", "qwen3_moe"}}},
     {.section = "dataset", .name = "megatron_dataset.MegatronPretraining"},
     {.section = "validation_dataset", .name = "megatron_dataset.MegatronPretraining"},
     {.section = "dataset.tokenizer", .name = "AutoTokenizer.from_pretrained"},
@@ -132,30 +110,27 @@ bool ends_with_words(std::string_view class_path, std::string_view name) {
 
 }  // namespace
 
-const Target* find_target(std::string_view section, std::string_view class_path) {
-  const auto found = std::ranges::find_if(kTargets, [&](const Target& t) {
-    return t.section == section && ends_with_words(class_path, t.name);
-  });
-  return found == kTargets.end() ? nullptr : &*found;
+const Target* find_target(const ModelSource& models, std::string_view section,
+                          std::string_view class_path) {
+  const auto find = [&](std::span<const Target> targets) {
+    const auto found = std::ranges::find_if(targets, [&](const Target& t) {
+      return t.section == section && ends_with_words(class_path, t.name);
+    });
+    return found == targets.end() ? nullptr : &*found;
+  };
+  const Target* target = find(kTargets);
+  return target ? target : find(models.targets());
 }
 
 bool is_megatron_class(std::string_view class_path) {
   return class_path.starts_with("megatron.bridge.") || class_path.starts_with("megatron.core.");
 }
 
-const char* megatron_architecture(std::string_view class_path) {
-  struct Family {
-    std::string_view word;
-    const char* architecture;
-  };
-  // The first whose word is in the name, so Qwen3MoE stands before Qwen3.
-  static constexpr Family kFamilies[] = {{"Qwen3MoE", "qwen3_moe"}, {"Qwen2MoE", "qwen2_moe"},
-                                         {"Mixtral", "mixtral"},    {"Qwen3", "qwen3"},
-                                         {"Qwen2", "qwen2"},        {"Mistral", "mistral"},
-                                         {"Llama", "llama"},        {"GPTModelProvider", "llama"}};
-  for (const Family& family : kFamilies)
-    if (class_path.find(family.word) != std::string_view::npos) return family.architecture;
-  return nullptr;
+std::optional<Architecture> megatron_architecture(const ModelSource& models,
+                                                  std::string_view class_path) {
+  if (const auto family = models.megatron_family(class_path)) return family;
+  if (class_path.find("GPTModelProvider") == std::string_view::npos) return std::nullopt;
+  return ModelConfig().architecture;
 }
 
 std::string native_way(std::string_view section) {

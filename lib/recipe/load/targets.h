@@ -1,12 +1,17 @@
 // Hydra's `_target_`: the class or function that a section of another system's recipe constructs.
 // mtrain runs no Python; a class that it knows chooses what it names, by fields of the recipe.
 #pragma once
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "recipe/schema/model.h"
+
 namespace mtrain::recipe {
+
+class ModelSource;
 
 struct FieldText {
   std::string_view path, text;
@@ -26,15 +31,17 @@ struct Target {
 };
 
 // Returns the known class of that section, or null. `class_path` is dotted: "torch.optim.AdamW".
-const Target* find_target(std::string_view section, std::string_view class_path);
+const Target* find_target(const ModelSource& models, std::string_view section,
+                          std::string_view class_path);
 
 // Whether the class belongs to Megatron-Bridge or Megatron-Core, whose recipes name every field of
 // theirs, those that are off as well.
 bool is_megatron_class(std::string_view class_path);
 
-// Returns the architecture of a model provider of Megatron-Bridge, which names its family; null for
-// a family that is not built.
-const char* megatron_architecture(std::string_view class_path);
+// Returns the architecture of a model provider of Megatron-Bridge, which names its family or is the
+// general one; nothing for a family that is not built.
+std::optional<Architecture> megatron_architecture(const ModelSource& models,
+                                                  std::string_view class_path);
 
 // Returns what to write in the section instead of a class that mtrain does not know.
 std::string native_way(std::string_view section);

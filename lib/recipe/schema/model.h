@@ -27,6 +27,7 @@ enum class Architecture {
   olmo2,
   gemma2,
   gemma3_text,
+  seed_oss,
   mixtral,
   qwen2_moe,
   qwen3_moe,
@@ -45,6 +46,7 @@ constexpr auto enum_names(Architecture) {
                     EnumName{Architecture::olmo2, "olmo2"},
                     EnumName{Architecture::gemma2, "gemma2"},
                     EnumName{Architecture::gemma3_text, "gemma3_text"},
+                    EnumName{Architecture::seed_oss, "seed_oss"},
                     EnumName{Architecture::mixtral, "mixtral"},
                     EnumName{Architecture::qwen2_moe, "qwen2_moe"},
                     EnumName{Architecture::qwen3_moe, "qwen3_moe"},
@@ -124,6 +126,7 @@ struct MoeConfig {
   bool pad_expert_input_to_capacity = false;
   TokenDispatch token_dispatcher = TokenDispatch::all_to_all;
   bool shared_expert_overlap = false;
+  bool in_family = false;  // all models of the architecture have experts; not a setting
 
   bool has_router_bias() const { return router_bias || router_bias_update_rate > 0; }
 
@@ -264,7 +267,7 @@ constexpr auto enum_names(WeightInit) {
                     EnumName{WeightInit::random, "random"}};
 }
 
-// The defaults are those of the llama family; model_defaults() returns those of other families.
+// The defaults are those of the llama family; ModelSource has those of other families.
 // There an embedding_multiplier of 0 means the square root of hidden_size until resolve_recipe()
 // replaces it.
 struct ModelConfig {
@@ -462,8 +465,5 @@ struct ModelConfig {
             "with model.from: start from that folder's weights, or from random ones"},
       Field{"moe", &ModelConfig::moe, "mixture of experts", {.shorthand = "num_experts"}}};
 };
-
-// Returns the family's published choices (norm, positions, biases). Sizes have the defaults above.
-ModelConfig model_defaults(Architecture architecture);
 
 }  // namespace mtrain::recipe

@@ -2,9 +2,9 @@
 #pragma once
 #include <string_view>
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 
 // Whether no family of models computes with the key, whatever its value is.
-bool is_harmless_hf_key(std::string_view key);
+bool is_harmless_key(std::string_view key);
 
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

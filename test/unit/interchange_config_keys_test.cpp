@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include "base/file.h"
-#include "recipe/load/hf_harmless_keys.h"
+#include "interchange/config/harmless_keys.h"
+#include "interchange/config/reader.h"
+#include "interchange/model_source.h"
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
@@ -25,7 +27,8 @@ std::string complaints(const std::string& keys, const std::vector<std::string>& 
   std::vector<std::string> all{"model.from=" + folder.path.string()};
   all.insert(all.end(), set.begin(), set.end());
   Diagnostics diagnostics;
-  recipe::read_recipe_text("model: {init: random}\n", "r.yaml", all, diagnostics);
+  recipe::read_recipe_text(interchange::model_source(), "model: {init: random}\n", "r.yaml", all,
+                           diagnostics);
   return diagnostics.text(severity);
 }
 
@@ -105,7 +108,7 @@ TEST_CASE("no key by which some family computes passes for harmless") {
                           "rope_scaling",
                           "sliding_window",
                           "mlp_bias"})
-    CHECK_FALSE(recipe::is_harmless_hf_key(key));
+    CHECK_FALSE(interchange::is_harmless_key(key));
   for (const char* family : {"llama", "gpt2", "qwen3", "gemma2"})
     for (const char* key : {"layer_norm_eps", "clip_qkv", "neftune_noise_alpha"})
       CHECK_THAT(complaints(fmt::format(R"("{}": 0.5)", key), {}, family), Contains(key));
@@ -132,8 +135,8 @@ TEST_CASE("model.ignore_keys ignores the keys that it names, and no others") {
   CHECK_THAT(complaints("", {"model.ignore_keys=[clip_qkw]"}, "llama", Severity::warning),
              Contains("has no key clip_qkw"));
   Diagnostics diagnostics;
-  const Recipe r = recipe::read_config_json(R"({"model_type": "llama", "clip_qkv": 8})",
-                                            "config.json", diagnostics, {"clip_qkv"});
+  const Recipe r = interchange::read_config_json(R"({"model_type": "llama", "clip_qkv": 8})",
+                                                 "config.json", diagnostics, {"clip_qkv"});
   CHECK(diagnostics.text(Severity::error) == "");
   CHECK(r.model.ignore_keys == std::vector<std::string>{"clip_qkv"});
   CHECK_THAT(recipe::print_recipe(r), Contains("ignore_keys: [clip_qkv]"));

@@ -1,5 +1,5 @@
-// A config.json that is read into the settings of a recipe: what its readers share (hf_config.cpp,
-// and those of rotary positions, windows and routers).
+// A config.json that is read into the settings of a recipe: what its readers share
+// (reader.cpp, and those of rotary positions, windows and routers).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -7,17 +7,21 @@
 #include <string_view>
 #include <vector>
 
+#include "interchange/families.h"
 #include "recipe/load/diagnostics.h"
-#include "recipe/load/hf_keys.h"
 #include "recipe/load/raw_settings.h"
 #include "recipe/load/value.h"
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 
-class HfConfigFile {
+using recipe::Node;
+using recipe::RawSetting;
+using recipe::RawSettings;
+
+class ConfigFile {
  public:
   // `from` is the setting model.from, whose place messages name.
-  HfConfigFile(const RawSetting& from, RawSettings& given, Diagnostics& diagnostics)
+  ConfigFile(const RawSetting& from, RawSettings& given, Diagnostics& diagnostics)
       : from_(from), given_(given), diagnostics_(diagnostics) {}
 
   // Parses the text of the file; messages call it `path`. Returns false after an error.
@@ -67,17 +71,17 @@ class HfConfigFile {
 };
 
 // Reads rotary positions; `partial`: the family may rotate a part of each head.
-void read_hf_rope(HfConfigFile& file, HfRope kind, bool partial);
+void read_positions(ConfigFile& file, RopeRule kind, bool partial);
 
 // Reads which layers have no rotary positions, in families that have keys for it.
-void read_hf_no_rope(HfConfigFile& file);
+void read_no_rope(ConfigFile& file);
 
 // Reads which layers have a window; `pattern` is n of a patterned kind. Layers without rotary
 // positions have been read before.
-void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern);
+void read_windows(ConfigFile& file, WindowRule kind, int64_t pattern);
 
 // Reads what the rows leave open of routers of DeepSeek-V3's kind, and refuses those that mtrain,
 // or transformers, cannot compute.
-void read_hf_router(HfConfigFile& file);
+void read_router(ConfigFile& file);
 
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

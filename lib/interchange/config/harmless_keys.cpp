@@ -1,11 +1,11 @@
-#include "recipe/load/hf_harmless_keys.h"
+#include "interchange/config/harmless_keys.h"
 
 #include <set>
 #include <string>
 
 #include "base/strings.h"
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 
 namespace {
 
@@ -63,7 +63,7 @@ constexpr HarmlessKeys kHarmless[] = {
 
 }  // namespace
 
-bool is_harmless_hf_key(std::string_view key) {
+bool is_harmless_key(std::string_view key) {
   static const std::set<std::string, std::less<>> all = [] {
     std::set<std::string, std::less<>> keys;
     for (const HarmlessKeys& row : kHarmless)
@@ -73,4 +73,4 @@ bool is_harmless_hf_key(std::string_view key) {
   return all.contains(key);
 }
 
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include "interchange/model_source.h"
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
@@ -23,8 +24,9 @@ class Folder {
     Overrides set{"model.from=" + folder_.path.string(), "model.init=random"};
     set.insert(set.end(), more.begin(), more.end());
     Diagnostics diagnostics;
-    Recipe r = plan::load_recipe_text("dataset: {train: x, seq_length: 64}\n", "r.yaml", set,
-                                      diagnostics, 1);
+    Recipe r =
+        plan::load_recipe_text(interchange::model_source(), "dataset: {train: x, seq_length: 64}\n",
+                               "r.yaml", set, diagnostics, 1);
     return {std::move(r), diagnostics.text(Severity::error)};
   }
 
@@ -182,7 +184,8 @@ TEST_CASE("model.from refuses what is not built, contradicts itself or is no JSO
 
 TEST_CASE("model.from tells a name of the Hub from a folder") {
   Diagnostics diagnostics;
-  plan::load_recipe_text("dataset: {train: x}\nmodel: {from: meta-llama/Llama-3.2-1B}\n", "r.yaml",
+  plan::load_recipe_text(interchange::model_source(),
+                         "dataset: {train: x}\nmodel: {from: meta-llama/Llama-3.2-1B}\n", "r.yaml",
                          {}, diagnostics, 1);
   CHECK_THAT(listed(diagnostics), Contains("Hugging Face Hub") && Contains("model.from"));
   CHECK(count(diagnostics, Severity::error) == 1);
@@ -193,8 +196,9 @@ TEST_CASE("config.json says which layers have a window") {
   const auto window = [&](const std::string& text) {
     std::ofstream(temporary / "config.json") << text;
     Diagnostics diagnostics;
-    const auto r = recipe::read_recipe_text("model: {init: random}\n", "r.yaml",
-                                            {"model.from=" + temporary.path.string()}, diagnostics);
+    const auto r =
+        recipe::read_recipe_text(interchange::model_source(), "model: {init: random}\n", "r.yaml",
+                                 {"model.from=" + temporary.path.string()}, diagnostics);
     INFO(text << "\n" << diagnostics.text(Severity::error));
     CHECK_FALSE(diagnostics.has_errors());
     return r ? r->model.window_size.value_or(0) : -1;
@@ -224,7 +228,8 @@ TEST_CASE("config.json says which layers have a window") {
     std::vector<std::string> set{"model.from=" + temporary.path.string()};
     set.insert(set.end(), more.begin(), more.end());
     Diagnostics diagnostics;
-    const auto r = recipe::read_recipe_text("model: {init: random}\n", "r.yaml", set, diagnostics);
+    const auto r = recipe::read_recipe_text(interchange::model_source(), "model: {init: random}\n",
+                                            "r.yaml", set, diagnostics);
     std::string has = diagnostics.has_errors() ? diagnostics.text(Severity::error) : "";
     for (int64_t l = 0; r && !diagnostics.has_errors() && l < 4; ++l)
       has += r->model.has_window(l) ? '1' : '0';
@@ -248,8 +253,9 @@ TEST_CASE("config.json may name the experts of Qwen3 in both ways") {
     std::ofstream(temporary / "config.json")
         << R"({"model_type": "qwen3_moe", ")" << key << R"(": 16})";
     Diagnostics diagnostics;
-    const auto r = recipe::read_recipe_text("model: {init: random}\n", "r.yaml",
-                                            {"model.from=" + temporary.path.string()}, diagnostics);
+    const auto r =
+        recipe::read_recipe_text(interchange::model_source(), "model: {init: random}\n", "r.yaml",
+                                 {"model.from=" + temporary.path.string()}, diagnostics);
     REQUIRE_FALSE(diagnostics.has_errors());
     CHECK(r->model.moe.num_experts == 16);
   }

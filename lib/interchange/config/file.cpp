@@ -1,4 +1,4 @@
-#include "recipe/load/hf_config_file.h"
+#include "interchange/config/file.h"
 
 #include <algorithm>
 #include <vector>
@@ -10,16 +10,16 @@
 #include "recipe/recipe.h"
 #include "recipe/schema/schema.h"
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 
-bool HfConfigFile::parse(const std::string& text, const std::string& path) {
+bool ConfigFile::parse(const std::string& text, const std::string& path) {
   path_ = path;
   Diagnostics own;
   const bool whole = parse_json(text, path_, own, root_) && root_.kind == Node::Kind::map;
   if (whole && !own.has_errors()) return true;
   // The text itself may be wrong, such as one in which a key stands twice.
-  for (const Diagnostic& d : own.sorted())
-    if (d.severity == Severity::error)
+  for (const recipe::Diagnostic& d : own.sorted())
+    if (d.severity == recipe::Severity::error)
       refuse(fmt::format("{}: {}", d.location.str(), d.reason),
              "correct the file, or download the folder again");
   if (!own.has_errors())
@@ -27,50 +27,50 @@ bool HfConfigFile::parse(const std::string& text, const std::string& path) {
   return false;
 }
 
-void HfConfigFile::name_family(std::string_view model_type) {
+void ConfigFile::name_family(std::string_view model_type) {
   path_ += fmt::format(" (model_type {})", model_type);
 }
 
-const Node* HfConfigFile::find(const Node& map, std::string_view key) {
+const Node* ConfigFile::find(const Node& map, std::string_view key) {
   for (size_t i = 0; i < map.keys.size(); ++i)
     if (map.keys[i].name == key) return &map.items[i];
   return nullptr;
 }
 
-const Node* HfConfigFile::given(const Node& map, std::string_view key) {
+const Node* ConfigFile::given(const Node& map, std::string_view key) {
   const Node* node = find(map, key);
   return node && node->unset() ? nullptr : node;
 }
 
-std::optional<int64_t> HfConfigFile::number(std::string_view key, int64_t omitted) {
+std::optional<int64_t> ConfigFile::number(std::string_view key, int64_t omitted) {
   const Node* node = given(key);
   if (!node) return omitted;
   int64_t value = 0;
-  ValueError wrong;
+  recipe::ValueError wrong;
   if (read_value(*node, {}, value, wrong)) return value;
   refuse(fmt::format("{}: {}: {}", path_, key, wrong.reason), wrong.hint);
   return std::nullopt;
 }
 
-const Node* HfConfigFile::field(std::string_view path) const {
+const Node* ConfigFile::field(std::string_view path) const {
   const auto at = given_.fields.find(path);
   return at == given_.fields.end() ? nullptr : &at->second.node;
 }
 
-double HfConfigFile::field_number(std::string_view path) const {
+double ConfigFile::field_number(std::string_view path) const {
   double value = 0;
-  ValueError ignored;
+  recipe::ValueError ignored;
   if (const Node* node = field(path)) read_value(*node, {}, value, ignored);
   return value;
 }
 
-void HfConfigFile::set(std::string_view field, const Node& value, std::string_view key,
-                       bool recipe_wins, bool replace) {
-  const SchemaRow* row = find_row(field);
-  RawSetting setting{row, "model.from", from_.location, value, Origin::derived};
+void ConfigFile::set(std::string_view field, const Node& value, std::string_view key,
+                     bool recipe_wins, bool replace) {
+  const recipe::SchemaRow* row = recipe::find_row(field);
+  RawSetting setting{row, "model.from", from_.location, value, recipe::Origin::derived};
   setting.node.location = from_.location;
   Recipe scratch;
-  if (ValueError wrong;
+  if (recipe::ValueError wrong;
       !value.unset() && !row->ops->read(value, row->options, row->at(scratch), wrong))
     return refuse(fmt::format("{}: {}: {}", path_, key, wrong.reason), wrong.hint);
   const auto at = given_.fields.find(row->path);
@@ -79,7 +79,7 @@ void HfConfigFile::set(std::string_view field, const Node& value, std::string_vi
     given_.fields.insert_or_assign(row->path, std::move(setting));
   } else if (own && !recipe_wins && !same_value(at->second, setting)) {
     diagnostics_.add_at(
-        Severity::error, at->second.location, row->path,
+        recipe::Severity::error, at->second.location, row->path,
         fmt::format("is {}, but {} (model.from at {}) says {}: {}", describe(at->second.node),
                     path_, from_.location.str(), key,
                     value.kind == Node::Kind::scalar ? value.text : describe(value)),
@@ -87,7 +87,7 @@ void HfConfigFile::set(std::string_view field, const Node& value, std::string_vi
   }
 }
 
-Node HfConfigFile::scalar(std::string_view text) const {
+Node ConfigFile::scalar(std::string_view text) const {
   Node node;
   node.kind = Node::Kind::scalar;
   node.text = text;
@@ -95,10 +95,10 @@ Node HfConfigFile::scalar(std::string_view text) const {
   return node;
 }
 
-int64_t HfConfigFile::number_of_layers() const {
+int64_t ConfigFile::number_of_layers() const {
   const char* key = find("n_layer") ? "n_layer" : "num_hidden_layers";
   int64_t layers = 1;
-  ValueError ignored;  // the field's own type and range refuse other values
+  recipe::ValueError ignored;  // the field's own type and range refuse other values
   if (const Node* node = find(key))
     read_value(*node, {}, layers, ignored);
   else if (field("model.num_layers"))
@@ -106,7 +106,7 @@ int64_t HfConfigFile::number_of_layers() const {
   return std::clamp<int64_t>(layers, 0, 100000);
 }
 
-Node HfConfigFile::frequency(const std::vector<bool>& apart, int mark) const {
+Node ConfigFile::frequency(const std::vector<bool>& apart, int mark) const {
   const auto first = std::ranges::find(apart, true);
   if (first == apart.end()) return scalar("0");
   const int64_t n = first - apart.begin() + 1;
@@ -121,11 +121,11 @@ Node HfConfigFile::frequency(const std::vector<bool>& apart, int mark) const {
   return list;
 }
 
-void HfConfigFile::check_only(std::string_view key, std::string_view built, const Node& value) {
+void ConfigFile::check_only(std::string_view key, std::string_view built, const Node& value) {
   const std::vector<std::string> words = split(built, ' ');
   for (const std::string& word : words) {
     double wanted = 0, is = 0;
-    ValueError ignored;
+    recipe::ValueError ignored;
     const bool numbers =
         read_value(scalar(word), {}, wanted, ignored) && read_value(value, {}, is, ignored);
     if (numbers ? wanted == is : to_lower(value.text) == word) return;
@@ -135,10 +135,10 @@ void HfConfigFile::check_only(std::string_view key, std::string_view built, cons
          "such models cannot be trained yet");
 }
 
-void HfConfigFile::refuse(std::string reason, std::string hint) {
-  diagnostics_.add_at(Severity::error, from_.location, "model.from", std::move(reason),
+void ConfigFile::refuse(std::string reason, std::string hint) {
+  diagnostics_.add_at(recipe::Severity::error, from_.location, "model.from", std::move(reason),
                       std::move(hint));
   diagnostics_.distrust("model");
 }
 
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

@@ -1,16 +1,16 @@
-#include "recipe/load/hf_keys.h"
+#include "interchange/config/keys.h"
 
 #include <algorithm>
 #include <iterator>
 
 #include "base/error.h"
-#include "recipe/load/hf_families.h"
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 
 namespace {
 
-// What a key of config.json sets, in every family that has it and names no other field.
+// What a key of config.json sets, in every family that has it and names no other field. A key of
+// one family alone may name its field there.
 struct KeyField {
   std::string_view key, field;
   bool recipe_wins = false;
@@ -75,36 +75,25 @@ constexpr KeyField kKeyFields[] = {
 
 }  // namespace
 
-std::vector<HfKey> hf_keys(std::string_view model_type) {
-  std::vector<HfKey> keys;
-  const HfFamily* family = find_hf_family(model_type);
-  if (!family) return keys;
-  for (const auto& [key, omitted, field] : family->keys) {
+std::vector<ConfigKey> config_keys(const Family& family) {
+  std::vector<ConfigKey> keys;
+  for (const auto& [key, omitted, field, recipe_wins] : family.keys) {
     const auto* row = std::ranges::find(kKeyFields, key, &KeyField::key);
-    MT_CHECK(row != std::end(kKeyFields), "no field for the key {} of {}", key, model_type);
-    keys.push_back(
-        {key, field.empty() ? row->field : field, omitted, row->recipe_wins, row->other_name});
+    const bool known = row != std::end(kKeyFields);
+    MT_CHECK(known || !field.empty(), "no field for the key {} of {}", key, family.model_type);
+    ConfigKey own{.key = key, .field = field, .omitted = omitted, .recipe_wins = recipe_wins};
+    if (known && field.empty()) own.field = row->field;
+    if (known) own.recipe_wins = row->recipe_wins, own.other_name = row->other_name;
+    keys.push_back(own);
   }
   return keys;
 }
 
-const std::vector<std::string_view>& hf_model_types() {
-  static const std::vector<std::string_view> types = [] {
-    std::vector<std::string_view> all;
-    for (const HfFamily& family : hf_families()) all.push_back(family.model_type);
-    return all;
-  }();
+std::vector<std::string_view> model_types() {
+  std::vector<std::string_view> types;
+  for (const Family& family : families())
+    if (!family.keys.empty()) types.push_back(family.model_type);
   return types;
 }
 
-HfWindow hf_window(std::string_view model_type) {
-  const HfFamily* family = find_hf_family(model_type);
-  return family ? family->window : HfWindow::none;
-}
-
-HfRope hf_rope(std::string_view model_type) {
-  const HfFamily* family = find_hf_family(model_type);
-  return family ? family->rope : HfRope::any;
-}
-
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

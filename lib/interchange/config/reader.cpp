@@ -1,4 +1,4 @@
-#include "recipe/load/hf_config.h"
+#include "interchange/config/reader.h"
 
 #include <algorithm>
 #include <cctype>
@@ -12,12 +12,13 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "recipe/load/hf_config_file.h"
-#include "recipe/load/hf_families.h"
-#include "recipe/load/hf_harmless_keys.h"
-#include "recipe/load/hf_keys.h"
+#include "interchange/config/file.h"
+#include "interchange/config/harmless_keys.h"
+#include "interchange/config/keys.h"
+#include "interchange/families.h"
+#include "interchange/model_source.h"
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 namespace {
 
 namespace fs = std::filesystem;
@@ -59,21 +60,21 @@ constexpr std::string_view kOtherParts[] = {"vision_config", "audio_config"};
 // Keys that may have one value alone, in all families: what mtrain does. Families that have such a
 // key as a row of theirs take other values, too. Gemma computes with hidden_activation, and may
 // have the other key.
-constexpr HfOnlyValue kOnly[] = {{"mlp_bias", "false"},
-                                 {"pretraining_tp", "1"},
-                                 {"is_decoder", "false"},
-                                 {"tie_encoder_decoder", "false"},
-                                 {"scale_attn_by_inverse_layer_idx", "false"},
-                                 {"scale_attn_weights", "true"},
-                                 {"add_cross_attention", "false"},
-                                 {"attention_bias", "false"},
-                                 {"partial_rotary_factor", "1"},
-                                 {"rope_interleaved", "false"},
-                                 {"hidden_act", "gelu_pytorch_tanh"},
-                                 {"attn_logit_softcapping", "null"},
-                                 {"use_bidirectional_attention", "false"},
-                                 {"router_jitter_noise", "0"},
-                                 {"use_mrope", "false"}};
+constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
+                               {"pretraining_tp", "1"},
+                               {"is_decoder", "false"},
+                               {"tie_encoder_decoder", "false"},
+                               {"scale_attn_by_inverse_layer_idx", "false"},
+                               {"scale_attn_weights", "true"},
+                               {"add_cross_attention", "false"},
+                               {"attention_bias", "false"},
+                               {"partial_rotary_factor", "1"},
+                               {"rope_interleaved", "false"},
+                               {"hidden_act", "gelu_pytorch_tanh"},
+                               {"attn_logit_softcapping", "null"},
+                               {"use_bidirectional_attention", "false"},
+                               {"router_jitter_noise", "0"},
+                               {"use_mrope", "false"}};
 
 // Families that are recognised, and what to do with a folder of one.
 struct UnbuiltFamily {
@@ -111,21 +112,21 @@ class ConfigReader {
             fmt::format("{}: {} says that model_type `{}` reads more than text", path, part, name),
             "save its language model alone: load the folder by transformers, and call "
             "save_pretrained() of the part that computes the text");
-    const HfFamily* family = find_hf_family(name);
+    const Family* family = find_family(name);
     if (!family)
       return file_.refuse(
           fmt::format("{}: model_type `{}` is not one that mtrain builds", path, name),
-          fmt::format("those that it builds: {}", fmt::join(hf_model_types(), ", ")));
+          fmt::format("those that it builds: {}", fmt::join(model_types(), ", ")));
     file_.name_family(name);
-    const std::vector<HfKey> rows = hf_keys(name);
+    const std::vector<ConfigKey> rows = config_keys(*family);
     file_.set("model.architecture", *type, "model_type", false);
-    for (const HfKey& row : rows) read_row(row);
-    const bool partial = std::ranges::count(rows, "model.rotary_percent", &HfKey::field) > 0;
-    if (std::ranges::count(rows, "model.rotary_base", &HfKey::field))
-      read_hf_rope(file_, family->rope, partial);
-    if (std::ranges::count(rows, "no_rope_layers", &HfKey::key)) read_hf_no_rope(file_);
-    read_hf_window(file_, family->window, family->window_pattern);
-    if (family->deepseek_v3_router) read_hf_router(file_);
+    for (const ConfigKey& row : rows) read_row(row);
+    const bool partial = std::ranges::count(rows, "model.rotary_percent", &ConfigKey::field) > 0;
+    if (std::ranges::count(rows, "model.rotary_base", &ConfigKey::field))
+      read_positions(file_, family->rope, partial);
+    if (std::ranges::count(rows, "no_rope_layers", &ConfigKey::key)) read_no_rope(file_);
+    read_windows(file_, family->window, family->window_pattern);
+    if (family->deepseek_v3_router) read_router(file_);
     check_others(rows, *family);
   }
 
@@ -154,16 +155,16 @@ class ConfigReader {
     }
   }
 
-  void read_row(const HfKey& row) {
+  void read_row(const ConfigKey& row) {
     if (row.field.empty()) return;
     const Node* node = file_.find(row.key);
     if (!node && !row.other_name.empty()) node = file_.find(row.other_name);
     if (node && node->unset()) {
       // null: no such thing, whatever the family's default is; or the field's own default
-      const TypeInfo type = find_row(row.field)->ops->info();
+      const recipe::TypeInfo type = recipe::find_row(row.field)->ops->info();
       if (type.may_be_none) file_.set(row.field, *node, row.key, true);
       // transformers 4 takes it for false, and transformers 5 refuses most of them
-      else if (type.kind == TypeInfo::Kind::boolean)
+      else if (type.kind == recipe::TypeInfo::Kind::boolean)
         file_.set(row.field, file_.scalar("false"), row.key, row.recipe_wins);
       return;
     }
@@ -179,7 +180,7 @@ class ConfigReader {
 
   // Only GPT-2 has a plain MLP, of a gelu. Elsewhere the activation is a gate's function: silu, or
   // the tanh form of gelu.
-  void read_activation(const HfKey& row, const Node& value) {
+  void read_activation(const ConfigKey& row, const Node& value) {
     const bool plain = row.omitted == "gelu_new", gelu = value.text.starts_with("gelu");
     const bool tanh = value.text == "gelu_pytorch_tanh" || value.text == "gelu_new";
     if (plain ? !gelu : gelu && !tanh)
@@ -189,59 +190,60 @@ class ConfigReader {
     file_.set(row.field, !plain && tanh ? file_.scalar("geglu") : value, row.key, row.recipe_wins);
   }
 
-  // Returns the value that read_hf_rope() will set; or null.
+  // Returns the value that read_positions() will set; or null.
   const Node* theta_of_parameters() const {
     for (const char* spelling : {"rope_parameters", "rope_scaling"})
       if (const Node* rope = file_.find(spelling); rope && rope->kind == Node::Kind::map)
-        return HfConfigFile::find(*rope, "rope_theta");
+        return ConfigFile::find(*rope, "rope_theta");
     return nullptr;
   }
 
   // Whether the key says what the model is, so that it cannot be passed over.
-  static bool reads(const std::vector<HfKey>& rows, const HfFamily& family, std::string_view key) {
+  static bool reads(const std::vector<ConfigKey>& rows, const Family& family,
+                    std::string_view key) {
     return key == kQuantization || std::ranges::count(kOtherParts, key) ||
-           std::ranges::count(kRead, key) || std::ranges::count(kOnly, key, &HfOnlyValue::key) ||
-           std::ranges::count(family.only, key, &HfOnlyValue::key) ||
-           std::ranges::count(rows, key, &HfKey::key) ||
-           std::ranges::count(rows, key, &HfKey::other_name);
+           std::ranges::count(kRead, key) || std::ranges::count(kOnly, key, &OnlyValue::key) ||
+           std::ranges::count(family.only, key, &OnlyValue::key) ||
+           std::ranges::count(rows, key, &ConfigKey::key) ||
+           std::ranges::count(rows, key, &ConfigKey::other_name);
   }
 
   // Returns the keys that model.ignore_keys names, and refuses those that are read.
-  std::set<std::string, std::less<>> ignored(const std::vector<HfKey>& rows,
-                                             const HfFamily& family) {
+  std::set<std::string, std::less<>> ignored(const std::vector<ConfigKey>& rows,
+                                             const Family& family) {
     constexpr const char* kField = "model.ignore_keys";
     const auto at = given_.fields.find(kField);
     if (at == given_.fields.end() || at->second.node.unset()) return {};
     const RawSetting& list = at->second;
-    Recipe scratch;
-    ValueError wrong;  // which the field's own type refuses
+    recipe::Recipe scratch;
+    recipe::ValueError wrong;  // which the field's own type refuses
     if (!list.row->ops->read(list.node, list.row->options, list.row->at(scratch), wrong)) return {};
     std::set<std::string, std::less<>> keys;
     for (const std::string& key : scratch.model.ignore_keys) {
       if (reads(rows, family, key))
-        diagnostics_.add_at(Severity::error, list.location, kField,
+        diagnostics_.add_at(recipe::Severity::error, list.location, kField,
                             fmt::format("{} is a key by which mtrain reads what the model of {} is",
                                         key, file_.path()),
                             "remove it from the list; it holds keys that mtrain does not know");
       else if (!file_.find(key))
-        diagnostics_.add_at(Severity::warning, list.location, kField,
+        diagnostics_.add_at(recipe::Severity::warning, list.location, kField,
                             fmt::format("{} has no key {}", file_.path(), key), "");
       keys.insert(key);
     }
     return keys;
   }
 
-  void check_others(const std::vector<HfKey>& rows, const HfFamily& family) {
+  void check_others(const std::vector<ConfigKey>& rows, const Family& family) {
     const auto passed_over = ignored(rows, family);
     const Node& root = file_.root();
     std::vector<std::string> unknown;
     for (size_t i = 0; i < root.keys.size(); ++i) {
       const std::string& key = root.keys[i].name;
       const Node& value = root.items[i];
-      const auto of_family = std::ranges::find(family.only, key, &HfOnlyValue::key);
-      const auto* of_all = std::ranges::find(kOnly, key, &HfOnlyValue::key);
-      const bool of_rows = std::ranges::count(rows, key, &HfKey::key) ||
-                           std::ranges::count(rows, key, &HfKey::other_name);
+      const auto of_family = std::ranges::find(family.only, key, &OnlyValue::key);
+      const auto* of_all = std::ranges::find(kOnly, key, &OnlyValue::key);
+      const bool of_rows = std::ranges::count(rows, key, &ConfigKey::key) ||
+                           std::ranges::count(rows, key, &ConfigKey::other_name);
       if (value.unset() || of_rows || std::ranges::count(kRead, key)) continue;
       const bool empty = value.kind != Node::Kind::scalar && value.items.empty();
       if (of_family != family.only.end())
@@ -254,7 +256,7 @@ class ConfigReader {
                         file_.path()),
             "take the folder of the model before its quantization, or write the dequantized "
             "weights by transformers: model.dequantize().save_pretrained(folder)");
-      else if (!empty && !passed_over.contains(key) && !is_harmless_hf_key(key))
+      else if (!empty && !passed_over.contains(key) && !is_harmless_key(key))
         unknown.push_back(key);
     }
     if (!unknown.empty()) refuse_unknown(std::move(unknown));
@@ -289,19 +291,12 @@ class ConfigReader {
   const RawSetting& from_;
   const RawSettings& given_;
   Diagnostics& diagnostics_;
-  HfConfigFile file_;
+  ConfigFile file_;
 };
 
 }  // namespace
 
-std::vector<FieldText> hf_defaults(std::string_view model_type) {
-  std::vector<FieldText> defaults;
-  for (const HfKey& row : hf_keys(model_type))
-    if (!row.omitted.empty() && !row.field.empty()) defaults.push_back({row.field, row.omitted});
-  return defaults;
-}
-
-void read_hf_config(RawSettings& given, Diagnostics& diagnostics) {
+void read_config_folder(RawSettings& given, Diagnostics& diagnostics) {
   const auto at = given.fields.find("model.from");
   if (at == given.fields.end() || at->second.node.unset()) return;
   if (at->second.node.kind != Node::Kind::scalar) return;  // its type's message refuses it
@@ -309,12 +304,32 @@ void read_hf_config(RawSettings& given, Diagnostics& diagnostics) {
   ConfigReader(from, given, diagnostics).read();
 }
 
-void read_hf_text(const std::string& text, const std::string& name, RawSettings& given,
-                  Diagnostics& diagnostics) {
+recipe::Recipe read_config_json(const std::string& text, const std::string& name,
+                                Diagnostics& diagnostics,
+                                const std::vector<std::string>& ignore_keys) {
+  diagnostics.add_source(name);
+  RawSettings given;
+  if (!ignore_keys.empty()) {
+    Node list;
+    list.kind = Node::Kind::list;
+    for (const std::string& key : ignore_keys) {
+      Node& item = list.items.emplace_back();
+      item.kind = Node::Kind::scalar, item.text = key, item.quoted = true;
+    }
+    const recipe::SchemaRow* row = recipe::find_row("model.ignore_keys");
+    given.fields.emplace(row->path,
+                         RawSetting{row, row->path, {name, 0, 0}, list, recipe::Origin::recipe});
+  }
   Node node;
   node.location = {name, 0, 0};
-  const RawSetting from{find_row("model.from"), "model.from", node.location, node, Origin::derived};
+  const RawSetting from{recipe::find_row("model.from"), "model.from", node.location, node,
+                        recipe::Origin::derived};
   ConfigReader(from, given, diagnostics).read_text(text, name);
+  recipe::Recipe recipe = recipe::build_recipe(model_source(), std::move(given), name, diagnostics);
+  if (!diagnostics.has_errors() && recipe.model.vocab_size == 0)
+    diagnostics.add("model.vocab_size", fmt::format("{} names no vocabulary", name),
+                    "set vocab_size to the rows of the embedding");
+  return recipe;
 }
 
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

@@ -2,11 +2,11 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
-#include "recipe/load/hf_config_file.h"
+#include "interchange/config/file.h"
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 
-void read_hf_router(HfConfigFile& file) {
+void read_router(ConfigFile& file) {
   const auto number = [&](const char* field) { return int64_t(file.field_number(field)); };
   const int64_t experts = number("model.moe.num_experts"), chosen = number("model.moe.router_topk"),
                 shared = number("model.moe.num_shared_experts"),
@@ -46,4 +46,4 @@ void read_hf_router(HfConfigFile& file) {
         "its router could not learn; such models cannot be trained yet");
 }
 
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

@@ -8,10 +8,10 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
-#include "recipe/load/hf_config_file.h"
+#include "interchange/config/file.h"
 #include "recipe/schema/model.h"
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 namespace {
 
 constexpr const char* kWidth = "4096";  // of a window, where sliding_window is left out
@@ -27,28 +27,28 @@ struct Windows {
   int64_t windowed() const { return std::ranges::count(layers, true); }
 };
 
-bool without_rope(const HfConfigFile& file, int64_t layer) {
+bool without_rope(const ConfigFile& file, int64_t layer) {
   ModelConfig m;
-  ValueError ignored;
+  recipe::ValueError ignored;
   if (const Node* freq = file.field("model.no_rope_freq")) read(*freq, {}, m.no_rope_freq, ignored);
   return !m.has_rope(layer);
 }
 
 // Whether a family of this kind reads max_window_layers.
-bool reads_first_layer(HfWindow kind) {
-  return kind == HfWindow::from_layer || kind == HfWindow::late_layers ||
-         kind == HfWindow::alternating;
+bool reads_first_layer(WindowRule kind) {
+  return kind == WindowRule::from_layer || kind == WindowRule::late_layers ||
+         kind == WindowRule::alternating;
 }
 
 // Whether use_sliding_window must be true for a window in a family of this kind.
-bool is_switched(HfWindow kind) {
-  return kind == HfWindow::switched || kind == HfWindow::from_layer ||
-         kind == HfWindow::alternating || kind == HfWindow::without_rope;
+bool is_switched(WindowRule kind) {
+  return kind == WindowRule::switched || kind == WindowRule::from_layer ||
+         kind == WindowRule::alternating || kind == WindowRule::without_rope;
 }
 
 // What the family's own keys say. Families that switch a window by use_sliding_window ignore
 // sliding_window where that is false. Returns nothing after an error.
-std::optional<Windows> windows_of_family(HfConfigFile& file, HfWindow kind, int64_t pattern) {
+std::optional<Windows> windows_of_family(ConfigFile& file, WindowRule kind, int64_t pattern) {
   const int64_t layers = file.number_of_layers();
   Windows windows;
   windows.layers.resize(size_t(std::max<int64_t>(0, layers)));
@@ -58,40 +58,40 @@ std::optional<Windows> windows_of_family(HfConfigFile& file, HfWindow kind, int6
   windows.switched = !is_switched(kind) || (use && to_lower(use->text) == "true");
   std::optional<int64_t> first = 0, nth = 0;
   if (reads_first_layer(kind))
-    first = file.number("max_window_layers", kind == HfWindow::late_layers ? 62 : 28);
-  if (kind == HfWindow::patterned) nth = file.number("sliding_window_pattern", pattern);
+    first = file.number("max_window_layers", kind == WindowRule::late_layers ? 62 : 28);
+  if (kind == WindowRule::patterned) nth = file.number("sliding_window_pattern", pattern);
   if (!first || !nth) return std::nullopt;
   windows.window = windows.switched && !null;
   std::function<bool(int64_t)> has = [](int64_t) { return true; };
   switch (kind) {
-    case HfWindow::none: windows.window = false; return windows;
-    case HfWindow::every_layer: windows.window = set && !set->unset(); break;
-    case HfWindow::switched: break;
-    case HfWindow::from_layer:
-    case HfWindow::late_layers:
+    case WindowRule::none: windows.window = false; return windows;
+    case WindowRule::every_layer: windows.window = set && !set->unset(); break;
+    case WindowRule::switched: break;
+    case WindowRule::from_layer:
+    case WindowRule::late_layers:
       windows.rule = fmt::format("max_window_layers {}", *first);
       has = [&](int64_t l) { return l >= *first; };
       break;
-    case HfWindow::alternating:
+    case WindowRule::alternating:
       windows.rule = "use_sliding_window, for every other layer,";
       has = [&](int64_t l) { return l % 2 == 0 && l < *first; };
       break;
-    case HfWindow::patterned:
+    case WindowRule::patterned:
       has = [&](int64_t l) { return (l + 1) % std::max<int64_t>(1, *nth) != 0; };
       break;
-    case HfWindow::without_rope:
+    case WindowRule::without_rope:
       windows.window = windows.window && windows.width;
       windows.rule = "use_sliding_window, for layers without rotary positions,";
       has = [&](int64_t l) { return without_rope(file, l); };
       break;
   }
-  for (int64_t l = 0; l < layers && (windows.window || kind == HfWindow::patterned); ++l)
+  for (int64_t l = 0; l < layers && (windows.window || kind == WindowRule::patterned); ++l)
     windows.layers[size_t(l)] = has(l);
   return windows;
 }
 
 // Reads layer_types, which replaces the family's rule. Returns false after an error.
-bool read_types(HfConfigFile& file, Windows& windows) {
+bool read_types(ConfigFile& file, Windows& windows) {
   const Node* types = file.given("layer_types");
   if (!types) return true;
   const auto sliding = std::ranges::count(types->items, "sliding_attention", &Node::text);
@@ -113,7 +113,7 @@ bool read_types(HfConfigFile& file, Windows& windows) {
 }
 
 // Takes back what the family's defaults say of windows.
-void set_none(HfConfigFile& file) {
+void set_none(ConfigFile& file) {
   const char* key = file.given("layer_types") ? "layer_types" : "sliding_window_pattern";
   file.set("model.window_size", Node{}, key, true);
   file.set("model.window_attn_skip_freq", file.scalar("0"), key, true);
@@ -121,7 +121,7 @@ void set_none(HfConfigFile& file) {
 }
 
 // Returns what the configuration says of the width, and what switches the windows off.
-std::string width_of(const HfConfigFile& file, const Windows& windows) {
+std::string width_of(const ConfigFile& file, const Windows& windows) {
   std::string text = !windows.width           ? "left out"
                      : windows.width->unset() ? "null"
                                               : windows.width->text;
@@ -132,11 +132,11 @@ std::string width_of(const HfConfigFile& file, const Windows& windows) {
 
 }  // namespace
 
-void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
+void read_windows(ConfigFile& file, WindowRule kind, int64_t pattern) {
   const std::optional<Windows> of_family = windows_of_family(file, kind, pattern);
   if (!of_family) return;
   Windows windows = *of_family;
-  if (kind == HfWindow::patterned) {
+  if (kind == WindowRule::patterned) {
     const char* nth = "sliding_window_pattern";
     if (file.number(nth, 1).value_or(0) < 1)
       return file.refuse(fmt::format("{}: {} is {}, and must be at least 1", file.path(), nth,
@@ -153,10 +153,10 @@ void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
   const int64_t layers = int64_t(windows.layers.size()), windowed = windows.windowed();
   const bool uniform = windowed == 0 || windowed == layers;
   // For these kinds transformers reads no layer_types, or another rule in each of its versions.
-  const bool row = kind == HfWindow::every_layer;
-  const bool by_layer = kind == HfWindow::from_layer || kind == HfWindow::late_layers ||
-                        kind == HfWindow::patterned || kind == HfWindow::without_rope;
-  const bool dropped = (row || kind == HfWindow::switched) && windows.window && windowed == 0;
+  const bool row = kind == WindowRule::every_layer;
+  const bool by_layer = kind == WindowRule::from_layer || kind == WindowRule::late_layers ||
+                        kind == WindowRule::patterned || kind == WindowRule::without_rope;
+  const bool dropped = (row || kind == WindowRule::switched) && windows.window && windowed == 0;
   if ((!uniform && !by_layer) || (windowed > 0 && !windows.window) || dropped)
     return file.refuse(
         fmt::format("{}: {} gives a window to {} of {} layers, with sliding_window {}", file.path(),
@@ -164,18 +164,18 @@ void read_hf_window(HfConfigFile& file, HfWindow kind, int64_t pattern) {
         !uniform && !by_layer ? "one window for all layers of such models, or none, is built"
                               : "give both, the layers and the width, or none");
   if (windowed == 0) {
-    if (kind == HfWindow::patterned) set_none(file);
+    if (kind == WindowRule::patterned) set_none(file);
     return;
   }
   // For every_layer, sliding_window is among the family's keys.
   if (!row)
     file.set("model.window_size", windows.width ? *windows.width : file.scalar(kWidth),
              "sliding_window", false);
-  if (uniform && kind != HfWindow::patterned) return;
+  if (uniform && kind != WindowRule::patterned) return;
   std::vector<bool> apart = windows.layers;
   apart.flip();
   file.set("model.window_attn_skip_freq", file.frequency(apart, 0),
            file.given("layer_types") ? "layer_types" : "sliding_window_pattern", false);
 }
 
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

@@ -8,9 +8,9 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
-#include "recipe/load/hf_config_file.h"
+#include "interchange/config/file.h"
 
-namespace mtrain::recipe {
+namespace mtrain::interchange {
 namespace {
 
 constexpr std::string_view kRotatedPart = "partial_rotary_factor";
@@ -39,13 +39,13 @@ bool reads(const RopeType& type, const std::string& key) {
 
 class RopeReader {
  public:
-  RopeReader(HfConfigFile& file, HfRope kind, bool partial)
+  RopeReader(ConfigFile& file, RopeRule kind, bool partial)
       : file_(file), kind_(kind), partial_(partial) {}
 
   // Both spellings: rope_scaling beside rope_theta, and rope_parameters, which holds rope_theta.
   void read() {
     const Node *rope = file_.given("rope_parameters"), *scaling = file_.given("rope_scaling");
-    if (kind_ == HfRope::of_layer_types && rope) {
+    if (kind_ == RopeRule::of_layer_types && rope) {
       if (scaling)
         return file_.refuse(
             fmt::format("{}: there are rope_parameters and rope_scaling", file_.path()),
@@ -61,7 +61,7 @@ class RopeReader {
 
  private:
   static const Node* given(const Node& map, std::string_view key) {
-    return HfConfigFile::given(map, key);
+    return ConfigFile::given(map, key);
   }
 
   // transformers takes rope_scaling where it finds both, and then does not look for a key among the
@@ -104,7 +104,7 @@ class RopeReader {
     for (size_t i = 0; i < a->items.size(); ++i)
       if (!same(&a->items[i], &b->items[i])) return false;
     double x = 0, y = 0;
-    ValueError ignored;
+    recipe::ValueError ignored;
     const bool numbers = read_value(*a, {}, x, ignored) && read_value(*b, {}, y, ignored);
     return numbers ? x == y : a->text == b->text;
   }
@@ -112,7 +112,7 @@ class RopeReader {
   // transformers 5 does not read the old spelling beside Gemma 3's positions, and transformers 4
   // asks for the new one. Returns false after an error.
   bool check_spelling(const Node& rope) {
-    if (kind_ != HfRope::of_layer_types || !given(rope, "type") || given(rope, "rope_type"))
+    if (kind_ != RopeRule::of_layer_types || !given(rope, "type") || given(rope, "rope_type"))
       return true;
     file_.refuse(
         fmt::format("{}: its rotary positions have a type, and no rope_type", file_.path()),
@@ -167,7 +167,7 @@ class RopeReader {
   void read(const Node& rope) {
     if (!check_spelling(rope)) return;
     std::string word = type_of(rope);
-    const bool phi3 = kind_ == HfRope::phi3;
+    const bool phi3 = kind_ == RopeRule::phi3;
     if (phi3 && (word == "su" || word == "yarn")) word = "longrope";
     const auto* type = std::ranges::find(kRopeTypes, word, &RopeType::name);
     const bool of_phi3 = word == "default" || word == "longrope";
@@ -186,7 +186,7 @@ class RopeReader {
     for (size_t i = 0; i < rope.keys.size(); ++i) read_key(rope.keys[i].name, rope.items[i], *type);
     read_original_length(rope, *type);
     if (word == "longrope") check_longrope_factor(rope);
-    if (const Node* theta = HfConfigFile::find(rope, "rope_theta"))
+    if (const Node* theta = ConfigFile::find(rope, "rope_theta"))
       file_.set("model.rotary_base", *theta, "rope_theta", false, true);
   }
 
@@ -219,7 +219,7 @@ class RopeReader {
     if (!reads(type, kOriginalLength)) return;
     const Node *inner = given(rope, kOriginalLength), *outer = file_.given(kOriginalLength);
     const Node of_phi3 = file_.scalar("4096");
-    if (!outer && kind_ == HfRope::phi3) outer = &of_phi3;
+    if (!outer && kind_ == RopeRule::phi3) outer = &of_phi3;
     if (inner && outer && inner->text != outer->text)
       return file_.refuse(
           fmt::format("{}: {} is {} among the rotary positions, and {} beside them", file_.path(),
@@ -238,7 +238,7 @@ class RopeReader {
     const Node* factor = given(rope, "factor");
     if (!factor || given(rope, "attention_factor")) return;
     double value = 0;
-    ValueError ignored;
+    recipe::ValueError ignored;
     const double longest = file_.field_number("model.max_position_embeddings");
     const double original =
         file_.field_number("model.rope_scaling.original_max_position_embeddings");
@@ -248,18 +248,18 @@ class RopeReader {
                  "versions of transformers differ in which they take: give an attention_factor");
   }
 
-  HfConfigFile& file_;
-  HfRope kind_;
+  ConfigFile& file_;
+  RopeRule kind_;
   bool partial_;
 };
 
 }  // namespace
 
-void read_hf_rope(HfConfigFile& file, HfRope kind, bool partial) {
+void read_positions(ConfigFile& file, RopeRule kind, bool partial) {
   RopeReader(file, kind, partial).read();
 }
 
-void read_hf_no_rope(HfConfigFile& file) {
+void read_no_rope(ConfigFile& file) {
   const int64_t layers = file.number_of_layers();
   std::vector<bool> without;
   const Node* list = file.given("no_rope_layers");
@@ -288,4 +288,4 @@ void read_hf_no_rope(HfConfigFile& file) {
   file.set("model.no_rope_freq", file.frequency(without, 1), key, false);
 }
 
-}  // namespace mtrain::recipe
+}  // namespace mtrain::interchange

@@ -1,0 +1,20 @@
+// DeepSeekMoE (Dai et al. 2024), of which no folders are read.
+#include "interchange/families/tensor_rows.h"
+
+namespace mtrain::interchange {
+
+namespace {
+
+void defaults(ModelConfig& m) {
+  m.norm_epsilon = 1e-6;
+  m.moe.in_family = true;
+  m.moe.router_pre_softmax = true;
+  m.moe.norm_topk_prob = false;
+  m.moe.first_dense_layers = 1;
+}
+
+}  // namespace
+
+Family deepseek_moe() { return {.model_type = "deepseek_moe", .defaults = defaults}; }
+
+}  // namespace mtrain::interchange

@@ -1,0 +1,72 @@
+// Rows of tensors that several families share, and how to put a family's rows together.
+#pragma once
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+#include "interchange/families.h"
+
+namespace mtrain::interchange {
+
+inline constexpr TensorRow kTrunk[] = {
+    {"embedding.weight", "embed_tokens.weight"},
+    {"layers.{l}.attention.proj.weight", "layers.{l}.self_attn.o_proj.weight"},
+    {"layers.{l}.attention.proj.bias", "layers.{l}.self_attn.o_proj.bias"},
+    {"final_norm.weight", "norm.weight"},
+    {"output.weight", "lm_head.weight"}};
+
+inline constexpr TensorRow kInputNorms[] = {
+    {"layers.{l}.attention.norm.weight", "layers.{l}.input_layernorm.weight"},
+    {"layers.{l}.mlp.norm.weight", "layers.{l}.post_attention_layernorm.weight"}};
+
+// The same name means the norm of the MLP's input above, and that of attention's output here.
+inline constexpr TensorRow kOutputNorms[] = {
+    {"layers.{l}.attention.out_norm.weight", "layers.{l}.post_attention_layernorm.weight"},
+    {"layers.{l}.mlp.out_norm.weight", "layers.{l}.post_feedforward_layernorm.weight"}};
+
+inline constexpr TensorRow kAttention[] = {
+    {"layers.{l}.attention.qkv.weight", "layers.{l}.self_attn.q_proj.weight", Rows::query},
+    {"layers.{l}.attention.qkv.weight", "layers.{l}.self_attn.k_proj.weight", Rows::key},
+    {"layers.{l}.attention.qkv.weight", "layers.{l}.self_attn.v_proj.weight", Rows::value},
+    {"layers.{l}.attention.qkv.bias", "layers.{l}.self_attn.q_proj.bias", Rows::query},
+    {"layers.{l}.attention.qkv.bias", "layers.{l}.self_attn.k_proj.bias", Rows::key},
+    {"layers.{l}.attention.qkv.bias", "layers.{l}.self_attn.v_proj.bias", Rows::value}};
+
+inline constexpr TensorRow kHeadNorms[] = {
+    {"layers.{l}.attention.q_norm.weight", "layers.{l}.self_attn.q_norm.weight"},
+    {"layers.{l}.attention.k_norm.weight", "layers.{l}.self_attn.k_norm.weight"}};
+
+inline constexpr TensorRow kMlp[] = {
+    {"layers.{l}.mlp.gate_up.weight", "layers.{l}.mlp.gate_proj.weight", Rows::gate},
+    {"layers.{l}.mlp.gate_up.weight", "layers.{l}.mlp.up_proj.weight", Rows::up},
+    {"layers.{l}.mlp.down.weight", "layers.{l}.mlp.down_proj.weight"}};
+
+inline constexpr TensorRow kMlpBiases[] = {
+    {"layers.{l}.mlp.gate_up.bias", "layers.{l}.mlp.gate_proj.bias", Rows::gate},
+    {"layers.{l}.mlp.gate_up.bias", "layers.{l}.mlp.up_proj.bias", Rows::up},
+    {"layers.{l}.mlp.down.bias", "layers.{l}.mlp.down_proj.bias"}};
+
+inline constexpr TensorRow kExperts[] = {
+    {"layers.{l}.mlp.router.weight", "layers.{l}.mlp.gate.weight"},
+    {"layers.{l}.mlp.experts.gate_up.weight", "layers.{l}.mlp.experts.{e}.gate_proj.weight",
+     Rows::gate},
+    {"layers.{l}.mlp.experts.gate_up.weight", "layers.{l}.mlp.experts.{e}.up_proj.weight",
+     Rows::up},
+    {"layers.{l}.mlp.experts.down.weight", "layers.{l}.mlp.experts.{e}.down_proj.weight"}};
+
+// All experts of a layer as one tensor, which transformers 5 computes with.
+inline constexpr TensorRow kFusedExperts[] = {
+    {"layers.{l}.mlp.experts.gate_up.weight", "layers.{l}.mlp.experts.gate_up_proj"},
+    {"layers.{l}.mlp.experts.down.weight", "layers.{l}.mlp.experts.down_proj"}};
+
+// Returns all rows of these tables.
+inline std::vector<TensorRow> rows(std::initializer_list<std::span<const TensorRow>> tables) {
+  std::vector<TensorRow> all;
+  for (const auto& table : tables) all.insert(all.end(), table.begin(), table.end());
+  return all;
+}
+
+// Buffers that older versions of transformers wrote beside the weights of most families.
+inline constexpr std::string_view kRopeBuffers[] = {".rotary_emb.inv_freq"};
+
+}  // namespace mtrain::interchange
