@@ -58,7 +58,7 @@ void Float8Scaling::materialize(Stream& stream) {
     if (options_.keep_weights || (options_.keep_transposed && w.of_experts()))
       w.copy.data = make({O, I}, type);
     if (options_.keep_transposed && !w.of_experts())
-      w.transposed.data = make({I, round_up(O, kernels::kFloat8Multiple)}, type);
+      w.transposed.data = make({I, round_up(O, kFloat8Multiple)}, type);
   }
   if (linears_.empty()) return;
   const int64_t C = tensors();
@@ -80,7 +80,7 @@ void Float8Scaling::materialize_blocks(Stream& stream) {
     return ops::blocks_of(stream, R, K, type(Role::weight), options_.weight_blocks,
                           device::MemoryCategory::buffers);
   };
-  const int64_t length = kernels::block_length(options_.weight_blocks);
+  const int64_t length = block_length(options_.weight_blocks);
   for (Weight& w : weights_) {
     const int64_t O = w.rows(), I = w.columns();
     if (options_.keep_weights) w.copy = make(O, I);

@@ -22,7 +22,7 @@ struct Float8Options {
   DType gradient = DType::f8e5m2;  // element type of the outputs' gradients
   // The blocks that have scales of their own, in inputs and gradients, and in weights; none: a
   // tensor has one scale.
-  kernels::Float8Blocks blocks = kernels::Float8Blocks::none, weight_blocks = blocks;
+  ScaleBlocks blocks = ScaleBlocks::none, weight_blocks = blocks;
   bool delayed = false;     // delayed scaling; false: current scaling
   int margin = 0;           // a scale is divided by 2^margin
   int64_t history = 1;      // steps whose maxima are kept
@@ -111,7 +111,7 @@ class Float8Scaling {
   // one element type.
   int64_t index(int64_t linear, Role role) const;
   std::string name(int64_t linear, Role role) const;
-  bool in_blocks() const { return options_.blocks != kernels::Float8Blocks::none; }
+  bool in_blocks() const { return options_.blocks != ScaleBlocks::none; }
   int64_t tensors() const { return 3 * int64_t(linears_.size()); }
   // Returns the scales of the tensors [begin, end).
   ops::DelayedScales range(int64_t begin, int64_t end) const;

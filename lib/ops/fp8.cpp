@@ -1,6 +1,7 @@
 #include "kernels/fp8.h"
 
 #include "base/math.h"
+#include "kernels/fp8_blocks.h"
 #include "kernels/matmul.h"
 #include "ops/enqueue.h"
 #include "ops/ops.h"
@@ -23,14 +24,11 @@ Tensor one(Stream& stream) {
 
 Tensor transpose_of(Stream& stream, const Tensor& x_TN, DType type) {
   MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
-  return Tensor::empty(stream, {x_TN.dim(1), round_up(x_TN.dim(0), kernels::kFloat8Multiple)},
-                       type);
+  return Tensor::empty(stream, {x_TN.dim(1), round_up(x_TN.dim(0), kFloat8Multiple)}, type);
 }
 
-Float8Tensor transposed_blocks(Stream& stream, const Tensor& x_TN, DType type,
-                               kernels::Float8Blocks blocks) {
-  return blocks_of(stream, x_TN.dim(1), round_up(x_TN.dim(0), kernels::block_length(blocks)), type,
-                   blocks);
+Float8Tensor transposed_blocks(Stream& stream, const Tensor& x_TN, DType type, ScaleBlocks blocks) {
+  return blocks_of(stream, x_TN.dim(1), round_up(x_TN.dim(0), block_length(blocks)), type, blocks);
 }
 
 }  // namespace
@@ -72,7 +70,7 @@ void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale,
   MT_CHECK(x_TN.shape().rank() == 2, "quantize: x is {}", x_TN.shape().str());
   MT_FLOAT("quantize", x_TN);
   MT_CHECK(y_TN || y_NT, "quantize: neither y_TN nor y_NT is given");
-  const int64_t T = x_TN.dim(0), N = x_TN.dim(1), stride = round_up(T, kernels::kFloat8Multiple);
+  const int64_t T = x_TN.dim(0), N = x_TN.dim(1), stride = round_up(T, kFloat8Multiple);
   if (y_TN) MT_SHAPE("quantize", y_TN, {T, N});
   if (y_NT) MT_SHAPE("quantize", y_NT, {N, stride});
   if (y_TN && y_NT) MT_DTYPE("quantize", y_NT, y_TN.dtype());
@@ -113,7 +111,7 @@ Float8Tensor quantize_transposed(Stream& stream, const Tensor& x_TN, DType type,
 
 Float8Tensor transpose_float8(Stream& stream, const Float8Tensor& x_TN) {
   const Tensor& x = x_TN.data;
-  MT_CHECK(is_float8(x.dtype()) && x_TN.blocks == kernels::Float8Blocks::none,
+  MT_CHECK(is_float8(x.dtype()) && x_TN.blocks == ScaleBlocks::none,
            "transpose_float8: x is {}, expected 8 bits under one scale", dtype_name(x.dtype()));
   const Tensor y = transpose_of(stream, x, x.dtype());
   enqueue(stream, {.name = "transpose_float8", .reads = {x}, .writes = {y}},
@@ -130,11 +128,10 @@ Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const F
   return {{y, scale.inverse}, {transposed, scale.inverse}};
 }
 
-Float8Tensor blocks_of(Stream& stream, int64_t R, int64_t K, DType type,
-                       kernels::Float8Blocks blocks, device::MemoryCategory category) {
+Float8Tensor blocks_of(Stream& stream, int64_t R, int64_t K, DType type, ScaleBlocks blocks,
+                       device::MemoryCategory category) {
   return {Tensor::empty(stream, {R, K}, type, category),
-          Tensor::empty(stream, {kernels::block_scales(blocks, R, K)},
-                        kernels::block_scale_type(blocks), category),
+          Tensor::empty(stream, {block_scales(blocks, R, K)}, block_scale_type(blocks), category),
           blocks};
 }
 
@@ -144,14 +141,13 @@ void quantize_blocks_into(Stream& stream, const Tensor& x_TN, const Float8Tensor
   MT_FLOAT("quantize", x_TN);
   MT_CHECK(y_TN.data || y_NT.data, "quantize: neither y_TN nor y_NT is given");
   const auto blocks = y_TN.data ? y_TN.blocks : y_NT.blocks;
-  const int64_t T = x_TN.dim(0), N = x_TN.dim(1),
-                stride = round_up(T, kernels::block_length(blocks));
+  const int64_t T = x_TN.dim(0), N = x_TN.dim(1), stride = round_up(T, block_length(blocks));
   std::vector<device::Access> writes;
   const auto add = [&](const Float8Tensor& y, int64_t R, int64_t K) {
     if (!y.data) return;
     MT_SHAPE("quantize", y.data, {R, K});
     MT_CHECK(y.blocks == blocks, "quantize: y_TN and y_NT have blocks of two kinds");
-    MT_SHAPE("quantize", y.inverse, {kernels::block_scales(blocks, R, K)});
+    MT_SHAPE("quantize", y.inverse, {block_scales(blocks, R, K)});
     writes.push_back(y.data), writes.push_back(y.inverse);
   };
   add(y_TN, T, N), add(y_NT, N, stride);
@@ -167,22 +163,21 @@ void quantize_blocks_into(Stream& stream, const Tensor& x_TN, const Float8Tensor
                                   .stride = y_NT.data ? stride : 0});
 }
 
-Float8Tensor quantize_blocks(Stream& stream, const Tensor& x_TN, DType type,
-                             kernels::Float8Blocks blocks) {
+Float8Tensor quantize_blocks(Stream& stream, const Tensor& x_TN, DType type, ScaleBlocks blocks) {
   const Float8Tensor y = blocks_of(stream, x_TN.dim(0), x_TN.dim(1), type, blocks);
   quantize_blocks_into(stream, x_TN, y, {});
   return y;
 }
 
 Float8Tensor quantize_blocks_transposed(Stream& stream, const Tensor& x_TN, DType type,
-                                        kernels::Float8Blocks blocks) {
+                                        ScaleBlocks blocks) {
   const Float8Tensor y = transposed_blocks(stream, x_TN, type, blocks);
   quantize_blocks_into(stream, x_TN, {}, y);
   return y;
 }
 
 Float8Pair quantize_blocks_both(Stream& stream, const Tensor& x_TN, DType type,
-                                kernels::Float8Blocks blocks) {
+                                ScaleBlocks blocks) {
   const Float8Pair both{blocks_of(stream, x_TN.dim(0), x_TN.dim(1), type, blocks),
                         transposed_blocks(stream, x_TN, type, blocks)};
   quantize_blocks_into(stream, x_TN, both.rows, both.transposed);
@@ -239,7 +234,7 @@ void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_
            "matmul_float8: a {} {} and b {} {}: K and N are multiples of {}, one is e4m3, and "
            "blocks divide K",
            dtype_name(a.dtype()), a.shape().str(), dtype_name(b.dtype()), b.shape().str(),
-           kernels::kFloat8Multiple);
+           kFloat8Multiple);
   std::vector<device::Access> reads{a, b, a_MK.inverse, b_NK.inverse, bias_N};
   if (accumulate) reads.push_back(c_MN);
   enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);

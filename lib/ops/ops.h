@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/quant_format.h"
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/copy_blocks.h"
-#include "kernels/fp8_blocks.h"
 #include "kernels/norm.h"
 #include "tensor/tensor.h"
 
@@ -60,7 +60,7 @@ struct Float8Scale {
 struct Float8Tensor {
   Tensor data;     // f8e4m3 or f8e5m2
   Tensor inverse;  // fp32, one element; or the inverses of its blocks, which are along its rows
-  kernels::Float8Blocks blocks = kernels::Float8Blocks::none;
+  ScaleBlocks blocks = ScaleBlocks::none;
 };
 // Returns the scale that maps the largest |x| to the largest number of `type` divided by 2^margin.
 Float8Scale current_scale(Stream& stream, const Tensor& x, DType type, int margin);
@@ -82,7 +82,7 @@ struct Float8Write {
 Float8Tensor quantize(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
                       const Tensor& amax = {});
 // Returns the transpose in 8 bits: (N, T'), where zeros round T up to T', a multiple of
-// kernels::kFloat8Multiple.
+// kFloat8Multiple.
 Float8Tensor quantize_transposed(Stream& stream, const Tensor& x_TN, DType type,
                                  const Float8Scale& scale, const Tensor& amax = {});
 // Returns the transpose of a tensor that already is in 8 bits, bit-equal to quantize_transposed().
@@ -98,15 +98,12 @@ void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale,
                    const Tensor& y_NT, const Tensor& amax = {});
 // The same with scales of blocks. blocks_of() returns memory for an (R, K) matrix in 8 bits and its
 // inverses. The tokens of a transpose are rounded up to a multiple of the blocks' length.
-Float8Tensor blocks_of(Stream& stream, int64_t R, int64_t K, DType type,
-                       kernels::Float8Blocks blocks,
+Float8Tensor blocks_of(Stream& stream, int64_t R, int64_t K, DType type, ScaleBlocks blocks,
                        device::MemoryCategory category = device::MemoryCategory::activations);
-Float8Tensor quantize_blocks(Stream& stream, const Tensor& x_TN, DType type,
-                             kernels::Float8Blocks blocks);
+Float8Tensor quantize_blocks(Stream& stream, const Tensor& x_TN, DType type, ScaleBlocks blocks);
 Float8Tensor quantize_blocks_transposed(Stream& stream, const Tensor& x_TN, DType type,
-                                        kernels::Float8Blocks blocks);
-Float8Pair quantize_blocks_both(Stream& stream, const Tensor& x_TN, DType type,
-                                kernels::Float8Blocks blocks);
+                                        ScaleBlocks blocks);
+Float8Pair quantize_blocks_both(Stream& stream, const Tensor& x_TN, DType type, ScaleBlocks blocks);
 void quantize_blocks_into(Stream& stream, const Tensor& x_TN, const Float8Tensor& y_TN,
                           const Float8Tensor& y_NT);
 // Computes the scales of the next step for C tensors, from the maxima of this step and of those

@@ -29,30 +29,14 @@ TensorGroups tensor_groups(comm::World& world, Device& device, Group all, int64_
   return g;
 }
 
-// The elements that share a scale: `rows` for inputs and gradients, `weights` for weights.
-struct Float8BlockKinds {
-  kernels::Float8Blocks rows, weights;
-};
-Float8BlockKinds float8_blocks(plan::Fp8Options::Scales scales) {
-  using kernels::Float8Blocks;
-  switch (scales) {
-    case plan::Fp8Options::Scales::tensors: return {Float8Blocks::none, Float8Blocks::none};
-    case plan::Fp8Options::Scales::blocks_of_128:
-      return {Float8Blocks::rows_128, Float8Blocks::square_128};
-    case plan::Fp8Options::Scales::blocks_of_32:
-      return {Float8Blocks::rows_32, Float8Blocks::rows_32};
-  }
-  throw BugError("8-bit scales");
-}
-
 // Returns null without 8-bit linears.
 std::shared_ptr<model::Float8Scaling> float8_scaling(const plan::Fp8Options& o,
                                                      const plan::Fp8WeightCache& weights) {
   if (!o.on) return nullptr;
   return std::make_shared<model::Float8Scaling>(
-      model::Float8Options{.gradient = o.gradient,
-                           .blocks = float8_blocks(o.scales).rows,
-                           .weight_blocks = float8_blocks(o.scales).weights,
+      model::Float8Options{.gradient = o.formats.gradient.element,
+                           .blocks = o.formats.input.blocks,
+                           .weight_blocks = o.formats.weight.blocks,
                            .delayed = o.delayed,
                            .margin = int(o.margin),
                            .history = o.history,

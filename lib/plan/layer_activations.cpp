@@ -119,7 +119,7 @@ Count LayerActivations::passing_per_token(bool moe) const {
                           : 0;
   // The activation's output is quantized while it and the other gradients exist.
   const Count quantized = moe ? layers_.float8_moe_share() * width / tp_ / e_ : 0;
-  // The gradient behind the norm of the output, and the norm's output where it is computed again.
+  // The gradient after the norm of the output, and the norm's output if it is computed again.
   const Count behind_norm = layer_.output_norms ? residual() : 0,
               normalized = layer_.input_norms && !keeps_norms() ? residual() : 0;
   const Count mlp = std::max((inputs(moe) + 1) * width / tp_ + quantized + hidden() +
@@ -174,21 +174,14 @@ Count LayerActivations::rest_behind_per_token(bool moe) const {
 // gradient.
 Count LayerActivations::output_gradient(LayerGemm gemm, bool bias) const {
   const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
-  return bias || chunked ? e_ : e_ - layers_.float8_share() * (e_ - 1 - float8_scales());
+  return bias || chunked
+             ? e_
+             : e_ - layers_.float8_share() * (e_ - plan_.fp8.formats.gradient.bytes_with_scales());
 }
 
-// Bytes of an element of the rows that the experts' products read.
+// Bytes of an element of the rows that the experts' GEMMs read.
 Count LayerActivations::expert_row_bytes() const {
-  return e_ - layers_.float8_moe_share() * (e_ - 1);
-}
-
-Count LayerActivations::float8_scales() const {
-  switch (plan_.fp8.scales) {
-    case Fp8Options::Scales::tensors: return 0;
-    case Fp8Options::Scales::blocks_of_128: return 4.0 / 128;
-    case Fp8Options::Scales::blocks_of_32: return 1.0 / 32;
-  }
-  return 0;
+  return e_ - layers_.float8_moe_share() * (e_ - plan_.fp8.formats.input.bytes_with_scales());
 }
 
 bool LayerActivations::spreads_rows() const {

@@ -57,8 +57,6 @@ class LayerActivations {
   // tp with whole experts, those of its own tokens; with parts of each, all.
   Count row_share() const;
   bool spreads_rows() const;  // whether other ranks' rows come to this rank's experts
-  Count float8_scales()
-      const;  // bytes of the scales of blocks, for each element along a GEMM's sum
   bool uses(ContextMethod method) const;
 
  private:

@@ -402,7 +402,7 @@ TEST_CASE("auto takes the GPU that the machine has, and rules go by it") {
   Diagnostics diagnostics;
   plan::load_recipe_text(kBase, "base.yaml", {"mixed_precision.fp8=hybrid"}, diagnostics, 1,
                          {.gpus = 1, .gpu_name = "NVIDIA A100-SXM4-80GB"});
-  CHECK_THAT(listed(diagnostics), Contains("a100 has no 8-bit matrix products"));
+  CHECK_THAT(listed(diagnostics), Contains("a100 has no 8-bit GEMMs"));
 }
 
 TEST_CASE("a ready recipe is found by its name, and by that of Megatron-Bridge's function") {

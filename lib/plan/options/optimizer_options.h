@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "base/quant_format.h"
 
 namespace mtrain::plan {
 
@@ -41,8 +41,8 @@ struct OptimizerOptions {
   bool decoupled_decay = true;  // false: weight_decay times the weight is added to the gradient
   double clip_grad = 1.0;       // the largest global gradient norm; 0: gradients are not clipped
   bool master_weights = true;
-  bool rounds_at_random = false;  // updates of bf16 weights without master weights round at random
-  DType moments = DType::f32;     // or bf16, rounded at random
+  bool rounds_at_random = false;  // bf16 weights without master weights: stochastic rounding
+  DType moments = DType::f32;     // or bf16, with stochastic rounding
   MuonOptions muon;
   std::vector<OptimizerGroup> groups;  // the first that matches a parameter decides
 };
@@ -72,11 +72,7 @@ struct LossScaleOptions {
 struct Fp8Options {
   bool on = false;
   int64_t begin = 0, end = 0;
-  DType gradient = DType::f8e5m2;
-  // What has a scale of its own: a tensor; 128 numbers along a GEMM's sum (in weights 128 x 128);
-  // 32 numbers along it.
-  enum class Scales { tensors, blocks_of_128, blocks_of_32 };
-  Scales scales = Scales::tensors;
+  LinearFormats formats;
   bool delayed = false;  // scales of tensors come from the maxima of earlier steps
   int64_t margin = 0, history = 1;
   bool most_recent = true;  // the newest maximum decides the scale; else the largest of the history

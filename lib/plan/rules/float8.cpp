@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
 
 namespace mtrain::plan {
@@ -29,8 +30,7 @@ void check_device(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(
       emulate || (!cpu && facts(r.hardware.gpu).compute_capability >= 9),
       {"mixed_precision.fp8", "hardware.gpu", "train.device"},
-      fmt::format("{} has no 8-bit matrix products",
-                  cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
+      fmt::format("{} has no 8-bit GEMMs", cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
       cpu ? "set train.device: cuda; or debug.emulate_fp8: true, to try what it computes"
           : "remove fp8, or set hardware.gpu to h100 or newer");
 }
@@ -67,25 +67,14 @@ void check_block_device(const Recipe& r, Diagnostics& diagnostics) {
           "set mixed_precision.fp8_recipe: blockwise, or hardware.gpu to what the run has");
 }
 
-// Returns of what the sizes of a rank's GEMMs are multiples: rows of 8-bit operands begin at
-// multiples of 16 bytes, and blocks do not reach from one rank's part into another's.
-int64_t multiple_of(Fp8Recipe r) {
-  switch (r) {
-    case Fp8Recipe::tensorwise:
-    case Fp8Recipe::delayed: return 16;
-    case Fp8Recipe::blockwise: return 128;
-    case Fp8Recipe::mxfp8: return 32;
-  }
-  return 16;
-}
-bool in_blocks(Fp8Recipe r) { return r == Fp8Recipe::blockwise || r == Fp8Recipe::mxfp8; }
+bool in_blocks(const Recipe& r) { return !linear_formats(r.mixed_precision).input.outer_scale(); }
 
 void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   const auto& m = r.model;
-  const Fp8Recipe scales = r.mixed_precision.fp8_recipe;
-  const int64_t of = multiple_of(scales);
+  const bool blocks = in_blocks(r);
+  const int64_t of = linear_formats(r.mixed_precision).input.row_multiple();
   const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
-  const char* products = in_blocks(scales) ? "blocks of 8-bit products" : "8-bit products";
+  const char* products = blocks ? "blocks of 8-bit products" : "8-bit products";
   // `legal`: the nearest values of the field.
   const auto multiple = [&](const char* field, const char* what, int64_t n,
                             const std::string& legal) {
@@ -118,7 +107,7 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
            "change the heads or model.kv_channels");
   if (q % of != 0) return;
   // Keys and values of a rank follow its queries in one matrix, which ranks have in other parts.
-  if (in_blocks(scales) && tp > 1)
+  if (blocks && tp > 1)
     multiple("model.num_query_groups", "the width of keys", kv,
              "change the groups, model.kv_channels or distributed.tp_size");
   else
@@ -142,7 +131,7 @@ void check_tokens(const Recipe& r, Diagnostics& diagnostics) {
 
 void check_margin(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
-  if (in_blocks(p.fp8_recipe) && p.fp8_margin != 0)
+  if (in_blocks(r) && p.fp8_margin != 0)
     diagnostics.warn("mixed_precision.fp8_margin",
                      fmt::format("is ignored: {} finds each scale from the block that it is for",
                                  enum_name(p.fp8_recipe)),
