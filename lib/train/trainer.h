@@ -76,7 +76,7 @@ class Trainer {
   void change_weights(const std::function<void()>& write);
 
   int64_t steps_done() const { return step_; }
-  // A resumed run goes on from here.
+  // A resumed run continues from here.
   void set_progress(const checkpoint::TrainProgress& progress);
   checkpoint::TrainProgress progress() const;
   checkpoint::CheckpointParts checkpoint_parts();
@@ -96,8 +96,8 @@ class Trainer {
   model::DataParallel& data_parallel() { return *data_parallel_; }
   model::TensorParallel& tensor_parallel() { return *impls_.tensor; }
   const pipeline::Pipeline& pipeline() const { return *pipeline_; }
-  MicroBatchGraphs* graphs() { return graphs_.get(); }      // null if the plan has no graphs
-  model::Float8Scaling* fp8() { return impls_.fp8.get(); }  // null without 8-bit linears
+  MicroBatchGraphs* graphs() { return graphs_.get(); }  // null if the plan has no graphs
+  model::Quantizer* quantizer() { return impls_.quantizer.get(); }  // null without 8-bit linears
 
  private:
   // Returns this rank's micro-batches of a step's global batch.
@@ -109,7 +109,7 @@ class Trainer {
   // Returns the positions of a micro-batch that this context-parallel rank has.
   data::Batch share_of(data::Batch whole) const;
   // Adds gradients to the parameters' main gradients. Returns the summed loss of this rank's
-  // micro-batches, zero without the last stage, and behind it ExpertsOfStep::loss_2 of a model with
+  // micro-batches, zero without the last stage, followed by ExpertsOfStep::loss_2 of a model with
   // experts. If not `finishes_step`, whole gradients are not
   // reduced; sharded gradients are, unless their reduction is deferred.
   Tensor run_micro_batches(const std::vector<data::Batch>& batches, int64_t step, float grad_scale,
@@ -127,7 +127,7 @@ class Trainer {
   // if the step was `finite`.
   std::optional<ExpertStats> end_experts_step(bool finite);
   float grad_scale(int64_t counted) const;
-  // Returns whether the gradients overflowed fp16. Throws RunError where training cannot go on.
+  // Returns whether the gradients overflowed fp16. Throws RunError where training cannot continue.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
   std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches);
   model::MicroBatch upload(const data::Batch& batch);
