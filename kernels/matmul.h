@@ -1,8 +1,8 @@
 // C = op(A) op(B) + bias, or C += op(A) op(B), of row-major matrices with fp32 sums.
 #pragma once
 #include "base/bf16_arithmetic.h"
+#include "base/quant_format.h"
 #include "base/span.h"
-#include "kernels/fp8_blocks.h"
 
 struct CUstream_st;
 
@@ -14,7 +14,6 @@ namespace mtrain::kernels {
 // Both have one scale, or both have scales of blocks. The blocks of both have the same length,
 // which divides K, and are not both squares. On a GPU scales of 128 elements also need M to be a
 // multiple of 4.
-constexpr int64_t kFloat8Multiple = 16;
 struct Matmul {
   ConstSpan a;       // (M, K), or (K, M) if trans_a
   ConstSpan b;       // (K, N), or (N, K) if trans_b
@@ -27,7 +26,7 @@ struct Matmul {
   // For 8-bit operands: the factors of their elements. Each is one fp32 number, or the inverses of
   // the blocks of the matrices (M, K) and (N, K).
   ConstSpan a_inverse = {}, b_inverse = {};
-  Float8Blocks a_blocks = Float8Blocks::none, b_blocks = Float8Blocks::none;
+  ScaleBlocks a_blocks = ScaleBlocks::none, b_blocks = ScaleBlocks::none;
   bool fast = false;  // for 8-bit operands: less precise sums, in the tensor cores' own format
   // Epilogues: at most one of them, and none for 8-bit operands. P is op(A) op(B) + bias.
   Span gelu_input_MN = {};     // C = gelu(P) in the tanh form; P itself is written here
@@ -39,10 +38,10 @@ struct Matmul {
 // one about addresses.
 inline bool is_float8(const Matmul& m) { return is_float8(m.a.dtype) || is_float8(m.b.dtype); }
 inline bool float8_blocks_fit(const Matmul& m) {
-  const auto inverses = [](Float8Blocks b, const ConstSpan& s, int64_t rows, int64_t K) {
+  const auto inverses = [](ScaleBlocks b, const ConstSpan& s, int64_t rows, int64_t K) {
     return s.dtype == block_scale_type(b) && s.count >= block_scales(b, rows, K);
   };
-  const bool squares = m.a_blocks == Float8Blocks::square_128 && m.b_blocks == m.a_blocks;
+  const bool squares = m.a_blocks == ScaleBlocks::square_128 && m.b_blocks == m.a_blocks;
   return block_length(m.a_blocks) == block_length(m.b_blocks) &&
          m.K % block_length(m.a_blocks) == 0 && !squares &&
          inverses(m.a_blocks, m.a_inverse, m.M, m.K) && inverses(m.b_blocks, m.b_inverse, m.N, m.K);

@@ -43,6 +43,7 @@ sigmoid="model.moe.router_score=sigmoid model.moe.router_bias_update_rate=0.001 
 gemma2="model.architecture=gemma2 model.window_size=24 model.attn_logit_softcapping=5 model.final_logit_softcapping=3 model.query_pre_attn_scalar=16"
 gemma3="model.architecture=gemma3_text model.num_layers=6 model.window_size=24 model.query_pre_attn_scalar=16"
 half_window="model.window_size=24 model.window_attn_skip_freq=2"
+delayed="mixed_precision=bf16_mixed mixed_precision.fp8=hybrid mixed_precision.fp8_recipe=delayed debug.emulate_fp8=true debug.deterministic=true"
 supervised="dataset.train=$work/pairs packed_sequence.packed_sequence_size=64 packed_sequence.drop_long_samples=true"
 
 # Name, ranks, settings; _ after a colon stands for a blank.
@@ -54,6 +55,9 @@ recipes=(
   "fp8_tensorwise   1 mixed_precision=bf16_mixed mixed_precision.fp8=hybrid debug.emulate_fp8=true debug.deterministic=true"
   "fp8_delayed      2 mixed_precision=bf16_mixed mixed_precision.fp8=e4m3 mixed_precision.fp8_recipe=delayed debug.emulate_fp8=true debug.deterministic=true"
   "fp8_mxfp8        1 mixed_precision=bf16_mixed mixed_precision.fp8=e4m3 mixed_precision.fp8_recipe=mxfp8 debug.emulate_fp8=true debug.deterministic=true"
+  "fp8_bias         1 model.architecture=gpt2 $delayed"
+  "fp8_recompute    1 $delayed recompute.granularity=selective recompute.modules=[core_attn,mlp,layernorm]"
+  "fp8_tp_sp        2 model.architecture=gpt2 $delayed distributed.tp_size=2 distributed.sequence_parallel=true"
   "recompute_full   1 recompute.granularity=full recompute.method=uniform recompute.num_layers=1"
   "recompute_some   1 recompute.granularity=selective"
   "packed           1 packed_sequence.packed_sequence_size=64"

@@ -34,9 +34,8 @@ struct Result {
 
 // `at` returns element (row, k) of the matrix to quantize.
 template <class Y, class At>
-void quantize(const Result& to, Float8Blocks blocks, DType type, const At& at) {
-  const int64_t length = block_length(blocks),
-                height = blocks == Float8Blocks::square_128 ? 128 : 1;
+void quantize(const Result& to, ScaleBlocks blocks, DType type, const At& at) {
+  const int64_t length = block_length(blocks), height = blocks == ScaleBlocks::square_128 ? 128 : 1;
   for (int64_t i = 0; i < block_scales(blocks, to.R, to.K); ++i) put_inverse(to.inverse, i, 0);
   parallel_for(blocks_over(to.R, height), 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
@@ -60,7 +59,7 @@ void quantize(const Result& to, Float8Blocks blocks, DType type, const At& at) {
 void check_arguments(const QuantizeBlocks& a) {
   const char* op = "quantize_blocks";
   check_holds(op, "x", a.x_TN, a.T * a.N);
-  MT_CHECK(a.blocks != Float8Blocks::none, "quantize_blocks: no blocks");
+  MT_CHECK(a.blocks != ScaleBlocks::none, "quantize_blocks: no blocks");
   MT_CHECK(a.y_TN || a.y_NT, "quantize_blocks: nothing to write");
   MT_CHECK(!a.y_TN || !a.y_NT || a.y_TN.dtype == a.y_NT.dtype, "quantize_blocks: to two types");
   const DType scales = block_scale_type(a.blocks);

@@ -40,7 +40,7 @@ ConstSpan as_float(ConstSpan s, int64_t count, Scratch& scratch) {
 char* at(Span s, int64_t element) { return s.as<char>() + element * dtype_size(s.dtype); }
 
 // Converts an 8-bit operand (rows, K) to fp32, times the inverses of its blocks.
-ConstSpan widened_blocks(ConstSpan s, int64_t rows, int64_t K, Float8Blocks blocks,
+ConstSpan widened_blocks(ConstSpan s, int64_t rows, int64_t K, ScaleBlocks blocks,
                          ConstSpan inverse, Scratch& scratch) {
   const Span wide{scratch.floats(size_t(rows * K)), rows * K, DType::f32};
   const int64_t length = block_length(blocks);
@@ -68,7 +68,7 @@ void run_8_bit(const Matmul& m) {
            m.a_inverse.count, m.b_inverse.count);
   thread_local Scratch a, b;
   Matmul wide = m;
-  if (m.a_blocks != Float8Blocks::none) {
+  if (m.a_blocks != ScaleBlocks::none) {
     wide.a = widened_blocks(m.a, m.M, m.K, m.a_blocks, m.a_inverse, a);
     wide.b = widened_blocks(m.b, m.N, m.K, m.b_blocks, m.b_inverse, b);
     return run(wide);

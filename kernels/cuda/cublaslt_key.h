@@ -21,7 +21,7 @@ struct MatmulKey {
   bool fast;  // fp8's accumulation
   Epilogue epilogue;
   DType a, b, c, bias;  // all the same except for fp8; bias: see bias_type
-  Float8Blocks a_blocks, b_blocks;
+  ScaleBlocks a_blocks, b_blocks;
   uint8_t a_alignment, b_alignment, c_alignment, bias_alignment;  // bytes, a power of 2 up to 128
   // NOLINTNEXTLINE(modernize-use-nullptr): a false alarm of clang-tidy 14
   auto operator<=>(const MatmulKey&) const = default;
@@ -59,7 +59,7 @@ inline MatmulKey key_of(const Matmul& m) {
           .trans_b = m.trans_b,
           .accumulate = m.accumulate,
           // With scales of blocks, the library always accumulates in fp32.
-          .fast = is_float8(m) && m.fast && m.a_blocks == Float8Blocks::none,
+          .fast = is_float8(m) && m.fast && m.a_blocks == ScaleBlocks::none,
           .epilogue = epilogue_of(m),
           .a = m.a.dtype,
           .b = m.b.dtype,
@@ -111,7 +111,7 @@ inline bool must_copy_bias(const Matmul& m, DType type) {
 // Returns whether an fp8 matmul meets the library's requirements; see kernels/matmul.h.
 inline bool float8_fits_library(const Matmul& m) {
   const auto on_border = [](const ConstSpan& s) { return alignment_of(s.data) >= 16; };
-  const bool blocks = m.a_blocks != Float8Blocks::none;
+  const bool blocks = m.a_blocks != ScaleBlocks::none;
   return float8_fits(m) && on_border(m.a) && on_border(m.b) && on_border(m.c_MN) &&
          (!blocks || (on_border(m.a_inverse) && on_border(m.b_inverse)));
 }

@@ -25,13 +25,13 @@ __device__ __forceinline__ float power_of_2(int e) {
 
 // The 8-bit matrix (R, K) that is written, and the inverses of its scales. block_scale_index() has
 // their layouts.
-template <Float8Blocks BLOCKS>
+template <ScaleBlocks BLOCKS>
 struct Inverses {
   void* data;
   int64_t R, K;
 
   __device__ __forceinline__ void put(int64_t at, int e) const {
-    if constexpr (BLOCKS == Float8Blocks::rows_32)
+    if constexpr (BLOCKS == ScaleBlocks::rows_32)
       static_cast<uint8_t*>(data)[at] = uint8_t(e + 127);
     else
       static_cast<float*>(data)[at] = power_of_2(e);
@@ -41,7 +41,7 @@ struct Inverses {
   // the matrix.
   __device__ __forceinline__ void put_row(int64_t row0, int64_t k0, int row, int block,
                                           int e) const {
-    if constexpr (BLOCKS == Float8Blocks::rows_128) {
+    if constexpr (BLOCKS == ScaleBlocks::rows_128) {
       const int64_t rows = (R + 3) / 4 * 4;
       if (row0 + row < rows) put(k0 / kTile * rows + row0 + row, e);
     } else {
@@ -88,7 +88,7 @@ struct Tile {
 };
 
 // A warp writes full rows of the tile. `e` is the exponent of a square tile.
-template <class Y, Float8Blocks BLOCKS, class T>
+template <class Y, ScaleBlocks BLOCKS, class T>
 __device__ __forceinline__ void write_rows(const Tile<T>& tile, uint8_t* y,
                                            const Inverses<BLOCKS>& inverses, float largest, int e) {
   const int lane = int(threadIdx.x) % kWarp;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void write_rows(const Tile<T>& tile, uint8_t* y,
     float v[kSegments], most[kSegments];
     tile.row(r, lane, v);
     int exponent[kSegments];
-    if constexpr (BLOCKS == Float8Blocks::square_128) {
+    if constexpr (BLOCKS == ScaleBlocks::square_128) {
 #pragma unroll
       for (int j = 0; j < kSegments; ++j) exponent[j] = e;
     } else {
@@ -105,10 +105,10 @@ __device__ __forceinline__ void write_rows(const Tile<T>& tile, uint8_t* y,
       const float whole = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
 #pragma unroll
       for (int j = 0; j < kSegments; ++j)
-        exponent[j] = exponent_of(BLOCKS == Float8Blocks::rows_128 ? whole : most[j], largest);
-      if (BLOCKS == Float8Blocks::rows_128 && lane == 0)
+        exponent[j] = exponent_of(BLOCKS == ScaleBlocks::rows_128 ? whole : most[j], largest);
+      if (BLOCKS == ScaleBlocks::rows_128 && lane == 0)
         inverses.put_row(tile.row0, tile.column0, r, 0, exponent[0]);
-      if (BLOCKS == Float8Blocks::rows_32 && lane == 0)
+      if (BLOCKS == ScaleBlocks::rows_32 && lane == 0)
 #pragma unroll
         for (int j = 0; j < kSegments; ++j)
           inverses.put_row(tile.row0, tile.column0, r, j, exponent[j]);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void write_rows(const Tile<T>& tile, uint8_t* y,
 // A thread has 32 rows of one column, and reads them twice, since their floats would fill its
 // registers. The tile is then in shared memory as [column][16 rows]. A column's eight 16-byte
 // chunks are permuted by the column: the threads of a store then use different banks.
-template <class Y, Float8Blocks BLOCKS, class T>
+template <class Y, ScaleBlocks BLOCKS, class T>
 __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* transposed,
                                               int64_t stride, const Inverses<BLOCKS>& inverses,
                                               float largest, int e) {
@@ -139,18 +139,18 @@ __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* tran
       tile.column0 + c >= tile.columns || left <= 0 ? 0 : int(left < kSegment ? left : kSegment);
   const T* const from = tile.x + row * tile.columns + tile.column0 + c;
   const int columns = int(tile.columns);
-  if constexpr (BLOCKS != Float8Blocks::square_128) {
+  if constexpr (BLOCKS != ScaleBlocks::square_128) {
     float most = 0;
 #pragma unroll 8
     for (int k = 0; k < filled; ++k) most = fmaxf(most, finite_size(load_one(from + k * columns)));
-    if constexpr (BLOCKS == Float8Blocks::rows_128) {
+    if constexpr (BLOCKS == ScaleBlocks::rows_128) {
       maxima[segment * kTile + c] = most;
       __syncthreads();
 #pragma unroll
       for (int s = 0; s < kSegments; ++s) most = fmaxf(most, maxima[s * kTile + c]);
     }
     e = exponent_of(most, largest);
-    if (BLOCKS == Float8Blocks::rows_32 || segment == 0)
+    if (BLOCKS == ScaleBlocks::rows_32 || segment == 0)
       inverses.put_row(tile.column0, tile.row0, c, segment, e);
   }
   const float scale = power_of_2(-e);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* tran
 }
 
 // Block b takes the tiles b, b + gridDim.x, ....
-template <class Y, Float8Blocks BLOCKS, class T>
+template <class Y, ScaleBlocks BLOCKS, class T>
 __global__ void __launch_bounds__(kThreads)
     quantize_blocks(const T* x, uint8_t* y, void* inverse, uint8_t* transposed,
                     void* transposed_inverse, int64_t rows, int64_t columns, int64_t stride,
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads)
     const Tile<T> tile{x, rows, columns, int64_t(number / across) * kTile,
                        int64_t(number % across) * kTile};
     int e = 0;
-    if constexpr (BLOCKS == Float8Blocks::square_128) {
+    if constexpr (BLOCKS == ScaleBlocks::square_128) {
       e = exponent_of(tile.amax(), largest);
       if (threadIdx.x == 0 && y && tile.row0 < rows)
         inverses.put_square(tile.row0, tile.column0, e);
@@ -209,10 +209,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class F>
-void with_blocks(Float8Blocks blocks, const F& f) {
-  if (blocks == Float8Blocks::rows_128) return f.template operator()<Float8Blocks::rows_128>();
-  if (blocks == Float8Blocks::rows_32) return f.template operator()<Float8Blocks::rows_32>();
-  f.template operator()<Float8Blocks::square_128>();
+void with_blocks(ScaleBlocks blocks, const F& f) {
+  if (blocks == ScaleBlocks::rows_128) return f.template operator()<ScaleBlocks::rows_128>();
+  if (blocks == ScaleBlocks::rows_32) return f.template operator()<ScaleBlocks::rows_32>();
+  f.template operator()<ScaleBlocks::square_128>();
 }
 
 }  // namespace
@@ -224,7 +224,7 @@ void run(const QuantizeBlocks& a, CUstream_st* stream) {
   const unsigned blocks = blocks_for(div_up(a.N, kTile) * div_up(rows, kTile), 1, kMaxBlocks);
   with_float8(type, [&]<class Y>() {
     with_float(a.x_TN.dtype, [&]<class T>() {
-      with_blocks(a.blocks, [&]<Float8Blocks BLOCKS>() {
+      with_blocks(a.blocks, [&]<ScaleBlocks BLOCKS>() {
         MT_LAUNCH((quantize_blocks<Y, BLOCKS, T>), blocks, kThreads, 0, stream, data<T>(a.x_TN),
                   data<uint8_t>(a.y_TN), a.inverse_TN.data, data<uint8_t>(a.y_NT),
                   a.inverse_NT.data, a.T, a.N, a.stride, largest_float8(type));

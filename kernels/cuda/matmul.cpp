@@ -87,12 +87,12 @@ cublasLtEpilogue_t epilogue_of(Epilogue e) {
 }
 
 #if CUBLAS_VERSION >= 120900
-cublasLtMatmulMatrixScale_t scale_mode(Float8Blocks blocks) {
+cublasLtMatmulMatrixScale_t scale_mode(ScaleBlocks blocks) {
   switch (blocks) {
-    case Float8Blocks::none: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
-    case Float8Blocks::rows_128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-    case Float8Blocks::square_128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-    case Float8Blocks::rows_32: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+    case ScaleBlocks::none: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    case ScaleBlocks::rows_128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case ScaleBlocks::square_128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    case ScaleBlocks::rows_32: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
   }
   throw BugError("scales of blocks without a name in cuBLASLt");
 }
@@ -161,7 +161,7 @@ class LtProblem final : public GemmProblem {
       const void* const any = any_address(16);
       set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, any);
       set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, any);
-      if (k.a_blocks != Float8Blocks::none) set_scale_modes(operation, k);
+      if (k.a_blocks != ScaleBlocks::none) set_scale_modes(operation, k);
     }
   }
 

@@ -72,7 +72,7 @@ void read_model(Stream& stream, model::ParamStore& params,
 }
 
 void start_from(const CheckpointParts& t, const ValueSource& source) {
-  optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
+  optim::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
     read_model(t.compute, t.params, t.replicated, source, progress_of(t, "weights"));
   });
 }

@@ -343,7 +343,7 @@ std::string float8_state(const CheckpointParts& t) {
   const bool layers = t.data_parallel.first_copy(UnitKind::layer) && t.tensor_parallel.rank() == 0;
   const bool experts = t.data_parallel.first_copy(UnitKind::experts);
   std::set<std::string> lines;
-  const std::string own = t.fp8 ? t.fp8->state(t.compute, layers, experts) : "";
+  const std::string own = t.quantizer ? t.quantizer->state(t.compute, layers, experts) : "";
   for (const std::string& rank : t.control.texts(own)) {
     std::istringstream text(rank);
     for (std::string line; std::getline(text, line);) lines.insert(line + "\n");
@@ -414,11 +414,12 @@ storage::TrainState read_state(const fs::path& folder) {
 
 storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
   const storage::TrainState state = read_state(folder);
-  optim::write_weights(t.params, t.data_parallel, t.fp8, [&] {
+  optim::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
     load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true),
                  progress_of(t, "weights"));
   });
-  if (t.fp8 && state.contains(kFloat8Scales)) t.fp8->restore(t.compute, state.text(kFloat8Scales));
+  if (t.quantizer && state.contains(kFloat8Scales))
+    t.quantizer->restore(t.compute, state.text(kFloat8Scales));
   return state;
 }
 

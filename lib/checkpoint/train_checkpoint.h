@@ -11,7 +11,7 @@
 #include "checkpoint/replicated_state.h"
 #include "comm/host_collectives.h"
 #include "model/data_parallel.h"
-#include "model/fp8.h"
+#include "model/quantizer.h"
 #include "model/tensor_parallel.h"
 #include "optim/optimizer.h"
 #include "pipeline/pipeline.h"
@@ -30,7 +30,7 @@ struct CheckpointParts {
   model::DataParallel& data_parallel;
   model::TensorParallel& tensor_parallel;
   const pipeline::Pipeline& pipeline;
-  model::Float8Scaling* fp8;  // null without 8-bit linears
+  model::Quantizer* quantizer;  // null without 8-bit linears
   const comm::HostCollectives& control;
   // All parameters of the model, declared without memory: their names and layout-free shapes.
   std::unique_ptr<model::ParamStore> whole_model;

@@ -40,14 +40,13 @@ class KeyValueCache::Core : public model::AttentionCore {
       : heads_(heads), state_(std::move(state)) {}
 
   model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
-                            const ops::Float8Write&) override {
+                            const ops::Destination&) override {
     MT_CHECK(!step.training && step.seq.B == 1, "a cache serves forwards of B = 1, not training");
     append(step.compute, qkv_TN);
-    return {
-        state_->single() ? decode(step.compute, qkv_TN) : prefill(step.compute, qkv_TN), {}, {}};
+    return {state_->single() ? decode(step.compute, qkv_TN) : prefill(step.compute, qkv_TN), {}};
   }
-  Tensor backward(model::Step&, const model::CoreResult&, const Tensor&,
-                  const ops::QkvAmax&) override {
+  ops::Written backward(model::Step&, const model::CoreResult&, const Tensor&,
+                        const ops::Destination&, bool) override {
     throw BugError("attention to a cache has no backward");
   }
 

@@ -12,15 +12,15 @@ namespace mtrain::model {
 namespace {
 
 struct AttentionActivations {
-  ops::NormResult norm;  // its output is absent if it is computed again
+  ops::NormResult norm;  // without its output, which is qkv's input
   Tensor raw_TN;         // the qkv before the norms of q and k; absent without these norms
   HeadNorms::Statistics head_norms;  // of these norms; absent if the norms are recomputed
   // The core's input. It is absent unless the core is recomputed, since the core keeps what it
   // needs; and absent if the norms of q and k are recomputed, too.
   Tensor qkv_TN;
-  CoreResult core;  // absent if the core is recomputed
-  InputScale qkv_scale, proj_scale;
-  ops::NormResult out;  // the norm of the segment's output, without its result
+  CoreResult core;  // without its output, which is proj's input; absent if the core is recomputed
+  LinearOperand qkv_in, proj_in;  // without values that are computed again
+  ops::NormResult out;            // the norm of the segment's output, without its result
 };
 
 class AttentionSegment : public Segment {
@@ -55,7 +55,7 @@ class AttentionSegment : public Segment {
                                    .std = std,
                                    .gemm = LayerGemm::qkv,
                                    .sections = {{a.heads, D}, {a.kv_heads, D}, {a.kv_heads, D}},
-                                   .fp8 = impls.fp8_of(layer)});
+                                   .quantizer = impls.quantizer_of(layer)});
     // The initial weights of projections into the residual stream are smaller by sqrt(2 L) (GPT-2).
     proj_ = tensor_->row_linear(params, {.unit = unit_id(layer),
                                          .name = name_ + ".proj",
@@ -64,7 +64,7 @@ class AttentionSegment : public Segment {
                                          .bias = a.proj_bias,
                                          .std = std / std::sqrt(2.0f * float(model.layer_count())),
                                          .gemm = LayerGemm::proj,
-                                         .fp8 = impls.fp8_of(layer)});
+                                         .quantizer = impls.quantizer_of(layer)});
     if (a.head_norm != spec::HeadNorm::none)
       head_norms_.emplace(params, unit_id(layer), name_, model.norm, a, tensor_, heads_);
     output_.emplace(params, unit_id(layer), name_, model, model.layer(layer), tensor_, id_);
@@ -77,71 +77,63 @@ class AttentionSegment : public Segment {
   Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     AttentionActivations a;
-    const ops::Float8Write write = norm_.write(qkv_->input_write(step.training));
-    a.qkv_scale = InputScale(write);
-    a.norm = norm_.forward(step, in.h, write);
-    a.qkv_TN = qkv_->forward(step, a.norm.y_TH, a.qkv_scale);
-    if (!keep_norm_) a.norm.y_TH = {};
+    a.norm = norm_.forward(step, in.h, qkv_->input(step.training));
+    a.qkv_in = std::exchange(a.norm.y_TH, {});
+    a.qkv_TN = qkv_->forward(step, a.qkv_in);
+    if (!keep_norm_) a.qkv_in.value = {};
     if (head_norms_) {
       a.raw_TN = a.qkv_TN;
       a.qkv_TN = head_norms_->forward(step, a.raw_TN, a.head_norms);
     }
     if (rotary_) rotate(step, a.qkv_TN, false);
-    const ops::Float8Write out_write = core_write(step, proj_->input_write(step.training));
-    a.proj_scale = InputScale(out_write);
-    CoreResult core = core_->forward(step, a.qkv_TN, out_write);
-    const Tensor quantized = std::exchange(core.quantized_out_TN, {});
-    const Tensor out_TH = proj_->forward(step, quantized ? quantized : core.out_TN, a.proj_scale);
+    a.core = core_->forward(step, a.qkv_TN, proj_->input(step.training));
+    a.proj_in = std::exchange(a.core.out_TN, {});
+    const Tensor out_TH = proj_->forward(step, a.proj_in);
     Hidden out{a.norm.sum_TH, output_->forward(step, out_TH, a.out)};
-    if (!recompute_core_) a.core = std::move(core);
+    if (recompute_core_) a.core = {}, a.proj_in.value = {};
     if (!recompute_core_ || recompute_head_norms_) a.qkv_TN = {};
     if (recompute_head_norms_) a.head_norms = {};
     step.stash->push(std::move(a));
     return Flow::forward(std::move(out));
   }
 
-  ops::Float8Write gradient_write() const override { return output_->gradient_write(*proj_); }
+  ops::Destination gradient() const override { return output_->gradient(*proj_); }
 
-  Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
-    const HiddenGradient& d = flow.d;
+  Flow backward(Step& step, Flow flow, const ops::Destination& to) override {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash->pop<AttentionActivations>();
     if (recompute_head_norms_) {
       a.qkv_TN = head_norms_->forward(step, a.raw_TN, a.head_norms);
       if (rotary_) rotate(step, a.qkv_TN, false);
     }
-    if (recompute_core_) a.core = core_->forward(step, a.qkv_TN, {});
-    InputGradient dout = proj_->dgrad(step, output_->backward(step, d, a.out, proj_.get()));
+    if (recompute_core_) {
+      a.core = core_->forward(step, a.qkv_TN, {});
+      a.proj_in.value = a.core.out_TN;
+    }
+    a.core.out_TN = a.proj_in.value;
+    InputGradient dout = proj_->dgrad(step, output_->backward(step, flow.d_TH, a.out, proj_.get()));
     a.out = {};
     // The gradient for wgrad is moved, so that its memory is free for what follows: under sequence
     // parallelism it has the rows of all ranks.
-    proj_->wgrad(step, a.core.out_TN, a.proj_scale, std::move(dout.for_wgrad));
-    // The last kernel that writes the gradients of q and k finds their maximum.
-    const ops::Float8Write dqkv_write = core_write(step, qkv_->gradient_write());
-    const Tensor dqkv_amax = dqkv_write.amax, none;
-    Tensor dqkv =
-        core_->backward(step, a.core, dout.dx_TI,
-                        {.dqk = rotary_ || head_norms_ ? none : dqkv_amax, .dv = dqkv_amax});
+    proj_->wgrad(step, std::move(a.proj_in), std::move(dout.dy));
+    ops::Written dqkv =
+        core_->backward(step, a.core, dout.dx_TI, qkv_->gradient(), !rotary_ && !head_norms_);
     a.core = {}, a.qkv_TN = {}, dout = {};
-    if (rotary_) rotate(step, dqkv, true, head_norms_ ? none : dqkv_amax);
-    if (head_norms_) head_norms_->backward(step, a.raw_TN, a.head_norms, dqkv, dqkv_amax);
-    const Tensor y =
-        keep_norm_ ? a.norm.y_TH : norm_.forward(step, {a.norm.sum_TH, {}}, a.qkv_scale.again).y_TH;
-    const Tensor dy = qkv_->backward(step, y, a.qkv_scale, {std::move(dqkv), dqkv_write});
-    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, write));
+    if (rotary_) rotate(step, dqkv, true, !head_norms_);
+    if (head_norms_) head_norms_->backward(step, a.raw_TN, a.head_norms, dqkv);
+    if (!keep_norm_)
+      a.qkv_in.value = norm_.forward(step, {a.norm.sum_TH, {}}, a.qkv_in.rewrite).y_TH;
+    const Tensor dy = qkv_->backward(step, std::move(a.qkv_in), std::move(dqkv));
+    return Flow::backward(norm_.backward(step, a.norm, dy, flow.d_TH.plain, to));
   }
 
  private:
   static UnitId unit_id(int64_t layer) { return {UnitKind::layer, layer}; }
 
-  // Returns what the core's kernels do of a linear's wish.
-  ops::Float8Write core_write(const Step& step, const ops::Float8Write& wish) const {
-    return core_->writes_float8(step) ? wish : ops::Float8Write{};
-  }
-
-  void rotate(Step& step, const Tensor& qk_TN, bool backward, const Tensor& amax = {}) {
+  // `last`: no kernel changes q and k later.
+  void rotate(Step& step, const ops::Written& qk_TN, bool backward, bool last = true) {
     ops::rope(step.compute, qk_TN, rotary_->cos_PR, rotary_->sin_PR, step.seq.position_T,
-              heads_.A + heads_.G, heads_.D, backward, amax);
+              heads_.A + heads_.G, heads_.D, backward, last);
   }
 
   const SegmentId id_;

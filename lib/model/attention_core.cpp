@@ -9,18 +9,15 @@ namespace {
 class LocalAttention : public AttentionCore {
  public:
   explicit LocalAttention(const HeadConfig& heads) : heads_(heads) {}
-  bool writes_float8(const Step& step) const override {
-    return ops::attention_writes_float8(step.compute.device());
+  CoreResult forward(Step& step, const Tensor& qkv_TN, const ops::Destination& to) override {
+    const auto r = ops::attention(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens, to);
+    return {r.written, Kept{qkv_TN, r.lse}};
   }
-  CoreResult forward(Step& step, const Tensor& qkv_TN, const ops::Float8Write& write) override {
-    const auto r = ops::attention(step.compute, dims(step), qkv_TN, step.seq.cu_seqlens, write);
-    return {r.out_TN, Kept{qkv_TN, r.lse}, r.quantized_out_TN};
-  }
-  Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN,
-                  const ops::QkvAmax& amax) override {
+  ops::Written backward(Step& step, const CoreResult& forward, const Tensor& dout_TN,
+                        const ops::Destination& to, bool qk_last) override {
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
     return ops::attention_backward(step.compute, dims(step), kept.qkv_TN, step.seq.cu_seqlens,
-                                   {forward.out_TN, kept.lse}, dout_TN, amax);
+                                   {forward.out_TN.plain, kept.lse}, dout_TN, to, qk_last);
   }
 
  private:

@@ -19,24 +19,24 @@ struct HeadConfig {
 };
 
 struct CoreResult {
-  Tensor out_TN;  // (T, A * D)
+  ops::Written out_TN;  // (T, A * D); always has plain numbers, which backward() needs
   // Everything else that backward() needs, the core's input included, in a type of the core's own.
   std::any kept;
-  Tensor quantized_out_TN = {};  // out_TN in 8 bits, if that was asked for
 };
 
 // The interface that context parallelism implements (ring, all-gather, all-to-all).
 class AttentionCore {
  public:
   virtual ~AttentionCore() = default;
-  // Returns whether the core's kernels can do what a Float8Write or a QkvAmax asks for. Otherwise
-  // forward() and backward() are given empty ones.
-  virtual bool writes_float8(const Step&) const { return false; }
+  // A destination belongs to the linear that reads the result. A core whose kernels can do nothing
+  // for it ignores it.
+  //
   // qkv_TN is (T, (A + 2 G) D); rotary has been applied to it.
-  virtual CoreResult forward(Step& step, const Tensor& qkv_TN, const ops::Float8Write& write) = 0;
-  // Returns dL/dqkv (T, (A + 2 G) D). `forward` is what forward() returned.
-  virtual Tensor backward(Step& step, const CoreResult& forward, const Tensor& dout_TN,
-                          const ops::QkvAmax& amax) = 0;
+  virtual CoreResult forward(Step& step, const Tensor& qkv_TN, const ops::Destination& to) = 0;
+  // Returns dL/dqkv (T, (A + 2 G) D), plain. `forward` is what forward() returned. `qk_last`: no
+  // kernel changes the gradients of q and k later.
+  virtual ops::Written backward(Step& step, const CoreResult& forward, const Tensor& dout_TN,
+                                const ops::Destination& to, bool qk_last) = 0;
 };
 // The core for a rank that has all positions of its sequences.
 std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads);

@@ -18,7 +18,7 @@ class Block {
   size_t size() const { return segments_.size(); }
   Segment& segment(size_t i) { return *segments_[i]; }
   // Returns what the kernel that writes the gradient of the layer's output does for the layer.
-  ops::Float8Write gradient_write() const { return segments_.back()->gradient_write(); }
+  ops::Destination gradient() const { return segments_.back()->gradient(); }
   // The unit of the layer's parameters, but for those of its experts.
   ParamUnit* unit() const { return segments_[0]->unit(); }
   // All units of the layer, in the order of forward.

@@ -1,5 +1,5 @@
-// A Flow is what the segments of a pass hand on: the residual stream in forward, its gradient in
-// backward, and what the segments of one layer hand each other beside it.
+// A Flow travels through the segments of a pass: the residual stream in forward, its gradient in
+// backward, and the tensors that only the segments of one layer exchange.
 #pragma once
 #include <memory>
 #include <utility>
@@ -9,17 +9,9 @@
 
 namespace mtrain::model {
 
-struct HiddenGradient {
-  Tensor d_TH;
-  // The segment's gradient_write(), if the kernel that wrote d_TH was given it; and d_TH in 8 bits,
-  // if that asked for it.
-  ops::Float8Write write = {};
-  Tensor quantized_TH = {};
-};
-
 struct SharedExpertActivations;
 
-// What the segments of a layer with experts hand each other.
+// The tensors that the segments of a layer with experts exchange.
 struct ExpertFlow {
   Tensor x_TH = {};  // the norm's output
   Tensor dx_TH = {};
@@ -28,20 +20,20 @@ struct ExpertFlow {
   // outputs; in backward the gradients of both.
   ExpertRows rows = {};
   std::shared_ptr<TokenRoute> route = {};  // where the rows go
-  ExpertRows again = {};  // in backward: the experts' inputs, where they were not kept
-  // In the place of rows and again from the dispatch on, where these travel in chunks.
+  ExpertRows again = {};  // in backward: the experts' inputs, if they were not kept
+  // Used from the dispatch on instead of rows and again, if these travel in chunks.
   std::shared_ptr<ChunkedRows> chunks = {}, chunks_again = {};
   // A shared expert that computes in parts, while rows travel, keeps these between the parts.
   std::shared_ptr<SharedExpertActivations> shared = {};
 };
 
 struct Flow {
-  Hidden h = {};          // in forward
-  HiddenGradient d = {};  // in backward
+  Hidden h = {};           // in forward
+  ops::Written d_TH = {};  // in backward, as its kernel has written it for the next segment
   ExpertFlow experts = {};
 
   static Flow forward(Hidden h) { return {.h = std::move(h)}; }
-  static Flow backward(HiddenGradient d) { return {.d = std::move(d)}; }
+  static Flow backward(ops::Written d_TH) { return {.d_TH = std::move(d_TH)}; }
 };
 
 }  // namespace mtrain::model

@@ -167,9 +167,8 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch) {
   pass.needs_input_ = !stage_.head;
   if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
-      const auto write = blocks_.empty() ? ops::Float8Write{} : blocks_.back().gradient_write();
-      ops::NormGradient d = head_->backward(p.step_, write);
-      p.flow_ = Flow::backward({std::move(d.dx_TH), write, std::move(d.quantized_TH)});
+      const auto to = blocks_.empty() ? ops::Destination{} : blocks_.back().gradient();
+      p.flow_ = Flow::backward(head_->backward(p.step_, to));
       p.step_.param_hooks().after_backward(*head_unit_);
     });
   for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {
@@ -186,7 +185,7 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch) {
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
       ParamHooks& hooks = p.step_.param_hooks();
       for (ParamUnit* u : embedding_units_) hooks.before_backward(*u);
-      embedding_->backward(p.step_, batch.input_T, std::exchange(p.flow_, {}).d.d_TH);
+      embedding_->backward(p.step_, batch.input_T, std::exchange(p.flow_, {}).d_TH.plain);
       for (ParamUnit* u : embedding_units_) hooks.after_backward(*u);
     });
   return pass;
@@ -232,11 +231,10 @@ void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t se
   if (first && !there) hooks.before_backward(*block.unit());
   if (own && !there) hooks.before_backward(*own);
   Step inner = p.step_.with(p.not_kept_);
-  const auto write = segment > 0 ? block.segment(segment - 1).gradient_write()
-                     : layer > 0 ? blocks_[layer - 1].gradient_write()
-                                 : ops::Float8Write{};
-  p.flow_ =
-      block.segment(segment).backward(g.recompute ? inner : p.step_, std::move(p.flow_), write);
+  const auto to = segment > 0 ? block.segment(segment - 1).gradient()
+                  : layer > 0 ? blocks_[layer - 1].gradient()
+                              : ops::Destination{};
+  p.flow_ = block.segment(segment).backward(g.recompute ? inner : p.step_, std::move(p.flow_), to);
   if (own) hooks.after_backward(*own);
   if (segment == 0) hooks.after_backward(*block.unit());
 }

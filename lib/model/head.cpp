@@ -77,7 +77,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   Stream& stream = step.compute;
   HeadActivations a;
   a.norm = norm_.forward(step, h);
-  const Tensor y_TH = tensor_->gather(step, a.norm.y_TH);
+  const Tensor y_TH = tensor_->gather(step, a.norm.y_TH.plain);
   const int64_t T = y_TH.dim(0), rows = logits_rows_ ? logits_rows_ : T;
   if (step.training) a.dy_TH = Tensor::empty(stream, y_TH.shape(), y_TH.dtype());
   const Tensor loss_T = Tensor::empty(stream, {T}, DType::f32);
@@ -105,16 +105,16 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   step.stash->push(std::move(a));
 }
 
-ops::NormGradient Head::backward(Step& step, const ops::Float8Write& write) {
+ops::Written Head::backward(Step& step, const ops::Destination& to) {
   const Device::Scope scope(step.compute.device(), kScope);
   const auto a = step.stash->pop<HeadActivations>();
-  return norm_.backward(step, a.norm, a.dy_TH, {}, write);
+  return norm_.backward(step, a.norm, a.dy_TH, {}, to);
 }
 
 Tensor Head::logits(Step& step, const Hidden& h, const std::vector<int64_t>& rows) {
   const Device::Scope scope(step.compute.device(), kScope);
   Stream& stream = step.compute;
-  Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH);
+  Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH.plain);
   if (!rows.empty()) y_TH = picked_rows(stream, y_TH, rows);
   const Tensor own_TV =
       ops::matmul(stream, "matmul_output_fwd", y_TH, output_->value, {.b = true}, DType::f32);

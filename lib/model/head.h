@@ -25,7 +25,7 @@ class Head {
   // Adds the loss to request.total. Pushes the gradient to step.stash if step.training.
   void loss(Step& step, const Hidden& h, const LossRequest& request);
   // Returns dL/dh (T, H).
-  ops::NormGradient backward(Step& step, const ops::Float8Write& write);
+  ops::Written backward(Step& step, const ops::Destination& to);
   // Returns (T, padded vocabulary) in fp32, or those of `rows` if there are any, and stashes
   // nothing. Under tensor parallelism every rank gets the logits of the whole vocabulary.
   Tensor logits(Step& step, const Hidden& h, const std::vector<int64_t>& rows);

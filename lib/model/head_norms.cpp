@@ -65,22 +65,22 @@ Tensor HeadNorms::forward(Step& step, const Tensor& raw_TN, Statistics& statisti
 }
 
 void HeadNorms::backward(Step& step, const Tensor& raw_TN, const Statistics& statistics,
-                         const Tensor& dqkv_TN, const Tensor& amax) const {
+                         const ops::Written& dqkv_TN) const {
   Stream& stream = step.compute;
   const int64_t T = raw_TN.dim(0);
   Tensor sum_2T;
   if (shares_rows()) {
     sum_2T = Tensor::empty(stream, {2 * T}, DType::f32);
-    ops::head_norm_backward_sums(stream, weights(*q_norm_), raw_TN, statistics.rstd_q, dqkv_TN, q_,
-                                 sum_2T.flat(0, {T}));
-    ops::head_norm_backward_sums(stream, weights(*k_norm_), raw_TN, statistics.rstd_k, dqkv_TN, k_,
-                                 sum_2T.flat(T, {T}));
+    ops::head_norm_backward_sums(stream, weights(*q_norm_), raw_TN, statistics.rstd_q,
+                                 dqkv_TN.plain, q_, sum_2T.flat(0, {T}));
+    ops::head_norm_backward_sums(stream, weights(*k_norm_), raw_TN, statistics.rstd_k,
+                                 dqkv_TN.plain, k_, sum_2T.flat(T, {T}));
     tensor_->sum(sum_2T);
   }
   ops::head_norm_backward(stream, weights(*q_norm_), raw_TN, statistics.rstd_q, dqkv_TN, q_,
-                          q_norm_->grad, amax, shared(sum_2T, 0, q_));
+                          q_norm_->grad, shared(sum_2T, 0, q_));
   ops::head_norm_backward(stream, weights(*k_norm_), raw_TN, statistics.rstd_k, dqkv_TN, k_,
-                          k_norm_->grad, amax, shared(sum_2T, 1, k_));
+                          k_norm_->grad, shared(sum_2T, 1, k_));
   step.wgrad.ready(*q_norm_);
   step.wgrad.ready(*k_norm_);
 }

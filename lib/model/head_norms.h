@@ -23,10 +23,10 @@ class HeadNorms {
             const HeadConfig& heads);
   // Returns a copy of raw_TN with normalized queries and keys.
   Tensor forward(Step& step, const Tensor& raw_TN, Statistics& statistics) const;
-  // Replaces the gradient of forward()'s result by that of raw_TN, in place. `amax` (optional) is a
-  // Float8Write's, of queries and keys.
+  // Replaces the gradient of forward()'s result by that of raw_TN, in place. Its destination may
+  // have asked for the maximum, which then includes that of the new queries and keys.
   void backward(Step& step, const Tensor& raw_TN, const Statistics& statistics,
-                const Tensor& dqkv_TN, const Tensor& amax) const;
+                const ops::Written& dqkv_TN) const;
 
  private:
   ops::NormWeights weights(const Parameter& p) const;

@@ -12,11 +12,11 @@ namespace mtrain::model {
 namespace {
 
 struct MlpActivations {
-  ops::NormResult norm;  // its output is absent if it is computed again
+  ops::NormResult norm;  // without its output, which is the up projection's input
   // The up projection's output; (T, 2 F), gate | up, if gated. It is absent if it is recomputed.
   Tensor up_TF;
-  Tensor act_TF;  // the activation's output; absent if it is computed again
-  InputScale up_scale, down_scale;
+  // The inputs of the projections, without values that are computed again.
+  LinearOperand up_in, down_in;
   ops::NormResult out;  // the norm of the segment's output, without its result
 };
 
@@ -45,7 +45,7 @@ class MlpSegment : public Segment {
                                           .std = std,
                                           .gemm = LayerGemm::fc1,
                                           .sections = sections,
-                                          .fp8 = impls.fp8_of(layer)});
+                                          .quantizer = impls.quantizer_of(layer)});
     down_ = tensor_->row_linear(params, {.unit = unit,
                                          .name = name_ + ".down",
                                          .I = F,
@@ -53,7 +53,7 @@ class MlpSegment : public Segment {
                                          .bias = mlp.bias,
                                          .std = std / std::sqrt(2.0f * float(model.layer_count())),
                                          .gemm = LayerGemm::fc2,
-                                         .fp8 = impls.fp8_of(layer)});
+                                         .quantizer = impls.quantizer_of(layer)});
     output_.emplace(params, unit, name_, model, model.layer(layer), tensor_, id_);
     unit_ = params.unit(unit);
   }
@@ -64,96 +64,87 @@ class MlpSegment : public Segment {
   Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     MlpActivations a;
-    const ops::Float8Write up_write = norm_.write(up_->input_write(step.training)),
-                           down_write = activation_write(down_->input_write(step.training));
-    a.up_scale = InputScale(up_write), a.down_scale = InputScale(down_write);
-    a.norm = norm_.forward(step, in.h, up_write);
-    Tensor act_TF;
+    const ops::Destination down = down_->input(step.training);
+    a.norm = norm_.forward(step, in.h, up_->input(step.training));
+    a.up_in = std::exchange(a.norm.y_TH, {});
     if (gelu_in_gemms()) {
-      const GeluOutput up = up_->forward_gelu(step, a.norm.y_TH, a.up_scale, down_write.amax);
-      a.up_TF = up.y_TO, act_TF = up.gelu_TO;
+      GeluOutput up = up_->forward_gelu(step, a.up_in, down);
+      a.up_TF = up.y_TO, a.down_in = std::move(up.gelu_TO);
     } else {
-      a.up_TF = up_->forward(step, a.norm.y_TH, a.up_scale);
-      act_TF = mlp_.gated()
-                   ? ops::swiglu(step.compute, a.up_TF, down_write, gate_function(mlp_.activation))
-                   : ops::gelu(step.compute, a.up_TF, false, down_write.amax);
+      a.up_TF = up_->forward(step, a.up_in);
+      a.down_in = mlp_.gated()
+                      ? ops::swiglu(step.compute, a.up_TF, down, gate_function(mlp_.activation))
+                      : ops::gelu(step.compute, a.up_TF, false, down);
     }
-    if (!keep_norm_) a.norm.y_TH = {};
+    if (!keep_norm_) a.up_in.value = {};
     if (recompute_) a.up_TF = {};
-    if (keep_activation_) a.act_TF = act_TF;
-    const Tensor out_TH = down_->forward(step, act_TF, a.down_scale);
+    const Tensor out_TH = down_->forward(step, a.down_in);
+    if (!keep_activation_) a.down_in.value = {};
     Hidden out{a.norm.sum_TH, output_->forward(step, out_TH, a.out)};
     step.stash->push(std::move(a));
     return Flow::forward(std::move(out));
   }
 
-  ops::Float8Write gradient_write() const override { return output_->gradient_write(*down_); }
+  ops::Destination gradient() const override { return output_->gradient(*down_); }
 
-  Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
-    const HiddenGradient& d = flow.d;
+  Flow backward(Step& step, Flow flow, const ops::Destination& to) override {
     const Device::Scope scope(step.compute.device(), name_);
     auto a = step.stash->pop<MlpActivations>();
-    Tensor y = a.norm.y_TH;
     if (recompute_) {
-      if (!y) y = norm_again(step, a);
-      // The same call as in forward, since a GEMM with gelu may round otherwise than one without.
-      a.up_TF = gelu_in_gemms() ? up_->forward_gelu(step, y, a.up_scale, {}).y_TO
-                                : up_->forward(step, y, a.up_scale);
+      recompute_norm(step, a);
+      // The same call as in forward, since a GEMM with gelu may round differently from one without.
+      a.up_TF =
+          gelu_in_gemms() ? up_->forward_gelu(step, a.up_in, {}).y_TO : up_->forward(step, a.up_in);
     }
-    ActivationGradient g =
-        activation_backward(step, output_->backward(step, d, a.out, down_.get()), a);
-    // Tensors that are not needed any more give their memory back: under sequence parallelism the
+    ProjectionGradients g =
+        activation_backward(step, output_->backward(step, flow.d_TH, a.out, down_.get()), a);
+    // Tensors that are not needed any more free their memory: under sequence parallelism the
     // gradient for wgrad has the rows of all ranks.
-    down_->wgrad(step, g.act_TF, a.down_scale, std::move(g.for_wgrad));
-    a.up_TF = {}, a.act_TF = {}, g.act_TF = {}, a.out = {};
-    if (!y) y = norm_again(step, a);
-    const Tensor dy = up_->backward(step, y, a.up_scale, std::move(g.dup));
-    return Flow::backward(norm_.backward(step, a.norm, dy, d.d_TH, write));
+    down_->wgrad(step, std::move(a.down_in), std::move(g.down));
+    a.up_TF = {}, a.out = {};
+    recompute_norm(step, a);
+    const Tensor dy = up_->backward(step, std::move(a.up_in), std::move(g.up));
+    return Flow::backward(norm_.backward(step, a.norm, dy, flow.d_TH.plain, to));
   }
 
  private:
-  struct ActivationGradient {
-    WrittenGradient dup;       // gradient of the up projection's output
-    Tensor act_TF;             // the activation's output, kept or computed again
-    OutputGradient for_wgrad;  // for the down projection's wgrad()
+  // The gradients of the outputs of both projections.
+  struct ProjectionGradients {
+    ops::Written up;
+    LinearOperand down;  // for wgrad()
   };
 
   bool gelu_in_gemms() const { return mlp_.activation == spec::Activation::gelu_tanh; }
 
-  // Returns what of a linear's wish the activation's kernels can do: those of gelu only leave
-  // maxima.
-  ops::Float8Write activation_write(const ops::Float8Write& wish) const {
-    return mlp_.gated() || !wish.in_8_bits() ? wish : ops::Float8Write{};
-  }
-  Tensor norm_again(Step& step, const MlpActivations& a) const {
-    return norm_.forward(step, {a.norm.sum_TH, {}}, a.up_scale.again).y_TH;
+  // Computes the norm's output again, if it is absent.
+  void recompute_norm(Step& step, MlpActivations& a) const {
+    if (!a.up_in.value)
+      a.up_in.value = norm_.forward(step, {a.norm.sum_TH, {}}, a.up_in.rewrite).y_TH;
   }
 
-  // Takes the gradient back through the down projection and the activation.
-  ActivationGradient activation_backward(Step& step, WrittenGradient d, const MlpActivations& a) {
-    ops::Float8Write write = activation_write(up_->gradient_write());
-    if (write.in_8_bits() && mlp_.bias) write = {};  // the bias's gradient needs all bits
+  // Takes the gradient back through the down projection and the activation. Unless the activation's
+  // output is kept, the kernels compute it again.
+  ProjectionGradients activation_backward(Step& step, LinearOperand d, MlpActivations& a) {
+    const ops::Destination to = up_->gradient();
+    LinearOperand& act = a.down_in;
     if (gelu_in_gemms()) {
-      GeluInputGradient g = down_->dgrad_gelu(step, std::move(d), a.up_TF, write.amax);
-      return {{g.du_TI, write}, g.gelu_TI, std::move(g.for_wgrad)};
+      GeluInputGradient g = down_->dgrad_gelu(step, std::move(d), a.up_TF, to);
+      act.value = std::move(g.gelu_TI);
+      return {std::move(g.du_TI), std::move(g.dy)};
     }
     InputGradient g = down_->dgrad(step, std::move(d));
-    // Unless the activation's output is kept, the kernels compute it again. In 8 bits it has memory
-    // of its own, else it overwrites its gradient.
-    const Tensor dact_TF = g.dx_TI;
-    const ops::Float8Write& again = a.down_scale.again;
-    const Tensor again_TF = a.act_TF ? Tensor()
-                            : again.in_8_bits()
-                                ? Tensor::empty(step.compute, dact_TF.shape(), again.type)
-                                : dact_TF;
-    const Tensor dup_TF =
-        mlp_.gated()
-            ? ops::swiglu_backward(step.compute, a.up_TF, dact_TF, again_TF, write, again.scale,
-                                   gate_function(mlp_.activation))
-            : ops::gelu_backward(step.compute, a.up_TF, dact_TF, again_TF, false, write.amax);
-    WrittenGradient dup =
-        write.in_8_bits() ? WrittenGradient{{}, write, dup_TF} : WrittenGradient{dup_TF, write};
-    return {std::move(dup), a.act_TF ? a.act_TF : again_TF, std::move(g.for_wgrad)};
+    const bool again = !act.value;
+    if (mlp_.gated()) {
+      ops::ActivationGradient up =
+          ops::swiglu_backward(step.compute, a.up_TF, g.dx_TI, to, again ? &act.rewrite : nullptr,
+                               gate_function(mlp_.activation));
+      if (again) act.value = std::move(up.y);
+      return {std::move(up.dx), std::move(g.dy)};
+    }
+    ops::Written up =
+        ops::gelu_backward(step.compute, a.up_TF, g.dx_TI, again ? g.dx_TI : Tensor(), false, to);
+    if (again) act.value = g.dx_TI;
+    return {std::move(up), std::move(g.dy)};
   }
 
   const spec::DenseMlp mlp_;

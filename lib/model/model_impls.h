@@ -1,6 +1,5 @@
 // The implementations that a model's layers use on this rank. The defaults are those of a single
-// rank; lib/parallel/apply_parallelism.cpp replaces them by those of parallelism and of 8-bit
-// GEMMs.
+// rank; lib/parallel/apply_parallelism.cpp replaces them for parallelism and for quantized GEMMs.
 #pragma once
 #include <functional>
 #include <limits>
@@ -10,7 +9,7 @@
 #include "base/route_pattern.h"
 #include "model/attention_core.h"
 #include "model/experts/token_dispatcher.h"
-#include "model/fp8.h"
+#include "model/quantizer.h"
 #include "model/tensor_parallel.h"
 
 namespace mtrain::model {
@@ -26,19 +25,19 @@ struct ModelImpls {
   // Whether each expert is divided over the ranks of `tensor`: its outputs are then partial sums,
   // which `token_dispatcher` adds up. Otherwise this rank has whole experts.
   bool divided_experts = false;
-  // Makes what brings a layer's tokens to their experts; empty: local_dispatcher().
+  // Makes the dispatcher that brings a layer's tokens to their experts; empty: local_dispatcher().
   std::function<std::unique_ptr<TokenDispatcher>()> token_dispatcher;
   // Whether a shared expert computes in two parts, one while tokens travel to their experts and one
   // while they come back. Otherwise all of it computes while they come back.
   bool shared_expert_overlap = false;
-  // Sums in place what the ranks that share the tokens of a sample have each found of theirs. What
-  // reads the sums waits for the event. Empty: this rank has all tokens of its samples.
+  // Sums in place what the ranks that share the tokens of a sample have each found for theirs.
+  // Readers of the sums wait for the event. Empty: this rank has all tokens of its samples.
   std::function<Event(Stream& compute, const Tensor& found)> sum_over_tokens;
-  // Not null: the linears of the layers [fp8_begin, fp8_end) of the model have 8-bit GEMMs.
-  std::shared_ptr<Float8Scaling> fp8;
-  int64_t fp8_begin = 0, fp8_end = std::numeric_limits<int64_t>::max();
-  std::shared_ptr<Float8Scaling> fp8_of(int64_t layer) const {
-    return layer >= fp8_begin && layer < fp8_end ? fp8 : nullptr;
+  // Not null: the linears of the layers [quantized_begin, quantized_end) have quantized GEMMs.
+  std::shared_ptr<Quantizer> quantizer;
+  int64_t quantized_begin = 0, quantized_end = std::numeric_limits<int64_t>::max();
+  std::shared_ptr<Quantizer> quantizer_of(int64_t layer) const {
+    return layer >= quantized_begin && layer < quantized_end ? quantizer : nullptr;
   }
   // (layers of the model, experts) in fp32: added to the routers' scores for the choice alone.
   // Absent: nothing is added.

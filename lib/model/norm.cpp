@@ -28,14 +28,14 @@ ops::NormWeights Norm::weights() const {
   return {kind_, weight_->value, bias_ ? bias_->value : Tensor(), eps_, plus_one_};
 }
 
-ops::NormResult Norm::forward(Step& step, const Hidden& h, const ops::Float8Write& write) const {
-  return ops::norm(step.compute, weights(), h.x_TH, h.delta_TH, write);
+ops::NormResult Norm::forward(Step& step, const Hidden& h, const ops::Destination& to) const {
+  return ops::norm(step.compute, weights(), h.x_TH, h.delta_TH, to);
 }
 
-ops::NormGradient Norm::backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
-                                 const Tensor& dresidual_TH, const ops::Float8Write& write) const {
-  ops::NormGradient dx = ops::norm_backward(step.compute, weights(), forward, dy_TH, dresidual_TH,
-                                            weight_->grad, bias_ ? bias_->grad : Tensor(), write);
+ops::Written Norm::backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
+                            const Tensor& dresidual_TH, const ops::Destination& to) const {
+  ops::Written dx = ops::norm_backward(step.compute, weights(), forward, dy_TH, dresidual_TH,
+                                       weight_->grad, bias_ ? bias_->grad : Tensor(), to);
   step.wgrad.ready(*weight_);
   if (bias_) step.wgrad.ready(*bias_);
   return dx;

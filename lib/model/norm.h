@@ -24,11 +24,11 @@ class Norm {
   // Declares the norm's parameters in `unit`.
   Norm(ParamStore& params, UnitId unit, const std::string& name, const spec::ModelSpec& model,
        const TensorParallel& tensor);
-  // `write` is what ops::norm() does for the linear that reads the result.
-  ops::NormResult forward(Step& step, const Hidden& h, const ops::Float8Write& write = {}) const;
+  // `to` is the destination of the linear that reads the result.
+  ops::NormResult forward(Step& step, const Hidden& h, const ops::Destination& to = {}) const;
   // Returns dL/d(norm's input) + dresidual_TH (optional), which one pass computes.
-  ops::NormGradient backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
-                             const Tensor& dresidual_TH, const ops::Float8Write& write) const;
+  ops::Written backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
+                        const Tensor& dresidual_TH, const ops::Destination& to) const;
 
   ParamUnit* unit() const { return weight_->unit; }
 

@@ -16,11 +16,12 @@ class Segment {
   // needs to step.stash.
   virtual Flow forward(Step& step, Flow in) = 0;
   // `d` has the gradient of x + delta, where forward() returned (x, delta). Returns the gradient of
-  // x + delta of forward()'s input, for whose reader its kernel does what `write` says.
-  virtual Flow backward(Step& step, Flow d, const ops::Float8Write& write) = 0;
-  // Returns what the kernel that writes backward()'s `d` is to do for the segment; nothing if the
+  // x + delta of forward()'s input, which its kernel writes for `to`, the destination of its
+  // reader.
+  virtual Flow backward(Step& step, Flow d, const ops::Destination& to) = 0;
+  // Returns what the kernel that writes backward()'s `d` does for the segment; nothing if the
   // segment has no use for it.
-  virtual ops::Float8Write gradient_write() const = 0;
+  virtual ops::Destination gradient() const = 0;
 };
 
 }  // namespace mtrain::model

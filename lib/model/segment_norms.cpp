@@ -10,22 +10,17 @@ InputNorm::InputNorm(ParamStore& params, UnitId unit, const std::string& name,
   if (layer.input_norms) norm_.emplace(params, unit, name + ".norm", model, tensor);
 }
 
-ops::NormResult InputNorm::forward(Step& step, const Hidden& h,
-                                   const ops::Float8Write& write) const {
-  if (norm_) return norm_->forward(step, h, write);
+ops::NormResult InputNorm::forward(Step& step, const Hidden& h, const ops::Destination& to) const {
+  if (norm_) return norm_->forward(step, h, to);
   const Tensor sum_TH = materialize(step, h);
   return {.sum_TH = sum_TH, .y_TH = sum_TH, .rstd_T = {}, .mean_T = {}};
 }
 
-HiddenGradient InputNorm::backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
-                                   const Tensor& dresidual_TH,
-                                   const ops::Float8Write& write) const {
-  if (norm_) {
-    ops::NormGradient d = norm_->backward(step, forward, dy_TH, dresidual_TH, write);
-    return {std::move(d.dx_TH), write, std::move(d.quantized_TH)};
-  }
+ops::Written InputNorm::backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
+                                 const Tensor& dresidual_TH, const ops::Destination& to) const {
+  if (norm_) return norm_->backward(step, forward, dy_TH, dresidual_TH, to);
   ops::add_into(step.compute, dresidual_TH, dy_TH);
-  return {dy_TH};
+  return dy_TH;
 }
 
 SegmentOutput::SegmentOutput(ParamStore& params, UnitId unit, const std::string& name,
@@ -39,19 +34,17 @@ Tensor SegmentOutput::forward(Step& step, const Tensor& out_TH, ops::NormResult&
   Tensor delta_TH = out_TH;
   if (norm_) {
     kept = norm_->forward(step, {out_TH, {}});
-    delta_TH = std::exchange(kept.y_TH, {});
+    delta_TH = std::exchange(kept.y_TH, {}).plain;
   }
   drop(step, delta_TH, segment_, dropout_, first_row(step));
   return delta_TH;
 }
 
-WrittenGradient SegmentOutput::backward(Step& step, const HiddenGradient& d,
-                                        const ops::NormResult& kept, const Linear* last) const {
-  Tensor dout_TH = drop_backward(step, d.d_TH, segment_, dropout_, first_row(step));
-  if (!norm_) return {std::move(dout_TH), d.write, d.quantized_TH};
-  const ops::Float8Write write = last ? last->gradient_write() : ops::Float8Write{};
-  ops::NormGradient g = norm_->backward(step, kept, dout_TH, {}, write);
-  return {std::move(g.dx_TH), write, std::move(g.quantized_TH)};
+ops::Written SegmentOutput::backward(Step& step, ops::Written d_TH, const ops::NormResult& kept,
+                                     const Linear* last) const {
+  d_TH.plain = drop_backward(step, d_TH.plain, segment_, dropout_, first_row(step));
+  if (!norm_) return d_TH;
+  return norm_->backward(step, kept, d_TH.plain, {}, last ? last->gradient() : ops::Destination{});
 }
 
 }  // namespace mtrain::model

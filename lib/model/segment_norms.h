@@ -1,5 +1,5 @@
 // What stands between a segment and the residual stream: the norm of what it reads, and the norm
-// and the dropout of what it adds. A layer may lack either norm (spec::LayerSpec).
+// and the dropout of its result. A layer may lack either norm (spec::LayerSpec).
 #pragma once
 #include <memory>
 #include <optional>
@@ -17,16 +17,13 @@ class InputNorm {
   // Declares the norm's parameters in `unit`.
   InputNorm(ParamStore& params, UnitId unit, const std::string& name, const spec::ModelSpec& model,
             const spec::LayerSpec& layer, const TensorParallel& tensor);
-  // Returns what of a linear's wish forward() can do. Nothing writes the residual stream for it.
-  ops::Float8Write write(const ops::Float8Write& wish) const {
-    return norm_ ? wish : ops::Float8Write{};
-  }
-  // Without a norm, sum_TH and y_TH of the result are the same tensor.
-  ops::NormResult forward(Step& step, const Hidden& h, const ops::Float8Write& write = {}) const;
-  // Returns dL/d(residual stream): dresidual_TH and what comes through the norm. Without one, it is
-  // in dy_TH's place.
-  HiddenGradient backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
-                          const Tensor& dresidual_TH, const ops::Float8Write& write) const;
+  // `to` is the destination of the linear that reads the result. Without a norm, nothing is done
+  // for it, and sum_TH and y_TH of the result are the same tensor.
+  ops::NormResult forward(Step& step, const Hidden& h, const ops::Destination& to = {}) const;
+  // Returns dL/d(residual stream): the sum of dresidual_TH and the gradient through the norm.
+  // Without a norm, it overwrites dy_TH, and nothing is done for `to`.
+  ops::Written backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
+                        const Tensor& dresidual_TH, const ops::Destination& to) const;
 
  private:
   std::optional<Norm> norm_;
@@ -38,17 +35,17 @@ class SegmentOutput {
   SegmentOutput(ParamStore& params, UnitId unit, const std::string& name,
                 const spec::ModelSpec& model, const spec::LayerSpec& layer,
                 std::shared_ptr<TensorParallel> tensor, const SegmentId& segment);
-  // Returns what is added to the residual stream; it may be in out_TH's place. `kept` gets what
-  // backward() needs: nothing without a norm. The norm's output is not part of it.
+  // Returns what is added to the residual stream; it may overwrite out_TH. `kept` gets what
+  // backward() needs, without the norm's output. It stays empty without a norm.
   Tensor forward(Step& step, const Tensor& out_TH, ops::NormResult& kept) const;
-  // Returns what the kernel that writes the gradient of the residual stream is to do for `last`,
-  // the linear that makes out_TH.
-  ops::Float8Write gradient_write(const Linear& last) const {
-    return norm_ || dropout_ > 0 ? ops::Float8Write{} : last.gradient_write();
+  // Returns what the kernel that writes the gradient of the residual stream does for `last`, the
+  // linear that computes out_TH.
+  ops::Destination gradient(const Linear& last) const {
+    return norm_ || dropout_ > 0 ? ops::Destination{} : last.gradient();
   }
   // Returns dL/d out_TH. `last` (optional) is the linear that reads it.
-  WrittenGradient backward(Step& step, const HiddenGradient& d, const ops::NormResult& kept,
-                           const Linear* last) const;
+  ops::Written backward(Step& step, ops::Written d_TH, const ops::NormResult& kept,
+                        const Linear* last) const;
 
  private:
   int64_t first_row(const Step& step) const { return tensor_->first_row(step.seq.T()); }

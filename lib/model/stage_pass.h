@@ -19,10 +19,10 @@ class StagePass {
  public:
   struct Part {
     SegmentKind kind;
-    int64_t layer = -1;  // layer of the stage, from 0; -1: before or behind its layers
+    int64_t layer = -1;  // layer of the stage, from 0; -1: before or after its layers
   };
 
-  // Hands the pass what the stage before computed (forward), or the stage behind it (backward). A
+  // Gives the pass the result of the previous stage (forward) or of the next stage (backward). A
   // pass that needs it must have it before its first part runs.
   void set_input(Tensor input);
   size_t size() const { return todo_.size(); }

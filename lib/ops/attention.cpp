@@ -33,19 +33,21 @@ void check_qkv(const AttentionDims& d, const Tensor& qkv_TN, const Tensor& cu_se
   if (cu_seqlens) MT_DTYPE("attention", cu_seqlens, DType::i32);
   MT_CHECK(d.A % d.G == 0, "attention: {} query heads, {} kv heads", d.A, d.G);
 }
+// cuDNN does nothing for a destination.
+Destination supported(const Device& device, const Destination& to) {
+  return !device.is_cuda() || device.own_attention() ? to : Destination{};
+}
 }  // namespace
 
-bool attention_writes_float8(const Device& device) {
-  return !device.is_cuda() || device.own_attention();
-}
-
 AttentionResult attention(Stream& stream, const AttentionDims& d, const Tensor& qkv_TN,
-                          const Tensor& cu_seqlens, const Float8Write& write) {
+                          const Tensor& cu_seqlens, const Destination& asked) {
   check_qkv(d, qkv_TN, cu_seqlens);
   const int64_t N = qkv_TN.dim(1);
-  AttentionResult r{Tensor::empty(stream, {d.B * d.S, d.A * d.D}, qkv_TN.dtype()),
-                    Tensor::empty(stream, {d.B, d.A, d.S}, DType::f32)};
-  if (write.in_8_bits()) r.quantized_out_TN = Tensor::empty(stream, r.out_TN.shape(), write.type);
+  const Destination to = supported(stream.device(), asked);
+  AttentionResult r;
+  r.written = result_beside(stream, {d.B * d.S, d.A * d.D}, qkv_TN.dtype(), to);
+  r.out_TN = r.written.plain;
+  r.lse = Tensor::empty(stream, {d.B, d.A, d.S}, DType::f32);
   const kernels::AttentionForward args{.shape = shape_of(stream.device(), d, cu_seqlens),
                                        .q = {heads_from(qkv_TN, 0, d.D), N},
                                        .k = {heads_from(qkv_TN, d.A, d.D), N},
@@ -53,20 +55,20 @@ AttentionResult attention(Stream& stream, const AttentionDims& d, const Tensor& 
                                        .out = {r.out_TN, d.A * d.D},
                                        .lse = r.lse,
                                        .bf16 = bf16_of(stream.device()),
-                                       .amax = write.amax,
-                                       .quantized = r.quantized_out_TN,
-                                       .scale = write.scale.scale};
+                                       .amax = to.amax,
+                                       .quantized = r.written.quantized.data,
+                                       .scale = to.scale.scale};
   enqueue(stream,
           {.name = "attention_fwd",
-           .reads = {qkv_TN, cu_seqlens, write.scale.scale, write.amax},
-           .writes = {r.out_TN, r.lse, r.quantized_out_TN, write.amax}},
+           .reads = {qkv_TN, cu_seqlens, to.scale.scale, to.amax},
+           .writes = {r.out_TN, r.lse, r.written.quantized.data, to.amax}},
           args);
   return r;
 }
 
-Tensor attention_backward(Stream& stream, const AttentionDims& d, const Tensor& qkv_TN,
-                          const Tensor& cu_seqlens, const AttentionResult& f, const Tensor& dout_TN,
-                          const QkvAmax& amax) {
+Written attention_backward(Stream& stream, const AttentionDims& d, const Tensor& qkv_TN,
+                           const Tensor& cu_seqlens, const AttentionResult& f,
+                           const Tensor& dout_TN, const Destination& to, bool qk_last) {
   check_qkv(d, qkv_TN, cu_seqlens);
   MT_SHAPE("attention_backward", dout_TN, {d.B * d.S, d.A * d.D});
   MT_SHAPE("attention_backward", f.out_TN, {d.B * d.S, d.A * d.D});
@@ -75,7 +77,9 @@ Tensor attention_backward(Stream& stream, const AttentionDims& d, const Tensor& 
   MT_DTYPE("attention_backward", f.out_TN, qkv_TN.dtype());
   MT_DTYPE("attention_backward", f.lse, DType::f32);
   const int64_t N = qkv_TN.dim(1), AD = d.A * d.D;
-  Tensor dqkv = Tensor::empty(stream, qkv_TN.shape(), qkv_TN.dtype());
+  Written dqkv = Tensor::empty(stream, qkv_TN.shape(), qkv_TN.dtype());
+  dqkv.amax = supported(stream.device(), to).amax;
+  const Tensor dqk_amax = qk_last ? dqkv.amax : Tensor();
   const kernels::AttentionBackward args{.shape = shape_of(stream.device(), d, cu_seqlens),
                                         .q = {heads_from(qkv_TN, 0, d.D), N},
                                         .k = {heads_from(qkv_TN, d.A, d.D), N},
@@ -83,17 +87,17 @@ Tensor attention_backward(Stream& stream, const AttentionDims& d, const Tensor& 
                                         .out = {f.out_TN, AD},
                                         .dout = {dout_TN, AD},
                                         .lse = f.lse,
-                                        .dq = {heads_from(dqkv, 0, d.D), N},
-                                        .dk = {heads_from(dqkv, d.A, d.D), N},
-                                        .dv = {heads_from(dqkv, d.A + d.G, d.D), N},
+                                        .dq = {heads_from(dqkv.plain, 0, d.D), N},
+                                        .dk = {heads_from(dqkv.plain, d.A, d.D), N},
+                                        .dv = {heads_from(dqkv.plain, d.A + d.G, d.D), N},
                                         .fixed_order = stream.device().fixed_attention_order(),
                                         .bf16 = bf16_of(stream.device()),
-                                        .dqk_amax = amax.dqk,
-                                        .dv_amax = amax.dv};
+                                        .dqk_amax = dqk_amax,
+                                        .dv_amax = dqkv.amax};
   enqueue(stream,
           {.name = "attention_bwd",
-           .reads = {qkv_TN, cu_seqlens, f.out_TN, f.lse, dout_TN, amax.dqk, amax.dv},
-           .writes = {dqkv, amax.dqk, amax.dv}},
+           .reads = {qkv_TN, cu_seqlens, f.out_TN, f.lse, dout_TN, dqk_amax, dqkv.amax},
+           .writes = {dqkv.plain, dqk_amax, dqkv.amax}},
           args);
   return dqkv;
 }

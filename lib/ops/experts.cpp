@@ -184,11 +184,23 @@ Tensor drop_choices(Stream& stream, const Routing& r, int64_t capacity, bool lig
 }
 
 namespace {
+void check_operands(const char* op, const Operand& a, const Operand& b, bool fits) {
+  if (!a.quantized() && !b.quantized()) {
+    MT_CHECK(is_float(a.data.dtype()) && b.data.dtype() == a.data.dtype(),
+             "{}: the operands are {} and {}, expected one float type", op,
+             dtype_name(a.data.dtype()), dtype_name(b.data.dtype()));
+    return;
+  }
+  MT_CHECK(fits && a.format().outer_scale() && b.format().outer_scale() && !a.transposed &&
+               !b.transposed,
+           "{}: 8-bit operands {} and {}, expected one scale each and sizes that fit", op,
+           a.data.shape().str(), b.data.shape().str());
+}
+}  // namespace
 
-// The inverses of the scales are absent unless the operands have 8 bits.
-Tensor grouped_rows(Stream& stream, const char* name, const Float8Tensor& a_RK,
-                    const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b, DType out,
-                    bool unused_rows, const Tensor& into = {}) {
+Tensor grouped_matmul(Stream& stream, const char* name, const Operand& a_RK, const Operand& b_EKN,
+                      const Tensor& first_E1, bool trans_b, DType out, bool unused_rows,
+                      const Tensor& into) {
   const Tensor &a = a_RK.data, &b = b_EKN.data;
   const int64_t R = a.dim(0), K = a.dim(1), E = b.dim(0), N = b.dim(trans_b ? 1 : 2);
   MT_CHECK(b.dim(trans_b ? 2 : 1) == K, "grouped_matmul: a {} and b {}{} do not share K",
@@ -208,17 +220,16 @@ Tensor grouped_rows(Stream& stream, const char* name, const Float8Tensor& a_RK,
                                     .bf16 = bf16_of(stream),
                                     .a_inverse = a_RK.inverse,
                                     .b_inverse = b_EKN.inverse};
-  MT_CHECK(!is_float8(args) || float8_fits(args), "grouped_matmul: 8-bit operands, N {} K {}", N,
-           K);
+  check_operands("grouped_matmul", a_RK, b_EKN, float8_fits(args));
   enqueue(stream,
           {.name = name, .reads = {a, b, first_E1, a_RK.inverse, b_EKN.inverse}, .writes = {c}},
           args);
   return c;
 }
 
-void grouped_weights(Stream& stream, const char* name, const Float8Tensor& a_RM,
-                     const Float8Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
-                     bool accumulate) {
+void grouped_weight_gradient_into(Stream& stream, const char* name, const Operand& a_RM,
+                                  const Operand& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
+                                  bool accumulate) {
   const Tensor &a = a_RM.data, &b = b_RN.data;
   const int64_t R = a.dim(0), M = a.dim(1), N = b.dim(1), E = c_EMN.dim(0);
   MT_SHAPE("grouped_weight_gradient", b, {R, N});
@@ -239,43 +250,8 @@ void grouped_weights(Stream& stream, const char* name, const Float8Tensor& a_RM,
                                         .bf16 = bf16_of(stream),
                                         .a_inverse = a_RM.inverse,
                                         .b_inverse = b_RN.inverse};
-  MT_CHECK(!is_float8(args) || float8_fits(args),
-           "grouped_weight_gradient: 8-bit operands, M {} N {}", M, N);
+  check_operands("grouped_weight_gradient", a_RM, b_RN, float8_fits(args));
   enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_EMN}}, args);
-}
-
-}  // namespace
-
-Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
-                      const Tensor& first_E1, bool trans_b, bool unused_rows, const Tensor& into) {
-  MT_FLOAT("grouped_matmul", a_RK);
-  MT_DTYPE("grouped_matmul", b_EKN, a_RK.dtype());
-  return grouped_rows(stream, name, {a_RK, {}}, {b_EKN, {}}, first_E1, trans_b, a_RK.dtype(),
-                      unused_rows, into);
-}
-
-Tensor grouped_matmul_float8(Stream& stream, const char* name, const Float8Tensor& a_RK,
-                             const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b,
-                             DType out, bool unused_rows) {
-  MT_CHECK(is_float8(a_RK.data.dtype()), "grouped_matmul_float8: a is {}",
-           dtype_name(a_RK.data.dtype()));
-  return grouped_rows(stream, name, a_RK, b_EKN, first_E1, trans_b, out, unused_rows);
-}
-
-void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
-                                  const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
-                                  bool accumulate) {
-  MT_FLOAT("grouped_weight_gradient", a_RM);
-  MT_DTYPE("grouped_weight_gradient", b_RN, a_RM.dtype());
-  grouped_weights(stream, name, {a_RM, {}}, {b_RN, {}}, first_E1, c_EMN, accumulate);
-}
-
-void grouped_weight_gradient_float8_into(Stream& stream, const char* name, const Float8Tensor& a_RM,
-                                         const Float8Tensor& b_RN, const Tensor& first_E1,
-                                         const Tensor& c_EMN, bool accumulate) {
-  MT_CHECK(is_float8(a_RM.data.dtype()), "grouped_weight_gradient_float8: a is {}",
-           dtype_name(a_RM.data.dtype()));
-  grouped_weights(stream, name, a_RM, b_RN, first_E1, c_EMN, accumulate);
 }
 
 Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R,

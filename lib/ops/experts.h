@@ -44,24 +44,20 @@ Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing&
                          const Tensor& dweight_TK, const RouterForm& form,
                          const Tensor& grad_BG = {});
 
+// Both operands of the GEMMs below are plain, of the same type; or both are quantized, each under
+// one scale. kernels/grouped_matmul.h lists the sizes that fit.
+//
 // Returns the rows [first[e], first[e + 1]) of a times op(b[e]), with b (E, K, N), or (E, N, K) if
-// trans_b. With unused_rows, the rows after first[E] are set to 0; otherwise they are not written.
-// `into` (optional) is the memory of the result.
-Tensor grouped_matmul(Stream& stream, const char* name, const Tensor& a_RK, const Tensor& b_EKN,
-                      const Tensor& first_E1, bool trans_b, bool unused_rows = false,
+// trans_b. The result has the type `out`, which is that of plain operands. With unused_rows, the
+// rows after first[E] are set to 0; otherwise they are not written. `into` (optional) is the memory
+// of the result.
+Tensor grouped_matmul(Stream& stream, const char* name, const Operand& a_RK, const Operand& b_EKN,
+                      const Tensor& first_E1, bool trans_b, DType out, bool unused_rows = false,
                       const Tensor& into = {});
 // c[e] = a^T b over the rows of expert e, or c[e] += if `accumulate`; fp32.
-void grouped_weight_gradient_into(Stream& stream, const char* name, const Tensor& a_RM,
-                                  const Tensor& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
+void grouped_weight_gradient_into(Stream& stream, const char* name, const Operand& a_RM,
+                                  const Operand& b_RN, const Tensor& first_E1, const Tensor& c_EMN,
                                   bool accumulate);
-// The same GEMMs with 8-bit operands, each under one scale; kernels/grouped_matmul.h lists the
-// sizes that fit. The result of the first has the type `out`.
-Tensor grouped_matmul_float8(Stream& stream, const char* name, const Float8Tensor& a_RK,
-                             const Float8Tensor& b_EKN, const Tensor& first_E1, bool trans_b,
-                             DType out, bool unused_rows = false);
-void grouped_weight_gradient_float8_into(Stream& stream, const char* name, const Float8Tensor& a_RM,
-                                         const Float8Tensor& b_RN, const Tensor& first_E1,
-                                         const Tensor& c_EMN, bool accumulate);
 
 // Returns weight f(gate) up, (R, F), where f is silu or another gate function. `into` (optional) is
 // the memory of the result.

@@ -8,7 +8,7 @@ MT_KERNEL(NormSums)
 namespace mtrain::ops {
 
 NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH, const Tensor& residual_TH,
-                const Float8Write& write) {
+                const Destination& to) {
   const int64_t T = x_TH.dim(0), H = x_TH.dim(1);
   MT_FLOAT("norm", x_TH);
   MT_SHAPE("norm", w.w_H, {H});
@@ -23,28 +23,28 @@ NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH, const 
   }
   NormResult r;
   r.sum_TH = residual_TH ? Tensor::empty(stream, {T, H}, x_TH.dtype()) : x_TH;
-  r.y_TH = Tensor::empty(stream, {T, H}, write.in_8_bits() ? write.type : x_TH.dtype());
+  r.y_TH = result_alone(stream, {T, H}, x_TH.dtype(), to);
   r.rstd_T = Tensor::empty(stream, {T}, DType::f32);
   if (w.kind == NormKind::layer) r.mean_T = Tensor::empty(stream, {T}, DType::f32);
   kernels::NormForward args{.kind = w.kind, .x_TH = x_TH, .residual_TH = residual_TH};
   if (residual_TH) args.sum_TH = r.sum_TH;
   args.w_H = w.w_H, args.b_H = w.b_H, args.plus_one = w.plus_one;
-  args.y_TH = r.y_TH, args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
-  args.scale = write.scale.scale, args.amax = write.amax;
+  args.y_TH = r.y_TH.data(), args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
+  args.scale = to.scale.scale, args.amax = to.amax;
   args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
-  std::vector<device::Access> writes{r.y_TH, r.rstd_T, r.mean_T, write.amax};
+  std::vector<device::Access> writes{r.y_TH.data(), r.rstd_T, r.mean_T, to.amax};
   if (residual_TH) writes.push_back(r.sum_TH);
   enqueue(stream,
           {.name = "norm_fwd",
-           .reads = {x_TH, residual_TH, w.w_H, w.b_H, write.scale.scale, write.amax},
+           .reads = {x_TH, residual_TH, w.w_H, w.b_H, to.scale.scale, to.amax},
            .writes = std::move(writes)},
           args);
   return r;
 }
 
-NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResult& f,
-                           const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
-                           const Tensor& db_H, const Float8Write& write) {
+Written norm_backward(Stream& stream, const NormWeights& w, const NormResult& f,
+                      const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
+                      const Tensor& db_H, const Destination& to) {
   const int64_t T = dy_TH.dim(0), H = dy_TH.dim(1);
   MT_SHAPE("norm_backward", f.sum_TH, {T, H});
   MT_SHAPE("norm_backward", dw_H, {H});
@@ -60,8 +60,7 @@ NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResul
     MT_SHAPE("norm_backward", dresidual_TH, {T, H});
     MT_DTYPE("norm_backward", dresidual_TH, dy_TH.dtype());
   }
-  NormGradient r{Tensor::empty(stream, {T, H}, dy_TH.dtype()), {}};
-  if (write.in_8_bits()) r.quantized_TH = Tensor::empty(stream, {T, H}, write.type);
+  const Written dx = result_beside(stream, {T, H}, dy_TH.dtype(), to);
   kernels::NormBackward args{.kind = w.kind,
                              .dy_TH = dy_TH,
                              .x_TH = f.sum_TH,
@@ -70,22 +69,22 @@ NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResul
                              .mean_T = f.mean_T,
                              .plus_one = w.plus_one,
                              .dresidual_TH = dresidual_TH,
-                             .dx_TH = r.dx_TH,
+                             .dx_TH = dx.plain,
                              .dw_H = dw_H,
                              .db_H = db_H,
-                             .amax = write.amax,
-                             .quantized_TH = r.quantized_TH,
-                             .scale = write.scale.scale,
+                             .amax = to.amax,
+                             .quantized_TH = dx.quantized.data,
+                             .scale = to.scale.scale,
                              .T = T,
                              .H = H,
                              .sm_margin = stream.device().norm_sm_margin()};
   enqueue(stream,
           {.name = "norm_bwd",
            .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H,
-                     write.scale.scale, write.amax},
-           .writes = {r.dx_TH, r.quantized_TH, dw_H, db_H, write.amax}},
+                     to.scale.scale, to.amax},
+           .writes = {dx.plain, dx.quantized.data, dw_H, db_H, to.amax}},
           args);
-  return r;
+  return dx;
 }
 
 namespace {
@@ -158,8 +157,9 @@ Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, cons
 }
 
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
-                        const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
-                        const Tensor& amax, const SharedRows& shared) {
+                        const Tensor& rstd, const Written& written, HeadRange range,
+                        const Tensor& dw_D, const SharedRows& shared) {
+  const Tensor &d_TN = written.plain, &amax = written.amax;
   MT_SHAPE("head_norm_backward", w.w_H, {range.width()});
   MT_SHAPE("head_norm_backward", dw_D, {range.width()});
   MT_SHAPE("head_norm_backward", d_TN, {in_TN.dim(0), in_TN.dim(1)});

@@ -13,8 +13,8 @@
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/copy_blocks.h"
-#include "kernels/fp8_blocks.h"
 #include "kernels/norm.h"
+#include "ops/operand.h"
 #include "tensor/tensor.h"
 
 namespace mtrain::ops {
@@ -28,9 +28,13 @@ struct Transpose {
 Tensor matmul(Stream& stream, const char* name, const Tensor& a, const Tensor& b, Transpose t,
               DType out, const Tensor& bias_N = {});
 // Writes op(a) op(b) + bias_N into c_MN. With `accumulate` it adds to c_MN instead; c_MN is then
-// fp32, and there is no bias.
-void matmul_into(Stream& stream, const char* name, const Tensor& a, const Tensor& b, Transpose t,
-                 const Tensor& c_MN, bool accumulate = false, const Tensor& bias_N = {});
+// fp32, and there is no bias. `t` describes the matrices: an operand whose memory holds the
+// transpose counts as the matrix itself. Quantized operands need memory whose rows run along K;
+// kernels/matmul.h lists the sizes that fit. With `fast` the tensor cores keep the sums of their
+// GEMM in a shorter format of their own.
+void matmul_into(Stream& stream, const char* name, const Operand& a, const Operand& b, Transpose t,
+                 const Tensor& c_MN, bool accumulate = false, const Tensor& bias_N = {},
+                 bool fast = false);
 
 // matmul_gelu returns x = op(a) op(b) + bias_N and y = gelu(x), in gelu's tanh form. On a GPU the
 // GEMM itself computes y, from sums that are not rounded yet; on a CPU a second launch does.
@@ -47,81 +51,11 @@ struct GeluGradients {
 };
 GeluGradients matmul_dgelu(Stream& stream, const char* name, const Tensor& a, const Tensor& b,
                            Transpose t, const Tensor& x_MN);
-// Writes dy^T x into dw_OI, or adds it with `accumulate`; adds the sums of dy's columns to db_O,
-// which is optional. Both results are fp32. On a CPU a second launch computes db_O.
-void weight_gradient_into(Stream& stream, const char* name, const Tensor& dy_TO, const Tensor& x_TI,
-                          const Tensor& dw_OI, bool accumulate, const Tensor& db_O);
-
-// --- fp8: 8-bit tensors with one scale each or with scales of blocks, x ~ data * inverse;
-// kernels/fp8.h and fp8_blocks.h have the rules ---
-struct Float8Scale {
-  Tensor scale, inverse;  // fp32, one element each
-};
-struct Float8Tensor {
-  Tensor data;     // f8e4m3 or f8e5m2
-  Tensor inverse;  // fp32, one element; or the inverses of its blocks, which are along its rows
-  kernels::Float8Blocks blocks = kernels::Float8Blocks::none;
-};
-// Returns the scale that maps the largest |x| to the largest number of `type` divided by 2^margin.
-Float8Scale current_scale(Stream& stream, const Tensor& x, DType type, int margin);
-void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
-                        const Float8Scale& scale);
-// Returns the same scale from the largest |x| in `amax` (fp32, one element), and sets `amax` to 0.
-// The operations below that take a Float8Write or an amax write this maximum.
-Float8Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin);
-// What an operation does for the 8-bit GEMM that reads its result (its gradient, for a backward).
-// It saves a separate pass over the result. Both are optional.
-struct Float8Write {
-  Tensor amax = {};        // fp32, one element: becomes the result's largest |x| if that is larger
-  Float8Scale scale = {};  // the result is written as quantize() writes it under this scale
-  DType type = DType::f8e4m3;
-  bool in_8_bits() const { return bool(scale.scale); }
-};
-// Returns x in 8 bits. `amax` (fp32, one element, optional) becomes the largest |x| if that is
-// larger than its value.
-Float8Tensor quantize(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
-                      const Tensor& amax = {});
-// Returns the transpose in 8 bits: (N, T'), where zeros round T up to T', a multiple of
-// kernels::kFloat8Multiple.
-Float8Tensor quantize_transposed(Stream& stream, const Tensor& x_TN, DType type,
-                                 const Float8Scale& scale, const Tensor& amax = {});
-// Returns the transpose of a tensor that already is in 8 bits, bit-equal to quantize_transposed().
-Float8Tensor transpose_float8(Stream& stream, const Float8Tensor& x_TN);
-// Returns both forms and reads x once.
-struct Float8Pair {
-  Float8Tensor rows, transposed;
-};
-Float8Pair quantize_both(Stream& stream, const Tensor& x_TN, DType type, const Float8Scale& scale,
-                         const Tensor& amax = {});
-// Writes one or both of y_TN (T, N) and y_NT (N, T'), and reads x once. Either may be empty.
-void quantize_into(Stream& stream, const Tensor& x_TN, const Float8Scale& scale, const Tensor& y_TN,
-                   const Tensor& y_NT, const Tensor& amax = {});
-// The same with scales of blocks. blocks_of() returns memory for an (R, K) matrix in 8 bits and its
-// inverses. The tokens of a transpose are rounded up to a multiple of the blocks' length.
-Float8Tensor blocks_of(Stream& stream, int64_t R, int64_t K, DType type,
-                       kernels::Float8Blocks blocks,
-                       device::MemoryCategory category = device::MemoryCategory::activations);
-Float8Tensor quantize_blocks(Stream& stream, const Tensor& x_TN, DType type,
-                             kernels::Float8Blocks blocks);
-Float8Tensor quantize_blocks_transposed(Stream& stream, const Tensor& x_TN, DType type,
-                                        kernels::Float8Blocks blocks);
-Float8Pair quantize_blocks_both(Stream& stream, const Tensor& x_TN, DType type,
-                                kernels::Float8Blocks blocks);
-void quantize_blocks_into(Stream& stream, const Tensor& x_TN, const Float8Tensor& y_TN,
-                          const Float8Tensor& y_NT);
-// Computes the scales of the next step for C tensors, from the maxima of this step and of those
-// before it; `place` in [0, L) is this step's place in the history.
-struct DelayedScales {
-  Tensor amax_C, history_CL, scale_C, inverse_C;
-};
-void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,
-                   DType type, int margin);
-// Writes a b^T + bias_N into c_MN, or adds to it with `accumulate`; the bias is optional. With
-// `fast` the tensor cores keep sums in their own, shorter format. kernels/matmul.h lists the sizes
-// that fit.
-void matmul_float8_into(Stream& stream, const char* name, const Float8Tensor& a_MK,
-                        const Float8Tensor& b_NK, const Tensor& c_MN, bool accumulate, bool fast,
-                        const Tensor& bias_N = {});
+// Writes dy^T x into dw_OI, or adds it with `accumulate`; adds the sums of the columns of dy, which
+// is then plain, to db_O (optional). Both results are fp32. On a CPU a second launch computes db_O.
+void weight_gradient_into(Stream& stream, const char* name, const Operand& dy_TO,
+                          const Operand& x_TI, const Tensor& dw_OI, bool accumulate,
+                          const Tensor& db_O);
 
 // --- norms ---
 struct NormWeights {
@@ -132,19 +66,16 @@ struct NormWeights {
 };
 struct NormResult {
   Tensor sum_TH;          // the norm's input: x, or x + residual if one was given
-  Tensor y_TH;            // only in 8 bits, if the operation was given a scale
+  Written y_TH;           // plain or quantized
   Tensor rstd_T, mean_T;  // fp32; mean_T only for layer norm
 };
 NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH,
-                const Tensor& residual_TH = {}, const Float8Write& write = {});
-struct NormGradient {
-  Tensor dx_TH;         // dL/dx + dresidual_TH
-  Tensor quantized_TH;  // the same in 8 bits, if the operation was given a scale
-};
-// dresidual_TH is optional. Adds to dw_H and db_H, which are fp32; db_H is optional.
-NormGradient norm_backward(Stream& stream, const NormWeights& w, const NormResult& forward,
-                           const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
-                           const Tensor& db_H, const Float8Write& write = {});
+                const Tensor& residual_TH = {}, const Destination& to = {});
+// Returns dL/dx + dresidual_TH (optional), plain, and quantized beside it if `to` asks for it. Adds
+// to dw_H and db_H, which are fp32; db_H is optional.
+Written norm_backward(Stream& stream, const NormWeights& w, const NormResult& forward,
+                      const Tensor& dy_TH, const Tensor& dresidual_TH, const Tensor& dw_H,
+                      const Tensor& db_H, const Destination& to = {});
 struct HeadRange {
   int64_t first_head, heads, D;  // heads of D elements each, in every token's row
   bool as_one = false;           // one norm over all of these heads, with a weight of heads * D
@@ -168,18 +99,19 @@ void head_norm_backward_sums(Stream& stream, const NormWeights& w, const Tensor&
 Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, const Tensor& out_TN,
                  HeadRange range, const SharedRows& shared = {});
 // Replaces the gradient of head_norm's output by the gradient of its input, in the range's heads of
-// d_TN. Adds to dw (fp32). `amax` (optional) is a Float8Write's, for these heads.
+// d_TN, which is plain. Adds to dw (fp32). Enters the maximum of these heads into d_TN.amax, if it
+// is present.
 void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_TN,
-                        const Tensor& rstd, const Tensor& d_TN, HeadRange range, const Tensor& dw_D,
-                        const Tensor& amax = {}, const SharedRows& shared = {});
+                        const Tensor& rstd, const Written& d_TN, HeadRange range,
+                        const Tensor& dw_D, const SharedRows& shared = {});
 
 // --- rotary embedding ---
 // Rotates the first `heads` heads of each token in place: the first 2 R of a head's D elements.
-// `backward` rotates by the negative angle. The tables are fp32, the positions int32. `amax`
-// (optional) is a Float8Write's, for these heads.
-void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
-          const Tensor& position_T, int64_t heads, int64_t D, bool backward,
-          const Tensor& amax = {});
+// `backward` rotates by the negative angle. The tables are fp32, the positions int32. x is plain.
+// `last`: no kernel changes these heads later, so that their maximum is entered into x_TN.amax, if
+// it is present.
+void rope(Stream& stream, const Written& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
+          const Tensor& position_T, int64_t heads, int64_t D, bool backward, bool last = true);
 
 // --- attention ---
 struct AttentionDims {
@@ -190,26 +122,20 @@ struct AttentionDims {
   float cap = 0;  // scores s become cap tanh(s / cap); 0: no cap
 };
 struct AttentionResult {
-  Tensor out_TN;                 // (T, A * D)
-  Tensor lse;                    // fp32 (B, A, S)
-  Tensor quantized_out_TN = {};  // out_TN in 8 bits, if the operation was given a scale
+  Tensor out_TN;         // (T, A * D)
+  Tensor lse;            // fp32 (B, A, S)
+  Written written = {};  // out_TN in all forms; only of attention() with a destination
 };
 // qkv_TN is (T, (A + 2 G) D): all query heads, then the key heads, then the value heads. The
 // optional cu_seqlens (int32) holds the boundaries of packed documents, from 0 to S; it needs B
 // = 1.
 AttentionResult attention(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
-                          const Tensor& cu_seqlens, const Float8Write& write = {});
-// Get the largest absolute values of the gradients; each is optional, and belongs to a Float8Write.
-struct QkvAmax {
-  Tensor dqk = {}, dv = {};
-};
-// Returns dL/dqkv.
-Tensor attention_backward(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
-                          const Tensor& cu_seqlens, const AttentionResult& forward,
-                          const Tensor& dout_TN, const QkvAmax& amax = {});
-// Returns whether the two operations above accept a Float8Write and a QkvAmax. They do not if cuDNN
-// may compute them.
-bool attention_writes_float8(const device::Device& device);
+                          const Tensor& cu_seqlens, const Destination& to = {});
+// Returns dL/dqkv, plain. `qk_last`: no kernel changes the gradients of q and k later; otherwise
+// that kernel enters their maximum. Where cuDNN may compute attention, both operations ignore `to`.
+Written attention_backward(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
+                           const Tensor& cu_seqlens, const AttentionResult& forward,
+                           const Tensor& dout_TN, const Destination& to = {}, bool qk_last = true);
 
 // --- attention to a block of keys, for context parallelism; kernels/attention.h has the math ---
 struct Rows {
@@ -274,20 +200,23 @@ Tensor attention_decode(Stream& stream, const DecodeDims& dims, const Tensor& qk
 
 // --- MLP activations ---
 using kernels::GateFunction;
-// SwiGLU, or GEGLU with another gate function. The result is only in 8 bits if swiglu() is given a
-// scale.
-Tensor swiglu(Stream& stream, const Tensor& gate_up_T2F, const Float8Write& write = {},
-              GateFunction gate = GateFunction::silu);
-// Returns dL/dgate_up, only in 8 bits if `write` has a scale. Writes the forward's output into y_TF
-// (optional) for the weight gradient that follows. y_TF may be dy_TF, or a tensor in 8 bits, whose
-// scale is y_scale.
-Tensor swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
-                       const Tensor& y_TF, const Float8Write& write = {},
-                       const Float8Scale& y_scale = {}, GateFunction gate = GateFunction::silu);
-Tensor gelu(Stream& stream, const Tensor& x, bool tanh, const Tensor& amax = {});
+// SwiGLU, or GEGLU with another gate function. The result is plain or quantized.
+Written swiglu(Stream& stream, const Tensor& gate_up_T2F, const Destination& to = {},
+               GateFunction gate = GateFunction::silu);
+struct ActivationGradient {
+  Written dx;  // plain or quantized
+  Written y;   // the forward's output, if it is recomputed
+};
+// Returns dL/dgate_up. With `again`, recomputes the forward's output for that destination; a plain
+// output overwrites dy_TF.
+ActivationGradient swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
+                                   const Destination& to = {}, const Destination* again = nullptr,
+                                   GateFunction gate = GateFunction::silu);
+// gelu's kernels only find maxima: they ignore a destination that quantizes.
+Written gelu(Stream& stream, const Tensor& x, bool tanh, const Destination& to = {});
 // Returns dL/dx. Writes the forward's output into `y` (optional), which may be dy.
-Tensor gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh,
-                     const Tensor& amax = {});
+Written gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const Tensor& y, bool tanh,
+                      const Destination& to = {});
 
 // --- embedding ---
 // The rows that a table holds of a vocabulary that is distributed over ranks; by default all of

@@ -7,8 +7,9 @@ MT_KERNEL(Rope)
 
 namespace mtrain::ops {
 
-void rope(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
-          const Tensor& position_T, int64_t heads, int64_t D, bool backward, const Tensor& amax) {
+void rope(Stream& stream, const Written& written, const Tensor& cos_PR, const Tensor& sin_PR,
+          const Tensor& position_T, int64_t heads, int64_t D, bool backward, bool last) {
+  const Tensor &x_TN = written.plain, amax = last ? written.amax : Tensor();
   const int64_t T = x_TN.dim(0), P = cos_PR.dim(0), R = cos_PR.dim(1);
   MT_SHAPE("rope", position_T, {T});
   MT_SHAPE("rope", sin_PR, {P, R});

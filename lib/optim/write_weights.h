@@ -4,15 +4,15 @@
 #include <functional>
 
 #include "model/data_parallel.h"
-#include "model/fp8.h"
+#include "model/quantizer.h"
 
 namespace mtrain::optim {
 
 // `write` sets the weights that this rank owns (ParamStore::initialize or ParamUploader). Gathers
 // that still read the old values end first. Afterwards the copies on other ranks and in 8 bits are
-// out of date, and are made again before their next use. All ranks call it. `fp8` is null without
-// 8-bit linears.
+// out of date, and are made again before their next use. All ranks call it. `quantizer` is null
+// without 8-bit linears.
 void write_weights(model::ParamStore& params, model::DataParallel& data_parallel,
-                   model::Float8Scaling* fp8, const std::function<void()>& write);
+                   model::Quantizer* quantizer, const std::function<void()>& write);
 
 }  // namespace mtrain::optim

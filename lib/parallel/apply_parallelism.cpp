@@ -29,36 +29,18 @@ TensorGroups tensor_groups(comm::World& world, Device& device, Group all, int64_
   return g;
 }
 
-// The elements that share a scale: `rows` for inputs and gradients, `weights` for weights.
-struct Float8BlockKinds {
-  kernels::Float8Blocks rows, weights;
-};
-Float8BlockKinds float8_blocks(plan::Fp8Options::Scales scales) {
-  using kernels::Float8Blocks;
-  switch (scales) {
-    case plan::Fp8Options::Scales::tensors: return {Float8Blocks::none, Float8Blocks::none};
-    case plan::Fp8Options::Scales::blocks_of_128:
-      return {Float8Blocks::rows_128, Float8Blocks::square_128};
-    case plan::Fp8Options::Scales::blocks_of_32:
-      return {Float8Blocks::rows_32, Float8Blocks::rows_32};
-  }
-  throw BugError("8-bit scales");
-}
-
 // Returns null without 8-bit linears.
-std::shared_ptr<model::Float8Scaling> float8_scaling(const plan::Fp8Options& o,
-                                                     const plan::Fp8WeightCache& weights) {
+std::shared_ptr<model::Quantizer> make_quantizer(const plan::Fp8Options& o,
+                                                 const plan::Fp8WeightCache& weights) {
   if (!o.on) return nullptr;
-  return std::make_shared<model::Float8Scaling>(
-      model::Float8Options{.gradient = o.gradient,
-                           .blocks = float8_blocks(o.scales).rows,
-                           .weight_blocks = float8_blocks(o.scales).weights,
-                           .delayed = o.delayed,
-                           .margin = int(o.margin),
-                           .history = o.history,
-                           .most_recent = o.most_recent,
-                           .keep_weights = weights.forward,
-                           .keep_transposed = weights.backward});
+  return std::make_shared<model::Quantizer>(
+      model::QuantizerOptions{.formats = o.formats,
+                              .delayed = o.delayed,
+                              .margin = int(o.margin),
+                              .history = o.history,
+                              .most_recent = o.most_recent,
+                              .keep_weights = weights.forward,
+                              .keep_transposed = weights.backward});
 }
 
 // Makes this rank's group of one level of a2a+p2p.
@@ -146,8 +128,8 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
   const plan::Layout& l = plan.layout;
   model::ModelImpls impls;
   impls.padded_vocab = plan::padded_vocab(plan.model.vocab, l.tp);
-  impls.fp8 = float8_scaling(plan.fp8, plan.fp8_weights);
-  impls.fp8_begin = plan.fp8.begin, impls.fp8_end = plan.fp8.end;
+  impls.quantizer = make_quantizer(plan.fp8, plan.fp8_weights);
+  impls.quantized_begin = plan.fp8.begin, impls.quantized_end = plan.fp8.end;
   if (l.tp > 1)
     impls.tensor = tensor_parallel(
         tensor_groups(world, device, world.group("tp", plan.mesh, {mesh::Axis::tp}),

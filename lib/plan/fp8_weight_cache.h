@@ -6,12 +6,12 @@
 
 namespace mtrain::plan {
 
-// Forward multiplies with the weight and backward with its transpose. Each 8-bit copy takes one
-// byte per element. A copy is kept if a step uses it more than once and the weight itself stays on
-// the rank. A weight that is gathered for each use is quantized for each use.
+// Forward multiplies with the weight and backward with its transpose. A copy is kept if a step uses
+// it more than once and the weight itself stays on the rank. A weight that is gathered for each use
+// is quantized for each use.
 struct Fp8WeightCache {
   bool forward = false, backward = false;
-  int bytes() const { return int(forward) + int(backward); }  // bytes per element of a weight
+  int copies() const { return int(forward) + int(backward); }
 };
 
 // This is a pure function of the recipe and the layout.

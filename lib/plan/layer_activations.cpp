@@ -176,21 +176,14 @@ Count LayerActivations::rest_behind_per_token(bool moe) const {
 // is kept in 8 bits if no bias needs its sums and a single GEMM computes the input's gradient.
 Count LayerActivations::output_gradient(LayerGemm gemm, bool bias) const {
   const bool chunked = plan_.overlap.tp_gemm_overlap.at(gemm, Pass::dgrad).chunked();
-  return bias || chunked ? e_ : e_ - layers_.float8_share() * (e_ - 1 - float8_scales());
+  return bias || chunked
+             ? e_
+             : e_ - layers_.float8_share() * (e_ - plan_.fp8.formats.gradient.bytes_with_scales());
 }
 
 // Bytes of an element of the rows that the experts' GEMMs read.
 Count LayerActivations::expert_row_bytes() const {
-  return e_ - layers_.float8_moe_share() * (e_ - 1);
-}
-
-Count LayerActivations::float8_scales() const {
-  switch (plan_.fp8.scales) {
-    case Fp8Options::Scales::tensors: return 0;
-    case Fp8Options::Scales::blocks_of_128: return 4.0 / 128;
-    case Fp8Options::Scales::blocks_of_32: return 1.0 / 32;
-  }
-  return 0;
+  return e_ - layers_.float8_moe_share() * (e_ - plan_.fp8.formats.input.bytes_with_scales());
 }
 
 bool LayerActivations::spreads_rows() const {

@@ -60,8 +60,6 @@ class LayerActivations {
   // each tp rank has undivided experts and the rows of its own tokens; otherwise 1.
   Count row_share() const;
   bool spreads_rows() const;  // whether other ranks' rows come to this rank's experts
-  // Bytes of block scales per element along a GEMM's reduction dimension.
-  Count float8_scales() const;
   bool uses(ContextMethod method) const;
 
  private:

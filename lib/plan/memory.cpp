@@ -341,18 +341,18 @@ class Estimator {
     return e_ * whole_units(there(dp_.gather.reshard_after_forward, in_turns),
                             there(dp_.gather.reshard_experts, experts_in_turns));
   }
-  // Bytes of the 8-bit copies of the linears' weights. Scales of 128 x 128 elements take next to
-  // nothing. Experts have one copy for forward and backward.
+  // Bytes of the quantized copies of the linears' weights. Experts have one copy for forward and
+  // backward.
   Count float8_weights() const {
     const auto sharded = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(attention_.kv_heads)) - p.replicated;
     };
-    const bool rows = plan_.fp8.scales == Fp8Options::Scales::blocks_of_32;
-    return plan_.fp8_weights.bytes() * layers_.float8_share() *
-               (rows ? 1 + layer_.float8_scales() : 1) *
-               (Count(layers_.dense) * sharded(size_.dense) +
-                Count(layers_.moe) * sharded(size_.moe)) +
-           (plan_.fp8_weights.bytes() > 0 ? Count(layers_.float8_moe) * experts_here() : 0);
+    const int copies = plan_.fp8_weights.copies();
+    return plan_.fp8.formats.weight.bytes_with_scales() *
+           (copies * layers_.float8_share() *
+                (Count(layers_.dense) * sharded(size_.dense) +
+                 Count(layers_.moe) * sharded(size_.moe)) +
+            (copies > 0 ? Count(layers_.float8_moe) * experts_here() : 0));
   }
   // Bytes that context parallelism has in transit; all layers share them. Gradients of keys and
   // values travel in fp32.

@@ -68,9 +68,9 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
         [&](const std::vector<int>& ranks) { return world.group("matrix_copies", ranks); }};
   });
   warn_of_unused_groups(control, *params, plan.optimizer);
-  if (impls.fp8) impls.fp8->materialize(compute);
+  if (impls.quantizer) impls.quantizer->materialize(compute);
 
-  optim::write_weights(*params, *data_parallel, impls.fp8.get(),
+  optim::write_weights(*params, *data_parallel, impls.quantizer.get(),
                        [&] { params->initialize(compute, seed); });
   return Trainer({.device = device,
                   .compute = compute,

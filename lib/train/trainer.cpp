@@ -49,7 +49,7 @@ Trainer::Trainer(TrainerParts parts)
       routers_(std::move(parts.routers)) {}
 
 void Trainer::change_weights(const std::function<void()>& write) {
-  optim::write_weights(*params_, *data_parallel_, fp8(), write);
+  optim::write_weights(*params_, *data_parallel_, quantizer(), write);
 }
 
 StepStats Trainer::step() {
@@ -113,8 +113,8 @@ ops::Clip Trainer::clip_grads(const Tensor& loss) {
 }
 
 void Trainer::end_float8_step() {
-  if (!impls_.fp8) return;
-  impls_.fp8->end_step(compute_, [this](const Tensor& amax, model::UnitKind of) {
+  if (!impls_.quantizer) return;
+  impls_.quantizer->end_step(compute_, [this](const Tensor& amax, model::UnitKind of) {
     data_parallel_->max(amax, of);
     impls_.tensor->max(amax);
   });
@@ -253,8 +253,8 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
   // The first micro-batch that runs without a graph makes the 8-bit copies of weights that the step
   // keeps. If the step's first micro-batch runs as a graph, they must be made before it.
   const plan::CudaGraphs& plan = graphs_->plan();
-  if (impls_.fp8 && plan.on && plan.first == 0) impls_.fp8->prepare(compute_);
-  graphs_->run(work, !impls_.fp8 || impls_.fp8->steady());
+  if (impls_.quantizer && plan.on && plan.first == 0) impls_.quantizer->prepare(compute_);
+  graphs_->run(work, !impls_.quantizer || impls_.quantizer->steady());
   return losses;
 }
 
@@ -328,7 +328,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
           .data_parallel = *data_parallel_,
           .tensor_parallel = *impls_.tensor,
           .pipeline = *pipeline_,
-          .fp8 = fp8(),
+          .quantizer = quantizer(),
           .control = control_,
           .whole_model = model::whole_parameters(plan_.model),
           .replicated = routers_.tensors()};

@@ -95,8 +95,8 @@ class Trainer {
   model::DataParallel& data_parallel() { return *data_parallel_; }
   model::TensorParallel& tensor_parallel() { return *impls_.tensor; }
   const pipeline::Pipeline& pipeline() const { return *pipeline_; }
-  MicroBatchGraphs* graphs() { return graphs_.get(); }      // null if the plan has no graphs
-  model::Float8Scaling* fp8() { return impls_.fp8.get(); }  // null without 8-bit linears
+  MicroBatchGraphs* graphs() { return graphs_.get(); }  // null if the plan has no graphs
+  model::Quantizer* quantizer() { return impls_.quantizer.get(); }  // null without 8-bit linears
 
  private:
   // Returns this rank's micro-batches of a step's global batch.

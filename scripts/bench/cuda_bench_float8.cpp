@@ -9,7 +9,7 @@ namespace {
 
 struct Scales {
   const char* name;
-  Float8Blocks inputs, weights;  // as a training uses them
+  ScaleBlocks inputs, weights;  // as a training uses them
 };
 
 // The three GEMMs of a linear (K inputs, N outputs) on T tokens, as a training computes them:
@@ -17,7 +17,7 @@ struct Scales {
 void bench_linear(Gpu& gpu, const std::string& name, int64_t T, int64_t N, int64_t K,
                   const Scales& s) {
   const DType e4m3 = DType::f8e4m3, e5m2 = DType::f8e5m2;
-  const auto scales = [&](Float8Blocks blocks, int64_t rows, int64_t columns) {
+  const auto scales = [&](ScaleBlocks blocks, int64_t rows, int64_t columns) {
     if (block_scale_type(blocks) == DType::f32)
       return gpu.filled(block_scales(blocks, rows, columns), 1);
     const Span exponents = gpu.raw(block_scales(blocks, rows, columns), block_scale_type(blocks));
@@ -28,7 +28,7 @@ void bench_linear(Gpu& gpu, const std::string& name, int64_t T, int64_t N, int64
     const char* name;
     int64_t M, N, K;
     DType a;
-    Float8Blocks b_blocks;
+    ScaleBlocks b_blocks;
     DType c;
   } gemms[] = {{"forward", T, N, K, e4m3, s.weights, DType::bf16},
                {"of the input", T, K, N, e5m2, s.weights, DType::bf16},
@@ -49,7 +49,7 @@ void bench_linear(Gpu& gpu, const std::string& name, int64_t T, int64_t N, int64
               .b_inverse = scales(g.b_blocks, g.N, g.K),
               .a_blocks = s.inputs,
               .b_blocks = g.b_blocks,
-              .fast = g.a == e4m3 && s.inputs == Float8Blocks::none},
+              .fast = g.a == e4m3 && s.inputs == ScaleBlocks::none},
              2.0 * double(g.M) * double(g.N) * double(g.K));
     gpu.free_all();
   }
@@ -59,10 +59,10 @@ void bench_linear(Gpu& gpu, const std::string& name, int64_t T, int64_t N, int64
 
 void bench_float8_gemms(Gpu& gpu, const Model& m, int capability) {
   if (capability < 89) return;
-  std::vector<Scales> kinds{{"fp8", Float8Blocks::none, Float8Blocks::none}};
+  std::vector<Scales> kinds{{"fp8", ScaleBlocks::none, ScaleBlocks::none}};
   if (capability / 10 == 9)
-    kinds.push_back({"fp8 blockwise", Float8Blocks::rows_128, Float8Blocks::square_128});
-  if (capability >= 100) kinds.push_back({"mxfp8", Float8Blocks::rows_32, Float8Blocks::rows_32});
+    kinds.push_back({"fp8 blockwise", ScaleBlocks::rows_128, ScaleBlocks::square_128});
+  if (capability >= 100) kinds.push_back({"mxfp8", ScaleBlocks::rows_32, ScaleBlocks::rows_32});
   for (const Scales& s : kinds) {
     bench_linear(gpu, "qkv", kTokens, (m.A + 2 * m.G) * m.D, m.H, s);
     bench_linear(gpu, "out", kTokens, m.H, m.A * m.D, s);

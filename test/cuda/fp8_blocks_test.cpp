@@ -39,8 +39,8 @@ TEST_CASE("tensors quantized in blocks, their transposes and their scales are th
                       {128, 640},  // five blocks: three of a row of squares are beyond the matrix
                       {size_of_test(70, 2048), size_of_test(136, 4096)}})
     for (const Case& c : kCases)
-      for (Float8Blocks blocks :
-           {Float8Blocks::rows_128, Float8Blocks::square_128, Float8Blocks::rows_32})
+      for (ScaleBlocks blocks :
+           {ScaleBlocks::rows_128, ScaleBlocks::square_128, ScaleBlocks::rows_32})
         for (int form : c.forms)
           for_each_way([&](int64_t offset) {
             CAPTURE(T, N, c.dtype, c.type, int(blocks), form, offset);

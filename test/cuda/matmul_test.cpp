@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/fp8_blocks.h"
 #include "kernels/matmul.h"
 #include "mirror.h"
 
@@ -115,7 +116,7 @@ int compute_capability() {
 
 // The (R, K) matrix in 8 bits, quantized by the CPU.
 struct Blocked {
-  Blocked(DType type, Float8Blocks blocks, int64_t R, int64_t K, uint64_t key) {
+  Blocked(DType type, ScaleBlocks blocks, int64_t R, int64_t K, uint64_t key) {
     const Array x = Array::normal(DType::bf16, R * K, key);
     Array bits(type, R * K), scales(block_scale_type(blocks), block_scales(blocks, R, K));
     cpu::run(QuantizeBlocks{
@@ -127,13 +128,13 @@ struct Blocked {
 }  // namespace
 
 TEST_CASE("products of 8 bits under scales of blocks equal the CPU's where the GPU has them") {
-  using Pair = std::pair<Float8Blocks, Float8Blocks>;
+  using Pair = std::pair<ScaleBlocks, ScaleBlocks>;
   const int capability = compute_capability();
   std::vector<Pair> pairs;
   if (capability == 9)
-    pairs = {{Float8Blocks::rows_128, Float8Blocks::square_128},
-             {Float8Blocks::rows_128, Float8Blocks::rows_128}};
-  if (capability >= 10) pairs = {{Float8Blocks::rows_32, Float8Blocks::rows_32}};
+    pairs = {{ScaleBlocks::rows_128, ScaleBlocks::square_128},
+             {ScaleBlocks::rows_128, ScaleBlocks::rows_128}};
+  if (capability >= 10) pairs = {{ScaleBlocks::rows_32, ScaleBlocks::rows_32}};
   for (auto [of_a, of_b] : pairs)
     for (DType ta : {DType::f8e4m3, DType::f8e5m2})
       for (auto [M, N, K] :

@@ -37,7 +37,7 @@ Outcome outcome(const Recipe& r, Device& device, comm::World world, bool keep) {
   train::Trainer t = make_trainer(device, r, std::make_shared<CountingData>(), std::move(world));
   if (!keep)
     device.set_launch_check(
-        [&](Stream&, const device::LaunchInfo&) { t.fp8()->weights_changed(); });
+        [&](Stream&, const device::LaunchInfo&) { t.quantizer()->weights_changed(); });
   Outcome o;
   for (int i = 0; i < 4; ++i) o.losses.push_back(t.step().loss);
   device.set_launch_check({});

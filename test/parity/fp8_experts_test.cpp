@@ -59,7 +59,7 @@ std::vector<std::map<std::string, std::string>> scales_of_ranks(const Changes& c
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     t.step();
-    states[size_t(rank.rank())] = by_name(t.fp8()->state(t.compute()));
+    states[size_t(rank.rank())] = by_name(t.quantizer()->state(t.compute()));
   });
   return states;
 }

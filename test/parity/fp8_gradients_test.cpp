@@ -193,8 +193,8 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
   Stream& stream = device->stream(device::StreamKind::compute);
   constexpr int64_t I = 48, O = 80;
   model::ParamStore params;
-  const auto fp8 = std::make_shared<model::Float8Scaling>(
-      model::Float8Options{.gradient = gradient, .delayed = delayed, .history = 2});
+  const auto quantizer = std::make_shared<model::Quantizer>(model::QuantizerOptions{
+      .formats = {.gradient = {gradient}}, .delayed = delayed, .history = 2});
   const auto linear = plain_linear(params, {.unit = {model::UnitKind::layer, 0},
                                             .name = "a.linear",
                                             .I = I,
@@ -202,10 +202,10 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
                                             .bias = bias,
                                             .std = 0.1f,
                                             .gemm = LayerGemm::fc1,
-                                            .fp8 = fp8});
+                                            .quantizer = quantizer});
   params.materialize(stream, DType::bf16, true);
   params.initialize(stream, 3);
-  fp8->materialize(stream);
+  quantizer->materialize(stream);
   const auto random = [&](const char* name, int64_t rows, int64_t columns, float std) {
     std::vector<float> values(size_t(rows * columns));
     fill_normal(rng_key(5, name), 0, rows * columns, std, values.data());
@@ -223,23 +223,22 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
     model::SequenceInfo seq;
     model::Step s{.compute = stream, .wgrad = wgrad, .stash = &stash, .seq = seq};
     for (const char* micro_batch : {"first", "second"}) {
-      const ops::Float8Write none{}, x_write = written ? linear->input_write(true) : none,
-                                     dy_write = written ? linear->gradient_write() : none;
-      CHECK(x_write.in_8_bits() == (written && delayed && step > 0));
-      const auto tensor = [&](int64_t columns, float std, const ops::Float8Write& w) {
-        return ops::gelu(stream, random(micro_batch, T, columns, std), true,
-                         w.in_8_bits() ? Tensor() : w.amax);
+      const ops::Destination none{}, x_to = written ? linear->input(true) : none,
+                                     dy_to = written ? linear->gradient() : none;
+      CHECK(x_to.quantizes() == (written && delayed && step > 0));
+      const auto kernel = [&](int64_t columns, float std, const ops::Destination& to) {
+        ops::Written y = ops::gelu(stream, random(micro_batch, T, columns, std), true, to);
+        if (to.quantizes()) {
+          y.quantized = ops::quantize(stream, y.plain, to.format, to.scale, to.amax);
+          y.amax = to.amax;
+          if (!to.needs_plain) y.plain = {};
+        }
+        return y;
       };
-      const auto eight = [&](const Tensor& y, const ops::Float8Write& w) {
-        return w.in_8_bits() ? ops::quantize(stream, y, w.type, w.scale, w.amax).data : Tensor();
-      };
-      Tensor x = tensor(I, 1, x_write), dy = tensor(O, step ? 0.02f : 0.01f, dy_write);
-      const Tensor dy_8 = eight(dy, dy_write);
-      if (x_write.in_8_bits()) x = eight(x, x_write);
-      if (dy_8 && !bias) dy = {};
-      model::InputScale scale(x_write);
-      linear->forward(s, x, scale);
-      const auto dx = linear->backward(s, x, scale, {dy, dy_write, dy_8}).to_host_float(stream);
+      model::LinearOperand x = kernel(I, 1, x_to);
+      const ops::Written dy = kernel(O, step ? 0.02f : 0.01f, dy_to);
+      linear->forward(s, x);
+      const auto dx = linear->backward(s, x, dy).to_host_float(stream);
       out.dx.insert(out.dx.end(), dx.begin(), dx.end());
     }
     CHECK(wgrad.held() == (wait ? 2 : 0));
@@ -249,9 +248,9 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
       auto& to = p->shape.rank() == 2 ? out.dw : out.db;
       to.insert(to.end(), g.begin(), g.end());
     }
-    fp8->end_step(stream, [](const Tensor&, model::UnitKind) {});
+    quantizer->end_step(stream, [](const Tensor&, model::UnitKind) {});
   }
-  out.scales = fp8->state(stream);
+  out.scales = quantizer->state(stream);
   return out;
 }
 

@@ -34,7 +34,7 @@ std::vector<std::string> scales_of_ranks(const Changes& changes, int ranks, int6
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
     for (int64_t i = 0; i < steps; ++i) t.step();
-    states[size_t(rank.rank())] = t.fp8()->state(t.compute());
+    states[size_t(rank.rank())] = t.quantizer()->state(t.compute());
   });
   return states;
 }

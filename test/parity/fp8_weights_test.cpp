@@ -19,7 +19,7 @@ namespace {
 // Makes the trainer keep no 8-bit weights: they are out of date after every launch.
 void keep_nothing(Device& device, train::Trainer& trainer) {
   device.set_launch_check(
-      [&](Stream&, const device::LaunchInfo&) { trainer.fp8()->weights_changed(); });
+      [&](Stream&, const device::LaunchInfo&) { trainer.quantizer()->weights_changed(); });
 }
 
 const Changes kAccumulate{"train.micro_batch_size=2"}, kAtOnce{"train.micro_batch_size=6"};
@@ -56,7 +56,7 @@ Outcome outcome(Device& device, const Recipe& r, comm::World world, bool keep, i
     o.norms.push_back(s.grad_norm);
   }
   o.weights = whole_weights(t);
-  o.scales = t.fp8()->state(t.compute());
+  o.scales = t.quantizer()->state(t.compute());
   device.set_launch_check({});
   if (t.graphs()) o.replays = t.graphs()->replays();
   return o;

@@ -31,7 +31,7 @@ struct Run {
     for (int64_t i = 0; i < steps; ++i) out.push_back(trainer.step().loss);
     return out;
   }
-  std::string scales() { return trainer.fp8()->state(trainer.compute()); }
+  std::string scales() { return trainer.quantizer()->state(trainer.compute()); }
   Recipe recipe;
   std::unique_ptr<Device> device;
   train::Trainer trainer;

@@ -195,11 +195,11 @@ TEST_CASE(
            .a_inverse = at(6144, DType::f32, 16),
            .b_inverse = at(6400, DType::f32, 16)};
   const cuda::MatmulKey plain = cuda::key_of(m);
-  m.a_blocks = Float8Blocks::rows_128, m.b_blocks = Float8Blocks::square_128;
+  m.a_blocks = ScaleBlocks::rows_128, m.b_blocks = ScaleBlocks::square_128;
   REQUIRE(cuda::float8_fits_library(m));
   const cuda::MatmulKey key = cuda::key_of(m);
   CHECK(key != plain);
-  CHECK((key.a_blocks == Float8Blocks::rows_128 && key.b_blocks == Float8Blocks::square_128));
+  CHECK((key.a_blocks == ScaleBlocks::rows_128 && key.b_blocks == ScaleBlocks::square_128));
   // The library refuses fast sums with them.
   Matmul fast = m;
   fast.fast = true;
@@ -209,9 +209,9 @@ TEST_CASE(
     change(other);
     return cuda::float8_fits_library(other);
   };
-  CHECK(fits([](Matmul& x) { x.b_blocks = Float8Blocks::rows_128; }));
-  CHECK(!fits([](Matmul& x) { x.a_blocks = Float8Blocks::square_128; }));
-  CHECK(!fits([](Matmul& x) { x.b_blocks = Float8Blocks::none; }));
+  CHECK(fits([](Matmul& x) { x.b_blocks = ScaleBlocks::rows_128; }));
+  CHECK(!fits([](Matmul& x) { x.a_blocks = ScaleBlocks::square_128; }));
+  CHECK(!fits([](Matmul& x) { x.b_blocks = ScaleBlocks::none; }));
   CHECK(!fits([](Matmul& x) { x.K = 112; }));
   CHECK(!fits([&](Matmul& x) { x.a_inverse = at(6148, DType::f32, 16); }));
   CHECK(!fits([&](Matmul& x) { x.a_inverse = at(6144, DType::f32, 15); }));

@@ -19,7 +19,7 @@ using namespace mtrain::test;
 
 namespace {
 
-using Blocks = Float8Blocks;
+using Blocks = ScaleBlocks;
 const std::vector<Blocks> kBlocks{Blocks::rows_128, Blocks::square_128, Blocks::rows_32};
 
 // x rounded to the type; base_numbers_test compares the types with a reference.

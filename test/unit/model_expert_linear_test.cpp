@@ -21,16 +21,16 @@ constexpr int64_t kO = 32, kI = 48;
 // The experts [rank E, (rank + 1) E) of the `ranks` E experts of a layer, and the other objects of
 // a step.
 struct Experts {
-  Experts(int64_t E, const Float8Options& options, ExpertShard shard = {})
-      : fp8(std::make_shared<Float8Scaling>(options)),
+  Experts(int64_t E, const QuantizerOptions& options, ExpertShard shard = {})
+      : quantizer(std::make_shared<Quantizer>(options)),
         weight(
             params.add({UnitKind::experts, 0},
                        {.name = "up.weight", .shape = {E, kO, kI}, .std = 0.1f, .experts = shard})),
-        linear(*weight, "up", {"up_fwd", "up_dgrad", "up_wgrad"}, fp8) {
+        linear(*weight, "up", {"up_fwd", "up_dgrad", "up_wgrad"}, quantizer) {
     params.materialize(stream, DType::bf16, true);
     params.initialize(stream, 3);
     params.zero_grads(stream);
-    fp8->materialize(stream);
+    quantizer->materialize(stream);
   }
   Tensor random(const char* name, int64_t rows, int64_t columns, float std) {
     std::vector<float> values(size_t(rows * columns));
@@ -45,17 +45,17 @@ struct Experts {
   // Runs all GEMMs of some rows, for the maxima that they record.
   void run(const std::vector<int32_t>& first, float x_std, float dy_std) {
     const int64_t R = first.back();
-    ops::Float8Scale scale;
-    const auto x = linear.input(step, random("x", R, kI, x_std), scale);
+    LinearOperand x_RI = random("x", R, kI, x_std);
+    const auto x = linear.input(step, x_RI);
     linear.forward(step, x, rows(first), false);
     linear.gradient(step, random("dy", R, kO, dy_std));
-    fp8->end_step(stream, [](const Tensor&, UnitKind) {});
+    quantizer->end_step(stream, [](const Tensor&, UnitKind) {});
   }
 
   std::unique_ptr<Device> device = Device::cpu(1, {.stream_sanitizer = true});
   Stream& stream = device->stream(device::StreamKind::compute);
   ParamStore params;
-  std::shared_ptr<Float8Scaling> fp8;
+  std::shared_ptr<Quantizer> quantizer;
   Parameter* weight;
   ExpertLinear linear;
   WgradQueue wgrad;
@@ -99,7 +99,7 @@ std::map<std::string, Line> lines_of(const std::string& state) {
 TEST_CASE("experts in 8 bits multiply the numbers of their tensors under one scale each") {
   const std::vector<int32_t> first{0, 5, 5, 17};
   const int64_t E = 3, R = 19;  // two rows are unused
-  Experts e(E, {.gradient = DType::f8e5m2});
+  Experts e(E, {});
   std::vector<float> x = e.random("x", R, kI, 1).to_host_float(e.stream),
                      dy = e.random("dy", R, kO, 1e-3f).to_host_float(e.stream);
   // Rows that belong to no expert are 0.
@@ -109,15 +109,16 @@ TEST_CASE("experts in 8 bits multiply the numbers of their tensors under one sca
     ops::cast(e.stream, Tensor::from_host<float>(e.stream, {R, columns}, values), t);
     return t;
   };
-  ops::Float8Scale scale;
-  const auto x_8 = e.linear.input(e.step, rounded(x, kI), scale);
+  LinearOperand x_RI = rounded(x, kI);
+  const auto x_8 = e.linear.input(e.step, x_RI);
   REQUIRE(x_8.data.dtype() == DType::f8e4m3);
   const auto y = e.linear.forward(e.step, x_8, e.rows(first), true);
   const auto dy_8 = e.linear.gradient(e.step, rounded(dy, kO));
   REQUIRE(dy_8.data.dtype() == DType::f8e5m2);
   const auto dx = e.linear.dgrad(e.step, dy_8, e.rows(first), true);
   // An input that is computed again has the bits of the first.
-  const auto again = e.linear.input(e.step, rounded(x, kI), scale);
+  x_RI.value = rounded(x, kI);
+  const auto again = e.linear.input(e.step, x_RI);
   e.linear.wgrad(e.step, dy_8, x_8, e.rows(first));
   e.linear.wgrad(e.step, dy_8, again, e.rows(first));
 
@@ -149,26 +150,26 @@ TEST_CASE("experts without rows, and their weights, keep finite scales") {
   for (const bool delayed : {false, true}) {
     Experts e(2, {.delayed = delayed, .history = 2});
     for (int step = 0; step < 2; ++step) {
-      ops::Float8Scale scale;
-      const auto x = e.linear.input(e.step, e.random("x", 0, kI, 1), scale);
+      LinearOperand x_RI = e.random("x", 0, kI, 1);
+      const auto x = e.linear.input(e.step, x_RI);
       CHECK(e.linear.forward(e.step, x, e.rows({0, 0, 0}), false).count() == 0);
       const auto dy = e.linear.gradient(e.step, e.random("dy", 0, kO, 1));
       e.linear.wgrad(e.step, dy, x, e.rows({0, 0, 0}));
       CHECK((e.weight->grad.to_host<float>(e.stream) ==
              std::vector<float>(size_t(e.weight->grad.count()))));
       e.params.zero_grads(e.stream);
-      e.fp8->end_step(e.stream, [](const Tensor&, UnitKind) {});
+      e.quantizer->end_step(e.stream, [](const Tensor&, UnitKind) {});
     }
   }
 }
 
 TEST_CASE("experts whose first rows come late have a current scale for them, then delayed ones") {
-  const Float8Options options{.gradient = DType::f8e5m2, .delayed = true, .history = 2};
+  const QuantizerOptions options{.delayed = true, .history = 2};
   Experts idle(2, options), restored(2, options);
   for (int step = 0; step < 3; ++step) idle.run({0, 0, 0}, 1, 1);
-  restored.fp8->restore(restored.stream, idle.fp8->state(idle.stream));
+  restored.quantizer->restore(restored.stream, idle.quantizer->state(idle.stream));
   for (Experts* e : {&idle, &restored}) {
-    CHECK_FALSE(e->fp8->steady());
+    CHECK_FALSE(e->quantizer->steady());
     // Under a scale of 1 these gradients would be 0.
     const auto inverse = [&](float std) {
       const Tensor dy = e->random("dy", 4, kO, std);
@@ -181,7 +182,7 @@ TEST_CASE("experts whose first rows come late have a current scale for them, the
     const auto [first, current] = inverse(1e-6f);
     CHECK(first == Approx(current));
     e->run({0, 1, 4}, 1, 1e-6f);
-    CHECK(e->fp8->steady());
+    CHECK(e->quantizer->steady());
     CHECK(inverse(1e-3f).first == Approx(current));
   }
 }
@@ -195,8 +196,8 @@ TEST_CASE("8-bit copies of experts' weights are for forward and backward, withou
           info.name == std::string("quantize") && info.reads.at(0).data == e.weight->value.data();
     });
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-      ops::Float8Scale scale;
-      const auto x = e.linear.input(e.step, e.random("x", 4, kI, 1), scale);
+      LinearOperand x_RI = e.random("x", 4, kI, 1);
+      const auto x = e.linear.input(e.step, x_RI);
       e.linear.forward(e.step, x, e.rows({0, 1, 4}), false);
       e.linear.dgrad(e.step, e.linear.gradient(e.step, e.random("dy", 4, kO, 1)), e.rows({0, 1, 4}),
                      false);
@@ -211,19 +212,20 @@ TEST_CASE("8-bit copies of experts' weights are for forward and backward, withou
 }
 
 TEST_CASE("delayed scales of experts are read back under other numbers of ranks") {
-  const Float8Options options{.delayed = true, .history = 3};
+  const QuantizerOptions options{.delayed = true, .history = 3};
   Experts low(2, options, {.ranks = 2, .rank = 0}), high(2, options, {.ranks = 2, .rank = 1}),
       all(4, options);
   low.run({0, 3, 7}, 1, 1e-3f), high.run({0, 2, 8}, 2, 1e-4f);
   low.run({0, 4, 4}, 3, 1e-3f), high.run({0, 0, 1}, 1, 1e-2f);
-  const std::string state = low.fp8->state(low.stream) + high.fp8->state(high.stream);
-  CHECK(low.fp8->state(low.stream, true, false) == "");  // it has only experts
-  const auto a = lines_of(low.fp8->state(low.stream)), b = lines_of(high.fp8->state(high.stream));
+  const std::string state = low.quantizer->state(low.stream) + high.quantizer->state(high.stream);
+  CHECK(low.quantizer->state(low.stream, true, false) == "");  // it has only experts
+  const auto a = lines_of(low.quantizer->state(low.stream)),
+             b = lines_of(high.quantizer->state(high.stream));
   REQUIRE(a.size() == 3);
   CHECK((a.at("up.weight").experts == "0:2" && b.at("up.weight").experts == "2:4"));
 
-  all.fp8->restore(all.stream, state);
-  const auto both = lines_of(all.fp8->state(all.stream));
+  all.quantizer->restore(all.stream, state);
+  const auto both = lines_of(all.quantizer->state(all.stream));
   REQUIRE(both.size() == 3);
   for (const auto& [name, line] : both) {
     INFO(name);
@@ -235,20 +237,22 @@ TEST_CASE("delayed scales of experts are read back under other numbers of ranks"
   }
 
   // The other half and the same half: saved values of experts that a rank lacks do not count.
-  const std::string whole = all.fp8->state(all.stream);
+  const std::string whole = all.quantizer->state(all.stream);
   Experts half(2, options, {.ranks = 2, .rank = 1});
-  half.fp8->restore(half.stream, whole);
-  CHECK(lines_of(half.fp8->state(half.stream)).at("up.input").numbers ==
+  half.quantizer->restore(half.stream, whole);
+  CHECK(lines_of(half.quantizer->state(half.stream)).at("up.input").numbers ==
         both.at("up.input").numbers);
-  half.fp8->restore(half.stream, state);
-  CHECK(half.fp8->state(half.stream) == high.fp8->state(high.stream));
-  CHECK_THROWS_AS(half.fp8->restore(half.stream, low.fp8->state(low.stream)), UserError);
+  half.quantizer->restore(half.stream, state);
+  CHECK(half.quantizer->state(half.stream) == high.quantizer->state(high.stream));
+  CHECK_THROWS_AS(half.quantizer->restore(half.stream, low.quantizer->state(low.stream)),
+                  UserError);
 
   // Experts that have had no row do not affect the scale.
   Experts idle(2, options, {.ranks = 2, .rank = 1});
   idle.run({0, 0, 0}, 1, 1);
-  all.fp8->restore(all.stream, low.fp8->state(low.stream) + idle.fp8->state(idle.stream));
-  CHECK(lines_of(all.fp8->state(all.stream)).at("up.gradient").numbers[0] ==
+  all.quantizer->restore(all.stream,
+                         low.quantizer->state(low.stream) + idle.quantizer->state(idle.stream));
+  CHECK(lines_of(all.quantizer->state(all.stream)).at("up.gradient").numbers[0] ==
         a.at("up.gradient").numbers[0]);
 }
 

@@ -105,8 +105,8 @@ Values reference(const AttentionProblem& problem) {
   const auto core = local_attention(problem.heads());
   const Tensor qkv = wide(problem.qkv(stream));
   const model::CoreResult forward = core->forward(step, qkv, {});
-  const Tensor dqkv = core->backward(step, forward, wide(problem.dout(stream)), {});
-  return {forward.out_TN.to_host_float(stream), dqkv.to_host_float(stream)};
+  const Tensor dqkv = core->backward(step, forward, wide(problem.dout(stream)), {}, true).plain;
+  return {forward.out_TN.plain.to_host_float(stream), dqkv.to_host_float(stream)};
 }
 
 enum class Type { p2p, all_gather, a2a, a2a_p2p };
@@ -176,9 +176,9 @@ std::vector<Values> run(const AttentionProblem& problem, const std::vector<Type>
       forwards.push_back(cores.back()->forward(step, qkv, {}));
     }
     for (size_t i = types.size(); i-- > 0;)
-      gradients[i] = cores[i]->backward(step, forwards[i], dout, {});
+      gradients[i] = cores[i]->backward(step, forwards[i], dout, {}, true).plain;
     for (size_t i = 0; i < types.size(); ++i)
-      of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.to_host_float(stream),
+      of_rank[size_t(rank.rank())][i] = {forwards[i].out_TN.plain.to_host_float(stream),
                                          gradients[i].to_host_float(stream)};
   });
   // Sorts the rows of all ranks into the order of the sequence.

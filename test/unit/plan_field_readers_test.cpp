@@ -177,8 +177,16 @@ class Print {
     all(a, b, c, d, e, f);
   }
   void add(const Fp8Options& o) {
-    const auto& [a, b, c, d, e, f, g, h, i] = o;
-    all(a, b, c, d, e, f, g, h, i);
+    const auto& [a, b, c, d, e, f, g, h] = o;
+    all(a, b, c, d, e, f, g, h);
+  }
+  void add(const LinearFormats& o) {
+    const auto& [a, b, c] = o;
+    all(a, b, c);
+  }
+  void add(const QuantFormat& o) {
+    const auto& [a, b] = o;
+    all(a, b);
   }
   void add(const TrainOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j] = o;

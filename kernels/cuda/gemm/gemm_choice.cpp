@@ -31,7 +31,7 @@ MatmulKey parse_key(std::istringstream& in) {
     value = T(number);
   });
   if (!in || key.M < 1 || key.N < 1 || key.K < 1 || key.epilogue > Epilogue::sums ||
-      key.a_blocks > Float8Blocks::rows_32 || key.b_blocks > Float8Blocks::rows_32)
+      key.a_blocks > ScaleBlocks::rows_32 || key.b_blocks > ScaleBlocks::rows_32)
     throw RunError("a line that names no GEMM: " + in.str());
   return key;
 }

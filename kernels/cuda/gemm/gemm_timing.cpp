@@ -54,8 +54,8 @@ class Example {
     device_.fill_for_timing(all, stream_);
     return all;
   }
-  ConstSpan scales(Float8Blocks blocks, int64_t rows, int64_t K) {
-    if (blocks == Float8Blocks::none) return make(1, DType::f32, 128);
+  ConstSpan scales(ScaleBlocks blocks, int64_t rows, int64_t K) {
+    if (blocks == ScaleBlocks::none) return make(1, DType::f32, 128);
     return make(block_scales(blocks, rows, K), block_scale_type(blocks), 128);
   }
 

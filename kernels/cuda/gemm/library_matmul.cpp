@@ -28,13 +28,13 @@ const char* name_of(Epilogue e) {
 }
 
 // Returns which devices have a GEMM with such scales.
-const char* devices_of(Float8Blocks blocks) {
+const char* devices_of(ScaleBlocks blocks) {
   switch (blocks) {
-    case Float8Blocks::none: return "";
-    case Float8Blocks::rows_128:
-    case Float8Blocks::square_128:
+    case ScaleBlocks::none: return "";
+    case ScaleBlocks::rows_128:
+    case ScaleBlocks::square_128:
       return "; scales of 128 elements need a GPU of compute capability 9 (h100, h200)";
-    case Float8Blocks::rows_32:
+    case ScaleBlocks::rows_32:
       return "; scales of 32 elements need a GPU of compute capability 10 or newer (b200, b300)";
   }
   return "";

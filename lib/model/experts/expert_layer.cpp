@@ -74,11 +74,11 @@ struct ExpertLayer {
                             .experts = impls.experts});
     up_linear.emplace(*gate_up, name() + ".experts.gate_up",
                       ExpertLinear::Names{"experts_up_fwd", "experts_up_dgrad", "experts_up_wgrad"},
-                      impls.fp8_of(layer));
+                      impls.quantizer_of(layer));
     down_linear.emplace(
         *down, name() + ".experts.down",
         ExpertLinear::Names{"experts_down_fwd", "experts_down_dgrad", "experts_down_wgrad"},
-        impls.fp8_of(layer));
+        impls.quantizer_of(layer));
   }
 
   UnitId unit_id() const { return {UnitKind::layer, layer}; }
@@ -96,7 +96,7 @@ struct ExpertLayer {
   std::unique_ptr<SharedExpert> shared;  // null without one
   std::optional<SegmentOutput> output;
   ParamUnit* unit;
-  // Whether the segments behind the dispatch need the norm's output, too, in some pass.
+  // Whether the segments after the dispatch need the norm's output, too, in some pass.
   bool keeps_input() const { return shared || !keeps_rows; }
   // How many of the choices of T tokens an expert takes; 0: all.
   int64_t capacity(const Step& step, int64_t T) const {
@@ -110,8 +110,8 @@ struct ExpertLayer {
   }
 
   Parameter *router, *gate_up, *down;
-  std::optional<ExpertLinear> up_linear, down_linear;  // the products with gate_up and down
-  Tensor bias_E;                                       // of the router's choice; absent without one
+  std::optional<ExpertLinear> up_linear, down_linear;  // the GEMMs with gate_up and down
+  Tensor bias_E;  // is added to the scores for the router's choice; optional
 };
 
 class ExpertSegment : public Segment {
@@ -120,7 +120,7 @@ class ExpertSegment : public Segment {
       : l_(std::move(layer)), id_{kind, l_->layer}, name_(segment_name(id_)) {}
   SegmentKind kind() const override { return id_.kind; }
   ParamUnit* unit() const override { return l_->unit; }
-  ops::Float8Write gradient_write() const override { return {}; }
+  ops::Destination gradient() const override { return {}; }
 
  protected:
   Device::Scope scope(Step& step) const { return {step.compute.device(), name_}; }
@@ -130,18 +130,18 @@ class ExpertSegment : public Segment {
   const std::string name_;
 };
 
-// Orders the tokens by expert. They can go when this has ended, also if the host gives compute
-// other work before it knows their numbers.
-void leave(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor& x_TH,
-           const Tensor& expert_TK, const Tensor& weight_TK) {
+// Orders the tokens by expert. The rows can be sent when this has ended, even if the host enqueues
+// other work on compute before it knows their numbers.
+void prepare_rows(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor& x_TH,
+                  const Tensor& expert_TK, const Tensor& weight_TK) {
   f.route = l.dispatcher->route(step, expert_TK, l.capacity(step, expert_TK.dim(0)));
   f.rows = l.dispatcher->to_rows(step, *f.route, x_TH, weight_TK);
   f.rows.there = step.compute.record();
   if (l.keeps_input()) f.x_TH = x_TH;
 }
-// Sends the rows to their experts; of chunks, those that may be on their way when the first is
+// Sends the rows to their experts. With chunks, it sends those that travel while the first one is
 // waited for.
-void go(Step& step, const ExpertLayer& l, ExpertFlow& f) {
+void send_rows(Step& step, const ExpertLayer& l, ExpertFlow& f) {
   TokenDispatcher& dispatcher = *l.dispatcher;
   const bool again = bool(f.again.x_RH);
   if (l.in_chunks(step)) {
@@ -153,12 +153,12 @@ void go(Step& step, const ExpertLayer& l, ExpertFlow& f) {
   f.rows = dispatcher.send(step, *f.route, std::exchange(f.rows, {}));
   if (again) f.again = dispatcher.send(step, *f.route, std::exchange(f.again, {}));
 }
-// Sends the experts' results back. Chunks are under way already.
-void go_back(Step& step, const ExpertLayer& l, ExpertFlow& f) {
+// Sends the experts' results back. Chunks have been sent already.
+void return_rows(Step& step, const ExpertLayer& l, ExpertFlow& f) {
   if (!f.chunks) f.rows = l.dispatcher->send_back(step, *f.route, std::exchange(f.rows, {}));
 }
-// Adds the gradients that have come back to that of the layer's input. Returns the weights'.
-Tensor come_back(Step& step, const ExpertLayer& l, ExpertFlow& f) {
+// Adds the returned gradients to that of the layer's input. Returns the gradients of the weights.
+Tensor collect_gradients(Step& step, const ExpertLayer& l, ExpertFlow& f) {
   if (f.shared) f.dx_TH = l.shared->up_backward(step, f.x_TH, *std::exchange(f.shared, {}));
   if (f.chunks) f.rows = std::exchange(f.chunks, {})->returned(step);
   const TokenSums d =
@@ -175,8 +175,8 @@ struct RouteActivations {
   Tensor logits_TE;
   ops::Routing routing;
   Tensor kept_TK;  // the choices that fit into the experts' capacity
-  Tensor sums_BS;  // what the router's losses are made of; absent without losses
-  Event summed;    // when they are those of all ranks that share the samples
+  Tensor sums_BS;  // the sums that the router's losses need; absent without losses
+  Event summed;    // when they include all ranks that share the samples
 };
 
 class Route : public ExpertSegment {
@@ -191,7 +191,7 @@ class Route : public ExpertSegment {
     a.norm = l_->norm.forward(step, flow.h);
     if (!a.logits_TE) {
       a.logits_TE = ops::in_dtype(step.compute,
-                                  ops::matmul(step.compute, "matmul_router_fwd", a.norm.y_TH,
+                                  ops::matmul(step.compute, "matmul_router_fwd", a.norm.y_TH.plain,
                                               l_->router->value, {.b = true}, DType::f32),
                                   e.logits);
       a.routing = ops::route_tokens(step.compute, a.logits_TE, e.per_token, e.form, l_->bias_E,
@@ -201,21 +201,22 @@ class Route : public ExpertSegment {
       keep_for_recomputation(step, a);
     }
     flow.h = {a.norm.sum_TH, {}};
-    leave(step, *l_, flow.experts, a.norm.y_TH, std::exchange(a.kept_TK, {}), a.routing.weight_TK);
+    prepare_rows(step, *l_, flow.experts, a.norm.y_TH.plain, std::exchange(a.kept_TK, {}),
+                 a.routing.weight_TK);
     if (!l_->keeps_norm) a.norm.y_TH = {};
     step.stash->push(std::move(a));
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const ops::Float8Write& write) override {
+  Flow backward(Step& step, Flow flow, const ops::Destination& to) override {
     const Device::Scope in = scope(step);
     Stream& stream = step.compute;
     auto a = step.stash->pop<RouteActivations>();
     ExpertFlow& f = flow.experts;
-    const Tensor dweight_TK = come_back(step, *l_, f);
-    const Tensor y = a.norm.y_TH ? a.norm.y_TH
+    const Tensor dweight_TK = collect_gradients(step, *l_, f);
+    const Tensor y = a.norm.y_TH ? a.norm.y_TH.plain
                      : f.x_TH    ? f.x_TH
-                                 : l_->norm.forward(step, {a.norm.sum_TH, {}}).y_TH;
+                                 : l_->norm.forward(step, {a.norm.sum_TH, {}}).y_TH.plain;
     const Tensor dlogits =
         ops::in_dtype(stream,
                       ops::route_tokens_grad(stream, a.logits_TE, a.routing, dweight_TK,
@@ -230,18 +231,18 @@ class Route : public ExpertSegment {
     ops::add_into(stream,
                   ops::matmul(stream, "matmul_router_dgrad", dlogits, router->value, {}, y.dtype()),
                   f.dx_TH);
-    return Flow::backward(l_->norm.backward(step, a.norm, f.dx_TH, flow.d.d_TH, write));
+    return Flow::backward(l_->norm.backward(step, a.norm, f.dx_TH, flow.d_TH.plain, to));
   }
 
  private:
-  // Which of this rank's tokens are no padding: under sequence parallelism a rank routes its own
-  // rows.
+  // Returns which of this rank's tokens are not padding: under sequence parallelism a rank routes
+  // its own rows.
   Tensor valid(const Step& step) const {
     return step.seq.valid_T ? l_->tensor->own_rows(step.seq.valid_T) : Tensor();
   }
 
-  // Returns what the router has found in the earlier forward if this is a recomputation that is to
-  // take it; else everything is absent.
+  // Returns the router's results of the first forward if this recomputation reuses them; else
+  // everything is absent.
   RouteActivations found_earlier(Step& step) const {
     if (!l_->keeps_router || !step.found || !step.recomputing) return {};
     MT_CHECK(!step.found->empty(), "a recomputation of more routers than were computed");
@@ -285,8 +286,9 @@ class Route : public ExpertSegment {
   }
 
   // Adds the sums of this rank's tokens to those of the step, unless an earlier forward has done
-  // so. They are summed over ranks while the micro-batch goes on, and read in its backward. A rank
-  // of sequence parallelism has some positions of every sample: row t is of sample t % B here, too.
+  // so. They are summed over ranks while the micro-batch continues, and read in its backward. A
+  // rank of sequence parallelism has some positions of every sample: row t is of sample t % B here,
+  // too.
   void find_sums(Step& step, RouteActivations& a) const {
     const spec::Experts& e = l_->experts;
     const Tensor sums_BS =
@@ -322,13 +324,13 @@ class Dispatch : public ExpertSegment {
 
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
-    go(step, *l_, flow.experts);
+    send_rows(step, *l_, flow.experts);
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
+  Flow backward(Step& step, Flow flow, const ops::Destination&) override {
     const Device::Scope in = scope(step);
-    go_back(step, *l_, flow.experts);
+    return_rows(step, *l_, flow.experts);
     return flow;
   }
 };
@@ -339,8 +341,8 @@ class Experts : public ExpertSegment {
       : ExpertSegment(std::move(layer), SegmentKind::mlp),
         up_(*l_->up_linear),
         down_(*l_->down_linear),
-        products_{up_, down_, l_->keeps_rows, l_->keeps_activation,
-                  gate_function(l_->experts.activation)} {}
+        gemms_{up_, down_, l_->keeps_rows, l_->keeps_activation,
+               gate_function(l_->experts.activation)} {}
   ParamUnit* unit() const override { return l_->down->unit; }
 
   Flow forward(Step& step, Flow flow) override {
@@ -350,27 +352,25 @@ class Experts : public ExpertSegment {
     if (l_->shared_overlaps && l_->shared)
       f.shared = std::make_shared<SharedExpertActivations>(l_->shared->up(step, f.x_TH));
     if (f.chunks) {
-      step.stash->push(chunked_forward(step, *f.chunks, products_, dispatcher.first_E1(*f.route)));
+      step.stash->push(chunked_forward(step, *f.chunks, gemms_, dispatcher.first_E1(*f.route)));
       return flow;
     }
     const bool unused = l_->unused_rows(step);
     ExpertRows rows = dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {}));
     ExpertActivations a{.weight_R = std::move(rows.weight_R),
                         .first_E1 = dispatcher.first_E1(*f.route)};
-    a.x_RH = up_.input(step, std::exchange(rows.x_RH, {}), a.x_scale);
-    a.up_R2F = up_.forward(step, a.x_RH, a.first_E1, unused);
-    const ExpertLinear::Rows act_RF = down_.input(
-        step, ops::weighted_swiglu(step.compute, a.up_R2F, a.weight_R, {}, products_.gate),
-        a.act_scale);
-    rows = {.x_RH = down_.forward(step, act_RF, a.first_E1, unused)};
+    a.x_RH = std::exchange(rows.x_RH, {});
+    a.up_R2F = up_.forward(step, up_.input(step, a.x_RH), a.first_E1, unused);
+    a.act_RF = ops::weighted_swiglu(step.compute, a.up_R2F, a.weight_R, {}, gemms_.gate);
+    rows = {.x_RH = down_.forward(step, down_.input(step, a.act_RF), a.first_E1, unused)};
     f.rows = dispatcher.from_experts(step, *f.route, std::move(rows));
-    if (l_->keeps_activation) a.act_RF = act_RF;
-    if (!l_->keeps_rows) a.x_RH = {}, a.up_R2F = {};
+    if (!l_->keeps_activation) a.act_RF.value = {};
+    if (!l_->keeps_rows) a.x_RH.value = {}, a.up_R2F = {};
     step.stash->push(std::move(a));
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
+  Flow backward(Step& step, Flow flow, const ops::Destination&) override {
     const Device::Scope in = scope(step);
     auto a = step.stash->pop<ExpertActivations>();
     ExpertFlow& f = flow.experts;
@@ -378,39 +378,40 @@ class Experts : public ExpertSegment {
     if (f.shared) l_->shared->down_backward(step, f.x_TH, std::exchange(f.dout_TH, {}), *f.shared);
     if (f.chunks) {
       const auto again = std::exchange(f.chunks_again, {});
-      chunked_backward(step, *f.chunks, again.get(), products_, std::move(a));
+      chunked_backward(step, *f.chunks, again.get(), gemms_, std::move(a));
       return flow;
     }
     const bool unused = l_->unused_rows(step);
     if (!l_->keeps_rows) {
-      const Tensor x_RH = dispatcher.by_expert(step, *f.route, std::exchange(f.again, {})).x_RH;
-      a.x_RH = up_.input(step, x_RH, a.x_scale);
-      a.up_R2F = up_.forward(step, a.x_RH, a.first_E1, unused);
+      a.x_RH.value = dispatcher.by_expert(step, *f.route, std::exchange(f.again, {})).x_RH;
+      a.up_R2F = up_.forward(step, up_.input(step, a.x_RH), a.first_E1, unused);
     }
-    ExpertLinear::Rows dy_RH =
+    ops::Operand dy_RH =
         down_.gradient(step, dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {})).x_RH);
     Tensor dact_RF = down_.dgrad(step, dy_RH, a.first_E1, unused);
     // Unless the activation's output is kept, the kernel overwrites its gradient with it.
-    const bool again = !a.act_RF.data;
-    ops::WeightedSwigluGradients d =
-        ops::weighted_swiglu_backward(step.compute, a.up_R2F, a.weight_R, dact_RF,
-                                      again ? dact_RF : Tensor(), {}, products_.gate);
-    if (again) a.act_RF = down_.input(step, dact_RF, a.act_scale);
+    const bool again = !a.act_RF.value;
+    ops::WeightedSwigluGradients d = ops::weighted_swiglu_backward(
+        step.compute, a.up_R2F, a.weight_R, dact_RF, again ? dact_RF : Tensor(), {}, gemms_.gate);
+    if (again) {
+      a.act_RF.value = std::move(dact_RF);
+      down_.input(step, a.act_RF);
+    }
     dact_RF = {};
-    down_.wgrad(step, std::move(dy_RH), std::move(a.act_RF), a.first_E1);
+    down_.wgrad(step, std::move(dy_RH), std::exchange(a.act_RF, {}).value.operand(), a.first_E1);
     a.up_R2F = {};
-    ExpertLinear::Rows dup_R2F = up_.gradient(step, std::exchange(d.dgate_up_R2F, {}));
+    ops::Operand dup_R2F = up_.gradient(step, std::exchange(d.dgate_up_R2F, {}));
     f.rows = dispatcher.from_experts(
         step, *f.route,
         {.x_RH = up_.dgrad(step, dup_R2F, a.first_E1, unused), .weight_R = d.dweight_R});
     f.rows.there = step.compute.record();  // they need not wait for the weight gradients
-    up_.wgrad(step, std::move(dup_R2F), std::move(a.x_RH), a.first_E1);
+    up_.wgrad(step, std::move(dup_R2F), std::exchange(a.x_RH, {}).value.operand(), a.first_E1);
     return flow;
   }
 
  private:
   const ExpertLinear &up_, &down_;
-  const ExpertProducts products_;
+  const ExpertGemms gemms_;
 };
 
 class Combine : public ExpertSegment {
@@ -420,13 +421,13 @@ class Combine : public ExpertSegment {
 
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
-    go_back(step, *l_, flow.experts);
+    return_rows(step, *l_, flow.experts);
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
+  Flow backward(Step& step, Flow flow, const ops::Destination&) override {
     const Device::Scope in = scope(step);
-    go(step, *l_, flow.experts);
+    send_rows(step, *l_, flow.experts);
     return flow;
   }
 };
@@ -465,16 +466,16 @@ class Merge : public ExpertSegment {
     return flow;
   }
 
-  Flow backward(Step& step, Flow flow, const ops::Float8Write&) override {
+  Flow backward(Step& step, Flow flow, const ops::Destination&) override {
     const Device::Scope in = scope(step);
     ExpertFlow& f = flow.experts;
     auto a = step.stash->pop<MergeActivations>();
-    const Tensor dout_TH = l_->output->backward(step, flow.d, a.out, nullptr).dy_TO;
+    const Tensor dout_TH = l_->output->backward(step, flow.d_TH, a.out, nullptr).plain;
     a.out = {};
     f.route = a.route;
     f.rows = l_->dispatcher->to_rows(step, *f.route, dout_TH, {});
     if (!l_->keeps_input()) return flow;
-    f.x_TH = a.x_TH ? a.x_TH : l_->norm.forward(step, {a.sum_TH, {}}).y_TH;
+    f.x_TH = a.x_TH ? a.x_TH : l_->norm.forward(step, {a.sum_TH, {}}).y_TH.plain;
     // Tokens travel to the rows of their experts' input as gradients do to those of its output.
     if (!l_->keeps_rows) f.again = l_->dispatcher->to_rows(step, *f.route, f.x_TH, {});
     if (!l_->shared) return flow;

@@ -6,37 +6,33 @@
 
 namespace mtrain::model {
 
-using Role = Float8Scaling::Role;
+using Role = Quantizer::Role;
 
 ExpertLinear::ExpertLinear(Parameter& weight, const std::string& name, const Names& names,
-                           std::shared_ptr<Float8Scaling> fp8)
-    : weight_(&weight),
-      names_(names),
-      fp8_(std::move(fp8)),
-      number_(fp8_ ? fp8_->add(name, weight) : 0) {}
+                           std::shared_ptr<Quantizer> quantizer)
+    : weight_(&weight), names_(names), quantizer_(std::move(quantizer), name, weight) {}
 
-// Without a scale this is the forward's first sight of the rows: their maximum enters the history.
-ExpertLinear::Rows ExpertLinear::input(Step& step, const Tensor& x_RI,
-                                       ops::Float8Scale& scale) const {
-  if (!fp8_) return {x_RI, {}};
-  const bool again = bool(scale.scale);
-  if (!again) scale = fp8_->scale(step.compute, number_, Role::input, x_RI);
-  return fp8_->quantize(step.compute, number_, Role::input, x_RI, scale, false,
-                        step.training && !again);
+// Without a scale the rows are new, and their maximum enters the history.
+ops::Operand ExpertLinear::input(Step& step, LinearOperand& x_RI) const {
+  const bool record = step.training && !x_RI.scale;
+  ops::Operand rows = quantizer_.rows(step.compute, Role::input, x_RI, record);
+  if (!rows.quantized()) return rows;
+  x_RI.value = {};
+  x_RI.value.quantized = rows;
+  return rows;
 }
 
-ExpertLinear::Rows ExpertLinear::gradient(Step& step, const Tensor& dy_RO) const {
-  if (!fp8_) return {dy_RO, {}};
-  const ops::Float8Scale scale = fp8_->scale(step.compute, number_, Role::gradient, dy_RO);
-  return fp8_->quantize(step.compute, number_, Role::gradient, dy_RO, scale, false, true);
+ops::Operand ExpertLinear::gradient(Step& step, const Tensor& dy_RO) const {
+  LinearOperand dy(dy_RO);
+  return quantizer_.rows(step.compute, Role::gradient, dy, true);
 }
 
-Tensor ExpertLinear::forward(Step& step, const Rows& x_RI, const Tensor& first_E1,
+Tensor ExpertLinear::forward(Step& step, const ops::Operand& x_RI, const Tensor& first_E1,
                              bool unused_rows) const {
   return multiply(step.compute, names_.forward, x_RI, true, step.training, first_E1, unused_rows);
 }
 
-Tensor ExpertLinear::dgrad(Step& step, const Rows& dy_RO, const Tensor& first_E1,
+Tensor ExpertLinear::dgrad(Step& step, const ops::Operand& dy_RO, const Tensor& first_E1,
                            bool unused_rows) const {
   return multiply(step.compute, names_.dgrad, dy_RO, false, false, first_E1, unused_rows);
 }
@@ -53,39 +49,30 @@ Tensor ExpertLinear::dgrad(Step& step, const Tensor& dy_RO, const ExpertChunk& c
 
 Tensor ExpertLinear::multiply(Stream& stream, const char* name, const Tensor& a, bool trans_b,
                               const ExpertChunk& chunk, const Tensor& into) const {
-  MT_CHECK(!fp8_, "experts in chunks have no scale that is of all rows");
+  MT_CHECK(!quantizer_.quantizes(), "experts in chunks lack a scale for all rows");
   const int64_t first = chunk.first_expert;
-  return ops::grouped_matmul(stream, name, a, weight_->value.rows(first, first + chunk.experts),
-                             chunk.first_E1, trans_b, false, into);
+  const Tensor w = weight_->value.rows(first, first + chunk.experts);
+  return ops::grouped_matmul(stream, name, a, w, chunk.first_E1, trans_b, w.dtype(), false, into);
 }
 
 // `record`: the weight's maximum enters the history.
-Tensor ExpertLinear::multiply(Stream& stream, const char* name, const Rows& a, bool trans_b,
+Tensor ExpertLinear::multiply(Stream& stream, const char* name, const ops::Operand& a, bool trans_b,
                               bool record, const Tensor& first_E1, bool unused_rows) const {
   const Tensor& value = weight_->value;
-  if (!fp8_)
-    return ops::grouped_matmul(stream, name, a.data, value, first_E1, trans_b, unused_rows);
-  ops::Float8Tensor w = fp8_->weight(stream, number_, false, record);
+  ops::Operand w = quantizer_.weight(stream, false, record);
   w.data = w.data.view(value.shape());
-  return ops::grouped_matmul_float8(stream, name, a, w, first_E1, trans_b, value.dtype(),
-                                    unused_rows);
+  return ops::grouped_matmul(stream, name, a, w, first_E1, trans_b, value.dtype(), unused_rows);
 }
 
-void ExpertLinear::wgrad(Step& step, Rows dy_RO, Rows x_RI, const Tensor& first_E1) const {
-  step.wgrad.push({[this, &stream = step.compute, dy = std::move(dy_RO), x = std::move(x_RI),
-                    first_E1] { wgrad_now(stream, dy, x, first_E1); },
-                   {weight_}});
-}
-
-void ExpertLinear::wgrad_now(Stream& stream, const Rows& dy_RO, const Rows& x_RI,
-                             const Tensor& first_E1) const {
-  const bool add = !weight_->consume_first_write();
-  if (fp8_)
-    ops::grouped_weight_gradient_float8_into(stream, names_.wgrad, dy_RO, x_RI, first_E1,
-                                             weight_->grad, add);
-  else
-    ops::grouped_weight_gradient_into(stream, names_.wgrad, dy_RO.data, x_RI.data, first_E1,
-                                      weight_->grad, add);
+void ExpertLinear::wgrad(Step& step, ops::Operand dy_RO, ops::Operand x_RI,
+                         const Tensor& first_E1) const {
+  step.wgrad.push(
+      {[this, &stream = step.compute, dy = std::move(dy_RO), x = std::move(x_RI), first_E1] {
+         const bool add = !weight_->consume_first_write();
+         ops::grouped_weight_gradient_into(stream, names_.wgrad, dy, x, first_E1, weight_->grad,
+                                           add);
+       },
+       {weight_}});
 }
 
 }  // namespace mtrain::model

@@ -30,7 +30,7 @@ SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& n
                                                   .std = std,
                                                   .gemm = LayerGemm::fc1,
                                                   .sections = {{F, 1}, {F, 1}},
-                                                  .fp8 = impls.fp8_of(unit.layer)});
+                                                  .quantizer = impls.quantizer_of(unit.layer)});
   down_ =
       impls.tensor->row_linear(params, {.unit = unit,
                                         .name = name + ".down",
@@ -39,7 +39,7 @@ SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& n
                                         .bias = false,
                                         .std = std / std::sqrt(2.0f * float(model.layer_count())),
                                         .gemm = LayerGemm::fc2,
-                                        .fp8 = impls.fp8_of(unit.layer)});
+                                        .quantizer = impls.quantizer_of(unit.layer)});
   if (experts.shared_gate)
     gate_ = params.add(unit, {.name = name + ".gate.weight",
                               .shape = {1, model.hidden},
@@ -59,14 +59,21 @@ SharedExpert::Gate SharedExpert::gate_of(Step& step, const Tensor& x_TH) const {
 
 SharedExpert::Activations SharedExpert::up(Step& step, const Tensor& x_TH) {
   Activations a;
-  a.up_TF = gate_up_->forward(step, x_TH, a.up_scale);
+  a.up_TF = up_forward(step, x_TH, a);
   return a;
 }
 
+Tensor SharedExpert::up_forward(Step& step, const Tensor& x_TH, Activations& a) {
+  a.up_in.value = x_TH;
+  Tensor up_TF = gate_up_->forward(step, a.up_in);
+  a.up_in.value = {};
+  return up_TF;
+}
+
 Tensor SharedExpert::down(Step& step, const Tensor& x_TH, Activations a) {
-  const Tensor act_TF = ops::swiglu(step.compute, a.up_TF, {}, function_);
-  if (keep_activation_) a.act_TF = act_TF;
-  Tensor y_TH = down_->forward(step, act_TF, a.down_scale);
+  a.down_in = ops::swiglu(step.compute, a.up_TF, {}, function_);
+  Tensor y_TH = down_->forward(step, a.down_in);
+  if (!keep_activation_) a.down_in.value = {};
   if (gate_) {
     a.gate = gate_of(step, x_TH);
     if (keep_outputs_) a.y_TH = y_TH;
@@ -99,27 +106,33 @@ void SharedExpert::down_backward(Step& step, const Tensor& x_TH, const Tensor& d
   Stream& stream = step.compute;
   Tensor dy = dy_TH;
   if (!keep_outputs_) {
-    a.up_TF = gate_up_->forward(step, x_TH, a.up_scale);
-    if (gate_)
-      a.y_TH = down_->forward(step, ops::swiglu(stream, a.up_TF, {}, function_), a.down_scale);
+    a.up_TF = up_forward(step, x_TH, a);
+    if (gate_) {
+      a.down_in.value = ops::swiglu(stream, a.up_TF, {}, function_);
+      a.y_TH = down_->forward(step, a.down_in);
+      a.down_in.value = {};
+    }
   }
   if (gate_) {
     a.dx_gate_TH = gate_backward(step, a.gate, x_TH, a.y_TH, dy_TH);
     dy = ops::permute(stream, dy_TH, a.gate.choice_T, 1, a.gate.routing.weight_TK);
     a.y_TH = {}, a.gate = {};
   }
-  InputGradient g = down_->dgrad(step, {dy});
-  dy = {};
+  InputGradient g = down_->dgrad(step, std::exchange(dy, {}));
   // Unless the activation's output is kept, the kernel overwrites its gradient with it.
-  const Tensor again_TF = a.act_TF ? Tensor() : g.dx_TI;
-  a.dup_TF = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, again_TF, {}, {}, function_);
-  down_->wgrad(step, a.act_TF ? a.act_TF : g.dx_TI, a.down_scale, std::move(g.for_wgrad));
-  a.up_TF = {}, a.act_TF = {};
+  const bool again = !a.down_in.value;
+  ops::ActivationGradient d = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, {},
+                                                   again ? &a.down_in.rewrite : nullptr, function_);
+  if (again) a.down_in.value = std::move(d.y);
+  a.dup_TF = std::move(d.dx);
+  down_->wgrad(step, std::exchange(a.down_in, {}), std::move(g.dy));
+  a.up_TF = {};
 }
 
 Tensor SharedExpert::up_backward(Step& step, const Tensor& x_TH, Activations& a) {
+  a.up_in.value = x_TH;
   const Tensor dx_TH =
-      gate_up_->backward(step, x_TH, a.up_scale, {std::exchange(a.dup_TF, Tensor())});
+      gate_up_->backward(step, std::exchange(a.up_in, {}), std::exchange(a.dup_TF, {}));
   if (a.dx_gate_TH) ops::add_into(step.compute, std::exchange(a.dx_gate_TH, Tensor()), dx_TH);
   return dx_TH;
 }

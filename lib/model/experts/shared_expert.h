@@ -19,13 +19,14 @@ struct SharedExpertActivations {
     Tensor row_T1, choice_T;  // token t has row t
   };
 
-  Tensor up_TF;   // gate | up; absent if it is computed again
-  Tensor act_TF;  // absent if it is computed again
-  Tensor y_TH;    // the down projection's output; absent without a gate, or if computed again
-  InputScale up_scale, down_scale;
+  Tensor up_TF;         // gate | up; absent if it is computed again
+  Tensor y_TH;          // the down projection's output; absent without a gate, or if computed again
+  LinearOperand up_in;  // without its value, x_TH
+  LinearOperand down_in;  // without its value, the activation's output, if it is computed again
   Gate gate;
-  // In backward, between its two parts: the gradient of gate | up, and that of the gate's input.
-  Tensor dup_TF, dx_gate_TH;
+  // In backward, between its two parts: the gradients of gate | up and of the gate's input.
+  ops::Written dup_TF;
+  Tensor dx_gate_TH;
 };
 
 // Forward and backward each have two parts, between which other work may be enqueued: up() and
@@ -38,8 +39,7 @@ class SharedExpert {
                const spec::ModelSpec& model, const spec::Experts& experts,
                const Recompute& recompute, const ModelImpls& impls);
   Activations up(Step& step, const Tensor& x_TH);
-  // Returns the output, and pushes what backward needs to step.stash, from which backward is to
-  // pop it.
+  // Returns the output, and pushes to step.stash the activations that backward pops.
   Tensor down(Step& step, const Tensor& x_TH, Activations a);
 
   void down_backward(Step& step, const Tensor& x_TH, const Tensor& dy_TH, Activations& a);
@@ -47,6 +47,7 @@ class SharedExpert {
   Tensor up_backward(Step& step, const Tensor& x_TH, Activations& a);
 
  private:
+  Tensor up_forward(Step& step, const Tensor& x_TH, Activations& a);
   using Gate = Activations::Gate;
   Gate gate_of(Step& step, const Tensor& x_TH) const;
   // Returns the gradient of the gate's input.

@@ -12,7 +12,7 @@ class A2aAttention : public model::AttentionCore {
       : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
   model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
-                            const ops::Float8Write&) override {
+                            const ops::Destination&) override {
     const HeadExchange e = exchange(step);
     SequenceToHeads in(e, step.compute, qkv_TN, qkv_sections());
     HeadsToSequence out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
@@ -26,8 +26,8 @@ class A2aAttention : public model::AttentionCore {
     return {out.finish(), std::move(kept)};
   }
 
-  Tensor backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
-                  const ops::QkvAmax&) override {
+  ops::Written backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
+                        const ops::Destination&, bool) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const std::vector<Piece>&>(forward.kept);
     SequenceToHeads in(e, step.compute, dout_TN, {heads_.A * heads_.D});
@@ -35,7 +35,8 @@ class A2aAttention : public model::AttentionCore {
     for (int64_t p = 0; p < pieces_; ++p) {
       const Piece& piece = kept[size_t(p)];
       out.put(p, ops::attention_backward(step.compute, dims(e), piece.qkv_TN, step.seq.cu_seqlens,
-                                         piece.result, in.piece(p)));
+                                         piece.result, in.piece(p))
+                     .plain);
     }
     return out.finish();
   }

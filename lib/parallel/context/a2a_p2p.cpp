@@ -18,7 +18,7 @@ class A2aP2pAttention : public model::AttentionCore {
         ring_(*comm_, std::move(ring), share_of(heads, level_.size())) {}
 
   model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
-                            const ops::Float8Write&) override {
+                            const ops::Destination&) override {
     const HeadExchange e = exchange(step);
     const Tensor qkv = SequenceToHeads(e, step.compute, qkv_TN, qkv_sections()).piece(0);
     auto result = ring_.forward(step.compute, ring_sequence(step), qkv);
@@ -27,8 +27,8 @@ class A2aP2pAttention : public model::AttentionCore {
     return {out.finish(), Kept{qkv, std::move(result)}};
   }
 
-  Tensor backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
-                  const ops::QkvAmax&) override {
+  ops::Written backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
+                        const ops::Destination&, bool) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
     const Tensor dout = SequenceToHeads(e, step.compute, dout_TN, {heads_.A * heads_.D}).piece(0);

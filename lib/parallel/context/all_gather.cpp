@@ -12,7 +12,7 @@ class AllGatherAttention : public model::AttentionCore {
       : comm_(std::move(comm)), cp_(std::move(cp)), heads_(heads), pieces_(head_chunks) {}
 
   model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
-                            const ops::Float8Write&) override {
+                            const ops::Destination&) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const Tensor out = Tensor::empty(compute, {seq.T(), A() * pieces_ * D()}, qkv_TN.dtype());
@@ -26,15 +26,16 @@ class AllGatherAttention : public model::AttentionCore {
     return {out, Kept{qkv_TN, lse}};
   }
 
-  Tensor backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
-                  const ops::QkvAmax&) override {
+  ops::Written backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
+                        const ops::Destination&, bool) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
     const auto& [qkv_TN, lse] = std::any_cast<const Kept&>(forward.kept);
     const DType dtype = qkv_TN.dtype();
     const Tensor dqkv = Tensor::empty(compute, qkv_TN.shape(), dtype);
-    const Tensor dq =
-        dtype == DType::f32 ? dqkv : Tensor::empty(compute, forward.out_TN.shape(), DType::f32);
+    const Tensor dq = dtype == DType::f32
+                          ? dqkv
+                          : Tensor::empty(compute, forward.out_TN.plain.shape(), DType::f32);
     const Shape whole{rows(seq), kv_width()};
     const Tensor dkv = comm_->named_buffer(compute, ContextBuffer::gather_dkv, whole, DType::f32);
     // The gradients of a piece, rank after rank. One piece is reduced while the next is computed.
@@ -50,7 +51,7 @@ class AllGatherAttention : public model::AttentionCore {
       ops::fill(compute, dkv, 0);  // keys after this rank's last query are in no block
       for (const int half : {0, 1})
         ops::attention_block_backward(compute, block(seq, p, half), {qkv_TN, p * A()}, {kv},
-                                      {kv, G()}, {forward.out_TN, lse_of(lse, p)}, dout_TN,
+                                      {kv, G()}, {forward.out_TN.plain, lse_of(lse, p)}, dout_TN,
                                       {{dq, p * A()}, {dkv}, {dkv, G()}, chunks_ && half, true});
       ops::copy_blocks(compute, dkv, sent[p % 2], ops::inverse(order(seq)));
       reduced = comm_->enqueue(compute, [&](Stream& stream) {

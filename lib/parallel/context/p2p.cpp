@@ -11,15 +11,15 @@ class P2pAttention : public model::AttentionCore {
       : comm_(std::move(comm)), ring_(*comm_, std::move(cp), heads) {}
 
   model::CoreResult forward(model::Step& step, const Tensor& qkv_TN,
-                            const ops::Float8Write&) override {
+                            const ops::Destination&) override {
     const auto r = ring_.forward(step.compute, sequence(step), qkv_TN);
     return {r.out_TN, Kept{qkv_TN, r.lse}};
   }
-  Tensor backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
-                  const ops::QkvAmax&) override {
+  ops::Written backward(model::Step& step, const model::CoreResult& forward, const Tensor& dout_TN,
+                        const ops::Destination&, bool) override {
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
-    return ring_.backward(step.compute, sequence(step), kept.qkv_TN, {forward.out_TN, kept.lse},
-                          dout_TN);
+    return ring_.backward(step.compute, sequence(step), kept.qkv_TN,
+                          {forward.out_TN.plain, kept.lse}, dout_TN);
   }
 
  private:

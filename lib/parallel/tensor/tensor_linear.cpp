@@ -41,52 +41,56 @@ class ColumnParallel : public model::Linear {
 
   // Under sequence parallelism the maximum is over the rows of all ranks, which only the gathered
   // tensor has. Each chunk of a chunked GEMM has a scale of its own.
-  ops::Float8Write input_write(bool training) const override {
-    return sequence_ ? ops::Float8Write{} : gemms_.input_write(training);
+  ops::Destination input(bool training) const override {
+    return sequence_ ? ops::Destination{} : gemms_.input(training);
   }
-  ops::Float8Write gradient_write() const override {
-    return dgrad_.chunked() ? ops::Float8Write{} : gemms_.gradient_write();
+  ops::Destination gradient() const override {
+    return dgrad_.chunked() ? ops::Destination{} : gemms_.gradient();
   }
 
-  Tensor forward(model::Step& step, const Tensor& x_TI, model::InputScale& scale) override {
+  Tensor forward(model::Step& step, model::LinearOperand& x_TI) override {
     if (fprop_.method == Method::ring_exchange)
       return all_gather_gemm_ring(
-                 comm_, x_TI, gemms_.O(), fprop_.aggregate,
+                 comm_, x_TI.value.plain, gemms_.O(), fprop_.aggregate,
                  [&](const Tensor& x, const Tensor& y) { gemms_.forward_into(step, x, y, true); })
           .y_TO;
-    return gemms_.forward(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, scale, true);
+    if (!sequence_) return gemms_.forward(step, x_TI, true);
+    model::LinearOperand all = gathered(x_TI, comm_.await(comm_.gather(x_TI.value.plain)));
+    const Tensor y_TO = gemms_.forward(step, all, true);
+    x_TI.scale = all.scale;
+    return y_TO;
   }
 
-  model::InputGradient dgrad(model::Step& step, model::WrittenGradient dy) override {
-    if (dgrad_.chunked()) return chunked_dgrad(step, std::move(dy.dy_TO));
-    model::InputGradient g = gemms_.dgrad(step, std::move(dy));
+  model::InputGradient dgrad(model::Step& step, model::LinearOperand dy_TO) override {
+    if (dgrad_.chunked()) return chunked_dgrad(step, std::move(dy_TO));
+    model::InputGradient g = gemms_.dgrad(step, std::move(dy_TO));
     g.dx_TI = comm_.await(sequence_ ? comm_.reduce_scatter(g.dx_TI) : comm_.all_reduce(g.dx_TI));
     return g;
   }
 
-  void wgrad(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,
-             model::OutputGradient dy) override {
-    gemms_.wgrad(step, sequence_ ? comm_.await(comm_.gather(x_TI)) : x_TI, scale, std::move(dy));
+  void wgrad(model::Step& step, model::LinearOperand x_TI, model::LinearOperand dy_TO) override {
+    if (sequence_) x_TI = gathered(x_TI, comm_.await(comm_.gather(x_TI.value.plain)));
+    gemms_.wgrad(step, std::move(x_TI), std::move(dy_TO));
   }
 
   // In bulk overlap, dgrad hides the gather of wgrad's input, and wgrad hides the reduce-scatter of
   // dgrad's result.
-  Tensor backward(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,
-                  model::WrittenGradient dy) override {
-    if (!sequence_) return model::Linear::backward(step, x_TI, scale, std::move(dy));
-    const TensorComm::Pending x = comm_.gather(x_TI);
+  Tensor backward(model::Step& step, model::LinearOperand x_TI,
+                  model::LinearOperand dy_TO) override {
+    if (!sequence_) return model::Linear::backward(step, std::move(x_TI), std::move(dy_TO));
+    const TensorComm::Pending x = comm_.gather(x_TI.value.plain);
     if (!dgrad_.active()) comm_.await(x);
     model::InputGradient g;
     TensorComm::Pending dx;
     if (dgrad_.chunked()) {
-      g = chunked_dgrad(step, std::move(dy.dy_TO));
+      g = chunked_dgrad(step, std::move(dy_TO));
       dx = {std::move(g.dx_TI), {}};
     } else {
-      g = gemms_.dgrad(step, std::move(dy));
+      g = gemms_.dgrad(step, std::move(dy_TO));
       dx = comm_.reduce_scatter(std::exchange(g.dx_TI, {}));
       if (!wgrad_.active()) comm_.await(dx);
     }
-    gemms_.wgrad(step, comm_.await(x), scale, std::move(g.for_wgrad));
+    gemms_.wgrad(step, gathered(x_TI, comm_.await(x)), std::move(g.dy));
     return comm_.await(dx);
   }
 
@@ -96,11 +100,17 @@ class ColumnParallel : public model::Linear {
                     spec.sections.empty() ? std::vector<model::ShardSpec::Section>{{spec.O, 1}}
                                           : spec.sections);
   }
-  model::InputGradient chunked_dgrad(model::Step& step, Tensor dy_TO) {
+  // Returns the operand with the rows of all ranks.
+  static model::LinearOperand gathered(const model::LinearOperand& own, Tensor all) {
+    model::LinearOperand x(std::move(all));
+    x.scale = own.scale;
+    return x;
+  }
+  model::InputGradient chunked_dgrad(model::Step& step, model::LinearOperand dy_TO) {
     const Tensor dx = gemm_reduce_scatter(
-        comm_, dgrad_, dy_TO, gemms_.I(),
+        comm_, dgrad_, dy_TO.value.plain, gemms_.I(),
         [&](const Tensor& in, const Tensor& out) { gemms_.dgrad_into(step, in, out); });
-    return {dx, {std::move(dy_TO)}};
+    return {dx, std::move(dy_TO)};
   }
 
   const TensorComm& comm_;
@@ -121,39 +131,39 @@ class RowParallel : public model::Linear {
         gemms_(params, spec, shard_of(comm, model::ShardSpec::Dim::columns),
                shard_of(comm, model::ShardSpec::Dim::none)) {}
 
-  ops::Float8Write input_write(bool training) const override {
-    return fprop_.chunked() ? ops::Float8Write{} : gemms_.input_write(training);
+  ops::Destination input(bool training) const override {
+    return fprop_.chunked() ? ops::Destination{} : gemms_.input(training);
   }
-  ops::Float8Write gradient_write() const override {
-    return sequence_ ? ops::Float8Write{} : gemms_.gradient_write();
+  ops::Destination gradient() const override {
+    return sequence_ ? ops::Destination{} : gemms_.gradient();
   }
 
   // Only rank 0 adds the bias to its part of the sum.
-  Tensor forward(model::Step& step, const Tensor& x_TI, model::InputScale& scale) override {
+  Tensor forward(model::Step& step, model::LinearOperand& x_TI) override {
     const bool bias = comm_.rank() == 0;
     if (fprop_.chunked())
       return gemm_reduce_scatter(
-          comm_, fprop_, x_TI, gemms_.O(),
+          comm_, fprop_, x_TI.value.plain, gemms_.O(),
           [&](const Tensor& x, const Tensor& y) { gemms_.forward_into(step, x, y, bias); });
-    const Tensor partial = gemms_.forward(step, x_TI, scale, bias);
+    const Tensor partial = gemms_.forward(step, x_TI, bias);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
   }
 
-  model::InputGradient dgrad(model::Step& step, model::WrittenGradient dy) override {
+  model::InputGradient dgrad(model::Step& step, model::LinearOperand dy_TO) override {
+    Tensor& dy = dy_TO.value.plain;
     if (dgrad_.method == Method::ring_exchange) {
       const GatheredGemm all = all_gather_gemm_ring(
-          comm_, dy.dy_TO, gemms_.I(), dgrad_.aggregate,
+          comm_, dy, gemms_.I(), dgrad_.aggregate,
           [&](const Tensor& in, const Tensor& out) { gemms_.dgrad_into(step, in, out); },
           /*keep_gathered=*/true);
-      return {all.y_TO, {all.x_TI}};
+      return {all.y_TO, all.x_TI};
     }
-    if (sequence_) dy.dy_TO = comm_.await(comm_.gather(dy.dy_TO));
-    return gemms_.dgrad(step, std::move(dy));
+    if (sequence_) dy = comm_.await(comm_.gather(dy));
+    return gemms_.dgrad(step, std::move(dy_TO));
   }
 
-  void wgrad(model::Step& step, const Tensor& x_TI, const model::InputScale& scale,
-             model::OutputGradient dy) override {
-    gemms_.wgrad(step, x_TI, scale, std::move(dy));
+  void wgrad(model::Step& step, model::LinearOperand x_TI, model::LinearOperand dy_TO) override {
+    gemms_.wgrad(step, std::move(x_TI), std::move(dy_TO));
   }
 
  private:

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "base/quant_format.h"
 
 namespace mtrain::plan {
 
@@ -72,11 +72,7 @@ struct LossScaleOptions {
 struct Fp8Options {
   bool on = false;
   int64_t begin = 0, end = 0;
-  DType gradient = DType::f8e5m2;
-  // What shares one scale: a tensor; 128 numbers along a GEMM's reduction dimension (128 x 128 in
-  // weights); or 32 numbers along it.
-  enum class Scales { tensors, blocks_of_128, blocks_of_32 };
-  Scales scales = Scales::tensors;
+  LinearFormats formats;
   bool delayed = false;  // scales of tensors come from the maxima of earlier steps
   int64_t margin = 0, history = 1;
   bool most_recent = true;  // the newest maximum decides the scale; otherwise the largest one

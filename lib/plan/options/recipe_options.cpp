@@ -54,12 +54,13 @@ LrScheduleOptions::Decay lr_decay(const recipe::LrSchedulerConfig& c) {
   throw BugError("lr_scheduler.style");
 }
 
-Fp8Options::Scales float8_scales(recipe::Fp8Recipe r) {
+// Blocks lie along a GEMM's sum. Those of inputs and gradients, and those of weights.
+std::pair<ScaleBlocks, ScaleBlocks> scale_blocks(recipe::Fp8Recipe r) {
   switch (r) {
     case recipe::Fp8Recipe::tensorwise:
-    case recipe::Fp8Recipe::delayed: return Fp8Options::Scales::tensors;
-    case recipe::Fp8Recipe::blockwise: return Fp8Options::Scales::blocks_of_128;
-    case recipe::Fp8Recipe::mxfp8: return Fp8Options::Scales::blocks_of_32;
+    case recipe::Fp8Recipe::delayed: return {ScaleBlocks::none, ScaleBlocks::none};
+    case recipe::Fp8Recipe::blockwise: return {ScaleBlocks::rows_128, ScaleBlocks::square_128};
+    case recipe::Fp8Recipe::mxfp8: return {ScaleBlocks::rows_32, ScaleBlocks::rows_32};
   }
   throw BugError("fp8_recipe");
 }
@@ -168,13 +169,20 @@ LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
           .decay_end = end};
 }
 
+LinearFormats linear_formats(const recipe::MixedPrecisionConfig& p) {
+  const auto [rows, weight] = scale_blocks(p.fp8_recipe);
+  const bool hybrid = p.fp8 == recipe::Fp8Format::hybrid;
+  return {.input = {DType::f8e4m3, rows},
+          .weight = {DType::f8e4m3, weight},
+          .gradient = {hybrid ? DType::f8e5m2 : DType::f8e4m3, rows}};
+}
+
 Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers) {
   const bool all = !p.first_last_layers_bf16;
   return {.on = p.fp8 != recipe::Fp8Format::none,
           .begin = all ? 0 : p.num_layers_at_start_in_bf16,
           .end = layers - (all ? 0 : p.num_layers_at_end_in_bf16),
-          .gradient = p.fp8 == recipe::Fp8Format::hybrid ? DType::f8e5m2 : DType::f8e4m3,
-          .scales = float8_scales(p.fp8_recipe),
+          .formats = linear_formats(p),
           .delayed = p.fp8_recipe == recipe::Fp8Recipe::delayed,
           .margin = p.fp8_margin,
           .history = p.fp8_amax_history_len,

@@ -27,6 +27,8 @@ LossScaleOptions loss_scale_options(const recipe::MixedPrecisionConfig& precisio
 LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
                                       const recipe::LrSchedulerConfig& scheduler,
                                       int64_t train_steps);
+// Returns the formats of linears with 8-bit GEMMs, whether the recipe turns these on or not.
+LinearFormats linear_formats(const recipe::MixedPrecisionConfig& precision);
 Fp8Options fp8_options(const recipe::MixedPrecisionConfig& precision, int64_t layers);
 TrainOptions train_options(const recipe::Recipe& recipe);
 ValidationOptions validation_options(const recipe::Recipe& recipe);

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
 
 namespace mtrain::plan {
@@ -67,25 +68,14 @@ void check_block_device(const Recipe& r, Diagnostics& diagnostics) {
           "set mixed_precision.fp8_recipe: blockwise, or hardware.gpu to what the run has");
 }
 
-// Returns the number that must divide the sizes of a rank's GEMMs. Rows of 8-bit operands begin at
-// multiples of 16 bytes, and a block must not reach from one rank's part into another's.
-int64_t multiple_of(Fp8Recipe r) {
-  switch (r) {
-    case Fp8Recipe::tensorwise:
-    case Fp8Recipe::delayed: return 16;
-    case Fp8Recipe::blockwise: return 128;
-    case Fp8Recipe::mxfp8: return 32;
-  }
-  return 16;
-}
-bool in_blocks(Fp8Recipe r) { return r == Fp8Recipe::blockwise || r == Fp8Recipe::mxfp8; }
+bool in_blocks(const Recipe& r) { return !linear_formats(r.mixed_precision).input.outer_scale(); }
 
 void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   const auto& m = r.model;
-  const Fp8Recipe scales = r.mixed_precision.fp8_recipe;
-  const int64_t of = multiple_of(scales);
+  const bool blocks = in_blocks(r);
+  const int64_t of = linear_formats(r.mixed_precision).input.row_multiple();
   const int64_t tp = std::max<int64_t>(1, r.distributed.tp_size), D = m.head_dim();
-  const char* products = in_blocks(scales) ? "8-bit GEMMs with scales of blocks" : "8-bit GEMMs";
+  const char* products = blocks ? "8-bit GEMMs with scales of blocks" : "8-bit GEMMs";
   // `legal`: a hint, such as the nearest legal values of the field.
   const auto multiple = [&](const char* field, const char* what, int64_t n,
                             const std::string& legal) {
@@ -119,7 +109,7 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   if (q % of != 0) return;
   // A rank has its queries, keys and values in one matrix. Under tp it has a part of each of the
   // three, and a block must not reach from one part into the next.
-  if (in_blocks(scales) && tp > 1)
+  if (blocks && tp > 1)
     multiple("model.num_query_groups", "the width of keys", kv,
              "change the groups, model.kv_channels or distributed.tp_size");
   else
@@ -143,7 +133,7 @@ void check_tokens(const Recipe& r, Diagnostics& diagnostics) {
 
 void check_margin(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
-  if (in_blocks(p.fp8_recipe) && p.fp8_margin != 0)
+  if (in_blocks(r) && p.fp8_margin != 0)
     diagnostics.warn("mixed_precision.fp8_margin",
                      fmt::format("is ignored: {} computes each scale from its own block",
                                  enum_name(p.fp8_recipe)),

@@ -1,4 +1,4 @@
-#include "model/fp8.h"
+#include "model/quantizer.h"
 
 #include <algorithm>
 #include <array>
@@ -8,9 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "base/math.h"
 #include "device/device.h"
-#include "kernels/matmul.h"
 
 namespace mtrain::model {
 
@@ -23,7 +21,7 @@ void refuse_capture(Stream& stream) {
 }
 }  // namespace
 
-int64_t Float8Scaling::add(const std::string& name, const Parameter& weight) {
+int64_t Quantizer::add(const std::string& name, const Parameter& weight) {
   MT_CHECK(!materialized_, "{} is declared after materialize()", name);
   linears_.push_back(name);
   weights_.push_back({.parameter = &weight});
@@ -33,112 +31,110 @@ int64_t Float8Scaling::add(const std::string& name, const Parameter& weight) {
   return int64_t(linears_.size()) - 1;
 }
 
-int64_t Float8Scaling::index(int64_t linear, Role role) const {
+int64_t Quantizer::index(int64_t linear, Role role) const {
   const Weight& w = weights_[size_t(linear)];
   const int64_t D = of_layers_, X = of_experts_, operand = 2 * w.place + (role == Role::weight);
   if (w.of_experts()) return 3 * D + (role == Role::gradient ? w.place : X + operand);
   return role == Role::gradient ? 2 * D + w.place : operand;
 }
 
-std::string Float8Scaling::name(int64_t linear, Role role) const {
+std::string Quantizer::name(int64_t linear, Role role) const {
   constexpr std::array kRoleNames{".input", ".weight", ".gradient"};
   return linears_[size_t(linear)] + kRoleNames[size_t(role)];
 }
 
-void Float8Scaling::materialize(Stream& stream) {
+void Quantizer::materialize(Stream& stream) {
+  constexpr auto kBuffers = device::MemoryCategory::buffers;
   materialized_ = true;
-  if (in_blocks()) return materialize_blocks(stream);
-  const auto make = [&](Shape shape, DType type) {
-    return Tensor::empty(stream, shape, type, device::MemoryCategory::buffers);
+  const auto make = [&](Shape shape) {
+    return Tensor::empty(stream, std::move(shape), DType::f32, kBuffers);
   };
-  const DType type = this->type(Role::weight);
+  const QuantFormat format = this->format(Role::weight);
   for (Weight& w : weights_) {
     const int64_t O = w.rows(), I = w.columns();
-    w.scale = {make({1}, DType::f32), make({1}, DType::f32)};
+    if (format.outer_scale()) w.scale = {make({1}), make({1})};
     if (options_.keep_weights || (options_.keep_transposed && w.of_experts()))
-      w.copy.data = make({O, I}, type);
+      w.copy = ops::quantized_memory(stream, O, I, format, kBuffers);
     if (options_.keep_transposed && !w.of_experts())
-      w.transposed.data = make({I, round_up(O, kernels::kFloat8Multiple)}, type);
+      w.transposed = ops::transposed_memory(stream, O, I, format, kBuffers);
   }
-  if (linears_.empty()) return;
+  if (linears_.empty() || in_blocks()) return;
   const int64_t C = tensors();
   if (!options_.delayed) {
-    written_amax_C_ = make({C}, DType::f32);
+    written_amax_C_ = make({C});
     ops::fill(stream, written_amax_C_, 0);
     return;
   }
-  all_ = {make({C}, DType::f32), make({C, options_.history}, DType::f32), make({C}, DType::f32),
-          make({C}, DType::f32)};
+  all_ = {make({C}), make({C, options_.history}), make({C}), make({C})};
   for (const Tensor& none : {all_.amax_C, all_.history_CL}) ops::fill(stream, none, 0);
   for (const Tensor& neutral : {all_.scale_C, all_.inverse_C}) ops::fill(stream, neutral, 1);
   unseen_.assign(size_t(C), false);
   std::fill(unseen_.begin() + 3 * of_layers_, unseen_.end(), true);
 }
 
-void Float8Scaling::materialize_blocks(Stream& stream) {
-  const auto make = [&](int64_t R, int64_t K) {
-    return ops::blocks_of(stream, R, K, type(Role::weight), options_.weight_blocks,
-                          device::MemoryCategory::buffers);
-  };
-  const int64_t length = kernels::block_length(options_.weight_blocks);
-  for (Weight& w : weights_) {
-    const int64_t O = w.rows(), I = w.columns();
-    if (options_.keep_weights) w.copy = make(O, I);
-    if (options_.keep_transposed) w.transposed = make(I, round_up(O, length));
-  }
-}
-
-ops::DelayedScales Float8Scaling::range(int64_t begin, int64_t end) const {
+ops::DelayedScales Quantizer::range(int64_t begin, int64_t end) const {
   return {all_.amax_C.rows(begin, end), all_.history_CL.rows(begin, end),
           all_.scale_C.rows(begin, end), all_.inverse_C.rows(begin, end)};
 }
 
-ops::Float8Scale Float8Scaling::delayed_scale(int64_t index) const {
+ops::Scale Quantizer::delayed_scale(int64_t index) const {
   const ops::DelayedScales own = range(index, index + 1);
   return {own.scale_C, own.inverse_C};
 }
 
-Tensor Float8Scaling::amax(int64_t index, bool record) const {
+Tensor Quantizer::amax(int64_t index, bool record) const {
   return record && options_.delayed ? range(index, index + 1).amax_C : Tensor();
 }
 
-ops::Float8Scale Float8Scaling::scale(Stream& stream, int64_t linear, Role role, const Tensor& x) {
-  if (in_blocks()) return {};
-  if (const int64_t i = index(linear, role); has_history(i)) return delayed_scale(i);
-  return ops::current_scale(stream, x, type(role), options_.margin);
-}
-
-ops::Float8Write Float8Scaling::write(int64_t linear, Role role, bool record) const {
+ops::Destination Quantizer::destination(int64_t linear, Role role, bool record) const {
   const int64_t i = index(linear, role);
   if (written_amax_C_) return {.amax = written_amax_C_.rows(i, i + 1)};
   if (!has_history(i)) return {};
-  return {.amax = amax(i, record), .scale = delayed_scale(i), .type = type(role)};
+  return {.format = format(role), .scale = delayed_scale(i), .amax = amax(i, record)};
 }
 
-ops::Float8Scale Float8Scaling::scale_of_written(Stream& stream, Role role,
-                                                 const Tensor& amax) const {
-  return ops::scale_from_amax(stream, amax, type(role), options_.margin);
+// Before the first delayed scale the kernel of x finds no maximum. If it has found one, scaling is
+// current.
+void Quantizer::find_scale(Stream& stream, int64_t linear, Role role, LinearOperand& x) const {
+  if (x.scale || !format(role).outer_scale()) return;
+  if (const int64_t i = index(linear, role); has_history(i))
+    x.scale = delayed_scale(i);
+  else if (x.value.amax)
+    x.scale = ops::scale_from_amax(stream, x.value.amax, type(role), options_.margin);
+  else
+    x.scale = ops::current_scale(stream, x.value.plain, type(role), options_.margin);
 }
 
-ops::Float8Tensor Float8Scaling::quantize(Stream& stream, int64_t linear, Role role,
-                                          const Tensor& x, const ops::Float8Scale& scale,
-                                          bool transposed, bool record) {
-  if (in_blocks())
-    return transposed ? ops::quantize_blocks_transposed(stream, x, type(role), options_.blocks)
-                      : ops::quantize_blocks(stream, x, type(role), options_.blocks);
-  const Tensor amax = this->amax(index(linear, role), record);
-  return transposed ? ops::quantize_transposed(stream, x, type(role), scale, amax)
-                    : ops::quantize(stream, x, type(role), scale, amax);
+ops::Operand Quantizer::rows(Stream& stream, int64_t linear, Role role, LinearOperand& x,
+                             bool record) const {
+  find_scale(stream, linear, role, x);
+  if (x.value.quantized) return x.value.quantized;
+  return ops::quantize(stream, x.value.plain, format(role), x.scale,
+                       amax(index(linear, role), record && !x.value.amax));
 }
 
-ops::Float8Pair Float8Scaling::quantize_both(Stream& stream, int64_t linear, Role role,
-                                             const Tensor& x, const ops::Float8Scale& scale,
-                                             bool record) {
-  if (in_blocks()) return ops::quantize_blocks_both(stream, x, type(role), options_.blocks);
-  return ops::quantize_both(stream, x, type(role), scale, amax(index(linear, role), record));
+ops::Operand Quantizer::columns(Stream& stream, int64_t linear, Role role, LinearOperand& x) const {
+  if (x.transposed) return x.transposed;
+  if (!x.value.plain) return ops::transpose_quantized(stream, x.value.quantized);
+  find_scale(stream, linear, role, x);
+  return ops::quantize_transposed(stream, x.value.plain, format(role), x.scale);
 }
 
-ops::Float8Scale Float8Scaling::weight_scale(Stream& stream, int64_t linear) {
+ops::Operand Quantizer::rows_and_columns(Stream& stream, int64_t linear, Role role,
+                                         LinearOperand& x, bool record) const {
+  find_scale(stream, linear, role, x);
+  if (x.value.quantized) {
+    x.transposed = ops::transpose_quantized(stream, x.value.quantized);
+    return x.value.quantized;
+  }
+  const auto both = ops::quantize_both(stream, x.value.plain, format(role), x.scale,
+                                       amax(index(linear, role), record && !x.value.amax));
+  x.transposed = both.transposed;
+  return both.rows;
+}
+
+ops::Scale Quantizer::weight_scale(Stream& stream, int64_t linear) {
+  if (!format(Role::weight).outer_scale()) return {};
   if (const int64_t i = index(linear, Role::weight); has_history(i)) return delayed_scale(i);
   Weight& w = weights_.at(size_t(linear));
   if (w.has_scale) return w.scale;
@@ -148,73 +144,53 @@ ops::Float8Scale Float8Scaling::weight_scale(Stream& stream, int64_t linear) {
   return w.scale;
 }
 
-// With `both` the transpose is made together with the copy, if both are kept.
-ops::Float8Tensor Float8Scaling::weight_in_blocks(Stream& stream, Weight& w, bool transposed,
-                                                  bool both) {
-  const Tensor& value = w.parameter->value;
-  const ops::Float8Tensor& kept = transposed ? w.transposed : w.copy;
-  const DType type = this->type(Role::weight);
-  if (!kept.data)
-    return transposed ? ops::quantize_blocks_transposed(stream, value, type, options_.weight_blocks)
-                      : ops::quantize_blocks(stream, value, type, options_.weight_blocks);
-  if (transposed ? w.has_transposed : w.has_copy) return kept;
-  refuse_capture(stream);
-  const ops::Float8Tensor copy = transposed ? ops::Float8Tensor{} : w.copy,
-                          other = transposed || both ? w.transposed : ops::Float8Tensor{};
-  ops::quantize_blocks_into(stream, value, copy, other);
-  w.has_copy = w.has_copy || copy.data;
-  w.has_transposed = w.has_transposed || other.data;
-  return kept;
-}
-
-ops::Float8Tensor Float8Scaling::weight(Stream& stream, int64_t linear, bool transposed,
-                                        bool record) {
+ops::Operand Quantizer::weight(Stream& stream, int64_t linear, bool transposed, bool record) {
   Weight& w = weights_.at(size_t(linear));
-  if (in_blocks()) return weight_in_blocks(stream, w, transposed, record);
   MT_CHECK(!transposed || !w.of_experts(), "{} has no transpose", linears_[size_t(linear)]);
-  const Tensor value = w.parameter->value.view({w.rows(), w.columns()}),
-               &kept = transposed ? w.transposed.data : w.copy.data;
-  const ops::Float8Scale scale = weight_scale(stream, linear);
+  const Tensor value = w.parameter->value.view({w.rows(), w.columns()});
+  const QuantFormat format = this->format(Role::weight);
+  const ops::Scale scale = weight_scale(stream, linear);
   const Tensor amax = this->amax(index(linear, Role::weight), record);
+  const ops::Operand& kept = transposed ? w.transposed : w.copy;
   if (!kept)
-    return transposed ? ops::quantize_transposed(stream, value, type(Role::weight), scale, amax)
-                      : ops::quantize(stream, value, type(Role::weight), scale, amax);
-  if ((transposed ? w.has_transposed : w.has_copy) && (w.recorded || !amax))
-    return {kept, scale.inverse};
+    return transposed ? ops::quantize_transposed(stream, value, format, scale, amax)
+                      : ops::quantize(stream, value, format, scale, amax);
+  if ((transposed ? w.has_transposed : w.has_copy) && (w.recorded || !amax)) return kept;
   refuse_capture(stream);
-  // A training forward makes the transpose for its backward, too, so that the weight is read once.
-  const Tensor copy = transposed ? Tensor() : w.copy.data,
-               other = transposed || record ? w.transposed.data : Tensor();
+  // A training forward also makes the transpose for its backward, to read the weight once.
+  if (format.outer_scale()) w.copy.inverse = w.transposed.inverse = scale.inverse;
+  const ops::Operand copy = transposed ? ops::Operand() : w.copy,
+                     other = transposed || record ? w.transposed : ops::Operand();
   ops::quantize_into(stream, value, scale, copy, other, amax);
   w.has_copy = w.has_copy || copy;
   w.has_transposed = w.has_transposed || other;
   w.recorded = w.recorded || amax;
-  return {kept, scale.inverse};
+  return kept;
 }
 
-void Float8Scaling::prepare(Stream& stream) {
+void Quantizer::prepare(Stream& stream) {
   for (size_t i = 0; i < weights_.size(); ++i) {
     const Weight& w = weights_[i];
-    if (w.copy.data) weight(stream, int64_t(i), false, true);
-    if (w.transposed.data) weight(stream, int64_t(i), true, false);
-    if (!in_blocks()) weight_scale(stream, int64_t(i));
+    if (w.copy) weight(stream, int64_t(i), false, true);
+    if (w.transposed) weight(stream, int64_t(i), true, false);
+    weight_scale(stream, int64_t(i));
   }
 }
 
-void Float8Scaling::weights_changed() {
+void Quantizer::weights_changed() {
   for (Weight& w : weights_) w.has_copy = w.has_transposed = w.has_scale = w.recorded = false;
 }
 
 // The host waits for the maxima, in the first step and while some experts still lack rows.
-void Float8Scaling::note_rows(Stream& stream) {
+void Quantizer::note_rows(Stream& stream) {
   if (!waits_for_rows()) return;
   const auto C = size_t(tensors());
   const auto amax = all_.amax_C.to_host<float>(stream);
   for (size_t i = 0; i < C; ++i) unseen_[i] = unseen_[i] && !(amax[i] > 0);
 }
 
-void Float8Scaling::end_step(
-    Stream& stream, const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks) {
+void Quantizer::end_step(Stream& stream,
+                         const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks) {
   weights_changed();  // the update has changed the weights; new delayed scales are made below
   if (!all_.amax_C) return;
   const int64_t D = of_layers_, X = of_experts_;
@@ -245,9 +221,9 @@ ExpertNumbers experts_of(const Parameter& p) {
   return {first, first + here};
 }
 
-// What a checkpoint holds of a tensor, or of that of some experts.
+// What a checkpoint holds about a tensor, or about the tensor of some experts.
 struct SavedScale {
-  ExpertNumbers experts;  // none of a tensor that is not of experts
+  ExpertNumbers experts;  // none, unless the tensor belongs to experts
   float scale = 0;
   std::vector<float> history;
 
@@ -280,8 +256,8 @@ SavedScales read_scales(const std::string& text) {
   return saved;
 }
 
-// Adds what other experts of a tensor have found. A scale of experts that have never had a row says
-// nothing.
+// Adds the maxima of other experts' tensor. A scale of experts that have never had a row carries no
+// information.
 void merge(SavedScale& into, const SavedScale& other) {
   if (!other.seen()) return;
   into.scale = into.seen() ? std::min(into.scale, other.scale) : other.scale;
@@ -291,9 +267,9 @@ void merge(SavedScale& into, const SavedScale& other) {
 
 }  // namespace
 
-// A line holds the name, the experts of which a rank of experts has found it ("0:4"), the scale and
-// the history, oldest first, as hexadecimal floats, which are exact.
-std::string Float8Scaling::state(Stream& stream, bool layers, bool experts) const {
+// A line holds the name, the experts of the rank that has found it ("0:4"), the scale and the
+// history, oldest first. Numbers are hexadecimal floats, which are exact.
+std::string Quantizer::state(Stream& stream, bool layers, bool experts) const {
   if (!has_history_ || !(layers || experts)) return "";
   const auto scales = all_.scale_C.to_host<float>(stream),
              history = all_.history_CL.to_host<float>(stream);
@@ -318,13 +294,13 @@ std::string Float8Scaling::state(Stream& stream, bool layers, bool experts) cons
   return text;
 }
 
-void Float8Scaling::restore(Stream& stream, const std::string& state) {
+void Quantizer::restore(Stream& stream, const std::string& state) {
   if (!all_.amax_C || state.empty()) return;
   const SavedScales saved = read_scales(state);
   const int64_t C = tensors(), L = options_.history;
   const auto count = static_cast<size_t>(C);
   std::vector<float> scales(count), inverses(count), history(count * size_t(L));
-  int64_t known = 0;  // steps of the saved history that fit into the ring; the last ones are taken
+  int64_t known = 0;  // how many steps of the saved history fit into the ring: the last ones
   const auto take = [&](int64_t linear, Role role) {
     const Weight& w = weights_[size_t(linear)];
     std::optional<SavedScale> own;
@@ -341,7 +317,7 @@ void Float8Scaling::restore(Stream& stream, const std::string& state) {
     const int64_t i = index(linear, role);
     scales[size_t(i)] = own->scale;
     inverses[size_t(i)] = 1.0f / own->scale;
-    // Maxima that have left the history leave a scale other than the one that tensors begin with.
+    // Maxima that are older than the history have still changed the scale from its initial 1.
     unseen_[size_t(i)] = w.of_experts() && !own->seen() && own->scale == 1;
     known = std::min(L, int64_t(own->history.size()));
     std::copy(own->history.end() - known, own->history.end(), history.begin() + i * L);
@@ -360,6 +336,33 @@ void Float8Scaling::restore(Stream& stream, const std::string& state) {
   history_index_ = known % L;
   has_history_ = true;
   weights_changed();  // the kept copies have other scales
+}
+
+ops::Operand LinearQuantizer::input(Step& step, LinearOperand& x) const {
+  ops::Operand read = rows(step.compute, Role::input, x, step.training);
+  // The weight's gradient reads plain numbers, if they exist. Otherwise the kernel that computes x
+  // again must quantize it as before.
+  if (x.value.plain)
+    x.value.quantized = {};
+  else
+    x.rewrite = {.format = read.format(), .scale = x.scale};
+  return read;
+}
+
+// One read of dy makes both forms: the rows for dgrad and the transpose for wgrad. If dy's kernel
+// has quantized the rows, they are transposed. dy itself is then freed, and only the transpose,
+// which has half its bytes, waits for wgrad. A bias needs dy itself, however. If wgrad with a bias
+// is held, a transpose would have to wait beside dy; wgrad makes the transpose when it runs
+// instead.
+ops::Operand LinearQuantizer::gradient(Step& step, LinearOperand& dy, bool bias) const {
+  if (!all_) return dy.value.plain;
+  MT_CHECK(dy.value.plain || !bias, "the gradient of a bias needs plain numbers");
+  const bool dy_waits = bias && step.wgrad.holding();
+  ops::Operand read = dy_waits
+                          ? rows(step.compute, Role::gradient, dy, true)
+                          : all_->rows_and_columns(step.compute, number_, Role::gradient, dy, true);
+  dy.value = bias ? ops::Written(std::move(dy.value.plain)) : ops::Written();
+  return read;
 }
 
 }  // namespace mtrain::model

@@ -1,0 +1,51 @@
+// Scales, and quantized forms of matrices. kernels/fp8.h and fp8_blocks.h have the rules. Formats
+// whose blocks have scales take these from the blocks: the functions below then ignore `scale` and
+// `amax`.
+#pragma once
+#include "ops/operand.h"
+
+namespace mtrain::ops {
+
+// Returns the scale that maps the largest |x| to the largest number of `type` divided by 2^margin.
+Scale current_scale(Stream& stream, const Tensor& x, DType type, int margin);
+void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
+                        const Scale& scale);
+// Returns the same scale from the largest |x| in `amax` (fp32, one element), and sets `amax` to 0.
+Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin);
+
+// Returns memory for an (R, K) matrix, and for the inverses of its blocks.
+Operand quantized_memory(Stream& stream, int64_t R, int64_t K, QuantFormat format,
+                         device::MemoryCategory category = device::MemoryCategory::activations);
+// The same for the transpose: (K, R'), where zeros round R up to R', a multiple of
+// format.row_multiple().
+Operand transposed_memory(Stream& stream, int64_t R, int64_t K, QuantFormat format,
+                          device::MemoryCategory category = device::MemoryCategory::activations);
+
+// Returns x quantized. `amax` (fp32, one element, optional) becomes the largest |x| if that is
+// larger than its value.
+Operand quantize(Stream& stream, const Tensor& x_TN, QuantFormat format, const Scale& scale,
+                 const Tensor& amax = {});
+// Returns the transpose.
+Operand quantize_transposed(Stream& stream, const Tensor& x_TN, QuantFormat format,
+                            const Scale& scale, const Tensor& amax = {});
+// Returns both forms and reads x once.
+struct QuantizedPair {
+  Operand rows, transposed;
+};
+QuantizedPair quantize_both(Stream& stream, const Tensor& x_TN, QuantFormat format,
+                            const Scale& scale, const Tensor& amax = {});
+// Writes one or both forms, and reads x once. Either may be absent.
+void quantize_into(Stream& stream, const Tensor& x_TN, const Scale& scale, const Operand& rows,
+                   const Operand& transposed, const Tensor& amax = {});
+// Returns the transpose of a quantized matrix under one scale, bit-equal to quantize_transposed().
+Operand transpose_quantized(Stream& stream, const Operand& x_TN);
+
+// Computes the scales of the next step for C tensors, from the maxima of this step and of those
+// before it; `place` in [0, L) is this step's place in the history.
+struct DelayedScales {
+  Tensor amax_C, history_CL, scale_C, inverse_C;
+};
+void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,
+                   DType type, int margin);
+
+}  // namespace mtrain::ops
