@@ -184,7 +184,7 @@ Tensor drop_choices(Stream& stream, const Routing& r, int64_t capacity, bool lig
 }
 
 namespace {
-void check_operands(const char* op, const Operand& a, const Operand& b, bool fits) {
+void check_grouped_operands(const char* op, const Operand& a, const Operand& b, bool fits) {
   if (!a.quantized() && !b.quantized()) {
     MT_CHECK(is_float(a.data.dtype()) && b.data.dtype() == a.data.dtype(),
              "{}: the operands are {} and {}, expected one float type", op,
@@ -220,7 +220,7 @@ Tensor grouped_matmul(Stream& stream, const char* name, const Operand& a_RK, con
                                     .bf16 = bf16_of(stream),
                                     .a_inverse = a_RK.inverse,
                                     .b_inverse = b_EKN.inverse};
-  check_operands("grouped_matmul", a_RK, b_EKN, float8_fits(args));
+  check_grouped_operands("grouped_matmul", a_RK, b_EKN, float8_fits(args));
   enqueue(stream,
           {.name = name, .reads = {a, b, first_E1, a_RK.inverse, b_EKN.inverse}, .writes = {c}},
           args);
@@ -250,7 +250,7 @@ void grouped_weight_gradient_into(Stream& stream, const char* name, const Operan
                                         .bf16 = bf16_of(stream),
                                         .a_inverse = a_RM.inverse,
                                         .b_inverse = b_RN.inverse};
-  check_operands("grouped_weight_gradient", a_RM, b_RN, float8_fits(args));
+  check_grouped_operands("grouped_weight_gradient", a_RM, b_RN, float8_fits(args));
   enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_EMN}}, args);
 }
 

@@ -5,7 +5,7 @@ namespace mtrain::interchange {
 
 namespace {
 
-void defaults(ModelConfig& m) {
+void deepseek_moe_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
   m.moe.in_family = true;
   m.moe.router_pre_softmax = true;
@@ -15,6 +15,6 @@ void defaults(ModelConfig& m) {
 
 }  // namespace
 
-Family deepseek_moe() { return {.model_type = "deepseek_moe", .defaults = defaults}; }
+Family deepseek_moe() { return {.model_type = "deepseek_moe", .defaults = deepseek_moe_defaults}; }
 
 }  // namespace mtrain::interchange

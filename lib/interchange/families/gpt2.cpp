@@ -5,19 +5,19 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr FamilyKey kKeys[] = {{"n_embd", "768"},
-                               {"n_inner", ""},
-                               {"n_layer", "12"},
-                               {"n_head", "12"},
-                               {"vocab_size", "50257"},
-                               {"n_positions", "1024"},
-                               {"layer_norm_epsilon", "1.0e-5"},
-                               {"activation_function", "gelu_new"},
-                               {"tie_word_embeddings", "true"},
-                               {"initializer_range", "0.02"},
-                               {"resid_pdrop", "0.1"},
-                               {"embd_pdrop", "0.1"},
-                               {"attn_pdrop", "0.1"}};
+constexpr FamilyKey kGpt2Keys[] = {{"n_embd", "768"},
+                                   {"n_inner", ""},
+                                   {"n_layer", "12"},
+                                   {"n_head", "12"},
+                                   {"vocab_size", "50257"},
+                                   {"n_positions", "1024"},
+                                   {"layer_norm_epsilon", "1.0e-5"},
+                                   {"activation_function", "gelu_new"},
+                                   {"tie_word_embeddings", "true"},
+                                   {"initializer_range", "0.02"},
+                                   {"resid_pdrop", "0.1"},
+                                   {"embd_pdrop", "0.1"},
+                                   {"attn_pdrop", "0.1"}};
 
 constexpr TensorRow kRows[] = {
     {"embedding.weight", "wte.weight"},
@@ -40,7 +40,7 @@ constexpr TensorRow kRows[] = {
 
 constexpr std::string_view kMasks[] = {".attn.bias", ".attn.masked_bias"};
 
-void defaults(ModelConfig& m) {
+void gpt2_defaults(ModelConfig& m) {
   m.normalization = recipe::Normalization::layernorm;
   m.position_embedding = recipe::PositionEmbedding::learned;
   m.activation = recipe::Activation::gelu_tanh;
@@ -54,8 +54,8 @@ Family gpt2() {
   return {.model_type = "gpt2",
           .class_name = "GPT2LMHeadModel",
           .config_class = "GPT2Config",
-          .keys = kKeys,
-          .defaults = defaults,
+          .keys = kGpt2Keys,
+          .defaults = gpt2_defaults,
           .prefix = "transformer.",
           .rows = rows({kRows}),
           .buffers = kMasks,

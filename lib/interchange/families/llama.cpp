@@ -1,18 +1,19 @@
-// Llama (Touvron et al. 2023), whose choices are the defaults of a recipe.
+// Llama (Touvron et al. 2023), whose choices are the llama_defaults of a recipe.
 #include "interchange/families/tensor_rows.h"
 
 namespace mtrain::interchange {
 
 namespace {
 
-constexpr FamilyKey kKeys[] = {{"hidden_size", "4096"},       {"intermediate_size", "11008"},
-                               {"num_hidden_layers", "32"},   {"num_attention_heads", "32"},
-                               {"num_key_value_heads", ""},   {"head_dim", ""},
-                               {"vocab_size", "32000"},       {"max_position_embeddings", "2048"},
-                               {"rms_norm_eps", "1.0e-6"},    {"rope_theta", "10000"},
-                               {"hidden_act", "silu"},        {"attention_bias", "false"},
-                               {"mlp_bias", "false"},         {"tie_word_embeddings", "false"},
-                               {"initializer_range", "0.02"}, {"attention_dropout", "0.0"}};
+constexpr FamilyKey kLlamaKeys[] = {
+    {"hidden_size", "4096"},       {"intermediate_size", "11008"},
+    {"num_hidden_layers", "32"},   {"num_attention_heads", "32"},
+    {"num_key_value_heads", ""},   {"head_dim", ""},
+    {"vocab_size", "32000"},       {"max_position_embeddings", "2048"},
+    {"rms_norm_eps", "1.0e-6"},    {"rope_theta", "10000"},
+    {"hidden_act", "silu"},        {"attention_bias", "false"},
+    {"mlp_bias", "false"},         {"tie_word_embeddings", "false"},
+    {"initializer_range", "0.02"}, {"attention_dropout", "0.0"}};
 
 }  // namespace
 
@@ -21,7 +22,7 @@ Family llama() {
           .class_name = "LlamaForCausalLM",
           .config_class = "LlamaConfig",
           .bridge_name = "Llama",
-          .keys = kKeys,
+          .keys = kLlamaKeys,
           .rows = rows({kTrunk, kInputNorms, kAttention, kMlp, kMlpBiases}),
           .buffers = kRopeBuffers};
 }

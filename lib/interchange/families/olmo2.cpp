@@ -5,7 +5,7 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr FamilyKey kKeys[] = {
+constexpr FamilyKey kOlmo2Keys[] = {
     {"hidden_size", "4096"},          {"intermediate_size", "11008"},
     {"num_hidden_layers", "32"},      {"num_attention_heads", "32"},
     {"num_key_value_heads", ""},      {"head_dim", ""},
@@ -15,7 +15,7 @@ constexpr FamilyKey kKeys[] = {
     {"tie_word_embeddings", "false"}, {"initializer_range", "0.02"},
     {"attention_dropout", "0.0"}};
 
-void defaults(ModelConfig& m) {
+void olmo2_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
   m.rotary_base = 5e5;
   m.norm_placement = recipe::NormPlacement::post;
@@ -27,9 +27,9 @@ void defaults(ModelConfig& m) {
 Family olmo2() {
   return {.model_type = "olmo2",
           .class_name = "Olmo2ForCausalLM",
-          .keys = kKeys,
+          .keys = kOlmo2Keys,
           .rope = RopeRule::linear_by_type,
-          .defaults = defaults,
+          .defaults = olmo2_defaults,
           .rows = rows({kTrunk, kOutputNorms, kAttention, kHeadNorms, kMlp}),
           .buffers = kRopeBuffers};
 }

@@ -5,7 +5,7 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr FamilyKey kKeys[] = {
+constexpr FamilyKey kPhi3Keys[] = {
     {"hidden_size", "3072"},          {"intermediate_size", "8192"},
     {"num_hidden_layers", "32"},      {"num_attention_heads", "32"},
     {"num_key_value_heads", ""},      {"head_dim", ""},
@@ -27,7 +27,7 @@ constexpr TensorRow kStacked[] = {
 Family phi3() {
   return {.model_type = "phi3",
           .class_name = "Phi3ForCausalLM",
-          .keys = kKeys,
+          .keys = kPhi3Keys,
           .window = WindowRule::every_layer,
           .rope = RopeRule::phi3,
           .rows = rows({kTrunk, kInputNorms, kStacked}),

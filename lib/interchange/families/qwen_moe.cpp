@@ -5,30 +5,30 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr FamilyKey kQwen2Keys[] = {{"hidden_size", "2048"},
-                                    {"intermediate_size", "5632"},
-                                    {"num_hidden_layers", "24"},
-                                    {"num_attention_heads", "16"},
-                                    {"num_key_value_heads", "16"},
-                                    {"head_dim", ""},
-                                    {"vocab_size", "151936"},
-                                    {"max_position_embeddings", "32768"},
-                                    {"rms_norm_eps", "1.0e-6"},
-                                    {"rope_theta", "10000"},
-                                    {"hidden_act", "silu"},
-                                    {"qkv_bias", "true"},
-                                    {"tie_word_embeddings", "false"},
-                                    {"num_experts", "60"},
-                                    {"num_experts_per_tok", "4"},
-                                    {"moe_intermediate_size", "1408"},
-                                    {"shared_expert_intermediate_size", "5632"},
-                                    {"norm_topk_prob", "false"},
-                                    {"decoder_sparse_step", "1"},
-                                    {"mlp_only_layers", ""},
-                                    {"initializer_range", "0.02"},
-                                    {"attention_dropout", "0.0"}};
+constexpr FamilyKey kQwen2MoeKeys[] = {{"hidden_size", "2048"},
+                                       {"intermediate_size", "5632"},
+                                       {"num_hidden_layers", "24"},
+                                       {"num_attention_heads", "16"},
+                                       {"num_key_value_heads", "16"},
+                                       {"head_dim", ""},
+                                       {"vocab_size", "151936"},
+                                       {"max_position_embeddings", "32768"},
+                                       {"rms_norm_eps", "1.0e-6"},
+                                       {"rope_theta", "10000"},
+                                       {"hidden_act", "silu"},
+                                       {"qkv_bias", "true"},
+                                       {"tie_word_embeddings", "false"},
+                                       {"num_experts", "60"},
+                                       {"num_experts_per_tok", "4"},
+                                       {"moe_intermediate_size", "1408"},
+                                       {"shared_expert_intermediate_size", "5632"},
+                                       {"norm_topk_prob", "false"},
+                                       {"decoder_sparse_step", "1"},
+                                       {"mlp_only_layers", ""},
+                                       {"initializer_range", "0.02"},
+                                       {"attention_dropout", "0.0"}};
 
-constexpr FamilyKey kQwen3Keys[] = {
+constexpr FamilyKey kQwen3MoeKeys[] = {
     {"hidden_size", "2048"},          {"intermediate_size", "6144"},
     {"num_hidden_layers", "24"},      {"num_attention_heads", "32"},
     {"num_key_value_heads", "4"},     {"head_dim", ""},
@@ -49,7 +49,7 @@ constexpr TensorRow kSharedExpert[] = {
      Rows::up},
     {"layers.{l}.mlp.shared_expert.down.weight", "layers.{l}.mlp.shared_expert.down_proj.weight"}};
 
-void qwen2_defaults(ModelConfig& m) {
+void qwen2_moe_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
   m.rotary_base = 1e6;
   m.add_qkv_bias = true;
@@ -59,7 +59,7 @@ void qwen2_defaults(ModelConfig& m) {
   m.moe.shared_expert_gate = true;
 }
 
-void qwen3_defaults(ModelConfig& m) {
+void qwen3_moe_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
   m.rotary_base = 1e6;
   m.qk_layernorm = true;
@@ -73,9 +73,9 @@ Family qwen2_moe() {
           .class_name = "Qwen2MoeForCausalLM",
           .config_class = "Qwen2MoeConfig",
           .bridge_name = "Qwen2MoE",
-          .keys = kQwen2Keys,
+          .keys = kQwen2MoeKeys,
           .window = WindowRule::alternating,
-          .defaults = qwen2_defaults,
+          .defaults = qwen2_moe_defaults,
           .rows = rows({kTrunk, kInputNorms, kAttention, kMlp, kExperts, kSharedExpert}),
           .fused = rows({kFusedExperts}),
           .buffers = kRopeBuffers};
@@ -86,9 +86,9 @@ Family qwen3_moe() {
           .class_name = "Qwen3MoeForCausalLM",
           .config_class = "Qwen3MoeConfig",
           .bridge_name = "Qwen3MoE",
-          .keys = kQwen3Keys,
+          .keys = kQwen3MoeKeys,
           .window = WindowRule::switched,
-          .defaults = qwen3_defaults,
+          .defaults = qwen3_moe_defaults,
           .rows = rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp, kExperts}),
           .fused = rows({kFusedExperts}),
           .buffers = kRopeBuffers};

@@ -7,7 +7,7 @@ namespace {
 
 // Configurations of Llama's kind may have pretraining_tp, which transformers' SmolLM3 does not
 // read.
-constexpr FamilyKey kKeys[] = {
+constexpr FamilyKey kSmollm3Keys[] = {
     {"hidden_size", "2048"},         {"intermediate_size", "11008"},
     {"num_hidden_layers", "36"},     {"num_attention_heads", "16"},
     {"num_key_value_heads", "4"},    {"head_dim", ""},
@@ -19,7 +19,7 @@ constexpr FamilyKey kKeys[] = {
     {"tie_word_embeddings", "true"}, {"initializer_range", "0.02"},
     {"attention_dropout", "0.0"}};
 
-void defaults(ModelConfig& m) {
+void smollm3_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
   m.rotary_base = 5e6;
   m.no_rope_freq = {4};
@@ -31,9 +31,9 @@ void defaults(ModelConfig& m) {
 Family smollm3() {
   return {.model_type = "smollm3",
           .class_name = "SmolLM3ForCausalLM",
-          .keys = kKeys,
+          .keys = kSmollm3Keys,
           .window = WindowRule::without_rope,
-          .defaults = defaults,
+          .defaults = smollm3_defaults,
           .rows = rows({kTrunk, kInputNorms, kAttention, kMlp, kMlpBiases}),
           .buffers = kRopeBuffers};
 }
