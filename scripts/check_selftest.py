@@ -109,6 +109,12 @@ class Checks(unittest.TestCase):
         alias = "namespace mtrain::model {\nnamespace {\nnamespace fs = std::filesystem;\nusing Clock = int;\n}\n}\n"
         self.expect({"lib/model/a.cpp": alias, "lib/model/b.cpp": alias})
 
+    def test_each_test_file_has_its_own_namespace(self):
+        self.expect({"test/unit/base_error_test.cpp": "namespace base_error_test {\n}\n",
+                     "test/parity/tensor_test.cpp": "namespace parity_tensor_test {\n}\n"})
+        self.expect({"test/parity/tensor_test.cpp": "namespace tensor_test {\n}\n"},
+                    ("test/parity/tensor_test.cpp:1", "is not in a namespace of its own, parity_tensor_test"))
+
     def test_external_is_no_dependency(self):
         self.expect({"lib/model/CMakeLists.txt": "mtrain_lib(model SOURCES a DEPS base device EXTERNAL kernels)\n"},
                     ("lib/model/gpt.cpp:3", "is of kernels"))

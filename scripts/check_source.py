@@ -107,6 +107,14 @@ def check_unnamed_names(tree, report):
                              "name the two differently")
 
 
+def check_test_namespaces(tree, report):
+    """Helpers of the tests of one program are often alike, so each file has its own."""
+    for path in tree.cpp("test/unit", "test/parity"):
+        own = path.stem if is_in(path, "test/unit") else f"parity_{path.stem}"
+        if path.name.endswith("_test.cpp") and not re.search(rf"^namespace {own} {{$", tree.text(path), re.M):
+            report.error(path, 1, f"is not in a namespace of its own, {own}: tests of a program are compiled in groups")
+
+
 def check_text(tree, report):
     for path in tree.files:
         text = tree.text(path)
@@ -159,6 +167,7 @@ def check(tree, report, known_device_branches=KNOWN_DEVICE_BRANCHES):
     check_device_branches(tree, report, known_device_branches)
     check_namespaces(tree, report)
     check_unnamed_names(tree, report)
+    check_test_namespaces(tree, report)
     check_text(tree, report)
     return check_sizes(tree, report), check_functions(tree, report)
 
