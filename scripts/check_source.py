@@ -109,9 +109,11 @@ def check_unnamed_names(tree, report):
 
 def check_test_namespaces(tree, report):
     """Helpers of the tests of one program are often alike, so each file has its own."""
-    for path in tree.cpp("test/unit", "test/parity"):
+    for path in tree.cpp("test"):
         own = path.stem if is_in(path, "test/unit") else f"parity_{path.stem}"
-        if path.name.endswith("_test.cpp") and not re.search(rf"^namespace {own} {{$", tree.text(path), re.M):
+        if not is_in(path, "test/unit", "test/parity") or not path.name.endswith("_test.cpp"):
+            continue
+        if not re.search(rf"^namespace {own} {{$", tree.text(path), re.M):
             report.error(path, 1, f"is not in a namespace of its own, {own}: tests of a program are compiled in groups")
 
 

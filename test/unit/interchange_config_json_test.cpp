@@ -7,7 +7,7 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
-namespace recipe_config_json_test {
+namespace interchange_config_json_test {
 
 using namespace mtrain;
 using namespace recipe_cases;
@@ -261,4 +261,4 @@ TEST_CASE("config.json may name the experts of Qwen3 in both ways") {
   }
 }
 
-}  // namespace recipe_config_json_test
+}  // namespace interchange_config_json_test

@@ -9,7 +9,7 @@
 #include "recipe_cases.h"
 #include "temporary_folder.h"
 
-namespace recipe_config_keys_test {
+namespace interchange_config_keys_test {
 
 using namespace mtrain;
 using namespace recipe_cases;
@@ -165,4 +165,4 @@ TEST_CASE("a config.json that is deep, huge or of another kind costs a message")
   CHECK_THAT(complaints(many), Contains("such a file has at most 4.00 MiB"));
 }
 
-}  // namespace recipe_config_keys_test
+}  // namespace interchange_config_keys_test

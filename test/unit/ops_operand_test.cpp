@@ -9,6 +9,8 @@
 #include "ops/ops.h"
 #include "ops/quantize.h"
 
+namespace ops_operand_test {
+
 using namespace mtrain;
 
 namespace {
@@ -125,3 +127,5 @@ TEST_CASE("a format counts its scales") {
   CHECK(kRows128.bytes_with_scales() == 1 + 4.0 / 128);
   CHECK(QuantFormat{DType::bf16}.bytes_with_scales() == 2);
 }
+
+}  // namespace ops_operand_test
