@@ -34,7 +34,7 @@ class WgradQueue {
   size_t drain(size_t max_entries = SIZE_MAX);
   // Runs all held entries but the `kept` oldest.
   void drain_behind(size_t kept);
-  // Runs `count` held entries behind the `kept` oldest, oldest first.
+  // Runs `count` held entries after the `kept` oldest, oldest first.
   void drain_behind(size_t kept, size_t count);
   // Moves the held entries to `other`, which holds them on.
   void hand_over(WgradQueue& other);
