@@ -1,5 +1,5 @@
-// What stands between a segment and the residual stream: the norm of what it reads, and the norm
-// and the dropout of what it adds. A layer may lack either norm (spec::LayerSpec).
+// What stands between a segment and the residual stream: the norm of what it reads, and the norm,
+// the multiplier and the dropout of what it adds. A layer may lack either norm (spec::LayerSpec).
 #pragma once
 #include <memory>
 #include <optional>
@@ -44,7 +44,7 @@ class SegmentOutput {
   // Returns what the kernel that writes the gradient of the residual stream is to do for `last`,
   // the linear that makes out_TH.
   ops::Float8Write gradient_write(const Linear& last) const {
-    return norm_ || dropout_ > 0 ? ops::Float8Write{} : last.gradient_write();
+    return norm_ || scale_ != 1 || dropout_ > 0 ? ops::Float8Write{} : last.gradient_write();
   }
   // Returns dL/d out_TH. `last` (optional) is the linear that reads it.
   WrittenGradient backward(Step& step, const HiddenGradient& d, const ops::NormResult& kept,
@@ -55,7 +55,7 @@ class SegmentOutput {
 
   const std::shared_ptr<TensorParallel> tensor_;
   const SegmentId segment_;
-  const float dropout_;
+  const float scale_, dropout_;
   std::optional<Norm> norm_;
 };
 
