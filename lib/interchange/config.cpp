@@ -71,7 +71,11 @@ double attention_scale(const ModelConfig& m) {
 }
 constexpr std::string_view kQueryScalar = "model.query_pre_attn_scalar";
 double query_scalar(const ModelConfig& m) {
+  if (const auto& scale = m.attention_multiplier) return 1 / (*scale * *scale);
   return m.query_pre_attn_scalar.value_or(double(m.head_dim()));
+}
+double score_scale(const ModelConfig& m) {
+  return m.attention_multiplier.value_or(1 / std::sqrt(query_scalar(m)));
 }
 bool whole(double x) { return x == std::floor(x) && x < double(int64_t{1} << 53); }
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
@@ -82,6 +86,8 @@ bool normalized(const ModelConfig& m) {
          (!m.moe.router_pre_softmax && m.moe.router_score == RouterScore::softmax);
 }
 std::string number(double x) { return fmt::format("{}", x); }
+// A number with which the layers compute in fp32.
+std::string fp32_number(double x) { return fmt::format("{:.7g}", x); }
 template <class E>
 std::string word(E value) {
   return std::string(enum_name(value));
@@ -140,14 +146,14 @@ const Fact kFacts[] = {
     {"model.qk_layernorm", [](const M& m) { return fmt::to_string(m.qk_layernorm); }},
     {"model.qk_layernorm_all_heads",
      [](const M& m) { return fmt::to_string(m.qk_layernorm && m.qk_layernorm_all_heads); }},
-    {"model.query_pre_attn_scalar", [](const M& m) { return number(query_scalar(m)); }},
+    {"model.query_pre_attn_scalar", [](const M& m) { return fp32_number(query_scalar(m)); }},
     {"model.attn_logit_softcapping",
      [](const M& m) { return number(m.attn_logit_softcapping.value_or(0)); }},
     {"model.final_logit_softcapping",
      [](const M& m) { return number(m.final_logit_softcapping.value_or(0)); }},
-    // The layers compute with it in fp32.
-    {"model.embedding_multiplier",
-     [](const M& m) { return fmt::format("{:.7g}", m.embedding_multiplier); }},
+    {"model.embedding_multiplier", [](const M& m) { return fp32_number(m.embedding_multiplier); }},
+    {"model.residual_multiplier", [](const M& m) { return fp32_number(m.residual_multiplier); }},
+    {"model.logits_scaling", [](const M& m) { return fp32_number(m.logits_scaling); }},
     {"model.share_embeddings_and_output_weights",
      [](const M& m) { return fmt::to_string(m.share_embeddings_and_output_weights); }},
     {"model.window_size",
@@ -176,7 +182,8 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
   m.attention_bias = m.qkv_bias() && m.proj_bias();
   m.add_qkv_bias = m.qkv_bias();
   m.mlp_bias = m.fc_bias();
-  m.query_pre_attn_scalar = query_scalar(m);
+  m.query_pre_attn_scalar = query_scalar(recipe.model);
+  m.attention_multiplier = score_scale(recipe.model);
   if (!m.rotary_base_local) m.rotary_base_local = m.rotary_base;
   if (any_experts(m) && !any_dense(m)) m.ffn_hidden_size = expert_ffn(m);
   m.moe.dense_layers.clear();
@@ -205,7 +212,8 @@ json value_of(const Recipe& r, std::string_view field) {
                                             : "gelu_new";
   }
   // transformers 5 takes no real number for this key, and no integer for another real number.
-  if (field == kQueryScalar && whole(query_scalar(r.model))) return int64_t(query_scalar(r.model));
+  if (const auto& scalar = r.model.query_pre_attn_scalar; field == kQueryScalar && whole(*scalar))
+    return int64_t(*scalar);
   const std::string text = recipe::find_row(field)->show(r);
   if (text == "none" || text == "auto" || text == "null") return nullptr;
   const json value = json::parse(text, nullptr, false);

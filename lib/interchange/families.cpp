@@ -15,6 +15,7 @@ namespace mtrain::interchange {
   X(smollm3)           \
   X(olmo2)             \
   X(seed_oss)          \
+  X(granite)           \
   X(gemma2)            \
   X(gemma3_text)       \
   X(mixtral)           \

@@ -35,6 +35,7 @@ Tensor picked_rows(Stream& stream, const Tensor& x_TH, const std::vector<int64_t
 Head::Head(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
            bool own_table)
     : vocab_(model.vocab),
+      logit_scale_(float(model.logit_scale)),
       logit_cap_(float(model.logit_cap)),
       tensor_(impls.tensor),
       logits_rows_(impls.logits_rows),
@@ -72,12 +73,18 @@ void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& labe
                                loss_T, here, request.grad_scale, step.training, logit_cap_);
 }
 
+// Logits are linear in the norm's output, which is far smaller.
+void Head::scale_logits(Stream& stream, const Tensor& y_TH) const {
+  if (logit_scale_ != 1) ops::scale(stream, y_TH, logit_scale_);
+}
+
 void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   const Device::Scope scope(step.compute.device(), kScope);
   Stream& stream = step.compute;
   HeadActivations a;
   a.norm = norm_.forward(step, h);
   const Tensor y_TH = tensor_->gather(step, a.norm.y_TH.plain);
+  scale_logits(stream, y_TH);
   const int64_t T = y_TH.dim(0), rows = logits_rows_ ? logits_rows_ : T;
   if (step.training) a.dy_TH = Tensor::empty(stream, y_TH.shape(), y_TH.dtype());
   const Tensor loss_T = Tensor::empty(stream, {T}, DType::f32);
@@ -101,6 +108,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   ops::sum(stream, loss_T, request.total);
   if (!step.training) return;
   a.norm.y_TH = {};  // not needed any more
+  scale_logits(stream, a.dy_TH);
   a.dy_TH = tensor_->reduce(step, a.dy_TH);
   step.stash->push(std::move(a));
 }
@@ -116,6 +124,7 @@ Tensor Head::logits(Step& step, const Hidden& h, const std::vector<int64_t>& row
   Stream& stream = step.compute;
   Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH.plain);
   if (!rows.empty()) y_TH = picked_rows(stream, y_TH, rows);
+  scale_logits(stream, y_TH);
   const Tensor own_TV =
       ops::matmul(stream, "matmul_output_fwd", y_TH, output_->value, {.b = true}, DType::f32);
   if (logit_cap_ > 0) ops::soft_cap(stream, own_TV, logit_cap_);

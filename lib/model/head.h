@@ -35,6 +35,7 @@ class Head {
   ParamUnit* output_unit() const { return output_->unit; }
 
  private:
+  void scale_logits(Stream& stream, const Tensor& y_TH) const;
   // Writes the loss of every token, and over the logits their gradient if step.training.
   void token_losses(Step& step, const Tensor& logits_TV, const Tensor& label_T,
                     const Tensor& loss_T, const LossRequest& request);
@@ -42,6 +43,7 @@ class Head {
                      const Tensor& loss_T, const LossRequest& request);
 
   const int64_t vocab_;
+  const float logit_scale_;
   const float logit_cap_;  // 0: none
   std::shared_ptr<TensorParallel> tensor_;
   int64_t logits_rows_;  // tokens in a chunk; 0: all

@@ -26,7 +26,10 @@ ops::Written InputNorm::backward(Step& step, const ops::NormResult& forward, con
 SegmentOutput::SegmentOutput(ParamStore& params, UnitId unit, const std::string& name,
                              const spec::ModelSpec& model, const spec::LayerSpec& layer,
                              std::shared_ptr<TensorParallel> tensor, const SegmentId& segment)
-    : tensor_(std::move(tensor)), segment_(segment), dropout_(float(model.hidden_dropout)) {
+    : tensor_(std::move(tensor)),
+      segment_(segment),
+      scale_(float(model.residual_scale)),
+      dropout_(float(model.hidden_dropout)) {
   if (layer.output_norms) norm_.emplace(params, unit, name + ".out_norm", model, *tensor_);
 }
 
@@ -36,6 +39,7 @@ Tensor SegmentOutput::forward(Step& step, const Tensor& out_TH, ops::NormResult&
     kept = norm_->forward(step, {out_TH, {}});
     delta_TH = std::exchange(kept.y_TH, {}).plain;
   }
+  if (scale_ != 1) ops::scale(step.compute, delta_TH, scale_);
   drop(step, delta_TH, segment_, dropout_, first_row(step));
   return delta_TH;
 }
@@ -43,6 +47,14 @@ Tensor SegmentOutput::forward(Step& step, const Tensor& out_TH, ops::NormResult&
 ops::Written SegmentOutput::backward(Step& step, ops::Written d_TH, const ops::NormResult& kept,
                                      const Linear* last) const {
   d_TH.plain = drop_backward(step, d_TH.plain, segment_, dropout_, first_row(step));
+  if (scale_ != 1) {
+    if (dropout_ == 0) {  // the residual path still needs the gradient before the multiplication
+      const Tensor residual_TH = d_TH.plain;
+      d_TH.plain = Tensor::empty(step.compute, residual_TH.shape(), residual_TH.dtype());
+      ops::cast(step.compute, residual_TH, d_TH.plain);
+    }
+    ops::scale(step.compute, d_TH.plain, scale_);
+  }
   if (!norm_) return d_TH;
   return norm_->backward(step, kept, d_TH.plain, {}, last ? last->gradient() : ops::Destination{});
 }

@@ -1,5 +1,5 @@
-// What stands between a segment and the residual stream: the norm of what it reads, and the norm
-// and the dropout of its result. A layer may lack either norm (spec::LayerSpec).
+// What stands between a segment and the residual stream: the norm of what it reads, and the norm,
+// the multiplier and the dropout of its result. A layer may lack either norm (spec::LayerSpec).
 #pragma once
 #include <memory>
 #include <optional>
@@ -41,7 +41,7 @@ class SegmentOutput {
   // Returns what the kernel that writes the gradient of the residual stream does for `last`, the
   // linear that computes out_TH.
   ops::Destination gradient(const Linear& last) const {
-    return norm_ || dropout_ > 0 ? ops::Destination{} : last.gradient();
+    return norm_ || scale_ != 1 || dropout_ > 0 ? ops::Destination{} : last.gradient();
   }
   // Returns dL/d out_TH. `last` (optional) is the linear that reads it.
   ops::Written backward(Step& step, ops::Written d_TH, const ops::NormResult& kept,
@@ -52,7 +52,7 @@ class SegmentOutput {
 
   const std::shared_ptr<TensorParallel> tensor_;
   const SegmentId segment_;
-  const float dropout_;
+  const float scale_, dropout_;
   std::optional<Norm> norm_;
 };
 

@@ -121,8 +121,10 @@ Count LayerActivations::passing_per_token(bool moe) const {
                           : 0;
   // The activation's output is quantized while it and the other gradients exist.
   const Count quantized = moe ? layers_.float8_moe_share() * width / tp_ / e_ : 0;
-  // The gradient of the output norm's input, and the input norm's output if it is recomputed.
-  const Count behind_norm = layer_.output_norms ? residual() : 0,
+  // The gradient of the output norm's or multiplier's input, and the input norm's output if it is
+  // recomputed.
+  const bool copies = layer_.output_norms || plan_.model.residual_scale != 1;
+  const Count behind_norm = copies ? residual() : 0,
               normalized = layer_.input_norms && !keeps_norms() ? residual() : 0;
   const Count mlp = std::max((inputs(moe) + 1) * width / tp_ + quantized + hidden() +
                                  sharded_residual() + behind_norm + again,

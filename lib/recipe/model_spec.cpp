@@ -39,6 +39,11 @@ spec::HeadNorm head_norm(const ModelConfig& m) {
   return m.qk_layernorm_all_heads ? spec::HeadNorm::all_heads : spec::HeadNorm::each_head;
 }
 
+double score_scale(const ModelConfig& m) {
+  if (m.attention_multiplier) return *m.attention_multiplier;
+  return m.query_pre_attn_scalar ? 1 / std::sqrt(*m.query_pre_attn_scalar) : 0;
+}
+
 spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sample_length) {
   return {.heads = m.num_attention_heads,
           .kv_heads = m.kv_heads(),
@@ -46,7 +51,7 @@ spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sa
           .window = m.has_window(layer) ? *m.window_size : 0,
           .rotary = rotary(m, layer, sample_length),
           .head_norm = head_norm(m),
-          .score_scale = m.query_pre_attn_scalar ? 1 / std::sqrt(*m.query_pre_attn_scalar) : 0,
+          .score_scale = score_scale(m),
           .score_cap = m.attn_logit_softcapping.value_or(0),
           .qkv_bias = m.qkv_bias(),
           .proj_bias = m.proj_bias()};
@@ -126,6 +131,8 @@ spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_l
                     .layers = {},
                     .tied_embeddings = m.share_embeddings_and_output_weights,
                     .embedding_scale = m.embedding_multiplier,
+                    .residual_scale = m.residual_multiplier,
+                    .logit_scale = 1 / m.logits_scaling,
                     .logit_cap = m.final_logit_softcapping.value_or(0),
                     .hidden_dropout = m.hidden_dropout,
                     .embedding_dropout = m.embedding_dropout,

@@ -28,6 +28,8 @@ struct ModelSpec {
   std::vector<LayerSpec> layers = {};
   bool tied_embeddings = false;
   double embedding_scale = 1;  // multiplies token embeddings
+  double residual_scale = 1;   // multiplies what attention and MLP add to the residual stream
+  double logit_scale = 1;      // multiplies logits, before the cap
   double logit_cap = 0;        // c > 0: logits x become c tanh(x / c); 0: no cap
   double hidden_dropout = 0, embedding_dropout = 0;
   double init_std = 0.02;

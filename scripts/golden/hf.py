@@ -150,11 +150,19 @@ CASES = {
     "seed_oss_tied": (transformers.SeedOssConfig(**SIZES, head_dim=16, attention_bias=False, mlp_bias=True,
                                                  tie_word_embeddings=True,
                                                  rope_parameters=rope(1e4, "linear", factor=2.0), **PHI3), True),
+    "granite": (transformers.GraniteConfig(**SIZES, embedding_multiplier=3.0, attention_multiplier=0.7,
+                                           residual_multiplier=0.22, logits_scaling=1.7, rope_parameters=rope(1e4),
+                                           **PHI3), False),
+    "granite_tied": (transformers.GraniteConfig(**SIZES, embedding_multiplier=12.0, attention_multiplier=0.125,
+                                                residual_multiplier=0.6, logits_scaling=8.0, attention_bias=True,
+                                                mlp_bias=True, tie_word_embeddings=True, rope_parameters=LLAMA3,
+                                                **PHI3), True),
 }
 # The seeds of later cases; an earlier one has its number in the list.
 SEEDS = {"dots1": 101, "dots1_window": 102, "glm4_moe": 103, "glm4_moe_tied": 104, "smollm3": 201, "smollm3_untied": 202,
          "olmo2": 203, "olmo2_tied": 204, "gemma2": 205, "gemma2_untied": 206, "gemma3_text": 207,
-         "gemma3_text_untied": 208, "seed_oss": 301, "seed_oss_tied": 302}
+         "gemma3_text_untied": 208, "seed_oss": 301, "seed_oss_tied": 302, "granite": 303,
+         "granite_tied": 304}
 
 
 def ids():

@@ -38,7 +38,8 @@ const std::vector<Overrides> kFamilies{
     {"model.architecture=smollm3"},
     {"model.architecture=olmo2"},
     {"model.architecture=gemma2", "model.window_size=64"},
-    {"model.architecture=gemma3_text", "model.window_size=64"}};
+    {"model.architecture=gemma3_text", "model.window_size=64"},
+    {"model.architecture=granite"}};
 
 const std::vector<Overrides> kMemoryCases{
     {"mixed_precision=bf16_mixed"},

@@ -75,7 +75,8 @@ TEST_CASE("the logits' chunks change only the order of sums") {
   const Recipe few = tiny();
   const auto reference = Run(few).losses(5);
   for (const int64_t rows : {1, 7}) check_close(reference, in_chunks(few, rows), 1e-5);
-  const Recipe capped = tiny({"model.final_logit_softcapping=0.5", "model.embedding_multiplier=3"});
+  const Recipe capped = tiny({"model.final_logit_softcapping=0.5", "model.embedding_multiplier=3",
+                              "model.logits_scaling=3"});
   check_close(Run(capped).losses(5), in_chunks(capped, 7), 1e-5);
   const Recipe many = tiny({fmt::format("train.global_batch_size={}", 2400 / kSeq),
                             fmt::format("train.micro_batch_size={}", 2400 / kSeq)});
@@ -84,6 +85,7 @@ TEST_CASE("the logits' chunks change only the order of sums") {
 
 TEST_CASE("recomputation gives the same bits, with dropout too") {
   const std::vector<std::string> dropout{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1",
+                                         "model.residual_multiplier=0.4",
                                          "train.micro_batch_size=3"};
   Run kept(tiny(dropout));
   const auto reference = kept.losses(5);

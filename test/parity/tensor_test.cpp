@@ -106,10 +106,11 @@ const std::vector<Model> kModels{
       "model.init_method_std=0.2"}},
     {"gpt2: plain MLP, learned positions, biases, tied, dropout",
      {"model.architecture=gpt2", "model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}},
-    {"8 of 4, tied, geglu, scaled embeddings, capped logits",
+    {"8 of 4, tied, geglu, multipliers, capped logits",
      {"model.num_query_groups=4", "model.share_embeddings_and_output_weights=true",
-      "model.activation=geglu", "model.embedding_multiplier=8",
-      "model.final_logit_softcapping=0.5"}}};
+      "model.activation=geglu", "model.embedding_multiplier=8", "model.final_logit_softcapping=0.5",
+      "model.attention_multiplier=0.6", "model.residual_multiplier=0.4",
+      "model.logits_scaling=3"}}};
 
 const Changes kMegatron{"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"},
     kFsdp2{"distributed.strategy=fsdp2"};

@@ -192,8 +192,12 @@ inline Changes batch(int64_t samples) {
 
 inline const Changes kTied{"model.share_embeddings_and_output_weights=true"},
     // Tied, with a table that is scaled only on the first stage.
-    kCapped{"model.share_embeddings_and_output_weights=true", "model.activation=geglu",
-            "model.embedding_multiplier=7", "model.final_logit_softcapping=0.5"},
+    kCapped{"model.share_embeddings_and_output_weights=true",
+            "model.activation=geglu",
+            "model.embedding_multiplier=7",
+            "model.final_logit_softcapping=0.5",
+            "model.residual_multiplier=0.4",
+            "model.logits_scaling=3"},
     // Learned positions, tied, dropout.
     kGpt2{"model.architecture=gpt2", "model.num_query_groups=4", "model.hidden_dropout=0.1",
           "model.embedding_dropout=0.1"};

@@ -155,6 +155,7 @@ TEST_CASE("a cache gives the bits of whole sequences, and so the greedy tokens, 
                                         .attention_factor = 1.2}};
   });
   capped.tied_embeddings = true, capped.embedding_scale = 6.9, capped.logit_cap = 2;
+  capped.residual_scale = 0.4, capped.logit_scale = 0.3;
   for (spec::LayerSpec& layer : capped.layers)
     layer.mlp = spec::DenseMlp{.ffn = 80, .activation = spec::Activation::geglu};
   change_attention(one_head, [](GroupedAttention& a) { a = rotating_heads(4, 1, 32); });

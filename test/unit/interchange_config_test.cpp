@@ -1,3 +1,4 @@
+#include <cmath>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -88,7 +89,7 @@ TEST_CASE("a gate by gelu has transformers' word, and a model beyond Llama is no
   const json config = written(sizes + ", activation: geglu}", type);
   CHECK(config.at("hidden_act") == "gelu_pytorch_tanh");
   CHECK(type == "llama");
-  CHECK_THAT(error_of(sizes + ", embedding_multiplier: 2}"),
+  CHECK_THAT(error_of(sizes + ", qk_layernorm: true, embedding_multiplier: 2}"),
              Contains("model.embedding_multiplier"));
   CHECK_THAT(error_of(sizes + ", final_logit_softcapping: 30}"),
              Contains("model.final_logit_softcapping"));
@@ -157,7 +158,8 @@ TEST_CASE("a model is written as a family that computes it") {
   CHECK(layers("mistral", "2").at("layer_types") == odd.at("layer_types"));
   CHECK(type == "smollm3");
   for (const auto& [setting, field] :
-       {std::pair{"query_pre_attn_scalar: 4", "model.query_pre_attn_scalar: 4, not 8"},
+       {std::pair{"qk_layernorm: true, query_pre_attn_scalar: 4",
+                  "model.query_pre_attn_scalar: 4, not 8"},
         {"attn_logit_softcapping: 50", "model.attn_logit_softcapping: 50, not 0"},
         {"no_rope_freq: 2, qk_layernorm: true", "model.no_rope_freq: 10, not 11"},
         {"window_size: 16, rotary_base_local: 100", "model.rotary_base_local: 100, not 10000"}})
@@ -198,6 +200,26 @@ TEST_CASE("scaled and partial rotary positions are written as a family that has 
   CHECK(written("{" + kSizes + ", rotary_percent: 0.75}", type).at("partial_rotary_factor") ==
         0.75);
   CHECK(type == "phi3");
+}
+
+TEST_CASE("a model with multipliers is written as Granite") {
+  std::string type;
+  const json all = written("{" + kSizes +
+                               ", attention_multiplier: 0.015625, embedding_multiplier: 12, "
+                               "residual_multiplier: 0.22, logits_scaling: 8}",
+                           type);
+  CHECK(type == "granite");
+  CHECK(all.at("attention_multiplier") == 0.015625);
+  CHECK(all.at("embedding_multiplier") == 12);
+  CHECK(all.at("residual_multiplier") == 0.22);
+  CHECK(all.at("logits_scaling") == 8);
+  // The scores of other models are divided by a root, which the key multiplies by.
+  const json one = written("{" + kSizes + ", residual_multiplier: 0.5}", type);
+  CHECK(type == "granite");
+  CHECK(one.at("attention_multiplier").get<double>() == Approx(1 / std::sqrt(8.0)));
+  CHECK(one.at("logits_scaling") == 1);
+  written("{" + kSizes + "}", type);
+  CHECK(type == "llama");
 }
 
 TEST_CASE("a model with experts is written as the family of its router") {

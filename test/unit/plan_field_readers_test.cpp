@@ -149,8 +149,8 @@ class Print {
     all(a, b, c, d);
   }
   void add(const spec::ModelSpec& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n);
   }
   void add(const RecomputeOptions& o) {
     const auto& [a, b, c, d, e, f, g, h, i, j] = o;

@@ -49,6 +49,7 @@ TEST_CASE("published models have their published number of parameters") {
                         {"olmo2_7b", 32, 7298617344},
                         {"smollm3_3b", 16, 3075098624},
                         {"seed_oss_36b", 64, 36151104512},
+                        {"granite3_8b", 32, 8170848256},
                         {"qwen3_30b_a3b", 64, 30532122624},
                         {"mixtral_8x7b", 64, 46702792704}}) {
     CAPTURE(p.recipe);

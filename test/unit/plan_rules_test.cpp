@@ -238,6 +238,13 @@ TEST_CASE("recomputation must say what, and find something to recompute") {
       {.what = "activation_checkpointing", .set = {"distributed.activation_checkpointing=true"}});
 }
 
+TEST_CASE("attention scores have one multiplier") {
+  expect_error(
+      {.what = "two", .set = {"model.architecture=granite", "model.query_pre_attn_scalar=64"}},
+      "model.attention_multiplier", "both say by what attention scores are multiplied");
+  expect_accepts({.what = "its own", .set = {"model.architecture=granite"}});
+}
+
 TEST_CASE("weight decay is decoupled under adamw, and under adam as its setting says") {
   expect_error({.what = "adamw with L2", .set = {"optimizer.decoupled_weight_decay=false"}},
                "optimizer.decoupled_weight_decay", "adamw is Adam with decoupled");

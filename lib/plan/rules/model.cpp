@@ -287,6 +287,9 @@ void validate_model(const Recipe& r, Diagnostics& diagnostics) {
                       {"model.qk_layernorm_all_heads", "model.qk_layernorm"},
                       "normalizes the queries of all heads together, but qk_layernorm is false",
                       "set model.qk_layernorm: true, or leave qk_layernorm_all_heads out");
+  diagnostics.require(!r.model.attention_multiplier || !r.model.query_pre_attn_scalar,
+                      {"model.attention_multiplier", "model.query_pre_attn_scalar"},
+                      "both say by what attention scores are multiplied", "keep one of them");
   diagnostics.require(r.model.attention_dropout == 0, {"model.attention_dropout"},
                       fmt::format("{} is asked for, but flash attention here has no dropout",
                                   r.model.attention_dropout),

@@ -28,6 +28,7 @@ enum class Architecture {
   gemma2,
   gemma3_text,
   seed_oss,
+  granite,
   mixtral,
   qwen2_moe,
   qwen3_moe,
@@ -47,6 +48,7 @@ constexpr auto enum_names(Architecture) {
                     EnumName{Architecture::gemma2, "gemma2"},
                     EnumName{Architecture::gemma3_text, "gemma3_text"},
                     EnumName{Architecture::seed_oss, "seed_oss"},
+                    EnumName{Architecture::granite, "granite"},
                     EnumName{Architecture::mixtral, "mixtral"},
                     EnumName{Architecture::qwen2_moe, "qwen2_moe"},
                     EnumName{Architecture::qwen3_moe, "qwen3_moe"},
@@ -289,7 +291,8 @@ struct ModelConfig {
   bool add_bias_linear = false, add_qkv_bias = false, attention_bias = false, mlp_bias = false;
   bool qk_layernorm = false, qk_layernorm_all_heads = false;
   std::optional<double> query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping;
-  double embedding_multiplier = 1.0;
+  std::optional<double> attention_multiplier;
+  double embedding_multiplier = 1.0, residual_multiplier = 1.0, logits_scaling = 1.0;
   bool share_embeddings_and_output_weights = false;
   double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
   double init_method_std = 0.02;
@@ -412,6 +415,11 @@ struct ModelConfig {
           &ModelConfig::query_pre_attn_scalar,
           "attention scores are divided by the square root of this, instead of that of kv_channels",
           {.min = 0, .above_min = true}},
+      Field{
+          "attention_multiplier",
+          &ModelConfig::attention_multiplier,
+          "attention scores are multiplied by this, instead of divided by a square root (Granite)",
+          {.min = 0, .above_min = true}},
       Field{"attn_logit_softcapping",
             &ModelConfig::attn_logit_softcapping,
             "attention scores s become c tanh(s / c)",
@@ -423,6 +431,14 @@ struct ModelConfig {
       Field{"embedding_multiplier",
             &ModelConfig::embedding_multiplier,
             "factor of the token embeddings (Gemma: the square root of hidden_size)",
+            {.min = 0, .above_min = true}},
+      Field{"residual_multiplier",
+            &ModelConfig::residual_multiplier,
+            "factor of the outputs of attention and MLP before they are added (Granite)",
+            {.min = 0, .above_min = true}},
+      Field{"logits_scaling",
+            &ModelConfig::logits_scaling,
+            "logits are divided by this (Granite)",
             {.min = 0, .above_min = true}},
       Field{"share_embeddings_and_output_weights",
             &ModelConfig::share_embeddings_and_output_weights,
