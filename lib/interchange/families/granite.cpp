@@ -5,29 +5,29 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr FamilyKey kKeys[] = {{"hidden_size", "4096"},
-                               {"intermediate_size", "11008"},
-                               {"num_hidden_layers", "32"},
-                               {"num_attention_heads", "32"},
-                               {"num_key_value_heads", ""},
-                               {"head_dim", ""},
-                               {"vocab_size", "32000"},
-                               {"max_position_embeddings", "2048"},
-                               {"rms_norm_eps", "1.0e-6"},
-                               {"rope_theta", "10000"},
-                               {"hidden_act", "silu"},
-                               {"attention_bias", "false"},
-                               {"mlp_bias", "false"},
-                               {"embedding_multiplier", "1.0", "model.embedding_multiplier"},
-                               {"attention_multiplier", "1.0", "model.attention_multiplier"},
-                               {"residual_multiplier", "1.0", "model.residual_multiplier"},
-                               {"logits_scaling", "1.0", "model.logits_scaling"},
-                               {"tie_word_embeddings", "false"},
-                               {"initializer_range", "0.02"},
-                               {"attention_dropout", "0.0"}};
+constexpr FamilyKey kGraniteKeys[] = {{"hidden_size", "4096"},
+                                      {"intermediate_size", "11008"},
+                                      {"num_hidden_layers", "32"},
+                                      {"num_attention_heads", "32"},
+                                      {"num_key_value_heads", ""},
+                                      {"head_dim", ""},
+                                      {"vocab_size", "32000"},
+                                      {"max_position_embeddings", "2048"},
+                                      {"rms_norm_eps", "1.0e-6"},
+                                      {"rope_theta", "10000"},
+                                      {"hidden_act", "silu"},
+                                      {"attention_bias", "false"},
+                                      {"mlp_bias", "false"},
+                                      {"embedding_multiplier", "1.0", "model.embedding_multiplier"},
+                                      {"attention_multiplier", "1.0", "model.attention_multiplier"},
+                                      {"residual_multiplier", "1.0", "model.residual_multiplier"},
+                                      {"logits_scaling", "1.0", "model.logits_scaling"},
+                                      {"tie_word_embeddings", "false"},
+                                      {"initializer_range", "0.02"},
+                                      {"attention_dropout", "0.0"}};
 
 // Those of the 8B model.
-void defaults(ModelConfig& m) {
+void granite_defaults(ModelConfig& m) {
   m.embedding_multiplier = 12;
   m.attention_multiplier = 1.0 / 128;
   m.residual_multiplier = 0.22;
@@ -41,8 +41,8 @@ Family granite() {
   return {.model_type = "granite",
           .class_name = "GraniteForCausalLM",
           .config_class = "GraniteConfig",
-          .keys = kKeys,
-          .defaults = defaults,
+          .keys = kGraniteKeys,
+          .defaults = granite_defaults,
           .rows = rows({kTrunk, kInputNorms, kAttention, kMlp, kMlpBiases}),
           .buffers = kRopeBuffers};
 }
