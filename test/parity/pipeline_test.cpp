@@ -317,7 +317,7 @@ TEST_CASE("messages larger than the buffer between two ranks do not block the ra
   // taken.
   const Changes base{"model.num_layers=4", "model.hidden_size=768", "train.global_batch_size=32",
                      "train.micro_batch_size=8"};
-  const auto one = train_alone(base, 1).losses;
+  const auto one = pipeline_alone(base, 1).losses;
   for (const auto& layout : std::vector<Changes>{
            pipelined("1f1b", 2), pipelined("interleaved_1f1b", 2, 2),
            with(pipelined("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"}),

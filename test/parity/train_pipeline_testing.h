@@ -127,7 +127,7 @@ inline PipelineResult train_all(const Setup& s, Device& device, comm::World worl
   return result;
 }
 
-inline PipelineResult train_alone(const Changes& changes, int64_t steps) {
+inline PipelineResult pipeline_alone(const Changes& changes, int64_t steps) {
   const auto device = Device::cpu(1, {.stream_sanitizer = true});
   return train_all(Setup(changes), *device, comm::World::alone(), steps);
 }
@@ -223,7 +223,7 @@ inline const PipelineResult& alone(const Changes& changes, int64_t steps = 20) {
   static std::map<std::pair<Changes, int64_t>, PipelineResult> results;
   const auto at = results.find({changes, steps});
   if (at != results.end()) return at->second;
-  return results[{changes, steps}] = train_alone(changes, steps);
+  return results[{changes, steps}] = pipeline_alone(changes, steps);
 }
 
 }  // namespace pipeline_testing

@@ -1,5 +1,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
+#include <cstring>
 
 #include <catch2/catch.hpp>
 #include <csignal>
@@ -87,7 +88,8 @@ int64_t resident_bytes() {
 
 template <class T>
 std::string patched(std::string bytes, size_t at, T value) {
-  return bytes.replace(at, sizeof value, reinterpret_cast<const char*>(&value), sizeof value);
+  std::memcpy(bytes.data() + at, &value, sizeof value);
+  return bytes;
 }
 
 std::string words(std::mt19937& rng, int n) {
