@@ -40,7 +40,7 @@ struct RawSettings {
   // Settings of the layers below that this layer removes.
   struct Replaced {
     std::string what;  // as drop() reads it
-    // Whether earlier overrides keep their values. Rules compare all overrides, as one layer.
+    // Whether earlier overrides keep their values: rules compare the overrides with each other.
     bool leaves_overrides = false;
     SourceLocation location = {};  // if known, the removal is reported there
   };
