@@ -18,7 +18,7 @@ bool is_number_node(Node node) {
   return read_value(node, {}, ignored, wrong);
 }
 
-// Returns the items of a list, or the words of a text, which may stand in brackets.
+// Returns the items of a list, or the words of a text with or without brackets.
 std::vector<Node> items_of(const Node& node, std::string_view separators) {
   if (node.kind == Node::Kind::list) return node.items;
   std::string_view rest = trim(node.text);
@@ -60,7 +60,7 @@ std::optional<Blend> read_blend(const Node& node, bool quoted, ValueError& wrong
     }
     return blend;
   }
-  // One prefix may have blanks, and may look like a number where it is quoted.
+  // A text may be one prefix with blanks. A quoted prefix may look like a number.
   if (text && !(items.size() > 1 && is_number_node(items[0]))) return std::nullopt;
   for (const Node& item : items)
     if (!item.quoted && is_number_node(item)) {
@@ -125,7 +125,7 @@ std::string read_stages(const Node& stages, ValueError& wrong) {
   return {};
 }
 
-// The formats are those of Transformer Engine's classes.
+// The fp8 formats are those that the classes of Transformer Engine choose.
 std::vector<FieldText> read_te_fp8(const Node& node, ValueError& wrong) {
   const std::string_view format = "mixed_precision.fp8", scales = "mixed_precision.fp8_recipe";
   struct Row {

@@ -1,4 +1,4 @@
-// Values that Megatron and AutoModel write in another form than mtrain: blends, windows, stages.
+// Reads blends, windows and stages in the form of Megatron and AutoModel, different from mtrain's.
 #pragma once
 #include <optional>
 #include <string>
@@ -15,19 +15,19 @@ struct Blend {
   Node prefixes, shares;
 };
 
-// Reads [0.25, a, 0.75, b], or the same as one text. Returns nothing for a value that has no
-// shares. A number that is not the share of a prefix is described in `wrong`. Megatron's lists may
-// have `quoted` shares; in mtrain's own a quoted number is a prefix.
+// Reads [0.25, a, 0.75, b], or the same as one text. Returns nothing if the value has no shares.
+// Describes a number that is not the share of a prefix in `wrong`. With `quoted`, as in Megatron's
+// lists, a quoted number may be a share; in mtrain's own lists it is a prefix.
 std::optional<Blend> read_blend(const Node& node, bool quoted, ValueError& wrong);
 
 // Replaces Megatron's window (left, right), a list or a text, by the number of tokens that a token
-// attends to, itself included. Describes a window that is not causal in `wrong`.
+// attends to, itself included. Returns false, and says why in `wrong`, if it cannot.
 bool read_window_pair(Node& node, ValueError& wrong);
 
 // Returns Megatron's layout string for AutoModel's lists of the modules of each stage.
 std::string read_stages(const Node& stages, ValueError& wrong);
 
-// Returns the settings that AutoModel's model.backend.te_fp8 stands for; none where it is off.
+// Returns the settings that AutoModel's model.backend.te_fp8 stands for; none if it is off.
 std::vector<FieldText> read_te_fp8(const Node& node, ValueError& wrong);
 
 }  // namespace mtrain::recipe

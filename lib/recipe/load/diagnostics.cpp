@@ -58,7 +58,7 @@ void Diagnostics::require(bool ok, std::initializer_list<std::string_view> field
       location = at->second;
   if (!location.known()) location = location_of(*fields.begin());
   if (!location.known() && !sources_.empty()) location.source = sources_.front();
-  // Not add(): a broken rule does not make the field unfit for the rules after it.
+  // Does not call add(): after a broken rule the field must remain sound for later rules.
   diagnostics_.push_back({Severity::error, std::move(location), std::string(*fields.begin()),
                           std::move(reason), std::move(hint)});
 }
@@ -126,7 +126,7 @@ void Diagnostics::throw_if_errors() const {
   const auto count =
       std::count_if(diagnostics_.begin(), diagnostics_.end(),
                     [](const Diagnostic& p) { return p.severity == Severity::error; });
-  // What is wrong with a file as such, or with a word, is not a mistake in the recipe.
+  // A single error that is about a file or a word is not called a mistake in the recipe.
   if (count == 1)
     for (const Diagnostic& p : diagnostics_)
       if (p.severity == Severity::error && p.field.empty() && p.location.line == 0)

@@ -1,5 +1,4 @@
-// Diagnostics collects everything that is wrong with a recipe, so that all of it is reported at
-// once, in the order of the file.
+// Diagnostics collects all mistakes of a recipe and reports them together, in the file's order.
 #pragma once
 #include <initializer_list>
 #include <map>
@@ -23,17 +22,17 @@ struct Diagnostic {
   Severity severity;
   SourceLocation location;
   std::string field, reason, hint;
-  // Names the kind of an error alone: the log begins its other lines with "warning" or "info".
+  // Only errors have their severity in the text: the log adds "warning" or "info" to the others.
   std::string str() const;
 };
 
 class Diagnostics {
  public:
-  // Adds an error, which stops the run. `field` is a path such as "optimizer.lr"; its place in the
-  // recipe is looked up.
+  // Adds an error, which stops the run. `field` is a path such as "optimizer.lr", whose place
+  // in the recipe is looked up.
   void add(std::string_view field, std::string reason, std::string hint = "");
   void warn(std::string_view field, std::string reason, std::string hint = "");
-  // Notes a choice that mtrain made for the user: the value of an `auto`, or an adapted value.
+  // Adds a note about a choice of mtrain: the value of an `auto`, or an adapted value.
   void resolved(std::string_view field, std::string reason);
   void add_at(Severity severity, SourceLocation location, std::string_view field,
               std::string reason, std::string hint = "");
@@ -43,22 +42,22 @@ class Diagnostics {
   // an error of its own, since `ok` was then computed from its default.
   void require(bool ok, std::initializer_list<std::string_view> fields, std::string reason,
                std::string hint = "");
-  // Tells that the fields at and below `path` have not been read, since what sets them is wrong.
+  // Marks the fields at and below `path` as unread, because the setting that decides them is wrong.
   void distrust(std::string_view path);
-  // Whether none of the fields has an error of its own, or is distrusted.
+  // Returns true if none of the fields has an error of its own or is distrusted.
   bool sound(std::initializer_list<std::string_view> fields) const;
   bool reported(std::string_view field) const;  // whether there is an error for this field
 
-  // Notes where a field or a section is set.
+  // Records where a field or a section is set.
   void set_location(std::string_view field, SourceLocation location);
-  // Returns the place of the field, or else that of the nearest section around it.
+  // Returns the place of the field, or that of the nearest section around a field that is not set.
   SourceLocation location_of(std::string_view field) const;
-  // Sources are reported in the order in which they are added.
+  // The diagnostics of a source that is added earlier are reported earlier.
   void add_source(const std::string& source);
 
   bool has_errors() const;
   std::vector<Diagnostic> sorted() const;     // by source and line
-  std::string text(Severity severity) const;  // a paragraph for each of that severity
+  std::string text(Severity severity) const;  // all diagnostics of that severity
   void throw_if_errors() const;               // throws one UserError with all errors
 
  private:
@@ -71,7 +70,7 @@ class Diagnostics {
 
 }  // namespace mtrain::recipe
 
-// A word of the whole house.
+// All of mtrain uses the name without `recipe::`.
 namespace mtrain {
 using recipe::Diagnostics;
 }  // namespace mtrain

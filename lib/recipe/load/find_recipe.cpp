@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 struct OtherName {
   std::string_view name, recipe;
 };
-// Other names of ready recipes: those of Megatron-Bridge's models, and short ones.
+// Other names of ready recipes: Megatron-Bridge's names of the models, and short names.
 constexpr OtherName kOtherNames[] = {
     {"llama2_7b", "llama2_7b"},        {"llama_8b", "llama3_8b"},
     {"llama_70b", "llama3_70b"},       {"llama_405b", "llama3_1_405b"},
@@ -29,7 +29,7 @@ constexpr OtherName kOtherNames[] = {
     {"qwen25_32b", "qwen2_5_32b"},     {"qwen25_72b", "qwen2_5_72b"},
     {"qwen3_600m", "qwen3_0_6b"},      {"qwen3_1p7b", "qwen3_1_7b"}};
 
-// Returns the ready recipes by their names; a folder that comes first wins.
+// Returns the ready recipes by their names. Of two recipes with one name the earlier folder's wins.
 std::map<std::string, fs::path> ready_recipes(const std::vector<std::string>& folders) {
   std::map<std::string, fs::path> recipes;
   std::error_code ignored;
@@ -57,14 +57,14 @@ BridgeFunction bridge_function(const std::string& name) {
   return f;
 }
 
-// Words of such names that say where the function was tuned, and nothing of the training.
+// Whether a word of such a name describes only the machine for which the function was tuned.
 bool is_of_machine(std::string_view word) {
   static constexpr std::string_view kMachines[] = {"bf16", "a100",  "h100",  "h200", "b200",
                                                    "b300", "gb200", "gb300", "r100", "vr200"};
   return std::ranges::count(kMachines, word) > 0 || word.ends_with("gpu") || word.ends_with("gpus");
 }
 
-// Returns the override that does what the word asks for; empty where nothing does.
+// Returns the override that does what the word asks for; empty if there is none.
 std::string override_of(std::string_view word) {
   struct Row {
     std::string_view word, text;
@@ -83,7 +83,7 @@ std::string override_of(std::string_view word) {
   return fmt::format("dataset.seq_length={}", 1024 * std::stoll(std::string(word)));
 }
 
-// Refuses a function whose name asks for more than the ready recipe does. Returns whether it does.
+// Adds an error and returns true if the function's name asks for more than the ready recipe does.
 bool refuse_words(const std::string& name, const BridgeFunction& function,
                   const std::string& recipe, Diagnostics& diagnostics) {
   std::string asked, overrides, unbuilt;
@@ -123,8 +123,8 @@ std::vector<std::string> recipe_folders(const std::string& program) {
 std::string find_recipe(const std::string& name, const std::vector<std::string>& folders,
                         Diagnostics& diagnostics) {
   std::error_code ignored;
-  const auto status =
-      fs::status(name, ignored);  // what is no regular file is refused when it is read
+  // Other files than regular ones are refused later, when the recipe is read.
+  const auto status = fs::status(name, ignored);
   if (fs::exists(status) && !fs::is_directory(status)) return name;
   const auto recipes = ready_recipes(folders);
   if (name.find('/') != std::string::npos) {
@@ -152,7 +152,7 @@ std::string find_recipe(const std::string& name, const std::vector<std::string>&
     return path.string();
   }
   for (const OtherName& other : kOtherNames) names.emplace_back(other.name);
-  // Families with other versions are other models.
+  // Do not suggest a family with a different version number, which is a different model.
   const auto digits_of_family = [](const std::string& model) {
     std::string family = model.substr(0, model.find('_'));
     std::erase_if(family, [](unsigned char c) { return !std::isdigit(c); });
@@ -161,7 +161,7 @@ std::string find_recipe(const std::string& name, const std::vector<std::string>&
   std::erase_if(names, [&](const std::string& model) {
     return digits_of_family(model) != digits_of_family(word);
   });
-  std::vector<std::string> files;  // of the folder where the program was started
+  std::vector<std::string> files;  // the recipes in the current folder
   for (const auto& entry : fs::directory_iterator(".", ignored))
     if (entry.path().extension() == ".yaml") files.push_back(entry.path().filename().string());
   std::string meant = nearest(name, files);

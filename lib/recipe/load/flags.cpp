@@ -26,7 +26,7 @@ constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe
 constexpr std::string_view kCommands[] = {"completion", "data",     "eval",   "explain",
                                           "export",     "generate", "import", "schedule",
                                           "schema",     "timeline", "watch"};
-// Those that take the next word.
+// The options that take the next word as their value.
 constexpr std::string_view kWithValue[] = {"--recipe", "--world-size", "--trace", "--token_file",
                                            "--token-file"};
 
@@ -48,7 +48,7 @@ std::string name_of(std::string_view flag) {
   return name;
 }
 
-// Returns the program's own option that `name` is with underscores instead of dashes: --world_size.
+// Returns the program's own option that `name` spells with underscores, as --world_size; or empty.
 std::string own_spelling(std::string_view name) {
   if (!is_flag(name) || name.find('_') == std::string_view::npos ||
       std::ranges::count(kOwn, name) > 0)
@@ -58,7 +58,7 @@ std::string own_spelling(std::string_view name) {
   return own == std::end(kOwn) ? "" : std::string(*own);
 }
 
-// Whether a word that no setting has is almost an option of the program, which refuses it.
+// Whether the word is not a setting, but resembles an option of the program. It is refused later.
 bool is_misspelt_option(std::string_view name) {
   return !names_setting(name.substr(2)) && !find_word_hint(name_of(name.substr(2))) &&
          !nearest(name, own_options()).empty();
@@ -76,12 +76,12 @@ bool has_suffix_of_recipe(std::string_view word) {
 // Whether a word that is neither an option nor a setting can be a recipe.
 bool names_recipe(const std::string& word, const std::vector<std::string>& folders) {
   if (has_suffix_of_recipe(word) || word.find('/') != std::string::npos) return true;
-  if (word.find("_pretrain_") != std::string::npos) return true;  // refused by name, if at all
+  if (word.find("_pretrain_") != std::string::npos) return true;  // find_recipe() reports it
   Diagnostics ignored;
   return !find_recipe(word, folders, ignored).empty();
 }
 
-// Refuses a word that belongs to the setting before it, from which a blank of the shell parts it.
+// Refuses a setting that a blank divides into several words: `path = value` or `path=[a, b]`.
 void refuse_parted(const std::vector<std::string>& words, size_t i) {
   const std::string& word = words[i];
   const std::string next = i + 1 < words.size() && is_value(words[i + 1]) ? words[i + 1] : "";
@@ -114,7 +114,7 @@ void refuse_parted(const std::vector<std::string>& words, size_t i) {
         fmt::format("put quotes around the setting: '{}'", secret ? name + "=..." : full));
 }
 
-// Refuses a bare word after the recipe, or one that is no recipe.
+// Refuses a bare word that is the name of a setting, or that follows the recipe.
 void refuse_bare(const std::vector<std::string>& words, size_t i, bool recipe_known) {
   const std::string& word = words[i];
   const std::string next = i + 1 < words.size() && is_value(words[i + 1]) ? words[i + 1] : "";
@@ -168,7 +168,7 @@ std::vector<std::string> flags_to_overrides(const std::vector<std::string>& word
 
 std::vector<std::string> without_secrets(const std::vector<std::string>& words) {
   std::vector<std::string> out;
-  bool of_secret = false;  // the words are the values of a flag that sets variables
+  bool of_secret = false;  // the next words are values of a flag that sets variables
   for (const std::string& word : words) {
     const std::string name = word.substr(0, word.find('='));
     if (of_secret && is_value(word)) {
@@ -221,7 +221,7 @@ std::vector<std::string> train_words(const std::vector<std::string>& raw,
     } else {
       refuse_bare(words, i, recipe_known);
       if (!names_recipe(word, folders)) {
-        out.push_back(word);  // the program knows whether it is almost a command
+        out.push_back(word);  // the program refuses it and suggests a command
         continue;
       }
       recipe_known = true;

@@ -21,13 +21,13 @@ std::string normalize_key(std::string_view key) {
   return out;
 }
 
-// These keys of Hydra say how a class is constructed.
+// Whether a key is an option of Hydra for the construction of a class.
 bool is_hydra_option(std::string_view key) {
   return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_" ||
          key == "_call_";
 }
 
-// Walks a tree and notes which field each leaf sets.
+// Walks a tree and records which field each leaf sets.
 class TreeWalk {
  public:
   TreeWalk(const ModelSource& models, Diagnostics& diagnostics, Origin origin)
@@ -35,7 +35,7 @@ class TreeWalk {
 
   RawSettings take() { return std::move(layer_.given); }
 
-  // Reads the root of a recipe, of which Megatron-Bridge's names its class, too.
+  // Reads the root of a recipe. In recipes of Megatron-Bridge the root has a `_target_`, too.
   void collect_root(const Node& root) {
     collect(root, "", unknown_for(root, ""));
     reports_.fields_off();
@@ -69,7 +69,7 @@ class TreeWalk {
 
   // Sets a field by its name alone, as Megatron's flags do.
   void set_word(const std::string& word, const SourceLocation& location, const Node& node) {
-    // Names that Megatron gives to a field, and that other sections of mtrain have as well.
+    // Flags of Megatron that mean one field, although several sections of mtrain have their names.
     struct MegatronWord {
       std::string_view word, path;
     };
@@ -103,9 +103,9 @@ class TreeWalk {
   }
 
  private:
-  // What becomes of a key that is no setting of mtrain: it is refused; or, among the fields of a
-  // class of Megatron, passed over if its value is off; or passed over as the argument of a class
-  // that is refused or has no meaning here.
+  // What to do with a key that is not a setting of mtrain. `pass_if_off` is for the fields of a
+  // Megatron class, and skips keys whose value is off. `pass` is for the arguments of a class that
+  // mtrain does not know, and skips all keys.
   enum class Unknown { refuse, pass_if_off, pass };
 
   static const Node* find_key(const Node& map, std::string_view name) {
@@ -114,7 +114,7 @@ class TreeWalk {
     return nullptr;
   }
 
-  // A value that is a function, {_target_: torch.nn.functional.silu, _call_: false}, is its name.
+  // Replaces a function, {_target_: torch.nn.functional.silu, _call_: false}, by its name.
   static Node named_function(const Node& node) {
     const Node* target = node.kind == Node::Kind::map ? find_key(node, "_target_") : nullptr;
     if (!target || !find_key(node, "_call_") || node.keys.size() != 2) return node;
@@ -129,7 +129,7 @@ class TreeWalk {
     return Unknown::refuse;
   }
 
-  // Returns the field that a key of this section sets, which its class may decide.
+  // Returns the field that a key of this section sets. The section's class may change its name.
   std::string field_of(const Node& section, const std::string& prefix, std::string path) const {
     const Node* name = find_key(section, "_target_");
     const Target* target = name ? find_target(models_, prefix, name->text) : nullptr;
@@ -163,7 +163,7 @@ class TreeWalk {
     layer_.in_dump = unknown == Unknown::pass_if_off;
   }
 
-  // Hugging Face's configuration within a model section has the names of the model's fields.
+  // Reads Hugging Face's configuration in a model section, whose keys are names of model fields.
   void set_model_config(const Node& config) {
     Node fields = config;
     for (size_t i = 0; i < fields.keys.size(); ++i) {
@@ -216,7 +216,7 @@ class TreeWalk {
     } else if (node.kind == Node::Kind::scalar && !node.unset() && section &&
                !section->options.shorthand.empty()) {
       const std::string leaf = path + "." + std::string(section->options.shorthand);
-      // The word stands for the whole section. `moe: 8` is the number of experts alone.
+      // The word replaces the full section, except `moe: 8`, which sets only the number of experts.
       if (path != "model.moe")
         layer_.given.replaced.push_back({.what = path + ".*", .leaves_overrides = true});
       layer_.add(find_row(leaf), leaf, location, node);
@@ -230,12 +230,12 @@ class TreeWalk {
     }
   }
 
-  // Hydra's class: sets what a known class decides.
+  // Applies a section's `_target_`: sets the fields that a known class decides.
   void apply_target(const std::string& section, const SourceLocation& location, const Node& node) {
     if (is_megatron_class(node.text)) return apply_megatron_class(section, location, node);
     const Target* target = find_target(models_, section, node.text);
     if (!target) {
-      // Rules do not judge what the class's arguments would have said.
+      // Rules skip the fields that the class's arguments would have set.
       diagnostics_.distrust(section == "validation_dataset" ? "dataset.validation"
                             : section == "model.config"     ? "model"
                                                             : section);
@@ -256,7 +256,7 @@ class TreeWalk {
     }
   }
 
-  // A model provider names its family; all other classes of Megatron only hold fields.
+  // A model provider decides the architecture. All other classes of Megatron only hold fields.
   void apply_megatron_class(const std::string& section, const SourceLocation& location,
                             const Node& node) {
     if (section != "model") return;
@@ -269,8 +269,8 @@ class TreeWalk {
                         native_way("model"));
   }
 
-  // Passes over a key of a class that mtrain does not know, or of Megatron where it is off. Returns
-  // false if the key must be told.
+  // Skips a key of a class that mtrain does not know, or of a Megatron class if it is off. Returns
+  // false if the key must be reported.
   bool swallow(const std::string& path, const SourceLocation& location, const Node& node) {
     if (unknown_ == Unknown::pass) return true;
     if (node.kind == Node::Kind::map && !node.items.empty()) {
@@ -293,7 +293,7 @@ std::string normalize_path(std::string_view path) {
   std::string out = normalize_key(path);
   if (out.starts_with("cfg.")) out.erase(0, 4);
   if (out.starts_with("model.config.")) out.erase(6, 7);
-  // An older name of AutoModel for its pipeline section.
+  // AutoModel's older name of its pipeline section.
   if (const std::string old = "autopipeline"; out == old || out.starts_with(old + "."))
     out.replace(0, old.size(), "distributed.pipeline");
   return out;

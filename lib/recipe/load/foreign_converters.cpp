@@ -21,7 +21,7 @@ void apply_preset(LayerSettings& layer, const PrecisionPreset& preset,
                              fmt::format("`{}`: {}", node.text, preset.left_out));
 }
 
-// A list of data may be a blend, which also sets the share of each.
+// Sets a list of data sets. If it is a blend, also sets their shares.
 void set_data(LayerSettings& layer, const SchemaRow& row, const std::string& path,
               const SourceLocation& location, const Node& node) {
   ValueError wrong;
@@ -43,7 +43,8 @@ bool read_window(LayerSettings& layer, const std::string& path, const SourceLoca
   return false;
 }
 
-// Megatron-Bridge's recipes name variables among the others that have a setting here.
+// Sets the fields of the environment variables that have a setting here, and removes these from the
+// `variables` of a Megatron-Bridge recipe.
 void take_launch_settings(LayerSettings& layer, Node& variables) {
   struct Variable {
     std::string_view name, path;
@@ -84,7 +85,7 @@ void set_te_fp8(LayerSettings& layer, const SourceLocation& location, const Node
   for (const FieldText& field : fields) layer.add_text(field.path, path, location, field.text);
 }
 
-// A value that is converted must be known here, before references are looked up.
+// Refuses a reference, because a value is converted here, before references are replaced.
 bool refused_reference(LayerSettings& layer, const std::string& path, std::string_view target,
                        const SourceLocation& location, const Node& node) {
   if (node.text.find("${") == std::string::npos) return false;
@@ -94,7 +95,7 @@ bool refused_reference(LayerSettings& layer, const std::string& path, std::strin
   return true;
 }
 
-// "yes" is the field's value. "no" only says what the value is not.
+// True sets the field to name.on. False only excludes this value.
 void set_choice(LayerSettings& layer, const ForeignSpelling& name, const SourceLocation& location,
                 const Node& node) {
   const std::string path(name.path);

@@ -6,16 +6,16 @@
 
 namespace mtrain::recipe {
 
-// Reads a value that Megatron or AutoModel writes in another form. Returns true if nothing is left
-// to do: the setting is made, or refused. Else `node` may have been brought into mtrain's form.
+// Converts a value that Megatron or AutoModel writes in a different form. Returns true if the
+// setting has been made or refused. Otherwise the caller must set `node`, which may be converted.
 bool convert_value(LayerSettings& layer, const std::string& path, const SourceLocation& location,
                    Node& node);
 
-// Sets every field that this name of another system decides. Returns false if there is none.
+// Sets every field that `path`, a name of another system, decides. Returns false if there is none.
 bool convert_name(LayerSettings& layer, const std::string& path, const SourceLocation& location,
                   const Node& node);
 
-// Sets the field of `row` to the opposite of what its negated name says.
+// Sets the field of `row` to the opposite of `node`, the value of a negated name such as no_x.
 void negate(LayerSettings& layer, const SchemaRow* row, const std::string& path,
             const SourceLocation& location, Node node);
 

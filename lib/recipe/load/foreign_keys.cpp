@@ -35,8 +35,8 @@ bool whole_model(const Node& value) {
          value.text == "default" || value.text == "auto";
 }
 
-constexpr Severity kNone = Severity::resolved;    // it has no meaning here
-constexpr Severity kIgnored = Severity::warning;  // it has one, which is not followed
+constexpr Severity kNone = Severity::resolved;    // the key has no meaning here
+constexpr Severity kIgnored = Severity::warning;  // mtrain ignores what it asks for
 constexpr Severity kRefused = Severity::error;
 
 constexpr const char* kOwnModel = "mtrain's own model needs no patches";
@@ -54,7 +54,7 @@ constexpr const char* kTokenMean =
 constexpr const char* kCounters = "random numbers are functions of the element, not of the rank";
 constexpr const char* kOtherTask = "mtrain trains all weights of a language model on text";
 
-// A key whose value is kept for resolve_foreign.cpp, which says what there is to say.
+// A key whose value is kept. resolve_foreign.cpp or a rule compares it with fields and reports it.
 constexpr ForeignKey kept(std::string_view path) {
   return {.path = path,
           .severity = kNone,
@@ -63,7 +63,7 @@ constexpr ForeignKey kept(std::string_view path) {
           .kept = true};
 }
 
-// The same for a key whose values are refused if the optimizer is Muon.
+// A kept key of Muon. If the optimizer is Muon, `reason` and `hint` refuse values not supported.
 constexpr ForeignKey kept_of_muon(std::string_view path, std::string_view reason,
                                   std::string_view hint) {
   ForeignKey key = kept(path);
@@ -459,7 +459,7 @@ constexpr std::array kForeignKeys{
                "scripts/quickstart.sh makes a small corpus; `mtrain data build` tokenizes text"},
 };
 
-// Whether the row's path, which may end in ".*", covers `path`.
+// Whether `pattern`, the path of a row, which may end in ".*", covers `path`.
 bool covers(std::string_view pattern, std::string_view path) {
   if (!pattern.ends_with(".*")) return pattern == path;
   pattern.remove_suffix(2);
@@ -478,7 +478,7 @@ const ForeignKey* find_foreign_key(std::string_view path) {
 const ForeignKey* find_foreign_flag(std::string_view word) {
   for (const std::string_view prefix : {"no_", "disable_"})
     if (word.starts_with(prefix)) {
-      // Without a meaning here, its opposite has none either.
+      // If a flag has no meaning here, neither has its opposite.
       const ForeignKey* plain = find_foreign_flag(word.substr(prefix.size()));
       return plain && plain->severity == Severity::resolved && !plain->kept ? plain : nullptr;
     }

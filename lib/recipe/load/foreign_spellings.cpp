@@ -1,4 +1,4 @@
-// Lists names of other systems whose values are in other units or words than ours.
+// Lists names of other systems whose values have different units or words from mtrain's.
 #include <charconv>
 
 #include <fmt/core.h>
@@ -19,7 +19,7 @@ bool falsehood(const std::string& text) {
   return word == "false" || word == "no" || word == "off" || word.empty();
 }
 
-// A text that is neither true nor false is passed on, so that the field's own message refuses it.
+// A text that is neither true nor false does not change; the field then refuses it.
 std::string choose(const std::string& text, const char* if_true, const char* if_false) {
   return truth(text) ? if_true : falsehood(text) ? if_false : text;
 }
@@ -31,7 +31,7 @@ std::string minutes_to_seconds(const std::string& text) {
   return fmt::format("{}", minutes * 60);
 }
 
-// torch's DDP counts a bucket in MiB of fp32 gradients.
+// torch's DDP gives the size of a bucket in MiB of fp32 gradients.
 std::string mib_to_parameters(const std::string& text) {
   double mib = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), mib);
@@ -45,7 +45,7 @@ std::string not_of(const std::string& text) { return choose(text, "false", "true
 
 }  // namespace
 
-// The rows of a field's parts stand in the order in which they are applied.
+// The parts of a field are applied in the order of these rows.
 const std::vector<ForeignSpelling>& foreign_spellings() {
   const auto choice = [](std::string_view path, std::string_view target, std::string_view on,
                          std::string_view off) {
@@ -60,7 +60,7 @@ const std::vector<ForeignSpelling>& foreign_spellings() {
   static const std::vector<ForeignSpelling> list{
       {.path = "optimizer.adam_beta1", .target = "optimizer.betas", .part = Part::beta},
       {.path = "optimizer.adam_beta2", .target = "optimizer.betas", .part = Part::beta},
-      // Without one of the two, Megatron and torch's FSDP2, its own data parallelism remains.
+      // If megatron_fsdp or fsdp2 is switched off, Megatron uses its own DDP.
       choice("dist.use_megatron_fsdp", "distributed.strategy", "megatron_fsdp", "megatron_ddp"),
       choice("ddp.use_megatron_fsdp", "distributed.strategy", "megatron_fsdp", "megatron_ddp"),
       choice("dist.use_torch_fsdp2", "distributed.strategy", "fsdp2", "megatron_ddp"),
@@ -91,7 +91,7 @@ const std::vector<ForeignSpelling>& foreign_spellings() {
       {.path = "model.moe_router_bias_update_rate",
        .target = "model.moe.router_bias_update_rate",
        .part = Part::rate},
-      // Megatron's rate is 1e-3 unless it is given.
+      // Megatron's default rate is 1e-3.
       toggle("model.moe_router_enable_expert_bias", "model.moe.router_bias_update_rate", "0.001",
              "0"),
       choice("model.moe_router_force_load_balancing", "debug.route", "balanced", "none"),

@@ -15,7 +15,7 @@ constexpr int kMaxReferenceDepth = 16;
 
 class Interpolator {
  public:
-  // Whether references to fields can be replaced, or those to variables alone.
+  // Whether references to fields can be replaced, or only those to environment variables.
   enum class Fields { all, none };
 
   Interpolator(RawSettings& given, const Recipe& defaults, Diagnostics& diagnostics,
@@ -25,8 +25,8 @@ class Interpolator {
   // Replaces every ${...} in a value that belongs to no field.
   bool value(Node& node, const RawSetting& owner) { return resolve(node, owner); }
 
-  // Replaces every ${...} in a field's node. If one cannot be replaced, says why and leaves the
-  // field unset.
+  // Replaces every ${...} in a field's node. If one cannot be replaced, adds an error and
+  // erases the field.
   bool field(const std::string& path) {
     const auto at = given_.fields.find(path);
     if (at == given_.fields.end() || done_.count(path)) return true;
@@ -64,7 +64,7 @@ class Interpolator {
       if (!resolve(item, owner)) return false;
     if (node.kind != Node::Kind::scalar) return true;
     current_ = &owner;
-    // A quoted value of a variable for the ranks may be any text.
+    // A quoted value in launch.env may be any text, even $NAME.
     const bool any_text = node.quoted && owner.row && owner.row->path == "launch.env";
     if (const std::string bare = bare_variable(node.text); !bare.empty() && !any_text)
       return fail(fmt::format("`${}` is not replaced by the variable's value", bare),
@@ -74,7 +74,7 @@ class Interpolator {
     if (!expand(node.text, owner, 0, value)) return false;
     value.location = node.location;
     value.reference = node.text;
-    // A text with a reference in it stays the text that its quotes make it.
+    // A quoted text with a reference among other characters remains quoted.
     if (closing_brace(node.text, 0) + 1 != node.text.size()) value.quoted = node.quoted;
     node = std::move(value);
     return true;
@@ -118,7 +118,7 @@ class Interpolator {
     return true;
   }
 
-  // Returns the place of the brace that closes the one after the $ at `start`.
+  // Returns the position of the brace that closes the `${` at `start`.
   static size_t closing_brace(std::string_view text, size_t start) {
     if (text.substr(start, 2) != "${") return std::string_view::npos;
     int open = 0;
@@ -129,7 +129,7 @@ class Interpolator {
     return std::string_view::npos;
   }
 
-  // Returns NAME of a shell's $NAME at the beginning of a text or of a part of a path; or "".
+  // Returns NAME of a shell's $NAME that begins the text or a part of a path; or "".
   static std::string bare_variable(std::string_view text) {
     for (size_t at = text.find('$'); at != std::string_view::npos; at = text.find('$', at + 1)) {
       if (at > 0 && text[at - 1] != '/' && text[at - 1] != ':') continue;
@@ -210,7 +210,7 @@ class Interpolator {
   size_t copied_ = 0;
 };
 
-// Returns what a value's references are, one after another.
+// Returns the references in a value and its items, separated by commas.
 std::string references_of(const Node& node) {
   std::string all = node.reference;
   for (const Node& item : node.items) {

@@ -42,7 +42,7 @@ bool parse_json(const std::string& text, const std::string& source, Diagnostics&
     diagnostics.add_at(Severity::error, location, "", reason, hint);
     return false;
   };
-  // Each key becomes a node with a place, which takes far more than its text.
+  // Each key and value is stored with its place, which takes far more memory than the text.
   if (text.size() > kLargest)
     return refuse(fmt::format("it has {}, and such a file has at most {}",
                               human_bytes(double(text.size())), human_bytes(double(kLargest))),
@@ -52,7 +52,7 @@ bool parse_json(const std::string& text, const std::string& source, Diagnostics&
     if (!convert(mtrain::parse_json(text, source), location, 0, out))
       return refuse(fmt::format("values are nested more than {} deep", kMaxJsonDepth), "");
   } catch (const UserError& e) {
-    // The diagnostic has a place, which is the name that the message begins with.
+    // The place of the diagnostic names the source already, so the message need not begin with it.
     const std::string name = source + ": ";
     return refuse(e.message().starts_with(name) ? e.message().substr(name.size()) : e.message(),
                   e.hint());

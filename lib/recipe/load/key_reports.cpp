@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMaxUnknown = 50;
 
-// Whether a value says that what its key names is not used.
+// Whether a value turns off the feature that its key names.
 bool says_off(const Node& node) {
   if (node.kind == Node::Kind::map || node.kind == Node::Kind::list) return node.items.empty();
   const std::string word = to_lower(node.text);

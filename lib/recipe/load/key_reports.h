@@ -1,4 +1,4 @@
-// What the user is told of keys that set no field.
+// Reports to the user about keys that set no field.
 #pragma once
 #include <set>
 #include <string>
@@ -13,17 +13,17 @@ class KeyReports {
  public:
   explicit KeyReports(LayerSettings& layer) : layer_(layer) {}
 
-  // Reports a key of another system once, and keeps its value where rules compare it.
+  // Reports a key of another system once. Keeps its value if it is compared with fields.
   void foreign(const ForeignKey& key, const std::string& path, const SourceLocation& location,
                const Node& node);
-  // Refuses a key that nobody knows. The list of them ends after 50.
+  // Adds an error for an unknown key. Lists at most 50 of them.
   void unknown(const std::string& path, const SourceLocation& location);
-  // Warns once of Hydra's options, which say how a class is constructed.
+  // Warns once about Hydra's options for the construction of a class.
   void hydra_option(const std::string& name, const SourceLocation& location);
-  // Counts a field of Megatron that mtrain does not have, if its value says that it is off. Returns
-  // false if it is not.
+  // Counts a Megatron field that mtrain does not have, if its value turns the feature off. Returns
+  // false for other values.
   bool count_off(const SourceLocation& location, const Node& node);
-  // Reports how many there were.
+  // Reports how many fields count_off() has counted.
   void fields_off();
 
  private:

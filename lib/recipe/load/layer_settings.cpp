@@ -30,8 +30,8 @@ void LayerSettings::note_place(const RawSetting& g) {
     given.sections.insert(g.spelling.substr(0, dot));
 }
 
-// Compares the setting with what this layer has said under other names. Returns false if it says
-// less than they do.
+// Compares the setting with those that this layer has made under other names. Returns false if the
+// setting must be ignored, because another one has precedence.
 bool LayerSettings::agrees_with_others(const RawSetting& g) {
   for (const ForeignSpelling& name : foreign_spellings()) {
     const auto part = name.part == Part::all || name.target != g.row->path
@@ -43,7 +43,7 @@ bool LayerSettings::agrees_with_others(const RawSetting& g) {
   }
   const auto before = given.fields.find(g.row->path);
   if (before == given.fields.end()) return true;
-  // AutoModel's recipes may have both, and its random numbers begin with that of `rng`.
+  // AutoModel's recipes may have both `seed` and `rng.seed`. AutoModel uses `rng.seed`.
   const bool earlier = before->second.spelling == "seed" && g.spelling == "rng.seed";
   if (earlier || (before->second.spelling == "rng.seed" && g.spelling == "seed")) {
     diagnostics.add_at(Severity::resolved, g.location, "seed", "is not read beside rng.seed");
@@ -69,7 +69,7 @@ void LayerSettings::add_part(const ForeignSpelling& name, const SourceLocation& 
   RawSetting g{find_row(name.target), std::string(name.path), location, std::move(node), origin_};
   const auto whole = given.fields.find(g.row->path);
   if (whole != given.fields.end() && !same_part(name, g, whole->second)) {
-    // The classes of a dump have switches of their own, off beside what acts.
+    // Each class of a dump lists its own switches, which may be off although the feature is on.
     if (in_dump) return;
     refuse_second(whole->second, g);
   }

@@ -1,4 +1,4 @@
-// The settings that one layer of a recipe, a file or an override, makes under any of their names.
+// Collects the settings that one layer, a file or an override, makes under any of their names.
 #pragma once
 #include <string>
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace mtrain::recipe {
 
-// Returns a value as if the recipe had this text at that place.
+// Returns the node of an unquoted text at this place of the recipe.
 Node plain_scalar(std::string_view text, const SourceLocation& location);
 
 class LayerSettings {
@@ -16,7 +16,7 @@ class LayerSettings {
 
   // Sets a field under the name `spelling`. Two names of a field that disagree are an error.
   void add(const SchemaRow* row, std::string spelling, const SourceLocation& location, Node node);
-  // Sets what a name of another system says of a field's value.
+  // Sets a part of a field's value, which a name of another system decides.
   void add_part(const ForeignSpelling& name, const SourceLocation& location, Node node);
   void add_text(std::string_view field, std::string spelling, const SourceLocation& location,
                 std::string_view text) {
@@ -25,8 +25,8 @@ class LayerSettings {
 
   Diagnostics& diagnostics;
   RawSettings given;
-  // The layer is among the fields of a dump, which names every field of its classes: null says
-  // nothing there.
+  // True while the fields of a dump are read. A dump lists every field of its classes, so null does
+  // not reset a field there.
   bool in_dump = false;
 
  private:

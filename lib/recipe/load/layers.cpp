@@ -1,5 +1,5 @@
-// Lays recipes on recipes. One rule: a later value that stands for several fields replaces all of
-// them, a value for a part of one keeps the other part of the layer below, and null resets.
+// Merges layers of recipes. A later value that stands for several fields replaces all of them. A
+// value for a part of a field keeps the other parts of the layer below. Null resets a field.
 #include <algorithm>
 
 #include <fmt/core.h>
@@ -9,12 +9,12 @@
 namespace mtrain::recipe {
 namespace {
 
-// A name whose value replaces more than its own field, in the words of RawSettings::drop().
+// A name whose value replaces more than its own field. RawSettings::drop() reads the two lists.
 struct Compound {
-  std::string_view name;                      // a field, or one of its spellings
-  std::vector<std::string_view> own = {};     // names by which the same value was said before
-  std::vector<std::string_view> others = {};  // other fields of the layers below
-  bool (*when)(const RawSetting& setting) = nullptr;  // null: whatever the value is
+  std::string_view name;                              // a field, or one of its spellings
+  std::vector<std::string_view> own = {};             // dropped from all earlier layers
+  std::vector<std::string_view> others = {};          // dropped, except from earlier overrides
+  bool (*when)(const RawSetting& setting) = nullptr;  // null: any value that is set
 };
 
 bool is_not_full(const RawSetting& g) {
@@ -26,7 +26,7 @@ bool is_not_full(const RawSetting& g) {
 
 const std::vector<Compound>& compounds() {
   static const std::vector<Compound> list{
-      // A precision may be said by a preset, by its name, or by the type of the weights.
+      // A preset, the name of a precision, or the type of the weights sets the precision.
       {.name = "mixed_precision.name",
        .own = {"mixed_precision"},
        .others = {"mixed_precision.params_dtype", "distributed.mp_policy.param_dtype"}},
@@ -38,23 +38,24 @@ const std::vector<Compound>& compounds() {
        .others = {"distributed.mp_policy.reduce_dtype"}},
       {.name = "distributed.mp_policy.reduce_dtype",
        .others = {"mixed_precision.grad_reduce_in_fp32"}},
-      // The defaults of a class go with the class.
+      // Another class removes the defaults of the earlier class.
       {.name = "optimizer.name", .own = {"class optimizer"}},
       {.name = "model.architecture", .own = {"class model"}},
-      // Method and number of layers are those of full recomputation.
+      // Only full recomputation has a method and a number of layers.
       {.name = "recompute.granularity",
        .others = {"recompute.method", "recompute.num_layers"},
        .when = is_not_full},
       {.name = "distributed.activation_checkpointing",
        .others = {"recompute.method", "recompute.num_layers", "recompute.modules"}},
-      // A blend goes as a whole. Lists by the names of other systems say all about the shares.
+      // A list replaces a blend and its shares. Under another system's name it also replaces shares
+      // that were set by themselves.
       {.name = "dataset.train", .own = {"dataset.train", "dataset.data_path", "dataset.paths"}},
       {.name = "dataset.validation",
        .own = {"dataset.validation", "dataset.valid", "validation_dataset.paths"}},
       {.name = "dataset.data_path", .others = {"dataset.train_weights"}},
       {.name = "dataset.paths", .others = {"dataset.train_weights"}},
       {.name = "validation_dataset.paths", .others = {"dataset.validation_weights"}},
-      // Two ways to say one thing; in one layer rules compare them.
+      // Pairs of settings for the same thing. Within one layer rules compare them.
       {.name = "model.moe.layer_freq",
        .others = {"model.moe.sparse_step", "model.moe.first_dense_layers",
                   "model.moe.dense_layers"}},
@@ -105,7 +106,7 @@ std::string part_key(const ForeignSpelling& name) {
 }
 
 void note_replaced(const RawSetting& setting, RawSettings& layer) {
-  // The value itself has no parts below it, not even where it is null.
+  // The full value replaces the parts in the layers below, even if it is null.
   for (const ForeignSpelling& name : foreign_spellings())
     if (name.part != Part::all && name.target == setting.row->path)
       layer.replaced.push_back({.what = part_key(name)});
@@ -134,7 +135,7 @@ bool RawSettings::drop(std::string_view what, bool leave_overrides) {
     return (hit(entry.first) || hit(entry.second.spelling)) &&
            !(leave_overrides && entry.second.origin == Origin::command_line);
   };
-  // A field that is reset has the default of its class again.
+  // A field that is reset keeps the default of its class.
   const auto of_class = [&](const auto& entry) {
     return (section && hit(entry.first)) || hit(entry.second.spelling);
   };

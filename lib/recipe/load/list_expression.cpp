@@ -11,7 +11,7 @@
 namespace mtrain::recipe {
 namespace {
 
-constexpr size_t kMostItems = 100000;  // as many layers as a model may have
+constexpr size_t kMostItems = 100000;  // the maximum of model.num_layers
 
 // Reads sum = product {"+" product}, product = ("(" sum ")" | list) ["*" number].
 class ListExpression {
@@ -41,7 +41,7 @@ class ListExpression {
   Items product() {
     Items once;
     if (take('(')) {
-      // Every parenthesis takes the reader one call deeper.
+      // Limits the depth of the recursion.
       if (++depth_ > 20) return {};
       once = sum();
       if (!take(')')) return {};

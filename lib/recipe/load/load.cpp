@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns the value as the field's options understand it: none and, for sizes, 0 and -1.
+// Returns the value after the field's options have replaced none and, for sizes, 0 and -1.
 Node value_of(const RawSetting& g) {
   const FieldOptions& options = g.row->options;
   Node node = g.node;
@@ -74,8 +74,8 @@ void apply_architecture(const ModelSource& models, RawSettings& given, Recipe& r
 
 using FieldSet = std::set<std::string, std::less<>>;
 
-// Returns the fields in which a folder of model.from can say what the model is: those of its keys,
-// and what families have without a key.
+// Returns the fields of the model that a folder of model.from can set: those of its keys, and those
+// in which families differ although there is no key.
 FieldSet fields_of_folders(const ModelSource& models) {
   FieldSet fields{"model.architecture", "model.moe.layer_freq"};
   Recipe usual, family;
@@ -90,7 +90,7 @@ FieldSet fields_of_folders(const ModelSource& models) {
   return fields;
 }
 
-// Returns the fields in which a folder says how it was trained, where the recipe does not.
+// Returns the fields of the training that a folder sets if the recipe does not.
 FieldSet fields_of_training(const ModelSource& models) {
   FieldSet fields;
   for (const FolderField& field : models.folder_fields())
@@ -98,7 +98,7 @@ FieldSet fields_of_training(const ModelSource& models) {
   return fields;
 }
 
-// Adds what a printed recipe has from its folder of model.from to `given`, whose own settings win.
+// Adds the fields that a printed recipe has from its model.from folder. Settings in `given` win.
 void take_saved_model(const ModelSource& models, const std::string& text, RawSettings& given) {
   const auto from = given.fields.find("model.from");
   if (from == given.fields.end()) return;
@@ -106,7 +106,7 @@ void take_saved_model(const ModelSource& models, const std::string& text, RawSet
   Diagnostics ignored;
   MT_CHECK(parse_yaml(text, "the saved recipe", ignored, root), "a printed recipe is not YAML");
   const std::vector<std::string> lines = split(text, '\n');
-  // print_recipe() tells what the run's own recipe has said from what was left to the folder.
+  // print_recipe() writes "# derived" after the fields that the run's own recipe did not set.
   const auto of_folder = [&](const RawSetting& setting) {
     const auto line = size_t(std::max(setting.location.line, 1)) - 1;
     return line < lines.size() && lines[line].ends_with("# derived");
@@ -161,8 +161,8 @@ std::optional<std::string> read_recipe_file_text(const std::string& path,
   }
 }
 
-// Returns the path of the ready recipe of that name; empty if there is none. It is found from this
-// program, as the recipes of the command line are.
+// Returns the path of the ready recipe of that name; empty if there is none. Searches the folders
+// that belong to this program, as the command line does.
 fs::path ready_recipe(const std::string& name) {
   std::error_code ignored;
   const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
@@ -198,8 +198,8 @@ class Reader {
   }
 
  private:
-  // Reads `base: other.yaml`, or a list of recipes of which the later win. Paths start at the
-  // folder of the file that names them. A name without a file is that of a ready recipe.
+  // Reads `base: other.yaml`, or a list of recipes in which later ones win. Paths are relative to
+  // the file that names them. A name without a file means a ready recipe.
   void read_bases(Node& root, const std::string& name, RawSettings& given) {
     const auto key = std::find_if(root.keys.begin(), root.keys.end(),
                                   [](const Node::Key& k) { return k.name == "base"; });
@@ -241,8 +241,8 @@ class Reader {
     return std::ranges::count(open_, fs::weakly_canonical(path, ignored)) > 0;
   }
 
-  // Returns the file that a base means: that of its path; else, for a name, the recipe beside the
-  // file that names it; else the ready recipe. A recipe may have the name of its base.
+  // Returns the file that a base means: its path, else a recipe of that name in `folder`, else the
+  // ready recipe. A recipe may have the name of the ready recipe on which it is based.
   fs::path base_path(const Node& node, const fs::path& folder) {
     const fs::path path = folder / node.text;
     std::error_code ignored;

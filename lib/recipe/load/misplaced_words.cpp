@@ -16,7 +16,7 @@
 namespace mtrain::recipe {
 namespace {
 
-// What the launcher's options take: nothing, a number or a word for one, a word, or key=value.
+// What a launcher option takes. `number` allows words such as gpu, too; `pairs` means key=value.
 enum class Takes { nothing, number, word, pairs };
 struct LauncherOption {
   std::string_view name;
@@ -87,19 +87,19 @@ bool is_file_of_recipe(std::string_view word) {
   return word.ends_with(".yaml") || word.ends_with(".yml");
 }
 
-// Whether the launcher takes it as a number of ranks.
+// Whether the launcher accepts the word as a number of ranks.
 bool is_ranks(std::string_view word) {
   if (word == "auto" || word == "gpu" || word == "cpu") return true;
   return !word.empty() && word.find_first_not_of("0123456789") == std::string::npos &&
          word.find_first_not_of('0') != std::string::npos;
 }
-// Whether it is one number, or a list of them: 4, -1, 0,1 or 1:2.
+// Whether the word is a number or a list of numbers: 4, -1, 0,1 or 1:2.
 bool is_numeric(std::string_view word) {
   return !word.empty() && word.find_first_not_of("0123456789,-:.") == std::string::npos;
 }
 
-// Returns the value of the option at `i`, which may be the next word if `accepts` allows it; then
-// `i` becomes that word.
+// Returns the value of the option at `i`: the text after its `=`, or the next word if `accepts`
+// allows it. In the second case `i` moves to that word.
 template <class Accepts>
 std::string value_at(const std::vector<std::string>& words, size_t& i, Accepts accepts) {
   if (const size_t equals = words[i].find('='); equals != std::string::npos)
@@ -107,7 +107,7 @@ std::string value_at(const std::vector<std::string>& words, size_t& i, Accepts a
   return i + 1 < words.size() && accepts(words[i + 1]) ? words[++i] : "";
 }
 
-// Returns the words as a shell reads them, each after a space.
+// Returns the words without secrets and quoted for a shell, each after a space.
 std::string typed(const std::vector<std::string>& words) {
   constexpr std::string_view kSpecial = " \t\n;{}[]()<>|&$*?!#`\"\\'";
   std::string text;
@@ -135,7 +135,7 @@ std::string recipe_among(const std::vector<std::string>& words) {
   return {};
 }
 
-// Returns the words of a training as they are typed, and a place for its recipe if none is given.
+// Returns the words of a training, quoted for a shell, after RECIPE if they do not name a recipe.
 std::string training(const std::vector<std::string>& words) {
   const bool has_recipe =
       !recipe_among(words).empty() || std::ranges::any_of(words, [](const std::string& word) {

@@ -7,16 +7,16 @@
 
 namespace mtrain::recipe {
 
-// Throws UserError for options of mtrain-launch, for other tools' options and commands that people
-// type instead of mtrain's, such as --nproc, --config_file or `finetune`, and says what to write.
-// `launcher` is mtrain-launch with the options that were given to it.
+// Throws UserError, with a hint, for options of mtrain-launch and for other tools' options and
+// commands that people type by habit, such as --nproc, --config_file or `finetune`. Messages name
+// `launcher`, which is mtrain-launch with the options that were given to it.
 inline constexpr const char* kLauncherProgram = "mtrain-launch";
 void refuse_misplaced(const std::vector<std::string>& words,
                       const std::vector<std::string>& folders,
                       const std::string& launcher = kLauncherProgram);
 
-// Returns the error for a command line of a training without a recipe. `program` is what the words
-// follow, such as "mtrain" or "mtrain-launch --nproc_per_node=2".
+// Returns the error for the command line of a training without a recipe. `program` is the text
+// before the words, such as "mtrain" or "mtrain-launch --nproc_per_node=2".
 UserError no_recipe_error(const std::vector<std::string>& words, const std::string& program);
 
 // Throws UserError for an option that mtrain does not have. `words` are those of train_words().

@@ -19,7 +19,7 @@ struct Node {
 
   Kind kind = Kind::null;
   std::string text;            // the text of a scalar
-  bool quoted = false;         // a quoted scalar is text, whatever it looks like
+  bool quoted = false;         // a quoted scalar is a text, even if it looks like a number
   std::string reference = {};  // the text before its references were replaced; empty without any
   SourceLocation location = {};
   std::vector<Node> items = {};  // the items of a list, or the values of a mapping
@@ -29,7 +29,7 @@ struct Node {
   bool unset() const;
 };
 
-// Returns how many nodes a tree has.
+// Returns the number of nodes in a tree, the root included.
 size_t count_nodes(const Node& node);
 
 // Parses one YAML document. Syntax errors go to `diagnostics`. Returns false if `out` cannot be
@@ -37,13 +37,13 @@ size_t count_nodes(const Node& node);
 bool parse_yaml(const std::string& text, const std::string& source, Diagnostics& diagnostics,
                 Node& out);
 
-// Parses a JSON document, whose keys come in alphabetical order; the place of every node is
-// `source`. A key that an object has twice is an error that names it.
+// Parses a JSON document. Keys are in alphabetical order, and every node has the place `source`. A
+// key that an object has twice is an error.
 bool parse_json(const std::string& text, const std::string& source, Diagnostics& diagnostics,
                 Node& out);
 
-// Parses the value of an override, which messages call `shown`. It has no lines: the place of every
-// node is `source`.
+// Parses the value of an override. Messages quote `shown` instead of the value, which may be a
+// secret. Every node has the place `source`, without a line.
 bool parse_override_value(const std::string& text, const std::string& shown,
                           const std::string& source, std::string_view field,
                           Diagnostics& diagnostics, Node& out);

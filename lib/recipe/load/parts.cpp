@@ -1,5 +1,5 @@
-// Names that say a part of a field's value: one of two decays, whether there is a gate, or that a
-// precision is not bf16.
+// Applies names that decide only a part of a field's value: one of two decays, whether there is a
+// gate, or that a precision is not bf16.
 #include <array>
 
 #include <fmt/core.h>
@@ -10,7 +10,7 @@
 namespace mtrain::recipe {
 namespace {
 
-// Megatron's decays, where a recipe gives one of the two.
+// Megatron's default decays, for a recipe that sets only one of them.
 constexpr std::array kMegatronBetas{0.9, 0.999};
 
 bool read_value_text(const SchemaRow& row, std::string_view text, Recipe& r, ValueError& wrong) {
@@ -20,7 +20,7 @@ bool read_value_text(const SchemaRow& row, std::string_view text, Recipe& r, Val
   return row.ops->read(node, row.options, row.at(r), wrong);
 }
 
-// The functions of a plain MLP by the names of Activation, where swiglu stands for silu.
+// Returns the activation function of an MLP without its gate; swiglu stands for silu.
 Activation function_of(Activation a) { return a == Activation::geglu ? Activation::gelu_tanh : a; }
 
 bool take_function(const RawSetting& part, Recipe& r, ValueError& wrong) {
@@ -28,7 +28,7 @@ bool take_function(const RawSetting& part, Recipe& r, ValueError& wrong) {
   if (!read(part.node, part.row->options, named, wrong)) return false;
   const bool gated = r.model.gated() || named == Activation::geglu;
   const Activation function = function_of(named);
-  // silu without a gate is judged when the gate is known.
+  // apply_parts() refuses silu without a gate, once the gate is known.
   r.model.activation = !gated || function == Activation::swiglu ? function : Activation::geglu;
   return true;
 }
@@ -38,7 +38,7 @@ bool take_gate(const RawSetting& part, Recipe& r, ValueError& wrong) {
   if (!read_value(part.node, {}, gate, wrong)) return false;
   Activation& a = r.model.activation;
   if (gate && !r.model.gated()) a = Activation::geglu;
-  // Megatron's function without a gate is gelu.
+  // Without a gate Megatron's default is gelu.
   if (!gate && r.model.gated())
     a = a == Activation::geglu ? Activation::gelu_tanh : Activation::gelu;
   return true;
@@ -84,14 +84,14 @@ const RawSetting* find_part(const RawSettings& given, std::string_view path) {
   return nullptr;
 }
 
-// Whether the recipe ends with the function silu and no gate, which is not built.
+// Whether the settings together mean silu without a gate, which mtrain does not support.
 bool is_plain_silu(const RawSettings& given, const Recipe& r) {
   const RawSetting *function = find_part(given, "model.activation_func"),
                    *gate = find_part(given, "model.gated_linear_unit");
   Activation named{};
   ValueError ignored;
   if (!function || !read(function->node, function->row->options, named, ignored)) return false;
-  // The switch for swiglu is a part only where it says no.
+  // model.swiglu is stored as a part only if it is false.
   if (named == Activation::swiglu && find_part(given, "model.swiglu")) return true;
   bool gated = r.model.gated();
   if (gate && !read_value(gate->node, {}, gated, ignored)) return false;
@@ -127,7 +127,7 @@ bool same_part(const ForeignSpelling& name, const RawSetting& part, const RawSet
   ValueError ignored;
   if (!whole.row->ops->read(whole.node, whole.row->options, whole.row->at(r), ignored)) return true;
   const std::string before = whole.row->show(r);
-  // silu without a gate shows as the gated form.
+  // silu without a gate is also printed as swiglu.
   const bool gated = r.model.gated();
   return !take(name, part, r, ignored) ||
          (whole.row->show(r) == before && r.model.gated() == gated);
@@ -157,7 +157,7 @@ void apply_parts(const RawSettings& given, Recipe& recipe, Diagnostics& diagnost
                          fmt::format("is {} by {}, but the folder of model.from says {}",
                                      part.row->show(recipe), part.spelling, before),
                          "remove one of the two");
-    // A choice that is declined says nothing about a field that has another value.
+    // A choice that is false does not decide a field that has a different value.
     if (name.part == Part::choice && !changed) continue;
     recipe.origins[path] = part.origin;
     recipe.spellings[path] = part.spelling;

@@ -1,5 +1,4 @@
-// Fills in values that follow from other fields. Each is marked as derived, so that the printed
-// recipe shows what was chosen.
+// Derives values that follow from other fields. Each is marked as derived in the printed recipe.
 #include <algorithm>
 #include <cmath>
 
@@ -39,17 +38,17 @@ bool ModelConfig::has_experts(int64_t layer) const {
   if (std::ranges::count(moe.dense_layers, layer) > 0) return false;
   if (moe.sparse_step && (layer + 1) % *moe.sparse_step != 0) return false;
   const std::vector<int64_t>& freq = moe.layer_freq;
-  // The rules refuse lists of other lengths than 1 and the number of layers, and a frequency of 0.
+  // The rules refuse a frequency of 0, and lists with neither 1 item nor one per layer.
   if (freq.size() == 1) return layer % std::max<int64_t>(1, freq[0]) == 0;
   return layer < int64_t(freq.size()) && freq[size_t(layer)] != 0;
 }
 
 namespace {
-// Says whether a layer is one of those that a frequency n names: n - 1, 2 n - 1, ...
+// Whether a layer, counted from 0, is one of those that a frequency n selects: n - 1, 2 n - 1, ...
 bool every_nth(int64_t n, int64_t layer) { return n > 0 && (layer + 1) % n == 0; }
 }  // namespace
 
-// The rules refuse lists of other lengths than 1 and the number of layers.
+// The rules refuse lists with neither 1 item nor one per layer.
 bool ModelConfig::has_rope(int64_t layer) const {
   if (position_embedding != PositionEmbedding::rope) return false;
   if (no_rope_freq.size() == 1) return !every_nth(no_rope_freq[0], layer);
@@ -70,7 +69,7 @@ int64_t sample_length(const Recipe& r) {
 
 namespace {
 
-// A family with biases everywhere has none where a recipe turns them off.
+// If a recipe turns off the biases of a family that has them everywhere, qkv loses its bias, too.
 void derive_biases(const ModelConfig& family, Recipe& r) {
   const char* qkv = "model.add_qkv_bias";
   if (!family.add_bias_linear || r.model.add_bias_linear || !r.given("model.add_bias_linear") ||
@@ -80,7 +79,7 @@ void derive_biases(const ModelConfig& family, Recipe& r) {
   r.origins[qkv] = Origin::derived;
 }
 
-// Sets an optional field that the recipe leaves open.
+// Sets an optional field that has no value yet.
 template <class T>
 void derive(Recipe& r, const char* path, std::optional<T>& field, T value) {
   if (field) return;
@@ -104,7 +103,7 @@ void derive_precision(Recipe& r, Diagnostics& diagnostics) {
 }
 
 // Derives grad_reduce_in_fp32 from mp_policy.reduce_dtype. Under fsdp2 gradients are reduced in the
-// weights' type unless the recipe says otherwise.
+// weights' type by default.
 void derive_reduction(Recipe& r) {
   const auto& type = r.distributed.mp_policy.reduce_dtype;
   const bool fsdp2 = r.distributed.strategy == Strategy::fsdp2;
@@ -115,11 +114,11 @@ void derive_reduction(Recipe& r) {
   r.origins["mixed_precision.grad_reduce_in_fp32"] = Origin::derived;
 }
 
-// Megatron's recipes name no strategy: settings of its data parallelism choose it.
+// Megatron's recipes do not name a strategy. Settings of its DDP select megatron_ddp.
 void derive_strategy(Recipe& r, Diagnostics& diagnostics) {
   if (r.given("distributed.strategy")) return;
   std::string reason = r.sections.count("ddp") > 0 ? "there is a ddp section" : "";
-  // auto leaves a field open, and use_distributed_optimizer: false is what every strategy may say.
+  // Neither auto nor use_distributed_optimizer: false asks for a certain strategy.
   const auto asks = [&](const std::string& path) {
     const std::string value = find_row(path)->show(r);
     return value != "auto" && (path != "ddp.use_distributed_optimizer" || value == "true");
@@ -134,17 +133,17 @@ void derive_strategy(Recipe& r, Diagnostics& diagnostics) {
   diagnostics.resolved("distributed.strategy", "megatron_ddp, because " + reason);
 }
 
-// Megatron's router_pre_softmax takes weights from the softmax over all experts as they are, and
-// Hugging Face's norm_topk_prob: false can be said of that softmax alone. So each of the two, given
-// by itself, decides the other.
+// Megatron's router_pre_softmax uses weights of the softmax over all experts without normalizing
+// them. Hugging Face's norm_topk_prob: false is only possible with this softmax. Therefore, if only
+// one of the two is set, it decides the other.
 void derive_router(Recipe& r) {
   MoeConfig& moe = r.model.moe;
   if (moe.num_experts == 0) return;
   const char *pre = "model.moe.router_pre_softmax", *norm = "model.moe.norm_topk_prob";
-  // A folder of model.from may say it, too.
+  // Unlike given(), this also covers the folder of model.from.
   const auto said = [&](const char* path) { return r.spellings.contains(path); };
   if (moe.router_score == RouterScore::sigmoid) {
-    // Whatever a family's softmax does, Megatron and DeepSeek-V3 normalize sigmoids.
+    // Megatron and DeepSeek-V3 normalize sigmoids, also in families that do not normalize softmax.
     if (!said(norm) && !moe.norm_topk_prob) {
       moe.norm_topk_prob = true;
       r.origins[norm] = Origin::derived;
@@ -161,8 +160,8 @@ void derive_router(Recipe& r) {
   }
 }
 
-// Megatron's coefficient stands beside a type that is aux_loss unless it is given. A list of the
-// layers that have experts replaces what the family says of the first ones.
+// Megatron's aux_loss_coeff without a type means aux_loss, its default type. A list of the layers
+// that have experts replaces the family's number of dense layers at the start.
 void derive_experts(Recipe& r, Diagnostics& diagnostics) {
   MoeConfig& moe = r.model.moe;
   if (moe.num_experts == 0) return;
@@ -181,8 +180,8 @@ void derive_experts(Recipe& r, Diagnostics& diagnostics) {
   }
 }
 
-// A run that is shorter than its recipe's warm-up, as a trial of it is, warms up for all of its
-// steps but one. Nothing is clipped where the recipe gives decay_steps.
+// Clips a warm-up that is longer than the run, such as a short trial, to all steps but one, and
+// clips the decay of wsd. Does nothing if the recipe sets decay_steps.
 void clip_schedule(Recipe& r, Diagnostics& diagnostics) {
   LrSchedulerConfig& s = r.lr_scheduler;
   if (s.decay_steps) return;  // derived from train.steps only later
@@ -201,7 +200,7 @@ void clip_schedule(Recipe& r, Diagnostics& diagnostics) {
          std::max<int64_t>(1, steps - s.warmup_steps));
 }
 
-// Steps and epochs are two ways to say one thing. AutoModel's recipes may give both.
+// Steps and epochs both set the length of a run. Only AutoModel's recipes may have both.
 void choose_length(Recipe& r, Diagnostics& diagnostics) {
   const char *steps = "train.steps", *epochs = "train.epochs";
   if (!r.train.epochs || !r.given(steps)) return;
@@ -228,10 +227,10 @@ void resolve_steps(Recipe& r, Diagnostics& diagnostics) {
 void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
   MT_CHECK(!r.steps_known() && samples > 0, "{} samples, steps known", samples);
   const double epochs = *r.train.epochs, batch = double(r.train.global_batch_size);
-  // A product that is whole but for its rounding, such as 0.7 x 10, makes no step more.
+  // An integer with a rounding error, such as 0.7 x 10, is not rounded up to one more step.
   constexpr double kRounding = 1e-12;
   const double steps = std::max(1.0, std::ceil(epochs * double(samples) / batch * (1 - kRounding)));
-  constexpr double kMostSamples = 0x1p55;  // they are counted in 64 bits, in tokens, too
+  constexpr double kMostSamples = 0x1p55;  // samples and their tokens are counted in 64 bits
   if (steps > double(kMostSteps) || steps * batch > kMostSamples)
     return diagnostics.add(
         "train.epochs",

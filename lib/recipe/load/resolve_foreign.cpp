@@ -33,7 +33,7 @@ std::optional<ElementType> type_of(const std::string& text) {
   return std::nullopt;
 }
 
-// Megatron and transformer-engine name the types of the two moments apart, each fp32 by default.
+// Megatron and Transformer Engine set the type of each moment separately; both are fp32 by default.
 void take_moments(Recipe& r, Diagnostics& diagnostics) {
   const char *first = "optimizer.exp_avg_dtype", *second = "optimizer.exp_avg_sq_dtype";
   const std::string *a = foreign_value(r, first), *b = foreign_value(r, second);
@@ -56,7 +56,7 @@ void take_moments(Recipe& r, Diagnostics& diagnostics) {
   r.origins[field] = Origin::derived;
 }
 
-// Megatron's scheduler sets the weight decay in every step, over what its optimizer was given.
+// Megatron's scheduler sets the weight decay in every step and overrides that of its optimizer.
 void take_weight_decay(Recipe& r, Diagnostics& diagnostics) {
   const char *first = "scheduler.start_weight_decay", *last = "scheduler.end_weight_decay";
   const std::string *begin = foreign_value(r, first), *end = foreign_value(r, last);
@@ -77,7 +77,7 @@ void take_weight_decay(Recipe& r, Diagnostics& diagnostics) {
   r.origins[field] = Origin::derived;
 }
 
-// Megatron's settings of Muon that name no field, and the words that mean what mtrain does anyway.
+// Megatron's Muon settings without a field here, and their values that mtrain follows anyway.
 struct MuonKey {
   const char* path;
   std::vector<std::string_view> harmless;
@@ -90,7 +90,7 @@ const std::vector<MuonKey>& muon_keys() {
   return list;
 }
 
-// Megatron prints its settings of Muon beside every optimizer.
+// Megatron prints its Muon settings with every optimizer. For other optimizers they are ignored.
 void take_muon(Recipe& r, Diagnostics& diagnostics) {
   const bool muon = r.optimizer.name == OptimizerName::muon;
   std::string ignored;
@@ -121,7 +121,7 @@ void take_muon(Recipe& r, Diagnostics& diagnostics) {
                                                        enum_name(r.optimizer.name), ignored));
 }
 
-// NullTokenizer has so many ids, and one more that ends documents.
+// Megatron's NullTokenizer has one more id than tokenizer.vocab_size, which ends documents.
 void take_vocabulary(Recipe& r, Diagnostics& diagnostics) {
   const char* path = "tokenizer.vocab_size";
   const std::string* text = foreign_value(r, path);
@@ -137,7 +137,7 @@ void take_vocabulary(Recipe& r, Diagnostics& diagnostics) {
                                                        r.model.vocab_size, int64_t(*size)));
 }
 
-// The type of messages between stages.
+// Sets the type of messages between stages.
 void take_pipeline_type(Recipe& r, Diagnostics& diagnostics) {
   const char *path = "model.pipeline_dtype", *field = "distributed.pipeline.dtype";
   const std::string* text = foreign_value(r, path);
@@ -154,7 +154,7 @@ void take_pipeline_type(Recipe& r, Diagnostics& diagnostics) {
   r.origins[field] = Origin::derived;
 }
 
-// Gradients have the type in which they are reduced.
+// Compares the type of the main gradients with the type in which they are reduced: mtrain has one.
 void check_gradients(Recipe& r, Diagnostics& diagnostics) {
   const char *path = "optimizer.main_grads_dtype", *field = "mixed_precision.grad_reduce_in_fp32";
   const std::string* text = foreign_value(r, path);

@@ -1,15 +1,15 @@
-// Values of other systems' keys that are kept in Recipe::foreign, and that decide a field together
-// with other fields.
+// Reads the values of other systems' keys in Recipe::foreign, which decide fields together with
+// other settings.
 #pragma once
 #include "recipe/recipe.h"
 
 namespace mtrain::recipe {
 
-// Takes Megatron's warm-up as a part of the steps over which the rate decays.
+// Converts Megatron's warm-up, a fraction of the decay steps, to a number of steps.
 void take_warmup_fraction(Recipe& recipe, Diagnostics& diagnostics);
-// Fills in fields from them before other values are derived.
+// Sets fields from the other keys. Must run before other values are derived.
 void take_foreign_values(Recipe& recipe, Diagnostics& diagnostics);
-// Compares them with the fields once all are derived.
+// Applies main_grads_dtype, or reports that it contradicts the precision, which must be derived.
 void check_foreign_values(Recipe& recipe, Diagnostics& diagnostics);
 
 }  // namespace mtrain::recipe

@@ -7,7 +7,7 @@
 namespace mtrain::recipe {
 namespace {
 
-// The arguments that these optimizers take when a recipe leaves them out.
+// The defaults of the optimizers' arguments, for those that a recipe leaves out.
 const std::vector<FieldText> kTorchAdamW{{"optimizer.lr", "1e-3"},
                                          {"optimizer.betas", "[0.9, 0.999]"},
                                          {"optimizer.eps", "1e-8"},
@@ -46,7 +46,7 @@ const std::vector<Target> kTargets{
      .name = "optim.Adam",
      .sets = {{"optimizer.name", "adam"}},
      .defaults = kTorchAdam},
-    // Its argument adam_w_mode, true by default, is another name of decoupled_weight_decay.
+    // Its argument adam_w_mode, true by default, means decoupled_weight_decay.
     {.section = "optimizer",
      .name = "FusedAdam",
      .sets = {{"optimizer.name", "adam"}},
@@ -101,7 +101,7 @@ const std::vector<Target> kTargets{
     {.section = "step_scheduler", .name = "StepScheduler"},
 };
 
-// Whether the last words of `class_path` are those of `name`.
+// Whether the last parts of `class_path`, between dots, are those of `name`.
 bool ends_with_words(std::string_view class_path, std::string_view name) {
   if (!class_path.ends_with(name)) return false;
   const size_t before = class_path.size() - name.size();

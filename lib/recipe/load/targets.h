@@ -1,5 +1,5 @@
 // Hydra's `_target_`: the class or function that a section of another system's recipe constructs.
-// mtrain runs no Python; a class that it knows chooses what it names, by fields of the recipe.
+// mtrain does not run Python. A class that it knows sets fields of the recipe instead.
 #pragma once
 #include <optional>
 #include <span>
@@ -19,11 +19,11 @@ struct FieldText {
 
 struct Target {
   std::string_view section;  // the section that it may stand in
-  // The end of the class's dotted path, whole words: "optim.AdamW" is also "torch.optim.AdamW".
+  // The last parts of the class's dotted path: "optim.AdamW" is also "torch.optim.AdamW".
   std::string_view name;
-  // What the class decides, and what it takes for its own arguments that the recipe leaves out.
+  // The fields that the class decides, and the defaults of its own arguments.
   std::vector<FieldText> sets = {}, defaults = {};
-  // Arguments that set another field than that of their name.
+  // Arguments that set a field with a different name.
   struct Argument {
     std::string_view path, field;
   };
@@ -34,12 +34,12 @@ struct Target {
 const Target* find_target(const ModelSource& models, std::string_view section,
                           std::string_view class_path);
 
-// Whether the class belongs to Megatron-Bridge or Megatron-Core, whose recipes name every field of
-// theirs, those that are off as well.
+// Whether the class belongs to Megatron-Bridge or Megatron-Core. Their recipes list every field of
+// a class, also the fields that are off.
 bool is_megatron_class(std::string_view class_path);
 
-// Returns the architecture of a model provider of Megatron-Bridge, which names its family or is the
-// general one; nothing for a family that is not built.
+// Returns the architecture of a model provider of Megatron-Bridge: that of the family it names, or
+// the default one for the general GPTModelProvider. Returns nothing for other families.
 std::optional<Architecture> megatron_architecture(const ModelSource& models,
                                                   std::string_view class_path);
 

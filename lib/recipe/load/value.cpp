@@ -125,8 +125,8 @@ std::string digits_of(std::string_view text) {
   return digits;
 }
 
-// Whether a misspelt word may mean the name. Versions tell names apart (qwen2 and qwen3, fp8 and
-// fp16), and so do short parts with other letters (deepseek_mla and deepseek_moe).
+// Whether a misspelt word may mean the name. It does not if their numbers differ (qwen2 and qwen3,
+// fp8 and fp16), or the letters of a short part (deepseek_mla and deepseek_moe).
 bool may_mean(const std::string& word, const std::string& name) {
   if (digits_of(word) != digits_of(name)) return false;
   const std::vector<std::string> a = split(word, '_'), b = split(name, '_');
@@ -135,13 +135,13 @@ bool may_mean(const std::string& word, const std::string& name) {
   return true;
 }
 
-// Returns the one name that the word begins or that begins the word (fsdp and fsdp2, cuda:0 and
-// cuda), or else the nearest one that it may be a misspelling of; empty if there is none.
+// Returns the only name that begins with the word (fsdp2 for fsdp) or with which the word begins
+// (cuda for cuda:0). Otherwise returns the nearest name that the word may mean, or an empty text.
 std::string meant_choice(const std::string& word, const std::vector<std::string>& names) {
   std::vector<std::string> alike, begun;
   for (const auto& name : names) {
     if (may_mean(word, name)) alike.push_back(name);
-    // llama4 is another family than llama, and cuda:0 is cuda.
+    // llama4 does not mean llama, which is a different family; cuda:0 means cuda.
     const bool begins = word.size() >= 3 && name.starts_with(word);
     const bool goes_on = word.size() > name.size() && word.starts_with(name) &&
                          std::isalnum(static_cast<unsigned char>(word[name.size()])) == 0 &&
@@ -182,8 +182,8 @@ bool read_value(const Node& node, const FieldOptions&, bool& out, ValueError& c)
   return refuse(node, "true or false", "write true or false, without quotes", c);
 }
 
-// The limit of a number whose field names none. Sums and products of a few such numbers stay within
-// 64 bits.
+// The limit of an integer whose field does not have one. Sums of such numbers, and products with
+// small factors, fit into 64 bits.
 constexpr double kMaxWhole = double(1ll << 40);
 
 bool read_value(const Node& node, const FieldOptions& options, int64_t& out, ValueError& c) {
@@ -233,8 +233,8 @@ bool read_value(const Node& node, const FieldOptions&, std::string& out, ValueEr
   return true;
 }
 
-// Returns the reference that a value came by, without plain text, which may be a secret: of
-// ${env:A,secret} the variable, and nothing of a text with more around the reference.
+// Returns the reference that gave a value, without plain text, which may be a secret. Returns
+// ${env:A} for ${env:A,secret}, and an empty text if there is text around the reference.
 std::string pure_reference(std::string_view text) {
   if (!text.starts_with("${") || !text.ends_with('}')) return {};
   int open = 0;

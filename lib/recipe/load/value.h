@@ -1,5 +1,5 @@
 // Reads and prints one value by its type. Each type has one table of functions (TypeOps), to which
-// the rows of its fields point.
+// the schema rows of its fields point.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -27,13 +27,13 @@ struct TypeInfo {
   enum class Kind { boolean, integer, number, text, choice, list, mapping };
   Kind kind = Kind::text;
   bool may_be_none = false, may_be_auto = false;
-  std::vector<std::string> choices;  // all names of an enumeration, or of a list's items
+  std::vector<std::string> choices;  // all names of an enumeration, or those of a list's items
   std::vector<std::string> shown;    // the first name of each value
   Kind item = Kind::text;            // kind of a list's items
   std::string str() const;           // "integer or none"
 };
 
-// Read a node into `out`. They return false and describe the mistake in `c` if they cannot.
+// Reads a node into `out`. If the value is refused, returns false and describes the mistake in `c`.
 bool read_value(const Node& node, const FieldOptions& options, bool& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, int64_t& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, double& out, ValueError& c);
@@ -52,7 +52,7 @@ std::string show_value(const OptimizerGroup& value);
 std::string show_value(const TpOverlapConfig& value);
 
 std::string describe(const Node& node);        // "the text `fast`", "a list", for messages
-bool whole_text(const std::string& raw);       // "12", "-3", "1_000"
+bool whole_text(const std::string& raw);       // whether it is an integer such as 1_000
 std::string fold_name(std::string_view name);  // lower case without dashes and underscores
 // Returns the index of the choice that `node` names, or -1; `c` then lists the choices.
 int read_choice(const Node& node, const std::vector<std::string>& choices,
@@ -113,7 +113,7 @@ bool read(const Node& node, const FieldOptions& options, T& out, ValueError& c) 
     out.clear();
     std::vector<Node> single{node};
     const auto& items = node.kind == Node::Kind::list ? node.items : single;
-    // Lists of numbers say something of layers, and are searched for each layer.
+    // Lists of integers describe layers, and are searched once for each layer.
     constexpr size_t kMostNumbers = 8192;
     if (std::is_same_v<T, std::vector<int64_t>> && items.size() > kMostNumbers) {
       c.reason = "a list of " + std::to_string(items.size()) + " numbers, expected at most " +

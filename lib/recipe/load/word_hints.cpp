@@ -42,7 +42,7 @@ constexpr const char* kWandb = "leave it out: mtrain reports to files alone, in 
 constexpr const char* kLoader = "leave it out: samples are read in the order of `dataset.seed`";
 
 constexpr WordHint kWords[] = {
-    // A word of one section; the same word elsewhere means something else.
+    // Words of one section. The same words have different meanings elsewhere.
     {"model.name", "`model.architecture`, such as llama; `model.from` is a Hugging Face folder"},
     {"lr_scheduler.name", "lr_scheduler.style"},
     {"lr_scheduler.type", "lr_scheduler.style"},
@@ -142,7 +142,7 @@ constexpr WordHint kWords[] = {
     {"gradient_checkpointing", kCheckpointing},
     {"gradient_checkpointing_kwargs", kCheckpointing},
     {"activation_checkpoint", kCheckpointing},
-    {"mode", kCheckpointing},  // of torchtitan's section of that name
+    {"mode", kCheckpointing},  // in torchtitan's section activation_checkpoint
     {"selective_ac_option", "`recompute.modules` says what is computed again"},
     {"torch_compile", kCompile},
     {"torch_compile_backend", kCompile},
@@ -393,7 +393,7 @@ std::string hint_for_unknown(const std::string& path) {
     return row && row->path != meant ? fmt::format("did you mean `{}` (`{}`)?", meant, row->path)
                                      : fmt::format("did you mean `{}`?", meant);
   }
-  // Other tools' words can be misspelt, too.
+  // The key may be a misspelt word of another tool.
   std::vector<std::string> words;
   for (const WordHint& row : word_hints()) words.emplace_back(row.word);
   if (const std::string word = nearest(key.substr(key.rfind('.') + 1), words); !word.empty())

@@ -29,13 +29,13 @@ constexpr size_t kMaxBytes = 1 << 20, kMaxNodes = 20000, kMaxNesting = 32;
 
 struct Refused {};  // thrown for a tree that cannot be built, after the reason has been reported
 
-// A tag says how a scalar is read: as the text it is, or as what it looks like.
+// A tag decides how a scalar is read: as a text, as null, or by its appearance.
 struct ScalarTag {
   std::string_view name;
   bool text = false, null = false;
   bool (*is)(const std::string& value) = nullptr;
 };
-// A reference has its type when it is replaced.
+// A reference passes these checks, because its value is not known yet.
 bool is_whole(const std::string& value) {
   return value.find("${") != std::string::npos || whole_text(value);
 }
@@ -66,8 +66,8 @@ std::string shown_tag(const std::string& tag) {
   return tag.starts_with(kYaml) ? "!!" + tag.substr(kYaml.size()) : tag;
 }
 
-// Returns the text with ~/ at its start replaced by the user's home folder, as shells do. They do
-// not do it within `dataset.train=~/x`.
+// Replaces ~/ at the start of a text by the user's home folder. Shells do this at the start of a
+// word, but not within `dataset.train=~/x`.
 std::string expand_home(const std::string& text) {
   const char* home = text.starts_with("~/") ? std::getenv("HOME") : nullptr;
   return home && *home ? home + text.substr(1) : text;
@@ -268,7 +268,7 @@ class Builder : public YAML::EventHandler {
   size_t nodes_ = 0;
 };
 
-// What a message of the YAML parser means, for texts in which find_yaml_faults() sees nothing.
+// Explains messages of the YAML parser, for texts in which find_yaml_faults() does not see a fault.
 struct ParserMessage {
   const char *part, *reason, *hint;
 };

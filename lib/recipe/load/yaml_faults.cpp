@@ -54,7 +54,7 @@ bool is_comment(Text text, size_t at) {
 // Whether the text begins with the dash of a list item and its value.
 bool is_item(Text text) { return text.size() > 1 && text[0] == '-' && is_blank(text[1]); }
 
-// Returns the text without a comment at its end. A `#` at its start is part of it.
+// Returns the text without a comment at its end. A `#` at its start is part of the text.
 Text without_comment(Text text) {
   for (size_t i = 1; i < text.size(); ++i)
     if (is_comment(text, i)) return trim(text.substr(0, i));
@@ -69,7 +69,7 @@ bool is_assignment(Text line) {
 }
 
 // Walks over the lines as a YAML parser does, but remembers where quotes, braces and sections
-// begin. It stops at its first likely fault, since what follows would be read wrongly.
+// begin. It stops at the first likely fault, because it could misread what follows.
 class Scanner {
  public:
   Scanner(Text text, bool is_file) : is_file_(is_file) {
@@ -97,8 +97,8 @@ class Scanner {
   struct Open {  // a brace or bracket
     char bracket;
     size_t line, column;
-    int indent;          // of its line
-    bool value = false;  // after the colon of a key
+    int indent;          // the indentation of its line
+    bool value = false;  // the colon of a key has been read
     bool done = false;   // an item is complete: a comma or the end must follow
     bool comma = false;  // an earlier item has ended
   };
@@ -199,7 +199,7 @@ class Scanner {
   }
 
   void add_level(int indent, Text key) {
-    // The newest key of a section is the one that messages name.
+    // Messages name the newest key of a section.
     if (!levels_.empty() && levels_.back().indent == indent) levels_.pop_back();
     levels_.push_back({indent, line_, std::string(key)});
   }
@@ -390,7 +390,7 @@ class Scanner {
     return plain(at, first);
   }
 
-  // The parser makes a key or value `~` of it.
+  // Refuses an empty entry, which the parser would read as a key or value `~`.
   void empty_entry(size_t at, const Open& open) {
     if (open.comma)
       fault(line_, at, true, "there is an empty entry between two commas", "remove one comma");
@@ -506,8 +506,8 @@ class Scanner {
   size_t line_ = 0;
   std::vector<Open> flow_;
   std::vector<Level> levels_;
-  int text_indent_ = -1;   // of the key whose text follows after | or >
-  int value_indent_ = -1;  // of the key whose plain value may continue below
+  int text_indent_ = -1;   // the indentation of a key with text after | or >; or -1
+  int value_indent_ = -1;  // the same for a plain value that may continue below
   size_t value_line_ = 0;
   bool stop_ = false;
   YamlFaults faults_;

@@ -1,5 +1,5 @@
-// Looks at a YAML text for the mistakes that people make when they type a recipe. The YAML parser
-// accepts some of them in silence, and names the wrong place for others.
+// Searches a YAML text for the mistakes that people make when they type a recipe. The YAML parser
+// silently accepts some of them, and names the wrong place for others.
 #pragma once
 #include <optional>
 #include <string>
@@ -17,11 +17,11 @@ struct YamlFaults {
   std::optional<YamlFault> likely;   // the first explanation for a text that the parser refuses
 };
 
-// Returns the first mistakes in the text. A text that is not a file is a value of the command line,
-// where `a:b` is a text and not a key without its space.
+// Returns the first mistakes in the text. A text that is not a file is a value on the command line,
+// where `a:b` is a plain text and not a key that lacks a space.
 YamlFaults find_yaml_faults(std::string_view text, bool is_file);
 
-// Returns what a text is if it is plainly another language than YAML, such as TOML or Python.
+// Returns a fault that names the language if the text is clearly TOML, Python or a script.
 std::optional<YamlFault> find_other_language(std::string_view text);
 
 }  // namespace mtrain::recipe
