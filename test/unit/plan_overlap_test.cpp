@@ -272,7 +272,7 @@ TEST_CASE("expert-parallel overlap asked for must be possible, and launch settin
       {.what = "moe fp32", .world = 4, .set = experts({moe + "=true", "mixed_precision=fp32"})});
   expect_error(
       {.what = "moe full recompute", .world = 4, .set = experts({moe + "=true", "recompute=full"})},
-      moe.c_str(), "whole");
+      moe.c_str(), "full layers are recomputed");
   expect_error({.what = "moe recomputed",
                 .world = 4,
                 .set = experts({moe + "=true", "recompute=selective", "recompute.modules=[moe]"})},

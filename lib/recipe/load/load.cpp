@@ -231,7 +231,7 @@ class Reader {
       return refuse(fmt::format("{} is based on itself", path.string()),
                     "remove the base of one of the recipes in this circle");
     if (++files_ > 64 || open_.size() > 16)
-      return refuse("there are too many recipes behind this one", "put them together into fewer");
+      return refuse("this recipe is based on too many others", "put them together into fewer");
     if (const auto text = read_recipe_file_text(path.string(), node.location, diagnostics_))
       read(*text, path.string(), given);
   }

@@ -85,7 +85,7 @@ bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, V
   }
   if (name.ends_with("wgrad") && gemm.method != Method::bulk) {
     c.reason = fmt::format(
-        "{} has nothing to split: behind it travels the input gradient's sum, "
+        "{} has nothing to split: it hides the reduction of the input gradient, "
         "which is bulk, not {}",
         name, enum_name(gemm.method));
     c.hint = "remove the method";
