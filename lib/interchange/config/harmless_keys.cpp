@@ -9,8 +9,8 @@ namespace mtrain::interchange {
 
 namespace {
 
-// Keys, which blanks separate, and where they come from. A key that computes in any family is never
-// here, even if those families are not built: a folder that has it may compute with it.
+// Keys, separated by blanks, and their source. A key with which any family computes must not be
+// here, even if mtrain does not build that family: a folder that has the key may compute with it.
 struct HarmlessKeys {
   std::string_view source, keys;
 };
