@@ -54,7 +54,7 @@ inline constexpr TensorRow kExperts[] = {
      Rows::up},
     {"layers.{l}.mlp.experts.down.weight", "layers.{l}.mlp.experts.{e}.down_proj.weight"}};
 
-// One tensor for all experts of a layer, the form with which transformers 5 computes.
+// transformers 5 computes with one tensor for all experts of a layer.
 inline constexpr TensorRow kFusedExperts[] = {
     {"layers.{l}.mlp.experts.gate_up.weight", "layers.{l}.mlp.experts.gate_up_proj"},
     {"layers.{l}.mlp.experts.down.weight", "layers.{l}.mlp.experts.down_proj"}};
