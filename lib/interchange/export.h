@@ -16,7 +16,7 @@ struct ExportOptions {
   // other models are fp32, as in the checkpoint. Biases of routers are always fp32.
   std::optional<DType> dtype;
   int64_t max_shard_bytes = 5'000'000'000;  // data per file; a larger tensor has its own file
-  // If set, called before each piece of a few MiB is written. Its exception ends the export.
+  // If set, called before each piece of a few MiB is written. An exception from it ends the export.
   std::function<void()> before_piece;
 };
 

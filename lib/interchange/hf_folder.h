@@ -1,4 +1,4 @@
-// A Hugging Face folder with a checked config.json and checked tensors.
+// A Hugging Face folder whose config.json and tensors have been checked.
 #pragma once
 #include <filesystem>
 #include <memory>

@@ -22,7 +22,7 @@ struct StoredMatrix {
 };
 
 // Position `r` of row i of the transpose is its element i * rows + r. Returns the smallest i for
-// which this is at least `first`.
+// which this element's index is at least `first`.
 int64_t first_row_at(int64_t first, int64_t r, int64_t rows) {
   return first <= r ? 0 : ceil_div(first - r, rows);
 }

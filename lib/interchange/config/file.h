@@ -53,9 +53,8 @@ class ConfigFile {
            bool replace = false);
   // Makes the value of a key that is absent.
   Node scalar(std::string_view text) const;
-  // Makes a value of no_rope_freq or window_attn_skip_freq. The value is 0 if no layers are
-  // `apart`, n if n - 1, 2 n - 1, ... are, else a list in which they have the number `mark` (1 or
-  // 0).
+  // Makes a value of no_rope_freq or window_attn_skip_freq: 0 if no layers are `apart`, n if n - 1,
+  // 2 n - 1, ... are. Otherwise it is a list in which they have the number `mark`, 1 or 0.
   Node frequency(const std::vector<bool>& apart, int mark) const;
 
   // Refuses a value that is not in `built`, a list separated by blanks. Numbers are compared as

@@ -216,7 +216,7 @@ class ConfigReader {
     if (at == given_.fields.end() || at->second.node.unset()) return {};
     const RawSetting& list = at->second;
     recipe::Recipe scratch;
-    recipe::ValueError wrong;  // which the check of the field's type reports
+    recipe::ValueError wrong;  // the check of the field's type reports it
     if (!list.row->ops->read(list.node, list.row->options, list.row->at(scratch), wrong)) return {};
     std::set<std::string, std::less<>> keys;
     for (const std::string& key : scratch.model.ignore_keys) {

@@ -32,7 +32,7 @@ void read_router(ConfigFile& file) {
                                    file.path(), chosen, best, groups, experts / groups),
                        again);
   // transformers ranks a group by the sum of its best two scores, and mtrain by that of its best
-  // chosen / best scores, as Megatron does. If all groups are selected, the ranks do not matter.
+  // `chosen / best` scores, as Megatron does. If all groups are selected, the ranks do not matter.
   if (best < groups && chosen / best != 2)
     return file.refuse(
         fmt::format("{}: its groups of experts are ranked by two experts of each, and only "
