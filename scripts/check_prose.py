@@ -22,11 +22,8 @@ from check_docs import RECORDS, GENERATED, SENTENCE_END, parse
 from check_files import CPP, Report, Tree, is_in
 
 WORDS = 35
-# The folders and files that are clean today. The aim is the full tree; add a folder when it has no finding left.
-CLEAN = ("README.md", "CONTRIBUTING.md", "CMakeLists.txt", ".clang-tidy", "docs", "recipes", "scripts", "test", "kernels", "apps",
-         *(f"lib/{name}" for name in ("base", "checkpoint", "comm", "data", "device", "generate", "launch", "mesh", "model", "observe",
-                                      "ops", "optim", "parallel", "pipeline", "plan", "recipe", "run",
-                                      "schedule", "spec", "storage", "tensor", "train")))
+CLEAN = ("README.md", "CONTRIBUTING.md", "CMakeLists.txt", ".clang-tidy", "docs", "recipes", "scripts", "test", "kernels", "lib",
+         "apps")
 # Users read the string literals of these folders.
 MESSAGES = ("lib", "apps")
 # This file and its test quote the words.

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The model of `record` stands for the folder of model.from, which may be gone.
+// Reads a recipe. The model of `record` replaces the folder of model.from, which may be gone.
 std::optional<recipe::Recipe> read(const std::string& text, const std::string& name,
                                    const std::string& record) {
   Diagnostics diagnostics;

@@ -22,14 +22,14 @@ namespace {
 using nlohmann::json;
 using recipe::Recipe;
 
-// A fact about what a model computes. Settings that only training reads (dropout, first weights,
-// losses and the travel of experts' tokens) are none.
+// A fact about what a model computes. Settings that only training reads are not facts: dropout,
+// initialization, losses, and how tokens reach their experts.
 struct Fact {
   const char* field;
   std::string (*of)(const ModelConfig&);
 };
 
-// Returns a 1 for each layer that has something, and a 0 for each other.
+// Returns a 1 for each layer for which `has` is true, and a 0 for each other layer.
 template <class Has>
 std::string layers_with(const ModelConfig& m, const Has& has) {
   std::string layers;
@@ -57,7 +57,7 @@ std::string layers_with_window(const ModelConfig& m) {
 bool any_window(const ModelConfig& m) {
   return layers_with_window(m).find('1') != std::string::npos;
 }
-// The rotary base in layers with a window.
+// Returns the text of the rotary base in layers with a window.
 std::string local_base(const ModelConfig& m) {
   bool any = false;
   for (int64_t l = 0; l < m.num_layers; ++l) any = any || (m.has_window(l) && m.has_rope(l));
@@ -80,13 +80,13 @@ double score_scale(const ModelConfig& m) {
 bool whole(double x) { return x == std::floor(x) && x < double(int64_t{1} << 53); }
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
 int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
-// Whether the weights of a token's experts sum to 1: those of a softmax over the chosen ones do.
+// Whether the weights of a token's experts sum to 1, as after a softmax over the chosen experts.
 bool normalized(const ModelConfig& m) {
   return m.moe.norm_topk_prob ||
          (!m.moe.router_pre_softmax && m.moe.router_score == RouterScore::softmax);
 }
 std::string number(double x) { return fmt::format("{}", x); }
-// A number with which the layers compute in fp32.
+// Returns the text of a number with which the layers compute in fp32.
 std::string fp32_number(double x) { return fmt::format("{:.7g}", x); }
 template <class E>
 std::string word(E value) {
@@ -173,9 +173,9 @@ const Fact kFacts[] = {
            e.has_router_bias());
      }}};
 
-// The model as the table's keys say it: one width for MLP and experts where a family has one key,
-// dense layers as one list and as the number of the first ones, one name for each choice of biases,
-// and a shared expert as a number of experts.
+// Returns the model with a value for every key that a family may have. If all layers have experts,
+// the MLP's width is the experts'. Dense layers become a list, and a count of those before the
+// first layer with experts. A shared expert becomes a number of experts.
 Recipe in_terms_of_keys(const Recipe& recipe) {
   Recipe r = recipe;
   ModelConfig& m = r.model;
@@ -202,7 +202,7 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
   return r;
 }
 
-// Returns the field's value in JSON, by Hugging Face's words.
+// Returns the field's value as JSON, with Hugging Face's names of activations.
 json value_of(const Recipe& r, std::string_view field) {
   if (field == "model.activation") {
     const recipe::Activation a = r.model.activation;
@@ -211,7 +211,7 @@ json value_of(const Recipe& r, std::string_view field) {
            : a == recipe::Activation::geglu ? "gelu_pytorch_tanh"
                                             : "gelu_new";
   }
-  // transformers 5 takes no real number for this key, and no integer for another real number.
+  // transformers 5 requires an integer for this key, and a real number for other real-valued keys.
   if (const auto& scalar = r.model.query_pre_attn_scalar; field == kQueryScalar && whole(*scalar))
     return int64_t(*scalar);
   const std::string text = recipe::find_row(field)->show(r);
@@ -235,7 +235,7 @@ json yarn(const recipe::RopeScalingConfig& s) {
   return rope;
 }
 
-// The Phi-3 of transformers 4 takes no more keys than these, and no other name of the type.
+// Phi-3 in transformers 4 accepts only these keys, and reads the type from the key `type`.
 json longrope(const recipe::RopeScalingConfig& s, bool phi3) {
   json rope{{phi3 ? "type" : "rope_type", "longrope"},
             {"short_factor", s.short_factor},
@@ -279,7 +279,7 @@ void put_window(const ModelConfig& m, WindowRule kind, json& config) {
     types.push_back(layer == '1' ? "sliding_attention" : "full_attention");
   if (kind == WindowRule::patterned) {
     const char* again = "sliding_window_size";
-    // transformers makes a mask by the width even if no layer has it.
+    // transformers builds a mask of this width even if no layer has a window.
     if (window || !config.contains("sliding_window") || config["sliding_window"].is_null())
       config["sliding_window"] = window ? width : json(m.max_position_embeddings.value_or(4096));
     if (config.contains(again)) config[again] = config["sliding_window"];
@@ -291,7 +291,7 @@ void put_window(const ModelConfig& m, WindowRule kind, json& config) {
   config["sliding_window"] = width;
   const size_t first = std::min(layers.find('1'), layers.size());
   if (from) config["max_window_layers"] = first;
-  // The first layer with a window says too little if there is one without behind it.
+  // The first layer with a window does not say enough if a later layer has none.
   const bool last = layers.find('0', first) == std::string::npos;
   if (kind == WindowRule::without_rope || (from && !last)) config["layer_types"] = types;
 }
@@ -305,7 +305,7 @@ void put_no_rope(const ModelConfig& m, json& config) {
 json config_of(const Recipe& recipe, const Family& family, const ConfigText& text) {
   const std::string_view model_type = family.model_type;
   json config = text.base.empty() ? json::object() : parse_json(text.base, "config.json");
-  // Keys of another family would mean something else, or nothing.
+  // Keys of a different family would have a different meaning, or none.
   if (!config.is_object() || config.value("model_type", json()) != model_type)
     config = json::object();
   const Recipe r = in_terms_of_keys(recipe);
@@ -315,23 +315,23 @@ json config_of(const Recipe& recipe, const Family& family, const ConfigText& tex
     if (!key.other_name.empty()) config.erase(std::string(key.other_name));
     config[std::string(key.key)] = value_of(r, key.field);
   }
-  // Sizes that transformers would compute in its own way if they were left out.
+  // If these keys were absent, transformers would compute positions and windows in its own way.
   put_rope(r.model, family.rope, config);
   put_window(r.model, family.window, config);
   if (!family.further_layers.empty()) config[std::string(family.further_layers)] = 0;
-  // Other programs may compute with what this model does not.
+  // Records the ignored keys, since other programs may compute with them.
   if (!recipe.model.ignore_keys.empty()) config["_mtrain_ignored_keys"] = recipe.model.ignore_keys;
   config["architectures"] = {family.class_name};
   config["model_type"] = model_type;
   config.erase("dtype");
   config["torch_dtype"] = text.dtype;
-  // transformers would take ids of its own for keys that are left out.
+  // If these keys were absent, transformers would use ids of its own.
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     if (!config.contains(key)) config[key] = nullptr;
   return config;
 }
 
-// Returns the reasons and hints of all errors, one below the other.
+// Returns the reasons and hints of all errors, each on its own line.
 std::string errors_of(const Diagnostics& diagnostics) {
   std::string text;
   for (const recipe::Diagnostic& d : diagnostics.sorted())
@@ -341,15 +341,15 @@ std::string errors_of(const Diagnostics& diagnostics) {
   return text;
 }
 
-// Says whether a family has names for the model's layers without experts, if there are any: all
-// layers of Mixtral have experts.
+// Whether a family has names for all layers of the model. All layers of Mixtral have experts: it
+// has no names for layers without them.
 bool names_layers(const Family& family, const ModelConfig& m) {
   return !any_dense(m) ||
          std::ranges::count(family.rows, "layers.{l}.mlp.down.weight", &TensorRow::ours) > 0;
 }
 
-// Refuses sizes that do not fit each other, by the keys of config.json. A recipe's rules ask for
-// the same, but a folder may be read without a recipe.
+// Refuses sizes that contradict each other; messages name the keys of config.json. The rules of a
+// recipe check the same, but a folder may be read without a recipe.
 void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
   const std::string_view model_type = enum_name(m.architecture);
   const Family* family = find_family(model_type);
@@ -409,7 +409,7 @@ Recipe read_config(const std::filesystem::path& folder,
   const auto recipe = recipe::read_recipe_text(
       model_source(), fmt::format("model: {}\n", model.dump()), folder.string(), {}, diagnostics);
   if (const std::string errors = errors_of(diagnostics); !errors.empty()) throw UserError(errors);
-  MT_CHECK(recipe, "{} is no model, and there is no reason why", folder.string());
+  MT_CHECK(recipe, "{}: no model was read, and no error was reported", folder.string());
   check_sizes(recipe->model, folder / "config.json");
   return *recipe;
 }
@@ -456,7 +456,7 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
       model_type = type;
       return written;
     }
-    // What a family cannot say at all is farther than any difference.
+    // A family whose reader refuses the model counts as more different than any other.
     const size_t distance = diagnostics.has_errors() ? std::size(kFacts) : lines.size();
     for (std::string& line : lines) line = fmt::format("  {}: {}", type, line);
     if (fewest.empty() || distance < least) fewest = lines, least = distance;

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Stands for a model whose sizes do not matter, so that no folder is read.
+// Replaces a saved model whose sizes do not matter. Therefore no folder is read.
 constexpr const char* kNoSizes = "model: {}\n";
 
 std::optional<storage::CheckpointRef> find_start(const recipe::Recipe& r, bool restarted) {
@@ -37,7 +37,7 @@ std::string continued_model(const std::string& recipe, const std::vector<std::st
   const std::string text = recorded_text(start->path);
   const auto saved =
       recipe::read_recipe_text(model_source(), text, "the saved recipe", {}, ignored, kNoSizes);
-  // Recipes that were printed before this field existed lack others of the folder's, too.
+  // Recipes that were printed before this field existed also lack other fields of the folder.
   const bool whole = saved && saved->given("model.attention_bias");
   return whole && saved->model.from == now->model.from ? text : "";
 }

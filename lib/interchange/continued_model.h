@@ -1,5 +1,5 @@
-// A run with model.from that continues from a checkpoint does not need that folder any more: the
-// sizes are those of the checkpoint's recipe, and the weights its own.
+// A run with model.from that resumes from a checkpoint no longer needs the folder of model.from.
+// The checkpoint has the weights, and its recipe has the sizes.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,15 +8,15 @@
 
 namespace mtrain::interchange {
 
-// Returns the text of the recipe in the checkpoint from which a run of this recipe continues, for
-// plan::load_recipe(); empty if it begins anew, has no model.from, or the checkpoint's run began
-// from another folder. `restarted` says whether a launcher starts the job again, which then
-// continues from what it has saved. Mistakes of the recipe are left to whoever loads it.
+// Returns the text of the recipe in the checkpoint from which a run of this recipe resumes, for
+// plan::load_recipe(). Returns "" if it starts from scratch, has no model.from, or the checkpoint's
+// run had a different one. `restarted`: a launcher has restarted the job, which resumes from its
+// own newest checkpoint. Mistakes of the recipe are left to load_recipe().
 std::string continued_model(const std::string& recipe, const std::vector<std::string>& overrides,
                             bool restarted);
 
-// Returns the recipe without its tokenizer.path if such a run has lost that file: the saved recipe
-// says the size of the vocabulary, and training does without the texts of tokens.
+// Returns the recipe, but without tokenizer.path if such a run no longer has that file. Training
+// needs only the vocabulary's size, which the saved recipe has.
 recipe::Recipe without_lost_tokenizer(recipe::Recipe recipe, const std::string& saved_model);
 
 }  // namespace mtrain::interchange

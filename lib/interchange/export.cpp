@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int64_t kExportedAtOnce = int64_t{1} << 22;  // elements that are in memory at once
+constexpr int64_t kExportedAtOnce = int64_t{1} << 22;  // elements in memory at a time
 
 using Types = std::map<std::string, DType, std::less<>>;
 
@@ -46,8 +46,8 @@ recipe::Recipe read_saved(const fs::path& checkpoint, const std::vector<std::str
   return *recipe;
 }
 
-// Returns the folder from which the model came, with its config.json; or an empty path. What an
-// export takes from a folder that is gone is told to be missing.
+// Returns the folder from which the model came, if it has a config.json; else an empty path. If
+// that folder is gone, warns about what the export lacks.
 fs::path origin_of(const fs::path& checkpoint) {
   if (fs::exists(checkpoint / "config.json")) return checkpoint;
   Diagnostics ignored;
@@ -67,7 +67,7 @@ DType type_of(std::string_view name) {
   return name == "BF16" ? DType::bf16 : name == "F16" ? DType::f16 : DType::f32;
 }
 
-// Returns the types of the tensors in the folder from which the model came.
+// Returns the dtypes of the tensors in the folder from which the model came.
 Types imported_types(const storage::SafetensorsReader& weights, const fs::path& checkpoint,
                      const fs::path& origin) {
   Types types;
@@ -84,7 +84,7 @@ Types imported_types(const storage::SafetensorsReader& weights, const fs::path& 
       const storage::SafetensorsFolder folder(origin);
       for (const storage::StoredTensor* t : folder.tensors()) types[t->name] = type_of(t->type);
     } catch (const UserError& e) {
-      // The weights are the checkpoint's, whatever has become of that folder.
+      // The weights come from the checkpoint, so this folder may be gone or damaged.
       log::warn(
           fmt::format("tensors are exported as fp32, since the types of the folder from "
                       "which the model came are lost: {}",
@@ -94,14 +94,14 @@ Types imported_types(const storage::SafetensorsReader& weights, const fs::path& 
   return types;
 }
 
-// The vocabulary of a run may be its tokenizer's, which the recipe does not say.
+// The vocabulary's size may come from the tokenizer. The recipe then does not have it.
 void take_vocabulary(recipe::Recipe& r, const storage::SafetensorsReader& weights) {
   const Shape table = weights.shape("embedding.weight");
   r.model.vocab_size = table[0];
 }
 
-// Every tensor of the checkpoint must have a name in the family: what is left out would change what
-// the model computes. Loads of experts only steer training.
+// Every tensor of the checkpoint must have a name in the family, since the model computes with it.
+// The exception is load_fraction of routers, which only steers training.
 void check_tensors(const storage::SafetensorsReader& weights, const TensorMap& map) {
   std::vector<std::string> wrong;
   for (const storage::StoredTensor& t : weights.tensors())
@@ -130,7 +130,7 @@ std::vector<Shard> make_shards(const TensorMap& map, const Types& types,
                                const ExportOptions& options) {
   std::vector<Shard> shards(1);
   for (const TensorPiece* p : map.pieces()) {
-    // transformers keeps the biases of routers in fp32 beside weights of any type.
+    // transformers keeps biases of routers in fp32, whatever the dtype of the weights.
     const bool state = map.find(p->ours)->is_state;
     const auto at = types.find(p->theirs);
     const DType dtype = state               ? DType::f32
@@ -148,14 +148,14 @@ std::vector<Shard> make_shards(const TensorMap& map, const Types& types,
     shards[i].name = shards.size() == 1
                          ? std::string(storage::kModelFile)
                          : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-    // The writer takes wider types first.
+    // The writer aligns all tensors if wider dtypes come first.
     std::ranges::stable_sort(shards[i].tensors, std::greater<>(),
                              [](const auto& t) { return dtype_size(t.dtype); });
   }
   return shards;
 }
 
-// Converts values[0, count) to T. A value that T cannot hold is a UserError.
+// Converts all values to T. Throws UserError if T cannot hold one of them.
 template <class T>
 ConstSpan convert(const std::vector<float>& values, const std::string& name, std::vector<T>& out) {
   out.resize(values.size());
@@ -198,7 +198,7 @@ void write_index(const fs::path& folder, const std::vector<Shard>& shards) {
   write_file_atomic(folder / storage::kIndexFile, index.dump(2) + "\n");
 }
 
-// Returns torch's name of the type that most elements have.
+// Returns torch's name of the dtype that most elements have.
 std::string main_type(const std::vector<Shard>& shards) {
   std::map<DType, int64_t> counts;
   for (const Shard& shard : shards)
@@ -220,9 +220,9 @@ void write_generation_config(const fs::path& folder, const std::string& config_t
   write_file_atomic(folder / "generation_config.json", generation.dump(2) + "\n");
 }
 
-// Copies the files of the tokenizer on whose ids the model was trained, and what belongs to them:
-// those of the recipe's tokenizer, or where it names none those of the folder that the weights came
-// from. An import has them in the checkpoint, since that folder may be gone.
+// Copies the files of the tokenizer with which the model was trained: the recipe's tokenizer, or if
+// it names none, that of the folder from which the weights came. An imported checkpoint has these
+// files itself, since that folder may be gone.
 std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& checkpoint,
                                     const recipe::TokenizerConfig& tokenizer, const fs::path& to) {
   const bool imported = origin == checkpoint;
@@ -266,7 +266,7 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
   write_file_atomic(folder.path() / "config.json", config);
   const std::vector<std::string> copied =
       copy_texts(origin, checkpoint, recipe.tokenizer, folder.path());
-  // A model that mtrain has trained on bytes; an import without a tokenizer reads what it read.
+  // Whether mtrain trained the model on bytes. Without a tokenizer, an import's ids are unknown.
   const bool reads_bytes =
       origin != checkpoint && recipe.tokenizer.type == recipe::TokenizerType::byte &&
       recipe.model.vocab_size >= kByteVocabulary && !exceeds_bytes(checkpoint) &&
@@ -285,7 +285,7 @@ void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics) 
       diagnostics.has_errors())
     return;
   recipe::Recipe r = recipe;
-  if (r.model.vocab_size == 0) r.model.vocab_size = 1;  // that of a tokenizer that is not open yet
+  if (r.model.vocab_size == 0) r.model.vocab_size = 1;  // the tokenizer, not open yet, decides it
   std::string model_type;
   try {
     write_config(r, {"", "float32"}, model_type);

@@ -12,37 +12,38 @@
 namespace mtrain::interchange {
 
 struct ExportOptions {
-  // The type of all tensors. Without it a tensor of an imported model keeps the type that it had,
-  // and those of other models are fp32, as in the checkpoint. Biases of routers are fp32 always.
+  // The dtype of all tensors. If empty, a tensor of an imported model keeps its original dtype, and
+  // other models are fp32, as in the checkpoint. Biases of routers are always fp32.
   std::optional<DType> dtype;
-  int64_t max_shard_bytes = 5'000'000'000;  // of a file's data; a larger tensor has a file alone
-  // Called before each piece of some MiB is written, unless empty. What it throws ends the export.
+  int64_t max_shard_bytes = 5'000'000'000;  // data per file; a larger tensor has its own file
+  // If set, called before each piece of a few MiB is written. An exception from it ends the export.
   std::function<void()> before_piece;
 };
 
 struct Exported {
   std::string model_type;
-  int64_t parameters = 0, bytes = 0;  // written, without headers
-  int files = 0;                      // of weights
-  std::string side_files;             // the names of those that were copied
+  int64_t parameters = 0, bytes = 0;  // written, without the files' headers
+  int files = 0;                      // that hold weights
+  std::string side_files;             // the names of the copied files, such as tokenizer.json
 };
 
-// Reads model.safetensors and the recipe of `checkpoint`, and writes config.json,
-// generation_config.json, the weights (one file, or shards with an index) and the files of the
-// tokenizer into the new folder `output`, which appears whole or not at all. Keys of config.json
-// that mtrain has no field for, and the other files, are those of the folder from which the model
-// came: of the checkpoint itself where it was imported, else of the recipe's model.from while that
-// folder exists. A model that was trained on bytes gets a tokenizer of bytes. Throws UserError (no
+// Reads model.safetensors and the recipe of `checkpoint`, and writes a Hugging Face model into the
+// new folder `output`, which appears completely or not at all. The model has config.json,
+// generation_config.json, the weights (one file, or shards with an index) and the tokenizer's
+// files. Keys of config.json without a field in mtrain are copied from the folder that the model
+// came from. That is the checkpoint itself if it was imported, else the recipe's model.from if it
+// still exists. The other files come from it too, unless the recipe of a trained model has a
+// tokenizer.path. A model that was trained on bytes gets a byte tokenizer. Throws UserError (no
 // family computes such a model, a value is too large for fp16, `output` exists) and RunError.
 Exported export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& output,
                    const ExportOptions& options);
 
-// Adds an error to `diagnostics` if the recipe asks for Hugging Face forms of its checkpoints
-// (checkpoint.save_consolidated), and no family computes its model. Needs a recipe without errors,
-// and does nothing for others.
+// Adds an error to `diagnostics` if the recipe requests checkpoints in Hugging Face's format
+// (checkpoint.save_consolidated), but no family computes its model. Does nothing if `diagnostics`
+// already has an error.
 void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics);
 
-// Returns the bytes of "5GB", "500MB", "1GiB", "20000"; UserError for other texts.
+// Returns the number of bytes of "5GB", "500MB", "1GiB" or "20000". Throws UserError otherwise.
 int64_t parse_bytes(const std::string& text);
 
 }  // namespace mtrain::interchange

@@ -4,8 +4,8 @@
 
 namespace mtrain::interchange {
 
-// Every family, in the order in which an export looks for one that can say a model. Each has a file
-// in interchange/families/.
+// All families, in the order in which an export tries them. Each is defined in a file of
+// interchange/families/.
 #define MT_FAMILIES(X) \
   X(llama)             \
   X(mistral)           \

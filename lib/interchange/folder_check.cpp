@@ -16,12 +16,12 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr uint64_t kMostLayers = 100'000;              // as many as model.num_layers may be
-constexpr int64_t kComparedAtOnce = int64_t{1} << 22;  // elements that are compared at once
-// Tensors to which a similar name is looked for among the unused ones; of thousands that are
-// missing all have the same cause.
+constexpr uint64_t kMostLayers = 100'000;              // the maximum of model.num_layers
+constexpr int64_t kComparedAtOnce = int64_t{1} << 22;  // elements compared at a time
+// So many missing tensors, at most, get a suggestion: an unused tensor with a similar name. If
+// thousands are missing, all have the same cause.
 constexpr int kSuggestions = 16;
-constexpr size_t kMostCandidates = 4096;  // more take seconds to compare
+constexpr size_t kMostCandidates = 4096;  // more names take seconds to compare
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("({})", fmt::join(shape, ", "));
@@ -70,8 +70,8 @@ FurtherLayers further_layers(const std::filesystem::path& folder, const Family& 
 
 void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::ModelSpec& m,
                         const NameForm& form) {
-  // A layer has a tensor of its own, and each of its experts unless one tensor holds them all. A
-  // folder that lacks a part of them gets a list of what is missing.
+  // A layer has at least one tensor, and so has each of its experts if they are not fused. If up to
+  // kSome tensors are missing, tensor_mistakes() lists them.
   constexpr int64_t kSome = 1 << 17;
   int64_t least = m.layer_count();
   for (const spec::LayerSpec& layer : m.layers)
@@ -109,8 +109,8 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
       mistakes.push_back(fmt::format("{}: its shape is {}, and config.json asks for {}",
                                      folder.origin(name), shape_text(t.shape), shape.str()));
     if (!t.dtype || !(is_float(*t.dtype) || *t.dtype == DType::f64))
-      mistakes.push_back(fmt::format("{}: values of type {} are no weights that mtrain can read",
-                                     folder.origin(name), t.type));
+      mistakes.push_back(
+          fmt::format("{}: mtrain cannot read weights of type {}", folder.origin(name), t.type));
   };
   for (const TensorPiece* p : map.pieces()) check(p->theirs, p->shape, p->ours);
   if (!map.tied_copy().empty() && folder.contains(map.tied_copy()))
@@ -132,7 +132,7 @@ void check_tied_copy(const storage::SafetensorsFolder& folder, const TensorMap& 
     a.resize(size_t(count)), b.resize(size_t(count));
     folder.read(name, first, count, a.data());
     folder.read(map.tied_copy(), first, count, b.data());
-    if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0)  // NaN equals itself here
+    if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0)  // NaN equals itself
       throw UserError(
           fmt::format("tie_word_embeddings is true, and {} differs from {}", map.tied_copy(), name),
           "set tie_word_embeddings: false in config.json if the output layer has weights of its "

@@ -32,7 +32,7 @@ void collect(std::vector<std::string>& errors, const F& f) {
   }
 }
 
-// Tells of the tensors of layers that predict further tokens.
+// Describes the tensors of multi-token prediction layers; "" if there are none.
 std::string told(const storage::SafetensorsFolder& tensors, const Family& family,
                  const FurtherLayers& further) {
   int64_t count = 0, elements = 0;
@@ -57,9 +57,9 @@ HfFolder open_hf_folder(const std::filesystem::path& folder,
   std::optional<recipe::Recipe> recipe;
   std::shared_ptr<const storage::SafetensorsFolder> tensors;
   std::error_code ignored;
-  if (std::filesystem::is_directory(folder, ignored))  // else read_config() says so
+  if (std::filesystem::is_directory(folder, ignored))  // otherwise read_config() reports it
     collect(errors, [&] { tensors = std::make_shared<storage::SafetensorsFolder>(folder); });
-  // A folder of another form has no config.json, either, and its form is what matters.
+  // A folder in a different format also lacks config.json; the message about its format is enough.
   if (errors.empty() || std::filesystem::exists(folder / "config.json", ignored))
     collect(errors, [&] { recipe = read_config(folder, ignore_keys); });
   if (!errors.empty()) throw UserError(fmt::format("{}", fmt::join(errors, "\n")));

@@ -1,4 +1,4 @@
-// A Hugging Face folder whose configuration and tensors are understood.
+// A Hugging Face folder whose config.json and tensors have been checked.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -13,10 +13,10 @@
 namespace mtrain::interchange {
 
 struct HfFolder {
-  recipe::Recipe recipe;  // its model section
+  recipe::Recipe recipe;  // with the model section of config.json
   std::shared_ptr<const storage::SafetensorsFolder> tensors;
   TensorMap map;
-  std::string left_out = {};  // a sentence on tensors that no part of mtrain reads; or empty
+  std::string left_out = {};  // a sentence about tensors that mtrain does not read; or empty
 
   // Returns the folder's values under mtrain's names.
   std::shared_ptr<const HfSource> source() const {
@@ -24,18 +24,18 @@ struct HfFolder {
   }
 };
 
-// Opens the folder. Throws one UserError with all mistakes: of config.json, of the files, and every
-// tensor that is missing, unmapped, or of another shape or type. Reads no weights, unless tied
+// Opens the folder. Throws one UserError with all mistakes: in config.json, in the files, and each
+// tensor that is missing, unmapped, or of the wrong shape or dtype. Reads weights only if tied
 // embeddings have two copies, which must be equal.
 // `ignore_keys` is the recipe's model.ignore_keys.
 HfFolder open_hf_folder(const std::filesystem::path& folder,
                         const std::vector<std::string>& ignore_keys = {});
 
-// Returns a text by which ranks can tell whether they see the same folder, without reading it
-// whole: a hash of config.json, and storage::weights_fingerprint().
+// Returns a text that ranks compare to check that they see the same folder: a hash of config.json,
+// and storage::weights_fingerprint(). It does not read all weights.
 std::string fingerprint(const HfFolder& folder);
 
-// Returns what the folder holds, in lines for people: family, sizes, parameters, types, files.
+// Returns lines for the user about the folder: family, sizes, parameters, dtypes, files.
 std::string describe(const HfFolder& folder);
 
 }  // namespace mtrain::interchange

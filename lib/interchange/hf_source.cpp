@@ -11,25 +11,25 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr int64_t kStrip = 4096;             // elements of a row that are read at once
-constexpr int64_t kBand = int64_t{1} << 22;  // elements that are kept of a transposed tensor
+constexpr int64_t kStrip = 4096;             // elements of a row that are read at a time
+constexpr int64_t kBand = int64_t{1} << 22;  // elements of a transposed tensor that are cached
 
-// A matrix that begins at an element of a source's tensor.
+// A matrix within a tensor of `source`, which begins at element `begin` of the tensor.
 struct StoredMatrix {
   const storage::ValueSource& source;
   const std::string& name;
   int64_t begin, rows, columns;
 };
 
-// Returns the first of `rows`-long rows of the transpose in which position `r` is element `first`
-// or a later one.
+// Position `r` of row i of the transpose is its element i * rows + r. Returns the smallest i for
+// which this element's index is at least `first`.
 int64_t first_row_at(int64_t first, int64_t r, int64_t rows) {
   return first <= r ? 0 : ceil_div(first - r, rows);
 }
 
-// Writes elements [first, first + count) of the matrix's transpose to values[0, count). It reads
-// just these elements, strip by strip of the matrix's rows: so many that the rows of the transpose
-// to which the elements of a strip go stay in the cache for the next strip.
+// Writes elements [first, first + count) of the matrix's transpose to values[0, count). Reads only
+// these elements, in strips of the matrix's rows. A strip goes to kStrip rows of the transpose, few
+// enough that their cache lines stay in the cache for the next strip.
 void read_transpose(const StoredMatrix& m, int64_t first, int64_t count, float* values) {
   float strip[kStrip];
   const int64_t last = first + count;
@@ -68,21 +68,21 @@ void HfSource::read(std::string_view name, int64_t first, int64_t count, float* 
 
 void HfSource::read_piece(const TensorPiece& p, int64_t first, int64_t count, float* values) const {
   if (!p.transposed) return finite_.read(p.theirs, first, count, values);
-  const int64_t inputs = p.shape[0], row = first / inputs;  // of mtrain's matrix (outputs, inputs)
+  const int64_t inputs = p.shape[0], row = first / inputs;  // in mtrain's matrix (outputs, inputs)
   if (first + count <= (row + 1) * inputs)
     return read_in_row(p, row, first - row * inputs, count, values);
   read_transpose({finite_, p.theirs, 0, inputs, p.shape[1]}, first, count, values);
 }
 
-// Under tensor parallelism a rank may own a part of each row, and asks for one after the other;
-// their matrix has no two of its elements side by side. So it is read for many rows.
+// Under tensor parallelism a rank may own a part of each row, and requests these parts one by one.
+// In the folder's matrix their elements are not adjacent. Therefore many rows are read at once.
 void HfSource::read_in_row(const TensorPiece& p, int64_t row, int64_t first, int64_t count,
                            float* values) const {
   const std::lock_guard lock(mutex_);
   Band& b = band_;
   if (b.theirs != p.theirs || row < b.row || row >= b.row + b.rows || first < b.first ||
       first + count > b.first + b.count) {
-    b.theirs.clear();  // nothing is kept if reading fails
+    b.theirs.clear();  // nothing is cached if reading fails
     const int64_t outputs = p.shape[1];
     b.row = row, b.first = first, b.count = count;
     b.rows = std::clamp<int64_t>(kBand / count, 1, outputs - row);

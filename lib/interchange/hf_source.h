@@ -1,4 +1,4 @@
-// Values of mtrain's tensors from a Hugging Face folder, and the other way round, piece by piece.
+// Converts values between the tensors of a Hugging Face folder and mtrain's, piece by piece.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,9 +13,10 @@
 
 namespace mtrain::interchange {
 
-// mtrain's tensors, from a source of theirs. A run of elements reads just those elements; runs that
-// are shorter than a row of a transposed tensor are read together with those of the next rows, and
-// some MiB of them are kept. A value that is not finite is a UserError naming their tensor.
+// mtrain's tensors, read from a source of Hugging Face tensors. read() reads only the requested
+// elements, with one exception. A part of one row of a transposed tensor is read together with the
+// same columns of the next rows; a few MiB of them are cached. A value that is not finite is a
+// UserError, which names the Hugging Face tensor.
 class HfSource : public storage::ValueSource {
  public:
   HfSource(std::shared_ptr<const ValueSource> theirs, TensorMap map)
@@ -30,9 +31,9 @@ class HfSource : public storage::ValueSource {
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override;
 
  private:
-  // Rows [row, row + rows) of a transposed tensor, of each `count` elements from `first` on.
+  // The columns [first, first + count) of rows [row, row + rows) of a transposed tensor.
   struct Band {
-    std::string theirs;  // the tensor's name; empty: nothing is kept
+    std::string theirs;  // the tensor's name; empty if nothing is cached
     int64_t row = 0, rows = 0, first = 0, count = 0;
     std::vector<float> values;
   };
@@ -42,13 +43,13 @@ class HfSource : public storage::ValueSource {
                    float* values) const;
 
   std::shared_ptr<const ValueSource> theirs_;
-  storage::FiniteValues finite_;  // theirs_, checked
+  storage::FiniteValues finite_;  // checks the values of theirs_
   TensorMap map_;
   mutable std::mutex mutex_;
   mutable Band band_;
 };
 
-// Their tensors, from a source of mtrain's: what an export writes.
+// Hugging Face tensors, read from a source of mtrain's tensors. An export writes them.
 class HfView : public storage::ValueSource {
  public:
   HfView(const ValueSource& ours, const TensorMap& map) : ours_(ours), map_(map) {}

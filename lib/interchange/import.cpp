@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kImportedAtOnce = int64_t{1} << 22;  // elements that are in memory at once
-constexpr int64_t kLongestSample = 4096;               // tokens, of the recipe that is written
+constexpr int64_t kImportedAtOnce = int64_t{1} << 22;  // elements in memory at a time
+constexpr int64_t kLongestSample = 4096;               // tokens: the recipe's largest seq_length
 
 void write_weights(const HfFolder& folder, const fs::path& path) {
   nlohmann::json types = nlohmann::json::object();
@@ -49,7 +49,7 @@ void write_weights(const HfFolder& folder, const fs::path& path) {
   writer.commit();
 }
 
-// Returns the part of a printed recipe that is about these sections.
+// Returns the lines of a printed recipe that belong to these sections.
 std::string sections_of(const std::string& text, std::initializer_list<std::string_view> sections) {
   std::string part;
   bool inside = false;
@@ -64,8 +64,8 @@ std::string sections_of(const std::string& text, std::initializer_list<std::stri
 
 }  // namespace
 
-// A training from these weights has a recipe of its own, which says how precise it is, how weights
-// drop out, and what ranks share.
+// A recipe that trains from these weights sets precision, dropout and parallelism itself. This one
+// describes the model.
 std::string imported_recipe(const HfFolder& folder, const fs::path& tokenizer) {
   recipe::Recipe r = folder.recipe;
   r.model.from.reset();
@@ -74,11 +74,11 @@ std::string imported_recipe(const HfFolder& folder, const fs::path& tokenizer) {
   r.dataset.train = {"none"};
   r.dataset.seq_length =
       std::min(kLongestSample, r.model.max_position_embeddings.value_or(kLongestSample));
-  // So that sequences up to the original length have the factors that they have in transformers.
+  // Sequences up to the original length then have the same factors as in transformers.
   if (r.model.rope_scaling.type == recipe::RopeScalingType::longrope)
     r.dataset.seq_length =
         std::min(r.dataset.seq_length, r.model.rope_scaling.original_max_position_embeddings);
-  r.tokenizer.type = recipe::TokenizerType::huggingface;  // never bytes, even where it is absent
+  r.tokenizer.type = recipe::TokenizerType::huggingface;  // not bytes, even if the file is absent
   r.tokenizer.path = (fs::absolute(tokenizer) / "tokenizer.json").string();
   return fmt::format(
       "# Imported from {}. It was trained on no data of mtrain's.\n{}mixed_precision: fp32\n",

@@ -17,7 +17,7 @@ std::optional<storage::CheckpointRef> locate_checkpoint(const fs::path& path) {
   std::error_code error;
   if (!fs::is_regular_file(file, error)) return std::nullopt;
   Diagnostics diagnostics;
-  // The sizes of the model do not matter, so that no folder of model.from is read.
+  // The model's sizes do not matter here. With this text, the folder of model.from is not read.
   const auto run =
       recipe::read_recipe(model_source(), file.string(), {}, diagnostics, "model: {}\n");
   diagnostics.throw_if_errors();

@@ -1,4 +1,4 @@
-// Finds the checkpoint that a path means.
+// Finds the checkpoint that a path names.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -8,13 +8,13 @@
 
 namespace mtrain::interchange {
 
-// Returns the checkpoint at `path`: the folder itself, or the newest checkpoint of a folder of
-// checkpoints or of a run folder, whose recipe may name another folder for them; nothing if there
-// is none. Throws UserError if that recipe cannot be read.
+// Returns the checkpoint at `path`, or the newest one if `path` is a folder of checkpoints or of a
+// run. A run's recipe may name a different folder for its checkpoints. Returns nothing if there is
+// no checkpoint. Throws UserError if that recipe cannot be read.
 std::optional<storage::CheckpointRef> locate_checkpoint(const std::filesystem::path& path);
 
-// Returns what a checkpoint.load other than `latest` means: locate_checkpoint(), or for `best`,
-// where that finds nothing, the checkpoint that the link of this name in `checkpoint_dir` names.
+// Returns the checkpoint for a checkpoint.load other than `latest`, by locate_checkpoint(). If that
+// finds nothing and `load` is `best`, returns the one that the link `checkpoint_dir`/best names.
 std::optional<storage::CheckpointRef> locate_start(const std::string& load,
                                                    const std::filesystem::path& checkpoint_dir);
 

@@ -51,7 +51,7 @@ class Source : public recipe::ModelSource {
   std::span<const recipe::FolderField> folder_fields() const override { return fields_; }
   std::span<const recipe::Target> targets() const override { return targets_; }
 
-  // Takes the longest name: that of Qwen 3 stands in that of its mixture of experts, too.
+  // Takes the longest name that matches, since "Qwen3" is also a part of "Qwen3MoE".
   std::optional<Architecture> megatron_family(std::string_view class_path) const override {
     const Family* found = nullptr;
     for (const Family& family : families())
@@ -63,7 +63,7 @@ class Source : public recipe::ModelSource {
   }
 
  private:
-  // The class of a configuration leaves out what transformers takes for keys that are left out.
+  // Adds transformers' configuration class of the family. Its defaults are those of absent keys.
   void add_config_class(const Family& family) {
     if (family.config_class.empty()) return;
     recipe::Target target{.section = "model.config",

@@ -1,10 +1,10 @@
-// The families of models, as a recipe asks for them.
+// The families of models in the form that readers of recipes use.
 #pragma once
 #include "recipe/model_source.h"
 
 namespace mtrain::interchange {
 
-// Returns what every reader of recipes is given.
+// Returns the object to pass to every function that reads a recipe.
 const recipe::ModelSource& model_source();
 
 }  // namespace mtrain::interchange

@@ -21,7 +21,7 @@ constexpr const char* kNames[] = {"generation_config.json",
                                   "chat_template.jinja",
                                   "chat_template.json"};
 
-// Copies `file` as to/name if there is such a file, and none of that name there.
+// Copies `file` to `to`/`name` if `file` exists and `to` has no such name. Adds it to `copied`.
 void copy(const fs::path& file, const fs::path& to, const char* name,
           std::vector<std::string>& copied) {
   std::error_code error;

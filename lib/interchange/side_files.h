@@ -1,5 +1,5 @@
-// The files of a Hugging Face folder beside configuration and weights: tokenizer, chat template,
-// settings of generation. They are copied byte for byte.
+// Copies the files of a Hugging Face folder other than config.json and weights: tokenizer, chat
+// template and generation settings. They are copied byte for byte.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -7,13 +7,13 @@
 
 namespace mtrain::interchange {
 
-// Copies those that `from` has into `to`, unless `to` has a file of that name. Returns the names.
-// Throws RunError.
+// Copies these files from `from` to `to`, except those whose names `to` already has. Returns the
+// names of the copied files. Throws RunError.
 std::vector<std::string> copy_side_files(const std::filesystem::path& from,
                                          const std::filesystem::path& to);
 
-// Copies the file of a tokenizer, which may have any name, as `to`/tokenizer.json. Returns that
-// name, or nothing if there is no such file. Throws RunError.
+// Copies the file of a tokenizer, which may have any name, to `to`/tokenizer.json. Returns that
+// name, or nothing if there is no such file or `to` already has one. Throws RunError.
 std::vector<std::string> copy_tokenizer(const std::filesystem::path& file,
                                         const std::filesystem::path& to);
 

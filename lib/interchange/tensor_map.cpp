@@ -9,7 +9,7 @@ namespace mtrain::interchange {
 
 namespace {
 
-// Replaces "{l}" or "{e}" by a number.
+// Replaces `what`, which is "{l}" or "{e}", by a number.
 std::string put(std::string_view name, std::string_view what, int64_t number) {
   std::string text(name);
   if (const size_t at = text.find(what); at != std::string::npos)
@@ -30,8 +30,8 @@ struct LayerName {
   int64_t layer = 0;
 };
 
-// Returns the rows [begin, end) of a matrix that a tensor of theirs holds. `own` lists
-// the rows of mtrain's matrix by their meaning.
+// Returns the rows [begin, end) of mtrain's matrix that a Hugging Face tensor holds. `own` lists
+// the sections of its rows by their meaning.
 std::pair<int64_t, int64_t> range(const spec::TensorSpec& own, Rows which, int64_t rows) {
   if (which == Rows::all) return {0, rows};
   int64_t begin = 0;
@@ -42,8 +42,8 @@ std::pair<int64_t, int64_t> range(const spec::TensorSpec& own, Rows which, int64
   throw BugError(own.name + " has no rows of this meaning");
 }
 
-// Returns the pieces of one matrix of mtrain's (or vector, or all matrices of three dimensions),
-// which begins at element `first` and has the name of theirs that `name` makes of a row's.
+// Adds the piece of mtrain's matrix (or vector, or three-dimensional tensor) that `row` selects.
+// The matrix begins at element `first`. `name` makes the piece's name from the name in `row`.
 template <class Name>
 void add_pieces(const spec::TensorSpec& own, const TensorRow& row, const Shape& matrix,
                 int64_t first, const Name& name, MappedTensor& out) {
@@ -64,7 +64,7 @@ NameForm NameForm::of(const Family& family, const std::function<bool(std::string
   for (const TensorRow& row : family.rows)
     if (row.ours == "embedding.weight")
       form.prefix = contains(std::string(family.prefix) + theirs(row)) || !contains(theirs(row));
-  // Layers without experts may come first.
+  // The first layers may have no experts.
   for (const TensorRow& row : family.fused)
     for (int64_t layer = 0; layer < 64; ++layer)
       form.fused = form.fused || (row.ours.find(".experts.") != std::string_view::npos &&
@@ -99,7 +99,7 @@ TensorMap::TensorMap(const spec::ModelSpec& m, const Family& family, const NameF
       for (const TensorRow& row : rows) {
         if (row.ours != of.pattern) continue;
         const bool one = one_matrix(row);
-        if (!one && e > 0) continue;  // theirs has all matrices
+        if (!one && e > 0) continue;  // this tensor holds all matrices
         const auto name = [&](std::string_view theirs) {
           return full(put(put(theirs, "{l}", of.layer), "{e}", e));
         };

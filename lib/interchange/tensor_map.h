@@ -1,4 +1,4 @@
-// The tensor map: which elements of mtrain's tensors lie in which tensors of a Hugging Face folder.
+// The tensor map: which elements of mtrain's tensors each tensor of a Hugging Face folder holds.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,40 +13,40 @@
 
 namespace mtrain::interchange {
 
-// A tensor of theirs: all of its elements, in its order, are those of mtrain's tensor from `first`
-// on. Transposed, theirs (inputs, outputs) holds the matrix (outputs, inputs) that begins there.
+// A Hugging Face tensor, which holds consecutive elements of mtrain's tensor from `first` on. If
+// transposed, its shape is (inputs, outputs), and mtrain's matrix there is (outputs, inputs).
 struct TensorPiece {
   std::string theirs;
-  Shape shape;        // of theirs
-  std::string ours;   // the tensor of mtrain's that it is a piece of
-  int64_t first = 0;  // element of ours
+  Shape shape;        // of the Hugging Face tensor
+  std::string ours;   // the name of mtrain's tensor
+  int64_t first = 0;  // the index of the first element in mtrain's tensor
   bool transposed = false;
 
   int64_t count() const { return shape.count(); }
 };
 
-// A tensor of mtrain's under its global name, as checkpoints have it, without padding.
+// A tensor of mtrain under its global name, as in checkpoints, without padding.
 struct MappedTensor {
   std::string name;
   Shape shape;
-  std::vector<TensorPiece> pieces;  // in the order of its elements, without gaps
-  // Not a parameter, but state that training moves on by its own rule; fp32 beside weights of any
-  // type.
+  std::vector<TensorPiece> pieces;  // in the order of the tensor's elements, without gaps
+  // Not a parameter, but state that training updates by a rule of its own, such as a router's
+  // selection biases. It is fp32, whatever the dtype of the weights.
   bool is_state = false;
 };
 
-// A folder spells the names of its tensors in one of these forms.
+// How a folder spells the names of its tensors.
 struct NameForm {
   bool prefix = true;  // false: a folder of the base model, without "model." or "transformer."
-  bool fused = false;  // the experts of a layer are one tensor
-  // Returns the form of a folder by the names that it `contains`.
+  bool fused = false;  // true: one tensor holds all experts of a layer
+  // Returns the form of a folder; `contains` says whether the folder has a tensor.
   static NameForm of(const Family& family, const std::function<bool(std::string_view)>& contains);
 };
 
 class TensorMap {
  public:
-  // Throws BugError if the family has no name for a tensor of the model: config.h says which models
-  // a family can be.
+  // Throws BugError if the family has no name for a tensor of the model. The functions of config.h
+  // decide which models a family can express.
   TensorMap(const spec::ModelSpec& model, const Family& family, const NameForm& form = {});
 
   const Family& family() const { return *family_; }
@@ -55,8 +55,8 @@ class TensorMap {
   const TensorPiece* find_theirs(std::string_view name) const;  // null: no such tensor
   std::vector<const TensorPiece*> pieces() const;               // of all tensors
   int64_t parameters() const;                                   // elements of all parameters
-  // Returns what a folder of tied embeddings may call the output layer's copy of the table; "" if
-  // they are not tied.
+  // Returns the name of the output layer's copy of the table that a folder with tied embeddings may
+  // have; "" if they are not tied.
   const std::string& tied_copy() const { return tied_copy_; }
 
  private:

@@ -128,7 +128,7 @@ TEST_CASE("model.from refuses what is not built, contradicts itself or is no JSO
              "layer_types": ["full_attention", "sliding_attention"]})",
          "layer_types gives a window to 1 of 2 layers"},
         {R"({"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": ["full_attention"]})",
-         "layer_types must say of each of the 2 layers"},
+         "layer_types must give for each of the 2 layers"},
         {R"({"model_type": "qwen2", "num_hidden_layers": 2, "sliding_window": 100,
              "layer_types": ["full_attention", "sliding_attention"]})",
          "1 of 2 layers, with sliding_window 100, and use_sliding_window left out"},

@@ -17,7 +17,7 @@ bool ConfigFile::parse(const std::string& text, const std::string& path) {
   Diagnostics own;
   const bool whole = parse_json(text, path_, own, root_) && root_.kind == Node::Kind::map;
   if (whole && !own.has_errors()) return true;
-  // The text itself may be wrong, such as one in which a key stands twice.
+  // The text itself may have errors, such as a duplicate key.
   for (const recipe::Diagnostic& d : own.sorted())
     if (d.severity == recipe::Severity::error)
       refuse(fmt::format("{}: {}", d.location.str(), d.reason),
@@ -98,7 +98,7 @@ Node ConfigFile::scalar(std::string_view text) const {
 int64_t ConfigFile::number_of_layers() const {
   const char* key = find("n_layer") ? "n_layer" : "num_hidden_layers";
   int64_t layers = 1;
-  recipe::ValueError ignored;  // the field's own type and range refuse other values
+  recipe::ValueError ignored;  // other checks report a wrong type or range
   if (const Node* node = find(key))
     read_value(*node, {}, layers, ignored);
   else if (field("model.num_layers"))

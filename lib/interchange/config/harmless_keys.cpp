@@ -9,13 +9,13 @@ namespace mtrain::interchange {
 
 namespace {
 
-// Keys, which blanks separate, and where they come from. A key that computes in any family is never
-// here, even if those families are not built: a folder that has it may compute with it.
+// Keys, separated by blanks, and their source. A key with which any family computes must not be
+// here, even if mtrain does not build that family: a folder that has the key may compute with it.
 struct HarmlessKeys {
   std::string_view source, keys;
 };
 constexpr HarmlessKeys kHarmless[] = {
-    {"PretrainedConfig of transformers 4.30, what it says of the class and the outputs",
+    {"PretrainedConfig of transformers 4.30, keys of the class and the outputs",
      "_commit_hash _name_or_path architectures chunk_size_feed_forward finetuning_task id2label "
      "is_encoder_decoder label2id name_or_path num_labels output_attentions output_hidden_states "
      "output_past prefix problem_type return_dict task_specific_params tokenizer_class "

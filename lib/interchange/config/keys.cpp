@@ -9,8 +9,8 @@ namespace mtrain::interchange {
 
 namespace {
 
-// What a key of config.json sets, in every family that has it and names no other field. A key of
-// one family alone may name its field there.
+// The field that a key of config.json sets in each family that has the key and names no field for
+// it. Keys of a single family may be absent here if the family names their fields.
 struct KeyField {
   std::string_view key, field;
   bool recipe_wins = false;
@@ -45,7 +45,7 @@ constexpr KeyField kKeyFields[] = {
     {.key = "final_logit_softcapping", .field = "model.final_logit_softcapping"},
     {.key = "tie_word_embeddings", .field = "model.share_embeddings_and_output_weights"},
     {.key = "num_local_experts", .field = "model.moe.num_experts"},
-    // Some versions of transformers write the number of Qwen3-MoE's experts under Mixtral's name.
+    // Some versions of transformers write Qwen3-MoE's number of experts under Mixtral's key.
     {.key = "num_experts", .field = "model.moe.num_experts", .other_name = "num_local_experts"},
     {.key = "num_experts_per_tok", .field = "model.moe.router_topk"},
     {.key = "moe_intermediate_size", .field = "model.moe.ffn_hidden_size"},

@@ -1,5 +1,5 @@
-// The keys of config.json, by which configurations are read (reader.h) and written (config.h): one
-// table says which field a key sets (keys.cpp), and each family which keys it has (families/).
+// The keys of config.json, for reading (reader.h) and writing (config.h). keys.cpp says which field
+// a key sets, and each family lists its keys (families/).
 #pragma once
 #include <string_view>
 #include <vector>
@@ -8,19 +8,19 @@
 
 namespace mtrain::interchange {
 
-// A key of config.json, the field that it sets, and the value that transformers takes if the key is
-// left out; an empty one leaves the field's own default. A key without a field is read and written
-// beside the others, with the layers' positions and windows, or changes nothing in its family.
+// A key of config.json, the field that it sets, and the value that transformers uses if the key is
+// absent. If `omitted` is empty, the field keeps its own default. A key without a field belongs to
+// positions or windows, which other code reads and writes, or its family ignores it.
 struct ConfigKey {
   std::string_view key, field, omitted;
-  bool recipe_wins = false;          // it says how to train, not what the model is
-  std::string_view other_name = {};  // another name of the key, in other versions of transformers
+  bool recipe_wins = false;          // a training setting, which the recipe may override
+  std::string_view other_name = {};  // its name in other versions of transformers
 };
 
 // Returns the keys of a family of models.
 std::vector<ConfigKey> config_keys(const Family& family);
 
-// Returns the families that have keys: "llama", "mistral", ...
+// Returns the names of the families that have keys: "llama", "mistral", ...
 std::vector<std::string_view> model_types();
 
 }  // namespace mtrain::interchange

@@ -1,4 +1,4 @@
-// Rotary positions of Hugging Face's config.json.
+// Reads rotary positions from Hugging Face's config.json.
 #include <algorithm>
 #include <iterator>
 #include <optional>
@@ -17,7 +17,7 @@ constexpr std::string_view kRotatedPart = "partial_rotary_factor";
 constexpr const char* kRotaryPercent = "model.rotary_percent";
 constexpr const char* kOriginalLength = "original_max_position_embeddings";
 
-// The kinds of rotary positions, the keys that each of them needs, and those that it may have.
+// A type of rotary positions, the keys that it requires, and further keys that it may have.
 struct RopeType {
   std::string_view name, needed, allowed;
 };
@@ -42,7 +42,7 @@ class RopeReader {
   RopeReader(ConfigFile& file, RopeRule kind, bool partial)
       : file_(file), kind_(kind), partial_(partial) {}
 
-  // Both spellings: rope_scaling beside rope_theta, and rope_parameters, which holds rope_theta.
+  // Reads rope_scaling beside rope_theta, or rope_parameters, which contains rope_theta.
   void read() {
     const Node *rope = file_.given("rope_parameters"), *scaling = file_.given("rope_scaling");
     if (kind_ == RopeRule::of_layer_types && rope) {
@@ -64,11 +64,11 @@ class RopeReader {
     return ConfigFile::given(map, key);
   }
 
-  // transformers takes rope_scaling where it finds both, and then does not look for a key among the
-  // rope_parameters, but beside them. Returns false after an error.
+  // If a file has both, transformers uses rope_scaling, and looks for keys beside rope_parameters,
+  // not inside. Therefore both must agree. Returns false after an error.
   bool check_same(const Node& rope, const Node& scaling) {
     if (!is_object(rope) || !is_object(scaling)) return false;
-    if (scaling.keys.empty()) return true;  // counts as none
+    if (scaling.keys.empty()) return true;  // an empty object counts as absent
     for (const Node* map : {&rope, &scaling})
       for (const Node::Key& key : map->keys) {
         const bool type = key.name == "type" || key.name == "rope_type";
@@ -109,8 +109,8 @@ class RopeReader {
     return numbers ? x == y : a->text == b->text;
   }
 
-  // transformers 5 does not read the old spelling beside Gemma 3's positions, and transformers 4
-  // asks for the new one. Returns false after an error.
+  // For Gemma 3, transformers 5 ignores the older key `type`, and transformers 4 requires
+  // rope_type. Returns false after an error.
   bool check_spelling(const Node& rope) {
     if (kind_ != RopeRule::of_layer_types || !given(rope, "type") || given(rope, "rope_type"))
       return true;
@@ -129,8 +129,8 @@ class RopeReader {
     return false;
   }
 
-  // Positions of each type of layers. Sets the base of those with a window, and returns those of
-  // the others; null after an error.
+  // Reads positions that differ between types of layers. Sets the base of the layers with a window,
+  // and returns the positions of the other layers; null after an error.
   const Node* read_types(const Node& rope) {
     static const Node none = [] {
       Node map;
@@ -197,13 +197,13 @@ class RopeReader {
   void read_key(const std::string& key, const Node& value, const RopeType& type) {
     if (key == "rope_theta" || key == "rope_type" || key == "type" || value.unset()) return;
     if (key == "finetuned")
-      return;  // of YaRN's own code: the weights were trained with the scaling
+      return;  // from YaRN's own code: the weights were trained with the scaling
     if (key == kRotatedPart && partial_) return file_.set(kRotaryPercent, value, key, false, true);
     if (key == kRotatedPart) return file_.check_only(key, "1", value);
     if (value.kind == Node::Kind::map)
       return file_.refuse(fmt::format("{}: its rotary positions differ by {}", file_.path(), key),
                           "such models have the same in all layers");
-    if (type.name == "default") return;  // transformers reads nothing else of them
+    if (type.name == "default") return;  // transformers ignores all other keys of this type
     if (key == kOriginalLength && reads(type, key)) return;
     if (key == "factor" && type.name == "longrope") return;
     if (reads(type, key)) return file_.set("model.rope_scaling." + key, value, key, false);
@@ -212,9 +212,9 @@ class RopeReader {
         fmt::format("positions of type {} have no such key in transformers", type.name));
   }
 
-  // The length may stand beside the rotary positions, too, where transformers 5 prefers it and
-  // transformers 4 does not look for all types. Left out, it is the longest sequence; but Phi-3
-  // always has one beside them.
+  // The original length may also stand beside the rotary positions. transformers 5 prefers that
+  // one, and transformers 4 ignores it for some types. If absent, it is max_position_embeddings.
+  // Phi-3 always has one beside them, by default 4096.
   void read_original_length(const Node& rope, const RopeType& type) {
     if (!reads(type, kOriginalLength)) return;
     const Node *inner = given(rope, kOriginalLength), *outer = file_.given(kOriginalLength);
@@ -232,8 +232,8 @@ class RopeReader {
                 false);
   }
 
-  // The attention factor follows from the lengths. transformers 5 lets a factor win over their
-  // quotient, and transformers 4 the quotient over the factor.
+  // The attention factor follows from the quotient of the two lengths. If a `factor` differs from
+  // the quotient, transformers 5 uses the factor and transformers 4 the quotient.
   void check_longrope_factor(const Node& rope) {
     const Node* factor = given(rope, "factor");
     if (!factor || given(rope, "attention_factor")) return;

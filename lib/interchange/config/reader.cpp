@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Says whether a name has the form organization/model, as on the Hugging Face Hub.
+// Whether a name has the form organization/model, as on the Hugging Face Hub.
 bool looks_like_hub_id(std::string_view name) {
   const auto is_part = [](std::string_view part) {
     return !part.empty() && std::isalnum(static_cast<unsigned char>(part.front())) &&
@@ -36,7 +36,7 @@ bool looks_like_hub_id(std::string_view name) {
          is_part(name.substr(slash + 1));
 }
 
-// Keys that are read beside the rows, or written by exports.
+// Keys that are read outside the table of keys, or that exports write.
 constexpr std::string_view kRead[] = {"_sliding_window_pattern",
                                       "bos_token_id",
                                       "dtype",
@@ -53,13 +53,13 @@ constexpr std::string_view kRead[] = {"_sliding_window_pattern",
                                       "torch_dtype",
                                       "use_sliding_window"};
 
-// Parts of models and weights that are not built, and are refused.
+// Keys of models and weights that mtrain does not build. Such folders are refused.
 constexpr std::string_view kQuantization = "quantization_config";
 constexpr std::string_view kOtherParts[] = {"vision_config", "audio_config"};
 
-// Keys that may have one value alone, in all families: what mtrain does. Families that have such a
-// key as a row of theirs take other values, too. Gemma computes with hidden_activation, and may
-// have the other key.
+// Keys that must have one value in all families: the one that mtrain computes. A family whose own
+// table has such a key also accepts other values. Gemma computes with hidden_activation, but its
+// files may have hidden_act, too.
 constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
                                {"pretraining_tp", "1"},
                                {"is_decoder", "false"},
@@ -76,7 +76,7 @@ constexpr OnlyValue kOnly[] = {{"mlp_bias", "false"},
                                {"router_jitter_noise", "0"},
                                {"use_mrope", "false"}};
 
-// Families that are recognised, and what to do with a folder of one.
+// Families that mtrain recognizes but does not build, and what to do with such a folder.
 struct UnbuiltFamily {
   std::string_view model_type, what, hint;
 };
@@ -131,7 +131,7 @@ class ConfigReader {
   }
 
  private:
-  // Returns the text of the folder's config.json, and its path.
+  // Returns the text of the folder's config.json, and sets its path; nothing after an error.
   std::optional<std::string> open(std::string& path) {
     const std::string folder = from_.node.text;
     std::error_code ignored;
@@ -160,10 +160,10 @@ class ConfigReader {
     const Node* node = file_.find(row.key);
     if (!node && !row.other_name.empty()) node = file_.find(row.other_name);
     if (node && node->unset()) {
-      // null: no such thing, whatever the family's default is; or the field's own default
+      // A null turns an optional field off, whatever the family's default. Others keep theirs.
       const recipe::TypeInfo type = recipe::find_row(row.field)->ops->info();
       if (type.may_be_none) file_.set(row.field, *node, row.key, true);
-      // transformers 4 takes it for false, and transformers 5 refuses most of them
+      // For booleans, transformers 4 reads null as false. transformers 5 refuses most of them.
       else if (type.kind == recipe::TypeInfo::Kind::boolean)
         file_.set(row.field, file_.scalar("false"), row.key, row.recipe_wins);
       return;
@@ -178,8 +178,8 @@ class ConfigReader {
     file_.set(row.field, *node, row.key, row.recipe_wins);
   }
 
-  // Only GPT-2 has a plain MLP, of a gelu. Elsewhere the activation is a gate's function: silu, or
-  // the tanh form of gelu.
+  // Only GPT-2 has an MLP without a gate; its activation is a gelu. In other families the
+  // activation is that of the gate: silu, or the tanh form of gelu.
   void read_activation(const ConfigKey& row, const Node& value) {
     const bool plain = row.omitted == "gelu_new", gelu = value.text.starts_with("gelu");
     const bool tanh = value.text == "gelu_pytorch_tanh" || value.text == "gelu_new";
@@ -190,7 +190,7 @@ class ConfigReader {
     file_.set(row.field, !plain && tanh ? file_.scalar("geglu") : value, row.key, row.recipe_wins);
   }
 
-  // Returns the value that read_positions() will set; or null.
+  // Returns the rope_theta that read_positions() will set, or null.
   const Node* theta_of_parameters() const {
     for (const char* spelling : {"rope_parameters", "rope_scaling"})
       if (const Node* rope = file_.find(spelling); rope && rope->kind == Node::Kind::map)
@@ -198,7 +198,7 @@ class ConfigReader {
     return nullptr;
   }
 
-  // Whether the key says what the model is, so that it cannot be passed over.
+  // Whether mtrain reads the key. Such a key cannot be ignored.
   static bool reads(const std::vector<ConfigKey>& rows, const Family& family,
                     std::string_view key) {
     return key == kQuantization || std::ranges::count(kOtherParts, key) ||
@@ -208,7 +208,7 @@ class ConfigReader {
            std::ranges::count(rows, key, &ConfigKey::other_name);
   }
 
-  // Returns the keys that model.ignore_keys names, and refuses those that are read.
+  // Returns the keys that model.ignore_keys names, and refuses those that mtrain reads.
   std::set<std::string, std::less<>> ignored(const std::vector<ConfigKey>& rows,
                                              const Family& family) {
     constexpr const char* kField = "model.ignore_keys";
@@ -216,7 +216,7 @@ class ConfigReader {
     if (at == given_.fields.end() || at->second.node.unset()) return {};
     const RawSetting& list = at->second;
     recipe::Recipe scratch;
-    recipe::ValueError wrong;  // which the field's own type refuses
+    recipe::ValueError wrong;  // the check of the field's type reports it
     if (!list.row->ops->read(list.node, list.row->options, list.row->at(scratch), wrong)) return {};
     std::set<std::string, std::less<>> keys;
     for (const std::string& key : scratch.model.ignore_keys) {
@@ -279,7 +279,7 @@ class ConfigReader {
                     fmt::join(keys, ",")));
   }
 
-  // A key of any text as a part of a message.
+  // Makes a key printable in a message: shortens it, and replaces control characters.
   static std::string printable(const std::string& key) {
     constexpr size_t kLongest = 60;
     std::string text = key.substr(0, kLongest);
@@ -299,7 +299,7 @@ class ConfigReader {
 void read_config_folder(RawSettings& given, Diagnostics& diagnostics) {
   const auto at = given.fields.find("model.from");
   if (at == given.fields.end() || at->second.node.unset()) return;
-  if (at->second.node.kind != Node::Kind::scalar) return;  // its type's message refuses it
+  if (at->second.node.kind != Node::Kind::scalar) return;  // the check of its type reports it
   const RawSetting from = at->second;
   ConfigReader(from, given, diagnostics).read();
 }

@@ -1,4 +1,4 @@
-// Routers of DeepSeek-V3's kind in Hugging Face's config.json.
+// Checks routers like DeepSeek-V3's in Hugging Face's config.json.
 #include <fmt/core.h>
 
 #include "base/strings.h"
@@ -12,7 +12,7 @@ void read_router(ConfigFile& file) {
                 shared = number("model.moe.num_shared_experts"),
                 groups = number("model.moe.num_groups"), best = number("model.moe.group_topk");
   const char* again = "download the folder again, or correct its config.json";
-  // transformers builds no model without them.
+  // transformers cannot build a model without these values.
   for (const auto& [key, value] : {std::pair{"n_routed_experts", experts},
                                    {"num_experts_per_tok", chosen},
                                    {"n_shared_experts", shared},
@@ -31,8 +31,8 @@ void read_router(ConfigFile& file) {
                                    "from {} of {} groups (topk_group, n_group) of {} experts",
                                    file.path(), chosen, best, groups, experts / groups),
                        again);
-  // The sum of a group's best two scores ranks it in transformers, and that of its best chosen /
-  // best in mtrain, as in Megatron. All groups need no rank.
+  // transformers ranks a group by the sum of its best two scores, and mtrain by that of its best
+  // `chosen / best` scores, as Megatron does. If all groups are selected, the ranks do not matter.
   if (best < groups && chosen / best != 2)
     return file.refuse(
         fmt::format("{}: its groups of experts are ranked by two experts of each, and only "

@@ -1,4 +1,4 @@
-// Sliding windows of Hugging Face's config.json.
+// Reads sliding windows from Hugging Face's config.json.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -14,15 +14,15 @@
 namespace mtrain::interchange {
 namespace {
 
-constexpr const char* kWidth = "4096";  // of a window, where sliding_window is left out
+constexpr const char* kWidth = "4096";  // the width of a window if sliding_window is absent
 
-// What a configuration says of the windows of its layers.
+// What a config.json says about the windows of its layers.
 struct Windows {
-  const Node* width = nullptr;          // sliding_window, which may be null
-  bool window = false;                  // there is a width
-  bool switched = false;                // nothing switches it off, as use_sliding_window may
-  std::vector<bool> layers;             // which layers have it
-  std::string rule = "sliding_window";  // what says which layers they are, for messages
+  const Node* width = nullptr;          // sliding_window, which may be a JSON null; null if absent
+  bool window = false;                  // config.json enables a window of some width
+  bool switched = false;                // use_sliding_window does not switch windows off
+  std::vector<bool> layers;             // true for each layer with a window
+  std::string rule = "sliding_window";  // what selects these layers, for messages
 
   int64_t windowed() const { return std::ranges::count(layers, true); }
 };
@@ -34,20 +34,20 @@ bool without_rope(const ConfigFile& file, int64_t layer) {
   return !m.has_rope(layer);
 }
 
-// Whether a family of this kind reads max_window_layers.
+// Whether families of this kind read max_window_layers.
 bool reads_first_layer(WindowRule kind) {
   return kind == WindowRule::from_layer || kind == WindowRule::late_layers ||
          kind == WindowRule::alternating;
 }
 
-// Whether use_sliding_window must be true for a window in a family of this kind.
+// Whether families of this kind have windows only if use_sliding_window is true.
 bool is_switched(WindowRule kind) {
   return kind == WindowRule::switched || kind == WindowRule::from_layer ||
          kind == WindowRule::alternating || kind == WindowRule::without_rope;
 }
 
-// What the family's own keys say. Families that switch a window by use_sliding_window ignore
-// sliding_window where that is false. Returns nothing after an error.
+// Reads the family's own keys. Families with the switch use_sliding_window ignore sliding_window if
+// the switch is false. Returns nothing after an error.
 std::optional<Windows> windows_of_family(ConfigFile& file, WindowRule kind, int64_t pattern) {
   const int64_t layers = file.number_of_layers();
   Windows windows;
@@ -90,7 +90,7 @@ std::optional<Windows> windows_of_family(ConfigFile& file, WindowRule kind, int6
   return windows;
 }
 
-// Reads layer_types, which replaces the family's rule. Returns false after an error.
+// Reads layer_types, which overrides the family's rule. Returns false after an error.
 bool read_types(ConfigFile& file, Windows& windows) {
   const Node* types = file.given("layer_types");
   if (!types) return true;
@@ -98,21 +98,21 @@ bool read_types(ConfigFile& file, Windows& windows) {
   const auto full = std::ranges::count(types->items, "full_attention", &Node::text);
   const auto layers = int64_t(windows.layers.size());
   if (int64_t(types->items.size()) != layers || sliding + full != layers) {
-    file.refuse(fmt::format("{}: layer_types must say of each of the {} layers "
+    file.refuse(fmt::format("{}: layer_types must give for each of the {} layers "
                             "full_attention or sliding_attention",
                             file.path(), layers),
                 "layers of other kinds are not built");
     return false;
   }
   windows.rule = "layer_types";
-  // It counts where use_sliding_window is false, too: transformers cannot compute such a Qwen, and
-  // lets SmolLM3 mask by it, but keep more keys in its cache. Both are refused.
+  // layer_types counts even if use_sliding_window is false. transformers then cannot compute Qwen;
+  // for SmolLM3 it masks by it, but caches more keys. Both are refused.
   for (size_t l = 0; l < windows.layers.size(); ++l)
     windows.layers[l] = types->items[l].text == "sliding_attention";
   return true;
 }
 
-// Takes back what the family's defaults say of windows.
+// Resets what the family's defaults set for windows.
 void set_none(ConfigFile& file) {
   const char* key = file.given("layer_types") ? "layer_types" : "sliding_window_pattern";
   file.set("model.window_size", Node{}, key, true);
@@ -120,7 +120,7 @@ void set_none(ConfigFile& file) {
   file.set("model.rotary_base_local", Node{}, key, true, true);
 }
 
-// Returns what the configuration says of the width, and what switches the windows off.
+// Returns the width in config.json, and the key that switches windows off, for messages.
 std::string width_of(const ConfigFile& file, const Windows& windows) {
   std::string text = !windows.width           ? "left out"
                      : windows.width->unset() ? "null"
@@ -152,7 +152,7 @@ void read_windows(ConfigFile& file, WindowRule kind, int64_t pattern) {
   if (!read_types(file, windows)) return;
   const int64_t layers = int64_t(windows.layers.size()), windowed = windows.windowed();
   const bool uniform = windowed == 0 || windowed == layers;
-  // For these kinds transformers reads no layer_types, or another rule in each of its versions.
+  // If a kind is not `by_layer`, transformers ignores layer_types, or its versions differ in it.
   const bool row = kind == WindowRule::every_layer;
   const bool by_layer = kind == WindowRule::from_layer || kind == WindowRule::late_layers ||
                         kind == WindowRule::patterned || kind == WindowRule::without_rope;
@@ -167,7 +167,7 @@ void read_windows(ConfigFile& file, WindowRule kind, int64_t pattern) {
     if (kind == WindowRule::patterned) set_none(file);
     return;
   }
-  // For every_layer, sliding_window is among the family's keys.
+  // For every_layer, the table of keys has set the width already.
   if (!row)
     file.set("model.window_size", windows.width ? *windows.width : file.scalar(kWidth),
              "sliding_window", false);

@@ -1,4 +1,4 @@
-// DeepSeekMoE (Dai et al. 2024), of which no folders are read.
+// DeepSeekMoE (Dai et al. 2024). mtrain reads no folders of this family.
 #include "interchange/families/tensor_rows.h"
 
 namespace mtrain::interchange {

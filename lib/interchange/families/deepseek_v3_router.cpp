@@ -1,4 +1,4 @@
-// Families whose router is that of DeepSeek-V3: dots.llm1 and GLM-4.5.
+// Families with the router of DeepSeek-V3: dots.llm1 and GLM-4.5.
 #include "interchange/families/tensor_rows.h"
 
 namespace mtrain::interchange {
@@ -30,7 +30,7 @@ constexpr FamilyKey kDots1Keys[] = {{"hidden_size", "4608"},
                                     {"initializer_range", "0.02"},
                                     {"attention_dropout", "0.0"}};
 
-// The output projection of attention has no bias.
+// In GLM-4.5, attention_bias does not add a bias to the output projection.
 constexpr FamilyKey kGlm4Keys[] = {{"hidden_size", "4096"},
                                    {"intermediate_size", "10944"},
                                    {"num_hidden_layers", "46"},
@@ -58,12 +58,12 @@ constexpr FamilyKey kGlm4Keys[] = {{"hidden_size", "4096"},
                                    {"initializer_range", "0.02"},
                                    {"attention_dropout", "0.0"}};
 
-// Keys of DeepSeek-V3 that transformers does not read for these families. The folders of dots.llm1
-// write the name of the choice as that of the scores, too.
+// Keys of DeepSeek-V3 that transformers does not read for these families. Folders of dots.llm1 also
+// write noaux_tc, which names the selection, as the scoring_func.
 constexpr OnlyValue kDeepseekV3Router[] = {
     {"topk_method", "noaux_tc"}, {"scoring_func", "sigmoid noaux_tc"}, {"moe_layer_freq", "1"}};
 
-// The router's biases are a buffer of transformers', by which experts are chosen.
+// In transformers, the router's selection biases are a buffer.
 constexpr TensorRow kSharedExperts[] = {
     {"layers.{l}.mlp.router.bias", "layers.{l}.mlp.gate.e_score_correction_bias"},
     {"layers.{l}.mlp.shared_expert.gate_up.weight",
@@ -72,7 +72,7 @@ constexpr TensorRow kSharedExperts[] = {
      Rows::up},
     {"layers.{l}.mlp.shared_expert.down.weight", "layers.{l}.mlp.shared_experts.down_proj.weight"}};
 
-// What both have.
+// The defaults that both families share.
 void router_defaults(recipe::MoeConfig& moe) {
   moe.in_family = true;
   moe.router_score = RouterScore::sigmoid;

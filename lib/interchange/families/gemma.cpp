@@ -5,7 +5,7 @@ namespace mtrain::interchange {
 
 namespace {
 
-// Some folders have the width of the windows a second time, which transformers does not read.
+// Some folders repeat the width of windows as sliding_window_size, which transformers ignores.
 constexpr FamilyKey kGemma2Keys[] = {{"hidden_size", "2304"},
                                      {"intermediate_size", "9216"},
                                      {"num_hidden_layers", "26"},
@@ -26,7 +26,7 @@ constexpr FamilyKey kGemma2Keys[] = {{"hidden_size", "2304"},
                                      {"initializer_range", "0.02"},
                                      {"attention_dropout", "0.0"}};
 
-// transformers has a key for a cap of attention scores, too, but its Gemma 3 does not cap them.
+// transformers also has a key to cap attention scores, but its Gemma 3 does not cap them.
 constexpr FamilyKey kGemma3Keys[] = {
     {"hidden_size", "2304"},           {"intermediate_size", "9216"},
     {"num_hidden_layers", "26"},       {"num_attention_heads", "8"},
@@ -43,13 +43,13 @@ constexpr TensorRow kSandwichInputs[] = {
     {"layers.{l}.attention.norm.weight", "layers.{l}.input_layernorm.weight"},
     {"layers.{l}.mlp.norm.weight", "layers.{l}.pre_feedforward_layernorm.weight"}};
 
-// What both have.
+// The defaults that both families share.
 void shared_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
   m.norm_placement = recipe::NormPlacement::sandwich;
   m.layernorm_zero_centered_gamma = true;
   m.activation = recipe::Activation::geglu;
-  m.embedding_multiplier = 0;  // the square root of hidden_size
+  m.embedding_multiplier = 0;  // 0 means the square root of hidden_size
   m.share_embeddings_and_output_weights = true;
 }
 

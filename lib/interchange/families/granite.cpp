@@ -26,7 +26,7 @@ constexpr FamilyKey kGraniteKeys[] = {{"hidden_size", "4096"},
                                       {"initializer_range", "0.02"},
                                       {"attention_dropout", "0.0"}};
 
-// Those of the 8B model.
+// The values of the 8B model.
 void granite_defaults(ModelConfig& m) {
   m.embedding_multiplier = 12;
   m.attention_multiplier = 1.0 / 128;

@@ -1,4 +1,4 @@
-// Llama (Touvron et al. 2023), whose choices are the llama_defaults of a recipe.
+// Llama (Touvron et al. 2023). Its choices are the defaults of ModelConfig.
 #include "interchange/families/tensor_rows.h"
 
 namespace mtrain::interchange {

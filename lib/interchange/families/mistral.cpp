@@ -34,7 +34,7 @@ constexpr TensorRow kMixtralExperts[] = {
      Rows::up},
     {"layers.{l}.mlp.experts.down.weight", "layers.{l}.block_sparse_moe.experts.{e}.w2.weight"}};
 
-// All experts of a layer as one tensor, which transformers 5 computes with.
+// transformers 5 computes with one tensor for all experts of a layer.
 constexpr TensorRow kFusedMixtral[] = {
     {"layers.{l}.mlp.router.weight", "layers.{l}.mlp.gate.weight"},
     {"layers.{l}.mlp.experts.gate_up.weight", "layers.{l}.mlp.experts.gate_up_proj"},

@@ -1,4 +1,4 @@
-// OLMo 2 (2025): norms of the outputs of attention and MLP, and of all query heads together.
+// OLMo 2 (2025): norms after attention and MLP, and norms of queries and keys over all heads.
 #include "interchange/families/tensor_rows.h"
 
 namespace mtrain::interchange {

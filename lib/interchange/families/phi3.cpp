@@ -16,7 +16,7 @@ constexpr FamilyKey kPhi3Keys[] = {
     {"initializer_range", "0.02"},    {"attention_dropout", "0.0"},
     {"resid_pdrop", "0.0"},           {"embd_pdrop", "0.0"}};
 
-// It stacks queries, keys and values, and gate and input projection, in mtrain's order.
+// Phi-3 stacks queries, keys and values, and the gate and up projections, in mtrain's order.
 constexpr TensorRow kStacked[] = {
     {"layers.{l}.attention.qkv.weight", "layers.{l}.self_attn.qkv_proj.weight"},
     {"layers.{l}.mlp.gate_up.weight", "layers.{l}.mlp.gate_up_proj.weight"},

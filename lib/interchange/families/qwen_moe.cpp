@@ -1,4 +1,4 @@
-// Mixtures of experts of Qwen 2 and 3. Those of Qwen 2 have a shared expert with a gate.
+// Mixture-of-experts models of Qwen 2 and 3. Those of Qwen 2 have a shared expert with a gate.
 #include "interchange/families/tensor_rows.h"
 
 namespace mtrain::interchange {

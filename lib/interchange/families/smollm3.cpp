@@ -5,8 +5,7 @@ namespace mtrain::interchange {
 
 namespace {
 
-// Configurations of Llama's kind may have pretraining_tp, which transformers' SmolLM3 does not
-// read.
+// Configurations written for Llama may have pretraining_tp, which transformers' SmolLM3 ignores.
 constexpr FamilyKey kSmollm3Keys[] = {
     {"hidden_size", "2048"},         {"intermediate_size", "11008"},
     {"num_hidden_layers", "36"},     {"num_attention_heads", "16"},

@@ -1,4 +1,4 @@
-// Rows of tensors that several families share, and how to put a family's rows together.
+// Rows of the tensor map that several families share, and a function that joins them.
 #pragma once
 #include <initializer_list>
 #include <span>
@@ -19,7 +19,7 @@ inline constexpr TensorRow kInputNorms[] = {
     {"layers.{l}.attention.norm.weight", "layers.{l}.input_layernorm.weight"},
     {"layers.{l}.mlp.norm.weight", "layers.{l}.post_attention_layernorm.weight"}};
 
-// The same name means the norm of the MLP's input above, and that of attention's output here.
+// Here post_attention_layernorm is the norm of attention's output; above, that of the MLP's input.
 inline constexpr TensorRow kOutputNorms[] = {
     {"layers.{l}.attention.out_norm.weight", "layers.{l}.post_attention_layernorm.weight"},
     {"layers.{l}.mlp.out_norm.weight", "layers.{l}.post_feedforward_layernorm.weight"}};
@@ -54,12 +54,12 @@ inline constexpr TensorRow kExperts[] = {
      Rows::up},
     {"layers.{l}.mlp.experts.down.weight", "layers.{l}.mlp.experts.{e}.down_proj.weight"}};
 
-// All experts of a layer as one tensor, which transformers 5 computes with.
+// transformers 5 computes with one tensor for all experts of a layer.
 inline constexpr TensorRow kFusedExperts[] = {
     {"layers.{l}.mlp.experts.gate_up.weight", "layers.{l}.mlp.experts.gate_up_proj"},
     {"layers.{l}.mlp.experts.down.weight", "layers.{l}.mlp.experts.down_proj"}};
 
-// Returns all rows of these tables.
+// Returns the rows of all tables.
 inline std::vector<TensorRow> rows(std::initializer_list<std::span<const TensorRow>> tables) {
   std::vector<TensorRow> all;
   for (const auto& table : tables) all.insert(all.end(), table.begin(), table.end());
