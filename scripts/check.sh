@@ -3,7 +3,7 @@
 #   scripts/check.sh [--all]
 #     --all   clang-tidy over all files of lib and apps, not only over those that scripts/tidy_record does not list
 # Findings of clang-format 14 and clang-tidy 14 (Debian 12) are failures. Findings of other versions may differ, so
-# they are only printed. clang-tidy needs build/release to be configured; the script configures it if it is not.
+# they are only printed. clang-tidy reads how sources are compiled in build/tidy, which the script configures.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tidy=()
@@ -48,7 +48,7 @@ python3 -B scripts/check_source.py || failed+=(source)
 python3 -B scripts/check_docs.py || failed+=(docs)
 python3 -B scripts/check_prose.py || failed+=(prose)
 # Where CI's time is limited, so is that of files which nobody has recorded.
-[[ -z ${MTRAIN_ENDS_AT:-} ]] || tidy+=(--seconds 300)
+[[ -z ${MTRAIN_ENDS_AT:-} ]] || tidy+=(--seconds 150)
 python3 -B scripts/check_tidy.py "${tidy[@]}" || failed+=(clang-tidy)
 ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
 say "checks passed"

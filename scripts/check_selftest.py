@@ -372,14 +372,14 @@ class Checks(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             source, header, other = (root / "lib/a" / name for name in ("a.cpp", "a.h", "other.cpp"))
-            (root / "build/release").mkdir(parents=True)
+            (root / "build/tidy").mkdir(parents=True)
             source.parent.mkdir(parents=True)
             (root / "scripts").mkdir()
             (root / ".clang-tidy").write_text("Checks: '-*,modernize-use-nullptr'\nHeaderFilterRegex: '/lib/'\n")
             source.write_text('#include "a.h"\n' + clean)
             header.write_text("inline " + clean.replace("none", "other"))
             other.write_text(clean)
-            (root / "build/release/compile_commands.json").write_text(json.dumps(
+            (root / "build/tidy/compile_commands.json").write_text(json.dumps(
                 [{"directory": folder, "file": str(f), "command": f"c++ -std=c++20 -c {f}"} for f in (source, other)]))
 
             def findings(*arguments):

@@ -75,10 +75,11 @@ class Record:
 
 
 def compile_commands(root):
-    """Each source of the release build with one of its commands."""
-    database = root / "build/release/compile_commands.json"
+    """Each source with one of its commands, of a build folder that compiles no sources in groups."""
+    database = root / "build/tidy/compile_commands.json"
     if not database.exists():
-        subprocess.run(["cmake", "--preset", "release"], cwd=root, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "--preset", "release", "-B", "build/tidy", "-DMTRAIN_UNITY=OFF"], cwd=root, check=True,
+                       stdout=subprocess.DEVNULL)
     entries = {}
     for entry in json.loads(database.read_text()):
         # clang cannot read the headers that GCC has precompiled; sources include what they use without them.
@@ -164,7 +165,7 @@ def run(root, arguments):
             return 0
     compiled = compile_commands(tree.root)
     files_of, not_built = files_of_sources(tree, compiled, names)
-    database = tree.root / "build/release/tidy"   # where a source that is compiled several times stands once
+    database = tree.root / "build/tidy/once"   # where a source that is compiled several times stands once
     database.mkdir(exist_ok=True)
     (database / "compile_commands.json").write_text(json.dumps([compiled[s] for s in sorted(files_of)]))
 
