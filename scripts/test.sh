@@ -60,8 +60,10 @@ run_tests() {
 # Builds and runs the tests of CUDA kernels on the CPU.
 run_emulator() {
   local log=build/$1/test_emulator.log status=0
+  local -a needs=(--no-tests=error)
+  [[ $1 != tsan ]] || needs=() # ThreadSanitizer's build has no emulated CUDA
   build "$1" emulator_tests || return 1
-  as_of "$1" ctest --preset "$1" --parallel "$(nproc)" --label-regex '^emulator$' 2>&1 | tee "$log" || status=1
+  as_of "$1" ctest --preset "$1" --parallel "$(nproc)" --label-regex '^emulator$' "${needs[@]}" 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s emulated CUDA: %s' "$1" "$(grep -E 'tests passed|No tests were found' "$log" | tail -n 1)")")
   return "$status"
 }
@@ -96,7 +98,7 @@ narrower_sets() {
 # run_as_on <instruction set>
 run_as_on() {
   local -a which=(--label-regex numeric)
-  ((nightly == 0)) || which=()
+  ((nightly == 0)) || which=(--label-exclude '^emulator$')
   local log=build/release/test_$1.log status=0
   MTRAIN_CPU_ISA=$1 ctest --preset release --parallel "$(nproc)" --no-tests=error "${which[@]}" 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s %s' "$1" "$(grep 'tests passed' "$log" | tail -n 1)")")
@@ -178,7 +180,7 @@ case $alone in
     ;;
   --ci)
     phase "packages" scripts/install-deps.sh --tests
-    phase "build: release" build release tests bench
+    phase "build: release" build release tests bench fuzz_targets
     for set in $(narrower_sets); do phase_in_time 200 "tests: release, as on $set" run_as_on "$set"; done
     phase_in_time 700 "tests: emulated CUDA" run_emulator release
     phase "tsan" sanitize tsan test_unit_comm test_unit_device

@@ -20,8 +20,8 @@ inline bool in_turn(size_t case_number, size_t variant, size_t variants) {
 }
 
 // Returns the numbers of the rows to try, each of which lists settings. At night these are all
-// rows. Else they are few rows that together have every setting of the table: as long as one is
-// missing, the first row with most missing ones is added.
+// rows. Else they are the first row and few others that together have every setting of the table:
+// as long as one is missing, the first row with most missing ones is added.
 inline std::vector<size_t> rows_to_try(const std::vector<std::vector<std::string>>& rows) {
   std::set<std::string> missing;
   for (const auto& row : rows) missing.insert(row.begin(), row.end());
@@ -30,6 +30,8 @@ inline std::vector<size_t> rows_to_try(const std::vector<std::vector<std::string
     for (size_t i = 0; i < rows.size(); ++i) chosen.push_back(i);
     return chosen;
   }
+  chosen.push_back(0);
+  for (const std::string& setting : rows[0]) missing.erase(setting);
   while (!missing.empty()) {
     const auto gain = [&](const std::vector<std::string>& row) {
       return std::ranges::count_if(row, [&](const auto& s) { return missing.contains(s); });

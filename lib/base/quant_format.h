@@ -10,7 +10,8 @@
 //   3. Write the kernels that quantize and multiply it, and dispatch to them in ops/quantize.cpp
 //      and ops/matmul.cpp (ops/experts.cpp for experts).
 //   4. Name it in linear_formats() of plan/options/recipe_options.cpp, for a word of the recipe.
-// lib/model and lib/parallel pass operands on, and need no change.
+// lib/model passes operands on; an outer scale beside scales of blocks needs a second one in
+// Operand.
 //
 // (R, K) is a matrix whose rows run along the summed dimension of a GEMM.
 #pragma once

@@ -9,8 +9,9 @@ target_compile_options(mtrain_options INTERFACE
 target_link_libraries(mtrain_options INTERFACE Threads::Threads)
 # GCC 12 sees an overlapping memcpy in every `const char* + std::string` (its bug 105651), in precompiled headers copies
 # beyond the end of strings, and in grouped sources vectors of uninitialized size.
+option(MTRAIN_UNITY "compile the sources of a target in groups" ON)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(mtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds;-Wno-maybe-uninitialized>)
+  target_compile_options(mtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds;$<$<BOOL:${MTRAIN_UNITY}>:-Wno-maybe-uninitialized>>)
 endif()
 if(MTRAIN_SANITIZE)
   # With a sanitizer's checks in the code, GCC warns of impossible cases; builds without a sanitizer find the real
@@ -62,7 +63,6 @@ endfunction()
 # Sources of a target are compiled in groups: headers, and what templates generate, are compiled once per group. That
 # takes a third of the compiler's time of full builds. MTRAIN_UNITY=OFF compiles each source alone, which is quicker
 # after a change of one source. Names in unnamed namespaces must be unique in a target.
-option(MTRAIN_UNITY "compile the sources of a target in groups" ON)
 set(CMAKE_UNITY_BUILD ${MTRAIN_UNITY})
 if(MTRAIN_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC takes a grouped source for a header, in which types of unnamed namespaces would be suspicious.

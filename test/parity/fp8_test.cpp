@@ -55,6 +55,17 @@ TEST_CASE("50 steps in 8 bits follow bf16") {
   }
 }
 
+TEST_CASE("gradients in 8 bits are those after the multiplier of a segment's output") {
+  const Changes multiplied{"model.residual_multiplier=0.22"};
+  const Result reference = train_alone(with(kBf16, multiplied), 4);
+  for (const Changes& changes : {kTensorwise, kDelayed}) {
+    const Result result = train_alone(with(changes, multiplied), 4);
+    check_gradients(reference, result, kGradients);
+    for (size_t step = 0; step < 4; ++step)
+      CHECK(result.norms[step] == Approx(reference.norms[step]).epsilon(kGradients));
+  }
+}
+
 TEST_CASE("e4m3 and hybrid and delayed scales are different trainings") {
   const auto hybrid = Run(kTensorwise).losses(4), delayed = Run(kDelayed).losses(4);
   const auto e4m3 = Run(with(kTensorwise, {"mixed_precision.fp8=e4m3"})).losses(4);

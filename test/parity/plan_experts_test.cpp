@@ -2,6 +2,7 @@
 // and the bytes that travel.
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include <catch2/catch.hpp>
 
@@ -155,6 +156,7 @@ Measured measure(const Recipe& r, int ranks) {
 // The plan assumes balanced experts: its bound is for the mean over ranks, which share all rows.
 TEST_CASE("planned memory and bytes of experts over ranks are those of a step, within 10 %") {
   size_t number = 0;
+  bool float8_tried = false;
   for (const Case& c : kCases) {
     ++number;
     const bool over_tp = !c.more.empty() && c.more[0].starts_with("distributed.tp_size");
@@ -165,9 +167,11 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
     std::vector<const char*> precisions{"fp32", "bf16_mixed"};
     if (with_float8) precisions.push_back("{name: bf16_mixed, fp8: hybrid}");
     for (size_t i = 0; i < precisions.size(); ++i) {
-      if (!in_turn(number, i, precisions.size())) continue;
       const char* precision = precisions[i];
       const bool float8 = *precision == '{';
+      // The first row with 8 bits keeps copies of the weights, so it is always tried.
+      const bool first_float8 = float8 && !std::exchange(float8_tried, true);
+      if (!first_float8 && !in_turn(number, i, precisions.size())) continue;
       Overrides all = kBase;
       all.insert(all.end(), c.more.begin(), c.more.end());
       all.push_back(fmt::format("distributed.ep_size={}", c.ep));

@@ -241,7 +241,7 @@ TEST_CASE("recomputation must say what, and find something to recompute") {
 TEST_CASE("attention scores have one multiplier") {
   expect_error(
       {.what = "two", .set = {"model.architecture=granite", "model.query_pre_attn_scalar=64"}},
-      "model.attention_multiplier", "both say by what attention scores are multiplied");
+      "model.attention_multiplier", "both set the factor of attention scores");
   expect_accepts({.what = "its own", .set = {"model.architecture=granite"}});
 }
 

@@ -289,7 +289,8 @@ void validate_model(const Recipe& r, Diagnostics& diagnostics) {
                       "set model.qk_layernorm: true, or leave qk_layernorm_all_heads out");
   diagnostics.require(!r.model.attention_multiplier || !r.model.query_pre_attn_scalar,
                       {"model.attention_multiplier", "model.query_pre_attn_scalar"},
-                      "both say by what attention scores are multiplied", "keep one of them");
+                      "both set the factor of attention scores",
+                      "set one of them, and the other one to none");
   diagnostics.require(r.model.attention_dropout == 0, {"model.attention_dropout"},
                       fmt::format("{} is asked for, but flash attention here has no dropout",
                                   r.model.attention_dropout),
