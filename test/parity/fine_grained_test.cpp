@@ -31,7 +31,7 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and change no bit of the res
   for (const char* schedule : {"interleaved_1f1b", "dualpipev"})
     for (const bool sharded : {false, true}) {
       const Changes base =
-          with(with(pipelined(schedule, 2, 2), sharded ? kFsdp2 : kMegatron), batch(16));
+          with(with(pipeline_layout(schedule, 2, 2), sharded ? kFsdp2 : kMegatron), batch(16));
       const auto plain = train_pipeline(4, base, 4);
       for (int flags = 0; flags < 16; ++flags) {
         // The first strategy has all combinations of flags, the second every third.
@@ -55,7 +55,7 @@ TEST_CASE("the fine-grained 1F1B's flags move work, and change no bit of the res
 }
 
 TEST_CASE("launches of a forward and a backward that run together are timed as part of a pair") {
-  const Changes base = with(pipelined("interleaved_1f1b", 2, 2), batch(8));
+  const Changes base = with(pipeline_layout("interleaved_1f1b", 2, 2), batch(8));
   for (const bool pairs : {false, true}) {
     const auto ranks = train_pipeline(2, pairs ? with(base, kPairs) : base, 1);
     for (const PipelineResult& r : ranks) {
@@ -83,7 +83,7 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
   };
   const Changes all = with(with(kGradientsFirst, kTwoLayers), with(kWholeLayers, kSplit));
   const auto fine = [&](int pp, const Changes& more) {
-    return with(with(pipelined("interleaved_1f1b", pp, 2), more),
+    return with(with(pipeline_layout("interleaved_1f1b", pp, 2), more),
                 pp == 4 ? with(kGradientsFirst, kWholeLayers) : all);
   };
   const Changes sequence{"distributed.tp_size=2", "distributed.sequence_parallel=true"};
@@ -92,15 +92,15 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
       {4, {}, fine(4, {})},
       {8, kGpt2, fine(4, kFsdp2)},
       {4, kTied, fine(2, kAtOnce)},
-      {4, kTied, with(with(pipelined("dualpipev", 2, 2), all), kMegatron)},
+      {4, kTied, with(with(pipeline_layout("dualpipev", 2, 2), all), kMegatron)},
       {2, {}, fine(2, {"recompute.granularity=full"})},
       {2,
        {},
        fine(2, {"recompute.granularity=full", "recompute.method=block", "recompute.num_layers=1"})},
       {4, kGpt2, fine(2, sequence)},
       {8, kTied, fine(2, with(sequence, {"distributed.cp_size=2"}))},
-      {2, {"model.num_layers=7"}, with(pipelined("interleaved_1f1b", 2, 3), kGradientsFirst)},
-      {2, {}, with(pipelined("dfs", 2, 4), kWholeLayers), 1e-5, "gloo"},
+      {2, {"model.num_layers=7"}, with(pipeline_layout("interleaved_1f1b", 2, 3), kGradientsFirst)},
+      {2, {}, with(pipeline_layout("dfs", 2, 4), kWholeLayers), 1e-5, "gloo"},
       {4, {}, fine(4, {}), 1e-5, "shared_memory"},
       {4, {"mixed_precision.name=bf16_mixed"}, fine(2, kFsdp2), 2e-2}};
   for (const Case& c : cases) {
@@ -114,7 +114,7 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
 namespace {
 // The second rank's launches of a step.
 PipelineResult second_rank(const Changes& changes) {
-  return train_pipeline(2, with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)), changes),
+  return train_pipeline(2, with(with(pipeline_layout("interleaved_1f1b", 2, 2), batch(8)), changes),
                         1)[1];
 }
 
@@ -190,7 +190,7 @@ struct Waits {
   int64_t computations = 0, beside = 0, delayed = 0;
 };
 Waits waits_for_gradients(const Changes& changes) {
-  const Setup setup(with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)), changes), 2);
+  const Setup setup(with(with(pipeline_layout("interleaved_1f1b", 2, 2), batch(8)), changes), 2);
   Waits waits;
   run_ranks(2, "thread", [&](TestRank& rank) {
     train::Trainer t = make_trainer(rank.device, setup.recipe, setup.data, rank.world);
@@ -234,11 +234,11 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
   // In the fourth case the gradients of all ranks are added once instead of after every
   // micro-batch, which changes the order of a sum and therefore its rounding.
   for (const Case& c : std::vector<Case>{
-           {2, {}, pipelined("1f1b", 2)},
-           {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), kMegatron)},
-           {4, kTied, with(with(pipelined("interleaved_1f1b", 2, 2), kFsdp2), kWholeLayers)},
-           {4, {}, with(pipelined("zero_bubble", 2), kAtOnce)},
-           {4, kTied, with(pipelined("gpipe", 2), {"distributed.tp_size=2"})}}) {
+           {2, {}, pipeline_layout("1f1b", 2)},
+           {4, kTied, with(pipeline_layout("interleaved_1f1b", 2, 2), kMegatron)},
+           {4, kTied, with(with(pipeline_layout("interleaved_1f1b", 2, 2), kFsdp2), kWholeLayers)},
+           {4, {}, with(pipeline_layout("zero_bubble", 2), kAtOnce)},
+           {4, kTied, with(pipeline_layout("gpipe", 2), {"distributed.tp_size=2"})}}) {
     const Changes base = with(with(c.model, c.layout), batch(16));
     const auto off = train_pipeline(c.ranks, base, 4),
                all = train_pipeline(c.ranks, with(base, defer), 4),
@@ -282,7 +282,7 @@ TEST_CASE("deferred weight gradients of the output layer run last, with the same
 TEST_CASE("the overlap settings decide when parameters of stages are gathered, and change no bit") {
   const Changes apart{"ddp.align_param_gather=false"},
       during{"ddp.overlap_param_gather_with_optimizer_step=true"};
-  const Changes base = with(with(pipelined("interleaved_1f1b", 2, 2), kMegatron), batch(8));
+  const Changes base = with(with(pipeline_layout("interleaved_1f1b", 2, 2), kMegatron), batch(8));
   const auto plain = train_pipeline(4, with(base, {"ddp.overlap_param_gather=false"}), 4);
   // The first step's updates (U) and gathers (g), without repetitions.
   const auto order = [](const PipelineResult& r) {
@@ -316,7 +316,7 @@ TEST_CASE("the overlap settings decide when parameters of stages are gathered, a
 }
 
 TEST_CASE("buckets and gathers belong to one stage each") {
-  const Changes base = with(with(pipelined("interleaved_1f1b", 2, 2), batch(8)),
+  const Changes base = with(with(pipeline_layout("interleaved_1f1b", 2, 2), batch(8)),
                             {"distributed.strategy=megatron_ddp", "ddp.align_param_gather=false"});
   const auto ranks = train_pipeline(4, base, 3),
              small = train_pipeline(4, with(base, {"ddp.bucket_size=1"}), 3),
@@ -369,7 +369,8 @@ TEST_CASE("sharded parameters and gradients of stages travel when the list says"
     CAPTURE(c.schedule, c.stages, c.defer);
     const Changes model = batch(8);
     const auto ranks = train_pipeline(
-        4, with(model, with(pipelined(c.schedule, 2, c.stages), c.defer ? kFsdp2 : kAtOnce)), 10);
+        4, with(model, with(pipeline_layout(c.schedule, 2, c.stages), c.defer ? kFsdp2 : kAtOnce)),
+        10);
     check_parity(alone(model, 10), ranks);
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const PipelineResult& r = ranks[rank];

@@ -33,7 +33,8 @@ TEST_CASE("every schedule trains as a single rank does") {
       CAPTURE(kind.name, kind.stages, c.pp, c.dp, c.rounds, c.strategy);
       const Changes model = batch(c.pp * c.rounds * c.dp);
       const auto ranks = train_pipeline(
-          c.pp * c.dp, with(with(model, pipelined(kind.name, c.pp, kind.stages)), c.strategy), 20);
+          c.pp * c.dp, with(with(model, pipeline_layout(kind.name, c.pp, kind.stages)), c.strategy),
+          20);
       check_parity(alone(model), ranks);
     }
   }
@@ -69,10 +70,10 @@ TEST_CASE("odd numbers of micro-batches, and four stages per rank, train as a si
     CAPTURE(c.schedule, c.pp, c.stages, c.micro_batches, c.dp);
     Changes model = batch(c.micro_batches * c.dp);
     if (c.pp * c.stages > 8) model = with(model, sixteen);
-    const auto ranks = train_pipeline(
-        c.pp * c.dp,
-        with(with(model, pipelined(c.schedule, c.pp, c.stages)), turn++ % 2 ? kMegatron : kFsdp2),
-        10);
+    const auto ranks = train_pipeline(c.pp * c.dp,
+                                      with(with(model, pipeline_layout(c.schedule, c.pp, c.stages)),
+                                           turn++ % 2 ? kMegatron : kFsdp2),
+                                      10);
     check_parity(alone(model, 10), ranks);
   }
 }
@@ -94,50 +95,53 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
   const Changes uneven{"model.num_layers=7"};
   const std::vector<Case> cases{
       // The tied table on two ranks, under every way to shard it; and on one rank.
-      {2, kTied, pipelined("1f1b", 2)},
-      {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), kFsdp2)},
-      {4, kTied, with(pipelined("zero_bubble", 2), kMegatron)},
-      {4, kTied, with(pipelined("v_schedule", 2, 2), kAtOnce)},
-      {8, kGpt2, with(pipelined("zero_bubble", 2, 2), kFsdp2)},
-      {4, kCapped, with(pipelined("interleaved_1f1b", 2, 2), kFsdp2)},
-      {2, kCapped, with(pipelined("1f1b", 2), full)},
-      {8, kCapped, with(with(pipelined("zero_bubble", 2), tp(true)), {"distributed.cp_size=2"})},
-      {4, kGpt2, with(pipelined("1f1b", 2), kMegatron)},
-      {4, kGpt2, with(pipelined("v_schedule", 4, 2), full)},
+      {2, kTied, pipeline_layout("1f1b", 2)},
+      {4, kTied, with(pipeline_layout("interleaved_1f1b", 2, 2), kFsdp2)},
+      {4, kTied, with(pipeline_layout("zero_bubble", 2), kMegatron)},
+      {4, kTied, with(pipeline_layout("v_schedule", 2, 2), kAtOnce)},
+      {8, kGpt2, with(pipeline_layout("zero_bubble", 2, 2), kFsdp2)},
+      {4, kCapped, with(pipeline_layout("interleaved_1f1b", 2, 2), kFsdp2)},
+      {2, kCapped, with(pipeline_layout("1f1b", 2), full)},
+      {8, kCapped,
+       with(with(pipeline_layout("zero_bubble", 2), tp(true)), {"distributed.cp_size=2"})},
+      {4, kGpt2, with(pipeline_layout("1f1b", 2), kMegatron)},
+      {4, kGpt2, with(pipeline_layout("v_schedule", 4, 2), full)},
       // Gradients that are reduced while other micro-batches still add to them.
-      {4, {}, with(pipelined("gpipe", 2), kAtOnce)},
-      {4, {}, with(pipelined("zero_bubble", 2), kAtOnce)},
-      {4, kTied, with(pipelined("zero_bubble", 2, 2), kAtOnce)},
+      {4, {}, with(pipeline_layout("gpipe", 2), kAtOnce)},
+      {4, {}, with(pipeline_layout("zero_bubble", 2), kAtOnce)},
+      {4, kTied, with(pipeline_layout("zero_bubble", 2, 2), kAtOnce)},
       {4,
        {},
-       with(pipelined("1f1b", 2),
+       with(pipeline_layout("1f1b", 2),
             {"distributed.strategy=fsdp2", "distributed.reshard_after_forward=true"})},
       {8,
        {},
-       with(pipelined("dualpipev", 2, 2),
+       with(pipeline_layout("dualpipev", 2, 2),
             {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"})},
       // Splits of the layers.
-      {3, uneven, pipelined("1f1b", 3)},
-      {2, uneven, with(pipelined("interleaved_1f1b", 2, 3), groups)},
+      {3, uneven, pipeline_layout("1f1b", 3)},
+      {2, uneven, with(pipeline_layout("interleaved_1f1b", 2, 3), groups)},
       {4, {}, {"distributed.pp_size=4", "distributed.pipeline.layout=Et|t*3|t*4|L"}},
       {8,
        {},
        {"distributed.pp_size=4", "distributed.pipeline.layout=Et*4||t*4|L",
         "distributed.strategy=fsdp2"}},
-      {2, {}, with(pipelined("zero_bubble", 2), selective)},
+      {2, {}, with(pipeline_layout("zero_bubble", 2), selective)},
       // Cases with tensor and sequence parallelism, with other backends, and in bf16.
-      {4, {}, with(pipelined("1f1b", 2), tp(false))},
-      {4, kTied, with(pipelined("interleaved_1f1b", 2, 2), tp(true))},
-      {8, kGpt2, with(with(pipelined("zero_bubble", 2), tp(true)), kFsdp2)},
-      {8, kTied, with(with(pipelined("1f1b", 2), tp(true)), {"distributed.cp_size=2"})},
+      {4, {}, with(pipeline_layout("1f1b", 2), tp(false))},
+      {4, kTied, with(pipeline_layout("interleaved_1f1b", 2, 2), tp(true))},
+      {8, kGpt2, with(with(pipeline_layout("zero_bubble", 2), tp(true)), kFsdp2)},
+      {8, kTied, with(with(pipeline_layout("1f1b", 2), tp(true)), {"distributed.cp_size=2"})},
       {4, kGpt2,
-       with(pipelined("v_schedule", 2, 2),
+       with(pipeline_layout("v_schedule", 2, 2),
             {"distributed.cp_size=2", "distributed.cp_comm_type=all_gather"})},
-      {16, {}, with(with(pipelined("zero_bubble", 2, 2), tp(true)), {"distributed.cp_size=2"})},
-      {2, kTied, pipelined("1f1b", 2), 1e-5, "gloo"},
-      {4, kTied, pipelined("interleaved_1f1b", 4, 2), 1e-5, "shared_memory"},
-      {4, with(bf16, kTied), pipelined("1f1b", 4), 2e-2},
-      {4, bf16, with(pipelined("zero_bubble", 2, 2), kFsdp2), 2e-2}};
+      {16,
+       {},
+       with(with(pipeline_layout("zero_bubble", 2, 2), tp(true)), {"distributed.cp_size=2"})},
+      {2, kTied, pipeline_layout("1f1b", 2), 1e-5, "gloo"},
+      {4, kTied, pipeline_layout("interleaved_1f1b", 4, 2), 1e-5, "shared_memory"},
+      {4, with(bf16, kTied), pipeline_layout("1f1b", 4), 2e-2},
+      {4, bf16, with(pipeline_layout("zero_bubble", 2, 2), kFsdp2), 2e-2}};
   for (const Case& c : cases) {
     CAPTURE(c.ranks, c.model, c.layout, c.backend);
     const Changes model = with(c.model, batch(16));
@@ -161,7 +165,7 @@ TEST_CASE("messages travel in the requested type") {
   for (const auto& [schedule, stages] : {std::pair{"1f1b", 1}, {"interleaved_1f1b", 2}})
     for (const char* overlap : {"true", "false"}) {
       CAPTURE(schedule, overlap);
-      const Changes base = with(with(pipelined(schedule, 2, stages), kFsdp2),
+      const Changes base = with(with(pipeline_layout(schedule, 2, stages), kFsdp2),
                                 with(batch(8), {fmt::format("comm_overlap.overlap_p2p_comm={}",
                                                             stages > 1 ? overlap : "false")}));
       const auto run = [&](const Changes& more) { return train_pipeline(2, with(base, more), 5); };
@@ -188,7 +192,7 @@ TEST_CASE("overlap of messages changes when they travel, and no bit of the resul
   };
   for (const char* schedule :
        {"interleaved_1f1b", "zero_bubble", "v_schedule", "looped_bfs", "dualpipev"}) {
-    const Changes base = with(with(pipelined(schedule, 2, 2), kMegatron), batch(8));
+    const Changes base = with(with(pipeline_layout(schedule, 2, 2), kMegatron), batch(8));
     const auto on = train_pipeline(4, with(base, overlap("true")), 5),
                off = train_pipeline(4, with(base, overlap("false")), 5),
                single = train_pipeline(4, with(with(base, overlap("false")), kSingle), 5),
@@ -236,7 +240,7 @@ TEST_CASE("messages one by one train as a single rank does, over every backend")
                                          {"dualpipev", 2, 2, "shared_memory"}}) {
     CAPTURE(c.schedule, c.pp, c.backend);
     const Changes model = batch(2 * c.pp);
-    Changes single = with(pipelined(c.schedule, c.pp, c.stages), kSingle);
+    Changes single = with(pipeline_layout(c.schedule, c.pp, c.stages), kSingle);
     if (c.stages > 1) single = with(single, off);
     check_parity(alone(model, 5), train_pipeline(c.pp, with(model, single), 5, c.backend));
   }
@@ -268,8 +272,8 @@ int64_t messages_together(const Changes& changes, int ranks) {
 
 TEST_CASE("messages go together between two computations, or one by one") {
   for (const Changes& layout :
-       {pipelined("1f1b", 3),
-        with(pipelined("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
+       {pipeline_layout("1f1b", 3),
+        with(pipeline_layout("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
     const int ranks = layout[0].back() - '0';
     CHECK(messages_together(with(batch(6), layout), ranks) > 0);
     CHECK(messages_together(with(with(batch(6), layout), kSingle), ranks) == 0);
@@ -279,15 +283,17 @@ TEST_CASE("messages go together between two computations, or one by one") {
 TEST_CASE("without overlap nothing is computed beside a message") {
   const Changes off{"comm_overlap.overlap_p2p_comm=false"};
   for (const auto& layout : std::vector<Changes>{
-           pipelined("1f1b", 2), pipelined("zero_bubble", 2),
-           with(pipelined("interleaved_1f1b", 4, 2), off), with(pipelined("looped_bfs", 2, 2), off),
-           with(pipelined("v_schedule", 2, 2), off), with(pipelined("1f1b", 2), kSingle),
-           with(pipelined("1f1b", 2), {"comm_overlap.defer_embedding_wgrad_compute=true"})}) {
+           pipeline_layout("1f1b", 2), pipeline_layout("zero_bubble", 2),
+           with(pipeline_layout("interleaved_1f1b", 4, 2), off),
+           with(pipeline_layout("looped_bfs", 2, 2), off),
+           with(pipeline_layout("v_schedule", 2, 2), off),
+           with(pipeline_layout("1f1b", 2), kSingle),
+           with(pipeline_layout("1f1b", 2), {"comm_overlap.defer_embedding_wgrad_compute=true"})}) {
     CAPTURE(layout);
     const int ranks = layout[0].back() - '0';
     CHECK(launches_beside_sends(with(batch(8), layout), ranks) == 0);
   }
-  CHECK(launches_beside_sends(with(batch(8), pipelined("interleaved_1f1b", 2, 2)), 2) > 0);
+  CHECK(launches_beside_sends(with(batch(8), pipeline_layout("interleaved_1f1b", 2, 2)), 2) > 0);
 }
 
 TEST_CASE("channels are connected before a schedule runs, by all ranks in the same order") {
@@ -297,7 +303,7 @@ TEST_CASE("channels are connected before a schedule runs, by all ranks in the sa
       {{pp_send, 1}, {pp_send, 2}, {pp_recv, 1}, {pp_recv, 2}},
       {{pp_recv, 0}, {pp_send, 0}, {pp_send, 2}, {pp_recv, 2}},
       {{pp_recv, 0}, {pp_recv, 1}, {pp_send, 0}, {pp_send, 1}}};
-  const Setup setup(with(pipelined("interleaved_1f1b", 3, 2), batch(6)), 3);
+  const Setup setup(with(pipeline_layout("interleaved_1f1b", 3, 2), batch(6)), 3);
   std::vector<std::vector<device::StreamId>> connected(3);
   run_ranks(3, "thread", [&](TestRank& rank) {
     auto& own = connected[size_t(rank.rank())];
@@ -319,11 +325,11 @@ TEST_CASE("messages larger than the buffer between two ranks do not block the ra
                      "train.micro_batch_size=8"};
   const auto one = pipeline_alone(base, 1).losses;
   for (const auto& layout : std::vector<Changes>{
-           pipelined("1f1b", 2), pipelined("interleaved_1f1b", 2, 2),
-           with(pipelined("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"}),
-           with(pipelined("interleaved_1f1b", 2, 2), kGradientsFirst),
-           with(pipelined("zero_bubble", 2), {}),
-           with(pipelined("v_schedule", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
+           pipeline_layout("1f1b", 2), pipeline_layout("interleaved_1f1b", 2, 2),
+           with(pipeline_layout("interleaved_1f1b", 2, 2), {"comm_overlap.overlap_p2p_comm=false"}),
+           with(pipeline_layout("interleaved_1f1b", 2, 2), kGradientsFirst),
+           with(pipeline_layout("zero_bubble", 2), {}),
+           with(pipeline_layout("v_schedule", 2, 2), {"comm_overlap.overlap_p2p_comm=false"})}) {
     CAPTURE(layout);
     check_close(one, train_pipeline(2, with(base, layout), 1)[0].losses, 1e-5);
   }
@@ -350,7 +356,7 @@ TEST_CASE("a schedule from a file is run as it is written") {
 
 TEST_CASE("micro-batches of a pipeline's own size, and gradients that are scaled again") {
   const Changes base =
-      with(pipelined("1f1b", 2), {"train.global_batch_size=8", "train.micro_batch_size=4"});
+      with(pipeline_layout("1f1b", 2), {"train.global_batch_size=8", "train.micro_batch_size=4"});
   const auto parts =
       train_pipeline(2, with(base, {"distributed.pipeline.pp_microbatch_size=2"}), 10);
   check_close(alone(batch(8), 10).losses, parts[0].losses, 1e-5);
@@ -367,11 +373,12 @@ TEST_CASE("a step flushes the pipeline once for each local batch of AutoModel's 
   const Changes local{"step_scheduler.local_batch_size=4",
                       "distributed.pipeline.pp_microbatch_size=2"};
   for (const auto& [layout, ranks, all] :
-       {std::tuple{pipelined("1f1b", 2), 2, 8},
-        {with(pipelined("interleaved_1f1b", 2, 2), kMegatron), 4, 24},
-        {with(pipelined("zero_bubble", 2), kFsdp2), 4, 16},
-        {with(pipelined("1f1b", 2), kAtOnce), 4, 16},
-        {with(with(pipelined("interleaved_1f1b", 2, 2), kGradientsFirst), kMegatron), 2, 12}}) {
+       {std::tuple{pipeline_layout("1f1b", 2), 2, 8},
+        {with(pipeline_layout("interleaved_1f1b", 2, 2), kMegatron), 4, 24},
+        {with(pipeline_layout("zero_bubble", 2), kFsdp2), 4, 16},
+        {with(pipeline_layout("1f1b", 2), kAtOnce), 4, 16},
+        {with(with(pipeline_layout("interleaved_1f1b", 2, 2), kGradientsFirst), kMegatron), 2,
+         12}}) {
     CAPTURE(layout, ranks);
     const int flushes = all / 4 / (ranks / 2);
     const auto flushed = train_pipeline(ranks, with(with(batch(all), layout), local), 10);
@@ -380,7 +387,7 @@ TEST_CASE("a step flushes the pipeline once for each local batch of AutoModel's 
     CHECK(std::ranges::count(flushed[0].executed, "0F1") == flushes);
     CHECK(std::ranges::count(flushed[0].executed, "0F2") == 0);
   }
-  const Changes base = with(with(batch(8), pipelined("1f1b", 2)), local);
+  const Changes base = with(with(batch(8), pipeline_layout("1f1b", 2)), local);
   const auto plain = train_pipeline(2, base, 1),
              scaled = train_pipeline(
                  2, with(base, {"distributed.pipeline.scale_grads_in_schedule=true"}), 1);
@@ -396,7 +403,8 @@ TEST_CASE("flushes of a step add nothing to the memory of activations and messag
       result = std::max(result, r.most_activations);
     return result;
   };
-  for (const Changes& layout : {pipelined("1f1b", 2), pipelined("interleaved_1f1b", 2, 2)}) {
+  for (const Changes& layout :
+       {pipeline_layout("1f1b", 2), pipeline_layout("interleaved_1f1b", 2, 2)}) {
     CAPTURE(layout);
     // The host enqueues at most four flushes ahead.
     CHECK(double(most(layout, 2, 16)) <= 1.05 * double(most(layout, 2, 4)));
@@ -412,10 +420,10 @@ TEST_CASE("a checkpoint of any pipeline resumes under any other") {
   const Changes model = with(kGpt2, batch(8));
   const std::vector<Case> layouts{
       {1, {}},
-      {2, pipelined("1f1b", 2)},
-      {4, with(pipelined("v_schedule", 2, 2), kFsdp2)},
-      {4, pipelined("interleaved_1f1b", 4, 2)},
-      {4, with(pipelined("zero_bubble", 2), {"distributed.tp_size=2"})}};
+      {2, pipeline_layout("1f1b", 2)},
+      {4, with(pipeline_layout("v_schedule", 2, 2), kFsdp2)},
+      {4, pipeline_layout("interleaved_1f1b", 4, 2)},
+      {4, with(pipeline_layout("zero_bubble", 2), {"distributed.tp_size=2"})}};
   const auto run = [&](const Case& c, const fs::path* from, const fs::path& to) {
     const Setup s(with(model, c.changes), c.ranks);
     std::vector<double> losses;
@@ -452,7 +460,7 @@ TEST_CASE("the stage that first has a value that is not finite reports its place
   const bool parameter = GENERATE(true, false);
   const char* schedule = GENERATE("1f1b", "zero_bubble");
   CAPTURE(parameter, schedule);
-  const Setup s(with(pipelined(schedule, 2), batch(8)), 4);
+  const Setup s(with(pipeline_layout(schedule, 2), batch(8)), 4);
   const std::string name = "layers.5.attention.qkv.weight";  // a parameter of the second stage
   std::vector<std::string> messages(4);
   run_ranks(4, "thread", [&](TestRank& rank) {

@@ -182,7 +182,7 @@ inline void check_parity(const PipelineResult& one, const std::vector<PipelineRe
     check_values(one, ranks, &PipelineResult::weights, 1e-2);  // Adam turns small gradients' signs
 }
 
-inline Changes pipelined(const std::string& schedule, int pp, int stages = 1) {
+inline Changes pipeline_layout(const std::string& schedule, int pp, int stages = 1) {
   return {fmt::format("distributed.pp_size={}", pp), fmt::format("distributed.vpp_size={}", stages),
           "distributed.pipeline.pp_schedule=" + schedule};
 }

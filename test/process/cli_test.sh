@@ -143,7 +143,7 @@ expect "dry run of more ranks than cores" 0 "h100 for each rank" -- --recipe "$w
   train.global_batch_size=4096
 expect "dry run for CPUs" 0 "CPU, 2 threads for each rank" -- "${experts[@]}" train.device=cpu train.threads=2 hardware.gpu=h200
 expect "dry run without data" 0 "dry run on 1 rank" -- --recipe "$work/good.yaml" --dry-run dataset.train="$work/nowhere"
-expect "dry run without a vocabulary" 2 "$work/nowhere" "give model.vocab_size" -- \
+expect "dry run without a vocabulary" 2 "$work/nowhere" "set model.vocab_size" -- \
   --recipe "$work/good.yaml" --dry-run '~model.vocab_size' tokenizer.path="$work/nowhere"
 expect "dry run of the fewest ranks" 0 "dry run on 4 ranks" "4: the fewest that the sizes (tp 2 x pp 2) and the batch of 32 allow" \
   "planned on the fullest rank: fits" -- --recipe "$work/good.yaml" --dry-run hardware.gpu=h100 \
