@@ -121,10 +121,10 @@ void products(Bench& b, const char* weight, int64_t out, int64_t in, int64_t row
   const Work product{flops, rows_bytes + matrices * double(dtype_size(b.dtype))},
       weight_gradient{flops, rows_bytes + matrices * 2 * sizeof(float)};  // read and written
   const auto forward = [&](const Tensor& first) {
-    return [&, first] { ops::grouped_matmul(b.stream, "fprop", x, w, first, true); };
+    return [&, first] { ops::grouped_matmul(b.stream, "fprop", x, w, first, true, x.dtype()); };
   };
   const auto input = [&](const Tensor& first) {
-    return [&, first] { ops::grouped_matmul(b.stream, "dgrad", dy, w, first, false); };
+    return [&, first] { ops::grouped_matmul(b.stream, "dgrad", dy, w, first, false, dy.dtype()); };
   };
   const auto gradient = [&](const Tensor& first) {
     return [&, first] {
@@ -170,10 +170,10 @@ struct Mlp {
   void dense() const {
     Stream& s = b.stream;
     const Tensor gate_up = ops::matmul(s, "up", x, wide_up, {.b = true}, b.dtype);
-    const Tensor act = ops::swiglu(s, gate_up);
+    const Tensor act = ops::swiglu(s, gate_up).plain;
     ops::matmul(s, "down", act, wide_down, {.b = true}, b.dtype);
     const Tensor dact = ops::matmul(s, "down", dy, wide_down, {}, b.dtype);
-    const Tensor dgate_up = ops::swiglu_backward(s, gate_up, dact, {});
+    const Tensor dgate_up = ops::swiglu_backward(s, gate_up, dact).dx.plain;
     ops::weight_gradient_into(s, "down", dy, act, d_wide_down, true, {});
     ops::matmul(s, "up", dgate_up, wide_up, {}, b.dtype);
     ops::weight_gradient_into(s, "up", dgate_up, x, d_wide_up, true, {});
@@ -188,15 +188,18 @@ struct Mlp {
     const Tensor x_RH = ops::permute(s, x, rows.choice_R, K);
     const Tensor weight =
         ops::permute(s, routing.weight_TK.view({T * K, 1}), rows.choice_R, 1).view({T * K});
-    const Tensor gate_up = ops::grouped_matmul(s, "up", x_RH, up, rows.first_E1, true);
+    const Tensor gate_up =
+        ops::grouped_matmul(s, "up", x_RH, up, rows.first_E1, true, x_RH.dtype());
     const Tensor act = ops::weighted_swiglu(s, gate_up, weight);
-    const Tensor out = ops::grouped_matmul(s, "down", act, down, rows.first_E1, true);
+    const Tensor out = ops::grouped_matmul(s, "down", act, down, rows.first_E1, true, x_RH.dtype());
     ops::unpermute(s, out, rows.row_TK);
     const Tensor dout = ops::permute(s, dy, rows.choice_R, K);
-    const Tensor dact = ops::grouped_matmul(s, "down", dout, down, rows.first_E1, false);
+    const Tensor dact =
+        ops::grouped_matmul(s, "down", dout, down, rows.first_E1, false, x_RH.dtype());
     const auto d = ops::weighted_swiglu_backward(s, gate_up, weight, dact, {});
     ops::grouped_weight_gradient_into(s, "down", dout, act, rows.first_E1, d_down, true);
-    const Tensor dx_RH = ops::grouped_matmul(s, "up", d.dgate_up_R2F, up, rows.first_E1, false);
+    const Tensor dx_RH =
+        ops::grouped_matmul(s, "up", d.dgate_up_R2F, up, rows.first_E1, false, x_RH.dtype());
     ops::grouped_weight_gradient_into(s, "up", d.dgate_up_R2F, x_RH, rows.first_E1, d_up, true);
     const Tensor dx = ops::unpermute(s, dx_RH, rows.row_TK);
     const Tensor dweight =
