@@ -48,7 +48,7 @@ python3 -B scripts/check_source.py || failed+=(source)
 python3 -B scripts/check_docs.py || failed+=(docs)
 python3 -B scripts/check_prose.py || failed+=(prose)
 # Where CI's time is limited, so is that of files which nobody has recorded.
-[[ -z ${MTRAIN_ENDS_AT:-} ]] || tidy+=(--seconds 150)
+[[ -z ${MTRAIN_ENDS_AT:-} ]] || tidy+=(--seconds 100)
 python3 -B scripts/check_tidy.py "${tidy[@]}" || failed+=(clang-tidy)
 ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
 say "checks passed"

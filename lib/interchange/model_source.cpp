@@ -55,7 +55,8 @@ class Source : public recipe::ModelSource {
   std::optional<Architecture> megatron_family(std::string_view class_path) const override {
     const Family* found = nullptr;
     for (const Family& family : families())
-      if (!family.bridge_name.empty() && class_path.find(family.bridge_name) != class_path.npos &&
+      if (!family.bridge_name.empty() &&
+          class_path.find(family.bridge_name) != std::string_view::npos &&
           (!found || family.bridge_name.size() > found->bridge_name.size()))
         found = &family;
     if (!found) return std::nullopt;
