@@ -18,7 +18,7 @@ struct Scale {
 // A matrix as a GEMM reads it: plain numbers (fp32, bf16 or fp16), or quantized.
 struct Operand {
   Tensor data;
-  // Of quantized elements: one inverse for all of them, or those of the format's blocks. Blocks lie
+  // Quantized elements have one inverse for all of them, or one for each block. Blocks lie
   // along the rows of `data`.
   Tensor inverse;
   ScaleBlocks blocks = ScaleBlocks::none;

@@ -27,7 +27,7 @@ namespace mtrain::recipe {
 
 class ModelSource;
 
-// Where a field's value comes from; `derived` values follow from other fields.
+// The origin of a field's value; `derived` values follow from other fields.
 enum class Origin { by_default, recipe, command_line, derived };
 
 struct Recipe {

@@ -60,9 +60,9 @@ function(mtrain_precompile target name)
   target_precompile_headers(${target} REUSE_FROM mtrain_pch_${name})
 endfunction()
 
-# Sources of a target are compiled in groups: headers, and what templates generate, are compiled once per group. That
-# takes a third of the compiler's time of full builds. MTRAIN_UNITY=OFF compiles each source alone, which is quicker
-# after a change of one source. Names in unnamed namespaces must be unique in a target.
+# Sources of a target are compiled in groups: headers, and what templates generate, are compiled once per group, which
+# makes full builds much shorter. MTRAIN_UNITY=OFF compiles each source alone, which is quicker after a change of one
+# source. Names in unnamed namespaces must be unique in a target.
 set(CMAKE_UNITY_BUILD ${MTRAIN_UNITY})
 if(MTRAIN_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC takes a grouped source for a header, in which types of unnamed namespaces would be suspicious.

@@ -1,5 +1,5 @@
-// Which activations backward recomputes: the recipe's recompute section with every default filled
-// in.
+// The choice of activations that backward recomputes: the recipe's recompute section with every
+// default filled in.
 #pragma once
 #include <cstdint>
 
