@@ -52,7 +52,7 @@ std::map<Place, std::vector<int>> ranks_by_place(const std::vector<Place>& place
 }  // namespace
 
 MatrixExchange::MatrixExchange(Stream& compute, const MatrixRanks& ranks, model::ParamStore& params,
-                               const OwnedState::Has& has, const Flops& flops)
+                               const OwnedState::Has& has, const Flops& flops, bool per_shard)
     : compute_(compute), stream_(ranks.stream), group_(ranks.group) {
   std::vector<const model::Parameter*> with;
   for (const model::Parameter* p : params.params())
@@ -64,7 +64,7 @@ MatrixExchange::MatrixExchange(Stream& compute, const MatrixRanks& ranks, model:
   std::vector<std::map<Place, int64_t>> held;  // elements, by place
   for (size_t i = 0; i < with.size(); ++i) {
     const auto by_place = ranks_by_place(places[i]);
-    for (const Matrix& m : matrices_of(*with[i])) {
+    for (const Matrix& m : per_shard ? shard_matrices_of(*with[i]) : matrices_of(*with[i])) {
       matrices.push_back({with[i], m});
       param_of.push_back(i);
       work.push_back(flops(m.rows, m.columns));

@@ -34,9 +34,10 @@ class MatrixExchange {
   };
   using Flops = std::function<double(int64_t rows, int64_t columns)>;
 
-  // All of `ranks` call this. `has` says whose matrices are meant.
+  // All of `ranks` call this. `has` says whose matrices are meant. `per_shard`: the part of a
+  // weight that a rank of tensor parallelism has is a matrix; otherwise the weight is.
   MatrixExchange(Stream& compute, const MatrixRanks& ranks, model::ParamStore& params,
-                 const OwnedState::Has& has, const Flops& flops);
+                 const OwnedState::Has& has, const Flops& flops, bool per_shard);
 
   // Calls `work` with each matrix that this rank owns, (rows, columns) in fp32, made of the owned
   // gradients of all ranks. `work` replaces it, and what it leaves becomes the owned gradients. All

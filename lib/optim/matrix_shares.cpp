@@ -23,6 +23,37 @@ std::vector<Matrix> matrices_of(const model::ParamSpec& p) {
   return all;
 }
 
+std::vector<Matrix> shard_matrices_of(const model::ParamSpec& p) {
+  using Dim = model::ShardSpec::Dim;
+  if (p.shard.dim == Dim::none || p.shard.ranks == 1) return matrices_of(p);
+  std::vector<Matrix> all;
+  for (const Matrix& weight : matrices_of(p))
+    for (int shard = 0; shard < p.shard.ranks; ++shard) {
+      Matrix part = weight;
+      part.shard = shard;
+      if (p.shard.dim == Dim::columns) {
+        part.columns = p.columns();
+        part.column = shard * p.columns();
+      } else {
+        int64_t first = 0, end = 0;
+        for (const model::RowShard& r : rows_of(p.shard, p.part_shape()[p.row_dim()], shard)) {
+          const int64_t from = std::max(r.whole, weight.row),
+                        to = std::min(r.whole + r.count, weight.row + weight.rows);
+          if (from >= to) continue;
+          MT_CHECK(end == 0 || from == end, "rank {} has no neighbouring rows of a weight in {}",
+                   shard, p.name);
+          if (end == 0) first = from;
+          end = to;
+        }
+        if (end == 0) continue;  // all of its rows are padding
+        part.row = first;
+        part.rows = end - first;
+      }
+      all.push_back(part);
+    }
+  return all;
+}
+
 Place place_of(const model::Parameter& p) {
   return {p.shard.rank, p.experts.rank, p.unit->sharding.rank};
 }
@@ -47,6 +78,7 @@ void for_rectangles(int64_t from, int64_t to, int64_t columns, const F& f) {
 std::vector<Tile> tiles_of(const model::Parameter& p, const Matrix& m, const Place& place) {
   const int64_t experts = p.matrices(), expert = m.expert - place.expert * experts;
   if (expert < 0 || expert >= experts) return {};
+  if (m.shard && *m.shard != place.shard) return {};
   const model::ParamUnit& unit = *p.unit;
   const auto piece = std::ranges::find_if(unit.pieces, [&](const model::Piece& x) {
     return p.begin >= x.begin && p.begin < x.begin + x.count;
@@ -64,15 +96,16 @@ std::vector<Tile> tiles_of(const model::Parameter& p, const Matrix& m, const Pla
     // The element of the rank's tensor at which row `first` of the matrix begins.
     const int64_t begin = (expert * local_rows + r.here + first - r.whole) * width,
                   end = begin + (last - first) * width;
-    for_rectangles(std::max(begin, owned) - begin, std::min(end, owned_end) - begin, width,
-                   [&](int64_t at, int64_t row, int64_t column, int64_t rows, int64_t columns) {
-                     tiles.push_back({.in_unit = p.begin + begin + at,
-                                      .row = first - m.row + row,
-                                      .column = column + (by_columns ? place.shard * width : 0),
-                                      .rows = rows,
-                                      .columns = columns,
-                                      .copy = r.replica > 0});
-                   });
+    for_rectangles(
+        std::max(begin, owned) - begin, std::min(end, owned_end) - begin, width,
+        [&](int64_t at, int64_t row, int64_t column, int64_t rows, int64_t columns) {
+          tiles.push_back({.in_unit = p.begin + begin + at,
+                           .row = first - m.row + row,
+                           .column = column + (by_columns ? place.shard * width : 0) - m.column,
+                           .rows = rows,
+                           .columns = columns,
+                           .copy = r.replica > 0 && !m.shard});
+        });
   }
   return tiles;
 }

@@ -43,7 +43,8 @@ Muon::Muon(Stream& stream, model::ParamStore& params, const plan::OptimizerOptio
           stream, ranks, params, [this](const model::ParamSpec& p) { return momentum_.has(p); },
           [this](int64_t rows, int64_t columns) {
             return iteration_of(options_).flops(rows, columns);
-          }) {}
+          },
+          options_.per_shard) {}
 
 std::vector<StateTensor> Muon::state() const {
   std::vector<StateTensor> all{{".momentum", momentum_, true}};

@@ -3,6 +3,8 @@
 // and scales, token tables, positions and the output layer.
 //
 // The update is that of whole matrices under every layout: MatrixExchange brings each to one rank.
+// MuonOptions::per_shard is Megatron's blockwise mode: the part of a matrix that a rank of tensor
+// parallelism has is orthogonalized and scaled alone.
 // A matrix is a weight as Hugging Face models have it: q, k and v, gate and up, and each expert are
 // matrices of their own, though mtrain stacks them in one tensor.
 #pragma once

@@ -86,6 +86,15 @@ bool keeps_state(const std::string& path, const Recipe& r) {
   return path == "model.moe.aux_loss_coeff" && experts->loss_coeffs.global > 0;
 }
 
+// Whether this setting decides which parts of a weight are matrices of their own.
+bool divides_matrices(const std::string& path, const Recipe& r) {
+  if (r.optimizer.name != recipe::OptimizerName::muon ||
+      r.optimizer.muon.tp_mode != recipe::MuonTpMode::blockwise)
+    return false;
+  return path == "distributed.tp_size" ||
+         (path == "distributed.expert_tp_size" && r.model.moe.num_experts > 0);
+}
+
 // Loads the printed recipe of this run.
 std::optional<Recipe> read_present(const recipe::ModelSource& models, const std::string& text) {
   Diagnostics diagnostics;
@@ -124,6 +133,13 @@ std::string resume_differences(const recipe::ModelSource& models, const SavedRec
         (must_agree(row.path) || keeps_state(row.path, saved) != keeps_state(row.path, *now)))
       differences +=
           fmt::format("\n  {}: saved with {}, now {}", row.path, row.show(saved), row.show(*now));
+    else if (row.show(saved) != row.show(*now) && divides_matrices(row.path, saved) &&
+             divides_matrices(row.path, *now))
+      differences += fmt::format(
+          "\n  {}: saved with {}, now {}; optimizer.muon.tp_mode blockwise is another optimizer "
+          "for "
+          "each of them, and gathered continues under all",
+          row.path, row.show(saved), row.show(*now));
   return differences;
 }
 

@@ -81,12 +81,20 @@ std::string bf16_text(train::Trainer& t) {
   }
 }
 
-// Returns the optimizer of matrices; empty if AdamW updates everything.
+// Returns the optimizer of matrices, and the groups of parameters with other settings; empty if
+// AdamW updates all alike.
 std::string optimizer_text(const plan::OptimizerOptions& o) {
-  if (!o.muon.on) return "";
-  return fmt::format(
-      "Muon for the matrices of layers, {} Newton-Schulz steps in {}; AdamW for the rest",
-      o.muon.ns_steps, o.muon.bf16 ? "bf16" : "fp32");
+  std::string text;
+  if (o.muon.on)
+    text = fmt::format(
+        "Muon for the matrices of layers{}, {} Newton-Schulz steps in {}; AdamW for the rest",
+        o.muon.per_shard ? " (each rank of tp its part)" : "", o.muon.ns_steps,
+        o.muon.bf16 ? "bf16" : "fp32");
+  if (o.groups.empty()) return text;
+  if (text.empty()) text = "AdamW";
+  text += "; groups";
+  for (const plan::OptimizerGroup& g : o.groups) text += fmt::format(" `{}`", g.match);
+  return text;
 }
 
 OverlapRows kind_of(const plan::OverlapRow& row) {

@@ -105,6 +105,42 @@ TEST_CASE("the tiles of all ranks cover each matrix once, copies left out") {
       }
 }
 
+TEST_CASE("each rank's part of a matrix is one of its own, and only that rank has its tiles") {
+  for (const int tp : {1, 2, 4})
+    for (const int ranks : {1, 3})
+      for (const char* name : {"qkv", "proj", "router", "gate_up"}) {
+        CAPTURE(tp, ranks, name);
+        Layer first(tp, 0, 1, 0, {.ranks = ranks, .piece = 100});
+        const model::Parameter& spec = *first.params.find(name);
+        const bool divided = tp > 1 && name != std::string("router");
+        CHECK(shard_matrices_of(spec).size() ==
+              matrices_of(spec).size() * size_t(divided ? tp : 1));
+        for (const Matrix& m : shard_matrices_of(spec)) {
+          CHECK(m.shard.has_value() == divided);
+          std::vector<int> covered(size_t(m.rows * m.columns));
+          for (int t = 0; t < tp; ++t)
+            for (int d = 0; d < ranks; ++d) {
+              if (!divided && t > 0) continue;
+              const Layer layer(tp, t, 1, 0, {.ranks = ranks, .rank = d, .piece = 100});
+              const model::Parameter& p = *const_cast<Layer&>(layer).params.find(name);
+              const Shape whole = p.whole_shape();
+              for (const Tile& tile : tiles_of(p, m, place_of(p))) {
+                REQUIRE(m.shard.value_or(t) == t);
+                for (int64_t i = 0; i < tile.count(); ++i) {
+                  const int64_t row = tile.row + i / tile.columns,
+                                column = tile.column + i % tile.columns;
+                  REQUIRE(p.whole_index(tile.in_unit - p.begin + i) ==
+                          (m.expert * whole[p.row_dim()] + m.row + row) * whole[whole.rank() - 1] +
+                              m.column + column);
+                  ++covered[size_t(row * m.columns + column)];
+                }
+              }
+            }
+          REQUIRE(covered == std::vector<int>(covered.size(), 1));
+        }
+      }
+}
+
 TEST_CASE("owners are balanced by work, and a rank that has a matrix is preferred") {
   const auto nothing = [](size_t, int) { return 0.0; };
   CHECK(balanced_owners({3, 8, 3, 2}, 2, nothing) == std::vector{1, 0, 1, 1});

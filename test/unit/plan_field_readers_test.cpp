@@ -157,8 +157,8 @@ class Print {
     all(a, b, c, d, e, f, g, h, i, j);
   }
   void add(const MuonOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
-    all(a, b, c, d, e, f, g, h, i, j);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k] = o;
+    all(a, b, c, d, e, f, g, h, i, j, k);
   }
   void add(const plan::OptimizerGroup& o) {
     const auto& [a, b, c, d, e] = o;

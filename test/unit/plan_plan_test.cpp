@@ -199,6 +199,38 @@ TEST_CASE("a resumed run may learn at another rate, and neither see other data n
   CHECK(differences({"optimizer.name=adam", "optimizer.groups=[{match: down, lr: 1e-3}]"}).empty());
 }
 
+TEST_CASE("blockwise Muon warns at each start, and resumes under its tp_size alone") {
+  const std::string muon = "optimizer.name=muon", blockwise = "optimizer.muon.tp_mode=blockwise",
+                    tp_2 = "distributed.tp_size=2", tp_4 = "distributed.tp_size=4";
+  const auto warned = [](const std::vector<std::string>& changes) {
+    Diagnostics diagnostics;
+    load_recipe(interchange::model_source(), MTRAIN_SOURCE_DIR "/recipes/quickstart.yaml", changes,
+                diagnostics, 4);
+    return diagnostics.text(recipe::Severity::warning).find("optimizer.muon.tp_mode") !=
+           std::string::npos;
+  };
+  CHECK(warned({muon, blockwise, tp_2}));
+  CHECK_FALSE(warned({muon, blockwise}));
+  CHECK_FALSE(warned({muon, tp_2}));
+  const TemporaryFolder folder;
+  const auto path = folder / "recipe.yaml";
+  const auto text = [](const std::vector<std::string>& changes) {
+    return make_plan(ready("quickstart", 4, changes), 4, 257).text;
+  };
+  const auto differences = [&](const std::vector<std::string>& saved,
+                               const std::vector<std::string>& now) {
+    write_file_atomic(path, text(saved).recipe_with_origins);
+    return resume_differences(interchange::model_source(), {path}, text(now).recipe);
+  };
+  CHECK(differences({muon, blockwise, tp_2}, {muon, blockwise, tp_2}).empty());
+  CHECK_THAT(
+      differences({muon, blockwise, tp_2}, {muon, blockwise, tp_4}),
+      Catch::Contains("distributed.tp_size: saved with 2, now 4") && Catch::Contains("gathered"));
+  CHECK_FALSE(differences({muon, blockwise}, {muon, blockwise, tp_2}).empty());
+  CHECK(differences({muon, blockwise, tp_2}, {muon, tp_4}).empty());
+  CHECK(differences({muon, tp_2}, {muon, tp_4}).empty());
+}
+
 TEST_CASE("a resumed run says which settings have changed, and not where its files are") {
   const TemporaryFolder folder;
   const auto path = folder / "recipe.yaml";

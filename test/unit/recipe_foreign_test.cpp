@@ -478,8 +478,9 @@ TEST_CASE(
   CHECK(megatron.muon.ns_steps == 6);
   CHECK(megatron.muon.scale_mode == MuonScale::spectral);
   CHECK(megatron.muon.scale_factor == 0.2);
-  expect_told("optimizer: {name: muon, muon_tp_mode: blockwise}\n", Severity::error,
-              "optimizer.muon_tp_mode", "another optimizer");
+  CHECK(megatron.muon.tp_mode == MuonTpMode::gathered);
+  CHECK(loaded("optimizer: {name: muon, muon_tp_mode: blockwise}\n").optimizer.muon.tp_mode ==
+        MuonTpMode::blockwise);
   expect_told("optimizer: {name: muon, muon_split_qkv: false}\n", Severity::error,
               "optimizer.muon_split_qkv", "three matrices");
   expect_told("optimizer: {name: muon, muon_coefficient_type: quintic}\n", Severity::error,

@@ -24,6 +24,7 @@ struct MuonOptions {
   Scale scale = Scale::original;
   double scale_factor = 1;     // multiplies the factor above
   bool bf16 = false;           // the Newton-Schulz iteration's GEMMs read bf16; otherwise fp32
+  bool per_shard = false;      // each rank of tensor parallelism takes its part as a matrix
   double others_lr_scale = 1;  // the learning rate of AdamW's parameters over that of the matrices
 };
 

@@ -116,6 +116,7 @@ MuonOptions muon_options(const recipe::OptimizerConfig& o) {
           .scale = muon_scale(m.scale_mode),
           .scale_factor = m.scale_factor,
           .bf16 = m.ns_dtype == recipe::MuonGemm::bf16,
+          .per_shard = m.tp_mode == recipe::MuonTpMode::blockwise,
           .others_lr_scale = m.adamw_lr.value_or(o.lr) / o.lr};
 }
 

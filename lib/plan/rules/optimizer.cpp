@@ -70,6 +70,15 @@ void validate_muon(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(
       o.decoupled_weight_decay, {"optimizer.decoupled_weight_decay", "optimizer.name"},
       "muon's weights decay beside the update, but decoupled_weight_decay is false", "remove it");
+  const auto& d = r.distributed;
+  if (o.muon.tp_mode == recipe::MuonTpMode::blockwise &&
+      (d.tp_size > 1 || (r.model.moe.num_experts > 0 && d.expert_tp_size.value_or(d.tp_size) > 1)))
+    diagnostics.warn(
+        "optimizer.muon.tp_mode",
+        fmt::format("blockwise updates each of {} parts of a matrix by itself, so that "
+                    "losses depend on tp_size",
+                    d.tp_size > 1 ? d.tp_size : *d.expert_tp_size),
+        "set it to gathered for the same losses under every layout");
 }
 
 }  // namespace

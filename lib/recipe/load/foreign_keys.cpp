@@ -283,10 +283,6 @@ constexpr std::array kForeignKeys{
                "optimizer.moments and optimizer.master_weights decide the types"},
     ForeignKey{"optimizer.use_triton", kNone, kOwnKernels},
     ForeignKey{"optimizer.flatten", kNone, "matrices have two dimensions"},
-    kept_of_muon("optimizer.muon_tp_mode",
-                 "Muon takes whole matrices under every layout; blockwise takes each rank's part "
-                 "by itself, which is another optimizer for each tp_size",
-                 "write duplicated, or leave it out"),
     kept_of_muon("optimizer.muon_split_qkv",
                  "Muon takes q, k and v as three matrices, as it takes gate and up as two",
                  "leave it out"),

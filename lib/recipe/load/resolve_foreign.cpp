@@ -83,8 +83,7 @@ struct MuonKey {
   std::vector<std::string_view> harmless;
 };
 const std::vector<MuonKey>& muon_keys() {
-  static const std::vector<MuonKey> list{{"optimizer.muon_tp_mode", {"duplicated", "distributed"}},
-                                         {"optimizer.muon_split_qkv", {"true", "yes", "on"}},
+  static const std::vector<MuonKey> list{{"optimizer.muon_split_qkv", {"true", "yes", "on"}},
                                          {"optimizer.muon_coefficient_type", {"simple"}},
                                          {"optimizer.muon_scalar_optimizer", {"adam", "adamw"}}};
   return list;

@@ -35,6 +35,14 @@ constexpr auto enum_names(MuonGemm) {
   return std::array{EnumName{MuonGemm::fp32, "fp32"}, EnumName{MuonGemm::bf16, "bf16"}};
 }
 
+// Which matrix Muon updates where tensor parallelism divides a weight.
+enum class MuonTpMode { gathered, blockwise };
+constexpr auto enum_names(MuonTpMode) {
+  return std::array{
+      EnumName{MuonTpMode::gathered, "gathered"}, EnumName{MuonTpMode::gathered, "duplicated"},
+      EnumName{MuonTpMode::gathered, "distributed"}, EnumName{MuonTpMode::blockwise, "blockwise"}};
+}
+
 struct MuonConfig {
   double momentum = 0.95;
   bool nesterov = true;
@@ -44,6 +52,7 @@ struct MuonConfig {
   MuonScale scale_mode = MuonScale::original;
   double scale_factor = 1;
   MuonGemm ns_dtype = MuonGemm::fp32;
+  MuonTpMode tp_mode = MuonTpMode::gathered;
   std::optional<double> adamw_lr;
 
   static constexpr auto fields = std::tuple{
@@ -87,6 +96,11 @@ struct MuonConfig {
       Field{"ns_dtype", &MuonConfig::ns_dtype,
             "operands of the iteration's GEMMs; bf16 is faster on GPUs, and layouts then differ by "
             "its rounding"},
+      Field{"tp_mode",
+            &MuonConfig::tp_mode,
+            "gathered: whole matrices, the same under every layout; blockwise: each rank's part of "
+            "a matrix by itself, which is another optimizer for each tp_size",
+            {.aliases = "optimizer.muon_tp_mode"}},
       Field{"adamw_lr",
             &MuonConfig::adamw_lr,
             "peak learning rate of the parameters that AdamW updates: biases, norms, embeddings "
