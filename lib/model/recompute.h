@@ -1,4 +1,5 @@
-// Recompute says which activations backward computes again instead of keeping them.
+// Recompute lists the activations that backward computes again instead of keeping them. lib/train
+// copies it from plan::RecomputeOptions.
 #pragma once
 #include <cstdint>
 
@@ -16,7 +17,8 @@ struct Recompute {
   // Full recomputation: the stage's first `layers` layers form groups of `group` layers, and only
   // the input of a group is kept. The other layers keep everything. group = 0: no layer takes part.
   int64_t group = 0, layers = 0;
-  // Such a group keeps what its routers find, too, so that recomputation leaves them out.
+  // Such a group also keeps the logits, choices and weights of its routers, and recomputation does
+  // not compute them again.
   bool keeps_router = false;
 };
 

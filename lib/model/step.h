@@ -95,8 +95,9 @@ struct Step {
   // Null if nobody asks for what routers find, and their losses have no gradient.
   const ExpertsOfStep* experts = nullptr;
   bool recomputing = false;  // an earlier forward has computed the same already
-  // Null where activations are kept; else where the earlier forward leaves for the recomputation
-  // what the host had to wait for. Both go through the layers in the same order.
+  // Results of the first forward that its recomputation reuses: numbers that the host had to wait
+  // for, and the routers' results if these are kept. Both passes go through the layers in the same
+  // order. Null if activations are kept.
   std::deque<std::any>* found = nullptr;
   // Whether tokens may travel to their experts in chunks. False in a pass that computes while
   // another micro-batch's tokens travel.

@@ -50,8 +50,8 @@ struct ParamSpec {
   // Rows of the layout-free tensor. A rank's rows beyond them are padding and stay zero. -1:
   // nothing is padded.
   int64_t rows = -1;
-  // Whether a GEMM makes the gradient: its first contribution of a step then overwrites it
-  // (Parameter::fresh).
+  // Whether a GEMM computes the gradient. The first GEMM of a step then overwrites the gradient of
+  // the step before (Parameter::fresh).
   bool matmul_grad = true;
   // Rows of each of the weights that are stacked in a matrix of the layout-free tensor, such as q,
   // k and v. Empty: the matrix is one weight.
