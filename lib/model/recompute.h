@@ -9,8 +9,8 @@ struct Recompute {
   // Selective recomputation, of every layer's attention core and MLP, and of its norms. `norms`
   // adds those of queries and keys if the core that reads them is computed again.
   bool attention_core = false, norms = false, mlp = false;
-  // In layers with experts: the rows of experts and all that they compute but the router's choices,
-  // the experts' activation, and the shared expert.
+  // In layers with experts: the experts with their rows, but not the router's choices; only the
+  // experts' activation; and the shared expert.
   bool experts = false, experts_act = false, shared_expert = false;
   // The outputs of a layer's norms and of its activation, from their inputs, which are kept.
   bool cheap = true;

@@ -179,8 +179,8 @@ class ParamStore {
   // Writes the weights that this rank owns of `p`. `values` are those of the layout-free tensor.
   // ParamUploader does the same for values that are not in memory.
   static void set_master(Stream& stream, const Parameter& p, const std::vector<float>& values);
-  // Clear the gradients of all units, one unit or one parameter, which must not be sharded away. A
-  // GEMM's gradient is not written but marked as fresh.
+  // Clear the gradients of all units that have memory for them, of one unit, or of one parameter. A
+  // gradient that a GEMM computes is only marked as fresh, and the GEMM overwrites it.
   void zero_grads(Stream& stream);
   void zero_grads(Stream& stream, ParamUnit& unit);
   static void zero_grad(Stream& stream, Parameter& p);
