@@ -40,8 +40,9 @@ constexpr const GpuFacts& facts(Gpu gpu) { return kGpuFacts[size_t(gpu)]; }
 // Returns the GPU of a device's name ("NVIDIA H100 80GB HBM3"); null if no row is its.
 const GpuFacts* find_gpu(std::string_view device_name);
 
-// Returns the rate of dense GEMMs of the device of that name, in FLOP/s; 0 if it is unknown. So it
-// is for a part of a GPU (MIG), and for cards, which have the modules' names and lower clocks.
+// Returns the rate of dense GEMMs of the device of that name, in FLOP/s; 0 if it is unknown. The
+// rate is unknown for a part of a GPU (MIG), and for PCIe and NVL cards: find_gpu() takes them for
+// SXM modules, but their clocks are lower.
 double rated_flops(std::string_view device_name, DType dtype);
 
 }  // namespace mtrain

@@ -9,7 +9,7 @@
 namespace mtrain::comm {
 
 namespace {
-// The bytes that a rank sends over the link and receives from it, in the best algorithm.
+// The bytes that a rank sends to other ranks and receives from them, under the best algorithm.
 struct OverLink {
   double sent, received;
 };
@@ -29,11 +29,12 @@ struct Group::State {
     return link && link->carries(stream.id()) ? link : nullptr;
   }
 
-  // Enqueues one call, run(communicator, context), on `stream`. `sent` are the bytes that a rank
-  // sends over the link in the best algorithm.
+  // Enqueues one call, run(communicator, context), on `stream`. `sent` counts the bytes that this
+  // rank sends to other ranks under the best algorithm; traces report it.
   template <class F>
   void enqueue(Stream& stream, device::LaunchInfo info, double sent, F run);
-  // The same for a collective, which ends when an emulated link has carried its data.
+  // The same for a collective. If `link` emulates a slow link on this stream, the call ends when
+  // the link has carried the data.
   template <class F>
   void enqueue_collective(Stream& stream, device::LaunchInfo info, OverLink bytes, F run);
 };

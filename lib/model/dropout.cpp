@@ -12,8 +12,9 @@ uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int6
 }
 
 namespace {
-// Drops elements of x_TH, which begins at row `first_row` of this context-parallel rank's rows.
-// Random numbers are taken by the element's index in the whole sequences.
+// Drops elements of x_TH, which begins at row `first_row` of this context-parallel rank's rows. An
+// element's random number depends on its index in the full sequences, and therefore not on the
+// layout.
 void drop_rows(const Step& step, const Tensor& x_TH, const SegmentId& segment, float p,
                int64_t first_row) {
   const SequenceInfo& seq = step.seq;

@@ -16,8 +16,8 @@ struct ExpertFlow {
   Tensor x_TH = {};  // the norm's output
   Tensor dx_TH = {};
   Tensor dout_TH = {};  // in backward: the gradient of the sum of the experts' outputs
-  // The rows of tokens between router, experts and sum: in forward the experts' inputs, then their
-  // outputs; in backward the gradients of both.
+  // The rows that go from the router to the experts and from there to the sum of each token. In
+  // forward these are the experts' inputs, then their outputs; in backward the gradients of both.
   ExpertRows rows = {};
   std::shared_ptr<TokenRoute> route = {};  // where the rows go
   ExpertRows again = {};  // in backward: the experts' inputs, if they were not kept

@@ -26,8 +26,8 @@ class Head {
   void loss(Step& step, const Hidden& h, const LossRequest& request);
   // Returns dL/dh (T, H).
   ops::Written backward(Step& step, const ops::Destination& to);
-  // Returns (T, padded vocabulary) in fp32, or those of `rows` if there are any, and stashes
-  // nothing. Under tensor parallelism every rank gets the logits of the whole vocabulary.
+  // Returns the logits in fp32, (T, padded vocabulary): of `rows` only, if that list is not empty.
+  // Stashes nothing. Under tensor parallelism every rank gets the logits of the whole vocabulary.
   Tensor logits(Step& step, const Hidden& h, const std::vector<int64_t>& rows);
 
   ParamUnit* unit() const { return norm_.unit(); }  // the unit of the head's own parameters

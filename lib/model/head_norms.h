@@ -23,8 +23,8 @@ class HeadNorms {
             const HeadConfig& heads);
   // Returns a copy of raw_TN with normalized queries and keys.
   Tensor forward(Step& step, const Tensor& raw_TN, Statistics& statistics) const;
-  // Replaces the gradient of forward()'s result by that of raw_TN, in place. Its destination may
-  // have asked for the maximum, which then includes that of the new queries and keys.
+  // Overwrites the gradient of forward()'s result with that of raw_TN. If dqkv_TN has memory for
+  // the maximum, the gradients of raw queries and keys are entered into it.
   void backward(Step& step, const Tensor& raw_TN, const Statistics& statistics,
                 const ops::Written& dqkv_TN) const;
 

@@ -122,8 +122,8 @@ class MlpSegment : public Segment {
       a.up_in.value = norm_.forward(step, {a.norm.sum_TH, {}}, a.up_in.rewrite).y_TH;
   }
 
-  // Takes the gradient back through the down projection and the activation. Unless the activation's
-  // output is kept, the kernels compute it again.
+  // Backward of the down projection and of the activation. If the activation's output was not kept,
+  // the kernels also compute it again, for the weight gradient.
   ProjectionGradients activation_backward(Step& step, LinearOperand d, MlpActivations& a) {
     const ops::Destination to = up_->gradient();
     LinearOperand& act = a.down_in;

@@ -30,8 +30,9 @@ struct ModelImpls {
   // Whether a shared expert computes in two parts, one while tokens travel to their experts and one
   // while they come back. Otherwise all of it computes while they come back.
   bool shared_expert_overlap = false;
-  // Sums in place what the ranks that share the tokens of a sample have each found for theirs.
-  // Readers of the sums wait for the event. Empty: this rank has all tokens of its samples.
+  // Replaces `found`, a sum over this rank's tokens, by the sum over all ranks that share the
+  // tokens of a sample. Readers of the result wait for the event. Empty: this rank has all tokens
+  // of its samples.
   std::function<Event(Stream& compute, const Tensor& found)> sum_over_tokens;
   // Not null: the linears of the layers [quantized_begin, quantized_end) have quantized GEMMs.
   std::shared_ptr<Quantizer> quantizer;

@@ -57,11 +57,11 @@ class Quantizer {
   // Allocates what is kept from step to step. Call it after all linears are declared.
   void materialize(Stream& stream);
 
-  // Returns what the kernel that writes a linear's next input or gradient does for it. Under
-  // current scaling the kernel finds the maximum. There is one place for it for each linear and
-  // role, so the operand must be quantized before the next one is written. Under delayed scaling,
-  // from the second step on, the kernel quantizes the tensor, and with `record` enters its maximum
-  // into the history. With scales of blocks it does nothing.
+  // Returns what the kernel that writes a linear's next input or gradient does for the linear.
+  // Under current scaling the kernel finds the tensor's maximum. Each linear and role has memory
+  // for one maximum, so the operand must be quantized before the next one is written. Under delayed
+  // scaling, from the second step on, the kernel quantizes the tensor, and with `record` enters its
+  // maximum into the history. With scales of blocks it does nothing.
   ops::Destination destination(int64_t linear, Role role, bool record) const;
   // Returns an input or a gradient as a GEMM reads it, along its rows. `record`: its maximum enters
   // the history, unless its kernel has entered it.
@@ -82,9 +82,9 @@ class Quantizer {
   // step, and until all experts have had rows: both use current scales.
   bool steady() const { return !options_.delayed || (has_history_ && !waits_for_rows()); }
 
-  // Finds the next step's scales. Call it after the step's update. `over_ranks` replaces a tensor
-  // by its maximum over ranks. The ranks are those that compute with other tokens or other parts of
-  // the same weights: of a layer, or of its experts.
+  // Computes the next step's delayed scales. Call it after the step's update. `over_ranks` replaces
+  // each maximum by the largest over the ranks that compute with other tokens or with other parts
+  // of the same weights. For experts these may be other ranks than for the rest of a layer.
   void end_step(Stream& stream,
                 const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks);
 

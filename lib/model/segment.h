@@ -16,8 +16,8 @@ class Segment {
   // needs to step.stash.
   virtual Flow forward(Step& step, Flow in) = 0;
   // `d` has the gradient of x + delta, where forward() returned (x, delta). Returns the gradient of
-  // x + delta of forward()'s input, which its kernel writes for `to`, the destination of its
-  // reader.
+  // the same sum of forward()'s input. Its kernel writes it for `to`, the destination of the
+  // segment that reads it.
   virtual Flow backward(Step& step, Flow d, const ops::Destination& to) = 0;
   // Returns what the kernel that writes backward()'s `d` does for the segment; nothing if the
   // segment has no use for it.

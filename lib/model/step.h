@@ -1,6 +1,5 @@
-// A Step is what every layer is handed: the compute stream, the stash for its activations, the
-// queue for its weight gradients, and the shape of the micro-batch. Nothing that a layer needs is
-// global.
+// Every layer gets a Step: the compute stream, the stash for its activations, the queue for its
+// weight gradients, and the shape of the micro-batch. Nothing that a layer needs is global.
 #pragma once
 #include <any>
 #include <deque>
@@ -65,8 +64,8 @@ class ParamHooks {
   // Makes the unit's values readable for all work that is enqueued until after_forward().
   virtual void before_forward(ParamUnit&) {}
   virtual void after_forward(ParamUnit&) {}
-  // Takes the place of before_forward() if the forward is a recomputation. The unit `next` (may be
-  // null) is used after this one.
+  // Is called instead of before_forward() if the forward is a recomputation. The unit `next` (may
+  // be null) is used after this one.
   virtual void before_recompute(ParamUnit& u, ParamUnit* /*next*/) { before_forward(u); }
   // Makes the unit's values readable until after_backward(), and its gradients ready to add to
   // until WgradQueue has called all of them complete.
@@ -92,11 +91,13 @@ struct Step {
   // Not null if a graph may replay the launches: they then read here what differs between
   // micro-batches.
   GraphInputs* graph_inputs = nullptr;
-  // Null if nobody asks for what routers find, and their losses have no gradient.
+  // Where routers add their losses and loads. Null if no caller reads them; the losses then have no
+  // gradient.
   const ExpertsOfStep* experts = nullptr;
   bool recomputing = false;  // an earlier forward has computed the same already
-  // Null where activations are kept; else where the earlier forward leaves for the recomputation
-  // what the host had to wait for. Both go through the layers in the same order.
+  // Results of the first forward that its recomputation reuses: numbers that the host had to wait
+  // for, and the routers' results if these are kept. Both passes go through the layers in the same
+  // order. Null if activations are kept.
   std::deque<std::any>* found = nullptr;
   // Whether tokens may travel to their experts in chunks. False in a pass that computes while
   // another micro-batch's tokens travel.

@@ -44,8 +44,8 @@ Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
       within_node(plan.layout, r.hardware.gpus_per_node) ? gpu.link_bytes_per_second : kNetwork};
 }
 
-// If the recipe does not set the number of threads, hosts may have different numbers; then one
-// thread counts.
+// On a CPU the rates grow with the recipe's number of threads. If the recipe sets none, hosts may
+// have different numbers, and the rates are those of one thread.
 Rates rates(const recipe::Recipe& r, const RunPlan& plan) {
   if (r.train.device == recipe::DeviceChoice::cuda) return gpu_rates(r, plan);
   constexpr double kCore = 80e9, kSharedMemory = 4e9;

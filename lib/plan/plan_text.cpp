@@ -68,8 +68,8 @@ std::string context_text(const std::vector<ContextMethod>& types) {
 }  // namespace
 
 std::string compared_recipe(const Recipe& r) {
-  // Hosts may have GPUs with more or less memory, and variables of their own; a run may continue on
-  // another host.
+  // Clears what may differ between hosts: their environment variables, and a GPU's memory that the
+  // recipe does not set. A run may resume on another host.
   Recipe everywhere = r;
   everywhere.launch.env.clear();
   if (!r.given("hardware.memory_gb")) everywhere.hardware.memory_gb = {};

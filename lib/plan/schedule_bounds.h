@@ -47,7 +47,7 @@ struct ChunkParts {
 double chunks_held(const ScheduleShape& shape, int64_t pp_rank, const ChunkParts& parts);
 
 // Returns the idle fraction of a step's time: by formula, or for a table by a simulation in which
-// F, I and W take equal time.
+// forward, input gradient and weight gradient take equal time.
 double bubble_fraction(const ScheduleShape& shape);
 
 // Returns the stages that `pp_rank` holds, in the order of the model. V-shaped schedules place

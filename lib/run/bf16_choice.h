@@ -15,8 +15,9 @@ namespace mtrain::run {
 void choose_bf16_arithmetic(Device& device, const comm::HostCollectives& control,
                             const RunPlan& plan);
 
-// Makes the device use the arithmetic of a checkpoint's state. If the CPU of a rank lacks it, makes
-// a new choice, and rank 0 warns. All ranks must call it.
+// Makes the device use the arithmetic of a checkpoint's state. Makes a new choice, with a warning
+// of rank 0, if the CPU of a rank lacks it or debug.deterministic forbids it. All ranks must call
+// it.
 void restore_bf16_arithmetic(Device& device, const comm::HostCollectives& control,
                              const RunPlan& plan, const storage::TrainState& state);
 // Writes the choice into the state of a checkpoint.

@@ -8,8 +8,8 @@ namespace mtrain::train {
 
 namespace {
 
-// Runs before a capture. During these, libraries choose their algorithms, and the memory pool grows
-// to its final size.
+// The number of runs without a graph before a capture. In these runs libraries choose their
+// algorithms, and the memory pool grows to its final size.
 constexpr int64_t kWarmUp = 1;
 
 void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {

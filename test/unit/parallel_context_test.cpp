@@ -230,8 +230,8 @@ TEST_CASE("every core of context parallelism attends as one rank does") {
           const auto in_turns = run(problem, types, levels, false);
           for (size_t i = 0; i < types.size(); ++i) {
             CAPTURE(kNames[int(types[i])], cp, c.name, dtype_name(type), levels.first);
-            // fp32: sums of 100 terms in another order. bf16: a rounding of the result, and in
-            // backward one of the forward's.
+            // fp32: sums of 100 terms in another order. bf16: the result is rounded, and backward
+            // also reads the rounded result of the forward.
             const double bound = type == DType::f32 ? 2e-6 : 4e-3;
             const int64_t AD = kA * kD, GD = c.G * kD, N = problem.N();
             CHECK(relative_error(got[i].out, want.out, AD, 0, AD) < bound);

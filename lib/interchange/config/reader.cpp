@@ -178,8 +178,9 @@ class ConfigReader {
     file_.set(row.field, *node, row.key, row.recipe_wins);
   }
 
-  // Only GPT-2 has an MLP without a gate; its activation is a gelu. In other families the
-  // activation is that of the gate: silu, or the tanh form of gelu.
+  // The default gelu_new marks a family whose MLP has no gate, so far only GPT-2; its activation is
+  // a form of gelu. In other families the activation is that of the gate: silu, or the tanh form of
+  // gelu.
   void read_activation(const ConfigKey& row, const Node& value) {
     const bool plain = row.omitted == "gelu_new", gelu = value.text.starts_with("gelu");
     const bool tanh = value.text == "gelu_pytorch_tanh" || value.text == "gelu_new";

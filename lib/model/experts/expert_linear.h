@@ -40,8 +40,8 @@ class ExpertLinear {
                  bool unused_rows) const;
   Tensor dgrad(Step& step, const ops::Operand& dy_RO, const Tensor& first_E1,
                bool unused_rows) const;
-  // The same for the rows of a chunk's experts alone, which have no unused rows between them. The
-  // GEMMs must not be quantized. `into` (optional) is the memory of the result.
+  // The same for the rows of one chunk's experts. A chunk has no unused rows between its experts.
+  // The GEMMs must not be quantized. `into` (optional) is the memory of the result.
   Tensor forward(Step& step, const Tensor& x_RI, const ExpertChunk& chunk,
                  const Tensor& into = {}) const;
   Tensor dgrad(Step& step, const Tensor& dy_RO, const ExpertChunk& chunk,

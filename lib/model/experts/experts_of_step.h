@@ -1,6 +1,5 @@
-// What layers with experts need of a training step beside what other layers need: the weight of
-// their own losses, the loads of the step before, and the memory in which they leave losses and
-// loads.
+// The part of a training step that only layers with experts read: the weight of their own losses,
+// the loads of the previous step, and the memory to which they add losses and loads.
 #pragma once
 #include <chrono>
 
@@ -27,10 +26,10 @@ struct ExpertsOfStep {
   Tensor loss_2;
   // fp32, one row of columns(E) for each layer of the model: those of all micro-batches are added.
   Tensor sums_LS;
-  // fp32: each expert's part of the choices of the whole batch before, for the global loss. Absent
-  // in the first step.
+  // fp32: each expert's share of the choices in the previous global batch, for the global loss.
+  // Absent in the first step.
   Tensor fraction_LE;
-  // Null, or the time is added here for which the host waits to know how many rows experts have.
+  // If not null, the host adds the time for which it waits for the experts' numbers of rows.
   std::chrono::nanoseconds* host_wait = nullptr;
 };
 

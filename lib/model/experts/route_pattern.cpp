@@ -32,8 +32,8 @@ std::vector<int32_t> balanced_choices(int64_t layer, int64_t T, int64_t E, int64
   return choices;
 }
 
-// Returns the sums up to each expert of the parts of tokens that choose it: min(1, c / (e + 1)),
-// which sum to K.
+// Returns where each expert's share of [0, K) ends. Expert e has the share min(1, c / (e + 1)), the
+// fraction of tokens that choose it; c makes the shares add up to K.
 std::vector<double> zipf_sums(int64_t E, int64_t K) {
   double rest = 0, c = 0;
   for (int64_t e = 0; e < E; ++e) rest += 1.0 / double(e + 1);
@@ -50,8 +50,9 @@ std::vector<double> zipf_sums(int64_t E, int64_t K) {
   return sums;
 }
 
-// A token chooses the experts in whose parts the numbers u, u + 1, ..., u + K - 1 lie. Multiples of
-// the golden ratio spread the u of any run of tokens evenly over [0, 1).
+// The experts' shares lie one after the other on [0, K). A token with the number u chooses the
+// experts in whose shares u, u + 1, ..., u + K - 1 lie. Multiples of the golden ratio spread the u
+// of any run of tokens evenly over [0, 1).
 std::vector<int32_t> zipf_choices(int64_t layer, int64_t T, int64_t E, int64_t K) {
   const std::vector<double> sums = zipf_sums(E, K);
   std::vector<int32_t> choices;

@@ -23,11 +23,12 @@ namespace mtrain::model {
 // T tokens, K experts of a token, R rows, H hidden
 struct ExpertRows {
   Tensor x_RH;
-  // fp32, optional: the router's weight of each row, or its gradient. Where rows that travel stand
-  // for several choices, (R, K).
+  // fp32, optional: the router's weight of each row, or its gradient. (R, K) if a row that travels
+  // between ranks serves several of its token's choices.
   Tensor weight_R = {};
-  // Rows that travel have arrived when this event has passed, and rows that are to leave can leave
-  // then. Without an event rows leave after all that compute has been given when they are sent.
+  // The rows may be used after this event: they have arrived from other ranks, or a kernel has
+  // written them and they may be sent. Without an event, rows are sent after all work that is on
+  // the compute stream by then.
   Event there = {};
 };
 struct TokenSums {

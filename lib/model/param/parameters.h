@@ -50,8 +50,8 @@ struct ParamSpec {
   // Rows of the layout-free tensor. A rank's rows beyond them are padding and stay zero. -1:
   // nothing is padded.
   int64_t rows = -1;
-  // Whether a GEMM makes the gradient: its first contribution of a step then overwrites it
-  // (Parameter::fresh).
+  // Whether a GEMM computes the gradient. The first GEMM of a step then overwrites the gradient of
+  // the step before (Parameter::fresh).
   bool matmul_grad = true;
   // Rows of each of the weights that are stacked in a matrix of the layout-free tensor, such as q,
   // k and v. Empty: the matrix is one weight.
@@ -179,8 +179,8 @@ class ParamStore {
   // Writes the weights that this rank owns of `p`. `values` are those of the layout-free tensor.
   // ParamUploader does the same for values that are not in memory.
   static void set_master(Stream& stream, const Parameter& p, const std::vector<float>& values);
-  // Clear the gradients of all units, one unit or one parameter, which must not be sharded away. A
-  // GEMM's gradient is not written but marked as fresh.
+  // Clear the gradients of all units that have memory for them, of one unit, or of one parameter. A
+  // gradient that a GEMM computes is only marked as fresh, and the GEMM overwrites it.
   void zero_grads(Stream& stream);
   void zero_grads(Stream& stream, ParamUnit& unit);
   static void zero_grad(Stream& stream, Parameter& p);

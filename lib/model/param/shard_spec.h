@@ -31,8 +31,8 @@ struct ShardSpec {
   bool partial_grad = false;
 };
 
-// `count` rows that are neighbours both in a rank's tensor, from row `here` on, and in the
-// layout-free tensor, from row `whole` on. `replicas` consecutive ranks hold them; this rank is
+// `count` consecutive rows: rows `here`, `here` + 1, ... of a rank's tensor are rows `whole`,
+// `whole` + 1, ... of the layout-free tensor. `replicas` consecutive ranks hold them; this rank is
 // number `replica` of these.
 struct RowShard {
   int64_t here, whole, count;
@@ -43,8 +43,7 @@ struct RowShard {
 // layout-free tensor.
 std::vector<RowShard> rows_of(const ShardSpec& shard, int64_t rows, int rank);
 
-// `count` elements that are neighbours both in a rank's tensor, from element `here` on, and in the
-// layout-free tensor, from element `whole` on.
+// As RowShard, for `count` consecutive elements.
 struct ElementRun {
   int64_t here, whole, count;
   int replica;  // as in RowShard

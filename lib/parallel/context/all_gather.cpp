@@ -88,8 +88,8 @@ class AllGatherAttention : public model::AttentionCore {
       ops::copy_blocks(compute, qkv_TN, own_, core.kv_by_piece(seq.T()));
       arrived_ = start(0);
     }
-    // Returns (rows of all ranks, 2 G D of the piece), in the sequence's order. The next call
-    // overwrites it.
+    // Returns the keys and values of the next piece of heads: (rows of all ranks, 2 G D), in the
+    // sequence's order. The next call overwrites them.
     Tensor next() {
       const int64_t p = next_++;
       Event later;

@@ -1,5 +1,5 @@
 // The choice of activations that backward recomputes: the recipe's recompute section with every
-// default filled in.
+// default filled in. The recipe's granularity decides which members are set.
 #pragma once
 #include <cstdint>
 
@@ -11,8 +11,8 @@ struct RecomputeOptions {
   // Recomputed in every layer with experts: the experts with their rows, the experts' activation,
   // the shared expert.
   bool experts = false, experts_act = false, shared_expert = false;
-  // The first `layers` layers keep only the input of each group of `group` layers. If `layers` is
-  // 0, all layers keep everything.
+  // Full recomputation: the first `layers` layers of each stage keep only the input of each group
+  // of `group` layers. Both are 0 without it.
   int64_t group = 0, layers = 0;
   bool keeps_router = false;  // these groups keep logits, choices and weights of routers
   // Backward recomputes the outputs of norms and activation functions (plan/cheap_recompute.h).
