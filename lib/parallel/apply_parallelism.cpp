@@ -66,8 +66,9 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     if (other_tokens)
       parts = {.tp = world.group("expert_tp", moe, {mesh::Axis::tp}),
                .all = world.group("ep_tp", moe, {mesh::Axis::ep, mesh::Axis::tp})};
-    // If passes run together, one of them counts its rows while the other's rows are in flight.
-    // Both groups have the same ranks, and their hosts make the calls in the same order.
+    // If a forward and a backward run together, one exchanges counts while the rows of the other
+    // are in flight. Counts therefore have a group of their own. It has the same ranks as the group
+    // of the rows, and their hosts call both groups in the same order.
     std::optional<CountsGroup> counts;
     if (plan.overlap.overlap_moe_expert_parallel_comm && !plan.experts.pad_to_capacity) {
       mesh::Axes axes{mesh::Axis::ep};
