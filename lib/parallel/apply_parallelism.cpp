@@ -109,8 +109,8 @@ std::function<Event(Stream&, const Tensor&)> sum_over_tokens(comm::World& world,
   const plan::Layout& l = plan.layout;
   const bool over_tp = l.tp > 1 && plan.tensor.sequence_parallel;
   if (l.cp == 1 && !over_tp) return {};
-  // If only cp or only tp has other tokens, the group of attention or of the linears is reused.
-  // Both together need a new group.
+  // If only the ranks of cp, or only those of tp, have different tokens, world.group() returns the
+  // group of attention, or that of the linears. Both axes together need a new group.
   const Group ranks = !over_tp ? world.group("cp", plan.mesh, {mesh::Axis::cp})
                       : l.cp == 1
                           ? world.group("tp", plan.mesh, {mesh::Axis::tp})

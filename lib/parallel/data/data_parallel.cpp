@@ -166,8 +166,8 @@ model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& un
   model::Sharding s;
   s.piece = o.bucket_size;
   if (o.shards == plan::ShardLevel::nothing) {
-    // If experts are distributed, sum_parts() sums over dp_shard_cp, and the first rank that has a
-    // unit counts it.
+    // If experts are distributed over ranks, sum_parts() sums over dp_shard_cp. A unit that several
+    // of these ranks have must count once: on the first of them.
     s.counted = !groups.experts.all || of_unit.shards.rank() == 0;
     return s;
   }
