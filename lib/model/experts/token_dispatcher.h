@@ -23,12 +23,11 @@ namespace mtrain::model {
 // T tokens, K experts of a token, R rows, H hidden
 struct ExpertRows {
   Tensor x_RH;
-  // fp32, optional: the router's weight of each row, or its gradient. (R, K) while each row travels
-  // for several choices.
+  // fp32, optional: the router's weight of each row, or its gradient. Where rows that travel stand
+  // for several choices, (R, K).
   Tensor weight_R = {};
-  // For rows on their way here: they have arrived after this event. For rows to send: they may
-  // leave after it or, if there is none, after everything that is enqueued on compute when they are
-  // sent.
+  // Rows that travel have arrived when this event has passed, and rows that are to leave can leave
+  // then. Without an event rows leave after all that compute has been given when they are sent.
   Event there = {};
 };
 struct TokenSums {
