@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kEnd = "<|endoftext|>";
 
 // Returns the code point that byte-level tokenizers write for a byte. It is the byte itself if that
-// is visible in Latin-1, else the next one from 256 on (Radford et al. 2019).
+// is visible in Latin-1. The other bytes get 256, 257, ... in order (Radford et al. 2019).
 uint32_t code_point(int byte) {
   const auto visible = [](int b) {
     return (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff);

@@ -18,8 +18,8 @@ namespace {
 
 constexpr uint64_t kMostLayers = 100'000;              // the maximum of model.num_layers
 constexpr int64_t kComparedAtOnce = int64_t{1} << 22;  // elements compared at a time
-// So many missing tensors, at most, get a suggestion: an unused tensor with a similar name. If
-// thousands are missing, all have the same cause.
+// The most missing tensors for which an unused tensor with a similar name is suggested. If
+// thousands are missing, they have one cause, and a few suggestions show it.
 constexpr int kSuggestions = 16;
 constexpr size_t kMostCandidates = 4096;  // more names take seconds to compare
 

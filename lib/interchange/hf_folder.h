@@ -32,7 +32,8 @@ HfFolder open_hf_folder(const std::filesystem::path& folder,
                         const std::vector<std::string>& ignore_keys = {});
 
 // Returns a text that ranks compare to check that they see the same folder: a hash of config.json,
-// and storage::weights_fingerprint(). It does not read all weights.
+// and storage::weights_fingerprint(), which reads the tensors' headers and checksums. It reads a
+// few bytes of each tensor if files have no checksums.
 std::string fingerprint(const HfFolder& folder);
 
 // Returns lines for the user about the folder: family, sizes, parameters, dtypes, files.

@@ -13,8 +13,9 @@ namespace mtrain::interchange {
 // no checkpoint. Throws UserError if that recipe cannot be read.
 std::optional<storage::CheckpointRef> locate_checkpoint(const std::filesystem::path& path);
 
-// Returns the checkpoint for a checkpoint.load other than `latest`, by locate_checkpoint(). If that
-// finds nothing and `load` is `best`, returns the one that the link `checkpoint_dir`/best names.
+// Returns the checkpoint that the setting checkpoint.load names; `load` must not be `latest`. It is
+// a path for locate_checkpoint(). If that finds nothing and `load` is `best`, returns the
+// checkpoint to which the link `checkpoint_dir`/best leads.
 std::optional<storage::CheckpointRef> locate_start(const std::string& load,
                                                    const std::filesystem::path& checkpoint_dir);
 

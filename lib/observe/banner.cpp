@@ -13,8 +13,8 @@ namespace {
 constexpr int kIndent = 2, kGap = 2;
 constexpr int kNarrowest = 20;  // columns of a text, however narrow the terminal is
 
-// Returns `text` in lines of at most `columns`, broken at blanks, or within words that are too
-// long.
+// Returns the lines of `text`, each at most `columns` wide. Longer lines are split at blanks, and
+// words longer than a line anywhere.
 std::vector<std::string_view> wrap(std::string_view text, int columns) {
   std::vector<std::string_view> lines;
   while (true) {

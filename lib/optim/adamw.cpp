@@ -11,8 +11,8 @@ namespace mtrain::optim {
 
 namespace {
 
-// A range of a parameter's elements, and the rule that gives their indices in the layout-free
-// tensor.
+// A range of a parameter's elements. `rounding` maps them to their indices in the layout-free
+// tensor, which choose the random numbers.
 struct Numbered {
   int64_t begin, count;  // elements in the rank's tensor
   kernels::AdamWRounding rounding;

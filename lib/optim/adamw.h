@@ -1,8 +1,9 @@
-// AdamW, or Adam with L2 weight decay. Master weights are fp32, moments fp32 or bf16; an update
-// also writes the bf16 or fp16 values that compute. Without master weights it updates the bf16
-// values themselves, with stochastic rounding if OptimizerOptions::rounds_at_random (Gupta et al.
-// 2015), as bf16 moments are. The random numbers are functions of seed, step, parameter and
-// element, so that every layout rounds alike.
+// AdamW, or Adam with L2 weight decay. Master weights are fp32, moments fp32 or bf16. An update
+// also writes the bf16 or fp16 values that forward and backward read. Without master weights it
+// updates the bf16 values themselves, with stochastic rounding if
+// OptimizerOptions::rounds_at_random is set (Gupta et al. 2015). Moments in bf16 always have
+// stochastic rounding. The random numbers are functions of seed, step, parameter and element.
+// Therefore every layout rounds alike.
 #pragma once
 #include "optim/optimizer.h"
 #include "optim/param_rules.h"

@@ -11,9 +11,10 @@ namespace mtrain::optim {
 
 namespace {
 
-// Elements of the matrices that an owner has at a time, unless one matrix is larger.
+// The most elements of the matrices that an owner holds at a time, unless one matrix is larger.
 constexpr int64_t kRoundElements = 1 << 24;
-// Floating-point operations in the time in which an element travels to the owner and back.
+// The floating-point operations that a rank computes in the time in which one element travels to
+// the owner and back.
 constexpr double kFlopsPerElement = 4096;
 
 Tensor owned_grad(const model::Parameter& p, const Tile& tile) {
@@ -80,11 +81,12 @@ MatrixExchange::MatrixExchange(Stream& compute, const MatrixRanks& ranks, model:
   };
   const std::vector<int> owners = balanced_owners(work, group_.size(), moves);
 
-  // Each owner takes its matrices in falling order of work, so that those of a round are alike.
+  // Each owner takes its matrices in decreasing order of work. The matrices of a round are then of
+  // similar size on all owners.
   std::vector<size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return work[i]; });
-  // Ranks meet when a group is made: all make those of their parameters in one order.
+  // Making a group is a collective call. Therefore all ranks make the groups in the same order.
   std::map<std::vector<int>, Group> groups;
   const Subgroup subgroup = [&](const std::vector<int>& members) {
     std::vector<int> of_world;
@@ -136,8 +138,9 @@ std::vector<std::vector<Place>> MatrixExchange::exchange_places(
   return places;
 }
 
-// Of ranks that have the same elements, the one with the owner's number among its own kind sends
-// them and gets the result: with several replicas of a model it is of the owner's replica.
+// Ranks at equal places have the same elements, one rank in each replica of the model. Of these,
+// the rank in the owner's replica sends the elements and receives the result. `number` is the index
+// of that replica.
 void MatrixExchange::add_parts(Round& round, const Owned& m, int owner,
                                const std::vector<Place>& places, const Subgroup& subgroup) const {
   const auto ranks = ranks_by_place(places);
@@ -165,7 +168,7 @@ void MatrixExchange::add_parts(Round& round, const Owned& m, int owner,
   }
 }
 
-// What a rank has itself does not travel.
+// Allocates a message for the parts that travel. Those of this rank itself do not.
 MatrixExchange::Message MatrixExchange::message_of(const std::vector<Part>& parts) const {
   Message m{.data = {}, .counts = std::vector<int64_t>(size_t(group_.size()))};
   int64_t all = 0;

@@ -1,22 +1,23 @@
-// Brings whole matrices together for an optimizer whose update needs them, under every layout.
+// Gathers full matrices for an optimizer whose update needs them, under every layout.
 //
 // Parameters, gradients and the optimizer's state stay where data, tensor and expert parallelism
-// put them, cut anywhere. In each update a matrix has one owner among the ranks of a pipeline's
-// stage: the others send it their parts of the gradient, it works on the whole matrix, and sends
-// the parts of the result back to all ranks that have them. Owners are balanced by their work; a
-// rank that has the matrix already is preferred.
+// put them, split at any element. Each matrix has one owner among the ranks of a pipeline stage. In
+// an update the other ranks send the owner their parts of the gradient. The owner works on the full
+// matrix, and returns to every rank its part of the result. Owners are chosen to balance the work;
+// a rank that already has the matrix is preferred.
 //
-// Why not divide the parameters at the borders of matrices instead: all-gathers and
-// reduce-scatters need equal parts. A layer of one large and six small matrices would pad every
-// rank to the size of the large one. Tensor and expert parallelism divide matrices in any case, and
-// AdamW's layout, speed and bits would depend on it.
+// Parameters are not split between matrices instead, because all-gathers and reduce-scatters need
+// equal parts. A layer of one large and six small matrices would pad every rank to the size of the
+// large one. Tensor and expert parallelism split matrices in any case. AdamW's layout, speed and
+// bits would change with such a split, too.
 //
-// Replicas of the model share the matrices, too. A matrix is gathered and given back within the
-// owner's replica, whose ranks then broadcast the result in place to those that have the same
-// elements. Under ddp, where each rank has all matrices, only the broadcasts are left.
+// Replicas of the model share the work. A matrix is gathered and returned within the owner's
+// replica. The ranks of this replica then broadcast the result, in place, to the ranks of other
+// replicas that have the same elements. Under ddp, where each rank has all matrices, only the
+// broadcasts remain.
 //
-// Matrices travel in rounds: a rank holds a few of them at a time. The next round's matrices are
-// under way while a rank works on this round's.
+// Matrices travel in rounds, so that a rank holds only a few at a time. The matrices of the next
+// round travel while a rank works on those of the current round.
 #pragma once
 #include <functional>
 #include <vector>
@@ -34,14 +35,15 @@ class MatrixExchange {
   };
   using Flops = std::function<double(int64_t rows, int64_t columns)>;
 
-  // All of `ranks` call this. `has` says whose matrices are meant. `per_shard`: the part of a
-  // weight that a rank of tensor parallelism has is a matrix; otherwise the weight is.
+  // All of `ranks` call this. `has` selects the parameters whose matrices are exchanged. `flops` is
+  // the work on a matrix. `per_shard`: the part of a weight that a rank of tensor parallelism has is
+  // a matrix; otherwise the weight is.
   MatrixExchange(Stream& compute, const MatrixRanks& ranks, model::ParamStore& params,
                  const OwnedState::Has& has, const Flops& flops, bool per_shard);
 
-  // Calls `work` with each matrix that this rank owns, (rows, columns) in fp32, made of the owned
-  // gradients of all ranks. `work` replaces it, and what it leaves becomes the owned gradients. All
-  // ranks call it.
+  // Gathers the owned gradients of all ranks to matrices, (rows, columns) in fp32, and calls `work`
+  // with each matrix that this rank owns. `work` writes its result into the matrix; the result then
+  // replaces the owned gradients of all ranks. All ranks call it.
   void run(const std::function<void(const Owned&, const Tensor& whole_RC)>& work) const;
 
  private:

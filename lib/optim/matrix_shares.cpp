@@ -60,8 +60,9 @@ Place place_of(const model::Parameter& p) {
 
 namespace {
 
-// Divides the elements [from, to) of rows of `columns` elements into a part of a row, whole rows,
-// and a part of a row.
+// Splits the elements [from, to) of a matrix with `columns` columns into rectangles: the rest of
+// the first row, full rows, and the start of the last row. Calls f(its first element, row, column,
+// rows, columns) for each.
 template <class F>
 void for_rectangles(int64_t from, int64_t to, int64_t columns, const F& f) {
   while (from < to) {

@@ -1,6 +1,7 @@
-// Which ranks have which elements of a weight matrix. Data, tensor and expert parallelism divide
-// parameters anywhere; an optimizer that needs whole matrices finds their parts here. Pure
-// arithmetic: every rank answers for all ranks that have the same parameters.
+// Computes which ranks have which elements of a weight matrix. Data, tensor and expert parallelism
+// split parameters at any element; an optimizer that needs full matrices finds their parts here.
+// This is arithmetic without communication: every rank computes it for all ranks that have the same
+// parameters.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -12,9 +13,9 @@
 
 namespace mtrain::optim {
 
-// One weight of the model: rows of the layout-free tensor that follow each other. The weights that
-// are stacked in a tensor (q, k and v; gate and up) are matrices of their own, and so is each
-// expert's. Padding is never a part of one.
+// One weight of the model: consecutive rows of the layout-free tensor. The weights that are stacked
+// in a tensor (q, k and v; gate and up) are separate matrices, as are those of each expert. A
+// matrix contains no padding.
 struct Matrix {
   int64_t expert = 0;  // index of the first dimension, if the tensor has three
   int64_t row = 0;     // the first of its rows in the tensor, or in the expert's part of it
@@ -41,15 +42,15 @@ Place place_of(const model::Parameter& p);
 struct Tile {
   int64_t in_unit;  // its first element in the unit
   int64_t row, column, rows, columns;
-  bool copy;  // a rank of tensor parallelism before this one has the same elements
+  bool copy;  // whether a lower rank of tensor parallelism has the same elements
   int64_t count() const { return rows * columns; }
 };
 // Returns what the optimizer of a rank at this place owns of a matrix.
 std::vector<Tile> tiles_of(const model::Parameter& p, const Matrix& m, const Place& place);
 
-// Returns the rank that works on each matrix. The matrices with most work are placed first, each on
-// the rank that ends earliest with it; of equal ranks it is the first. `moves(i, rank)` is the work
-// that a rank could do while matrix i is brought to it.
+// Returns the rank that works on each matrix. The matrices with the most work are assigned first,
+// each to the rank that would finish it earliest, or to the first of several such ranks.
+// `moves(i, rank)` is the time that matrix i needs to reach `rank`, in the unit of `work`.
 std::vector<int> balanced_owners(const std::vector<double>& work, int ranks,
                                  const std::function<double(size_t i, int rank)>& moves);
 

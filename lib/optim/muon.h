@@ -1,12 +1,12 @@
-// Muon (Jordan et al. 2024): the weight matrices of the layers are updated by their momentum, made
-// nearly semi-orthogonal by a Newton-Schulz iteration. AdamW updates all other parameters: biases
-// and scales, token tables, positions and the output layer.
+// Muon (Jordan et al. 2024) updates the weight matrices of the layers. The update of a matrix is
+// its momentum, which a Newton-Schulz iteration makes nearly semi-orthogonal. AdamW updates all
+// other parameters: biases and scales, token tables, positions and the output layer.
 //
-// The update is that of whole matrices under every layout: MatrixExchange brings each to one rank.
-// MuonOptions::per_shard is Megatron's blockwise mode: the part of a matrix that a rank of tensor
-// parallelism has is orthogonalized and scaled alone.
-// A matrix is a weight as Hugging Face models have it: q, k and v, gate and up, and each expert are
-// matrices of their own, though mtrain stacks them in one tensor.
+// Every layout makes the same update, that of full matrices: MatrixExchange brings each matrix to
+// one rank. Only under MuonOptions::per_shard, Megatron's blockwise mode, each rank of tensor
+// parallelism has a part of a matrix that is orthogonalized and scaled alone. A matrix is a weight
+// as Hugging Face models have it. For example q, k and v, gate and up, and each expert are separate
+// matrices, although mtrain stacks them in one tensor.
 #pragma once
 #include "optim/adamw.h"
 #include "optim/matrix_exchange.h"
@@ -14,12 +14,13 @@
 
 namespace mtrain::optim {
 
-// Returns the factor of a matrix' update: torch's and Megatron's rules by name.
+// Returns the factor that multiplies the update of a (rows, columns) matrix. The rules have the
+// names of torch and Megatron.
 double muon_scale(plan::MuonOptions::Scale rule, int64_t rows, int64_t columns);
 
 class Muon : public Optimizer {
  public:
-  // The ranks of the group all call this.
+  // All ranks of ranks.group call this.
   Muon(Stream& stream, model::ParamStore& params, const plan::OptimizerOptions& options,
        uint64_t seed, const MatrixRanks& ranks);
 

@@ -11,14 +11,14 @@ namespace mtrain::optim {
 
 struct NewtonSchulz {
   int64_t steps = 5;
-  // a, b, c of every step, or of each.
+  // a, b, c: three numbers for all steps, or three for each step.
   std::vector<double> coefficients{3.4445, -4.775, 2.0315};
-  double eps = 1e-7;        // the least norm that the matrix is divided by
+  double eps = 1e-7;        // replaces a smaller norm, by which the matrix is divided
   DType gemm = DType::f32;  // of the operands of the GEMMs, fp32 or bf16; sums are fp32
   // Returns the floating-point operations of one matrix.
   double flops(int64_t rows, int64_t columns) const;
 };
-// Replaces x_RC (fp32), which is first divided by its norm.
+// Divides x_RC (fp32) by its norm, and then replaces it by the result of the iteration.
 void orthogonalize(Stream& stream, const NewtonSchulz& o, const Tensor& x_RC);
 
 }  // namespace mtrain::optim

@@ -1,5 +1,5 @@
-// The interface of optimizers. They update the parts of all units that this rank owns, whatever the
-// layout, and keep their state for these parts alone.
+// The interface of optimizers. Under every layout, an optimizer updates the part of each unit that
+// this rank owns, and keeps state for this part only.
 #pragma once
 #include <functional>
 #include <memory>
@@ -13,11 +13,12 @@
 
 namespace mtrain::optim {
 
-// A kind of state. Checkpoints have a tensor of it for each parameter that has it.
+// A kind of state, such as a moment. Checkpoints have a tensor of it for each parameter for which
+// values.has() is true.
 struct StateTensor {
   std::string suffix;  // follows the parameter's name in a checkpoint: ".m"
   const OwnedState& values;
-  bool negative;  // whether a value may be below 0
+  bool negative;  // whether a value may be below 0; if not, loading refuses such values
 };
 
 class Optimizer {
@@ -26,34 +27,37 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;  // its functions and state refer to it
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
-  // Makes update number `step` (from 1). The gradients are multiplied by grad_scale, one fp32; if
-  // it is not finite, nothing changes. `updated` is called for each unit, in their order, once its
-  // update is enqueued; it may be empty. The gradients are of no use afterwards.
+  // Enqueues update number `step`, counted from 1. The gradients are first multiplied by
+  // grad_scale, one fp32 element on the device; if it is not finite, no weight and no state
+  // changes. Calls `updated`, which may be empty, for each unit in order, once the unit's update is
+  // enqueued. May overwrite the gradients.
   virtual void step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
                     const std::function<void(model::ParamUnit&)>& updated) = 0;
   // Returns every kind of state, in the order in which checkpoints have them.
   virtual std::vector<StateTensor> state() const = 0;
 };
 
-// The ranks that have the same parameters, or parts of them, and the stream of their communication.
+// For an optimizer of full matrices: the ranks that have this rank's parameters, or parts of them,
+// and the stream of their communication.
 struct MatrixRanks {
   Group group;
   Stream& stream;
-  // Makes a group of some of them, by their ranks in the world. All of these call it.
+  // Makes a group of some ranks of `group`, given by their ranks in the world. These ranks all call
+  // it.
   std::function<Group(const std::vector<int>& ranks)> subgroup;
 };
 
-// Makes the optimizer that `options` name. The parameters must be materialized. All ranks of
-// `ranks` call it; only an optimizer of whole matrices uses them.
+// Makes the optimizer that `options` name. The parameters must be materialized. `ranks` is called
+// only for an optimizer of full matrices; all ranks of its group must then call make_optimizer().
 std::unique_ptr<Optimizer> make_optimizer(Stream& stream, model::ParamStore& params,
                                           const plan::OptimizerOptions& options, uint64_t seed,
                                           const std::function<MatrixRanks()>& ranks);
 
-// Returns the global gradient norm, and the factor that brings it down to max_norm (0: no
-// clipping). Both include the factor `unscale`, 1 / the loss scale. The norm is not finite on every
-// rank if a gradient is not finite on one; the factor is then NaN, as where `loss` (fp64, optional)
-// is not finite, so that an optimizer changes nothing. `sum_parts` sums a tensor over the ranks
-// that own different parts, in place.
+// Returns the global gradient norm, and the factor that reduces it to max_norm (0: no clipping).
+// Both include the factor `unscale`, 1 / the loss scale. If a gradient of one rank is not finite,
+// the norm is not finite on any rank. The factor is NaN if the norm or `loss` (fp64, optional) is
+// not finite; an optimizer then changes nothing. `sum_parts` sums a tensor in place over the ranks
+// that own different parts.
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
                          const Tensor& loss = {}, double unscale = 1);

@@ -1,5 +1,5 @@
-// What the optimizer does with each parameter: the recipe's settings, and its groups' changes of
-// them.
+// The settings with which the optimizer updates each parameter: those of the recipe, as changed by
+// its optimizer.groups.
 #pragma once
 #include <optional>
 #include <regex>
@@ -14,12 +14,12 @@ namespace mtrain::optim {
 
 // Neighbouring parameters with equal rules are updated together.
 struct ParamRule {
-  bool muon = false;   // AdamW updates the others
-  float lr_scale = 1;  // times the learning rate of the schedule
+  bool muon = false;   // whether Muon updates the parameter; otherwise AdamW does
+  float lr_scale = 1;  // multiplies the learning rate of the schedule
   float weight_decay = 0;
   bool operator==(const ParamRule&) const = default;
 };
-// Returns the place of a rule in the list, which it is added to if it is new.
+// Returns the place of a rule in the list. Adds the rule to the list if it is new.
 int number_of(std::vector<ParamRule>& rules, const ParamRule& rule);
 
 class ParamRules {
@@ -35,7 +35,7 @@ class ParamRules {
 
   const plan::OptimizerOptions options_;
   std::vector<std::regex> matches_;  // of the groups
-  // The group of each name that was asked for, since rules are needed in every step.
+  // A cache: the group of each name that of() was called with. Every step calls it.
   mutable std::unordered_map<std::string, std::optional<size_t>> groups_;
 };
 

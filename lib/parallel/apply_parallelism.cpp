@@ -66,8 +66,9 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     if (other_tokens)
       parts = {.tp = world.group("expert_tp", moe, {mesh::Axis::tp}),
                .all = world.group("ep_tp", moe, {mesh::Axis::ep, mesh::Axis::tp})};
-    // If passes run together, one of them counts its rows while the other's rows are in flight.
-    // Both groups have the same ranks, and their hosts make the calls in the same order.
+    // If a forward and a backward run together, one exchanges counts while the rows of the other
+    // are in flight. Counts therefore have a group of their own. It has the same ranks as the group
+    // of the rows, and their hosts call both groups in the same order.
     std::optional<CountsGroup> counts;
     if (plan.overlap.overlap_moe_expert_parallel_comm && !plan.experts.pad_to_capacity) {
       mesh::Axes axes{mesh::Axis::ep};
@@ -108,8 +109,8 @@ std::function<Event(Stream&, const Tensor&)> sum_over_tokens(comm::World& world,
   const plan::Layout& l = plan.layout;
   const bool over_tp = l.tp > 1 && plan.tensor.sequence_parallel;
   if (l.cp == 1 && !over_tp) return {};
-  // If only cp or only tp has other tokens, the group of attention or of the linears is reused.
-  // Both together need a new group.
+  // If only the ranks of cp, or only those of tp, have different tokens, world.group() returns the
+  // group of attention, or that of the linears. Both axes together need a new group.
   const Group ranks = !over_tp ? world.group("cp", plan.mesh, {mesh::Axis::cp})
                       : l.cp == 1
                           ? world.group("tp", plan.mesh, {mesh::Axis::tp})

@@ -104,7 +104,7 @@ class Estimator {
   bool first_stage() const { return stages_.front() == 0; }
   bool has_head() const { return stages_.back() == l_.stages - 1; }
 
-  // The bytes of AdamW's two moments.
+  // The bytes of AdamW's two moments, for one parameter.
   Count moment_bytes() const { return plan_.optimizer.moments == DType::bf16 ? 4 : 8; }
   // The bytes of the optimizer state of parameters of layers. Muon has one momentum for matrices. A
   // layer's other parameters are too few to count. If a group gives matrices to AdamW, all

@@ -13,8 +13,8 @@ namespace mtrain::plan {
 // sizes of real models are exact.
 using Count = double;
 
-// Parameters of one transformer layer. A matrix counts together with a bias that is sharded in the
-// same way.
+// Numbers of parameters of one transformer layer, by how they are sharded. Biases are included: a
+// bias may be sharded differently from its matrix.
 struct LayerParameters {
   Count split = 0;  // sharded over tp: attention, MLP, shared expert
   // The part of `split` that belongs to kv heads. It is sharded over at most as many ranks as there

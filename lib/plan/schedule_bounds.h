@@ -19,7 +19,9 @@ namespace mtrain::plan {
 struct ScheduleShape {
   ScheduleId schedule{};  // 1f1b
   int64_t pp = 1, stages_per_rank = 1, micro_batches = 1;
-  int64_t group = 0;  // interleaved: micro-batches in a row per stage; 0: M / rounds
+  // Interleaved schedules: how many micro-batches run through a stage one after the other. 0:
+  // micro_batches / (micro_batches / pp), rounded down.
+  int64_t group = 0;
   // Forwards run together with backwards, for experts or in the fine-grained 1F1B. One more warm-up
   // forward keeps the two independent.
   bool moe_overlap = false;
@@ -35,11 +37,11 @@ schedule::ScheduleSize schedule_size(const ScheduleShape& shape);
 // at once, counted from forward to weight gradient.
 int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
 
-// Memory in units of a chunk: one that waits for its input gradient counts 1.
+// Memory of a rank's chunks. The unit is the memory of a chunk that waits for its input gradient.
 struct ChunkParts {
   double behind = 0;  // a chunk that waits for its weight gradient
-  // What a paired forward and backward need together beyond one chunk. The forward fills, layer by
-  // layer, the memory that the backward frees.
+  // What a forward and the backward that is paired with it need together, beyond the chunk of the
+  // backward. The forward fills, layer by layer, the memory that the backward frees.
   double pair = 0;
   double unsent = 0;  // weight gradients that wait until a backward's gradient is sent
 };

@@ -183,8 +183,8 @@ int64_t Trainer::global_micro_batches() const {
   return loader_.micro_batches() * data_parallel_->size();
 }
 
-// The routers' losses are means over all micro-batches of the global batch, on whichever rank they
-// run.
+// The routers' losses are means over all micro-batches of the global batch, those of other ranks
+// included.
 model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
   const double parts = plan_.train.grads_per_micro_batch ? double(plan_.layout.micro_batches) : 1,
                factor = scaler_.scale() * double(data_parallel_->grad_factor());
@@ -296,7 +296,7 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
 double Trainer::evaluate(const data::ValidationLoader& loader) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   int64_t counted = 0;
-  // Runs so many batches at once that every stage is busy.
+  // With this many batches at once, a stage is busy for more than half of the time.
   const int64_t together = 2 * pipeline_->links().size - 1;
   for (int64_t first = 0; first < loader.batches(); first += together) {
     std::vector<data::Batch> batches;

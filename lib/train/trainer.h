@@ -117,7 +117,8 @@ class Trainer {
   Tensor zero_losses();
   int64_t global_micro_batches() const;  // micro-batches of a step on all data-parallel ranks
   model::ExpertsOfStep experts_of_step(const Tensor& loss_2);
-  // Reduce the gradients and losses of a step over all ranks, to those of the global batch.
+  // Reduce the gradients and losses of a step over all ranks. They are then those of the global
+  // batch.
   void finish_grads();
   void sum_losses(const Tensor& losses);
   ops::Clip clip_grads(const Tensor& loss);

@@ -1,6 +1,6 @@
-// A random permutation of [0, n) that needs no table. A Feistel network computes it element by
-// element, and is applied again while the value is outside of the range. Black and Rogaway,
-// "Ciphers with arbitrary finite domains", CT-RSA 2002.
+// A random permutation of [0, n) that needs no table. A Feistel network, which permutes the
+// numbers below a power of 2, computes each element. It is applied again while its result is n or
+// more. Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -97,8 +97,9 @@ const std::vector<std::string_view>& PreTokenizer::split(std::string_view text, 
   std::vector<std::string_view> words;
   words.swap(s.from);
   words.clear();
-  // A stage puts its prefix before the first character of the text, whether it is well-formed or
-  // not, but not before each well-formed run.
+  // The text is split into runs of valid and of invalid UTF-8. The first stage puts its prefix only
+  // before the first run, since the text is one piece for it. Later stages also put theirs before
+  // the pieces of other valid runs.
   bool first_run = true;
   for (size_t at = 0; at < text.size();) {
     const bool valid = utf8_length(text, at) > 0;

@@ -42,9 +42,9 @@ class A2aAttention : public model::AttentionCore {
   }
 
  private:
-  // What backward needs of a piece: its qkv and its output, for full sequences. The caller also
-  // keeps the output after the exchange back: a second exchange in backward would cost more than
-  // this memory. The qkv before the exchange is not kept.
+  // What backward needs of a piece of the heads: its qkv and its output, for full sequences. The
+  // caller also keeps the output as it is after the second exchange, which backward would otherwise
+  // repeat. The qkv before the first exchange is not kept.
   struct Piece {
     Tensor qkv_TN;
     ops::AttentionResult result;

@@ -71,8 +71,8 @@ class AllGatherAttention : public model::AttentionCore {
     Tensor qkv_TN, lse;
   };
 
-  // Gathers the keys and values of the pieces of heads in turn. While one piece is in use, the next
-  // is in flight.
+  // Gathers keys and values, one piece of the heads after the other. While one piece is in use, the
+  // next is in flight.
   class Gather {
    public:
     Gather(AllGatherAttention& core, Stream& compute, const ContextSequence& seq,

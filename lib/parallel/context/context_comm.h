@@ -62,8 +62,9 @@ class ContextComm {
     return arrived;
   }
 
-  // Returns memory that is kept between calls. Both streams use it. Memory that is allocated for
-  // each call could not be reused while the host runs ahead, and its amount would grow.
+  // Returns memory that is kept between calls; compute and communication use it. If each call
+  // allocated memory, a host that runs ahead of the streams could not reuse it, and more and more
+  // would be allocated.
   Tensor named_buffer(Stream& compute, ContextBufferKey key, const Shape& shape, DType dtype);
 
  private:

@@ -20,8 +20,8 @@ struct HeadExchange {
 
   int64_t parts() const { return pieces * group.size(); }  // parts that heads are split into
   int64_t rows() const { return seq.T() * group.size(); }  // positions of all ranks together
-  // Returns the blocks that copy the rows of a piece, `width` columns wide, from the order of ranks
-  // to the sequence's order.
+  // Returns the blocks that copy a piece, `width` columns wide, from the order in which rows arrive
+  // (rank by rank) to the order of the sequence.
   std::vector<ops::CopyBlock> order(int64_t width) const;
 };
 

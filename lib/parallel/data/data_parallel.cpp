@@ -65,8 +65,8 @@ class MultiRankDataParallel : public model::DataParallel {
     reduce_over(groups_.of(of).all, values, comm::Reduce::max);
   }
   bool first_copy(model::UnitKind of) const override { return groups_.of(of).all.rank() == 0; }
-  // The ranks of dp_shard_cp together have all experts, too. If the ranks of tp have undivided
-  // experts, only both groups of ranks together have all.
+  // The ranks of dense.shards (dp_shard_cp) together have all experts, too. If tp ranks have
+  // undivided experts, these are spread over tp as well; the caller's sum over tp adds them.
   void sum_parts(const Tensor& values) override {
     if (owns_part_ || groups_.experts.all)
       reduce_over(groups_.dense.shards, values, comm::Reduce::sum);
@@ -166,8 +166,8 @@ model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& un
   model::Sharding s;
   s.piece = o.bucket_size;
   if (o.shards == plan::ShardLevel::nothing) {
-    // If experts are distributed, sum_parts() sums over dp_shard_cp, and the first rank that has a
-    // unit counts it.
+    // If experts are distributed over ranks, sum_parts() sums over dp_shard_cp. A unit that several
+    // of these ranks have must count once: on the first of them.
     s.counted = !groups.experts.all || of_unit.shards.rank() == 0;
     return s;
   }

@@ -10,10 +10,10 @@ Tensor buffer(Stream& stream, int64_t count, DType dtype) {
 }
 }  // namespace
 
-// An average is over all ranks that read samples. The group of a gradient of experts may have fewer
-// ranks, since the gradient already includes the samples of several such ranks. It may have more if
-// the ranks of tp have undivided experts: a gradient then includes only some tokens of one rank's
-// samples.
+// Averages are over all ranks that read samples, but the group that reduces experts' gradients may
+// have a different size. It has fewer ranks if a gradient already includes the samples of several
+// such ranks. It has more if tp ranks have undivided experts: a gradient then includes only some
+// tokens of one rank's samples.
 void GradReduce::divide(const UnitGroups& of_unit, const Tensor& sum) const {
   const int ranks = of_unit.all.size(), samples = groups_.dense.all.size();
   if (options_.average && ranks != samples)

@@ -86,8 +86,8 @@ class ShardedGrads : public GradSync {
     std::vector<PieceState> pieces;
   };
 
-  // The number of micro-batches that must have added to each parameter before a piece is reduced.
-  // Gradients that are not sharded are reduced in place, once a step.
+  // Returns how many micro-batches must have added to each parameter of a piece before the piece is
+  // reduced. Gradients that are not sharded are reduced in place, once a step.
   int64_t expected(const model::ParamUnit& unit, const State& state) const {
     return defer_ || !unit.sharding.grads ? micro_batches_ : state.begun;
   }

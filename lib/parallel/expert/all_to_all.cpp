@@ -101,8 +101,8 @@ class AllToAllDispatcher : public model::TokenDispatcher {
               });
   }
 
-  // The chunked path needs one more upload. It is made later, since passes without chunks need not
-  // wait for it.
+  // The chunked path needs one more upload. Only passes in chunks make it, so that the others need
+  // not wait for it.
   void find_path(Stream& compute, AllToAllRoute& r, RowsOf rows) const {
     r.path = expert_path(*comm_, 0, comm_->experts_here(), rows);
     r.first_E1 = Tensor::from_host(compute, {comm_->experts_here() + 1}, r.path.first,

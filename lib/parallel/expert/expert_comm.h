@@ -85,8 +85,8 @@ class ExpertComm {
   // experts are divided, the parts are first summed over tp, in the memory of `rows`.
   Event exchange_back(const Event& ready, const std::vector<Tensor>& rows, const RowCounts& counts,
                       const std::vector<Tensor>& into) const;
-  // The same for rows with their weights, if they have some. They leave after rows.there or,
-  // without it, after everything that is enqueued on compute.
+  // The same for rows and, if they have weights, their weights. The rows leave after the event
+  // rows.there or, if there is none, after everything that is enqueued on compute.
   model::ExpertRows exchange(Stream& compute, const model::ExpertRows& rows,
                              const RowCounts& counts) const;
   model::ExpertRows exchange_back(Stream& compute, const model::ExpertRows& rows,
@@ -112,9 +112,10 @@ bool knows_counts(const model::Step& step);
 // to the step's. A recomputation returns the numbers of the earlier forward and needs no `counts`.
 std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream);
 
-// With `pad` an expert gets `capacity` rows from every rank; the last of them may have no choice.
-// All numbers are then known, and the host waits for none. All ranks must have the same number of
-// tokens. `pad` has no effect without a capacity, as in evaluation.
+// The dispatchers below take `pad`: an expert then gets the same number of rows from every rank,
+// its capacity. The last of these rows may belong to no token. All counts are then known, and the
+// host waits for none. All ranks must have the same number of tokens. `pad` has no effect without a
+// capacity, as in evaluation.
 
 // Counts travel first, and then the rows of a choice with its weight (Lepikhin et al. 2020,
 // "GShard"). In between the host waits for the counts, once in each forward.
@@ -126,8 +127,8 @@ std::unique_ptr<model::TokenDispatcher> all_to_all_dispatcher(std::shared_ptr<Ex
                                                               bool pad, int64_t chunks);
 
 // Every rank gets the tokens of all ranks, and computes the rows of its own experts. Each rank adds
-// a token's rows in the order of k; the reduce-scatter adds these sums. The host waits for the
-// number of rows, unless the rank has (its part of) all experts.
+// a token's rows in the order of the token's choices; a reduce-scatter adds these sums. The host
+// waits for the number of rows, unless the rank has all experts, or a part of each.
 std::unique_ptr<model::TokenDispatcher> all_gather_dispatcher(std::shared_ptr<ExpertComm> comm,
                                                               bool pad);
 

@@ -75,8 +75,8 @@ Tensor gemm_reduce_scatter_ring(const TensorComm& comm, const Tensor& x_TI, int6
   const int P = comm.size(), r = comm.rank();
   const int64_t T = x_TI.dim(0);
   Stream& compute = comm.compute();
-  // `parts` has every rank's results for this rank's rows. `out` has this rank's results for the
-  // rows of the others.
+  // `parts` collects the results of all ranks for this rank's rows. `out` has this rank's results
+  // for the rows of the other ranks.
   const Tensor parts = Tensor::empty(compute, {T, O}, x_TI.dtype()),
                out = Tensor::empty(compute, {T, O}, x_TI.dtype());
   for (int i = 1; i < P; ++i) {

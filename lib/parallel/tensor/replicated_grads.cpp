@@ -8,8 +8,8 @@ namespace mtrain::parallel {
 
 namespace {
 
-// Returns the owned gradients that are partial sums, by the number of ranks that hold the
-// parameter.
+// Returns the gradients that this rank owns and that are partial sums. The key is the number of
+// ranks that hold the same rows of the parameter.
 std::map<int, std::vector<Tensor>> partial_grads(model::ParamStore& params) {
   std::map<int, std::vector<Tensor>> grads;
   for (const model::Parameter* p : params.params()) {

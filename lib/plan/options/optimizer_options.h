@@ -28,13 +28,13 @@ struct MuonOptions {
   double others_lr_scale = 1;  // the learning rate of AdamW's parameters over that of the matrices
 };
 
-// Settings for the parameters whose names `match` matches.
+// Settings for the parameters in whose names `match` is found.
 struct OptimizerGroup {
   std::string match;                   // a regular expression (ECMAScript)
   std::optional<double> lr_over_peak;  // the group's learning rate over the schedule's peak
   std::optional<double> lr_scale;      // multiplies the learning rate
   std::optional<double> weight_decay;
-  bool adamw = false;  // under Muon: AdamW updates matrices, too
+  bool adamw = false;  // under Muon: AdamW updates the group's matrices, too
 };
 
 struct OptimizerOptions {
