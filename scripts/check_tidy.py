@@ -7,6 +7,9 @@
 
     --seconds  begins no further source after N seconds, but for files that the last commit changed; the last lines say how many files that leaves
 
+Sources of a folder are checked together, several in one translation unit, since most of the time goes to the headers that
+they share. Where clang finds something in a group, or cannot read it, its sources are checked one by one.
+
 The record has a line for each file that was found clean: a hash of its code, of .clang-tidy and of clang-tidy's version.
 Comments and white space do not count, but for comments that turn a check off. A changed file is thus checked on every run until it is recorded again. The hash has no part of the headers that a file
 includes, since one of a wide header would invalidate hundreds: what a changed header does to unchanged sources that
@@ -31,6 +34,7 @@ from check_files import Tree
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = ("apps", "lib")       # kernels, tests and benchmarks are held to the rules of check_source.py
 RECORD = "scripts/tidy_record"
+GROUP = 8
 VERSION = 14                    # Debian 12's; findings of other versions are printed and do not fail
 
 
@@ -117,6 +121,44 @@ class Sources:
         return None
 
 
+def groups_of(compiled, sources):
+    """-> the sources in groups of at most GROUP, which one compiler command serves"""
+    groups, by_command = [], {}
+    for source in sources:
+        entry = compiled[source]
+        command = re.sub(r" -o \S+", "", entry["command"].replace(entry["file"], ""))
+        by_command.setdefault((os.path.dirname(source), command), []).append(source)
+    for members in by_command.values():
+        groups += [members[i:i + GROUP] for i in range(0, len(members), GROUP)]
+    return groups
+
+
+def group_file(database, members):
+    return database / f"{members[0].replace('/', '_')}.group.cpp" if len(members) > 1 else None
+
+
+def write_database(database, root, compiled, groups):
+    """Writes a folder of compile commands: a source that is compiled several times stands in it once; so do groups."""
+    database.mkdir(exist_ok=True)
+    entries = [compiled[source] for members in groups for source in members]
+    for members in groups:
+        path, first = group_file(database, members), compiled[members[0]]
+        if path:
+            path.write_text("".join(f'#include "{root / source}"\n' for source in members))
+            entries.append({**first, "file": str(path), "command": first["command"].replace(first["file"], str(path))})
+    (database / "compile_commands.json").write_text(json.dumps(entries))
+
+
+def check_group(root, database, members):
+    """-> the findings in each of the sources, and whether clang could read it."""
+    path = group_file(database, members)
+    if path:
+        findings, all_read = check(root, database, path)
+        if all_read and not findings:
+            return {source: ([], True) for source in members}
+    return {source: check(root, database, source) for source in members}
+
+
 def check(root, database, source):
     """-> the findings as clang-tidy prints them, and whether clang could read all of the source: version 14 does not know
     all of C++20. What does not compile is for the compiler to say."""
@@ -165,32 +207,31 @@ def run(root, arguments):
             return 0
     compiled = compile_commands(tree.root)
     files_of, not_built = files_of_sources(tree, compiled, names)
-    database = tree.root / "build/tidy/once"   # where a source that is compiled several times stands once
-    database.mkdir(exist_ok=True)
-    (database / "compile_commands.json").write_text(json.dumps([compiled[s] for s in sorted(files_of)]))
+    database = tree.root / "build/tidy/once"
+    changed = changed_files(tree.root) if ends < float("inf") else set()
+    first = {source for source, files in files_of.items() if changed & {source, *files}}
+    groups = groups_of(compiled, sorted(first)) + groups_of(compiled, sorted(files_of.keys() - first))
+    write_database(database, tree.root, compiled, groups)
 
     findings, half_read, left = [], [], []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         before = {source: {record.line(name) for name in (source, *files)} for source, files in files_of.items()}
-        changed = changed_files(tree.root) if ends < float("inf") else set()
-        first = {source for source, files in files_of.items() if changed & {source, *files}}
-        pending = {pool.submit(lambda s: check(tree.root, database, s) if s in first or time.monotonic() < ends else None,
-                               source): source
-                   for source in sorted(files_of, key=lambda s: (s not in first, s))}
+        pending = {pool.submit(lambda g: check_group(tree.root, database, g)
+                               if g[0] in first or time.monotonic() < ends else None, members): members
+                   for members in groups}
         for done in concurrent.futures.as_completed(pending):
-            source = pending[done]
             if done.result() is None:
-                left += files_of[source]
+                left += [name for source in pending[done] for name in files_of[source]]
                 continue
-            found, all_read = done.result()
-            for text in found:
-                if text not in findings:
-                    findings.append(text)
-                    print(text, end="", flush=True)
-            if not all_read:
-                half_read.append(source)
-            elif recording and not found:
-                record.add(before[source])
+            for source, (found, all_read) in done.result().items():
+                for text in found:
+                    if text not in findings:
+                        findings.append(text)
+                        print(text, end="", flush=True)
+                if not all_read:
+                    half_read.append(source)
+                elif recording and not found:
+                    record.add(before[source])
     if left:
         print(f"clang-tidy: the time was spent before {len(left)} files, which are not checked")
     if not_built:
