@@ -36,8 +36,8 @@ class MatrixExchange {
   using Flops = std::function<double(int64_t rows, int64_t columns)>;
 
   // All of `ranks` call this. `has` selects the parameters whose matrices are exchanged. `flops` is
-  // the work on a matrix. `per_shard`: the part of a weight that a rank of tensor parallelism has is
-  // a matrix; otherwise the weight is.
+  // the work on a matrix. `per_shard`: the part of a weight that a rank of tensor parallelism has
+  // is a matrix; otherwise the weight is.
   MatrixExchange(Stream& compute, const MatrixRanks& ranks, model::ParamStore& params,
                  const OwnedState::Has& has, const Flops& flops, bool per_shard);
 
