@@ -7,6 +7,7 @@
 
 A table has a header line, equally many cells in every row, and short cells. A link leads to a file and to a heading
 that exist. A sentence has at most 35 words. Commands stand in blocks that begin with ```bash, which the shell can parse.
+A patch for `git apply` fits the sources.
 A comment above such a block says how scripts/check_readme.sh treats it:
 
   <!-- not run: reason -->     never runs it
@@ -124,6 +125,18 @@ def check_blocks(path, blocks, report):
                     report.error(path, number, "a command outside of a ```bash block, where nothing runs it")
 
 
+def check_patches(tree, path, blocks, report):
+    for block in blocks:
+        for number, command in commands(block)[0] if block.language == "bash" else ():
+            patch = re.fullmatch(r"git apply <<'(\w+)'\n(.*\n)\1", command, flags=re.S)
+            if not patch:
+                continue
+            run = subprocess.run(["git", "apply", "--check"], input=patch[2], cwd=tree.root, capture_output=True, text=True,
+                                 check=False)
+            if run.returncode != 0:
+                report.error(path, number, f"the patch does not fit: {run.stderr.strip()}")
+
+
 def check_tables(path, prose, report, most):
     columns, header = 0, None
     for at, (number, line) in enumerate(prose):
@@ -213,6 +226,7 @@ def check(tree, report):
         check_links(tree, path, prose, report)
         if ours:
             check_blocks(path, blocks, report)
+            check_patches(tree, path, blocks, report)
             check_sentences(path, prose, report)
         if is_in(path, "docs/how-to") and len(prose) > HOW_TO_LINES + 1:
             report.error(path, 1, f"{len(prose) - 1} lines; a page of docs/how-to has at most {HOW_TO_LINES}")

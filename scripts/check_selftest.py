@@ -334,6 +334,11 @@ class Checks(unittest.TestCase):
         self.expect({"README.md": f"<!-- exit code: two -->\n{fence}bash\nls\n{fence}\n"},
                     ("README.md:1", "is not an exit code"))
 
+    def test_a_patch_that_does_not_fit(self):
+        page = "```bash\ngit apply <<'END'\n--- a/notes.txt\n+++ b/notes.txt\n@@ -1 +1 @@\n-{}\n+two\nEND\n```\n"
+        self.expect({"notes.txt": "one\n", "README.md": page.format("one")})
+        self.expect({"notes.txt": "one\n", "README.md": page.format("three")}, ("README.md:2", "the patch does not fit"))
+
     def test_the_options_that_a_text_names_are_found(self):
         with tempfile.TemporaryDirectory() as folder:
             page = pathlib.Path(folder, "a.md")
