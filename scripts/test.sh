@@ -3,7 +3,8 @@
 #   scripts/test.sh [--nightly] [--sanitizers]
 #   scripts/test.sh --quick | --ci | --times
 #     --nightly         also the CUDA kernels on an emulation of CUDA, and all tests under the narrower instruction sets of
-#                       older CPUs; every layout with every model and precision of its table, not one of them in turn;
+#                       older CPUs; every layout with every model and precision of its table, not one of them in turn, over
+#                       more steps;
 #                       every bit of a small checkpoint
 #                       is flipped; 200 random pairs of signals to trainings; a training is killed at each system call
 #                       of a save (where strace is installed); and every fuzz target for 60 s (or MTRAIN_FUZZ_SECONDS),

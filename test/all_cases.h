@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <set>
 #include <string>
@@ -17,6 +18,11 @@ inline bool all_cases() {
 // all cases and all variants are seen.
 inline bool in_turn(size_t case_number, size_t variant, size_t variants) {
   return all_cases() || case_number % variants == variant;
+}
+
+// Returns how many of the steps of a training are compared with every change; all of them at night.
+inline int64_t compared_steps(int64_t steps) {
+  return all_cases() ? steps : std::max<int64_t>(4, steps * 2 / 5);
 }
 
 // Returns the numbers of the rows to try, each of which lists settings. At night these are all

@@ -58,7 +58,7 @@ void check_ranks_agree(const std::vector<Result>& results) {
 }
 
 void check_alike(const Result& one, const std::vector<Result>& results) {
-  // The numerics contract in fp32: 20 losses and the gradients of step 1 to 1e-5 relative.
+  // The numerics contract in fp32: losses and the gradients of step 1 to 1e-5 relative.
   check_close(one.losses, results[0].losses, 1e-5);
   check_close(one.norms, results[0].norms, 1e-4);
   check_gradients(one, results[0], 1e-5);
@@ -72,15 +72,15 @@ TEST_CASE("every type of context parallelism trains as a single rank does") {
   const Changes qwen3{"model.architecture=qwen3"};
   const Changes gpt2{"model.architecture=gpt2", "model.hidden_dropout=0.1",
                      "model.embedding_dropout=0.1"};
-  const Result of_qwen3 = train_alone(with(kBase, qwen3), 20),
-               of_gpt2 = train_alone(with(kBase, gpt2), 20);
+  const Result of_qwen3 = train_alone(with(kBase, qwen3), compared_steps(20)),
+               of_gpt2 = train_alone(with(kBase, gpt2), compared_steps(20));
   size_t turn = 0;
   for (const ContextCase& c : context_cases()) {
     const auto check = [&](const Result& one, const Changes& model, const Changes& strategy,
                            int dp) {
       CAPTURE(c.name, c.cp, dp, strategy[0], model[0]);
       const Changes changes = with(with(with(kBase, model), strategy), c.changes);
-      check_alike(one, train_ranks(c.cp * dp, changes, 20));
+      check_alike(one, train_ranks(c.cp * dp, changes, compared_steps(20)));
     };
     for (const Changes& strategy : kStrategies) check(of_qwen3, qwen3, strategy, 1);
     // With data parallelism, and with dropout, each case uses the next strategy.
@@ -124,8 +124,8 @@ TEST_CASE("types by layer, recomputation, bf16, and averages in the collective")
                                "distributed.cp_comm_type=[p2p,all_gather,a2a,a2a+p2p]"},
                               kLevels);
   const Changes base = with(kBase, {"model.num_layers=4"});
-  const Result one = train_alone(base, 20);
-  check_alike(one, train_ranks(4, with(base, layers), 20));
+  const Result one = train_alone(base, compared_steps(20));
+  check_alike(one, train_ranks(4, with(base, layers), compared_steps(20)));
   const std::vector<double> first(one.losses.begin(), one.losses.begin() + 5);
   for (const char* recompute : {"full", "selective"}) {
     CAPTURE(recompute);
@@ -135,12 +135,14 @@ TEST_CASE("types by layer, recomputation, bf16, and averages in the collective")
   const Changes average{"distributed.strategy=megatron_ddp", "ddp.average_in_collective=true"};
   check_close(first, train_ranks(4, with(with(base, layers), average), 5)[0].losses, 1e-5);
   const Changes bf16{"mixed_precision.name=bf16_mixed"};
-  const Result half = train_alone(with(base, bf16), 20);
+  const Result half = train_alone(with(base, bf16), compared_steps(20));
   for (const auto& type : context_cases()) {
     CAPTURE(type.name, type.cp);
     // The numerics contract in bf16.
-    check_close(half.losses,
-                train_ranks(type.cp, with(with(base, bf16), type.changes), 20)[0].losses, 2e-2);
+    check_close(
+        half.losses,
+        train_ranks(type.cp, with(with(base, bf16), type.changes), compared_steps(20))[0].losses,
+        2e-2);
   }
 }
 
@@ -262,9 +264,10 @@ const Changes kPacked{"train.global_batch_size=2", "train.micro_batch_size=1",
 TEST_CASE("packed documents train as one rank does, whatever they are padded to") {
   const auto data = std::make_shared<PackedCountingData>();
   const Changes gpt2{"model.architecture=gpt2", "model.hidden_dropout=0.1"};
-  const Result one = train_alone(kPacked, 20, data),
+  const Result one = train_alone(kPacked, compared_steps(20), data),
                of_gpt2 = train_alone(with(kPacked, gpt2), 5, data),
-               half = train_alone(with(kPacked, {"mixed_precision.name=bf16_mixed"}), 20, data);
+               half = train_alone(with(kPacked, {"mixed_precision.name=bf16_mixed"}),
+                                  compared_steps(20), data);
   size_t turn = 0;
   for (const ContextCase& c : context_cases()) {
     CAPTURE(c.name, c.cp);

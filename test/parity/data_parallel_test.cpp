@@ -53,13 +53,14 @@ TEST_CASE("every strategy trains as a single rank does, under any number of rank
       {"model.share_embeddings_and_output_weights=true"},
       {"model.architecture=gpt2", "model.num_query_groups=4", "model.hidden_dropout=0.1"}};
   for (const auto& model : models) {
-    const Result one = train_alone(with(batch, model), 20);
+    const Result one = train_alone(with(batch, model), compared_steps(20));
     for (const StrategyCase& strategy : kStrategies)
       for (const int ranks : {2, 4, 8}) {
         if (ranks < strategy.ranks_least) continue;
         CAPTURE(strategy.name, ranks);
-        const auto results = train_ranks(ranks, with(with(batch, model), strategy.changes), 20);
-        // The numerics contract: 20 losses to 1e-5 relative in fp32.
+        const auto results =
+            train_ranks(ranks, with(with(batch, model), strategy.changes), compared_steps(20));
+        // The numerics contract: losses to 1e-5 relative in fp32.
         check_close(one.losses, results[0].losses, 1e-5);
         check_close(one.norms, results[0].norms, 1e-4);
         CHECK(results[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
@@ -169,16 +170,19 @@ TEST_CASE("every backend of communication trains alike") {
 
 TEST_CASE("averaging in the collective, and gradients that travel in bf16") {
   const Changes base{"train.global_batch_size=12", "train.micro_batch_size=2"};
-  const Result one = train_alone(base, 20);
+  const Result one = train_alone(base, compared_steps(20));
   for (const char* strategy : {"ddp", "megatron_ddp", "megatron_fsdp"}) {
     CAPTURE(strategy);
     const Changes on = with(base, {fmt::format("distributed.strategy={}", strategy)});
-    check_close(one.losses,
-                train_ranks(3, with(on, {"ddp.average_in_collective=true"}), 20)[0].losses, 1e-5);
+    check_close(
+        one.losses,
+        train_ranks(3, with(on, {"ddp.average_in_collective=true"}), compared_steps(20))[0].losses,
+        1e-5);
     // Partial gradients have eight bits: the losses are near those of fp32, but not within its
     // contract.
-    const auto rounded =
-        train_ranks(2, with(on, {"mixed_precision.grad_reduce_in_fp32=false"}), 20)[0].losses;
+    const auto rounded = train_ranks(2, with(on, {"mixed_precision.grad_reduce_in_fp32=false"}),
+                                     compared_steps(20))[0]
+                             .losses;
     check_close(one.losses, rounded, 2e-2);
     CHECK(rounded != one.losses);
   }

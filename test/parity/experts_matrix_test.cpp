@@ -123,7 +123,9 @@ TEST_CASE(
     "every two choices of a layout of experts meet in one that trains as a single rank does") {
   // Many ranks share few cores, so only the smaller layouts make the 20 steps of the numerics
   // contract.
-  const auto steps = [](const Choice& l) -> int64_t { return ranks(l) <= 8 ? 20 : 10; };
+  const auto steps = [](const Choice& l) -> int64_t {
+    return compared_steps(ranks(l) <= 8 ? 20 : 10);
+  };
   std::map<std::pair<Changes, int64_t>, Trained> alone;
   for (const Choice& l : covering_choices(kValues, 2, {}, worth_training, ranks)) {
     INFO(describe(l));

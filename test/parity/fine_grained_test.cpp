@@ -106,7 +106,8 @@ TEST_CASE("the fine-grained 1F1B trains as a single rank does") {
   for (const Case& c : cases) {
     CAPTURE(c.ranks, c.model, c.layout, c.backend);
     const Changes model = with(c.model, batch(16));
-    check_parity(alone(model, 10), train_pipeline(c.ranks, with(model, c.layout), 10, c.backend),
+    check_parity(alone(model, compared_steps(10)),
+                 train_pipeline(c.ranks, with(model, c.layout), compared_steps(10), c.backend),
                  c.bound);
   }
 }
@@ -370,8 +371,8 @@ TEST_CASE("sharded parameters and gradients of stages travel when the list says"
     const Changes model = batch(8);
     const auto ranks = train_pipeline(
         4, with(model, with(pipeline_layout(c.schedule, 2, c.stages), c.defer ? kFsdp2 : kAtOnce)),
-        10);
-    check_parity(alone(model, 10), ranks);
+        compared_steps(10));
+    check_parity(alone(model, compared_steps(10)), ranks);
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const PipelineResult& r = ranks[rank];
       std::map<std::string, int64_t> sent;

@@ -155,10 +155,10 @@ TEST_CASE("layouts of experts in 8 bits give the losses of one rank") {
       {4, over(2, with(kMegatron, {"distributed.pp_size=2", "distributed.vpp_size=1",
                                    "distributed.pipeline.pp_schedule=zero_bubble"}))}};
   for (const Changes& recipe : {kCurrent, kHistory}) {
-    const Result one = train_alone(recipe, 10);
+    const Result one = train_alone(recipe, compared_steps(10));
     for (const Case& c : cases) {
       CAPTURE(c.layout);
-      const auto ranks = train_ranks(c.ranks, with(recipe, c.layout), 10);
+      const auto ranks = train_ranks(c.ranks, with(recipe, c.layout), compared_steps(10));
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
         const Result& r = ranks[rank];
         check_close(one.losses, r.losses, kLosses);

@@ -37,7 +37,8 @@ struct Layout {
 const Changes kSequence{"distributed.tp_size=2", "distributed.sequence_parallel=true"};
 
 // Compares the first `steps` of 20 steps.
-void expect_close(const Changes& model, const std::vector<Layout>& layouts, int steps = 20) {
+void expect_close(const Changes& model, const std::vector<Layout>& layouts,
+                  int64_t steps = compared_steps(20)) {
   const Changes changes = with(kSizes, model);
   const Result all = train_alone(changes, 20);
   CHECK(all.losses.back() < 0.8 * all.losses.front());

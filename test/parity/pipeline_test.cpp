@@ -34,7 +34,7 @@ TEST_CASE("every schedule trains as a single rank does") {
       const Changes model = batch(c.pp * c.rounds * c.dp);
       const auto ranks = train_pipeline(
           c.pp * c.dp, with(with(model, pipeline_layout(kind.name, c.pp, kind.stages)), c.strategy),
-          20);
+          compared_steps(20));
       check_parity(alone(model), ranks);
     }
   }
@@ -73,8 +73,8 @@ TEST_CASE("odd numbers of micro-batches, and four stages per rank, train as a si
     const auto ranks = train_pipeline(c.pp * c.dp,
                                       with(with(model, pipeline_layout(c.schedule, c.pp, c.stages)),
                                            turn++ % 2 ? kMegatron : kFsdp2),
-                                      10);
-    check_parity(alone(model, 10), ranks);
+                                      compared_steps(10));
+    check_parity(alone(model, compared_steps(10)), ranks);
   }
 }
 
@@ -145,8 +145,9 @@ TEST_CASE("pipelines train every model, split and strategy as a single rank does
   for (const Case& c : cases) {
     CAPTURE(c.ranks, c.model, c.layout, c.backend);
     const Changes model = with(c.model, batch(16));
-    const auto ranks = train_pipeline(c.ranks, with(model, c.layout), 10, c.backend);
-    check_parity(alone(model, 10), ranks, c.bound);
+    const auto ranks =
+        train_pipeline(c.ranks, with(model, c.layout), compared_steps(10), c.backend);
+    check_parity(alone(model, compared_steps(10)), ranks, c.bound);
   }
 }
 
@@ -346,7 +347,7 @@ TEST_CASE("a schedule from a file is run as it is written") {
       {"distributed.pp_size=2", "distributed.vpp_size=2",
        "distributed.pipeline.pp_schedule=v_schedule",
        "distributed.pipeline.pp_schedule_csv=" + path.string(), "train.global_batch_size=2"},
-      20);
+      compared_steps(20));
   check_parity(alone(batch(2)), ranks);
   std::string computed;
   for (const std::string& action : ranks[0].executed)
@@ -357,9 +358,9 @@ TEST_CASE("a schedule from a file is run as it is written") {
 TEST_CASE("micro-batches of a pipeline's own size, and gradients that are scaled again") {
   const Changes base =
       with(pipeline_layout("1f1b", 2), {"train.global_batch_size=8", "train.micro_batch_size=4"});
-  const auto parts =
-      train_pipeline(2, with(base, {"distributed.pipeline.pp_microbatch_size=2"}), 10);
-  check_close(alone(batch(8), 10).losses, parts[0].losses, 1e-5);
+  const auto parts = train_pipeline(2, with(base, {"distributed.pipeline.pp_microbatch_size=2"}),
+                                    compared_steps(10));
+  check_close(alone(batch(8), compared_steps(10)).losses, parts[0].losses, 1e-5);
   CHECK(parts[0].listed.size() == 4 * (2 + 2));  // and as many messages as computations
   const auto scaled =
       train_pipeline(2,
@@ -381,8 +382,9 @@ TEST_CASE("a step flushes the pipeline once for each local batch of AutoModel's 
          12}}) {
     CAPTURE(layout, ranks);
     const int flushes = all / 4 / (ranks / 2);
-    const auto flushed = train_pipeline(ranks, with(with(batch(all), layout), local), 10);
-    check_parity(alone(batch(all), 10), flushed);
+    const auto flushed =
+        train_pipeline(ranks, with(with(batch(all), layout), local), compared_steps(10));
+    check_parity(alone(batch(all), compared_steps(10)), flushed);
     // Two micro-batches fill each flush, and the data-parallel ranks reduce once.
     CHECK(std::ranges::count(flushed[0].executed, "0F1") == flushes);
     CHECK(std::ranges::count(flushed[0].executed, "0F2") == 0);

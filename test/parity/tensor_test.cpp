@@ -124,7 +124,7 @@ Changes overlap(const std::string& products) {
 
 TEST_CASE("tensor parallelism trains as a single rank does") {
   for (const Model& model : kModels) {
-    const Result one = train_alone(model.changes, 20);
+    const Result one = train_alone(model.changes, compared_steps(20));
     struct Case {
       int ranks, tp;
       bool sequence;
@@ -136,9 +136,9 @@ TEST_CASE("tensor parallelism trains as a single rank does") {
                                            {4, 4, true, {}},
                                            {4, 2, true, kFsdp2}}) {
       CAPTURE(model.name, c.ranks, c.tp, c.sequence, c.changes);
-      const auto ranks =
-          train_ranks(c.ranks, with(model.changes, layout(c.tp, c.sequence, c.changes)), 20);
-      // The numerics contract: 20 losses to 1e-5 relative in fp32, gradients of step 1 to 1e-5.
+      const auto ranks = train_ranks(
+          c.ranks, with(model.changes, layout(c.tp, c.sequence, c.changes)), compared_steps(20));
+      // The numerics contract: losses to 1e-5 relative in fp32, gradients of step 1 to 1e-5.
       check_close(one.losses, ranks[0].losses, 1e-5);
       check_close(one.norms, ranks[0].norms, 1e-4);
       CHECK(ranks[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
@@ -183,9 +183,9 @@ TEST_CASE("tensor parallelism in bf16, with recomputation, over every strategy a
     Changes alone = model;
     for (const std::string& change : c.changes)
       if (change.starts_with("mixed_precision")) alone.push_back(change);
-    const Result one = train_alone(alone, 10);
-    const auto ranks =
-        train_ranks(c.ranks, with(model, layout(c.tp, c.sequence, c.changes)), 10, c.backend);
+    const Result one = train_alone(alone, compared_steps(10));
+    const auto ranks = train_ranks(c.ranks, with(model, layout(c.tp, c.sequence, c.changes)),
+                                   compared_steps(10), c.backend);
     // The numerics contract: 1e-5 relative in fp32, 2e-2 in bf16.
     check_close(one.losses, ranks[0].losses, c.changes[0] == bf16[0] ? 2e-2 : 1e-5);
     for (const auto& [name, piece] : one.weights) assemble(ranks, &Result::weights, name);
@@ -413,7 +413,7 @@ TEST_CASE("tensor, sequence, context and data parallelism together") {
   size_t turn = 0;
   for (const Changes& model : models) {
     // Dropout is numbered by micro-batch.
-    const Result alone = train_alone(with(model, {"train.micro_batch_size=1"}), 20);
+    const Result alone = train_alone(with(model, {"train.micro_batch_size=1"}), compared_steps(20));
     for (const char* type : {"p2p", "all_gather", "a2a"})
       for (const int dp : {1, 2}) {
         const bool sequence = turn % 3 != 0;
@@ -424,7 +424,7 @@ TEST_CASE("tensor, sequence, context and data parallelism together") {
                   fmt::format("distributed.sequence_parallel={}", sequence),
                   fmt::format("comm_overlap.tp_comm_overlap={}", sequence)});
         CAPTURE(type, dp, sequence, model[0]);
-        const auto ranks = train_ranks(4 * dp, layout, 20);
+        const auto ranks = train_ranks(4 * dp, layout, compared_steps(20));
         check_close(alone.losses, ranks[0].losses, 1e-5);
         check_close(alone.norms, ranks[0].norms, 1e-4);
         CHECK(ranks[0].evaluation == Approx(alone.evaluation).epsilon(1e-5));

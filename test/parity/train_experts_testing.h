@@ -8,13 +8,13 @@
 
 #include <catch2/catch.hpp>
 
-#include "../all_cases.h"
 #include "train_pieces.h"
 #include "train_ranks.h"
 
 namespace train_testing {
 
-inline constexpr int64_t kExperts = 8, kSteps = 20, kMicroBatches = 8;
+inline constexpr int64_t kExperts = 8, kMicroBatches = 8;
+inline const int64_t kSteps = compared_steps(20);
 
 // A dense layer, then layers of 8 experts; eight micro-batches of one sample.
 inline const Changes kPlain{"model.num_layers=4",

@@ -41,7 +41,7 @@ template <class Result>
 std::vector<float> assemble(std::span<const Result> ranks, Pieces Result::*which,
                             const std::string& name) {
   std::vector<float> whole;
-  std::vector<bool> known;
+  std::vector<char> known;
   bool same = true;
   for (const Result& r : ranks) {
     const auto found = (r.*which).find(name);
@@ -50,18 +50,18 @@ std::vector<float> assemble(std::span<const Result> ranks, Pieces Result::*which
     for (const model::ElementRun& run : piece.runs) {
       const auto end = size_t(run.whole + run.count);
       if (whole.size() < end) whole.resize(end), known.resize(end);
-      for (int64_t i = 0; i < run.count; ++i) {
-        const float value = piece.values.at(size_t(run.here + i));
-        const auto at = size_t(run.whole + i);
-        if (!known[at]) known[at] = true, whole[at] = value;
-        same = same && whole[at] == value;
+      REQUIRE(size_t(run.here + run.count) <= piece.values.size());
+      const float* values = piece.values.data() + run.here;
+      for (auto at = size_t(run.whole); at < end; ++at, ++values) {
+        if (!known[at]) known[at] = 1, whole[at] = *values;
+        same = same && whole[at] == *values;
       }
     }
   }
   INFO(name);
   REQUIRE_FALSE(whole.empty());
   CHECK(same);
-  CHECK(std::ranges::find(known, false) == known.end());
+  CHECK(std::ranges::find(known, 0) == known.end());
   return whole;
 }
 template <class Result>

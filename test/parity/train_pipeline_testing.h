@@ -164,7 +164,7 @@ inline void check_values(const PipelineResult& one, const std::vector<PipelineRe
   }
 }
 
-// The numerics contract: 20 losses to 1e-5 relative in fp32, gradients of step 1 to 1e-5.
+// The numerics contract: losses to 1e-5 relative in fp32, gradients of step 1 to 1e-5.
 inline void check_parity(const PipelineResult& one, const std::vector<PipelineResult>& ranks,
                          double bound = 1e-5) {
   check_close(one.losses, ranks[0].losses, bound);
@@ -219,7 +219,7 @@ inline const Changes kPairs{"comm_overlap.fine_grained_1f1b=true"},
     kSplit{"comm_overlap.delay_wgrad_compute=true"};
 
 // Single ranks are trained once per model and batch.
-inline const PipelineResult& alone(const Changes& changes, int64_t steps = 20) {
+inline const PipelineResult& alone(const Changes& changes, int64_t steps = compared_steps(20)) {
   static std::map<std::pair<Changes, int64_t>, PipelineResult> results;
   const auto at = results.find({changes, steps});
   if (at != results.end()) return at->second;

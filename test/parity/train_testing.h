@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "../all_cases.h"
 #include "base/rng.h"
 #include "data/dataset/dataset.h"
 #include "interchange/model_source.h"
