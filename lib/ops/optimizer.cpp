@@ -13,10 +13,7 @@ void adamw(Stream& stream, const AdamWHyper& h, const Tensor& master, const Tens
   for (const Tensor* t : {&m, &v, &grad})
     MT_CHECK(t->count() == weights.count(), "adamw: {} of {} parameters", t->count(),
              weights.count());
-  enqueue(stream,
-          {.name = "adamw",
-           .reads = {weights, m, v, grad, grad_scale},
-           .writes = {master, m, v, param}},
+  enqueue(stream, "adamw",
           kernels::AdamW{.master = master,
                          .m = m,
                          .v = v,
