@@ -1,7 +1,7 @@
-#include "kernels/attention.h"
+#include "ops/attention.h"
 
+#include "kernels/attention.h"
 #include "ops/attention_views.h"
-#include "ops/ops.h"
 
 namespace mtrain::ops {
 

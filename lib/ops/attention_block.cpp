@@ -1,8 +1,9 @@
+#include "ops/attention_block.h"
+
 #include "base/math.h"
 #include "kernels/attention.h"
 #include "kernels/attention_merge.h"
 #include "ops/attention_views.h"
-#include "ops/ops.h"
 
 MT_KERNEL(AttentionMerge)
 

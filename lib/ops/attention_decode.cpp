@@ -1,7 +1,7 @@
-#include "kernels/attention_decode.h"
+#include "ops/attention_decode.h"
 
+#include "kernels/attention_decode.h"
 #include "ops/attention_views.h"
-#include "ops/ops.h"
 
 MT_KERNEL(AttentionDecode)
 

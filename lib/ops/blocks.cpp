@@ -6,7 +6,6 @@
 #include "base/math.h"
 #include "kernels/copy_blocks.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(CopyBlocks)
 

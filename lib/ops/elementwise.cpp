@@ -1,7 +1,7 @@
-#include "kernels/elementwise.h"
+#include "ops/elementwise.h"
 
+#include "kernels/elementwise.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(Add)
 MT_KERNEL(Cast)

@@ -1,7 +1,7 @@
-#include "kernels/embedding.h"
+#include "ops/embedding.h"
 
+#include "kernels/embedding.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(EmbeddingForward)
 MT_KERNEL(EmbeddingBackward)

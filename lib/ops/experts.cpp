@@ -3,8 +3,9 @@
 #include "base/math.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/weighted_swiglu.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(RouteTokens)
 MT_KERNEL(RouterSums)

@@ -1,7 +1,7 @@
-#include "kernels/cross_entropy.h"
+#include "ops/loss.h"
 
+#include "kernels/cross_entropy.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(CrossEntropy)
 MT_KERNEL(CrossEntropySums)

@@ -1,7 +1,9 @@
-#include "kernels/matmul.h"
+#include "ops/matmul.h"
 
+#include "kernels/matmul.h"
+#include "ops/activation.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
+#include "ops/reduce.h"
 
 MT_KERNEL(Matmul)
 

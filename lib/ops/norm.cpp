@@ -1,5 +1,6 @@
+#include "ops/norm.h"
+
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(NormForward)
 MT_KERNEL(NormBackward)

@@ -1,7 +1,7 @@
-#include "kernels/reduce.h"
+#include "ops/reduce.h"
 
+#include "kernels/reduce.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(SumSquares)
 MT_KERNEL(Sum)

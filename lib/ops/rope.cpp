@@ -1,7 +1,7 @@
-#include "kernels/rope.h"
+#include "ops/rope.h"
 
+#include "kernels/rope.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(Rope)
 

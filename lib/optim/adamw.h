@@ -4,6 +4,7 @@
 // 2015), as bf16 moments are. The random numbers are functions of seed, step, parameter and
 // element, so that every layout rounds alike.
 #pragma once
+#include "ops/adamw.h"
 #include "optim/optimizer.h"
 #include "optim/param_rules.h"
 

@@ -4,7 +4,8 @@
 #include <cmath>
 
 #include "model/param/whole_parameters.h"
-#include "ops/ops.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
 #include "optim/write_weights.h"
 #include "train/diagnose.h"
 

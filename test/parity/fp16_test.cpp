@@ -8,6 +8,7 @@
 #include <catch2/catch.hpp>
 
 #include "../unit/temporary_folder.h"
+#include "ops/elementwise.h"
 #include "run/run_checkpoint.h"
 #include "train_ranks.h"
 

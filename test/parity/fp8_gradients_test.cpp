@@ -10,6 +10,8 @@
 
 #include "../unit/graph_testing.h"
 #include "model/linear.h"
+#include "ops/activation.h"
+#include "ops/elementwise.h"
 #include "train_fp8_testing.h"
 
 namespace parity_fp8_gradients_test {

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "../unit/temporary_folder.h"
+#include "ops/elementwise.h"
 #include "optim/muon.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "generate/generate.h"
-#include "ops/ops.h"
 
 namespace generate_cache_test {
 

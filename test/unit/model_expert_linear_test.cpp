@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "device/device.h"
 #include "model/experts/expert_linear.h"
+#include "ops/elementwise.h"
 #include "tolerance.h"
 
 namespace model_expert_linear_test {

@@ -10,8 +10,10 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "kernels_testing.h"
+#include "ops/attention.h"
+#include "ops/attention_block.h"
 #include "ops/blocks.h"
-#include "ops/ops.h"
+#include "ops/elementwise.h"
 
 namespace ops_context_test {
 

@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "comm_testing.h"
 #include "ops/blocks.h"
+#include "ops/elementwise.h"
 #include "parallel/context/context_attention.h"
 #include "plan/head_chunks.h"
 

@@ -1,8 +1,8 @@
-#include "kernels/activation.h"
+#include "ops/activation.h"
 
 #include "base/math.h"
+#include "kernels/activation.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(SwigluForward)
 MT_KERNEL(SwigluBackward)

@@ -1,7 +1,7 @@
-#include "kernels/adamw.h"
+#include "ops/adamw.h"
 
+#include "kernels/adamw.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(AdamW)
 
