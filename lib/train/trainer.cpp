@@ -6,7 +6,7 @@
 #include "model/param/whole_parameters.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
-#include "optim/write_weights.h"
+#include "model/param/write_weights.h"
 #include "train/diagnose.h"
 
 namespace mtrain::train {
@@ -50,7 +50,7 @@ Trainer::Trainer(TrainerParts parts)
       routers_(std::move(parts.routers)) {}
 
 void Trainer::change_weights(const std::function<void()>& write) {
-  optim::write_weights(*params_, *data_parallel_, quantizer(), write);
+  model::write_weights(*params_, *data_parallel_, quantizer(), write);
 }
 
 StepStats Trainer::step() {
