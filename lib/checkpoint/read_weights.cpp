@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "model/param/param_uploader.h"
-#include "optim/write_weights.h"
+#include "model/param/write_weights.h"
 #include "storage/finite_values.h"
 
 namespace mtrain::checkpoint {
@@ -72,7 +72,7 @@ void read_model(Stream& stream, model::ParamStore& params,
 }
 
 void start_from(const CheckpointParts& t, const ValueSource& source) {
-  optim::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
+  model::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
     read_model(t.compute, t.params, t.replicated, source, progress_of(t, "weights"));
   });
 }

@@ -10,8 +10,9 @@
 #include "base/file.h"
 #include "checkpoint/read_weights.h"
 #include "model/param/param_uploader.h"
-#include "ops/ops.h"
-#include "optim/write_weights.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
+#include "model/param/write_weights.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/file_sums.h"
 #include "storage/finite_values.h"
@@ -414,7 +415,7 @@ storage::TrainState read_state(const fs::path& folder) {
 
 storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
   const storage::TrainState state = read_state(folder);
-  optim::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
+  model::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
     load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true),
                  progress_of(t, "weights"));
   });

@@ -27,6 +27,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/span.h"
 #include "device/stream.h"
 
 namespace mtrain::device {
@@ -62,7 +63,7 @@ class MemoryPool {
 };
 
 // One allocation. Tensors own it through shared_ptr; launches mark the streams that touch it.
-struct Storage {
+struct Storage : MemoryOwner, std::enable_shared_from_this<Storage> {
   ~Storage();
   void* data = nullptr;
   int64_t bytes = 0;

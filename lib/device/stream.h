@@ -32,6 +32,7 @@ struct Access {
   bool partial = false;
 };
 
+// A launch may read what it writes; then `reads` need not name the range, too.
 struct LaunchInfo {
   const char* name;             // a string literal
   std::vector<Access> reads{};  // accesses with null data (absent tensors) are skipped

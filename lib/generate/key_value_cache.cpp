@@ -6,6 +6,10 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "ops/attention.h"
+#include "ops/attention_block.h"
+#include "ops/attention_decode.h"
+#include "ops/blocks.h"
 
 namespace mtrain::generate {
 

@@ -6,6 +6,8 @@
 #include "device/device.h"
 #include "model/head_norms.h"
 #include "model/segment_norms.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
 
 namespace mtrain::model {
 

@@ -1,4 +1,5 @@
 #include "model/attention_core.h"
+#include "ops/attention.h"
 
 #include <cmath>
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "model/step.h"
-#include "ops/ops.h"
+#include "ops/operand.h"
 
 namespace mtrain::model {
 

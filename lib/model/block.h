@@ -7,6 +7,7 @@
 #include "model/recompute.h"
 #include "model/rotary.h"
 #include "model/segment.h"
+#include "ops/operand.h"
 #include "spec/model_spec.h"
 
 namespace mtrain::model {

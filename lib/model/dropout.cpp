@@ -3,7 +3,7 @@
 #include "base/rng.h"
 #include "model/graph_inputs.h"
 #include "model/step.h"
-#include "ops/ops.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::model {
 

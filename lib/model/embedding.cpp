@@ -1,6 +1,8 @@
 #include "model/embedding.h"
 
 #include "device/device.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
 
 namespace mtrain::model {
 

@@ -2,6 +2,7 @@
 #pragma once
 #include "model/model_impls.h"
 #include "model/norm.h"
+#include "ops/embedding.h"
 
 namespace mtrain::model {
 

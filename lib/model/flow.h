@@ -6,6 +6,7 @@
 
 #include "model/experts/token_dispatcher.h"
 #include "model/norm.h"
+#include "ops/operand.h"
 
 namespace mtrain::model {
 

@@ -1,6 +1,6 @@
 // The gate's function of the gated MLP, which dense layers and experts share.
 #pragma once
-#include "ops/ops.h"
+#include "ops/activation.h"
 #include "spec/layer_spec.h"
 
 namespace mtrain::model {

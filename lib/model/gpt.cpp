@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/math.h"
+#include "ops/operand.h"
 
 namespace mtrain::model {
 

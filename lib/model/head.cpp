@@ -5,6 +5,12 @@
 #include "base/math.h"
 #include "device/device.h"
 #include "model/embedding.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
+#include "ops/loss.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/reduce.h"
 
 namespace mtrain::model {
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "model/model_impls.h"
 #include "model/norm.h"
+#include "ops/operand.h"
 
 namespace mtrain::model {
 

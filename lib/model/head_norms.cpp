@@ -1,4 +1,6 @@
 #include "model/head_norms.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
 
 #include <utility>
 

@@ -7,6 +7,7 @@
 #include "model/attention_core.h"
 #include "model/param/parameters.h"
 #include "model/tensor_parallel.h"
+#include "ops/norm.h"
 #include "spec/model_spec.h"
 
 namespace mtrain::model {

@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "base/math.h"
-#include "ops/ops.h"
+#include "ops/matmul.h"
+#include "ops/operand.h"
+#include "ops/reduce.h"
 
 namespace mtrain::model {
 

@@ -23,6 +23,7 @@
 #include "model/param/parameters.h"
 #include "model/quantizer.h"
 #include "model/step.h"
+#include "ops/activation.h"
 
 namespace mtrain::model {
 

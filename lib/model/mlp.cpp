@@ -6,6 +6,8 @@
 #include "device/device.h"
 #include "model/gate_function.h"
 #include "model/segment_norms.h"
+#include "ops/activation.h"
+#include "ops/norm.h"
 
 namespace mtrain::model {
 

@@ -1,4 +1,5 @@
 #include "model/norm.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::model {
 

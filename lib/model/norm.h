@@ -5,7 +5,8 @@
 #include "model/param/parameters.h"
 #include "model/step.h"
 #include "model/tensor_parallel.h"
-#include "ops/ops.h"
+#include "ops/norm.h"
+#include "ops/operand.h"
 #include "spec/model_spec.h"
 
 namespace mtrain::model {

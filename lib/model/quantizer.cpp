@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::model {
 

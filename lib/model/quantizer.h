@@ -16,7 +16,7 @@
 
 #include "model/param/parameters.h"
 #include "model/step.h"
-#include "ops/ops.h"
+#include "ops/operand.h"
 #include "ops/quantize.h"
 
 namespace mtrain::model {

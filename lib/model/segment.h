@@ -3,6 +3,7 @@
 #pragma once
 #include "model/flow.h"
 #include "model/segment_id.h"
+#include "ops/operand.h"
 
 namespace mtrain::model {
 

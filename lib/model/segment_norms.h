@@ -8,6 +8,7 @@
 #include "model/flow.h"
 #include "model/linear.h"
 #include "model/norm.h"
+#include "ops/norm.h"
 
 namespace mtrain::model {
 

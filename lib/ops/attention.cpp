@@ -1,7 +1,7 @@
-#include "kernels/attention.h"
+#include "ops/attention.h"
 
+#include "kernels/attention.h"
 #include "ops/attention_views.h"
-#include "ops/ops.h"
 
 namespace mtrain::ops {
 
@@ -58,11 +58,7 @@ AttentionResult attention(Stream& stream, const AttentionDims& d, const Tensor& 
                                        .amax = to.amax,
                                        .quantized = r.written.quantized.data,
                                        .scale = to.scale.scale};
-  enqueue(stream,
-          {.name = "attention_fwd",
-           .reads = {qkv_TN, cu_seqlens, to.scale.scale, to.amax},
-           .writes = {r.out_TN, r.lse, r.written.quantized.data, to.amax}},
-          args);
+  enqueue(stream, "attention_fwd", args);
   return r;
 }
 
@@ -94,11 +90,7 @@ Written attention_backward(Stream& stream, const AttentionDims& d, const Tensor&
                                         .bf16 = bf16_of(stream.device()),
                                         .dqk_amax = dqk_amax,
                                         .dv_amax = dqkv.amax};
-  enqueue(stream,
-          {.name = "attention_bwd",
-           .reads = {qkv_TN, cu_seqlens, f.out_TN, f.lse, dout_TN, dqk_amax, dqkv.amax},
-           .writes = {dqkv.plain, dqk_amax, dqkv.amax}},
-          args);
+  enqueue(stream, "attention_bwd", args);
   return dqkv;
 }
 

@@ -1,8 +1,9 @@
+#include "ops/attention_block.h"
+
 #include "base/math.h"
 #include "kernels/attention.h"
 #include "kernels/attention_merge.h"
 #include "ops/attention_views.h"
-#include "ops/ops.h"
 
 MT_KERNEL(AttentionMerge)
 
@@ -32,34 +33,28 @@ kernels::AttentionShape block_shape(const Device& device, const AttentionBlock& 
           .own_kernels = device.own_attention()};
 }
 
-// Returns the elements of x_TN, starting at head h.first of the first of these positions.
-Span heads_at(const AttentionBlock& b, const Heads& h, Rows rows) {
-  const int64_t first = rows.begin * b.B * h.x_TN.dim(1) + h.first * b.D;
-  return {static_cast<char*>(h.x_TN.data()) + first * dtype_size(h.x_TN.dtype()),
-          h.x_TN.count() - first, h.x_TN.dtype()};
+// Returns the memory of `heads` heads of these positions, from head h.first of the first position
+// to the last of these heads of the last position.
+Span heads_at(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
+  const int64_t N = h.x_TN.dim(1), T = (rows.end - rows.begin) * b.B;
+  if (T == 0) return h.x_TN.flat(0, {0});
+  return h.x_TN.flat(rows.begin * b.B * N + h.first * b.D, {(T - 1) * N + heads * b.D});
 }
-kernels::HeadView view_of(const AttentionBlock& b, const Heads& h, Rows rows) {
-  return {heads_at(b, h, rows), h.x_TN.dim(1)};
+kernels::HeadView view_of(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
+  return {heads_at(b, h, heads, rows), h.x_TN.dim(1)};
 }
-kernels::HeadSpan span_of(const AttentionBlock& b, const Heads& h, Rows rows) {
-  return {heads_at(b, h, rows), h.x_TN.dim(1)};
+// The memory of a result is written in part if the rows have other heads, which stay unchanged.
+kernels::HeadSpan span_of(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
+  const Span x = heads_at(b, h, heads, rows);
+  return {h.x_TN.dim(1) != heads * b.D ? partly_written(x) : x, h.x_TN.dim(1)};
 }
-// Returns the access of a launch that writes `heads` heads of these rows. It is partial if the rows
-// have other heads, which stay unchanged.
-device::Access written(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
-  device::Access access = h.x_TN.rows(rows.begin * b.B, rows.end * b.B);
-  access.partial = h.x_TN.dim(1) != heads * b.D;
-  return access;
-}
-// Returns the access of a launch that writes lse. It is partial, since queries that attend to no
-// key get -inf.
-device::Access written_lse(const Tensor& lse) {
-  device::Access access = lse;
-  access.partial = true;
-  return access;
+// Returns the memory of the S positions of lse (B, A, positions) that start at `first`.
+Span lse_at(const Tensor& lse, int64_t first, int64_t S) {
+  if (S == 0) return lse.flat(0, {0});
+  return lse.flat(first, {lse.count() - lse.dim(2) + S});
 }
 Span lse_at(const AttentionBlock& b, const Tensor& lse) {
-  return {static_cast<float*>(lse.data()) + b.q.begin, lse.count() - b.q.begin, DType::f32};
+  return lse_at(lse, b.q.begin, b.q.end - b.q.begin);
 }
 
 void check_block(const char* op, const AttentionBlock& b) {
@@ -116,17 +111,14 @@ void attention_block(Stream& stream, const AttentionBlock& b, const Heads& q, co
   check_heads(op, "out", b, out, b.A, b.q);
   check_result(op, "out", out, q);
   check_lse(op, b, into.lse);
-  enqueue(stream,
-          {.name = "attention_block_fwd",
-           .reads = {q.x_TN, k.x_TN, v.x_TN, b.q_documents.begin, b.q_documents.end,
-                     b.kv_documents.begin, b.kv_documents.end},
-           .writes = {written(b, out, b.A, b.q), written_lse(into.lse)}},
+  // The lse of queries that attend to no key is -inf.
+  enqueue(stream, "attention_block_fwd",
           kernels::AttentionForward{.shape = block_shape(stream.device(), b, into.lse.dim(2)),
-                                    .q = view_of(b, q, b.q),
-                                    .k = view_of(b, k, b.kv),
-                                    .v = view_of(b, v, b.kv),
-                                    .out = span_of(b, out, b.q),
-                                    .lse = lse_at(b, into.lse),
+                                    .q = view_of(b, q, b.A, b.q),
+                                    .k = view_of(b, k, b.G, b.kv),
+                                    .v = view_of(b, v, b.G, b.kv),
+                                    .out = span_of(b, out, b.A, b.q),
+                                    .lse = partly_written(lse_at(b, into.lse)),
                                     .bf16 = bf16_of(stream.device())});
 }
 
@@ -143,16 +135,11 @@ void attention_merge(Stream& stream, const AttentionResult& block, const Attenti
   MT_DTYPE("attention_merge", block.lse, DType::f32);
   MT_DTYPE("attention_merge", into.lse, DType::f32);
   MT_DTYPE("attention_merge", into.out_TN, DType::f32);
-  const Span lse{static_cast<float*>(into.lse.data()) + first, into.lse.count() - first,
-                 DType::f32};
-  enqueue(stream,
-          {.name = "attention_merge",
-           .reads = {block.out_TN, block.lse, into.out_TN, into.lse},
-           .writes = {into.out_TN.rows(first * B, (first + S) * B), written_lse(into.lse)}},
+  enqueue(stream, "attention_merge",
           kernels::AttentionMerge{.block_out_TN = block.out_TN,
                                   .block_lse = block.lse,
                                   .out_TN = into.out_TN.rows(first * B, (first + S) * B),
-                                  .lse = lse,
+                                  .lse = partly_written(lse_at(into.lse, first, S)),
                                   .B = B,
                                   .S = S,
                                   .A = A,
@@ -177,33 +164,17 @@ void attention_block_backward(Stream& stream, const AttentionBlock& b, const Hea
   check_lse(op, b, merged.lse);
   MT_DTYPE("attention_block_backward", merged.out_TN, q.x_TN.dtype());
   MT_DTYPE("attention_block_backward", dout_TN, q.x_TN.dtype());
-  std::vector<device::Access> reads{q.x_TN,
-                                    k.x_TN,
-                                    v.x_TN,
-                                    merged.out_TN,
-                                    merged.lse,
-                                    dout_TN,
-                                    b.q_documents.begin,
-                                    b.q_documents.end,
-                                    b.kv_documents.begin,
-                                    b.kv_documents.end};
-  if (grads.add_dq) reads.push_back(grads.dq.x_TN);
-  if (grads.add_dkv) reads.insert(reads.end(), {grads.dk.x_TN, grads.dv.x_TN});
-  enqueue(stream,
-          {.name = "attention_block_bwd",
-           .reads = std::move(reads),
-           .writes = {written(b, grads.dq, b.A, b.q), written(b, grads.dk, b.G, b.kv),
-                      written(b, grads.dv, b.G, b.kv)}},
+  enqueue(stream, "attention_block_bwd",
           kernels::AttentionBackward{.shape = block_shape(stream.device(), b, merged.lse.dim(2)),
-                                     .q = view_of(b, q, b.q),
-                                     .k = view_of(b, k, b.kv),
-                                     .v = view_of(b, v, b.kv),
-                                     .out = view_of(b, out, b.q),
-                                     .dout = view_of(b, dout, b.q),
+                                     .q = view_of(b, q, b.A, b.q),
+                                     .k = view_of(b, k, b.G, b.kv),
+                                     .v = view_of(b, v, b.G, b.kv),
+                                     .out = view_of(b, out, b.A, b.q),
+                                     .dout = view_of(b, dout, b.A, b.q),
                                      .lse = lse_at(b, merged.lse),
-                                     .dq = span_of(b, grads.dq, b.q),
-                                     .dk = span_of(b, grads.dk, b.kv),
-                                     .dv = span_of(b, grads.dv, b.kv),
+                                     .dq = span_of(b, grads.dq, b.A, b.q),
+                                     .dk = span_of(b, grads.dk, b.G, b.kv),
+                                     .dv = span_of(b, grads.dv, b.G, b.kv),
                                      .add_dq = grads.add_dq,
                                      .add_dkv = grads.add_dkv,
                                      .fixed_order = stream.device().fixed_attention_order(),

@@ -1,7 +1,7 @@
-#include "kernels/attention_decode.h"
+#include "ops/attention_decode.h"
 
+#include "kernels/attention_decode.h"
 #include "ops/attention_views.h"
-#include "ops/ops.h"
 
 MT_KERNEL(AttentionDecode)
 
@@ -22,23 +22,21 @@ Tensor attention_decode(Stream& stream, const DecodeDims& d, const Tensor& qkv_T
   MT_CHECK(!stream.device().is_cuda() || d.D <= kernels::kDecodeMaxHeadDim,
            "attention_decode: heads of {} elements, at most {}", d.D, kernels::kDecodeMaxHeadDim);
   Tensor out_TN = Tensor::empty(stream, {T, AD}, qkv_TN.dtype());
-  enqueue(
-      stream,
-      {.name = "attention_decode", .reads = {qkv_TN, cache_RN, start_T, end_T}, .writes = {out_TN}},
-      kernels::AttentionDecode{.q = {qkv_TN, AD + 2 * GD},
-                               .k = {cache_RN, 2 * GD},
-                               .v = {heads_from(cache_RN, d.G, d.D), 2 * GD},
-                               .out = {out_TN, AD},
-                               .start_T = start_T,
-                               .end_T = end_T,
-                               .T = T,
-                               .rows = rows,
-                               .A = d.A,
-                               .G = d.G,
-                               .D = d.D,
-                               .window = d.window,
-                               .scale = d.scale,
-                               .cap = d.cap});
+  enqueue(stream, "attention_decode",
+          kernels::AttentionDecode{.q = {qkv_TN, AD + 2 * GD},
+                                   .k = {cache_RN, 2 * GD},
+                                   .v = {heads_from(cache_RN, d.G, d.D), 2 * GD},
+                                   .out = {out_TN, AD},
+                                   .start_T = start_T,
+                                   .end_T = end_T,
+                                   .T = T,
+                                   .rows = rows,
+                                   .A = d.A,
+                                   .G = d.G,
+                                   .D = d.D,
+                                   .window = d.window,
+                                   .scale = d.scale,
+                                   .cap = d.cap});
   return out_TN;
 }
 

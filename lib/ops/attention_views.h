@@ -11,8 +11,7 @@ namespace mtrain::ops {
 
 // Returns the elements of a (rows, heads * D) tensor, starting at head `head` of the first row.
 inline Span heads_from(const Tensor& x_RN, int64_t head, int64_t D) {
-  return {static_cast<char*>(x_RN.data()) + head * D * dtype_size(x_RN.dtype()),
-          x_RN.count() - head * D, x_RN.dtype()};
+  return elements_from(x_RN, head * D);
 }
 
 }  // namespace mtrain::ops

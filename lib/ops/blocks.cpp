@@ -6,7 +6,6 @@
 #include "base/math.h"
 #include "kernels/copy_blocks.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(CopyBlocks)
 
@@ -70,11 +69,9 @@ void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
            from_TN.shape().str(), to_TN.shape().str());
   int64_t copied = 0;
   for (const CopyBlock& b : blocks) copied += b.rows * b.columns;
-  device::Access written = to_TN;
-  written.partial = copied < to_TN.count();
-  enqueue(stream, {.name = "copy_blocks", .reads = {from_TN}, .writes = {written}},
+  enqueue(stream, "copy_blocks",
           kernels::CopyBlocks{.from = from_TN,
-                              .to = to_TN,
+                              .to = copied < to_TN.count() ? partly_written(to_TN) : Span(to_TN),
                               .from_width = from_TN.dim(1),
                               .to_width = to_TN.dim(1),
                               .blocks = std::move(blocks)});

@@ -1,10 +1,11 @@
-// Lists of rectangles for ops::copy_blocks. They reorder rows and columns for the communication and
-// the computations of context parallelism. They are pure functions of sizes.
+// Copies of rectangles, and the lists of rectangles that context parallelism needs. These reorder
+// rows and columns for its communication and computations, and are pure functions of sizes.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 #include "kernels/copy_blocks.h"
+#include "ops/operation.h"
 
 namespace mtrain::ops {
 
@@ -26,5 +27,10 @@ std::vector<CopyBlock> balanced_to_sequence(const std::vector<int64_t>& document
 
 // Returns the blocks that copy everything back.
 std::vector<CopyBlock> inverse(std::vector<CopyBlock> blocks);
+
+// Copies rectangles from one matrix to another of the same dtype; elements that no block covers
+// stay unchanged.
+void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
+                 std::vector<CopyBlock> blocks);
 
 }  // namespace mtrain::ops

@@ -1,7 +1,7 @@
-#include "kernels/elementwise.h"
+#include "ops/elementwise.h"
 
+#include "kernels/elementwise.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(Add)
 MT_KERNEL(Cast)
@@ -18,8 +18,7 @@ Tensor add(Stream& stream, const Tensor& a, const Tensor& b) {
   MT_FLOAT("add", a);
   MT_DTYPE("add", b, a.dtype());
   Tensor y = Tensor::empty(stream, a.shape(), a.dtype());
-  enqueue(stream, {.name = "add", .reads = {a, b}, .writes = {y}},
-          kernels::Add{.a = a, .b = b, .y = y});
+  enqueue(stream, "add", kernels::Add{.a = a, .b = b, .y = y});
   return y;
 }
 
@@ -28,16 +27,14 @@ void add_into(Stream& stream, const Tensor& x, const Tensor& sum) {
            sum.shape().str());
   MT_FLOAT("add_into", x);
   MT_FLOAT("add_into", sum);
-  enqueue(stream, {.name = "add_into", .reads = {x, sum}, .writes = {sum}},
-          kernels::Add{.a = sum, .b = x, .y = sum});
+  enqueue(stream, "add_into", kernels::Add{.a = sum, .b = x, .y = sum});
 }
 
 void cast(Stream& stream, const Tensor& from, const Tensor& to) {
   MT_FLOAT("cast", from);
   MT_FLOAT("cast", to);
   MT_CHECK(from.count() == to.count(), "cast: {} to {}", from.shape().str(), to.shape().str());
-  enqueue(stream, {.name = "cast", .reads = {from}, .writes = {to}},
-          kernels::Cast{.x = from, .y = to});
+  enqueue(stream, "cast", kernels::Cast{.x = from, .y = to});
 }
 
 Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype, device::MemoryCategory category) {
@@ -49,23 +46,21 @@ Tensor in_dtype(Stream& stream, const Tensor& x, DType dtype, device::MemoryCate
 
 void scale(Stream& stream, const Tensor& x, float factor) {
   MT_FLOAT("scale", x);
-  enqueue(stream, {.name = "scale", .reads = {x}, .writes = {x}},
-          kernels::Scale{.y = x, .factor = factor});
+  enqueue(stream, "scale", kernels::Scale{.y = x, .factor = factor});
 }
 
 void soft_cap(Stream& stream, const Tensor& x, float cap) {
   MT_FLOAT("soft_cap", x);
-  enqueue(stream, {.name = "soft_cap", .reads = {x}, .writes = {x}},
-          kernels::SoftCap{.y = x, .cap = cap});
+  enqueue(stream, "soft_cap", kernels::SoftCap{.y = x, .cap = cap});
 }
 
 void fill(Stream& stream, const Tensor& x, float value) {
-  enqueue(stream, {.name = "fill", .writes = {x}}, kernels::Fill{.y = x, .value = value});
+  enqueue(stream, "fill", kernels::Fill{.y = x, .value = value});
 }
 
 void fill_normal(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index, float std) {
   MT_DTYPE("fill_normal", x, DType::f32);
-  enqueue(stream, {.name = "fill_normal", .writes = {x}},
+  enqueue(stream, "fill_normal",
           kernels::FillNormal{.y = x, .key = key, .first_index = first_index, .std = std});
 }
 
@@ -74,7 +69,7 @@ void dropout(Stream& stream, const Tensor& x, uint64_t key, int64_t first_index,
   MT_FLOAT("dropout", x);
   if (key_1) MT_DTYPE("dropout", key_1, DType::i64);
   enqueue(
-      stream, {.name = "dropout", .reads = {x, key_1}, .writes = {x}},
+      stream, "dropout",
       kernels::Dropout{
           .x = x, .y = x, .key = key, .first_index = first_index, .p = p, .key_in_memory = key_1});
 }

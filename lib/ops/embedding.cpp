@@ -1,7 +1,7 @@
-#include "kernels/embedding.h"
+#include "ops/embedding.h"
 
+#include "kernels/embedding.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(EmbeddingForward)
 MT_KERNEL(EmbeddingBackward)
@@ -32,11 +32,7 @@ Tensor embedding(Stream& stream, const Tensor& id_T, const Tensor& table_VH,
     args.position_T = position_T;
     args.position_table_PH = position_table_PH;
   }
-  enqueue(stream,
-          {.name = "embedding_fwd",
-           .reads = {id_T, table_VH, position_T, position_table_PH},
-           .writes = {out}},
-          args);
+  enqueue(stream, "embedding_fwd", args);
   return out;
 }
 
@@ -47,8 +43,7 @@ void embedding_backward(Stream& stream, const Tensor& id_T, const Tensor& dout_T
   MT_SHAPE("embedding_backward", dout_TH, {T, H});
   MT_DTYPE("embedding_backward", id_T, DType::i32);
   MT_FLOAT("embedding_backward", dout_TH);
-  enqueue(stream,
-          {.name = "embedding_bwd", .reads = {id_T, dout_TH, dtable_VH}, .writes = {dtable_VH}},
+  enqueue(stream, "embedding_bwd",
           kernels::EmbeddingBackward{.id_T = id_T,
                                      .dout_TH = dout_TH,
                                      .dtable_VH = dtable_VH,

@@ -1,12 +1,13 @@
 // Every operation ends in enqueue(): one launch of a kernel on the stream's device, a CPU or a GPU.
-// Only lib/ops includes this header.
+// Only lib/ops and its tests include this header.
 #pragma once
-#include <utility>
+#include <algorithm>
 
 #include "base/error.h"
 #include "device/device.h"
 #include "device/stream.h"
 #include "kernels/workspace.h"
+#include "ops/launch_spans.h"
 #include "ops/launch_workspace.h"
 #include "tensor/tensor.h"
 
@@ -17,18 +18,31 @@ inline Bf16Arithmetic bf16_of(const device::Device& device) {
   return device.bf16_arithmetic().value_or(Bf16Arithmetic::widened);
 }
 
-// Launches the kernel whose argument struct is Args. Argument-dependent lookup finds run_cpu() and
+// Returns the elements of x that start with number `first`; none if x is shorter.
+inline Span elements_from(const Tensor& x, int64_t first) {
+  first = std::min(first, x.count());
+  return x.flat(first, {x.count() - first});
+}
+
+// Returns the memory of a result that keeps parts of its old values, or has infinities on purpose.
+inline Span partly_written(Span result) {
+  result.use = SpanUse::write_part;
+  return result;
+}
+
+// Launches the kernel whose argument struct is Args. The launch reads and writes the struct's spans
+// (ops/launch_spans.h); `name` is a string literal. Argument-dependent lookup finds run_cpu() and
 // run_cuda(), which MT_KERNEL below defines for each struct.
 template <class Args>
-void enqueue(Stream& stream, device::LaunchInfo info, const Args& args) {
+void enqueue(Stream& stream, const char* name, const Args& args) {
   if (stream.device().is_cuda())
-    stream.launch(std::move(info), [args, &stream](const device::LaunchContext& c) {
+    stream.launch(launch_of(name, args), [args, &stream](const device::LaunchContext& c) {
       LaunchWorkspace workspace(stream);
       const kernels::WorkspaceScope scope(workspace);
       run_cuda(args, c.cuda);
     });
   else
-    stream.launch(std::move(info), [args](const device::LaunchContext&) { run_cpu(args); });
+    stream.launch(launch_of(name, args), [args](const device::LaunchContext&) { run_cpu(args); });
 }
 
 }  // namespace mtrain::ops

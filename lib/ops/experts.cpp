@@ -3,8 +3,9 @@
 #include "base/math.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/weighted_swiglu.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(RouteTokens)
 MT_KERNEL(RouterSums)
@@ -53,10 +54,7 @@ Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const R
   }
   Routing r{Tensor::empty(stream, {T, K}, DType::i32), Tensor::empty(stream, {T, K}, DType::f32),
             Tensor::empty(stream, {T}, DType::f32), Tensor::empty(stream, {T}, DType::f32)};
-  enqueue(stream,
-          {.name = "route_tokens",
-           .reads = {logits_TE, bias_E, valid_T, choice_TK},
-           .writes = {r.expert_TK, r.weight_TK, r.log_sum_T, r.score_sum_T}},
+  enqueue(stream, "route_tokens",
           kernels::RouteTokens{.logits_TE = logits_TE,
                                .bias_E = bias_E,
                                .valid_T = valid_T,
@@ -77,10 +75,7 @@ Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& r, in
   const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1), K = r.expert_TK.dim(1);
   MT_CHECK(B > 0 && T % B == 0, "router_sums: {} tokens of {} samples", T, B);
   Tensor sums = Tensor::empty(stream, {B, kernels::router_sums(E)}, DType::f32);
-  enqueue(stream,
-          {.name = "router_sums",
-           .reads = {logits_TE, r.expert_TK, r.log_sum_T, r.score_sum_T},
-           .writes = {sums}},
+  enqueue(stream, "router_sums",
           kernels::RouterSums{.logits_TE = logits_TE,
                               .expert_TK = r.expert_TK,
                               .log_sum_T = r.log_sum_T,
@@ -108,21 +103,19 @@ Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K
   // The first batch has no previous loads; its own loads replace them.
   const bool another = bool(fraction_E);
   Tensor grad = Tensor::empty(stream, {B, E + 1}, DType::f32);
-  enqueue(
-      stream,
-      {.name = "router_losses", .reads = {sums_BS, loss_2, fraction_E}, .writes = {loss_2, grad}},
-      kernels::RouterLosses{.sums_BS = sums_BS,
-                            .fraction_E = fraction_E,
-                            .batch_coeff = coeffs.batch + (another ? 0 : coeffs.global),
-                            .sample_coeff = coeffs.sample,
-                            .global_coeff = another ? coeffs.global : 0,
-                            .z_coeff = coeffs.z,
-                            .grad_scale = grad_scale,
-                            .loss_2 = loss_2,
-                            .grad_BG = grad,
-                            .B = B,
-                            .E = E,
-                            .K = K});
+  enqueue(stream, "router_losses",
+          kernels::RouterLosses{.sums_BS = sums_BS,
+                                .fraction_E = fraction_E,
+                                .batch_coeff = coeffs.batch + (another ? 0 : coeffs.global),
+                                .sample_coeff = coeffs.sample,
+                                .global_coeff = another ? coeffs.global : 0,
+                                .z_coeff = coeffs.z,
+                                .grad_scale = grad_scale,
+                                .loss_2 = loss_2,
+                                .grad_BG = grad,
+                                .B = B,
+                                .E = E,
+                                .K = K});
   return grad;
 }
 
@@ -134,10 +127,7 @@ Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing&
   const int64_t B = grad_BG ? grad_BG.dim(0) : 1;
   if (grad_BG) MT_SHAPE("route_tokens_grad", grad_BG, {B, E + 1});
   Tensor d = Tensor::empty(stream, logits_TE.shape(), logits_TE.dtype());
-  enqueue(stream,
-          {.name = "route_tokens_grad",
-           .reads = {logits_TE, r.expert_TK, r.log_sum_T, r.score_sum_T, dweight_TK, grad_BG},
-           .writes = {d}},
+  enqueue(stream, "route_tokens_grad",
           kernels::RouteTokensGrad{.logits_TE = logits_TE,
                                    .expert_TK = r.expert_TK,
                                    .log_sum_T = r.log_sum_T,
@@ -158,7 +148,7 @@ void update_router_bias(Stream& stream, const Tensor& count_E, const Tensor& bia
   MT_SHAPE("update_router_bias", count_E, {E});
   MT_DTYPE("update_router_bias", count_E, DType::f32);
   MT_DTYPE("update_router_bias", bias_E, DType::f32);
-  enqueue(stream, {.name = "update_router_bias", .reads = {count_E, bias_E}, .writes = {bias_E}},
+  enqueue(stream, "update_router_bias",
           kernels::UpdateRouterBias{.count_E = count_E, .bias_E = bias_E, .E = E, .rate = rate});
 }
 
@@ -169,10 +159,7 @@ Tensor drop_choices(Stream& stream, const Routing& r, int64_t capacity, bool lig
   const Tensor kept_TK = Tensor::empty(stream, {T, K}, DType::i32);
   copy_blocks(stream, r.expert_TK, kept_TK, {{0, 0, 0, 0, T, K}});
   const Tensor weight_TK = lightest ? r.weight_TK : Tensor();
-  enqueue(stream,
-          {.name = "drop_choices",
-           .reads = {kept_TK, weight_TK, dropped_E},
-           .writes = {kept_TK, dropped_E}},
+  enqueue(stream, "drop_choices",
           kernels::DropChoices{.expert_TK = kept_TK,
                                .weight_TK = weight_TK,
                                .dropped_E = dropped_E,
@@ -221,9 +208,7 @@ Tensor grouped_matmul(Stream& stream, const char* name, const Operand& a_RK, con
                                     .a_inverse = a_RK.inverse,
                                     .b_inverse = b_EKN.inverse};
   check_grouped_operands("grouped_matmul", a_RK, b_EKN, float8_fits(args));
-  enqueue(stream,
-          {.name = name, .reads = {a, b, first_E1, a_RK.inverse, b_EKN.inverse}, .writes = {c}},
-          args);
+  enqueue(stream, name, args);
   return c;
 }
 
@@ -236,8 +221,6 @@ void grouped_weight_gradient_into(Stream& stream, const char* name, const Operan
   MT_SHAPE("grouped_weight_gradient", c_EMN, {E, M, N});
   MT_SHAPE("grouped_weight_gradient", first_E1, {E + 1});
   MT_DTYPE("grouped_weight_gradient", c_EMN, DType::f32);
-  std::vector<device::Access> reads{a, b, first_E1, a_RM.inverse, b_RN.inverse};
-  if (accumulate) reads.push_back(c_EMN);
   const kernels::GroupedWeightGrad args{.a_RM = a,
                                         .b_RN = b,
                                         .first_E1 = first_E1,
@@ -251,7 +234,7 @@ void grouped_weight_gradient_into(Stream& stream, const char* name, const Operan
                                         .a_inverse = a_RM.inverse,
                                         .b_inverse = b_RN.inverse};
   check_grouped_operands("grouped_weight_gradient", a_RM, b_RN, float8_fits(args));
-  enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_EMN}}, args);
+  enqueue(stream, name, args);
 }
 
 Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& weight_R,
@@ -261,10 +244,7 @@ Tensor weighted_swiglu(Stream& stream, const Tensor& gate_up_R2F, const Tensor& 
   MT_SHAPE("weighted_swiglu", weight_R, {R});
   MT_DTYPE("weighted_swiglu", weight_R, DType::f32);
   const Tensor y = result(stream, "weighted_swiglu", into, {R, F}, gate_up_R2F.dtype());
-  enqueue(stream,
-          {.name = gate == GateFunction::silu ? "weighted_swiglu_fwd" : "weighted_geglu_fwd",
-           .reads = {gate_up_R2F, weight_R},
-           .writes = {y}},
+  enqueue(stream, gate == GateFunction::silu ? "weighted_swiglu_fwd" : "weighted_geglu_fwd",
           kernels::WeightedSwigluForward{.gate_up_R2F = gate_up_R2F,
                                          .weight_R = weight_R,
                                          .y_RF = y,
@@ -287,10 +267,7 @@ WeightedSwigluGradients weighted_swiglu_backward(Stream& stream, const Tensor& g
   const WeightedSwigluGradients d{
       result(stream, "weighted_swiglu_backward", into, gate_up_R2F.shape(), gate_up_R2F.dtype()),
       Tensor::empty(stream, {R}, DType::f32)};
-  enqueue(stream,
-          {.name = gate == GateFunction::silu ? "weighted_swiglu_bwd" : "weighted_geglu_bwd",
-           .reads = {gate_up_R2F, weight_R, dy_RF},
-           .writes = {d.dgate_up_R2F, d.dweight_R, y_RF}},
+  enqueue(stream, gate == GateFunction::silu ? "weighted_swiglu_bwd" : "weighted_geglu_bwd",
           kernels::WeightedSwigluBackward{.gate_up_R2F = gate_up_R2F,
                                           .weight_R = weight_R,
                                           .dy_RF = dy_RF,

@@ -3,7 +3,9 @@
 // bring tokens to their experts.
 #pragma once
 #include "kernels/router.h"
-#include "ops/ops.h"
+#include "ops/activation.h"
+#include "ops/operand.h"
+#include "ops/operation.h"
 
 namespace mtrain::ops {
 

@@ -1,13 +1,22 @@
-#include "kernels/cross_entropy.h"
+#include "ops/loss.h"
 
+#include "kernels/cross_entropy.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(CrossEntropy)
 MT_KERNEL(CrossEntropySums)
 MT_KERNEL(CrossEntropyFromSums)
 
 namespace mtrain::ops {
+
+namespace {
+// Returns the logits of a launch that only reads them unless it writes their gradient.
+Span logits_span(const Tensor& logits_TV, bool write_grad) {
+  Span logits = logits_TV;
+  if (!write_grad) logits.use = SpanUse::read;
+  return logits;
+}
+}  // namespace
 
 void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                    const Tensor& loss_T, int64_t V, float grad_scale, bool write_grad,
@@ -21,13 +30,8 @@ void cross_entropy(Stream& stream, const Tensor& logits_TV, const Tensor& label_
   if (grad_scale_1) MT_DTYPE("cross_entropy", grad_scale_1, DType::f32);
   MT_CHECK(V <= logits_TV.dim(1), "cross_entropy: vocabulary {} in rows of {}", V,
            logits_TV.dim(1));
-  std::vector<device::Access> writes{loss_T};
-  if (write_grad) writes.push_back(logits_TV);
-  enqueue(stream,
-          {.name = "cross_entropy",
-           .reads = {logits_TV, label_T, grad_scale_1},
-           .writes = std::move(writes)},
-          kernels::CrossEntropy{.logits_TV = logits_TV,
+  enqueue(stream, "cross_entropy",
+          kernels::CrossEntropy{.logits_TV = logits_span(logits_TV, write_grad),
                                 .label_T = label_T,
                                 .loss_T = loss_T,
                                 .T = T,
@@ -48,13 +52,11 @@ Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor&
   MT_CHECK(here.V <= logits_TV.dim(1), "cross_entropy_sums: vocabulary {} in rows of {}", here.V,
            logits_TV.dim(1));
   Tensor sums_T3 = Tensor::empty(stream, {T, kernels::kCrossEntropySums}, DType::f32);
-  device::Access written = sums_T3;
-  written.partial = true;  // the maximum of a rank without columns is -inf
-  enqueue(stream,
-          {.name = "cross_entropy_sums", .reads = {logits_TV, label_T}, .writes = {written}},
+  // The maximum of a rank without columns is -inf.
+  enqueue(stream, "cross_entropy_sums",
           kernels::CrossEntropySums{.logits_TV = logits_TV,
                                     .label_T = label_T,
-                                    .sums_T3 = sums_T3,
+                                    .sums_T3 = partly_written(sums_T3),
                                     .T = T,
                                     .V = here.V,
                                     .row_stride = logits_TV.dim(1),
@@ -77,27 +79,20 @@ void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tens
   MT_DTYPE("cross_entropy_from_sums", loss_T, DType::f32);
   MT_CHECK(here.V <= logits_TV.dim(1), "cross_entropy_from_sums: vocabulary {} in rows of {}",
            here.V, logits_TV.dim(1));
-  std::vector<device::Access> reads{label_T, sums_PT3}, writes{loss_T};
-  if (write_grad) {
-    reads.push_back(logits_TV);
-    writes.push_back(logits_TV);
-  }
-  enqueue(
-      stream,
-      {.name = "cross_entropy_from_sums", .reads = std::move(reads), .writes = std::move(writes)},
-      kernels::CrossEntropyFromSums{.logits_TV = logits_TV,
-                                    .label_T = label_T,
-                                    .sums_PT3 = sums_PT3,
-                                    .loss_T = loss_T,
-                                    .P = sums_PT3.dim(0),
-                                    .T = T,
-                                    .V = here.V,
-                                    .row_stride = logits_TV.dim(1),
-                                    .first = here.first,
-                                    .vocabulary = here.vocabulary,
-                                    .grad_scale = grad_scale,
-                                    .write_grad = write_grad,
-                                    .logit_cap = logit_cap});
+  enqueue(stream, "cross_entropy_from_sums",
+          kernels::CrossEntropyFromSums{.logits_TV = logits_span(logits_TV, write_grad),
+                                        .label_T = label_T,
+                                        .sums_PT3 = sums_PT3,
+                                        .loss_T = loss_T,
+                                        .P = sums_PT3.dim(0),
+                                        .T = T,
+                                        .V = here.V,
+                                        .row_stride = logits_TV.dim(1),
+                                        .first = here.first,
+                                        .vocabulary = here.vocabulary,
+                                        .grad_scale = grad_scale,
+                                        .write_grad = write_grad,
+                                        .logit_cap = logit_cap});
 }
 
 }  // namespace mtrain::ops

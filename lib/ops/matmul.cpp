@@ -1,7 +1,9 @@
-#include "kernels/matmul.h"
+#include "ops/matmul.h"
 
+#include "kernels/matmul.h"
+#include "ops/activation.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
+#include "ops/reduce.h"
 
 MT_KERNEL(Matmul)
 
@@ -64,9 +66,7 @@ void matmul_into(Stream& stream, const char* name, const Operand& a, const Opera
   args.bias_N = bias_N;
   args.accumulate = accumulate;
   args.fast = fast && a.quantized();
-  std::vector<device::Access> reads{a.data, b.data, a.inverse, b.inverse, bias_N};
-  if (accumulate) reads.push_back(c_MN);
-  enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {c_MN}}, args);
+  enqueue(stream, name, args);
 }
 
 GeluResult matmul_gelu(Stream& stream, const char* name, const Tensor& a, const Tensor& b,
@@ -82,7 +82,7 @@ GeluResult matmul_gelu(Stream& stream, const char* name, const Tensor& a, const 
   if (bias_N) MT_SHAPE("matmul_gelu", bias_N, {args.N});
   args.bias_N = bias_N;
   args.gelu_input_MN = r.x_MN;
-  enqueue(stream, {.name = name, .reads = {a, b, bias_N}, .writes = {r.x_MN, r.y_MN}}, args);
+  enqueue(stream, name, args);
   return r;
 }
 
@@ -97,7 +97,7 @@ GeluGradients matmul_dgelu(Stream& stream, const char* name, const Tensor& a, co
   auto args = describe(stream.device(), a, b, t, r.dx_MN);
   MT_DTYPE("matmul_dgelu", x_MN, a.dtype());
   args.dgelu_of_MN = x_MN;
-  enqueue(stream, {.name = name, .reads = {a, b, x_MN}, .writes = {r.dx_MN}}, args);
+  enqueue(stream, name, args);
   return r;
 }
 
@@ -116,9 +116,7 @@ void weight_gradient_into(Stream& stream, const char* name, const Operand& dy_TO
   MT_DTYPE("weight_gradient", db_O, DType::f32);
   args.accumulate = accumulate;
   args.a_sums_M = db_O;
-  std::vector<device::Access> reads{dy_TO.data, x_TI.data, db_O};
-  if (accumulate) reads.push_back(dw_OI);
-  enqueue(stream, {.name = name, .reads = std::move(reads), .writes = {dw_OI, db_O}}, args);
+  enqueue(stream, name, args);
 }
 
 }  // namespace mtrain::ops

@@ -13,18 +13,16 @@ void muon_direction(Stream& stream, const Tensor& momentum, const Tensor& grad,
                     const Tensor& grad_scale, float beta, bool nesterov) {
   MT_CHECK(momentum.count() == grad.count(), "muon_direction: {} of {} elements", momentum.count(),
            grad.count());
-  enqueue(
-      stream,
-      {.name = "muon_direction", .reads = {momentum, grad, grad_scale}, .writes = {momentum, grad}},
-      kernels::MuonDirection{.momentum = momentum,
-                             .grad = grad,
-                             .grad_scale = grad_scale,
-                             .beta = beta,
-                             .nesterov = nesterov});
+  enqueue(stream, "muon_direction",
+          kernels::MuonDirection{.momentum = momentum,
+                                 .grad = grad,
+                                 .grad_scale = grad_scale,
+                                 .beta = beta,
+                                 .nesterov = nesterov});
 }
 
 void muon_normalize(Stream& stream, const Tensor& x, const Tensor& sum_squares, float eps) {
-  enqueue(stream, {.name = "muon_normalize", .reads = {x, sum_squares}, .writes = {x}},
+  enqueue(stream, "muon_normalize",
           kernels::MuonNormalize{.x = x, .sum_squares = sum_squares, .eps = eps});
 }
 
@@ -32,15 +30,13 @@ void muon_update(Stream& stream, const Tensor& master, const Tensor& direction,
                  const Tensor& grad_scale, const Tensor& param, float lr, float weight_decay) {
   MT_CHECK(master.count() == direction.count() && (!param || param.count() == master.count()),
            "muon_update: {} of {} elements", direction.count(), master.count());
-  enqueue(
-      stream,
-      {.name = "muon_update", .reads = {master, direction, grad_scale}, .writes = {master, param}},
-      kernels::MuonUpdate{.master = master,
-                          .direction = direction,
-                          .param = param,
-                          .grad_scale = grad_scale,
-                          .lr = lr,
-                          .weight_decay = weight_decay});
+  enqueue(stream, "muon_update",
+          kernels::MuonUpdate{.master = master,
+                              .direction = direction,
+                              .param = param,
+                              .grad_scale = grad_scale,
+                              .lr = lr,
+                              .weight_decay = weight_decay});
 }
 
 }  // namespace mtrain::ops

@@ -1,7 +1,7 @@
 // The element-wise operations of Muon; kernels/muon.h has the rules. All tensors are flat and fp32
 // unless a comment says otherwise.
 #pragma once
-#include "tensor/tensor.h"
+#include "ops/operation.h"
 
 namespace mtrain::ops {
 

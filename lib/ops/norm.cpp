@@ -1,5 +1,6 @@
+#include "ops/norm.h"
+
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(NormForward)
 MT_KERNEL(NormBackward)
@@ -32,13 +33,7 @@ NormResult norm(Stream& stream, const NormWeights& w, const Tensor& x_TH, const 
   args.y_TH = r.y_TH.data(), args.rstd_T = r.rstd_T, args.mean_T = r.mean_T;
   args.scale = to.scale.scale, args.amax = to.amax;
   args.T = T, args.H = H, args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
-  std::vector<device::Access> writes{r.y_TH.data(), r.rstd_T, r.mean_T, to.amax};
-  if (residual_TH) writes.push_back(r.sum_TH);
-  enqueue(stream,
-          {.name = "norm_fwd",
-           .reads = {x_TH, residual_TH, w.w_H, w.b_H, to.scale.scale, to.amax},
-           .writes = std::move(writes)},
-          args);
+  enqueue(stream, "norm_fwd", args);
   return r;
 }
 
@@ -78,12 +73,7 @@ Written norm_backward(Stream& stream, const NormWeights& w, const NormResult& f,
                              .T = T,
                              .H = H,
                              .sm_margin = stream.device().norm_sm_margin()};
-  enqueue(stream,
-          {.name = "norm_bwd",
-           .reads = {dy_TH, f.sum_TH, w.w_H, f.rstd_T, f.mean_T, dresidual_TH, dw_H, db_H,
-                     to.scale.scale, to.amax},
-           .writes = {dx.plain, dx.quantized.data, dw_H, db_H, to.amax}},
-          args);
+  enqueue(stream, "norm_bwd", args);
   return dx;
 }
 
@@ -91,9 +81,7 @@ namespace {
 // Returns the elements, starting at the range's first head of the first token. The kernels reach
 // the heads of other tokens by the token stride.
 Span head_part(const Tensor& x_TN, HeadRange range) {
-  const int64_t first = range.first_head * range.D;
-  auto* base = static_cast<char*>(x_TN.data()) + first * dtype_size(x_TN.dtype());
-  return {base, x_TN.count() - first, x_TN.dtype()};
+  return elements_from(x_TN, range.first_head * range.D);
 }
 }  // namespace
 
@@ -104,7 +92,7 @@ void head_norm_sums(Stream& stream, const Tensor& in_TN, HeadRange range, const 
   kernels::NormSums args{.x_TH = head_part(in_TN, range)};
   args.sum_T = sum_T, args.T = in_TN.dim(0), args.H = range.heads * range.D,
   args.token_stride = in_TN.dim(1);
-  enqueue(stream, {.name = "head_norm_sums", .reads = {in_TN}, .writes = {sum_T}}, args);
+  enqueue(stream, "head_norm_sums", args);
 }
 
 void head_norm_backward_sums(Stream& stream, const NormWeights& w, const Tensor& in_TN,
@@ -118,8 +106,7 @@ void head_norm_backward_sums(Stream& stream, const NormWeights& w, const Tensor&
   MT_DTYPE("head_norm_backward_sums", d_TN, in_TN.dtype());
   MT_DTYPE("head_norm_backward_sums", sum_T, DType::f32);
   MT_FLOAT("head_norm_backward_sums", in_TN);
-  enqueue(stream,
-          {.name = "head_norm_bwd_sums", .reads = {in_TN, w.w_H, rstd, d_TN}, .writes = {sum_T}},
+  enqueue(stream, "head_norm_bwd_sums",
           kernels::NormSums{.x_TH = head_part(in_TN, range),
                             .dy_TH = head_part(d_TN, range),
                             .w_H = w.w_H,
@@ -149,10 +136,7 @@ Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, cons
   args.T = T, args.H = range.width(), args.heads = range.rows(), args.token_stride = in_TN.dim(1),
   args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
   args.sum_T = shared.sum_T, args.width = shared.width;
-  enqueue(
-      stream,
-      {.name = "head_norm_fwd", .reads = {in_TN, w.w_H, shared.sum_T}, .writes = {out_TN, rstd}},
-      args);
+  enqueue(stream, "head_norm_fwd", args);
   return rstd;
 }
 
@@ -187,11 +171,7 @@ void head_norm_backward(Stream& stream, const NormWeights& w, const Tensor& in_T
                              .sm_margin = stream.device().norm_sm_margin(),
                              .sum_T = shared.sum_T,
                              .width = shared.width};
-  enqueue(stream,
-          {.name = "head_norm_bwd",
-           .reads = {in_TN, w.w_H, rstd, d_TN, dw_D, amax, shared.sum_T},
-           .writes = {d_TN, dw_D, amax}},
-          args);
+  enqueue(stream, "head_norm_bwd", args);
 }
 
 }  // namespace mtrain::ops

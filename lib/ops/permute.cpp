@@ -26,10 +26,7 @@ ExpertRows expert_rows(Stream& stream, const Tensor& expert_TK, int64_t E, int64
   ExpertRows made{Tensor::empty(stream, {E}, DType::i32), Tensor::empty(stream, {T, K}, DType::i32),
                   Tensor::empty(stream, {rows}, DType::i32),
                   Tensor::empty(stream, {E + 1}, DType::i32)};
-  enqueue(stream,
-          {.name = "expert_rows",
-           .reads = {expert_TK},
-           .writes = {made.count_E, made.row_TK, made.choice_R, made.first_E1}},
+  enqueue(stream, "expert_rows",
           kernels::ExpertRows{.expert_TK = expert_TK,
                               .count_E = made.count_E,
                               .row_TK = made.row_TK,
@@ -49,8 +46,7 @@ RankChoices rank_choices(Stream& stream, const Tensor& expert_TK, int64_t N,
   const int64_t T = expert_TK.dim(0), K = expert_TK.dim(1), M = std::min(K, N);
   RankChoices made{Tensor::empty(stream, {T, M}, DType::i32),
                    Tensor::empty(stream, {2, N}, DType::i32)};
-  enqueue(stream,
-          {.name = "rank_choices", .reads = {expert_TK}, .writes = {made.rank_TM, made.count_2N}},
+  enqueue(stream, "rank_choices",
           kernels::RankChoices{.expert_TK = expert_TK,
                                .rank_TM = made.rank_TM,
                                .count_2N = made.count_2N,
@@ -71,18 +67,16 @@ Tensor experts_of_rows(Stream& stream, const Tensor& expert_TK, const Tensor& ra
   MT_SHAPE("experts_of_rows", rank_TM, {T, M});
   MT_DTYPE("experts_of_rows", rank_TM, DType::i32);
   Tensor expert_RK = Tensor::empty(stream, {R, K}, DType::i32);
-  enqueue(
-      stream,
-      {.name = "experts_of_rows", .reads = {expert_TK, rank_TM, choice_R}, .writes = {expert_RK}},
-      kernels::ExpertsOfRows{.expert_TK = expert_TK,
-                             .rank_TM = rank_TM,
-                             .choice_R = choice_R,
-                             .expert_RK = expert_RK,
-                             .T = T,
-                             .K = K,
-                             .M = M,
-                             .R = R,
-                             .experts_per_rank = experts_per_rank});
+  enqueue(stream, "experts_of_rows",
+          kernels::ExpertsOfRows{.expert_TK = expert_TK,
+                                 .rank_TM = rank_TM,
+                                 .choice_R = choice_R,
+                                 .expert_RK = expert_RK,
+                                 .T = T,
+                                 .K = K,
+                                 .M = M,
+                                 .R = R,
+                                 .experts_per_rank = experts_per_rank});
   return expert_RK;
 }
 
@@ -96,7 +90,7 @@ Tensor permute(Stream& stream, const Tensor& x_TH, const Tensor& choice_R, int64
     MT_DTYPE("permute", weight_TK, DType::f32);
   }
   Tensor out = Tensor::empty(stream, {R, H}, x_TH.dtype());
-  enqueue(stream, {.name = "permute", .reads = {x_TH, choice_R, weight_TK}, .writes = {out}},
+  enqueue(stream, "permute",
           kernels::Permute{.x_TH = x_TH,
                            .choice_R = choice_R,
                            .weight_TK = weight_TK,
@@ -118,7 +112,7 @@ Tensor unpermute(Stream& stream, const Tensor& x_RH, const Tensor& row_TK,
     MT_DTYPE("unpermute", weight_TK, DType::f32);
   }
   Tensor out = Tensor::empty(stream, {T, H}, x_RH.dtype());
-  enqueue(stream, {.name = "unpermute", .reads = {x_RH, row_TK, weight_TK}, .writes = {out}},
+  enqueue(stream, "unpermute",
           kernels::Unpermute{.x_RH = x_RH,
                              .row_TK = row_TK,
                              .weight_TK = weight_TK,
@@ -138,17 +132,15 @@ Tensor unpermute_weight_grad(Stream& stream, const Tensor& dout_TH, const Tensor
   MT_SHAPE("unpermute_weight_grad", dout_TH, {T, H});
   MT_DTYPE("unpermute_weight_grad", dout_TH, x_RH.dtype());
   Tensor dweight_TK = Tensor::empty(stream, {T, K}, DType::f32);
-  enqueue(
-      stream,
-      {.name = "unpermute_weight_grad", .reads = {dout_TH, x_RH, row_TK}, .writes = {dweight_TK}},
-      kernels::UnpermuteWeightGrad{.dout_TH = dout_TH,
-                                   .x_RH = x_RH,
-                                   .row_TK = row_TK,
-                                   .dweight_TK = dweight_TK,
-                                   .T = T,
-                                   .K = K,
-                                   .R = R,
-                                   .H = H});
+  enqueue(stream, "unpermute_weight_grad",
+          kernels::UnpermuteWeightGrad{.dout_TH = dout_TH,
+                                       .x_RH = x_RH,
+                                       .row_TK = row_TK,
+                                       .dweight_TK = dweight_TK,
+                                       .T = T,
+                                       .K = K,
+                                       .R = R,
+                                       .H = H});
   return dweight_TK;
 }
 

@@ -3,7 +3,7 @@
 // choice whose row is after these counts as dropped. kernels/rank_choices.h has the rules for ranks
 // instead of experts.
 #pragma once
-#include "tensor/tensor.h"
+#include "ops/operation.h"
 
 namespace mtrain::ops {
 

@@ -29,13 +29,9 @@ Operand under(Operand x, const Scale& scale) {
 void quantize_blocks_into(Stream& stream, const Tensor& x_TN, const Operand& y_TN,
                           const Operand& y_NT) {
   const int64_t T = x_TN.dim(0), N = x_TN.dim(1);
-  std::vector<device::Access> writes;
-  for (const Operand& y : {y_TN, y_NT}) {
-    if (!y) continue;
-    MT_SHAPE("quantize", y.inverse, {y.format().scales(y.data.dim(0), y.data.dim(1))});
-    writes.push_back(y.data), writes.push_back(y.inverse);
-  }
-  enqueue(stream, {.name = "quantize", .reads = {x_TN}, .writes = std::move(writes)},
+  for (const Operand& y : {y_TN, y_NT})
+    if (y) MT_SHAPE("quantize", y.inverse, {y.format().scales(y.data.dim(0), y.data.dim(1))});
+  enqueue(stream, "quantize",
           kernels::QuantizeBlocks{.x_TN = x_TN,
                                   .blocks = y_TN ? y_TN.blocks : y_NT.blocks,
                                   .y_TN = y_TN.data,
@@ -78,7 +74,7 @@ void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
   MT_SHAPE("current_scale", s.scale, {1});
   MT_SHAPE("current_scale", s.inverse, {1});
   const Tensor amax = one(stream);
-  enqueue(stream, {.name = "amax", .reads = {x}, .writes = {amax, s.scale, s.inverse}},
+  enqueue(stream, "amax",
           kernels::Amax{.x = x,
                         .amax = amax,
                         .scale = s.scale,
@@ -92,7 +88,7 @@ Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin
   MT_DTYPE("scale_from_amax", amax, DType::f32);
   const Scale s{one(stream), one(stream)};
   enqueue(
-      stream, {.name = "scale_from_amax", .reads = {amax}, .writes = {amax, s.scale, s.inverse}},
+      stream, "scale_from_amax",
       kernels::ScaleFromAmax{
           .amax = amax, .scale = s.scale, .inverse = s.inverse, .type = type, .margin = margin});
   return s;
@@ -128,11 +124,7 @@ void quantize_into(Stream& stream, const Tensor& x_TN, const Scale& scale, const
            "quantize: the two forms of the result have different formats");
   if (!format.outer_scale()) return quantize_blocks_into(stream, x_TN, rows, transposed);
   if (x_TN.count() == 0) return;  // experts without a row
-  std::vector<device::Access> writes;
-  for (const Tensor& y : {rows.data, transposed.data, amax})
-    if (y) writes.push_back(y);
-  enqueue(stream,
-          {.name = "quantize", .reads = {x_TN, scale.scale, amax}, .writes = std::move(writes)},
+  enqueue(stream, "quantize",
           kernels::Quantize{.x_TN = x_TN,
                             .scale = scale.scale,
                             .y_TN = rows.data,
@@ -171,7 +163,7 @@ Operand transpose_quantized(Stream& stream, const Operand& x_TN) {
            "transpose_quantized: x is {}, expected 8 bits under one scale", dtype_name(x.dtype()));
   Operand y = transposed_memory(stream, x.dim(0), x.dim(1), x_TN.format());
   y.inverse = x_TN.inverse;
-  enqueue(stream, {.name = "transpose_float8", .reads = {x}, .writes = {y.data}},
+  enqueue(stream, "transpose_float8",
           kernels::TransposeFloat8{
               .x_TN = x, .y_NT = y.data, .T = x.dim(0), .N = x.dim(1), .stride = y.data.dim(1)});
   return y;
@@ -184,10 +176,7 @@ void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, b
   MT_SHAPE("update_scales", history_CL, {C, L});
   MT_SHAPE("update_scales", scale_C, {C});
   MT_SHAPE("update_scales", inverse_C, {C});
-  enqueue(stream,
-          {.name = "update_scales",
-           .reads = {amax_C, history_CL, scale_C},
-           .writes = {amax_C, history_CL, scale_C, inverse_C}},
+  enqueue(stream, "update_scales",
           kernels::UpdateScales{.amax_C = amax_C,
                                 .history_CL = history_CL,
                                 .C = C,

@@ -1,7 +1,7 @@
-#include "kernels/reduce.h"
+#include "ops/reduce.h"
 
+#include "kernels/reduce.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(SumSquares)
 MT_KERNEL(Sum)
@@ -13,26 +13,23 @@ namespace mtrain::ops {
 
 void sum_squares(Stream& stream, const Tensor& x, const Tensor& total) {
   MT_DTYPE("sum_squares", total, DType::f64);
-  enqueue(stream, {.name = "sum_squares", .reads = {x, total}, .writes = {total}},
-          kernels::SumSquares{.x = x, .out = total});
+  enqueue(stream, "sum_squares", kernels::SumSquares{.x = x, .out = total});
 }
 
 void sum(Stream& stream, const Tensor& x, const Tensor& total) {
   MT_DTYPE("sum", total, DType::f64);
-  enqueue(stream, {.name = "sum", .reads = {x, total}, .writes = {total}},
-          kernels::Sum{.x = x, .out = total});
+  enqueue(stream, "sum", kernels::Sum{.x = x, .out = total});
 }
 
 void column_sum(Stream& stream, const Tensor& x_TN, const Tensor& out_N) {
   MT_SHAPE("column_sum", out_N, {x_TN.dim(1)});
-  enqueue(stream, {.name = "column_sum", .reads = {x_TN, out_N}, .writes = {out_N}},
+  enqueue(stream, "column_sum",
           kernels::ColumnSum{.x_TN = x_TN, .out_N = out_N, .T = x_TN.dim(0), .N = x_TN.dim(1)});
 }
 
 Tensor first_non_finite(Stream& stream, const Tensor& x) {
   Tensor at = Tensor::empty(stream, {1}, DType::i64, device::MemoryCategory::buffers);
-  enqueue(stream, {.name = "first_non_finite", .reads = {x}, .writes = {at}},
-          kernels::FirstNonFinite{.x = x, .out = at});
+  enqueue(stream, "first_non_finite", kernels::FirstNonFinite{.x = x, .out = at});
   return at;
 }
 
@@ -42,7 +39,7 @@ Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, f
   if (loss) MT_DTYPE("clip_scale", loss, DType::f64);
   Clip c{Tensor::empty(stream, {1}, DType::f32, device::MemoryCategory::buffers),
          Tensor::empty(stream, {1}, DType::f32, device::MemoryCategory::buffers)};
-  enqueue(stream, {.name = "clip_scale", .reads = {sum_squares, loss}, .writes = {c.norm, c.scale}},
+  enqueue(stream, "clip_scale",
           kernels::ClipScale{.sum_squares = sum_squares,
                              .loss = loss,
                              .norm = c.norm,

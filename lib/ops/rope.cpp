@@ -1,7 +1,7 @@
-#include "kernels/rope.h"
+#include "ops/rope.h"
 
+#include "kernels/rope.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(Rope)
 
@@ -30,11 +30,7 @@ void rope(Stream& stream, const Written& written, const Tensor& cos_PR, const Te
                            .token_stride = x_TN.dim(1),
                            .backward = backward,
                            .amax = amax};
-  enqueue(stream,
-          {.name = backward ? "rope_bwd" : "rope_fwd",
-           .reads = {x_TN, cos_PR, sin_PR, position_T, amax},
-           .writes = {x_TN, amax}},
-          args);
+  enqueue(stream, backward ? "rope_bwd" : "rope_fwd", args);
 }
 
 }  // namespace mtrain::ops

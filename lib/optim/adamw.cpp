@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/rng.h"
+#include "ops/adamw.h"
 
 namespace mtrain::optim {
 

@@ -5,6 +5,7 @@
 // stochastic rounding. The random numbers are functions of seed, step, parameter and element.
 // Therefore every layout rounds alike.
 #pragma once
+#include "ops/adamw.h"
 #include "optim/optimizer.h"
 #include "optim/param_rules.h"
 

@@ -5,7 +5,8 @@
 #include <numeric>
 #include <utility>
 
-#include "ops/ops.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::optim {
 

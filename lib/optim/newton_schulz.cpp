@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "ops/elementwise.h"
+#include "ops/matmul.h"
 #include "ops/muon.h"
-#include "ops/ops.h"
+#include "ops/reduce.h"
 
 namespace mtrain::optim {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/group.h"
-#include "ops/ops.h"
+#include "ops/reduce.h"
 #include "optim/owned_state.h"
 #include "plan/options/optimizer_options.h"
 

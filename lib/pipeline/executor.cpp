@@ -4,7 +4,7 @@
 
 #include "device/device.h"
 #include "model/graph_inputs.h"
-#include "ops/ops.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::pipeline {
 

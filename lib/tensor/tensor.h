@@ -53,8 +53,8 @@ class Tensor {
   Tensor flat(int64_t first, Shape shape) const;  // `shape` elements, starting at element `first`
 
   operator device::Access() const { return {data(), bytes(), buffer_, dtype_}; }
-  operator Span() const { return {data(), count(), dtype_}; }
-  operator ConstSpan() const { return {data(), count(), dtype_}; }
+  operator Span() const { return {data(), count(), dtype_, SpanUse::write, buffer_.get()}; }
+  operator ConstSpan() const { return {data(), count(), dtype_, buffer_.get()}; }
 
  private:
   device::Buffer buffer_;

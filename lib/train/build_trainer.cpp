@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "optim/param_rules.h"
-#include "optim/write_weights.h"
+#include "model/param/write_weights.h"
 #include "train/pipeline_setup.h"
 
 namespace mtrain::train {
@@ -70,7 +70,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   warn_of_unused_groups(control, *params, plan.optimizer);
   if (impls.quantizer) impls.quantizer->materialize(compute);
 
-  optim::write_weights(*params, *data_parallel, impls.quantizer.get(),
+  model::write_weights(*params, *data_parallel, impls.quantizer.get(),
                        [&] { params->initialize(compute, seed); });
   return Trainer({.device = device,
                   .compute = compute,

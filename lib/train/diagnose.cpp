@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
-#include "ops/ops.h"
+#include "ops/reduce.h"
 
 namespace mtrain::train {
 

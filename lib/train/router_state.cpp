@@ -5,7 +5,7 @@
 
 #include <fmt/core.h>
 
-#include "ops/ops.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::train {
 

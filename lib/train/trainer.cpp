@@ -4,8 +4,9 @@
 #include <cmath>
 
 #include "model/param/whole_parameters.h"
-#include "ops/ops.h"
-#include "optim/write_weights.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "model/param/write_weights.h"
 #include "train/diagnose.h"
 
 namespace mtrain::train {
@@ -49,7 +50,7 @@ Trainer::Trainer(TrainerParts parts)
       routers_(std::move(parts.routers)) {}
 
 void Trainer::change_weights(const std::function<void()>& write) {
-  optim::write_weights(*params_, *data_parallel_, quantizer(), write);
+  model::write_weights(*params_, *data_parallel_, quantizer(), write);
 }
 
 StepStats Trainer::step() {

@@ -14,6 +14,7 @@
 #include "device/device.h"
 #include "model/experts/experts_of_step.h"
 #include "model/gpt.h"
+#include "ops/reduce.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"

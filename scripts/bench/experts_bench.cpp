@@ -18,9 +18,12 @@
 #include "device/device.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/peak.h"
+#include "ops/activation.h"
+#include "ops/elementwise.h"
 #include "ops/experts.h"
-#include "ops/ops.h"
+#include "ops/matmul.h"
 #include "ops/permute.h"
+#include "ops/reduce.h"
 #include "ops/tuning.h"
 
 using namespace mtrain;

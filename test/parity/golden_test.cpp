@@ -10,6 +10,7 @@
 #include "interchange/model_source.h"
 #include "model/experts/experts_of_step.h"
 #include "model/gpt.h"
+#include "ops/elementwise.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
 #include "recipe/model_spec.h"

@@ -7,7 +7,8 @@
 #include "base/rng.h"
 #include "device/device.h"
 #include "model/experts/expert_linear.h"
-#include "tolerance.h"
+#include "ops/elementwise.h"
+#include "test/support/tolerance.h"
 
 namespace model_expert_linear_test {
 

@@ -10,6 +10,7 @@
 #include "model/embedding.h"
 #include "model/param/param_uploader.h"
 #include "model/param/parameters.h"
+#include "ops/elementwise.h"
 
 namespace model_parameters_test {
 

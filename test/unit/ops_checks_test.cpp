@@ -4,8 +4,17 @@
 
 #include "base/error.h"
 #include "device/device.h"
-#include "ops/ops.h"
+#include "ops/activation.h"
+#include "ops/attention.h"
+#include "ops/attention_block.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/loss.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
 #include "ops/permute.h"
+#include "ops/rope.h"
 
 namespace ops_checks_test {
 

@@ -6,7 +6,11 @@
 
 #include "base/rng.h"
 #include "device/device.h"
-#include "ops/ops.h"
+#include "ops/activation.h"
+#include "ops/elementwise.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/operand.h"
 #include "ops/quantize.h"
 
 namespace ops_operand_test {

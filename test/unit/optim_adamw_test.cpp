@@ -7,6 +7,8 @@
 #include <catch2/catch.hpp>
 
 #include "device/device.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
 #include "optim/adamw.h"
 
 namespace optim_adamw_test {

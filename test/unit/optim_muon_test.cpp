@@ -5,7 +5,6 @@
 #include <catch2/catch.hpp>
 
 #include "device/device.h"
-#include "ops/ops.h"
 #include "optim/matrix_shares.h"
 #include "optim/newton_schulz.h"
 #include "optim/param_rules.h"

@@ -10,6 +10,7 @@
 #pragma once
 #include "model/experts/expert_linear.h"
 #include "model/experts/token_dispatcher.h"
+#include "ops/activation.h"
 
 namespace mtrain::model {
 

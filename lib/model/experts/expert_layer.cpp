@@ -15,7 +15,11 @@
 #include "model/experts/token_dispatcher.h"
 #include "model/gate_function.h"
 #include "model/segment_norms.h"
+#include "ops/elementwise.h"
 #include "ops/experts.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/reduce.h"
 
 namespace mtrain::model {
 

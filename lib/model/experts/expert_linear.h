@@ -14,6 +14,7 @@
 #include "model/param/parameters.h"
 #include "model/quantizer.h"
 #include "model/step.h"
+#include "ops/operand.h"
 
 namespace mtrain::model {
 

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "model/gate_function.h"
+#include "ops/elementwise.h"
 #include "ops/experts.h"
+#include "ops/matmul.h"
 #include "ops/permute.h"
 
 namespace mtrain::model {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/ops.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::model {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/math.h"
 #include "base/rng.h"
 #include "model/param/param_uploader.h"
-#include "ops/ops.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::model {
 

@@ -1,3 +1,4 @@
+#include "ops/attention.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/context/head_exchange.h"
 

@@ -1,4 +1,5 @@
 #include "base/math.h"
+#include "ops/attention.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/context/head_exchange.h"
 #include "parallel/context/ring.h"

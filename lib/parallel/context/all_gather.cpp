@@ -1,4 +1,7 @@
+#include "ops/attention.h"
+#include "ops/attention_block.h"
 #include "ops/blocks.h"
+#include "ops/elementwise.h"
 #include "parallel/context/context_attention.h"
 
 namespace mtrain::parallel {

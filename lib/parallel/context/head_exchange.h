@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "ops/blocks.h"
 #include "parallel/context/context_comm.h"
 #include "parallel/context/sequence.h"
 

@@ -1,3 +1,4 @@
+#include "ops/operand.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/context/ring.h"
 

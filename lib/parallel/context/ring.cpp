@@ -1,4 +1,8 @@
 #include "parallel/context/ring.h"
+#include "ops/attention.h"
+#include "ops/attention_block.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
 
 #include <algorithm>
 

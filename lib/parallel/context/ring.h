@@ -1,6 +1,8 @@
 // Attention over a ring of ranks. p2p consists of it; a2a+p2p uses it between its two exchanges.
 #pragma once
 #include "comm/group.h"
+#include "ops/attention.h"
+#include "ops/attention_block.h"
 #include "parallel/context/context_comm.h"
 #include "parallel/context/sequence.h"
 

@@ -1,6 +1,8 @@
 #include "parallel/context/sequence.h"
 
 #include "base/math.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::parallel {
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/attention_core.h"
+#include "ops/attention_block.h"
 
 namespace mtrain::parallel {
 

@@ -1,6 +1,6 @@
 #include "parallel/data/grad_reduce.h"
 
-#include "ops/ops.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::parallel {
 

@@ -1,7 +1,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "ops/ops.h"
+#include "ops/elementwise.h"
 #include "parallel/data/grad_sync.h"
 #include "parallel/data/unit_buffer_pool.h"
 

@@ -1,7 +1,6 @@
 #include <tuple>
 
 #include "base/math.h"
-#include "ops/ops.h"
 #include "ops/permute.h"
 #include "parallel/expert/expert_comm.h"
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/math.h"
+#include "ops/blocks.h"
 
 namespace mtrain::parallel {
 

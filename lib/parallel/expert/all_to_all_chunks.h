@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/blocks.h"
 #include "parallel/expert/expert_path.h"
 
 namespace mtrain::parallel {

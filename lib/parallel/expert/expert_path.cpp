@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/math.h"
-#include "ops/ops.h"
+#include "ops/blocks.h"
 
 namespace mtrain::parallel {
 

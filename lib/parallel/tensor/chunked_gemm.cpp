@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "base/math.h"
-#include "ops/ops.h"
+#include "ops/blocks.h"
+#include "ops/elementwise.h"
 
 namespace mtrain::parallel {
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "ops/operand.h"
 #include "parallel/tensor/chunked_gemm.h"
 
 namespace mtrain::parallel {

@@ -6,7 +6,8 @@
 
 #include "device/graph.h"
 #include "device_under_test.h"
-#include "ops/ops.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
 #include "tensor/tensor.h"
 
 using namespace mtrain;

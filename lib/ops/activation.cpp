@@ -1,8 +1,8 @@
-#include "kernels/activation.h"
+#include "ops/activation.h"
 
 #include "base/math.h"
+#include "kernels/activation.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(SwigluForward)
 MT_KERNEL(SwigluBackward)
@@ -22,10 +22,7 @@ Written swiglu(Stream& stream, const Tensor& gate_up_T2F, const Destination& to,
   MT_FLOAT("swiglu", gate_up_T2F);
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
   const Written y = result_alone(stream, {T, F}, gate_up_T2F.dtype(), to);
-  enqueue(stream,
-          {.name = name_of(gate, "swiglu_fwd", "geglu_fwd"),
-           .reads = {gate_up_T2F, to.scale.scale, to.amax},
-           .writes = {y.data(), to.amax}},
+  enqueue(stream, name_of(gate, "swiglu_fwd", "geglu_fwd"),
           kernels::SwigluForward{.gate_up_T2F = gate_up_T2F,
                                  .y_TF = y.data(),
                                  .T = T,
@@ -55,10 +52,7 @@ ActivationGradient swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, co
     d.y = dy_TF;
   }
   d.dx = result_alone(stream, gate_up_T2F.shape(), gate_up_T2F.dtype(), to);
-  enqueue(stream,
-          {.name = name_of(gate, "swiglu_bwd", "geglu_bwd"),
-           .reads = {gate_up_T2F, dy_TF, to.scale.scale, y_scale.scale, to.amax},
-           .writes = {d.dx.data(), d.y.data(), to.amax}},
+  enqueue(stream, name_of(gate, "swiglu_bwd", "geglu_bwd"),
           kernels::SwigluBackward{.gate_up_T2F = gate_up_T2F,
                                   .dy_TF = dy_TF,
                                   .dgate_up_T2F = d.dx.data(),
@@ -77,7 +71,7 @@ Written gelu(Stream& stream, const Tensor& x, bool tanh, const Destination& to) 
   Written y = Tensor::empty(stream, x.shape(), x.dtype());
   if (!to.quantizes()) y.amax = to.amax;
   enqueue(
-      stream, {.name = "gelu_fwd", .reads = {x, y.amax}, .writes = {y.plain, y.amax}},
+      stream, "gelu_fwd",
       kernels::GeluForward{.x = x, .y = y.plain, .count = x.count(), .tanh = tanh, .amax = y.amax});
   return y;
 }
@@ -95,7 +89,7 @@ Written gelu_backward(Stream& stream, const Tensor& x, const Tensor& dy, const T
   }
   Written dx = Tensor::empty(stream, x.shape(), x.dtype());
   if (!to.quantizes()) dx.amax = to.amax;
-  enqueue(stream, {.name = "gelu_bwd", .reads = {x, dy, dx.amax}, .writes = {dx.plain, y, dx.amax}},
+  enqueue(stream, "gelu_bwd",
           kernels::GeluBackward{.x = x,
                                 .dy = dy,
                                 .dx = dx.plain,

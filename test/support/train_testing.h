@@ -7,11 +7,11 @@
 
 #include <catch2/catch.hpp>
 
-#include "../all_cases.h"
 #include "base/rng.h"
 #include "data/dataset/dataset.h"
 #include "interchange/model_source.h"
 #include "plan/load_recipe.h"
+#include "test/support/all_cases.h"
 #include "train/build_trainer.h"
 
 namespace train_testing {

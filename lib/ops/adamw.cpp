@@ -1,7 +1,7 @@
-#include "kernels/adamw.h"
+#include "ops/adamw.h"
 
+#include "kernels/adamw.h"
 #include "ops/enqueue.h"
-#include "ops/ops.h"
 
 MT_KERNEL(AdamW)
 
@@ -13,10 +13,7 @@ void adamw(Stream& stream, const AdamWHyper& h, const Tensor& master, const Tens
   for (const Tensor* t : {&m, &v, &grad})
     MT_CHECK(t->count() == weights.count(), "adamw: {} of {} parameters", t->count(),
              weights.count());
-  enqueue(stream,
-          {.name = "adamw",
-           .reads = {weights, m, v, grad, grad_scale},
-           .writes = {master, m, v, param}},
+  enqueue(stream, "adamw",
           kernels::AdamW{.master = master,
                          .m = m,
                          .v = v,

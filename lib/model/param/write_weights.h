@@ -6,13 +6,13 @@
 #include "model/data_parallel.h"
 #include "model/quantizer.h"
 
-namespace mtrain::optim {
+namespace mtrain::model {
 
 // `write` sets the weights that this rank owns (ParamStore::initialize or ParamUploader). Gathers
 // that still read the old values end first. Afterwards the copies on other ranks and in 8 bits are
 // out of date, and are made again before their next use. All ranks call it. `quantizer` is null
 // without 8-bit linears.
-void write_weights(model::ParamStore& params, model::DataParallel& data_parallel,
-                   model::Quantizer* quantizer, const std::function<void()>& write);
+void write_weights(ParamStore& params, DataParallel& data_parallel, Quantizer* quantizer,
+                   const std::function<void()>& write);
 
-}  // namespace mtrain::optim
+}  // namespace mtrain::model

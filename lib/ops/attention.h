@@ -1,0 +1,31 @@
+// Attention of full sequences; kernels/attention.h has the rules.
+#pragma once
+#include "ops/operand.h"
+#include "ops/operation.h"
+
+namespace mtrain::ops {
+
+struct AttentionDims {
+  int64_t B, S, A, G, D;
+  bool causal = true;
+  int64_t window = 0;  // 0: none
+  float scale;
+  float cap = 0;  // scores s become cap tanh(s / cap); 0: no cap
+};
+struct AttentionResult {
+  Tensor out_TN;         // (T, A * D)
+  Tensor lse;            // fp32 (B, A, S)
+  Written written = {};  // out_TN in all forms; only of attention() with a destination
+};
+// qkv_TN is (T, (A + 2 G) D): all query heads, then the key heads, then the value heads. The
+// optional cu_seqlens (int32) holds the boundaries of packed documents, from 0 to S; it needs B
+// = 1.
+AttentionResult attention(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
+                          const Tensor& cu_seqlens, const Destination& to = {});
+// Returns dL/dqkv, plain. `qk_last`: no kernel changes the gradients of q and k later; otherwise
+// that kernel enters their maximum. Where cuDNN may compute attention, both operations ignore `to`.
+Written attention_backward(Stream& stream, const AttentionDims& dims, const Tensor& qkv_TN,
+                           const Tensor& cu_seqlens, const AttentionResult& forward,
+                           const Tensor& dout_TN, const Destination& to = {}, bool qk_last = true);
+
+}  // namespace mtrain::ops
