@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "../unit/kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 struct CUstream_st;
 

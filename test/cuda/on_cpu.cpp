@@ -1,7 +1,7 @@
 #include <new>
 
-#include "../cuda_emulator/grid.h"
 #include "mirror.h"
+#include "test/cuda_emulator/grid.h"
 
 namespace mtrain::test {
 

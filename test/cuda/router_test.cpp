@@ -1,7 +1,7 @@
 #include "kernels/router.h"
 
-#include "../unit/router_cases.h"
 #include "mirror.h"
+#include "test/support/router_cases.h"
 
 using namespace mtrain;
 using namespace mtrain::kernels;

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "../unit/damage_testing.h"
-#include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "kernels/cpu/dispatch.h"
@@ -16,8 +14,10 @@
 #include "run/bf16_choice.h"
 #include "run/run_checkpoint.h"
 #include "storage/state.h"
+#include "test/support/damage_testing.h"
+#include "test/support/temporary_folder.h"
+#include "test/support/train_testing.h"
 #include "train/trainer.h"
-#include "train_testing.h"
 
 namespace parity_bf16_choice_test {
 

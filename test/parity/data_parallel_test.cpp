@@ -4,10 +4,10 @@
 
 #include <catch2/catch.hpp>
 
-#include "../unit/temporary_folder.h"
 #include "comm/thread/thread_transport.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
+#include "test/support/temporary_folder.h"
 #include "train_ranks.h"
 
 namespace parity_data_parallel_test {

@@ -7,9 +7,9 @@
 
 #include <catch2/catch.hpp>
 
-#include "../unit/temporary_folder.h"
 #include "ops/elementwise.h"
 #include "run/run_checkpoint.h"
+#include "test/support/temporary_folder.h"
 #include "train_ranks.h"
 
 namespace parity_fp16_test {

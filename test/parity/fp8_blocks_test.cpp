@@ -1,9 +1,9 @@
 // Tests trainings whose 8-bit linears have scales of blocks, as a CPU emulates them.
 #include <algorithm>
 
-#include "../unit/graph_testing.h"
-#include "../unit/temporary_folder.h"
 #include "run/run_checkpoint.h"
+#include "test/support/graph_testing.h"
+#include "test/support/temporary_folder.h"
 #include "train_fp8_testing.h"
 
 namespace parity_fp8_blocks_test {

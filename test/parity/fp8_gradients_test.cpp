@@ -8,10 +8,10 @@
 #include <set>
 #include <utility>
 
-#include "../unit/graph_testing.h"
 #include "model/linear.h"
 #include "ops/activation.h"
 #include "ops/elementwise.h"
+#include "test/support/graph_testing.h"
 #include "train_fp8_testing.h"
 
 namespace parity_fp8_gradients_test {

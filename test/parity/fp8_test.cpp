@@ -3,8 +3,8 @@
 #include <map>
 #include <sstream>
 
-#include "../unit/temporary_folder.h"
 #include "run/run_checkpoint.h"
+#include "test/support/temporary_folder.h"
 #include "train_fp8_testing.h"
 
 namespace parity_fp8_test {

@@ -4,9 +4,9 @@
 #include <set>
 #include <utility>
 
-#include "../unit/graph_testing.h"
-#include "../unit/temporary_folder.h"
 #include "run/run_checkpoint.h"
+#include "test/support/graph_testing.h"
+#include "test/support/temporary_folder.h"
 #include "train_fp8_testing.h"
 
 namespace parity_fp8_weights_test {

@@ -4,11 +4,11 @@
 
 #include <array>
 
-#include "../unit/comm_testing.h"
-#include "../unit/gemm_stand_in.h"
 #include "comm/host_collectives.h"
 #include "run/gemm_choice.h"
-#include "train_testing.h"
+#include "test/support/comm_testing.h"
+#include "test/support/gemm_stand_in.h"
+#include "test/support/train_testing.h"
 
 namespace parity_gemm_choice_test {
 

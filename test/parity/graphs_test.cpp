@@ -2,7 +2,7 @@
 // that captures graphs, under the stream sanitizer.
 #include <catch2/catch.hpp>
 
-#include "../unit/graph_testing.h"
+#include "test/support/graph_testing.h"
 #include "train_ranks.h"
 
 namespace parity_graphs_test {

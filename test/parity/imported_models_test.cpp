@@ -5,14 +5,14 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include "../unit/comm_testing.h"
-#include "../unit/interchange_testing.h"
-#include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "checkpoint/read_weights.h"
 #include "interchange/hf_folder.h"
 #include "interchange/model_source.h"
-#include "train_testing.h"
+#include "test/support/comm_testing.h"
+#include "test/support/interchange_testing.h"
+#include "test/support/temporary_folder.h"
+#include "test/support/train_testing.h"
 
 namespace parity_imported_models_test {
 

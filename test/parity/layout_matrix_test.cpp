@@ -7,11 +7,11 @@
 
 #include <catch2/catch.hpp>
 
-#include "../unit/comm_testing.h"
 #include "covering.h"
 #include "interchange/model_source.h"
+#include "test/support/comm_testing.h"
+#include "test/support/train_testing.h"
 #include "train_pieces.h"
-#include "train_testing.h"
 
 namespace parity_layout_matrix_test {
 

@@ -1,9 +1,9 @@
 // Moments of the optimizer in bf16: the training follows that with fp32 moments, under every
 // strategy and layout, and resumes to the bit.
-#include "../unit/temporary_folder.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
+#include "test/support/temporary_folder.h"
 #include "train_ranks.h"
 
 namespace parity_moments_test {

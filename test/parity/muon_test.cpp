@@ -2,12 +2,12 @@
 // checkpoints resume under another layout. Runs under the stream sanitizer.
 #include <nlohmann/json.hpp>
 
-#include "../unit/temporary_folder.h"
 #include "ops/elementwise.h"
 #include "optim/muon.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
+#include "test/support/temporary_folder.h"
 #include "train_experts_testing.h"
 
 namespace parity_muon_test {

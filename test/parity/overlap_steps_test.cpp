@@ -3,9 +3,9 @@
 // sanitizers.
 #include <catch2/catch.hpp>
 
-#include "../unit/comm_testing.h"
+#include "test/support/comm_testing.h"
+#include "test/support/train_testing.h"
 #include "train/trainer.h"
-#include "train_testing.h"
 
 namespace parity_overlap_steps_test {
 

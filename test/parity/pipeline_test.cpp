@@ -2,10 +2,10 @@
 // stream sanitizer.
 #include <fstream>
 
-#include "../unit/temporary_folder.h"
 #include "plan/layout.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
+#include "test/support/temporary_folder.h"
 #include "train_pipeline_testing.h"
 
 namespace parity_pipeline_test {

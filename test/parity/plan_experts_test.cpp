@@ -6,12 +6,12 @@
 
 #include <catch2/catch.hpp>
 
-#include "../all_cases.h"
 #include "base/rng.h"
 #include "comm/thread/thread_transport.h"
 #include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 #include "plan_testing.h"
+#include "test/support/all_cases.h"
 #include "train/build_trainer.h"
 
 namespace parity_plan_experts_test {

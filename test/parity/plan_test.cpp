@@ -5,12 +5,12 @@
 
 #include <catch2/catch.hpp>
 
-#include "../all_cases.h"
 #include "comm/thread/thread_transport.h"
 #include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "plan_testing.h"
 #include "run/dry_run.h"
+#include "test/support/all_cases.h"
 #include "train/build_trainer.h"
 
 namespace parity_plan_test {

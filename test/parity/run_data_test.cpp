@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "run/data_identity.h"
 #include "run/run_checkpoint.h"
-#include "run_lab.h"
+#include "test/support/run_lab.h"
 #include "train/build_trainer.h"
 
 namespace parity_run_data_test {

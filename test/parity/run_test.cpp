@@ -8,7 +8,6 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include "../unit/damage_testing.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/ignore_sigpipe.h"
@@ -29,8 +28,9 @@
 #include "run/run_checkpoint.h"
 #include "run/run_folder.h"
 #include "run/signal_guard.h"
-#include "run_lab.h"
 #include "storage/safetensors.h"
+#include "test/support/damage_testing.h"
+#include "test/support/run_lab.h"
 #include "train/build_trainer.h"
 #include "train/data_setup.h"
 

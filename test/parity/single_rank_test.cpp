@@ -6,10 +6,10 @@
 
 #include <catch2/catch.hpp>
 
-#include "../unit/temporary_folder.h"
 #include "run/run_checkpoint.h"
+#include "test/support/temporary_folder.h"
+#include "test/support/train_testing.h"
 #include "train/trainer.h"
-#include "train_testing.h"
 
 namespace parity_single_rank_test {
 

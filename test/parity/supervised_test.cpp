@@ -5,8 +5,6 @@
 
 #include <catch2/catch.hpp>
 
-#include "../unit/comm_testing.h"
-#include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "data/build/build.h"
 #include "data/dataset/blend.h"
@@ -18,9 +16,11 @@
 #include "run/run.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
+#include "test/support/comm_testing.h"
+#include "test/support/temporary_folder.h"
+#include "test/support/train_testing.h"
 #include "train/data_setup.h"
 #include "train_pieces.h"
-#include "train_testing.h"
 
 namespace parity_supervised_test {
 

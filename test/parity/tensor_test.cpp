@@ -5,13 +5,13 @@
 
 #include <catch2/catch.hpp>
 
-#include "../unit/comm_testing.h"
-#include "../unit/temporary_folder.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
+#include "test/support/comm_testing.h"
+#include "test/support/temporary_folder.h"
+#include "test/support/train_testing.h"
 #include "train/trainer.h"
 #include "train_pieces.h"
-#include "train_testing.h"
 
 namespace parity_tensor_test {
 

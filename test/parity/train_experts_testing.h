@@ -8,7 +8,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "../all_cases.h"
+#include "test/support/all_cases.h"
 #include "train_pieces.h"
 #include "train_ranks.h"
 

@@ -7,9 +7,9 @@
 
 #include <catch2/catch.hpp>
 
-#include "../unit/comm_testing.h"
+#include "test/support/comm_testing.h"
+#include "test/support/train_testing.h"
 #include "train/trainer.h"
-#include "train_testing.h"
 
 namespace pipeline_testing {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "../unit/comm_testing.h"
+#include "test/support/comm_testing.h"
+#include "test/support/train_testing.h"
 #include "train/trainer.h"
-#include "train_testing.h"
 
 namespace train_testing {
 

@@ -6,12 +6,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "checkpoint/read_weights.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
+#include "test/support/temporary_folder.h"
 #include "train_ranks.h"
 
 namespace parity_weights_test {

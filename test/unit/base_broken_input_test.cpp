@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/regular_file.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace base_broken_input_test {
 

@@ -9,7 +9,7 @@
 
 #include "base/bus_errors.h"
 #include "base/file.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace base_bus_errors_test {
 

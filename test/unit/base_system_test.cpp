@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/shared_library.h"
 #include "base/thread_pool.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace base_system_test {
 

@@ -5,11 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "../parity/run_lab.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
-#include "damage_testing.h"
 #include "interchange/checkpoint_record.h"
 #include "interchange/export.h"
 #include "run/consolidated_writer.h"
@@ -18,6 +16,8 @@
 #include "storage/file_sums.h"
 #include "storage/safetensors.h"
 #include "storage/state.h"
+#include "test/support/damage_testing.h"
+#include "test/support/run_lab.h"
 
 namespace checkpoint_damage_test {
 

@@ -23,7 +23,7 @@
 #include "comm/gloo/gloo_mesh.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/store.h"
-#include "comm_testing.h"
+#include "test/support/comm_testing.h"
 
 namespace comm_gloo_test {
 

@@ -7,7 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "comm_testing.h"
+#include "test/support/comm_testing.h"
 
 namespace comm_group_contract_test {
 

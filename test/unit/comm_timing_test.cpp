@@ -8,8 +8,8 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "comm_testing.h"
 #include "observe/exposure.h"
+#include "test/support/comm_testing.h"
 
 namespace comm_timing_test {
 

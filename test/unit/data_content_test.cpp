@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "data/dataset/content.h"
 #include "data/dataset/indexed_dataset.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace data_content_test {
 

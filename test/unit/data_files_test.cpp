@@ -12,7 +12,7 @@
 #include "base/file.h"
 #include "data/build/build.h"
 #include "data/dataset/indexed_dataset.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace data_files_test {
 

@@ -10,7 +10,7 @@
 #include "data/dataset/gpt_dataset.h"
 #include "data/dataset/packed_dataset.h"
 #include "data/dataset/strided_dataset.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace data_ids_test {
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "data/build/build.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace data_input_test {
 

@@ -16,7 +16,7 @@
 #include "data/dataset/packed_dataset.h"
 #include "data/dataset/strided_dataset.h"
 #include "data/tokenizer/tokenizer.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace data_masks_test {
 

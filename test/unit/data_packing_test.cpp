@@ -10,7 +10,7 @@
 #include "data/dataset/batch.h"
 #include "data/dataset/packed_dataset.h"
 #include "data/dataset/packing.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace data_packing_test {
 

@@ -12,7 +12,7 @@
 #include "data/dataset/blend.h"
 #include "data/dataset/gpt_dataset.h"
 #include "data/dataset/permutation.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace data_sampling_test {
 

@@ -12,7 +12,7 @@
 #include "data/tokenizer/decode_stream.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/utf8.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace data_tokenizer_test {
 

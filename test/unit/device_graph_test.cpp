@@ -9,7 +9,7 @@
 #include "device/flight_recorder.h"
 #include "device/graph.h"
 #include "device_testing.h"
-#include "graph_testing.h"
+#include "test/support/graph_testing.h"
 
 namespace device_graph_test {
 

@@ -4,10 +4,10 @@
 
 #include <catch2/catch.hpp>
 
-#include "../small_spec.h"
 #include "base/error.h"
 #include "device/device.h"
 #include "generate/generate.h"
+#include "test/support/small_spec.h"
 
 namespace generate_cache_test {
 

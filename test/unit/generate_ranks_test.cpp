@@ -4,11 +4,11 @@
 
 #include <catch2/catch.hpp>
 
-#include "../small_spec.h"
 #include "base/error.h"
-#include "comm_testing.h"
 #include "generate/cached_model.h"
 #include "parallel/apply_parallelism.h"
+#include "test/support/comm_testing.h"
+#include "test/support/small_spec.h"
 
 namespace generate_ranks_test {
 

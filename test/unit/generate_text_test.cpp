@@ -4,11 +4,11 @@
 
 #include <catch2/catch.hpp>
 
-#include "../small_spec.h"
 #include "base/error.h"
 #include "device/device.h"
 #include "generate/generate.h"
 #include "generate/text_stream.h"
+#include "test/support/small_spec.h"
 
 namespace generate_text_test {
 

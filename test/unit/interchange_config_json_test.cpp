@@ -5,7 +5,7 @@
 
 #include "interchange/model_source.h"
 #include "recipe_cases.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace interchange_config_json_test {
 

@@ -7,7 +7,7 @@
 #include "interchange/config/reader.h"
 #include "interchange/model_source.h"
 #include "recipe_cases.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace interchange_config_keys_test {
 

@@ -16,9 +16,9 @@
 #include "interchange/families.h"
 #include "interchange/model_source.h"
 #include "interchange/tensor_map.h"
-#include "interchange_testing.h"
 #include "recipe/model_spec.h"
-#include "temporary_folder.h"
+#include "test/support/interchange_testing.h"
+#include "test/support/temporary_folder.h"
 
 namespace interchange_config_test {
 

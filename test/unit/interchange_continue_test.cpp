@@ -14,7 +14,7 @@
 #include "plan/options/recipe_options.h"
 #include "run/evaluate_model.h"
 #include "run/run.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 #include "train/data_setup.h"
 
 namespace interchange_continue_test {

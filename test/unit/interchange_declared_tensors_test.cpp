@@ -4,13 +4,13 @@
 
 #include <catch2/catch.hpp>
 
-#include "comm_testing.h"
 #include "interchange/hf_folder.h"
-#include "interchange_testing.h"
 #include "model/gpt.h"
 #include "parallel/apply_parallelism.h"
 #include "recipe/model_spec.h"
 #include "spec/tensors.h"
+#include "test/support/comm_testing.h"
+#include "test/support/interchange_testing.h"
 #include "train/router_state.h"
 
 namespace interchange_declared_tensors_test {

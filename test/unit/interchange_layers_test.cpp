@@ -13,8 +13,8 @@
 #include "interchange/config.h"
 #include "interchange/config/reader.h"
 #include "interchange/model_source.h"
-#include "interchange_testing.h"
-#include "temporary_folder.h"
+#include "test/support/interchange_testing.h"
+#include "test/support/temporary_folder.h"
 
 namespace interchange_layers_test {
 

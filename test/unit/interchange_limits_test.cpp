@@ -13,8 +13,8 @@
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
-#include "interchange_testing.h"
-#include "temporary_folder.h"
+#include "test/support/interchange_testing.h"
+#include "test/support/temporary_folder.h"
 
 namespace interchange_limits_test {
 

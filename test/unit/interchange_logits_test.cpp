@@ -13,11 +13,11 @@
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
-#include "interchange_testing.h"
 #include "model/gpt.h"
 #include "recipe/model_spec.h"
 #include "storage/checkpoint_dir.h"
-#include "temporary_folder.h"
+#include "test/support/interchange_testing.h"
+#include "test/support/temporary_folder.h"
 #include "train/router_state.h"
 
 namespace interchange_logits_test {

@@ -14,7 +14,7 @@
 #include "interchange/model_source.h"
 #include "recipe/model_spec.h"
 #include "sparse_model.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace interchange_memory_test {
 

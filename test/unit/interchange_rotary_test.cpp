@@ -13,11 +13,11 @@
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
 #include "interchange/model_source.h"
-#include "interchange_testing.h"
 #include "model/rotary.h"
 #include "recipe/model_spec.h"
 #include "recipe/recipe.h"
-#include "temporary_folder.h"
+#include "test/support/interchange_testing.h"
+#include "test/support/temporary_folder.h"
 
 namespace interchange_rotary_test {
 

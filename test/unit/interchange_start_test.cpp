@@ -23,7 +23,7 @@
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
 #include "storage/safetensors_folder.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 #include "train/data_setup.h"
 
 namespace interchange_start_test {

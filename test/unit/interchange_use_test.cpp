@@ -9,14 +9,14 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "comm_testing.h"
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/import.h"
-#include "interchange_testing.h"
 #include "run/evaluate_model.h"
 #include "run/generate_text.h"
 #include "storage/safetensors.h"
-#include "temporary_folder.h"
+#include "test/support/comm_testing.h"
+#include "test/support/interchange_testing.h"
+#include "test/support/temporary_folder.h"
 
 namespace interchange_use_test {
 

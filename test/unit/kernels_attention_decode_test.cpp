@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/attention_decode.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_attention_decode_test {
 

@@ -9,7 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_merge.h"
 #include "kernels/cpu/matmul_backend.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_attention_test {
 

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "kernels/cuda/cublaslt_key.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_cuda_plan_test {
 

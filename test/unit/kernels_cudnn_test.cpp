@@ -8,8 +8,8 @@
 #include "base/log.h"
 #include "cudnn_stand_in.h"
 #include "kernels/cuda/cudnn/attention.h"
-#include "kernels_testing.h"
 #include "plan/attention_workspace.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_cudnn_test {
 

@@ -9,7 +9,7 @@
 #include "base/math.h"
 #include "kernels/fp8_blocks.h"
 #include "kernels/matmul.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_fp8_blocks_test {
 

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "kernels/fp8.h"
 #include "kernels/matmul.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_fp8_test {
 

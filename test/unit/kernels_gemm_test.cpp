@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 
 #include "base/log.h"
-#include "gemm_stand_in.h"
-#include "kernels_testing.h"
+#include "test/support/gemm_stand_in.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_gemm_test {
 

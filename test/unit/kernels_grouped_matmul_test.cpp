@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/grouped_matmul.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_grouped_matmul_test {
 

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_loss_test {
 

@@ -16,7 +16,7 @@
 #include "kernels/cpu/matmul_backend.h"
 #include "kernels/cpu/peak.h"
 #include "kernels/matmul.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_matmul_test {
 

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/muon.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_muon_test {
 

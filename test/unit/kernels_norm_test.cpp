@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/norm.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_norm_test {
 

@@ -5,7 +5,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/rope.h"
 #include "kernels/weighted_swiglu.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_pointwise_test {
 

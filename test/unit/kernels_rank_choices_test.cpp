@@ -5,7 +5,7 @@
 
 #include "kernels/permute.h"
 #include "kernels/rank_choices.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_rank_choices_test {
 

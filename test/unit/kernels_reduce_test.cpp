@@ -8,7 +8,7 @@
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace kernels_reduce_test {
 

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "kernels/router.h"
-#include "router_cases.h"
+#include "test/support/router_cases.h"
 
 namespace kernels_router_test {
 

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "launch/error_file.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace launch_error_file_test {
 

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "launch/error_file.h"
 #include "launch/job.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace launch_job_test {
 

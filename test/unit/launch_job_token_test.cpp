@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace launch_job_token_test {
 

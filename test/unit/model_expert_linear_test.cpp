@@ -8,7 +8,7 @@
 #include "device/device.h"
 #include "model/experts/expert_linear.h"
 #include "ops/elementwise.h"
-#include "tolerance.h"
+#include "test/support/tolerance.h"
 
 namespace model_expert_linear_test {
 

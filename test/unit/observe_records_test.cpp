@@ -22,7 +22,7 @@
 #include "observe/metrics.h"
 #include "observe/profile.h"
 #include "observe/timeline.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace observe_records_test {
 

@@ -11,7 +11,7 @@
 #include "observe/metrics_csv.h"
 #include "observe/metrics_reader.h"
 #include "observe/watch.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace observe_watch_test {
 

@@ -9,11 +9,11 @@
 #include "attention_reference.h"
 #include "base/error.h"
 #include "device/device.h"
-#include "kernels_testing.h"
 #include "ops/attention.h"
 #include "ops/attention_block.h"
 #include "ops/blocks.h"
 #include "ops/elementwise.h"
+#include "test/support/kernels_testing.h"
 
 namespace ops_context_test {
 

@@ -6,7 +6,7 @@
 
 #include "base/file.h"
 #include "ops/kept_peak.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace ops_kept_peak_test {
 

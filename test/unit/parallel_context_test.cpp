@@ -5,11 +5,11 @@
 #include <numeric>
 
 #include "base/rng.h"
-#include "comm_testing.h"
 #include "ops/blocks.h"
 #include "ops/elementwise.h"
 #include "parallel/context/context_attention.h"
 #include "plan/head_chunks.h"
+#include "test/support/comm_testing.h"
 
 namespace parallel_context_test {
 

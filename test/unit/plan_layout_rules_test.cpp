@@ -6,7 +6,7 @@
 #include "interchange/model_source.h"
 #include "plan/layout.h"
 #include "recipe_cases.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace plan_layout_rules_test {
 

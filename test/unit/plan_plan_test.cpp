@@ -11,7 +11,7 @@
 #include "plan/run_plan.h"
 #include "plan/saved_recipe.h"
 #include "plan/schedule_bounds.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace plan_plan_test {
 

@@ -10,7 +10,7 @@
 #include "plan/schedule_bounds.h"
 #include "schedule/catalog.h"
 #include "schedule/render.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace plan_schedule_test {
 

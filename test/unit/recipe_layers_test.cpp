@@ -9,7 +9,7 @@
 #include "recipe/load/flags.h"
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace recipe_layers_test {
 

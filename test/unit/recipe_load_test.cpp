@@ -12,7 +12,7 @@
 #include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "recipe/schema/schema.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace recipe_load_test {
 

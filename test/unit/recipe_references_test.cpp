@@ -12,7 +12,7 @@
 #include "recipe/load/raw_settings.h"
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace recipe_references_test {
 

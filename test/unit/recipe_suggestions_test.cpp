@@ -10,7 +10,7 @@
 #include "plan/rules/rules.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe_cases.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace recipe_suggestions_test {
 

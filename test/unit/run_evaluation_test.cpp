@@ -22,7 +22,7 @@
 #include "run/generate_text.h"
 #include "run/run.h"
 #include "storage/checkpoint_dir.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 #include "train/data_setup.h"
 
 namespace run_evaluation_test {

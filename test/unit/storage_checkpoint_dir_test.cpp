@@ -13,7 +13,7 @@
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
 #include "storage/state.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace storage_checkpoint_dir_test {
 

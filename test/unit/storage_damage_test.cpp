@@ -7,14 +7,14 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "damage_testing.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/file_sums.h"
 #include "storage/finite_values.h"
 #include "storage/manifest.h"
 #include "storage/safetensors.h"
 #include "storage/state.h"
-#include "temporary_folder.h"
+#include "test/support/damage_testing.h"
+#include "test/support/temporary_folder.h"
 
 namespace storage_damage_test {
 

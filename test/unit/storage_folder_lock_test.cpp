@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "storage/folder_lock.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace storage_folder_lock_test {
 

@@ -9,7 +9,7 @@
 #include "sparse_model.h"
 #include "storage/fingerprint.h"
 #include "storage/safetensors_folder.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace storage_folder_test {
 

@@ -5,7 +5,7 @@
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
 #include "storage/state.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 #include "traced_child.h"
 
 namespace storage_kill_test {

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "storage/new_folder.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace storage_new_folder_test {
 

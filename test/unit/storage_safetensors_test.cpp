@@ -15,7 +15,7 @@
 #include "storage/safetensors.h"
 #include "storage/safetensors_header.h"
 #include "storage/state.h"
-#include "temporary_folder.h"
+#include "test/support/temporary_folder.h"
 
 namespace storage_safetensors_test {
 

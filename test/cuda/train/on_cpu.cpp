@@ -1,11 +1,11 @@
 // A device over cuda_emulator that claims to be a GPU: every operation takes the CUDA path, and
 // calls the kernels that replace the library's in this program.
-#include "../../cuda_emulator/grid.h"
-#include "../../unit/graph_testing.h"
 #include "device/backend.h"
 #include "device_under_test.h"
 #include "kernels/gemm_choices.h"
 #include "kernels/matmul.h"
+#include "test/cuda_emulator/grid.h"
+#include "test/support/graph_testing.h"
 
 using namespace mtrain;
 

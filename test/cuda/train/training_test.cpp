@@ -1,8 +1,8 @@
 // Compares whole trainings on the CUDA kernels with trainings on the CPU kernels.
 #include <catch2/catch.hpp>
 
-#include "../../parity/train_testing.h"
 #include "device_under_test.h"
+#include "test/support/train_testing.h"
 #include "train/trainer.h"
 
 using namespace mtrain;

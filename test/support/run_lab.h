@@ -7,7 +7,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "../unit/temporary_folder.h"
 #include "base/file.h"
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/model_source.h"
@@ -15,6 +14,7 @@
 #include "plan/options/recipe_options.h"
 #include "run/run.h"
 #include "run/run_folder.h"
+#include "test/support/temporary_folder.h"
 #include "train/data_setup.h"
 
 namespace mtrain {

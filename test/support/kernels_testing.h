@@ -11,7 +11,7 @@
 #include "base/span.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/dispatch.h"
-#include "tolerance.h"
+#include "test/support/tolerance.h"
 
 namespace mtrain::test {
 

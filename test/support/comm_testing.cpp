@@ -1,4 +1,4 @@
-#include "comm_testing.h"
+#include "test/support/comm_testing.h"
 
 #include <exception>
 #include <mutex>

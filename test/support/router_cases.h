@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "kernels/router.h"
-#include "kernels_testing.h"
+#include "test/support/kernels_testing.h"
 
 namespace mtrain::test {
 
