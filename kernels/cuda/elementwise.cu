@@ -46,26 +46,12 @@ __global__ void cast(const X* x, Y* y, int64_t count) {
 
 template <int N, class Y>
 __global__ void scale(Y* y, float factor, int64_t count) {
-  for_vectors<N>(count, [=](auto lanes, int64_t i) {
-    constexpr int L = decltype(lanes)::value;
-    float v[L];
-    load<L>(y + i, v);
-#pragma unroll
-    for (int j = 0; j < L; ++j) v[j] *= factor;
-    store<L>(y + i, v);
-  });
+  change_elements<N>(y, count, [=](float v) { return v * factor; });
 }
 
 template <int N, class Y>
 __global__ void soft_cap(Y* y, TanhCap cap, int64_t count) {
-  for_vectors<N>(count, [=](auto lanes, int64_t i) {
-    constexpr int L = decltype(lanes)::value;
-    float v[L];
-    load<L>(y + i, v);
-#pragma unroll
-    for (int j = 0; j < L; ++j) v[j] = capped(v[j], cap);
-    store<L>(y + i, v);
-  });
+  change_elements<N>(y, count, [=](float v) { return capped(v, cap); });
 }
 
 template <int N, class Y>

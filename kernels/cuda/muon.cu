@@ -30,14 +30,7 @@ __global__ void muon_direction(float* momentum, float* grad, const float* grad_s
 template <int N>
 __global__ void muon_normalize(float* x, const double* sum_squares, float eps, int64_t count) {
   const float factor = float(1.0 / fmax(sqrt(*sum_squares), double(eps)));
-  for_vectors<N>(count, [=](auto lanes, int64_t i) {
-    constexpr int L = decltype(lanes)::value;
-    float v[L];
-    load<L>(x + i, v);
-#pragma unroll
-    for (int j = 0; j < L; ++j) v[j] *= factor;
-    store<L>(x + i, v);
-  });
+  change_elements<N>(x, count, [=](float v) { return v * factor; });
 }
 
 template <int N, class P>

@@ -44,6 +44,18 @@ __device__ __forceinline__ void for_vectors(int64_t count, const F& f) {
     if (i < count) f(Lanes<1>{}, i);
   }
 }
+// Replaces every element v of y by f(v).
+template <int N, class Y, class F>
+__device__ __forceinline__ void change_elements(Y* y, int64_t count, const F& f) {
+  for_vectors<N>(count, [&](auto lanes, int64_t i) {
+    constexpr int L = decltype(lanes)::value;
+    float v[L];
+    load<L>(y + i, v);
+#pragma unroll
+    for (int j = 0; j < L; ++j) v[j] = f(v[j]);
+    store<L>(y + i, v);
+  });
+}
 // Calls f(constant<N>, i, the N elements that begin at x[i]), in the order of for_vectors. A thread
 // has AHEAD loads in flight.
 template <int N, int AHEAD, class T, class F>
