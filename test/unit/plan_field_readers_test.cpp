@@ -1,13 +1,18 @@
 // Tests that every setting of a recipe has a reader: each row of the schema gets other values,
 // under several layouts, until the plan of the run differs. A field that never changes a plan has
-// no effect, and its help must say so.
+// no effect, and its help must say so. In turn, a source below the plan reads each of its members.
+#include <cctype>
+#include <filesystem>
 #include <functional>
+#include <set>
 
 #include <fmt/core.h>
 
+#include "base/file.h"
 #include "interchange/model_source.h"
 #include "plan/rules/unsupported.h"
 #include "plan/run_plan.h"
+#include "plan_print.h"
 #include "recipe/load/value.h"
 #include "recipe/schema/schema.h"
 #include "recipe_cases.h"
@@ -17,222 +22,10 @@ namespace plan_field_readers_test {
 using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
+using plan_print::Print;
+namespace fs = std::filesystem;
 
 namespace {
-
-// Prints the parts of a plan that a run acts on. Structured bindings name every member, so that a
-// struct that gains one does not compile until it is printed here, too.
-class Print {
- public:
-  explicit Print(const RunPlan& p) {
-    all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap,
-        p.overlap.shared_expert_overlap, p.overlap.moe_dispatch_chunks, p.graphs.on, p.graphs.first,
-        p.graphs.end, p.schedule_shape, p.pipeline, p.data_parallel, p.tensor.sequence_parallel,
-        p.context, p.experts, p.model, p.recompute, p.compute_dtype, p.logits_dtype, p.fp8,
-        p.sample_length, p.optimizer, p.lr_schedule, p.loss_scale, p.train, p.validation,
-        p.checkpoint, p.folders, p.dataset, p.device, p.comm, p.debug);
-  }
-  std::string text;
-
- private:
-  template <class... T>
-  void all(const T&... values) {
-    (add(values), ...);
-  }
-  template <class T>
-  void add(const T& value) {
-    if constexpr (std::is_enum_v<T>)
-      text += fmt::format("{} ", int(value));
-    else
-      text += fmt::format("{} ", value);
-  }
-  template <class T>
-  void add(const std::optional<T>& value) {
-    value ? add(*value) : add(std::string("none"));
-  }
-  template <class T>
-  void add(const std::vector<T>& values) {
-    for (const T& value : values) add(value);
-    text += "; ";
-  }
-  template <class T, size_t N>
-  void add(const std::array<T, N>& values) {
-    for (const T& value : values) add(value);
-  }
-  void add(const std::map<std::string, std::string>& values) {
-    for (const auto& [key, value] : values) all(key, value);
-  }
-  void add(const GemmOverlap& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
-  }
-  void add(const Layout& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, layers] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n, p, layers);
-  }
-  void add(const ScheduleShape& o) {
-    const auto& [a, b, c, d, e, f, table] = o;
-    all(a, b, c, d, e, f, table != nullptr);
-  }
-  void add(const schedule::PartCost& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
-  }
-  void add(const schedule::PassCosts& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
-    all(a, b, c, d, e, f, g, h, i, j);
-  }
-  void add(const PipelineOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l);
-  }
-  void add(const ReduceOptions& o) {
-    const auto& [a, b] = o;
-    all(a, b);
-  }
-  void add(const GatheredParamsOptions& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
-  }
-  void add(const ShardedParamsOptions& o) {
-    const auto& [a, b, c, d, e] = o;
-    all(a, b, c, d, e);
-  }
-  void add(const DataParallelOptions& o) {
-    const auto& [a, b, c, d, e, f, g] = o;
-    all(a, b, c, d, e, f, g);
-  }
-  void add(const ExpertOptions& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
-  }
-  void add(const ContextOptions& o) {
-    const auto& [a, b] = o;
-    all(a, b);
-  }
-  void add(const RouterForm& o) {
-    const auto& [a, b, c, d, e, f] = o;
-    all(a, b, c, d, e, f);
-  }
-  void add(const RouterLossCoeffs& o) {
-    const auto& [a, b, c, d] = o;
-    all(a, b, c, d);
-  }
-  void add(const spec::Experts& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m);
-  }
-  void add(const spec::DenseMlp& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
-  }
-  void add(const spec::RopeScaling& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k);
-  }
-  void add(const spec::Rotary& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
-  }
-  void add(const spec::GroupedAttention& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
-    all(a, b, c, d, e, f, g, h, i, j);
-  }
-  void add(const spec::LayerSpec& o) {
-    const auto& [a, b, attention, mlp] = o;
-    all(a, b);
-    std::visit([&](const auto& v) { all(v); }, attention);
-    std::visit([&](const auto& v) { all(v); }, mlp);
-  }
-  void add(const spec::NormSpec& o) {
-    const auto& [a, b, c, d] = o;
-    all(a, b, c, d);
-  }
-  void add(const spec::ModelSpec& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k, l, m, n);
-  }
-  void add(const RecomputeOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
-    all(a, b, c, d, e, f, g, h, i, j);
-  }
-  void add(const MuonOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
-    all(a, b, c, d, e, f, g, h, i, j);
-  }
-  void add(const plan::OptimizerGroup& o) {
-    const auto& [a, b, c, d, e] = o;
-    all(a, b, c, d, e);
-  }
-  void add(const OptimizerOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j, k] = o;
-    all(a, b, c, d, e, f, g, h, i, j, k);
-  }
-  void add(const LrScheduleOptions& o) {
-    const auto& [a, b, c, d, e, f] = o;
-    all(a, b, c, d, e, f);
-  }
-  void add(const LossScaleOptions& o) {
-    const auto& [a, b, c, d, e, f] = o;
-    all(a, b, c, d, e, f);
-  }
-  void add(const Fp8Options& o) {
-    const auto& [a, b, c, d, e, f, g, h] = o;
-    all(a, b, c, d, e, f, g, h);
-  }
-  void add(const LinearFormats& o) {
-    const auto& [a, b, c] = o;
-    all(a, b, c);
-  }
-  void add(const QuantFormat& o) {
-    const auto& [a, b] = o;
-    all(a, b);
-  }
-  void add(const TrainOptions& o) {
-    const auto& [a, b, c, d, e, f, g, h, i, j] = o;
-    all(a, b, c, d, e, f, g, h, i, j);
-  }
-  void add(const ValidationOptions& o) {
-    const auto& [a, b] = o;
-    all(a, b);
-  }
-  void add(const CheckpointOptions& o) {
-    const auto& [a, b, c, d, e] = o;
-    all(a, b, c, d, e);
-  }
-  void add(const FolderOptions& o) {
-    const auto& [a, b, c, d, e, f] = o;
-    all(a, b, c, d, e, f);
-  }
-  void add(const DatasetOptions::Blend& o) {
-    const auto& [a, b] = o;
-    all(a, b);
-  }
-  void add(const TokenizerOptions& o) {
-    const auto& [a, b, c, d] = o;
-    all(a, b, c, d);
-  }
-  void add(const DatasetOptions& o) {
-    const auto& [a, b, c, d, e, f, g] = o;
-    all(a, b, c, d, e, f, g);
-  }
-  void add(const DevicePlan& o) {
-    const auto& [a, b, c, d, e, f, g, h] = o;
-    all(a, b, c, d, e, f, g, h);
-  }
-  void add(const CommOptions& o) {
-    const auto& [a, b, c, d, e] = o;
-    all(a, b, c, d, e);
-  }
-  void add(const FaultOptions& o) {
-    const auto& [a, b, c, d, e] = o;
-    all(a, b, c, d, e);
-  }
-  void add(const DebugOptions& o) {
-    const auto& [a, b] = o;
-    all(a, b);
-  }
-};
 
 // Recipes under which fields have an effect; one of them suffices for a field.
 struct Base {
@@ -311,31 +104,70 @@ const std::vector<Base>& bases() {
   return list;
 }
 
-// Fields that are not read by the plan, and their readers.
-struct Elsewhere {
-  const char* path;
-  const char* reader;
+// Fields that change no plan, and a source that reads each of them: it has `.name`, where the name
+// is by default the last one of the path.
+struct ReadElsewhere {
+  const char *path, *source, *name = nullptr;
 };
-const Elsewhere kElsewhere[] = {
-    {"launch.env", "the programs set the environment of a rank"},
-    {"hardware.gpus_per_node", "rules and estimates alone, as the section's help says"},
-    {"debug.strict", "rules: it makes their warnings errors"},
-    {"debug.emulate_fp8", "rules: it permits what a CPU would refuse"},
-    {"model.from", "the loader, which reads the folder's config.json"},
-    {"model.init", "plan::folder_options(), where model.from is set"},
-    {"model.ignore_keys", "the loader, and plan::folder_options()"},
-    {"model.attention_dropout", "rules: it must be 0"},
-    {"mixed_precision.fp8_param_gather", "check_supported refuses it"},
-    {"checkpoint.async", "check_supported refuses it"},
-    {"checkpoint.model_save_format", "the loader: there is one format"},
-    {"distributed.dp_size", "rules: it must be what the world leaves"},
-    {"distributed.pipeline.pp_schedule_csv", "plan::schedule_shape(), which reads the file"},
-    {"distributed.use_decentralized_pg", "rules: it excludes hierarchical sizes"},
+const ReadElsewhere kElsewhere[] = {
+    {"launch.env", "apps/mtrain-launch/main.cpp", "variables"},
+    {"hardware.gpus_per_node", "lib/plan/rules/world.cpp"},
+    {"debug.strict", "lib/plan/rules/rules.cpp"},
+    {"debug.emulate_fp8", "lib/plan/rules/float8.cpp"},
+    {"model.from", "lib/recipe/load/load.cpp"},
+    {"model.init", "lib/plan/options/recipe_options.cpp"},
+    {"model.ignore_keys", "lib/recipe/load/load.cpp"},
+    {"model.attention_dropout", "lib/plan/rules/model.cpp"},
+    {"mixed_precision.fp8_param_gather", "lib/plan/rules/unsupported.cpp"},
+    {"checkpoint.async", "lib/plan/rules/unsupported.cpp"},
+    {"checkpoint.model_save_format", "lib/recipe/load/foreign_converters.cpp"},
+    {"distributed.dp_size", "lib/plan/rules/world.cpp"},
+    {"distributed.pipeline.pp_schedule_csv", "lib/plan/schedule_bounds.cpp"},
+    {"distributed.use_decentralized_pg", "lib/plan/rules/context.cpp"},
+    {"distributed.moe.lm_head_precision", "lib/plan/rules/unsupported.cpp"},
 };
 
-// Settings of models with experts that no run reads yet: check_supported() refuses them.
-bool belongs_to_planned_experts(std::string_view path) {
-  return path == "distributed.moe.lm_head_precision";
+// Members of the plan that are read through a function of their struct, or by the plan's estimates
+// alone.
+const ReadElsewhere kMembersElsewhere[] = {
+    {"ContextOptions.methods", "lib/parallel/apply_parallelism.cpp", "of_layer"},
+    {"ShardedParamsOptions.passes_pair", "lib/parallel/data/sharded_params.cpp", "units_at_once"},
+    {"Layout.ep_shard", "lib/plan/memory.cpp"},
+};
+
+// Returns the names that follow a dot or an arrow in a source: "plan.train.steps" has train, steps.
+using Names = std::set<std::string>;
+Names members_named(const fs::path& source) {
+  Names names;
+  const std::string text = read_file(source);
+  const auto is_word = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_';
+  };
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text.compare(i, 2, "//") == 0) {
+      i = text.find('\n', i);
+      if (i == std::string::npos) break;
+      continue;
+    }
+    const bool arrow = text.compare(i, 2, "->") == 0;
+    const char before = i > 0 ? text[i - 1] : ' ';
+    // A designated initializer has nothing before its dot.
+    if (!arrow && (text[i] != '.' || !(is_word(before) || before == ')' || before == ']')))
+      continue;
+    const size_t begin = i + (arrow ? 2 : 1);
+    size_t end = begin;
+    while (end < text.size() && is_word(text[end])) ++end;
+    if (end > begin) names.insert(text.substr(begin, end - begin));
+  }
+  return names;
+}
+
+fs::path in_tree(std::string_view path) { return fs::path(MTRAIN_SOURCE_DIR) / path; }
+
+bool is_read(const ReadElsewhere& row) {
+  const std::string_view path = row.path;
+  const std::string name = row.name ? row.name : std::string(path.substr(path.rfind('.') + 1));
+  return members_named(in_tree(row.source)).contains(name);
 }
 
 std::vector<std::string> other_values(const recipe::SchemaRow& row) {
@@ -421,7 +253,6 @@ TEST_CASE("every setting of a recipe changes the plan of some run") {
       CHECK(row.help.starts_with("accepted, no effect"));
       continue;
     }
-    if (belongs_to_planned_experts(row.path)) continue;
     if (std::ranges::any_of(kElsewhere, [&](const auto& e) { return row.path == e.path; }))
       continue;
     bool read = false;
@@ -450,6 +281,34 @@ TEST_CASE("every setting of a recipe changes the plan of some run") {
   std::string list;
   for (const std::string& path : unread) list += path + "\n";
   INFO(list);
+  CHECK(unread.empty());
+}
+
+TEST_CASE("a setting that changes no plan has a source that reads it") {
+  for (const ReadElsewhere& row : kElsewhere) {
+    CAPTURE(row.path);
+    CHECK(recipe::find_row(row.path));
+    CHECK(is_read(row));
+  }
+}
+
+TEST_CASE("a source below the plan reads every member of the plan") {
+  Names named;
+  for (const char* folder : {"lib", "apps", "kernels"})
+    for (const auto& entry : fs::recursive_directory_iterator(in_tree(folder))) {
+      const std::string path = entry.path().lexically_relative(in_tree("")).string();
+      const fs::path suffix = entry.path().extension();
+      if (path.starts_with("lib/plan/") || path.starts_with("lib/recipe/")) continue;
+      if (suffix == ".cpp" || suffix == ".h") named.merge(members_named(entry.path()));
+    }
+  std::string unread;
+  for (const auto& [type, name] : Print::members()) {
+    const std::string member = type + "." + name;
+    const auto row = std::ranges::find(kMembersElsewhere, member, &ReadElsewhere::path);
+    if (row == std::end(kMembersElsewhere) ? !named.contains(name) : !is_read(*row))
+      unread += member + "\n";
+  }
+  INFO(unread);
   CHECK(unread.empty());
 }
 
