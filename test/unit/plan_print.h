@@ -113,8 +113,8 @@ class Print {
   MEMBERS(schedule::PassCosts, attention, mlp, route, experts, shared, exchange, exchange_latency,
           head, host_reads_rows, shared_overlaps)
   MEMBERS(PipelineOptions, overlap, one_by_one, dtype, compute_dtype, paired_gradient,
-          delayed_layers, delay_whole_layers, pair_costs, split_wgrad, head_shares_table,
-          most_gathered, deferred_outputs)
+          delayed_layers, delay_mlp_wgrads, pair_costs, split_wgrad, head_shares_table,
+          max_gathered, deferred_outputs)
   MEMBERS(ReduceOptions, dtype, average)
   MEMBERS(GatheredParamsOptions, overlap, during_update, together)
   MEMBERS(ShardedParamsOptions, reshard_after_forward, reshard_experts, forward_prefetch,
@@ -130,7 +130,7 @@ class Print {
           loss_coeffs, bias, bias_rate, capacity_factor, drops_lightest)
   MEMBERS(spec::DenseMlp, ffn, activation, bias)
   MEMBERS(spec::RopeScaling, type, factor, low_freq_factor, high_freq_factor, original_positions,
-          beta_fast, beta_slow, truncate, attention_factor, lane_factors, most_positions)
+          beta_fast, beta_slow, truncate, attention_factor, lane_factors, valid_positions)
   MEMBERS(spec::Rotary, dims, base, scaling)
   MEMBERS(spec::GroupedAttention, heads, kv_heads, head_dim, window, rotary, head_norm, score_scale,
           score_cap, qkv_bias, proj_bias)
@@ -145,7 +145,7 @@ class Print {
           bf16, per_shard, others_lr_scale)
   MEMBERS(OptimizerGroup, match, lr_over_peak, lr_scale, weight_decay, adamw)
   MEMBERS(OptimizerOptions, beta1, beta2, eps, weight_decay, decoupled_decay, clip_grad,
-          master_weights, rounds_at_random, moments, muon, groups)
+          master_weights, stochastic_rounding, moments, muon, groups)
   MEMBERS(LrScheduleOptions, decay, lr, min_lr, warmup_steps, decay_begin, decay_end)
   MEMBERS(LossScaleOptions, on, dynamic, initial, min, window, hysteresis)
   MEMBERS(Fp8Options, on, begin, end, formats, delayed, margin, history, most_recent)
