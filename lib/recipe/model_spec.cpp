@@ -12,18 +12,34 @@ namespace {
 spec::RopeScaling rope_scaling(const ModelConfig& m, int64_t sample_length) {
   const RopeScalingConfig& s = m.rope_scaling;
   const int64_t original = s.original_max_position_embeddings;
-  const bool longrope = s.type == RopeScalingType::longrope;
-  return {.type = s.type,
-          .factor = s.factor,
-          .low_freq_factor = s.low_freq_factor,
-          .high_freq_factor = s.high_freq_factor,
-          .original_positions = original,
-          .beta_fast = s.beta_fast,
-          .beta_slow = s.beta_slow,
-          .truncate = s.truncate,
-          .attention_factor = s.attention_scale(m.max_position_embeddings.value_or(sample_length)),
-          .lane_factors = longrope ? s.lane_factors(sample_length) : std::vector<double>(),
-          .most_positions = longrope && sample_length <= original ? original : 0};
+  const auto attention_factor = [&] {
+    return s.attention_scale(m.max_position_embeddings.value_or(sample_length));
+  };
+  switch (s.type) {
+    case RopeScalingType::none: return {};
+    case RopeScalingType::linear: return {.type = s.type, .factor = s.factor};
+    case RopeScalingType::llama3:
+      return {.type = s.type,
+              .factor = s.factor,
+              .low_freq_factor = s.low_freq_factor,
+              .high_freq_factor = s.high_freq_factor,
+              .original_positions = original};
+    case RopeScalingType::yarn:
+      return {.type = s.type,
+              .factor = s.factor,
+              .original_positions = original,
+              .beta_fast = s.beta_fast,
+              .beta_slow = s.beta_slow,
+              .truncate = s.truncate,
+              .attention_factor = attention_factor()};
+    case RopeScalingType::longrope:
+      return {.type = s.type,
+              .original_positions = original,
+              .attention_factor = attention_factor(),
+              .lane_factors = s.lane_factors(sample_length),
+              .most_positions = sample_length <= original ? original : 0};
+  }
+  throw BugError("a type of scaled positions");
 }
 
 // Layers with a window may have a different rotary base, without scaling (Gemma 3).
@@ -39,9 +55,9 @@ spec::HeadNorm head_norm(const ModelConfig& m) {
   return m.qk_layernorm_all_heads ? spec::HeadNorm::all_heads : spec::HeadNorm::each_head;
 }
 
-double score_scale(const ModelConfig& m) {
-  if (m.attention_multiplier) return *m.attention_multiplier;
-  return m.query_pre_attn_scalar ? 1 / std::sqrt(*m.query_pre_attn_scalar) : 0;
+float score_scale(const ModelConfig& m) {
+  if (m.attention_multiplier) return float(*m.attention_multiplier);
+  return m.query_pre_attn_scalar ? float(1 / std::sqrt(*m.query_pre_attn_scalar)) : 0;
 }
 
 spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sample_length) {
@@ -130,9 +146,9 @@ spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_l
                              .bias = layer_norm && m.fc_bias()},
                     .layers = {},
                     .tied_embeddings = m.share_embeddings_and_output_weights,
-                    .embedding_scale = m.embedding_multiplier,
-                    .residual_scale = m.residual_multiplier,
-                    .logit_scale = 1 / m.logits_scaling,
+                    .embedding_scale = float(m.embedding_multiplier),
+                    .residual_scale = float(m.residual_multiplier),
+                    .logit_scale = float(1 / m.logits_scaling),
                     .logit_cap = m.final_logit_softcapping.value_or(0),
                     .hidden_dropout = m.hidden_dropout,
                     .embedding_dropout = m.embedding_dropout,

@@ -29,8 +29,8 @@ struct GroupedAttention {
   int64_t window = 0;  // positions that a query sees, its own included; 0: all up to its own
   Rotary rotary = {};
   HeadNorm head_norm = HeadNorm::none;
-  double score_scale = 0;  // multiplies q k^T; 0: 1 / sqrt(head_dim)
-  double score_cap = 0;    // c > 0: scores s become c tanh(s / c); 0: no cap
+  float score_scale = 0;  // multiplies q k^T; 0: 1 / sqrt(head_dim)
+  double score_cap = 0;   // c > 0: scores s become c tanh(s / c); 0: no cap
   bool qkv_bias = false, proj_bias = false;
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
@@ -77,6 +77,7 @@ struct LayerSpec {
   // Whether attention and MLP have a norm of their input, and a norm of their output before it is
   // added to the residual stream.
   bool input_norms = true, output_norms = false;
+  const GroupedAttention& grouped() const { return std::get<GroupedAttention>(attention); }
   std::variant<GroupedAttention> attention = {};
   std::variant<DenseMlp, Experts> mlp = {};
 
