@@ -73,25 +73,6 @@ spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sa
           .proj_bias = m.proj_bias()};
 }
 
-spec::Activation activation(Activation a) {
-  switch (a) {
-    case Activation::swiglu: return spec::Activation::swiglu;
-    case Activation::geglu: return spec::Activation::geglu;
-    case Activation::gelu: return spec::Activation::gelu;
-    case Activation::gelu_tanh: return spec::Activation::gelu_tanh;
-  }
-  throw BugError("an activation");
-}
-
-DType logits_dtype(ElementType type) {
-  switch (type) {
-    case ElementType::fp32: return DType::f32;
-    case ElementType::bf16: return DType::bf16;
-    case ElementType::fp16: return DType::f16;
-  }
-  throw BugError("an element type");
-}
-
 // Returns the sum of the coefficients of one kind of balance loss. A single coefficient applies to
 // all kinds.
 double balance_coeff(const MoeConfig& moe, LoadBalancing kind) {
@@ -117,11 +98,11 @@ spec::Experts experts(const ModelConfig& m) {
   return {.count = moe.num_experts,
           .per_token = moe.router_topk,
           .ffn = moe.ffn_hidden_size.value_or(m.ffn_size()),
-          .shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0),
-          .shared_gate = moe.shared_expert_gate,
-          .activation = activation(m.activation),
+          .shared_ffn = shared_ffn,
+          .shared_gate = moe.shared_expert_gate && shared_ffn > 0,
+          .activation = m.activation,
           .form = router_form(moe),
-          .logits = logits_dtype(moe.router_dtype),
+          .logits = element_dtype(moe.router_dtype),
           .loss_coeffs = {.batch = float(balance_coeff(moe, LoadBalancing::aux_loss)),
                           .sample = float(balance_coeff(moe, LoadBalancing::seq_aux_loss)),
                           .global = float(balance_coeff(moe, LoadBalancing::global_aux_loss)),
@@ -135,15 +116,15 @@ spec::Experts experts(const ModelConfig& m) {
 }  // namespace
 
 spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_length) {
-  const bool layer_norm = m.normalization == Normalization::layernorm;
   spec::ModelSpec s{.hidden = m.hidden_size,
                     .vocab = vocab,
                     .max_positions = m.max_position_embeddings.value_or(sample_length),
                     .learned_positions = m.position_embedding == PositionEmbedding::learned,
-                    .norm = {.kind = layer_norm ? NormKind::layer : NormKind::rms,
+                    .norm = {.kind = m.normalization,
                              .eps = m.norm_epsilon,
                              .plus_one = m.layernorm_zero_centered_gamma,
-                             .bias = layer_norm && m.fc_bias()},
+                             .bias = m.normalization == NormKind::layer && m.fc_bias()},
+  const int64_t shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0);
                     .layers = {},
                     .tied_embeddings = m.share_embeddings_and_output_weights,
                     .embedding_scale = float(m.embedding_multiplier),
@@ -160,8 +141,8 @@ spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_l
     if (m.has_experts(i))
       layer.mlp = experts(m);
     else
-      layer.mlp = spec::DenseMlp{
-          .ffn = m.ffn_size(), .activation = activation(m.activation), .bias = m.fc_bias()};
+      layer.mlp =
+          spec::DenseMlp{.ffn = m.ffn_size(), .activation = m.activation, .bias = m.fc_bias()};
     s.layers.push_back(std::move(layer));
   }
   return s;

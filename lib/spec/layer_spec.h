@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/router_form.h"
+#include "spec/activation.h"
 #include "spec/rope_scaling.h"
 
 namespace mtrain::spec {
@@ -36,10 +37,6 @@ struct GroupedAttention {
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   bool operator==(const GroupedAttention&) const = default;
 };
-
-// The first two have a gate: silu(gate) * up, and gelu(gate) * up with the tanh form of gelu.
-enum class Activation { swiglu, geglu, gelu, gelu_tanh };
-constexpr bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 struct DenseMlp {
   int64_t ffn = 0;
@@ -77,10 +74,10 @@ struct LayerSpec {
   // Whether attention and MLP have a norm of their input, and a norm of their output before it is
   // added to the residual stream.
   bool input_norms = true, output_norms = false;
-  const GroupedAttention& grouped() const { return std::get<GroupedAttention>(attention); }
   std::variant<GroupedAttention> attention = {};
   std::variant<DenseMlp, Experts> mlp = {};
 
+  const GroupedAttention& grouped() const { return std::get<GroupedAttention>(attention); }
   const Experts* experts() const { return std::get_if<Experts>(&mlp); }  // null: a dense layer
   bool operator==(const LayerSpec&) const = default;
 };

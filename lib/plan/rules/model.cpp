@@ -278,8 +278,7 @@ void validate_model(const Recipe& r, Diagnostics& diagnostics) {
   validate_positions(r, diagnostics);
   validate_layers(r, diagnostics);
   diagnostics.require(
-      !r.model.mlp_bias || r.model.add_bias_linear ||
-          r.model.normalization == recipe::Normalization::rmsnorm,
+      !r.model.mlp_bias || r.model.add_bias_linear || r.model.normalization == NormKind::rms,
       {"model.mlp_bias", "model.normalization"},
       "biases of the MLP alone are not supported with layer norms, which have biases, too",
       "set add_bias_linear: true for biases everywhere, or normalization: rmsnorm");
