@@ -1,6 +1,8 @@
 #include "recipe/model_spec.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "base/error.h"
 #include "recipe/schema/model.h"
@@ -9,6 +11,34 @@ namespace mtrain::recipe {
 
 namespace {
 
+// Return whether a layer, counted from 0, has experts, rotary positions, or the window. The rules
+// refuse a frequency of 0 for experts, and lists with neither 1 item nor one per layer.
+bool has_experts(const MoeConfig& moe, int64_t layer) {
+  if (moe.num_experts == 0 || layer < moe.first_dense_layers) return false;
+  if (std::ranges::count(moe.dense_layers, layer) > 0) return false;
+  if (moe.sparse_step && (layer + 1) % *moe.sparse_step != 0) return false;
+  const std::vector<int64_t>& freq = moe.layer_freq;
+  if (freq.size() == 1) return layer % std::max<int64_t>(1, freq[0]) == 0;
+  return layer < int64_t(freq.size()) && freq[size_t(layer)] != 0;
+}
+
+// Whether a layer is one of those that a frequency n selects: n - 1, 2 n - 1, ...
+bool every_nth(int64_t n, int64_t layer) { return n > 0 && (layer + 1) % n == 0; }
+
+bool has_rope(const ModelConfig& m, int64_t layer) {
+  if (m.position_embedding != PositionEmbedding::rope) return false;
+  if (m.no_rope_freq.size() == 1) return !every_nth(m.no_rope_freq[0], layer);
+  return layer >= int64_t(m.no_rope_freq.size()) || m.no_rope_freq[size_t(layer)] == 0;
+}
+
+bool has_window(const ModelConfig& m, int64_t layer) {
+  if (!m.window_size) return false;
+  const std::vector<int64_t>& skips = m.window_attn_skip_freq;
+  if (skips.size() == 1) return !every_nth(skips[0], layer);
+  return layer >= int64_t(skips.size()) || skips[size_t(layer)] != 0;
+}
+
+// Returns the settings that this type of scaling has.
 spec::RopeScaling rope_scaling(const ModelConfig& m, int64_t sample_length) {
   const RopeScalingConfig& s = m.rope_scaling;
   const int64_t original = s.original_max_position_embeddings;
@@ -44,8 +74,8 @@ spec::RopeScaling rope_scaling(const ModelConfig& m, int64_t sample_length) {
 
 // Layers with a window may have a different rotary base, without scaling (Gemma 3).
 spec::Rotary rotary(const ModelConfig& m, int64_t layer, int64_t sample_length) {
-  if (!m.has_rope(layer)) return {};
-  if (m.has_window(layer) && m.rotary_base_local.value_or(0) > 0)
+  if (!has_rope(m, layer)) return {};
+  if (has_window(m, layer) && m.rotary_base_local.value_or(0) > 0)
     return {.dims = m.rotary_dim(), .base = *m.rotary_base_local};
   return {.dims = m.rotary_dim(), .base = m.rotary_base, .scaling = rope_scaling(m, sample_length)};
 }
@@ -64,7 +94,7 @@ spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sa
   return {.heads = m.num_attention_heads,
           .kv_heads = m.kv_heads(),
           .head_dim = m.head_dim(),
-          .window = m.has_window(layer) ? *m.window_size : 0,
+          .window = has_window(m, layer) ? *m.window_size : 0,
           .rotary = rotary(m, layer, sample_length),
           .head_norm = head_norm(m),
           .score_scale = score_scale(m),
@@ -95,6 +125,7 @@ RouterForm router_form(const MoeConfig& moe) {
 
 spec::Experts experts(const ModelConfig& m) {
   const MoeConfig& moe = m.moe;
+  const int64_t shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0);
   return {.count = moe.num_experts,
           .per_token = moe.router_topk,
           .ffn = moe.ffn_hidden_size.value_or(m.ffn_size()),
@@ -124,7 +155,6 @@ spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_l
                              .eps = m.norm_epsilon,
                              .plus_one = m.layernorm_zero_centered_gamma,
                              .bias = m.normalization == NormKind::layer && m.fc_bias()},
-  const int64_t shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0);
                     .layers = {},
                     .tied_embeddings = m.share_embeddings_and_output_weights,
                     .embedding_scale = float(m.embedding_multiplier),
@@ -138,7 +168,7 @@ spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_l
     spec::LayerSpec layer{.input_norms = m.norm_placement != NormPlacement::post,
                           .output_norms = m.norm_placement != NormPlacement::pre,
                           .attention = attention(m, i, sample_length)};
-    if (m.has_experts(i))
+    if (has_experts(m.moe, i))
       layer.mlp = experts(m);
     else
       layer.mlp =

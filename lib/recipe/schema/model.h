@@ -95,7 +95,7 @@ struct MoeConfig {
   int64_t num_experts = 0, router_topk = 2;
   std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size, num_shared_experts;
   bool shared_expert_gate = false;
-  // These fields decide which layers have experts; ModelConfig::has_experts() combines them.
+  // These fields decide together which layers have experts (recipe/model_spec.cpp).
   std::vector<int64_t> layer_freq{1}, dense_layers;
   std::optional<int64_t> sparse_step;
   int64_t first_dense_layers = 0;
@@ -297,10 +297,6 @@ struct ModelConfig {
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
   bool proj_bias() const { return add_bias_linear || attention_bias; }
   bool fc_bias() const { return add_bias_linear || mlp_bias; }
-  // Return whether a layer, counted from 0, has experts, rotary positions, or the window.
-  bool has_experts(int64_t layer) const;
-  bool has_rope(int64_t layer) const;
-  bool has_window(int64_t layer) const;
 
   static constexpr auto fields = std::tuple{
       Field{"architecture",
