@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/param/whole_parameters.h"
 #include "ops/ops.h"
 #include "optim/write_weights.h"
+#include "spec/tensors.h"
 #include "train/diagnose.h"
 
 namespace mtrain::train {
@@ -330,7 +330,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
           .pipeline = *pipeline_,
           .quantizer = quantizer(),
           .control = control_,
-          .whole_model = model::whole_parameters(plan_.model),
+          .parameters = spec::parameters(plan_.model),
           .replicated = routers_.tensors()};
 }
 
