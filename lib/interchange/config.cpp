@@ -311,9 +311,12 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
       model_type = type;
       return written;
     }
-    // A family whose reader refuses the model counts as more different than any other.
+    // A family whose reader refuses the model counts as more different than any other. One setting
+    // removes all experts, but many describe them, so the way back counts, too.
     const size_t distance =
-        diagnostics.has_errors() ? std::numeric_limits<size_t>::max() : lines.size();
+        diagnostics.has_errors()
+            ? std::numeric_limits<size_t>::max()
+            : lines.size() + model_differences(again.model, recipe.model).size();
     for (std::string& line : lines) line = fmt::format("  {}: {}", type, line);
     if (fewest.empty() || distance < least) fewest = lines, least = distance;
   }
