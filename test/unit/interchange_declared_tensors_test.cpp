@@ -130,7 +130,7 @@ TEST_CASE("ranks of tensor parallelism declare parts of the listed tensors, or c
     for (const int tp : {2, 4}) {
       CAPTURE(name, tp);
       const spec::ModelSpec m = imported(name);
-      const auto& a = std::get<spec::GroupedAttention>(m.layer(0).attention);
+      const auto& a = m.layer(0).grouped();
       if (a.heads % tp != 0 || (a.kv_heads % tp != 0 && tp % a.kv_heads != 0)) continue;
       copied_heads += a.kv_heads < tp;
       std::vector<std::vector<ParamSpec>> of_ranks(static_cast<size_t>(tp));
