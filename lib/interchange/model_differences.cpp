@@ -1,6 +1,6 @@
 #include "interchange/model_differences.h"
 
-#include <array>
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -16,15 +16,20 @@ namespace {
 
 using recipe::ModelConfig;
 
-// What the model computes for short and for long samples, on whose length the factors of longrope
-// depend.
-using Models = std::array<spec::ModelSpec, 2>;
+// What the model computes for short samples, and for long ones if their length matters: the factors
+// of longrope depend on it.
+using Models = std::vector<spec::ModelSpec>;
 
 Models models_of(const ModelConfig& m) {
   const auto at = [&](int64_t sample_length) {
     return spec::without_training(recipe::model_spec(m, m.vocab_size, sample_length));
   };
-  return {at(1), at(std::numeric_limits<int64_t>::max())};
+  Models models{at(1)};
+  if (std::ranges::any_of(models[0].layers, [](const spec::LayerSpec& layer) {
+        return layer.grouped().rotary.scaling.type == recipe::RopeScalingType::longrope;
+      }))
+    models.push_back(at(std::numeric_limits<int64_t>::max()));
+  return models;
 }
 
 double query_scalar(const ModelConfig& m) {
