@@ -10,9 +10,9 @@
 #include "base/file.h"
 #include "checkpoint/read_weights.h"
 #include "model/param/param_uploader.h"
+#include "model/param/write_weights.h"
 #include "ops/blocks.h"
 #include "ops/elementwise.h"
-#include "model/param/write_weights.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/file_sums.h"
 #include "storage/finite_values.h"
@@ -64,10 +64,9 @@ Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& parts, 
 // Returns the first rank that has each parameter of the model; that rank saves it. All ranks must
 // call it.
 std::vector<int> find_savers(const CheckpointParts& t) {
-  const auto params = t.whole_model->params();
   std::string own;
-  for (const model::Parameter* p : params) {
-    const model::Parameter* here = t.params.find(p->name);
+  for (const spec::TensorSpec& tensor : t.parameters) {
+    const model::Parameter* here = t.params.find(tensor.name);
     own += here && !here->copy ? '1' : '0';
   }
   const auto all = t.control.texts(own);
@@ -75,7 +74,7 @@ std::vector<int> find_savers(const CheckpointParts& t) {
   for (size_t i = 0; i < own.size(); ++i) {
     const auto has = [&](const std::string& rank) { return rank[i] == '1'; };
     savers.push_back(int(std::ranges::find_if(all, has) - all.begin()));
-    MT_CHECK(savers.back() < int(all.size()), "no rank has parameter {}", params[i]->name);
+    MT_CHECK(savers.back() < int(all.size()), "no rank has parameter {}", t.parameters[i].name);
   }
   return savers;
 }
@@ -127,11 +126,11 @@ struct WrittenBytes {
   int64_t done = 0, total = 0;
 };
 
-int64_t bytes_of(const std::vector<SavedTensor>& tensors, model::ParamStore& whole_model) {
+int64_t bytes_of(const std::vector<SavedTensor>& tensors, const CheckpointParts& t) {
   int64_t bytes = 0;
-  for (const model::Parameter* p : whole_model.params())
+  for (const spec::TensorSpec& p : t.parameters)
     for (const SavedTensor& tensor : tensors)
-      if (tensor.has(*p)) bytes += p->whole_shape().count() * dtype_size(tensor.dtype);
+      if (tensor.has(model::part_of(p))) bytes += p.whole.count() * dtype_size(tensor.dtype);
   return bytes;
 }
 
@@ -148,10 +147,10 @@ class StateWriter {
     std::vector<storage::TensorInfo> infos;
     for (const ReplicatedTensor& r : replicated)
       infos.push_back({r.name, DType::f32, r.value.shape()});
-    for (const model::Parameter* p : t_.whole_model->params())
+    for (const spec::TensorSpec& p : t_.parameters)
       for (const SavedTensor& tensor : tensors_)
-        if (tensor.has(*p))
-          infos.push_back({p->name + tensor.suffix, tensor.dtype, p->whole_shape()});
+        if (tensor.has(model::part_of(p)))
+          infos.push_back({p.name + tensor.suffix, tensor.dtype, p.whole});
     file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}},
                   storage::SafetensorsWriter::Sums::beside);
     for (const ReplicatedTensor& r : replicated) file_->write(r.name, r.value, t_.compute);
@@ -159,17 +158,16 @@ class StateWriter {
 
   // Writes the file. All ranks call it.
   void write() {
-    const auto params = t_.whole_model->params();
-    for (size_t i = 0; i < params.size(); ++i) {
-      const bool experts = params[i]->unit->id.kind == model::UnitKind::experts;
-      experts ? write_experts(*params[i], savers_[i]) : write_whole(*params[i], savers_[i]);
+    for (size_t i = 0; i < t_.parameters.size(); ++i) {
+      const spec::TensorSpec& p = t_.parameters[i];
+      p.split.experts ? write_experts(p, savers_[i]) : write_whole(p, savers_[i]);
     }
     on_rank_0_in_background(t_.control, [&] { file_->commit(); });
   }
 
  private:
   // The ranks of a stage gather the tensors unit by unit.
-  void write_whole(const model::Parameter& p, int saver) {
+  void write_whole(const spec::TensorSpec& p, int saver) {
     const model::Parameter* own = t_.params.find(p.name);
     if (own && !own->copy && own->unit != gathered_) {
       gathered_ = own->unit;
@@ -186,27 +184,26 @@ class StateWriter {
       }
     }
     for (size_t k = 0; k < tensors_.size(); ++k) {
-      if (!tensors_[k].has(p)) continue;
-      const Tensor whole =
-          t_.control.rank() == saver
-              ? assemble(t_.compute, *own, ranks_[k], own->begin, p.whole_shape().count(),
-                         [&](int rank) { return own->runs(rank); })
-                    .view(p.whole_shape())
-              : Tensor();
-      write(p.name, tensors_[k], whole, p.whole_shape(), saver);
+      if (!tensors_[k].has(model::part_of(p))) continue;
+      const Tensor whole = t_.control.rank() == saver
+                               ? assemble(t_.compute, *own, ranks_[k], own->begin, p.whole.count(),
+                                          [&](int rank) { return own->runs(rank); })
+                                     .view(p.whole)
+                               : Tensor();
+      write(p.name, tensors_[k], whole, p.whole, saver);
     }
   }
 
   // The ranks of a stage send one expert after the other to the first of them, since a rank may not
   // have the memory for all experts of a layer. If tensor parallelism divides the expert, each part
   // is sent to the first of the ranks that have this part, and these ranks gather the parts.
-  void write_experts(const model::Parameter& p, int saver) {
+  void write_experts(const spec::TensorSpec& p, int saver) {
     gathered_ = nullptr;
     ranks_.clear();
     const model::Parameter* own = t_.params.find(p.name);
-    const int64_t experts = p.whole_shape()[0], each = p.whole_shape().count() / experts;
+    const int64_t experts = p.whole[0], each = p.whole.count() / experts;
     for (const SavedTensor& tensor : tensors_)
-      for (int64_t e = 0; tensor.has(p) && e < experts; ++e) {
+      for (int64_t e = 0; tensor.has(model::part_of(p)) && e < experts; ++e) {
         Tensor expert;
         if (own) {
           const int64_t here = own->shape[0], part = own->shape.count() / here;
@@ -284,15 +281,13 @@ void refuse_other_run(const recipe::ModelSource& models, const std::string& reci
                   "were saved, or start a new run with checkpoint.load unset");
 }
 
-// Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint.
-// `whole` declares all parameters of its model.
+// Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint. `used`
+// names all parameters of its model.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
-                  model::ParamStore& whole, const std::vector<ReplicatedTensor>& replicated,
+                  std::set<std::string> used, const std::vector<ReplicatedTensor>& replicated,
                   const ReadProgress& progress = {}) {
   const storage::SafetensorsReader file(folder / kModel);
   const storage::FiniteValues model(file, storage::FiniteValues::Of::checkpoint);
-  std::set<std::string> used;
-  for (model::Parameter* p : whole.params()) used.insert(p->name);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   refuse_other(file, used, {DType::f32}, "model");
   read_weights(stream, params, model, kOwnRecipe, progress);
@@ -314,9 +309,9 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   const storage::FiniteValues moments(file, storage::FiniteValues::Of::checkpoint);
   std::set<std::string> used;
   const std::vector<optim::StateTensor> state = t.optimizer.state();
-  for (const model::Parameter* p : t.whole_model->params())
+  for (const spec::TensorSpec& p : t.parameters)
     for (const optim::StateTensor& tensor : state)
-      if (tensor.values.has(*p)) used.insert(p->name + tensor.suffix);
+      if (tensor.values.has(model::part_of(p))) used.insert(p.name + tensor.suffix);
   const std::vector<ReplicatedTensor> replicated = replicated_of(t, false);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   refuse_other(file, used, {DType::f32, DType::bf16}, "model and optimizer");
@@ -380,8 +375,7 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
          [values](const model::ParamSpec& p) { return values->has(p); },
          [&t, values](model::ParamUnit& unit) { return values->own(t.compute, unit); }});
   }
-  WrittenBytes written{.total =
-                           bytes_of(model, *t.whole_model) + bytes_of(optimizer, *t.whole_model)};
+  WrittenBytes written{.total = bytes_of(model, t) + bytes_of(optimizer, t)};
   StateWriter(t, file(kModel), model, replicated_of(t, true), written).write();
   StateWriter(t, file(kOptimizer), optimizer, replicated_of(t, false), written).write();
   const std::string float8 = float8_state(t);
@@ -405,7 +399,9 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
 void load_weights(Stream& stream, model::ParamStore& params,
                   const std::vector<ReplicatedTensor>& replicated, const fs::path& folder,
                   const ReadProgress& progress) {
-  load_weights(stream, params, folder, params, replicated, progress);
+  std::set<std::string> used;
+  for (const model::Parameter* p : params.params()) used.insert(p->name);
+  load_weights(stream, params, folder, std::move(used), replicated, progress);
 }
 
 storage::TrainState read_state(const fs::path& folder) {
@@ -416,7 +412,9 @@ storage::TrainState read_state(const fs::path& folder) {
 storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
   const storage::TrainState state = read_state(folder);
   model::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
-    load_weights(t.compute, t.params, folder, *t.whole_model, replicated_of(t, true),
+    std::set<std::string> used;
+    for (const spec::TensorSpec& p : t.parameters) used.insert(p.name);
+    load_weights(t.compute, t.params, folder, std::move(used), replicated_of(t, true),
                  progress_of(t, "weights"));
   });
   if (t.quantizer && state.contains(kFloat8Scales))

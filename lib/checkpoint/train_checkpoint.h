@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/replicated_state.h"
 #include "comm/host_collectives.h"
@@ -16,6 +16,7 @@
 #include "optim/optimizer.h"
 #include "pipeline/pipeline.h"
 #include "plan/saved_recipe.h"
+#include "spec/tensors.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/state.h"
 
@@ -32,8 +33,7 @@ struct CheckpointParts {
   const pipeline::Pipeline& pipeline;
   model::Quantizer* quantizer;  // null without 8-bit linears
   const comm::HostCollectives& control;
-  // All parameters of the model, declared without memory: their names and layout-free shapes.
-  std::unique_ptr<model::ParamStore> whole_model;
+  std::vector<spec::TensorSpec> parameters;  // all of the model
   // Tensors that every rank has, for all layers of the model.
   std::vector<ReplicatedTensor> replicated;
   // Called from time to time while this rank reads or rank 0 writes. `what` is "weights", "moments"

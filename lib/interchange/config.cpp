@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -12,7 +13,9 @@
 #include "interchange/config/keys.h"
 #include "interchange/config/reader.h"
 #include "interchange/families.h"
+#include "interchange/model_differences.h"
 #include "interchange/model_source.h"
+#include "recipe/model_spec.h"
 #include "recipe/schema/schema.h"
 
 namespace mtrain::interchange {
@@ -22,183 +25,48 @@ namespace {
 using nlohmann::json;
 using recipe::Recipe;
 
-// A fact about what a model computes. Settings that only training reads are not facts: dropout,
-// initialization, losses, and how tokens reach their experts.
-struct Fact {
-  const char* field;
-  std::string (*of)(const ModelConfig&);
-};
-
 // Returns a 1 for each layer for which `has` is true, and a 0 for each other layer.
 template <class Has>
 std::string layers_with(const ModelConfig& m, const Has& has) {
   std::string layers;
-  for (int64_t l = 0; l < m.num_layers; ++l) layers += has(l) ? '1' : '0';
+  for (const spec::LayerSpec& layer : recipe::model_spec(m).layers)
+    layers += has(layer) ? '1' : '0';
   return layers;
 }
-std::string layers_with_experts(const ModelConfig& m) {
-  return layers_with(m, [&](int64_t l) { return m.has_experts(l); });
-}
-bool any_dense(const ModelConfig& m) {
-  return layers_with_experts(m).find('0') != std::string::npos;
-}
-bool any_experts(const ModelConfig& m) {
-  return layers_with_experts(m).find('1') != std::string::npos;
-}
-bool rotary(const ModelConfig& m) {
-  return m.position_embedding == recipe::PositionEmbedding::rope;
+std::string layers_with_window(const ModelConfig& m) {
+  return layers_with(m, [](const spec::LayerSpec& layer) { return layer.grouped().window > 0; });
 }
 std::string layers_with_rope(const ModelConfig& m) {
-  return layers_with(m, [&](int64_t l) { return m.has_rope(l); });
+  return layers_with(m,
+                     [](const spec::LayerSpec& layer) { return layer.grouped().rotary.dims > 0; });
 }
-std::string layers_with_window(const ModelConfig& m) {
-  return layers_with(m, [&](int64_t l) { return m.has_window(l); });
+std::string layers_with_experts(const ModelConfig& m) {
+  return layers_with(m, [](const spec::LayerSpec& layer) { return layer.experts(); });
 }
-bool any_window(const ModelConfig& m) {
-  return layers_with_window(m).find('1') != std::string::npos;
-}
-// Returns the text of the rotary base in layers with a window.
-std::string local_base(const ModelConfig& m) {
-  bool any = false;
-  for (int64_t l = 0; l < m.num_layers; ++l) any = any || (m.has_window(l) && m.has_rope(l));
-  if (!any) return "unused";
-  if (m.rotary_base_local) return fmt::format("{}", *m.rotary_base_local);
-  const bool scaled = m.rope_scaling.type != recipe::RopeScalingType::none;
-  return scaled ? "as all layers" : fmt::format("{}", m.rotary_base);
-}
-double attention_scale(const ModelConfig& m) {
-  return m.rope_scaling.attention_scale(m.max_position_embeddings.value_or(0));
-}
+bool any_dense(const ModelConfig& m) { return recipe::model_spec(m).dense_mlp(); }
+bool any_experts(const ModelConfig& m) { return recipe::model_spec(m).experts(); }
 constexpr std::string_view kQueryScalar = "model.query_pre_attn_scalar";
-double query_scalar(const ModelConfig& m) {
-  if (const auto& scale = m.attention_multiplier) return 1 / (*scale * *scale);
-  return m.query_pre_attn_scalar.value_or(double(m.head_dim()));
-}
-double score_scale(const ModelConfig& m) {
-  return m.attention_multiplier.value_or(1 / std::sqrt(query_scalar(m)));
-}
 bool whole(double x) { return x == std::floor(x) && x < double(int64_t{1} << 53); }
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
 int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
-// Whether the weights of a token's experts sum to 1, as after a softmax over the chosen experts.
-bool normalized(const ModelConfig& m) {
-  return m.moe.norm_topk_prob ||
-         (!m.moe.router_pre_softmax && m.moe.router_score == RouterScore::softmax);
-}
-std::string number(double x) { return fmt::format("{}", x); }
-// Returns the text of a number with which the layers compute in fp32.
-std::string fp32_number(double x) { return fmt::format("{:.7g}", x); }
-template <class E>
-std::string word(E value) {
-  return std::string(enum_name(value));
-}
-
-using M = ModelConfig;
-const Fact kFacts[] = {
-    {"model.num_layers", [](const M& m) { return fmt::to_string(m.num_layers); }},
-    {"model.hidden_size", [](const M& m) { return fmt::to_string(m.hidden_size); }},
-    {"model.num_attention_heads", [](const M& m) { return fmt::to_string(m.num_attention_heads); }},
-    {"model.num_query_groups", [](const M& m) { return fmt::to_string(m.kv_heads()); }},
-    {"model.kv_channels", [](const M& m) { return fmt::to_string(m.head_dim()); }},
-    {"model.ffn_hidden_size",
-     [](const M& m) {
-       return any_dense(m) ? fmt::to_string(m.ffn_size()) : std::string("unused");
-     }},
-    {"model.vocab_size", [](const M& m) { return fmt::to_string(m.vocab_size); }},
-    {"model.max_position_embeddings",
-     [](const M& m) { return fmt::to_string(m.max_position_embeddings.value_or(0)); }},
-    {"model.normalization", [](const M& m) { return word(m.normalization); }},
-    {"model.norm_placement", [](const M& m) { return word(m.norm_placement); }},
-    {"model.layernorm_zero_centered_gamma",
-     [](const M& m) { return fmt::to_string(m.layernorm_zero_centered_gamma); }},
-    {"model.norm_epsilon", [](const M& m) { return number(m.norm_epsilon); }},
-    {"model.position_embedding", [](const M& m) { return word(m.position_embedding); }},
-    {"model.rotary_base", [](const M& m) { return rotary(m) ? number(m.rotary_base) : "unused"; }},
-    {"model.rotary_percent",
-     [](const M& m) { return rotary(m) ? number(m.rotary_percent) : "unused"; }},
-    {"model.rope_scaling",
-     [](const M& m) {
-       const recipe::RopeScalingConfig& s = m.rope_scaling;
-       if (!rotary(m) || s.type == recipe::RopeScalingType::none) return std::string("none");
-       if (s.type == recipe::RopeScalingType::linear) return fmt::format("linear {}", s.factor);
-       const int64_t original = s.original_max_position_embeddings;
-       if (s.type == recipe::RopeScalingType::yarn)
-         return fmt::format("yarn {} {} {} {} {} {}", s.factor, original, s.beta_fast, s.beta_slow,
-                            s.truncate, attention_scale(m));
-       if (s.type == recipe::RopeScalingType::longrope)
-         return fmt::format("longrope {} {} {} {}", s.short_factor, s.long_factor, original,
-                            attention_scale(m));
-       return fmt::format("{} {} {} {} {}", word(s.type), s.factor, s.low_freq_factor,
-                          s.high_freq_factor, original);
-     }},
-    {"model.rotary_base_local", local_base},
-    {"model.no_rope_freq",
-     [](const M& m) { return rotary(m) ? layers_with_rope(m) : std::string("unused"); }},
-    {"model.activation", [](const M& m) { return word(m.activation); }},
-    {"model.add_bias_linear",
-     [](const M& m) {
-       return fmt::to_string(m.add_bias_linear &&
-                             m.normalization == recipe::Normalization::layernorm);
-     }},
-    {"model.mlp_bias", [](const M& m) { return fmt::to_string(any_dense(m) && m.fc_bias()); }},
-    {"model.add_qkv_bias", [](const M& m) { return fmt::to_string(m.qkv_bias()); }},
-    {"model.attention_bias", [](const M& m) { return fmt::to_string(m.proj_bias()); }},
-    {"model.qk_layernorm", [](const M& m) { return fmt::to_string(m.qk_layernorm); }},
-    {"model.qk_layernorm_all_heads",
-     [](const M& m) { return fmt::to_string(m.qk_layernorm && m.qk_layernorm_all_heads); }},
-    {"model.query_pre_attn_scalar", [](const M& m) { return fp32_number(query_scalar(m)); }},
-    {"model.attn_logit_softcapping",
-     [](const M& m) { return number(m.attn_logit_softcapping.value_or(0)); }},
-    {"model.final_logit_softcapping",
-     [](const M& m) { return number(m.final_logit_softcapping.value_or(0)); }},
-    {"model.embedding_multiplier", [](const M& m) { return fp32_number(m.embedding_multiplier); }},
-    {"model.residual_multiplier", [](const M& m) { return fp32_number(m.residual_multiplier); }},
-    {"model.logits_scaling", [](const M& m) { return fp32_number(m.logits_scaling); }},
-    {"model.share_embeddings_and_output_weights",
-     [](const M& m) { return fmt::to_string(m.share_embeddings_and_output_weights); }},
-    {"model.window_size",
-     [](const M& m) { return fmt::to_string(any_window(m) ? m.window_size.value_or(0) : 0); }},
-    {"model.window_attn_skip_freq",
-     [](const M& m) { return any_window(m) ? layers_with_window(m) : std::string("unused"); }},
-    {"model.moe.layer_freq", layers_with_experts},
-    {"model.moe", [](const M& m) {
-       const recipe::MoeConfig& e = m.moe;
-       if (!any_experts(m)) return std::string("none");
-       return fmt::format(
-           "{} experts of width {}, {} for a token; shared width {}, gate {}; {}, sum of 1 {}, "
-           "scale {}, groups {} {}, biases {}",
-           e.num_experts, expert_ffn(m), e.router_topk, shared_ffn(m),
-           shared_ffn(m) > 0 && e.shared_expert_gate, word(e.router_score), normalized(m),
-           e.router_topk_scaling_factor, e.num_groups.value_or(1), e.group_topk.value_or(1),
-           e.has_router_bias());
-     }}};
 
 // Returns the model with a value for every key that a family may have. If all layers have experts,
 // the MLP's width is the experts'. Dense layers become a list, and a count of those before the
 // first layer with experts. A shared expert becomes a number of experts.
 Recipe in_terms_of_keys(const Recipe& recipe) {
   Recipe r = recipe;
-  ModelConfig& m = r.model;
-  m.attention_bias = m.qkv_bias() && m.proj_bias();
-  m.add_qkv_bias = m.qkv_bias();
-  m.mlp_bias = m.fc_bias();
-  m.query_pre_attn_scalar = query_scalar(recipe.model);
-  m.attention_multiplier = score_scale(recipe.model);
+  ModelConfig& m = r.model = in_one_form(recipe.model);
+  m.attention_multiplier =
+      recipe.model.attention_multiplier.value_or(1 / std::sqrt(*m.query_pre_attn_scalar));
   if (!m.rotary_base_local) m.rotary_base_local = m.rotary_base;
   if (any_experts(m) && !any_dense(m)) m.ffn_hidden_size = expert_ffn(m);
+  const std::string experts = layers_with_experts(recipe.model);
   m.moe.dense_layers.clear();
   for (int64_t l = 0; l < m.num_layers; ++l)
-    if (!recipe.model.has_experts(l)) m.moe.dense_layers.push_back(l);
-  m.moe.sparse_step = 1;
-  m.moe.first_dense_layers = 0;
-  while (m.moe.first_dense_layers < m.num_layers &&
-         !recipe.model.has_experts(m.moe.first_dense_layers))
-    ++m.moe.first_dense_layers;
-  m.moe.num_groups = m.moe.num_groups.value_or(1);
-  m.moe.group_topk = m.moe.group_topk.value_or(1);
+    if (experts[size_t(l)] == '0') m.moe.dense_layers.push_back(l);
+  m.moe.first_dense_layers = int64_t(std::min(experts.find('1'), experts.size()));
   if (any_experts(recipe.model) && shared_ffn(m) % expert_ffn(m) == 0)
     m.moe.num_shared_experts = shared_ffn(m) / expert_ffn(m);
-  m.moe.norm_topk_prob = normalized(m);
   return r;
 }
 
@@ -248,7 +116,7 @@ json longrope(const recipe::RopeScalingConfig& s, bool phi3) {
 void put_rope(const ModelConfig& m, RopeRule rule, json& config) {
   for (const char* key : {"rope_parameters", "rope_scaling", "original_max_position_embeddings"})
     config.erase(key);
-  if (!rotary(m)) return;
+  if (m.position_embedding != recipe::PositionEmbedding::rope) return;
   const recipe::RopeScalingConfig& s = m.rope_scaling;
   config["rope_scaling"] = nullptr;
   if (s.type == recipe::RopeScalingType::linear)
@@ -271,8 +139,8 @@ void put_rope(const ModelConfig& m, RopeRule rule, json& config) {
 void put_window(const ModelConfig& m, WindowRule kind, json& config) {
   config.erase("layer_types");
   if (kind == WindowRule::none || kind == WindowRule::every_layer) return;
-  const bool window = any_window(m);
   const std::string layers = layers_with_window(m);
+  const bool window = layers.find('1') != std::string::npos;
   const json width = window ? json(*m.window_size) : json(nullptr);
   json types = json::array();
   for (const char layer : layers)
@@ -394,42 +262,28 @@ void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
 
 }  // namespace
 
-std::vector<std::string> model_differences(const ModelConfig& a, const ModelConfig& b) {
-  std::vector<std::string> lines;
-  for (const Fact& fact : kFacts)
-    if (const std::string x = fact.of(a), y = fact.of(b); x != y)
-      lines.push_back(fmt::format("{}: {}, not {}", fact.field, x, y));
-  return lines;
-}
-
 Recipe read_config(const std::filesystem::path& folder,
                    const std::vector<std::string>& ignore_keys) {
   Diagnostics diagnostics;
-  const json model{{"from", folder.string()}, {"init", "random"}, {"ignore_keys", ignore_keys}};
-  const auto recipe = recipe::read_recipe_text(
-      model_source(), fmt::format("model: {}\n", model.dump()), folder.string(), {}, diagnostics);
+  Recipe recipe = read_config_file(folder.string(), diagnostics, ignore_keys);
   if (const std::string errors = errors_of(diagnostics); !errors.empty()) throw UserError(errors);
-  MT_CHECK(recipe, "{}: no model was read, and no error was reported", folder.string());
-  check_sizes(recipe->model, folder / "config.json");
-  return *recipe;
+  check_sizes(recipe.model, folder / "config.json");
+  return recipe;
 }
 
 void check_folder_model(const Recipe& recipe, Diagnostics& diagnostics) {
   if (!recipe.model.from || diagnostics.has_errors()) return;
   const std::filesystem::path folder = *recipe.model.from;
   const ModelConfig theirs = read_config(folder, recipe.model.ignore_keys).model;
-  for (const Fact& fact : kFacts) {
-    const std::string ours = fact.of(recipe.model), its = fact.of(theirs);
-    if (ours != its)
-      diagnostics.add(fact.field,
-                      fmt::format("is {}, but the model of {} has {}", ours,
-                                  (folder / "config.json").string(), its),
-                      "remove it from the recipe: model.from says what the model is");
-  }
+  for (const ModelDifference& d : model_differences(recipe.model, theirs))
+    diagnostics.add(d.setting,
+                    fmt::format("is {}, but the model of {} has {}", d.ours,
+                                (folder / "config.json").string(), d.theirs),
+                    "remove it from the recipe: model.from says what the model is");
 }
 
 std::string write_config(const Recipe& recipe, const ConfigText& text, std::string& model_type) {
-  std::vector<std::string> types{word(recipe.model.architecture)};
+  std::vector<std::string> types{std::string(enum_name(recipe.model.architecture))};
   for (const std::string_view type : model_types())
     if (type != types[0]) types.emplace_back(type);
   std::vector<std::string> fewest;
@@ -445,8 +299,9 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
     if (diagnostics.has_errors())
       lines.push_back(errors_of(diagnostics));
     else
-      lines = model_differences(recipe.model, again.model);
-    const double scalar = query_scalar(recipe.model);
+      for (const ModelDifference& d : model_differences(recipe.model, again.model))
+        lines.push_back(d.text());
+    const double scalar = *in_one_form(recipe.model).query_pre_attn_scalar;
     if (!whole(scalar) &&
         std::ranges::count(config_keys(*family), kQueryScalar, &ConfigKey::field) > 0)
       lines.push_back(fmt::format("{}: {}, not a whole number", kQueryScalar, scalar));
@@ -456,8 +311,12 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
       model_type = type;
       return written;
     }
-    // A family whose reader refuses the model counts as more different than any other.
-    const size_t distance = diagnostics.has_errors() ? std::size(kFacts) : lines.size();
+    // A family whose reader refuses the model counts as more different than any other. One setting
+    // removes all experts, but many describe them, so the way back counts, too.
+    const size_t distance =
+        diagnostics.has_errors()
+            ? std::numeric_limits<size_t>::max()
+            : lines.size() + model_differences(again.model, recipe.model).size();
     for (std::string& line : lines) line = fmt::format("  {}: {}", type, line);
     if (fewest.empty() || distance < least) fewest = lines, least = distance;
   }

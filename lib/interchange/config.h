@@ -28,13 +28,9 @@ struct ConfigText {
 std::string write_config(const recipe::Recipe& recipe, const ConfigText& text,
                          std::string& model_type);
 
-// Returns one line for each fact about the computation in which the two models differ, such as
-// "model.window_size: 128, not 0".
-std::vector<std::string> model_differences(const recipe::ModelConfig& a,
-                                           const recipe::ModelConfig& b);
-
-// Adds an error for each such fact in which a recipe with model.from differs from that folder. If
-// config.json has no key for a field, the field must have the value with which the family computes.
+// Adds an error for each setting in which a recipe with model.from describes a different model from
+// that folder. If config.json has no key for a field, the field must have the value with which the
+// family computes.
 void check_folder_model(const recipe::Recipe& recipe, Diagnostics& diagnostics);
 
 }  // namespace mtrain::interchange

@@ -1,9 +1,7 @@
 #include "interchange/import.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <fmt/core.h>
@@ -11,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/strings.h"
 #include "interchange/side_files.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/manifest.h"
@@ -49,19 +46,6 @@ void write_weights(const HfFolder& folder, const fs::path& path) {
   writer.commit();
 }
 
-// Returns the lines of a printed recipe that belong to these sections.
-std::string sections_of(const std::string& text, std::initializer_list<std::string_view> sections) {
-  std::string part;
-  bool inside = false;
-  for (const std::string& line : split(text, '\n')) {
-    if (line.empty()) continue;
-    if (line[0] != ' ')
-      inside = std::ranges::count(sections, std::string_view(line).substr(0, line.find(':'))) > 0;
-    if (inside) part += line + "\n";
-  }
-  return part;
-}
-
 }  // namespace
 
 // A recipe that trains from these weights sets precision, dropout and parallelism itself. This one
@@ -83,7 +67,7 @@ std::string imported_recipe(const HfFolder& folder, const fs::path& tokenizer) {
   return fmt::format(
       "# Imported from {}. It was trained on no data of mtrain's.\n{}mixed_precision: fp32\n",
       fs::absolute(folder.tensors->path()).string(),
-      sections_of(recipe::print_recipe(r, false), {"model", "dataset", "tokenizer"}));
+      recipe::print_sections(r, {"model", "dataset", "tokenizer"}));
 }
 
 fs::path import_hf(const HfFolder& folder, const fs::path& output) {

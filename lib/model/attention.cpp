@@ -1,6 +1,5 @@
 #include "model/attention.h"
 
-#include <cmath>
 #include <optional>
 
 #include "device/device.h"
@@ -38,39 +37,26 @@ class AttentionSegment : public Segment {
                               a.head_norm != spec::HeadNorm::none),
         keep_norm_(!recompute.cheap && !recompute.norms),
         tensor_(impls.tensor),
-        norm_(params, unit_id(layer), name_, model, model.layer(layer), *tensor_),
+        norm_(params, unit_id(layer), spec::layer_tensors(model, layer), name_, model.norm,
+              *tensor_),
         heads_{.A = tensor_->local_count(a.heads),
                .G = tensor_->local_count(a.kv_heads),
                .D = a.head_dim,
                .window = a.window,
-               .score_scale = float(a.score_scale),
+               .score_scale = a.score_scale,
                .score_cap = float(a.score_cap)} {
     core_ = impls.attention_core ? impls.attention_core(heads_, layer) : local_attention(heads_);
-    const int64_t D = a.head_dim;
-    const auto std = float(model.init_std);
-    qkv_ = tensor_->column_linear(params,
-                                  {.unit = unit_id(layer),
-                                   .name = name_ + ".qkv",
-                                   .I = model.hidden,
-                                   .O = a.qkv_width(),
-                                   .bias = a.qkv_bias,
-                                   .std = std,
-                                   .gemm = LayerGemm::qkv,
-                                   .sections = {{a.heads, D}, {a.kv_heads, D}, {a.kv_heads, D}},
-                                   .quantizer = impls.quantizer_of(layer)});
-    // The initial weights of projections into the residual stream are smaller by sqrt(2 L) (GPT-2).
-    proj_ = tensor_->row_linear(params, {.unit = unit_id(layer),
-                                         .name = name_ + ".proj",
-                                         .I = a.heads * D,
-                                         .O = model.hidden,
-                                         .bias = a.proj_bias,
-                                         .std = std / std::sqrt(2.0f * float(model.layer_count())),
-                                         .gemm = LayerGemm::proj,
-                                         .quantizer = impls.quantizer_of(layer)});
+    const UnitId unit = unit_id(layer);
+    const std::vector<spec::TensorSpec> tensors = spec::layer_tensors(model, layer);
+    const std::shared_ptr<Quantizer> quantizer = impls.quantizer_of(layer);
+    qkv_ =
+        tensor_->column_linear(params, {unit, tensors, name_ + ".qkv", LayerGemm::qkv, quantizer});
+    proj_ =
+        tensor_->row_linear(params, {unit, tensors, name_ + ".proj", LayerGemm::proj, quantizer});
     if (a.head_norm != spec::HeadNorm::none)
-      head_norms_.emplace(params, unit_id(layer), name_, model.norm, a, tensor_, heads_);
-    output_.emplace(params, unit_id(layer), name_, model, model.layer(layer), tensor_, id_);
-    unit_ = params.unit(unit_id(layer));
+      head_norms_.emplace(params, unit, tensors, name_, model.norm, a.head_norm, tensor_, heads_);
+    output_.emplace(params, unit, tensors, name_, model, tensor_, id_);
+    unit_ = params.unit(unit);
   }
 
   SegmentKind kind() const override { return id_.kind; }

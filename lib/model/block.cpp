@@ -12,7 +12,7 @@ Block::Block(ParamStore& params, const spec::ModelSpec& model, int64_t layer, Ro
              const Recompute& recompute, const ModelImpls& impls) {
   const auto add = [&](std::unique_ptr<Segment> s) { segments_.push_back(std::move(s)); };
   const spec::LayerSpec& l = model.layer(layer);
-  const auto& attention = std::get<spec::GroupedAttention>(l.attention);
+  const auto& attention = l.grouped();
   add(attention_segment(params, model, attention, layer, rotary.of(attention.rotary), recompute,
                         impls));
   if (const auto* mlp = std::get_if<spec::DenseMlp>(&l.mlp))

@@ -1,5 +1,7 @@
 #include "model/embedding.h"
 
+#include <utility>
+
 #include "device/device.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -10,29 +12,24 @@ namespace {
 constexpr SegmentId kId{SegmentKind::embedding};
 }
 
-Parameter* add_vocabulary(ParamStore& params, UnitId unit, ParamSpec spec,
-                          const spec::ModelSpec& model, const ModelImpls& impls) {
+ParamSpec vocabulary_part(const spec::TensorSpec& table, const ModelImpls& impls) {
   const TensorParallel& tensor = *impls.tensor;
-  const int64_t rows = impls.padded_vocab > 0 ? impls.padded_vocab : model.vocab;
-  spec.shape = {tensor.local_count(rows), model.hidden};
-  spec.std = float(model.init_std);
-  spec.role = TensorRole::table;
-  spec.rows = model.vocab;
-  spec.shard = {.ranks = tensor.size(),
-                .rank = tensor.rank(),
-                .dim = ShardSpec::Dim::rows,
-                .sections = {{rows, 1}}};
-  return params.add(unit, std::move(spec));
+  const int64_t rows = impls.padded_vocab > 0 ? impls.padded_vocab : table.whole[0];
+  return part_of(table, {.ranks = tensor.size(),
+                         .rank = tensor.rank(),
+                         .dim = ShardSpec::Dim::rows,
+                         .sections = {{rows, 1}}});
 }
 
 Parameter* add_table(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
                      bool copy) {
+  ParamSpec table =
+      vocabulary_part(tensor_of(spec::embedding_tensors(model), "embedding.weight"), impls);
   // The first contribution to a tied table's gradient is the output layer's GEMM. An untied table's
   // gradient only gets the rows that the embedding adds.
-  return add_vocabulary(
-      params, UnitKind::embedding,
-      {.name = "embedding.weight", .shape = {}, .matmul_grad = model.tied_embeddings, .copy = copy},
-      model, impls);
+  table.matmul_grad = model.tied_embeddings;
+  table.copy = copy;
+  return params.add(UnitKind::embedding, std::move(table));
 }
 
 Parameter* token_table(ParamStore& params) {
@@ -42,18 +39,17 @@ Parameter* token_table(ParamStore& params) {
 
 Embedding::Embedding(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
                      bool table_alone)
-    : scale_(float(model.embedding_scale)),
+    : scale_(model.embedding_scale),
       dropout_(float(model.embedding_dropout)),
       tensor_(impls.tensor),
       table_(add_table(params, model, impls, false)) {
-  if (model.learned_positions)
-    positions_ = params.add(table_alone ? UnitKind::positions : UnitKind::embedding,
-                            {.name = "position_embedding.weight",
-                             .shape = {model.max_positions, model.hidden},
-                             .std = float(model.init_std),
-                             .role = TensorRole::table,
-                             .matmul_grad = false,
-                             .shard = tensor_->replicated()});
+  if (!model.learned_positions) return;
+  ParamSpec positions =
+      part_of(tensor_of(spec::embedding_tensors(model), "position_embedding.weight"),
+              tensor_->replicated());
+  positions.matmul_grad = false;
+  positions_ =
+      params.add(table_alone ? UnitKind::positions : UnitKind::embedding, std::move(positions));
 }
 
 std::vector<ParamUnit*> Embedding::units() const {

@@ -6,9 +6,9 @@
 
 namespace mtrain::model {
 
-// Declares a table of the vocabulary's rows, spread over the ranks of tensor parallelism.
-Parameter* add_vocabulary(ParamStore& params, UnitId unit, ParamSpec spec,
-                          const spec::ModelSpec& model, const ModelImpls& impls);
+// Returns this rank's part of a table of the vocabulary's rows, which the ranks of tensor
+// parallelism divide.
+ParamSpec vocabulary_part(const spec::TensorSpec& table, const ModelImpls& impls);
 // Declares the token table, the first parameter of its unit. `copy`: see ParamSpec::copy.
 Parameter* add_table(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
                      bool copy);

@@ -41,20 +41,22 @@ Tensor picked_rows(Stream& stream, const Tensor& x_TH, const std::vector<int64_t
 Head::Head(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
            bool own_table)
     : vocab_(model.vocab),
-      logit_scale_(float(model.logit_scale)),
+      logit_scale_(model.logit_scale),
       logit_cap_(float(model.logit_cap)),
       tensor_(impls.tensor),
       logits_rows_(impls.logits_rows),
       logits_dtype_(impls.logits_dtype),
-      norm_(params, UnitKind::output, "final_norm", model, *tensor_),
+      norm_(params, UnitKind::output, spec::output_tensors(model), "final_norm", model.norm,
+            *tensor_),
       completes_(!model.tied_embeddings || own_table) {
   if (model.tied_embeddings) {
     output_ = own_table ? add_table(params, model, impls, true) : token_table(params);
     MT_CHECK(output_, "embeddings are tied, but this rank has no token table");
     return;
   }
-  output_ = add_vocabulary(params, UnitKind::output, {.name = "output.weight", .shape = {}}, model,
-                           impls);
+  output_ =
+      params.add(UnitKind::output,
+                 vocabulary_part(tensor_of(spec::output_tensors(model), "output.weight"), impls));
 }
 
 void Head::token_losses(Step& step, const Tensor& logits_TV, const Tensor& label_T,

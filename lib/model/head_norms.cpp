@@ -7,34 +7,28 @@
 namespace mtrain::model {
 
 namespace {
-// `heads` counts those of all ranks.
-Parameter* add_weight(ParamStore& params, UnitId unit, const std::string& name,
-                      const spec::NormSpec& norm, const TensorParallel& tensor,
-                      const ops::HeadRange& range, int64_t heads) {
+Parameter* add_weight(ParamStore& params, UnitId unit, const spec::TensorSpec& weight,
+                      const TensorParallel& tensor, const ops::HeadRange& range) {
   // Each rank normalizes its own heads. Where each head has the same weight, its gradient is a sum
   // over ranks, and so it is of heads that several ranks have.
   ShardSpec shard = tensor.replicated();
   shard.partial_grad = true;
-  if (range.as_one) shard.dim = ShardSpec::Dim::rows, shard.sections = {{heads, range.D}};
-  return params.add(unit, {.name = name + ".weight",
-                           .shape = {range.width()},
-                           .init = norm.plus_one ? Init::zeros : Init::ones,
-                           .role = TensorRole::vector,
-                           .matmul_grad = false,
-                           .shard = shard});
+  if (range.as_one) shard.dim = ShardSpec::Dim::rows, shard.sections = sections_of(weight);
+  return params.add(unit, part_of(weight, std::move(shard)));
 }
 }  // namespace
 
-HeadNorms::HeadNorms(ParamStore& params, UnitId unit, const std::string& name,
-                     const spec::NormSpec& norm, const spec::GroupedAttention& attention,
+HeadNorms::HeadNorms(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
+                     const std::string& name, const spec::NormSpec& norm, spec::HeadNorm kind,
                      std::shared_ptr<TensorParallel> tensor, const HeadConfig& heads)
     : tensor_(std::move(tensor)),
-      q_{0, heads.A, heads.D, attention.head_norm == spec::HeadNorm::all_heads},
+      q_{0, heads.A, heads.D, kind == spec::HeadNorm::all_heads},
       k_{heads.A, heads.G, heads.D, q_.as_one},
       eps_(float(norm.eps)),
       plus_one_(norm.plus_one),
-      q_norm_(add_weight(params, unit, name + ".q_norm", norm, *tensor_, q_, attention.heads)),
-      k_norm_(add_weight(params, unit, name + ".k_norm", norm, *tensor_, k_, attention.kv_heads)) {}
+      q_norm_(add_weight(params, unit, tensor_of(tensors, name + ".q_norm.weight"), *tensor_, q_)),
+      k_norm_(add_weight(params, unit, tensor_of(tensors, name + ".k_norm.weight"), *tensor_, k_)) {
+}
 
 ops::NormWeights HeadNorms::weights(const Parameter& p) const {
   return {NormKind::rms, p.value, {}, eps_, plus_one_};

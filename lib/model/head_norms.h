@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "model/attention_core.h"
 #include "model/param/parameters.h"
@@ -18,10 +19,11 @@ class HeadNorms {
     Tensor rstd_q, rstd_k;
   };
 
-  // Declares the norms' parameters in `unit`. `heads` are those of this rank.
-  HeadNorms(ParamStore& params, UnitId unit, const std::string& name, const spec::NormSpec& norm,
-            const spec::GroupedAttention& attention, std::shared_ptr<TensorParallel> tensor,
-            const HeadConfig& heads);
+  // Declares the norms' parameters in `unit`: `name`.q_norm and `name`.k_norm in `tensors`. `heads`
+  // are those of this rank.
+  HeadNorms(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
+            const std::string& name, const spec::NormSpec& norm, spec::HeadNorm kind,
+            std::shared_ptr<TensorParallel> tensor, const HeadConfig& heads);
   // Returns a copy of raw_TN with normalized queries and keys.
   Tensor forward(Step& step, const Tensor& raw_TN, Statistics& statistics) const;
   // Overwrites the gradient of forward()'s result with that of raw_TN. If dqkv_TN has memory for

@@ -21,21 +21,6 @@ constexpr GemmTable<const char*> kNames{{{
     {"matmul_fc2_fwd", "matmul_fc2_dgrad", "matmul_fc2_wgrad"},
 }}};
 
-// Returns the shape of a rank's part of a tensor without padding.
-Shape part_of(Shape whole, const ShardSpec& shard) {
-  if (shard.dim == ShardSpec::Dim::columns) whole[1] = exact_div(whole[1], int64_t(shard.ranks));
-  if (shard.dim != ShardSpec::Dim::rows) return whole;
-  whole[0] = 0;
-  for (const ShardSpec::Section& s : shard.sections) whole[0] += s.rows_here(shard.ranks);
-  return whole;
-}
-
-std::vector<int64_t> rows_of_sections(const LinearSpec& spec) {
-  std::vector<int64_t> rows;
-  for (const ShardSpec::Section& s : spec.sections) rows.push_back(s.units * s.width);
-  return rows;
-}
-
 class PlainLinear : public Linear {
  public:
   PlainLinear(ParamStore& params, const LinearSpec& spec) : gemms_(params, spec) {}
@@ -66,22 +51,22 @@ class PlainLinear : public Linear {
 
 }  // namespace
 
+LinearSpec::LinearSpec(UnitId u, const std::vector<spec::TensorSpec>& tensors,
+                       const std::string& linear, LayerGemm g, std::shared_ptr<Quantizer> q)
+    : unit(u),
+      name(linear),
+      weight(tensor_of(tensors, name + ".weight")),
+      gemm(g),
+      quantizer(std::move(q)) {
+  if (const spec::TensorSpec* b = find_tensor(tensors, name + ".bias")) bias = *b;
+}
+
 LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const ShardSpec& weight,
                          const ShardSpec& bias)
     : gemm_(s.gemm) {
-  weight_ = params.add(s.unit, {.name = s.name + ".weight",
-                                .shape = part_of({s.O, s.I}, weight),
-                                .std = s.std,
-                                .stacked = rows_of_sections(s),
-                                .shard = weight});
+  weight_ = params.add(s.unit, part_of(s.weight, weight));
   quantizer_.emplace(s.quantizer, s.name, *weight_);
-  if (s.bias)
-    bias_ = params.add(s.unit, {.name = s.name + ".bias",
-                                .shape = part_of({s.O}, bias),
-                                .init = Init::zeros,
-                                .role = TensorRole::vector,
-                                .matmul_grad = false,
-                                .shard = bias});
+  if (s.bias) bias_ = params.add(s.unit, part_of(*s.bias, bias));
 }
 
 const char* LinearGemms::name(Pass pass) const { return kNames.at(gemm_, pass); }

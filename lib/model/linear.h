@@ -88,15 +88,16 @@ class Linear {
 };
 
 struct LinearSpec {
+  // `tensors` lists the linear's parameters, `name`.weight (O, I) and optionally `name`.bias (O).
+  LinearSpec(UnitId unit, const std::vector<spec::TensorSpec>& tensors, const std::string& name,
+             LayerGemm gemm, std::shared_ptr<Quantizer> quantizer);
+
   UnitId unit;
-  std::string name;  // the parameters are `name`.weight (O, I) and `name`.bias (O)
-  int64_t I, O;      // extents of the whole weight, over all ranks
-  bool bias;
-  float std;       // standard deviation of the initial weight
+  std::string name;
+  spec::TensorSpec weight;
+  std::optional<spec::TensorSpec> bias;
   LayerGemm gemm;  // which of a layer's linears it is; names its GEMMs in profiles and traces
-  // How the O rows may be split over ranks; empty: anywhere.
-  std::vector<ShardSpec::Section> sections = {};
-  std::shared_ptr<Quantizer> quantizer = {};  // not null: its GEMMs are quantized
+  std::shared_ptr<Quantizer> quantizer;  // not null: its GEMMs are quantized
 };
 
 // A rank's part of a linear's parameters, and the GEMMs with them. I and O are the extents of that

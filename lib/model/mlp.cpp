@@ -1,6 +1,5 @@
 #include "model/mlp.h"
 
-#include <cmath>
 #include <optional>
 
 #include "device/device.h"
@@ -33,30 +32,16 @@ class MlpSegment : public Segment {
         id_{SegmentKind::mlp, layer},
         name_(segment_name(id_)),
         tensor_(impls.tensor),
-        norm_(params, {UnitKind::layer, layer}, name_, model, model.layer(layer), *tensor_) {
+        norm_(params, {UnitKind::layer, layer}, spec::layer_tensors(model, layer), name_,
+              model.norm, *tensor_) {
     const UnitId unit{UnitKind::layer, layer};
-    const int64_t F = mlp.ffn;
-    const auto std = float(model.init_std);
-    std::vector<ShardSpec::Section> sections{{F, 1}};
-    if (mlp.gated()) sections.push_back({F, 1});  // gate | up
-    up_ = tensor_->column_linear(params, {.unit = unit,
-                                          .name = name_ + (mlp.gated() ? ".gate_up" : ".up"),
-                                          .I = model.hidden,
-                                          .O = (mlp.gated() ? 2 : 1) * F,
-                                          .bias = mlp.bias,
-                                          .std = std,
-                                          .gemm = LayerGemm::fc1,
-                                          .sections = sections,
-                                          .quantizer = impls.quantizer_of(layer)});
-    down_ = tensor_->row_linear(params, {.unit = unit,
-                                         .name = name_ + ".down",
-                                         .I = F,
-                                         .O = model.hidden,
-                                         .bias = mlp.bias,
-                                         .std = std / std::sqrt(2.0f * float(model.layer_count())),
-                                         .gemm = LayerGemm::fc2,
-                                         .quantizer = impls.quantizer_of(layer)});
-    output_.emplace(params, unit, name_, model, model.layer(layer), tensor_, id_);
+    const std::vector<spec::TensorSpec> tensors = spec::layer_tensors(model, layer);
+    const std::shared_ptr<Quantizer> quantizer = impls.quantizer_of(layer);
+    const std::string up = name_ + (mlp.gated() ? ".gate_up" : ".up");
+    up_ = tensor_->column_linear(params, {unit, tensors, up, LayerGemm::fc1, quantizer});
+    down_ =
+        tensor_->row_linear(params, {unit, tensors, name_ + ".down", LayerGemm::fc2, quantizer});
+    output_.emplace(params, unit, tensors, name_, model, tensor_, id_);
     unit_ = params.unit(unit);
   }
 

@@ -7,22 +7,12 @@ Tensor materialize(Step& step, const Hidden& h) {
   return h.delta_TH ? ops::add(step.compute, h.x_TH, h.delta_TH) : h.x_TH;
 }
 
-Norm::Norm(ParamStore& params, UnitId unit, const std::string& name, const spec::ModelSpec& model,
-           const TensorParallel& tensor)
-    : kind_(model.norm.kind), eps_(float(model.norm.eps)), plus_one_(model.norm.plus_one) {
-  weight_ = params.add(unit, {.name = name + ".weight",
-                              .shape = {model.hidden},
-                              .init = plus_one_ ? Init::zeros : Init::ones,
-                              .role = TensorRole::vector,
-                              .matmul_grad = false,
-                              .shard = tensor.replicated()});
-  if (model.norm.bias)
-    bias_ = params.add(unit, {.name = name + ".bias",
-                              .shape = {model.hidden},
-                              .init = Init::zeros,
-                              .role = TensorRole::vector,
-                              .matmul_grad = false,
-                              .shard = tensor.replicated()});
+Norm::Norm(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
+           const std::string& name, const spec::NormSpec& norm, const TensorParallel& tensor)
+    : kind_(norm.kind), eps_(float(norm.eps)), plus_one_(norm.plus_one) {
+  weight_ = params.add(unit, part_of(tensor_of(tensors, name + ".weight"), tensor.replicated()));
+  if (norm.bias)
+    bias_ = params.add(unit, part_of(tensor_of(tensors, name + ".bias"), tensor.replicated()));
 }
 
 ops::NormWeights Norm::weights() const {

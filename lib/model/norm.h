@@ -1,6 +1,7 @@
 // The residual stream, and the RMS or layer norm that reads it.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "model/param/parameters.h"
 #include "model/step.h"
@@ -22,9 +23,9 @@ Tensor materialize(Step& step, const Hidden& h);
 
 class Norm {
  public:
-  // Declares the norm's parameters in `unit`.
-  Norm(ParamStore& params, UnitId unit, const std::string& name, const spec::ModelSpec& model,
-       const TensorParallel& tensor);
+  // Declares the norm's parameters in `unit`: those of `name` in `tensors`.
+  Norm(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
+       const std::string& name, const spec::NormSpec& norm, const TensorParallel& tensor);
   // `to` is the destination of the linear that reads the result.
   ops::NormResult forward(Step& step, const Hidden& h, const ops::Destination& to = {}) const;
   // Returns dL/d(norm's input) + dresidual_TH (optional), which one pass computes.

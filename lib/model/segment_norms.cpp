@@ -6,10 +6,11 @@
 
 namespace mtrain::model {
 
-InputNorm::InputNorm(ParamStore& params, UnitId unit, const std::string& name,
-                     const spec::ModelSpec& model, const spec::LayerSpec& layer,
+InputNorm::InputNorm(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
+                     const std::string& name, const spec::NormSpec& norm,
                      const TensorParallel& tensor) {
-  if (layer.input_norms) norm_.emplace(params, unit, name + ".norm", model, tensor);
+  if (find_tensor(tensors, name + ".norm.weight"))
+    norm_.emplace(params, unit, tensors, name + ".norm", norm, tensor);
 }
 
 ops::NormResult InputNorm::forward(Step& step, const Hidden& h, const ops::Destination& to) const {
@@ -25,14 +26,16 @@ ops::Written InputNorm::backward(Step& step, const ops::NormResult& forward, con
   return dy_TH;
 }
 
-SegmentOutput::SegmentOutput(ParamStore& params, UnitId unit, const std::string& name,
-                             const spec::ModelSpec& model, const spec::LayerSpec& layer,
-                             std::shared_ptr<TensorParallel> tensor, const SegmentId& segment)
+SegmentOutput::SegmentOutput(ParamStore& params, UnitId unit,
+                             const std::vector<spec::TensorSpec>& tensors, const std::string& name,
+                             const spec::ModelSpec& model, std::shared_ptr<TensorParallel> tensor,
+                             const SegmentId& segment)
     : tensor_(std::move(tensor)),
       segment_(segment),
-      scale_(float(model.residual_scale)),
+      scale_(model.residual_scale),
       dropout_(float(model.hidden_dropout)) {
-  if (layer.output_norms) norm_.emplace(params, unit, name + ".out_norm", model, *tensor_);
+  if (find_tensor(tensors, name + ".out_norm.weight"))
+    norm_.emplace(params, unit, tensors, name + ".out_norm", model.norm, *tensor_);
 }
 
 Tensor SegmentOutput::forward(Step& step, const Tensor& out_TH, ops::NormResult& kept) const {

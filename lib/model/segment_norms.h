@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model/flow.h"
 #include "model/linear.h"
@@ -15,9 +16,9 @@ namespace mtrain::model {
 // Without a norm, the segment reads the residual stream itself.
 class InputNorm {
  public:
-  // Declares the norm's parameters in `unit`.
-  InputNorm(ParamStore& params, UnitId unit, const std::string& name, const spec::ModelSpec& model,
-            const spec::LayerSpec& layer, const TensorParallel& tensor);
+  // Declares the norm's parameters in `unit`: those of `name`.norm in `tensors`, if it has any.
+  InputNorm(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
+            const std::string& name, const spec::NormSpec& norm, const TensorParallel& tensor);
   // `to` is the destination of the linear that reads the result. Without a norm, nothing is done
   // for it, and sum_TH and y_TH of the result are the same tensor.
   ops::NormResult forward(Step& step, const Hidden& h, const ops::Destination& to = {}) const;
@@ -32,9 +33,10 @@ class InputNorm {
 
 class SegmentOutput {
  public:
-  // Declares the norm's parameters in `unit`. `segment` is the key of the dropout.
-  SegmentOutput(ParamStore& params, UnitId unit, const std::string& name,
-                const spec::ModelSpec& model, const spec::LayerSpec& layer,
+  // Declares the norm's parameters in `unit`: those of `name`.out_norm in `tensors`, if it has any.
+  // `segment` is the key of the dropout.
+  SegmentOutput(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
+                const std::string& name, const spec::ModelSpec& model,
                 std::shared_ptr<TensorParallel> tensor, const SegmentId& segment);
   // Returns what is added to the residual stream; it may overwrite out_TH. `kept` gets what
   // backward() needs, without the norm's output. It stays empty without a norm.

@@ -7,14 +7,13 @@ namespace mtrain::optim {
 
 namespace {
 // Returns the remaining fraction of lr - min_lr after the fraction `share` in [0, 1] of the decay.
-double left_after(plan::LrScheduleOptions::Decay decay, double share) {
-  using Decay = plan::LrScheduleOptions::Decay;
+double left_after(LrDecay decay, double share) {
   switch (decay) {
-    case Decay::constant: return 1;
-    case Decay::linear: return 1 - share;
-    case Decay::cosine: return 0.5 * (1 + std::cos(std::numbers::pi * share));
-    case Decay::exponential: return 2 * std::pow(0.5, share) - 1;
-    case Decay::minus_sqrt: return 1 - std::sqrt(share);
+    case LrDecay::constant: return 1;
+    case LrDecay::linear: return 1 - share;
+    case LrDecay::cosine: return 0.5 * (1 + std::cos(std::numbers::pi * share));
+    case LrDecay::exponential: return 2 * std::pow(0.5, share) - 1;
+    case LrDecay::minus_sqrt: return 1 - std::sqrt(share);
   }
   return 0;
 }
@@ -22,7 +21,7 @@ double left_after(plan::LrScheduleOptions::Decay decay, double share) {
 
 float LrSchedule::at(int64_t step) const {
   if (step <= o_.warmup_steps) return float(o_.lr * double(step) / double(o_.warmup_steps));
-  if (o_.decay == plan::LrScheduleOptions::Decay::constant) return float(o_.lr);
+  if (o_.decay == LrDecay::constant) return float(o_.lr);
   if (step >= o_.decay_end) return float(o_.min_lr);
   if (step <= o_.decay_begin) return float(o_.lr);
   const double share = double(step - o_.decay_begin) / double(o_.decay_end - o_.decay_begin);

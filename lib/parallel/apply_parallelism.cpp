@@ -10,9 +10,7 @@ namespace mtrain::parallel {
 namespace {
 
 // Returns the key-value heads of a layer. All layers have the same number.
-int64_t kv_heads(const spec::ModelSpec& model) {
-  return std::get<spec::GroupedAttention>(model.layer(0).attention).kv_heads;
-}
+int64_t kv_heads(const spec::ModelSpec& model) { return model.layer(0).grouped().kv_heads; }
 
 // `all` are the ranks of tp, `kv` the key-value heads of the model.
 TensorGroups tensor_groups(comm::World& world, Device& device, Group all, int64_t kv) {
@@ -178,7 +176,7 @@ model::ModelImpls share_layers(comm::World& world, Device& device, const spec::M
                       "start as many ranks as divide the model's heads and widths, or one");
   };
   for (const spec::LayerSpec& layer : model.layers) {
-    const auto& a = std::get<spec::GroupedAttention>(layer.attention);
+    const auto& a = layer.grouped();
     require(a.heads % P == 0, "attention heads", a.heads);
     require(a.kv_heads % P == 0 || P % a.kv_heads == 0, "key-value heads", a.kv_heads);
     if (const auto* mlp = std::get_if<spec::DenseMlp>(&layer.mlp))

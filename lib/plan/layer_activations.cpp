@@ -20,7 +20,7 @@ LayerActivations::LayerActivations(const RunPlan& plan, const RankLayers& layers
       recompute_(plan.recompute),
       l_(plan.layout),
       layer_(plan.model.layer(0)),
-      attention_(std::get<spec::GroupedAttention>(layer_.attention)),
+      attention_(layer_.grouped()),
       mlp_(value_or_empty(plan.model.dense_mlp())),
       experts_(value_or_empty(plan.model.experts())),
       layers_(layers),

@@ -40,7 +40,7 @@ class Estimator {
   // The rank's experts have `load` times as many rows as the mean over the ranks of ep.
   Estimator(const RunPlan& plan, int64_t pp_rank, double load)
       : plan_(plan),
-        attention_(std::get<spec::GroupedAttention>(plan.model.layer(0).attention)),
+        attention_(plan.model.layer(0).grouped()),
         l_(plan.layout),
         dp_(plan.data_parallel),
         padded_vocab_(padded_vocab(plan.model.vocab, l_.tp)),

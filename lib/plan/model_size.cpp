@@ -76,7 +76,7 @@ TokenCost token_cost(const spec::ModelSpec& m) {
   const ModelParameters p = count_parameters(m, m.vocab);
   TokenCost cost{.matmul_flops = 6.0 * (p.active() - p.looked_up())};
   for (const spec::LayerSpec& layer : m.layers) {
-    const auto& a = std::get<spec::GroupedAttention>(layer.attention);
+    const auto& a = layer.grouped();
     (a.window > 0 ? cost.window_flops_per_position : cost.attention_flops_per_position) +=
         12.0 * Count(a.heads) * Count(a.head_dim);
     cost.window = std::max(cost.window, a.window);

@@ -73,7 +73,7 @@ schedule::PartCost calls(const RunPlan& plan) {
 double positions_seen(const spec::ModelSpec& m, double S) {
   double sum = 0;
   for (const spec::LayerSpec& layer : m.layers) {
-    const int64_t window = std::get<spec::GroupedAttention>(layer.attention).window;
+    const int64_t window = layer.grouped().window;
     const double w = window > 0 ? std::min(S, double(window)) : S;
     sum += w - w * w / (2 * S);
   }
@@ -87,7 +87,7 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   const spec::ModelSpec& m = plan.model;
   MT_CHECK(m.experts(), "costs of a pass without experts");
   const spec::Experts& e = *m.experts();
-  const auto& a = std::get<spec::GroupedAttention>(m.layer(0).attention);
+  const auto& a = m.layer(0).grouped();
   const Rates rate = rates(r, plan);
   const auto tp = double(l.tp), H = double(m.hidden);
   // Tokens of a micro-batch. Under tensor parallelism the tp ranks share the work on each token.

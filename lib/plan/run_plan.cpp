@@ -48,22 +48,13 @@ DType reduce_dtype(const Recipe& r) {
   return own == DType::f32 ? DType::bf16 : own;
 }
 
-DType element_type(recipe::ElementType type) {
-  switch (type) {
-    case recipe::ElementType::fp32: return DType::f32;
-    case recipe::ElementType::bf16: return DType::bf16;
-    case recipe::ElementType::fp16: return DType::f16;
-  }
-  throw BugError("an element type");
-}
-
 // Messages have the type that the recipe gives for the pipeline. Otherwise they have that of
 // FSDP2's outputs, or else that of the weights.
 DType message_dtype(const Recipe& r) {
   const auto& own = r.distributed.pipeline.dtype;
   const auto& outputs = r.distributed.mp_policy.output_dtype;
-  return own       ? element_type(*own)
-         : outputs ? element_type(*outputs)
+  return own       ? element_dtype(*own)
+         : outputs ? element_dtype(*outputs)
                    : compute_dtype(r.mixed_precision);
 }
 
@@ -72,7 +63,7 @@ DType message_dtype(const Recipe& r) {
 std::optional<DType> logits_dtype(const Recipe& r) {
   const auto& outputs = r.distributed.mp_policy.output_dtype;
   if (!outputs || *outputs == recipe::ElementType::fp32) return std::nullopt;
-  const DType dtype = element_type(*outputs);
+  const DType dtype = element_dtype(*outputs);
   return dtype == compute_dtype(r.mixed_precision) ? std::nullopt : std::optional(dtype);
 }
 

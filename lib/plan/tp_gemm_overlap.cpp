@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "plan/recipe_schedule.h"
+#include "recipe/model_spec.h"
 #include "recipe/recipe.h"
 
 namespace mtrain::plan {
@@ -145,9 +146,7 @@ bool splits_backward(const Recipe& r, const Layout& l) {
 // have their own GEMMs, without chunks of rows.
 bool has_mlp(const Recipe& r) {
   if (r.model.moe.num_experts == 0 || r.model.moe.shared_expert_ffn_hidden_size) return true;
-  for (int64_t layer = 0; layer < r.model.num_layers; ++layer)
-    if (!r.model.has_experts(layer)) return true;
-  return false;
+  return recipe::model_spec(r.model).dense_mlp();
 }
 
 // Names the layers in which no weight gradient hides the scatter, because their weight gradients

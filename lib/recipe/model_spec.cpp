@@ -1,6 +1,8 @@
 #include "recipe/model_spec.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "base/error.h"
 #include "recipe/schema/model.h"
@@ -9,27 +11,71 @@ namespace mtrain::recipe {
 
 namespace {
 
+// Return whether a layer, counted from 0, has experts, rotary positions, or the window. The rules
+// refuse a frequency of 0 for experts, and lists with neither 1 item nor one per layer.
+bool has_experts(const MoeConfig& moe, int64_t layer) {
+  if (moe.num_experts == 0 || layer < moe.first_dense_layers) return false;
+  if (std::ranges::count(moe.dense_layers, layer) > 0) return false;
+  if (moe.sparse_step && (layer + 1) % *moe.sparse_step != 0) return false;
+  const std::vector<int64_t>& freq = moe.layer_freq;
+  if (freq.size() == 1) return layer % std::max<int64_t>(1, freq[0]) == 0;
+  return layer < int64_t(freq.size()) && freq[size_t(layer)] != 0;
+}
+
+// Whether a layer is one of those that a frequency n selects: n - 1, 2 n - 1, ...
+bool every_nth(int64_t n, int64_t layer) { return n > 0 && (layer + 1) % n == 0; }
+
+bool has_rope(const ModelConfig& m, int64_t layer) {
+  if (m.position_embedding != PositionEmbedding::rope) return false;
+  if (m.no_rope_freq.size() == 1) return !every_nth(m.no_rope_freq[0], layer);
+  return layer >= int64_t(m.no_rope_freq.size()) || m.no_rope_freq[size_t(layer)] == 0;
+}
+
+bool has_window(const ModelConfig& m, int64_t layer) {
+  if (!m.window_size) return false;
+  const std::vector<int64_t>& skips = m.window_attn_skip_freq;
+  if (skips.size() == 1) return !every_nth(skips[0], layer);
+  return layer >= int64_t(skips.size()) || skips[size_t(layer)] != 0;
+}
+
+// Returns the settings that this type of scaling has.
 spec::RopeScaling rope_scaling(const ModelConfig& m, int64_t sample_length) {
   const RopeScalingConfig& s = m.rope_scaling;
   const int64_t original = s.original_max_position_embeddings;
-  const bool longrope = s.type == RopeScalingType::longrope;
-  return {.type = s.type,
-          .factor = s.factor,
-          .low_freq_factor = s.low_freq_factor,
-          .high_freq_factor = s.high_freq_factor,
-          .original_positions = original,
-          .beta_fast = s.beta_fast,
-          .beta_slow = s.beta_slow,
-          .truncate = s.truncate,
-          .attention_factor = s.attention_scale(m.max_position_embeddings.value_or(sample_length)),
-          .lane_factors = longrope ? s.lane_factors(sample_length) : std::vector<double>(),
-          .most_positions = longrope && sample_length <= original ? original : 0};
+  const auto attention_factor = [&] {
+    return s.attention_scale(m.max_position_embeddings.value_or(sample_length));
+  };
+  switch (s.type) {
+    case RopeScalingType::none: return {};
+    case RopeScalingType::linear: return {.type = s.type, .factor = s.factor};
+    case RopeScalingType::llama3:
+      return {.type = s.type,
+              .factor = s.factor,
+              .low_freq_factor = s.low_freq_factor,
+              .high_freq_factor = s.high_freq_factor,
+              .original_positions = original};
+    case RopeScalingType::yarn:
+      return {.type = s.type,
+              .factor = s.factor,
+              .original_positions = original,
+              .beta_fast = s.beta_fast,
+              .beta_slow = s.beta_slow,
+              .truncate = s.truncate,
+              .attention_factor = attention_factor()};
+    case RopeScalingType::longrope:
+      return {.type = s.type,
+              .original_positions = original,
+              .attention_factor = attention_factor(),
+              .lane_factors = s.lane_factors(sample_length),
+              .most_positions = sample_length <= original ? original : 0};
+  }
+  throw BugError("a type of scaled positions");
 }
 
 // Layers with a window may have a different rotary base, without scaling (Gemma 3).
 spec::Rotary rotary(const ModelConfig& m, int64_t layer, int64_t sample_length) {
-  if (!m.has_rope(layer)) return {};
-  if (m.has_window(layer) && m.rotary_base_local.value_or(0) > 0)
+  if (!has_rope(m, layer)) return {};
+  if (has_window(m, layer) && m.rotary_base_local.value_or(0) > 0)
     return {.dims = m.rotary_dim(), .base = *m.rotary_base_local};
   return {.dims = m.rotary_dim(), .base = m.rotary_base, .scaling = rope_scaling(m, sample_length)};
 }
@@ -39,41 +85,22 @@ spec::HeadNorm head_norm(const ModelConfig& m) {
   return m.qk_layernorm_all_heads ? spec::HeadNorm::all_heads : spec::HeadNorm::each_head;
 }
 
-double score_scale(const ModelConfig& m) {
-  if (m.attention_multiplier) return *m.attention_multiplier;
-  return m.query_pre_attn_scalar ? 1 / std::sqrt(*m.query_pre_attn_scalar) : 0;
+float score_scale(const ModelConfig& m) {
+  if (m.attention_multiplier) return float(*m.attention_multiplier);
+  return m.query_pre_attn_scalar ? float(1 / std::sqrt(*m.query_pre_attn_scalar)) : 0;
 }
 
 spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sample_length) {
   return {.heads = m.num_attention_heads,
           .kv_heads = m.kv_heads(),
           .head_dim = m.head_dim(),
-          .window = m.has_window(layer) ? *m.window_size : 0,
+          .window = has_window(m, layer) ? *m.window_size : 0,
           .rotary = rotary(m, layer, sample_length),
           .head_norm = head_norm(m),
           .score_scale = score_scale(m),
           .score_cap = m.attn_logit_softcapping.value_or(0),
           .qkv_bias = m.qkv_bias(),
           .proj_bias = m.proj_bias()};
-}
-
-spec::Activation activation(Activation a) {
-  switch (a) {
-    case Activation::swiglu: return spec::Activation::swiglu;
-    case Activation::geglu: return spec::Activation::geglu;
-    case Activation::gelu: return spec::Activation::gelu;
-    case Activation::gelu_tanh: return spec::Activation::gelu_tanh;
-  }
-  throw BugError("an activation");
-}
-
-DType logits_dtype(ElementType type) {
-  switch (type) {
-    case ElementType::fp32: return DType::f32;
-    case ElementType::bf16: return DType::bf16;
-    case ElementType::fp16: return DType::f16;
-  }
-  throw BugError("an element type");
 }
 
 // Returns the sum of the coefficients of one kind of balance loss. A single coefficient applies to
@@ -98,14 +125,15 @@ RouterForm router_form(const MoeConfig& moe) {
 
 spec::Experts experts(const ModelConfig& m) {
   const MoeConfig& moe = m.moe;
+  const int64_t shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0);
   return {.count = moe.num_experts,
           .per_token = moe.router_topk,
           .ffn = moe.ffn_hidden_size.value_or(m.ffn_size()),
-          .shared_ffn = moe.shared_expert_ffn_hidden_size.value_or(0),
-          .shared_gate = moe.shared_expert_gate,
-          .activation = activation(m.activation),
+          .shared_ffn = shared_ffn,
+          .shared_gate = moe.shared_expert_gate && shared_ffn > 0,
+          .activation = m.activation,
           .form = router_form(moe),
-          .logits = logits_dtype(moe.router_dtype),
+          .logits = element_dtype(moe.router_dtype),
           .loss_coeffs = {.batch = float(balance_coeff(moe, LoadBalancing::aux_loss)),
                           .sample = float(balance_coeff(moe, LoadBalancing::seq_aux_loss)),
                           .global = float(balance_coeff(moe, LoadBalancing::global_aux_loss)),
@@ -119,20 +147,19 @@ spec::Experts experts(const ModelConfig& m) {
 }  // namespace
 
 spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_length) {
-  const bool layer_norm = m.normalization == Normalization::layernorm;
   spec::ModelSpec s{.hidden = m.hidden_size,
                     .vocab = vocab,
                     .max_positions = m.max_position_embeddings.value_or(sample_length),
                     .learned_positions = m.position_embedding == PositionEmbedding::learned,
-                    .norm = {.kind = layer_norm ? NormKind::layer : NormKind::rms,
+                    .norm = {.kind = m.normalization,
                              .eps = m.norm_epsilon,
                              .plus_one = m.layernorm_zero_centered_gamma,
-                             .bias = layer_norm && m.fc_bias()},
+                             .bias = m.normalization == NormKind::layer && m.fc_bias()},
                     .layers = {},
                     .tied_embeddings = m.share_embeddings_and_output_weights,
-                    .embedding_scale = m.embedding_multiplier,
-                    .residual_scale = m.residual_multiplier,
-                    .logit_scale = 1 / m.logits_scaling,
+                    .embedding_scale = float(m.embedding_multiplier),
+                    .residual_scale = float(m.residual_multiplier),
+                    .logit_scale = float(1 / m.logits_scaling),
                     .logit_cap = m.final_logit_softcapping.value_or(0),
                     .hidden_dropout = m.hidden_dropout,
                     .embedding_dropout = m.embedding_dropout,
@@ -141,11 +168,11 @@ spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_l
     spec::LayerSpec layer{.input_norms = m.norm_placement != NormPlacement::post,
                           .output_norms = m.norm_placement != NormPlacement::pre,
                           .attention = attention(m, i, sample_length)};
-    if (m.has_experts(i))
+    if (has_experts(m.moe, i))
       layer.mlp = experts(m);
     else
-      layer.mlp = spec::DenseMlp{
-          .ffn = m.ffn_size(), .activation = activation(m.activation), .bias = m.fc_bias()};
+      layer.mlp =
+          spec::DenseMlp{.ffn = m.ffn_size(), .activation = m.activation, .bias = m.fc_bias()};
     s.layers.push_back(std::move(layer));
   }
   return s;

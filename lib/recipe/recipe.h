@@ -1,10 +1,12 @@
 // A Recipe holds every setting of a run. Each section is a plain struct in a header of its own
 // (recipe/schema/).
 #pragma once
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -124,6 +126,8 @@ void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics);
 // Returns YAML that loads to the same recipe. It has train.steps instead of train.epochs once the
 // steps are known. With `origins`, each line names the origin of its value.
 std::string print_recipe(const Recipe& recipe, bool origins = true);
+// Returns such YAML of these top-level sections alone, without origins.
+std::string print_sections(const Recipe& recipe, std::initializer_list<std::string_view> sections);
 
 }  // namespace mtrain::recipe
 

@@ -63,7 +63,7 @@ int64_t StoredModel::context() const {
   int64_t context = std::max(saved.sample_length, saved.model.max_positions);
   // LongRoPE's factors were chosen for the sequence length; longer texts may need different ones.
   for (const spec::LayerSpec& layer : saved.model.layers) {
-    const auto& attention = std::get<spec::GroupedAttention>(layer.attention);
+    const auto& attention = layer.grouped();
     const int64_t most = attention.rotary.scaling.most_positions;
     if (most > 0) context = std::min(context, most);
   }

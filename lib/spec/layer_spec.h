@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/router_form.h"
+#include "spec/activation.h"
 #include "spec/rope_scaling.h"
 
 namespace mtrain::spec {
@@ -29,17 +30,13 @@ struct GroupedAttention {
   int64_t window = 0;  // positions that a query sees, its own included; 0: all up to its own
   Rotary rotary = {};
   HeadNorm head_norm = HeadNorm::none;
-  double score_scale = 0;  // multiplies q k^T; 0: 1 / sqrt(head_dim)
-  double score_cap = 0;    // c > 0: scores s become c tanh(s / c); 0: no cap
+  float score_scale = 0;  // multiplies q k^T; 0: 1 / sqrt(head_dim)
+  double score_cap = 0;   // c > 0: scores s become c tanh(s / c); 0: no cap
   bool qkv_bias = false, proj_bias = false;
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   bool operator==(const GroupedAttention&) const = default;
 };
-
-// The first two have a gate: silu(gate) * up, and gelu(gate) * up with the tanh form of gelu.
-enum class Activation { swiglu, geglu, gelu, gelu_tanh };
-constexpr bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 struct DenseMlp {
   int64_t ffn = 0;
@@ -80,6 +77,7 @@ struct LayerSpec {
   std::variant<GroupedAttention> attention = {};
   std::variant<DenseMlp, Experts> mlp = {};
 
+  const GroupedAttention& grouped() const { return std::get<GroupedAttention>(attention); }
   const Experts* experts() const { return std::get_if<Experts>(&mlp); }  // null: a dense layer
   bool operator==(const LayerSpec&) const = default;
 };

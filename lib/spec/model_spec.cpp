@@ -22,4 +22,15 @@ const DenseMlp* ModelSpec::dense_mlp() const {
   return nullptr;
 }
 
+ModelSpec without_training(ModelSpec m) {
+  m.hidden_dropout = m.embedding_dropout = m.init_std = 0;
+  for (LayerSpec& layer : m.layers)
+    if (auto* e = std::get_if<Experts>(&layer.mlp)) {
+      const Experts none;
+      e->logits = none.logits, e->loss_coeffs = none.loss_coeffs, e->bias_rate = none.bias_rate;
+      e->capacity_factor = none.capacity_factor, e->drops_lightest = none.drops_lightest;
+    }
+  return m;
+}
+
 }  // namespace mtrain::spec

@@ -27,10 +27,10 @@ struct ModelSpec {
   NormSpec norm = {};
   std::vector<LayerSpec> layers = {};
   bool tied_embeddings = false;
-  double embedding_scale = 1;  // multiplies token embeddings
-  double residual_scale = 1;   // multiplies what attention and MLP add to the residual stream
-  double logit_scale = 1;      // multiplies logits, before the cap
-  double logit_cap = 0;        // c > 0: logits x become c tanh(x / c); 0: no cap
+  float embedding_scale = 1;  // multiplies token embeddings
+  float residual_scale = 1;   // multiplies what attention and MLP add to the residual stream
+  float logit_scale = 1;      // multiplies logits, before the cap
+  double logit_cap = 0;       // c > 0: logits x become c tanh(x / c); 0: no cap
   double hidden_dropout = 0, embedding_dropout = 0;
   double init_std = 0.02;
 
@@ -43,5 +43,9 @@ struct ModelSpec {
   const DenseMlp* dense_mlp() const;
   bool operator==(const ModelSpec&) const = default;
 };
+
+// Returns the model without what only its training uses: initial values, dropout, losses, how
+// routers are balanced, and the element type of their logits.
+ModelSpec without_training(ModelSpec model);
 
 }  // namespace mtrain::spec

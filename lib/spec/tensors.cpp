@@ -1,7 +1,10 @@
 #include "spec/tensors.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
+
+#include "base/error.h"
 
 namespace mtrain::spec {
 
@@ -190,6 +193,17 @@ std::vector<TensorSpec> parameters(const ModelSpec& m) {
   std::vector<TensorSpec> all = tensors(m);
   std::erase_if(all, [](const TensorSpec& t) { return t.role == TensorRole::state; });
   return all;
+}
+
+const TensorSpec* find_tensor(const std::vector<TensorSpec>& list, std::string_view name) {
+  const auto at = std::ranges::find(list, name, &TensorSpec::name);
+  return at == list.end() ? nullptr : &*at;
+}
+
+const TensorSpec& tensor_of(const std::vector<TensorSpec>& list, std::string_view name) {
+  const TensorSpec* tensor = find_tensor(list, name);
+  MT_CHECK(tensor, "the model has no tensor {}", name);
+  return *tensor;
 }
 
 }  // namespace mtrain::spec

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/shape.h"
@@ -58,5 +59,9 @@ std::vector<TensorSpec> layer_tensors(const ModelSpec& model, int64_t layer);
 std::vector<TensorSpec> output_tensors(const ModelSpec& model);
 std::vector<TensorSpec> tensors(const ModelSpec& model);     // all of them
 std::vector<TensorSpec> parameters(const ModelSpec& model);  // without states
+
+// Returns the tensor of that name; find_tensor() returns null if the list lacks it.
+const TensorSpec* find_tensor(const std::vector<TensorSpec>& list, std::string_view name);
+const TensorSpec& tensor_of(const std::vector<TensorSpec>& list, std::string_view name);
 
 }  // namespace mtrain::spec

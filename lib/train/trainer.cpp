@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/param/whole_parameters.h"
+#include "model/param/write_weights.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
-#include "model/param/write_weights.h"
+#include "spec/tensors.h"
 #include "train/diagnose.h"
 
 namespace mtrain::train {
@@ -331,7 +331,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
           .pipeline = *pipeline_,
           .quantizer = quantizer(),
           .control = control_,
-          .whole_model = model::whole_parameters(plan_.model),
+          .parameters = spec::parameters(plan_.model),
           .replicated = routers_.tensors()};
 }
 

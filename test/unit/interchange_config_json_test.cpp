@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include "interchange/model_source.h"
+#include "recipe/model_spec.h"
 #include "recipe_cases.h"
 #include "test/support/temporary_folder.h"
 
@@ -108,9 +109,10 @@ TEST_CASE("model.from reads which layers have experts, and how these are chosen"
   REQUIRE(qwen_errors.empty());
   CHECK(qwen.model.moe.router_pre_softmax);
   CHECK_FALSE(qwen.model.moe.norm_topk_prob);
-  CHECK_FALSE(qwen.model.has_experts(0));
-  CHECK_FALSE(qwen.model.has_experts(1));
-  CHECK(qwen.model.has_experts(3));
+  const spec::ModelSpec layers = recipe::model_spec(qwen.model);
+  CHECK_FALSE(layers.layer(0).experts());
+  CHECK_FALSE(layers.layer(1).experts());
+  CHECK(layers.layer(3).experts());
 }
 
 TEST_CASE("model.from refuses what is not built, contradicts itself or is no JSON") {
@@ -231,8 +233,9 @@ TEST_CASE("config.json says which layers have a window") {
     const auto r = recipe::read_recipe_text(interchange::model_source(), "model: {init: random}\n",
                                             "r.yaml", set, diagnostics);
     std::string has = diagnostics.has_errors() ? diagnostics.text(Severity::error) : "";
-    for (int64_t l = 0; r && !diagnostics.has_errors() && l < 4; ++l)
-      has += r->model.has_window(l) ? '1' : '0';
+    if (!r || diagnostics.has_errors()) return has;
+    for (const spec::LayerSpec& layer : recipe::model_spec(r->model).layers)
+      has += layer.grouped().window > 0 ? '1' : '0';
     return has;
   };
   CHECK(layers(R"("model_type": "qwen2", "max_window_layers": 3)") == "0001");

@@ -1,6 +1,10 @@
 // The list of a model's tensors is what the model declares, for each family and under each layout.
+#include <algorithm>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <catch2/catch.hpp>
 
@@ -39,38 +43,49 @@ std::vector<ParamSpec> declared(Stream& stream, const spec::ModelSpec& m,
   return all;
 }
 
-void check_split(const ParamSpec& p, const spec::TensorSplit& split, int tp, int ep) {
+using Texts = std::vector<std::string>;
+
+bool same_split(const ParamSpec& p, const spec::TensorSplit& split, int tp, int ep) {
   using Dim = model::ShardSpec::Dim;
   const std::map<spec::TensorSplit::Dim, Dim> dims{{spec::TensorSplit::Dim::none, Dim::none},
                                                    {spec::TensorSplit::Dim::rows, Dim::rows},
                                                    {spec::TensorSplit::Dim::columns, Dim::columns}};
-  CHECK(p.experts.ranks == (split.experts ? ep : 1));
-  if (tp == 1) return;
-  REQUIRE(p.shard.dim == dims.at(split.dim));
-  REQUIRE(p.shard.sections.size() == split.sections.size());
-  for (size_t i = 0; i < split.sections.size(); ++i) {
-    CHECK(p.shard.sections[i].width == split.sections[i].width);
-    if (split.padded)
-      CHECK(p.shard.sections[i].units >= split.sections[i].units);
-    else
-      CHECK(p.shard.sections[i].units == split.sections[i].units);
-  }
+  if (p.experts.ranks != (split.experts ? ep : 1)) return false;
+  if (tp == 1) return true;
+  if (p.shard.dim != dims.at(split.dim)) return false;
+  return std::ranges::equal(
+      p.shard.sections, split.sections,
+      [&](const model::ShardSpec::Section& here, const spec::RowSection& whole) {
+        const bool units = split.padded ? here.units >= whole.units : here.units == whole.units;
+        return units && here.width == whole.width;
+      });
 }
 
-void check_same(const std::vector<ParamSpec>& declared, const std::vector<spec::TensorSpec>& listed,
-                int tp = 1, int ep = 1) {
-  REQUIRE(declared.size() == listed.size());
+// Returns the differences between what ranks declare and the list. `tp` ranks divide the matrices,
+// and `ep` ranks the experts.
+Texts differences(const std::vector<ParamSpec>& declared,
+                  const std::vector<spec::TensorSpec>& listed, int tp = 1, int ep = 1) {
+  Texts found;
+  for (const ParamSpec& p : declared)
+    if (!find_tensor(listed, p.name)) found.push_back(p.name + " is declared, but not listed");
   for (size_t i = 0; i < listed.size(); ++i) {
-    const ParamSpec& p = declared[i];
     const spec::TensorSpec& t = listed[i];
-    INFO(t.name);
-    REQUIRE(p.name == t.name);
-    CHECK(p.whole_shape().str() == t.whole.str());
-    CHECK(p.init == t.init);
-    if (t.init == spec::Init::normal) CHECK(p.std == t.std);
-    CHECK(p.role == t.role);
-    check_split(p, t.split, tp, ep);
+    const auto at = std::ranges::find(declared, t.name, &ParamSpec::name);
+    if (at == declared.end()) {
+      found.push_back(t.name + " is listed, but not declared");
+      continue;
+    }
+    const auto check = [&](bool same, const char* what) {
+      if (!same) found.push_back(t.name + " has a different " + what);
+    };
+    check(at - declared.begin() == int64_t(i), "place");
+    check(at->whole_shape() == t.whole, "shape");
+    check(at->init == t.init && (t.init != spec::Init::normal || at->std == t.std),
+          "initialization");
+    check(at->role == t.role, "role");
+    check(same_split(*at, t.split, tp, ep), "split");
   }
+  return found;
 }
 
 }  // namespace
@@ -82,7 +97,7 @@ TEST_CASE("each family declares the tensors that are listed for it, under every 
     const auto listed = spec::parameters(m);
     const auto device = Device::cpu(1);
     Stream& stream = device->stream(device::StreamKind::compute);
-    check_same(declared(stream, m, {}), listed);
+    CHECK(differences(declared(stream, m, {}), listed) == Texts());
 
     // Two stages of a pipeline, of which the last has a copy of a tied table.
     const int64_t middle = m.layer_count() / 2;
@@ -90,11 +105,12 @@ TEST_CASE("each family declares the tensors that are listed for it, under every 
     for (const ParamSpec& p :
          declared(stream, m, {}, {.begin = middle, .embedding = false, .shares_table = true}))
       first.push_back(p);
-    check_same(first, listed);
+    CHECK(differences(first, listed) == Texts());
 
     if (const spec::Experts* experts = m.experts(); experts && experts->count % 2 == 0)
       for (int rank = 0; rank < 2; ++rank)
-        check_same(declared(stream, m, {.experts = {.ranks = 2, .rank = rank}}), listed, 1, 2);
+        CHECK(differences(declared(stream, m, {.experts = {.ranks = 2, .rank = rank}}), listed, 1,
+                          2) == Texts());
 
     const std::vector<checkpoint::ReplicatedTensor> states =
         train::RouterState(stream, m).tensors();
@@ -114,7 +130,7 @@ TEST_CASE("ranks of tensor parallelism declare parts of the listed tensors, or c
     for (const int tp : {2, 4}) {
       CAPTURE(name, tp);
       const spec::ModelSpec m = imported(name);
-      const auto& a = std::get<spec::GroupedAttention>(m.layer(0).attention);
+      const auto& a = m.layer(0).grouped();
       if (a.heads % tp != 0 || (a.kv_heads % tp != 0 && tp % a.kv_heads != 0)) continue;
       copied_heads += a.kv_heads < tp;
       std::vector<std::vector<ParamSpec>> of_ranks(static_cast<size_t>(tp));
@@ -122,9 +138,44 @@ TEST_CASE("ranks of tensor parallelism declare parts of the listed tensors, or c
         of_ranks[size_t(rank.rank())] =
             declared(rank.stream, m, parallel::share_layers(rank.world, rank.device, m));
       });
-      for (const auto& rank : of_ranks) check_same(rank, spec::parameters(m), tp);
+      for (const auto& rank : of_ranks)
+        CHECK(differences(rank, spec::parameters(m), tp) == Texts());
     }
   CHECK(copied_heads > 0);
+}
+
+TEST_CASE("a tensor that is declared in a different way from the list is reported by its name") {
+  const spec::ModelSpec m = imported("qwen3_moe");
+  std::vector<ParamSpec> of_rank;
+  run_ranks(2, "thread", [&](TestRank& rank) {
+    auto own = declared(rank.stream, m, parallel::share_layers(rank.world, rank.device, m));
+    if (rank.rank() == 0) of_rank = std::move(own);
+  });
+  const std::vector<spec::TensorSpec> listed = spec::parameters(m);
+  CHECK(differences(of_rank, listed, 2) == Texts());
+  const std::string proj = "layers.0.attention.proj.weight";
+  const auto planted = [&](const auto& mistake) {
+    std::vector<spec::TensorSpec> list = listed;
+    mistake(list, *std::ranges::find(list, proj, &spec::TensorSpec::name));
+    return differences(of_rank, list, 2);
+  };
+  CHECK(planted([](auto&, spec::TensorSpec& t) { t.name = "layers.0.attention.out.weight"; }) ==
+        Texts{proj + " is declared, but not listed",
+              "layers.0.attention.out.weight is listed, but not declared"});
+  CHECK(planted([](auto&, spec::TensorSpec& t) { t.split = {}; }) ==
+        Texts{proj + " has a different split"});
+  CHECK(planted([](auto&, spec::TensorSpec& t) { t.whole[1] *= 2; }) ==
+        Texts{proj + " has a different shape"});
+  CHECK(planted([](auto&, spec::TensorSpec& t) { t.std *= 2; }) ==
+        Texts{proj + " has a different initialization"});
+  CHECK(planted([](auto&, spec::TensorSpec& t) { t.role = TensorRole::table; }) ==
+        Texts{proj + " has a different role"});
+  CHECK(
+      planted([](auto& list, spec::TensorSpec&) { std::swap(list[0], list[1]); }) ==
+      Texts{listed[1].name + " has a different place", listed[0].name + " has a different place"});
+  CHECK(planted([&](auto& list, spec::TensorSpec&) {
+          std::erase_if(list, [&](const auto& t) { return t.name == listed.back().name; });
+        }) == Texts{listed.back().name + " is declared, but not listed"});
 }
 
 }  // namespace interchange_declared_tensors_test

@@ -12,7 +12,9 @@
 #include "base/file.h"
 #include "interchange/config.h"
 #include "interchange/config/reader.h"
+#include "interchange/model_differences.h"
 #include "interchange/model_source.h"
+#include "recipe/model_spec.h"
 #include "test/support/interchange_testing.h"
 #include "test/support/temporary_folder.h"
 
@@ -43,12 +45,14 @@ std::string error_of(const std::string& config) {
 // Returns which layers have a property, as "0110".
 std::string ropes(const ModelConfig& m) {
   std::string layers;
-  for (int64_t l = 0; l < m.num_layers; ++l) layers += m.has_rope(l) ? '1' : '0';
+  for (const spec::LayerSpec& layer : recipe::model_spec(m).layers)
+    layers += layer.grouped().rotary.dims > 0 ? '1' : '0';
   return layers;
 }
 std::string windows(const ModelConfig& m) {
   std::string layers;
-  for (int64_t l = 0; l < m.num_layers; ++l) layers += m.has_window(l) ? '1' : '0';
+  for (const spec::LayerSpec& layer : recipe::model_spec(m).layers)
+    layers += layer.grouped().window > 0 ? '1' : '0';
   return layers;
 }
 
@@ -210,7 +214,7 @@ TEST_CASE("Gemma 3 has the positions of transformers 4 and 5 in both spellings")
     CHECK(m.rotary_base_local == 50.0);
     CHECK(m.rope_scaling.type == recipe::RopeScalingType::linear);
     CHECK(m.rope_scaling.factor == 8);
-    CHECK(interchange::model_differences(m, model_of(four)) == std::vector<std::string>());
+    CHECK(interchange::model_differences(m, model_of(four)).empty());
   }
   const ModelConfig bare = model_of(R"({"model_type": "gemma3_text", "rope_parameters": {}})");
   CHECK((bare.rotary_base == 1e6 && bare.rotary_base_local == 1e4));

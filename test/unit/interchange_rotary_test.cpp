@@ -27,7 +27,7 @@ using nlohmann::json;
 namespace {
 
 const spec::Rotary& rotary_of(const spec::ModelSpec& model) {
-  return std::get<spec::GroupedAttention>(model.layer(0).attention).rotary;
+  return model.layer(0).grouped().rotary;
 }
 
 spec::Rotary rotary_of(const json& golden) {

@@ -75,7 +75,7 @@ TEST_CASE(
        {std::pair{DType::f32, 33.941125f}, {DType::bf16, 34.0f}, {DType::f16, 33.9375f}}) {
     CAPTURE(dtype_name(dtype));
     ParamStore params;
-    Embedding embedding(params, {.hidden = 2, .vocab = 3, .embedding_scale = 33.941125},
+    Embedding embedding(params, {.hidden = 2, .vocab = 3, .embedding_scale = 33.941125f},
                         {.padded_vocab = 4});
     params.materialize(stream, dtype, true);
     params.set_master(stream, *embedding.table(), {1, 2, -0.5f, 1, 4, 0.25f});

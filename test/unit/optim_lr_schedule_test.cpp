@@ -70,15 +70,14 @@ TEST_CASE("cosine, linear and constant") {
 }
 
 TEST_CASE("wsd holds lr, and comes down in four shapes") {
-  const auto of = [](recipe::WsdDecayStyle shape) {
+  const auto of = [](LrDecay shape) {
     auto c = config(recipe::LrStyle::wsd);
     c.wsd_decay_steps = 40;
     c.wsd_decay_style = shape;
     return schedule(c);
   };
-  const auto linear = of(recipe::WsdDecayStyle::linear), cosine = of(recipe::WsdDecayStyle::cosine),
-             exponential = of(recipe::WsdDecayStyle::exponential),
-             root = of(recipe::WsdDecayStyle::minus_sqrt);
+  const auto linear = of(LrDecay::linear), cosine = of(LrDecay::cosine),
+             exponential = of(LrDecay::exponential), root = of(LrDecay::minus_sqrt);
   for (const auto* s : {&linear, &cosine, &exponential, &root}) {
     for (int64_t step = kWarmUp; step <= 70; ++step) CHECK(s->at(step) == near(kLr));
     CHECK(s->at(71) < kLr);
@@ -104,7 +103,7 @@ TEST_CASE("wsd holds lr, and comes down in four shapes") {
 
 TEST_CASE("edges: a decay longer than the run, and one that begins inside the warm-up") {
   auto c = config(recipe::LrStyle::wsd);
-  c.wsd_decay_style = recipe::WsdDecayStyle::linear;
+  c.wsd_decay_style = LrDecay::linear;
   c.wsd_decay_steps = 1000;  // from the end of the warm-up then
   CHECK(schedule(c).at(kWarmUp) == near(kLr));
   CHECK(schedule(c).at(60) == near((kLr + kMin) / 2));

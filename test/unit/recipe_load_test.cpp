@@ -74,7 +74,7 @@ TEST_CASE("open sizes follow from the others and are marked as derived") {
 
 TEST_CASE("the architecture sets its family's defaults, whatever the order of the keys") {
   const Recipe gpt2 = load(kMinimal + "model: {add_bias_linear: false, architecture: gpt2}\n");
-  REQUIRE(gpt2.model.normalization == Normalization::layernorm);
+  REQUIRE(gpt2.model.normalization == NormKind::layer);
   REQUIRE(gpt2.model.position_embedding == PositionEmbedding::learned);
   REQUIRE(gpt2.model.share_embeddings_and_output_weights);
   REQUIRE_FALSE(gpt2.model.add_bias_linear);

@@ -305,22 +305,36 @@ void read_config_folder(RawSettings& given, Diagnostics& diagnostics) {
   ConfigReader(from, given, diagnostics).read();
 }
 
+namespace {
+
+void set(RawSettings& given, const char* field, const std::string& name, const Node& value) {
+  const recipe::SchemaRow* row = recipe::find_row(field);
+  given.fields.emplace(row->path,
+                       RawSetting{row, row->path, {name, 0, 0}, value, recipe::Origin::recipe});
+}
+
+Node text_node(const std::string& text) {
+  Node node;
+  node.kind = Node::Kind::scalar, node.text = text, node.quoted = true;
+  return node;
+}
+
+RawSettings ignoring(const std::vector<std::string>& keys, const std::string& name) {
+  RawSettings given;
+  Node list;
+  list.kind = Node::Kind::list;
+  for (const std::string& key : keys) list.items.push_back(text_node(key));
+  if (!keys.empty()) set(given, "model.ignore_keys", name, list);
+  return given;
+}
+
+}  // namespace
+
 recipe::Recipe read_config_json(const std::string& text, const std::string& name,
                                 Diagnostics& diagnostics,
                                 const std::vector<std::string>& ignore_keys) {
   diagnostics.add_source(name);
-  RawSettings given;
-  if (!ignore_keys.empty()) {
-    Node list;
-    list.kind = Node::Kind::list;
-    for (const std::string& key : ignore_keys) {
-      Node& item = list.items.emplace_back();
-      item.kind = Node::Kind::scalar, item.text = key, item.quoted = true;
-    }
-    const recipe::SchemaRow* row = recipe::find_row("model.ignore_keys");
-    given.fields.emplace(row->path,
-                         RawSetting{row, row->path, {name, 0, 0}, list, recipe::Origin::recipe});
-  }
+  RawSettings given = ignoring(ignore_keys, name);
   Node node;
   node.location = {name, 0, 0};
   const RawSetting from{recipe::find_row("model.from"), "model.from", node.location, node,
@@ -331,6 +345,15 @@ recipe::Recipe read_config_json(const std::string& text, const std::string& name
     diagnostics.add("model.vocab_size", fmt::format("{} names no vocabulary", name),
                     "set vocab_size to the rows of the embedding");
   return recipe;
+}
+
+recipe::Recipe read_config_file(const std::string& folder, Diagnostics& diagnostics,
+                                const std::vector<std::string>& ignore_keys) {
+  diagnostics.add_source(folder);
+  RawSettings given = ignoring(ignore_keys, folder);
+  set(given, "model.from", folder, text_node(folder));
+  set(given, "model.init", folder, text_node("random"));
+  return recipe::build_recipe(model_source(), std::move(given), folder, diagnostics);
 }
 
 }  // namespace mtrain::interchange

@@ -19,4 +19,8 @@ recipe::Recipe read_config_json(const std::string& text, const std::string& name
                                 Diagnostics& diagnostics,
                                 const std::vector<std::string>& ignore_keys = {});
 
+// Does the same for the config.json in `folder`.
+recipe::Recipe read_config_file(const std::string& folder, Diagnostics& diagnostics,
+                                const std::vector<std::string>& ignore_keys);
+
 }  // namespace mtrain::interchange

@@ -9,6 +9,7 @@
 
 #include "base/strings.h"
 #include "interchange/config/file.h"
+#include "recipe/model_spec.h"
 #include "recipe/schema/model.h"
 
 namespace mtrain::interchange {
@@ -27,11 +28,16 @@ struct Windows {
   int64_t windowed() const { return std::ranges::count(layers, true); }
 };
 
-bool without_rope(const ConfigFile& file, int64_t layer) {
+// Returns true for each layer without rotary positions.
+std::vector<bool> layers_without_rope(const ConfigFile& file, int64_t layers) {
   ModelConfig m;
+  m.num_layers = layers;
   recipe::ValueError ignored;
   if (const Node* freq = file.field("model.no_rope_freq")) read(*freq, {}, m.no_rope_freq, ignored);
-  return !m.has_rope(layer);
+  std::vector<bool> without;
+  for (const spec::LayerSpec& layer : recipe::model_spec(m).layers)
+    without.push_back(layer.grouped().rotary.dims == 0);
+  return without;
 }
 
 // Whether families of this kind read max_window_layers.
@@ -82,7 +88,7 @@ std::optional<Windows> windows_of_family(ConfigFile& file, WindowRule kind, int6
     case WindowRule::without_rope:
       windows.window = windows.window && windows.width;
       windows.rule = "use_sliding_window, for layers without rotary positions,";
-      has = [&](int64_t l) { return without_rope(file, l); };
+      has = [without = layers_without_rope(file, layers)](int64_t l) { return without[size_t(l)]; };
       break;
   }
   for (int64_t l = 0; l < layers && (windows.window || kind == WindowRule::patterned); ++l)

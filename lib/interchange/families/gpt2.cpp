@@ -41,7 +41,7 @@ constexpr TensorRow kRows[] = {
 constexpr std::string_view kMasks[] = {".attn.bias", ".attn.masked_bias"};
 
 void gpt2_defaults(ModelConfig& m) {
-  m.normalization = recipe::Normalization::layernorm;
+  m.normalization = NormKind::layer;
   m.position_embedding = recipe::PositionEmbedding::learned;
   m.activation = recipe::Activation::gelu_tanh;
   m.add_bias_linear = m.add_qkv_bias = true;

@@ -1,7 +1,6 @@
 #include "model/experts/expert_layer.h"
 
 #include <any>
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -40,42 +39,33 @@ struct ExpertLayer {
         sum_over_tokens(impls.sum_over_tokens),
         shared_overlaps(impls.shared_expert_overlap),
         dispatcher(impls.token_dispatcher ? impls.token_dispatcher() : local_dispatcher(e.count)),
-        norm(params, unit_id(), name(), model, model.layer(layer), *tensor) {
-    const auto std = float(model.init_std);
-    router = params.add(unit_id(), {.name = name() + ".router.weight",
-                                    .shape = {e.count, model.hidden},
-                                    .std = std,
-                                    .shard = tensor->replicated()});
+        norm(params, unit_id(), spec::layer_tensors(model, layer), name(), model.norm, *tensor) {
+    const std::vector<spec::TensorSpec> tensors = spec::layer_tensors(model, layer);
+    const auto listed = [&](const char* suffix) -> const spec::TensorSpec& {
+      return tensor_of(tensors, name() + suffix);
+    };
+    router = params.add(unit_id(), part_of(listed(".router.weight"), tensor->replicated()));
     if (impls.router_bias_LE) bias_E = impls.router_bias_LE.flat(layer * e.count, {e.count});
     if (e.shared_ffn)
-      shared = std::make_unique<SharedExpert>(params, unit_id(), name() + ".shared_expert", model,
+      shared = std::make_unique<SharedExpert>(params, unit_id(), tensors, name() + ".shared_expert",
                                               e, recompute, impls);
     // The dropout has the key of a dense layer's.
-    output.emplace(params, unit_id(), name(), model, model.layer(layer), tensor,
+    output.emplace(params, unit_id(), tensors, name(), model, tensor,
                    SegmentId{SegmentKind::mlp, layer});
     unit = params.unit(unit_id());
     const UnitId own{UnitKind::experts, layer};
-    const int64_t here = exact_div(e.count, int64_t(impls.experts.ranks));
     // The ranks of tp divide each expert as they do a dense MLP.
+    const spec::TensorSpec &first = listed(".experts.gate_up.weight"),
+                           &last = listed(".experts.down.weight");
     ShardSpec rows, columns;
     if (impls.divided_experts) {
       rows = {.ranks = tensor->size(), .rank = tensor->rank()};
       columns = rows;
-      rows.dim = ShardSpec::Dim::rows, rows.sections = {{e.ffn, 1}, {e.ffn, 1}};
+      rows.dim = ShardSpec::Dim::rows, rows.sections = sections_of(first);
       columns.dim = ShardSpec::Dim::columns;
     }
-    const int64_t F = exact_div(e.ffn, int64_t(rows.ranks));
-    gate_up = params.add(own, {.name = name() + ".experts.gate_up.weight",
-                               .shape = {here, 2 * F, model.hidden},
-                               .std = std,
-                               .stacked = {e.ffn, e.ffn},
-                               .shard = rows,
-                               .experts = impls.experts});
-    down = params.add(own, {.name = name() + ".experts.down.weight",
-                            .shape = {here, model.hidden, F},
-                            .std = std / std::sqrt(2.0f * float(model.layer_count())),
-                            .shard = columns,
-                            .experts = impls.experts});
+    gate_up = params.add(own, part_of(first, rows, impls.experts));
+    down = params.add(own, part_of(last, columns, impls.experts));
     up_linear.emplace(*gate_up, name() + ".experts.gate_up",
                       ExpertLinear::Names{"experts_up_fwd", "experts_up_dgrad", "experts_up_wgrad"},
                       impls.quantizer_of(layer));

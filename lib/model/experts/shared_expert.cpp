@@ -1,6 +1,5 @@
 #include "model/experts/shared_expert.h"
 
-#include <cmath>
 #include <utility>
 
 #include "model/gate_function.h"
@@ -16,37 +15,21 @@ namespace {
 constexpr RouterForm kGate{.score = RouterScore::sigmoid};
 }  // namespace
 
-SharedExpert::SharedExpert(ParamStore& params, UnitId unit, const std::string& name,
-                           const spec::ModelSpec& model, const spec::Experts& experts,
-                           const Recompute& recompute, const ModelImpls& impls)
+SharedExpert::SharedExpert(ParamStore& params, UnitId unit,
+                           const std::vector<spec::TensorSpec>& tensors, const std::string& name,
+                           const spec::Experts& experts, const Recompute& recompute,
+                           const ModelImpls& impls)
     : keep_outputs_(!recompute.shared_expert),
       keep_activation_(!recompute.cheap && !recompute.shared_expert),
       function_(gate_function(experts.activation)) {
-  const int64_t F = experts.shared_ffn;
-  const auto std = float(model.init_std);
-  gate_up_ = impls.tensor->column_linear(params, {.unit = unit,
-                                                  .name = name + ".gate_up",
-                                                  .I = model.hidden,
-                                                  .O = 2 * F,
-                                                  .bias = false,
-                                                  .std = std,
-                                                  .gemm = LayerGemm::fc1,
-                                                  .sections = {{F, 1}, {F, 1}},
-                                                  .quantizer = impls.quantizer_of(unit.layer)});
-  down_ =
-      impls.tensor->row_linear(params, {.unit = unit,
-                                        .name = name + ".down",
-                                        .I = F,
-                                        .O = model.hidden,
-                                        .bias = false,
-                                        .std = std / std::sqrt(2.0f * float(model.layer_count())),
-                                        .gemm = LayerGemm::fc2,
-                                        .quantizer = impls.quantizer_of(unit.layer)});
+  TensorParallel& tensor = *impls.tensor;
+  const std::shared_ptr<Quantizer> quantizer = impls.quantizer_of(unit.layer);
+  gate_up_ =
+      tensor.column_linear(params, {unit, tensors, name + ".gate_up", LayerGemm::fc1, quantizer});
+  down_ = tensor.row_linear(params, {unit, tensors, name + ".down", LayerGemm::fc2, quantizer});
   if (experts.shared_gate)
-    gate_ = params.add(unit, {.name = name + ".gate.weight",
-                              .shape = {1, model.hidden},
-                              .std = std,
-                              .shard = impls.tensor->replicated()});
+    gate_ =
+        params.add(unit, part_of(tensor_of(tensors, name + ".gate.weight"), tensor.replicated()));
 }
 
 SharedExpert::Gate SharedExpert::gate_of(Step& step, const Tensor& x_TH) const {

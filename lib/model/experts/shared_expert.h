@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "model/linear.h"
 #include "model/model_impls.h"
@@ -35,9 +36,10 @@ class SharedExpert {
  public:
   using Activations = SharedExpertActivations;
 
-  SharedExpert(ParamStore& params, UnitId unit, const std::string& name,
-               const spec::ModelSpec& model, const spec::Experts& experts,
-               const Recompute& recompute, const ModelImpls& impls);
+  // Declares the parameters in `unit`: those of `name` in `tensors`.
+  SharedExpert(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
+               const std::string& name, const spec::Experts& experts, const Recompute& recompute,
+               const ModelImpls& impls);
   Activations up(Step& step, const Tensor& x_TH);
   // Returns the output, and pushes to step.stash the activations that backward pops.
   Tensor down(Step& step, const Tensor& x_TH, Activations a);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "base/math.h"
 #include "base/rng.h"
@@ -111,6 +112,34 @@ void set_views(ParamUnit& unit, const Tensor& flat, Tensor Parameter::*which) {
 }
 
 }  // namespace
+
+std::vector<ShardSpec::Section> sections_of(const spec::TensorSpec& tensor) {
+  std::vector<ShardSpec::Section> sections;
+  for (const spec::RowSection& s : tensor.split.sections) sections.push_back({s.units, s.width});
+  return sections;
+}
+
+ParamSpec part_of(const spec::TensorSpec& t, ShardSpec shard, ExpertShard experts) {
+  ParamSpec p{.name = t.name,
+              .shape = t.whole,
+              .init = t.init,
+              .std = t.std,
+              .role = t.role,
+              .rows = t.split.padded ? t.whole[0] : -1,
+              .matmul_grad = t.role != TensorRole::vector,
+              .shard = std::move(shard),
+              .experts = experts};
+  if (t.role == TensorRole::matrix)
+    for (const spec::RowSection& s : t.split.sections) p.stacked.push_back(s.count());
+  if (t.split.experts) p.shape[0] = exact_div(p.shape[0], int64_t(experts.ranks));
+  int64_t& columns = p.shape[p.shape.rank() - 1];
+  if (p.shard.dim == ShardSpec::Dim::columns) columns = exact_div(columns, int64_t(p.shard.ranks));
+  if (p.shard.dim != ShardSpec::Dim::rows) return p;
+  int64_t& rows = p.shape[p.row_dim()];
+  rows = 0;
+  for (const ShardSpec::Section& s : p.shard.sections) rows += s.rows_here(p.shard.ranks);
+  return p;
+}
 
 Tensor ParamUnit::shard_in_full(const Tensor& t, const Piece& p) const {
   const int64_t n = p.count / sharding.ranks;

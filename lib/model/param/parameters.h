@@ -83,6 +83,11 @@ struct ParamSpec {
   int64_t whole_index(int64_t here) const;
 };
 
+// Returns the sections of a tensor's rows.
+std::vector<ShardSpec::Section> sections_of(const spec::TensorSpec& tensor);
+// Returns a rank's part of a tensor of the model. `shard` may have more rows than a padded tensor.
+ParamSpec part_of(const spec::TensorSpec& tensor, ShardSpec shard = {}, ExpertShard experts = {});
+
 struct ParamUnit;
 
 struct Parameter : ParamSpec {

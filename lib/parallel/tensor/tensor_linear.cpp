@@ -97,9 +97,7 @@ class ColumnParallel : public model::Linear {
 
  private:
   static model::ShardSpec rows_shard(const model::LinearSpec& spec, const TensorComm& comm) {
-    return shard_of(comm, model::ShardSpec::Dim::rows,
-                    spec.sections.empty() ? std::vector<model::ShardSpec::Section>{{spec.O, 1}}
-                                          : spec.sections);
+    return shard_of(comm, model::ShardSpec::Dim::rows, model::sections_of(spec.weight));
   }
   // Returns the operand with the rows of all ranks.
   static model::LinearOperand gathered(const model::LinearOperand& own, Tensor all) {

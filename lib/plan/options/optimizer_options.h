@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/lr_decay.h"
 #include "base/quant_format.h"
 
 namespace mtrain::plan {
@@ -51,9 +52,7 @@ struct OptimizerOptions {
 // Linear warm-up over `warmup_steps`, `lr` until `decay_begin`, down to `min_lr` at `decay_end`,
 // and `min_lr` after that.
 struct LrScheduleOptions {
-  // The shape of the decay from lr to min_lr; `constant` does not decay.
-  enum class Decay { constant, linear, cosine, exponential, minus_sqrt };
-  Decay decay = Decay::cosine;
+  LrDecay decay = LrDecay::cosine;  // from lr to min_lr; a constant rate stays lr
   double lr = 3e-4, min_lr = 0;
   int64_t warmup_steps = 0, decay_begin = 0, decay_end = 0;
 };

@@ -34,22 +34,12 @@ CheckpointOptions::Consolidated consolidated(const recipe::CheckpointConfig& c) 
   throw BugError("checkpoint.save_consolidated");
 }
 
-LrScheduleOptions::Decay wsd_decay(recipe::WsdDecayStyle style) {
-  switch (style) {
-    case recipe::WsdDecayStyle::linear: return LrScheduleOptions::Decay::linear;
-    case recipe::WsdDecayStyle::cosine: return LrScheduleOptions::Decay::cosine;
-    case recipe::WsdDecayStyle::exponential: return LrScheduleOptions::Decay::exponential;
-    case recipe::WsdDecayStyle::minus_sqrt: return LrScheduleOptions::Decay::minus_sqrt;
-  }
-  throw BugError("wsd_decay_style");
-}
-
-LrScheduleOptions::Decay lr_decay(const recipe::LrSchedulerConfig& c) {
+LrDecay lr_decay(const recipe::LrSchedulerConfig& c) {
   switch (c.style) {
-    case recipe::LrStyle::constant: return LrScheduleOptions::Decay::constant;
-    case recipe::LrStyle::linear: return LrScheduleOptions::Decay::linear;
-    case recipe::LrStyle::cosine: return LrScheduleOptions::Decay::cosine;
-    case recipe::LrStyle::wsd: return wsd_decay(c.wsd_decay_style);
+    case recipe::LrStyle::constant: return LrDecay::constant;
+    case recipe::LrStyle::linear: return LrDecay::linear;
+    case recipe::LrStyle::cosine: return LrDecay::cosine;
+    case recipe::LrStyle::wsd: return c.wsd_decay_style;
   }
   throw BugError("lr_scheduler.style");
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "plan/rules/rules.h"
+#include "recipe/model_spec.h"
 
 namespace mtrain::plan {
 namespace {
@@ -78,11 +79,12 @@ void check_windows(const Recipe& r, Diagnostics& diagnostics) {
   const auto& types = r.distributed.cp_comm_type;
   const bool list = types.size() > 1;
   if (list && int64_t(types.size()) != r.model.num_layers) return;
+  const spec::ModelSpec model = recipe::model_spec(r.model);
   std::vector<int64_t> refused;
   for (int64_t layer = 0; layer < r.model.num_layers; ++layer) {
     const ContextMethod type = types[list ? size_t(layer) : 0];
     const bool ring = type == ContextMethod::p2p || type == ContextMethod::a2a_p2p;
-    if (ring && r.model.has_window(layer)) refused.push_back(layer);
+    if (ring && model.layer(layer).grouped().window > 0) refused.push_back(layer);
   }
   std::string layers;
   if (!refused.empty() && int64_t(refused.size()) < r.model.num_layers)

@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include "plan/rules/rules.h"
+#include "recipe/model_spec.h"
 
 namespace mtrain::plan {
 namespace {
@@ -33,8 +34,7 @@ void check_layers(const Recipe& r, Diagnostics& diagnostics) {
     diagnostics.require(layer < layers, {"model.moe.dense_layers", "model.num_layers"},
                         fmt::format("there is no layer {}: the model has {}", layer, layers),
                         fmt::format("layers have the numbers 0 to {}", layers - 1));
-  bool any = false;
-  for (int64_t layer = 0; layer < layers; ++layer) any = any || r.model.has_experts(layer);
+  const bool any = recipe::model_spec(r.model).experts();
   diagnostics.require(any, {"model.moe.num_experts", "model.moe.first_dense_layers", field},
                       fmt::format("none of the {} layers has experts", layers),
                       "change the layers that have experts, or set model.moe.num_experts: 0");

@@ -5,6 +5,7 @@
 
 #include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
+#include "recipe/model_spec.h"
 
 namespace mtrain::plan {
 namespace {
@@ -93,8 +94,8 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   const auto width = [&](const char* field, const char* what, int64_t n, int64_t ranks) {
     multiple(field, what, n / ranks, use(n, of * ranks));
   };
-  bool dense = false, experts = false;
-  for (int64_t i = 0; i < m.num_layers; ++i) (m.has_experts(i) ? experts : dense) = true;
+  const spec::ModelSpec model = recipe::model_spec(m);
+  const bool dense = model.dense_mlp(), experts = model.experts();
   if (dense) width("model.ffn_hidden_size", "ffn_hidden_size", m.ffn_size(), tp);
   if (experts)
     width(r.given("model.moe.ffn_hidden_size") ? "model.moe.ffn_hidden_size"

@@ -8,6 +8,7 @@
 #include "base/strings.h"
 #include "plan/layout.h"
 #include "plan/rules/rules.h"
+#include "recipe/model_spec.h"
 #include "recipe/schema/schema.h"
 #include "schedule/catalog.h"
 
@@ -228,9 +229,10 @@ void validate_layers(const Recipe& r, Diagnostics& diagnostics) {
                       "is the base of rotary positions, but the model has learned ones",
                       "remove it, or set position_embedding: rope");
   bool any = false, rotates = false;
-  for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-    any = any || m.has_window(layer);
-    rotates = rotates || (m.has_window(layer) && m.has_rope(layer));
+  for (const spec::LayerSpec& layer : recipe::model_spec(m).layers) {
+    const spec::GroupedAttention& a = layer.grouped();
+    any = any || a.window > 0;
+    rotates = rotates || (a.window > 0 && a.rotary.dims > 0);
   }
   if (any && rope && m.rotary_base_local && !rotates)
     diagnostics.warn(base, "is ignored: no layer with a window has rotary positions",
@@ -278,8 +280,7 @@ void validate_model(const Recipe& r, Diagnostics& diagnostics) {
   validate_positions(r, diagnostics);
   validate_layers(r, diagnostics);
   diagnostics.require(
-      !r.model.mlp_bias || r.model.add_bias_linear ||
-          r.model.normalization == recipe::Normalization::rmsnorm,
+      !r.model.mlp_bias || r.model.add_bias_linear || r.model.normalization == NormKind::rms,
       {"model.mlp_bias", "model.normalization"},
       "biases of the MLP alone are not supported with layer norms, which have biases, too",
       "set add_bias_linear: true for biases everywhere, or normalization: rmsnorm");

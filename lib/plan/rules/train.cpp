@@ -2,15 +2,10 @@
 
 #include "plan/cuda_graphs.h"
 #include "plan/rules/rules.h"
+#include "recipe/model_spec.h"
 
 namespace mtrain::plan {
 namespace {
-
-bool has_dense_layer(const recipe::ModelConfig& m) {
-  for (int64_t layer = 0; layer < m.num_layers; ++layer)
-    if (!m.has_experts(layer)) return true;
-  return false;
-}
 
 // Reports which of the listed modules have no effect.
 void note_modules(const Recipe& r, Diagnostics& diagnostics) {
@@ -38,7 +33,7 @@ void note_modules(const Recipe& r, Diagnostics& diagnostics) {
   if (c.selects(Module::moe_act) && c.selects(Module::moe) && experts)
     warn_or_refuse(r, field, "moe_act adds nothing to moe, which recomputes all of the experts",
                    diagnostics);
-  if (c.selects(Module::mlp) && experts && !has_dense_layer(r.model))
+  if (c.selects(Module::mlp) && experts && !recipe::model_spec(r.model).dense_mlp())
     warn_or_refuse(r, field,
                    "mlp has nothing to recompute: every layer has experts, which moe and moe_act "
                    "recompute",

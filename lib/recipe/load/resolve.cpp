@@ -33,35 +33,6 @@ double RopeScalingConfig::attention_scale(int64_t max_positions) const {
   return over > 0 && under > 0 ? grown(over) / grown(under) : grown(1);
 }
 
-bool ModelConfig::has_experts(int64_t layer) const {
-  if (moe.num_experts == 0 || layer < moe.first_dense_layers) return false;
-  if (std::ranges::count(moe.dense_layers, layer) > 0) return false;
-  if (moe.sparse_step && (layer + 1) % *moe.sparse_step != 0) return false;
-  const std::vector<int64_t>& freq = moe.layer_freq;
-  // The rules refuse a frequency of 0, and lists with neither 1 item nor one per layer.
-  if (freq.size() == 1) return layer % std::max<int64_t>(1, freq[0]) == 0;
-  return layer < int64_t(freq.size()) && freq[size_t(layer)] != 0;
-}
-
-namespace {
-// Whether a layer, counted from 0, is one of those that a frequency n selects: n - 1, 2 n - 1, ...
-bool every_nth(int64_t n, int64_t layer) { return n > 0 && (layer + 1) % n == 0; }
-}  // namespace
-
-// The rules refuse lists with neither 1 item nor one per layer.
-bool ModelConfig::has_rope(int64_t layer) const {
-  if (position_embedding != PositionEmbedding::rope) return false;
-  if (no_rope_freq.size() == 1) return !every_nth(no_rope_freq[0], layer);
-  return layer >= int64_t(no_rope_freq.size()) || no_rope_freq[size_t(layer)] == 0;
-}
-
-bool ModelConfig::has_window(int64_t layer) const {
-  if (!window_size) return false;
-  if (window_attn_skip_freq.size() == 1) return !every_nth(window_attn_skip_freq[0], layer);
-  return layer >= int64_t(window_attn_skip_freq.size()) ||
-         window_attn_skip_freq[size_t(layer)] != 0;
-}
-
 int64_t sample_length(const Recipe& r) {
   const int64_t packed = r.packed_sequence.packed_sequence_size;
   return packed > 0 ? packed : r.dataset.seq_length;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <initializer_list>
+#include <string_view>
 
 #include <fmt/core.h>
 
@@ -105,14 +107,15 @@ bool keeps_name(const SchemaRow& row, const Recipe& r) {
   return row.path == "train.micro_batch_size" && r.distributed.pp_size > 1 &&
          r.written_as(row.path, "step_scheduler.local_batch_size");
 }
-}  // namespace
 
-std::string print_recipe(const Recipe& recipe, bool origins) {
+// Prints the rows that `printed` accepts.
+template <class Printed>
+std::string print_rows(const Recipe& recipe, bool origins, const Printed& printed) {
   std::string out;
   std::string named;  // the values that keep the name under which they were written
   std::string open;   // the section whose keys are being printed, with a dot at its end
   for (const auto& row : schema_rows()) {
-    if (!in_force(row, recipe)) continue;
+    if (!printed(row) || !in_force(row, recipe)) continue;
     if (keeps_name(row, recipe)) {
       named += fmt::format("step_scheduler:\n  local_batch_size: {}\n", row.show(recipe));
       continue;
@@ -137,6 +140,18 @@ std::string print_recipe(const Recipe& recipe, bool origins) {
     out += line + "\n";
   }
   return out + named;
+}
+}  // namespace
+
+std::string print_recipe(const Recipe& recipe, bool origins) {
+  return print_rows(recipe, origins, [](const SchemaRow&) { return true; });
+}
+
+std::string print_sections(const Recipe& recipe, std::initializer_list<std::string_view> sections) {
+  return print_rows(recipe, false, [&](const SchemaRow& row) {
+    return std::ranges::count(sections, std::string_view(row.path).substr(0, row.path.find('.'))) >
+           0;
+  });
 }
 
 }  // namespace mtrain::recipe

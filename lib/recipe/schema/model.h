@@ -7,11 +7,13 @@
 #include <tuple>
 #include <vector>
 
+#include "base/norm_kind.h"
 #include "base/router_form.h"
 #include "base/token_dispatch.h"
 #include "recipe/schema/element_type.h"
 #include "recipe/schema/field.h"
 #include "recipe/schema/rope.h"
+#include "spec/activation.h"
 
 namespace mtrain::recipe {
 
@@ -57,12 +59,6 @@ constexpr auto enum_names(Architecture) {
                     EnumName{Architecture::glm4_moe, "glm4_moe"}};
 }
 
-enum class Normalization { rmsnorm, layernorm };
-constexpr auto enum_names(Normalization) {
-  return std::array{EnumName{Normalization::rmsnorm, "rmsnorm"},
-                    EnumName{Normalization::layernorm, "layernorm"}};
-}
-
 // A layer has norms on the inputs of attention and MLP (pre), on their outputs before the residual
 // addition (post, OLMo 2), or on both (sandwich, Gemma 2).
 enum class NormPlacement { pre, post, sandwich };
@@ -78,18 +74,7 @@ constexpr auto enum_names(PositionEmbedding) {
                     EnumName{PositionEmbedding::learned, "learned_absolute"}};
 }
 
-// gelu is the exact form by erf, and gelu_tanh the approximation of GPT-2; geglu is gated by
-// gelu_tanh (Gemma). The names after the fourth are Hugging Face's.
-enum class Activation { swiglu, gelu, gelu_tanh, geglu };
-constexpr auto enum_names(Activation) {
-  return std::array{EnumName{Activation::swiglu, "swiglu"},
-                    EnumName{Activation::gelu, "gelu"},
-                    EnumName{Activation::gelu_tanh, "gelu_tanh"},
-                    EnumName{Activation::geglu, "geglu"},
-                    EnumName{Activation::swiglu, "silu"},
-                    EnumName{Activation::gelu_tanh, "gelu_new"},
-                    EnumName{Activation::gelu_tanh, "gelu_pytorch_tanh"}};
-}
+using spec::Activation;
 
 enum class LoadBalancing { none, aux_loss, seq_aux_loss, global_aux_loss };
 constexpr auto enum_names(LoadBalancing) {
@@ -110,7 +95,7 @@ struct MoeConfig {
   int64_t num_experts = 0, router_topk = 2;
   std::optional<int64_t> ffn_hidden_size, shared_expert_ffn_hidden_size, num_shared_experts;
   bool shared_expert_gate = false;
-  // These fields decide which layers have experts; ModelConfig::has_experts() combines them.
+  // These fields decide together which layers have experts (recipe/model_spec.cpp).
   std::vector<int64_t> layer_freq{1}, dense_layers;
   std::optional<int64_t> sparse_step;
   int64_t first_dense_layers = 0;
@@ -278,7 +263,7 @@ struct ModelConfig {
   std::optional<int64_t> num_query_groups, kv_channels, ffn_hidden_size;
   int64_t vocab_size = 0;
   std::optional<int64_t> max_position_embeddings;
-  Normalization normalization = Normalization::rmsnorm;
+  NormKind normalization = NormKind::rms;
   NormPlacement norm_placement = NormPlacement::pre;
   bool layernorm_zero_centered_gamma = false;
   double norm_epsilon = 1e-5;
@@ -307,15 +292,11 @@ struct ModelConfig {
   int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
   int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
   int64_t rotary_dim() const { return int64_t(double(head_dim()) * rotary_percent); }
-  bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
+  bool gated() const { return is_gated(activation); }
   int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
   bool proj_bias() const { return add_bias_linear || attention_bias; }
   bool fc_bias() const { return add_bias_linear || mlp_bias; }
-  // Return whether a layer, counted from 0, has experts, rotary positions, or the window.
-  bool has_experts(int64_t layer) const;
-  bool has_rope(int64_t layer) const;
-  bool has_window(int64_t layer) const;
 
   static constexpr auto fields = std::tuple{
       Field{"architecture",

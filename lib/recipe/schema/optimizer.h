@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/lr_decay.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
@@ -191,21 +192,13 @@ constexpr auto enum_names(LrStyle) {
                     EnumName{LrStyle::constant, "constant"}, EnumName{LrStyle::wsd, "wsd"}};
 }
 
-enum class WsdDecayStyle { linear, cosine, exponential, minus_sqrt };
-constexpr auto enum_names(WsdDecayStyle) {
-  return std::array{EnumName{WsdDecayStyle::linear, "linear"},
-                    EnumName{WsdDecayStyle::cosine, "cosine"},
-                    EnumName{WsdDecayStyle::exponential, "exponential"},
-                    EnumName{WsdDecayStyle::minus_sqrt, "minus_sqrt"}};
-}
-
 struct LrSchedulerConfig {
   LrStyle style = LrStyle::cosine;
   int64_t warmup_steps = 0;
   std::optional<int64_t> decay_steps;
   double min_lr = 0.0;
   std::optional<int64_t> wsd_decay_steps;
-  WsdDecayStyle wsd_decay_style = WsdDecayStyle::exponential;
+  LrDecay wsd_decay_style = LrDecay::exponential;
 
   static constexpr auto fields = std::tuple{
       Field{"style",
