@@ -14,7 +14,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-constexpr int64_t kMostRouterExperts = 2048;  // E is at most this
+constexpr int64_t kMaxRouterExperts = 2048;  // E is at most this
 
 // Chooses the experts by score + bias; the weights come only from the scores.
 struct RouteTokens {

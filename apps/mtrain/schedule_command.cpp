@@ -169,7 +169,7 @@ void show_schedule(ScheduleOptions o) {
           fmt::format("{} has no order with overlapped experts on {}", kind.name,
                       one_rank ? "one rank" : fmt::format("{} ranks", o.size.pp)),
           "use interleaved_1f1b, dualpipev, or 1f1b with --pp 1, or leave --moe-overlap out");
-    if (o.size.stages_per_rank == 0) o.size.stages_per_rank = kind.fewest_stages;
+    if (o.size.stages_per_rank == 0) o.size.stages_per_rank = kind.min_stages;
     s = make_schedule(kind, o.size);
     for (int64_t rank = 0; rank < s.pp; ++rank)
       bounds.push_back(chunks_in_flight(kind, o.size, rank));

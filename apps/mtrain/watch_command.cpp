@@ -28,9 +28,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kPipedColumns = 60, kMostColumns = 200, kFewestColumns = 30;
-constexpr int kRows = 15, kFewestRows = 3;
-constexpr int64_t kMostSteps = int64_t{1} << 53;
+constexpr int kPipedColumns = 60, kMaxColumns = 200, kMinColumns = 30;
+constexpr int kRows = 15, kMinRows = 3;
+constexpr int64_t kMaxSteps = int64_t{1} << 53;
 constexpr std::chrono::milliseconds kBetween{1000};  // the interval between two drawings
 
 struct WatchOptions {
@@ -126,11 +126,11 @@ class Watch {
                             .smooth = options_.smooth};
     // Some terminals wrap when the last column is filled.
     if (o.columns == 0)
-      o.columns = terminal ? std::clamp(terminal_width(out) - 1, kFewestColumns, kMostColumns)
-                           : kPipedColumns;
+      o.columns =
+          terminal ? std::clamp(terminal_width(out) - 1, kMinColumns, kMaxColumns) : kPipedColumns;
     if (terminal && options_.rows == 0)
       o.rows = std::clamp(terminal_height(out) - 1 - observe::lines_beside_plot(runs_, key_, o),
-                          kFewestRows, kRows);
+                          kMinRows, kRows);
     return observe::watch_text(runs_, key_, o);
   }
 
@@ -151,9 +151,9 @@ void print_csv(const WatchOptions& o, const std::vector<observe::RunFile>& runs,
 }
 
 void watch(const WatchOptions& o, bool keys_given) {
-  if (o.runs.size() > observe::kMostCurves)
+  if (o.runs.size() > observe::kMaxCurves)
     throw UserError(fmt::format("mtrain watch takes at most {} runs, and {} are given",
-                                observe::kMostCurves, o.runs.size()),
+                                observe::kMaxCurves, o.runs.size()),
                     "leave some out");
   std::vector<observe::RunFile> runs;
   for (const std::string& run : o.runs) {
@@ -192,11 +192,11 @@ void add_watch_command(CLI::App& app) {
       "--key", o->keys, "key to draw; default: loss; with --csv a list such as loss,grad_norm");
   auto* csv = command->add_flag("--csv", o->csv, "print CSV instead: a row per step");
   command->add_option("--from-step", o->from, "first step to show")
-      ->check(whole_number_from(0, kMostSteps).description(""));
+      ->check(whole_number_from(0, kMaxSteps).description(""));
   command->add_option("--last", o->last, "show only this many of the last steps")
-      ->check(whole_number_from(1, kMostSteps).description(""));
+      ->check(whole_number_from(1, kMaxSteps).description(""));
   command->add_option("--smooth", o->smooth, "draw means over this many steps")
-      ->check(whole_number_from(1, kMostSteps).description(""))
+      ->check(whole_number_from(1, kMaxSteps).description(""))
       ->excludes(csv);
   command->add_flag("--log", o->log, "logarithmic axis of values")->excludes(csv);
   command->add_flag("--plain", o->plain, "ASCII instead of braille, as without UTF-8 in LANG")
@@ -204,10 +204,10 @@ void add_watch_command(CLI::App& app) {
   command
       ->add_option("--height", o->rows,
                    "rows of the plot; default: 15, or fewer if the terminal is smaller")
-      ->check(whole_number_from(kFewestRows, 200))
+      ->check(whole_number_from(kMinRows, 200))
       ->excludes(csv);
   command->add_option("--columns", o->columns, "width of the text; default: that of the terminal")
-      ->check(whole_number_from(kFewestColumns, 1000))
+      ->check(whole_number_from(kMinColumns, 1000))
       ->excludes(csv);
   auto* once = command->add_flag("--once", o->once, "draw once, even if a run is training");
   once->excludes(csv);

@@ -8,7 +8,7 @@ namespace {
 
 void check_few_rows(const FewRowsMatmul& a) {
   const char* op = "matmul of few rows";
-  MT_CHECK(a.M > 0 && a.M < kFewestPackedRows && a.N > 0 && a.K > 0 && a.k_block > 0,
+  MT_CHECK(a.M > 0 && a.M < kMinPackedRows && a.N > 0 && a.K > 0 && a.k_block > 0,
            "{}: M {} N {} K {}, blocks of {}", op, a.M, a.N, a.K, a.k_block);
   check(op, "a", a.a_MK, a.M * a.K, DType::f32);
   check_holds(op, "b", a.b_NK, a.N * a.K);

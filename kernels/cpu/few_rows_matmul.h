@@ -5,14 +5,14 @@
 
 namespace mtrain::kernels::cpu {
 
-constexpr int64_t kFewestPackedRows = 9;  // with at least this many rows, packing pays
+constexpr int64_t kMinPackedRows = 9;  // with at least this many rows, packing pays
 
 struct FewRowsMatmul {
   ConstSpan a_MK;    // fp32
   ConstSpan b_NK;    // any float type
   ConstSpan bias_N;  // fp32, optional
   Span c_MN;         // any float type
-  int64_t M, N, K;   // M < kFewestPackedRows
+  int64_t M, N, K;   // M < kMinPackedRows
   int64_t k_block;   // terms of a sum that are added up before they are added to the earlier ones
 };
 

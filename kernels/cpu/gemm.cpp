@@ -178,7 +178,7 @@ Gemm::Gemm(const Matmul& m, const GemmKernels& kernels, int threads)
   column_block_ =
       std::min(round_up(p_.N, kernels.columns),
                std::clamp(kernels.max_packed_b / words(p_.K) / kernels.columns * kernels.columns,
-                          kernels.fewest_columns, kernels.most_columns));
+                          kernels.min_columns, kernels.max_columns));
   plan_units();
   plan_phases();
   const bool sums = k_block_ < m.K && is_half(m.c_MN.dtype);
@@ -198,7 +198,7 @@ void Gemm::set_memory(float* memory) {
 // Large units come first and small ones last: the threads then end at about the same time.
 void Gemm::plan_units() {
   unit_panels_ = std::clamp(kernels_.unit_words / (kernels_.rows * words(k_block_)),
-                            kernels_.fewest_unit_panels, kernels_.most_unit_panels);
+                            kernels_.min_unit_panels, kernels_.max_unit_panels);
   MT_CHECK(unit_panels_ <= kMaxUnitPanels, "{} panels", unit_panels_);
   for (int64_t begin = 0; begin < panels_;) {
     const int64_t fair = threads_ == 1 ? panels_ : ceil_div(panels_ - begin, 2 * threads_);

@@ -47,11 +47,11 @@ struct GemmKernels {
   int64_t max_words;   // words of the longest k block
 
   // How the work is split. The result does not depend on these sizes.
-  int64_t max_packed_b;    // words of B that are packed at once: a block of columns
-  int64_t most_columns;    // largest width of such a block; A is packed again for each block
-  int64_t fewest_columns;  // smallest width of such a block, if C has as many columns
-  int64_t unit_words;      // words of A in a unit of work; each unit packs its own part of A
-  int64_t fewest_unit_panels, most_unit_panels;
+  int64_t max_packed_b;  // words of B that are packed at once: a block of columns
+  int64_t max_columns;   // largest width of such a block; A is packed again for each block
+  int64_t min_columns;   // smallest width of such a block, if C has as many columns
+  int64_t unit_words;    // words of A in a unit of work; each unit packs its own part of A
+  int64_t min_unit_panels, max_unit_panels;
   // With at most this many rows of C, it is cheaper to transpose tiles of C than a B stored (N, K).
   int64_t few_rows;
 

@@ -88,7 +88,7 @@ void multiply(std::span<const Matmul> list, MatmulBackend backend) {
 }
 
 bool has_few_rows(const Matmul& m) {
-  return m.M < kFewestPackedRows && !m.trans_a && m.trans_b && !m.accumulate;
+  return m.M < kMinPackedRows && !m.trans_a && m.trans_b && !m.accumulate;
 }
 
 void run_few_rows(const Matmul& m) {

@@ -23,17 +23,17 @@ void check_permute(const Permute& a) {
   check_weight("permute", a);
 }
 // If experts are padded to a capacity, there may be more rows than choices.
-int64_t most_rows(int64_t T, int64_t K, int64_t R) { return std::max(T * K, R); }
+int64_t max_rows(int64_t T, int64_t K, int64_t R) { return std::max(T * K, R); }
 void check_unpermute(const Unpermute& a) {
   check_holds("unpermute", "x", a.x_RH, a.R * a.H);
   check("unpermute", "out", a.out_TH, a.T * a.H, a.x_RH.dtype);
-  check_indices("unpermute", "row", a.row_TK, a.T * a.K, most_rows(a.T, a.K, a.R), kNone);
+  check_indices("unpermute", "row", a.row_TK, a.T * a.K, max_rows(a.T, a.K, a.R), kNone);
   check_weight("unpermute", a);
 }
 void check_weight_grad(const UnpermuteWeightGrad& a) {
   check_holds("unpermute's weights", "x", a.x_RH, a.R * a.H);
   check("unpermute's weights", "dout", a.dout_TH, a.T * a.H, a.x_RH.dtype);
-  check_indices("unpermute's weights", "row", a.row_TK, a.T * a.K, most_rows(a.T, a.K, a.R), kNone);
+  check_indices("unpermute's weights", "row", a.row_TK, a.T * a.K, max_rows(a.T, a.K, a.R), kNone);
   check("unpermute's weights", "dweight", a.dweight_TK, a.T * a.K, DType::f32);
 }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kNone = -1;  // no expert
 
 void check_form(const char* op, const RouterForm& form, int64_t E, int64_t K) {
-  MT_CHECK(K >= 1 && K <= E && E <= kMostRouterExperts, "{}: {} of {} experts", op, K, E);
+  MT_CHECK(K >= 1 && K <= E && E <= kMaxRouterExperts, "{}: {} of {} experts", op, K, E);
   MT_CHECK(form.groups >= 1 && E % form.groups == 0, "{}: {} groups of {} experts", op, form.groups,
            E);
   MT_CHECK(form.best_groups >= 1 && form.best_groups <= form.groups &&

@@ -91,15 +91,15 @@ __global__ void __launch_bounds__(kTileThreads, 1)
       dv.add(tiles.dout, [&](int key, int q) { return tiles.p[q * kScoreStride + key]; });
       dk.add(tiles.q, [&](int key, int q) { return tiles.ds[q * kScoreStride + key]; });
     }
-  float dk_most = 0, dv_most = 0;
+  float dk_max = 0, dv_max = 0;
   dk.put(
       dk_heads.of(b, g), key0, a.sight.Skv, D, add, [&](int) { return a.scale; },
-      [&](int, int, float x) { dk_most = fmaxf(dk_most, finite_size(x)); });
+      [&](int, int, float x) { dk_max = fmaxf(dk_max, finite_size(x)); });
   dv.put(
       dv_heads.of(b, g), key0, a.sight.Skv, D, add, [](int) { return 1.0f; },
-      [&](int, int, float x) { dv_most = fmaxf(dv_most, finite_size(x)); });
-  if (dk_amax) raise_amax(dk_amax, dk_most);
-  if (dv_amax) raise_amax(dv_amax, dv_most);
+      [&](int, int, float x) { dv_max = fmaxf(dv_max, finite_size(x)); });
+  if (dk_amax) raise_amax(dk_amax, dk_max);
+  if (dv_amax) raise_amax(dv_amax, dv_max);
 }
 
 template <int DIM, bool CAPPED>

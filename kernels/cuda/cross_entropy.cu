@@ -242,7 +242,7 @@ template <int N>
 int vectors_kept(const CrossEntropy& a) {
   if (N == 1 || !a.write_grad) return 0;
   constexpr int64_t kOfAll = int64_t(kThreads) * 16, kStatic = 1024;
-  const int64_t most = (most_shared_memory() - kStatic) / kOfAll;
+  const int64_t most = (max_shared_memory() - kStatic) / kOfAll;
   return int(std::min(most, div_up(a.V / N, kThreads)) * kThreads);
 }
 

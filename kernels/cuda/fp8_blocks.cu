@@ -188,9 +188,9 @@ __global__ void __launch_bounds__(kThreads)
                     float largest) {
   const Inverses<BLOCKS> inverses{inverse, rows, columns},
       transposed_inverses{transposed_inverse, columns, stride};
-  const int64_t most_rows = transposed && stride > rows ? stride : rows;
+  const int64_t max_rows = transposed && stride > rows ? stride : rows;
   const unsigned across = unsigned((columns + kTile - 1) / kTile),
-                 tiles = across * unsigned((most_rows + kTile - 1) / kTile);
+                 tiles = across * unsigned((max_rows + kTile - 1) / kTile);
   for (unsigned number = blockIdx.x; number < tiles; number += gridDim.x) {
     const Tile<T> tile{x, rows, columns, int64_t(number / across) * kTile,
                        int64_t(number % across) * kTile};

@@ -34,7 +34,7 @@ __device__ __forceinline__ RowTile find_tile(const int32_t* first_E1, int E, int
   return found;
 }
 // Returns enough blocks for the tiles of any split of R rows.
-unsigned most_tiles(int64_t R, int64_t E, int64_t height) { return unsigned(R / height + E); }
+unsigned max_tiles(int64_t R, int64_t E, int64_t height) { return unsigned(R / height + E); }
 
 // --- tensor cores: tiles of 128 x 128, 64 of the sum at once ---
 constexpr int kSide = 128, kDepth = 64, kThreads = 256, kStages = 2;
@@ -451,13 +451,13 @@ void run_rows(const GroupedMatmul& a, CUstream_st* stream) {
     if (in_chunks<T>({a.a_RK.data, a.b_EKN.data, a.c_RN.data}, {a.K, a.N})) {
       const auto kernel =
           a.trans_b ? rows_in_tensor_cores<T, true> : rows_in_tensor_cores<T, false>;
-      MT_LAUNCH(kernel, dim3(unsigned(div_up(a.N, kSide)), most_tiles(a.R, a.E, kSide)), kThreads,
+      MT_LAUNCH(kernel, dim3(unsigned(div_up(a.N, kSide)), max_tiles(a.R, a.E, kSide)), kThreads,
                 kStages * kStageBytes, stream, data<T>(a.a_RK), data<T>(a.b_EKN),
                 data<int32_t>(a.first_E1), data<char>(a.c_RN), a.c_RN.dtype != DType::f32, int(a.N),
                 int(a.K), int(a.E));
       return;
     }
-  const dim3 grid(unsigned(div_up(a.N, kPlainSide)), most_tiles(a.R, a.E, kPlainSide));
+  const dim3 grid(unsigned(div_up(a.N, kPlainSide)), max_tiles(a.R, a.E, kPlainSide));
   if (a.c_RN.dtype == DType::f32)
     MT_LAUNCH((plain_rows<T, float>), grid, kPlainThreads, 0, stream, data<T>(a.a_RK),
               data<T>(a.b_EKN), data<int32_t>(a.first_E1), data<float>(a.c_RN), int(a.N), int(a.K),
@@ -491,7 +491,7 @@ Float8Matrix float8_matrix(const ConstSpan& x, const ConstSpan& inverse) {
 void run_float8(const GroupedMatmul& a, CUstream_st* stream) {
   const auto launch_with = [&]<Half T>() {
     const auto kernel = a.trans_b ? float8_rows<T, true> : float8_rows<T, false>;
-    MT_LAUNCH(kernel, dim3(unsigned(div_up(a.N, kSide)), most_tiles(a.R, a.E, kSide)), kThreads,
+    MT_LAUNCH(kernel, dim3(unsigned(div_up(a.N, kSide)), max_tiles(a.R, a.E, kSide)), kThreads,
               kStages * kStageBytes, stream, float8_matrix(a.a_RK, a.a_inverse),
               float8_matrix(a.b_EKN, a.b_inverse), data<int32_t>(a.first_E1), data<char>(a.c_RN),
               a.c_RN.dtype != DType::f32, int(a.N), int(a.K), int(a.E));

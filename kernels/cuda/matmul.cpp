@@ -300,7 +300,7 @@ class ThisGpu final : public GemmDevice {
   // The first call warms the L2 cache, and determines how many calls a measurement takes.
   double seconds(const std::function<void()>& launch, CUstream_st* stream) const override {
     constexpr double kEnough = 5e-3;  // seconds
-    constexpr int kMostCalls = 10, kRepeats = 3;
+    constexpr int kMaxCalls = 10, kRepeats = 3;
     const Event begin, end;
     const auto of = [&](int calls) {
       MT_CUDA(cudaEventRecord(begin.get(), stream));
@@ -311,7 +311,7 @@ class ThisGpu final : public GemmDevice {
       MT_CUDA(cudaEventElapsedTime(&ms, begin.get(), end.get()));
       return std::max(double(ms) * 1e-3, 1e-9) / calls;
     };
-    const int calls = std::clamp(int(kEnough / of(1)), 1, kMostCalls);
+    const int calls = std::clamp(int(kEnough / of(1)), 1, kMaxCalls);
     double least = of(calls);
     for (int i = 1; i < kRepeats; ++i) least = std::min(least, of(calls));
     return least;

@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
 // A lane remembers in 64 bits which of its own experts are taken.
-static_assert(kMostRouterExperts <= 64 * kWarp);
-constexpr float kLeastSum = 1e-20f;  // added to sums of scores, which may be 0
+static_assert(kMaxRouterExperts <= 64 * kWarp);
+constexpr float kSumEpsilon = 1e-20f;  // added to sums of scores, which may be 0
 
 template <class T>
 __device__ __forceinline__ float score_of(RouterScore form, T x, float log_sum) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ bool weights_over_chosen(const RouterForm& form) {
 template <class T>
 __device__ __forceinline__ void weigh(const RouterForm& form, const T* x, const float* score,
                                       const int32_t* expert, int K, float* weight) {
-  float sum = kLeastSum;
+  float sum = kSumEpsilon;
   for (int k = 0; k < K; ++k) sum += weight[k] = score[expert[k]];
   if (weights_over_chosen(form))
     softmax_over_chosen(x, expert, K, weight);
@@ -285,7 +285,7 @@ __device__ __forceinline__ void weights_gradient(const RouterForm& form, const T
     for (int k = 0; k < K; ++k) dx[expert[k]] *= form.scale * scale * (dweight[k] - inner);
     return;
   }
-  float sum = kLeastSum, inner = 0;
+  float sum = kSumEpsilon, inner = 0;
   if (form.normalize) {
     for (int k = 0; k < K; ++k) sum += score[expert[k]];
     for (int k = 0; k < K; ++k) inner += dweight[k] * score[expert[k]] * fast_reciprocal(sum);

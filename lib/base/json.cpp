@@ -111,7 +111,7 @@ class Builder : public nlohmann::json_sax<json> {
   };
 
   json* add(json&& value) {
-    too_many = too_many || ++count_ > kMostJsonValues;
+    too_many = too_many || ++count_ > kMaxJsonValues;
     if (levels_.empty()) return &(root = std::move(value));
     Level& level = levels_.back();
     if (level.value->is_object()) return &(*level.slot = std::move(value));
@@ -150,7 +150,7 @@ json parse(std::string_view text, const std::string& name, const std::string& hi
     throw UserError(fmt::format("{}: the key `{}` is given twice", name, builder.twice),
                     hint.empty() ? "keep one of the two" : hint);
   if (builder.too_many)
-    throw UserError(fmt::format("{}: it has more than {} values", name, kMostJsonValues), hint);
+    throw UserError(fmt::format("{}: it has more than {} values", name, kMaxJsonValues), hint);
   throw not_json(builder.error_at, builder.error);
 }
 

@@ -12,9 +12,9 @@
 namespace mtrain {
 
 // Limits. No JSON file of a model, a run or a trace needs more.
-inline constexpr size_t kDeepestJson = 64;                  // nested objects and lists
-inline constexpr size_t kMostJsonValues = size_t{1} << 22;  // a text with this many takes 500 MB
-inline constexpr int64_t kLargestJson = int64_t{1} << 27;   // bytes of a file
+inline constexpr size_t kDeepestJson = 64;                 // nested objects and lists
+inline constexpr size_t kMaxJsonValues = size_t{1} << 22;  // a text with this many takes 500 MB
+inline constexpr int64_t kLargestJson = int64_t{1} << 27;  // bytes of a file
 
 // Parses a complete text. Throws UserError of the form "NAME: not JSON at byte N: why". It also
 // throws for a duplicate key in an object, since programs differ in which of the two values they

@@ -27,7 +27,7 @@ std::mutex g_mutex;
 Overlay* g_overlay = nullptr;
 
 // The record has a separate mutex, since its writer may log a warning.
-constexpr size_t kMostEarly = 1 << 20;  // bytes
+constexpr size_t kMaxEarly = 1 << 20;  // bytes
 std::recursive_mutex g_record_mutex;
 std::string g_early;
 std::function<void(std::string_view)> g_record;
@@ -54,7 +54,7 @@ void record(std::string_view lines) {
   std::lock_guard lock(g_record_mutex);
   if (g_record)
     g_record(lines);
-  else if (g_early.size() + lines.size() <= kMostEarly)
+  else if (g_early.size() + lines.size() <= kMaxEarly)
     g_early += lines;
 }
 

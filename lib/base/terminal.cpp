@@ -68,7 +68,7 @@ void wrap_from(std::string& out, std::string_view text, int begin, int indent, i
 }
 
 void wrap_line(std::string& out, std::string_view line, int columns) {
-  constexpr int kFewest = 24;  // smallest width of a second column beside the first
+  constexpr int kMinWidth = 24;  // smallest width of a second column beside the first
   const size_t lead = std::min(line.find_first_not_of(' '), line.size());
   constexpr size_t kDeep = 16;  // a line that begins this far to the right is part of a column
   const int indent = std::min(int(lead < kDeep ? lead + 2 : lead), columns / 2);
@@ -79,7 +79,7 @@ void wrap_line(std::string& out, std::string_view line, int columns) {
   if (second == std::string_view::npos) return wrap_from(out, line, int(lead), indent, columns);
   const std::string_view first_text = line.substr(0, gap - lead), rest = line.substr(second - lead);
   const int column = int(lead) + display_width(line.substr(0, second - lead));
-  if (columns - column >= kFewest) {
+  if (columns - column >= kMinWidth) {
     out += line.substr(0, second - lead);
     return wrap_from(out, rest, column, column, columns);
   }

@@ -28,10 +28,10 @@ constexpr auto kStrangerTime =
     10s;  // the time in which a connection must prove that it knows the token
 // A connection is not closed for another one before this age: a rank's proof takes about as long
 // while strangers keep all cores busy.
-constexpr auto kLeastAge = 10ms;
-constexpr auto kLeastAgeGreeted = 250ms;  // a proof may wait for a busy or distant rank
-constexpr int kAcceptsAtOnce = 16;        // before clients that have sent something are served
-constexpr int kReadsAtOnce = 16;          // from one client, before others are served
+constexpr auto kMinAge = 10ms;
+constexpr auto kMinAgeGreeted = 250ms;  // a proof may wait for a busy or distant rank
+constexpr int kAcceptsAtOnce = 16;      // before clients that have sent something are served
+constexpr int kReadsAtOnce = 16;        // from one client, before others are served
 
 // Returns the lowest number of a file descriptor that is reserved for the rest of the process.
 int first_reserved_descriptor() {
@@ -111,9 +111,9 @@ class StoreServer::Loop {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
       const auto now = Clock::now();
       const Client* const closable = find_closable(now);
-      // Not longer than kLeastAge: meanwhile strangers may prove that they are ranks.
+      // Not longer than kMinAge: meanwhile strangers may prove that they are ranks.
       if (strangers_.size() >= kMaxStrangers && !closable)
-        return pause_until(std::min(first_closable(), now + kLeastAge));
+        return pause_until(std::min(first_closable(), now + kMinAge));
       const int fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (fd < 0) {
         if (errno == EAGAIN) return;
@@ -193,7 +193,7 @@ class StoreServer::Loop {
 
   // When a stranger may be closed for another one.
   static Clock::time_point closable_at(const Client& c) {
-    return c.accepted + (c.session.has_greeted() ? kLeastAgeGreeted : kLeastAge);
+    return c.accepted + (c.session.has_greeted() ? kMinAgeGreeted : kMinAge);
   }
   Clock::time_point first_closable() const {
     auto first = Clock::time_point::max();

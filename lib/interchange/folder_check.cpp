@@ -16,12 +16,12 @@ namespace mtrain::interchange {
 
 namespace {
 
-constexpr uint64_t kMostLayers = 100'000;              // the maximum of model.num_layers
+constexpr uint64_t kMaxLayers = 100'000;               // the maximum of model.num_layers
 constexpr int64_t kComparedAtOnce = int64_t{1} << 22;  // elements compared at a time
 // The most missing tensors for which an unused tensor with a similar name is suggested. If
 // thousands are missing, they have one cause, and a few suggestions show it.
 constexpr int kSuggestions = 16;
-constexpr size_t kMostCandidates = 4096;  // more names take seconds to compare
+constexpr size_t kMaxCandidates = 4096;  // more names take seconds to compare
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("({})", fmt::join(shape, ", "));
@@ -57,11 +57,11 @@ FurtherLayers further_layers(const std::filesystem::path& folder, const Family& 
   int64_t count = family.further_layers_omitted;
   if (config.is_object() && config.contains(family.further_layers)) {
     const nlohmann::json& value = config.at(std::string(family.further_layers));
-    const bool whole = value.is_number_unsigned() && value.get<uint64_t>() <= kMostLayers;
+    const bool whole = value.is_number_unsigned() && value.get<uint64_t>() <= kMaxLayers;
     if (!whole && !value.is_null())
       throw UserError(fmt::format("{}: {} must be a whole number from 0 to {}, and is {}",
                                   (folder / "config.json").string(), family.further_layers,
-                                  kMostLayers, value.dump()),
+                                  kMaxLayers, value.dump()),
                       "download the folder again, or correct its config.json");
     count = whole ? value.get<int64_t>() : 0;
   }
@@ -96,7 +96,7 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
       unused.push_back(t->name);
   const auto check = [&](const std::string& name, const Shape& shape, const std::string& ours) {
     if (!folder.contains(name)) {
-      const std::string meant = ++suggestions > kSuggestions || unused.size() > kMostCandidates
+      const std::string meant = ++suggestions > kSuggestions || unused.size() > kMaxCandidates
                                     ? ""
                                     : nearest(name, unused);
       mistakes.push_back(fmt::format("missing: {} {}, which is mtrain's {}{}", name, shape.str(),

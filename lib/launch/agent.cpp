@@ -474,9 +474,9 @@ int ranks_per_node(const std::string& text) {
 }
 
 std::chrono::milliseconds restart_delay(int failures) {
-  constexpr int kMostDoublings = 5;
-  return std::min<std::chrono::milliseconds>(
-      1s * (1 << std::clamp(failures - 1, 0, kMostDoublings)), 30s);
+  constexpr int kMaxDoublings = 5;
+  return std::min<std::chrono::milliseconds>(1s * (1 << std::clamp(failures - 1, 0, kMaxDoublings)),
+                                             30s);
 }
 
 namespace {

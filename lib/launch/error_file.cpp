@@ -83,7 +83,7 @@ WriteErrorText error_file_of_handlers() {
   const char* path = std::getenv("MTRAIN_ERROR_FILE");
   if (!path || !*path) return nullptr;
   const char* rank = std::getenv("RANK");
-  constexpr size_t kMostBytes = 16384;
+  constexpr size_t kMaxBytes = 16384;
   HandlerFile& file = handler_file();
   file.path = path;
   // The handler writes the time of this call, since it must not format numbers.
@@ -93,7 +93,7 @@ WriteErrorText error_file_of_handlers() {
                    .dump();
   file.begin.pop_back();
   file.begin += R"(, "message": ")";
-  file.text.reserve(kMostBytes);
+  file.text.reserve(kMaxBytes);
   return write_in_handler;
 }
 

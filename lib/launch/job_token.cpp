@@ -117,8 +117,8 @@ void JobToken::make_shared_file(const Job& job) {
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::seconds(job.restarts > 0 ? 30 : 0);
   // Other jobs may replace the file between any two steps.
-  constexpr int kMostRaces = 100;
-  for (int races = 0; races < kMostRaces; ++races) {
+  constexpr int kMaxRaces = 100;
+  for (int races = 0; races < kMaxRaces; ++races) {
     // O_RDWR: NFS locks only files that are open for writing.
     const Descriptor old{open(shared_.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
     const bool none = old.fd < 0 && errno == ENOENT;

@@ -16,7 +16,7 @@ namespace mtrain::launch {
 
 namespace {
 
-constexpr size_t kMostPending = 1 << 20, kChunk = 1 << 16, kPiece = 4096;  // bytes
+constexpr size_t kMaxPending = 1 << 20, kChunk = 1 << 16, kPiece = 4096;  // bytes
 constexpr std::string_view kLineEnds = "\n\r";
 
 // Returns where the line that holds byte `at` ends, or npos.
@@ -50,15 +50,15 @@ bool write_pieces(int fd, std::string_view text, const std::function<void()>& on
 
 void PendingText::add(std::string_view text) {
   text_ += text;
-  if (text_.size() > most_) drop();
+  if (text_.size() > max_bytes_) drop();
 }
 
 void PendingText::drop() {
   if (dropped_ == 0) {
     kept_ = within_line_ ? line_end(text_, 0) : 0;
-    if (kept_ > most_ / 2) kept_ = 0;  // a line that does not end is cut
+    if (kept_ > max_bytes_ / 2) kept_ = 0;  // a line that does not end is cut
   }
-  const size_t from = std::max(kept_, text_.size() - most_ / 2);
+  const size_t from = std::max(kept_, text_.size() - max_bytes_ / 2);
   const size_t to = std::min(line_end(text_, from), text_.size());
   const auto first = text_.begin() + ptrdiff_t(kept_), last = text_.begin() + ptrdiff_t(to);
   const auto lines = std::count_if(
@@ -86,7 +86,7 @@ struct OutputStream::State {
   const int fd;
   std::mutex mutex;
   std::condition_variable changed;
-  PendingText pending{kMostPending};
+  PendingText pending{kMaxPending};
   bool writing = false, stop = false, gone = false;
   std::chrono::steady_clock::time_point moved = std::chrono::steady_clock::now();
 };

@@ -12,7 +12,7 @@ namespace mtrain::launch {
 // with their number replaces them. A progress line ends with a carriage return.
 class PendingText {
  public:
-  explicit PendingText(size_t most_bytes) : most_(most_bytes) {}
+  explicit PendingText(size_t max_bytes) : max_bytes_(max_bytes) {}
   void add(std::string_view text);
   bool empty() const { return text_.empty(); }
   std::string take(size_t bytes);  // removes at most `bytes` from the beginning, plus that line
@@ -20,7 +20,7 @@ class PendingText {
  private:
   void drop();
 
-  const size_t most_;
+  const size_t max_bytes_;
   std::string text_;
   bool within_line_ = false;  // the last take() ended within a line
   size_t dropped_ = 0;        // lines, after the first kept_ bytes

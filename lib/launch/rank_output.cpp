@@ -112,8 +112,8 @@ bool RankOutput::pump() {
 void RankOutput::drain() {
   pollfd p{fd_, POLLIN, 0};
   // A process that has left the job may hold the other end and continue to write.
-  constexpr int kMostReads = 4096;
-  for (int i = 0; i < kMostReads && poll(&p, 1, 0) > 0; ++i)
+  constexpr int kMaxReads = 4096;
+  for (int i = 0; i < kMaxReads && poll(&p, 1, 0) > 0; ++i)
     if (!pump()) return;
 }
 

@@ -18,7 +18,7 @@ std::optional<int> number_within(std::string_view text, int least, int most) {
   return whole && n >= least && n <= most ? std::optional(n) : std::nullopt;
 }
 
-constexpr int kMostRanks = 1 << 24;
+constexpr int kMaxTorchrunRank = 1 << 24;
 
 }  // namespace
 
@@ -78,15 +78,15 @@ std::string parse_host(const std::string& source, const std::string& text) {
 }
 
 int parse_nodes(const std::string& text) {
-  constexpr int kMostNodes = 100000;
+  constexpr int kMaxNodes = 100000;
   const size_t colon = text.find(':');
-  const auto least = number_within(std::string_view(text).substr(0, colon), 1, kMostNodes);
+  const auto least = number_within(std::string_view(text).substr(0, colon), 1, kMaxNodes);
   const auto most = colon == std::string::npos
                         ? least
-                        : number_within(std::string_view(text).substr(colon + 1), 1, kMostNodes);
+                        : number_within(std::string_view(text).substr(colon + 1), 1, kMaxNodes);
   if (!least || !most)
     throw UserError(
-        fmt::format("--nnodes={} is not a number of hosts from 1 to {}", text, kMostNodes),
+        fmt::format("--nnodes={} is not a number of hosts from 1 to {}", text, kMaxNodes),
         "write --nnodes=2");
   if (*least != *most)
     throw UserError(
@@ -110,7 +110,7 @@ Streams parse_streams(const std::string& option, const std::string& text) {
   for (const std::string& part : split(text, ',')) {
     const size_t colon = part.find(':');
     if (colon == std::string::npos) wrong();
-    const auto rank = number_within(trim(part.substr(0, colon)), 0, kMostRanks);
+    const auto rank = number_within(trim(part.substr(0, colon)), 0, kMaxTorchrunRank);
     const auto bits = number_within(trim(part.substr(colon + 1)), 0, 3);
     if (!rank || !bits) wrong();
     streams.by_local_rank[*rank] = *bits;
@@ -122,7 +122,7 @@ std::set<int> parse_local_ranks(const std::string& text) {
   std::set<int> ranks;
   if (trim(text).empty()) return ranks;
   for (const std::string& part : split(text, ',')) {
-    const auto rank = number_within(trim(part), 0, kMostRanks);
+    const auto rank = number_within(trim(part), 0, kMaxTorchrunRank);
     if (!rank)
       throw UserError(fmt::format("--local_ranks_filter={} is not a list of ranks", text),
                       "write the ranks of this host whose output is shown: 0,2");
@@ -158,7 +158,7 @@ RendezvousConfig parse_rendezvous_config(const std::string& text) {
       throw UserError(fmt::format("--rdzv_conf: {} has no value", pair), "write key=value,...");
     const std::string key(trim(pair.substr(0, equals))), value(trim(pair.substr(equals + 1)));
     if (key == "rank") {
-      config.node = number_within(value, 0, kMostRanks);
+      config.node = number_within(value, 0, kMaxTorchrunRank);
       if (!config.node)
         throw UserError(fmt::format("--rdzv_conf: rank={} is not the number of a host", value),
                         "hosts are numbered from 0");

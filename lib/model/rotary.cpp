@@ -60,7 +60,7 @@ std::vector<double> rotary_frequencies(const spec::Rotary& rotary) {
 }
 
 RotaryTables rotary_tables(Stream& stream, const spec::Rotary& rotary, int64_t positions) {
-  const int64_t most = rotary.scaling.most_positions;
+  const int64_t most = rotary.scaling.valid_positions;
   MT_CHECK(most == 0 || positions <= most, "{} positions with rotary factors for up to {}",
            positions, most);
   const auto frequencies = rotary_frequencies(rotary);

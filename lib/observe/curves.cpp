@@ -258,8 +258,8 @@ char line_letter(size_t curve, size_t curves) { return curves > 1 ? char('A' + c
 char mark_letter(size_t curve, size_t curves) { return curves > 1 ? char('a' + curve) : 'o'; }
 
 std::string_view curve_color(size_t curve) {
-  constexpr std::array<std::string_view, kMostCurves> kColors{"\x1b[36m", "\x1b[33m", "\x1b[35m",
-                                                              "\x1b[32m", "\x1b[34m", "\x1b[31m"};
+  constexpr std::array<std::string_view, kMaxCurves> kColors{"\x1b[36m", "\x1b[33m", "\x1b[35m",
+                                                             "\x1b[32m", "\x1b[34m", "\x1b[31m"};
   return kColors[curve % kColors.size()];
 }
 

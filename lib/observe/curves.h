@@ -24,7 +24,7 @@ struct CurveOptions {
   int64_t smooth = 1;                           // draws means over this many values of the line
 };
 
-inline constexpr size_t kMostCurves = 6;
+inline constexpr size_t kMaxCurves = 6;
 
 // The letter of a curve's line if there are several curves; its marks have the lower-case letter. A
 // single curve has `*`, or only dots, and its marks `o`.

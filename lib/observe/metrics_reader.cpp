@@ -24,7 +24,7 @@ namespace {
 constexpr double kNoValue = std::numeric_limits<double>::quiet_NaN();
 constexpr size_t kBlock = size_t{1} << 20;        // bytes that are read at once
 constexpr size_t kLongestLine = size_t{1} << 20;  // no record is longer
-constexpr size_t kMostDamaged = 3;                // lines that are kept with their reasons
+constexpr size_t kMaxDamaged = 3;                 // lines that are kept with their reasons
 constexpr int64_t kLastSteps = 20;                // the steps of a current rate
 constexpr const char* kFile = "metrics.jsonl";
 
@@ -143,7 +143,7 @@ void RecordStream::take(std::string_view line, int64_t begin) {
   const std::string_view text = trim(line);
   if (text.empty() && !too_long_) return;
   if (last_) {
-    if (damaged_.size() < kMostDamaged) damaged_.push_back(std::move(*last_));
+    if (damaged_.size() < kMaxDamaged) damaged_.push_back(std::move(*last_));
     last_.reset();
     ++damaged_count_;
   }

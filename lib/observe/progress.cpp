@@ -16,8 +16,8 @@ namespace mtrain::observe {
 namespace {
 
 constexpr const char* kClearLine = "\r\x1b[K";
-constexpr int kMostCells = 20, kFewestCells = 6;  // of the bar
-constexpr int kRecordWidth = 100;                 // columns of tables in the log's record
+constexpr int kMaxCells = 20, kMinCells = 6;  // of the bar
+constexpr int kRecordWidth = 100;             // columns of tables in the log's record
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -77,17 +77,17 @@ std::string format_progress(const StepProgress& progress, int width, Bar bar) {
   std::string line = join(fields);
   // The bar takes room from all fields except the step and the loss.
   const auto wanted = [&] {
-    const int of_bar = with_bar && fields.size() > 2 ? kGap + kBrackets + kFewestCells : 0;
+    const int of_bar = with_bar && fields.size() > 2 ? kGap + kBrackets + kMinCells : 0;
     return display_width(line) + of_bar;
   };
   while (width > 0 && wanted() > width && fields.size() > 1) {
     fields.erase(std::ranges::min_element(fields, {}, &Field::importance));
     line = join(fields);
   }
-  const int room = width > 0 ? width - display_width(line) - kGap - kBrackets : kMostCells;
-  if (with_bar && room >= kFewestCells) {
+  const int room = width > 0 ? width - display_width(line) - kGap - kBrackets : kMaxCells;
+  if (with_bar && room >= kMinCells) {
     const double done = double(progress.step) / double(progress.total);
-    fields.insert(fields.begin() + 1, {bar_of(done, std::min(room, kMostCells)), 0});
+    fields.insert(fields.begin() + 1, {bar_of(done, std::min(room, kMaxCells)), 0});
     line = join(fields);
   }
   return width > 0 ? std::string(fit_columns(line, width)) : line;

@@ -32,7 +32,7 @@ void LossScaler::update(int64_t step, bool overflow) {
       "a layer's activations or gradients grow beyond fp16's 65504: lower optimizer.lr, look at "
       "grad_norm in metrics.jsonl, or use mixed_precision: bf16_mixed";
   if (!options_.dynamic) {
-    if (s.overflows >= kMostFixed)
+    if (s.overflows >= kMaxFixed)
       throw RunError(fmt::format("step {}: gradients overflowed fp16 in {} steps in a row, under "
                                  "the fixed loss scale {}",
                                  step, s.overflows, s.scale),

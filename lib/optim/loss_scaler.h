@@ -18,9 +18,9 @@ class LossScaler {
 
   // Updates the scale after a step. Every rank must pass the same arguments. Throws RunError for an
   // overflow that no lower scale can fix: the scale has its minimum, or is fixed and has overflowed
-  // in kMostFixed steps in a row.
+  // in kMaxFixed steps in a row.
   void update(int64_t step, bool overflow);
-  static constexpr int64_t kMostFixed = 10;
+  static constexpr int64_t kMaxFixed = 10;
 
   // The state from which a resumed run continues.
   struct State {

@@ -20,7 +20,7 @@ Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const schedule::S
 
 schedule::Schedule Pipeline::lower(const schedule::Schedule& computations) const {
   const schedule::Schedule s =
-      options_.most_gathered ? with_sharding(computations, options_.most_gathered) : computations;
+      options_.max_gathered ? with_sharding(computations, options_.max_gathered) : computations;
   if (options_.overlap)
     return with_messages(s, options_.paired_gradient == schedule::PairedGradient::at_once);
   return options_.one_by_one ? with_single_messages(s) : with_batched_messages(s);

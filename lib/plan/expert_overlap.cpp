@@ -72,8 +72,8 @@ class ExpertPairs {
     const auto& p = r_.distributed.pipeline;
     const schedule::ScheduleKind& kind = schedule::schedule_kind(p.pp_schedule);
     const int64_t group = p.microbatch_group_size_per_vp_stage.value_or(0);
-    if (!passes_pair_in_schedule() || l_.stages_per_rank < kind.fewest_stages ||
-        l_.micro_batches < kind.fewest_micro_batches * l_.pp || group > l_.micro_batches)
+    if (!passes_pair_in_schedule() || l_.stages_per_rank < kind.min_stages ||
+        l_.micro_batches < kind.min_micro_batches * l_.pp || group > l_.micro_batches)
       return true;
     return schedule::passes_pair(kind, {.pp = l_.pp,
                                         .stages_per_rank = l_.stages_per_rank,

@@ -28,13 +28,13 @@ int64_t stages_per_rank(const Recipe& r) {
     return std::max<int64_t>(1, up ? ceil_div(stages, d.pp_size) : stages / d.pp_size);
   }
   if (d.vpp_size) return *d.vpp_size;
-  return schedule::schedule_kind(d.pipeline.pp_schedule).most_stages == 1 ? 1 : 2;
+  return schedule::schedule_kind(d.pipeline.pp_schedule).max_stages == 1 ? 1 : 2;
 }
 
 // Returns the smallest dp that fits the recipe. With dp_replicate_size, each group that shards has
 // at least two ranks. With ep_size, ep divides the dp x cp ranks of a stage, or dp x cp x tp if
 // experts are undivided.
-int64_t least_dp(const Recipe& r) {
+int64_t min_dp(const Recipe& r) {
   const auto& d = r.distributed;
   if (d.dp_size) return *d.dp_size;
   const int64_t replicate = d.dp_replicate_size.value_or(1);
@@ -172,7 +172,7 @@ Layout layout_of(const Recipe& r, int64_t world) {
   Layout l;
   l.tp = d.tp_size, l.pp = d.pp_size, l.cp = d.cp_size, l.ep = d.ep_size;
   const int64_t model_ranks = l.tp * l.pp * l.cp;
-  const int64_t dp = least_dp(r);
+  const int64_t dp = min_dp(r);
   l.world = world > 0                      ? std::min(world, kMaxWorld)
             : model_ranks < kMaxWorld / dp ? model_ranks * dp
                                            : kMaxWorld;

@@ -331,7 +331,7 @@ class Estimator {
     // The layers of a recomputed group are also gathered ahead from the group's end.
     const int64_t again = recomputes_layers() ? std::min(plan_.recompute.group, in_turns + 1) : 0;
     const auto stages = int64_t(stages_.size());
-    const int64_t kept = plan_.pipeline.most_gathered;
+    const int64_t kept = plan_.pipeline.max_gathered;
     const int64_t at_once =
         kept == 0 ? layers_.all() : ceil_div(layers_.all() * std::min(kept, stages), stages);
     const auto there = [&](bool reshard, int64_t units) {

@@ -116,7 +116,7 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
   const auto& d = r.distributed;
   if (d.strategy == recipe::Strategy::fsdp2 && l.pp > 1 && l.shares_gradients() &&
       !d.reshard_after_forward)
-    options.most_gathered = kStagesGathered;
+    options.max_gathered = kStagesGathered;
   if (overlap.defer_embedding_wgrad_compute) options.deferred_outputs = deferred_outputs(r, l);
   options.one_by_one = !overlap.overlap_p2p_comm && !overlap.batch_p2p_comm;
   if (!overlap.fine_grained_1f1b) return options;

@@ -67,7 +67,7 @@ spec::RopeScaling rope_scaling(const ModelConfig& m, int64_t sample_length) {
               .original_positions = original,
               .attention_factor = attention_factor(),
               .lane_factors = s.lane_factors(sample_length),
-              .most_positions = sample_length <= original ? original : 0};
+              .valid_positions = sample_length <= original ? original : 0};
   }
   throw BugError("a type of scaled positions");
 }

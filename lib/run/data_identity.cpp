@@ -94,9 +94,9 @@ std::string join(const std::vector<std::string>& paths) {
 
 // Gives this thread the lowest priority on CPUs and disks.
 void become_idle() {
-  constexpr int kWhoProcess = 1, kIdle = 3, kClassShift = 13, kLeast = 19;
+  constexpr int kWhoProcess = 1, kIdle = 3, kClassShift = 13, kLowestPriority = 19;
   const auto thread = ::syscall(SYS_gettid);
-  ::setpriority(PRIO_PROCESS, id_t(thread), kLeast);
+  ::setpriority(PRIO_PROCESS, id_t(thread), kLowestPriority);
   ::syscall(SYS_ioprio_set, kWhoProcess, thread, kIdle << kClassShift);
 }
 

@@ -40,7 +40,7 @@ std::unique_ptr<ops::GemmTuner> gemm_tuner(Device& device, const RunPlan& plan) 
 }
 
 void choose_gemms(ops::GemmTuner& tuner, const comm::HostCollectives& control, double timeout_s) {
-  const std::string gemms = merged(control.texts(tuner.unchosen()), kMostMeasured);
+  const std::string gemms = merged(control.texts(tuner.unchosen()), kMaxMeasured);
   if (gemms.empty()) return;  // on all ranks
   const std::string own = control.rank() == 0 ? tuner.time(gemms, kPartOfTimeout * timeout_s) : "";
   tuner.use(control.texts(own)[0]);

@@ -31,8 +31,8 @@ std::atomic<int64_t> g_last_ms = 0;   // time of the latest signal
 std::atomic<int> g_launcher = 0;      // its pid; 0: none
 std::atomic<int> g_wakes = -1;        // an eventfd that wakes the watcher; -1: there is none
 // The message of a second request. The run writes into the text that is not in use.
-constexpr size_t kMostText = 1024;
-char g_texts[2][kMostText];
+constexpr size_t kMaxText = 1024;
+char g_texts[2][kMaxText];
 std::atomic<int> g_text = 0;
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 struct sigaction g_before[std::size(kEndSignals)];
@@ -145,7 +145,7 @@ void SignalGuard::set_unsaved(std::string_view text) {
       fit_terminal(STDERR_FILENO, fmt::format("mtrain: ended at once, without saving{}{}",
                                               text.empty() ? "" : ": ", text)) +
       "\n";
-  const size_t bytes = std::min(line.size(), kMostText - 1);
+  const size_t bytes = std::min(line.size(), kMaxText - 1);
   std::memcpy(g_texts[other], line.data(), bytes);
   g_texts[other][bytes] = 0;
   g_text = other;

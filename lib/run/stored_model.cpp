@@ -64,7 +64,7 @@ int64_t StoredModel::context() const {
   // LongRoPE's factors were chosen for the sequence length; longer texts may need different ones.
   for (const spec::LayerSpec& layer : saved.model.layers) {
     const auto& attention = layer.grouped();
-    const int64_t most = attention.rotary.scaling.most_positions;
+    const int64_t most = attention.rotary.scaling.valid_positions;
     if (most > 0) context = std::min(context, most);
   }
   return context;

@@ -97,59 +97,59 @@ std::string nearest_legal(int64_t from, int64_t most, const std::function<bool(i
 const std::vector<ScheduleKind>& schedule_kinds() {
   static const std::vector<ScheduleKind> kinds{
       {.id = ScheduleId::one_f_one_b,
-       .fewest_stages = 1,
-       .most_stages = 1,
+       .min_stages = 1,
+       .max_stages = 1,
        .list = one_f_one_b,
        .chunks = [](Size s, int64_t rank) { return s.pp - rank + (s.moe_overlap ? 1 : 0); },
        .idle = skewed_idle},
       {.id = ScheduleId::gpipe,
-       .fewest_stages = 1,
-       .most_stages = 1,
+       .min_stages = 1,
+       .max_stages = 1,
        .list = gpipe,
        .chunks = all_chunks,
        .idle = skewed_idle},
       {.id = ScheduleId::interleaved_1f1b,
-       .fewest_stages = 2,
-       .most_stages = kAny,
+       .min_stages = 2,
+       .max_stages = kAny,
        .in_groups = true,
        .list = interleaved_1f1b,
        .chunks = interleaved_chunks,
        .idle = skewed_idle,
        .pairs = interleaved_pairs},
       {.id = ScheduleId::looped_bfs,
-       .fewest_stages = 2,
-       .most_stages = kAny,
+       .min_stages = 2,
+       .max_stages = kAny,
        .list = looped_bfs,
        .chunks = all_chunks,
        .idle = skewed_idle},
       {.id = ScheduleId::dfs,  // another name of interleaved_1f1b
-       .fewest_stages = 2,
-       .most_stages = kAny,
+       .min_stages = 2,
+       .max_stages = kAny,
        .in_groups = true,
        .list = interleaved_1f1b,
        .chunks = interleaved_chunks,
        .idle = skewed_idle,
        .pairs = interleaved_pairs},
       {.id = ScheduleId::v_schedule,
-       .fewest_stages = 2,
-       .most_stages = 2,
+       .min_stages = 2,
+       .max_stages = 2,
        .v = true,
        .wgrads = WgradTiming::all_later,
        .list = v_schedule,
        .chunks = [](Size s, int64_t) { return 2 * s.pp; },
        .idle = v_idle},
       {.id = ScheduleId::zero_bubble,
-       .fewest_stages = 1,
-       .most_stages = kAny,
+       .min_stages = 1,
+       .max_stages = kAny,
        .in_groups = true,
        .wgrads = WgradTiming::all_later,
        .list = zero_bubble,
        .chunks = [](Size s, int64_t) { return (s.stages_per_rank - 1) * group_of(s) + s.pp; },
        .idle = zero_bubble_idle},
       {.id = ScheduleId::dualpipev,
-       .fewest_stages = 2,
-       .most_stages = 2,
-       .fewest_micro_batches = 2,
+       .min_stages = 2,
+       .max_stages = 2,
+       .min_micro_batches = 2,
        .v = true,
        .wgrads = WgradTiming::some_later,
        .list = dualpipev,
@@ -190,19 +190,19 @@ void check_size(const ScheduleKind& kind, const ScheduleSize& s) {
       throw UserError(fmt::format("{} ranks x {} stages x {} micro-batches are too many to list",
                                   s.pp, V, s.micro_batches),
                       fmt::format("their product must stay below {}", kMaxChunks));
-  if (V < kind.fewest_stages || V > kind.most_stages)
+  if (V < kind.min_stages || V > kind.max_stages)
     throw UserError(
         fmt::format("{} needs {} {} per rank, not {}", kind.name,
-                    kind.most_stages == kAny ? fmt::format("at least {}", kind.fewest_stages)
-                                             : fmt::format("exactly {}", kind.fewest_stages),
-                    kind.fewest_stages == 1 ? "stage" : "stages", V),
-        fmt::format("use {} per rank", kind.fewest_stages));
+                    kind.max_stages == kAny ? fmt::format("at least {}", kind.min_stages)
+                                            : fmt::format("exactly {}", kind.min_stages),
+                    kind.min_stages == 1 ? "stage" : "stages", V),
+        fmt::format("use {} per rank", kind.min_stages));
   if (kind.in_groups)
     check_groups(kind, s);
   else if (s.group > 0)
     throw UserError(fmt::format("{} does not order micro-batches in groups", kind.name),
                     "leave the group size out");
-  if (const int64_t fewest = kind.fewest_micro_batches * s.pp; s.micro_batches < fewest)
+  if (const int64_t fewest = kind.min_micro_batches * s.pp; s.micro_batches < fewest)
     throw UserError(fmt::format("{} on {} ranks needs at least {} micro-batches, not {}", kind.name,
                                 s.pp, fewest, s.micro_batches),
                     fmt::format("use {} micro-batches", fewest));

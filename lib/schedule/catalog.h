@@ -17,9 +17,9 @@ enum class WgradTiming { with_input_gradients, some_later, all_later };
 struct ScheduleKind {
   ScheduleId id;
   std::string_view name = enum_name(id);
-  int64_t fewest_stages, most_stages;  // per rank
-  int64_t fewest_micro_batches = 0;    // per rank
-  bool in_groups = false;              // it orders micro-batches in groups
+  int64_t min_stages, max_stages;  // per rank
+  int64_t min_micro_batches = 0;   // per rank
+  bool in_groups = false;          // it orders micro-batches in groups
   bool v = false;  // stage i and its mirror share a rank; otherwise stage i is on rank i % pp
   WgradTiming wgrads = WgradTiming::with_input_gradients;
   ActionList (*list)(const ScheduleSize&, int64_t rank);

@@ -92,7 +92,7 @@ std::map<int64_t, std::vector<size_t>> uses_of(const ActionList& list) {
   return uses;
 }
 
-ActionList sharded(const ActionList& list, size_t most_gathered) {
+ActionList sharded(const ActionList& list, size_t max_gathered) {
   const auto uses = uses_of(list);
   std::map<int64_t, size_t> used;  // how many of the uses have passed
   std::set<int64_t> gathered;
@@ -117,7 +117,7 @@ ActionList sharded(const ActionList& list, size_t most_gathered) {
       for (const auto& [stage, at] : uses)
         if (used[stage] < at.size()) soonest.push_back({at[used[stage]], stage});
       std::sort(soonest.begin(), soonest.end());
-      if (soonest.size() > most_gathered) soonest.resize(most_gathered);
+      if (soonest.size() > max_gathered) soonest.resize(max_gathered);
       std::set<int64_t> keep;
       for (const auto& [at, stage] : soonest) keep.insert(stage);
       let_go(keep);
@@ -135,10 +135,10 @@ ActionList sharded(const ActionList& list, size_t most_gathered) {
 
 }  // namespace
 
-Schedule with_sharding(const Schedule& s, int64_t most_gathered) {
-  MT_CHECK(most_gathered >= 2, "{} stages may be gathered; two may run together", most_gathered);
+Schedule with_sharding(const Schedule& s, int64_t max_gathered) {
+  MT_CHECK(max_gathered >= 2, "{} stages may be gathered; two may run together", max_gathered);
   Schedule out = s;
-  for (ActionList& list : out.ranks) list = sharded(list, size_t(most_gathered));
+  for (ActionList& list : out.ranks) list = sharded(list, size_t(max_gathered));
   return out;
 }
 

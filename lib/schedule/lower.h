@@ -29,11 +29,11 @@ Schedule with_batched_messages(const Schedule& schedule);
 Schedule with_single_messages(const Schedule& schedule);
 
 // Adds the actions of weights that are sharded over data-parallel ranks. A stage's weights are
-// gathered before they are used. A rank has at most `most_gathered` (2 or more) stages gathered at
+// gathered before they are used. A rank has at most `max_gathered` (2 or more) stages gathered at
 // once: those that it uses soonest. A stage's gradients are reduced after its last backward, if it
 // has one. Call this before with_messages(): weights then travel while a rank waits for
 // activations.
-Schedule with_sharding(const Schedule& schedule, int64_t most_gathered = 3);
+Schedule with_sharding(const Schedule& schedule, int64_t max_gathered = 3);
 
 // Returns the schedule of an evaluation: the forwards of `micro_batches` micro-batches, with the
 // stages on the same ranks as in `placed`, and without sends and receives.

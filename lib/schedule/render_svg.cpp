@@ -14,8 +14,8 @@ namespace {
 constexpr double kBox = 26, kExchanges = 8, kGap = 3, kLeft = 52, kRight = 8;
 constexpr double kTitle = 26, kLegendLine = 18, kAxis = 20, kBetweenParts = 10;
 constexpr double kLetter = 6, kUsualUnit = 30, kTick = 70;
-constexpr double kMostParts = 24, kWidestRow = 16000;
-constexpr double kLeast = 1e-300;  // replaces times of 0 in divisions
+constexpr double kMaxParts = 24, kWidestRow = 16000;
+constexpr double kMinTime = 1e-300;  // replaces times of 0 in divisions
 
 struct Color {
   int red, green, blue;
@@ -88,10 +88,10 @@ class Picture {
   void set_scale(double width) {
     const size_t digits = std::max(std::to_string(s_.micro_batches - 1).size(),
                                    1 + std::to_string(s_.stages - 1).size());
-    const double unit = std::max(usual_action(), kLeast), step = std::max(t_.step, kLeast);
+    const double unit = std::max(usual_action(), kMinTime), step = std::max(t_.step, kMinTime);
     const double label = (kLetter * double(digits) + 4) / unit;
     const double room = width > 0 ? width - kLeft - kRight : kWidestRow;
-    const double most = width > 0 ? kMostParts : 1;
+    const double most = width > 0 ? kMaxParts : 1;
     const double parts = std::clamp(std::ceil(step * label / room), 1.0, most);
     time_ = parts > 1 ? std::ceil(step / parts / unit) * unit : step;
     parts_ = int64_t(std::ceil(step / time_ * (1 - 1e-9)));
@@ -198,7 +198,7 @@ class Picture {
   }
 
   std::string axis(double from, double to) const {
-    const double tick = round_step(kTick / std::max(scale_, kLeast));
+    const double tick = round_step(kTick / std::max(scale_, kMinTime));
     const double bottom = kAxis + row_ * double(s_.pp) - kGap;
     std::string out = fmt::format(
         "<text x=\"{:.0f}\" y=\"12\">time</text><line x2=\"{:.2f}\" y1=\"15\" y2=\"15\" "

@@ -24,13 +24,13 @@ class Validator {
       }
   }
 
-  std::vector<std::string> run(const std::vector<int64_t>& most_in_flight) {
+  std::vector<std::string> run(const std::vector<int64_t>& max_in_flight) {
     check_sizes();
     if (faults_.empty()) check_numbers();
     if (faults_.empty()) check_order();
     if (faults_.empty() && has_messages_) check_messages();
     if (faults_.empty() && has_sharding_) check_sharding();
-    if (faults_.empty() && !most_in_flight.empty()) check_in_flight(most_in_flight);
+    if (faults_.empty() && !max_in_flight.empty()) check_in_flight(max_in_flight);
     if (faults_.empty()) check_deadlock();
     return std::move(faults_);
   }
@@ -278,8 +278,8 @@ class Validator {
 }  // namespace
 
 std::vector<std::string> schedule_faults(const Schedule& schedule,
-                                         const std::vector<int64_t>& most_in_flight) {
-  return Validator(schedule).run(most_in_flight);
+                                         const std::vector<int64_t>& max_in_flight) {
+  return Validator(schedule).run(max_in_flight);
 }
 
 }  // namespace mtrain::schedule

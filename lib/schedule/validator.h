@@ -16,9 +16,9 @@ namespace mtrain::schedule {
 //  - A rank receives another rank's messages in the order in which they are sent.
 //  - Sharded weights are gathered when they are used, and freed at the end.
 //  - Gradients of sharded weights are reduced once, after the last backward.
-//  - At most `most_in_flight[rank]` chunks have activations (not checked if empty).
+//  - At most `max_in_flight[rank]` chunks have activations (not checked if empty).
 //  - No ranks wait for each other, if receives block and sends do not.
 std::vector<std::string> schedule_faults(const Schedule& schedule,
-                                         const std::vector<int64_t>& most_in_flight = {});
+                                         const std::vector<int64_t>& max_in_flight = {});
 
 }  // namespace mtrain::schedule

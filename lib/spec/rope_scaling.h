@@ -25,7 +25,7 @@ struct RopeScaling {
   bool truncate = true;
   double attention_factor = 1;       // cos and sin are multiplied by it
   std::vector<double> lane_factors;  // longrope: divisor of each lane's frequency
-  int64_t most_positions = 0;        // positions for which lane_factors are valid; 0: all
+  int64_t valid_positions = 0;       // positions for which lane_factors are valid; 0: all
 
   bool operator==(const RopeScaling&) const = default;
 };

@@ -12,7 +12,7 @@ namespace {
 
 // Elements that a thread reads and checks while they are in its cache: 256 KiB of fp32.
 constexpr int64_t kChunk = 64 << 10;
-constexpr unsigned kMostThreads = 4;  // for each rank of a host
+constexpr unsigned kMaxThreads = 4;  // for each rank of a host
 
 constexpr uint32_t kExponent = 0x7f800000u;  // all its bits: infinite, or not a number
 bool is_finite(float value) { return (std::bit_cast<uint32_t>(value) & kExponent) != kExponent; }
@@ -29,9 +29,9 @@ bool all_finite(const float* values, int64_t count) {
 FiniteValues::FiniteValues(const ValueSource& from, Of of)
     : from_(from),
       of_(of),
-      pool_(from.finite()
-                ? 1
-                : int(std::clamp(std::thread::hardware_concurrency(), 1u, kMostThreads))) {}
+      pool_(from.finite() ? 1
+                          : int(std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads))) {
+}
 
 void FiniteValues::read(std::string_view name, int64_t first, int64_t count, float* values) const {
   if (from_.finite()) return from_.read(name, first, count, values);

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kName = ".lock";
-constexpr size_t kMostBytes = 4096;  // of the file that are read
+constexpr size_t kMaxBytes = 4096;  // of the file that are read
 
 // The owner of a folder, as written in its file.
 struct Owner {
@@ -76,7 +76,7 @@ std::string pid_namespace() {
 }
 
 std::string read_text(int fd) {
-  std::string text(kMostBytes, '\0');
+  std::string text(kMaxBytes, '\0');
   const ssize_t n = ::pread(fd, text.data(), text.size(), 0);
   text.resize(n > 0 ? size_t(n) : 0);
   return text;
@@ -303,7 +303,7 @@ std::optional<bool> FolderLock::State::is_ours() const {
   if (::fstat(fd, &held) != 0 || ::lstat(file.c_str(), &named) != 0) return failed();
   if (!same_file(held, named)) return false;
   if (!lease) return true;
-  std::string text(kMostBytes, '\0');
+  std::string text(kMaxBytes, '\0');
   const ssize_t n = ::pread(fd, text.data(), text.size(), 0);
   if (n < 0) return failed();
   text.resize(size_t(n));

@@ -19,7 +19,7 @@ namespace {
 constexpr int kFormat = 1;
 constexpr const char *kSums = "sums", *kSumsHashes = "sums_hashes", *kChecksum = "checksum";
 constexpr const char* kSumsEnd = ".sums";
-constexpr int64_t kMostSteps = 1'000'000'000'000;
+constexpr int64_t kMaxSteps = 1'000'000'000'000;
 // The checksum's digits while it is computed.
 const std::string kNoDigits(ContentHash::kDigits, '0');
 
@@ -91,7 +91,7 @@ Manifest parse_manifest_text(const fs::path& path, const std::string& text) {
                                 format->dump(), kFormat),
                     "load it with the version of mtrain that wrote it");
   if (step == file.end() || !step->is_number_unsigned() ||
-      step->get<uint64_t>() > uint64_t(kMostSteps))
+      step->get<uint64_t>() > uint64_t(kMaxSteps))
     throw fail("it has no step that a training can reach");
   if (files == file.end() || !files->is_object()) throw fail("it lists no files");
   Manifest m;

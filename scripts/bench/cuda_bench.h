@@ -165,9 +165,9 @@ class Gpu {
   }
   // A GEMM by the library's first algorithm, and by the one that is chosen by measuring.
   void gemm(const std::string& name, const Matmul& m, double flops) {
-    constexpr double kMostSeconds = 60;  // for choosing by measurement
+    constexpr double kMaxSeconds = 60;  // for choosing by measurement
     arithmetic(name, m, flops);
-    cuda::use_gemm_choices(cuda::time_gemms(cuda::unchosen_gemms(), kMostSeconds, stream_));
+    cuda::use_gemm_choices(cuda::time_gemms(cuda::unchosen_gemms(), kMaxSeconds, stream_));
     arithmetic(name + ", chosen", m, flops);
   }
   void measure_copy() {

@@ -27,7 +27,7 @@ void give_scratch(void* memory, CUstream_st*) noexcept {
   ::operator delete(memory, std::align_val_t(256));
 }
 int multiprocessors() { return 6; }
-int64_t most_shared_memory() { return 40 * 1024; }  // the rows of some tests are longer
+int64_t max_shared_memory() { return 40 * 1024; }  // the rows of some tests are longer
 
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st*) {
   std::memmove(to, from, size_t(bytes));

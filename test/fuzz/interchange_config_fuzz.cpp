@@ -15,7 +15,7 @@ using namespace mtrain;
 
 namespace {
 
-constexpr int64_t kMostLayers = 64, kMostExperts = 64;  // for which tensors are listed
+constexpr int64_t kMaxLayers = 64, kMaxExperts = 64;  // for which tensors are listed
 
 void attempt(const std::string& json) {
   Diagnostics diagnostics;
@@ -24,7 +24,7 @@ void attempt(const std::string& json) {
     MT_CHECK(!diagnostics.text(recipe::Severity::error).empty());
     return;
   }
-  if (r.model.num_layers > kMostLayers) return;  // models are compared layer by layer
+  if (r.model.num_layers > kMaxLayers) return;  // models are compared layer by layer
   std::string family, text;
   try {
     text = interchange::write_config(r, {json, "float32"}, family);
@@ -39,7 +39,7 @@ void attempt(const std::string& json) {
   std::string same;
   MT_CHECK(interchange::write_config(again, {text, "float32"}, same) == text, "{}", text);
   MT_CHECK(same == family, "{} and {}", same, family);
-  if (r.model.moe.num_experts > kMostExperts) return;
+  if (r.model.moe.num_experts > kMaxExperts) return;
   const interchange::TensorMap map(recipe::model_spec(r.model), *interchange::find_family(family));
   MT_CHECK(map.parameters() > 0);
 }

@@ -22,7 +22,7 @@ namespace {
 struct StrategyCase {
   const char* name;
   Changes changes;
-  int ranks_least = 2;
+  int min_ranks = 2;
 };
 const std::vector<StrategyCase> kStrategies{
     {"ddp", {"distributed.strategy=ddp", "ddp.bucket_size=9000"}},
@@ -56,7 +56,7 @@ TEST_CASE("every strategy trains as a single rank does, under any number of rank
     const Result one = train_alone(with(batch, model), compared_steps(20));
     for (const StrategyCase& strategy : kStrategies)
       for (const int ranks : {2, 4, 8}) {
-        if (ranks < strategy.ranks_least) continue;
+        if (ranks < strategy.min_ranks) continue;
         CAPTURE(strategy.name, ranks);
         const auto results =
             train_ranks(ranks, with(with(batch, model), strategy.changes), compared_steps(20));
@@ -82,7 +82,7 @@ TEST_CASE("every strategy accumulates, in fp32 and bf16, with recomputation") {
                                        {"recompute.granularity=full"},
                                        {"recompute.granularity=full", "recompute.num_layers=3"}})
         for (const int ranks : {2, 4}) {  // 3 micro-batches a rank, or a half-filled one
-          if (ranks < strategy.ranks_least) continue;
+          if (ranks < strategy.min_ranks) continue;
           if (ranks == 4 && !recompute.empty()) continue;
           const Changes changes =
               with(with(base, recompute),
@@ -151,7 +151,7 @@ TEST_CASE("every backend of communication trains alike") {
   const Result one = train_alone(base, 5);
   for (const StrategyCase& strategy : kStrategies)
     for (const int ranks : {2, 4}) {
-      if (ranks < strategy.ranks_least) continue;
+      if (ranks < strategy.min_ranks) continue;
       CAPTURE(strategy.name, ranks);
       const Changes changes = with(base, strategy.changes);
       const Result thread = train_ranks(ranks, changes, 5)[0];
@@ -192,7 +192,7 @@ TEST_CASE("tokens that do not count are averaged over all ranks' tokens, not ran
   // Masked labels fall unevenly: a mean of the ranks' means would differ in the third digit.
   const Changes changes{"train.global_batch_size=6", "train.micro_batch_size=1"};
   for (const StrategyCase& s : kStrategies)
-    if (s.ranks_least <= 3)
+    if (s.min_ranks <= 3)
       check_close(train_alone(changes, 3).losses,
                   train_ranks(3, with(changes, s.changes), 3)[0].losses, 1e-6);
 }
@@ -222,12 +222,12 @@ TEST_CASE("a checkpoint of any strategy and number of ranks resumes under any ot
     const StrategyCase &first = kStrategies[i], &second = kStrategies[(i + 3) % kStrategies.size()];
     CAPTURE(first.name, second.name);
     const fs::path folder = root.path / std::to_string(i);
-    run(std::max(2, first.ranks_least), with(base, first.changes), nullptr, folder);
+    run(std::max(2, first.min_ranks), with(base, first.changes), nullptr, folder);
     const auto saved = storage::find_latest(folder);
     REQUIRE(saved);
     check_close(tail, run(4, with(base, second.changes), &saved->path, {}), 1e-5);
     // Under the same layout, losses are equal bit by bit.
-    const int ranks = std::max(2, first.ranks_least);
+    const int ranks = std::max(2, first.min_ranks);
     const auto again = run(ranks, with(base, first.changes), &saved->path, {});
     const auto whole = train_ranks(ranks, with(base, first.changes), 6)[0].losses;
     CHECK((again == std::vector<double>(whole.begin() + 3, whole.end())));
@@ -236,7 +236,7 @@ TEST_CASE("a checkpoint of any strategy and number of ranks resumes under any ot
 
 TEST_CASE("only the rank that computed a value that is not finite reports its place") {
   const StrategyCase strategy = GENERATE(from_range(kStrategies));
-  if (strategy.ranks_least > 3) return;
+  if (strategy.min_ranks > 3) return;
   CAPTURE(strategy.name);
   const Recipe r = tiny(with({"train.micro_batch_size=1"}, strategy.changes), 3);
   std::vector<std::string> messages(3);

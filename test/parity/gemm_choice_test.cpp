@@ -49,8 +49,8 @@ class StandInTuner final : public ops::GemmTuner {
 
  private:
   // Their alignment is part of a GEMM's key, so it must be the same in every call.
-  static constexpr int64_t kMostColumns = 64;
-  alignas(256) float a_[4 * 8] = {}, b_[8 * kMostColumns] = {}, c_[4 * kMostColumns] = {};
+  static constexpr int64_t kMaxColumns = 64;
+  alignas(256) float a_[4 * 8] = {}, b_[8 * kMaxColumns] = {}, c_[4 * kMaxColumns] = {};
   kernels::cuda::LibraryMatmul matmul_{library, library};
 };
 
@@ -95,7 +95,7 @@ TEST_CASE("rank 0 measures the GEMMs of all ranks, and all take its choices") {
 
 TEST_CASE("measuring ends long before the other ranks give up") {
   std::array<LinesTuner, 3> tuners;
-  const int lines = int(run::kMostMeasured);
+  const int lines = int(run::kMaxMeasured);
   for (int r = 0; r < 3; ++r)
     for (int i = 0; i < lines; ++i)  // all ranks have every second GEMM
       tuners[size_t(r)].gemms +=

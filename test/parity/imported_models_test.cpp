@@ -48,7 +48,7 @@ struct Started {
   std::vector<double> losses;  // five steps, the same on all ranks
   // The least and the most of: bytes that a rank has read, over the bytes in the folder of the
   // tensors that it owns.
-  double least_read = 1e9, most_read = 0;
+  double min_read = 1e9, max_read = 0;
 };
 
 Started start(const std::string& name, const Changes& changes, int ranks) {
@@ -73,8 +73,8 @@ Started start(const std::string& name, const Changes& changes, int ranks) {
     std::vector<double> losses;
     for (int i = 0; i < 5; ++i) losses.push_back(t.step().loss);
     const std::lock_guard lock(mutex);
-    result.most_read = std::max(result.most_read, double(read) / double(owned));
-    result.least_read = std::min(result.least_read, double(read) / double(owned));
+    result.max_read = std::max(result.max_read, double(read) / double(owned));
+    result.min_read = std::min(result.min_read, double(read) / double(owned));
     if (result.losses.empty()) result.losses = losses;
     CHECK(result.losses == losses);
   });
@@ -113,8 +113,8 @@ TEST_CASE("an imported model trains alike under every layout, and ranks read wha
       CAPTURE(name, row.name);
       const Started started = start(name, row.changes, row.ranks);
       check_close(alone.losses, started.losses, 1e-5);
-      CHECK(started.least_read >= 1.0);
-      CHECK(started.most_read <= 1.05);
+      CHECK(started.min_read >= 1.0);
+      CHECK(started.max_read <= 1.05);
     }
   }
 }

@@ -402,7 +402,7 @@ TEST_CASE("flushes of a step add nothing to the memory of activations and messag
                         "distributed.pipeline.pp_microbatch_size=2"};
     int64_t result = 0;
     for (const auto& r : train_pipeline(ranks, with(with(batch(4 * flushes), layout), local), 1))
-      result = std::max(result, r.most_activations);
+      result = std::max(result, r.peak_activations);
     return result;
   };
   for (const Changes& layout :

@@ -305,7 +305,7 @@ TEST_CASE("overlap changes when activations travel, and no bit of them") {
   struct Case {
     const char* what;
     std::string products;
-    int tp_least = 2;
+    int min_tp = 2;
   };
   const std::string inputs_off = off(kInputs) + ", " + off(kWeights);
   const std::vector<Case> cases{
@@ -332,7 +332,7 @@ TEST_CASE("overlap changes when activations travel, and no bit of them") {
                                 {fmt::format("mixed_precision.name={}", precision)});
       const auto without = train_ranks(tp, base, 4);
       for (const Case& c : cases) {
-        if (tp < c.tp_least) continue;
+        if (tp < c.min_tp) continue;
         CAPTURE(precision, tp, c.what);
         const auto results = train_ranks(tp, with(base, overlap(c.products)), 4);
         for (size_t rank = 0; rank < results.size(); ++rank) {

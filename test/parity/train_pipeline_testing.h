@@ -31,7 +31,7 @@ struct PipelineResult {
   Values first_grads, weights;                // empty if a rank has only parts of them
   std::vector<std::string> executed, listed;  // actions of this rank
   std::vector<LaunchedParts> launches;        // launches of the first step
-  int64_t most_activations = 0;               // bytes
+  int64_t peak_activations = 0;               // bytes
   std::map<std::string, int64_t> units;       // bytes of the gradients of each unit
   schedule::ActionList actions;
 };
@@ -116,7 +116,7 @@ inline PipelineResult train_all(const Setup& s, Device& device, comm::World worl
   if (t.tensor_parallel().size() == 1)
     result.weights =
         values(t, [&](model::ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
-  result.most_activations = device.allocator().usage(device::MemoryCategory::activations).peak;
+  result.peak_activations = device.allocator().usage(device::MemoryCategory::activations).peak;
   result.actions = t.pipeline().actions();
   const auto flush = expected_actions(result.actions);
   for (int64_t i = 0; i < t.plan().layout.flushes; ++i)

@@ -47,7 +47,7 @@ fs::path saved_weights(const fs::path& root, const Changes& changes, int64_t ste
 
 struct Started {
   std::vector<double> losses;  // four steps, from rank 0
-  double most_read = 0;        // bytes that a rank has read, over the bytes that it owns
+  double max_read = 0;         // bytes that a rank has read, over the bytes that it owns
 };
 
 // Starts a training from the weights in `file`.
@@ -68,7 +68,7 @@ Started start(const fs::path& file, const Changes& changes, int ranks) {
     std::vector<double> losses;
     for (int i = 0; i < 4; ++i) losses.push_back(t.step().loss);
     const std::lock_guard lock(mutex);
-    result.most_read = std::max(result.most_read, double(source.bytes_read()) / double(owned));
+    result.max_read = std::max(result.max_read, double(source.bytes_read()) / double(owned));
     if (rank.rank() == 0) result.losses = losses;
   });
   return result;
@@ -135,8 +135,8 @@ TEST_CASE("every layout starts from the same weights, and each rank reads only w
     CAPTURE(row.name);
     const Started started = start(trained, with(kModel, row.changes), row.ranks);
     check_close(alone.losses, started.losses, 1e-5);
-    CHECK(started.most_read <= 1.0);
-    CHECK(started.most_read > 0.99);
+    CHECK(started.max_read <= 1.0);
+    CHECK(started.max_read > 0.99);
   }
 }
 

@@ -91,7 +91,7 @@ class Stranger {
 
 // A sanitizer needs several times the program's memory; without bounds both tests would take 300
 // MiB.
-constexpr int64_t kMostKib = 40 << 10;
+constexpr int64_t kMaxKib = 40 << 10;
 
 int64_t memory_kib() {
   std::ifstream status("/proc/self/status");
@@ -211,7 +211,7 @@ TEST_CASE("half greetings and half requests cost no memory") {
   }
   rank.set("here", "v");
   CHECK(rank.get("here") == "v");
-  CHECK(memory_kib() - before < kMostKib);
+  CHECK(memory_kib() - before < kMaxKib);
 }
 
 TEST_CASE("a new stranger takes the oldest one's place, and never that of a rank") {
@@ -323,7 +323,7 @@ TEST_CASE("a client that never reads costs a bounded queue, and the others nothi
   for (int i = 0; i < 60; ++i) s.say(request_text(kGet, "large", ""));
   rank.set("a", "b");
   CHECK(rank.get("a") == "b");
-  CHECK(memory_kib() - before < kMostKib);
+  CHECK(memory_kib() - before < kMaxKib);
 }
 
 namespace {

@@ -58,7 +58,7 @@ struct CudnnStandIn {
   Status executing = Status::success;
   bool computes = true;  // false: executions are only counted
   // --- members that a test reads ---
-  int alive = 0, plans = 0, tries = 0, executions = 0, most_workspace_used = 0;
+  int alive = 0, plans = 0, tries = 0, executions = 0, max_workspace_used = 0;
   std::map<int64_t, std::vector<int64_t>> dims, strides;  // by the tensor's id
   std::map<int64_t, int64_t> narrowest_row;               // of the tensors with the same offsets
   std::vector<std::pair<int64_t, float>> numbers;         // the arguments of the last execution

@@ -92,7 +92,7 @@ TEST_CASE("an imported model has longrope's factors for sequences up to its orig
     const spec::RopeScaling rope =
         rotary_of(recipe::model_spec(r->model, 64, sample_length(*r))).scaling;
     CHECK(rope.lane_factors == std::vector<double>{1, 1.1, 1.2, 1.4, 1.7, 2});
-    CHECK(rope.most_positions == length);
+    CHECK(rope.valid_positions == length);
   }
 }
 

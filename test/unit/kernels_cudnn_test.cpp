@@ -102,8 +102,8 @@ int64_t bytes_taken = 0;  // by all calls
 void* take(size_t bytes, CUstream_st*) {
   ++taken;
   bytes_taken += int64_t(bytes);
-  CudnnStandIn::it().most_workspace_used =
-      std::max(CudnnStandIn::it().most_workspace_used, int(bytes));
+  CudnnStandIn::it().max_workspace_used =
+      std::max(CudnnStandIn::it().max_workspace_used, int(bytes));
   auto* memory = new std::vector<unsigned char>(bytes + sizeof(void*) + 256, 0xff);
   auto address = (reinterpret_cast<uintptr_t>(memory->data()) + sizeof(void*) + 255) / 256 * 256;
   std::memcpy(reinterpret_cast<void*>(address - sizeof(void*)), &memory, sizeof memory);
@@ -438,7 +438,7 @@ TEST_CASE("engines are tried in the heuristics' order, then the fallback mode's"
     Operands o(kCases[0]);
     bench.library.engines = {{.plan = Status::not_supported}, {.workspace = 1000}};
     REQUIRE(bench.attention->run(o.forward(), nullptr));
-    REQUIRE(bench.library.most_workspace_used == 1024);  // in multiples of 256 bytes
+    REQUIRE(bench.library.max_workspace_used == 1024);  // in multiples of 256 bytes
   }
   SECTION("the fallback's") {
     Bench bench;

@@ -64,9 +64,9 @@ TEST_CASE("the scale stops at its minimum, where an overflow is an error") {
 
 TEST_CASE("a fixed scale stays, until too many steps in a row overflow") {
   LossScaler scaler({.on = true, .dynamic = false, .initial = 128, .window = 1});
-  for (int64_t i = 1; i < LossScaler::kMostFixed; ++i) scaler.update(i, true);
+  for (int64_t i = 1; i < LossScaler::kMaxFixed; ++i) scaler.update(i, true);
   scaler.update(10, false);
-  for (int64_t i = 1; i < LossScaler::kMostFixed; ++i) scaler.update(i, true);
+  for (int64_t i = 1; i < LossScaler::kMaxFixed; ++i) scaler.update(i, true);
   CHECK(scaler.scale() == 128);
   CHECK_THROWS_WITH(scaler.update(20, true), Contains("10 steps in a row"));
 }

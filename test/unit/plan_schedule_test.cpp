@@ -89,7 +89,7 @@ TEST_CASE("a schedule is known by every spelling of its name") {
 
 TEST_CASE("a schedule survives its table") {
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {
-    const schedule::Schedule made = schedule::make_schedule(kind, {3, kind.fewest_stages, 6});
+    const schedule::Schedule made = schedule::make_schedule(kind, {3, kind.min_stages, 6});
     const schedule::Schedule read = from_text(schedule_csv(made));
     CHECK(read.rank_of_stage == made.rank_of_stage);
     CHECK(schedule_csv(read) == schedule_csv(made));
@@ -101,12 +101,12 @@ TEST_CASE("the cost of a table follows from its lists") {
   const std::string path = (folder / "schedule.csv").string();
   for (const schedule::ScheduleKind& kind : schedule::schedule_kinds()) {
     // The rules of the schedule's name do not apply to its table.
-    const schedule::ScheduleSize size{2, kind.fewest_stages, 8};
+    const schedule::ScheduleSize size{2, kind.min_stages, 8};
     write_file_atomic(path, schedule_csv(make_schedule(kind, size)));
     Diagnostics diagnostics;
     const Recipe r = load_recipe_text(
         interchange::model_source(), kBase, "test.yaml",
-        {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", kind.fewest_stages),
+        {"distributed.pp_size=2", fmt::format("distributed.vpp_size={}", kind.min_stages),
          "distributed.pipeline.pp_schedule_csv=" + path, "train.global_batch_size=8"},
         diagnostics, 2);
     INFO(kind.name << diagnostics.text(recipe::Severity::error));

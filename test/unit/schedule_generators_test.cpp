@@ -268,7 +268,7 @@ TEST_CASE("forwards alone go through every placement") {
   for (const ScheduleKind& kind : schedule_kinds())
     for (const int64_t pp : {1, 2, 4})
       for (const int64_t m : {1, 3, 8}) {
-        const ScheduleSize size{pp, kind.fewest_stages, 2 * pp};
+        const ScheduleSize size{pp, kind.min_stages, 2 * pp};
         const Schedule order = forward_only(make_schedule(kind, size), m);
         const Schedule s = with_messages(order);
         CHECK(runs_blocking(with_batched_messages(order), Blocking::all_messages));

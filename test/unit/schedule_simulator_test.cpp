@@ -76,7 +76,7 @@ TEST_CASE("a pipeline of two, by hand") {
 
 TEST_CASE("overlapped communication is never slower, and no cost makes a step shorter") {
   for (const ScheduleKind& kind : schedule_kinds()) {
-    const int64_t v = kind.fewest_stages;
+    const int64_t v = kind.min_stages;
     const std::string name(kind.name);
     const Schedule s = ready(name.c_str(), {4, v, 12}),
                    batched = with_batched_messages(make_schedule(schedule_named(name), {4, v, 12}));
@@ -272,7 +272,7 @@ TEST_CASE("passes are ordered by estimates, and take their own times") {
 
 TEST_CASE("parts that exchange nothing take the time of whole passes") {
   for (const ScheduleKind& kind : schedule_kinds()) {
-    const Schedule s = ready(std::string(kind.name).c_str(), {4, kind.fewest_stages, 12});
+    const Schedule s = ready(std::string(kind.name).c_str(), {4, kind.min_stages, 12});
     ScheduleCosts costs{.stages = {{1, 1.5, 0.5}}, .p2p_transfer = 0.25};
     const Timeline whole = simulate(s, costs);
     costs.parts = {usual_parts({.F = 1, .I = 1.5, .W = 0.5, .layers = 3})};

@@ -59,7 +59,7 @@ MT_INLINE void columns(const FewRowsMatmul& f, int64_t n0) {
 
 template <class T, int M = 1>
 MT_INLINE void columns_of(const FewRowsMatmul& f, int64_t n0) {
-  if constexpr (M + 1 < kFewestPackedRows)
+  if constexpr (M + 1 < kMinPackedRows)
     if (f.M != M) return columns_of<T, M + 1>(f, n0);
   columns<T, M>(f, n0);
 }

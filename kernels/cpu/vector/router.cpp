@@ -77,7 +77,7 @@ void softmax_over_chosen(const T* x, const int32_t* expert, int64_t K, float* we
 MT_INLINE bool weights_over_chosen(const RouterForm& form) {
   return form.over_chosen || (form.normalize && form.score == RouterScore::softmax);
 }
-constexpr float kLeastSum = 1e-20f;  // added to sums of scores, which may be 0
+constexpr float kSumEpsilon = 1e-20f;  // added to sums of scores, which may be 0
 
 template <class T>
 void tokens(const RouteTokens& a, int64_t begin, int64_t end) {
@@ -129,7 +129,7 @@ void tokens(const RouteTokens& a, int64_t begin, int64_t end) {
     if (weights_over_chosen(form))
       softmax_over_chosen(x, expert, K, weight);
     else if (form.normalize)
-      for (int64_t k = 0; k < K; ++k) weight[k] /= chosen + kLeastSum;
+      for (int64_t k = 0; k < K; ++k) weight[k] /= chosen + kSumEpsilon;
     for (int64_t k = 0; k < K; ++k) weight[k] *= form.scale;
   }
 }
@@ -155,7 +155,7 @@ void columns(const RouterSums& a, int64_t b, int64_t begin, int64_t end) {
 // ds[e] becomes the gradient of the score of each expert, from those of the weights.
 void score_gradients(const RouterForm& form, const int32_t* expert, const float* dweight, int64_t K,
                      const float* score, float* ds) {
-  float sum = kLeastSum, inner = 0;
+  float sum = kSumEpsilon, inner = 0;
   if (form.normalize) {
     for (int64_t k = 0; k < K; ++k) sum += score[expert[k]];
     for (int64_t k = 0; k < K; ++k) inner += dweight[k] * score[expert[k]] / sum;

@@ -38,7 +38,7 @@ std::string why_not_target(const CudnnTarget& t) {
 
 // For each document that fits into the tables, engines start as many blocks as the longest possible
 // document needs. With short documents most blocks would be idle.
-constexpr int64_t kFewestRows = 128;  // the smallest mean number of rows of a document
+constexpr int64_t kMinRows = 128;  // the smallest mean number of rows of a document
 
 std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
   const int64_t documents = s.q_documents.begin.count;
@@ -48,8 +48,8 @@ std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
   if (documents < 1) return "a pack without documents";
   if (s.document_gaps || s.q_documents.begin.data != s.kv_documents.begin.data)
     return "documents that are divided among ranks";
-  if (documents * kFewestRows > s.Sq)
-    return fmt::format("packed documents with fewer than {} rows on average", kFewestRows);
+  if (documents * kMinRows > s.Sq)
+    return fmt::format("packed documents with fewer than {} rows on average", kMinRows);
   if (s.D % 16 != 0) return fmt::format("documents with heads of {} elements", s.D);
   return "";
 }

@@ -17,7 +17,7 @@ inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = 1 << 
 
 // These describe the thread's current device.
 int multiprocessors();
-int64_t most_shared_memory();  // bytes that a block may use
+int64_t max_shared_memory();  // bytes that a block may use
 
 template <class T>
 const T* data(const ConstSpan& s) {

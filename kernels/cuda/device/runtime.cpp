@@ -39,7 +39,7 @@ int attribute_here(cudaDeviceAttr attribute) {
 }
 }  // namespace
 int multiprocessors() { return attribute_here(cudaDevAttrMultiProcessorCount); }
-int64_t most_shared_memory() { return attribute_here(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+int64_t max_shared_memory() { return attribute_here(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
   if (to != from)

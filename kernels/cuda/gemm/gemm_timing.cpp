@@ -81,7 +81,7 @@ std::vector<MatmulKey> LibraryMatmul::unchosen() const {
   std::sort(costly.begin(), costly.end(), std::greater<>());
   std::vector<MatmulKey> keys;
   for (const auto& [flops, key] : costly)
-    if (keys.size() < kMostTimed) keys.push_back(key);
+    if (keys.size() < kMaxTimed) keys.push_back(key);
   return keys;
 }
 

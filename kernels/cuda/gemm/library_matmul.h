@@ -28,8 +28,8 @@ class LibraryMatmul {
   void run(const Matmul& m, CUstream_st* stream);
 
   // --- choices by measuring; callers decide when, and agree with the other ranks ---
-  static constexpr size_t kMostTimed = 48;
-  // Returns at most kMostTimed keys that have run without a choice, the most expensive first.
+  static constexpr size_t kMaxTimed = 48;
+  // Returns at most kMaxTimed keys that have run without a choice, the most expensive first.
   std::vector<MatmulKey> unchosen() const;
   // Measures keys, which need not have run here, and returns the choices for them and for the plain
   // GEMMs of their epilogues. It skips and reports a key that does not fit into memory, and keys

@@ -114,10 +114,10 @@ void keep_hash(const struct stat& info, const std::string& hash) {
 void take_hashes(const fs::path& prefix, Content& content) {
   const fs::path path = hash_path(prefix);
   const auto hashed = look_at(path);
-  constexpr int64_t kMostBytes = 4096;
+  constexpr int64_t kMaxBytes = 4096;
   if (!hashed) return;
   Content known;
-  if (S_ISREG(hashed->st_mode) && hashed->st_size <= kMostBytes) {
+  if (S_ISREG(hashed->st_mode) && hashed->st_size <= kMaxBytes) {
     std::string text;
     try {
       text = read_file(path);

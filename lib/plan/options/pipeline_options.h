@@ -33,7 +33,7 @@ struct PipelineOptions {
   bool head_shares_table = false;
   // If parameters are sharded over data-parallel ranks, the rank keeps those of this many stages
   // gathered at once. 0: they are gathered for each use.
-  int64_t most_gathered = 0;
+  int64_t max_gathered = 0;
   // The output layer's weight gradients of this many last micro-batches are computed at the end of
   // the rank's actions.
   int64_t deferred_outputs = 0;

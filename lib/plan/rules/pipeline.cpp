@@ -131,17 +131,16 @@ void check_layout_string(const Recipe& r, const Layout& l, Diagnostics& diagnost
 void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const schedule::ScheduleKind& kind = schedule::schedule_kind(r.distributed.pipeline.pp_schedule);
   const int64_t n = l.stages_per_rank;
-  if (n >= kind.fewest_stages && n <= kind.most_stages) return;
+  if (n >= kind.min_stages && n <= kind.max_stages) return;
   struct Need {
     bool applies;
     const char *text, *hint;
   };
   const Need needs[] = {
-      {kind.most_stages == 1, "one stage",
+      {kind.max_stages == 1, "one stage",
        "use interleaved_1f1b, or one per rank: vpp_size: 1, or pp_size x layers_per_stage = "
        "num_layers"},
-      {kind.most_stages == 2, "exactly two stages",
-       "set vpp_size: 2 or a fitting layers_per_stage"},
+      {kind.max_stages == 2, "exactly two stages", "set vpp_size: 2 or a fitting layers_per_stage"},
       {true, "at least two stages", "use 1f1b, or set vpp_size: 2"}};
   const Need& need = *std::ranges::find_if(needs, &Need::applies);
   diagnostics.require(
@@ -179,7 +178,7 @@ bool can_have(const Recipe& r, const Layout& l, int64_t micro_batches) {
   const auto& p = r.distributed.pipeline;
   if (l.pp == 1 || p.pp_schedule_csv) return true;
   const schedule::ScheduleKind& kind = schedule::schedule_kind(p.pp_schedule);
-  if (micro_batches < kind.fewest_micro_batches * l.pp) return false;
+  if (micro_batches < kind.min_micro_batches * l.pp) return false;
   if (!kind.in_groups) return true;
   const auto& group = p.microbatch_group_size_per_vp_stage;
   return group ? schedule::legal_group(*group, micro_batches, l.pp)
@@ -236,10 +235,10 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
         groups.empty() ? words.raise_to(l.pp) + fmt::format(", and use a group of {}", l.pp)
                        : fmt::format("use a group of {}", groups));
   }
-  const int64_t fewest = kind.fewest_micro_batches * l.pp;
+  const int64_t fewest = kind.min_micro_batches * l.pp;
   diagnostics.require(m >= fewest, {words.field, "distributed.pipeline.pp_schedule"},
                       fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
-                                  kind.fewest_micro_batches, fewest, count),
+                                  kind.min_micro_batches, fewest, count),
                       words.raise_to(fewest));
   if (p.pp_schedule == ScheduleId::one_f_one_b && m < l.pp)
     diagnostics.warn(

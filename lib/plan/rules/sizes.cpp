@@ -13,7 +13,7 @@ namespace {
 // Sums of a few products, counted in bytes, still fit into 64 bits.
 constexpr double kLargestProduct = 0x1p55;
 // A simulation of the schedule takes about a second for this many passes of a rank in a step.
-constexpr int64_t kMostPasses = int64_t{1} << 16;
+constexpr int64_t kMaxPasses = int64_t{1} << 16;
 
 }  // namespace
 
@@ -66,11 +66,11 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   const int64_t stages =
       std::clamp<int64_t>(l.stages_per_rank, 1, std::max<int64_t>(1, m.num_layers));
   const bool listed = l.pp > 1 || m.moe.num_experts > 0;
-  if (!listed || l.micro_batches <= kMostPasses / stages) return all;
+  if (!listed || l.micro_batches <= kMaxPasses / stages) return all;
   diagnostics.require(
       false, {"train.global_batch_size", "train.micro_batch_size"},
       fmt::format("{} micro-batches in {} stages of a rank are more than {} passes in a step",
-                  l.micro_batches, stages, kMostPasses),
+                  l.micro_batches, stages, kMaxPasses),
       "raise micro_batch_size, or lower global_batch_size");
   return false;
 }

@@ -115,9 +115,9 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
 // of these values, the hint names only those.
 std::string use_tp(const Recipe& r, const Layout& l) {
   const auto& m = r.model;
-  constexpr int64_t kMost = 64;  // larger values are hardly useful
+  constexpr int64_t kMaxTp = 64;  // larger values are hardly useful
   std::vector<int64_t> sizes, here;
-  for (int64_t tp = 2; tp <= std::min(m.num_attention_heads, kMost); ++tp) {
+  for (int64_t tp = 2; tp <= std::min(m.num_attention_heads, kMaxTp); ++tp) {
     if (m.num_attention_heads % tp != 0 || m.ffn_size() % tp != 0 ||
         (m.kv_heads() % tp != 0 && tp % m.kv_heads() != 0))
       continue;

@@ -8,12 +8,12 @@ namespace {
 
 // Returns "is 1, 2, 3 or 6" for 6, and "divides N" for a number with many divisors.
 std::string divides(int64_t world) {
-  constexpr size_t kMost = 8;
+  constexpr size_t kMaxDivisors = 8;
   std::vector<int64_t> divisors;
-  for (int64_t d = 1; d <= world && divisors.size() <= kMost; ++d)
+  for (int64_t d = 1; d <= world && divisors.size() <= kMaxDivisors; ++d)
     if (world % d == 0) divisors.push_back(d);
-  return divisors.size() > kMost ? fmt::format("divides {}", world)
-                                 : fmt::format("is {}", either(divisors));
+  return divisors.size() > kMaxDivisors ? fmt::format("divides {}", world)
+                                        : fmt::format("is {}", either(divisors));
 }
 
 void check_product(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {

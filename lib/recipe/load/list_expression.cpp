@@ -11,7 +11,7 @@
 namespace mtrain::recipe {
 namespace {
 
-constexpr size_t kMostItems = 100000;  // the maximum of model.num_layers
+constexpr size_t kMaxItems = 100000;  // the maximum of model.num_layers
 
 // Reads sum = product {"+" product}, product = ("(" sum ")" | list) ["*" number].
 class ListExpression {
@@ -32,7 +32,7 @@ class ListExpression {
     Items all = product();
     while (all && take('+')) {
       const Items more = product();
-      if (!more || all->size() + more->size() > kMostItems) return {};
+      if (!more || all->size() + more->size() > kMaxItems) return {};
       all->insert(all->end(), more->begin(), more->end());
     }
     return all;
@@ -53,7 +53,7 @@ class ListExpression {
     skip_blanks();
     size_t times = 0;
     const auto [stop, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), times);
-    if (error != std::errc() || times > kMostItems || once->size() * times > kMostItems) return {};
+    if (error != std::errc() || times > kMaxItems || once->size() * times > kMaxItems) return {};
     rest_.remove_prefix(size_t(stop - rest_.data()));
     std::vector<std::string> all;
     for (size_t i = 0; i < times; ++i) all.insert(all.end(), once->begin(), once->end());

@@ -201,8 +201,8 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
   // An integer with a rounding error, such as 0.7 x 10, is not rounded up to one more step.
   constexpr double kRounding = 1e-12;
   const double steps = std::max(1.0, std::ceil(epochs * double(samples) / batch * (1 - kRounding)));
-  constexpr double kMostSamples = 0x1p55;  // samples and their tokens are counted in 64 bits
-  if (steps > double(kMostSteps) || steps * batch > kMostSamples)
+  constexpr double kMaxSamples = 0x1p55;  // samples and their tokens are counted in 64 bits
+  if (steps > double(kMaxSteps) || steps * batch > kMaxSamples)
     return diagnostics.add(
         "train.epochs",
         fmt::format("{:g} epochs of {} samples make {:.1e} steps, more than a run can count",

@@ -114,10 +114,10 @@ bool read(const Node& node, const FieldOptions& options, T& out, ValueError& c) 
     std::vector<Node> single{node};
     const auto& items = node.kind == Node::Kind::list ? node.items : single;
     // Lists of integers describe layers, and are searched once for each layer.
-    constexpr size_t kMostNumbers = 8192;
-    if (std::is_same_v<T, std::vector<int64_t>> && items.size() > kMostNumbers) {
+    constexpr size_t kMaxNumbers = 8192;
+    if (std::is_same_v<T, std::vector<int64_t>> && items.size() > kMaxNumbers) {
       c.reason = "a list of " + std::to_string(items.size()) + " numbers, expected at most " +
-                 std::to_string(kMostNumbers);
+                 std::to_string(kMaxNumbers);
       return false;
     }
     for (const auto& item : items) {

@@ -17,7 +17,7 @@ constexpr auto enum_names(DeviceChoice) {
                     EnumName{DeviceChoice::cuda, "cuda"}, EnumName{DeviceChoice::cuda, "gpu"}};
 }
 
-inline constexpr int64_t kMostSteps = int64_t{1} << 40;
+inline constexpr int64_t kMaxSteps = int64_t{1} << 40;
 
 struct TrainConfig {
   int64_t steps = 1000, global_batch_size = 32, micro_batch_size = 1;
@@ -37,7 +37,7 @@ struct TrainConfig {
             "optimizer steps",
             {.aliases = "train.train_iters train.max_steps step_scheduler.max_steps",
              .min = 1,
-             .max = double(kMostSteps)}},
+             .max = double(kMaxSteps)}},
       Field{"epochs",
             &TrainConfig::epochs,
             "passes over dataset.train, instead of steps, such as 3 or 0.5; the last step is "
