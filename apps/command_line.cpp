@@ -257,7 +257,7 @@ CLI::Validator number_from(double least, double most) {
   });
 }
 
-CLI::Validator whole_number_from(int64_t least, int64_t most, int64_t example) {
+CLI::Validator integer_from(int64_t least, int64_t most, int64_t example) {
   return check(
       fmt::format("from {} to {}", least, most), [least, most, example](const std::string& text) {
         int64_t value = 0;

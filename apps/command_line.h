@@ -22,7 +22,7 @@ namespace mtrain {
 CLI::Validator number_from(double least, double most);
 // Checks that an option is an integer in this range. The hint for a wrong value shows `example`,
 // clamped to the range.
-CLI::Validator whole_number_from(int64_t least, int64_t most, int64_t example = 8);
+CLI::Validator integer_from(int64_t least, int64_t most, int64_t example = 8);
 // Checks that an option is one of the words.
 CLI::Validator one_of(std::vector<std::string> words);
 

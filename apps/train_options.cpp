@@ -50,7 +50,7 @@ void declare_train_options(CLI::App& command, TrainOptions& o) {
       .add_option("--world-size", o.world_size,
                   "ranks to plan for; 0: the fewest that the sizes and the batch allow (the "
                   "default without a launcher)")
-      ->check(whole_number_from(int64_t{0}, int64_t{1} << 24).description(""))
+      ->check(integer_from(int64_t{0}, int64_t{1} << 24).description(""))
       ->type_name("N")
       ->group("Inspection without a run");
   command

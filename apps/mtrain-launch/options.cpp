@@ -59,7 +59,7 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
   add(app, "master-addr", w.master_addr, "host of rank 0; by default localhost")->group(group);
   add(app, "master-port", w.master_port,
       "port of rank 0 at which the ranks meet; by default a free one, on several hosts 29500")
-      ->check(whole_number_from(0, 65535, 29500).description(""))
+      ->check(integer_from(0, 65535, 29500).description(""))
       ->group(group);
   add(app, "rdzv-endpoint", w.endpoint,
       "address and port in one option: host, host:port or [::1]:port; the default port is 29400; "
@@ -88,7 +88,7 @@ void add_watching(CLI::App& app, Words& w) {
       "restart all ranks after a failure, at most this often: from the newest checkpoint that the "
       "run has saved, or else from where the run began; waits 1 s, then twice as long each time, "
       "at most 30 s")
-      ->check(whole_number_from(0, 1000000))
+      ->check(integer_from(0, 1000000))
       ->capture_default_str()
       ->group("Failures");
   const char* group = "Output";

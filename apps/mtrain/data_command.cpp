@@ -132,7 +132,7 @@ void add_build(CLI::App& data) {
   app->add_flag("--skip-bad-lines", c->build.skip_bad_lines,
                 "skip and count JSON lines that cannot be used, instead of stopping");
   app->add_option("--threads", c->build.threads, "tokenizer threads; 0: one per core")
-      ->check(whole_number_from(0, 1024))
+      ->check(integer_from(0, 1024))
       ->capture_default_str();
   set_examples(*app,
                {"mtrain data build --input corpus.txt --output data/corpus "

@@ -68,7 +68,7 @@ void add_eval_command(CLI::App& app) {
           "--stride", job->stride,
           "tokens from the start of a window to the start of the next; a smaller stride gives "
           "tokens more context; default: the samples of a run's validation")
-      ->check(whole_number_from(int64_t{1}, int64_t{1} << 40).description(""));
+      ->check(integer_from(int64_t{1}, int64_t{1} << 40).description(""));
   command->add_option("--tokenizer", job->tokenizer,
                       "tokenizer.json or its folder, for a model whose recipe names no tokenizer; "
                       "NullTokenizer: do not report bits per byte");

@@ -128,7 +128,7 @@ void add_sampling_options(CLI::App& command, generate::SamplingOptions& s) {
       ->capture_default_str()
       ->group(group);
   command.add_option("--top-k", s.top_k, "sample from the k most likely tokens; 0: from all")
-      ->check(whole_number_from(0, 10000000))
+      ->check(integer_from(0, 10000000))
       ->capture_default_str()
       ->group(group);
   command
@@ -169,18 +169,18 @@ void add_generate_command(CLI::App& app) {
       "file with one prompt per line; empty lines are skipped; prints each text as a line of JSON");
   prompts->require_option(1);
   command->add_option("--num", o->job.num, "texts for each prompt")
-      ->check(whole_number_from(1, 1000000))
+      ->check(integer_from(1, 1000000))
       ->capture_default_str();
   command->add_option("--batch", o->job.batch, "maximum number of texts to generate at once")
-      ->check(whole_number_from(1, 65536))
+      ->check(integer_from(1, 65536))
       ->capture_default_str();
   command->add_option("--tokens", o->generate.tokens, "tokens to add")
-      ->check(whole_number_from(1, 1000000))
+      ->check(integer_from(1, 1000000))
       ->capture_default_str();
   command->add_option("--stop", o->generate.stop,
                       "a text ends before this string; repeat the option for several");
   command->add_option("--eos", o->generate.eos, "ids that end a text, besides the model's own")
-      ->check(whole_number_from(0, std::numeric_limits<int32_t>::max()).description(""));
+      ->check(integer_from(0, std::numeric_limits<int32_t>::max()).description(""));
   command
       ->add_option("--bos", o->bos,
                    "BOS token before each prompt; auto: as in the tokenizer's configuration")

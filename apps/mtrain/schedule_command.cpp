@@ -213,7 +213,7 @@ void add_size_options(CLI::App& command, ScheduleOptions& o) {
   auto* name = command.add_option(
       "--name", o.name, names + "; 1f1b unless given, interleaved_1f1b with --moe-overlap");
   // A picture has a row per rank; more rows would not be readable.
-  const auto whole = whole_number_from(1, 1024);
+  const auto whole = integer_from(1, 1024);
   std::vector<CLI::Option*> sizes{
       name,
       command.add_option("--pp", o.size.pp, "ranks")->check(whole)->capture_default_str(),
@@ -222,11 +222,11 @@ void add_size_options(CLI::App& command, ScheduleOptions& o) {
                       "stages per rank; default: the fewest that the schedule supports")
           ->check(whole),
       command.add_option("--micro", o.size.micro_batches, "micro-batches")
-          ->check(whole_number_from(1, 1 << 16))
+          ->check(integer_from(1, 1 << 16))
           ->capture_default_str(),
       command
           .add_option("--group", o.size.group, "interleaved: consecutive micro-batches per stage")
-          ->check(whole_number_from(1, 1 << 16)),
+          ->check(integer_from(1, 1 << 16)),
       command.add_flag("--moe-overlap", o.size.moe_overlap,
                        "run forwards together with backwards: interleaved_1f1b, dualpipev or, on "
                        "one rank, 1f1b (overlap_moe_expert_parallel_comm, fine_grained_1f1b)")};
@@ -277,13 +277,12 @@ std::vector<CLI::Option*> add_exchange_options(CLI::App& command, ScheduleOption
                   "the order of the parts, and --part their times")
       ->needs(part);
   std::vector<CLI::Option*> of_exchanges{
-      command.add_option("--layers", o.layers, "layers per stage")
-          ->check(whole_number_from(1, 1 << 10)),
+      command.add_option("--layers", o.layers, "layers per stage")->check(integer_from(1, 1 << 10)),
       command
           .add_option("--chunks", o.costs.exchange_chunks,
                       "chunks of a layer's exchanges in passes that run alone "
                       "(comm_overlap.moe_dispatch_chunks)")
-          ->check(whole_number_from(1, 1 << 10)),
+          ->check(integer_from(1, 1 << 10)),
       command
           .add_option("--exchange-latency", o.latency,
                       "fixed time of each chunk, which is part of the time of an exchange")
@@ -318,7 +317,7 @@ void add_message_options(CLI::App& command, ScheduleOptions& o) {
   command
       .add_option("--gathered", o.gathered,
                   "sharded weights: stages whose weights a rank may gather at once")
-      ->check(whole_number_from(2, 1 << 16));
+      ->check(integer_from(2, 1 << 16));
 }
 
 }  // namespace
@@ -349,7 +348,7 @@ void add_schedule_command(CLI::App& app) {
                       "write a picture to this file; its rows wrap at a width of 1600 pixels");
   command->add_option("--html", o->html, "write an HTML page with a picture to zoom to this file");
   command->add_option("--columns", o->columns, "width of the text; 0: do not wrap")
-      ->check(whole_number_from(0, 1 << 20));
+      ->check(integer_from(0, 1 << 20));
   command->callback([o, of_exchanges] {
     for (const CLI::Option* option : of_exchanges)
       if (option->count() > 0 && o->parts.empty() && o->exchange == 0)

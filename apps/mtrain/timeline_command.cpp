@@ -36,7 +36,7 @@ void add_timeline_command(CLI::App& app) {
       ->excludes(step);
   command->add_option("--rank", o->ranks, "ranks to show; by default all")->delimiter(',');
   command->add_option("--columns", o->columns, "width of the text; by default the terminal's")
-      ->check(whole_number_from(20, 1 << 16));
+      ->check(integer_from(20, 1 << 16));
   command->callback([o] {
     if (o->columns == 0)
       o->columns =

@@ -192,11 +192,11 @@ void add_watch_command(CLI::App& app) {
       "--key", o->keys, "key to draw; default: loss; with --csv a list such as loss,grad_norm");
   auto* csv = command->add_flag("--csv", o->csv, "print CSV instead: a row per step");
   command->add_option("--from-step", o->from, "first step to show")
-      ->check(whole_number_from(0, kMaxSteps).description(""));
+      ->check(integer_from(0, kMaxSteps).description(""));
   command->add_option("--last", o->last, "show only this many of the last steps")
-      ->check(whole_number_from(1, kMaxSteps).description(""));
+      ->check(integer_from(1, kMaxSteps).description(""));
   command->add_option("--smooth", o->smooth, "draw means over this many steps")
-      ->check(whole_number_from(1, kMaxSteps).description(""))
+      ->check(integer_from(1, kMaxSteps).description(""))
       ->excludes(csv);
   command->add_flag("--log", o->log, "logarithmic axis of values")->excludes(csv);
   command->add_flag("--plain", o->plain, "ASCII instead of braille, as without UTF-8 in LANG")
@@ -204,10 +204,10 @@ void add_watch_command(CLI::App& app) {
   command
       ->add_option("--height", o->rows,
                    "rows of the plot; default: 15, or fewer if the terminal is smaller")
-      ->check(whole_number_from(kMinRows, 200))
+      ->check(integer_from(kMinRows, 200))
       ->excludes(csv);
   command->add_option("--columns", o->columns, "width of the text; default: that of the terminal")
-      ->check(whole_number_from(kMinColumns, 1000))
+      ->check(integer_from(kMinColumns, 1000))
       ->excludes(csv);
   auto* once = command->add_flag("--once", o->once, "draw once, even if a run is training");
   once->excludes(csv);

@@ -180,15 +180,17 @@ void start(const AttentionForward& f, CUstream_st* stream) {
       VisibleKeys(s), int(s.A), int(s.A / s.G), s.scale * kAttentionLog2E, ScoreCap(s.cap));
 }
 
-bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_stride % 8 == 0; }
+bool has_aligned_chunks(const HeadView& v) {
+  return aligned({v.data.data}) && v.token_stride % 8 == 0;
+}
 
 }  // namespace
 
 bool tensor_cores_can(const AttentionForward& f) {
   const HeadView out{f.out.data, f.out.token_stride};
   return is_half(f.q.data.dtype) && f.shape.D % 8 == 0 && f.shape.D <= 128 && f.shape.scale > 0 &&
-         f.shape.Skv > 0 && whole_chunks(f.q) && whole_chunks(f.k) && whole_chunks(f.v) &&
-         whole_chunks(out);
+         f.shape.Skv > 0 && has_aligned_chunks(f.q) && has_aligned_chunks(f.k) &&
+         has_aligned_chunks(f.v) && has_aligned_chunks(out);
 }
 
 void attention_on_tensor_cores(const AttentionForward& f, CUstream_st* stream) {

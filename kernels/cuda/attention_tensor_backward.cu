@@ -228,16 +228,21 @@ void start(const AttentionBackward& g, const float* delta, CUstream_st* stream) 
             data<float>(g.dqk_amax));
 }
 
-bool whole_chunks(const HeadView& v) { return aligned({v.data.data}) && v.token_stride % 8 == 0; }
-bool whole_chunks(const HeadSpan& v) { return whole_chunks(HeadView{v.data, v.token_stride}); }
+bool has_aligned_chunks(const HeadView& v) {
+  return aligned({v.data.data}) && v.token_stride % 8 == 0;
+}
+bool has_aligned_chunks(const HeadSpan& v) {
+  return has_aligned_chunks(HeadView{v.data, v.token_stride});
+}
 
 }  // namespace
 
 bool tensor_cores_can(const AttentionBackward& g) {
   const AttentionShape& s = g.shape;
   return is_half(g.q.data.dtype) && s.D % 8 == 0 && s.D <= 128 && s.Sq > 0 && s.Skv > 0 &&
-         whole_chunks(g.q) && whole_chunks(g.k) && whole_chunks(g.v) && whole_chunks(g.dout) &&
-         whole_chunks(g.dq) && whole_chunks(g.dk) && whole_chunks(g.dv);
+         has_aligned_chunks(g.q) && has_aligned_chunks(g.k) && has_aligned_chunks(g.v) &&
+         has_aligned_chunks(g.dout) && has_aligned_chunks(g.dq) && has_aligned_chunks(g.dk) &&
+         has_aligned_chunks(g.dv);
 }
 
 void attention_on_tensor_cores(const AttentionBackward& g, const float* delta,

@@ -164,8 +164,8 @@ __device__ __forceinline__ float checked(double loss, bool known) {
 
 template <int N, class T, class Cap>
 __global__ void __launch_bounds__(kThreads)
-    whole_rows(Logits<T> logits, const int32_t* label_T, float* loss_T, Gradient gradient, int keep,
-               Cap cap) {
+    full_rows(Logits<T> logits, const int32_t* label_T, float* loss_T, Gradient gradient, int keep,
+              Cap cap) {
   __shared__ float slots[kWarp];
   for (int64_t t = blockIdx.x; t < logits.T_; t += gridDim.x) {
     T* const x = logits.row(t);
@@ -259,7 +259,7 @@ void run(const CrossEntropy& a, CUstream_st* stream) {
     with_logits_width<T>(a, [&]<int N>() {
       const int keep = vectors_kept<N>(a);
       with_cap(a.logit_cap, [&]<class Cap>(Cap cap) {
-        MT_LAUNCH((whole_rows<N, T, Cap>), blocks_for(a.T, 1), kThreads, keep * 16, stream,
+        MT_LAUNCH((full_rows<N, T, Cap>), blocks_for(a.T, 1), kThreads, keep * 16, stream,
                   (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
                   data<int32_t>(a.label_T), data<float>(a.loss_T),
                   (Gradient{a.grad_scale, a.write_grad, data<float>(a.scale_in_memory)}), keep,

@@ -365,7 +365,7 @@ unsigned threads_of(int64_t H, int64_t per_thread) {
 dim3 block_of(unsigned threads) { return dim3(threads, threads == kWarp ? kSmallRows : 1); }
 
 template <class T>
-bool whole_vectors(const Rows& r) {
+bool has_aligned_vectors(const Rows& r) {
   return r.H % kVector<T> == 0 && r.token_stride % kVector<T> == 0;
 }
 
@@ -416,7 +416,7 @@ void run(const NormForward& a, CUstream_st* stream) {
                        float8_out(a.y_TH, a.scale),
                        data<float>(a.sum_T)};
     constexpr int N = kVector<T>;
-    if (!f.sums && rows.H <= kMaxThreads * kHeld * N && whole_vectors<T>(rows) &&
+    if (!f.sums && rows.H <= kMaxThreads * kHeld * N && has_aligned_vectors<T>(rows) &&
         aligned({f.x, f.residual, f.w, f.b, f.sum, f.y})) {
       const dim3 block = block_of(threads_of(rows.H, kHeld * N));
       const unsigned blocks = forward_blocks(rows, block, a.sm_margin);
@@ -438,7 +438,7 @@ void run(const NormBackward& a, CUstream_st* stream) {
   with_float(a.x_TH.dtype, [&]<class T>() {
     constexpr int N = kVector<T>;
     const int64_t width = a.db_H ? 2 * rows.H : rows.H;
-    const bool vectors = !a.sum_T && whole_vectors<T>(rows) &&
+    const bool vectors = !a.sum_T && has_aligned_vectors<T>(rows) &&
                          rows.H <= kMaxThreads * kHeldInBackward &&
                          aligned({a.dy_TH.data, a.x_TH.data, a.w_H.data, a.dresidual_TH.data,
                                   a.dx_TH.data, a.quantized_TH.data});

@@ -38,7 +38,7 @@ void ReadBytes::add(const model::Parameter& p) {
 void read_weights(Stream& stream, model::ParamStore& params, const ValueSource& source,
                   const std::string& hint, const ReadProgress& progress) {
   for (const model::Parameter* p : params.params())
-    require_shape(source, p->name, p->whole_shape(), hint);
+    require_shape(source, p->name, p->full_shape(), hint);
   model::ParamUploader uploader(stream);
   ReadBytes read(params, progress);
   for (const model::Parameter* p : params.params()) {

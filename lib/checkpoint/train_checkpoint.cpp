@@ -53,7 +53,7 @@ Tensor assemble(Stream& stream, const model::Parameter& p, const Tensor& parts, 
       blocks.push_back({.from_row = 0,
                         .from_column = rank * part + begin + r.here,
                         .to_row = 0,
-                        .to_column = r.whole,
+                        .to_column = r.full,
                         .rows = 1,
                         .columns = r.count});
     }
@@ -130,7 +130,7 @@ int64_t bytes_of(const std::vector<SavedTensor>& tensors, const CheckpointParts&
   int64_t bytes = 0;
   for (const spec::TensorSpec& p : t.parameters)
     for (const SavedTensor& tensor : tensors)
-      if (tensor.has(model::part_of(p))) bytes += p.whole.count() * dtype_size(tensor.dtype);
+      if (tensor.has(model::part_of(p))) bytes += p.full.count() * dtype_size(tensor.dtype);
   return bytes;
 }
 
@@ -150,7 +150,7 @@ class StateWriter {
     for (const spec::TensorSpec& p : t_.parameters)
       for (const SavedTensor& tensor : tensors_)
         if (tensor.has(model::part_of(p)))
-          infos.push_back({p.name + tensor.suffix, tensor.dtype, p.whole});
+          infos.push_back({p.name + tensor.suffix, tensor.dtype, p.full});
     file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}},
                   storage::SafetensorsWriter::Sums::beside);
     for (const ReplicatedTensor& r : replicated) file_->write(r.name, r.value, t_.compute);
@@ -160,14 +160,14 @@ class StateWriter {
   void write() {
     for (size_t i = 0; i < t_.parameters.size(); ++i) {
       const spec::TensorSpec& p = t_.parameters[i];
-      p.split.experts ? write_experts(p, savers_[i]) : write_whole(p, savers_[i]);
+      p.split.experts ? write_experts(p, savers_[i]) : write_full(p, savers_[i]);
     }
     on_rank_0_in_background(t_.control, [&] { file_->commit(); });
   }
 
  private:
   // The ranks of a stage gather the tensors unit by unit.
-  void write_whole(const spec::TensorSpec& p, int saver) {
+  void write_full(const spec::TensorSpec& p, int saver) {
     const model::Parameter* own = t_.params.find(p.name);
     if (own && !own->copy && own->unit != gathered_) {
       gathered_ = own->unit;
@@ -180,17 +180,18 @@ class StateWriter {
         }
         const Tensor part = tensor.own(*own->unit);
         ranks_.push_back(t_.tensor_parallel.all_ranks(
-            part.count() == own->unit->count ? part : t_.data_parallel.whole(*own->unit, part)));
+            part.count() == own->unit->count ? part
+                                             : t_.data_parallel.gather_unit(*own->unit, part)));
       }
     }
     for (size_t k = 0; k < tensors_.size(); ++k) {
       if (!tensors_[k].has(model::part_of(p))) continue;
       const Tensor whole = t_.control.rank() == saver
-                               ? assemble(t_.compute, *own, ranks_[k], own->begin, p.whole.count(),
+                               ? assemble(t_.compute, *own, ranks_[k], own->begin, p.full.count(),
                                           [&](int rank) { return own->runs(rank); })
-                                     .view(p.whole)
+                                     .view(p.full)
                                : Tensor();
-      write(p.name, tensors_[k], whole, p.whole, saver);
+      write(p.name, tensors_[k], whole, p.full, saver);
     }
   }
 
@@ -201,7 +202,7 @@ class StateWriter {
     gathered_ = nullptr;
     ranks_.clear();
     const model::Parameter* own = t_.params.find(p.name);
-    const int64_t experts = p.whole[0], each = p.whole.count() / experts;
+    const int64_t experts = p.full[0], each = p.full.count() / experts;
     for (const SavedTensor& tensor : tensors_)
       for (int64_t e = 0; tensor.has(model::part_of(p)) && e < experts; ++e) {
         Tensor expert;
@@ -322,7 +323,7 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
     for (const optim::StateTensor& tensor : state) {
       if (!tensor.values.has(*p)) continue;
       const std::string name = p->name + tensor.suffix;
-      require_shape(moments, name, p->whole_shape(), kOwnRecipe);
+      require_shape(moments, name, p->full_shape(), kOwnRecipe);
       tensor.values.set(uploader, *p, [&](int64_t first, int64_t count, float* values) {
         moments.read(name, first, count, values);
         if (!tensor.negative) refuse_negative(moments, name, first, count, values);

@@ -46,7 +46,7 @@ std::string layers_with_experts(const ModelConfig& m) {
 bool any_dense(const ModelConfig& m) { return recipe::model_spec(m).dense_mlp(); }
 bool any_experts(const ModelConfig& m) { return recipe::model_spec(m).experts(); }
 constexpr std::string_view kQueryScalar = "model.query_pre_attn_scalar";
-bool whole(double x) { return x == std::floor(x) && x < double(int64_t{1} << 53); }
+bool is_integral(double x) { return x == std::floor(x) && x < double(int64_t{1} << 53); }
 int64_t shared_ffn(const ModelConfig& m) { return m.moe.shared_expert_ffn_hidden_size.value_or(0); }
 int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn_hidden_size.value_or(m.ffn_size()); }
 
@@ -80,7 +80,8 @@ json value_of(const Recipe& r, std::string_view field) {
                                             : "gelu_new";
   }
   // transformers 5 requires an integer for this key, and a real number for other real-valued keys.
-  if (const auto& scalar = r.model.query_pre_attn_scalar; field == kQueryScalar && whole(*scalar))
+  if (const auto& scalar = r.model.query_pre_attn_scalar;
+      field == kQueryScalar && is_integral(*scalar))
     return int64_t(*scalar);
   const std::string text = recipe::find_row(field)->show(r);
   if (text == "none" || text == "auto" || text == "null") return nullptr;
@@ -302,7 +303,7 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
       for (const ModelDifference& d : model_differences(recipe.model, again.model))
         lines.push_back(d.text());
     const double scalar = *in_one_form(recipe.model).query_pre_attn_scalar;
-    if (!whole(scalar) &&
+    if (!is_integral(scalar) &&
         std::ranges::count(config_keys(*family), kQueryScalar, &ConfigKey::field) > 0)
       lines.push_back(fmt::format("{}: {}, not a whole number", kQueryScalar, scalar));
     if (!names_layers(*family, recipe.model))

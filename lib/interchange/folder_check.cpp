@@ -57,13 +57,13 @@ FurtherLayers further_layers(const std::filesystem::path& folder, const Family& 
   int64_t count = family.further_layers_omitted;
   if (config.is_object() && config.contains(family.further_layers)) {
     const nlohmann::json& value = config.at(std::string(family.further_layers));
-    const bool whole = value.is_number_unsigned() && value.get<uint64_t>() <= kMaxLayers;
-    if (!whole && !value.is_null())
+    const bool is_count = value.is_number_unsigned() && value.get<uint64_t>() <= kMaxLayers;
+    if (!is_count && !value.is_null())
       throw UserError(fmt::format("{}: {} must be a whole number from 0 to {}, and is {}",
                                   (folder / "config.json").string(), family.further_layers,
                                   kMaxLayers, value.dump()),
                       "download the folder again, or correct its config.json");
-    count = whole ? value.get<int64_t>() : 0;
+    count = is_count ? value.get<int64_t>() : 0;
   }
   return {layers, layers + count};
 }

@@ -88,7 +88,7 @@ TensorMap::TensorMap(const spec::ModelSpec& m, const Family& family, const NameF
   };
   for (const spec::TensorSpec& own : spec::tensors(m)) {
     const LayerName of(own.name);
-    MappedTensor t{own.name, own.whole, {}, own.role == TensorRole::state};
+    MappedTensor t{own.name, own.full_shape, {}, own.role == TensorRole::state};
     const auto one_matrix = [&](const TensorRow& row) {
       return row.ours == of.pattern && row.theirs.find("{e}") != std::string_view::npos;
     };

@@ -113,7 +113,7 @@ Mesh device_mesh(const MeshSizes& s) {
 }
 
 Mesh moe_mesh(const MeshSizes& s) {
-  const int64_t tp = s.whole_experts ? 1 : s.tp;
+  const int64_t tp = s.undivided_experts ? 1 : s.tp;
   return Mesh({{Axis::pp, s.pp},
                {Axis::dp_replicate, s.dp_replicate},
                {Axis::ep_shard, exact_div(s.dp_shard * s.cp * (s.tp / tp), s.ep)},

@@ -57,14 +57,14 @@ class Mesh {
 
 struct MeshSizes {
   int64_t pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1;
-  int64_t ep = 1;  // divides dp_shard x cp, or dp_shard x cp x tp if whole_experts
+  int64_t ep = 1;  // divides dp_shard x cp, or dp_shard x cp x tp if undivided_experts
   // Whether tp does not divide experts: each rank of tp has complete ones.
-  bool whole_experts = false;
+  bool undivided_experts = false;
 };
 Mesh device_mesh(const MeshSizes& sizes);
 // Returns the mesh of the experts. Its ep groups never span pp. By default each expert is sharded
-// over tp, and ep groups do not span tp. With whole_experts, ep_shard and ep also divide the ranks
-// of tp, and this mesh's tp is 1.
+// over tp, and ep groups do not span tp. With undivided_experts, ep_shard and ep also divide the
+// ranks of tp, and this mesh's tp is 1.
 Mesh moe_mesh(const MeshSizes& sizes);
 
 // Returns the ranks that exchange with `rank` at one level of hierarchical context parallelism. A

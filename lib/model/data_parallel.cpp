@@ -11,9 +11,9 @@ Tensor own_master(DataParallel& data_parallel, ParamUnit& unit) {
   return unit.value;
 }
 
-Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit) {
+Tensor full_master(DataParallel& data_parallel, ParamUnit& unit) {
   const Tensor own = own_master(data_parallel, unit);
-  return own.count() == unit.count ? own : data_parallel.whole(unit, own);
+  return own.count() == unit.count ? own : data_parallel.gather_unit(unit, own);
 }
 
 }  // namespace mtrain::model

@@ -44,7 +44,7 @@ class DataParallel : public ParamHooks {
   virtual void sum_parts(const Tensor& values) = 0;
   // Gathers a tensor of the whole unit on `compute`. `own` is this rank's part of it, laid out as
   // ParamUnit::own_value is. All ranks call it. Returns `own` itself if one rank owns all.
-  virtual Tensor whole(const ParamUnit& unit, const Tensor& own) = 0;
+  virtual Tensor gather_unit(const ParamUnit& unit, const Tensor& own) = 0;
   // Brings `count` elements of a unit, from element `begin` on, to the first of the ranks that own
   // different parts of the unit, or of a layer's experts that are spread over ranks, for `compute`;
   // returns an absent tensor on the others. Of experts, those of rank `holder` are meant. `own` is
@@ -59,7 +59,7 @@ class DataParallel : public ParamHooks {
 Tensor own_master(DataParallel& data_parallel, ParamUnit& unit);
 // Returns the master weights of the whole unit in fp32, or its bf16 values if those are trained
 // without master weights. All ranks call it.
-Tensor whole_master(DataParallel& data_parallel, ParamUnit& unit);
+Tensor full_master(DataParallel& data_parallel, ParamUnit& unit);
 
 // Data parallelism of a single rank, which has nothing to reduce.
 class SingleRank : public DataParallel {
@@ -74,7 +74,7 @@ class SingleRank : public DataParallel {
   bool first_copy(UnitKind) const override { return true; }
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override { return values; }
   void sum_parts(const Tensor&) override {}
-  Tensor whole(const ParamUnit&, const Tensor& own) override { return own; }
+  Tensor gather_unit(const ParamUnit&, const Tensor& own) override { return own; }
   Tensor bring_to_first(const ParamUnit&, const Tensor& own, int, int64_t begin,
                         int64_t count) override {
     return own.flat(begin, {count});

@@ -36,7 +36,7 @@ std::string text(const json& event, const char* key) {
   return at != event.end() && at->is_string() ? at->get<std::string>() : "";
 }
 
-int64_t whole_number(const json& args, const char* key, int64_t otherwise = -1) {
+int64_t integer_arg(const json& args, const char* key, int64_t otherwise = -1) {
   const auto at = args.is_object() ? args.find(key) : args.end();
   return at != args.end() && at->is_number_integer() ? at->get<int64_t>() : otherwise;
 }
@@ -53,9 +53,9 @@ class TraceReader {
                                  .begin_us = begin,
                                  .end_us = begin + number_of_event(e, "dur"),
                                  .pass = text(args, "pass"),
-                                 .stage = whole_number(args, "stage"),
-                                 .micro_batch = whole_number(args, "micro_batch"),
-                                 .bytes = whole_number(args, "bytes", 0),
+                                 .stage = integer_arg(args, "stage"),
+                                 .micro_batch = integer_arg(args, "micro_batch"),
+                                 .bytes = integer_arg(args, "bytes", 0),
                                  .wait = text(e, "cat") == "wait"});
     } else if (kind == "M" && text(e, "name") == "thread_name") {
       track(id).name = text(e.value("args", json::object()), "name");
@@ -87,7 +87,7 @@ struct Window {
   }
 };
 
-Window whole(const Trace& trace) {
+Window full_window(const Trace& trace) {
   Window w{INFINITY, -INFINITY};
   for (const TraceTrack& track : trace)
     for (const TraceSpan& s : track.spans)
@@ -100,7 +100,7 @@ Window step_window(const Trace& trace, std::optional<int64_t> step) {
   const TraceTrack* track = nullptr;
   for (const TraceTrack& t : trace)
     if (t.name == kStepTrack) track = track ? track : &t;
-  if (!track && !step) return whole(trace);
+  if (!track && !step) return full_window(trace);
   if (!track)
     throw UserError("the trace does not have the times of its steps", "use --from and --to");
   const TraceSpan* found = &track->spans.back();
@@ -117,7 +117,7 @@ Window step_window(const Trace& trace, std::optional<int64_t> step) {
 
 Window window_of(const Trace& trace, const TimelineOptions& o) {
   if (!o.from_ms && !o.to_ms) return step_window(trace, o.step);
-  const Window all = whole(trace);
+  const Window all = full_window(trace);
   const Window w{o.from_ms ? *o.from_ms * 1e3 : all.begin_us,
                  o.to_ms ? *o.to_ms * 1e3 : all.end_us};
   if (!(w.begin_us < w.end_us))

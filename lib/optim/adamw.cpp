@@ -25,7 +25,7 @@ std::vector<Numbered> numbered(const model::Parameter& p, const model::OwnedPart
   if (p.shard.dim == model::ShardSpec::Dim::columns)
     return {{part.in_param,
              part.count,
-             {.first = runs.front().whole,
+             {.first = runs.front().full,
               .at = part.in_param,
               .columns = p.columns(),
               .stride = p.columns() * p.shard.ranks}}};
@@ -33,7 +33,7 @@ std::vector<Numbered> numbered(const model::Parameter& p, const model::OwnedPart
   for (const model::ElementRun& r : runs) {
     const int64_t begin = std::max(r.here, part.in_param),
                   end = std::min(r.here + r.count, part.in_param + part.count);
-    if (begin < end) out.push_back({begin, end - begin, {.first = r.whole + begin - r.here}});
+    if (begin < end) out.push_back({begin, end - begin, {.first = r.full + begin - r.here}});
   }
   return out;
 }

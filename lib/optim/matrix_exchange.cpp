@@ -25,8 +25,8 @@ Tensor owned_grad(const model::Parameter& p, const Tile& tile) {
   throw BugError(fmt::format("this rank does not own a tile of {}", p.name));
 }
 
-void copy_tile(Stream& stream, const Tensor& elements, const Tensor& whole_RC, const Tile& t) {
-  ops::copy_blocks(stream, elements.view({t.rows, t.columns}), whole_RC,
+void copy_tile(Stream& stream, const Tensor& elements, const Tensor& full_RC, const Tile& t) {
+  ops::copy_blocks(stream, elements.view({t.rows, t.columns}), full_RC,
                    {{.from_row = 0,
                      .from_column = 0,
                      .to_row = t.row,
@@ -34,8 +34,8 @@ void copy_tile(Stream& stream, const Tensor& elements, const Tensor& whole_RC, c
                      .rows = t.rows,
                      .columns = t.columns}});
 }
-void copy_from_tile(Stream& stream, const Tensor& whole_RC, const Tile& t, const Tensor& elements) {
-  ops::copy_blocks(stream, whole_RC, elements.view({t.rows, t.columns}),
+void copy_from_tile(Stream& stream, const Tensor& full_RC, const Tile& t, const Tensor& elements) {
+  ops::copy_blocks(stream, full_RC, elements.view({t.rows, t.columns}),
                    {{.from_row = t.row,
                      .from_column = t.column,
                      .to_row = 0,
@@ -216,18 +216,18 @@ void MatrixExchange::place(const Round& round, Gathered& g) const {
     const auto own = std::ranges::find_if(round.collected, [&](const Part& p) {
       return p.slot == slot && p.peer == group_.rank() && p.tile.count() == m.rows * m.columns;
     });
-    g.whole.push_back(own == round.collected.end()
-                          ? Tensor::empty(compute_, {m.rows, m.columns}, DType::f32,
-                                          device::MemoryCategory::buffers)
-                          : owned_grad(*own->param, own->tile).view({m.rows, m.columns}));
+    g.full.push_back(own == round.collected.end()
+                         ? Tensor::empty(compute_, {m.rows, m.columns}, DType::f32,
+                                         device::MemoryCategory::buffers)
+                         : owned_grad(*own->param, own->tile).view({m.rows, m.columns}));
     g.in_place.push_back(own != round.collected.end());
   }
   for (const Part& p : round.collected)
     if (p.peer == group_.rank() && !g.in_place[p.slot])
-      copy_tile(compute_, owned_grad(*p.param, p.tile), g.whole[p.slot], p.tile);
+      copy_tile(compute_, owned_grad(*p.param, p.tile), g.full[p.slot], p.tile);
   for_parts(round.collected, group_.rank(), g.received.data,
             [&](const Part& p, const Tensor& elements) {
-              copy_tile(compute_, elements, g.whole[p.slot], p.tile);
+              copy_tile(compute_, elements, g.full[p.slot], p.tile);
             });
   g.received = {};
 }
@@ -236,11 +236,11 @@ MatrixExchange::Message MatrixExchange::give_back(const Round& round, const Gath
                                                   Event& arrived) const {
   for (const Part& p : round.results)
     if (p.peer == group_.rank() && !g.in_place[p.slot])
-      copy_from_tile(compute_, g.whole[p.slot], p.tile, owned_grad(*p.param, p.tile));
+      copy_from_tile(compute_, g.full[p.slot], p.tile, owned_grad(*p.param, p.tile));
   if (!round.returns) return {};
   const Message sent = message_of(round.results);
   for_parts(round.results, group_.rank(), sent.data, [&](const Part& p, const Tensor& elements) {
-    copy_from_tile(compute_, g.whole[p.slot], p.tile, elements);
+    copy_from_tile(compute_, g.full[p.slot], p.tile, elements);
   });
   Message received = message_of(round.returned);
   stream_.wait(compute_.record());  // edge: the results -> their way back
@@ -275,8 +275,8 @@ void MatrixExchange::run(const std::function<void(const Owned&, const Tensor&)>&
     Gathered now =
         std::exchange(next, k + 1 < rounds_.size() ? gather(rounds_[k + 1]) : Gathered());
     place(rounds_[k], now);
-    for (size_t slot = 0; slot < now.whole.size(); ++slot)
-      work(rounds_[k].owned[slot], now.whole[slot]);
+    for (size_t slot = 0; slot < now.full.size(); ++slot)
+      work(rounds_[k].owned[slot], now.full[slot]);
     if (k > 0) {
       take_back(rounds_[k - 1], std::exchange(returning, {}), arrived);
       broadcast(rounds_[k - 1]);

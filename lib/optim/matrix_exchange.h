@@ -44,7 +44,7 @@ class MatrixExchange {
   // Gathers the owned gradients of all ranks to matrices, (rows, columns) in fp32, and calls `work`
   // with each matrix that this rank owns. `work` writes its result into the matrix; the result then
   // replaces the owned gradients of all ranks. All ranks call it.
-  void run(const std::function<void(const Owned&, const Tensor& whole_RC)>& work) const;
+  void run(const std::function<void(const Owned&, const Tensor& full_RC)>& work) const;
 
  private:
   // A tile of a matrix that travels to or from rank `peer`.
@@ -76,7 +76,7 @@ class MatrixExchange {
   struct Gathered {
     Message received;
     Event arrived{};
-    std::vector<Tensor> whole;   // by slot
+    std::vector<Tensor> full;    // by slot
     std::vector<bool> in_place;  // whether the matrix is the memory of this rank's gradient
   };
 

@@ -7,7 +7,7 @@
 namespace mtrain::optim {
 
 std::vector<Matrix> matrices_of(const model::ParamSpec& p) {
-  const Shape whole = p.whole_shape();
+  const Shape whole = p.full_shape();
   const int64_t experts = whole.rank() == 3 ? whole[0] : 1, rows = whole[p.row_dim()];
   const std::vector<int64_t> weights = p.stacked.empty() ? std::vector{rows} : p.stacked;
   MT_CHECK(std::accumulate(weights.begin(), weights.end(), int64_t{0}) == rows,
@@ -37,8 +37,8 @@ std::vector<Matrix> shard_matrices_of(const model::ParamSpec& p) {
       } else {
         int64_t first = 0, end = 0;
         for (const model::RowShard& r : rows_of(p.shard, p.part_shape()[p.row_dim()], shard)) {
-          const int64_t from = std::max(r.whole, weight.row),
-                        to = std::min(r.whole + r.count, weight.row + weight.rows);
+          const int64_t from = std::max(r.full, weight.row),
+                        to = std::min(r.full + r.count, weight.row + weight.rows);
           if (from >= to) continue;
           MT_CHECK(end == 0 || from == end, "rank {} has no neighbouring rows of a weight in {}",
                    shard, p.name);
@@ -91,11 +91,11 @@ std::vector<Tile> tiles_of(const model::Parameter& p, const Matrix& m, const Pla
   const bool by_columns = p.shard.dim == model::ShardSpec::Dim::columns;
   std::vector<Tile> tiles;
   for (const model::RowShard& r : rows_of(p.shard, p.part_shape()[p.row_dim()], place.shard)) {
-    const int64_t first = std::max(r.whole, m.row),
-                  last = std::min(r.whole + r.count, m.row + m.rows);
+    const int64_t first = std::max(r.full, m.row),
+                  last = std::min(r.full + r.count, m.row + m.rows);
     if (first >= last) continue;
     // The element of the rank's tensor at which row `first` of the matrix begins.
-    const int64_t begin = (expert * local_rows + r.here + first - r.whole) * width,
+    const int64_t begin = (expert * local_rows + r.here + first - r.full) * width,
                   end = begin + (last - first) * width;
     for_rectangles(
         std::max(begin, owned) - begin, std::min(end, owned_end) - begin, width,

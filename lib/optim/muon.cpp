@@ -70,10 +70,10 @@ void Muon::step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale
       ops::muon_direction(stream, momentum_.at(*unit, *s.range, s.in_range, s.count),
                           s.range->grad.flat(s.in_range, {s.count}), grad_scale,
                           float(options_.momentum), options_.nesterov);
-  exchange_.run([&](const MatrixExchange::Owned& m, const Tensor& whole_RC) {
-    orthogonalize(stream, iteration_of(options_), whole_RC);
+  exchange_.run([&](const MatrixExchange::Owned& m, const Tensor& full_RC) {
+    orthogonalize(stream, iteration_of(options_), full_RC);
     ops::scale(
-        stream, whole_RC,
+        stream, full_RC,
         float(options_.scale_factor * muon_scale(options_.scale, m.matrix.rows, m.matrix.columns)));
   });
   for (model::ParamUnit* unit : units_) {

@@ -55,7 +55,7 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
                     model::ModelImpls& impls) {
   const plan::Layout& l = plan.layout;
   const mesh::Mesh moe = plan.moe_mesh();
-  impls.divided_experts = l.tp > 1 && !l.whole_experts();
+  impls.divided_experts = l.tp > 1 && !l.undivided_experts();
   const bool other_tokens = impls.divided_experts && plan.tensor.sequence_parallel;
   if (l.ep == 1 && !impls.divided_experts) return;
   std::shared_ptr<ExpertComm> comm;
@@ -209,7 +209,7 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   g.rank = int(mesh.index_in_group(world.rank(), mesh::dp_axes()));
   g.size = int(l.dp);
   g.compute = &device.stream(device::StreamKind::compute);
-  if (l.gradient_ranks() == 1 && !l.whole_experts()) return g;
+  if (l.gradient_ranks() == 1 && !l.undivided_experts()) return g;
   const bool sharded = plan.data_parallel.shards != plan::ShardLevel::nothing;
   g.grad_stream = &device.stream(device::StreamKind::dp_grad);
   if (sharded) g.param_stream = &device.stream(device::StreamKind::dp_param);
@@ -219,16 +219,16 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   g.dense.replicas = world.group("dp_replicate", mesh, {mesh::Axis::dp_replicate});
   g.dense.holders = g.dense.shards;
   if (sharded) g.dense.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes());
-  if (l.ep == 1 && !l.whole_experts()) return g;
+  if (l.ep == 1 && !l.undivided_experts()) return g;
   const mesh::Mesh moe = plan.moe_mesh();
   g.experts.spread = int(l.ep);
   g.experts.all = world.group("expert_copies", moe, mesh::expert_copy_axes());
   g.experts.shards =
       l.dp_replicate == 1 ? g.experts.all : world.group("ep_shard", moe, {mesh::Axis::ep_shard});
   g.experts.replicas = g.dense.replicas;
-  g.experts.holders =
-      l.whole_experts() ? world.group("expert_holders", moe, {mesh::Axis::ep_shard, mesh::Axis::ep})
-                        : g.dense.shards;
+  g.experts.holders = l.undivided_experts() ? world.group("expert_holders", moe,
+                                                          {mesh::Axis::ep_shard, mesh::Axis::ep})
+                                            : g.dense.shards;
   if (sharded) g.experts.gather = world.group("ep_param", moe, {mesh::Axis::ep_shard});
   return g;
 }

@@ -200,7 +200,7 @@ bool Executor::waits_for_send(const schedule::Action& a, const model::StagePass:
   if (a.kind != schedule::ActionKind::B || a.stage == 0 || stages_.contains(a.stage - 1))
     return false;
   return part.layer >= 0 && part.layer < options_.delayed_layers &&
-         (options_.delay_whole_layers || part.kind != model::SegmentKind::mlp);
+         (options_.delay_mlp_wgrads || part.kind != model::SegmentKind::mlp);
 }
 
 bool Executor::keeps_wgrads(const schedule::Action& a, const model::StagePass::Part& part) const {

@@ -205,7 +205,7 @@ std::string delayed_experts_text(const Recipe& r, const Layout& l) {
   const int64_t F = m.moe.ffn_hidden_size.value_or(m.ffn_size()) / l.expert_tp,
                 widths = m.gated() ? 3 : 2, H = m.hidden_size, K = m.moe.router_topk;
   const double tokens = double(l.micro_batch) * double(sample_length(r)) / double(l.cp) /
-                        double(l.whole_experts() ? l.tp : 1),
+                        double(l.undivided_experts() ? l.tp : 1),
                element = r.mixed_precision.name == recipe::Precision::fp32 ? 4 : 2,
                bytes = tokens * double(K) * double(2 * H + widths * F) * element;
   return fmt::format(

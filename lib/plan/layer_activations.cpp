@@ -40,7 +40,7 @@ Count LayerActivations::sharded_residual() const {
   return plan_.tensor.sequence_parallel && l_.tp > 1 ? residual() : 0;
 }
 
-Count LayerActivations::row_share() const { return l_.whole_experts() ? 1 / tp_ : 1; }
+Count LayerActivations::row_share() const { return l_.undivided_experts() ? 1 / tp_ : 1; }
 
 Count LayerActivations::attention_width() const {
   return Count(attention_.heads * attention_.head_dim) / tp_;

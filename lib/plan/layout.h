@@ -30,7 +30,7 @@ struct Layout {
   bool shares_gradients() const { return gradient_ranks() > 1 || ep_shard > 1; }
   // Whether each tp rank has undivided experts. Their gradients are then summed over different
   // ranks from those of the layer's other parameters.
-  bool whole_experts() const { return expert_tp == 1 && tp > 1; }
+  bool undivided_experts() const { return expert_tp == 1 && tp > 1; }
 };
 
 // Returns the layout of `world` ranks; 0 stands for the smallest world that fits. Rounds sizes

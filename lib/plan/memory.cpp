@@ -234,8 +234,8 @@ class Estimator {
       const std::vector<bool> experts = experts_of_stage(plan_, stage);
       Count bytes = 0;
       for (size_t i = 0; i < experts.size() && int64_t(i) < delayed; ++i)
-        bytes += plan_.pipeline.delay_whole_layers ? layer_.behind_per_token(experts[i])
-                                                   : layer_.rest_behind_per_token(experts[i]);
+        bytes += plan_.pipeline.delay_mlp_wgrads ? layer_.behind_per_token(experts[i])
+                                                 : layer_.rest_behind_per_token(experts[i]);
       most = std::max(most, bytes);
     }
     return most;
@@ -268,7 +268,7 @@ class Estimator {
   // Elements of full units that exist beside the sharded ones: `layers_at_once` layers, the experts
   // of `experts_at_once` layers, and the embedding and the head, which have their own memory.
   // Experts that only one rank has are not sharded.
-  Count whole_units(int64_t layers_at_once, int64_t experts_at_once) const {
+  Count full_units(int64_t layers_at_once, int64_t experts_at_once) const {
     const Count layer = layers_.moe ? size_.moe.on_rank(tp_, Count(attention_.kv_heads))
                                     : size_.dense.on_rank(tp_, Count(attention_.kv_heads));
     const Count experts =
@@ -284,7 +284,7 @@ class Estimator {
     if (dp_.shards < ShardLevel::gradients || !l_.shares_gradients() || defers_reduction())
       return 0;
     const int64_t at_once = dp_.overlap_grad_reduce ? 2 : 1;
-    return 4 * whole_units(at_once, at_once);
+    return 4 * full_units(at_once, at_once);
   }
   // The largest number of a layer's parameters that are reduced at once. Neighbouring parameters
   // are joined, from the layer's end, until a bucket is full.
@@ -338,8 +338,8 @@ class Estimator {
       return reshard ? std::max(units, again) : at_once;
     };
     const int64_t experts_in_turns = layers_.moe ? dp_.gather.experts_at_once() : 0;
-    return e_ * whole_units(there(dp_.gather.reshard_after_forward, in_turns),
-                            there(dp_.gather.reshard_experts, experts_in_turns));
+    return e_ * full_units(there(dp_.gather.reshard_after_forward, in_turns),
+                           there(dp_.gather.reshard_experts, experts_in_turns));
   }
   // Bytes of the quantized copies of the linears' weights. Experts have one copy for forward and
   // backward.

@@ -27,9 +27,9 @@ Count count(const Shape& shape) {
 
 // Adds a tensor of a layer to the layer's counts.
 void add(const spec::TensorSpec& t, LayerParameters& p) {
-  const Count n = count(t.whole);
+  const Count n = count(t.full_shape);
   if (t.split.experts) {
-    p.experts = Count(t.whole[0]);
+    p.experts = Count(t.full_shape[0]);
     p.expert += n / p.experts;
   } else if (t.split.dim == spec::TensorSplit::Dim::none) {
     p.replicated += n;
@@ -37,7 +37,7 @@ void add(const spec::TensorSpec& t, LayerParameters& p) {
     p.split += n;
     for (const spec::RowSection& s : t.split.sections)
       if (s.rows == spec::Rows::key || s.rows == spec::Rows::value)
-        p.keys_values += n / Count(t.whole[0]) * Count(s.count());
+        p.keys_values += n / Count(t.full_shape[0]) * Count(s.count());
   }
 }
 
@@ -63,12 +63,12 @@ ModelParameters count_parameters(const spec::ModelSpec& m, int64_t vocab) {
     if (t.split.padded)
       p.token_table = Count(vocab) * Count(m.hidden);
     else
-      p.position_table += count(t.whole);
+      p.position_table += count(t.full_shape);
   for (const spec::TensorSpec& t : spec::output_tensors(m))
     if (t.split.padded)
       p.output = Count(vocab) * Count(m.hidden);
     else
-      p.final_norm += count(t.whole);
+      p.final_norm += count(t.full_shape);
   return p;
 }
 

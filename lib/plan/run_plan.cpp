@@ -26,7 +26,7 @@ mesh::MeshSizes mesh_sizes(const Layout& l) {
           .cp = l.cp,
           .tp = l.tp,
           .ep = l.ep,
-          .whole_experts = l.whole_experts()};
+          .undivided_experts = l.undivided_experts()};
 }
 
 DType compute_dtype(const recipe::MixedPrecisionConfig& precision) {
@@ -126,7 +126,7 @@ PipelineOptions pipeline_options(const Recipe& r, const Layout& l, const Overlap
                                 ? Gradient::in_order
                                 : Gradient::at_end;  // in_order would deadlock
   options.delayed_layers = overlap.overlap_p2p_wgrad_delayed_layer_number;
-  options.delay_whole_layers = overlap.overlap_p2p_with_transformer_layer_wgrad;
+  options.delay_mlp_wgrads = overlap.overlap_p2p_with_transformer_layer_wgrad;
   return options;
 }
 

@@ -56,7 +56,7 @@ data::Content content_of_model(const fs::path& folder,
   }
   const std::string hash = tensors.hex();
   return {data::read_content("config.json", folder / "config.json", data::Reads::all),
-          {.part = "tensors", .bytes = bytes, .sample = hash, .whole = hash}};
+          {.part = "tensors", .bytes = bytes, .sample = hash, .full_hash = hash}};
 }
 
 // Returns a recipe's path on one line.
@@ -147,7 +147,7 @@ std::string DataIdentity::print(const Field& field) {
     if (i < field.saved.size())
       for (data::FileContent& file : content)
         for (const data::FileContent& was : field.saved[i])
-          if (was.part == file.part && file.whole.empty()) file.whole = was.whole;
+          if (was.part == file.part && file.full_hash.empty()) file.full_hash = was.full_hash;
     text += fmt::format("{}{}\n{}", kSet, one_line(field.paths[i]), data::print_content(content));
   }
   return text;
@@ -194,7 +194,7 @@ void DataIdentity::read_rest() {
   for (Field& field : fields_)
     for (data::Content& set : field.sets)
       for (data::FileContent& file : set)
-        if (file.whole.empty()) files.push_back(&file);
+        if (file.full_hash.empty()) files.push_back(&file);
   if (!files.empty()) reader_ = std::thread([this, files] { read_files(files); });
 }
 
@@ -209,12 +209,12 @@ void DataIdentity::read_files(std::vector<data::FileContent*> files) {
   for (data::FileContent* file : files) {
     std::string hash;
     try {
-      hash = data::hash_whole(file->path, go_on);
+      hash = data::hash_file(file->path, go_on);
     } catch (const Error&) {
       // The training also reads the file, and reports the error.
     }
     const std::lock_guard lock(mutex_);
-    file->whole = hash;
+    file->full_hash = hash;
     for (const Field& field : fields_)
       if (!difference(field).empty()) differ_ = true;
   }

@@ -52,7 +52,7 @@ class MeshTable {
     }
     row("pp", device_, {mesh::Axis::pp}, "layers");
     if (l.ep > 1) row("ep", moe_, {mesh::Axis::ep}, "experts");
-    if (l.ep > 1 || l.whole_experts())
+    if (l.ep > 1 || l.undivided_experts())
       row("ep_shard", moe_, {mesh::Axis::ep_shard}, "copies of the experts");
   }
   std::string text(int width) const {

@@ -22,7 +22,7 @@ class PassPlayer {
         in_chunks(pass_[i], pass_[i + 1], pass_[i + 2]);
         i += 3;
       } else {
-        whole(pass_[i], i > 0 && is_exchange_part(pass_[i - 1]));
+        play_part(pass_[i], i > 0 && is_exchange_part(pass_[i - 1]));
         ++i;
       }
     }
@@ -58,7 +58,7 @@ class PassPlayer {
     for (const double cost : std::exchange(held_, {})) add(false, 0, cost);
   }
 
-  void whole(const PairPart& part, bool reads) {
+  void play_part(const PairPart& part, bool reads) {
     if (reads) drain();
     const double end = add(is_exchange_part(part), ready_ - part.ahead, cost_now(part));
     ready_ = end - (delay_wgrad_ ? 0 : (1 - part.weights_first) * part.weight_cost);

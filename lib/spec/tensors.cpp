@@ -27,14 +27,14 @@ class TensorList {
   // The weight of a norm. Its initial value makes the norm scale by 1.
   void scale(const std::string& name, int64_t width, TensorSplit split = {}) {
     add(name, {.name = {},
-               .whole = {width},
+               .full_shape = {width},
                .split = std::move(split),
                .role = TensorRole::vector,
                .init = m_.norm.plus_one ? Init::zeros : Init::ones});
   }
   void bias(const std::string& name, int64_t width, TensorSplit split = {}) {
     add(name, {.name = {},
-               .whole = {width},
+               .full_shape = {width},
                .split = std::move(split),
                .role = TensorRole::vector,
                .init = Init::zeros});
@@ -45,7 +45,7 @@ class TensorList {
   }
   void table(const std::string& name, int64_t rows, TensorSplit split = {}) {
     add(name, {.name = {},
-               .whole = {rows, m_.hidden},
+               .full_shape = {rows, m_.hidden},
                .split = std::move(split),
                .role = TensorRole::table,
                .std = std()});
@@ -61,20 +61,20 @@ class TensorList {
     const TensorSplit split{.dim = Dim::rows, .sections = std::move(sections)};
     int64_t rows = 0;
     for (const RowSection& s : split.sections) rows += s.count();
-    add(name + ".weight", {.name = {}, .whole = {rows, inputs}, .split = split, .std = std()});
+    add(name + ".weight", {.name = {}, .full_shape = {rows, inputs}, .split = split, .std = std()});
     if (has_bias) bias(name + ".bias", rows, split);
   }
   // A matrix whose columns tensor parallelism divides. It writes into the residual stream.
   void row_linear(const std::string& name, int64_t inputs, bool has_bias) {
     add(name + ".weight", {.name = {},
-                           .whole = {m_.hidden, inputs},
+                           .full_shape = {m_.hidden, inputs},
                            .split = {.dim = Dim::columns},
                            .std = residual_std()});
     if (has_bias) bias(name + ".bias", m_.hidden);
   }
   // A matrix that every tensor-parallel rank has.
   void small_matrix(const std::string& name, int64_t rows) {
-    add(name, {.name = {}, .whole = {rows, m_.hidden}, .std = std()});
+    add(name, {.name = {}, .full_shape = {rows, m_.hidden}, .std = std()});
   }
 
   float std() const { return float(m_.init_std); }
@@ -125,7 +125,7 @@ void add_router(const ModelSpec& m, const Experts& e, TensorList& list) {
   list.small_matrix("router.weight", e.count);
   if (e.bias)
     list.add("router.bias",
-             {.name = {}, .whole = {e.count}, .role = TensorRole::state, .init = Init::zeros});
+             {.name = {}, .full_shape = {e.count}, .role = TensorRole::state, .init = Init::zeros});
   if (e.shared_ffn == 0) return;
   list.column_linear("shared_expert.gate_up", m.hidden, gate_up(e.shared_ffn), false);
   list.row_linear("shared_expert.down", e.shared_ffn, false);
@@ -135,11 +135,11 @@ void add_router(const ModelSpec& m, const Experts& e, TensorList& list) {
 void add_experts(const ModelSpec& m, const Experts& e, TensorList& list) {
   list.add("experts.gate_up.weight",
            {.name = {},
-            .whole = {e.count, 2 * e.ffn, m.hidden},
+            .full_shape = {e.count, 2 * e.ffn, m.hidden},
             .split = {.dim = Dim::rows, .sections = gate_up(e.ffn), .experts = true},
             .std = list.std()});
   list.add("experts.down.weight", {.name = {},
-                                   .whole = {e.count, m.hidden, e.ffn},
+                                   .full_shape = {e.count, m.hidden, e.ffn},
                                    .split = {.dim = Dim::columns, .experts = true},
                                    .std = list.residual_std()});
 }

@@ -43,7 +43,7 @@ enum class Init : uint8_t { normal, zeros, ones };
 
 struct TensorSpec {
   std::string name;  // the same under every layout: "layers.3.attention.qkv.weight"
-  Shape whole;       // the shape on a single rank, without padding
+  Shape full_shape;  // the shape on a single rank, without padding
   TensorSplit split = {};
   TensorRole role = TensorRole::matrix;
   Init init = Init::normal;

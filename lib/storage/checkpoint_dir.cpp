@@ -40,7 +40,7 @@ const char* space_hint(int error) {
                  space_hint(error));
 }
 
-std::optional<int64_t> parse_whole(std::string_view text) {
+std::optional<int64_t> parse_integer(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
@@ -52,7 +52,7 @@ std::string step_name(int64_t step) { return fmt::format("{}{:08}", kPrefix, ste
 // Reads "step-00000120" as 120. Returns nothing for other names; their folders are never touched.
 std::optional<int64_t> parse_step(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
-  const auto step = parse_whole(name.substr(kPrefix.size()));
+  const auto step = parse_integer(name.substr(kPrefix.size()));
   return step && step_name(*step) == name ? step : std::nullopt;
 }
 
@@ -66,7 +66,7 @@ std::optional<int64_t> parse_owner(std::string_view name) {
   if (dash == std::string_view::npos) return std::nullopt;
   const std::string_view host = owner.substr(dash + 1);
   if (host != host_name() && host != host_name() + kReplaced) return std::nullopt;
-  return parse_whole(owner.substr(0, dash));
+  return parse_integer(owner.substr(0, dash));
 }
 
 fs::path temporary_name(const fs::path& root, int64_t step, const char* suffix = "") {

@@ -23,7 +23,7 @@ Diagnosis::Finding Diagnosis::bad_parameter() {
       const Tensor x = part.range->weights().flat(part.in_range, {part.count});
       if (const int64_t at = first_bad(s_.compute, x); at >= 0)
         return {
-            fmt::format("parameter {} at element {}", p->name, p->whole_index(part.in_param + at)),
+            fmt::format("parameter {} at element {}", p->name, p->full_index(part.in_param + at)),
             0};
     }
   return {};

@@ -402,7 +402,7 @@ TEST_CASE("infinities with a meaning are not reported as overflows") {
         // gradient.
         model::Parameter* p =
             t.params().find(of_loss ? "final_norm.weight" : "layers.1.attention.qkv.weight");
-        std::vector<float> values(size_t(p->whole_shape().count()), of_loss ? 1e38f : 3e38f);
+        std::vector<float> values(size_t(p->full_shape().count()), of_loss ? 1e38f : 3e38f);
         t.params().set_master(t.compute(), *p, values);
       });
       try {

@@ -60,7 +60,7 @@ using Choice = Combination<kFactors>;
 
 // Values of kDispatcher, kTensor, kModel and kNumbers.
 enum { alltoall, flex, padded };
-enum { whole_model, divided, sequence, whole_experts, sequence_overlapped };
+enum { full_model, divided, sequence, undivided_experts, sequence_overlapped };
 enum { plain, shared, balanced, few_tokens };
 enum { fp32, bf16, fp8, fp8_delayed_scales };
 const std::vector<Changes> kPipelines{
@@ -102,9 +102,9 @@ const std::vector<Changes> kTypes{
 constexpr Choice kValues{5, 3, 3, 5, 2, 4, 4, 2, 2, 2};
 
 int pp(const Choice& c) { return c[kPipeline] == 0 ? 1 : c[kPipeline] == 4 ? 4 : 2; }
-int tp_size(const Choice& c) { return c[kTensor] == whole_model ? 1 : 2; }
+int tp_size(const Choice& c) { return c[kTensor] == full_model ? 1 : 2; }
 int ranks(const Choice& c) {
-  const bool spread = c[kCp] == 1 || c[kTensor] == whole_experts;  // over ranks of one sample
+  const bool spread = c[kCp] == 1 || c[kTensor] == undivided_experts;  // over ranks of one sample
   return pp(c) * tp_size(c) * (1 + c[kCp]) * (spread ? 1 : 2);
 }
 
@@ -113,7 +113,7 @@ bool worth_training(const Choice& c) {
   const bool gathers = c[kTensor] == sequence || c[kTensor] == sequence_overlapped;
   if (c[kDispatcher] == flex && gathers) return false;
   if (c[kModel] == few_tokens && (c[kPacked] || c[kTensor] == sequence_overlapped)) return false;
-  return c[kNumbers] < fp8 || c[kTensor] == whole_model;
+  return c[kNumbers] < fp8 || c[kTensor] == full_model;
 }
 
 Changes recompute_of(const Choice& c) {

@@ -31,7 +31,7 @@ enum Factor {
 using Choice = Combination<kFactors>;
 
 // Values of kTensor, kStrategy and kRecompute.
-enum { whole_model, divided, sequence, whole_experts };
+enum { full_model, divided, sequence, undivided_experts };
 enum { megatron_ddp, fsdp2, fsdp2_at_once };
 enum { nothing, modules, full };
 constexpr std::array kDispatchers{"alltoall", "all_gather", "flex"};
@@ -53,11 +53,11 @@ constexpr Choice kValues{3,
 
 int ep_size(const Choice& l) { return 1 << l[kEp]; }
 int cp(const Choice& l) { return 1 + l[kCp]; }
-int tp_size(const Choice& l) { return l[kTensor] == whole_model ? 1 : 2; }
+int tp_size(const Choice& l) { return l[kTensor] == full_model ? 1 : 2; }
 int pp(const Choice& l) { return l[kPipeline] == 0 ? 1 : 2; }
 // The ranks of a pipeline stage over which experts are spread are a multiple of ep.
 int dp(const Choice& l) {
-  const int sharing = cp(l) * (l[kTensor] == whole_experts ? 2 : 1);
+  const int sharing = cp(l) * (l[kTensor] == undivided_experts ? 2 : 1);
   return std::max(1, ep_size(l) / sharing) * (1 + l[kCopies]);
 }
 int ranks(const Choice& l) { return dp(l) * cp(l) * tp_size(l) * pp(l); }
@@ -77,7 +77,7 @@ bool worth_training(const Choice& l) {
   if (ep_size(l) == 1 && l[kDispatcher] != 0) return false;
   const std::string dispatcher = kDispatchers[size_t(l[kDispatcher])];
   if (dispatcher == "flex" && l[kTensor] == sequence) return false;
-  const int with_a_sample = cp(l) * (l[kTensor] == whole_experts ? 2 : 1);
+  const int with_a_sample = cp(l) * (l[kTensor] == undivided_experts ? 2 : 1);
   if (dispatcher == "all_gather" && l[kPacked] && cp(l) > 1 && with_a_sample % ep_size(l) != 0)
     return false;
   // dualpipev needs four of the eight micro-batches on each rank.
@@ -103,7 +103,7 @@ Changes changes_of(const Choice& l) {
   add(ep_size(l) > 1,
       fmt::format("model.moe.token_dispatcher={}", kDispatchers[size_t(l[kDispatcher])]));
   add(l[kTensor] >= sequence, "distributed.sequence_parallel=true");
-  add(l[kTensor] == whole_experts, "distributed.expert_tp_size=1");
+  add(l[kTensor] == undivided_experts, "distributed.expert_tp_size=1");
   add(l[kStrategy] == megatron_ddp, "ddp.bucket_size=3000");
   add(l[kStrategy] == fsdp2_at_once, "distributed.defer_fsdp_grad_sync=false");
   add(l[kAverage], "ddp.average_in_collective=true");

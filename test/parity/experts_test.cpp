@@ -81,12 +81,12 @@ Changes pipelined(const char* schedule, int stages) {
 }
 
 // The numerics contract: losses to 1e-5 relative in fp32, the first step's gradients, too.
-void expect_as_alone(const Result& one, const std::vector<Result>& ranks, bool whole_model) {
+void expect_as_alone(const Result& one, const std::vector<Result>& ranks, bool full_model) {
   for (const Result& r : ranks) {
     check_close(one.losses, r.losses, 1e-5);
     check_close(one.norms, r.norms, 1e-4);
     CHECK(r.evaluation == Approx(one.evaluation).epsilon(1e-5));
-    if (whole_model) check_gradients(one, r, 1e-5);
+    if (full_model) check_gradients(one, r, 1e-5);
   }
 }
 

@@ -290,7 +290,7 @@ TEST_CASE("in fp16, too, a loss that is not finite ends the run and names the te
   model::Parameter* p = run.trainer.params().params().back();
   run.trainer.change_weights([&] {
     run.trainer.params().set_master(run.trainer.compute(), *p,
-                                    std::vector<float>(size_t(p->whole_shape().count()), 1e9f));
+                                    std::vector<float>(size_t(p->full_shape().count()), 1e9f));
   });
   CHECK_THROWS_AS(run.trainer.step(), RunError);
 }

@@ -41,7 +41,7 @@ Outcome outcome(const Recipe& r, Device& device, comm::World world, bool keep) {
   Outcome o;
   for (int i = 0; i < 4; ++i) o.losses.push_back(t.step().loss);
   device.set_launch_check({});
-  o.weights = whole_weights(t);
+  o.weights = full_weights(t);
   return o;
 }
 std::vector<Outcome> outcomes(const Changes& changes, int ranks, bool keep) {
@@ -143,7 +143,7 @@ TEST_CASE("graphs replay GEMMs under scales of blocks with the same bits") {
       train::Trainer t = make_trainer(*device, r, std::make_shared<CountingData>());
       Outcome graphs;
       for (int i = 0; i < 4; ++i) graphs.losses.push_back(t.step().loss);
-      graphs.weights = whole_weights(t);
+      graphs.weights = full_weights(t);
       INFO(t.graphs()->take_failure());
       CHECK(t.graphs()->replays() > 0);
       CHECK((graphs == single));

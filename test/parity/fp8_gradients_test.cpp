@@ -158,7 +158,7 @@ TEST_CASE("graphs read output gradients as single launches do, to the same bits"
       const auto device = Device::on(std::move(backend), {.stream_sanitizer = true});
       train::Trainer t = make_trainer(*device, r, std::make_shared<CountingData>());
       for (int i = 0; i < 5; ++i) losses[graphs].push_back(t.step().loss);
-      weights[graphs] = whole_weights(t);
+      weights[graphs] = full_weights(t);
       if (!graphs) continue;
       CHECK(t.graphs()->replays() > 0);
       // Every linear quantizes three times: its gradient, and its input for forward and for

@@ -20,8 +20,7 @@ void silence_inner_layers(train::Trainer& t) {
     for (const char* layer : {"layers.1", "layers.2"})
       for (const char* linear : {".attention.proj.weight", ".mlp.down.weight"}) {
         model::Parameter* p = t.params().find(std::string(layer) + linear);
-        t.params().set_master(t.compute(), *p,
-                              std::vector<float>(size_t(p->whole_shape().count())));
+        t.params().set_master(t.compute(), *p, std::vector<float>(size_t(p->full_shape().count())));
       }
   });
 }

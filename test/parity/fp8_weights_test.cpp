@@ -55,7 +55,7 @@ Outcome outcome(Device& device, const Recipe& r, comm::World world, bool keep, i
     o.losses.push_back(s.loss);
     o.norms.push_back(s.grad_norm);
   }
-  o.weights = whole_weights(t);
+  o.weights = full_weights(t);
   o.scales = t.quantizer()->state(t.compute());
   device.set_launch_check({});
   if (t.graphs()) o.replays = t.graphs()->replays();

@@ -51,7 +51,7 @@ GraphRun train_graphs(const Recipe& r, Device& device, comm::World world, int64_
     const std::string failure = trainer.graphs()->take_failure();
     if (!failure.empty()) run.failures.push_back(failure);
   }
-  run.result.weights = whole_weights(trainer);
+  run.result.weights = full_weights(trainer);
   run.reserved = device.allocator().reserved().peak;
   if (trainer.graphs()) {
     run.replays = trainer.graphs()->replays();

@@ -147,8 +147,8 @@ Result train_all(const Changes& changes, const Choice& l, Device& device, comm::
     result.norms.push_back(s.grad_norm);
     if (i == 0)
       result.gradients = pieces(t, [&](model::ParamUnit& unit) {
-        return t.data_parallel().whole(unit,
-                                       t.optimizer().state()[0].values.own(t.compute(), unit));
+        return t.data_parallel().gather_unit(
+            unit, t.optimizer().state()[0].values.own(t.compute(), unit));
       });
   }
   return result;

@@ -470,7 +470,7 @@ TEST_CASE("the stage that first has a value that is not finite reports its place
     t.change_weights([&] {
       model::Parameter* p = t.params().find(name);
       if (!p) return;
-      std::vector<float> values(size_t(p->whole_shape().count()), parameter ? 0.0f : 3e38f);
+      std::vector<float> values(size_t(p->full_shape().count()), parameter ? 0.0f : 3e38f);
       if (parameter) values[7] = std::nanf("");
       t.params().set_master(t.compute(), *p, values);
     });

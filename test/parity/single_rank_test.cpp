@@ -225,8 +225,8 @@ TEST_CASE("a loss that is not finite names the first tensor, and nothing is upda
     plain.losses(2);
     const auto fill = [&](const std::string& name, float value) {
       model::Parameter* p = plain.trainer.params().find("layers.1.mlp." + name);
-      plain.trainer.params().set_master(
-          plain.trainer.compute(), *p, std::vector<float>(size_t(p->whole_shape().count()), value));
+      plain.trainer.params().set_master(plain.trainer.compute(), *p,
+                                        std::vector<float>(size_t(p->full_shape().count()), value));
     };
     fill("norm.weight", 0), fill("up.weight", 1e30f), fill("down.weight", 1e30f);
     const auto before = plain.weights();

@@ -57,7 +57,7 @@ Result train(const Setup& s, Device& device, comm::World world, int64_t steps) {
   }
   result.evaluation = t.evaluate(validation);
   result.weights =
-      pieces(t, [&](model::ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
+      pieces(t, [&](model::ParamUnit& unit) { return full_master(t.data_parallel(), unit); });
   return result;
 }
 
@@ -252,8 +252,8 @@ TEST_CASE("the tensor-parallel rank that first has a value that is not finite re
       // Key heads of the second rank of tp, in both groups of data parallelism.
       if (t.tensor_parallel().rank() != 1) return;
       model::Parameter* p = t.params().find(name);
-      std::vector<float> values(size_t(p->whole_shape().count()), 3e38f);
-      const int64_t at = p->runs()[1].whole + 5;
+      std::vector<float> values(size_t(p->full_shape().count()), 3e38f);
+      const int64_t at = p->runs()[1].full + 5;
       if (parameter) values.assign(values.size(), 0), values[size_t(at)] = std::nanf("");
       if (rank.rank() == 1) element = at;
       t.params().set_master(t.compute(), *p, values);

@@ -177,8 +177,8 @@ inline Trained train_all(const Recipe& r, Device& device, comm::World world, int
     result.balance.push_back(s.experts.value().balance_loss);
     if (i == 0)
       result.gradients = pieces(t, [&](model::ParamUnit& unit) {
-        return t.data_parallel().whole(unit,
-                                       t.optimizer().state()[0].values.own(t.compute(), unit));
+        return t.data_parallel().gather_unit(
+            unit, t.optimizer().state()[0].values.own(t.compute(), unit));
       });
     if (i == steps / 2) t.evaluate(validation);  // must not change the training
   }

@@ -48,11 +48,11 @@ std::vector<float> assemble(std::span<const Result> ranks, Pieces Result::*which
     if (found == (r.*which).end()) continue;  // on another stage
     const Piece& piece = found->second;
     for (const model::ElementRun& run : piece.runs) {
-      const auto end = size_t(run.whole + run.count);
+      const auto end = size_t(run.full + run.count);
       if (whole.size() < end) whole.resize(end), known.resize(end);
       REQUIRE(size_t(run.here + run.count) <= piece.values.size());
       const float* values = piece.values.data() + run.here;
-      for (auto at = size_t(run.whole); at < end; ++at, ++values) {
+      for (auto at = size_t(run.full); at < end; ++at, ++values) {
         if (!known[at]) known[at] = 1, whole[at] = *values;
         same = same && whole[at] == *values;
       }

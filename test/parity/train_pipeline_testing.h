@@ -115,7 +115,7 @@ inline PipelineResult train_all(const Setup& s, Device& device, comm::World worl
   result.evaluation = t.evaluate(validation);
   if (t.tensor_parallel().size() == 1)
     result.weights =
-        values(t, [&](model::ParamUnit& unit) { return whole_master(t.data_parallel(), unit); });
+        values(t, [&](model::ParamUnit& unit) { return full_master(t.data_parallel(), unit); });
   result.peak_activations = device.allocator().usage(device::MemoryCategory::activations).peak;
   result.actions = t.pipeline().actions();
   const auto flush = expected_actions(result.actions);

@@ -18,10 +18,10 @@ struct Result {
   std::map<std::string, std::vector<float>> gradients;  // gradients of step 1, clipped
 };
 
-inline std::vector<float> whole_weights(train::Trainer& t) {
+inline std::vector<float> full_weights(train::Trainer& t) {
   std::vector<float> weights;
   for (model::ParamUnit* unit : t.params().units()) {
-    const Tensor master = whole_master(t.data_parallel(), *unit);
+    const Tensor master = full_master(t.data_parallel(), *unit);
     for (const model::Parameter* p : unit->params) {
       const auto w = master.flat(p->begin, p->shape).to_host<float>(t.compute());
       weights.insert(weights.end(), w.begin(), w.end());
@@ -34,8 +34,8 @@ inline std::vector<float> whole_weights(train::Trainer& t) {
 inline std::map<std::string, std::vector<float>> first_gradients(train::Trainer& t) {
   std::map<std::string, std::vector<float>> gradients;
   for (model::ParamUnit* unit : t.params().units()) {
-    const Tensor m =
-        t.data_parallel().whole(*unit, t.optimizer().state()[0].values.own(t.compute(), *unit));
+    const Tensor m = t.data_parallel().gather_unit(
+        *unit, t.optimizer().state()[0].values.own(t.compute(), *unit));
     for (const model::Parameter* p : unit->params)
       gradients[p->name] = m.flat(p->begin, {p->real_count()}).to_host_float(t.compute());
   }
@@ -61,7 +61,7 @@ inline Result train_all(
     if (i == steps / 2) trainer.evaluate(validation);  // must not change the training
   }
   result.evaluation = trainer.evaluate(validation);
-  result.weights = whole_weights(trainer);
+  result.weights = full_weights(trainer);
   return result;
 }
 

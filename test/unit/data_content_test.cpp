@@ -50,7 +50,7 @@ struct Cache : TemporaryFolder {
 
 bool all_known(const data::Content& content) {
   for (const auto& file : content)
-    if (file.whole.empty()) return false;
+    if (file.full_hash.empty()) return false;
   return true;
 }
 
@@ -107,8 +107,8 @@ TEST_CASE("a large set is sampled at the start, and read whole once") {
   write_set(prefix, kLarge);
   const data::Content built = data::content_of_tokens(prefix);
   CHECK(all_known(built));  // by data build
-  CHECK(built[0].whole == content_hash(read_file(bin)));
-  CHECK(built[0].whole != built[0].sample);
+  CHECK(built[0].full_hash == content_hash(read_file(bin)));
+  CHECK(built[0].full_hash != built[0].sample);
   fs::remove(folder / "set.hash");
   CHECK_FALSE(all_known(data::content_of_tokens(prefix)));
   CHECK(data::content_difference(built, data::content_of_tokens(prefix)).empty());
@@ -120,10 +120,10 @@ TEST_CASE("a large set is sampled at the start, and read whole once") {
   CHECK(data::content_difference(built, data::content_of_tokens(prefix)).empty());
 
   int pieces = 0;
-  CHECK(data::hash_whole(bin, [&] { return ++pieces < 3; }).empty());
+  CHECK(data::hash_file(bin, [&] { return ++pieces < 3; }).empty());
   CHECK(pieces == 3);  // it stops when the callback returns false
   CHECK_FALSE(all_known(data::content_of_tokens(prefix)));
-  CHECK(data::hash_whole(bin, [] { return true; }) == content_hash(read_file(bin)));
+  CHECK(data::hash_file(bin, [] { return true; }) == content_hash(read_file(bin)));
   const data::Content known = data::content_of_tokens(prefix);
   CHECK(all_known(known));  // by the cache folder
   CHECK(data::content_difference(built, known) == bin.string() + " holds other data");

@@ -79,7 +79,7 @@ Texts differences(const std::vector<ParamSpec>& declared,
       if (!same) found.push_back(t.name + " has a different " + what);
     };
     check(at - declared.begin() == int64_t(i), "place");
-    check(at->whole_shape() == t.whole, "shape");
+    check(at->full_shape() == t.full_shape, "shape");
     check(at->init == t.init && (t.init != spec::Init::normal || at->std == t.std),
           "initialization");
     check(at->role == t.role, "role");
@@ -119,7 +119,7 @@ TEST_CASE("each family declares the tensors that are listed for it, under every 
       INFO(t.name);
       const auto state = std::ranges::find(states, t.name, &checkpoint::ReplicatedTensor::name);
       REQUIRE(state != states.end());
-      CHECK(state->value.shape() == t.whole);
+      CHECK(state->value.shape() == t.full_shape);
     }
   }
 }
@@ -164,7 +164,7 @@ TEST_CASE("a tensor that is declared in a different way from the list is reporte
               "layers.0.attention.out.weight is listed, but not declared"});
   CHECK(planted([](auto&, spec::TensorSpec& t) { t.split = {}; }) ==
         Texts{proj + " has a different split"});
-  CHECK(planted([](auto&, spec::TensorSpec& t) { t.whole[1] *= 2; }) ==
+  CHECK(planted([](auto&, spec::TensorSpec& t) { t.full_shape[1] *= 2; }) ==
         Texts{proj + " has a different shape"});
   CHECK(planted([](auto&, spec::TensorSpec& t) { t.std *= 2; }) ==
         Texts{proj + " has a different initialization"});

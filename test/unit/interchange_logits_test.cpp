@@ -62,7 +62,7 @@ std::vector<float> logits_of(const recipe::Recipe& recipe, const storage::ValueS
   for (model::Parameter* p : params.params()) {
     INFO(p->name);
     REQUIRE(source.contains(p->name));
-    CHECK(source.shape(p->name) == p->whole_shape());
+    CHECK(source.shape(p->name) == p->full_shape());
     params.set_master(stream, *p, values_of(source, p->name));
   }
   checkpoint::read_replicated(stream, routers.tensors(), source, "");

@@ -126,7 +126,7 @@ TEST_CASE("whole experts spread over the dp x cp x tp ranks of one stage") {
   Layouts layouts;
   for (int i = 0; i < 60; ++i) {
     MeshSizes s = layouts.next();
-    s.ep *= s.tp, s.whole_experts = true;
+    s.ep *= s.tp, s.undivided_experts = true;
     const Mesh device = device_mesh(s), moe = moe_mesh(s);
     REQUIRE(moe.world() == device.world());
     REQUIRE(moe.size(Axis::tp) == 1);
@@ -137,7 +137,7 @@ TEST_CASE("whole experts spread over the dp x cp x tp ranks of one stage") {
       REQUIRE(moe.group(rank, {Axis::dp_replicate}) == device.group(rank, {Axis::dp_replicate}));
     }
   }
-  const Mesh moe = moe_mesh({.dp_shard = 2, .tp = 4, .ep = 2, .whole_experts = true});
+  const Mesh moe = moe_mesh({.dp_shard = 2, .tp = 4, .ep = 2, .undivided_experts = true});
   CHECK(moe.group(5, {Axis::ep}) == Ranks{4, 5});
   CHECK(moe.group(5, {Axis::ep_shard}) == Ranks{1, 3, 5, 7});
 }

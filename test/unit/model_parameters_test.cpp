@@ -191,22 +191,22 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
           Slices slices(stream, ranks, rank, {owners, owner, false, false, 40});
           for (Parameter* p : slices.params.params()) {
             const auto whole = alone.params.find(p->name)->master.to_host<float>(stream);
-            CHECK(p->whole_shape() == alone.params.find(p->name)->whole_shape());
+            CHECK(p->full_shape() == alone.params.find(p->name)->full_shape());
             std::vector<float> want;  // the real elements, in the order of the rank's tensor
             for (const ElementRun& r : p->runs())
-              want.insert(want.end(), whole.begin() + r.whole, whole.begin() + r.whole + r.count);
+              want.insert(want.end(), whole.begin() + r.full, whole.begin() + r.full + r.count);
             REQUIRE(int64_t(want.size()) == p->real_count());
             auto& copies = held[p->name];
             copies.resize(whole.size());
             // Read again by set_master, from the layout-free values.
             slices.params.set_master(stream, *p,
-                                     {whole.begin(), whole.begin() + p->whole_shape().count()});
+                                     {whole.begin(), whole.begin() + p->full_shape().count()});
             for (const OwnedPart& part : owned_parts(*p)) {
               const auto got =
                   part.range->master.flat(part.in_range, {part.count}).to_host<float>(stream);
               for (int64_t i = 0; i < part.count; ++i) {
                 CHECK(got[size_t(i)] == want[size_t(part.in_param + i)]);
-                ++copies[size_t(p->whole_index(part.in_param + i))];
+                ++copies[size_t(p->full_index(part.in_param + i))];
               }
             }
           }
@@ -217,7 +217,7 @@ TEST_CASE("a rank's slice has the values of the layout-free tensor, and each cou
             for (const float g : grad.to_host<float>(stream)) counted += g;
         }
       for (const Parameter* p : alone.params.params()) {
-        const int64_t count = p->whole_shape().count();
+        const int64_t count = p->full_shape().count();
         want_counted += double(count);
         std::set<int> copies(held[p->name].begin(), held[p->name].begin() + count);
         if (p->name == "norm") CHECK(copies == std::set{ranks});
@@ -249,7 +249,7 @@ TEST_CASE("weights come through a small buffer, and a rank reads each that it ow
           // Weights without an exact value in bf16.
           const auto weight = [](int64_t i) { return 1000.5f + float(i); };
           for (const Parameter* p : slices.params.params()) {
-            std::vector<int> reads(size_t(p->whole_shape().count()));
+            std::vector<int> reads(size_t(p->full_shape().count()));
             uploader.set_weights(*p, [&](int64_t first, int64_t count, float* values) {
               CHECK((count > 0 && count <= 7));
               for (int64_t i = 0; i < count; ++i) {
@@ -266,7 +266,7 @@ TEST_CASE("weights come through a small buffer, and a rank reads each that it ow
               const auto halves =
                   part.range->value ? values_of(part.range->value) : std::vector<float>();
               for (int64_t i = 0; i < part.count; ++i) {
-                const int64_t at = p->whole_index(part.in_param + i);
+                const int64_t at = p->full_index(part.in_param + i);
                 ++owned[size_t(at)];
                 const float want = weight(at), half = float(bf16(want));
                 if (weights[size_t(i)] != (part.range->master ? want : half)) FAIL(p->name << at);

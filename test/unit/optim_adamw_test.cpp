@@ -137,13 +137,13 @@ struct Rounded {
     adamw.emplace(stream, params, c, 17);
     for (model::Parameter* p : params.params()) {
       CHECK(!p->master);
-      std::vector<float> whole(size_t(p->whole_shape().count()));
+      std::vector<float> whole(size_t(p->full_shape().count()));
       for (size_t i = 0; i < whole.size(); ++i) whole[i] = float(std::sin(1.0 + double(i)));
       params.set_master(stream, *p, whole);
       for (float& g : whole) g = 3 * g + 1;
       std::vector<float> here;  // this rank's elements, in the order of its tensor
       for (const model::ElementRun& r : p->runs())
-        here.insert(here.end(), whole.begin() + r.whole, whole.begin() + r.whole + r.count);
+        here.insert(here.end(), whole.begin() + r.full, whole.begin() + r.full + r.count);
       for (const model::OwnedPart& part : owned_parts(*p)) {
         const auto keep = std::make_shared<std::vector<float>>(here);
         stream.upload(part.range->grad.flat(part.in_range, {part.count}), keep,
@@ -156,24 +156,24 @@ struct Rounded {
   // Copies the part of a parameter that this rank owns into the layout-free tensor.
   void collect(const std::string& name, std::vector<float>& whole) {
     const model::Parameter& p = *params.find(name);
-    whole.resize(size_t(p.whole_shape().count()), -1e9f);
+    whole.resize(size_t(p.full_shape().count()), -1e9f);
     for (const model::OwnedPart& part : owned_parts(p)) {
       const auto got = part.range->value.flat(part.in_range, {part.count}).to_host_float(stream);
       for (int64_t i = 0; i < part.count; ++i)
-        whole[size_t(p.whole_index(part.in_param + i))] = got[size_t(i)];
+        whole[size_t(p.full_index(part.in_param + i))] = got[size_t(i)];
     }
   }
   // The same for a moment (0: the first, 1: the second), whose ranges follow each other.
   void collect(const std::string& name, size_t which, std::vector<float>& whole) {
     const model::Parameter& p = *params.find(name);
-    whole.resize(size_t(p.whole_shape().count()), -1e9f);
+    whole.resize(size_t(p.full_shape().count()), -1e9f);
     const auto all = adamw->state()[which].values.own(stream, *p.unit).to_host_float(stream);
     for (const model::OwnedPart& part : owned_parts(p)) {
       int64_t first = part.in_range;
       for (const model::OwnedRange* r = p.unit->owned.data(); r != part.range; ++r)
         first += r->count;
       for (int64_t i = 0; i < part.count; ++i)
-        whole[size_t(p.whole_index(part.in_param + i))] = all[size_t(first + i)];
+        whole[size_t(p.full_index(part.in_param + i))] = all[size_t(first + i)];
     }
   }
   std::unique_ptr<Device> device;

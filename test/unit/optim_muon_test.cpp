@@ -94,7 +94,7 @@ TEST_CASE("the tiles of all ranks cover each matrix once, copies left out") {
                       const int64_t row = tile.row + i / tile.columns,
                                     column = tile.column + i % tile.columns,
                                     rows = p.part_shape()[p.row_dim()];
-                      REQUIRE(p.whole_index(tile.in_unit - p.begin + i) ==
+                      REQUIRE(p.full_index(tile.in_unit - p.begin + i) ==
                               (m.expert * rows + m.row + row) * m.columns + column);
                       covered[size_t(row * m.columns + column)] += !tile.copy;
                     }
@@ -122,13 +122,13 @@ TEST_CASE("each rank's part of a matrix is one of its own, and only that rank ha
               if (!divided && t > 0) continue;
               const Layer layer(tp, t, 1, 0, {.ranks = ranks, .rank = d, .piece = 100});
               const model::Parameter& p = *const_cast<Layer&>(layer).params.find(name);
-              const Shape whole = p.whole_shape();
+              const Shape whole = p.full_shape();
               for (const Tile& tile : tiles_of(p, m, place_of(p))) {
                 REQUIRE(m.shard.value_or(t) == t);
                 for (int64_t i = 0; i < tile.count(); ++i) {
                   const int64_t row = tile.row + i / tile.columns,
                                 column = tile.column + i % tile.columns;
-                  REQUIRE(p.whole_index(tile.in_unit - p.begin + i) ==
+                  REQUIRE(p.full_index(tile.in_unit - p.begin + i) ==
                           (m.expert * whole[p.row_dim()] + m.row + row) * whole[whole.rank() - 1] +
                               m.column + column);
                   ++covered[size_t(row * m.columns + column)];

@@ -49,8 +49,8 @@ void pack_k_major(const GemmKernels::PackA& p) {
   const int64_t width = p.row[p.panels] - p.row[0];
   // Full vectors are read if they stay inside the matrix. Their elements beyond a panel's rows are
   // overwritten by the next k, or are in the padding after the last. In the last row of storage a
-  // vector stays inside if it begins at `last_whole` or before.
-  const int64_t last_whole = p.rows_to_end - kLanes;
+  // vector stays inside if it begins at `last_full_row` or before.
+  const int64_t last_full_row = p.rows_to_end - kLanes;
   float* to = p.out;
   for (int64_t k0 = p.k0; k0 < p.k1; k0 += kRows, to += 8 * kTileRows) {
     const int64_t k1 = min_of(k0 + kRows, p.k1);
@@ -66,7 +66,7 @@ void pack_k_major(const GemmKernels::PackA& p) {
         const bool deep = k + Words::kDepth <= k1;
         // A vector may extend into the next row of storage, which exists.
         const bool beyond = k + Words::kDepth < p.K && p.ld >= kLanes;
-        if (beyond || row <= last_whole)
+        if (beyond || row <= last_full_row)
           store(out, Packed::across(line, p.ld, deep, Full{}));
         else
           store(out, Packed::across(line, p.ld, deep, rows));

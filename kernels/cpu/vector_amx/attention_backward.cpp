@@ -98,7 +98,7 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0) {
     float *p_line = t.probabilities + line, *ds_line = t.dscores + line;
     float* pairs = t.dscore_pairs + (c - seen.c0) / 2 * kSide;
     const auto gradients = [&]<bool CAPPED>() {
-      if (seen.whole(c))
+      if (seen.covers(c))
         square_gradients<true, CAPPED>(t, seen, c, s, dp, lse, delta, p_line, ds_line, pairs);
       else
         square_gradients<false, CAPPED>(t, seen, c, s, dp, lse, delta, p_line, ds_line, pairs);

@@ -88,8 +88,8 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
     float* square = t.scores + (c - seen.c0) * kSide;
     multiply_square<false>(t.k_steps + c * kTile, kKeys * kTile, q, t.D / kStep, square);
     if (t.cap) cap_square(t.cap, t.factor, square);
-    top = seen.whole(c) ? square_top<true>(square, seen, c, factor, top)
-                        : square_top<false>(square, seen, c, factor, top);
+    top = seen.covers(c) ? square_top<true>(square, seen, c, factor, top)
+                         : square_top<false>(square, seen, c, factor, top);
   }
   // Rows without a key so far keep -inf, whose difference would be NaN.
   Lanes32 decay, shift;
@@ -103,7 +103,7 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
   for (int64_t c = seen.c0; c < seen.c1; c += kSide) {
     const float* square = t.scores + (c - seen.c0) * kSide;
     float* pairs = t.pairs + (c - seen.c0) / 2 * kSide;
-    state.sum = seen.whole(c)
+    state.sum = seen.covers(c)
                     ? square_probabilities<true>(square, seen, c, factor, shift, state.sum, pairs)
                     : square_probabilities<false>(square, seen, c, factor, shift, state.sum, pairs);
   }

@@ -169,7 +169,7 @@ struct PanelSeen {
   Vi begin[2], end[2];
   int64_t c0, c1;      // squares of the keys [c0, c1) are computed; c0 is a multiple of kSide
   int64_t all0, all1;  // every row attends to the keys [all0, all1)
-  bool whole(int64_t c) const { return c >= all0 && c + kSide <= all1; }
+  bool covers(int64_t c) const { return c >= all0 && c + kSide <= all1; }
   __attribute__((always_inline)) Vi sees(int64_t key, int half) const {
     const Vi k = int32_t(key) - Vi{};
     return (k >= begin[half]) & (k < end[half]);

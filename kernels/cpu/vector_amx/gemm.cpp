@@ -122,7 +122,7 @@ MT_INLINE T* out_of(const Destination& d, int64_t line, int64_t i) {
 }
 
 template <class T, bool ADD, bool BIAS>
-struct WholeRows {
+struct FullRows {
   MT_INLINE void piece(const Square& s, const Destination& d, int64_t piece) {
 #pragma GCC unroll 2
     for (int64_t i = 2 * piece; i < 2 * piece + 2; ++i) {
@@ -165,7 +165,7 @@ MT_INLINE void put_columns(const Square& s, const Destination& d, int64_t row, i
 }
 
 template <class T, bool ADD, bool BIAS>
-struct WholeColumns {
+struct FullColumns {
   MT_INLINE void piece(const Square& s, const Destination& d, int64_t piece) {
     put_columns<T, ADD, BIAS>(s, d, piece % 2 * kTile, piece / 2 * 4, 4, Full{});
   }
@@ -300,7 +300,7 @@ const Code& pick(const Destination& d) {
 const Code& code_of(const Destination& d) {
   if (d.rows == 0) return kCode<Nothing>;
   if (d.rows < kSide || d.columns < kSide) return pick<Edge>(d);
-  return d.transposed ? pick<WholeColumns>(d) : pick<WholeRows>(d);
+  return d.transposed ? pick<FullColumns>(d) : pick<FullRows>(d);
 }
 
 void block(const GemmKernels::Block& s) {

@@ -171,7 +171,7 @@ bool LibraryMatmul::multiply(const Matmul& m, CUstream_st* stream) {
   return false;
 }
 
-bool LibraryMatmul::run_whole(const Matmul& m, CUstream_st* stream) {
+bool LibraryMatmul::run_fused(const Matmul& m, CUstream_st* stream) {
   return epilogue_fits_library(m) && multiply(m, stream);
 }
 
@@ -217,7 +217,7 @@ void LibraryMatmul::run(const Matmul& m, CUstream_st* stream) {
   check(m);
   if (m.M == 0 || m.N == 0) return;
   if (!has_epilogue(m)) return run_plain(m, stream);
-  if (!run_whole(m, stream)) run_apart(m, stream);
+  if (!run_fused(m, stream)) run_apart(m, stream);
 }
 
 }  // namespace mtrain::kernels::cuda

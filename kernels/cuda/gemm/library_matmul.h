@@ -59,7 +59,7 @@ class LibraryMatmul {
   PlanRef without_first(const MatmulKey& key, const PlanRef& plan, const std::string& refusal);
   // Return whether the library has computed the matmul, with its bias or epilogue.
   bool multiply(const Matmul& m, CUstream_st* stream);
-  bool run_whole(const Matmul& m, CUstream_st* stream);
+  bool run_fused(const Matmul& m, CUstream_st* stream);
   GemmAnswer run_one(const Plan& plan, const GemmAlgorithm& algorithm, const Matmul& m,
                      CUstream_st* stream) const;
   void run_plain(const Matmul& m, CUstream_st* stream);

@@ -26,11 +26,11 @@ class Rendezvous : public gloo::rendezvous::Store {
       : store_(store), group_(std::move(group)) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
-    store_.set(whole(key), std::string(data.begin(), data.end()));
+    store_.set(full_key(key), std::string(data.begin(), data.end()));
   }
   std::vector<char> get(const std::string& key) override {
     try {
-      const std::string value = store_.get(whole(key));
+      const std::string value = store_.get(full_key(key));
       return {value.begin(), value.end()};
     } catch (const CommError& e) {
       // Gloo's keys are "1" and "rank_1".
@@ -45,7 +45,9 @@ class Rendezvous : public gloo::rendezvous::Store {
   void wait(const std::vector<std::string>& keys, const milliseconds&) override { wait(keys); }
 
  private:
-  std::string whole(const std::string& key) const { return fmt::format("gloo/{}/{}", group_, key); }
+  std::string full_key(const std::string& key) const {
+    return fmt::format("gloo/{}/{}", group_, key);
+  }
   mtrain::comm::Store& store_;
   const std::string group_;
 };

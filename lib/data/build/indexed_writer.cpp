@@ -244,11 +244,11 @@ void IndexedDatasetWriter::finish() {
     throw RunError(fmt::format("cannot remove the mask of the older tokens, {}: {}",
                                s.mask.string(), error.message()));
   s.index.commit();
-  std::vector<std::pair<std::string, std::string>> whole{{"bin", s.bin.hash()},
-                                                         {"idx", s.index.hash()}};
-  if (s.labels) whole.emplace_back("mask", s.labels->hash());
+  std::vector<std::pair<std::string, std::string>> full_hashes{{"bin", s.bin.hash()},
+                                                               {"idx", s.index.hash()}};
+  if (s.labels) full_hashes.emplace_back("mask", s.labels->hash());
   try {
-    write_content(s.prefix, whole);
+    write_content(s.prefix, full_hashes);
   } catch (const Error& e) {
     log::warn(fmt::format(
         "{} is complete, but its hashes were not written, so runs must read all of it: {}",

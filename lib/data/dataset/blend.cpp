@@ -9,7 +9,7 @@
 namespace mtrain::data {
 namespace {
 using Wide = unsigned __int128;
-constexpr uint64_t kWhole = uint64_t(1) << 62;       // the sum of all shares
+constexpr uint64_t kShareSum = uint64_t(1) << 62;    // the sum of all shares
 constexpr int64_t kLargestBlock = int64_t(1) << 22;  // samples
 }  // namespace
 
@@ -23,25 +23,25 @@ Blend::Blend(const std::vector<double>& weights) {
           "weights are positive numbers; leave a data set out instead of weighing it 0");
     sum += weights[j];
   }
-  uint64_t left = kWhole;
+  uint64_t left = kShareSum;
   for (double weight : weights) {
-    shares_.push_back(std::min(left, uint64_t(weight / sum * double(kWhole))));
+    shares_.push_back(std::min(left, uint64_t(weight / sum * double(kShareSum))));
     left -= shares_.back();
   }
   *std::max_element(shares_.begin(), shares_.end()) += left;  // the remainder of the divisions
   // Every data set must come at least once in a block: its count at the end of a block is then
   // never below its count at the end of the block before.
   const uint64_t smallest = *std::min_element(shares_.begin(), shares_.end());
-  while (block_ < kLargestBlock && Wide(smallest) * Wide(block_) < kWhole) block_ *= 2;
-  if (Wide(smallest) * Wide(block_) < kWhole)
+  while (block_ < kLargestBlock && Wide(smallest) * Wide(block_) < kShareSum) block_ *= 2;
+  if (Wide(smallest) * Wide(block_) < kShareSum)
     throw UserError(
         fmt::format("a weight of the blend is {:.3g} of the sum: less than one sample in {}",
-                    double(smallest) / double(kWhole), kLargestBlock),
+                    double(smallest) / double(kShareSum), kLargestBlock),
         "leave that data set out or weigh it more");
 }
 
 double Blend::weight(int64_t dataset) const {
-  return double(shares_.at(size_t(dataset))) / double(kWhole);
+  return double(shares_.at(size_t(dataset))) / double(kShareSum);
 }
 
 // Returns each data set's weight * samples, rounded down, or up for those with the largest
@@ -53,8 +53,8 @@ std::vector<int64_t> Blend::counts_after(int64_t samples) const {
   int64_t missing = samples;
   for (size_t j = 0; j < k; ++j) {
     const Wide exact = Wide(shares_[j]) * Wide(samples);
-    counts[j] = int64_t(exact / kWhole);
-    remainders[j] = uint64_t(exact % kWhole);
+    counts[j] = int64_t(exact / kShareSum);
+    remainders[j] = uint64_t(exact % kShareSum);
     missing -= counts[j];
   }
   std::vector<size_t> order(k);
@@ -81,8 +81,9 @@ void Blend::fill_block(int64_t number) const {
   const auto plan = [&](size_t j) {
     const int64_t done = next[j].count;
     const bool any = done < ends[j];
-    next[j].release = any ? int64_t(Wide(done) * kWhole / shares_[j]) + 1 : last + 1;
-    next[j].due = std::min(last, int64_t((Wide(done + 1) * kWhole + shares_[j] - 1) / shares_[j]));
+    next[j].release = any ? int64_t(Wide(done) * kShareSum / shares_[j]) + 1 : last + 1;
+    next[j].due =
+        std::min(last, int64_t((Wide(done + 1) * kShareSum + shares_[j] - 1) / shares_[j]));
   };
   for (size_t j = 0; j < k; ++j) {
     next[j].count = starts_[j];

@@ -142,8 +142,9 @@ void take_hashes(const fs::path& prefix, Content& content) {
   }
   for (FileContent& file : content) {
     const auto info = look_at(file.path);
-    if (file.whole.empty() && info && nanoseconds(info->st_mtim) <= nanoseconds(hashed->st_mtim))
-      file.whole = find(file)->whole;
+    if (file.full_hash.empty() && info &&
+        nanoseconds(info->st_mtim) <= nanoseconds(hashed->st_mtim))
+      file.full_hash = find(file)->full_hash;
   }
 }
 
@@ -153,8 +154,11 @@ FileContent read_content(const std::string& part, const fs::path& path, Reads re
   const RandomAccessFile file(path);
   const bool all = reads == Reads::all || file.size() <= kBlocks * kBlock;
   const std::string hash = all ? hash_all(file, [] { return true; }) : hash_sample(file);
-  return {
-      .part = part, .bytes = file.size(), .sample = hash, .whole = all ? hash : "", .path = path};
+  return {.part = part,
+          .bytes = file.size(),
+          .sample = hash,
+          .full_hash = all ? hash : "",
+          .path = path};
 }
 
 Content content_of_tokens(const fs::path& prefix) {
@@ -164,23 +168,23 @@ Content content_of_tokens(const fs::path& prefix) {
     content.push_back(read_content("mask", mask_path(prefix), Reads::sample));
   take_hashes(prefix, content);
   for (FileContent& file : content)
-    if (file.whole.empty()) file.whole = kept_hash(file.path);
+    if (file.full_hash.empty()) file.full_hash = kept_hash(file.path);
   return content;
 }
 
 void write_content(const fs::path& prefix,
-                   const std::vector<std::pair<std::string, std::string>>& whole) {
+                   const std::vector<std::pair<std::string, std::string>>& full_hashes) {
   Content content;
-  for (const auto& [part, hash] : whole) {
+  for (const auto& [part, hash] : full_hashes) {
     fs::path path = prefix;
     path += "." + part;
     content.push_back(read_content(part, path, part == "idx" ? Reads::all : Reads::sample));
-    content.back().whole = hash;
+    content.back().full_hash = hash;
   }
   write_file_atomic(hash_path(prefix), fmt::format("{}\n{}", kFirstLine, print_content(content)));
 }
 
-std::string hash_whole(const fs::path& path, const std::function<bool()>& go_on) {
+std::string hash_file(const fs::path& path, const std::function<bool()>& go_on) {
   const auto before = look_at(path);
   const RandomAccessFile file(path);
   std::string hash = hash_all(file, go_on);
@@ -194,7 +198,7 @@ std::string print_content(const Content& content) {
   std::string text;
   for (const FileContent& f : content)
     text += fmt::format("{} {} {} {}\n", f.part, f.bytes, f.sample,
-                        f.whole.empty() ? kUnknown : f.whole);
+                        f.full_hash.empty() ? kUnknown : f.full_hash);
   return text;
 }
 
@@ -211,7 +215,7 @@ Content parse_content(const std::string& lines) {
     if (error != std::errc() || last != end || file.bytes < 0) return {};
     file.part = words[0];
     file.sample = words[2];
-    if (words[3] != kUnknown) file.whole = words[3];
+    if (words[3] != kUnknown) file.full_hash = words[3];
     content.push_back(std::move(file));
   }
   return content;
@@ -233,7 +237,7 @@ std::string content_difference(const Content& saved, const Content& now) {
     if (was->bytes != is.bytes)
       found.push_back(fmt::format("{} has {} bytes, but had {}", name, is.bytes, was->bytes));
     else if (was->sample != is.sample ||
-             (!was->whole.empty() && !is.whole.empty() && was->whole != is.whole))
+             (!was->full_hash.empty() && !is.full_hash.empty() && was->full_hash != is.full_hash))
       found.push_back(fmt::format("{} holds other data", name));
   }
   std::string text;

@@ -15,8 +15,8 @@ namespace mtrain::data {
 struct FileContent {
   std::string part;  // which file of its set: bin, idx, mask, tokenizer.json, ...
   int64_t bytes = 0;
-  std::string sample;  // hash of 4,096 fixed blocks of 4 KiB; of a smaller file, of all bytes
-  std::string whole;   // hash of all bytes; empty while it is not known
+  std::string sample;     // hash of 4,096 fixed blocks of 4 KiB; of a smaller file, of all bytes
+  std::string full_hash;  // hash of all bytes; empty while it is not known
   std::filesystem::path path = {};  // where it is, if that is known
 };
 
@@ -31,14 +31,14 @@ FileContent read_content(const std::string& part, const std::filesystem::path& p
 // others. Hashes of all bytes come from <prefix>.hash if it fits the files and is not older than
 // the file, else from the user's cache folder. Warns about a .hash of other files.
 Content content_of_tokens(const std::filesystem::path& prefix);
-// Writes <prefix>.hash. `whole` has the hashes of all bytes, by part.
+// Writes <prefix>.hash. `full_hashes` has the hashes of all bytes, by part.
 void write_content(const std::filesystem::path& prefix,
-                   const std::vector<std::pair<std::string, std::string>>& whole);
+                   const std::vector<std::pair<std::string, std::string>>& full_hashes);
 
 // Reads a full file and returns its hash. Also keeps the hash in the user's cache folder, under the
 // file's device, inode, size and times. Calls `go_on` after every few MiB; returns "" if that
 // returns false, or if the file changes during the call.
-std::string hash_whole(const std::filesystem::path& path, const std::function<bool()>& go_on);
+std::string hash_file(const std::filesystem::path& path, const std::function<bool()>& go_on);
 
 // Prints a line for each file, as in <prefix>.hash. An unknown hash is "-".
 std::string print_content(const Content& content);

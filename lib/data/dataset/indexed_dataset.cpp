@@ -203,7 +203,7 @@ IndexedDataset::Opened IndexedDataset::look_at(const fs::path& path) {
 }
 
 // After a file is shortened, the rest of its last page reads as zeros, without a signal.
-void IndexedDataset::require_whole() const {
+void IndexedDataset::require_complete() const {
   for (const Opened& file : opened_) {
     struct stat now {};
     // Another file under this name does not change the mapped one.
@@ -238,7 +238,7 @@ void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
   MT_CHECK(first >= 0 && first + int64_t(out.size()) <= tokens(), "tokens {} .. {} of {}", first,
            first + int64_t(out.size()), tokens());
   const std::byte* from = bin_.bytes().data() + first * token_bytes(index_.type());
-  require_whole();  // before: data after the end cannot be read
+  require_complete();  // before: data after the end cannot be read
   switch (index_.type()) {
     case TokenType::u8: convert<uint8_t>(from, out); break;
     case TokenType::i8: convert<int8_t>(from, out); break;
@@ -247,7 +247,7 @@ void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
     case TokenType::i32: convert<int32_t>(from, out); break;
     case TokenType::i64: convert<int64_t>(from, out); break;
   }
-  require_whole();  // after: the data still existed when it was read
+  require_complete();  // after: the data still existed when it was read
 }
 
 }  // namespace mtrain::data

@@ -93,7 +93,7 @@ class IndexedDataset {
     int64_t bytes = 0;
   };
   static Opened look_at(const std::filesystem::path& path);
-  void require_whole() const;
+  void require_complete() const;
 
   std::string name_;
   std::vector<Opened> opened_;

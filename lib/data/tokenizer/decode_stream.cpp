@@ -8,13 +8,13 @@ DecodeStream::DecodeStream(const Tokenizer& tokenizer, std::span<const int32_t> 
     : decoder_(tokenizer.start_decoding()) {
   for (int32_t id : context) {
     decoder_->push(id, waiting_);
-    take_whole_characters();
+    take_complete_characters();
   }
 }
 
 std::string DecodeStream::push(int32_t id) {
   decoder_->push(id, waiting_);
-  return take_whole_characters();
+  return take_complete_characters();
 }
 
 std::string DecodeStream::finish() {
@@ -22,7 +22,7 @@ std::string DecodeStream::finish() {
   return std::exchange(waiting_, {});
 }
 
-std::string DecodeStream::take_whole_characters() {
+std::string DecodeStream::take_complete_characters() {
   const size_t end = waiting_.size() - utf8_unfinished(waiting_);
   std::string whole = waiting_.substr(0, end);
   waiting_.erase(0, end);

@@ -27,7 +27,7 @@ class DecodeStream {
   std::string finish();
 
  private:
-  std::string take_whole_characters();
+  std::string take_complete_characters();
 
   std::unique_ptr<TokenDecoder> decoder_;
   std::string waiting_;

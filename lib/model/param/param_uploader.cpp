@@ -13,7 +13,7 @@ void read_runs(const std::vector<ElementRun>& runs, int64_t first, int64_t count
   auto run = std::ranges::upper_bound(runs, first, {}, &ElementRun::here) - 1;
   for (const int64_t end = first + count; first < end; ++run) {
     const int64_t n = std::min(end, run->here + run->count) - first;
-    read(run->whole + first - run->here, n, values);
+    read(run->full + first - run->here, n, values);
     first += n, values += n;
   }
 }

@@ -121,11 +121,11 @@ std::vector<ShardSpec::Section> sections_of(const spec::TensorSpec& tensor) {
 
 ParamSpec part_of(const spec::TensorSpec& t, ShardSpec shard, ExpertShard experts) {
   ParamSpec p{.name = t.name,
-              .shape = t.whole,
+              .shape = t.full,
               .init = t.init,
               .std = t.std,
               .role = t.role,
-              .rows = t.split.padded ? t.whole[0] : -1,
+              .rows = t.split.padded ? t.full[0] : -1,
               .matmul_grad = t.role != TensorRole::vector,
               .shard = std::move(shard),
               .experts = experts};
@@ -160,7 +160,7 @@ Shape ParamSpec::part_shape() const {
   return part;
 }
 
-Shape ParamSpec::whole_shape() const {
+Shape ParamSpec::full_shape() const {
   Shape whole = part_shape();
   whole[0] *= experts.ranks;
   return whole;
@@ -173,7 +173,7 @@ std::vector<RowShard> ParamSpec::rows_here() const {
   std::vector<RowShard> all;
   for (int64_t m = 0; m < matrices(); ++m)
     for (RowShard r : rows_of(shard, of_matrix, shard.rank)) {
-      r.here += m * shape[row_dim()], r.whole += m * of_matrix;
+      r.here += m * shape[row_dim()], r.full += m * of_matrix;
       all.push_back(r);
     }
   return all;
@@ -189,10 +189,10 @@ std::vector<ElementRun> ParamSpec::runs(int rank) const {
   std::vector<ElementRun> all;
   for (int64_t m = 0; m < matrices(); ++m)
     for (ElementRun r : matrix_runs(rank)) {
-      r.here += m * here, r.whole += m * whole + experts.rank * part;
+      r.here += m * here, r.full += m * whole + experts.rank * part;
       const bool goes_on = !all.empty() && all.back().replica == r.replica &&
                            all.back().here + all.back().count == r.here &&
-                           all.back().whole + all.back().count == r.whole;
+                           all.back().full + all.back().count == r.full;
       if (goes_on)
         all.back().count += r.count;
       else
@@ -201,9 +201,9 @@ std::vector<ElementRun> ParamSpec::runs(int rank) const {
   return all;
 }
 
-int64_t ParamSpec::whole_index(int64_t here) const {
+int64_t ParamSpec::full_index(int64_t here) const {
   for (const ElementRun& r : runs())
-    if (here >= r.here && here < r.here + r.count) return r.whole + here - r.here;
+    if (here >= r.here && here < r.here + r.count) return r.full + here - r.here;
   throw BugError(fmt::format("element {} of {} {} is padding", here, name, shape.str()));
 }
 
@@ -336,16 +336,16 @@ void ParamStore::initialize(Stream& stream, uint64_t seed) {
                         end = std::min(r.here + r.count, part.in_param + part.count);
           if (begin < end)
             ops::fill_normal(stream, to.flat(begin - part.in_param, {end - begin}),
-                             rng_key(seed, p.name), r.whole + begin - r.here, p.std);
+                             rng_key(seed, p.name), r.full + begin - r.here, p.std);
         }
       });
   }
 }
 
 void ParamStore::set_master(Stream& stream, const Parameter& p, const std::vector<float>& values) {
-  MT_CHECK(int64_t(values.size()) == p.whole_shape().count(), "{} values for {} of {}",
-           values.size(), p.name, p.whole_shape().str());
-  const int64_t bytes = p.whole_shape().count() * int64_t(sizeof(float));
+  MT_CHECK(int64_t(values.size()) == p.full_shape().count(), "{} values for {} of {}",
+           values.size(), p.name, p.full_shape().str());
+  const int64_t bytes = p.full_shape().count() * int64_t(sizeof(float));
   ParamUploader uploader(stream, std::clamp<int64_t>(2 * bytes, 8, ParamUploader::kBufferBytes));
   uploader.set_weights(p, [&](int64_t first, int64_t count, float* to) {
     std::copy_n(values.begin() + first, count, to);

@@ -70,7 +70,7 @@ struct ParamSpec {
   int64_t matrices() const { return shape.rank() == 3 ? shape[0] : 1; }
   int row_dim() const { return shape.rank() == 3 ? 1 : 0; }
   int64_t columns() const { return shape.rank() == 1 ? 1 : shape[shape.rank() - 1]; }
-  Shape whole_shape() const;  // the shape of the layout-free tensor
+  Shape full_shape() const;  // the shape of the layout-free tensor
   // Returns the shape of the part that the ranks of `shard` have together: this rank's experts of
   // the layout-free tensor, or all of it.
   Shape part_shape() const;
@@ -80,7 +80,7 @@ struct ParamSpec {
   // Returns the real elements that any rank of `shard` has of the first matrix.
   std::vector<ElementRun> matrix_runs(int rank) const;
   // Returns the index in the layout-free tensor of element `here` of this rank's tensor.
-  int64_t whole_index(int64_t here) const;
+  int64_t full_index(int64_t here) const;
 };
 
 // Returns the sections of a tensor's rows.

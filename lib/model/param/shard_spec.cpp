@@ -30,12 +30,12 @@ std::vector<ElementRun> runs_of(const ShardSpec& shard, int64_t rows, int64_t co
   std::vector<ElementRun> out;
   for (const RowShard& r : rows_of(shard, rows, rank)) {
     if (shard.dim != ShardSpec::Dim::columns) {
-      out.push_back({r.here * columns, r.whole * columns, r.count * columns, r.replica});
+      out.push_back({r.here * columns, r.full * columns, r.count * columns, r.replica});
       continue;
     }
     for (int64_t i = 0; i < r.count; ++i)
-      out.push_back({(r.here + i) * columns, ((r.whole + i) * shard.ranks + rank) * columns,
-                     columns, r.replica});
+      out.push_back({(r.here + i) * columns, ((r.full + i) * shard.ranks + rank) * columns, columns,
+                     r.replica});
   }
   return out;
 }

@@ -31,11 +31,11 @@ struct ShardSpec {
   bool partial_grad = false;
 };
 
-// `count` consecutive rows: rows `here`, `here` + 1, ... of a rank's tensor are rows `whole`,
-// `whole` + 1, ... of the layout-free tensor. `replicas` consecutive ranks hold them; this rank is
+// `count` consecutive rows: rows `here`, `here` + 1, ... of a rank's tensor are rows `full`,
+// `full` + 1, ... of the layout-free tensor. `replicas` consecutive ranks hold them; this rank is
 // number `replica` of these.
 struct RowShard {
-  int64_t here, whole, count;
+  int64_t here, full, count;
   int replicas, replica;
 };
 
@@ -45,7 +45,7 @@ std::vector<RowShard> rows_of(const ShardSpec& shard, int64_t rows, int rank);
 
 // As RowShard, for `count` consecutive elements.
 struct ElementRun {
-  int64_t here, whole, count;
+  int64_t here, full, count;
   int replica;  // as in RowShard
   bool operator==(const ElementRun&) const = default;
 };

@@ -81,7 +81,7 @@ class MultiRankDataParallel : public model::DataParallel {
     return t.to_host<int64_t>(grad_stream());
   }
 
-  Tensor whole(const model::ParamUnit& unit, const Tensor& own) override {
+  Tensor gather_unit(const model::ParamUnit& unit, const Tensor& own) override {
     if (unit.sharding.ranks == 1) return own;
     Stream& stream = *groups_.param_stream;
     const Tensor all =

@@ -18,9 +18,9 @@ struct PipelineOptions {
   schedule::PairedGradient paired_gradient = schedule::PairedGradient::at_end;
   // In this many first layers of a stage, weight gradients wait until the gradient of the stage's
   // input is being sent. These are the weight gradients of attention, router and shared expert.
-  // With `delay_whole_layers` those of the MLP or the routed experts wait, too.
+  // With `delay_mlp_wgrads` those of the MLP or the routed experts wait, too.
   int64_t delayed_layers = 0;
-  bool delay_whole_layers = false;
+  bool delay_mlp_wgrads = false;
   // Costs that order the parts of a paired forward and backward (schedule/pair_order.h). Without
   // costs the two passes take turns.
   std::optional<schedule::PassCosts> pair_costs;

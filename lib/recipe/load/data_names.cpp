@@ -76,12 +76,13 @@ bool read_window_pair(Node& node, ValueError& wrong) {
   if (!text && node.kind != Node::Kind::list) return true;
   const std::vector<Node> items = items_of(node, ", ");
   int64_t left = 0, right = 0;
-  const auto whole = [&](Node item, int64_t& out) {
+  const auto read_integer = [&](Node item, int64_t& out) {
     item.quoted = false;
     return read_value(item, {}, out, wrong);
   };
   const SourceLocation location = node.location;
-  if (items.size() != 2 || !whole(items[0], left) || !whole(items[1], right) || left < -1) {
+  if (items.size() != 2 || !read_integer(items[0], left) || !read_integer(items[1], right) ||
+      left < -1) {
     wrong.reason = "a window is a number of tokens, or the pair (left, right) of Megatron";
     wrong.hint = "write window_size: 4, or [3, 0] for the same";
     return false;

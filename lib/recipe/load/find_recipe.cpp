@@ -78,7 +78,7 @@ std::string override_of(std::string_view word) {
   for (const Row& row : kRows)
     if (row.word == word) return std::string(row.text);
   if (word.size() < 2 || word.size() > 5 || word.back() != 'k' ||
-      !whole_text(std::string(word.substr(0, word.size() - 1))))
+      !is_integer_text(std::string(word.substr(0, word.size() - 1))))
     return {};
   return fmt::format("dataset.seq_length={}", 1024 * std::stoll(std::string(word)));
 }

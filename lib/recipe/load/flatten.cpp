@@ -180,7 +180,8 @@ class TreeWalk {
   static std::string hint_for_section(const std::string& path, const Node& node) {
     const bool text = node.kind == Node::Kind::scalar;
     if (text && path == "dataset") return fmt::format("write dataset: {{train: {}}}", node.text);
-    const bool name = text && node.text.find('/') == std::string::npos && !whole_text(node.text);
+    const bool name =
+        text && node.text.find('/') == std::string::npos && !is_integer_text(node.text);
     if (name && path == "model")
       return fmt::format(
           "a ready recipe of that name is started by mtrain {}; a model in a folder "

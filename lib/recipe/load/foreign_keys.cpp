@@ -30,7 +30,7 @@ bool bf16(const Node& value) {
   return value.unset() || value.text == "torch.bfloat16" || value.text == "bfloat16" ||
          value.text == "bf16" || value.text == "auto";
 }
-bool whole_model(const Node& value) {
+bool is_full_model(const Node& value) {
   return value.unset() || value.text == "all" || value.text == "language" ||
          value.text == "default" || value.text == "auto";
 }
@@ -97,7 +97,7 @@ constexpr std::array kForeignKeys{
                kIgnored,
                "is ignored: models here have one tower, the language model",
                {},
-               whole_model},
+               is_full_model},
     ForeignKey{"distributed.moe.mp_policy.*", kIgnored,
                "is ignored: experts have the types of distributed.mp_policy"},
     ForeignKey{"distributed.use_hf_tp_plan", kNone, "mtrain's model has its own plan for tp_size"},

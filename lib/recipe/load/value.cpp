@@ -89,7 +89,7 @@ bool refuse(const Node& node, const char* expected, const char* hint, ValueError
 
 }  // namespace
 
-bool whole_text(const std::string& raw) {
+bool is_integer_text(const std::string& raw) {
   const std::string text = without_underscores(raw);
   const size_t sign = !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0;
   return text.size() > sign && std::all_of(text.begin() + long(sign), text.end(), [](char ch) {
@@ -184,16 +184,16 @@ bool read_value(const Node& node, const FieldOptions&, bool& out, ValueError& c)
 
 // The limit of an integer whose field does not have one. Sums of such numbers, and products with
 // small factors, fit into 64 bits.
-constexpr double kMaxWhole = double(1ll << 40);
+constexpr double kMaxInteger = double(1ll << 40);
 
 bool read_value(const Node& node, const FieldOptions& options, int64_t& out, ValueError& c) {
   const char* hint = "write a whole number such as 1024, without quotes";
   FieldOptions limits = options;
-  if (!std::isfinite(limits.max)) limits.max = kMaxWhole;
+  if (!std::isfinite(limits.max)) limits.max = kMaxInteger;
   if (node.kind != Node::Kind::scalar || node.quoted)
     return refuse(node, "a whole number", hint, c);
   double value = 0;
-  if (whole_text(node.text)) {
+  if (is_integer_text(node.text)) {
     const std::string digits = without_underscores(node.text);
     const char* begin = digits.data() + (digits[0] == '+');
     const size_t first = digits.find_first_not_of("+-");

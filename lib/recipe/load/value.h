@@ -52,7 +52,7 @@ std::string show_value(const OptimizerGroup& value);
 std::string show_value(const TpOverlapConfig& value);
 
 std::string describe(const Node& node);        // "the text `fast`", "a list", for messages
-bool whole_text(const std::string& raw);       // whether it is an integer such as 1_000
+bool is_integer_text(const std::string& raw);  // whether it is an integer such as 1_000
 std::string fold_name(std::string_view name);  // lower case without dashes and underscores
 // Returns the index of the choice that `node` names, or -1; `c` then lists the choices.
 int read_choice(const Node& node, const std::vector<std::string>& choices,

@@ -36,8 +36,8 @@ struct ScalarTag {
   bool (*is)(const std::string& value) = nullptr;
 };
 // A reference passes these checks, because its value is not known yet.
-bool is_whole(const std::string& value) {
-  return value.find("${") != std::string::npos || whole_text(value);
+bool is_integer(const std::string& value) {
+  return value.find("${") != std::string::npos || is_integer_text(value);
 }
 bool is_number(const std::string& value) {
   Node node{.kind = Node::Kind::scalar, .text = value};
@@ -55,7 +55,7 @@ bool is_truth(const std::string& value) {
 constexpr ScalarTag kScalarTags[] = {{.name = "?"},
                                      {.name = "!", .text = true},
                                      {.name = "tag:yaml.org,2002:str", .text = true},
-                                     {.name = "tag:yaml.org,2002:int", .is = is_whole},
+                                     {.name = "tag:yaml.org,2002:int", .is = is_integer},
                                      {.name = "tag:yaml.org,2002:float", .is = is_number},
                                      {.name = "tag:yaml.org,2002:bool", .is = is_truth},
                                      {.name = "tag:yaml.org,2002:null", .null = true}};
