@@ -187,7 +187,7 @@ json config_of(const Recipe& recipe, const Family& family, const ConfigText& tex
   // If these keys were absent, transformers would compute positions and windows in its own way.
   put_rope(r.model, family.rope, config);
   put_window(r.model, family.window, config);
-  if (!family.further_layers.empty()) config[std::string(family.further_layers)] = 0;
+  if (!family.mtp_layers_key.empty()) config[std::string(family.mtp_layers_key)] = 0;
   // Records the ignored keys, since other programs may compute with them.
   if (!recipe.model.ignore_keys.empty()) config["_mtrain_ignored_keys"] = recipe.model.ignore_keys;
   config["architectures"] = {family.class_name};
@@ -214,7 +214,7 @@ std::string errors_of(const Diagnostics& diagnostics) {
 // has no names for layers without them.
 bool names_layers(const Family& family, const ModelConfig& m) {
   return !any_dense(m) ||
-         std::ranges::count(family.rows, "layers.{l}.mlp.down.weight", &TensorRow::ours) > 0;
+         std::ranges::count(family.rows, "layers.{l}.mlp.down.weight", &TensorRow::name) > 0;
 }
 
 // Refuses sizes that contradict each other; messages name the keys of config.json. The rules of a
@@ -275,11 +275,11 @@ Recipe read_config(const std::filesystem::path& folder,
 void check_folder_model(const Recipe& recipe, Diagnostics& diagnostics) {
   if (!recipe.model.from || diagnostics.has_errors()) return;
   const std::filesystem::path folder = *recipe.model.from;
-  const ModelConfig theirs = read_config(folder, recipe.model.ignore_keys).model;
-  for (const ModelDifference& d : model_differences(recipe.model, theirs))
+  const ModelConfig folder_model = read_config(folder, recipe.model.ignore_keys).model;
+  for (const ModelDifference& d : model_differences(recipe.model, folder_model))
     diagnostics.add(d.setting,
-                    fmt::format("is {}, but the model of {} has {}", d.ours,
-                                (folder / "config.json").string(), d.theirs),
+                    fmt::format("is {}, but the model of {} has {}", d.asked,
+                                (folder / "config.json").string(), d.folder_model),
                     "remove it from the recipe: model.from says what the model is");
 }
 

@@ -131,13 +131,13 @@ std::vector<Shard> make_shards(const TensorMap& map, const Types& types,
   std::vector<Shard> shards(1);
   for (const TensorPiece* p : map.pieces()) {
     // transformers keeps biases of routers in fp32, whatever the dtype of the weights.
-    const bool state = map.find(p->ours)->is_state;
-    const auto at = types.find(p->theirs);
+    const bool state = map.find(p->name)->is_state;
+    const auto at = types.find(p->hf_name);
     const DType dtype = state               ? DType::f32
                         : options.dtype     ? *options.dtype
                         : at == types.end() ? DType::f32
                                             : at->second;
-    storage::TensorInfo info{p->theirs, dtype, p->shape};
+    storage::TensorInfo info{p->hf_name, dtype, p->shape};
     if (!shards.back().tensors.empty() &&
         shards.back().bytes + info.bytes() > options.max_shard_bytes)
       shards.emplace_back();

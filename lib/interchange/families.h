@@ -17,13 +17,13 @@ using recipe::ModelConfig;
 // values in one matrix, and the gate and up projections of a gated MLP in another.
 using spec::Rows;
 
-// Maps a Hugging Face tensor (`theirs`) to mtrain's (`ours`), for reading and writing
+// Maps a Hugging Face tensor (`hf_name`) to mtrain's (`name`), for reading and writing
 // (tensor_map.h). In the names {l} is a layer and {e} an expert. A tensor with {e} is one expert's
 // matrix of mtrain's three-dimensional tensor.
 struct TensorRow {
-  std::string_view ours, theirs;
+  std::string_view name, hf_name;
   Rows rows = Rows::all;
-  bool transposed = false;  // theirs is (inputs, outputs), as in GPT-2's Conv1D
+  bool transposed = false;  // Hugging Face's is (inputs, outputs), as in GPT-2's Conv1D
 };
 
 // A key of config.json, and the value that transformers uses if the key is absent. If `omitted` is
@@ -77,13 +77,13 @@ struct Family {
   void (*defaults)(ModelConfig&) = nullptr;
   std::string_view prefix = "model.";  // before base-model names; a base model's folder lacks it
   std::vector<TensorRow> rows = {};    // the names that transformers writes
-  std::vector<TensorRow> fused = {};   // replaces the rows with the same `ours` if a folder has it
+  std::vector<TensorRow> fused = {};   // replaces the rows with the same `name` if a folder has it
   // Suffixes of the names of buffers that older versions of transformers wrote. Nothing reads them.
   std::span<const std::string_view> buffers = {};
   // The key of config.json with the number of multi-token prediction layers after the model's own
   // ("": none), and its value if absent. mtrain does not build these layers.
-  std::string_view further_layers = {};
-  int64_t further_layers_omitted = 0;
+  std::string_view mtp_layers_key = {};
+  int64_t mtp_layers_default = 0;
   std::vector<recipe::Target> targets = {};  // further classes that a recipe's `_target_` may name
 };
 

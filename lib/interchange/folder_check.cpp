@@ -39,7 +39,7 @@ bool is_buffer(const Family& family, std::string_view name) {
 
 }  // namespace
 
-bool FurtherLayers::contains(const Family& family, std::string_view tensor) const {
+bool MtpLayers::contains(const Family& family, std::string_view tensor) const {
   constexpr std::string_view kLayers = "layers.";
   if (tensor.starts_with(family.prefix)) tensor.remove_prefix(family.prefix.size());
   if (!tensor.starts_with(kLayers)) return false;
@@ -50,17 +50,16 @@ bool FurtherLayers::contains(const Family& family, std::string_view tensor) cons
   return error == std::errc() && dot != last && *dot == '.' && layer >= first && layer < end;
 }
 
-FurtherLayers further_layers(const std::filesystem::path& folder, const Family& family,
-                             int64_t layers) {
-  if (family.further_layers.empty()) return {layers, layers};
+MtpLayers mtp_layers(const std::filesystem::path& folder, const Family& family, int64_t layers) {
+  if (family.mtp_layers_key.empty()) return {layers, layers};
   const auto config = read_json(folder / "config.json");
-  int64_t count = family.further_layers_omitted;
-  if (config.is_object() && config.contains(family.further_layers)) {
-    const nlohmann::json& value = config.at(std::string(family.further_layers));
+  int64_t count = family.mtp_layers_default;
+  if (config.is_object() && config.contains(family.mtp_layers_key)) {
+    const nlohmann::json& value = config.at(std::string(family.mtp_layers_key));
     const bool is_count = value.is_number_unsigned() && value.get<uint64_t>() <= kMaxLayers;
     if (!is_count && !value.is_null())
       throw UserError(fmt::format("{}: {} must be a whole number from 0 to {}, and is {}",
-                                  (folder / "config.json").string(), family.further_layers,
+                                  (folder / "config.json").string(), family.mtp_layers_key,
                                   kMaxLayers, value.dump()),
                       "download the folder again, or correct its config.json");
     count = is_count ? value.get<int64_t>() : 0;
@@ -87,20 +86,21 @@ void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::Mo
 }
 
 std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,
-                                         const TensorMap& map, const FurtherLayers& further) {
+                                         const TensorMap& map, const MtpLayers& mtp) {
   std::vector<std::string> mistakes, unused;
   int suggestions = 0;
   for (const storage::StoredTensor* t : folder.tensors())
-    if (!map.find_theirs(t->name) && t->name != map.tied_copy() &&
-        !is_buffer(map.family(), t->name) && !further.contains(map.family(), t->name))
+    if (!map.find_hf(t->name) && t->name != map.tied_copy() && !is_buffer(map.family(), t->name) &&
+        !mtp.contains(map.family(), t->name))
       unused.push_back(t->name);
-  const auto check = [&](const std::string& name, const Shape& shape, const std::string& ours) {
+  const auto check = [&](const std::string& name, const Shape& shape,
+                         const std::string& mtrain_name) {
     if (!folder.contains(name)) {
       const std::string meant = ++suggestions > kSuggestions || unused.size() > kMaxCandidates
                                     ? ""
                                     : nearest(name, unused);
       mistakes.push_back(fmt::format("missing: {} {}, which is mtrain's {}{}", name, shape.str(),
-                                     ours,
+                                     mtrain_name,
                                      meant.empty() ? "" : fmt::format("; there is {}", meant)));
       return;
     }
@@ -112,7 +112,7 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
       mistakes.push_back(
           fmt::format("{}: mtrain cannot read weights of type {}", folder.origin(name), t.type));
   };
-  for (const TensorPiece* p : map.pieces()) check(p->theirs, p->shape, p->ours);
+  for (const TensorPiece* p : map.pieces()) check(p->hf_name, p->shape, p->name);
   if (!map.tied_copy().empty() && folder.contains(map.tied_copy()))
     check(map.tied_copy(), map.find("embedding.weight")->shape, "embedding.weight, which is tied");
   for (const std::string& name : unused)
@@ -125,7 +125,7 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
 void check_tied_copy(const storage::SafetensorsFolder& folder, const TensorMap& map) {
   if (map.tied_copy().empty() || !folder.contains(map.tied_copy())) return;
   const MappedTensor& table = *map.find("embedding.weight");
-  const std::string& name = table.pieces.front().theirs;
+  const std::string& name = table.pieces.front().hf_name;
   std::vector<float> a, b;
   for (int64_t first = 0; first < table.shape.count(); first += kComparedAtOnce) {
     const int64_t count = std::min(kComparedAtOnce, table.shape.count() - first);

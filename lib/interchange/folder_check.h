@@ -12,14 +12,13 @@
 namespace mtrain::interchange {
 
 // The multi-token prediction layers [first, end) after the model's own. mtrain does not build them.
-struct FurtherLayers {
+struct MtpLayers {
   int64_t first = 0, end = 0;
   bool contains(const Family& family, std::string_view tensor) const;
 };
 
 // Returns the folder's multi-token prediction layers. The model has `layers` layers of its own.
-FurtherLayers further_layers(const std::filesystem::path& folder, const Family& family,
-                             int64_t layers);
+MtpLayers mtp_layers(const std::filesystem::path& folder, const Family& family, int64_t layers);
 
 // Throws UserError if config.json implies far more layers or experts than the folder has tensors.
 // Call it before making a TensorMap, whose names could otherwise fill the memory.
@@ -27,10 +26,10 @@ void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::Mo
                         const NameForm& form);
 
 // Returns one line for each tensor that is missing, is not used, or has a different shape or a
-// dtype that cannot be read. Skips known buffers of older versions, and the layers of `further`.
+// dtype that cannot be read. Skips known buffers of older versions, and the layers of `mtp`.
 // Reads no data.
 std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,
-                                         const TensorMap& map, const FurtherLayers& further = {});
+                                         const TensorMap& map, const MtpLayers& mtp = {});
 
 // Throws UserError if embeddings are tied, but the folder's output layer differs from the table.
 // transformers would ignore that output layer. Reads both tensors, piece by piece.

@@ -33,11 +33,11 @@ void collect(std::vector<std::string>& errors, const F& f) {
 }
 
 // Describes the tensors of multi-token prediction layers; "" if there are none.
-std::string told(const storage::SafetensorsFolder& tensors, const Family& family,
-                 const FurtherLayers& further) {
+std::string describe_mtp(const storage::SafetensorsFolder& tensors, const Family& family,
+                         const MtpLayers& mtp) {
   int64_t count = 0, elements = 0;
   for (const storage::StoredTensor* t : tensors.tensors())
-    if (further.contains(family, t->name)) {
+    if (mtp.contains(family, t->name)) {
       ++count;
       elements +=
           std::accumulate(t->shape.begin(), t->shape.end(), int64_t{1}, std::multiplies<>());
@@ -46,7 +46,7 @@ std::string told(const storage::SafetensorsFolder& tensors, const Family& family
   return fmt::format(
       "{} tensors of the layers from {} on, with {} parameters, are left out: they "
       "predict further tokens ({}), and are not built",
-      count, further.first, human_count(double(elements)), family.further_layers);
+      count, mtp.first, human_count(double(elements)), family.mtp_layers_key);
 }
 
 }  // namespace
@@ -70,8 +70,8 @@ HfFolder open_hf_folder(const std::filesystem::path& folder,
   const spec::ModelSpec model = recipe::model_spec(recipe->model);
   check_tensor_count(*tensors, model, form);
   TensorMap map(model, *family, form);
-  const FurtherLayers further = further_layers(folder, *family, recipe->model.num_layers);
-  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, further);
+  const MtpLayers mtp = mtp_layers(folder, *family, recipe->model.num_layers);
+  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, mtp);
   if (mistakes.empty()) collect(mistakes, [&] { check_tied_copy(*tensors, map); });
   constexpr size_t kShown = 100;
   if (mistakes.size() > kShown) {
@@ -83,7 +83,7 @@ HfFolder open_hf_folder(const std::filesystem::path& folder,
     throw UserError(fmt::format("{}: the tensors are not those of its config.json\n  {}",
                                 folder.string(), fmt::join(mistakes, "\n  ")),
                     "download the folder again, or correct its config.json");
-  std::string left_out = told(*tensors, *family, further);
+  std::string left_out = describe_mtp(*tensors, *family, mtp);
   return {std::move(*recipe), std::move(tensors), std::move(map), std::move(left_out)};
 }
 

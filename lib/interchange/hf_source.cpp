@@ -52,7 +52,7 @@ const MappedTensor& HfSource::tensor(std::string_view name) const {
 }
 
 std::string HfSource::origin(std::string_view name) const {
-  return theirs_->origin(tensor(name).pieces.front().theirs);
+  return source_->origin(tensor(name).pieces.front().hf_name);
 }
 
 void HfSource::read(std::string_view name, int64_t first, int64_t count, float* values) const {
@@ -67,11 +67,11 @@ void HfSource::read(std::string_view name, int64_t first, int64_t count, float* 
 }
 
 void HfSource::read_piece(const TensorPiece& p, int64_t first, int64_t count, float* values) const {
-  if (!p.transposed) return finite_.read(p.theirs, first, count, values);
+  if (!p.transposed) return finite_.read(p.hf_name, first, count, values);
   const int64_t inputs = p.shape[0], row = first / inputs;  // in mtrain's matrix (outputs, inputs)
   if (first + count <= (row + 1) * inputs)
     return read_in_row(p, row, first - row * inputs, count, values);
-  read_transpose({finite_, p.theirs, 0, inputs, p.shape[1]}, first, count, values);
+  read_transpose({finite_, p.hf_name, 0, inputs, p.shape[1]}, first, count, values);
 }
 
 // Under tensor parallelism a rank may own a part of each row, and requests these parts one by one.
@@ -80,25 +80,25 @@ void HfSource::read_in_row(const TensorPiece& p, int64_t row, int64_t first, int
                            float* values) const {
   const std::lock_guard lock(mutex_);
   Band& b = band_;
-  if (b.theirs != p.theirs || row < b.row || row >= b.row + b.rows || first < b.first ||
+  if (b.hf_name != p.hf_name || row < b.row || row >= b.row + b.rows || first < b.first ||
       first + count > b.first + b.count) {
-    b.theirs.clear();  // nothing is cached if reading fails
+    b.hf_name.clear();  // nothing is cached if reading fails
     const int64_t outputs = p.shape[1];
     b.row = row, b.first = first, b.count = count;
     b.rows = std::clamp<int64_t>(kBand / count, 1, outputs - row);
     b.values.resize(size_t(b.rows * count));
     std::vector<float> strip(size_t(b.rows));
     for (int64_t i = 0; i < count; ++i) {
-      finite_.read(p.theirs, (first + i) * outputs + row, b.rows, strip.data());
+      finite_.read(p.hf_name, (first + i) * outputs + row, b.rows, strip.data());
       for (int64_t r = 0; r < b.rows; ++r) b.values[size_t(r * count + i)] = strip[size_t(r)];
     }
-    b.theirs = p.theirs;
+    b.hf_name = p.hf_name;
   }
   std::copy_n(b.values.begin() + (row - b.row) * b.count + (first - b.first), count, values);
 }
 
 const TensorPiece& HfView::piece(std::string_view name) const {
-  const TensorPiece* found = map_.find_theirs(name);
+  const TensorPiece* found = map_.find_hf(name);
   if (!found) throw UserError(fmt::format("an export of the model has no tensor {}", name));
   return *found;
 }
@@ -107,8 +107,8 @@ void HfView::read(std::string_view name, int64_t first, int64_t count, float* va
   const TensorPiece& p = piece(name);
   MT_CHECK(first >= 0 && count >= 0 && first + count <= p.count(), "{} [{}, {}) of {}", name, first,
            first + count, p.shape.str());
-  if (!p.transposed) return ours_.read(p.ours, p.first + first, count, values);
-  read_transpose({ours_, p.ours, p.first, p.shape[1], p.shape[0]}, first, count, values);
+  if (!p.transposed) return source_.read(p.name, p.first + first, count, values);
+  read_transpose({source_, p.name, p.first, p.shape[1], p.shape[0]}, first, count, values);
 }
 
 }  // namespace mtrain::interchange

@@ -19,8 +19,8 @@ namespace mtrain::interchange {
 // UserError, which names the Hugging Face tensor.
 class HfSource : public storage::ValueSource {
  public:
-  HfSource(std::shared_ptr<const ValueSource> theirs, TensorMap map)
-      : theirs_(std::move(theirs)), finite_(*theirs_), map_(std::move(map)) {}
+  HfSource(std::shared_ptr<const ValueSource> source, TensorMap map)
+      : source_(std::move(source)), finite_(*source_), map_(std::move(map)) {}
 
   const TensorMap& map() const { return map_; }
 
@@ -33,7 +33,7 @@ class HfSource : public storage::ValueSource {
  private:
   // The columns [first, first + count) of rows [row, row + rows) of a transposed tensor.
   struct Band {
-    std::string theirs;  // the tensor's name; empty if nothing is cached
+    std::string hf_name;  // the tensor's name; empty if nothing is cached
     int64_t row = 0, rows = 0, first = 0, count = 0;
     std::vector<float> values;
   };
@@ -42,8 +42,8 @@ class HfSource : public storage::ValueSource {
   void read_in_row(const TensorPiece& piece, int64_t row, int64_t first, int64_t count,
                    float* values) const;
 
-  std::shared_ptr<const ValueSource> theirs_;
-  storage::FiniteValues finite_;  // checks the values of theirs_
+  std::shared_ptr<const ValueSource> source_;
+  storage::FiniteValues finite_;  // checks the values of source_
   TensorMap map_;
   mutable std::mutex mutex_;
   mutable Band band_;
@@ -52,19 +52,19 @@ class HfSource : public storage::ValueSource {
 // Hugging Face tensors, read from a source of mtrain's tensors. An export writes them.
 class HfView : public storage::ValueSource {
  public:
-  HfView(const ValueSource& ours, const TensorMap& map) : ours_(ours), map_(map) {}
+  HfView(const ValueSource& source, const TensorMap& map) : source_(source), map_(map) {}
 
-  bool contains(std::string_view name) const override { return map_.find_theirs(name) != nullptr; }
+  bool contains(std::string_view name) const override { return map_.find_hf(name) != nullptr; }
   Shape shape(std::string_view name) const override { return piece(name).shape; }
   std::string origin(std::string_view name) const override {
-    return ours_.origin(piece(name).ours);
+    return source_.origin(piece(name).name);
   }
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override;
 
  private:
   const TensorPiece& piece(std::string_view name) const;
 
-  const ValueSource& ours_;
+  const ValueSource& source_;
   const TensorMap& map_;
 };
 

@@ -53,23 +53,23 @@ void add_pieces(const spec::TensorSpec& own, const TensorRow& row, const Shape& 
   shape[0] = end - begin;
   if (row.transposed) shape = {columns, end - begin};
   out.pieces.push_back(
-      {name(row.theirs), shape, out.name, first + begin * columns, row.transposed});
+      {name(row.hf_name), shape, out.name, first + begin * columns, row.transposed});
 }
 
 }  // namespace
 
 NameForm NameForm::of(const Family& family, const std::function<bool(std::string_view)>& contains) {
   NameForm form;
-  const auto theirs = [&](const TensorRow& row) { return put(row.theirs, "{l}", 0); };
+  const auto hf_name = [&](const TensorRow& row) { return put(row.hf_name, "{l}", 0); };
   for (const TensorRow& row : family.rows)
-    if (row.ours == "embedding.weight")
-      form.prefix = contains(std::string(family.prefix) + theirs(row)) || !contains(theirs(row));
+    if (row.name == "embedding.weight")
+      form.prefix = contains(std::string(family.prefix) + hf_name(row)) || !contains(hf_name(row));
   // The first layers may have no experts.
   for (const TensorRow& row : family.fused)
     for (int64_t layer = 0; layer < 64; ++layer)
-      form.fused = form.fused || (row.ours.find(".experts.") != std::string_view::npos &&
+      form.fused = form.fused || (row.name.find(".experts.") != std::string_view::npos &&
                                   contains((form.prefix ? std::string(family.prefix) : "") +
-                                           put(row.theirs, "{l}", layer)));
+                                           put(row.hf_name, "{l}", layer)));
   return form;
 }
 
@@ -78,58 +78,59 @@ TensorMap::TensorMap(const spec::ModelSpec& m, const Family& family, const NameF
   std::vector<TensorRow> rows = family.rows;
   if (form.fused) {
     std::erase_if(rows, [&](const TensorRow& row) {
-      return std::ranges::count(family.fused, row.ours, &TensorRow::ours) > 0;
+      return std::ranges::count(family.fused, row.name, &TensorRow::name) > 0;
     });
     rows.insert(rows.end(), family.fused.begin(), family.fused.end());
   }
-  const auto full = [&](std::string_view theirs) {
-    const bool of_base = form.prefix && !theirs.starts_with("lm_head.");
-    return (of_base ? std::string(family.prefix) : "") + std::string(theirs);
+  const auto full = [&](std::string_view hf_name) {
+    const bool of_base = form.prefix && !hf_name.starts_with("lm_head.");
+    return (of_base ? std::string(family.prefix) : "") + std::string(hf_name);
   };
   for (const spec::TensorSpec& own : spec::tensors(m)) {
     const LayerName of(own.name);
     MappedTensor t{own.name, own.full_shape, {}, own.role == TensorRole::state};
     const auto one_matrix = [&](const TensorRow& row) {
-      return row.ours == of.pattern && row.theirs.find("{e}") != std::string_view::npos;
+      return row.name == of.pattern && row.hf_name.find("{e}") != std::string_view::npos;
     };
     const bool separate = t.shape.rank() == 3 && std::ranges::any_of(rows, one_matrix);
     const int64_t matrices = separate ? t.shape[0] : 1;
     const Shape matrix = t.shape.rank() == 3 ? Shape{t.shape[1], t.shape[2]} : t.shape;
     for (int64_t e = 0; e < matrices; ++e)
       for (const TensorRow& row : rows) {
-        if (row.ours != of.pattern) continue;
+        if (row.name != of.pattern) continue;
         const bool one = one_matrix(row);
         if (!one && e > 0) continue;  // this tensor holds all matrices
-        const auto name = [&](std::string_view theirs) {
-          return full(put(put(theirs, "{l}", of.layer), "{e}", e));
+        const auto name = [&](std::string_view hf_name) {
+          return full(put(put(hf_name, "{l}", of.layer), "{e}", e));
         };
         add_pieces(own, row, one ? matrix : t.shape, e * matrix.count(), name, t);
       }
     int64_t next = 0;
     for (const TensorPiece& p : t.pieces) {
-      MT_CHECK(p.first == next, "{} begins at {} of {}, not at {}", p.theirs, p.first, t.name,
+      MT_CHECK(p.first == next, "{} begins at {} of {}, not at {}", p.hf_name, p.first, t.name,
                next);
       next += p.count();
     }
     MT_CHECK(next == t.shape.count(), "{} has names for {} of the {} elements of {}",
              family.model_type, next, t.shape.count(), t.name);
-    for (size_t i = 0; i < t.pieces.size(); ++i) theirs_[t.pieces[i].theirs] = {tensors_.size(), i};
-    ours_[t.name] = tensors_.size();
+    for (size_t i = 0; i < t.pieces.size(); ++i)
+      by_hf_name_[t.pieces[i].hf_name] = {tensors_.size(), i};
+    by_name_[t.name] = tensors_.size();
     tensors_.push_back(std::move(t));
   }
   if (m.tied_embeddings)
     for (const TensorRow& row : rows)
-      if (row.ours == "output.weight") tied_copy_ = full(row.theirs);
+      if (row.name == "output.weight") tied_copy_ = full(row.hf_name);
 }
 
-const MappedTensor* TensorMap::find(std::string_view ours) const {
-  const auto at = ours_.find(ours);
-  return at == ours_.end() ? nullptr : &tensors_[at->second];
+const MappedTensor* TensorMap::find(std::string_view name) const {
+  const auto at = by_name_.find(name);
+  return at == by_name_.end() ? nullptr : &tensors_[at->second];
 }
 
-const TensorPiece* TensorMap::find_theirs(std::string_view name) const {
-  const auto at = theirs_.find(name);
-  return at == theirs_.end() ? nullptr : &tensors_[at->second.first].pieces[at->second.second];
+const TensorPiece* TensorMap::find_hf(std::string_view name) const {
+  const auto at = by_hf_name_.find(name);
+  return at == by_hf_name_.end() ? nullptr : &tensors_[at->second.first].pieces[at->second.second];
 }
 
 std::vector<const TensorPiece*> TensorMap::pieces() const {

@@ -16,9 +16,9 @@ namespace mtrain::interchange {
 // A Hugging Face tensor, which holds consecutive elements of mtrain's tensor from `first` on. If
 // transposed, its shape is (inputs, outputs), and mtrain's matrix there is (outputs, inputs).
 struct TensorPiece {
-  std::string theirs;
+  std::string hf_name;
   Shape shape;        // of the Hugging Face tensor
-  std::string ours;   // the name of mtrain's tensor
+  std::string name;   // the name of mtrain's tensor
   int64_t first = 0;  // the index of the first element in mtrain's tensor
   bool transposed = false;
 
@@ -51,10 +51,10 @@ class TensorMap {
 
   const Family& family() const { return *family_; }
   const std::vector<MappedTensor>& tensors() const { return tensors_; }
-  const MappedTensor* find(std::string_view ours) const;        // null: no such tensor
-  const TensorPiece* find_theirs(std::string_view name) const;  // null: no such tensor
-  std::vector<const TensorPiece*> pieces() const;               // of all tensors
-  int64_t parameters() const;                                   // elements of all parameters
+  const MappedTensor* find(std::string_view name) const;    // null: no such tensor
+  const TensorPiece* find_hf(std::string_view name) const;  // null: no such tensor
+  std::vector<const TensorPiece*> pieces() const;           // of all tensors
+  int64_t parameters() const;                               // elements of all parameters
   // Returns the name of the output layer's copy of the table that a folder with tied embeddings may
   // have; "" if they are not tied.
   const std::string& tied_copy() const { return tied_copy_; }
@@ -62,8 +62,8 @@ class TensorMap {
  private:
   const Family* family_;
   std::vector<MappedTensor> tensors_;
-  std::map<std::string, size_t, std::less<>> ours_;
-  std::map<std::string, std::pair<size_t, size_t>, std::less<>> theirs_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  std::map<std::string, std::pair<size_t, size_t>, std::less<>> by_hf_name_;
   std::string tied_copy_;
 };
 

@@ -65,7 +65,7 @@ Started start(const std::string& name, const Changes& changes, int ranks) {
     const int64_t before = source.tensors->bytes_read();
     checkpoint::start_from(t.checkpoint_parts(), *source.source());
     const int64_t read = source.tensors->bytes_read() - before;
-    const std::string table = source.map.find("embedding.weight")->pieces.front().theirs;
+    const std::string table = source.map.find("embedding.weight")->pieces.front().hf_name;
     const int64_t width = dtype_size(source.tensors->info(table).dtype.value());
     int64_t owned = 0;
     for (const model::Parameter* p : t.params().params())

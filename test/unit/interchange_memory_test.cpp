@@ -49,8 +49,8 @@ recipe::Recipe gpt2(int64_t hidden, int64_t ffn) {
 class Places : public storage::ValueSource {
  public:
   explicit Places(const interchange::TensorMap& map) : map_(map) {}
-  bool contains(std::string_view name) const override { return map_.find_theirs(name); }
-  Shape shape(std::string_view name) const override { return map_.find_theirs(name)->shape; }
+  bool contains(std::string_view name) const override { return map_.find_hf(name); }
+  Shape shape(std::string_view name) const override { return map_.find_hf(name)->shape; }
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override {
     MT_CHECK(first >= 0 && first + count <= shape(name).count(), "{} + {}", first, count);
     for (int64_t i = 0; i < count; ++i) values[i] = float(first + i);
@@ -93,7 +93,7 @@ TEST_CASE("a transposed matrix is read and written through a small part of it") 
   const recipe::Recipe r = gpt2(4096, 16384);
   const interchange::TensorMap map(recipe::model_spec(r.model), *interchange::find_family("gpt2"));
   BrainTensors tensors;
-  for (const interchange::TensorPiece* p : map.pieces()) tensors.emplace_back(p->theirs, p->shape);
+  for (const interchange::TensorPiece* p : map.pieces()) tensors.emplace_back(p->hf_name, p->shape);
   const TemporaryFolder temporary;
   write_sparse_model(temporary.path, tensors, 2);
   const auto folder = std::make_shared<storage::SafetensorsFolder>(temporary.path);

@@ -7,7 +7,7 @@ namespace {
 
 void deepseek_moe_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
-  m.moe.in_family = true;
+  m.moe.required_by_family = true;
   m.moe.router_pre_softmax = true;
   m.moe.norm_topk_prob = false;
   m.moe.first_dense_layers = 1;

@@ -74,7 +74,7 @@ constexpr TensorRow kSharedExperts[] = {
 
 // The defaults that both families share.
 void router_defaults(recipe::MoeConfig& moe) {
-  moe.in_family = true;
+  moe.required_by_family = true;
   moe.router_score = RouterScore::sigmoid;
   moe.router_bias = true;
   moe.first_dense_layers = 1;
@@ -120,8 +120,8 @@ Family glm4_moe() {
       .rows = rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp, kExperts, kSharedExperts}),
       .fused = rows({kFusedExperts}),
       .buffers = kRopeBuffers,
-      .further_layers = "num_nextn_predict_layers",
-      .further_layers_omitted = 1};
+      .mtp_layers_key = "num_nextn_predict_layers",
+      .mtp_layers_default = 1};
 }
 
 }  // namespace mtrain::interchange

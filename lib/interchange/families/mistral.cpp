@@ -44,7 +44,7 @@ void mistral_defaults(ModelConfig& m) { m.rotary_base = 1e6; }
 
 void mixtral_defaults(ModelConfig& m) {
   mistral_defaults(m);
-  m.moe.in_family = true;
+  m.moe.required_by_family = true;
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ void qwen2_moe_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
   m.rotary_base = 1e6;
   m.add_qkv_bias = true;
-  m.moe.in_family = true;
+  m.moe.required_by_family = true;
   m.moe.router_pre_softmax = true;
   m.moe.norm_topk_prob = false;
   m.moe.shared_expert_gate = true;
@@ -63,7 +63,7 @@ void qwen3_moe_defaults(ModelConfig& m) {
   m.norm_epsilon = 1e-6;
   m.rotary_base = 1e6;
   m.qk_layernorm = true;
-  m.moe.in_family = true;
+  m.moe.required_by_family = true;
 }
 
 }  // namespace

@@ -289,7 +289,8 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
                      "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
   }
   diagnostics.require(
-      moe.num_experts > 0 || !moe.in_family, {"model.moe.num_experts", "model.architecture"},
+      moe.num_experts > 0 || !moe.required_by_family,
+      {"model.moe.num_experts", "model.architecture"},
       fmt::format("models of the architecture {} have experts, but their number is not given",
                   enum_name(r.model.architecture)),
       "set model.moe.num_experts");

@@ -113,7 +113,7 @@ struct MoeConfig {
   bool pad_expert_input_to_capacity = false;
   TokenDispatch token_dispatcher = TokenDispatch::all_to_all;
   bool shared_expert_overlap = false;
-  bool in_family = false;  // all models of the architecture have experts; not a setting
+  bool required_by_family = false;  // all models of the architecture have experts; not a setting
 
   bool has_router_bias() const { return router_bias || router_bias_update_rate > 0; }
 
