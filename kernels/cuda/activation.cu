@@ -28,13 +28,13 @@ __global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t coun
   float most = 0;
   for_vectors<N>(count, [&](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
-    float v[L], d[L], again[L];
+    float v[L], d[L], recomputed[L];
     load<L>(x + i, v);
     load<L>(dy + i, d);
 #pragma unroll
-    for (int j = 0; j < L; ++j) d[j] *= gelu_slope<TANH, T>(v[j], again[j]);
+    for (int j = 0; j < L; ++j) d[j] *= gelu_slope<TANH, T>(v[j], recomputed[j]);
     store<L>(dx + i, d);
-    if (y) store<L>(y + i, again);
+    if (y) store<L>(y + i, recomputed);
     if constexpr (AMAX) most = larger_stored<T>(most, d);
   });
   if constexpr (AMAX) raise_amax(amax, most);
@@ -109,7 +109,7 @@ __global__ void swiglu_backward(SwigluGradient<T> a) {
   float most = 0;
   for_rows<N>(a.rows, a.F, [&](int64_t row, int64_t i) {
     const int64_t at = row * 2 * a.F + i;
-    float g[N], u[N], d[N], again[N];
+    float g[N], u[N], d[N], recomputed[N];
     load<N>(a.gate_up + at, g);
     load<N>(a.gate_up + at + a.F, u);
     load<N>(a.dy + row * a.F + i, d);
@@ -117,13 +117,13 @@ __global__ void swiglu_backward(SwigluGradient<T> a) {
     for (int j = 0; j < N; ++j) {
       float value;
       const float slope = gate_slope<GATE, T>(g[j], value);
-      again[j] = value * u[j];
+      recomputed[j] = value * u[j];
       g[j] = d[j] * u[j] * slope;
       u[j] = d[j] * value;
     }
     put(a.eight_dgate_up, gradient_scale, a.dgate_up, at, g);
     put(a.eight_dgate_up, gradient_scale, a.dgate_up, at + a.F, u);
-    if (a.y) put(a.eight_y, y_scale, a.y, row * a.F + i, again);
+    if (a.y) put(a.eight_y, y_scale, a.y, row * a.F + i, recomputed);
     if constexpr (EXTRA != Extra::none) most = larger_stored<T>(larger_stored<T>(most, g), u);
   });
   if (EXTRA != Extra::none && a.amax) raise_amax(a.amax, most);

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll(kUnroll)
     for (int64_t i = int64_t(threadIdx.x) * N; i < F; i += kThreads * N) {
       const int64_t at = r * 2 * F + i;
-      float g[N], u[N], d[N], again[N];
+      float g[N], u[N], d[N], recomputed[N];
       load<N>(gate_up + at, g);
       load<N>(gate_up + at + F, u);
       load<N>(dy + r * F + i, d);
@@ -48,13 +48,13 @@ __global__ void __launch_bounds__(kThreads)
         float value;
         const float slope = gate_slope<GATE, T>(g[j], value), plain = value * u[j];
         sum += d[j] * plain;
-        again[j] = plain * w;
+        recomputed[j] = plain * w;
         g[j] = d[j] * w * u[j] * slope;
         u[j] = d[j] * w * value;
       }
       store<N>(dgate_up + at, g);
       store<N>(dgate_up + at + F, u);
-      if (y) store<N>(y + r * F + i, again);
+      if (y) store<N>(y + r * F + i, recomputed);
     }
     sum = row_sum(sum, kWarps, slots);
     if (threadIdx.x == 0) dweight[r] = sum;

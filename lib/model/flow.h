@@ -21,9 +21,9 @@ struct ExpertFlow {
   // forward these are the experts' inputs, then their outputs; in backward the gradients of both.
   ExpertRows rows = {};
   std::shared_ptr<TokenRoute> route = {};  // where the rows go
-  ExpertRows again = {};  // in backward: the experts' inputs, if they were not kept
-  // Used from the dispatch on instead of rows and again, if these travel in chunks.
-  std::shared_ptr<ChunkedRows> chunks = {}, chunks_again = {};
+  ExpertRows inputs = {};  // in backward: the experts' inputs, if they were not kept
+  // Used from the dispatch on instead of rows and inputs, if these travel in chunks.
+  std::shared_ptr<ChunkedRows> chunks = {}, input_chunks = {};
   // A shared expert that computes in parts, while rows travel, keeps these between the parts.
   std::shared_ptr<SharedExpertActivations> shared = {};
 };

@@ -18,7 +18,7 @@ ParamUnit* own_unit(Block& block, size_t segment) {
 // What is kept of a group of layers that is computed again.
 struct GroupInput {
   Tensor x_TH;
-  std::shared_ptr<std::deque<std::any>> found;  // Step::found
+  std::shared_ptr<std::deque<std::any>> forward_results;  // Step::forward_results
 };
 }  // namespace
 
@@ -144,8 +144,8 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
   if (segment == 0) {
     if (step.training && g.recompute && layer == g.begin) {
       p.flow_.h = {materialize(step, p.flow_.h), {}};
-      p.found_ = std::make_shared<std::deque<std::any>>();
-      step.stash->push(GroupInput{p.flow_.h.x_TH, p.found_});
+      p.forward_results_ = std::make_shared<std::deque<std::any>>();
+      step.stash->push(GroupInput{p.flow_.h.x_TH, p.forward_results_});
     }
     hooks.before_forward(*block.unit());
   }
@@ -154,7 +154,7 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
   // If the layer is recomputed or there is no backward, its activations go to a stash that is
   // emptied at the layer's end.
   Step inner = step.with(p.not_kept_);
-  if (step.training && g.recompute) inner.found = p.found_.get();
+  if (step.training && g.recompute) inner.forward_results = p.forward_results_.get();
   p.flow_ = block.segment(segment).forward(keep ? step : inner, std::move(p.flow_));
   if (own) hooks.after_forward(*own);
   if (segment + 1 < block.size()) return;
@@ -198,8 +198,8 @@ void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   Block& block = blocks_[layer];
   if (layer == g.begin) {
     auto input = p.step_.stash->pop<GroupInput>();
-    p.again_ = Flow::forward({std::move(input.x_TH), {}});
-    p.found_ = std::move(input.found);
+    p.recomputed_ = Flow::forward({std::move(input.x_TH), {}});
+    p.forward_results_ = std::move(input.forward_results);
   }
   const bool last = layer + 1 == g.end;
   const auto before = [&](ParamUnit& unit, ParamUnit* next) {
@@ -213,24 +213,24 @@ void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   before(*block.unit(), units.size() > 1 ? units[1] : next);
   Step inner = p.step_.with(p.not_kept_);
   inner.recomputing = true;
-  inner.found = p.found_.get();
+  inner.forward_results = p.forward_results_.get();
   for (size_t s = 0; s < block.size(); ++s) {
     ParamUnit* own = own_unit(block, s);
     if (own) before(*own, next);
-    p.again_ = block.segment(s).forward(inner, std::move(p.again_));
+    p.recomputed_ = block.segment(s).forward(inner, std::move(p.recomputed_));
     if (own) after(*own);
   }
-  if (last) p.again_ = {};
+  if (last) p.recomputed_ = {};
   after(*block.unit());
 }
 
 void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t segment) {
   ParamHooks& hooks = p.step_.param_hooks();
   Block& block = blocks_[layer];
-  const bool first = segment + 1 == block.size(), there = g.recompute && layer + 1 == g.end;
+  const bool first = segment + 1 == block.size(), units_stay = g.recompute && layer + 1 == g.end;
   ParamUnit* own = own_unit(block, segment);
-  if (first && !there) hooks.before_backward(*block.unit());
-  if (own && !there) hooks.before_backward(*own);
+  if (first && !units_stay) hooks.before_backward(*block.unit());
+  if (own && !units_stay) hooks.before_backward(*own);
   Step inner = p.step_.with(p.not_kept_);
   const auto to = segment > 0 ? block.segment(segment - 1).gradient()
                   : layer > 0 ? blocks_[layer - 1].gradient()

@@ -120,17 +120,17 @@ class MlpSegment : public Segment {
       return {std::move(g.du_TI), std::move(g.dy)};
     }
     InputGradient g = down_->dgrad(step, std::move(d));
-    const bool again = !act.value;
+    const bool recomputes = !act.value;
     if (mlp_.gated()) {
       ops::ActivationGradient up =
-          ops::swiglu_backward(step.compute, a.up_TF, g.dx_TI, to, again ? &act.rewrite : nullptr,
-                               gate_function(mlp_.activation));
-      if (again) act.value = std::move(up.y);
+          ops::swiglu_backward(step.compute, a.up_TF, g.dx_TI, to,
+                               recomputes ? &act.rewrite : nullptr, gate_function(mlp_.activation));
+      if (recomputes) act.value = std::move(up.y);
       return {std::move(up.dx), std::move(g.dy)};
     }
-    ops::Written up =
-        ops::gelu_backward(step.compute, a.up_TF, g.dx_TI, again ? g.dx_TI : Tensor(), false, to);
-    if (again) act.value = g.dx_TI;
+    ops::Written up = ops::gelu_backward(step.compute, a.up_TF, g.dx_TI,
+                                         recomputes ? g.dx_TI : Tensor(), false, to);
+    if (recomputes) act.value = g.dx_TI;
     return {std::move(up), std::move(g.dy)};
   }
 

@@ -30,10 +30,10 @@ struct ModelImpls {
   // Whether a shared expert computes in two parts, one while tokens travel to their experts and one
   // while they come back. Otherwise all of it computes while they come back.
   bool shared_expert_overlap = false;
-  // Replaces `found`, a sum over this rank's tokens, by the sum over all ranks that share the
+  // Replaces `values`, a sum over this rank's tokens, by the sum over all ranks that share the
   // tokens of a sample. Readers of the result wait for the event. Empty: this rank has all tokens
   // of its samples.
-  std::function<Event(Stream& compute, const Tensor& found)> sum_over_tokens;
+  std::function<Event(Stream& compute, const Tensor& values)> sum_over_tokens;
   // Not null: the linears of the layers [quantized_begin, quantized_end) have quantized GEMMs.
   std::shared_ptr<Quantizer> quantizer;
   int64_t quantized_begin = 0, quantized_end = std::numeric_limits<int64_t>::max();

@@ -54,9 +54,9 @@ class StagePass {
   bool backward_ = false;     // the stash must then be empty at the end
   bool needs_input_ = false;  // another stage makes it
   Flow flow_;                 // goes from part to part
-  Flow again_;                // goes from layer to layer of a recomputation
-  // Step::found of the group of layers that is computed, or computed again.
-  std::shared_ptr<std::deque<std::any>> found_;
+  Flow recomputed_;           // goes from layer to layer of a recomputation
+  // Step::forward_results of the group of layers that is computed, or computed again.
+  std::shared_ptr<std::deque<std::any>> forward_results_;
   Tensor result_;   // of a forward
   Stash not_kept_;  // activations that are dropped after a layer, or after a group's recomputation
 };

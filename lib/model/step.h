@@ -98,14 +98,14 @@ struct Step {
   // Results of the first forward that its recomputation reuses: numbers that the host had to wait
   // for, and the routers' results if these are kept. Both passes go through the layers in the same
   // order. Null if activations are kept.
-  std::deque<std::any>* found = nullptr;
+  std::deque<std::any>* forward_results = nullptr;
   // Whether tokens may travel to their experts in chunks. False in a pass that computes while
   // another micro-batch's tokens travel.
   bool chunks_experts = true;
 
   ParamHooks& param_hooks() const {
-    static ParamHooks always_there;
-    return hooks ? *hooks : always_there;
+    static ParamHooks no_hooks;
+    return hooks ? *hooks : no_hooks;
   }
 
   // Returns the same step with another stash for its activations.

@@ -34,7 +34,7 @@ Written swiglu(Stream& stream, const Tensor& gate_up_T2F, const Destination& to,
 }
 
 ActivationGradient swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
-                                   const Destination& asked, const Destination* again,
+                                   const Destination& asked, const Destination* recomputed,
                                    GateFunction gate) {
   const int64_t T = gate_up_T2F.dim(0), F = exact_div(gate_up_T2F.dim(1), 2);
   MT_SHAPE("swiglu_backward", dy_TF, {T, F});
@@ -44,11 +44,11 @@ ActivationGradient swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, co
   const Destination to = asked.quantizes() && asked.needs_plain ? Destination{} : asked;
   ActivationGradient d;
   Scale y_scale;
-  if (again && again->quantizes()) {
-    d.y = result_alone(stream, {T, F}, dy_TF.dtype(), *again);
+  if (recomputed && recomputed->quantizes()) {
+    d.y = result_alone(stream, {T, F}, dy_TF.dtype(), *recomputed);
     d.y.amax = {};  // the kernel does not find it
-    y_scale = again->scale;
-  } else if (again) {
+    y_scale = recomputed->scale;
+  } else if (recomputed) {
     d.y = dy_TF;
   }
   d.dx = result_alone(stream, gate_up_T2F.shape(), gate_up_T2F.dtype(), to);

@@ -14,10 +14,11 @@ struct ActivationGradient {
   Written dx;  // plain or quantized
   Written y;   // the forward's output, if it is recomputed
 };
-// Returns dL/dgate_up. With `again`, recomputes the forward's output for that destination; a plain
-// output overwrites dy_TF.
+// Returns dL/dgate_up. With `recomputed`, recomputes the forward's output for that destination; a
+// plain output overwrites dy_TF.
 ActivationGradient swiglu_backward(Stream& stream, const Tensor& gate_up_T2F, const Tensor& dy_TF,
-                                   const Destination& to = {}, const Destination* again = nullptr,
+                                   const Destination& to = {},
+                                   const Destination* recomputed = nullptr,
                                    GateFunction gate = GateFunction::silu);
 // gelu's kernels only find maxima: they ignore a destination that quantizes.
 Written gelu(Stream& stream, const Tensor& x, bool tanh, const Destination& to = {});

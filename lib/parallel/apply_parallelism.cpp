@@ -114,9 +114,9 @@ std::function<Event(Stream&, const Tensor&)> sum_over_tokens(comm::World& world,
                           ? world.group("tp", plan.mesh, {mesh::Axis::tp})
                           : world.group("cp_tp", plan.mesh, {mesh::Axis::cp, mesh::Axis::tp});
   Stream& stream = device.stream(l.cp > 1 ? device::StreamKind::cp : device::StreamKind::tp);
-  return [ranks, &stream](Stream& compute, const Tensor& found) {
+  return [ranks, &stream](Stream& compute, const Tensor& values) {
     stream.wait(compute.record());  // edge: this rank's values -> their sum
-    ranks.all_reduce(found, comm::Reduce::sum, stream);
+    ranks.all_reduce(values, comm::Reduce::sum, stream);
     return stream.record();
   };
 }

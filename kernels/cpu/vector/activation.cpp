@@ -27,10 +27,10 @@ void backward(const GeluBackward& a) {
   parallel(a.count, kGrain, [=, &a](int64_t begin, int64_t end) {
     for_lanes(end - begin, [=](int64_t j, auto m) {
       const int64_t i = begin + j;
-      Vf again;
-      const Vf slope = gelu_slope<TANH>(load(x + i, m), again);
+      Vf recomputed;
+      const Vf slope = gelu_slope<TANH>(load(x + i, m), recomputed);
       store(dx + i, load(dy + i, m) * slope, m);
-      if (y) store(y + i, again, m);
+      if (y) store(y + i, recomputed, m);
     });
     raise_amax(a.amax, dx + begin, end - begin);
   });

@@ -11,10 +11,10 @@ namespace {
 // How many chunks are sent before the first is computed.
 constexpr int64_t kAhead = 2;
 
-void send(Step& step, ChunkedRows& rows, ChunkedRows* again, int64_t c) {
+void send(Step& step, ChunkedRows& rows, ChunkedRows* inputs, int64_t c) {
   if (c >= rows.chunks()) return;
   rows.send(step, c);
-  if (again) again->send(step, c);
+  if (inputs) inputs->send(step, c);
 }
 
 // Returns a chunk's part of the rows of all chunks; absent if these are absent.
@@ -24,8 +24,8 @@ Tensor part(const Tensor& all, const ExpertChunk& chunk) {
 
 }  // namespace
 
-void send_first_chunks(Step& step, ChunkedRows& rows, ChunkedRows* again) {
-  for (int64_t c = 0; c < kAhead; ++c) send(step, rows, again, c);
+void send_first_chunks(Step& step, ChunkedRows& rows, ChunkedRows* inputs) {
+  for (int64_t c = 0; c < kAhead; ++c) send(step, rows, inputs, c);
 }
 
 ExpertActivations chunked_forward(Step& step, ChunkedRows& rows, const ExpertGemms& gemms,
@@ -54,36 +54,36 @@ ExpertActivations chunked_forward(Step& step, ChunkedRows& rows, const ExpertGem
   return a;
 }
 
-void chunked_backward(Step& step, ChunkedRows& rows, ChunkedRows* again, const ExpertGemms& gemms,
+void chunked_backward(Step& step, ChunkedRows& rows, ChunkedRows* inputs, const ExpertGemms& gemms,
                       ExpertActivations a) {
   Stream& compute = step.compute;
   const auto& [up, down, keeps_rows, keeps_activation, gate] = gemms;
   const int64_t R = rows.rows();
-  if (again) {
+  if (inputs) {
     a.x_RH.value.plain = up.input_rows(compute, R);
     a.up_R2F = up.output_rows(compute, R);
   }
   const Tensor dy_RH = down.output_rows(compute, R);
   // Unless the activation's output is kept, the kernel overwrites its gradient with it.
-  const bool act_again = !a.act_RF.value.plain;
-  if (act_again) a.act_RF.value.plain = down.input_rows(compute, R);
+  const bool recomputes_act = !a.act_RF.value.plain;
+  if (recomputes_act) a.act_RF.value.plain = down.input_rows(compute, R);
   for (int64_t c = 0; c < rows.chunks(); ++c) {
     const ExpertChunk& chunk = rows.chunk(c);
     const Tensor up_R2F = part(a.up_R2F, chunk), act_RF = part(a.act_RF.value.plain, chunk),
                  dy = part(dy_RH, chunk);
-    if (again) {
+    if (inputs) {
       const Tensor x_RH = part(a.x_RH.value.plain, chunk);
-      again->arrive(step, c, {.x_RH = x_RH});
+      inputs->arrive(step, c, {.x_RH = x_RH});
       up.forward(step, x_RH, chunk, up_R2F);
     }
     rows.arrive(step, c, {.x_RH = dy});
-    const Tensor dact_RF = down.dgrad(step, dy, chunk, act_again ? act_RF : Tensor());
+    const Tensor dact_RF = down.dgrad(step, dy, chunk, recomputes_act ? act_RF : Tensor());
     // The gradient of gate | up overwrites gate | up.
     const ops::WeightedSwigluGradients d =
         ops::weighted_swiglu_backward(compute, up_R2F, part(a.weight_R, chunk), dact_RF,
-                                      act_again ? act_RF : Tensor(), up_R2F, gate);
+                                      recomputes_act ? act_RF : Tensor(), up_R2F, gate);
     rows.send_back(step, c, {.x_RH = up.dgrad(step, up_R2F, chunk), .weight_R = d.dweight_R});
-    send(step, rows, again, c + kAhead);
+    send(step, rows, inputs, c + kAhead);
   }
   // They hide the return of the last chunks.
   down.wgrad(step, dy_RH, std::move(a.act_RF.value.plain), a.first_E1);

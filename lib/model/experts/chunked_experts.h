@@ -28,16 +28,16 @@ struct ExpertGemms {
   ops::GateFunction gate;
 };
 
-// Sends the chunks that travel while the first one is waited for. `again` may be null; else its
+// Sends the chunks that travel while the first one is waited for. `inputs` may be null; else its
 // chunks travel after those of `rows`.
-void send_first_chunks(Step& step, ChunkedRows& rows, ChunkedRows* again);
+void send_first_chunks(Step& step, ChunkedRows& rows, ChunkedRows* inputs);
 
 // Computes all chunks. rows.returned() waits for the return of the last one.
 ExpertActivations chunked_forward(Step& step, ChunkedRows& rows, const ExpertGemms& gemms,
                                   const Tensor& first_E1);
-// `rows` are the gradients of the experts' outputs, and `again` the experts' inputs, null if they
+// `rows` are the gradients of the experts' outputs, and `inputs` the experts' inputs, null if they
 // were kept.
-void chunked_backward(Step& step, ChunkedRows& rows, ChunkedRows* again, const ExpertGemms& gemms,
+void chunked_backward(Step& step, ChunkedRows& rows, ChunkedRows* inputs, const ExpertGemms& gemms,
                       ExpertActivations a);
 
 }  // namespace mtrain::model

@@ -130,22 +130,23 @@ void prepare_rows(Step& step, const ExpertLayer& l, ExpertFlow& f, const Tensor&
                   const Tensor& expert_TK, const Tensor& weight_TK) {
   f.route = l.dispatcher->route(step, expert_TK, l.capacity(step, expert_TK.dim(0)));
   f.rows = l.dispatcher->to_rows(step, *f.route, x_TH, weight_TK);
-  f.rows.there = step.compute.record();
+  f.rows.ready = step.compute.record();
   if (l.keeps_input()) f.x_TH = x_TH;
 }
 // Sends the rows to their experts. With chunks, it sends those that travel while the first one is
 // waited for.
 void send_rows(Step& step, const ExpertLayer& l, ExpertFlow& f) {
   TokenDispatcher& dispatcher = *l.dispatcher;
-  const bool again = bool(f.again.x_RH);
+  const bool sends_inputs = bool(f.inputs.x_RH);
   if (l.in_chunks(step)) {
     f.chunks = dispatcher.in_chunks(step, *f.route, std::exchange(f.rows, {}));
-    if (again) f.chunks_again = dispatcher.in_chunks(step, *f.route, std::exchange(f.again, {}));
-    send_first_chunks(step, *f.chunks, f.chunks_again.get());
+    if (sends_inputs)
+      f.input_chunks = dispatcher.in_chunks(step, *f.route, std::exchange(f.inputs, {}));
+    send_first_chunks(step, *f.chunks, f.input_chunks.get());
     return;
   }
   f.rows = dispatcher.send(step, *f.route, std::exchange(f.rows, {}));
-  if (again) f.again = dispatcher.send(step, *f.route, std::exchange(f.again, {}));
+  if (sends_inputs) f.inputs = dispatcher.send(step, *f.route, std::exchange(f.inputs, {}));
 }
 // Sends the experts' results back. Chunks have been sent already.
 void return_rows(Step& step, const ExpertLayer& l, ExpertFlow& f) {
@@ -181,7 +182,7 @@ class Route : public ExpertSegment {
   Flow forward(Step& step, Flow flow) override {
     const Device::Scope in = scope(step);
     const spec::Experts& e = l_->experts;
-    RouteActivations a = found_earlier(step);
+    RouteActivations a = earlier_route(step);
     a.norm = l_->norm.forward(step, flow.h);
     if (!a.logits_TE) {
       a.logits_TE = ops::in_dtype(step.compute,
@@ -237,18 +238,18 @@ class Route : public ExpertSegment {
 
   // Returns the router's results of the first forward if this recomputation reuses them; else
   // everything is absent.
-  RouteActivations found_earlier(Step& step) const {
-    if (!l_->keeps_router || !step.found || !step.recomputing) return {};
-    MT_CHECK(!step.found->empty(), "a recomputation of more routers than were computed");
-    auto a = std::any_cast<RouteActivations>(std::move(step.found->front()));
-    step.found->pop_front();
+  RouteActivations earlier_route(Step& step) const {
+    if (!l_->keeps_router || !step.forward_results || !step.recomputing) return {};
+    MT_CHECK(!step.forward_results->empty(), "a recomputation of more routers than were computed");
+    auto a = std::any_cast<RouteActivations>(std::move(step.forward_results->front()));
+    step.forward_results->pop_front();
     return a;
   }
   void keep_for_recomputation(Step& step, const RouteActivations& a) const {
-    if (!l_->keeps_router || !step.found || step.recomputing) return;
+    if (!l_->keeps_router || !step.forward_results || step.recomputing) return;
     RouteActivations kept = a;
     kept.norm = {};
-    step.found->push_back(std::move(kept));
+    step.forward_results->push_back(std::move(kept));
   }
 
   // Returns the choices of a benchmark's pattern; absent if the router chooses.
@@ -371,23 +372,24 @@ class Experts : public ExpertSegment {
     TokenDispatcher& dispatcher = *l_->dispatcher;
     if (f.shared) l_->shared->down_backward(step, f.x_TH, std::exchange(f.dout_TH, {}), *f.shared);
     if (f.chunks) {
-      const auto again = std::exchange(f.chunks_again, {});
-      chunked_backward(step, *f.chunks, again.get(), gemms_, std::move(a));
+      const auto inputs = std::exchange(f.input_chunks, {});
+      chunked_backward(step, *f.chunks, inputs.get(), gemms_, std::move(a));
       return flow;
     }
     const bool unused = l_->unused_rows(step);
     if (!l_->keeps_rows) {
-      a.x_RH.value = dispatcher.by_expert(step, *f.route, std::exchange(f.again, {})).x_RH;
+      a.x_RH.value = dispatcher.by_expert(step, *f.route, std::exchange(f.inputs, {})).x_RH;
       a.up_R2F = up_.forward(step, up_.input(step, a.x_RH), a.first_E1, unused);
     }
     ops::Operand dy_RH =
         down_.gradient(step, dispatcher.by_expert(step, *f.route, std::exchange(f.rows, {})).x_RH);
     Tensor dact_RF = down_.dgrad(step, dy_RH, a.first_E1, unused);
     // Unless the activation's output is kept, the kernel overwrites its gradient with it.
-    const bool again = !a.act_RF.value;
-    ops::WeightedSwigluGradients d = ops::weighted_swiglu_backward(
-        step.compute, a.up_R2F, a.weight_R, dact_RF, again ? dact_RF : Tensor(), {}, gemms_.gate);
-    if (again) {
+    const bool recomputes = !a.act_RF.value;
+    ops::WeightedSwigluGradients d =
+        ops::weighted_swiglu_backward(step.compute, a.up_R2F, a.weight_R, dact_RF,
+                                      recomputes ? dact_RF : Tensor(), {}, gemms_.gate);
+    if (recomputes) {
       a.act_RF.value = std::move(dact_RF);
       down_.input(step, a.act_RF);
     }
@@ -398,7 +400,7 @@ class Experts : public ExpertSegment {
     f.rows = dispatcher.from_experts(
         step, *f.route,
         {.x_RH = up_.dgrad(step, dup_R2F, a.first_E1, unused), .weight_R = d.dweight_R});
-    f.rows.there = step.compute.record();  // they need not wait for the weight gradients
+    f.rows.ready = step.compute.record();  // they need not wait for the weight gradients
     up_.wgrad(step, std::move(dup_R2F), std::exchange(a.x_RH, {}).value.operand(), a.first_E1);
     return flow;
   }
@@ -471,7 +473,7 @@ class Merge : public ExpertSegment {
     if (!l_->keeps_input()) return flow;
     f.x_TH = a.x_TH ? a.x_TH : l_->norm.forward(step, {a.sum_TH, {}}).y_TH.plain;
     // Tokens travel to the rows of their experts' input as gradients do to those of its output.
-    if (!l_->keeps_rows) f.again = l_->dispatcher->to_rows(step, *f.route, f.x_TH, {});
+    if (!l_->keeps_rows) f.inputs = l_->dispatcher->to_rows(step, *f.route, f.x_TH, {});
     if (!l_->shared) return flow;
     auto shared = step.stash->pop<SharedExpertActivations>();
     if (l_->shared_overlaps) {

@@ -105,10 +105,10 @@ void SharedExpert::down_backward(Step& step, const Tensor& x_TH, const Tensor& d
   }
   InputGradient g = down_->dgrad(step, std::exchange(dy, {}));
   // Unless the activation's output is kept, the kernel overwrites its gradient with it.
-  const bool again = !a.down_in.value;
-  ops::ActivationGradient d = ops::swiglu_backward(stream, a.up_TF, g.dx_TI, {},
-                                                   again ? &a.down_in.rewrite : nullptr, function_);
-  if (again) a.down_in.value = std::move(d.y);
+  const bool recomputes = !a.down_in.value;
+  ops::ActivationGradient d = ops::swiglu_backward(
+      stream, a.up_TF, g.dx_TI, {}, recomputes ? &a.down_in.rewrite : nullptr, function_);
+  if (recomputes) a.down_in.value = std::move(d.y);
   a.dup_TF = std::move(d.dx);
   down_->wgrad(step, std::exchange(a.down_in, {}), std::move(g.dy));
   a.up_TF = {};

@@ -29,7 +29,7 @@ struct ExpertRows {
   // The rows may be used after this event: they have arrived from other ranks, or a kernel has
   // written them and they may be sent. Without an event, rows are sent after all work that is on
   // the compute stream by then.
-  Event there = {};
+  Event ready = {};
 };
 struct TokenSums {
   Tensor sum_TH;     // the sum of each token's rows

@@ -42,10 +42,10 @@ class AllGatherDispatcher : public model::TokenDispatcher {
 
   ExpertRows send(Step& step, TokenRoute& route, ExpertRows tokens) override {
     AllGatherRoute& r = of(route);
-    const Event ready = tokens.there ? tokens.there : step.compute.record();
+    const Event ready = tokens.ready ? tokens.ready : step.compute.record();
     ExpertRows out;
-    std::tie(out.x_RH, out.there) = gather(ready, tokens.x_RH);
-    if (tokens.weight_R) std::tie(out.weight_R, out.there) = gather(ready, tokens.weight_R);
+    std::tie(out.x_RH, out.ready) = gather(ready, tokens.x_RH);
+    if (tokens.weight_R) std::tie(out.weight_R, out.ready) = gather(ready, tokens.weight_R);
     if (!r.known) read(step, r);
     return out;
   }
@@ -53,7 +53,7 @@ class AllGatherDispatcher : public model::TokenDispatcher {
   ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
     const AllGatherRoute& r = of(route);
     Stream& compute = step.compute;
-    compute.wait(arrived.there);  // edge: the tokens' transfer -> the experts
+    compute.wait(arrived.ready);  // edge: the tokens' transfer -> the experts
     const int64_t K = r.order.row_TK.dim(1), choices = r.order.row_TK.count(),
                   R = r.choice_R.count();
     ExpertRows rows{.x_RH = ops::permute(compute, arrived.x_RH, r.choice_R, K)};
@@ -82,16 +82,16 @@ class AllGatherDispatcher : public model::TokenDispatcher {
 
   ExpertRows send_back(Step& step, TokenRoute& route, ExpertRows sums) override {
     const Tensor& row_AK = of(route).order.row_TK;
-    const Event ready = sums.there ? sums.there : step.compute.record();
+    const Event ready = sums.ready ? sums.ready : step.compute.record();
     ExpertRows out;
-    std::tie(out.x_RH, out.there) = scatter(ready, sums.x_RH);
+    std::tie(out.x_RH, out.ready) = scatter(ready, sums.x_RH);
     if (sums.weight_R)
-      std::tie(out.weight_R, out.there) = scatter(ready, sums.weight_R.view(row_AK.shape()));
+      std::tie(out.weight_R, out.ready) = scatter(ready, sums.weight_R.view(row_AK.shape()));
     return out;
   }
 
   model::TokenSums to_tokens(Step& step, TokenRoute&, ExpertRows arrived) override {
-    step.compute.wait(arrived.there);  // edge: the return of the sums -> their use
+    step.compute.wait(arrived.ready);  // edge: the return of the sums -> their use
     return {.sum_TH = arrived.x_RH, .weight_TK = arrived.weight_R};
   }
 
@@ -119,19 +119,19 @@ class AllGatherDispatcher : public model::TokenDispatcher {
     const int64_t ranks = comm_->all().size();
     const Tensor all =
         Tensor::empty(comm_->stream(), {ranks * x_TN.dim(0), x_TN.dim(1)}, x_TN.dtype());
-    Event there = comm_->enqueue(
+    Event done = comm_->enqueue(
         ready, [&](const Group&, Stream& stream) { comm_->all().all_gather(x_TN, all, stream); });
-    return {all, there};
+    return {all, done};
   }
   // (ranks T, N) -> (T, N)
   std::pair<Tensor, Event> scatter(const Event& ready, const Tensor& x_AN) const {
     const int64_t ranks = comm_->all().size();
     const Tensor own =
         Tensor::empty(comm_->stream(), {exact_div(x_AN.dim(0), ranks), x_AN.dim(1)}, x_AN.dtype());
-    Event there = comm_->enqueue(ready, [&](const Group&, Stream& stream) {
+    Event done = comm_->enqueue(ready, [&](const Group&, Stream& stream) {
       comm_->all().reduce_scatter(x_AN, own, comm::Reduce::sum, stream);
     });
-    return {own, there};
+    return {own, done};
   }
 
   const std::shared_ptr<ExpertComm> comm_;

@@ -55,7 +55,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
 
   ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
     const AllToAllRoute& r = of(route);
-    step.compute.wait(std::exchange(arrived.there, {}));  // edge: the rows' transfer -> the experts
+    step.compute.wait(std::exchange(arrived.ready, {}));  // edge: the rows' transfer -> the experts
     return r.path.in_order ? arrived
                            : copied(step.compute, arrived, r.path.to_experts, r.path.rows);
   }
@@ -73,7 +73,7 @@ class AllToAllDispatcher : public model::TokenDispatcher {
   }
 
   model::TokenSums to_tokens(Step& step, TokenRoute& route, ExpertRows arrived) override {
-    step.compute.wait(arrived.there);  // edge: the return of the rows -> their sums
+    step.compute.wait(arrived.ready);  // edge: the return of the rows -> their sums
     return model::sums_of_rows(step.compute, of(route).order, arrived);
   }
 

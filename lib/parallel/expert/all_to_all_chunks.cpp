@@ -84,7 +84,7 @@ class AllToAllChunks : public model::ChunkedRows {
   void arrive(Step& step, int64_t c, const ExpertRows& to) override {
     const ExpertPath& path = path_.chunks[size_t(c)].path;
     const ExpertRows arrived = std::exchange(arriving_[size_t(c)], {});
-    step.compute.wait(arrived.there);  // edge: a chunk's transfer -> its experts
+    step.compute.wait(arrived.ready);  // edge: a chunk's transfer -> its experts
     const ops::CopyBlock all{0, 0, 0, 0, path.rows, 0};
     copy_rows(step.compute, arrived, path.in_order ? std::vector{all} : path.to_experts, to);
   }
@@ -101,12 +101,12 @@ class AllToAllChunks : public model::ChunkedRows {
                      into = leaving_part(returned_, chunk);
     std::vector<Tensor> from{back.x_RH}, to{into.x_RH};
     if (back.weight_R) from.push_back(back.weight_R), to.push_back(into.weight_R);
-    returned_.there = comm_.exchange_back(step.compute.record(), from, chunk.path.travelling, to);
+    returned_.ready = comm_.exchange_back(step.compute.record(), from, chunk.path.travelling, to);
   }
 
   ExpertRows returned(Step& step) override {
     const ExpertRows rows = std::exchange(returned_, {});
-    step.compute.wait(rows.there);  // edge: the last chunk's return -> the copy into expert order
+    step.compute.wait(rows.ready);  // edge: the last chunk's return -> the copy into expert order
     return copied(step.compute, rows, ops::inverse(path_.to_chunks), path_.leaving);
   }
 

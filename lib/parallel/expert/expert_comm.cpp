@@ -68,8 +68,8 @@ std::vector<Tensor> tensors_of(const model::ExpertRows& rows) {
   if (rows.weight_R) tensors.push_back(rows.weight_R);
   return tensors;
 }
-model::ExpertRows rows_of(std::vector<Tensor> tensors, const Event& there) {
-  model::ExpertRows rows{.x_RH = std::move(tensors[0]), .there = there};
+model::ExpertRows rows_of(std::vector<Tensor> tensors, const Event& done) {
+  model::ExpertRows rows{.x_RH = std::move(tensors[0]), .ready = done};
   if (tensors.size() > 1) rows.weight_R = std::move(tensors[1]);
   return rows;
 }
@@ -88,12 +88,12 @@ std::pair<std::vector<Tensor>, Event> ExpertComm::exchange(const Event& ready,
     tensors.push_back({x_RN, elements(counts.sends, x_RN), over_ep(out.back(), counts),
                        elements(counts.receives, x_RN)});
   }
-  const Event there = enqueue(ready, [&](const Group& ep, Stream& stream) {
+  const Event done = enqueue(ready, [&](const Group& ep, Stream& stream) {
     ep.all_to_all(tensors, stream);
     if (!parts_.tp) return;
     for (const Tensor& all : out) parts_.tp.all_gather(part_of_tp(all, counts), all, stream);
   });
-  return {out, there};
+  return {out, done};
 }
 
 Event ExpertComm::exchange_back(const Event& ready, const std::vector<Tensor>& rows,
@@ -112,34 +112,35 @@ Event ExpertComm::exchange_back(const Event& ready, const std::vector<Tensor>& r
 
 model::ExpertRows ExpertComm::exchange(Stream& compute, const model::ExpertRows& rows,
                                        const RowCounts& counts) const {
-  const Event ready = rows.there ? rows.there : compute.record();
-  auto [out, there] = exchange(ready, tensors_of(rows), counts);
-  return rows_of(std::move(out), there);
+  const Event ready = rows.ready ? rows.ready : compute.record();
+  auto [out, done] = exchange(ready, tensors_of(rows), counts);
+  return rows_of(std::move(out), done);
 }
 model::ExpertRows ExpertComm::exchange_back(Stream& compute, const model::ExpertRows& rows,
                                             const RowCounts& counts) const {
-  const Event ready = rows.there ? rows.there : compute.record();
+  const Event ready = rows.ready ? rows.ready : compute.record();
   const std::vector<Tensor> leaving = tensors_of(rows);
   std::vector<Tensor> into;
   for (const Tensor& x_RN : leaving) into.push_back(room(stream_, x_RN, counts.leaving()));
-  const Event there = exchange_back(ready, leaving, counts, into);
-  return rows_of(std::move(into), there);
+  const Event done = exchange_back(ready, leaving, counts, into);
+  return rows_of(std::move(into), done);
 }
 
-bool knows_counts(const model::Step& step) { return step.recomputing && step.found; }
+bool knows_counts(const model::Step& step) { return step.recomputing && step.forward_results; }
 
 std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream) {
   if (knows_counts(step)) {
-    MT_CHECK(!step.found->empty(), "more layers of experts are recomputed than were computed");
-    auto read = std::any_cast<std::vector<int32_t>>(std::move(step.found->front()));
-    step.found->pop_front();
+    MT_CHECK(!step.forward_results->empty(),
+             "more layers of experts are recomputed than were computed");
+    auto read = std::any_cast<std::vector<int32_t>>(std::move(step.forward_results->front()));
+    step.forward_results->pop_front();
     return read;
   }
   const auto begun = std::chrono::steady_clock::now();
   std::vector<int32_t> read = counts.to_host<int32_t>(stream);
   if (step.experts && step.experts->host_wait)
     *step.experts->host_wait += std::chrono::steady_clock::now() - begun;
-  if (step.found) step.found->push_back(read);
+  if (step.forward_results) step.forward_results->push_back(read);
   return read;
 }
 

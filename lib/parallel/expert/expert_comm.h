@@ -86,7 +86,7 @@ class ExpertComm {
   Event exchange_back(const Event& ready, const std::vector<Tensor>& rows, const RowCounts& counts,
                       const std::vector<Tensor>& into) const;
   // The same for rows and, if they have weights, their weights. The rows leave after the event
-  // rows.there or, if there is none, after everything that is enqueued on compute.
+  // rows.ready or, if there is none, after everything that is enqueued on compute.
   model::ExpertRows exchange(Stream& compute, const model::ExpertRows& rows,
                              const RowCounts& counts) const;
   model::ExpertRows exchange_back(Stream& compute, const model::ExpertRows& rows,

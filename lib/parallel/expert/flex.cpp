@@ -61,17 +61,16 @@ class FlexDispatcher : public model::TokenDispatcher {
     read(step, r);
     std::vector<Tensor> leaving{rows.x_RH, std::exchange(r.expert_LK, {})};
     if (rows.weight_R) leaving.push_back(rows.weight_R);
-    const Event ready = rows.there ? rows.there : step.compute.record();
-    const auto [arriving, there] = comm_->exchange(ready, leaving, r.travelling);
+    const Event ready = rows.ready ? rows.ready : step.compute.record();
+    const auto [arriving, done] = comm_->exchange(ready, leaving, r.travelling);
     r.expert_AK = arriving[1];
-    return {
-        .x_RH = arriving[0], .weight_R = rows.weight_R ? arriving[2] : Tensor(), .there = there};
+    return {.x_RH = arriving[0], .weight_R = rows.weight_R ? arriving[2] : Tensor(), .ready = done};
   }
 
   ExpertRows by_expert(Step& step, TokenRoute& route, ExpertRows arrived) override {
     FlexRoute& r = of(route);
     Stream& compute = step.compute;
-    compute.wait(arrived.there);  // edge: the tokens' transfer -> the experts
+    compute.wait(arrived.ready);  // edge: the tokens' transfer -> the experts
     if (r.expert_AK) {
       r.order = ops::expert_rows(compute, std::exchange(r.expert_AK, {}), comm_->experts_here(),
                                  comm_->first_expert());
@@ -109,7 +108,7 @@ class FlexDispatcher : public model::TokenDispatcher {
   // Only one rank returns the weight of a choice: the others' are 0.
   model::TokenSums to_tokens(Step& step, TokenRoute& route, ExpertRows arrived) override {
     const Tensor& row_TM = of(route).to_ranks.row_TK;
-    step.compute.wait(arrived.there);  // edge: the return of the sums -> the tokens' sums
+    step.compute.wait(arrived.ready);  // edge: the return of the sums -> the tokens' sums
     model::TokenSums sums{.sum_TH = ops::unpermute(step.compute, arrived.x_RH, row_TM),
                           .weight_TK = {}};
     if (arrived.weight_R) sums.weight_TK = ops::unpermute(step.compute, arrived.weight_R, row_TM);
