@@ -254,7 +254,7 @@ void add_time_options(CLI::App& command, ScheduleOptions& o) {
                   "(overlap_p2p_backward_on_comm_stream)")
       ->check(one_of({"at_end", "in_order", "at_once"}));
   command
-      .add_option("--forward-tail,--forward-behind", o.costs.forward_behind,
+      .add_option("--forward-tail,--forward-behind", o.costs.forward_tail,
                   "at_once: share of the forward that runs after the gradient is ready")
       ->check(number_from(0.0, 1.0));
 }

@@ -52,8 +52,8 @@ __device__ __forceinline__ float sum_of_best(const float* value, int size, int n
   for (; n > 0; --n) {
     int best = -1;
     for (int i = 0; i < size; ++i) {
-      const bool behind = value[i] < last || (value[i] == last && i > last_at);
-      if (behind && (best < 0 || value[i] > value[best])) best = i;
+      const bool comes_later = value[i] < last || (value[i] == last && i > last_at);
+      if (comes_later && (best < 0 || value[i] > value[best])) best = i;
     }
     if (best < 0) return NAN;  // all remaining values are NaN
     sum += last = value[best];

@@ -108,7 +108,8 @@ CommError FailureReporter::explain(const GroupCall& call, const CollectiveFailur
   }
 }
 
-std::set<int> FailureReporter::behind(uint64_t number, const std::map<int, Report>& reports) const {
+std::set<int> FailureReporter::late_ranks(uint64_t number,
+                                          const std::map<int, Report>& reports) const {
   std::set<int> silent, earliest;
   uint64_t lowest = number;
   for (int r = 0; r < ranks_; ++r) {
@@ -141,7 +142,7 @@ CommError FailureReporter::verdict(const GroupCall& call, const CollectiveFailur
       if (r.peer >= 0 && silent(r.peer)) culprits.insert(r.peer);
   if (culprits.empty()) {
     if (call.message && failure.peer >= 0 && silent(failure.peer)) culprits.insert(failure.peer);
-    if (!call.message) culprits = behind(call.number, reports);
+    if (!call.message) culprits = late_ranks(call.number, reports);
   }
   const std::string names = fmt::format("rank {} of the group", fmt::join(culprits, ", "));
   if (failure.peer < 0 && (call.message || !slow)) {

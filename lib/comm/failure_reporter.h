@@ -61,7 +61,7 @@ class FailureReporter {
   void collect(std::map<int, Report>& reports);
   // Returns the ranks that a collective waits for: those that do not answer, or else those at the
   // earliest call. (A rank that answers from an earlier call is itself waiting.)
-  std::set<int> behind(uint64_t number, const std::map<int, Report>& reports) const;
+  std::set<int> late_ranks(uint64_t number, const std::map<int, Report>& reports) const;
   CommError verdict(const GroupCall& call, const CollectiveFailure& failure,
                     const std::map<int, Report>& reports) const;
 

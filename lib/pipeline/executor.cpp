@@ -107,7 +107,7 @@ size_t Executor::pair(const schedule::ActionList& list, size_t next) {
 }
 
 void Executor::run_ordered(const PassOrder& order, Running* forward, Running& backward,
-                           const std::function<void()>& behind_step) {
+                           const std::function<void()>& after_step) {
   // For each part of the backward, its weight gradients in the queue, oldest first.
   struct Held {
     size_t entries;
@@ -131,12 +131,12 @@ void Executor::run_ordered(const PassOrder& order, Running* forward, Running& ba
         size_t older = 0;
         for (auto h = held.begin(); h != now; ++h) older += h->entries;
         const DataflowScope scope(*this, backward.action, "weights of ");
-        wgrad.drain_behind(older, now->entries);
+        wgrad.drain_after(older, now->entries);
         held.erase(now);
         break;
       }
     }
-    if (behind_step) behind_step();
+    if (after_step) after_step();
   }
 }
 
@@ -170,7 +170,7 @@ void Executor::advance(Running& r, bool hold) {
   const size_t held = wgrad.held();
   wgrad.hold(later || options_.split_wgrad);
   r.pass.run_next();
-  if (!later) wgrad.drain_behind(held);
+  if (!later) wgrad.drain_after(held);
   if (at_end) wgrad.hand_over(outputs_);
 }
 

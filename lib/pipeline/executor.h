@@ -67,9 +67,9 @@ class Executor {
   // Runs the forward at list[next] together with the backward after it and, with overlap, the sends
   // that follow them. Returns what compute() returns.
   size_t pair(const schedule::ActionList& list, size_t next);
-  // Runs a forward (null: none) and a backward in this order. Calls `behind_step` after each step.
+  // Runs a forward (null: none) and a backward in this order. Calls `after_step` after each step.
   void run_ordered(const PassOrder& order, Running* forward, Running& backward,
-                   const std::function<void()>& behind_step = {});
+                   const std::function<void()>& after_step = {});
   // A pass that runs alone may bring tokens to their experts in chunks.
   Running start(const schedule::Action& a, bool alone = true) {
     return {a, &chunk(a.stage, a.micro_batch), pass_of(a, alone)};

@@ -124,10 +124,10 @@ Count LayerActivations::passing_per_token(bool moe) const {
   // The gradient of the output norm's or multiplier's input, and the input norm's output if it is
   // recomputed.
   const bool copies = layer_.output_norms || plan_.model.residual_scale != 1;
-  const Count behind_norm = copies ? residual() : 0,
+  const Count norm_input_gradient = copies ? residual() : 0,
               normalized = layer_.input_norms && !keeps_norms() ? residual() : 0;
   const Count mlp = std::max((inputs(moe) + 1) * width / tp_ + quantized + hidden() +
-                                 sharded_residual() + behind_norm + again,
+                                 sharded_residual() + norm_input_gradient + again,
                              2 * hidden() + normalized + 2 * sharded_residual()) +
                     dispatched;
   const Count attention =
@@ -154,7 +154,7 @@ Count LayerActivations::width(bool moe) const {
   return moe ? rows_ * Count(experts_.ffn) : Count(mlp_.ffn);
 }
 
-Count LayerActivations::mlp_behind_per_token(bool moe) const {
+Count LayerActivations::mlp_wgrad_inputs_per_token(bool moe) const {
   const Count width = this->width(moe);
   const Count experts = moe ? rows_ * row_share() : 1;
   const bool bias = !moe && mlp_.bias;
@@ -163,7 +163,7 @@ Count LayerActivations::mlp_behind_per_token(bool moe) const {
          experts * hidden() * output_gradient(LayerGemm::fc2, bias);
 }
 
-Count LayerActivations::rest_behind_per_token(bool moe) const {
+Count LayerActivations::rest_wgrad_inputs_per_token(bool moe) const {
   // The router's input, which is also the shared expert's, and the gradients of the router's
   // logits.
   const Count router = moe ? residual() * (1 + Count(experts_.count) / hidden()) : 0;

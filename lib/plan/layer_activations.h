@@ -43,11 +43,11 @@ class LayerActivations {
   // Bytes per token that a layer keeps from its input gradients to its weight gradients: the inputs
   // of its GEMMs and the gradients of their outputs. Under sequence parallelism these are of all tp
   // ranks' tokens.
-  Count behind_per_token(bool moe) const {
-    return mlp_behind_per_token(moe) + rest_behind_per_token(moe);
+  Count wgrad_inputs_per_token(bool moe) const {
+    return mlp_wgrad_inputs_per_token(moe) + rest_wgrad_inputs_per_token(moe);
   }
-  Count mlp_behind_per_token(bool moe) const;   // for an MLP, or routed experts
-  Count rest_behind_per_token(bool moe) const;  // for attention, router and shared expert
+  Count mlp_wgrad_inputs_per_token(bool moe) const;   // for an MLP, or routed experts
+  Count rest_wgrad_inputs_per_token(bool moe) const;  // for attention, router and shared expert
 
   // Elements per token. Under sequence parallelism norms, residuals and dropout have a shard of the
   // tokens.

@@ -185,8 +185,9 @@ class Estimator {
                layer_.router_per_token();
     }
     if (all == 0) return all;
-    const Count behind = Count(layers_.dense) * layer_.behind_per_token(false) +
-                         Count(layers_.moe) * (layers_.moe ? layer_.behind_per_token(true) : 0);
+    const Count wgrad_inputs =
+        Count(layers_.dense) * layer_.wgrad_inputs_per_token(false) +
+        Count(layers_.moe) * (layers_.moe ? layer_.wgrad_inputs_per_token(true) : 0);
     const auto chunks = Count(stages_.size());
     // The weight gradients that wait for the send of a paired backward's gradient may take more
     // memory than the pair.
@@ -194,7 +195,7 @@ class Estimator {
     const int64_t delayed = plan_.pipeline.delayed_layers;
     const Count last = delayed > 1 ? layer + unsent_per_token(delayed - 1) : 0;
     return chunk * chunks_held(shape_, pp_rank_,
-                               {.behind = behind / all,
+                               {.wgrad_inputs = wgrad_inputs / all,
                                 .pair = std::max(pair_per_token(layer), last) / chunk,
                                 .unsent = unsent_per_token(delayed) / chunk});
   }
@@ -210,7 +211,7 @@ class Estimator {
     const auto memory = [&](const std::vector<bool>& experts) {
       std::vector<schedule::LayerMemory> layers;
       for (const bool moe : experts)
-        layers.push_back({layer_.kept_per_token(moe), layer_.behind_per_token(moe)});
+        layers.push_back({layer_.kept_per_token(moe), layer_.wgrad_inputs_per_token(moe)});
       return layers;
     };
     const schedule::PairOptions options{.delay_wgrad = plan_.pipeline.split_wgrad};
@@ -234,8 +235,8 @@ class Estimator {
       const std::vector<bool> experts = experts_of_stage(plan_, stage);
       Count bytes = 0;
       for (size_t i = 0; i < experts.size() && int64_t(i) < delayed; ++i)
-        bytes += plan_.pipeline.delay_mlp_wgrads ? layer_.behind_per_token(experts[i])
-                                                 : layer_.rest_behind_per_token(experts[i]);
+        bytes += plan_.pipeline.delay_mlp_wgrads ? layer_.wgrad_inputs_per_token(experts[i])
+                                                 : layer_.rest_wgrad_inputs_per_token(experts[i]);
       most = std::max(most, bytes);
     }
     return most;

@@ -54,8 +54,8 @@ double chunks_held(const ScheduleShape& s, int64_t pp_rank, const ChunkParts& pa
     }
     held += a.kind == schedule::ActionKind::F   ? 1
             : a.kind == schedule::ActionKind::B ? -1
-            : a.kind == schedule::ActionKind::I ? parts.behind - 1
-                                                : -parts.behind;
+            : a.kind == schedule::ActionKind::I ? parts.wgrad_inputs - 1
+                                                : -parts.wgrad_inputs;
     most = std::max(most, a.kind == schedule::ActionKind::B ? held + parts.unsent : held);
   }
   return most;

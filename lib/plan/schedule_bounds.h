@@ -39,7 +39,7 @@ int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
 
 // Memory of a rank's chunks. The unit is the memory of a chunk that waits for its input gradient.
 struct ChunkParts {
-  double behind = 0;  // a chunk that waits for its weight gradient
+  double wgrad_inputs = 0;  // a chunk that waits for its weight gradient
   // What a forward and the backward that is paired with it need together, beyond the chunk of the
   // backward. The forward fills, layer by layer, the memory that the backward frees.
   double pair = 0;

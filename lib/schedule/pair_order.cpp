@@ -213,8 +213,9 @@ bool fits(const std::vector<PairStep>& order, std::span<const PairPart> f,
 
 // Moves weight gradients after exchanges that can then begin earlier. It does not move them if they
 // would have to wait until the host has the numbers for the exchange.
-std::vector<PairStep> behind_exchanges(std::vector<PairStep> order, std::span<const PairPart> f,
-                                       std::span<const PairPart> b) {
+std::vector<PairStep> wgrads_after_exchanges(std::vector<PairStep> order,
+                                             std::span<const PairPart> f,
+                                             std::span<const PairPart> b) {
   PairClock clock(f, b, {});
   for (size_t i = 0; i + 1 < order.size(); ++i) {
     const PairPart* const next =
@@ -270,7 +271,8 @@ std::vector<PairStep> pair_order(std::span<const PairPart> f, std::span<const Pa
         plain_pair_order(f, b, options, FirstPass::backward)})
     if (fits(naive, f, b, options)) consider(naive);
   if (options.delay_wgrad) {
-    const auto undelayed = with_filled_waits(behind_exchanges(pair_order(f, b, {}), f, b), f, b);
+    const auto undelayed =
+        with_filled_waits(wgrads_after_exchanges(pair_order(f, b, {}), f, b), f, b);
     if (pair_faults(undelayed, f, b, options).empty()) consider(undelayed);
   }
   if (length < preferred) consider(searched, -1e-9);  // it is rarely longer

@@ -33,7 +33,7 @@ PairPart with_shared(const PassCosts& c, const PartCost& own, double share) {
 
 PairPart forward_part(const PassCosts& c, PassPart part) {
   const double first = c.shared_overlaps ? kShareOfFirst * c.shared.forward : 0,
-               behind = c.shared.forward - first;
+               second = c.shared.forward - first;
   switch (part) {
     case PassPart::attention: return compute(c.attention.forward, 0);
     case PassPart::mlp: return compute(c.mlp.forward, 0);
@@ -42,7 +42,7 @@ PairPart forward_part(const PassCosts& c, PassPart part) {
       return exchange(c.exchange.forward, c.exchange_latency.forward, c.host_reads_rows);
     case PassPart::experts: return compute(first + c.experts.forward, 0, first);
     case PassPart::combine: return exchange(c.exchange.forward, c.exchange_latency.forward, false);
-    case PassPart::merge: return compute(behind, 0, behind);
+    case PassPart::merge: return compute(second, 0, second);
     case PassPart::head: return compute(c.head.forward, 0);
     case PassPart::other: return {};
   }

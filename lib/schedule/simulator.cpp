@@ -213,10 +213,9 @@ class Player {
   }
 
   void finish_paired(int64_t rank, const Action& forward, const Action& backward) {
-    const double behind =
-        costs_.paired_gradient == PairedGradient::at_once ? costs_.forward_behind : 0;
+    const double tail = costs_.paired_gradient == PairedGradient::at_once ? costs_.forward_tail : 0;
     finish(backward,
-           clock_[size_t(rank)] - costs_.together * (delayed(backward) + behind * length(forward)));
+           clock_[size_t(rank)] - costs_.together * (delayed(backward) + tail * length(forward)));
     paired_[size_t(rank)] = backward;
   }
 

@@ -21,9 +21,9 @@ struct ScheduleCosts {
   // nothing is sent before the B ends.
   double delayed_wgrad = 0;
   // A forward and a backward that run together take this share of their times, and end together.
-  // But with PairedGradient::at_once the gradient is sent while the last `forward_behind` of the
+  // But with PairedGradient::at_once the gradient is sent while the last `forward_tail` of the
   // forward still runs.
-  double together = 1, forward_behind = 0;
+  double together = 1, forward_tail = 0;
   PairedGradient paired_gradient = PairedGradient::at_end;
   // Without overlap a sender computes nothing until its message has arrived, as in the lists of
   // with_batched_messages(). A message begins when its sender reaches it; in the simulation it does

@@ -91,7 +91,7 @@ std::vector<CheckpointRef> list_folders(const fs::path& root) {
 
 // Returns the target of a link: a run that moves the link later then has no effect. Returns other
 // paths unchanged.
-fs::path behind_link(const fs::path& path) {
+fs::path link_target(const fs::path& path) {
   std::error_code error;
   const fs::path name = path.has_filename() ? path : path.parent_path();  // it may end with a slash
   const fs::path target = fs::read_symlink(name, error);
@@ -404,7 +404,7 @@ bool is_ours(const fs::path& folder) {
 }
 
 std::optional<CheckpointRef> complete_checkpoint(const fs::path& path) {
-  const fs::path folder = behind_link(path);
+  const fs::path folder = link_target(path);
   // Folders of other programs may have files with the names below.
   if (!is_ours(folder)) return std::nullopt;
   std::error_code error;

@@ -40,8 +40,8 @@ struct Place {
 Place place_of(const Launched& launch) {
   static const std::regex segments("layers\\.[0-9]+\\.[a-z]+|output");
   const std::string& scope = launch.scope;
-  const size_t cut = scope.rfind(" > "), behind = cut == std::string::npos ? 0 : cut + 3;
-  std::string last = scope.substr(behind);
+  const size_t cut = scope.rfind(" > "), last_begin = cut == std::string::npos ? 0 : cut + 3;
+  std::string last = scope.substr(last_begin);
   if (std::regex_match(last, segments))
     return {cut == std::string::npos ? "" : scope.substr(0, scope.find(" > ")), std::move(last)};
   return {scope.substr(0, scope.find(" > ")), ""};

@@ -131,7 +131,7 @@ TEST_CASE("when the gradient of a pair leaves, by hand") {
   CHECK(delayed.step == 9);
   costs.delayed_wgrad = 0;
   costs.paired_gradient = PairedGradient::at_once;
-  costs.forward_behind = 0.5;
+  costs.forward_tail = 0.5;
   const Timeline at_once = simulate(s, costs);
   CHECK(begin(at_once) == 5.5);
   CHECK(at_once.step == 10);

@@ -30,11 +30,11 @@ size_t WgradQueue::drain(size_t max_entries) {
   return ran;
 }
 
-void WgradQueue::drain_behind(size_t kept) {
-  if (held_.size() > kept) drain_behind(kept, held_.size() - kept);
+void WgradQueue::drain_after(size_t kept) {
+  if (held_.size() > kept) drain_after(kept, held_.size() - kept);
 }
 
-void WgradQueue::drain_behind(size_t kept, size_t count) {
+void WgradQueue::drain_after(size_t kept, size_t count) {
   for (size_t ran = 0; ran < count; ++ran) {
     MT_CHECK(held_.size() > kept, "{} weight gradients are held, all of the {} oldest",
              held_.size(), kept);

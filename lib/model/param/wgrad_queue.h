@@ -33,9 +33,9 @@ class WgradQueue {
   // Runs up to `max_entries` held entries, oldest first. Returns how many it ran.
   size_t drain(size_t max_entries = SIZE_MAX);
   // Runs all held entries but the `kept` oldest.
-  void drain_behind(size_t kept);
+  void drain_after(size_t kept);
   // Runs `count` held entries after the `kept` oldest, oldest first.
-  void drain_behind(size_t kept, size_t count);
+  void drain_after(size_t kept, size_t count);
   // Moves the held entries to `other`, which holds them on.
   void hand_over(WgradQueue& other);
   size_t held() const { return held_.size(); }

@@ -57,12 +57,12 @@ class GatheredParams : public ParamSync {
   void use(model::ParamUnit& unit) {
     State& state = state_of(unit);
     gather(state);
-    if (options_.overlap) gather_behind(state);
+    if (options_.overlap) gather_next(state);
     groups_.compute->wait(state.gathered);  // edge: the unit's gather -> what reads it
     state.gathered = {};                    // later uses need not wait again
   }
 
-  void gather_behind(const State& state) {
+  void gather_next(const State& state) {
     auto next = states_.begin() + (&state - states_.data()) + 1;
     if (next == states_.end()) return;
     const int64_t stage = next->unit->stage;
