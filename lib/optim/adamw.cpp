@@ -81,7 +81,7 @@ void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const model::
       for (const Numbered& n : numbered(*p, part)) {
         ops::AdamWHyper h = hyper(step, lr, rules_.of(*p));
         h.rounding = n.rounding;
-        h.rounding.random = options_.rounds_at_random;
+        h.rounding.random = options_.stochastic_rounding;
         h.rounding.key = key;
         h.rounding.moments_key = moments_key;
         update(stream, h, unit, *part.range, part.in_range + n.begin - part.in_param, n.count,
@@ -93,7 +93,7 @@ void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const model::
 void AdamW::update(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
                    const model::ParamUnit& unit) const {
   const bool masters = unit.owned.empty() || unit.owned.front().master;
-  if ((!masters && options_.rounds_at_random) || options_.moments == DType::bf16)
+  if ((!masters && options_.stochastic_rounding) || options_.moments == DType::bf16)
     return update_rounded(stream, step, lr, unit, grad_scale);
   std::vector<ParamRule> rules;
   const auto number = [&](const model::Parameter& p) -> std::optional<int> {

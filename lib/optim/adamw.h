@@ -1,7 +1,7 @@
 // AdamW, or Adam with L2 weight decay. Master weights are fp32, moments fp32 or bf16. An update
 // also writes the bf16 or fp16 values that forward and backward read. Without master weights it
 // updates the bf16 values themselves, with stochastic rounding if
-// OptimizerOptions::rounds_at_random is set (Gupta et al. 2015). Moments in bf16 always have
+// OptimizerOptions::stochastic_rounding is set (Gupta et al. 2015). Moments in bf16 always have
 // stochastic rounding. The random numbers are functions of seed, step, parameter and element.
 // Therefore every layout rounds alike.
 #pragma once

@@ -58,9 +58,9 @@ StepStats Trainer::step() {
   const float lr = schedule_.at(updates_ + 1);
   const double loss_scale = scaler_.scale();
   const auto batches = global_batch(number);
-  const int64_t counted = data_parallel_->sum_on_host({unmasked(batches)})[0];
+  const int64_t label_tokens = data_parallel_->sum_on_host({unmasked(batches)})[0];
   params_->zero_grads(compute_);
-  const Tensor losses = run_micro_batches(batches, number, grad_scale(counted)),
+  const Tensor losses = run_micro_batches(batches, number, grad_scale(label_tokens)),
                loss = losses.flat(0, {1});
   finish_grads();
   sum_losses(losses);
@@ -76,7 +76,7 @@ StepStats Trainer::step() {
   step_ = number;
   if (!overflowed) ++updates_;
   return {.step = number,
-          .loss = total / double(std::max<int64_t>(counted, 1)),
+          .loss = total / double(std::max<int64_t>(label_tokens, 1)),
           .grad_norm = norm,
           .lr = lr,
           .loss_scale = loss_scale,
@@ -175,9 +175,9 @@ void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_
 }
 
 // Returns the gradient of the reported loss with respect to a token's loss, times the loss scale.
-float Trainer::grad_scale(int64_t counted) const {
+float Trainer::grad_scale(int64_t label_tokens) const {
   const float parts = plan_.train.grads_per_micro_batch ? float(plan_.layout.micro_batches) : 1.0f;
-  return counted ? 1.0f / float(counted) / parts * float(scaler_.scale()) : 0.0f;
+  return label_tokens ? 1.0f / float(label_tokens) / parts * float(scaler_.scale()) : 0.0f;
 }
 
 int64_t Trainer::global_micro_batches() const {
@@ -296,7 +296,7 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
 
 double Trainer::evaluate(const data::ValidationLoader& loader) {
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
-  int64_t counted = 0;
+  int64_t label_tokens = 0;
   // With this many batches at once, a stage is busy for more than half of the time.
   const int64_t together = 2 * pipeline_->links().size - 1;
   for (int64_t first = 0; first < loader.batches(); first += together) {
@@ -305,7 +305,7 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
     for (int64_t i = first; i < std::min(first + together, loader.batches()); ++i) {
       batches.push_back(share_of(loader.batch(i)));
       numbers.push_back(i);
-      counted += batches.back().unmasked;
+      label_tokens += batches.back().unmasked;
     }
     const auto uploaded = upload(batches);
     const auto memory = graphs_ ? graphs_->share_memory() : nullptr;
@@ -318,8 +318,8 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
   }
   data_parallel_->sum(loss);
   pipeline_->sum(loss);
-  counted = data_parallel_->sum_on_host({counted})[0];
-  return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(counted, 1));
+  label_tokens = data_parallel_->sum_on_host({label_tokens})[0];
+  return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(label_tokens, 1));
 }
 
 checkpoint::CheckpointParts Trainer::checkpoint_parts() {

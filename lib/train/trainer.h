@@ -127,7 +127,7 @@ class Trainer {
   // Returns the step's statistics of experts; nothing for a dense model. Updates the routers' state
   // if loss and gradient norm are `finite`.
   std::optional<ExpertStats> end_experts_step(bool finite);
-  float grad_scale(int64_t counted) const;
+  float grad_scale(int64_t label_tokens) const;
   // Returns whether the gradients overflowed fp16. Throws RunError if training must stop.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
   std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches);

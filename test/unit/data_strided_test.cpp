@@ -66,7 +66,7 @@ TEST_CASE("each token has a loss in one window, the first one in none") {
     data::Sample sample;
     windows.sample(i, sample);
     CHECK(sample.documents == std::vector<int64_t>{16});
-    const auto [first, end] = windows.counted(i);
+    const auto [first, end] = windows.label_range(i);
     int64_t counted = 0;
     for (const int32_t label : sample.label) {
       if (label < 0) continue;

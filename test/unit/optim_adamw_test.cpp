@@ -132,7 +132,7 @@ struct Rounded {
     params.materialize(stream, DType::bf16, true, sharding, false);
     plan::OptimizerOptions c = config();
     c.master_weights = false;
-    c.rounds_at_random = true;
+    c.stochastic_rounding = true;
     c.moments = moments;
     adamw.emplace(stream, params, c, 17);
     for (model::Parameter* p : params.params()) {
@@ -270,7 +270,7 @@ TEST_CASE("stochastic_rounding: false rounds to nearest") {
     params.materialize(f.stream, DType::bf16, true, {}, false);
     plan::OptimizerOptions c = config();
     c.master_weights = false, c.weight_decay = 0;
-    c.rounds_at_random = random;
+    c.stochastic_rounding = random;
     AdamW adamw(f.stream, params, c, 1);
     params.set_master(f.stream, *p, std::vector<float>(64, 1.0f));
     ops::fill(f.stream, p->grad, 1);

@@ -451,10 +451,10 @@ TEST_CASE("attention_bias adds the output projection's bias, add_qkv_bias does n
 
 TEST_CASE("only bf16 weights without fp32 ones are rounded stochastically") {
   const std::string bf16 = kMinimal + "mixed_precision: bf16_mixed\n";
-  REQUIRE_FALSE(load(bf16).optimizer.rounds_at_random());
-  REQUIRE(load(bf16 + "optimizer: {master_weights: false}\n").optimizer.rounds_at_random());
+  REQUIRE_FALSE(load(bf16).optimizer.rounds_stochastically());
+  REQUIRE(load(bf16 + "optimizer: {master_weights: false}\n").optimizer.rounds_stochastically());
   REQUIRE_FALSE(load(bf16 + "optimizer: {master_weights: false, stochastic_rounding: false}\n")
-                    .optimizer.rounds_at_random());
+                    .optimizer.rounds_stochastically());
   REQUIRE_THAT(errors(bf16 + "optimizer: {stochastic_rounding: true}\n"),
                Contains("optimizer.stochastic_rounding") && Contains("master_weights: false"));
   REQUIRE_THAT(errors(bf16 + "optimizer: {moments: bf16, stochastic_rounding: false}\n"),

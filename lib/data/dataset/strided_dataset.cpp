@@ -28,7 +28,7 @@ StridedDataset::StridedDataset(std::shared_ptr<const IndexedDataset> tokens,
       const int64_t begin = index.document_begin(d), end = index.document_begin(d + 1);
       for (int64_t i = 0; i < windows_of(end - begin); ++i) {
         const Window window{begin + i * options_.stride, begin, end};
-        const auto [first, last] = counted(window);
+        const auto [first, last] = label_range(window);
         if (first < last && tokens_->any_counts(first, last - first)) windows_.push_back(window);
       }
     }
@@ -37,7 +37,7 @@ StridedDataset::StridedDataset(std::shared_ptr<const IndexedDataset> tokens,
   } else {
     size_ = windows_of(N);
     for (int64_t i = 0; i < size_ && !any; ++i) {
-      const auto [first, last] = counted(i);
+      const auto [first, last] = label_range(i);
       any = tokens_->any_counts(first, last - first);
     }
   }
@@ -51,15 +51,15 @@ StridedDataset::Window StridedDataset::window(int64_t index) const {
   return {index * options_.stride, 0, tokens_->tokens()};
 }
 
-std::pair<int64_t, int64_t> StridedDataset::counted(const Window& w) const {
+std::pair<int64_t, int64_t> StridedDataset::label_range(const Window& w) const {
   const int64_t S = options_.window, end = std::min(w.begin + S, w.document_end);
   // The end of the window before this one; 0 for a document's first.
   const int64_t seen = w.begin > w.document_begin ? w.begin - options_.stride + S : 0;
   return {std::min(std::max(w.begin + 1, seen), end), end};
 }
 
-std::pair<int64_t, int64_t> StridedDataset::counted(int64_t index) const {
-  return counted(window(index));
+std::pair<int64_t, int64_t> StridedDataset::label_range(int64_t index) const {
+  return label_range(window(index));
 }
 
 void StridedDataset::sample(int64_t index, Sample& out) const {
@@ -67,7 +67,7 @@ void StridedDataset::sample(int64_t index, Sample& out) const {
   const Window w = window(index % size_);
   const int64_t S = options_.window, begin = w.begin;
   const int64_t count = std::min(S, w.document_end - begin);
-  const auto [first, end] = counted(w);
+  const auto [first, end] = label_range(w);
   out.input.assign(size_t(S), 0);
   const auto read = std::span(out.input).first(size_t(count));
   tokens_->read(begin, read);

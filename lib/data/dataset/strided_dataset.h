@@ -38,7 +38,7 @@ class StridedDataset final : public Dataset {
 
   // Returns the tokens [first, second) of the stream that have a loss in window `index`, as far as
   // they count as labels.
-  std::pair<int64_t, int64_t> counted(int64_t index) const;
+  std::pair<int64_t, int64_t> label_range(int64_t index) const;
 
  private:
   struct Window {
@@ -46,7 +46,7 @@ class StridedDataset final : public Dataset {
     int64_t document_begin, document_end;  // the tokens of its document, or of the stream
   };
   Window window(int64_t index) const;
-  std::pair<int64_t, int64_t> counted(const Window& window) const;
+  std::pair<int64_t, int64_t> label_range(const Window& window) const;
 
   std::shared_ptr<const IndexedDataset> tokens_;
   StridedDatasetOptions options_;

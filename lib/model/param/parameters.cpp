@@ -288,7 +288,7 @@ NormGrads norm_grads(ParamStore& params) {
     for (const Piece& piece : unit->pieces)
       for (const Parameter* p : piece.params)
         for (const RowShard& r : p->rows_here())
-          if (p->copy || r.replica > 0 || !unit->sharding.counted)
+          if (p->copy || r.replica > 0 || !unit->sharding.in_norm)
             others.emplace_back(p->begin + r.here * p->columns(),
                                 p->begin + (r.here + r.count) * p->columns());
     for (const OwnedRange& range : unit->owned) {

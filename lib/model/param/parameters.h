@@ -119,7 +119,7 @@ struct Sharding {
   bool values = false, grads = false;  // whether it also keeps only its part of values, gradients
   // Elements that a piece has at least. Units are split between parameters, never within one.
   int64_t piece = std::numeric_limits<int64_t>::max();
-  bool counted = true;  // in the gradient norm; else another rank has the same and counts it
+  bool in_norm = true;  // in the gradient norm; else another rank has the same and counts it
 };
 
 // Neighbouring parameters of a unit. Those that decay come first, so that the optimizer sees at

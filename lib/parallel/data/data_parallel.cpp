@@ -168,7 +168,7 @@ model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& un
   if (o.shards == plan::ShardLevel::nothing) {
     // If experts are distributed over ranks, sum_parts() sums over dp_shard_cp. A unit that several
     // of these ranks have must count once: on the first of them.
-    s.counted = !groups.experts.all || of_unit.shards.rank() == 0;
+    s.in_norm = !groups.experts.all || of_unit.shards.rank() == 0;
     return s;
   }
   if (of_unit.shards.size() == 1) return s;  // experts that only one rank of a replica has

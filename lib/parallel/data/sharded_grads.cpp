@@ -57,10 +57,10 @@ class ShardedGrads : public GradSync {
     for (size_t i = 0; i < unit.pieces.size(); ++i) {
       const model::Piece& piece = unit.pieces[i];
       if (p.begin < piece.begin || p.begin >= piece.begin + piece.count) continue;
-      PieceState& counted = state.pieces[i];
+      PieceState& progress = state.pieces[i];
       const int64_t whole = expected(unit, state) * int64_t(piece.params.size());
-      MT_CHECK(counted.ready < whole, "the gradient of {} is ready too often", p.name);
-      if (++counted.ready == whole) reduce(unit, state, i);
+      MT_CHECK(progress.ready < whole, "the gradient of {} is ready too often", p.name);
+      if (++progress.ready == whole) reduce(unit, state, i);
     }
   }
 
@@ -95,18 +95,18 @@ class ShardedGrads : public GradSync {
   void reduce(model::ParamUnit& unit, State& state, size_t at) {
     Stream& stream = *groups_.grad_stream;
     const model::Piece& piece = unit.pieces[at];
-    PieceState& counted = state.pieces[at];
+    PieceState& progress = state.pieces[at];
     // edge: last weight gradient of the piece -> its reduction
     stream.wait(groups_.compute->record());
     if (unit.sharding.grads)
       reduce_.reduce_scatter(groups_.of(unit), unit.full(unit.grad, piece),
-                             unit.local_shard(unit.own_grad, piece), counted.reduced > 0);
+                             unit.local_shard(unit.own_grad, piece), progress.reduced > 0);
     else
       reduce_.all_reduce(groups_.of(unit), unit.full(unit.grad, piece));
-    counted.reduced = counted.ready;
+    progress.reduced = progress.ready;
     if (!unit.sharding.grads) return;
-    counted.read = stream.record();
-    if (!overlap_) groups_.compute->wait(counted.read);
+    progress.read = stream.record();
+    if (!overlap_) groups_.compute->wait(progress.read);
     for (size_t i = 0; i < unit.pieces.size(); ++i)
       if (state.pieces[i].reduced < expected(unit, state) * int64_t(unit.pieces[i].params.size()))
         return;

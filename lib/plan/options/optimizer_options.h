@@ -43,8 +43,8 @@ struct OptimizerOptions {
   bool decoupled_decay = true;  // false: weight_decay times the weight is added to the gradient
   double clip_grad = 1.0;       // the largest global gradient norm; 0: gradients are not clipped
   bool master_weights = true;
-  bool rounds_at_random = false;  // stochastic rounding of bf16 weights that have no master ones
-  DType moments = DType::f32;     // or bf16, with stochastic rounding
+  bool stochastic_rounding = false;  // of bf16 weights without master weights
+  DType moments = DType::f32;        // or bf16, with stochastic rounding
   MuonOptions muon;
   std::vector<OptimizerGroup> groups;  // the first that matches a parameter decides
 };

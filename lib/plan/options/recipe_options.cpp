@@ -131,7 +131,7 @@ OptimizerOptions optimizer_options(const recipe::OptimizerConfig& o) {
           .decoupled_decay = o.decoupled_weight_decay,
           .clip_grad = o.clip_grad,
           .master_weights = o.master_weights,
-          .rounds_at_random = o.rounds_at_random(),
+          .stochastic_rounding = o.rounds_stochastically(),
           .moments = o.moments == recipe::MomentType::bf16 ? DType::bf16 : DType::f32,
           .muon = muon_options(o),
           .groups = optimizer_groups(o)};

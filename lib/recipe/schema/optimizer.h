@@ -135,7 +135,7 @@ struct OptimizerConfig {
   MuonConfig muon;
   std::vector<OptimizerGroup> groups;
 
-  bool rounds_at_random() const { return stochastic_rounding.value_or(!master_weights); }
+  bool rounds_stochastically() const { return stochastic_rounding.value_or(!master_weights); }
 
   static constexpr auto fields = std::tuple{
       Field{"name",
