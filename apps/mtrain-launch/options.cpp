@@ -187,7 +187,7 @@ bool is_loopback(const std::string& host) {
 }
 
 // Sets the address of the rendezvous, and the host's number.
-void set_meeting_place(const Words& w, LaunchOptions& o) {
+void set_rendezvous(const Words& w, LaunchOptions& o) {
   launch::AgentOptions& a = o.agent;
   a.nodes = launch::parse_nodes(w.nnodes);
   const launch::RendezvousConfig config = launch::parse_rendezvous_config(w.config);
@@ -277,7 +277,7 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
   refuse_misspelt(app);
   LaunchOptions o;
   warn_of_idle(app, w, o);
-  set_meeting_place(w, o);
+  set_rendezvous(w, o);
   launch::AgentOptions& a = o.agent;
   a.max_restarts = w.max_restarts;
   a.redirects = launch::parse_streams("--redirects", w.redirects);

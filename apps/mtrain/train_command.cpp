@@ -64,7 +64,7 @@ void count_steps(Recipe& r, Diagnostics& diagnostics) {
 }
 
 // Does the same for a plan if the data exist. A plan needs no data; the steps then stay unknown.
-void count_steps_if_there(Recipe& r, Diagnostics& diagnostics) {
+void count_steps_if_data_exists(Recipe& r, Diagnostics& diagnostics) {
   Diagnostics files;
   plan::check_files(r, files);
   if (files.has_errors()) return;
@@ -167,7 +167,7 @@ void run_train(const TrainOptions& o, char** argv) {
                                .finds_files = job.size == 1});
   Recipe& recipe = ready.recipe;
   if (!o.runs())
-    count_steps_if_there(recipe, ready.diagnostics);
+    count_steps_if_data_exists(recipe, ready.diagnostics);
   else if (job.size == 1)
     count_steps(recipe, ready.diagnostics);
   // mtrain-launch has warned already, once for all ranks of the host.

@@ -70,12 +70,12 @@ class Watch {
     observe::LiveScreen screen(STDOUT_FILENO);
     // find_live() is called before the files are read. The last picture therefore has the last
     // records of each run.
-    for (bool goes_on = true; goes_on; screen.pause(kBetween)) {
-      goes_on = find_live() || options_.follow;
+    for (bool keeps_running = true; keeps_running; screen.pause(kBetween)) {
+      keeps_running = find_live() || options_.follow;
       poll();
       if (!observe::find_metric_key(key_)) check_key();
       screen.draw(text());
-      if (!goes_on) return;
+      if (!keeps_running) return;
     }
   }
 

@@ -43,9 +43,9 @@ double best_rate(const std::function<Round()>& run_round, const std::function<do
   double best = 0, settled_since = start;
   for (double t = start; t - start < times.limit_s && t - settled_since < times.settled_s;
        t = now()) {
-    const double found = best_rate_of(run_round());
-    if (found > kBetter * best) settled_since = now();
-    best = std::max(best, found);
+    const double measured = best_rate_of(run_round());
+    if (measured > kBetter * best) settled_since = now();
+    best = std::max(best, measured);
   }
   return best;
 }

@@ -374,8 +374,8 @@ bool has_aligned_vectors(const Rows& r) {
 // this GPU's multiprocessors.
 int64_t slots_of(const Rows& rows, unsigned threads, int64_t margin) {
   constexpr int64_t kMultiprocessors = 132;
-  const int64_t there = margin > 0 ? multiprocessors() : kMultiprocessors;
-  return std::min(norm_rows_at_once(threads, there, margin), rows.count);
+  const int64_t available = margin > 0 ? multiprocessors() : kMultiprocessors;
+  return std::min(norm_rows_at_once(threads, available, margin), rows.count);
 }
 
 // The forward's rows are independent of each other: its grid is full except for the margin.

@@ -249,8 +249,9 @@ class StateWriter {
 // Refuses tensors that are not `used`, or whose type is not one of `types`. An unused tensor in the
 // model's file shows that it belongs to a different model, whose other weights have a different
 // meaning, too. In the optimizer's file it shows that a different optimizer saved it.
-void refuse_other(const storage::SafetensorsReader& file, const std::set<std::string>& used,
-                  const std::set<DType>& types, const char* reader) {
+void refuse_unknown_tensors(const storage::SafetensorsReader& file,
+                            const std::set<std::string>& used, const std::set<DType>& types,
+                            const char* reader) {
   std::vector<std::string> surplus;
   for (const storage::StoredTensor& t : file.tensors()) {
     if (!used.count(t.name))
@@ -271,8 +272,8 @@ void refuse_other(const storage::SafetensorsReader& file, const std::set<std::st
       kOwnRecipe);
 }
 
-void refuse_other_run(const recipe::ModelSource& models, const std::string& recipe,
-                      const fs::path& folder, const std::optional<std::string>& other_data) {
+void refuse_different_run(const recipe::ModelSource& models, const std::string& recipe,
+                          const fs::path& folder, const std::optional<std::string>& other_data) {
   const std::string differences =
       plan::resume_differences(models, saved_recipe(folder), recipe, other_data.has_value()) +
       other_data.value_or("");
@@ -290,7 +291,7 @@ void load_weights(Stream& stream, model::ParamStore& params, const fs::path& fol
   const storage::SafetensorsReader file(folder / kModel);
   const storage::FiniteValues model(file, storage::FiniteValues::Of::checkpoint);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
-  refuse_other(file, used, {DType::f32}, "model");
+  refuse_unknown_tensors(file, used, {DType::f32}, "model");
   read_weights(stream, params, model, kOwnRecipe, progress);
   read_replicated(stream, replicated, model, kOwnRecipe);
 }
@@ -315,7 +316,7 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
       if (tensor.values.has(model::part_of(p))) used.insert(p.name + tensor.suffix);
   const std::vector<ReplicatedTensor> replicated = replicated_of(t, false);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
-  refuse_other(file, used, {DType::f32, DType::bf16}, "model and optimizer");
+  refuse_unknown_tensors(file, used, {DType::f32, DType::bf16}, "model and optimizer");
   read_replicated(t.compute, replicated, moments, kOwnRecipe);
   model::ParamUploader uploader(t.compute);
   ReadBytes read(t.params, progress_of(t, "moments"));
@@ -431,7 +432,7 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const recipe::ModelSo
     throw UserError(fmt::format("{} has weights, but no training to continue", folder.string()),
                     "leave checkpoint.load out, and set model.from to the Hugging Face folder from "
                     "which it was imported");
-  refuse_other_run(models, recipe, folder, other_data);
+  refuse_different_run(models, recipe, folder, other_data);
   const storage::TrainState state = load_model(t, folder);
   load_moments(t, folder);
   // Without the entry `updates`, every step made an update.

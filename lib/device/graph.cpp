@@ -29,7 +29,7 @@ void Graph::replay() {
   MT_CHECK(!device.capture(), "a graph is replayed during a capture");
   device.allocator().await_users(*pool_);
   for (Stream* s : others_) origin_->wait(s->record());  // edge: the others' work -> the graph
-  origin_->launch({.name = name_, .reads = told_reads_, .writes = told_writes_}, work_);
+  origin_->launch({.name = name_, .reads = named_reads_, .writes = named_writes_}, work_);
   if (others_.empty()) return;
   const Event done = origin_->record();
   for (Stream* s : others_) s->wait(done);  // edge: the graph -> the others' next work
@@ -102,8 +102,8 @@ void Capture::add(Stream& stream, const LaunchInfo& info) {
         "`{}` on stream {}, which has not waited for the graph's work, cannot be part of a graph",
         info.name, stream.name()));
   ++graph_.launches_;
-  keep(info.reads, graph_.reads_, graph_.told_reads_);
-  keep(info.writes, graph_.writes_, graph_.told_writes_);
+  keep(info.reads, graph_.reads_, graph_.named_reads_);
+  keep(info.writes, graph_.writes_, graph_.named_writes_);
 }
 
 void Capture::add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream) {
@@ -118,7 +118,7 @@ void Capture::add_wait(Stream& stream, uint64_t event_capture, const Stream& eve
 // belongs only to the graph. The queue of the origin stream orders the memory that this stream
 // owns; only the sanitizer needs to know these accesses.
 void Capture::keep(const std::vector<Access>& accesses, std::vector<Access>& all,
-                   std::vector<Access>& told) {
+                   std::vector<Access>& named) {
   for (const Access& a : accesses) {
     if (!a.data || (a.storage && a.storage->pool == graph_.pool_->id())) continue;
     const bool known = std::ranges::any_of(
@@ -126,7 +126,7 @@ void Capture::keep(const std::vector<Access>& accesses, std::vector<Access>& all
     if (known) continue;
     all.push_back(a);
     const bool foreign = a.storage && a.storage->home != &origin_;
-    if (foreign || origin_.device().sanitizer()) told.push_back(a);
+    if (foreign || origin_.device().sanitizer()) named.push_back(a);
   }
 }
 

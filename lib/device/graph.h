@@ -33,7 +33,7 @@ class Graph {
   // alive.
   std::vector<Access> reads_, writes_;
   // The subset of these accesses that the launch of a replay must name.
-  std::vector<Access> told_reads_, told_writes_;
+  std::vector<Access> named_reads_, named_writes_;
   std::shared_ptr<MemoryPool> pool_;
   Work work_;
   int64_t launches_ = 0;
@@ -61,9 +61,10 @@ class Capture {
   void add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream);
   void join(Stream& stream);
   void end();  // makes the streams run their work from now on
-  // Adds accesses to memory outside the pool to `all`, and those that a replay must name to `told`.
+  // Adds accesses to memory outside the pool to `all`, and those that a replay must name to
+  // `named`.
   void keep(const std::vector<Access>& accesses, std::vector<Access>& all,
-            std::vector<Access>& told);
+            std::vector<Access>& named);
 
   Stream& origin_;
   const uint64_t id_;

@@ -147,11 +147,11 @@ void put_window(const ModelConfig& m, WindowRule kind, json& config) {
   for (const char layer : layers)
     types.push_back(layer == '1' ? "sliding_attention" : "full_attention");
   if (kind == WindowRule::patterned) {
-    const char* again = "sliding_window_size";
+    const char* second_key = "sliding_window_size";
     // transformers builds a mask of this width even if no layer has a window.
     if (window || !config.contains("sliding_window") || config["sliding_window"].is_null())
       config["sliding_window"] = window ? width : json(m.max_position_embeddings.value_or(4096));
-    if (config.contains(again)) config[again] = config["sliding_window"];
+    if (config.contains(second_key)) config[second_key] = config["sliding_window"];
     config["layer_types"] = types;
     return;
   }
@@ -294,13 +294,13 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
     if (!family) continue;
     const std::string written = config_of(recipe, *family, text).dump(2) + "\n";
     Diagnostics diagnostics;
-    const Recipe again =
+    const Recipe reread =
         read_config_json(written, "config.json", diagnostics, recipe.model.ignore_keys);
     std::vector<std::string> lines;
     if (diagnostics.has_errors())
       lines.push_back(errors_of(diagnostics));
     else
-      for (const ModelDifference& d : model_differences(recipe.model, again.model))
+      for (const ModelDifference& d : model_differences(recipe.model, reread.model))
         lines.push_back(d.text());
     const double scalar = *in_one_form(recipe.model).query_pre_attn_scalar;
     if (!is_integral(scalar) &&
@@ -317,7 +317,7 @@ std::string write_config(const Recipe& recipe, const ConfigText& text, std::stri
     const size_t distance =
         diagnostics.has_errors()
             ? std::numeric_limits<size_t>::max()
-            : lines.size() + model_differences(again.model, recipe.model).size();
+            : lines.size() + model_differences(reread.model, recipe.model).size();
     for (std::string& line : lines) line = fmt::format("  {}: {}", type, line);
     if (fewest.empty() || distance < least) fewest = lines, least = distance;
   }

@@ -75,13 +75,13 @@ void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::Mo
   int64_t least = m.layer_count();
   for (const spec::LayerSpec& layer : m.layers)
     if (layer.experts() && !form.fused) least += layer.experts()->count;
-  const auto there = int64_t(folder.tensors().size());
-  if (least <= there + kSome) return;
+  const auto stored = int64_t(folder.tensors().size());
+  if (least <= stored + kSome) return;
   throw UserError(
       fmt::format("{}: {} layers of {} experts have at least {} tensors, and the folder "
                   "has {}",
                   (folder.path() / "config.json").string(), m.layer_count(),
-                  m.experts() ? m.experts()->count : 0, least, there),
+                  m.experts() ? m.experts()->count : 0, least, stored),
       "download the folder again, or correct its config.json");
 }
 

@@ -92,9 +92,9 @@ struct Child {
   int rank = 0, local_rank = 0;
   pid_t pid = -1;
   fs::path error_file;
-  std::optional<int> status;          // as waitpid gives it
-  bool told_to_end = false;           // the agent ended it: its end is not the cause of a failure
-  Clock::time_point look_again = {};  // when to look for processes that continue without it
+  std::optional<int> status;         // as waitpid gives it
+  bool asked_to_end = false;         // the agent ended it: its end is not the cause of a failure
+  Clock::time_point next_look = {};  // when to look for processes that continue without it
 };
 
 bool ended_well(const Child& c) {
@@ -195,7 +195,7 @@ class Attempt {
     // The rank with the lowest weight is the first cause. A rank that died without an error file
     // causes the errors of others; next come errors that are not about peers.
     const auto weight = [](const Child& c, const std::optional<RankError>& e) {
-      if (c.told_to_end && !e) return 3;
+      if (c.asked_to_end && !e) return 3;
       if (!e) return 0;
       return e->kind == ErrorKind::comm ? 2 : 1;
     };
@@ -218,7 +218,7 @@ class Attempt {
     }
     job_.console.say(text);
     for (const Child& c : children_)
-      if (&c != cause && !ended_well(c) && !c.told_to_end && !read_error_file(c.error_file))
+      if (&c != cause && !ended_well(c) && !c.asked_to_end && !read_error_file(c.error_file))
         job_.console.say(fmt::format("  then rank {} {}", c.rank, end_of(c)));
     const bool usage =
         cause->status && WIFEXITED(*cause->status) &&
@@ -378,11 +378,11 @@ class Attempt {
       // The system limits the number of queued signals with a value.
       return sigqueue(pid, SIGTERM, value) == 0 || (errno == EAGAIN && kill(pid, SIGTERM) == 0);
     };
-    std::set<pid_t> told;
+    std::set<pid_t> signalled;
     for (const Child& c : children_)
-      if (!c.status && tell(c.pid)) told.insert(c.pid);
+      if (!c.status && tell(c.pid)) signalled.insert(c.pid);
     for (const JobProcess& p : job_processes(job_.id))
-      if ((p.program == "mtrain" || p.program == "mtrain-launch") && told.insert(p.pid).second)
+      if ((p.program == "mtrain" || p.program == "mtrain-launch") && signalled.insert(p.pid).second)
         tell(p.pid);
   }
 
@@ -397,18 +397,18 @@ class Attempt {
           info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
       // A wrapper may handle the signal and exit by itself (trap 'exit 0' TERM).
       const bool by_signal = WIFSIGNALED(status) && is_end_signal(WTERMSIG(status));
-      if ((by_signal || job_.ends.signal()) && goes_on(c)) continue;
+      if ((by_signal || job_.ends.signal()) && keeps_running(c)) continue;
       c.status = status;
-      const bool told = job_.ends.signal() && ended_by_signal(c);
-      if (!ended_well(c) && !failed_at_ && !told) failed_at_ = Clock::now();
+      const bool stopped = job_.ends.signal() && ended_by_signal(c);
+      if (!ended_well(c) && !failed_at_ && !stopped) failed_at_ = Clock::now();
     }
   }
 
   // Whether mtrain is still running (it saves) after the shell that started it was ended by a
   // signal.
-  bool goes_on(Child& c) {
-    if (Clock::now() < c.look_again) return true;
-    c.look_again = Clock::now() + 100ms;
+  bool keeps_running(Child& c) {
+    if (Clock::now() < c.next_look) return true;
+    c.next_look = Clock::now() + 100ms;
     return std::ranges::any_of(job_processes(job_.id), [&](const JobProcess& p) {
       return p.rank == c.rank && p.program == "mtrain";
     });
@@ -423,8 +423,8 @@ class Attempt {
 
   void kill_all(int signal) {
     for (Child& c : children_) {
-      if (c.status || (c.told_to_end && signal != SIGKILL)) continue;
-      c.told_to_end = true;
+      if (c.status || (c.asked_to_end && signal != SIGKILL)) continue;
+      c.asked_to_end = true;
       if (signal != SIGKILL) kill(c.pid, signal);
     }
     if (signal != SIGKILL) return;
@@ -521,8 +521,8 @@ int run_starts(const AgentOptions& o, JobState& job) {
     int code = attempt.report();
     // Input that worked at the first start is not a user's mistake at a later one.
     if (number > 0) code = 1;
-    const bool again = code != 2 && !signal && number < o.max_restarts;
-    if (!again) {
+    const bool restarts = code != 2 && !signal && number < o.max_restarts;
+    if (!restarts) {
       if (code != 2) tell_unsaved();
       return code;
     }
@@ -560,12 +560,12 @@ int run_agent(const AgentOptions& options) {
   const int code = run_starts(options, job);
   watchdog.dismiss();
   const auto patience = job.ends.signal() ? kPatienceAfterSignal : kPatience;
-  const auto told_to_end = [&] {
+  const auto asked_to_end = [&] {
     const int signal = signals.next();
     return signal != 0 && signal != SIGWINCH;
   };
-  console.out().finish(patience, told_to_end);
-  console.err().finish(patience, told_to_end);
+  console.out().finish(patience, asked_to_end);
+  console.err().finish(patience, asked_to_end);
   return code;
 }
 

@@ -61,9 +61,9 @@ int open_secret(const fs::path& path, const std::string& hint) {
 // Whether the path still names the open file.
 bool is_file_at(int fd, const fs::path& path) {
   struct stat own {};
-  struct stat there {};
-  return fstat(fd, &own) == 0 && lstat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
-         own.st_ino == there.st_ino;
+  struct stat at_path {};
+  return fstat(fd, &own) == 0 && lstat(path.c_str(), &at_path) == 0 &&
+         own.st_dev == at_path.st_dev && own.st_ino == at_path.st_ino;
 }
 
 // Returns nothing if the file does not have 64 digits (yet).

@@ -27,12 +27,13 @@ StageParts parts_of(const RunPlan& plan, int64_t stage, const PassCosts& costs) 
     return stage_parts(costs, {experts.begin() + begin, experts.begin() + end}, head);
   };
   const bool head = stage + 1 == plan.layout.stages;
-  const int64_t again = std::min(plan.recompute.layers, all);
+  const int64_t recomputed = std::min(plan.recompute.layers, all);
   StageParts parts{.forward = layers(0, all, head).forward,
-                   .backward = layers(again, all, head).backward};
+                   .backward = layers(recomputed, all, head).backward};
   const int64_t group = std::max<int64_t>(plan.recompute.group, 1);
-  for (int64_t begin = (again - 1) / group * group; again > 0 && begin >= 0; begin -= group) {
-    const StageParts part = layers(begin, std::min(begin + group, again));
+  for (int64_t begin = (recomputed - 1) / group * group; recomputed > 0 && begin >= 0;
+       begin -= group) {
+    const StageParts part = layers(begin, std::min(begin + group, recomputed));
     append(parts.backward, part.forward);
     append(parts.backward, part.backward);
   }

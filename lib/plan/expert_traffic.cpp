@@ -49,14 +49,14 @@ double row_bytes(const RunPlan& plan) {
 // again.
 double bytes_per_layer(const RunPlan& plan, bool recomputed) {
   const double K = double(experts_of(plan).per_token), row = row_bytes(plan),
-               passes = recomputed ? 3 : 2, again = plan.recompute.experts ? row : 0;
+               passes = recomputed ? 3 : 2, resent = plan.recompute.experts ? row : 0;
   const bool rows_alone =
       plan.layout.ep > 1 && plan.experts.dispatcher == TokenDispatch::all_to_all;
   // A row travels with its own weight, a full token with all its choices and weights.
   const double weights = rows_alone
                              ? passes * sizeof(float)
                              : passes * K * sizeof(float) + (passes - 1) * K * sizeof(int32_t);
-  return tokens(plan) * rows_sent(plan) * (passes * 2 * row + weights + again);
+  return tokens(plan) * rows_sent(plan) * (passes * 2 * row + weights + resent);
 }
 
 }  // namespace

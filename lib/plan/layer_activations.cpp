@@ -114,11 +114,11 @@ Count LayerActivations::passing_per_token(bool moe) const {
   const Count width = this->width(moe);
   // The gradients of the experts' rows, and of the rows that travel between ranks.
   const Count dispatched = moe ? (rows_ + travelling_rows()) * row_share() * hidden() : 0;
-  const bool rows_again = moe && recompute_.experts;
-  const Count again = (!moe && recompute_.mlp) || rows_again
-                          ? inputs(moe) * width / tp_ + residual() +
-                                (rows_again ? rows_ * row_share() * hidden() : 0)
-                          : 0;
+  const bool resends_rows = moe && recompute_.experts;
+  const Count recomputed = (!moe && recompute_.mlp) || resends_rows
+                               ? inputs(moe) * width / tp_ + residual() +
+                                     (resends_rows ? rows_ * row_share() * hidden() : 0)
+                               : 0;
   // The activation's output is quantized while it and the other gradients exist.
   const Count quantized = moe ? layers_.float8_moe_share() * width / tp_ / e_ : 0;
   // The gradient of the output norm's or multiplier's input, and the input norm's output if it is
@@ -127,7 +127,7 @@ Count LayerActivations::passing_per_token(bool moe) const {
   const Count norm_input_gradient = copies ? residual() : 0,
               normalized = layer_.input_norms && !keeps_norms() ? residual() : 0;
   const Count mlp = std::max((inputs(moe) + 1) * width / tp_ + quantized + hidden() +
-                                 sharded_residual() + norm_input_gradient + again,
+                                 sharded_residual() + norm_input_gradient + recomputed,
                              2 * hidden() + normalized + 2 * sharded_residual()) +
                     dispatched;
   const Count attention =

@@ -330,17 +330,18 @@ class Estimator {
     if (dp_.shards < ShardLevel::parameters || !l_.shares_gradients()) return 0;
     const int64_t in_turns = dp_.gather.units_at_once();
     // The layers of a recomputed group are also gathered ahead from the group's end.
-    const int64_t again = recomputes_layers() ? std::min(plan_.recompute.group, in_turns + 1) : 0;
+    const int64_t recomputed =
+        recomputes_layers() ? std::min(plan_.recompute.group, in_turns + 1) : 0;
     const auto stages = int64_t(stages_.size());
     const int64_t kept = plan_.pipeline.max_gathered;
     const int64_t at_once =
         kept == 0 ? layers_.all() : ceil_div(layers_.all() * std::min(kept, stages), stages);
-    const auto there = [&](bool reshard, int64_t units) {
-      return reshard ? std::max(units, again) : at_once;
+    const auto units_held = [&](bool reshard, int64_t units) {
+      return reshard ? std::max(units, recomputed) : at_once;
     };
     const int64_t experts_in_turns = layers_.moe ? dp_.gather.experts_at_once() : 0;
-    return e_ * full_units(there(dp_.gather.reshard_after_forward, in_turns),
-                           there(dp_.gather.reshard_experts, experts_in_turns));
+    return e_ * full_units(units_held(dp_.gather.reshard_after_forward, in_turns),
+                           units_held(dp_.gather.reshard_experts, experts_in_turns));
   }
   // Bytes of the quantized copies of the linears' weights. Experts have one copy for forward and
   // backward.

@@ -202,14 +202,14 @@ void DataIdentity::read_files(std::vector<data::FileContent*> files) {
   become_idle();
   // At most 256 MiB per second: the reading must not slow down the training's use of the disks.
   constexpr std::chrono::milliseconds kPause{16};
-  const auto go_on = [&] {
+  const auto keep_going = [&] {
     if (!stop_) std::this_thread::sleep_for(kPause);
     return !stop_;
   };
   for (data::FileContent* file : files) {
     std::string hash;
     try {
-      hash = data::hash_file(file->path, go_on);
+      hash = data::hash_file(file->path, keep_going);
     } catch (const Error&) {
       // The training also reads the file, and reports the error.
     }

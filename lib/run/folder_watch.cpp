@@ -15,12 +15,12 @@ FolderWatch::FolderWatch(std::filesystem::path folder) : folder_(std::move(folde
 
 void FolderWatch::check() const {
   struct stat info {};
-  const bool there = ::stat(folder_.c_str(), &info) == 0;
+  const bool exists = ::stat(folder_.c_str(), &info) == 0;
   // Other failures may be temporary failures of the file system.
-  if (!there && errno != ENOENT && errno != ENOTDIR) return;
-  if (there && info.st_dev == device_ && info.st_ino == inode_) return;
+  if (!exists && errno != ENOENT && errno != ENOTDIR) return;
+  if (exists && info.st_dev == device_ && info.st_ino == inode_) return;
   throw RunError(fmt::format("the run folder {} was {} while the run used it", folder_.string(),
-                             there ? "replaced by another" : "deleted or renamed"),
+                             exists ? "replaced by another" : "deleted or renamed"),
                  "the run's metrics and checkpoints are where the folder is now; continue from "
                  "there with checkpoint.load=<path>");
 }

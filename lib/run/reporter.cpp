@@ -79,8 +79,8 @@ void Reporter::step(const train::StepStats& s) {
   const double flops = trainer_.plan().token_cost.flops(s.mean_document_length);
   const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
                                      : observe::StepProgress::kUnknown;
-  if (mfu > 1 && !told_of_peak_) {
-    told_of_peak_ = true;
+  if (mfu > 1 && !reported_peak_) {
+    reported_peak_ = true;
     progress_.note(fmt::format(
         "step {}: {:.0f} GFLOP/s are more than the measured peak of {:.0f}: the peak was "
         "measured too low, so such steps have no MFU",

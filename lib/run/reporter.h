@@ -51,8 +51,8 @@ class Reporter {
 
   train::Trainer& trainer_;
   const Options options_;
-  double peak_flops_ = 0;      // FLOP/s of the device for the compute type; 0: unknown
-  bool told_of_peak_ = false;  // whether the run has reported a step that was faster than the peak
+  double peak_flops_ = 0;       // FLOP/s of the device for the compute type; 0: unknown
+  bool reported_peak_ = false;  // whether the run has reported a step that was faster than the peak
   observe::ProgressLine& progress_;
   std::unique_ptr<observe::MetricsWriter> metrics_;
   std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank

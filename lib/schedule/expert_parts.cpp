@@ -65,16 +65,16 @@ class PassPlayer {
   }
 
   // The weight gradients of all chunks are computed after the chunks, during the last return.
-  void in_chunks(const PairPart& there, const PairPart& compute, const PairPart& back) {
+  void in_chunks(const PairPart& dispatch, const PairPart& compute, const PairPart& back) {
     drain();
     const double n = double(chunks_), begin = ready_;
     const auto travel = [&](const PairPart& way, double ready) {
       return add(true, ready, way.latency + (way.cost - way.latency) / n);
     };
-    double arrived = travel(there, begin);
+    double arrived = travel(dispatch, begin);
     if (compute.ahead > 0) add(false, begin, compute.ahead);
     for (int64_t c = 0; c < chunks_; ++c) {
-      const double next = c + 1 < chunks_ ? travel(there, begin) : 0;
+      const double next = c + 1 < chunks_ ? travel(dispatch, begin) : 0;
       ready_ = travel(back, add(false, arrived, (compute.cost - compute.ahead) / n));
       arrived = next;
     }

@@ -96,10 +96,10 @@ void Trainer::sum_losses(const Tensor& losses) {
   const bool experts = plan_.model.experts();
   // Under sequence parallelism each tensor-parallel rank has routed only its own tokens.
   if (experts && impls_.tensor->sequence()) impls_.tensor->sum(experts_.sums_LS);
-  for (const Tensor& found : {losses, experts ? experts_.sums_LS : Tensor()}) {
-    if (!found) continue;
-    data_parallel_->sum(found);
-    pipeline_->sum(found);  // each stage has the values of its own layers and head
+  for (const Tensor& values : {losses, experts ? experts_.sums_LS : Tensor()}) {
+    if (!values) continue;
+    data_parallel_->sum(values);
+    pipeline_->sum(values);  // each stage has the values of its own layers and head
   }
 }
 

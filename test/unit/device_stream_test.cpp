@@ -326,14 +326,14 @@ TEST_CASE("timings and waits say whether they were enqueued as part of a pair") 
   struct Sink : TimingSink {
     void record(const Timing& t) override {
       const std::lock_guard lock(mutex);
-      told.push_back({t.name, t.paired});
+      launches.push_back({t.name, t.paired});
     }
     void waited(const Waiting& w) override {
       const std::lock_guard lock(mutex);
-      told.push_back({"wait", w.paired});
+      launches.push_back({"wait", w.paired});
     }
     std::mutex mutex;
-    std::vector<std::pair<std::string, bool>> told;
+    std::vector<std::pair<std::string, bool>> launches;
   } sink;
   const auto device = Device::cpu(1);
   Stream &compute = device->stream(StreamKind::compute), &ep = device->stream(StreamKind::ep);
@@ -353,12 +353,12 @@ TEST_CASE("timings and waits say whether they were enqueued as part of a pair") 
   compute.wait(ep.record());
   compute.launch({.name = "after"}, no_work);
   device->set_timing_sink(nullptr);
-  CHECK(sink.told == std::vector<std::pair<std::string, bool>>{{"before", false},
-                                                               {"inner", true},
-                                                               {"wait", true},
-                                                               {"outer", true},
-                                                               {"wait", false},
-                                                               {"after", false}});
+  CHECK(sink.launches == std::vector<std::pair<std::string, bool>>{{"before", false},
+                                                                   {"inner", true},
+                                                                   {"wait", true},
+                                                                   {"outer", true},
+                                                                   {"wait", false},
+                                                                   {"after", false}});
 }
 
 TEST_CASE("a timing sink may go once another, or none, has taken its place") {
@@ -370,9 +370,9 @@ TEST_CASE("a timing sink may go once another, or none, has taken its place") {
   const auto device = Device::cpu(1);
   Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);
   const bool fails = GENERATE(false, true);
-  std::atomic<int> told = 0;
+  std::atomic<int> launches = 0;
   {
-    Sink sink(told);
+    Sink sink(launches);
     device->set_timing_sink(&sink);
     for (Stream* s : {&compute, &dp})
       s->launch({.name = "slow"}, [](const LaunchContext&) {
@@ -383,7 +383,7 @@ TEST_CASE("a timing sink may go once another, or none, has taken its place") {
       if (fails) throw RunError("x");
     });
     device->set_timing_sink(nullptr);  // as after an exception in a step
-    CHECK(told == (fails ? 3 : 4));
+    CHECK(launches == (fails ? 3 : 4));
   }
   if (fails)
     CHECK_THROWS_AS(device->synchronize(), RunError);

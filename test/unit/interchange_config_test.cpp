@@ -332,7 +332,7 @@ TEST_CASE("routers of DeepSeek-V3's kind that transformers computes in another w
 }
 
 TEST_CASE("checkpoints of a model that no family computes are not promised in their form") {
-  const auto told = [](const std::string& model, const std::string& setting) {
+  const auto messages_of = [](const std::string& model, const std::string& setting) {
     Diagnostics diagnostics;
     const auto r = recipe::read_recipe_text(
         interchange::model_source(),
@@ -345,9 +345,9 @@ TEST_CASE("checkpoints of a model that no family computes are not promised in th
     return diagnostics.text(recipe::Severity::error);
   };
   // The vocabulary comes from a tokenizer, which is not open yet.
-  CHECK(told("", "every") == "");
-  CHECK(told(", normalization: layernorm", "false") == "");
-  CHECK_THAT(told(", normalization: layernorm", "final"),
+  CHECK(messages_of("", "every") == "");
+  CHECK(messages_of(", normalization: layernorm", "false") == "");
+  CHECK_THAT(messages_of(", normalization: layernorm", "final"),
              Contains("r.yaml:2") && Contains("checkpoint.save_consolidated") &&
                  Contains("have no Hugging Face form") &&
                  Contains("model.normalization: layernorm, not rmsnorm"));

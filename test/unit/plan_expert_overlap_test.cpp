@@ -62,17 +62,18 @@ TEST_CASE("sizes that no list could hold are refused at once, as without pairs")
 }
 
 TEST_CASE("a recipe whose passes do not pair gets the reason and a remedy") {
-  const auto told = [](int64_t world, const Overrides& set) {
+  const auto diagnostics_of = [](int64_t world, const Overrides& set) {
     return Setting{.what = set.back(), .world = world, .set = set};
   };
-  expect_warning(told(1, {kPairs + "=true"}), kPairs, "the model has no experts");
+  expect_warning(diagnostics_of(1, {kPairs + "=true"}), kPairs, "the model has no experts");
   const std::string on = kPairs + "=true", batch = "train.global_batch_size=4",
                     raise = "raise global_batch_size", chunks = "moe_dispatch_chunks";
-  expect_warning(told(4, experts({on, batch})), kPairs, raise + ", or set comm_overlap." + chunks);
+  expect_warning(diagnostics_of(4, experts({on, batch})), kPairs,
+                 raise + ", or set comm_overlap." + chunks);
   const auto without_chunks = [&](const Overrides& more) {
     Overrides set = experts({on, batch});
     set.insert(set.end(), more.begin(), more.end());
-    expect_warning(told(4, set), kPairs, raise);
+    expect_warning(diagnostics_of(4, set), kPairs, raise);
     const Diagnostics diagnostics = check(4, set);
     for (const auto& d : diagnostics.sorted())
       if (d.field == kPairs) CHECK_THAT(d.reason, !Contains(chunks));

@@ -15,7 +15,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-Diagnostics told(const std::string& text) {
+Diagnostics diagnostics_of(const std::string& text) {
   Diagnostics diagnostics;
   plan::load_recipe_text(interchange::model_source(), kBase + text, "r.yaml", {}, diagnostics);
   return diagnostics;
@@ -80,7 +80,7 @@ TEST_CASE("keys that ask for unsupported features warn or are refused") {
                         {"validation_dataset.num_val_samples: 100", kWarned, "validation.steps"},
                         {"step_scheduler.num_epochs: 0", kRefused, "greater than 0"},
                         {"model.group_query_attention: false", kRefused, "num_query_groups"}}) {
-    const Diagnostics diagnostics = told(row.text + std::string("\n"));
+    const Diagnostics diagnostics = diagnostics_of(row.text + std::string("\n"));
     INFO(row.text << "\n" << listed(diagnostics));
     CHECK_THAT(diagnostics.text(row.severity), Contains(row.gist));
   }
@@ -88,7 +88,7 @@ TEST_CASE("keys that ask for unsupported features warn or are refused") {
        {"model.torch_dtype: bf16", "model.backend.te_fp4: null", "model.load_base_model: true",
         "distributed.activation_checkpointing_scope: all", "scheduler.lr_warmup_steps: null",
         "step_scheduler: {num_epochs: 2, max_steps: 9}", "model.group_query_attention: true"})
-    CHECK_FALSE(told(text + std::string("\n")).has_errors());
+    CHECK_FALSE(diagnostics_of(text + std::string("\n")).has_errors());
   Diagnostics alone;
   plan::load_recipe_text(interchange::model_source(),
                          "dataset: {train: x}\nmodel: {group_query_attention: true}\n", "r.yaml",

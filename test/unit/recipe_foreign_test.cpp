@@ -28,7 +28,7 @@ Recipe loaded(const std::string& more, const Overrides& set = {}, int64_t world 
   return r;
 }
 
-Diagnostics told(const std::string& more, int64_t world = 0) {
+Diagnostics diagnostics_of(const std::string& more, int64_t world = 0) {
   Diagnostics diagnostics;
   plan::load_recipe_text(interchange::model_source(), kBase + more, "base.yaml", {}, diagnostics,
                          world);
@@ -36,9 +36,9 @@ Diagnostics told(const std::string& more, int64_t world = 0) {
 }
 
 // Some diagnostic of that severity is about `field`, and its text contains `gist`.
-void expect_told(const std::string& more, Severity severity, std::string_view field,
-                 std::string_view gist) {
-  const Diagnostics diagnostics = told(more);
+void expect_diagnostic(const std::string& more, Severity severity, std::string_view field,
+                       std::string_view gist) {
+  const Diagnostics diagnostics = diagnostics_of(more);
   INFO(more << listed(diagnostics));
   CHECK(std::ranges::any_of(diagnostics.sorted(), [&](const auto& d) {
     return d.severity == severity && d.field == field && d.str().find(gist) != std::string::npos;
@@ -158,10 +158,10 @@ TEST_CASE("a class that a recipe names by _target_ chooses what it names") {
                "tp_size: 2, mp_policy: {_target_: torch.distributed.fsdp.MixedPrecisionPolicy, "
                "param_dtype: bfloat16, reduce_dtype: float32}}\n")
             .distributed.tp_size == 2);
-  expect_told("optimizer: {_target_: dion.Dion, rank: 3}\n", Severity::error, "optimizer._target_",
-              "optimizer.name: adamw, adam or muon");
-  expect_told("loss_fn: {_target_: my.loss.Huber, delta: 3}\n", Severity::error, "loss_fn._target_",
-              "next-token cross entropy");
+  expect_diagnostic("optimizer: {_target_: dion.Dion, rank: 3}\n", Severity::error,
+                    "optimizer._target_", "optimizer.name: adamw, adam or muon");
+  expect_diagnostic("loss_fn: {_target_: my.loss.Huber, delta: 3}\n", Severity::error,
+                    "loss_fn._target_", "next-token cross entropy");
   // Data that mtrain cannot read is one mistake: no message is about the arguments of its class.
   Diagnostics data;
   plan::load_recipe_text(
@@ -179,8 +179,8 @@ TEST_CASE("a class's own defaults yield to what the recipe says, and its argumen
   CHECK(
       loaded("optimizer: {_target_: torch.optim.Adam}\n", {"optimizer._target_=torch.optim.AdamW"})
           .optimizer.decoupled_weight_decay);
-  expect_told("loss_fn: {_target_: torch.nn.CrossEntropyLoss, label_smoothing: 0.1}\n",
-              Severity::error, "loss_fn.label_smoothing", "no such key");
+  expect_diagnostic("loss_fn: {_target_: torch.nn.CrossEntropyLoss, label_smoothing: 0.1}\n",
+                    Severity::error, "loss_fn.label_smoothing", "no such key");
   Diagnostics diagnostics;
   const Recipe llama = plan::load_recipe_text(
       interchange::model_source(),
@@ -195,14 +195,14 @@ TEST_CASE("a class's own defaults yield to what the recipe says, and its argumen
   CHECK(loaded("", {"num-layers=4", "ffn-hidden-size=96", "optimizer=adam"}).model.num_layers == 4);
   CHECK(loaded("", {"model.architecture=gpt2", "model.gated_linear_unit=false"}).model.activation ==
         Activation::gelu_tanh);
-  expect_told("ddp: {no_align_param_gather: '${env:X,true}'}\n", Severity::error,
-              "ddp.no_align_param_gather", "reference");
-  expect_told("launch: {env: {CUDA_DEVICE_MAX_CONNECTIONS: 1}}\n", Severity::error, "launch.env",
-              "a setting of its own");
-  expect_told("launch: {env: {MTRAIN_TOKEN: '${env:HOME}'}}\n", Severity::error, "launch.env",
-              "does not belong in a recipe");
-  expect_told("dataset.validation: x\n", Severity::warning, "dataset.validation",
-              "is also training data");
+  expect_diagnostic("ddp: {no_align_param_gather: '${env:X,true}'}\n", Severity::error,
+                    "ddp.no_align_param_gather", "reference");
+  expect_diagnostic("launch: {env: {CUDA_DEVICE_MAX_CONNECTIONS: 1}}\n", Severity::error,
+                    "launch.env", "a setting of its own");
+  expect_diagnostic("launch: {env: {MTRAIN_TOKEN: '${env:HOME}'}}\n", Severity::error, "launch.env",
+                    "does not belong in a recipe");
+  expect_diagnostic("dataset.validation: x\n", Severity::warning, "dataset.validation",
+                    "is also training data");
 }
 
 TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
@@ -216,8 +216,8 @@ TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
   CHECK_FALSE(p.first_last_layers_bf16);
   CHECK(loaded("mixed_precision: bf16_with_fp8_current_scaling_mixed\n")
             .mixed_precision.first_last_layers_bf16);
-  expect_told("mixed_precision: bf16_with_fp8_current_scaling_mixed\n", Severity::warning,
-              "mixed_precision", "parameters travel in bf16");
+  expect_diagnostic("mixed_precision: bf16_with_fp8_current_scaling_mixed\n", Severity::warning,
+                    "mixed_precision", "parameters travel in bf16");
   CHECK(loaded("", {"mixed_precision=bf16-with-mxfp8-mixed", "hardware.gpu=b200"})
             .mixed_precision.fp8_recipe == Fp8Recipe::mxfp8);
   CHECK(loaded("", {"mixed_precision.name=fp16-mixed"}).mixed_precision.name ==
@@ -225,23 +225,24 @@ TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
 }
 
 TEST_CASE("keys without a meaning are reported once, and those for missing features are refused") {
-  expect_told("distributed: {pipeline: {patch_inner_model: false}}\n", Severity::resolved,
-              "distributed.pipeline.patch_inner_model", "has no meaning here");
-  expect_told("distributed: {multimodal: {frozen_sharding: per_layer}}\n", Severity::warning,
-              "distributed.multimodal", "ignored");
-  expect_told("distributed: {offload_policy: {pin_memory: true}}\n", Severity::error,
-              "distributed.offload_policy", "host memory");
-  CHECK_FALSE(told("distributed: {offload_policy: none}\n").has_errors());
-  expect_told("peft: {_target_: lora.PeftConfig, dim: 8}\n", Severity::error, "peft", "LoRA");
-  expect_told("checkpoint: {model_save_format: torch_save}\n", Severity::warning,
-              "checkpoint.model_save_format", "safetensors");
-  expect_told("step_scheduler: {num_epochs: 2, max_steps: 9}\n", Severity::warning,
-              "step_scheduler.num_epochs", "train.steps");
-  CHECK_FALSE(told("step_scheduler: {num_epochs: 2}\n").has_errors());
+  expect_diagnostic("distributed: {pipeline: {patch_inner_model: false}}\n", Severity::resolved,
+                    "distributed.pipeline.patch_inner_model", "has no meaning here");
+  expect_diagnostic("distributed: {multimodal: {frozen_sharding: per_layer}}\n", Severity::warning,
+                    "distributed.multimodal", "ignored");
+  expect_diagnostic("distributed: {offload_policy: {pin_memory: true}}\n", Severity::error,
+                    "distributed.offload_policy", "host memory");
+  CHECK_FALSE(diagnostics_of("distributed: {offload_policy: none}\n").has_errors());
+  expect_diagnostic("peft: {_target_: lora.PeftConfig, dim: 8}\n", Severity::error, "peft", "LoRA");
+  expect_diagnostic("checkpoint: {model_save_format: torch_save}\n", Severity::warning,
+                    "checkpoint.model_save_format", "safetensors");
+  expect_diagnostic("step_scheduler: {num_epochs: 2, max_steps: 9}\n", Severity::warning,
+                    "step_scheduler.num_epochs", "train.steps");
+  CHECK_FALSE(diagnostics_of("step_scheduler: {num_epochs: 2}\n").has_errors());
   for (const char* value : {"false", "final", "every", "true"})
-    CHECK_FALSE(told(fmt::format("checkpoint: {{save_consolidated: {}}}\n", value)).has_errors());
-  expect_told("checkpoint: {save_consolidated: sometimes}\n", Severity::error,
-              "checkpoint.save_consolidated", "choose from");
+    CHECK_FALSE(
+        diagnostics_of(fmt::format("checkpoint: {{save_consolidated: {}}}\n", value)).has_errors());
+  expect_diagnostic("checkpoint: {save_consolidated: sometimes}\n", Severity::error,
+                    "checkpoint.save_consolidated", "choose from");
 }
 
 TEST_CASE("Megatron's switch of experts' biases is the gate of the rate beside it") {
@@ -263,7 +264,8 @@ TEST_CASE("Megatron's switch of experts' biases is the gate of the rate beside i
   CHECK(rate(own, {"model.moe_router_enable_expert_bias=true"}) == 0.01);
   CHECK(rate(own, {"moe-router-enable-expert-bias=false"}) == 0);
   CHECK(rate(on, {"moe-router-bias-update-rate=0.02"}) == 0.02);
-  expect_told(off + own, Severity::resolved, "model.moe_router_bias_update_rate", "has no effect");
+  expect_diagnostic(off + own, Severity::resolved, "model.moe_router_bias_update_rate",
+                    "has no effect");
 }
 
 TEST_CASE("settings of experts in the names of other systems have an effect, or are reported") {
@@ -307,17 +309,18 @@ TEST_CASE("settings of experts in the names of other systems have an effect, or 
   for (const char* key : {"moe_flex_dispatcher_backend: deepep", "moe_router_padding_for_fp8: true",
                           "high_priority_a2a_comm_stream: true"}) {
     const std::string text = std::string("model.") + key + "\n";
-    expect_told(text, Severity::resolved, text.substr(0, text.find(':')), "has no meaning here");
+    expect_diagnostic(text, Severity::resolved, text.substr(0, text.find(':')),
+                      "has no meaning here");
   }
-  expect_told("model.moe_router_padding_for_fp8: true\n", Severity::resolved,
-              "model.moe_router_padding_for_fp8", "take any number of rows");
+  expect_diagnostic("model.moe_router_padding_for_fp8: true\n", Severity::resolved,
+                    "model.moe_router_padding_for_fp8", "take any number of rows");
   for (const char* key : {"moe_input_jitter_eps: 0.01", "moe_apply_probs_on_input: true",
                           "moe_layer_recompute: true"}) {
     const std::string text = std::string("model.") + key + "\n";
-    expect_told(text, Severity::error, text.substr(0, text.find(':')), "");
+    expect_diagnostic(text, Severity::error, text.substr(0, text.find(':')), "");
   }
-  CHECK_FALSE(told("model.moe_input_jitter_eps: null\n").has_errors());
-  CHECK_FALSE(told("model.moe_router_force_load_balancing: false\n").has_errors());
+  CHECK_FALSE(diagnostics_of("model.moe_input_jitter_eps: null\n").has_errors());
+  CHECK_FALSE(diagnostics_of("model.moe_router_force_load_balancing: false\n").has_errors());
 }
 
 TEST_CASE("classes of other systems name families with experts") {
@@ -352,7 +355,7 @@ TEST_CASE("AutoModel's list of modules per stage is a layout") {
       "[[model.embed_tokens, model.layers.0, model.layers.1, model.layers.2], [model.layers.3, "
       "model.layers.4, model.layers.5, model.layers.6, model.layers.7, model.norm, lm_head]]}}\n");
   CHECK(r.distributed.pipeline.layout == "Ettt|tttttL");
-  expect_told(
+  expect_diagnostic(
       "distributed: {pp_size: 2, pipeline: {module_fqns_per_model_part: "
       "[[model.layers.1], [model.layers.0]]}}\n",
       Severity::error, "distributed.pipeline.module_fqns_per_model_part", "order");
@@ -368,11 +371,11 @@ TEST_CASE("a recipe that Megatron-Bridge prints loads where its fields are known
       "  distributed_backend: nccl, use_sharp: false, nccl_communicator_config_path: null}\n"
       "scheduler: {_target_: megatron.bridge.training.config.SchedulerConfig,\n"
       "  lr_decay_style: cosine, lr_warmup_iters: 2, override_opt_param_scheduler: false}\n";
-  const Diagnostics diagnostics = told(printed);
+  const Diagnostics diagnostics = diagnostics_of(printed);
   INFO(listed(diagnostics));
   CHECK_FALSE(diagnostics.has_errors());
   CHECK_THAT(listed(diagnostics), Contains("fields of Megatron that mtrain does not have are off"));
-  expect_told(
+  expect_diagnostic(
       "_target_: megatron.bridge.training.config.ConfigContainer\n"
       "rng: {_target_: megatron.bridge.training.config.RNGConfig, data_parallel_random_init: "
       "true}\n",
@@ -481,12 +484,12 @@ TEST_CASE(
   CHECK(megatron.muon.tp_mode == MuonTpMode::gathered);
   CHECK(loaded("optimizer: {name: muon, muon_tp_mode: blockwise}\n").optimizer.muon.tp_mode ==
         MuonTpMode::blockwise);
-  expect_told("optimizer: {name: muon, muon_split_qkv: false}\n", Severity::error,
-              "optimizer.muon_split_qkv", "three matrices");
-  expect_told("optimizer: {name: muon, muon_coefficient_type: quintic}\n", Severity::error,
-              "optimizer.muon_coefficient_type", "optimizer.muon.coefficients");
-  expect_told("optimizer: {name: muon, muon_scalar_optimizer: lion}\n", Severity::error,
-              "optimizer.muon_scalar_optimizer", "AdamW");
+  expect_diagnostic("optimizer: {name: muon, muon_split_qkv: false}\n", Severity::error,
+                    "optimizer.muon_split_qkv", "three matrices");
+  expect_diagnostic("optimizer: {name: muon, muon_coefficient_type: quintic}\n", Severity::error,
+                    "optimizer.muon_coefficient_type", "optimizer.muon.coefficients");
+  expect_diagnostic("optimizer: {name: muon, muon_scalar_optimizer: lion}\n", Severity::error,
+                    "optimizer.muon_scalar_optimizer", "AdamW");
 }
 
 TEST_CASE("Megatron's settings of Muon beside another optimizer are ignored with one note") {
@@ -495,14 +498,14 @@ TEST_CASE("Megatron's settings of Muon beside another optimizer are ignored with
       "muon_num_ns_steps: 6, muon_scale_mode: spectral, muon_extra_scale_factor: 0.2, "
       "muon_tp_mode: blockwise, muon_split_qkv: false, muon_coefficient_type: quintic, "
       "muon_scalar_optimizer: lion}\n";
-  const Diagnostics diagnostics = told(printed);
+  const Diagnostics diagnostics = diagnostics_of(printed);
   INFO(listed(diagnostics));
   CHECK_FALSE(diagnostics.has_errors());
   CHECK(std::ranges::count_if(diagnostics.sorted(), [](const auto& d) {
           return d.str().find("muon") != std::string::npos;
         }) == 1);
-  expect_told(printed, Severity::resolved, "optimizer.name",
-              "does not read optimizer.muon_tp_mode");
+  expect_diagnostic(printed, Severity::resolved, "optimizer.name",
+                    "does not read optimizer.muon_tp_mode");
   const Recipe r = loaded(printed);
   CHECK(r.optimizer.muon.momentum == 0.95);
   CHECK(r.optimizer.muon.ns_steps == 5);
@@ -511,8 +514,8 @@ TEST_CASE("Megatron's settings of Muon beside another optimizer are ignored with
   CHECK(loaded("", {"muon-momentum=0.9", "muon-tp-mode=blockwise"}).optimizer.muon.momentum ==
         0.95);
   // mtrain's own names are a mistake there, as before.
-  expect_told("optimizer: {name: adam, muon_momentum: 0.9, muon: {ns_steps: 3}}\n", Severity::error,
-              "optimizer.muon.ns_steps", "name is adam");
+  expect_diagnostic("optimizer: {name: adam, muon_momentum: 0.9, muon: {ns_steps: 3}}\n",
+                    Severity::error, "optimizer.muon.ns_steps", "name is adam");
 }
 
 }  // namespace recipe_foreign_test

@@ -63,7 +63,7 @@ Recipe loaded(const Overrides& set) {
   return r;
 }
 
-std::string told_of_files(const Overrides& set) {
+std::string messages_about_files(const Overrides& set) {
   Diagnostics diagnostics;
   plan::check_files(loaded(set), diagnostics);
   return diagnostics.text(Severity::error);
@@ -188,21 +188,22 @@ TEST_CASE("data that are not a prefix of a pair get a hint to one") {
   write_pair(data);
   const std::string text = folder / "texts.jsonl";
   std::ofstream(text) << "{}";
-  const auto told = [](const std::string& path) {
-    return told_of_files({"dataset.train=" + path});
+  const auto messages_of = [](const std::string& path) {
+    return messages_about_files({"dataset.train=" + path});
   };
-  CHECK(told(data).empty());
-  CHECK_THAT(told(data + ".bin"), Contains("hint: write " + data + ":"));
-  CHECK_THAT(told(data + ".idx"), Contains("hint: write " + data + ":"));
-  CHECK_THAT(told(text),
+  CHECK(messages_of(data).empty());
+  CHECK_THAT(messages_of(data + ".bin"), Contains("hint: write " + data + ":"));
+  CHECK_THAT(messages_of(data + ".idx"), Contains("hint: write " + data + ":"));
+  CHECK_THAT(messages_of(text),
              Contains("is text") && Contains("mtrain data build --input " + text + " --output " +
                                              (folder / "texts").string() + " --tokenizer byte"));
-  CHECK_THAT(told(data + "s"), Contains("did you mean " + data + "?"));
-  CHECK_THAT(told(folder.path.string()), Contains("is a folder") && Contains("write " + data));
-  CHECK_THAT(told("no/such"),
+  CHECK_THAT(messages_of(data + "s"), Contains("did you mean " + data + "?"));
+  CHECK_THAT(messages_of(folder.path.string()),
+             Contains("is a folder") && Contains("write " + data));
+  CHECK_THAT(messages_of("no/such"),
              Contains("no file no/such.bin in " + std::filesystem::current_path().string()));
   std::filesystem::remove(data + ".idx");
-  CHECK_THAT(told(data), Contains("no file " + data + ".idx"));
+  CHECK_THAT(messages_of(data), Contains("no file " + data + ".idx"));
 }
 
 }  // namespace recipe_suggestions_test

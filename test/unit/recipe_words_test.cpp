@@ -26,7 +26,7 @@ bool is_name(const std::string& text) {
 }
 
 // Returns the errors of a recipe with these lines.
-std::string told(const std::string& lines, const Overrides& set = {}) {
+std::string messages_of(const std::string& lines, const Overrides& set = {}) {
   Diagnostics diagnostics;
   plan::load_recipe_text(interchange::model_source(), kBase + lines, "base.yaml", set, diagnostics,
                          1);
@@ -64,33 +64,35 @@ TEST_CASE("a word of another tool gets its hint in any section, alone, and as a 
   for (const WordHint& row : word_hints()) {
     const std::string word(row.word), hint = "hint: " + row.hint();
     INFO(word);
-    REQUIRE_THAT(told(word + ": 1\n"), Contains(hint));
+    REQUIRE_THAT(messages_of(word + ": 1\n"), Contains(hint));
     if (word.find('.') != std::string::npos) continue;  // a word of one section
-    REQUIRE_THAT(told("recompute: {" + word + ": 1}\n"), Contains(hint));
-    REQUIRE_THAT(told("", {word + "=1"}), Contains(hint));
+    REQUIRE_THAT(messages_of("recompute: {" + word + ": 1}\n"), Contains(hint));
+    REQUIRE_THAT(messages_of("", {word + "=1"}), Contains(hint));
     REQUIRE_THAT(explain(word), Contains(row.hint()));
   }
 }
 
 TEST_CASE("hints name the setting that the word means") {
-  CHECK_THAT(told("optimizer: {learning_rate: 1e-3}\n"), Contains("write `optimizer.lr`"));
-  CHECK_THAT(told("train.num_train_epochs: 3\n"), Contains("write `train.epochs`"));
-  CHECK_THAT(told("train.gradient_accumulation_steps: 8\n"), Contains("`train.global_batch_size`"));
-  CHECK_THAT(told("lr_scheduler: {name: cosine}\n"), Contains("write `lr_scheduler.style`"));
-  CHECK_THAT(told("distributed.tp: 2\n"), Contains("write `distributed.tp_size`"));
-  CHECK_THAT(told("pipeline: {pp_schedule: 1f1b}\n"),
+  CHECK_THAT(messages_of("optimizer: {learning_rate: 1e-3}\n"), Contains("write `optimizer.lr`"));
+  CHECK_THAT(messages_of("train.num_train_epochs: 3\n"), Contains("write `train.epochs`"));
+  CHECK_THAT(messages_of("train.gradient_accumulation_steps: 8\n"),
+             Contains("`train.global_batch_size`"));
+  CHECK_THAT(messages_of("lr_scheduler: {name: cosine}\n"), Contains("write `lr_scheduler.style`"));
+  CHECK_THAT(messages_of("distributed.tp: 2\n"), Contains("write `distributed.tp_size`"));
+  CHECK_THAT(messages_of("pipeline: {pp_schedule: 1f1b}\n"),
              Contains("write `distributed.pipeline.pp_schedule`"));
-  CHECK_THAT(told("distributed: {strategy: fsdp}\n"), Contains("did you mean `fsdp2`?"));
-  CHECK_THAT(told("distributed: {strategy: mfsdq}\n"), !Contains("`mfsdp`"));
-  CHECK_THAT(told("train.device: cuda:0\n"), Contains("did you mean `cuda`?"));
-  CHECK_THAT(told("distributed: {tp_size: -2}\n"), Contains("distributed.tp_size"));
-  CHECK_THAT(told("model.n_layers: 4\n"), Contains("write `model.num_layers`"));
-  CHECK_THAT(told("optimizer: {learing_rate: 1e-3}\n"), Contains("did you mean `optimizer.lr`?"));
-  CHECK_THAT(told("lr_scheduler: {warmup_ratio: 0.1}\n"), Contains("ratio x the steps"));
+  CHECK_THAT(messages_of("distributed: {strategy: fsdp}\n"), Contains("did you mean `fsdp2`?"));
+  CHECK_THAT(messages_of("distributed: {strategy: mfsdq}\n"), !Contains("`mfsdp`"));
+  CHECK_THAT(messages_of("train.device: cuda:0\n"), Contains("did you mean `cuda`?"));
+  CHECK_THAT(messages_of("distributed: {tp_size: -2}\n"), Contains("distributed.tp_size"));
+  CHECK_THAT(messages_of("model.n_layers: 4\n"), Contains("write `model.num_layers`"));
+  CHECK_THAT(messages_of("optimizer: {learing_rate: 1e-3}\n"),
+             Contains("did you mean `optimizer.lr`?"));
+  CHECK_THAT(messages_of("lr_scheduler: {warmup_ratio: 0.1}\n"), Contains("ratio x the steps"));
 }
 
 TEST_CASE("each key of another tool's section gets a hint of its own") {
-  const std::string all = told(
+  const std::string all = messages_of(
       "training: {seq_len: 2048, local_batch_size: 2, steps: 9, max_norm: 1}\n"
       "parallelism: {tensor_parallel_degree: 2}\n"
       "activation_checkpoint: {mode: full}\n");
@@ -100,21 +102,22 @@ TEST_CASE("each key of another tool's section gets a hint of its own") {
                            "`train.steps`"));
   CHECK_THAT(all, Contains("write `distributed.tp_size`"));
   CHECK_THAT(all, Contains("write `recompute: full`"));
-  CHECK_THAT(told("parallelism: 3\n"), Contains("its settings are in `distributed` here"));
+  CHECK_THAT(messages_of("parallelism: 3\n"), Contains("its settings are in `distributed` here"));
 }
 
 TEST_CASE("an unknown key without a similar one gets the keys of its section") {
-  CHECK_THAT(told("optimizer: {zzzzzzzz: 3}\n"),
+  CHECK_THAT(messages_of("optimizer: {zzzzzzzz: 3}\n"),
              Contains("the keys of optimizer are name, lr, betas, eps, weight_decay"));
-  CHECK_THAT(told("zzzzzzzz: 3\n"), Contains("the sections are model, dataset, tokenizer, train"));
-  CHECK_THAT(told("zzzzzzzz: {y: 3}\n"), Contains("the sections are model"));
+  CHECK_THAT(messages_of("zzzzzzzz: 3\n"),
+             Contains("the sections are model, dataset, tokenizer, train"));
+  CHECK_THAT(messages_of("zzzzzzzz: {y: 3}\n"), Contains("the sections are model"));
   // Equal sections do not make keys similar.
-  CHECK_THAT(told("checkpoint: {colour: 3}\n"), Contains("the keys of checkpoint are dir"));
-  CHECK_THAT(told("", {"colour=3"}), Contains("the sections are"));
+  CHECK_THAT(messages_of("checkpoint: {colour: 3}\n"), Contains("the keys of checkpoint are dir"));
+  CHECK_THAT(messages_of("", {"colour=3"}), Contains("the sections are"));
 }
 
 TEST_CASE("a suggestion that is another system's name also gives the setting's own") {
-  CHECK_THAT(told("model.tensor_model_parallel_sise: 2\n"),
+  CHECK_THAT(messages_of("model.tensor_model_parallel_sise: 2\n"),
              Contains("did you mean `model.tensor_model_parallel_size` (`distributed.tp_size`)?"));
 }
 

@@ -56,7 +56,7 @@ NamedPass backward_of(int layers, double exchange) {
 }
 
 // Returns the names of an order's steps, the exchanges in brackets.
-std::string told(const std::vector<PairStep>& order, const NamedPass& f, const NamedPass& b) {
+std::string names_of(const std::vector<PairStep>& order, const NamedPass& f, const NamedPass& b) {
   std::string text;
   size_t next_f = 0, next_b = 0, next_w = 0;
   for (const PairStep step : order) {
@@ -82,7 +82,7 @@ TEST_CASE("a pair of two layers with experts, in the order that hides its exchan
     const PairOptions options{.delay_wgrad = delay_wgrad};
     const auto steps = pair_order(parts(f), parts(b), options);
     CHECK(pair_faults(steps, parts(f), parts(b), options).empty());
-    return told(steps, f, b);
+    return names_of(steps, f, b);
   };
   CHECK(order(true) ==
         "shared_b1 [combine_b1] attention_f0 route_f0 mlp_b1 [dispatch_f0] [dispatch_b1] shared_W1 "

@@ -142,11 +142,11 @@ TEST_CASE("the next attempt of a job waits until the earlier one has ended") {
       std::this_thread::sleep_for(150ms);
       first.reset();
     });
-    std::string told;
-    const auto waiting = [&](const std::string& text) { told = text; };
+    std::string message;
+    const auto waiting = [&](const std::string& text) { message = text; };
     CHECK(refusal(folder.path, {.job = "j", .attempt = 1, .lease = lease, .waiting = waiting}) ==
           "none");
-    CHECK_THAT(told, Contains("waiting for " + folder.path.string() + ", which is in use by"));
+    CHECK_THAT(message, Contains("waiting for " + folder.path.string() + ", which is in use by"));
     end.join();
   }
 }

@@ -84,8 +84,8 @@ MT_INLINE void pack_pairs_t(Rows<const bf16> x, int64_t first, int64_t rows, int
 MT_INLINE void pack_pairs(Rows<const bf16> x, int64_t first, int64_t rows, int64_t D, int64_t total,
                           float* out) {
   const auto wide = [](const bf16* p, int64_t count) {
-    const __mmask16 there = __mmask16((1u << max_of(0, min_of(count, kTile))) - 1);
-    return (Vu)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_maskz_loadu_epi16(there, p));
+    const __mmask16 lanes = __mmask16((1u << max_of(0, min_of(count, kTile))) - 1);
+    return (Vu)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_maskz_loadu_epi16(lanes, p));
   };
   for (int64_t i = 0; i < padded(rows); i += 2)
     for (int64_t d = 0; d < padded(D); d += kTile) {

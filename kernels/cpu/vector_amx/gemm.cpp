@@ -50,10 +50,10 @@ void transpose_panel(const bf16* a, int64_t ld, int64_t rows, int64_t k, float* 
       continue;
     }
     alignas(64) bf16 edge[kStep * kSide];
-    const __mmask32 there = rows == kSide ? ~__mmask32(0) : (__mmask32(1) << rows) - 1;
+    const __mmask32 lanes = rows == kSide ? ~__mmask32(0) : (__mmask32(1) << rows) - 1;
     for (int64_t i = 0; i < kStep; ++i)
       _mm512_store_si512(edge + i * kSide,
-                         _mm512_maskz_loadu_epi16(i < k ? there : 0, i < k ? a + i * ld : a));
+                         _mm512_maskz_loadu_epi16(i < k ? lanes : 0, i < k ? a + i * ld : a));
     transpose_step(edge, kSide, out);
   }
 }

@@ -37,7 +37,7 @@ bool CudnnAttention::is_asked(const char* direction, const std::string& why_not)
   const std::lock_guard lock(telling_);
   const std::string text =
       fmt::format("attention {}: mtrain's own kernels: {}", direction, why_not);
-  if (told_.insert(text).second) log::info(text);
+  if (reported_.insert(text).second) log::info(text);
   return false;
 }
 

@@ -74,7 +74,7 @@ class CudnnAttention {
   Device device_;
   std::mutex executing_;  // held during an execution, since the handle has one stream at a time
   std::mutex telling_;
-  std::set<std::string> told_;
+  std::set<std::string> reported_;
   PlanCache<CudnnAttentionKey, Entry> plans_;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kBorder = 256;  // bytes: alignment of the tensors in the workspace
 
-std::string told(const CudnnApi& api, CudnnStatus status) {
+std::string describe_status(const CudnnApi& api, CudnnStatus status) {
   std::array<char, 512> said{};
   api.last_error_string(said.data(), said.size());
   return fmt::format("{} ({}){}{}", api.error_string(status), int(status), said[0] ? ": " : "",
@@ -20,7 +20,7 @@ std::string told(const CudnnApi& api, CudnnStatus status) {
 
 void check(const CudnnApi& api, CudnnStatus status, const std::string& call) {
   if (status == CudnnStatus::success) return;
-  throw RunError(fmt::format("{} failed: {}", call, told(api, status)));
+  throw RunError(fmt::format("{} failed: {}", call, describe_status(api, status)));
 }
 
 CudnnDataType data_type(Element e) {
@@ -336,7 +336,7 @@ std::string CudnnPlan::execute(cudnnContext* handle, const std::map<int64_t, con
   set(CudnnAttribute::variant_pack_workspace, CudnnType::void_ptr, 1, &workspace);
   check(api_, api_.finalize(pack), "cudnnBackendFinalize of a variant pack");
   const CudnnStatus status = api_.execute(handle, plan_, pack);
-  if (is_refusal(status)) return "cudnnBackendExecute refuses: " + told(api_, status);
+  if (is_refusal(status)) return "cudnnBackendExecute refuses: " + describe_status(api_, status);
   check(api_, status, "cudnnBackendExecute");
   return "";
 }

@@ -191,7 +191,7 @@ class NcclCommunicator : public Communicator {
       answer = run(comm);
     } catch (...) {
       lock.lock();
-      leave();
+      leave_nccl();
       throw;
     }
     lock.lock();
@@ -201,10 +201,10 @@ class NcclCommunicator : public Communicator {
       lock.lock();
       if (!dead_) answer = api_->state(comm);
     }
-    leave();
+    leave_nccl();
     return answer;
   }
-  void leave() {
+  void leave_nccl() {
     inside_since_.reset();
     left_.notify_all();
   }

@@ -30,9 +30,9 @@ class Meeting {
   // Returns NCCL's id of the group when all ranks have arrived.
   std::string id(NcclApi& api) {
     store_.add(arrived(rank_), 1);
-    const std::string told = rank_ == 0 ? invite(api) : await_invitation();
-    if (told[0] == kMissing) throw CommError(told.substr(1), "a rank has ended, or is stuck");
-    return told.substr(1);
+    const std::string answer = rank_ == 0 ? invite(api) : await_invitation();
+    if (answer[0] == kMissing) throw CommError(answer.substr(1), "a rank has ended, or is stuck");
+    return answer.substr(1);
   }
 
  private:
@@ -61,9 +61,9 @@ class Meeting {
       if (const std::string failure = store_.failure(); !failure.empty()) throw CommError(failure);
       std::erase_if(late, [&](int r) { return store_.add(arrived(r), 0) > 0; });
     }
-    const std::string told = late.empty() ? kId + api.make_id() : not_connected(late);
-    store_.set(key("id"), told);
-    return told;
+    const std::string answer = late.empty() ? kId + api.make_id() : not_connected(late);
+    store_.set(key("id"), answer);
+    return answer;
   }
 
   std::string await_invitation() {

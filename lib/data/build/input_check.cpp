@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_there(const fs::path& file) {
+bool file_exists(const fs::path& file) {
   std::error_code error;
   return fs::exists(file, error);
 }
@@ -30,7 +30,7 @@ fs::path as_json_lines(const fs::path& file) { return file.string() + ".jsonl"; 
 fs::path as_text(const fs::path& file) {
   fs::path other = file;
   other.replace_extension(".txt");
-  return is_there(other) ? with_word(other, ".text") : other;
+  return file_exists(other) ? with_word(other, ".text") : other;
 }
 fs::path unpacked(const fs::path& file) {
   const std::string extension = to_lower(file.extension().string());
@@ -38,7 +38,7 @@ fs::path unpacked(const fs::path& file) {
                       extension == ".bz2" || extension == ".lz4";
   fs::path other = file;
   if (packed) other.replace_extension();
-  return is_there(other) ? with_word(other, ".unpacked") : other;
+  return file_exists(other) ? with_word(other, ".unpacked") : other;
 }
 
 // Returns the path as one word of a shell.

@@ -24,11 +24,11 @@ namespace {
 
 constexpr const char* kFirstLine = "mtrain content 1";
 constexpr int64_t kBlock = 4096, kBlocks = 4096;  // bytes of a block, and blocks of a sample
-constexpr int64_t kPiece = int64_t(4) << 20;      // bytes between two calls of go_on
+constexpr int64_t kPiece = int64_t(4) << 20;      // bytes between two calls of keep_going
 constexpr int64_t kRead = int64_t(1) << 19;       // bytes that are read at a time
 constexpr const char* kUnknown = "-";
 
-std::string hash_all(const RandomAccessFile& file, const std::function<bool()>& go_on) {
+std::string hash_all(const RandomAccessFile& file, const std::function<bool()>& keep_going) {
   ContentHash hash;
   std::string piece;
   for (int64_t at = 0; at < file.size();) {
@@ -36,7 +36,7 @@ std::string hash_all(const RandomAccessFile& file, const std::function<bool()>& 
     file.read(at, piece.size(), piece.data(), "its content");
     hash.add(piece);
     at += int64_t(piece.size());
-    if ((at % kPiece == 0 || at == file.size()) && !go_on()) return "";
+    if ((at % kPiece == 0 || at == file.size()) && !keep_going()) return "";
   }
   return hash.hex();
 }
@@ -184,10 +184,10 @@ void write_content(const fs::path& prefix,
   write_file_atomic(hash_path(prefix), fmt::format("{}\n{}", kFirstLine, print_content(content)));
 }
 
-std::string hash_file(const fs::path& path, const std::function<bool()>& go_on) {
+std::string hash_file(const fs::path& path, const std::function<bool()>& keep_going) {
   const auto before = look_at(path);
   const RandomAccessFile file(path);
-  std::string hash = hash_all(file, go_on);
+  std::string hash = hash_all(file, keep_going);
   const auto after = look_at(path);
   if (!before || !after || cache_key(*before) != cache_key(*after)) return "";
   if (!hash.empty()) keep_hash(*after, hash);

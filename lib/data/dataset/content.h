@@ -36,9 +36,9 @@ void write_content(const std::filesystem::path& prefix,
                    const std::vector<std::pair<std::string, std::string>>& full_hashes);
 
 // Reads a full file and returns its hash. Also keeps the hash in the user's cache folder, under the
-// file's device, inode, size and times. Calls `go_on` after every few MiB; returns "" if that
+// file's device, inode, size and times. Calls `keep_going` after every few MiB; returns "" if that
 // returns false, or if the file changes during the call.
-std::string hash_file(const std::filesystem::path& path, const std::function<bool()>& go_on);
+std::string hash_file(const std::filesystem::path& path, const std::function<bool()>& keep_going);
 
 // Prints a line for each file, as in <prefix>.hash. An unknown hash is "-".
 std::string print_content(const Content& content);

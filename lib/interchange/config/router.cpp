@@ -11,7 +11,7 @@ void read_router(ConfigFile& file) {
   const int64_t experts = number("model.moe.num_experts"), chosen = number("model.moe.router_topk"),
                 shared = number("model.moe.num_shared_experts"),
                 groups = number("model.moe.num_groups"), best = number("model.moe.group_topk");
-  const char* again = "download the folder again, or correct its config.json";
+  const char* hint = "download the folder again, or correct its config.json";
   // transformers cannot build a model without these values.
   for (const auto& [key, value] : {std::pair{"n_routed_experts", experts},
                                    {"num_experts_per_tok", chosen},
@@ -19,18 +19,18 @@ void read_router(ConfigFile& file) {
                                    {"n_group", groups},
                                    {"topk_group", best}})
     if (value < 1)
-      return file.refuse(fmt::format("{}: {} must be at least 1", file.path(), key), again);
+      return file.refuse(fmt::format("{}: {} must be at least 1", file.path(), key), hint);
   if (experts % groups != 0)
     return file.refuse(fmt::format("{}: n_group {} does not divide the {} experts of "
                                    "n_routed_experts",
                                    file.path(), groups, experts),
-                       again);
+                       hint);
   const int64_t within = experts / groups * best;
   if (best > groups || chosen > within)
     return file.refuse(fmt::format("{}: {} experts for a token (num_experts_per_tok) cannot come "
                                    "from {} of {} groups (topk_group, n_group) of {} experts",
                                    file.path(), chosen, best, groups, experts / groups),
-                       again);
+                       hint);
   // transformers ranks a group by the sum of its best two scores, and mtrain by that of its best
   // `chosen / best` scores, as Megatron does. If all groups are selected, the ranks do not matter.
   if (best < groups && chosen / best != 2)

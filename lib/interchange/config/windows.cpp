@@ -148,12 +148,12 @@ void read_windows(ConfigFile& file, WindowRule kind, int64_t pattern) {
       return file.refuse(fmt::format("{}: {} is {}, and must be at least 1", file.path(), nth,
                                      file.find(nth)->text),
                          "n means that layers n, 2 n, ... attend to all tokens");
-    if (const Node* again = file.given("sliding_window_size"))
+    if (const Node* second_width = file.given("sliding_window_size"))
       file.check_only("sliding_window_size",
                       !windows.width           ? kWidth
                       : windows.width->unset() ? "null"
                                                : windows.width->text,
-                      *again);
+                      *second_width);
   }
   if (!read_types(file, windows)) return;
   const int64_t layers = int64_t(windows.layers.size()), windowed = windows.windowed();

@@ -190,10 +190,10 @@ std::vector<ElementRun> ParamSpec::runs(int rank) const {
   for (int64_t m = 0; m < matrices(); ++m)
     for (ElementRun r : matrix_runs(rank)) {
       r.here += m * here, r.full += m * whole + experts.rank * part;
-      const bool goes_on = !all.empty() && all.back().replica == r.replica &&
-                           all.back().here + all.back().count == r.here &&
-                           all.back().full + all.back().count == r.full;
-      if (goes_on)
+      const bool continues_run = !all.empty() && all.back().replica == r.replica &&
+                                 all.back().here + all.back().count == r.here &&
+                                 all.back().full + all.back().count == r.full;
+      if (continues_run)
         all.back().count += r.count;
       else
         all.push_back(r);

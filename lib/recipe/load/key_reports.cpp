@@ -27,7 +27,7 @@ void KeyReports::foreign(const ForeignKey& key, const std::string& path,
     layer_.diagnostics.set_location(key.path, location);
   }
   if (key.harmless && key.harmless(node)) return;
-  if (!told_.insert(key.path).second) return;
+  if (!reported_.insert(key.path).second) return;
   layer_.diagnostics.add_at(key.severity, location, path,
                             key.severity == Severity::resolved
                                 ? fmt::format("has no meaning here: {}", key.reason)

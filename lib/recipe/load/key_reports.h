@@ -28,7 +28,7 @@ class KeyReports {
 
  private:
   LayerSettings& layer_;
-  std::set<std::string_view> told_;  // paths of foreign keys
+  std::set<std::string_view> reported_;  // paths of foreign keys
   bool hydra_warned_ = false;
   int refused_ = 0, off_ = 0;
   SourceLocation off_location_;

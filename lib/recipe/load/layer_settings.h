@@ -12,7 +12,7 @@ Node plain_scalar(std::string_view text, const SourceLocation& location);
 
 class LayerSettings {
  public:
-  LayerSettings(Diagnostics& told, Origin origin) : diagnostics(told), origin_(origin) {}
+  LayerSettings(Diagnostics& collected, Origin origin) : diagnostics(collected), origin_(origin) {}
 
   // Sets a field under the name `spelling`. Two names of a field that disagree are an error.
   void add(const SchemaRow* row, std::string spelling, const SourceLocation& location, Node node);

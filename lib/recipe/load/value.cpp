@@ -143,10 +143,10 @@ std::string meant_choice(const std::string& word, const std::vector<std::string>
     if (may_mean(word, name)) alike.push_back(name);
     // llama4 does not mean llama, which is a different family; cuda:0 means cuda.
     const bool begins = word.size() >= 3 && name.starts_with(word);
-    const bool goes_on = word.size() > name.size() && word.starts_with(name) &&
-                         std::isalnum(static_cast<unsigned char>(word[name.size()])) == 0 &&
-                         word[name.size()] != '_';
-    if (begins || goes_on) begun.push_back(name);
+    const bool continues_name = word.size() > name.size() && word.starts_with(name) &&
+                                std::isalnum(static_cast<unsigned char>(word[name.size()])) == 0 &&
+                                word[name.size()] != '_';
+    if (begins || continues_name) begun.push_back(name);
   }
   return begun.size() == 1 ? begun[0] : nearest(word, alike);
 }

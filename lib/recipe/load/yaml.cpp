@@ -251,10 +251,10 @@ class Builder : public YAML::EventHandler {
       sources.push_back(std::move(from));
     for (auto& source : sources) {
       for (size_t i = 0; source.kind == Node::Kind::map && i < source.keys.size(); ++i) {
-        const bool there = std::any_of(map.keys.begin(), map.keys.end(), [&](const Node::Key& k) {
+        const bool exists = std::any_of(map.keys.begin(), map.keys.end(), [&](const Node::Key& k) {
           return k.name == source.keys[i].name;
         });
-        if (there) continue;
+        if (exists) continue;
         map.keys.push_back(source.keys[i]);
         map.items.push_back(source.items[i]);
       }

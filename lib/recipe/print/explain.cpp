@@ -83,10 +83,10 @@ std::string search(std::string_view raw) {
   if (words.empty()) return {};
   const std::string one = normalize_path(trim(raw));
   std::string out;
-  std::vector<const SchemaRow*> told;
+  std::vector<const SchemaRow*> explained;
   const auto explain_once = [&](const SchemaRow* row) {
-    if (std::ranges::count(told, row) > 0) return;
-    told.push_back(row);
+    if (std::ranges::count(explained, row) > 0) return;
+    explained.push_back(row);
     out += (out.empty() ? "" : "\n") + explain_row(*row);
   };
   if (const WordHint* hint = find_word_hint(one)) {
@@ -101,7 +101,7 @@ std::string search(std::string_view raw) {
   std::string list;
   size_t listed = 0;
   for (const SchemaRow& row : schema_rows()) {
-    if (std::ranges::count(told, &row) > 0 || !mentions(row, words)) continue;
+    if (std::ranges::count(explained, &row) > 0 || !mentions(row, words)) continue;
     if (++listed <= kMaxListed) list += fmt::format("  {:<44} {}\n", row.path, row.help);
   }
   if (listed > kMaxListed) list += fmt::format("  and {} more\n", listed - kMaxListed);
