@@ -59,7 +59,7 @@ std::string changed_copy(const fs::path& checkpoint) {
     why = e.message();
   }
   if (why.empty()) return "";
-  return fmt::format("{} differs from the recipe that {} records, by which the run goes: {}",
+  return fmt::format("{} differs from the recipe that {} records and that the run follows: {}",
                      copy.string(), record.file.filename().string(), why);
 }
 

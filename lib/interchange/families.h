@@ -81,7 +81,7 @@ struct Family {
   // Suffixes of the names of buffers that older versions of transformers wrote. Nothing reads them.
   std::span<const std::string_view> buffers = {};
   // The key of config.json with the number of multi-token prediction layers after the model's own
-  // ("": none), and its value if absent. mtrain does not build these layers.
+  // ("": none), and its value if absent. mtrain does not support these layers.
   std::string_view mtp_layers_key = {};
   int64_t mtp_layers_default = 0;
   std::vector<recipe::Target> targets = {};  // further classes that a recipe's `_target_` may name

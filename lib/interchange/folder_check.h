@@ -11,7 +11,8 @@
 
 namespace mtrain::interchange {
 
-// The multi-token prediction layers [first, end) after the model's own. mtrain does not build them.
+// The multi-token prediction layers [first, end) after the model's own. mtrain does not support
+// them.
 struct MtpLayers {
   int64_t first = 0, end = 0;
   bool contains(const Family& family, std::string_view tensor) const;

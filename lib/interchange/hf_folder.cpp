@@ -45,7 +45,7 @@ std::string describe_mtp(const storage::SafetensorsFolder& tensors, const Family
   if (count == 0) return "";
   return fmt::format(
       "{} tensors of the layers from {} on, with {} parameters, are left out: they "
-      "predict further tokens ({}), and are not built",
+      "predict further tokens ({}) and are not supported",
       count, mtp.first, human_count(double(elements)), family.mtp_layers_key);
 }
 
@@ -106,10 +106,10 @@ std::string describe(const HfFolder& f) {
   }
   std::vector<std::string> counts;
   for (const auto& [type, count] : types) counts.push_back(fmt::format("{} {}", count, type));
-  const std::string experts = m.moe.num_experts == 0
-                                  ? ""
-                                  : fmt::format(", {} experts of which {} compute a token",
-                                                m.moe.num_experts, m.moe.router_topk);
+  const std::string experts =
+      m.moe.num_experts == 0
+          ? ""
+          : fmt::format(", {} experts, {} of them per token", m.moe.num_experts, m.moe.router_topk);
   const size_t files = f.tensors->files().size();
   const std::string ignored =
       m.ignore_keys.empty() ? ""

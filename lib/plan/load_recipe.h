@@ -33,7 +33,7 @@ void check_machine(const Recipe& recipe, const Machine& machine, Diagnostics& di
 void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics);
 
 // Checks the fields against each other for a world of `world` ranks; 0 stands for the smallest
-// world that fits. check_supported() refuses features that are not built yet
+// world that fits. check_supported() refuses features that are not supported yet
 // (plan/rules/unsupported.h).
 void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t world = 1);
 

@@ -39,7 +39,7 @@ class ModelSource {
   virtual std::span<const Target> targets() const = 0;
 
   // Returns the family that a class of Megatron-Bridge names, which is the architecture of its
-  // models; nothing for a family that is not built.
+  // models; nothing for a family that is not supported.
   virtual std::optional<Architecture> megatron_family(std::string_view class_path) const = 0;
 };
 

@@ -76,10 +76,10 @@ expect "Megatron-Bridge's function" 0 "llama3_2_1b.yaml" -- --recipe llama32_1b_
 expect "no ready recipe" 2 "did you mean llama3_8b" -- --recipe llama3_9b --dry-run
 expect "Megatron's flags" 0 "tp 2" "tp_comm_overlap: true -> true" -- --recipe "$work/good.yaml" --dry-run --world-size 2 \
   --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --train-iters 7
-expect "an idle flag" 0 "is turned off" "tp_comm_overlap: true -> false" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap
+expect "an idle flag" 0 "is disabled" "tp_comm_overlap: true -> false" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap
 expect "an idle flag, strict" 2 "without --strict" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap --strict
 expect "a trial of a long recipe" 0 "20 is clipped to 2" -- --recipe quickstart --print-recipe train.steps=3
-expect "missing data beside other mistakes" 2 "there is no file x.bin" "not built yet: asynchronous checkpoints" -- \
+expect "missing data beside other mistakes" 2 "there is no file x.bin" "not supported yet: asynchronous checkpoints" -- \
   --recipe "$work/good.yaml" checkpoint.async=true
 cd - >/dev/null || exit 1
 expect "unknown option" 2 "--recipes" -- --recipes x
@@ -131,12 +131,12 @@ done
 
 expect "world size that does not fit" 2 "does not divide" -- --recipe "$work/good.yaml" --dry-run --world-size 7 distributed.tp_size=2
 expect "world size of a run" 2 "but starts none" -- --recipe "$work/good.yaml" --world-size 2
-expect "what is not built is not run" 2 "not built yet: asynchronous checkpoints" -- \
+expect "what is not supported is not run" 2 "not supported yet: asynchronous checkpoints" -- \
   --recipe "$work/good.yaml" checkpoint.async=true
 export COLUMNS=200  # so that a row is a line
 experts=(--recipe "$work/good.yaml" --dry-run --world-size 8 model.moe=8 distributed.ep_size=8 model.moe.token_dispatcher=flex)
 expect "dry run" 0 "dry run on 8 ranks" "activations" "effective" -- "${experts[@]}"
-expect "dry run of what a run refuses" 2 "not built yet: asynchronous checkpoints" -- "${experts[@]}" checkpoint.is_async=true
+expect "dry run of what a run refuses" 2 "not supported yet: asynchronous checkpoints" -- "${experts[@]}" checkpoint.is_async=true
 expect "dry run for a GPU" 0 "h200 for each rank" "in a node" "planned on the fullest rank: fits" "ms)" \
   " weight gradients; " "--estimate attention=" -- "${experts[@]}" hardware.gpu=h200
 expect "dry run of more ranks than cores" 0 "h100 for each rank" -- --recipe "$work/good.yaml" --dry-run --world-size 4096 \

@@ -67,7 +67,7 @@ mistake "a pipeline without its section" "${good}distributed: {pp_size: 4}\n" mt
 mistake "micro-batches that a schedule cannot have" "${model}dataset: {train: data/corpus}\ntrain: {global_batch_size: 9}\ndistributed: {pp_size: 4, vpp_size: 2, pipeline: {pp_schedule: interleaved_1f1b}}\n" mtrain r.yaml --dry-run --world-size 4
 mistake "a setting of another strategy" "${good}ddp: {bucket_size: 1000000}\ndistributed: {strategy: fsdp2}\n" mtrain r.yaml
 mistake "a strategy that does not exist" "${good}distributed: {strategy: fsdp3}\n" mtrain r.yaml
-mistake "a model that is not built" "model: {architecture: deepseek_v4, num_layers: 8}\n$rest" mtrain r.yaml
+mistake "a model that is not supported" "model: {architecture: deepseek_v4, num_layers: 8}\n$rest" mtrain r.yaml
 mistake "two names of one setting" "${good}model.tensor_model_parallel_size: 2\ndistributed: {tp_size: 4}\n" mtrain r.yaml
 mistake "a checkpoint to fine-tune" "${good}checkpoint: {pretrained_checkpoint: /models/llama, finetune: true}\n" mtrain r.yaml
 mistake "experts on a dense model" "${good}distributed: {ep_size: 4}\n" mtrain r.yaml --dry-run --world-size 4

@@ -115,17 +115,17 @@ TEST_CASE("model.from reads which layers have experts, and how these are chosen"
   CHECK(layers.layer(3).experts());
 }
 
-TEST_CASE("model.from refuses what is not built, contradicts itself or is no JSON") {
+TEST_CASE("model.from refuses what is not supported, contradicts itself or is no JSON") {
   const Folder folder;
   for (const auto& [text, gist] :
        {std::pair{R"({"model_type": "mamba"})", "model_type `mamba`"},
         {R"({"model_type": "mixtral", "router_jitter_noise": 0.1})", "router_jitter_noise is 0.1"},
         {R"({"model_type": "llama", "logit_scale": 3})", "logit_scale"},
         {R"({"model_type": "mistral", "mlp_bias": true})", "mlp_bias is true"},
-        {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not built"},
+        {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act gelu is not supported"},
         {R"({"model_type": "gpt2", "activation_function": "silu"})",
-         "activation_function silu is not built"},
-        {R"({"model_type": "gpt2", "activation_function": "silu"})", "silu is not built"},
+         "activation_function silu is not supported"},
+        {R"({"model_type": "gpt2", "activation_function": "silu"})", "silu is not supported"},
         {R"({"model_type": "mistral", "num_hidden_layers": 2,
              "layer_types": ["full_attention", "sliding_attention"]})",
          "layer_types gives a window to 1 of 2 layers"},
@@ -152,7 +152,7 @@ TEST_CASE("model.from refuses what is not built, contradicts itself or is no JSO
              "original_max_position_embeddings": 8192}})",
          "is 8192 among the rotary positions, and 4096 beside them"},
         {R"({"model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 4}})",
-         "of type linear are not built for such models"},
+         "of type linear are not supported for such models"},
         {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1]}})",
          "of type longrope lack long_factor"},
         {R"({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1],
@@ -163,19 +163,19 @@ TEST_CASE("model.from refuses what is not built, contradicts itself or is no JSO
              "original_max_position_embeddings": 4096}})",
          "the factor 4 of its rotary positions is not 8192 / 4096"},
         {R"({"model_type": "llama", "rope_scaling": {"rope_type": "su", "factor": 4}})",
-         "of type su are not built"},
+         "of type su are not supported"},
         {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 4}})",
-         "of type dynamic are not built"},
+         "of type dynamic are not supported"},
         {R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 4}})",
          "of type llama3 lack low_freq_factor"},
         {R"({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 4,
              "beta_fast": 2}})",
          "the key beta_fast of its rotary positions"},
         {R"({"model_type": "llama", "partial_rotary_factor": 0.75})",
-         "partial_rotary_factor is 0.75, and only 1 is built"},
+         "partial_rotary_factor is 0.75, and only 1 is supported"},
         {R"({"model_type": "qwen3", "rope_parameters": {"rope_type": "default",
              "partial_rotary_factor": 0.75}})",
-         "partial_rotary_factor is 0.75, and only 1 is built"},
+         "partial_rotary_factor is 0.75, and only 1 is supported"},
         {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "dequantize()"},
         {R"([1, 2])", "not a JSON object"},
         {R"({"model_type": )", "not JSON at byte 16"}}) {

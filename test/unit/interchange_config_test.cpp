@@ -300,8 +300,8 @@ TEST_CASE("routers of DeepSeek-V3's kind that transformers computes in another w
         Row{"dots1", "n_shared_experts", "0", "n_shared_experts must be at least 1"},
         Row{"glm4_moe", "n_group", "null", "n_group must be at least 1"},
         Row{"glm4_moe_tied", "topk_method", "\"group_limited_greedy\"",
-            "topk_method is group_limited_greedy, and only noaux_tc is built"},
-        Row{"dots1", "scoring_func", "\"softmax\"", "only sigmoid or noaux_tc is built"},
+            "topk_method is group_limited_greedy, and only noaux_tc is supported"},
+        Row{"dots1", "scoring_func", "\"softmax\"", "only sigmoid or noaux_tc is supported"},
         Row{"dots1_window", "sliding_window", "null", "gives a window to 2 of 2 layers"},
         Row{"dots1", "use_qk_norm", "true", "the key use_qk_norm is not understood"},
         Row{"qwen3_moe", "topk_method", "\"noaux_tc\"", "the key topk_method is not understood"}}) {

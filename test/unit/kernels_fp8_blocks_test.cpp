@@ -217,7 +217,7 @@ TEST_CASE("8-bit GEMMs under scales of blocks equal those of the numbers that op
                    .b_blocks = of_b};
           if (extra == 1) p.bias_N = bias;
           cpu::run(p);
-          Closeness close("8-bit product in blocks to " + std::string(dtype_name(tc)));
+          Closeness close("8-bit GEMM in blocks to " + std::string(dtype_name(tc)));
           REQUIRE(close(c, want,
                         {.dtype = tc, .K = double(K), .scale = scale, .sums = DType::f32}) == "");
         }

@@ -155,7 +155,7 @@ TEST_CASE("8-bit GEMMs equal those of the numbers that the operands represent") 
         p.a_inverse = a_inverse.span(), p.b_inverse = b_inverse.span();
         if (extra == 1) p.bias_N = bias;
         cpu::run(p);
-        Closeness close("8-bit product to " + std::string(dtype_name(tc)));
+        Closeness close("8-bit GEMM to " + std::string(dtype_name(tc)));
         REQUIRE(close(c, want, {.dtype = tc, .K = double(K), .scale = 4, .sums = DType::f32}) ==
                 "");
         p.trans_b = false;

@@ -151,7 +151,7 @@ Rule rule(DType type, int64_t K) {
 
 TEST_CASE("GEMMs of experts' 8-bit rows are those of the numbers that the rows represent") {
   const Array a_inverse = Array::one(DType::f32, 0.25), b_inverse = Array::one(DType::f32, 3);
-  Closeness close("8-bit products of experts");
+  Closeness close("8-bit GEMMs of experts");
   for (const auto& [ta, tb] : kFloat8s)
     for (const auto& rows : kRows)
       for (bool trans : {false, true})

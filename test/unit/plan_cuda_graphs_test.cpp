@@ -66,7 +66,7 @@ TEST_CASE("requested graphs must be possible, or the error has the reason") {
   expect_error({.what = "trace", .set = asked({"debug.trace=t.json"})}, field, "debug.trace");
   expect_error({.what = "fault", .set = asked({"debug.fault.at=adamw"})}, field, "debug.fault");
   expect_error({.what = "strict", .set = {"train.enable_cuda_graph=true", "debug.strict=true"}},
-               field, "is turned off: train.device is not cuda");
+               field, "is disabled: train.device is not cuda");
   expect_no_warning(
       {.what = "auto is silent", .world = 2, .set = on_cuda({"distributed.tp_size=2"})});
 }

@@ -1,4 +1,4 @@
-// Tests the rules of context parallelism and overlap, and that what is not built is refused.
+// Tests the rules of context parallelism and overlap, and that what is not supported is refused.
 #include <cstdlib>
 
 #include "base/error.h"
@@ -100,7 +100,7 @@ TEST_CASE("tensor-parallel overlap asked for must be possible") {
                   .set = {"model.tp_comm_overlap=true", "distributed.tp_size=2",
                           "distributed.sequence_parallel=true"}});
   expect_error({.what = "strict", .set = {"model.tp_comm_overlap=true", "debug.strict=true"}}, tp,
-               "turned off");
+               "is disabled");
   expect_accepts({.what = "false is fine", .set = {"model.tp_comm_overlap=false"}});
   expect_warning(
       {.what = "preset elsewhere",
@@ -304,7 +304,8 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE(built(2, {"distributed.cp_size=2"}).empty());
   REQUIRE(built(1, {"train.device=cuda"}).empty());
   REQUIRE(built(1, {"train.device=cuda", "launch.layernorm_sm_margin=8"}).empty());
-  REQUIRE_THAT(built(1, {"checkpoint.async=true"}), Contains("checkpoint.async: not built yet"));
+  REQUIRE_THAT(built(1, {"checkpoint.async=true"}),
+               Contains("checkpoint.async: not supported yet"));
   REQUIRE_THAT(built(1, {"model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"}),
                Contains("atomic_gemm"));
   REQUIRE(built(1, {"model.moe=8"}).empty());
@@ -316,7 +317,8 @@ TEST_CASE("a feature without execution is refused by name") {
   };
   for (const char* scales : {"tensorwise", "delayed"}) REQUIRE(experts_in_8_bits(scales).empty());
   for (const char* scales : {"blockwise", "mxfp8"})
-    REQUIRE_THAT(experts_in_8_bits(scales), Contains("mixed_precision.fp8_recipe: not built yet"));
+    REQUIRE_THAT(experts_in_8_bits(scales),
+                 Contains("mixed_precision.fp8_recipe: not supported yet"));
   REQUIRE(built(2, {"distributed.strategy=fsdp2", "mixed_precision=fp16_mixed",
                     "distributed.mp_policy.reduce_dtype=float16"})
               .empty());
@@ -338,7 +340,7 @@ TEST_CASE("a feature without execution is refused by name") {
   REQUIRE(blocks("blockwise", "h100").empty());
   REQUIRE(blocks("mxfp8", "b200").empty());
   REQUIRE_THAT(fp8_and("mixed_precision.fp8_param_gather=true"),
-               Contains("mixed_precision.fp8_param_gather: not built yet"));
+               Contains("mixed_precision.fp8_param_gather: not supported yet"));
   REQUIRE_THAT(built(1, {"mixed_precision.fp8=hybrid"}), Contains("debug.emulate_fp8"));
   REQUIRE(built(1, {"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"}).empty());
   REQUIRE(built(1, {"packed_sequence.packed_sequence_size=64"}).empty());
@@ -353,7 +355,7 @@ TEST_CASE("features of pipelines that are not executed yet are refused by name")
   REQUIRE(built(pipeline({})).empty());
   REQUIRE(built(megatron(interleaved({"ddp.align_param_gather=true"}))).empty());
   const auto refused = [&](const Overrides& o, const char* field) {
-    REQUIRE_THAT(built(o), Contains(std::string(field) + ": not built yet"));
+    REQUIRE_THAT(built(o), Contains(std::string(field) + ": not supported yet"));
   };
   refused(pipeline({"distributed.pipeline.dtype=float16"}), "distributed.pipeline.dtype");
   REQUIRE(built(pipeline({"distributed.pipeline.dtype=float32"})).empty());

@@ -134,7 +134,7 @@ TEST_CASE("the length of a sample chooses between the factors of longrope") {
                  "model.rope_scaling.beta_fast", "type llama3 does not read it");
 }
 
-TEST_CASE("what is not built or not there is refused: dropout, backends, data, tokenizers") {
+TEST_CASE("what is not supported or not there is refused: dropout, backends, data, tokenizers") {
   expect_error({.what = "attention dropout", .set = {"model.attention_dropout=0.1"}},
                "model.attention_dropout", "");
   expect_error({.what = "top-k", .set = {"model.moe=4", "model.moe.router_topk=5"}},

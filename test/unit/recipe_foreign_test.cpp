@@ -226,7 +226,7 @@ TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
 
 TEST_CASE("keys without a meaning are reported once, and those for missing features are refused") {
   expect_diagnostic("distributed: {pipeline: {patch_inner_model: false}}\n", Severity::resolved,
-                    "distributed.pipeline.patch_inner_model", "has no meaning here");
+                    "distributed.pipeline.patch_inner_model", "has no effect in mtrain");
   expect_diagnostic("distributed: {multimodal: {frozen_sharding: per_layer}}\n", Severity::warning,
                     "distributed.multimodal", "ignored");
   expect_diagnostic("distributed: {offload_policy: {pin_memory: true}}\n", Severity::error,
@@ -310,7 +310,7 @@ TEST_CASE("settings of experts in the names of other systems have an effect, or 
                           "high_priority_a2a_comm_stream: true"}) {
     const std::string text = std::string("model.") + key + "\n";
     expect_diagnostic(text, Severity::resolved, text.substr(0, text.find(':')),
-                      "has no meaning here");
+                      "has no effect in mtrain");
   }
   expect_diagnostic("model.moe_router_padding_for_fp8: true\n", Severity::resolved,
                     "model.moe_router_padding_for_fp8", "take any number of rows");

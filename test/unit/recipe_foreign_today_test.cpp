@@ -1,5 +1,5 @@
 // Tests keys of Megatron-Bridge, Megatron and AutoModel that decide together with other settings,
-// and those that have no meaning here.
+// and those that have no effect in mtrain.
 #include <fmt/core.h>
 
 #include "interchange/model_source.h"
@@ -107,7 +107,7 @@ TEST_CASE("keys that decide a setting together with others set it") {
   CHECK_THAT(errors("scheduler: {start_weight_decay: 0.01, end_weight_decay: 0.1}\n"),
              Contains("grows from 0.01 to 0.1"));
   CHECK_THAT(errors("scheduler: {weight_decay_incr_style: cosine}\n"),
-             Contains("a weight decay that grows is not built"));
+             Contains("a weight decay that grows is not supported"));
 
   const auto moments = [](const std::string& text) {
     return loaded("optimizer: {" + text + "}\n").optimizer.moments;

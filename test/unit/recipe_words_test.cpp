@@ -126,7 +126,7 @@ TEST_CASE("explain searches names, other names and help texts") {
   CHECK_THAT(explain("learning_rate"),
              Contains("write `optimizer.lr`") && Contains("peak learning rate"));
   CHECK_THAT(explain("rope_theta"), Contains("model.rotary_base\n"));
-  CHECK_THAT(explain("wandb"), Contains("has no meaning here"));
+  CHECK_THAT(explain("wandb"), Contains("has no effect in mtrain"));
   CHECK_THAT(explain("peft"), Contains("adapters"));
   CHECK_THAT(explain("gradient norm"), Contains("optimizer.clip_grad"));
   CHECK_THAT(explain("Perfetto"), Contains("debug.trace"));

@@ -130,7 +130,7 @@ void ConfigFile::check_only(std::string_view key, std::string_view built, const 
         read_value(scalar(word), {}, wanted, ignored) && read_value(value, {}, is, ignored);
     if (numbers ? wanted == is : to_lower(value.text) == word) return;
   }
-  refuse(fmt::format("{}: {} is {}, and only {} is built", path_, key, value.text,
+  refuse(fmt::format("{}: {} is {}, and only {} is supported", path_, key, value.text,
                      fmt::join(words, " or ")),
          "such models cannot be trained yet");
 }

@@ -173,7 +173,7 @@ class RopeReader {
     const bool of_phi3 = word == "default" || word == "longrope";
     if (type == std::end(kRopeTypes) || (phi3 && !of_phi3))
       return file_.refuse(
-          fmt::format("{}: rotary positions of type {} are not built{}", file_.path(), word,
+          fmt::format("{}: rotary positions of type {} are not supported{}", file_.path(), word,
                       phi3 ? " for such models" : ""),
           fmt::format("{}; such a model cannot be used yet",
                       phi3 ? "Phi-3 has default and longrope positions" : kBuiltRopes));

@@ -103,9 +103,10 @@ class ConfigReader {
     const std::string name = type ? type->text : "";
     const auto* unbuilt = std::ranges::find(kUnbuilt, name, &UnbuiltFamily::model_type);
     if (unbuilt != std::end(kUnbuilt))
-      return file_.refuse(fmt::format("{}: model_type {} is {}, and mtrain builds models of text",
-                                      path, name, unbuilt->what),
-                          std::string(unbuilt->hint));
+      return file_.refuse(
+          fmt::format("{}: model_type {} is {}, and mtrain supports only text models", path, name,
+                      unbuilt->what),
+          std::string(unbuilt->hint));
     for (const std::string_view part : kOtherParts)
       if (file_.given(part))
         return file_.refuse(
@@ -114,9 +115,8 @@ class ConfigReader {
             "save_pretrained() of the part that computes the text");
     const Family* family = find_family(name);
     if (!family)
-      return file_.refuse(
-          fmt::format("{}: model_type `{}` is not one that mtrain builds", path, name),
-          fmt::format("those that it builds: {}", fmt::join(model_types(), ", ")));
+      return file_.refuse(fmt::format("{}: model_type `{}` is not supported", path, name),
+                          fmt::format("the supported ones: {}", fmt::join(model_types(), ", ")));
     file_.name_family(name);
     const std::vector<ConfigKey> rows = config_keys(*family);
     file_.set("model.architecture", *type, "model_type", false);
@@ -185,9 +185,9 @@ class ConfigReader {
     const bool plain = row.omitted == "gelu_new", gelu = value.text.starts_with("gelu");
     const bool tanh = value.text == "gelu_pytorch_tanh" || value.text == "gelu_new";
     if (plain ? !gelu : gelu && !tanh)
-      return file_.refuse(
-          fmt::format("{}: {} {} is not built for such models", file_.path(), row.key, value.text),
-          "such models cannot be trained yet");
+      return file_.refuse(fmt::format("{}: {} {} is not supported for such models", file_.path(),
+                                      row.key, value.text),
+                          "such models cannot be trained yet");
     file_.set(row.field, !plain && tanh ? file_.scalar("geglu") : value, row.key, row.recipe_wins);
   }
 

@@ -36,7 +36,7 @@ void read_router(ConfigFile& file) {
   if (best < groups && chosen / best != 2)
     return file.refuse(
         fmt::format("{}: its groups of experts are ranked by two experts of each, and only "
-                    "num_experts_per_tok / topk_group of them, {} / {}, is built",
+                    "num_experts_per_tok / topk_group of them, {} / {}, is supported",
                     file.path(), chosen, best),
         "such models cannot be trained yet");
   const Node* normalized = file.field("model.moe.norm_topk_prob");

@@ -107,7 +107,7 @@ bool read_types(ConfigFile& file, Windows& windows) {
     file.refuse(fmt::format("{}: layer_types must give for each of the {} layers "
                             "full_attention or sliding_attention",
                             file.path(), layers),
-                "layers of other kinds are not built");
+                "layers of other kinds are not supported");
     return false;
   }
   windows.rule = "layer_types";
@@ -167,7 +167,7 @@ void read_windows(ConfigFile& file, WindowRule kind, int64_t pattern) {
     return file.refuse(
         fmt::format("{}: {} gives a window to {} of {} layers, with sliding_window {}", file.path(),
                     windows.rule, windowed, layers, width_of(file, windows)),
-        !uniform && !by_layer ? "one window for all layers of such models, or none, is built"
+        !uniform && !by_layer ? "such models have one window for all layers, or none"
                               : "give both, the layers and the width, or none");
   if (windowed == 0) {
     if (kind == WindowRule::patterned) set_none(file);

@@ -56,7 +56,7 @@ void check_weights(const Recipe& r, Diagnostics& diagnostics) {
                       "learn",
                       "set model.moe.router_pre_softmax: true and norm_topk_prob: false");
   if (!softmax && r.given(norm) && moe.norm_topk_prob)
-    warn_or_refuse(r, norm, "is turned off: a token has one expert (router_topk 1)", diagnostics);
+    warn_or_refuse(r, norm, "is disabled: a token has one expert (router_topk 1)", diagnostics);
 }
 
 void check_losses(const Recipe& r, Diagnostics& diagnostics) {
@@ -147,7 +147,7 @@ void check_expert_tp(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
                       fmt::format("set it to 1 or {}", l.tp));
   diagnostics.require(*size != 1 || l.tp == 1 || r.distributed.sequence_parallel,
                       {"distributed.expert_tp_size", "distributed.sequence_parallel"},
-                      "whole experts on every rank of tp need tokens that are divided over tp",
+                      "undivided experts on the ranks of tp need tokens that are divided over tp",
                       "set distributed.sequence_parallel: true, or leave it out");
 }
 
@@ -159,7 +159,7 @@ void check_capacity(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
       "experts have no capacity to pad their input to", "set expert_capacity_factor");
   if (moe.pad_expert_input_to_capacity && l.ep == 1)
     warn_or_refuse(r, "model.moe.pad_expert_input_to_capacity",
-                   "is turned off: rows of experts do not travel (ep_size 1)", diagnostics);
+                   "is disabled: rows of experts do not travel (ep_size 1)", diagnostics);
   if (r.given("model.moe.token_drop_policy") &&
       moe.token_drop_policy != recipe::TokenDropPolicy::probs && !moe.expert_capacity_factor)
     warn_or_refuse(r, "model.moe.token_drop_policy",
@@ -286,7 +286,7 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
                      "is ignored: experts are not spread over ranks (ep_size 1)", diagnostics);
     if (moe.shared_expert_overlap && l.ep == 1)
       warn_or_refuse(r, "model.moe.shared_expert_overlap",
-                     "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
+                     "is disabled: experts are not spread over ranks (ep_size 1)", diagnostics);
   }
   diagnostics.require(
       moe.num_experts > 0 || !moe.required_by_family,
@@ -298,11 +298,11 @@ void validate_experts(const Recipe& r, const Layout& l, Diagnostics& diagnostics
     warn_or_refuse(r, "distributed.expert_tp_size", "is ignored: the model has no experts",
                    diagnostics);
   if (moe.num_experts == 0 && moe.shared_expert_overlap)
-    warn_or_refuse(r, "model.moe.shared_expert_overlap", "is turned off: the model has no experts",
+    warn_or_refuse(r, "model.moe.shared_expert_overlap", "is disabled: the model has no experts",
                    diagnostics);
   if (l.ep == 1 && r.comm_overlap.moe_dispatch_chunks > 1)
     warn_or_refuse(r, "comm_overlap.moe_dispatch_chunks",
-                   "is turned off: experts are not spread over ranks (ep_size 1)", diagnostics);
+                   "is disabled: experts are not spread over ranks (ep_size 1)", diagnostics);
   if (l.ep > 1) check_expert_ranks(r, l, diagnostics);
 }
 

@@ -37,7 +37,7 @@ void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string re
 void report_inactive(const Recipe& recipe, std::string_view field, OverlapRow::Off off,
                      const std::string& reason, Diagnostics& diagnostics) {
   if (off == OverlapRow::Off::idle)
-    warn_or_refuse(recipe, field, fmt::format("is turned off: {}", reason), diagnostics);
+    warn_or_refuse(recipe, field, fmt::format("is disabled: {}", reason), diagnostics);
   if (off == OverlapRow::Off::contradicts)
     diagnostics.require(false, {field}, fmt::format("cannot be active: {}", reason),
                         "set it to false or auto, or change the setting that it contradicts");

@@ -88,13 +88,13 @@ void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
   const char* field = "checkpoint.save_consolidated";
   if (c.save_consolidated == recipe::SaveConsolidated::no) return;
   if (!c.enabled)
-    return warn_or_refuse(r, field, "is turned off: checkpoint.enabled is false", diagnostics);
+    return warn_or_refuse(r, field, "is disabled: checkpoint.enabled is false", diagnostics);
   if (c.save_consolidated == recipe::SaveConsolidated::at_end)
     diagnostics.require(c.at_end, {field, "checkpoint.at_end"},
                         "final is the checkpoint of the run's end, and at_end: false saves none",
                         "set checkpoint.at_end: true, or save_consolidated: every");
   else if (!c.at_end && c.every_steps == 0 && c.keep_best == 0)
-    warn_or_refuse(r, field, "is turned off: no checkpoint is saved", diagnostics);
+    warn_or_refuse(r, field, "is disabled: no checkpoint is saved", diagnostics);
 }
 
 // Checkpoints are ranked by the validation loss, which a run must measure more than once.
@@ -102,7 +102,7 @@ void validate_keep_best(const Recipe& r, Diagnostics& diagnostics) {
   const char* field = "checkpoint.keep_best";
   if (r.checkpoint.keep_best == 0) return;
   if (!r.checkpoint.enabled)
-    return warn_or_refuse(r, field, "is turned off: checkpoint.enabled is false", diagnostics);
+    return warn_or_refuse(r, field, "is disabled: checkpoint.enabled is false", diagnostics);
   diagnostics.require(!r.dataset.validation.empty(), {field, "dataset.validation"},
                       "ranks checkpoints by the validation loss, and there is no validation data",
                       "set dataset.validation (`mtrain data build --validation-fraction` makes "

@@ -64,7 +64,7 @@ void check_float8(const Recipe& r, const Missing& missing) {
 
 void check_supported(const Recipe& r, Diagnostics& diagnostics) {
   const auto missing = [&](bool asked, const char* field, const char* what, const char* hint = "") {
-    if (asked) diagnostics.add(field, fmt::format("not built yet: {}", what), hint);
+    if (asked) diagnostics.add(field, fmt::format("not supported yet: {}", what), hint);
   };
   const auto& d = r.distributed;
   bool gpu_only = false;

@@ -161,8 +161,8 @@ std::vector<FieldText> read_te_fp8(const Node& node, ValueError& wrong) {
   }
   for (const Row& row : rows)
     if (fold_name(row.name) == fold_name(name) || name.ends_with(row.of_class)) return row.fields;
-  wrong.reason = fmt::format("the 8-bit recipe `{}` is not built", name);
-  wrong.hint = "those that are built: current, block, mxfp8, delayed";
+  wrong.reason = fmt::format("the 8-bit recipe `{}` is not supported", name);
+  wrong.hint = "the supported ones: current, block, mxfp8, delayed";
   return {};
 }
 

@@ -99,7 +99,7 @@ bool refuse_words(const std::string& name, const BridgeFunction& function,
   diagnostics.add(
       "",
       fmt::format("the name asks for {}, which the ready recipe {} does not do{}", asked, recipe,
-                  unbuilt.empty() ? "" : fmt::format("; {} is not built", unbuilt)),
+                  unbuilt.empty() ? "" : fmt::format("; {} is not supported", unbuilt)),
       fmt::format("write --recipe {}{}", recipe, overrides));
   return true;
 }

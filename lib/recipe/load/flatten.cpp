@@ -266,7 +266,7 @@ class TreeWalk {
                              enum_name(*architecture));
     diagnostics_.distrust("model");
     diagnostics_.add_at(Severity::error, location, "model._target_",
-                        fmt::format("models of {} are not built", describe(node)),
+                        fmt::format("models of {} are not supported", describe(node)),
                         native_way("model"));
   }
 

@@ -35,7 +35,7 @@ bool is_full_model(const Node& value) {
          value.text == "default" || value.text == "auto";
 }
 
-constexpr Severity kNone = Severity::resolved;    // the key has no meaning here
+constexpr Severity kNone = Severity::resolved;    // the key has no effect in mtrain
 constexpr Severity kIgnored = Severity::warning;  // mtrain ignores what it asks for
 constexpr Severity kRefused = Severity::error;
 
@@ -43,7 +43,7 @@ constexpr const char* kOwnModel = "mtrain's own model needs no patches";
 constexpr const char* kTorchDdp = "it chooses internals of torch's DDP";
 constexpr const char* kMegatronFsdp = "it chooses internals of megatron-fsdp's buffers";
 constexpr const char* kOwnKernels = "mtrain chooses its kernels by device, type and shape";
-constexpr const char* kAnyRows = "the experts' 8-bit products take any number of rows";
+constexpr const char* kAnyRows = "the experts' 8-bit GEMMs take any number of rows";
 constexpr const char* kOwnTransport = "mtrain's own transports carry the tokens";
 constexpr const char* kStreams =
     "on a GPU the stream of the experts' exchanges has the highest priority";
@@ -146,11 +146,11 @@ constexpr std::array kForeignKeys{
     ForeignKey{"parallelizer.*", kIgnored, "is ignored: the distributed section decides"},
     ForeignKey{"peft.*", kRefused, "adapters (LoRA) cannot be trained", kOtherTask},
     ForeignKey{"quantization.*", kRefused, "quantized weights cannot be trained", kOtherTask},
-    ForeignKey{"qat.*", kRefused, "quantization-aware training is not built", kOtherTask},
-    ForeignKey{"teacher_model.*", kRefused, "distillation is not built", kOtherTask},
-    ForeignKey{"kd_loss_fn.*", kRefused, "distillation is not built", kOtherTask},
-    ForeignKey{"kd_ratio", kRefused, "distillation is not built", kOtherTask},
-    ForeignKey{"dllm.*", kRefused, "diffusion language models are not built", kOtherTask},
+    ForeignKey{"qat.*", kRefused, "quantization-aware training is not supported", kOtherTask},
+    ForeignKey{"teacher_model.*", kRefused, "distillation is not supported", kOtherTask},
+    ForeignKey{"kd_loss_fn.*", kRefused, "distillation is not supported", kOtherTask},
+    ForeignKey{"kd_ratio", kRefused, "distillation is not supported", kOtherTask},
+    ForeignKey{"dllm.*", kRefused, "diffusion language models are not supported", kOtherTask},
     ForeignKey{"step_scheduler.gc_every_steps", kNone, "there is no garbage collector"},
     ForeignKey{"step_scheduler.log_remote_every_steps", kNone, kReports},
     ForeignKey{"step_scheduler.save_checkpoint_every_epoch",
@@ -203,7 +203,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.backend.enable_hf_state_dict_adapter", kNone,
                "checkpoints have Hugging Face's names where they are consolidated"},
     ForeignKey{"model.backend.enable_fsdp_optimizations", kNone, kOwnModel},
-    ForeignKey{"model.backend.fake_gate_noise", kRefused, "noise on the router is not built",
+    ForeignKey{"model.backend.fake_gate_noise", kRefused, "noise on the router is not supported",
                "leave it out", off},
     ForeignKey{"model.backend.*",
                kIgnored,
@@ -215,9 +215,9 @@ constexpr std::array kForeignKeys{
                "set model.init: random for new weights",
                [](const Node& n) { return n.unset() || on(n); }},
     ForeignKey{"model.cache_dir", kNone, "nothing is downloaded"},
-    ForeignKey{"model.num_nextn_predict_layers", kRefused, "multi-token prediction is not built",
-               "set it to 0", off},
-    ForeignKey{"model.mtp_num_layers", kRefused, "multi-token prediction is not built",
+    ForeignKey{"model.num_nextn_predict_layers", kRefused,
+               "multi-token prediction is not supported", "set it to 0", off},
+    ForeignKey{"model.mtp_num_layers", kRefused, "multi-token prediction is not supported",
                "set it to 0", off},
     ForeignKey{"model.mtp_loss_scaling_factor", kNone, "there is no multi-token prediction"},
     ForeignKey{"lr_scheduler.init_lr", kRefused, "the warm-up begins at 0", "leave it out", off},
@@ -273,7 +273,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"optimizer.bias_correction", kRefused, "the moments' bias is always corrected",
                "leave it out", [](const Node& n) { return !off(n); }},
     ForeignKey{"optimizer.store_param_remainders", kNone,
-               "optimizer.master_weights keeps whole fp32 weights"},
+               "optimizer.master_weights keeps full fp32 weights"},
     kept("optimizer.exp_avg_dtype"),
     kept("optimizer.exp_avg_sq_dtype"),
     kept("optimizer.main_grads_dtype"),
@@ -292,10 +292,11 @@ constexpr std::array kForeignKeys{
                "optimizer.muon.ns_dtype decides the type of the iteration's GEMMs"},
     kept_of_muon("optimizer.muon_scalar_optimizer", "AdamW updates what Muon does not",
                  "leave it out"),
-    ForeignKey{"checkpoint.single_rank_consolidation", kNone, "a checkpoint is whole already"},
-    ForeignKey{"checkpoint.staging_dir", kNone, "files are renamed when they are whole"},
-    ForeignKey{"checkpoint.wait_for_staging", kNone, "files are renamed when they are whole"},
-    ForeignKey{"checkpoint.consolidation_timeout_minutes", kNone, "a checkpoint is whole already"},
+    ForeignKey{"checkpoint.single_rank_consolidation", kNone, "a checkpoint is complete already"},
+    ForeignKey{"checkpoint.staging_dir", kNone, "files are renamed when they are complete"},
+    ForeignKey{"checkpoint.wait_for_staging", kNone, "files are renamed when they are complete"},
+    ForeignKey{"checkpoint.consolidation_timeout_minutes", kNone,
+               "a checkpoint is complete already"},
     ForeignKey{"checkpoint.dequantize_base_checkpoint", kNone, "weights are not quantized"},
     ForeignKey{"checkpoint.best_metric_key", kNone,
                "checkpoint.keep_best ranks by the validation loss, the one metric there is"},
@@ -310,7 +311,7 @@ constexpr std::array kForeignKeys{
     kept("scheduler.start_weight_decay"),
     kept("scheduler.end_weight_decay"),
     ForeignKey{"scheduler.weight_decay_incr_style", kRefused,
-               "a weight decay that grows is not built", "write constant",
+               "a weight decay that grows is not supported", "write constant",
                [](const Node& n) { return n.unset() || n.text == "constant"; }},
     ForeignKey{"scheduler.override_opt_param_scheduler", kNone,
                "the recipe's schedule always wins over that of a checkpoint"},
@@ -396,14 +397,14 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.moe_hybridep_num_sms", kNone, kOwnTransport},
     ForeignKey{"model.high_priority_a2a_comm_stream", kNone, kStreams},
     ForeignKey{"comm_overlap.high_priority_a2a_comm_stream", kNone, kStreams},
-    ForeignKey{"model.moe_input_jitter_eps", kRefused, "noise on the router's input is not built",
-               "leave it out", off},
+    ForeignKey{"model.moe_input_jitter_eps", kRefused,
+               "noise on the router's input is not supported", "leave it out", off},
     ForeignKey{"model.moe_apply_probs_on_input", kRefused,
                "weights of the router multiply the experts' activation", "leave it out", off},
     ForeignKey{"model.moe_extended_tp", kRefused,
                "experts are not divided over the ranks of ep and tp together",
                "leave it out, and set ep_size", off},
-    ForeignKey{"model.moe_latent_size", kRefused, "experts of a latent space are not built",
+    ForeignKey{"model.moe_latent_size", kRefused, "experts of a latent space are not supported",
                "leave it out", off},
     ForeignKey{"model.moe_layer_recompute", kRefused, "is not read",
                "write recompute: {granularity: selective, modules: [moe]}", off},
@@ -474,7 +475,7 @@ const ForeignKey* find_foreign_key(std::string_view path) {
 const ForeignKey* find_foreign_flag(std::string_view word) {
   for (const std::string_view prefix : {"no_", "disable_"})
     if (word.starts_with(prefix)) {
-      // If a flag has no meaning here, neither has its opposite.
+      // If a flag has no effect in mtrain, neither has its opposite.
       const ForeignKey* plain = find_foreign_flag(word.substr(prefix.size()));
       return plain && plain->severity == Severity::resolved && !plain->kept ? plain : nullptr;
     }

@@ -30,7 +30,7 @@ void KeyReports::foreign(const ForeignKey& key, const std::string& path,
   if (!reported_.insert(key.path).second) return;
   layer_.diagnostics.add_at(key.severity, location, path,
                             key.severity == Severity::resolved
-                                ? fmt::format("has no meaning here: {}", key.reason)
+                                ? fmt::format("has no effect in mtrain: {}", key.reason)
                                 : std::string(key.reason),
                             std::string(key.hint));
 }

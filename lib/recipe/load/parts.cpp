@@ -165,7 +165,7 @@ void apply_parts(const RawSettings& given, Recipe& recipe, Diagnostics& diagnost
   if (plain_silu) {
     const RawSetting& function = *find_part(given, "model.activation_func");
     diagnostics.add_at(Severity::error, function.location, "model.activation",
-                       "silu without a gate is not built",
+                       "silu without a gate is not supported",
                        "set model.gated_linear_unit: true, which is swiglu; or gelu");
   }
   note_rate(given, diagnostics);

@@ -69,7 +69,7 @@ void take_weight_decay(Recipe& r, Diagnostics& diagnostics) {
                            fmt::format("write {}", field));
   if (begin && end && number_of(*begin) != value)
     return diagnostics.add(path,
-                           fmt::format("grows from {} to {}, which is not built", *begin, *end),
+                           fmt::format("grows from {} to {}, which is not supported", *begin, *end),
                            fmt::format("write one of them as {}", field));
   if (r.optimizer.weight_decay == *value) return;
   diagnostics.resolved(field, fmt::format("{}, since Megatron's scheduler sets it", *value));

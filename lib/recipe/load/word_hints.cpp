@@ -38,7 +38,7 @@ constexpr const char* kSaveAll =
 constexpr const char* kCompile = "leave it out: mtrain is compiled ahead of time";
 constexpr const char* kOffload =
     "nothing is kept in host memory: shard over more ranks, or set `recompute.granularity`";
-constexpr const char* kWandb = "leave it out: mtrain reports to files alone, in `train.run_dir`";
+constexpr const char* kWandb = "leave it out: mtrain reports only to files, in `train.run_dir`";
 constexpr const char* kLoader = "leave it out: samples are read in the order of `dataset.seed`";
 
 constexpr WordHint kWords[] = {
@@ -169,7 +169,7 @@ constexpr WordHint kWords[] = {
     {"logging_strategy", "`train.log_every` counts steps"},
     {"logging_first_step", "leave it out: `train.log_every` counts steps"},
     {"log_level", "leave it out: there is one level"},
-    {"disable_tqdm", "leave it out: the live line is drawn on a terminal alone"},
+    {"disable_tqdm", "leave it out: the live line is drawn only on a terminal"},
     {"report_to", kReportHint},
     {"use_wandb", kWandb},
     {"wandb_name", kWandb},
@@ -193,10 +193,10 @@ constexpr WordHint kWords[] = {
     {"no_save_optim", kSaveAll},
     {"no_save_rng", kSaveAll},
     {"no_load_optim",
-     "weights alone are read by `model.from`, a whole state by "
+     "weights alone are read by `model.from`, a full state by "
      "`checkpoint.load`"},
     {"no_load_rng",
-     "weights alone are read by `model.from`, a whole state by "
+     "weights alone are read by `model.from`, a full state by "
      "`checkpoint.load`"},
     {"enable_checkpoint", "`checkpoint.enabled`"},
     {"folder", "checkpoint.dir"},

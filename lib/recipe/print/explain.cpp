@@ -42,7 +42,7 @@ std::string explain_section(const SchemaSection& section) {
 std::string explain_foreign(const ForeignKey& key, std::string_view raw) {
   std::string out;
   if (key.severity == Severity::resolved)
-    out = fmt::format("{} has no meaning here: {}\n", raw, key.reason);
+    out = fmt::format("{} has no effect in mtrain: {}\n", raw, key.reason);
   else
     out = fmt::format("{}: {}{}\n", raw, key.severity == Severity::error ? "" : "it ", key.reason);
   return key.hint.empty() ? out : out + fmt::format("  {}\n", key.hint);
