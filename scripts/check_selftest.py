@@ -380,7 +380,8 @@ class Checks(unittest.TestCase):
             (root / "build/tidy").mkdir(parents=True)
             source.parent.mkdir(parents=True)
             (root / "scripts").mkdir()
-            (root / ".clang-tidy").write_text("Checks: '-*,modernize-use-nullptr'\nHeaderFilterRegex: '/lib/'\n")
+            (root / ".clang-tidy").write_text("Checks: '-*,modernize-use-nullptr,misc-unused-alias-decls'\n"
+                                              "HeaderFilterRegex: '/lib/'\n")
             source.write_text('#include "a.h"\n' + clean)
             header.write_text("inline " + clean.replace("none", "other"))
             other.write_text(clean)
@@ -414,6 +415,9 @@ class Checks(unittest.TestCase):
                         self.assertIn("modernize-use-nullptr", printed)
                     planted.write_text(text)   # as it was recorded
                     self.assertEqual(findings("--record")[0], 0)
+            # Both sources are checked together, but for what clang-tidy finds only in a source by itself.
+            other.write_text(clean + "namespace inner {}\nnamespace alias = inner;\n")
+            self.assertIn("misc-unused-alias-decls", findings("--all")[1])
             other.unlink()
             (root / ".clang-tidy").write_text("Checks: '-*,modernize-use-override'\nHeaderFilterRegex: '/lib/'\n")
             self.assertIn("1 sources for 2 files", findings()[1])

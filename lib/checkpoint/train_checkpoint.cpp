@@ -130,7 +130,7 @@ int64_t bytes_of(const std::vector<SavedTensor>& tensors, const CheckpointParts&
   int64_t bytes = 0;
   for (const spec::TensorSpec& p : t.parameters)
     for (const SavedTensor& tensor : tensors)
-      if (tensor.has(model::part_of(p))) bytes += p.full.count() * dtype_size(tensor.dtype);
+      if (tensor.has(model::part_of(p))) bytes += p.full_shape.count() * dtype_size(tensor.dtype);
   return bytes;
 }
 
@@ -150,7 +150,7 @@ class StateWriter {
     for (const spec::TensorSpec& p : t_.parameters)
       for (const SavedTensor& tensor : tensors_)
         if (tensor.has(model::part_of(p)))
-          infos.push_back({p.name + tensor.suffix, tensor.dtype, p.full});
+          infos.push_back({p.name + tensor.suffix, tensor.dtype, p.full_shape});
     file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}},
                   storage::SafetensorsWriter::Sums::beside);
     for (const ReplicatedTensor& r : replicated) file_->write(r.name, r.value, t_.compute);
@@ -187,11 +187,11 @@ class StateWriter {
     for (size_t k = 0; k < tensors_.size(); ++k) {
       if (!tensors_[k].has(model::part_of(p))) continue;
       const Tensor whole = t_.control.rank() == saver
-                               ? assemble(t_.compute, *own, ranks_[k], own->begin, p.full.count(),
+                               ? assemble(t_.compute, *own, ranks_[k], own->begin, p.full_shape.count(),
                                           [&](int rank) { return own->runs(rank); })
-                                     .view(p.full)
+                                     .view(p.full_shape)
                                : Tensor();
-      write(p.name, tensors_[k], whole, p.full, saver);
+      write(p.name, tensors_[k], whole, p.full_shape, saver);
     }
   }
 
@@ -202,7 +202,7 @@ class StateWriter {
     gathered_ = nullptr;
     ranks_.clear();
     const model::Parameter* own = t_.params.find(p.name);
-    const int64_t experts = p.full[0], each = p.full.count() / experts;
+    const int64_t experts = p.full_shape[0], each = p.full_shape.count() / experts;
     for (const SavedTensor& tensor : tensors_)
       for (int64_t e = 0; tensor.has(model::part_of(p)) && e < experts; ++e) {
         Tensor expert;

@@ -278,9 +278,10 @@ void check_folder_model(const Recipe& recipe, Diagnostics& diagnostics) {
   const ModelConfig folder_model = read_config(folder, recipe.model.ignore_keys).model;
   for (const ModelDifference& d : model_differences(recipe.model, folder_model))
     diagnostics.add(d.setting,
-                    fmt::format("is {}, but the model of {} has {}", d.asked,
-                                (folder / "config.json").string(), d.folder_model),
-                    "remove it from the recipe: model.from says what the model is");
+                    fmt::format("is {}, but the model of {} has {}", d.in_a,
+                                (folder / "config.json").string(), d.in_b),
+                    fmt::format("remove {} from the recipe: model.from says what the model is",
+                                recipe.given(std::string(d.setting)) ? "it" : "what decides it"));
 }
 
 std::string write_config(const Recipe& recipe, const ConfigText& text, std::string& model_type) {

@@ -40,7 +40,7 @@ double query_scalar(const ModelConfig& m) {
 }  // namespace
 
 std::string ModelDifference::text() const {
-  return fmt::format("{}: {}, not {}", setting, ours, theirs);
+  return fmt::format("{}: {}, not {}", setting, in_a, in_b);
 }
 
 ModelConfig in_one_form(const ModelConfig& model) {
@@ -79,11 +79,11 @@ std::vector<ModelDifference> model_differences(const ModelConfig& a, const Model
   if (before == models_of(end.model)) return differences;
   for (const recipe::SchemaRow& row : recipe::schema_rows()) {
     if (!row.path.starts_with("model.")) continue;
-    const std::string ours = row.show(changing), theirs = row.show(end);
-    if (ours == theirs) continue;
+    const std::string in_a = row.show(changing), in_b = row.show(end);
+    if (in_a == in_b) continue;
     row.ops->copy(row.at(changing), row.at(end));
     Models after = models_of(changing.model);
-    if (after != before) differences.push_back({row.path, ours, theirs});
+    if (after != before) differences.push_back({row.path, in_a, in_b});
     before = std::move(after);
   }
   MT_CHECK(!differences.empty(), "two models differ, but none of their settings do");

@@ -10,7 +10,7 @@ namespace mtrain::interchange {
 
 struct ModelDifference {
   std::string_view setting;  // "model.window_size"
-  std::string ours, theirs;  // its values, as a recipe has them
+  std::string in_a, in_b;    // its values, as a recipe has them
 
   std::string text() const;  // "model.window_size: 128, not none"
 };

@@ -14,7 +14,7 @@ constexpr SegmentId kId{SegmentKind::embedding};
 
 ParamSpec vocabulary_part(const spec::TensorSpec& table, const ModelImpls& impls) {
   const TensorParallel& tensor = *impls.tensor;
-  const int64_t rows = impls.padded_vocab > 0 ? impls.padded_vocab : table.whole[0];
+  const int64_t rows = impls.padded_vocab > 0 ? impls.padded_vocab : table.full_shape[0];
   return part_of(table, {.ranks = tensor.size(),
                          .rank = tensor.rank(),
                          .dim = ShardSpec::Dim::rows,

@@ -25,12 +25,10 @@ std::vector<Matrix> matrices_of(const model::ParamSpec& p) {
 
 std::vector<Matrix> shard_matrices_of(const model::ParamSpec& p) {
   using Dim = model::ShardSpec::Dim;
-  if (p.shard.dim == Dim::none || p.shard.ranks == 1) return matrices_of(p);
   std::vector<Matrix> all;
   for (const Matrix& weight : matrices_of(p))
     for (int shard = 0; shard < p.shard.ranks; ++shard) {
       Matrix part = weight;
-      part.shard = shard;
       if (p.shard.dim == Dim::columns) {
         part.columns = p.columns();
         part.column = shard * p.columns();
@@ -45,7 +43,10 @@ std::vector<Matrix> shard_matrices_of(const model::ParamSpec& p) {
           if (end == 0) first = from;
           end = to;
         }
-        if (end == 0) continue;  // all of its rows are padding
+        // All of its rows are padding, or those of the rank before.
+        if (end == 0 || (shard > 0 && !all.empty() && all.back().expert == weight.expert &&
+                         all.back().row == first))
+          continue;
         part.row = first;
         part.rows = end - first;
       }
@@ -79,7 +80,6 @@ void for_rectangles(int64_t from, int64_t to, int64_t columns, const F& f) {
 std::vector<Tile> tiles_of(const model::Parameter& p, const Matrix& m, const Place& place) {
   const int64_t experts = p.matrices(), expert = m.expert - place.expert * experts;
   if (expert < 0 || expert >= experts) return {};
-  if (m.shard && *m.shard != place.shard) return {};
   const model::ParamUnit& unit = *p.unit;
   const auto piece = std::ranges::find_if(unit.pieces, [&](const model::Piece& x) {
     return p.begin >= x.begin && p.begin < x.begin + x.count;
@@ -89,6 +89,8 @@ std::vector<Tile> tiles_of(const model::Parameter& p, const Matrix& m, const Pla
                 owned = piece->begin + place.data * share - p.begin, owned_end = owned + share;
   const int64_t width = p.columns(), local_rows = p.shape[p.row_dim()];
   const bool by_columns = p.shard.dim == model::ShardSpec::Dim::columns;
+  const int64_t first_column = by_columns ? place.shard * width : 0;
+  if (first_column < m.column || first_column >= m.column + m.columns) return {};
   std::vector<Tile> tiles;
   for (const model::RowShard& r : rows_of(p.shard, p.part_shape()[p.row_dim()], place.shard)) {
     const int64_t first = std::max(r.full, m.row),
@@ -97,16 +99,15 @@ std::vector<Tile> tiles_of(const model::Parameter& p, const Matrix& m, const Pla
     // The element of the rank's tensor at which row `first` of the matrix begins.
     const int64_t begin = (expert * local_rows + r.here + first - r.full) * width,
                   end = begin + (last - first) * width;
-    for_rectangles(
-        std::max(begin, owned) - begin, std::min(end, owned_end) - begin, width,
-        [&](int64_t at, int64_t row, int64_t column, int64_t rows, int64_t columns) {
-          tiles.push_back({.in_unit = p.begin + begin + at,
-                           .row = first - m.row + row,
-                           .column = column + (by_columns ? place.shard * width : 0) - m.column,
-                           .rows = rows,
-                           .columns = columns,
-                           .copy = r.replica > 0 && !m.shard});
-        });
+    for_rectangles(std::max(begin, owned) - begin, std::min(end, owned_end) - begin, width,
+                   [&](int64_t at, int64_t row, int64_t column, int64_t rows, int64_t columns) {
+                     tiles.push_back({.in_unit = p.begin + begin + at,
+                                      .row = first - m.row + row,
+                                      .column = column + first_column - m.column,
+                                      .rows = rows,
+                                      .columns = columns,
+                                      .copy = r.replica > 0});
+                   });
   }
   return tiles;
 }

@@ -6,7 +6,6 @@
 #include <compare>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "model/param/parameters.h"
@@ -20,12 +19,11 @@ struct Matrix {
   int64_t expert = 0;  // index of the first dimension, if the tensor has three
   int64_t row = 0;     // the first of its rows in the tensor, or in the expert's part of it
   int64_t rows = 0, columns = 0;
-  int64_t column = 0;        // the first of its columns in the tensor
-  std::optional<int> shard;  // set: the part of a weight that this rank of tensor parallelism has
+  int64_t column = 0;  // the first of its columns in the tensor
 };
 std::vector<Matrix> matrices_of(const model::ParamSpec& p);
-// Returns, for each weight and each rank of tensor parallelism that divides it, that rank's part as
-// a matrix. Ranks with the same part of a weight have a matrix each.
+// Returns the part of each weight that a rank of tensor parallelism has, as a matrix. Ranks with
+// the same rows of a weight share one matrix.
 std::vector<Matrix> shard_matrices_of(const model::ParamSpec& p);
 
 // The place of a rank among those that divide a parameter. Ranks with equal places have the same

@@ -137,13 +137,16 @@ class Estimator {
     if (!plan_.optimizer.muon.on || layers_.all() == 0) return 0;
     const spec::DenseMlp* mlp = plan_.model.dense_mlp();
     const spec::Experts* experts = plan_.model.experts();
+    // In how many parts tensor parallelism divides a matrix, if each part is updated by itself.
+    const bool parts = plan_.optimizer.muon.per_shard;
+    const Count rows_by = parts ? tp_ : 1, expert_by = parts ? Count(l_.expert_tp) : 1;
     const Count H = Count(plan_.model.hidden),
                 AD = Count(attention_.heads) * Count(attention_.head_dim),
                 F = mlp && layers_.dense ? Count(mlp->ffn) : 0,
                 expert = experts && layers_.moe ? Count(experts->ffn) : 0,
                 shared = experts && layers_.moe ? Count(experts->shared_ffn) : 0,
-                wide = std::max({AD, F, expert, shared}), small = std::min(H, wide),
-                matrix = H * wide;
+                wide = std::max({AD / rows_by, F / rows_by, expert / expert_by, shared / rows_by}),
+                small = std::min(H, wide), matrix = H * wide;
     // An iteration holds X and the next X, and G and b G + c G^2; and c G while that sum is
     // computed. In bf16 each operand of a GEMM exists a second time.
     const Count gram = small * small;

@@ -1,5 +1,6 @@
 #include "plan/saved_recipe.h"
 
+#include <optional>
 #include <set>
 
 #include <fmt/core.h>
@@ -86,13 +87,17 @@ bool keeps_state(const std::string& path, const Recipe& r) {
   return path == "model.moe.aux_loss_coeff" && experts->loss_coeffs.global > 0;
 }
 
-// Whether this setting decides which parts of a weight are matrices of their own.
-bool divides_matrices(const std::string& path, const Recipe& r) {
+// Into how many parts Muon divides matrices, each of which it updates by itself; none if this
+// setting does not decide that.
+std::optional<int64_t> matrix_parts(const std::string& path, const Recipe& r) {
   if (r.optimizer.name != recipe::OptimizerName::muon ||
       r.optimizer.muon.tp_mode != recipe::MuonTpMode::blockwise)
-    return false;
-  return path == "distributed.tp_size" ||
-         (path == "distributed.expert_tp_size" && r.model.moe.num_experts > 0);
+    return {};
+  const auto& d = r.distributed;
+  if (path == "distributed.tp_size") return d.tp_size;
+  if (path == "distributed.expert_tp_size" && r.model.moe.num_experts > 0)
+    return d.expert_tp_size.value_or(d.tp_size);
+  return {};
 }
 
 // Loads the printed recipe of this run.
@@ -133,13 +138,14 @@ std::string resume_differences(const recipe::ModelSource& models, const SavedRec
         (must_agree(row.path) || keeps_state(row.path, saved) != keeps_state(row.path, *now)))
       differences +=
           fmt::format("\n  {}: saved with {}, now {}", row.path, row.show(saved), row.show(*now));
-    else if (row.show(saved) != row.show(*now) && divides_matrices(row.path, saved) &&
-             divides_matrices(row.path, *now))
+    else if (const auto before = matrix_parts(row.path, saved),
+             after = matrix_parts(row.path, *now);
+             before && after && *before != *after)
       differences += fmt::format(
-          "\n  {}: saved with {}, now {}; optimizer.muon.tp_mode blockwise is another optimizer "
-          "for "
-          "each of them, and gathered continues under all",
-          row.path, row.show(saved), row.show(*now));
+          "\n  {}: saved with {}, now {}; with optimizer.muon.tp_mode blockwise each size is "
+          "another "
+          "optimizer, and with gathered all are the same",
+          row.path, *before, *after);
   return differences;
 }
 

@@ -140,7 +140,7 @@ function(mtrain_test name)
   # Threads of a training that wait for each other leave cores idle: ctest --parallel runs several tests at once. Those
   # that measure times run alone.
   set(alone OFF)
-  if(name MATCHES "^(unit_(comm|device|observe|launch|storage)|overlap_steps)$")
+  if(name MATCHES "^(unit_(comm|device|observe|launch|storage|interchange)|overlap_steps)$")
     set(alone ON)
   endif()
   set_tests_properties(${entries} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${seconds} RUN_SERIAL ${alone}

@@ -121,7 +121,7 @@ Changes changes_of(const Choice& l) {
 
 TEST_CASE(
     "every two choices of a layout of experts meet in one that trains as a single rank does") {
-  // Many ranks share few cores, so only the smaller layouts make the 20 steps of the numerics
+  // Many ranks share few cores, so only the smaller layouts make the steps of the numerics
   // contract.
   const auto steps = [](const Choice& l) -> int64_t {
     return compared_steps(ranks(l) <= 8 ? 20 : 10);

@@ -167,7 +167,7 @@ std::vector<Result> train_ranks(const Choice& l, int64_t steps) {
 }  // namespace
 
 TEST_CASE("every three choices of a layout meet in one that trains as a single rank does") {
-  // Many ranks share few cores, so only the smaller layouts make the 20 steps of the numerics
+  // Many ranks share few cores, so only the smaller layouts make the steps of the numerics
   // contract.
   const auto steps = [](const Choice& l) {
     return compared_steps(ranks(l) <= 4 ? 20 : ranks(l) <= 8 ? 10 : 5);

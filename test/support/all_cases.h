@@ -22,7 +22,7 @@ inline bool in_turn(size_t case_number, size_t variant, size_t variants) {
 
 // Returns how many of the steps of a training are compared with every change; all of them at night.
 inline int64_t compared_steps(int64_t steps) {
-  return all_cases() ? steps : std::max<int64_t>(4, steps * 2 / 5);
+  return all_cases() ? steps : std::min<int64_t>(steps, 8);
 }
 
 // Returns the numbers of the rows to try, each of which lists settings. At night these are all

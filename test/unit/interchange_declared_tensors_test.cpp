@@ -144,6 +144,48 @@ TEST_CASE("ranks of tensor parallelism declare parts of the listed tensors, or c
   CHECK(copied_heads > 0);
 }
 
+TEST_CASE("tensors have GPT-2's initial values and the roles that optimizers know") {
+  struct Row {
+    const char* name;
+    TensorRole role;
+    spec::Init init;
+    double std = 0;
+  };
+  using enum TensorRole;
+  using enum spec::Init;
+  const auto expect = [](spec::ModelSpec m, const std::vector<Row>& rows) {
+    m.init_std = 0.03;
+    const auto listed = spec::tensors(m);
+    for (const Row& row : rows) {
+      INFO(row.name);
+      const spec::TensorSpec* t = spec::find_tensor(listed, row.name);
+      REQUIRE(t);
+      CHECK(t->role == row.role);
+      CHECK(t->init == row.init);
+      if (row.init == normal) CHECK(t->std == Approx(row.std));
+    }
+  };
+  // Two layers write into the residual stream four times: 0.03 / sqrt(4).
+  expect(imported("qwen3_moe"), {{"embedding.weight", table, normal, 0.03},
+                                 {"layers.0.attention.norm.weight", vector, ones},
+                                 {"layers.0.attention.qkv.weight", matrix, normal, 0.03},
+                                 {"layers.0.attention.proj.weight", matrix, normal, 0.015},
+                                 {"layers.0.attention.q_norm.weight", vector, ones},
+                                 {"layers.1.mlp.router.weight", matrix, normal, 0.03},
+                                 {"layers.1.mlp.experts.gate_up.weight", matrix, normal, 0.03},
+                                 {"layers.1.mlp.experts.down.weight", matrix, normal, 0.015},
+                                 {"final_norm.weight", vector, ones},
+                                 {"output.weight", table, normal, 0.03}});
+  expect(imported("gpt2"), {{"position_embedding.weight", table, normal, 0.03},
+                            {"layers.0.attention.norm.bias", vector, zeros},
+                            {"layers.0.attention.qkv.bias", vector, zeros},
+                            {"layers.1.mlp.up.weight", matrix, normal, 0.03},
+                            {"layers.1.mlp.down.weight", matrix, normal, 0.015},
+                            {"layers.1.mlp.down.bias", vector, zeros}});
+  expect(imported("gemma2"), {{"layers.0.attention.norm.weight", vector, zeros},
+                              {"layers.0.mlp.out_norm.weight", vector, zeros}});
+}
+
 TEST_CASE("a tensor that is declared in a different way from the list is reported by its name") {
   const spec::ModelSpec m = imported("qwen3_moe");
   std::vector<ParamSpec> of_rank;

@@ -229,6 +229,13 @@ TEST_CASE("blockwise Muon warns at each start, and resumes under its tp_size alo
   CHECK_FALSE(differences({muon, blockwise}, {muon, blockwise, tp_2}).empty());
   CHECK(differences({muon, blockwise, tp_2}, {muon, tp_4}).empty());
   CHECK(differences({muon, tp_2}, {muon, tp_4}).empty());
+  const std::string experts = "model.moe.num_experts=8", expert_tp = "distributed.expert_tp_size=";
+  CHECK(differences({muon, blockwise, tp_2, experts},
+                    {muon, blockwise, tp_2, experts, expert_tp + "2"})
+            .empty());
+  CHECK_THAT(differences({muon, blockwise, tp_2, experts},
+                         {muon, blockwise, tp_2, experts, expert_tp + "1"}),
+             Catch::Contains("distributed.expert_tp_size: saved with 2, now 1"));
 }
 
 TEST_CASE("a resumed run says which settings have changed, and not where its files are") {

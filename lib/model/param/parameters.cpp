@@ -121,11 +121,11 @@ std::vector<ShardSpec::Section> sections_of(const spec::TensorSpec& tensor) {
 
 ParamSpec part_of(const spec::TensorSpec& t, ShardSpec shard, ExpertShard experts) {
   ParamSpec p{.name = t.name,
-              .shape = t.full,
+              .shape = t.full_shape,
               .init = t.init,
               .std = t.std,
               .role = t.role,
-              .rows = t.split.padded ? t.full[0] : -1,
+              .rows = t.split.padded ? t.full_shape[0] : -1,
               .matmul_grad = t.role != TensorRole::vector,
               .shard = std::move(shard),
               .experts = experts};

@@ -70,15 +70,16 @@ void validate_muon(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(
       o.decoupled_weight_decay, {"optimizer.decoupled_weight_decay", "optimizer.name"},
       "muon's weights decay beside the update, but decoupled_weight_decay is false", "remove it");
+  if (o.muon.tp_mode != recipe::MuonTpMode::blockwise) return;
   const auto& d = r.distributed;
-  if (o.muon.tp_mode == recipe::MuonTpMode::blockwise &&
-      (d.tp_size > 1 || (r.model.moe.num_experts > 0 && d.expert_tp_size.value_or(d.tp_size) > 1)))
-    diagnostics.warn(
-        "optimizer.muon.tp_mode",
-        fmt::format("blockwise updates each of {} parts of a matrix by itself, so that "
-                    "losses depend on tp_size",
-                    d.tp_size > 1 ? d.tp_size : *d.expert_tp_size),
-        "set it to gathered for the same losses under every layout");
+  const int64_t expert_tp = r.model.moe.num_experts > 0 ? d.expert_tp_size.value_or(d.tp_size) : 1;
+  if (d.tp_size == 1 && expert_tp == 1) return;
+  diagnostics.warn(
+      "optimizer.muon.tp_mode",
+      fmt::format("blockwise updates each of {} parts of a matrix by itself: losses depend on {}",
+                  d.tp_size > 1 ? d.tp_size : expert_tp,
+                  d.tp_size > 1 ? "tp_size" : "expert_tp_size"),
+      "set it to gathered for the same losses under every layout");
 }
 
 }  // namespace

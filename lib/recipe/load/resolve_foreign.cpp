@@ -106,6 +106,10 @@ void take_muon(Recipe& r, Diagnostics& diagnostics) {
       diagnostics.add(key.path, std::string(refused.reason), std::string(refused.hint));
     }
   }
+  const bool of_megatron = std::ranges::any_of(
+      r.spellings, [](const auto& s) { return s.second.starts_with("optimizer.muon_"); });
+  if (muon && of_megatron && r.distributed.tp_size > 1 && !r.given("optimizer.muon.tp_mode"))
+    diagnostics.resolved("optimizer.muon.tp_mode", "gathered; Megatron's default is blockwise");
   Recipe defaults;
   for (const SchemaRow& row : schema_rows()) {
     if (muon || !row.path.starts_with("optimizer.muon.")) continue;
