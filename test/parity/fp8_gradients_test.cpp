@@ -197,14 +197,16 @@ Gradients gradients_of(bool delayed, bool bias, int64_t T, DType gradient, bool 
   model::ParamStore params;
   const auto quantizer = std::make_shared<model::Quantizer>(model::QuantizerOptions{
       .formats = {.gradient = {gradient}}, .delayed = delayed, .history = 2});
-  const auto linear = plain_linear(params, {.unit = {model::UnitKind::layer, 0},
-                                            .name = "a.linear",
-                                            .I = I,
-                                            .O = O,
-                                            .bias = bias,
-                                            .std = 0.1f,
-                                            .gemm = LayerGemm::fc1,
-                                            .quantizer = quantizer});
+  std::vector<spec::TensorSpec> tensors{
+      {.name = "a.linear.weight", .full_shape = {O, I}, .std = 0.1f}};
+  if (bias)
+    tensors.push_back({.name = "a.linear.bias",
+                       .full_shape = {O},
+                       .role = TensorRole::vector,
+                       .init = spec::Init::zeros});
+  const auto linear =
+      plain_linear(params, model::LinearSpec({model::UnitKind::layer, 0}, tensors, "a.linear",
+                                             LayerGemm::fc1, quantizer));
   params.materialize(stream, DType::bf16, true);
   params.initialize(stream, 3);
   quantizer->materialize(stream);
