@@ -21,10 +21,6 @@ MT_KERNEL(WeightedSwigluBackward)
 namespace mtrain::ops {
 
 namespace {
-Bf16Arithmetic bf16_of(const Stream& stream) {
-  return stream.device().bf16_arithmetic().value_or(Bf16Arithmetic::widened);
-}
-
 // Returns memory for a result: `into`, if it is present.
 Tensor result(Stream& stream, const char* op, const Tensor& into, const Shape& shape, DType dtype) {
   if (!into) return Tensor::empty(stream, shape, dtype);
@@ -204,7 +200,7 @@ Tensor grouped_matmul(Stream& stream, const char* name, const Operand& a_RK, con
                                     .K = K,
                                     .E = E,
                                     .trans_b = trans_b,
-                                    .bf16 = bf16_of(stream),
+                                    .bf16 = bf16_of(stream.device()),
                                     .a_inverse = a_RK.inverse,
                                     .b_inverse = b_EKN.inverse};
   check_grouped_operands("grouped_matmul", a_RK, b_EKN, float8_fits(args));
@@ -230,7 +226,7 @@ void grouped_weight_gradient_into(Stream& stream, const char* name, const Operan
                                         .N = N,
                                         .E = E,
                                         .accumulate = accumulate,
-                                        .bf16 = bf16_of(stream),
+                                        .bf16 = bf16_of(stream.device()),
                                         .a_inverse = a_RM.inverse,
                                         .b_inverse = b_RN.inverse};
   check_grouped_operands("grouped_weight_gradient", a_RM, b_RN, float8_fits(args));

@@ -482,7 +482,7 @@ TEST_CASE(
   CHECK(megatron.muon.scale_mode == MuonScale::spectral);
   CHECK(megatron.muon.scale_factor == 0.2);
   CHECK(megatron.muon.tp_mode == MuonTpMode::gathered);
-  expect_told("optimizer: {name: muon, muon_momentum: 0.9}\ndistributed: {tp_size: 2}\n",
+  expect_diagnostic("optimizer: {name: muon, muon_momentum: 0.9}\ndistributed: {tp_size: 2}\n",
               Severity::resolved, "optimizer.muon.tp_mode", "Megatron's default is blockwise");
   CHECK(loaded("optimizer: {name: muon, muon_tp_mode: blockwise}\n").optimizer.muon.tp_mode ==
         MuonTpMode::blockwise);
