@@ -110,7 +110,7 @@ struct ReadElsewhere {
   const char *path, *source, *name = nullptr;
 };
 const ReadElsewhere kElsewhere[] = {
-    {"launch.env", "apps/mtrain-launch/main.cpp", "variables"},
+    {"launch.env", "apps/mtrain-launch/main.cpp", "variables()"},
     {"hardware.gpus_per_node", "lib/plan/rules/world.cpp"},
     {"debug.strict", "lib/plan/rules/rules.cpp"},
     {"debug.emulate_fp8", "lib/plan/rules/float8.cpp"},
@@ -130,12 +130,13 @@ const ReadElsewhere kElsewhere[] = {
 // Members of the plan that are read through a function of their struct, or by the plan's estimates
 // alone.
 const ReadElsewhere kMembersElsewhere[] = {
-    {"ContextOptions.methods", "lib/parallel/apply_parallelism.cpp", "of_layer"},
-    {"ShardedParamsOptions.passes_pair", "lib/parallel/data/sharded_params.cpp", "units_at_once"},
+    {"ContextOptions.methods", "lib/parallel/apply_parallelism.cpp", "of_layer()"},
+    {"ShardedParamsOptions.passes_pair", "lib/parallel/data/sharded_params.cpp", "units_at_once()"},
     {"Layout.ep_shard", "lib/plan/memory.cpp"},
 };
 
-// Returns the names that follow a dot or an arrow in a source: "plan.train.steps" has train, steps.
+// Returns the names that follow a dot or an arrow in a source, and are not assigned there:
+// "plan.train.steps" has train, steps. Names of functions end with "()".
 using Names = std::set<std::string>;
 Names members_named(const fs::path& source) {
   Names names;
@@ -157,11 +158,11 @@ Names members_named(const fs::path& source) {
     const size_t begin = i + (arrow ? 2 : 1);
     size_t end = begin;
     while (end < text.size() && is_word(text[end])) ++end;
-    // Functions of that name, and what is assigned, read no member.
     const size_t next = std::min(text.find_first_not_of(" \n", end), text.size());
-    const bool reads = text.compare(next, 1, "(") != 0 &&
-                       (text.compare(next, 1, "=") != 0 || text.compare(next, 2, "==") == 0);
-    if (end > begin && reads) names.insert(text.substr(begin, end - begin));
+    const bool call = text.compare(next, 1, "(") == 0;
+    const bool assigned = text.compare(next, 1, "=") == 0 && text.compare(next, 2, "==") != 0;
+    if (end > begin && !assigned)
+      names.insert(text.substr(begin, end - begin) + (call ? "()" : ""));
   }
   return names;
 }
@@ -296,7 +297,6 @@ TEST_CASE("a setting that changes no plan has a source that reads it") {
   }
 }
 
-// It compares names: a member that has its name from another struct may have no reader of its own.
 TEST_CASE("a source below the plan reads every member of the plan") {
   Names named;
   for (const char* folder : {"lib", "apps", "kernels"})
