@@ -272,14 +272,15 @@ TEST_CASE("packed documents train as one rank does, whatever they are padded to"
   for (const ContextCase& c : context_cases()) {
     CAPTURE(c.name, c.cp);
     const Changes changes = with(with(kPacked, c.changes), kStrategies[turn++ % 3]);
-    check_alike(one, train_ranks(c.cp, changes, 20, "thread", data));
+    check_alike(one, train_ranks(c.cp, changes, compared_steps(20), "thread", data));
     check_alike(of_gpt2, train_ranks(c.cp, with(changes, gpt2), 5, "thread", data));
     const Changes bf16{"mixed_precision.name=bf16_mixed"};
-    check_close(half.losses, train_ranks(c.cp, with(changes, bf16), 20, "thread", data)[0].losses,
-                2e-2);
+    check_close(
+        half.losses,
+        train_ranks(c.cp, with(changes, bf16), compared_steps(20), "thread", data)[0].losses, 2e-2);
   }
-  check_alike(one, train_ranks(4, with(with(kPacked, kStrategies[0]), cp_of(2, "p2p")), 20,
-                               "thread", data));
+  check_alike(one, train_ranks(4, with(with(kPacked, kStrategies[0]), cp_of(2, "p2p")),
+                               compared_steps(20), "thread", data));
 }
 
 TEST_CASE("packed documents do not see each other") {

@@ -202,10 +202,15 @@ TEST_CASE("a resumed run may learn at another rate, and neither see other data n
 TEST_CASE("blockwise Muon warns at each start, and resumes under its tp_size alone") {
   const std::string muon = "optimizer.name=muon", blockwise = "optimizer.muon.tp_mode=blockwise",
                     tp_2 = "distributed.tp_size=2", tp_4 = "distributed.tp_size=4";
-  const auto warned = [](const std::vector<std::string>& changes) {
+  const std::vector<std::string> base{"distributed.strategy=fsdp2", "train.global_batch_size=16"};
+  const auto on_base = [&](std::vector<std::string> changes) {
+    changes.insert(changes.begin(), base.begin(), base.end());
+    return changes;
+  };
+  const auto warned = [&](const std::vector<std::string>& changes) {
     Diagnostics diagnostics;
-    load_recipe(interchange::model_source(), MTRAIN_SOURCE_DIR "/recipes/quickstart.yaml", changes,
-                diagnostics, 4);
+    load_recipe(interchange::model_source(), MTRAIN_SOURCE_DIR "/recipes/quickstart.yaml",
+                on_base(changes), diagnostics, 4);
     return diagnostics.text(recipe::Severity::warning).find("optimizer.muon.tp_mode") !=
            std::string::npos;
   };
@@ -214,8 +219,8 @@ TEST_CASE("blockwise Muon warns at each start, and resumes under its tp_size alo
   CHECK_FALSE(warned({muon, tp_2}));
   const TemporaryFolder folder;
   const auto path = folder / "recipe.yaml";
-  const auto text = [](const std::vector<std::string>& changes) {
-    return make_plan(ready("quickstart", 4, changes), 4, 257).text;
+  const auto text = [&](const std::vector<std::string>& changes) {
+    return make_plan(ready("quickstart", 4, on_base(changes)), 4, 257).text;
   };
   const auto differences = [&](const std::vector<std::string>& saved,
                                const std::vector<std::string>& now) {

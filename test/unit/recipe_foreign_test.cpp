@@ -483,7 +483,8 @@ TEST_CASE(
   CHECK(megatron.muon.scale_factor == 0.2);
   CHECK(megatron.muon.tp_mode == MuonTpMode::gathered);
   expect_diagnostic("optimizer: {name: muon, muon_momentum: 0.9}\ndistributed: {tp_size: 2}\n",
-              Severity::resolved, "optimizer.muon.tp_mode", "Megatron's default is blockwise");
+                    Severity::resolved, "optimizer.muon.tp_mode",
+                    "Megatron's default is blockwise");
   CHECK(loaded("optimizer: {name: muon, muon_tp_mode: blockwise}\n").optimizer.muon.tp_mode ==
         MuonTpMode::blockwise);
   expect_diagnostic("optimizer: {name: muon, muon_split_qkv: false}\n", Severity::error,
@@ -506,8 +507,7 @@ TEST_CASE("Megatron's settings of Muon beside another optimizer are ignored with
   CHECK(std::ranges::count_if(diagnostics.sorted(), [](const auto& d) {
           return d.str().find("muon") != std::string::npos;
         }) == 1);
-  expect_diagnostic(printed, Severity::resolved, "optimizer.name",
-                    "does not read optimizer.muon_tp_mode");
+  expect_diagnostic(printed, Severity::resolved, "optimizer.name", "optimizer.muon_tp_mode");
   const Recipe r = loaded(printed);
   CHECK(r.optimizer.muon.momentum == 0.95);
   CHECK(r.optimizer.muon.ns_steps == 5);
