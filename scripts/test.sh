@@ -46,10 +46,13 @@ as_of() {
   if [[ $1 == tsan ]] && setarch "$(uname -m)" -R true 2>/dev/null; then under=(setarch "$(uname -m)" -R); fi
   "${under[@]}" "${@:2}"
 }
+# test_jobs: prints how many tests run at once. Ranks of a training wait for each other, so that two trainings leave a
+# third of two cores idle.
+test_jobs() { echo $(($(nproc) * 3 / 2)); }
 # run_ctest <preset> [ctest option...]
 run_ctest() {
   local preset=$1 log=build/$1/test.log status=0
-  as_of "$preset" ctest --preset "$preset" --parallel "$(nproc)" --no-tests=error "${@:2}" 2>&1 | tee "$log" || status=1
+  as_of "$preset" ctest --preset "$preset" --parallel "$(test_jobs)" --no-tests=error "${@:2}" 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s %s' "$preset" "$(grep -E 'tests passed|No tests were found' "$log" | tail -n 1)")")
   return "$status"
 }
@@ -64,7 +67,7 @@ run_emulator() {
   local -a needs=(--no-tests=error)
   [[ $1 != tsan ]] || needs=() # ThreadSanitizer's build has no emulated CUDA
   build "$1" emulator_tests || return 1
-  as_of "$1" ctest --preset "$1" --parallel "$(nproc)" --label-regex '^emulator$' "${needs[@]}" 2>&1 | tee "$log" || status=1
+  as_of "$1" ctest --preset "$1" --parallel "$(test_jobs)" --label-regex '^emulator$' "${needs[@]}" 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s emulated CUDA: %s' "$1" "$(grep -E 'tests passed|No tests were found' "$log" | tail -n 1)")")
   return "$status"
 }
@@ -101,7 +104,7 @@ run_as_on() {
   local -a which=(--label-regex numeric)
   ((nightly == 0)) || which=(--label-exclude '^emulator$')
   local log=build/release/test_$1.log status=0
-  MTRAIN_CPU_ISA=$1 ctest --preset release --parallel "$(nproc)" --no-tests=error "${which[@]}" 2>&1 | tee "$log" || status=1
+  MTRAIN_CPU_ISA=$1 ctest --preset release --parallel "$(test_jobs)" --no-tests=error "${which[@]}" 2>&1 | tee "$log" || status=1
   closing_lines+=("$(printf '%-8s %s' "$1" "$(grep 'tests passed' "$log" | tail -n 1)")")
   return "$status"
 }
