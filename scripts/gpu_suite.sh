@@ -14,11 +14,11 @@
 #     path=value     a setting of all trainings, such as debug.own_attention=true
 # Programs in the build folder are used as they are; missing ones are built before the minutes begin. Every part has
 # a time limit of its own: its planned seconds, and more if the parts after it keep theirs. Parts for which the time
-# does not suffice, or which need GPUs or tools that are missing, are listed as not run. After the first training
-# that fails, gpu_ladder.py looks for the suspect, and later trainings leave the suspect out. Results are written
-# after each part: summary.md and summary.json (date, GPU, commit, results, predictions, tables) and logs.tar.gz. If
-# the suite is ended early, only the part that runs is lost. After all parts have run, the exit code is 1 if a part
-# failed, and 3 if none failed and one took too long.
+# does not suffice, or which need GPUs, memory or tools that are missing, are listed as not run. After the first
+# training that fails, gpu_ladder.py looks for the suspect, and later trainings leave the suspect out; not if memory was
+# short. Results are written after each part: summary.md and summary.json (answers, date, GPU, commit, results,
+# predictions, tables) and logs.tar.gz. If the suite is ended early, only the part that runs is lost. After all parts
+# have run, the exit code is 1 if a part failed, and 3 if none failed and one took too long.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 device=cuda build=build/release output=build/gpu_suite minutes=9.3 only='' dry=0 call=1
@@ -42,21 +42,21 @@ done
 [[ $call == 1 || $call == 2 ]] || die "--part is 1 or 2, not $call"
 [[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--minutes is a number, not $minutes"
 [[ $device == cuda ]] || call=2
-# The parts in their order, with times in seconds. plan: the part gets this time if the parts after it keep their
+# The parts in their order: the first six answer the questions at the head of the report. Times are in seconds. plan: the part gets this time if the parts after it keep their
 # least. most: the part is ended after this time, which it gets if the parts after it keep their plan. least: the
 # part does not begin with less.
 parts=(
   # call plan most least name
   '1  10  20  5 smoke'
-  '1  25  40 10 speed of the kernels'
   '1  90 120 30 kernels against the CPU'
   '1  30  60 15 training against the CPU'
   '1  20  40 12 train 1.5B'
   '1  14  30 10 profile of 1.5B'
+  '1  30  50 15 names of the kernels'
+  '1  25  40 10 speed of the kernels'
   '1  28  60 20 train 7B'
   '1  14  30 10 train 1.5B in fp8'
   '1  14  30 10 train 1.5B at micro-batch 16'
-  '1  30  50 15 names of the kernels'
   '1  65 110 40 PyTorch 1.5B'
   '1  65 110 40 PyTorch 7B'
   '1  50 100 35 PyTorch 124M'
@@ -150,11 +150,19 @@ wanted() {
   for word in "${words[@]}"; do [[ $1 != *"$word"* ]] || return 0; done
   return 1
 }
+# memory_of_gpu: prints the MiB of the first GPU, on which trainings run, or nothing if nvidia-smi has no figure
+memory_of_gpu() {
+  timeout 20 nvidia-smi -i 0 --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | grep -xE '[0-9]+' || true
+}
+least_for_7b=122880 # MiB; weights, gradients and AdamW's state of 7B take 113 GiB
+gpu_mib=''
+((dry)) || [[ $device == cpu ]] || gpu_mib=$(memory_of_gpu)
 # why_not <part>: prints what this machine lacks for the part
 why_not() {
   ((!dry)) || return 0
   case $1 in
     overlap*) ((gpus >= 2)) || say "1 GPU for 2 ranks" ;;
+    *7B) ((${gpu_mib:-$least_for_7b} >= least_for_7b)) || say "the GPU has $gpu_mib of $least_for_7b MiB" ;;
     *check) command -v compute-sanitizer >/dev/null || say "there is no compute-sanitizer" ;;
     names*) command -v ncu >/dev/null || command -v nsys >/dev/null || say "there is neither ncu nor nsys" ;;
   esac
@@ -205,6 +213,7 @@ pretend() {
   dry_parts=$((dry_parts + 1)) dry_seconds=$((dry_seconds + limit)) pretended=$((pretended + limit + part_end))
 }
 timed_out_code=3 # the exit code of scripts if something took too long and nothing failed
+no_memory_code=4 # of gpu_train.py
 # result_of <exit code> <seconds> <log>: sets result and why
 result_of() {
   local said
@@ -221,11 +230,11 @@ result_of() {
     result='timed out' why=$said
   fi
 }
-# part <name> <command...>: runs the command with a log of its own, and records its result and time
+# part <name> <command...>: runs the command with a log of its own, and records its result and time. Sets result and code.
 part() {
-  local name=$1 log="$logs/${1// /_}.log" began=$SECONDS begin code=0 lacking left word
+  local name=$1 log="$logs/${1// /_}.log" began=$SECONDS begin lacking left word
   shift
-  result='not run' begin=$(now)
+  result='not run' code=0 begin=$(now)
   runs_here "$name" "$(call_of "$name")" || return 0
   lacking=$(why_not "$name")
   look
@@ -286,14 +295,14 @@ simple() {
 ending=2 # seconds: scripts with --seconds end by themselves before their limit, and list what they have not done
 laddered=0
 # train <part> <output> <model> <what> <setting...>: mtrain alone. After the first training that does not pass, a ladder
-# looks for the suspect, and the trainings after it leave it out.
+# looks for the suspect, and the trainings after it leave it out. No rung of it helps where memory is short.
 train() {
   local name=$1 result_file=$logs/$2 what=$4
   local -a command=(scripts/bench/gpu_train.py "$3" --build "$build" --name "${1#train }" --warmup 3 --steps 5)
   shift 4
   allow "$name"
   part "$name" "${command[@]}" --what "$what" --output "$result_file" --seconds $((limit - ending)) "${settings[@]}" "$@"
-  [[ $result == failed || $result == 'timed out' ]] && ((!laddered)) && [[ -z $stopped ]] || return 0
+  [[ $result == failed || $result == 'timed out' ]] && ((!laddered && code != no_memory_code)) && [[ -z $stopped ]] || return 0
   laddered=1 most=$ladder_most least=$ladder_least
   limit=$((end - SECONDS - kept - part_end))
   ((limit <= most)) || limit=$most
@@ -333,16 +342,16 @@ if [[ $device == cuda ]]; then
   end=$((SECONDS + all_seconds)) # building does not use this time
   allow "smoke"
   part "smoke" scripts/bench/gpu_smoke.py --mtrain "$mtrain" --seconds $((limit - ending))
-  simple "speed of the kernels" "$build/scripts/bench/bench_cuda" 20 bf16
   simple "kernels against the CPU" "${each_test[@]}" --each 60 "$build/test/cuda/test_cuda"
   simple "training against the CPU" "${each_test[@]}" --each 25 "$build/test/cuda/test_cuda_training"
   train "train 1.5B" train_gpu_1b gpu_1b train
   train "profile of 1.5B" profile_gpu_1b gpu_1b profile
+  allow "names of the kernels"
+  part "names of the kernels" scripts/bench/gpu_kernels.py --build "$build" --output "$logs/kernels" --seconds $((limit - ending)) "${settings[@]}"
+  simple "speed of the kernels" "$build/scripts/bench/bench_cuda" 20 bf16
   train "train 7B" train_gpu_7b gpu_7b train
   train "train 1.5B in fp8" train_gpu_1b_fp8 gpu_1b train mixed_precision.fp8=hybrid
   train "train 1.5B at micro-batch 16" train_gpu_1b_micro16 gpu_1b train train.micro_batch_size=16
-  allow "names of the kernels"
-  part "names of the kernels" scripts/bench/gpu_kernels.py --build "$build" --output "$logs/kernels" --seconds $((limit - ending)) "${settings[@]}"
   beside_torch "PyTorch 1.5B" gpu_1b
   beside_torch "PyTorch 7B" gpu_7b
   beside_torch "PyTorch 124M" gpu_124m

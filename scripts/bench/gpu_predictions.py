@@ -95,8 +95,9 @@ PREDICTIONS = [
 
 def compare(found):
     """[dict(what, predicted, measured, unit, verdict)]"""
-    rows = []
+    rows, other = [], any("H200" not in gpu for gpu in found.get("gpus", []))
     for p in PREDICTIONS:
         value = p.measured(found)
-        rows.append(dict(what=p.what, predicted=p.predicted(), measured=value, unit=p.unit, verdict=p.verdict(value)))
+        rows.append(dict(what=p.what, predicted=p.predicted(), measured=value, unit=p.unit,
+                         verdict=p.verdict(value) + (", predicted for an H200" if other and value is not None else "")))
     return rows

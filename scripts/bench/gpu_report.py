@@ -78,6 +78,8 @@ def read(args):
     clocks = read_clocks(logs / "clocks.csv")
     found["clocks"] = [dict(part=p["name"], **c) for p in found["parts"] if (c := clocks_of(p, clocks))]
     found["predictions"] = gpu_predictions.compare(found)
+    # Only the first call has the parts that answer them.
+    found["answers"] = answers(found) if any(p["name"].startswith(("kernels against", "train 1.5B", "names of")) for p in found["parts"]) else []
     return found
 
 
@@ -92,6 +94,57 @@ def clocks_of(part, clocks):
 
 def cells(*values):
     return "| " + " | ".join(str(v).replace("|", "/").replace("\n", " ") for v in values) + " |"
+
+
+def agreement(found):
+    """Whether CUDA's kernels and trainings agree with the CPU's: of parts that ended, with their last lines."""
+    parts = [p for p in found["parts"] if p["name"].endswith("against the CPU") and p["result"] in ("passed", "failed", "timed out")]
+    verdict = "not known" if not parts else "NO" if any(p["result"] == "failed" for p in parts) else \
+        "yes" if len(parts) == 2 and all(p["result"] == "passed" for p in parts) else "as far as it was seen"
+    return "; ".join([verdict, *(f"{p['name'].removesuffix(' against the CPU')}: {p['why']}" for p in parts)])
+
+
+def looked_for(names, most):
+    """A line for each kind of kernel that was looked for, with the names of up to `most`."""
+    return [f"{what}: {'yes' if good else 'not seen' if good is None else 'NO'}" + (f" ({', '.join(which[:most])})" if which else "")
+            for what, good, which in names["looked_for"]]
+
+
+def engines(found):
+    return "; ".join(looked_for(found["names"], 2)) if "names" in found else "not known"
+
+
+def speed_of_1b(found):
+    row = found["train"].get("1b", {})
+    ours = row.get("mtrain", {})
+    if row.get("result") != "passed" or ours.get("mfu") is None:
+        return "not known" + (f": {row['result']}, {row['why']}" if row.get("why") else "")
+    return f"{compare_gpu.percent(ours['mfu'])} at {ours['tokens_per_s']:.0f} tokens/s"
+
+
+def where_time_goes(found):
+    """The shares of a profiled step by kind, and the largest operations that are neither GEMMs nor attention."""
+    ours = found["profile"].get("1b", {}).get("mtrain", {})
+    if not ours.get("operations_ms"):
+        return "not known"
+    share = lambda ms: compare_gpu.percent(ms / ours["operations_ms"])
+    kinds = [f"{kind} {share(sum(ms for _, ms, k in ours['operations'] if k == kind))}" for kind in ("matmul", "attention", "other")]
+    largest = sorted((row for row in ours["operations"] if row[2] == "other"), key=lambda row: -row[1])[:3]
+    said = f"{ours['operations_ms']:.1f} ms of operations: {', '.join(kinds)}"
+    if largest:
+        said += f" (most of it {', '.join(f'`{name}` {ms:.1f} ms' for name, ms, _ in largest)})"
+    step = found["train"].get("1b", {}).get("mtrain", {}).get("step_ms")
+    return said + (f"; a step takes {statistics.median(step):.1f} ms without the profile" if step else "")
+
+
+def answers(found):
+    """[(question, answer)] of the first call."""
+    return [("Do kernels and training agree with the CPU?", agreement(found)), ("Which engines run?", engines(found)),
+            ("MFU of 1.5B in bf16, causal", speed_of_1b(found)), ("Where does its time go?", where_time_goes(found))]
+
+
+def answers_table(rows):
+    return ["", "| question | answer |", "|---|---|", *(cells(*row) for row in rows)]
 
 
 def parts_table(parts):
@@ -135,8 +188,7 @@ def ladder_table(ladder):
 
 def names_table(names):
     lines = ["", f"## Kernels by name ({names['tool']})", ""]
-    for what, good, which in names["looked_for"]:
-        lines.append(f"- {what}: {'yes' if good else 'not seen' if good is None else 'NO'}" + (f" ({', '.join(which[:4])})" if which else ""))
+    lines += [f"- {said}" for said in looked_for(names, 4)]
     lines += ["", "| kernel | does | launches | us |", "|---|---|---|---|"]
     return lines + [cells(f"`{r['kernel'][:90]}`", r["kind"], r["launches"], f"{r['us']:.1f}") for r in names["rows"][:25]]
 
@@ -158,6 +210,8 @@ def clocks_table(rows):
 
 def report(found, logs):
     lines = [f"# GPU suite, {found['commit']}, {found['date']}", "", *(f"- GPU: {name}" for name in found["gpus"])]
+    if found["answers"]:
+        lines += answers_table(found["answers"])
     lines += parts_table(found["parts"])
     if found["device"] == "cuda":
         lines += predictions_table(found["predictions"])

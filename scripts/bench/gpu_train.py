@@ -8,7 +8,7 @@
 within 0.5: ln V, and hidden_size * init_method_std^2 / 2 for the spread of the first logits. Tokens/s, MFU and memory
 are measured as in compare_gpu.py, whose --alone reads this row. --what profile times every operation. --what ladder
 runs gpu_ladder.py's rungs on a training that has failed. Writes FILE.json and a log beside it in every case. The exit
-code is 1 if the training or a check failed, and 3 if it took too long.
+code is 1 if the training or a check failed, 3 if it took too long, and 4 if a micro-batch of 1 has no memory.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ import gpu_ladder
 from compare_gpu import ROOT, Comparison, Failed, OutOfMemory, OutOfTime, execute, gpu_name, measured, parse_with_settings, write_data
 
 FIRST_LOSS_WITHIN = 0.5
-TIMED_OUT = 3  # exit code
+TIMED_OUT, NO_MEMORY = 3, 4  # exit codes
 
 
 def checks_of(shape, losses):
@@ -119,6 +119,7 @@ def perform(args, work, row):
         return TIMED_OUT
     except OutOfMemory:
         row.update(result="failed", why="no memory")
+        return NO_MEMORY
     except Failed as e:
         row.update(result="failed", why=str(e))
         args.output.with_name(args.output.name + "_failed.log").write_text(e.said)

@@ -38,6 +38,8 @@ FULL = {
     "gpus": "NVIDIA H200, 580.0, 143771 MiB\n",
     "parts.tsv": "smoke\trunning\t\t0\t10\t2026/11/22 10:00:00\t2026/11/22 10:00:00\n"
                  "smoke\tpassed\t0 missing\t4\t10\t2026/11/22 10:00:00\t2026/11/22 10:00:04\n"
+                 "kernels against the CPU\tpassed\t81 test cases, 0 failed\t50\t90\t2026/11/22 10:00:04\t2026/11/22 10:00:54\n"
+                 "training against the CPU\tpassed\t12 test cases, 0 failed\t5\t60\t2026/11/22 10:00:54\t2026/11/22 10:00:59\n"
                  "train 1.5B\tpassed\tpassed\t9\t20\t2026/11/22 10:01:00\t2026/11/22 10:01:09\n"
                  "train 7B\tnot run\tthe time is spent\t0\t0\t2026/11/22 10:01:05\t2026/11/22 10:01:05\n",
     "clocks.csv": "2026/11/22 10:00:59.100, 345, 80, 30, 0, 3201, 1\n2026/11/22 10:01:01.100, 1980, 640.5, 55, 99, 3201, 1\n"
@@ -79,7 +81,7 @@ class Report(unittest.TestCase):
 
     def test_full(self):
         found, text = self.report(FULL)
-        self.says(text, "**3 parts: 2 passed, 0 failed, 0 timed out, 1 not run**",
+        self.says(text, "**5 parts: 4 passed, 0 failed, 0 timed out, 1 not run**",
                   "| smoke | passed | 4 | 10 | 0 missing |",
                   "| copy of 1 GiB, read and written | from 4.2 to 4.4 TB/s | 4.29 | as predicted |",
                   "| fc1 forward, the best shape | at least 700 TFLOP/s | 710 | as predicted |",
@@ -103,6 +105,30 @@ class Report(unittest.TestCase):
                   "| 8B, bf16, 8192 tokens | attention S 4096, forward | 100.0 | 520 TFLOP/s |  | cuDNN |")
         self.assertEqual([c["part"] for c in found["clocks"]], ["train 1.5B"])
 
+    def test_the_first_call_answers_its_questions(self):
+        _, text = self.report(dict(FULL, **{"profile_gpu_1b.json": trained("1.5B", "gpu_1b", run(58000), what="profile")}))
+        self.says(text, "| Do kernels and training agree with the CPU? | yes; kernels: 81 test cases, 0 failed; training: 12 test cases, 0 failed |",
+                  "| Which engines run? | products on Hopper's tensor cores: yes (nvjet_x); attention by cuDNN: not seen |",
+                  "| MFU of 1.5B in bf16, causal | 50.0 % at 58000 tokens/s |",
+                  "| Where does its time go? | 8.2 ms of operations: matmul 97.6 %, attention 0.0 %, other 2.4 % (most of it `norm_fwd` 0.2 ms); "
+                  "a step takes 10.0 ms without the profile |")
+        self.assertLess(text.index("| question | answer |"), text.index("| part | result |"))
+        # Neither a part that failed nor one that has not run shows agreement, and a training that failed has no MFU.
+        parts = FULL["parts.tsv"].replace("kernels against the CPU\tpassed\t81 test cases, 0", "kernels against the CPU\tfailed\t81 test cases, 2")
+        _, text = self.report({"parts.tsv": parts, "train_gpu_1b.json": trained("1.5B", "gpu_1b", {}, result="failed", why="no memory")})
+        self.says(text, "| NO; kernels: 81 test cases, 2 failed; training:", "| Which engines run? | not known |",
+                  "causal | not known: failed, no memory |", "| Where does its time go? | not known |")
+        _, text = self.report({"parts.tsv": "\n".join(FULL["parts.tsv"].splitlines()[:3]) + "\n"})
+        self.says(text, "| as far as it was seen; kernels: 81 test cases, 0 failed |")
+        # The second call does not ask them.
+        _, text = self.report({"parts.tsv": "layouts\tpassed\t\t4\t10\ta\tb\n"})
+        self.assertNotIn("| question |", text)
+
+    def test_predictions_on_another_gpu_are_named_as_such(self):
+        found, text = self.report(dict(FULL, gpus="NVIDIA H100 80GB HBM3, 580.0, 81559 MiB\n"))
+        self.says(text, "| 1.5B | from 57000 to 60000 tokens/s | 58000 | as predicted, predicted for an H200 |",
+                  "| 7B beside torch.compile | at least 1.15 x |  | not measured |")
+
     def test_before_anything(self):
         found, text = self.report({})
         self.assertEqual({p["verdict"] for p in found["predictions"]}, {"not measured"})
@@ -115,7 +141,7 @@ class Report(unittest.TestCase):
         files["train_gpu_7b.json"] = '{"name": "7B", "mtr'
         files["compare_gpu_1b.json"] = ""
         found, text = self.report(files)
-        self.says(text, "**3 parts: 2 passed, 0 failed, 0 timed out, 0 not run, 1 running**", "| train 7B | running |  | 30 |  |",
+        self.says(text, "**5 parts: 4 passed, 0 failed, 0 timed out, 0 not run, 1 running**", "| train 7B | running |  | 30 |  |",
                   "| 1.5B | from 57000 to 60000 tokens/s | 58000 | as predicted |")
         self.assertEqual(set(found["train"]), {"1b"})
 

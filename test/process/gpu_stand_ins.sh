@@ -52,6 +52,7 @@ make_stand_ins() {
   stub "$work/bin/nvidia-smi" 'case "$*" in
     -L) echo "GPU 0: NVIDIA H200 (UUID: stand-in)" ;;
     *clocks.sm*) while kill -0 $PPID 2>/dev/null; do date "+%Y/%m/%d %H:%M:%S.000, 1980, 650.5, 61, 98, 3201, 4096"; sleep 0.2; done ;;
+    *query-gpu=memory.total*) echo "${GPU_MIB:-143771}" ;;
     *memory.used*) echo 500; sleep 0.1; for i in $(seq 100); do echo 4596; sleep 0.1; done ;;
     *) echo "NVIDIA H200, 580.0, 143771 MiB" ;;
   esac'
