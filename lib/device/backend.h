@@ -105,6 +105,8 @@ class DeviceBackend {
   // Returns memory aligned to 512 bytes at least. Throws RunError when memory is short.
   virtual void* allocate(int64_t bytes) = 0;
   virtual void release(void* memory, int64_t bytes) = 0;
+  // Called before timings are taken, and again at the begin of each timed step.
+  virtual void begin_timings() {}
 };
 
 std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slowdown = 1);

@@ -72,6 +72,7 @@ void Device::synchronize() {
 void Device::set_timing_sink(TimingSink* sink) {
   const TimingSink* before = std::exchange(sink_, sink);
   if (before && before != sink) drain();
+  if (sink) backend_->begin_timings();
 }
 
 Device::Scope::Scope(Device& device, const std::string& name)

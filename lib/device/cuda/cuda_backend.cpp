@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "device/event_pool.h"
+#include "device/gpu_clock.h"
 #include "device/staging.h"
 #include "device/stream.h"
 
@@ -84,24 +85,52 @@ class CudaEvent : public EventBackend {
   const Kind kind_;  // captured: an edge of a graph, which never becomes ready by itself
 };
 
-// Timings of launches that the GPU has not finished yet. They are resolved in order, against one
-// origin for each stream.
+using CudaClock = GpuClock<CudaEvent>;
+
+// Returns the clock of all streams of a device. Its own stream has no work but its events.
+std::shared_ptr<CudaClock> make_clock(int ordinal, std::shared_ptr<CudaEventPool> events) {
+  const auto make_stream = [ordinal] {
+    MT_CUDA(cudaSetDevice(ordinal));
+    cudaStream_t stream = nullptr;
+    MT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return std::shared_ptr<CUstream_st>(stream, [](cudaStream_t s) { cudaStreamDestroy(s); });
+  };
+  return std::make_shared<CudaClock>(CudaClock::Driver{
+      .event_now =
+          [stream = make_stream(), events = std::move(events)] {
+            auto event =
+                std::make_shared<const CudaEvent>(events, stream.get(), CudaEvent::Kind::timed);
+            event->wait();
+            return event;
+          },
+      .elapsed_ms =
+          [](const CudaEvent& from, const CudaEvent& to) {
+            float ms = 0;
+            MT_CUDA(cudaEventElapsedTime(&ms, from.handle(), to.handle()));
+            return ms;
+          },
+      .host_ns =
+          [] {
+            return int64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                               std::chrono::steady_clock::now().time_since_epoch())
+                               .count());
+          }});
+}
+
+// Timings of launches that the GPU has not finished yet. They are resolved in order.
 class PendingTimings {
  public:
+  explicit PendingTimings(std::shared_ptr<CudaClock> clock) : clock_(std::move(clock)) {}
   void add(const LaunchTag& tag, std::optional<int64_t> idle_ns, std::unique_ptr<CudaEvent> begin,
            std::unique_ptr<CudaEvent> end) {
     pending_.push_back({tag.name, tag.waits_for, tag.wire_bytes, idle_ns, tag.paired, tag.scope,
-                        tag.sink, std::move(begin), std::move(end)});
+                        tag.sink, clock_->origin(), std::move(begin), std::move(end)});
   }
-  void resolve(StreamId stream, cudaEvent_t origin, int64_t origin_ns, bool all) {
+  void resolve(StreamId stream, bool all) {
     while (!pending_.empty() && (all || pending_.front().end->ready())) {
       const Entry& e = pending_.front();
       e.end->wait();
-      float begin_ms = 0, end_ms = 0;
-      MT_CUDA(cudaEventElapsedTime(&begin_ms, origin, e.begin->handle()));
-      MT_CUDA(cudaEventElapsedTime(&end_ms, origin, e.end->handle()));
-      const int64_t begin = origin_ns + int64_t(begin_ms * 1e6),
-                    end = origin_ns + int64_t(end_ms * 1e6);
+      const auto [begin, end] = clock_->span_ns(*e.origin, *e.begin, *e.end);
       const std::string_view scope = e.scope ? std::string_view(*e.scope) : "";
       if (e.waits_for)
         e.sink->waited({stream, *e.waits_for, begin, end, e.paired, scope});
@@ -120,8 +149,10 @@ class PendingTimings {
     bool paired;
     std::shared_ptr<const std::string> scope;
     TimingSink* sink;
+    std::shared_ptr<const CudaClock::Origin> origin;
     std::unique_ptr<CudaEvent> begin, end;
   };
+  const std::shared_ptr<CudaClock> clock_;
   std::deque<Entry> pending_;
 };
 
@@ -134,12 +165,14 @@ std::shared_ptr<void> pinned(int64_t bytes) {
 class CudaStream : public StreamBackend {
  public:
   CudaStream(StreamId id, int ordinal, std::shared_ptr<AsyncError> late,
-             std::shared_ptr<std::atomic<int>> captures, std::shared_ptr<CudaEventPool> events)
+             std::shared_ptr<std::atomic<int>> captures, std::shared_ptr<CudaEventPool> events,
+             std::shared_ptr<CudaClock> clock)
       : id_(id),
         ordinal_(ordinal),
         late_(std::move(late)),
         captures_(std::move(captures)),
-        events_(std::move(events)) {
+        events_(std::move(events)),
+        timings_(std::move(clock)) {
     MT_CUDA(cudaSetDevice(ordinal_));
     int least = 0, greatest = 0;
     MT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -148,11 +181,6 @@ class CudaStream : public StreamBackend {
     const int priority =
         id_.kind == StreamKind::ep || id_.kind == StreamKind::ep_counts ? greatest : least;
     MT_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
-    origin_ = timing_event();
-    origin_->wait();
-    origin_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                     std::chrono::steady_clock::now().time_since_epoch())
-                     .count();
   }
   ~CudaStream() override { cudaStreamDestroy(stream_); }
 
@@ -169,7 +197,7 @@ class CudaStream : public StreamBackend {
     ++enqueued_;  // not before work(): if memory is short, work() waits for everything enqueued
     if (!tag.sink) return;
     timings_.add(tag, idle, std::move(begin), timing_event());
-    timings_.resolve(id_, origin_->handle(), origin_ns_, false);
+    timings_.resolve(id_, false);
   }
 
   std::shared_ptr<EventBackend> record() override {
@@ -213,7 +241,7 @@ class CudaStream : public StreamBackend {
 
   void synchronize() override {
     MT_CUDA(cudaStreamSynchronize(stream_));
-    timings_.resolve(id_, origin_->handle(), origin_ns_, true);
+    timings_.resolve(id_, true);
     std::lock_guard lock(mutex_);
     while (!marks_.empty()) pass_mark();
     completed_ = enqueued_;
@@ -281,8 +309,6 @@ class CudaStream : public StreamBackend {
   std::shared_ptr<std::atomic<int>> captures_;  // captures in progress on streams of this device
   const std::shared_ptr<CudaEventPool> events_;
   cudaStream_t stream_ = nullptr;
-  std::unique_ptr<CudaEvent> origin_;  // timings are measured from here
-  int64_t origin_ns_ = 0;
   PendingTimings timings_;
   mutable std::mutex mutex_;  // a watchdog thread may call completed()
   std::deque<std::pair<std::shared_ptr<CudaEvent>, uint64_t>> marks_;
@@ -319,6 +345,7 @@ class CudaBackend : public DeviceBackend {
           "devices are numbered from 0; check the driver and CUDA_VISIBLE_DEVICES");
     MT_CUDA(cudaSetDevice(ordinal));
     MT_CUDA(cudaGetDeviceProperties(&properties_, ordinal));
+    clock_ = make_clock(ordinal, events_);
   }
 
   std::string description() const override {
@@ -328,7 +355,7 @@ class CudaBackend : public DeviceBackend {
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
   std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
-    return std::make_unique<CudaStream>(id, ordinal_, late_, captures_, events_);
+    return std::make_unique<CudaStream>(id, ordinal_, late_, captures_, events_, clock_);
   }
   void* allocate(int64_t bytes) override {
     void* memory = nullptr;
@@ -345,6 +372,10 @@ class CudaBackend : public DeviceBackend {
     return memory;
   }
   void release(void* memory, int64_t) override { cudaFree(memory); }
+  void begin_timings() override {
+    MT_CUDA(cudaSetDevice(ordinal_));
+    clock_->renew();
+  }
 
  private:
   int ordinal_;
@@ -353,6 +384,7 @@ class CudaBackend : public DeviceBackend {
   const std::shared_ptr<AsyncError> late_ = std::make_shared<AsyncError>();
   const std::shared_ptr<std::atomic<int>> captures_ = std::make_shared<std::atomic<int>>(0);
   const std::shared_ptr<CudaEventPool> events_ = make_event_pool();
+  std::shared_ptr<CudaClock> clock_;
 };
 
 }  // namespace
