@@ -12,6 +12,7 @@ struct Cublas {
   F(cublasLtGetStatusName)                \
   F(cublasLtGetVersion)                   \
   F(cublasLtMatmulAlgoCheck)              \
+  F(cublasLtMatmulAlgoConfigGetAttribute) \
   F(cublasLtGetStatusString)              \
   F(cublasLtMatmul)                       \
   F(cublasLtMatmulAlgoGetHeuristic)       \

@@ -42,6 +42,17 @@ inline uint8_t alignment_of(const void* p) {
 // does not support an fp32 bias.
 inline DType bias_type(const Matmul& m, DType c) { return is_float8(m) ? DType::bf16 : c; }
 
+// How partial sums of a GEMM with a split K meet: bits of the library's mask.
+struct SplitSums {
+  static constexpr uint32_t in_c = 1, in_fp32 = 2, in_type_of_c = 4;
+};
+// Returns which ways keep the partial sums in fp32 (kernels/matmul.h). A GEMM without a split needs
+// none of them.
+inline uint32_t fp32_split_sums(const MatmulKey& k) {
+  using S = SplitSums;
+  return k.c == DType::f32 ? S::in_c | S::in_fp32 | S::in_type_of_c : S::in_fp32;
+}
+
 inline Epilogue epilogue_of(const Matmul& m) {
   if (m.gelu_input_MN) return m.bias_N ? Epilogue::gelu_bias : Epilogue::gelu;
   if (m.dgelu_of_MN) return Epilogue::dgelu;

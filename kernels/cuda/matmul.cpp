@@ -170,6 +170,7 @@ class LtProblem final : public GemmProblem {
     MT_BLAS(cublas().cublasLtMatmulPreferenceCreate(&made));
     const Owned<cublasLtMatmulPreferenceOpaque_t> preference(made);
     set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kMatmulWorkspace));
+    set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, fp32_split_sums(key_));
     set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(key_.b_alignment));
     set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(key_.a_alignment));
     set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(key_.c_alignment));
@@ -183,7 +184,8 @@ class LtProblem final : public GemmProblem {
     if (asked != CUBLAS_STATUS_SUCCESS) return offer;
     for (int i = 0; i < found; ++i)
       if (const auto& r = results[size_t(i)]; r.state == CUBLAS_STATUS_SUCCESS)
-        offer.algorithms.push_back({bits_of(r.algo), int64_t(r.workspaceSize)});
+        offer.algorithms.push_back(
+            {bits_of(r.algo), int64_t(r.workspaceSize), split_sums_of(r.algo)});
     return offer;
   }
 
@@ -196,7 +198,7 @@ class LtProblem final : public GemmProblem {
     if (asked != CUBLAS_STATUS_SUCCESS || result.state != CUBLAS_STATUS_SUCCESS ||
         int64_t(result.workspaceSize) > kMatmulWorkspace)
       return std::nullopt;
-    return GemmAlgorithm{bits, int64_t(result.workspaceSize)};
+    return GemmAlgorithm{bits, int64_t(result.workspaceSize), split_sums_of(algorithm)};
   }
 
   GemmAnswer run(const Matmul& m, const void* bias, const GemmAlgorithm& algorithm, void* workspace,
@@ -224,6 +226,16 @@ class LtProblem final : public GemmProblem {
     GemmAlgorithm::Bits bits{};
     std::memcpy(bits.data(), &algorithm, sizeof bits);
     return bits;
+  }
+  static uint32_t split_sums_of(const cublasLtMatmulAlgo_t& algorithm) {
+    static_assert(SplitSums::in_c == CUBLASLT_REDUCTION_SCHEME_INPLACE &&
+                  SplitSums::in_fp32 == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE &&
+                  SplitSums::in_type_of_c == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
+    uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
+    size_t bytes = 0;
+    MT_BLAS(cublas().cublasLtMatmulAlgoConfigGetAttribute(
+        &algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &bytes));
+    return scheme;
   }
   static cublasLtMatmulAlgo_t algorithm_of(const GemmAlgorithm::Bits& bits) {
     cublasLtMatmulAlgo_t algorithm{};

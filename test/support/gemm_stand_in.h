@@ -24,6 +24,7 @@ struct GemmStandIn final : kernels::cuda::GemmApi, kernels::cuda::GemmDevice {
   // The status of an algorithm, by its number, or of all algorithms of an epilogue.
   std::map<uint64_t, Answer::Status> answers;
   std::map<Epilogue, Answer::Status> epilogue_answers;
+  std::map<uint64_t, uint32_t> split_sums;                // by number; the others: K is not split
   std::map<std::pair<Epilogue, uint64_t>, double> times;  // seconds; the others: 1
   double column_sum_time = 0.5;
   bool captures = false, has_failed = false;
@@ -39,13 +40,13 @@ struct GemmStandIn final : kernels::cuda::GemmApi, kernels::cuda::GemmDevice {
     Offer offer(int most) const override {
       Offer offer{.algorithms = {}, .why_none = "the stand-in's why"};
       for (const uint64_t number : numbers())
-        if (int(offer.algorithms.size()) < most) offer.algorithms.push_back({{number}, 64});
+        if (int(offer.algorithms.size()) < most) offer.algorithms.push_back(algorithm({number}));
       return offer;
     }
     std::optional<kernels::cuda::GemmAlgorithm> find(
         const kernels::cuda::GemmAlgorithm::Bits& bits) const override {
       for (const uint64_t number : numbers())
-        if (bits[0] == number) return kernels::cuda::GemmAlgorithm{bits, 64};
+        if (bits[0] == number) return algorithm(bits);
       return std::nullopt;
     }
     Answer run(const Matmul& m, const void* bias, const kernels::cuda::GemmAlgorithm& algorithm,
@@ -66,6 +67,10 @@ struct GemmStandIn final : kernels::cuda::GemmApi, kernels::cuda::GemmDevice {
     }
 
    private:
+    kernels::cuda::GemmAlgorithm algorithm(const kernels::cuda::GemmAlgorithm::Bits& bits) const {
+      const auto split = library_.split_sums.find(bits[0]);
+      return {bits, 64, split == library_.split_sums.end() ? 0 : split->second};
+    }
     std::vector<uint64_t> numbers() const {
       const auto named = library_.offers.find(key_.epilogue);
       return named == library_.offers.end() ? std::vector<uint64_t>{1, 2, 3} : named->second;

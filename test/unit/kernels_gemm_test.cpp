@@ -93,6 +93,36 @@ TEST_CASE("a matmul through the library equals the CPU's, with each epilogue") {
   }
 }
 
+TEST_CASE("partial sums of a split K stay in fp32: algorithms that would round them do not run") {
+  using S = cuda::SplitSums;
+  for (const DType c : {DType::bf16, DType::f32}) {
+    CAPTURE(dtype_name(c));
+    Bench bench;
+    bench.library.split_sums = {{1, S::in_type_of_c}, {2, S::in_c}, {3, S::in_fp32}};
+    // A choice that was stored before.
+    const auto chosen = [&](uint64_t number) {
+      Operands o(Epilogue::none, c);
+      bench.use(cuda::print_gemm_choices(
+          {bench.library.version(), {{.key = cuda::key_of(o.matmul()), .bits = {number}}}}));
+    };
+    chosen(2);
+    Operands o(Epilogue::none, c);
+    bench.run(o);
+    require_result(o);
+    CHECK(bench.last().second == (c == DType::f32 ? 2 : 3));
+    CHECK(bench.library.ran.size() == 1);
+  }
+  Bench bench;
+  bench.library.split_sums = {{1, S::in_type_of_c}};
+  bench.library.times = {{{Epilogue::none, 1}, 0.1}, {{Epilogue::none, 3}, 0.5}};
+  Operands o(Epilogue::none);
+  bench.run(o);
+  CHECK(bench.last().second == 2);
+  bench.choose();  // measures the others, and takes the fastest of them
+  bench.run(o);
+  CHECK(bench.last().second == 3);
+}
+
 TEST_CASE("if an algorithm refuses a call, the next one is used from then on, with one note") {
   for (const Epilogue e : {Epilogue::none, Epilogue::bias, Epilogue::gelu_bias}) {
     CAPTURE(int(e));

@@ -24,7 +24,8 @@ struct GemmAlgorithm {
   // algorithm by it.
   using Bits = std::array<uint64_t, 8>;
   Bits bits{};
-  int64_t workspace = 0;  // bytes
+  int64_t workspace = 0;    // bytes
+  uint32_t split_sums = 0;  // one bit of SplitSums, or 0: K is not split
 };
 
 struct GemmAnswer {

@@ -86,6 +86,10 @@ void check(const Matmul& m) {
   check_epilogue(m);
 }
 
+bool sums_in_fp32(const MatmulKey& key, const GemmAlgorithm& algorithm) {
+  return (algorithm.split_sums & ~fp32_split_sums(key)) == 0;
+}
+
 }  // namespace
 
 LibraryMatmul::PlanRef LibraryMatmul::make(const MatmulKey& key) {
@@ -93,17 +97,19 @@ LibraryMatmul::PlanRef LibraryMatmul::make(const MatmulKey& key) {
   plan->problem = api_.describe(key);
   GemmProblem::Offer offer = plan->problem->offer(kAsked);
   plan->algorithms = std::move(offer.algorithms);
+  std::erase_if(plan->algorithms, [&](const auto& a) { return !sums_in_fp32(key, a); });
   // The library's sums are used only if they were measured to be faster.
   plan->apart = key.epilogue == Epilogue::sums;
   const std::lock_guard lock(choosing_);
   if (const auto choice = choices_.find(key); choice != choices_.end()) {
     plan->apart = choice->second.apart;
-    if (const auto found = plan->apart ? std::nullopt : plan->problem->find(choice->second.bits)) {
+    const auto found = plan->apart ? std::nullopt : plan->problem->find(choice->second.bits);
+    if (found && sums_in_fp32(key, *found)) {
       std::erase_if(plan->algorithms, [&](const auto& a) { return a.bits == found->bits; });
       plan->algorithms.insert(plan->algorithms.begin(), *found);
     } else if (!plan->apart) {
-      log::info(fmt::format("{}: the library does not offer the algorithm that was chosen for it",
-                            describe(key)));
+      log::info(fmt::format("{}: the algorithm that was chosen for it {}", describe(key),
+                            found ? "rounds partial sums" : "is not offered by the library"));
       plan->apart = key.epilogue == Epilogue::sums;
       choices_.erase(choice);
     }
