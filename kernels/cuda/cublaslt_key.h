@@ -40,7 +40,9 @@ inline uint8_t alignment_of(const void* p) {
 
 // Returns the type of the bias that the library requires: the type of C, except that an fp8 GEMM
 // does not support an fp32 bias.
-inline DType bias_type(const Matmul& m, DType c) { return is_float8(m) ? DType::bf16 : c; }
+inline DType bias_type(const Matmul& m, DType c) {
+  return is_float8(m) && c == DType::f32 ? DType::bf16 : c;
+}
 
 // How partial sums of a GEMM with a split K meet: bits of the library's mask.
 struct SplitSums {

@@ -155,8 +155,9 @@ TEST_CASE("8-bit GEMMs go to the library as they are, if they fit it") {
   REQUIRE(cuda::float8_fits_library(m));
   const auto convert = cuda::conversions_of(m);
   REQUIRE((!convert.a && !convert.b && !cuda::needs_wide_c(m)));
-  // fp8 GEMMs with fp32 results take a bf16 bias.
+  // fp8 GEMMs with fp32 results take a bf16 bias; all others one of the result's type.
   REQUIRE(cuda::bias_type(m, DType::f32) == DType::bf16);
+  for (const DType c : {DType::bf16, DType::f16}) REQUIRE(cuda::bias_type(m, c) == c);
   REQUIRE(cuda::bias_type(Matmul{}, DType::f32) == DType::f32);
   const cuda::MatmulKey key = cuda::key_of(m);
   REQUIRE((key.a == e5m2 && key.b == e4m3 && key.a_stride() == 32 && key.b_stride() == 32));
