@@ -9,19 +9,22 @@
 
 namespace mtrain::plan {
 
-DevicePlan device_plan(const Recipe& r, const Overlap& overlap) {
+DevicePlan device_plan(const Recipe& r, int64_t world, const Overlap& overlap) {
   DevicePlan device = device_plan_without_overlap(r);
   device.norm_sm_margin = overlap.layernorm_sm_margin;
-  if (device.kind == DeviceKind::cuda)
-    device.environment["CUDA_DEVICE_MAX_CONNECTIONS"] =
-        std::to_string(overlap.cuda_device_max_connections);
+  if (device.kind != DeviceKind::cuda) return device;
+  device.environment["CUDA_DEVICE_MAX_CONNECTIONS"] =
+      std::to_string(overlap.cuda_device_max_connections);
+  // A kernel that is loaded at its first launch may wait for all running kernels. If one of these
+  // is NCCL's, it may wait for a peer that loads a kernel, too.
+  if (world > 1) device.environment["CUDA_MODULE_LOADING"] = "EAGER";
   return device;
 }
 
 MeetingPlan meeting_plan(const Recipe& r, int64_t world) {
   return {.folders = folder_options(r),
           .checkpoint = checkpoint_options(r),
-          .device = device_plan(r, resolve_overlap(r, layout_of(r, world))),
+          .device = device_plan(r, world, resolve_overlap(r, layout_of(r, world))),
           .comm = comm_options(r),
           .recipe = compared_recipe(r)};
 }

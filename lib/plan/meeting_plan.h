@@ -25,7 +25,7 @@ struct MeetingPlan {
 };
 
 // Returns what the device needs to know before it is opened.
-DevicePlan device_plan(const recipe::Recipe& recipe, const Overlap& overlap);
+DevicePlan device_plan(const recipe::Recipe& recipe, int64_t world, const Overlap& overlap);
 
 // Makes the plan from a recipe in which load_recipe() found no error. Needs neither the vocabulary
 // nor the number of steps.

@@ -196,7 +196,7 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.logits_dtype = logits_dtype(r);
   plan.sample_length = sample_length(r);
   plan.head_chunks = resolve_head_chunks(r, layout);
-  plan.device = device_plan(r, plan.overlap);
+  plan.device = device_plan(r, world, plan.overlap);
   copy_options(r, vocab, plan);
   plan.pipeline.head_shares_table =
       plan.model.tied_embeddings &&

@@ -8,6 +8,7 @@
 #include "interchange/model_source.h"
 #include "plan/load_recipe.h"
 #include "plan/logits_rows.h"
+#include "plan/meeting_plan.h"
 #include "plan/run_plan.h"
 #include "plan/saved_recipe.h"
 #include "plan/schedule_bounds.h"
@@ -145,6 +146,17 @@ TEST_CASE("only a plan for a GPU reports CUDA graphs and sets an environment") {
     CHECK(plan.graphs.known == gpu);
     CHECK(plan.device.environment.contains("CUDA_DEVICE_MAX_CONNECTIONS") == gpu);
   }
+}
+
+TEST_CASE("several ranks load all kernels before the first may wait for another rank") {
+  for (const int64_t world : {1, 2})
+    for (const bool gpu : {false, true}) {
+      const Recipe r = ready("quickstart", world, {gpu ? "train.device=cuda" : "train.device=cpu"});
+      const auto& set = make_plan(r, world, 257).device.environment;
+      REQUIRE(set.contains("CUDA_MODULE_LOADING") == (gpu && world > 1));
+      if (gpu && world > 1) CHECK(set.at("CUDA_MODULE_LOADING") == "EAGER");
+      CHECK(meeting_plan(r, world).device.environment == set);
+    }
 }
 
 TEST_CASE("the precision decides what computes, and in which type gradients travel") {
