@@ -43,8 +43,7 @@ std::unique_ptr<CudnnAttention> open(int device) {
                       attribute_of(device, cudaDevAttrComputeCapabilityMinor)};
   return std::make_unique<CudnnAttention>(
       lib.api, handle, target,
-      CudnnAttention::Device{take_scratch, give_scratch, clear_memory, run, run, is_capturing,
-                             require_healthy});
+      CudnnAttention::Device{take_scratch, give_scratch, run, run, is_capturing, require_healthy});
 }
 
 CudnnAttention* here() {

@@ -5,6 +5,9 @@
 #include "kernels/attention_decode.h"
 #include "kernels/cuda/cudnn/document_table.h"
 #include "kernels/cuda/device/attention_kernels.h"
+#include "kernels/cuda/device/scratch.h"
+#include "kernels/elementwise.h"
+#include "kernels/workspace.h"
 #include "mirror.h"
 
 using namespace mtrain;
@@ -168,11 +171,32 @@ template <class Args>
 void run_on_device(const Args& args) {
   cuda::run(args, device_stream());
 }
+// Memory full of NaN: what a launch does not write before it reads it shows in the results.
+class FilledWorkspace final : public Workspace {
+ public:
+  void* allocate(size_t bytes) override {
+    const int64_t floats = int64_t(bytes + 3) / 4;
+    void* const memory = device_take(size_t(floats) * 4);
+    cuda::run(Fill{.y = {memory, floats, DType::f32}, .value = std::nanf("")}, device_stream());
+    taken_.push_back(memory);
+    return memory;
+  }
+  void release(void*) noexcept override {}  // the stream may still use it
+  ~FilledWorkspace() override {
+    for (void* memory : taken_) device_give(memory);  // waits for the device's work
+  }
+
+ private:
+  std::vector<void*> taken_;
+};
+
 // Computes attention by cuDNN on a GPU, and by our own kernels over cuda_emulator, which are then
 // the kernels under test.
 template <class Args>
 void run_by_cudnn(const Args& args) {
   const bool gpu = size_of_test(0, 1) == 1;
+  FilledWorkspace workspace;
+  const WorkspaceScope scope(workspace);
   REQUIRE(cuda::attention_by_cudnn(args, device_stream()) == gpu);
   if (!gpu) cuda::run(args, device_stream());
 }

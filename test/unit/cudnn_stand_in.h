@@ -198,10 +198,7 @@ class GraphRun {
         x_at[3] = y_at[2] = k;
         sum += read(x, x_at, x_of) * read(y, y_at, y_of);
       }
-      // Sums are added to the memory, since blocks of keys come one after another.
-      const bool adds = !z.inside && z.type == DataType::float32;
-      const int64_t offset = place(z, at);
-      write(z, offset, sum + (adds ? read(z, offset) : 0));
+      write(z, place(z, at), sum);  // sums in memory, too: since 9.6 engines set them to 0 first
     });
   }
   void reshape(const D& d) {  // gives the same memory another shape

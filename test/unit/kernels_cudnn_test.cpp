@@ -116,8 +116,6 @@ void give(void* memory, CUstream_st*) noexcept {
   delete whole;
 }
 
-void clear(void* memory, int64_t bytes, CUstream_st*) { std::memset(memory, 0, size_t(bytes)); }
-
 void fill(const cuda::DocumentTable& t, CUstream_st*) {
   for (int64_t d = 0; d <= t.room; ++d) {
     const int32_t begin = d < t.documents ? t.begin[d] : t.end[t.documents - 1];
@@ -151,7 +149,7 @@ struct Bench {
     attention.emplace(
         CudnnStandIn::api(), reinterpret_cast<cudnnContext*>(&library),
         cuda::CudnnTarget{.version = 91900, .architecture = 90},
-        cuda::CudnnAttention::Device{take, give, clear, fill, copy, capturing, require_healthy});
+        cuda::CudnnAttention::Device{take, give, fill, copy, capturing, require_healthy});
   }
   ~Bench() {
     attention.reset();
@@ -226,7 +224,7 @@ TEST_CASE("packs of about as many documents share a plan, and memory is that of 
   const auto g = cuda::backward_graph(cuda::key_of(five.backward(false)));
   int64_t bytes = 0;
   for (const auto& t : g.tensors())
-    if (t.in_workspace()) bytes += t.bytes();
+    if (t.place == cuda::GraphTensor::Place::workspace) bytes += t.bytes();
   // Sums of dq in fp32, dk and dv per query head in bf16, and out x dout.
   REQUIRE(bytes == 1024 * 4 * (16 * (4 + 2 + 2) + 4));
 }

@@ -57,7 +57,6 @@ class CudnnAttention::Scratch {
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
-  char* at(int64_t byte) const { return static_cast<char*>(address_) + byte; }
   void* get() const { return address_; }
 
  private:
@@ -108,8 +107,6 @@ bool CudnnAttention::execute(const CudnnAttentionKey& key, const Addresses& memo
 std::string CudnnAttention::execute_one(const CudnnPlan& plan, const Addresses& memory,
                                         CUstream_st* stream) {
   const Scratch workspace(device_, plan.workspace(), stream);
-  for (const CudnnPlan::Range& r : plan.sums())
-    device_.clear(workspace.at(r.begin), r.bytes, stream);
   std::lock_guard lock(executing_);
   if (const auto status = api_.set_stream(handle_, stream); status != CudnnStatus::success)
     throw RunError(fmt::format("cudnnSetStream failed: {}", api_.error_string(status)));

@@ -21,7 +21,6 @@ class CudnnAttention {
   struct Device {
     void* (*take)(size_t bytes, CUstream_st* stream);
     void (*give)(void* memory, CUstream_st* stream) noexcept;
-    void (*clear)(void* memory, int64_t bytes, CUstream_st* stream);  // sets all bytes to 0
     void (*fill)(const DocumentTable& table, CUstream_st* stream);
     void (*copy)(const CopyBlocks& copy, CUstream_st* stream);
     bool (*capturing)(CUstream_st* stream);

@@ -330,7 +330,8 @@ OperationGraph backward_graph(const CudnnAttentionKey& key) {
     g.matmul_into(ds, k_rows, dq, rows_over_keys);
   } else {
     const GraphTensor into = g.tensor(dq);
-    const int64_t sum = g.sums({key.B, key.A, key.Sq, key.D});
+    // Engines add to it, and set it to 0 before (since cuDNN 9.6).
+    const int64_t sum = g.workspace({key.B, key.A, key.Sq, key.D}, Element::f32);
     g.set_offsets(sum, into.offsets, into.strides, into.room);
     g.matmul_into(ds, k_rows, sum, rows_over_keys);
     g.pointwise_into(Operation::identity, {sum}, dq);

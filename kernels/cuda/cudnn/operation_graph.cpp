@@ -44,11 +44,6 @@ int64_t OperationGraph::workspace(Sizes dims, Element type) {
   at(id).place = GraphTensor::Place::workspace;
   return id;
 }
-int64_t OperationGraph::sums(Sizes dims) {
-  const int64_t id = workspace(std::move(dims), Element::f32);
-  at(id).place = GraphTensor::Place::sums;
-  return id;
-}
 int64_t OperationGraph::value(float value) {
   const Sizes one(kDims, 1);
   tensors_.push_back({next_id_, one, one, Element::f32, GraphTensor::Place::value, value});

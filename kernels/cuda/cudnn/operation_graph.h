@@ -34,7 +34,6 @@ struct GraphTensor {
   enum class Place : uint8_t {
     memory,     // the caller's memory
     workspace,  // memory for the duration of an execution
-    sums,       // the same, set to 0 before the execution, since engines add to it
     inside,     // never written to memory
     value       // a number given with each execution
   };
@@ -47,7 +46,6 @@ struct GraphTensor {
   // strides[0]. 0: none. `room` then counts the elements of all batches.
   int64_t offsets = 0, room = 0;
 
-  bool in_workspace() const { return place == Place::workspace || place == Place::sums; }
   int64_t bytes() const;  // from the first element to the end of the last
 };
 
@@ -71,7 +69,6 @@ class OperationGraph {
   // --- tensors; each function returns the id of a new one ---
   int64_t memory(int64_t id, Sizes dims, Sizes strides, Element type);
   int64_t workspace(Sizes dims, Element type);
-  int64_t sums(Sizes dims);  // fp32
   int64_t value(float value);
 
   // --- operations, which run in the order in which they are added ---

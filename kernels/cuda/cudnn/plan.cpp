@@ -287,11 +287,8 @@ CudnnPlan::CudnnPlan(const CudnnApi& api, const CudnnPlace& place, OperationGrap
     throw;
   }
   workspace_ = round_up(library_workspace_, kBorder);
-  for (const GraphTensor& t : graph_.tensors()) {
-    if (!t.in_workspace()) continue;
-    if (t.place == GraphTensor::Place::sums) sums_.push_back({workspace_, t.bytes()});
-    workspace_ += round_up(t.bytes(), kBorder);
-  }
+  for (const GraphTensor& t : graph_.tensors())
+    if (t.place == GraphTensor::Place::workspace) workspace_ += round_up(t.bytes(), kBorder);
 }
 
 CudnnPlan::~CudnnPlan() {
@@ -310,7 +307,6 @@ std::string CudnnPlan::execute(cudnnContext* handle, const std::map<int64_t, con
       case GraphTensor::Place::memory: address = memory.at(t.id); break;
       case GraphTensor::Place::value: address = &t.value; break;
       case GraphTensor::Place::workspace:
-      case GraphTensor::Place::sums:
         address = free;
         free += round_up(t.bytes(), kBorder);
         break;

@@ -33,11 +33,6 @@ class CudnnPlan {
   CudnnPlan& operator=(const CudnnPlan&) = delete;
 
   int64_t workspace() const { return workspace_; }  // bytes, including the graph's own tensors
-  // The part of the workspace that must be 0 when execute() begins.
-  struct Range {
-    int64_t begin, bytes;
-  };
-  const std::vector<Range>& sums() const { return sums_; }
   const OperationGraph& graph() const { return graph_; }
   int engine() const { return engine_; }  // its index among the heuristics' engines
   // `memory` has an address for each of the graph's tensors in memory. A handle executes one plan
@@ -55,7 +50,6 @@ class CudnnPlan {
   void* plan_ = nullptr;
   int engine_ = 0;
   int64_t library_workspace_ = 0, workspace_ = 0;
-  std::vector<Range> sums_;
 };
 
 }  // namespace mtrain::kernels::cuda
