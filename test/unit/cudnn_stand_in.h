@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda/cudnn/api.h"
+#include "kernels/cuda/cudnn/attention_graph.h"
 
 namespace mtrain::test {
 
@@ -46,9 +47,9 @@ struct CudnnStandIn {
   };
   struct Engine {
     bool deterministic = true;
-    int64_t workspace = 0;
-    Status plan = Status::success;       // the status of finalizing its plan
-    Status executing = Status::success;  // the status of executing its plan
+    int64_t workspace = 0, workspace_per_head = 0;  // bytes
+    Status plan = Status::success;                  // the status of finalizing its plan
+    Status executing = Status::success;             // the status of executing its plan
   };
 
   // --- members that a test sets ---
@@ -339,7 +340,9 @@ inline S::Status get(void* p, S::Attribute name, S::Type, int64_t room, int64_t*
     *count = engine.deterministic ? 1 : 2;
     std::memcpy(values, notes, size_t(*count) * sizeof(int));
   } else if (name == S::Attribute::plan_workspace_size) {
-    std::memcpy(values, &engine.workspace, sizeof engine.workspace);
+    const int64_t heads = s.dims.at(kernels::cuda::kQuery)[1],
+                  bytes = engine.workspace + engine.workspace_per_head * heads;
+    std::memcpy(values, &bytes, sizeof bytes);
   } else {
     return S::Status(2000);
   }

@@ -143,13 +143,14 @@ struct Lines : log::Overlay {
 struct Bench {
   CudnnStandIn& library = CudnnStandIn::it();
   std::optional<cuda::CudnnAttention> attention;
-  Bench() {
+  explicit Bench(int64_t max_workspace = cuda::CudnnAttention::kMaxWorkspace) {
     library = CudnnStandIn{};
     captures = gpu_has_failed = false;
     attention.emplace(
         CudnnStandIn::api(), reinterpret_cast<cudnnContext*>(&library),
         cuda::CudnnTarget{.version = 91900, .architecture = 90},
-        cuda::CudnnAttention::Device{take, give, fill, copy, capturing, require_healthy});
+        cuda::CudnnAttention::Device{take, give, fill, copy, capturing, require_healthy},
+        max_workspace);
   }
   ~Bench() {
     attention.reset();
@@ -163,6 +164,15 @@ const std::vector<Case> kCases = {
     {"one kv head", 2, 9, 9, 3, 1, 8},       {"all keys", 2, 7, 7, 2, 1, 8, false},
     {"more keys", 1, 5, 11, 4, 2, 8, false}, {"more keys, causal", 2, 5, 11, 2, 1, 8},
     {"window", 2, 17, 17, 4, 2, 8, true, 5}};
+
+void require_gradients(Operands& got, Operands& want, DType type) {
+  static Closeness close("gradients by cuDNN's graphs");
+  const Case& c = got.c;
+  const Rule sums{.dtype = type, .K = double(c.D + c.A / c.G), .scale = 3};
+  REQUIRE(close(got.dq, want.dq.values(), sums) == "");
+  REQUIRE(close(got.dk, want.dk.values(), sums) == "");
+  REQUIRE(close(got.dv, want.dv.values(), sums) == "");
+}
 
 // Forward and backward through cuDNN's graphs against the CPU kernels.
 void compare(const Case& c, bool deterministic, DType type = DType::bf16) {
@@ -178,10 +188,7 @@ void compare(const Case& c, bool deterministic, DType type = DType::bf16) {
     REQUIRE(std::abs(got.lse[i] - want.lse[i]) <= 1e-5 * (4 + std::abs(want.lse[i])));
   REQUIRE(bench.attention->run(got.backward(deterministic), nullptr));
   cpu::run(want.backward());
-  const Rule sums{.dtype = type, .K = double(c.D + c.A / c.G), .scale = 3};
-  REQUIRE(close(got.dq, want.dq.values(), sums) == "");
-  REQUIRE(close(got.dk, want.dk.values(), sums) == "");
-  REQUIRE(close(got.dv, want.dv.values(), sums) == "");
+  require_gradients(got, want, type);
   // No tensor owns the gaps between tokens.
   REQUIRE((got.dk.margin_untouched() && got.out.margin_untouched()));
   for (int64_t i = c.A * c.D; i < c.A * c.D + kGap; ++i) REQUIRE(got.out[i] == 0);
@@ -456,6 +463,45 @@ TEST_CASE("engines are tried in the heuristics' order, then the fallback mode's"
     Operands o(kCases[0]);
     bench.library.engines = {{.workspace = int64_t(2) << 30}};
     REQUIRE(!bench.attention->run(o.forward(), nullptr));
+  }
+}
+
+TEST_CASE(
+    "a long backward with grouped heads goes to cuDNN: only deterministic plans have a limit") {
+  Bench bench(4096);
+  bench.library.engines = {{.workspace = 4096 + 256}};
+  Operands o({"grouped", 1, 12, 12, 6, 2, 16});
+  REQUIRE(bench.attention->run(o.backward(false), nullptr));
+  REQUIRE(!bench.attention->run(o.backward(true), nullptr));
+}
+
+TEST_CASE("a deterministic backward that needs too much memory is computed by parts of its heads") {
+  struct Parts {
+    Case c;
+    int64_t most_heads;  // that have enough memory in one call
+    int calls;           // 0: mtrain's own kernels
+  };
+  for (const Parts& p :
+       {Parts{{"square", 2, 16, 16, 8, 8, 8}, 2, 4}, Parts{{"grouped", 1, 12, 12, 12, 4, 16}, 6, 2},
+        Parts{{"in three", 2, 12, 12, 6, 3, 16}, 2, 3},
+        Parts{{"packed", 1, 256, 256, 8, 2, 16, true, 0, {0, 9, 256}}, 7, 2},
+        Parts{{"lse off a border", 1, 256, 256, 4, 2, 16, true, 0, {0, 9, 256}}, 2, 0},
+        Parts{{"one kv head", 1, 12, 12, 8, 1, 16}, 4, 0}}) {
+    CAPTURE(p.c.name);
+    constexpr int64_t kHead = 1024;
+    Bench bench(p.most_heads * kHead);
+    bench.library.engines = {{.plan = CudnnStandIn::Status::not_supported},
+                             {.workspace_per_head = kHead}};
+    Operands got(p.c), want(p.c);
+    for (Operands* o : {&got, &want}) cpu::run(o->forward());
+    REQUIRE(bench.attention->run(got.backward(true), nullptr) == (p.calls > 0));
+    CHECK(bench.library.executions == p.calls);
+    if (p.calls == 0) continue;
+    cpu::run(want.backward());
+    require_gradients(got, want, DType::bf16);
+    // Where the order of sums is free, one call computes all heads.
+    REQUIRE(bench.attention->run(got.backward(false), nullptr));
+    CHECK(bench.library.executions == p.calls + 1);
   }
 }
 

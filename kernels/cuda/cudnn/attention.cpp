@@ -7,29 +7,49 @@
 namespace mtrain::kernels::cuda {
 namespace {
 
-// The deterministic backward keeps all scores of a call in 16 bits. Above this limit we use our own
-// kernels, which keep none.
-constexpr int64_t kMaxWorkspace = int64_t(1) << 30;
-
 std::string describe(const CudnnAttentionKey& key) {
   return fmt::format("attention {} of {} {} {} rows, {} keys, {} and {} heads of {}",
                      key.backward ? "backward" : "forward", key.B,
                      key.documents ? "documents in" : "x", key.Sq, key.Skv, key.A, key.G, key.D);
 }
 
+// Returns whether `calls` calls can each compute an equal number of the heads.
+bool divides_heads(const CudnnAttentionKey& key, int64_t calls) {
+  if (key.G % calls != 0) return false;
+  // cuDNN is promised that each call's lse begins on a border of 16 bytes.
+  return calls == 1 || key.A / calls * (key.documents ? 1 : key.Sq) % 4 == 0;
+}
+CudnnAttentionKey key_of_call(CudnnAttentionKey key, int64_t calls) {
+  key.A /= calls, key.G /= calls;
+  return key;
+}
+
 }  // namespace
 
-CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key, int first_engine) const {
-  try {
-    return Entry(new Chosen{{api_, CudnnPlace{.handle = handle_},
-                             key.backward ? backward_graph(key) : forward_graph(key),
-                             CudnnPlanOptions{.deterministic = key.deterministic,
-                                              .max_workspace = kMaxWorkspace,
-                                              .first_engine = first_engine}}});
-  } catch (const RunError& e) {
-    log::info(fmt::format("{}: mtrain's own kernels, since {}", describe(key), e.message()));
-    return {};
+CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key, int64_t calls,
+                                           int first_engine) const {
+  std::string why;
+  for (; calls <= key.G; ++calls, first_engine = 0) {
+    if (!divides_heads(key, calls)) continue;
+    const CudnnAttentionKey call = key_of_call(key, calls);
+    try {
+      return Entry(new Chosen{
+          .plan = {api_, CudnnPlace{.handle = handle_},
+                   key.backward ? backward_graph(call) : forward_graph(call),
+                   CudnnPlanOptions{.deterministic = key.deterministic,
+                                    .max_workspace = key.deterministic ? max_workspace_ : INT64_MAX,
+                                    .first_engine = first_engine}},
+          .calls = calls});
+    } catch (const CudnnWorkspaceError& e) {
+      why = e.message();
+      if (!key.backward) break;
+    } catch (const RunError& e) {
+      why = e.message();
+      break;
+    }
   }
+  log::info(fmt::format("{}: mtrain's own kernels, since {}", describe(key), why));
+  return {};
 }
 
 bool CudnnAttention::is_asked(const char* direction, const std::string& why_not) {
@@ -42,7 +62,7 @@ bool CudnnAttention::is_asked(const char* direction, const std::string& why_not)
 }
 
 CudnnAttention::Entry CudnnAttention::plan_for(const CudnnAttentionKey& key) {
-  return plans_.get(key, [&] { return make(key, 0); });
+  return plans_.get(key, [&] { return make(key); });
 }
 
 // Memory until the end of a scope.
@@ -85,7 +105,7 @@ bool CudnnAttention::execute(const CudnnAttentionKey& key, const Addresses& memo
   for (Entry entry = plan_for(key); entry;) {
     if (!entry->executed && device_.capturing(stream))
       throw RunError(describe(key) + " was not computed before the capture of a graph");
-    const std::string refusal = execute_one(entry->plan, memory, stream);
+    const std::string refusal = execute_calls(*entry, key, memory, stream);
     if (refusal.empty()) {
       entry->executed = true;
       return true;
@@ -98,10 +118,31 @@ bool CudnnAttention::execute(const CudnnAttentionKey& key, const Addresses& memo
       if (now != entry) return now;
       log::info(fmt::format("{}: not engine {} of cuDNN, since {}", describe(key),
                             entry->plan.engine(), refusal));
-      return make(key, entry->plan.engine() + 1);
+      return make(key, entry->calls, entry->plan.engine() + 1);
     });
   }
   return false;
+}
+
+std::string CudnnAttention::execute_calls(const Chosen& chosen, const CudnnAttentionKey& key,
+                                          const Addresses& memory, CUstream_st* stream) {
+  const CudnnAttentionKey call = key_of_call(key, chosen.calls);
+  const int64_t lse_head = key.documents ? 1 : key.Sq;
+  for (int64_t i = 0; i < chosen.calls; ++i) {
+    Addresses heads = memory;
+    const auto move = [&](int64_t tensor, int64_t bytes) {
+      if (const auto found = heads.find(tensor); found != heads.end())
+        found->second = static_cast<const char*>(found->second) + bytes;
+    };
+    for (const int64_t tensor : {kQuery, kOut, kOutGradient, kQueryGradient})
+      move(tensor, i * call.A * key.D * int64_t(sizeof(bf16)));
+    for (const int64_t tensor : {kKey, kValue, kKeyGradient, kValueGradient})
+      move(tensor, i * call.G * key.D * int64_t(sizeof(bf16)));
+    move(kLse, i * call.A * lse_head * int64_t(sizeof(float)));
+    if (std::string refusal = execute_one(chosen.plan, heads, stream); !refusal.empty())
+      return refusal;
+  }
+  return "";
 }
 
 std::string CudnnAttention::execute_one(const CudnnPlan& plan, const Addresses& memory,

@@ -28,10 +28,18 @@ class CudnnAttention {
     // a failure is not a refusal.
     void (*require_healthy)(CUstream_st* stream);
   };
+  // The deterministic backward keeps all scores of a call in 16 bits. Above this limit calls
+  // compute some of the heads each; if one kv head is too many, our own kernels keep no scores. The
+  // other backward keeps only dk and dv of each query head.
+  static constexpr int64_t kMaxWorkspace = int64_t(1) << 30;
   // The handle belongs to the current GPU; the caller owns it.
   CudnnAttention(const CudnnApi& api, cudnnContext* handle, const CudnnTarget& target,
-                 const Device& device)
-      : api_(api), handle_(handle), target_(target), device_(device) {}
+                 const Device& device, int64_t max_workspace = kMaxWorkspace)
+      : api_(api),
+        handle_(handle),
+        target_(target),
+        device_(device),
+        max_workspace_(max_workspace) {}
 
   // Return false, with nothing written, if the rules exclude cuDNN or it has refused. Each such
   // reason is logged once, and refusals are remembered. If the engine of a plan refuses to execute
@@ -50,6 +58,7 @@ class CudnnAttention {
  private:
   struct Chosen {
     CudnnPlan plan;
+    int64_t calls = 1;  // each for an equal number of heads
     std::atomic<bool> executed{false};
   };
   using Entry = std::shared_ptr<Chosen>;  // null if cuDNN has refused
@@ -59,19 +68,23 @@ class CudnnAttention {
 
   bool is_asked(const char* direction, const std::string& why_not);
   Entry plan_for(const CudnnAttentionKey& key);
-  // execute() returns false if the last engine has refused; execute_one() returns why an engine has
+  // execute() returns false if the last engine has refused; the others return why an engine has
   // refused, or "".
   bool execute(const CudnnAttentionKey& key, const Addresses& memory, CUstream_st* stream);
+  std::string execute_calls(const Chosen& chosen, const CudnnAttentionKey& key,
+                            const Addresses& memory, CUstream_st* stream);
   std::string execute_one(const CudnnPlan& plan, const Addresses& memory, CUstream_st* stream);
-  // Makes a plan from the heuristics' engines, starting at the given one.
-  Entry make(const CudnnAttentionKey& key, int first_engine) const;
+  // Makes a plan from the heuristics' engines, starting at the given one and at this number of
+  // calls.
+  Entry make(const CudnnAttentionKey& key, int64_t calls = 1, int first_engine = 0) const;
   std::string engine_of(const CudnnAttentionKey& key) const;
 
   const CudnnApi& api_;
   cudnnContext* handle_;
   CudnnTarget target_;
   Device device_;
-  std::mutex executing_;  // held during an execution, since the handle has one stream at a time
+  int64_t max_workspace_;  // bytes, of deterministic plans
+  std::mutex executing_;   // held during an execution, since the handle has one stream at a time
   std::mutex telling_;
   std::set<std::string> reported_;
   PlanCache<CudnnAttentionKey, Entry> plans_;

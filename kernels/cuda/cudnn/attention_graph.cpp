@@ -131,13 +131,13 @@ Layout key_layout(const CudnnAttentionKey& k, int64_t stride) {
 }
 Sizes row_sizes(const CudnnAttentionKey& k) { return {k.B, k.A, k.Sq, 1}; }
 Sizes row_strides(const CudnnAttentionKey& k) {
-  if (!k.documents) return packed_strides(row_sizes(k));
-  return {k.A * k.Sq, 1, k.A, 1};
+  const int64_t all = k.lse_heads * k.Sq;
+  return k.documents ? Sizes{all, 1, k.lse_heads, 1} : Sizes{all, k.Sq, 1, 1};
 }
 int64_t lse_tensor(OperationGraph& g, const CudnnAttentionKey& k) {
   const int64_t offsets = k.documents ? offsets_tensor(g, kLse, k.B) : 0;
   g.memory(kLse, row_sizes(k), row_strides(k), Element::f32);
-  g.set_offsets(kLse, offsets, row_strides(k), k.A * k.Sq);
+  g.set_offsets(kLse, offsets, row_strides(k), k.lse_heads * k.Sq);
   return kLse;
 }
 
@@ -161,6 +161,7 @@ CudnnAttentionKey key_of(const AttentionShape& s) {
   CudnnAttentionKey key{};
   key.causal = s.causal, key.window = s.window, key.scale = s.scale;
   key.B = s.B, key.Sq = s.Sq, key.Skv = s.Skv, key.A = s.A, key.G = s.G, key.D = s.D;
+  key.lse_heads = s.A;
   key.documents = bool(s.q_documents.begin);
   // The number of documents differs between packs. It is rounded up to a power of two: packs then
   // share plans.
@@ -304,7 +305,7 @@ OperationGraph backward_graph(const CudnnAttentionKey& key) {
   // delta = the sum of dout * out over a head; the engines require a multiplication by a number
   // after it.
   const int64_t delta = g.workspace(row_sizes(key), Element::f32);
-  g.set_offsets(delta, g.tensor(lse).offsets, row_strides(key), key.A * key.Sq);
+  g.set_offsets(delta, g.tensor(lse).offsets, row_strides(key), key.lse_heads * key.Sq);
   const int64_t products = g.pointwise(Operation::mul, {dout, out});
   const int64_t sums = g.reduce(Operation::reduce_add, products, row_sizes(key));
   g.pointwise_into(Operation::mul, {sums, g.value(1)}, delta);

@@ -33,6 +33,7 @@ struct CudnnAttentionKey {
   bool deterministic;  // the backward's sums over keys in a fixed order
   bool documents;      // packed in one sequence of Sq rows; B is the number of documents that fit
   int64_t B, Sq, Skv, A, G, D, window;
+  int64_t lse_heads;  // heads in the caller's lse; more than A in a call for some of the heads
   float scale;
   Element type;  // type of all tensors but the lse: bf16 or f16
   // Elements from one token to the next; 0 for the gradients in a forward.

@@ -87,6 +87,7 @@ class CudnnPlan::Builder {
     finalize(graph, "the operation graph");
     for (const auto mode : {CudnnHeuristicMode::a, CudnnHeuristicMode::fallback})
       if (choose(graph, mode)) return;
+    if (!too_large_.empty()) throw CudnnWorkspaceError(too_large_);
     throw RunError(refusal_.empty() ? "cuDNN names no engine for it" : refusal_);
   }
 
@@ -209,8 +210,8 @@ class CudnnPlan::Builder {
                                  &count, &bytes),
               "cudnnBackendGetAttribute of a plan's workspace");
         if (bytes > options_.max_workspace) {
-          refusal_ = fmt::format("cuDNN needs {} MiB of workspace for it, and {} MiB are allowed",
-                                 bytes >> 20, options_.max_workspace >> 20);
+          too_large_ = fmt::format("cuDNN needs {} MiB of workspace for it, and {} MiB are allowed",
+                                   bytes >> 20, options_.max_workspace >> 20);
           continue;
         }
         plan_.plan_ = plan;
@@ -274,7 +275,7 @@ class CudnnPlan::Builder {
   CudnnPlanOptions options_;
   std::map<int64_t, void*> tensors_;
   int named_ = 0;  // the number of engines that the heuristics have returned so far
-  std::string refusal_;
+  std::string refusal_, too_large_;  // why no engine has become the plan so far
 };
 
 CudnnPlan::CudnnPlan(const CudnnApi& api, const CudnnPlace& place, OperationGraph graph,

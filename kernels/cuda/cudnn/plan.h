@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/cuda/cudnn/api.h"
 #include "kernels/cuda/cudnn/operation_graph.h"
 
@@ -20,6 +21,12 @@ struct CudnnPlanOptions {
   bool deterministic = true;  // skips engines whose notes say that they are nondeterministic
   int64_t max_workspace = INT64_MAX;  // bytes; engines that need more are skipped
   int first_engine = 0;               // skips the heuristics' engines before this index
+};
+
+// Thrown if engines accept the graph, and each needs more workspace than is allowed.
+class CudnnWorkspaceError : public RunError {
+ public:
+  using RunError::RunError;
 };
 
 class CudnnPlan {

@@ -247,6 +247,27 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("cuDNN takes the long backwards that need memory, and deterministic ones by some heads") {
+  REQUIRE(cudnn_library().problem == "");
+  const Described gpu(kH200);
+  constexpr int64_t kGiB = int64_t(1) << 30;
+  int64_t workspace = 0;
+  REQUIRE(gpu.plan(backward_of({1, 131072, 131072, 32, 8, 128}, false), &workspace) == "");
+  CHECK(workspace > 2 * kGiB);
+  for (const bool documents : {false, true}) {
+    CAPTURE(documents);
+    CudnnAttentionKey key = backward_of({2, 8192, 8192, 32, 8, 128}, true);
+    key.documents = documents;
+    if (documents) key.dq = key.A * key.D, key.dk = key.dv = key.G * key.D;
+    REQUIRE(gpu.plan(key, &workspace) == "");
+    const int64_t whole = workspace;
+    CHECK(whole > kGiB);
+    key.A /= 8, key.G /= 8;
+    REQUIRE(gpu.plan(key, &workspace) == "");
+    CHECK(workspace < whole / 4);
+  }
+}
+
 TEST_CASE("cuDNN has plans for a described A100") {
   REQUIRE(cudnn_library().problem == "");
   const Described gpu(kA100);
