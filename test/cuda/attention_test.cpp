@@ -256,6 +256,16 @@ TEST_CASE("attention: results in fp32 and added to, aligned, as blocks of keys a
     for (const Case& c : kCases) check(c, type, DType::f32, true, 0, close);
 }
 
+TEST_CASE("attention: wide heads equal the CPU's, also where blocks have little shared memory") {
+  Closeness close("attention of wide heads");
+  for_each_shared_memory([&] {
+    for (const Case& c : kCases)
+      if (c.D > 128) check(c, DType::f32, DType::f32, false, 0, close);
+    check({"widest", 1, 40, 50, 2, 1, 256, true, 10, 30}, DType::bf16, DType::bf16, false, 0,
+          close);
+  });
+}
+
 TEST_CASE("attention: cases for cuDNN equal the CPU's, with the backward's sums in any order") {
   Closeness close("attention by cuDNN");
   const int64_t S = size_of_test(70, 1024), odd = size_of_test(65, 523);

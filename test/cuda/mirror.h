@@ -24,6 +24,8 @@ void to_host(void* host, const void* device, size_t bytes);  // waits for all wo
 CUstream_st* device_stream();
 // Calls fn() often enough to expose results that depend on the order of threads.
 void for_each_order(const std::function<void()>& fn);
+// Calls fn() with the shared memory of each kind of GPU, or on the GPU that there is.
+void for_each_shared_memory(const std::function<void()>& fn);
 // Returns a size that keeps the test short: `on_cpu` if kernels run on the CPU, else `on_gpu`.
 int64_t size_of_test(int64_t on_cpu, int64_t on_gpu);
 

@@ -17,6 +17,13 @@ void for_each_order(const std::function<void()>& fn) {
     fn();
   }
 }
+void for_each_shared_memory(const std::function<void()>& fn) {
+  for (const size_t bytes : {cpu_grid::kSharedOfAda, cpu_grid::kSharedOfHopper}) {
+    CAPTURE(bytes);
+    cpu_grid::set_shared_limit(bytes);
+    fn();
+  }
+}
 int64_t size_of_test(int64_t on_cpu, int64_t) { return on_cpu; }
 
 }  // namespace mtrain::test

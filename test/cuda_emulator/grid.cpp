@@ -52,6 +52,7 @@ struct Engine {
   std::unique_ptr<unsigned char[]> shared;
   unsigned char* shared_begin = nullptr;
   bool descending = false;
+  size_t shared_limit = kSharedOfHopper;
   uint64_t grids = 0;
 };
 Engine& engine() {
@@ -168,6 +169,8 @@ void count_workspace(bool in_scope) { ++(in_scope ? workspace_in_scope : workspa
 WorkspaceCounts workspace_counts() { return {workspace_in_scope, workspace_outside}; }
 void count_cudnn_call() { ++asked_cudnn; }
 uint64_t cudnn_calls() { return asked_cudnn; }
+void set_shared_limit(size_t bytes) { engine().shared_limit = bytes; }
+size_t shared_limit() { return engine().shared_limit; }
 unsigned char* shared_memory() { return engine().shared_begin; }
 
 void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
@@ -177,12 +180,11 @@ void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
   ++e.grids;
   e.thread = &thread;
   const unsigned threads = block.x * block.y * block.z;
-  constexpr size_t kMaxShared = 227 * 1024;  // the limit of compute capability 9.0
   if (threads == 0 || threads > kMaxThreads || block.z > 64) stop("a block of too many threads");
   if (grid.x == 0 || grid.x > 0x7fffffffu || grid.y == 0 || grid.y > 65535 || grid.z == 0 ||
       grid.z > 65535)
     stop("a grid of no blocks, or too many");
-  if (shared > kMaxShared) stop("too much shared memory");
+  if (shared > e.shared_limit) stop("too much shared memory");
   constexpr size_t kAlign = 128;
   e.shared = std::make_unique<unsigned char[]>(shared + kAlign);
   e.shared_begin = reinterpret_cast<unsigned char*>(

@@ -43,6 +43,11 @@ WorkspaceCounts workspace_counts();
 void count_cudnn_call();
 uint64_t cudnn_calls();
 
+// The shared memory that a block can have: that of compute capability 9.0 by default.
+constexpr size_t kSharedOfHopper = 227 * 1024, kSharedOfAda = 99 * 1024;
+void set_shared_limit(size_t bytes);
+size_t shared_limit();
+
 unsigned char* shared_memory();  // aligned to 128 bytes; NaN at the start of every block
 
 void wait_for_block(const char* operation);

@@ -28,6 +28,7 @@ void give_scratch(void* memory, CUstream_st*) noexcept {
 }
 int multiprocessors() { return 6; }
 int64_t max_shared_memory() { return 40 * 1024; }  // the rows of some tests are longer
+bool block_can_have(size_t shared_memory) { return shared_memory <= cpu_grid::shared_limit(); }
 
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st*) {
   std::memmove(to, from, size_t(bytes));

@@ -1,4 +1,4 @@
-// Tiles of attention in shared memory, as fp32, for the plain kernels: 32 rows by 32 keys, 128
+// Tiles of attention in shared memory, as fp32, for the plain kernels: as many rows as keys, 128
 // threads as 8 by 16.
 #pragma once
 #include "kernels/cuda/device/attention_mask.h"
@@ -7,9 +7,29 @@
 
 namespace mtrain::kernels::cuda {
 
-constexpr int kTile = 32, kTileThreads = 128, kAcross = 16;
-constexpr int kMyRows = 4, kMyColumns = 2;  // elements of the score tile per thread
-constexpr int kScoreStride = kTile + 1;
+constexpr int kTileThreads = 128, kAcross = 16;
+
+// DIM: heads of up to this many elements. ROWS: rows and keys of a tile.
+template <int DIM_, int ROWS_>
+struct TileSizes {
+  static constexpr int DIM = DIM_, ROWS = ROWS_;
+  // Elements of the score tile per thread.
+  static constexpr int kMyRows = ROWS * kAcross / kTileThreads, kMyColumns = ROWS / kAcross;
+  static constexpr int kScoreStride = ROWS + 1;
+  // Padded so that 16-byte accesses of different rows use different banks.
+  static constexpr int kStride = DIM + 4, kFloats = ROWS * kStride;
+
+  // Return the row and the column in the tile of scores of this thread's element (i, j).
+  __device__ __forceinline__ static int my_row(int i) {
+    return int(threadIdx.x) / kAcross * kMyRows + i;
+  }
+  __device__ __forceinline__ static int my_column(int j) {
+    return int(threadIdx.x) % kAcross + j * kAcross;
+  }
+};
+// Heads of more than 128 elements need more shared memory than GPUs of compute capability 8.6, 8.9
+// and 12.0 have, unless tiles are small.
+constexpr int kTile = 32, kSmallTile = 16;
 
 // Heads in fp32, bf16 or fp16: one kernel supports all types.
 struct AnyRows {
@@ -52,43 +72,38 @@ AnyHeads any_heads(const View& v, const AttentionShape& s) {
           v.token_stride, int(s.B), int(s.D), v.data.dtype};
 }
 
-// A tile of DIM columns, padded so that 16-byte accesses of different rows use different banks.
-template <int DIM>
+template <class S>
 struct Tile {
-  static constexpr int kStride = DIM + 4, kFloats = kTile * kStride;
   float* at;
-  __device__ __forceinline__ float* row(int i) const { return at + i * kStride; }
+  __device__ __forceinline__ float* row(int i) const { return at + i * S::kStride; }
 };
 
 // Loads the rows of x, starting at `first`; elements beyond `rows` and D become 0.
-template <int DIM>
-__device__ __forceinline__ void fill_tile(const Tile<DIM>& tile, const AnyRows& x, int first,
+template <class S>
+__device__ __forceinline__ void fill_tile(const Tile<S>& tile, const AnyRows& x, int first,
                                           int rows, int D) {
-  for (int i = int(threadIdx.x); i < kTile * DIM; i += kTileThreads) {
-    const int r = i / DIM, d = i % DIM;
+  for (int i = int(threadIdx.x); i < S::ROWS * S::DIM; i += kTileThreads) {
+    const int r = i / S::DIM, d = i % S::DIM;
     tile.row(r)[d] = first + r < rows && d < D ? x.get(first + r, d) : 0.0f;
   }
 }
 
-// Return the row and the column in the tile of scores of this thread's element (i, j).
-__device__ __forceinline__ int my_row(int i) { return int(threadIdx.x) / kAcross * kMyRows + i; }
-__device__ __forceinline__ int my_column(int j) { return int(threadIdx.x) % kAcross + j * kAcross; }
-
 // s = rows of a times rows of b.
-template <int DIM>
-__device__ __forceinline__ void multiply(const Tile<DIM>& a, const Tile<DIM>& b,
-                                         float (&s)[kMyRows][kMyColumns]) {
+template <class S>
+__device__ __forceinline__ void multiply(const Tile<S>& a, const Tile<S>& b,
+                                         float (&s)[S::kMyRows][S::kMyColumns]) {
+  constexpr int kMyRows = S::kMyRows, kMyColumns = S::kMyColumns;
 #pragma unroll
   for (int i = 0; i < kMyRows; ++i)
 #pragma unroll
     for (int j = 0; j < kMyColumns; ++j) s[i][j] = 0;
 #pragma unroll 4
-  for (int d = 0; d < DIM; d += 4) {
+  for (int d = 0; d < S::DIM; d += 4) {
     float x[kMyRows][4], y[kMyColumns][4];
 #pragma unroll
-    for (int i = 0; i < kMyRows; ++i) load<4>(a.row(my_row(i)) + d, x[i]);
+    for (int i = 0; i < kMyRows; ++i) load<4>(a.row(S::my_row(i)) + d, x[i]);
 #pragma unroll
-    for (int j = 0; j < kMyColumns; ++j) load<4>(b.row(my_column(j)) + d, y[j]);
+    for (int j = 0; j < kMyColumns; ++j) load<4>(b.row(S::my_column(j)) + d, y[j]);
 #pragma unroll
     for (int i = 0; i < kMyRows; ++i)
 #pragma unroll
@@ -98,23 +113,23 @@ __device__ __forceinline__ void multiply(const Tile<DIM>& a, const Tile<DIM>& b,
   }
 }
 
-// A thread's rows of a (32, DIM) accumulator: columns 4 across, every 64.
-template <int DIM>
+// A thread's rows of a (ROWS, DIM) accumulator: columns 4 across, every 64.
+template <class S>
 struct Sums {
-  static constexpr int kParts = DIM / (4 * kAcross);
+  static constexpr int kParts = S::DIM / (4 * kAcross), kMyRows = S::kMyRows;
   float at[kMyRows][kParts][4];
 
   __device__ __forceinline__ static int column(int part) {
     return int(threadIdx.x) % kAcross * 4 + part * 4 * kAcross;
   }
-  // += weights (or their transpose) times the tile: weight(row, k) of k < 32.
+  // += weights (or their transpose) times the tile: weight(row, k) of k < ROWS.
   template <class Weight>
-  __device__ __forceinline__ void add(const Tile<DIM>& tile, const Weight& weight) {
+  __device__ __forceinline__ void add(const Tile<S>& tile, const Weight& weight) {
 #pragma unroll 4
-    for (int k = 0; k < kTile; ++k) {
+    for (int k = 0; k < S::ROWS; ++k) {
       float w[kMyRows];
 #pragma unroll
-      for (int i = 0; i < kMyRows; ++i) w[i] = weight(my_row(i), k);
+      for (int i = 0; i < kMyRows; ++i) w[i] = weight(S::my_row(i), k);
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
         float x[4];
@@ -133,7 +148,7 @@ struct Sums {
                                       const Factor& factor, const Stored& stored) const {
 #pragma unroll
     for (int i = 0; i < kMyRows; ++i) {
-      const int r = first + my_row(i);
+      const int r = first + S::my_row(i);
       if (r >= rows) continue;
 #pragma unroll
       for (int p = 0; p < kParts; ++p)

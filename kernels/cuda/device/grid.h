@@ -18,6 +18,7 @@ inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = 1 << 
 // These describe the thread's current device.
 int multiprocessors();
 int64_t max_shared_memory();  // bytes that a block may use
+bool block_can_have(size_t shared_memory);
 
 template <class T>
 const T* data(const ConstSpan& s) {

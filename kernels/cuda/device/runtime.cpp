@@ -40,6 +40,7 @@ int attribute_here(cudaDeviceAttr attribute) {
 }  // namespace
 int multiprocessors() { return attribute_here(cudaDevAttrMultiProcessorCount); }
 int64_t max_shared_memory() { return attribute_here(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+bool block_can_have(size_t shared_memory) { return int64_t(shared_memory) <= max_shared_memory(); }
 
 void copy_memory(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
   if (to != from)
