@@ -39,14 +39,18 @@ void orthogonalize(Stream& stream, const NewtonSchulz& o, const Tensor& x_RC) {
   for (int64_t i = 0; i < o.steps; ++i) {
     const auto at = o.coefficients.begin() + (o.coefficients.size() > 3 ? 3 * i : 0);
     const double a = at[0], b = at[1], c = at[2];
+    // All terms read X and G as the GEMMs do. A rounded X beside an exact one would add the error
+    // of the GEMMs alone, which is larger than that of the sum.
     const Tensor in = operand(x);
-    const Tensor gram =
-        ops::matmul(stream, "matmul_muon_gram", in, in, {.a = !wide, .b = wide}, DType::f32);
-    // b G + c G^2; the iteration multiplies X by it.
-    const Tensor factor = scaled(stream, gram, b);
-    ops::matmul_into(stream, "matmul_muon_square", operand(scaled(stream, gram, c)), operand(gram),
-                     {}, factor, true);
-    const Tensor next = scaled(stream, x, a), by = operand(factor);
+    const Tensor gram = operand(
+        ops::matmul(stream, "matmul_muon_gram", in, in, {.a = !wide, .b = wide}, DType::f32));
+    // b G + c G^2 = c (b / c G + G^2); the iteration multiplies X by it.
+    const Tensor factor = scaled(stream, gram, c == 0 ? b : b / c);
+    if (c != 0) {
+      ops::matmul_into(stream, "matmul_muon_square", gram, gram, {}, factor, true);
+      ops::scale(stream, factor, float(c));
+    }
+    const Tensor next = scaled(stream, in, a), by = operand(factor);
     ops::matmul_into(stream, "matmul_muon_iterate", wide ? by : in, wide ? in : by, {}, next, true);
     x = next;
   }

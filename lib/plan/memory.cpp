@@ -147,12 +147,11 @@ class Estimator {
                 shared = experts && layers_.moe ? Count(experts->shared_ffn) : 0,
                 wide = std::max({AD / rows_by, F / rows_by, expert / expert_by, shared / rows_by}),
                 small = std::min(H, wide), matrix = H * wide;
-    // An iteration holds X and the next X, and G and b G + c G^2; and c G while that sum is
-    // computed. In bf16 each operand of a GEMM exists a second time.
+    // An iteration holds X and the next X, and G and b G + c G^2. In bf16 the operands of GEMMs
+    // exist a second time, but for G, which is then in bf16 alone.
     const Count gram = small * small;
-    const Count iteration = plan_.optimizer.muon.bf16
-                                ? std::max(10 * matrix + 10 * gram, 6 * matrix + 16 * gram)
-                                : 8 * matrix + 8 * gram;
+    const Count iteration =
+        plan_.optimizer.muon.bf16 ? 10 * matrix + 8 * gram : 8 * matrix + 8 * gram;
     const Count ranks = Count(l_.world / l_.pp);
     // Without sharding each rank has full matrices, and updates them in place.
     if (ranks == 1 || (dp_.shards == ShardLevel::nothing && l_.tp == 1)) return iteration;
