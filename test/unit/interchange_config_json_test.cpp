@@ -115,7 +115,7 @@ TEST_CASE("model.from reads which layers have experts, and how these are chosen"
   CHECK(layers.layer(3).experts());
 }
 
-TEST_CASE("model.from refuses what is not supported, contradicts itself or is no JSON") {
+TEST_CASE("model.from refuses what is not supported, contradicts itself or is not JSON") {
   const Folder folder;
   for (const auto& [text, gist] :
        {std::pair{R"({"model_type": "mamba"})", "model_type `mamba`"},
