@@ -3,7 +3,7 @@
 # runs; then the losses of recipes/quickstart.yaml and quickstart_muon.yaml at equal steps.
 #   scripts/bench/optimizers.sh [pairs of runs, default 3] [steps of the quickstart, default 200]
 # Each rank computes on one thread. A ratio is Muon's median over AdamW's. The losses need the quickstart's data
-# (scripts/quickstart.sh); with 0 steps they are left out.
+# (scripts/quickstart.sh); with 0 steps they are left out, and with 0 pairs the layouts.
 source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
 
 pairs=${1:-3} steps=${2:-200}
@@ -30,6 +30,7 @@ train() {
 }
 middle() { sort -g "$1" | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 
+((pairs > 0)) || layouts=()
 echo "| layout | AdamW, ms | Muon, ms | ratio | AdamW, MiB | Muon, MiB |"
 echo "|---|---|---|---|---|---|"
 for n in "${!layouts[@]}"; do
