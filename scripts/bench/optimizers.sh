@@ -13,9 +13,9 @@ layouts=(
   "megatron_ddp 2, sharded state|2|distributed.strategy=megatron_ddp"
   "fsdp2 2|2|distributed.strategy=fsdp2"
   "megatron_fsdp 2|2|distributed.strategy=megatron_fsdp"
-  "tp 2|2|distributed.tp_size=2"
-  "pp 2|2|distributed.pp_size=2"
-  "ep 2|2|distributed.ep_size=2"
+  "tp 2|2|distributed.strategy=megatron_ddp distributed.tp_size=2"
+  "pp 2|2|distributed.strategy=megatron_ddp distributed.pp_size=2"
+  "experts, ep 2|2|distributed.strategy=megatron_ddp distributed.ep_size=2"
 )
 
 # train <optimizer> <layout's number> <ranks> <setting>...
