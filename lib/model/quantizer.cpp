@@ -48,7 +48,7 @@ void Quantizer::materialize(Stream& stream) {
   constexpr auto kBuffers = device::MemoryCategory::buffers;
   materialized_ = true;
   const auto make = [&](Shape shape) {
-    return Tensor::empty(stream, std::move(shape), DType::f32, kBuffers);
+    return Tensor::empty(stream, shape, DType::f32, kBuffers);
   };
   const QuantFormat format = this->format(Role::weight);
   for (Weight& w : weights_) {

@@ -32,7 +32,7 @@ struct Place {
   int shard = 0;   // ParamSpec::shard, of tensor parallelism
   int expert = 0;  // ParamSpec::experts
   int data = 0;    // the unit's Sharding
-  auto operator<=>(const Place&) const = default;
+  auto operator<=>(const Place&) const = default;  // NOLINT(modernize-use-nullptr): false alarm
 };
 Place place_of(const model::Parameter& p);
 

@@ -152,7 +152,7 @@ class Estimator {
     const Count gram = small * small;
     const Count iteration =
         plan_.optimizer.muon.bf16 ? 10 * matrix + 8 * gram : 8 * matrix + 8 * gram;
-    const Count ranks = Count(l_.world / l_.pp);
+    const Count ranks = Count(l_.world) / Count(l_.pp);
     // Without sharding each rank has full matrices, and updates them in place.
     if (ranks == 1 || (dp_.shards == ShardLevel::nothing && l_.tp == 1)) return iteration;
     const Count all = layer_parameters() * tp_ + Count(layers_.moe) * experts_here() * ranks;
