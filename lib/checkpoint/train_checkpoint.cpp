@@ -186,11 +186,12 @@ class StateWriter {
     }
     for (size_t k = 0; k < tensors_.size(); ++k) {
       if (!tensors_[k].has(model::part_of(p))) continue;
-      const Tensor whole = t_.control.rank() == saver
-                               ? assemble(t_.compute, *own, ranks_[k], own->begin, p.full_shape.count(),
-                                          [&](int rank) { return own->runs(rank); })
-                                     .view(p.full_shape)
-                               : Tensor();
+      const Tensor whole =
+          t_.control.rank() == saver
+              ? assemble(t_.compute, *own, ranks_[k], own->begin, p.full_shape.count(),
+                         [&](int rank) { return own->runs(rank); })
+                    .view(p.full_shape)
+              : Tensor();
       write(p.name, tensors_[k], whole, p.full_shape, saver);
     }
   }

@@ -47,9 +47,7 @@ std::string Quantizer::name(int64_t linear, Role role) const {
 void Quantizer::materialize(Stream& stream) {
   constexpr auto kBuffers = device::MemoryCategory::buffers;
   materialized_ = true;
-  const auto make = [&](Shape shape) {
-    return Tensor::empty(stream, shape, DType::f32, kBuffers);
-  };
+  const auto make = [&](Shape shape) { return Tensor::empty(stream, shape, DType::f32, kBuffers); };
   const QuantFormat format = this->format(Role::weight);
   for (Weight& w : weights_) {
     const int64_t O = w.rows(), I = w.columns();

@@ -32,7 +32,8 @@ struct Place {
   int shard = 0;   // ParamSpec::shard, of tensor parallelism
   int expert = 0;  // ParamSpec::experts
   int data = 0;    // the unit's Sharding
-  auto operator<=>(const Place&) const = default;  // NOLINT(modernize-use-nullptr): false alarm
+  // NOLINTNEXTLINE(modernize-use-nullptr): a false alarm of clang-tidy 14
+  auto operator<=>(const Place&) const = default;
 };
 Place place_of(const model::Parameter& p);
 

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
-#include "optim/param_rules.h"
 #include "model/param/write_weights.h"
+#include "optim/param_rules.h"
 #include "train/pipeline_setup.h"
 
 namespace mtrain::train {
