@@ -143,8 +143,7 @@ std::string resume_differences(const recipe::ModelSource& models, const SavedRec
              before && after && *before != *after)
       differences += fmt::format(
           "\n  {}: saved with {}, now {}; with optimizer.muon.tp_mode blockwise each size is "
-          "another "
-          "optimizer, and with gathered all are the same",
+          "another optimizer, and with gathered all are the same",
           row.path, *before, *after);
   return differences;
 }

@@ -1,5 +1,6 @@
 #include "run/start_banner.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "base/error.h"
@@ -83,13 +84,15 @@ std::string bf16_text(train::Trainer& t) {
 
 // Returns the optimizer of matrices, and the groups of parameters with other settings; empty if
 // AdamW updates all alike.
-std::string optimizer_text(const plan::OptimizerOptions& o) {
+std::string optimizer_text(const plan::OptimizerOptions& o, const plan::Layout& layout) {
   std::string text;
   if (o.muon.on)
     text = fmt::format(
         "Muon for the matrices of layers{}, {} Newton-Schulz steps in {}; AdamW for the rest",
-        o.muon.per_shard ? " (each rank of tp its part)" : "", o.muon.ns_steps,
-        o.muon.bf16 ? "bf16" : "fp32");
+        o.muon.per_shard && std::max(layout.tp, layout.expert_tp) > 1
+            ? " (each rank of tp its part)"
+            : "",
+        o.muon.ns_steps, o.muon.bf16 ? "bf16" : "fp32");
   if (o.groups.empty()) return text;
   if (text.empty()) text = "AdamW";
   text += "; groups";
@@ -141,7 +144,7 @@ std::vector<observe::BannerRow> plan_rows(const RunPlan& plan) {
       {"model", plan.text.model},         {"parameters", parameters_text(plan)},
       {"precision", plan.text.precision}, {"batch", batch_text(plan)},
       {"recompute", plan.text.recompute}, {"memory", memory_text(plan)}};
-  if (const std::string optimizer = optimizer_text(plan.optimizer); !optimizer.empty())
+  if (const std::string optimizer = optimizer_text(plan.optimizer, plan.layout); !optimizer.empty())
     rows.push_back({"optimizer", optimizer});
   if (const std::string route = route_text(plan); !route.empty())
     rows.push_back({"tokens go", route + ": trains nothing useful"});

@@ -36,7 +36,7 @@ constexpr auto enum_names(MuonGemm) {
   return std::array{EnumName{MuonGemm::fp32, "fp32"}, EnumName{MuonGemm::bf16, "bf16"}};
 }
 
-// Which matrix Muon updates where tensor parallelism divides a weight.
+// This setting decides whether Muon updates a divided weight as one matrix or part by part.
 enum class MuonTpMode { gathered, blockwise };
 constexpr auto enum_names(MuonTpMode) {
   return std::array{
