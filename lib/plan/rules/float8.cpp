@@ -155,11 +155,16 @@ void check_margin(const Recipe& r, Diagnostics& diagnostics) {
 void check_bf16_layers(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   if (!p.first_last_layers_bf16) {
-    for (const char* field : {"mixed_precision.num_layers_at_start_in_bf16",
-                              "mixed_precision.num_layers_at_end_in_bf16"})
-      if (r.given(field))
+    // Saved recipes have the default.
+    const auto ignored = [&](const char* field, int64_t recipe::MixedPrecisionConfig::*layers) {
+      if (r.given(field) && p.*layers != recipe::MixedPrecisionConfig{}.*layers)
         diagnostics.warn(field, "is ignored because first_last_layers_bf16 is off",
                          "set mixed_precision.first_last_layers_bf16: true, or remove it");
+    };
+    ignored("mixed_precision.num_layers_at_start_in_bf16",
+            &recipe::MixedPrecisionConfig::num_layers_at_start_in_bf16);
+    ignored("mixed_precision.num_layers_at_end_in_bf16",
+            &recipe::MixedPrecisionConfig::num_layers_at_end_in_bf16);
     return;
   }
   diagnostics.require(
