@@ -18,7 +18,8 @@ class ShardedGrads : public GradSync {
         reduce_(groups, reduce),
         defer_(defer),
         overlap_(overlap),
-        slots_(*groups.compute, params.units(), DType::f32, device::MemoryCategory::grads) {
+        slots_(*groups.compute, params.units(), DType::f32, device::MemoryCategory::grads,
+               /*values=*/false) {
     for (model::ParamUnit* unit : params.units()) {
       states_[unit] = {};
       states_[unit].pieces.resize(unit->pieces.size());

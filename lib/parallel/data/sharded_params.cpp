@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "parallel/data/param_sync.h"
 #include "parallel/data/unit_buffer_pool.h"
+#include "parallel/data/unit_gather.h"
 
 namespace mtrain::parallel {
 
@@ -18,11 +19,12 @@ DType value_type(model::ParamStore& params) {
 class ShardedParams : public ParamSync {
  public:
   ShardedParams(model::ParamStore& params, const DataGroups& groups,
-                const plan::ShardedParamsOptions& options)
+                const plan::ShardedParamsOptions& options, model::Quantizer* quantizer)
       : groups_(groups),
         options_(options),
+        gather_(groups, quantizer),
         slots_(*groups.param_stream, params.units(), value_type(params),
-               device::MemoryCategory::buffers) {
+               device::MemoryCategory::buffers, /*values=*/true) {
     for (model::ParamUnit* unit : params.units()) {
       if (!unit->sharding.values) continue;  // its values always exist
       states_.push_back({unit});
@@ -81,6 +83,7 @@ class ShardedParams : public ParamSync {
       state.slot->holder = nullptr;  // its values are out of date
       forget(state);
     }
+    gather_.quantize(unit, state.updated);
     // The first units of the next forward are gathered while the others are updated.
     const auto at = &state - states_.data();
     if (options_.forward_prefetch > 0 && at <= options_.forward_prefetch) gather(state);
@@ -138,11 +141,9 @@ class ShardedParams : public ParamSync {
     state.slot = &slots_.take(unit, enough, stream,
                               [this](model::ParamUnit& evicted) { forget(state_of(evicted)); });
     stream.wait(state.updated);  // edge: the owners' update -> the gather
-    for (const model::Piece& piece : unit.pieces)
-      groups_.of(unit).gather.all_gather(unit.local_shard(unit.own_value, piece),
-                                         unit.full(state.slot->buffer, piece), stream);
+    gather_.gather(unit, state.slot->buffer, state.slot->quantized);
     state.gathered = stream.record();
-    model::ParamStore::set_value(unit, state.slot->buffer);
+    model::ParamStore::set_value(unit, state.slot->buffer, state.slot->quantized);
   }
 
   void release(State& state) { slots_.release(*state.slot, groups_.compute->record()); }
@@ -160,6 +161,7 @@ class ShardedParams : public ParamSync {
 
   const DataGroups& groups_;
   const plan::ShardedParamsOptions options_;
+  const UnitGather gather_;
   UnitBufferPool slots_;
   std::vector<State> states_;
 };
@@ -167,8 +169,9 @@ class ShardedParams : public ParamSync {
 }  // namespace
 
 std::unique_ptr<ParamSync> sharded_params(model::ParamStore& params, const DataGroups& groups,
-                                          const plan::ShardedParamsOptions& options) {
-  return std::make_unique<ShardedParams>(params, groups, options);
+                                          const plan::ShardedParamsOptions& options,
+                                          model::Quantizer* quantizer) {
+  return std::make_unique<ShardedParams>(params, groups, options, quantizer);
 }
 
 }  // namespace mtrain::parallel

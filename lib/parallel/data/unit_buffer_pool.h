@@ -11,6 +11,7 @@ namespace mtrain::parallel {
 
 struct Slot {
   Tensor buffer;
+  Tensor quantized;  // the elements that are gathered in 8 bits
   // The unit whose elements are in the slot. They stay after release() until the slot is reused.
   model::ParamUnit* holder = nullptr;
   bool held = false;      // whether the slot was taken and not released
@@ -20,9 +21,15 @@ struct Slot {
 
 class UnitBufferPool {
  public:
+  // Values in 8 bits have their own memory if `values`: slots are for values of units, not for
+  // their gradients.
   UnitBufferPool(Stream& home, std::vector<model::ParamUnit*> units, DType dtype,
-                 device::MemoryCategory category)
-      : home_(home), units_(std::move(units)), dtype_(dtype), category_(category) {}
+                 device::MemoryCategory category, bool values)
+      : home_(home),
+        units_(std::move(units)),
+        dtype_(dtype),
+        category_(category),
+        values_(values) {}
 
   // Returns a slot of the unit's size that is not held. Makes a new slot while this size has fewer
   // than `enough` slots and fewer slots than units. Then takes the slot that was released first, or
@@ -30,7 +37,7 @@ class UnitBufferPool {
   // with the unit whose elements were in it.
   template <class F>
   Slot& take(model::ParamUnit& unit, size_t enough, Stream& stream, const F& evicted) {
-    Slot& slot = find(unit.count, enough);
+    Slot& slot = find(unit, enough);
     if (slot.holder) evicted(*slot.holder);
     stream.wait(slot.last_use);
     slot.holder = &unit;
@@ -40,12 +47,21 @@ class UnitBufferPool {
   void release(Slot& slot, Event last_use);
 
  private:
-  Slot& find(int64_t count, size_t enough);
+  // The elements of a unit's slot, by type.
+  struct Extent {
+    int64_t plain = 0, quantized = 0;
+    bool operator==(const Extent&) const = default;
+  };
+  Extent extent_of(const model::ParamUnit& unit) const {
+    return values_ ? Extent{unit.plain_count(), unit.quantized_count()} : Extent{unit.count, 0};
+  }
+  Slot& find(const model::ParamUnit& unit, size_t enough);
 
   Stream& home_;
   const std::vector<model::ParamUnit*> units_;
   const DType dtype_;
   const device::MemoryCategory category_;
+  const bool values_;
   std::vector<std::unique_ptr<Slot>> slots_;
   uint64_t releases_ = 0;
 };
