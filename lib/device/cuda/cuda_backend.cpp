@@ -176,10 +176,10 @@ class CudaStream : public StreamBackend {
     MT_CUDA(cudaSetDevice(ordinal_));
     int least = 0, greatest = 0;
     MT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    // An exchange of experts' tokens has priority for free multiprocessors over the waiting blocks
-    // of a computation. Otherwise it would begin only when the computation has ended.
-    const int priority =
-        id_.kind == StreamKind::ep || id_.kind == StreamKind::ep_counts ? greatest : least;
+    // Communication has priority for free multiprocessors over the waiting blocks of a computation.
+    // Otherwise it would begin only when the computation has ended.
+    const bool computes = id_.kind == StreamKind::compute || id_.kind == StreamKind::copy;
+    const int priority = computes ? least : greatest;
     MT_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
   }
   ~CudaStream() override { cudaStreamDestroy(stream_); }
