@@ -30,6 +30,7 @@
 #include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
 #include "plan/run_plan.h"
+#include "plan/sizing_guide.h"
 #include "recipe/load/flags.h"
 #include "recipe/load/misplaced_words.h"
 #include "run/dry_run.h"
@@ -101,7 +102,8 @@ void show_dry_run(const plan::RecipeSource& source, const Recipe& r, int64_t wor
        .table_width = line_width(STDOUT_FILENO),
        .fewest_ranks = world == 0,
        .device = plan::device_text(r, plan),
-       .fit = plan::fit_text(r, plan)});
+       .fit = plan::fit_text(r, plan),
+       .advice = plan::sizing_advice(source, r, plan)});
   std::fputs(report.c_str(), stdout);
   std::fflush(stdout);  // before the warning on stderr
   warn_of_memory(source, r, plan, {.refuses = r.debug.strict});
