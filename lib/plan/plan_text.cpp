@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include "plan/recompute_cost.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 
@@ -44,7 +45,7 @@ std::string precision_text(const recipe::MixedPrecisionConfig& p, const RunPlan&
                      print_fp8_weight_cache(plan.fp8_weights));
 }
 
-std::string recompute_text(const recipe::RecomputeConfig& r) {
+std::string recompute_text(const recipe::RecomputeConfig& r, const RunPlan& plan) {
   std::string text(enum_name(r.granularity));
   if (r.granularity == recipe::RecomputeGranularity::full && r.num_layers)
     text +=
@@ -53,6 +54,8 @@ std::string recompute_text(const recipe::RecomputeConfig& r) {
   if (r.granularity == recipe::RecomputeGranularity::selective)
     for (const recipe::RecomputeModule module : r.modules)
       text += fmt::format("{}{}", module == r.modules.front() ? ": " : ", ", enum_name(module));
+  const double percent = 100 * recomputed_share(plan);
+  if (percent >= 0.05) text += fmt::format(", +{:.1f} % FLOPs", percent);
   return text;
 }
 
@@ -80,7 +83,7 @@ PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
   const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),
           .precision = precision_text(r.mixed_precision, plan),
-          .recompute = recompute_text(r.recompute),
+          .recompute = recompute_text(r.recompute, plan),
           .strategy = std::string(enum_name(r.distributed.strategy)),
           .context = context_text(r.distributed.cp_comm_type),
           .experts = std::string(enum_name(r.model.moe.token_dispatcher)),

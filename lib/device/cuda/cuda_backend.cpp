@@ -354,6 +354,7 @@ class CudaBackend : public DeviceBackend {
   }
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
+  int64_t memory_bytes() const override { return int64_t(properties_.totalGlobalMem); }
   std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
     return std::make_unique<CudaStream>(id, ordinal_, late_, captures_, events_, clock_);
   }
