@@ -30,11 +30,12 @@ struct RouteTokens {
   RouterForm form = {};
 };
 
-// Computes the sums that the losses need, over the tokens of each of B samples: token t belongs to
-// sample t % B. A row holds E counts of choices, E sums of normalized scores, the sum of log_sum^2
-// and the number of tokens that are not padding. Ranks that share a sample's tokens add their rows.
+// Computes the sums that the losses need, over the tokens of each of B samples. A row holds E
+// counts of choices, E sums of normalized scores, the sum of log_sum^2 and the number of tokens
+// that are not padding. Ranks that share a sample's tokens add their rows.
 struct RouterSums {
   ConstSpan logits_TE, expert_TK, log_sum_T, score_sum_T;
+  ConstSpan sample_T;  // optional int32: each token's sample; absent: token t is of sample t % B
   Span sums_BS;
   int64_t T, E, K, B;
   RouterScore score = RouterScore::softmax;
@@ -62,6 +63,7 @@ struct RouteTokensGrad {
   ConstSpan logits_TE, expert_TK, log_sum_T, score_sum_T;
   ConstSpan dweight_TK;
   ConstSpan grad_BG;   // optional: of RouterLosses
+  ConstSpan sample_T;  // optional, as in RouterSums
   Span dlogits_TE;     // has the type of the logits; overwritten
   int64_t T, E, K, B;  // B is 1 without grad_BG
   RouterForm form = {};

@@ -21,7 +21,8 @@ void run(const AttentionBackward&);
 namespace {
 
 void check_documents(const char* op, const char* name, const DocumentRows& d, int64_t n,
-                     int64_t rows, bool gaps) {
+                     int64_t rows, const AttentionShape& s) {
+  const bool gaps = s.document_gaps;
   check(op, name, d.begin, n, DType::i32);
   check(op, name, d.end, n, DType::i32);
   int32_t before = 0;
@@ -29,6 +30,9 @@ void check_documents(const char* op, const char* name, const DocumentRows& d, in
     const int32_t begin = d.begin.as<int32_t>()[i], end = d.end.as<int32_t>()[i];
     MT_CHECK((gaps ? before <= begin : before == begin) && begin <= end && end <= rows,
              "{}: {}[{}] is [{}, {}) after {}, of {}", op, name, i, begin, end, before, rows);
+    MT_CHECK(s.longest_document == 0 || end - begin <= s.longest_document,
+             "{}: {}[{}] has {} rows, but the longest document {}", op, name, i, end - begin,
+             s.longest_document);
     before = end;
   }
   MT_CHECK(gaps || before == rows, "{}: {} end at {}, rows at {}", op, name, before, rows);
@@ -42,10 +46,8 @@ void check_shape(const AttentionShape& s, const char* op) {
            s.lse_stride, s.Sq);
   if (!s.q_documents.begin) return;
   MT_CHECK(s.B == 1 && s.q_start == 0, "{}: documents with B {} q_start {}", op, s.B, s.q_start);
-  check_documents(op, "q_documents", s.q_documents, s.q_documents.begin.count, s.Sq,
-                  s.document_gaps);
-  check_documents(op, "kv_documents", s.kv_documents, s.q_documents.begin.count, s.Skv,
-                  s.document_gaps);
+  check_documents(op, "q_documents", s.q_documents, s.q_documents.begin.count, s.Sq, s);
+  check_documents(op, "kv_documents", s.kv_documents, s.q_documents.begin.count, s.Skv, s);
 }
 
 int64_t lse_count(const AttentionShape& s) {

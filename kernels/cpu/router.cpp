@@ -29,8 +29,10 @@ void check_scores(const char* op, const Args& a) {
   check(op, "score_sum", a.score_sum_T, a.T, DType::f32);
 }
 
-void check_samples(const char* op, int64_t T, int64_t B) {
-  MT_CHECK(B >= 1 && T % B == 0, "{}: {} tokens in {} samples", op, T, B);
+template <class Args>
+void check_samples(const char* op, const Args& a) {
+  MT_CHECK(a.B >= 1 && (a.sample_T || a.T % a.B == 0), "{}: {} tokens in {} samples", op, a.T, a.B);
+  if (a.sample_T) check_indices(op, "sample", a.sample_T, a.T, a.B);
 }
 
 void check_route(const RouteTokens& a) {
@@ -46,7 +48,7 @@ void check_route(const RouteTokens& a) {
 
 void check_sums(const RouterSums& a) {
   const char* op = "router sums";
-  check_samples(op, a.T, a.B);
+  check_samples(op, a);
   check_scores(op, a);
   check_indices(op, "expert", a.expert_TK, a.T * a.K, a.E, kNone);
   check(op, "sums", a.sums_BS, a.B * router_sums(a.E), DType::f32);
@@ -55,7 +57,7 @@ void check_sums(const RouterSums& a) {
 void check_grad(const RouteTokensGrad& a) {
   const char* op = "route tokens' gradient";
   check_form(op, a.form, a.E, a.K);
-  check_samples(op, a.T, a.B);
+  check_samples(op, a);
   check_scores(op, a);
   check_indices(op, "expert", a.expert_TK, a.T * a.K, a.E, kNone);
   check(op, "dweight", a.dweight_TK, a.T * a.K, DType::f32);

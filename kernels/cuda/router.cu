@@ -168,18 +168,31 @@ __global__ void __launch_bounds__(kThreads)
 // --- sums for the losses ---
 constexpr int kSlices = 32;  // of a sample's tokens; a column's sums are added in slice order
 
+// The tokens of a sample: every B-th token, or those that sample_T gives to it. All are at first +
+// i * step for some i.
+struct TokensOfSample {
+  const int32_t* sample_T;
+  int64_t first, step;
+  int sample;
+  __device__ TokensOfSample(const int32_t* sample_of_token, int s, int B)
+      : sample_T(sample_of_token), first(sample_T ? 0 : s), step(sample_T ? 1 : B), sample(s) {}
+  __device__ bool has(int64_t t) const { return !sample_T || sample_T[t] == sample; }
+};
+
 // A block has 32 experts of a sample.
 template <class T>
 __global__ void __launch_bounds__(kSlices* kWarp)
-    sum_scores(const T* logits_TE, const float* log_sum_T, const float* score_sum_T, float* sums_BS,
-               int64_t tokens, int B, int E, RouterScore form) {
+    sum_scores(const T* logits_TE, const float* log_sum_T, const float* score_sum_T,
+               const int32_t* sample_T, float* sums_BS, int64_t tokens, int B, int E,
+               RouterScore form) {
   __shared__ float part[kSlices][kWarp];
   const int lane = int(threadIdx.x) % kWarp, slice = int(threadIdx.x) / kWarp;
   const int e = int(blockIdx.x) * kWarp + lane;
+  const TokensOfSample of(sample_T, int(blockIdx.y), B);
   float sum = 0;
   if (e < E)
-    for (int64_t t = int64_t(slice) * B + blockIdx.y; t < tokens; t += int64_t(kSlices) * B)
-      if (score_sum_T[t] != 0)
+    for (int64_t t = slice * of.step + of.first; t < tokens; t += kSlices * of.step)
+      if (score_sum_T[t] != 0 && of.has(t))
         sum += score_of(form, logits_TE[t * E + e], log_sum_T[t]) * fast_reciprocal(score_sum_T[t]);
   part[slice][lane] = sum;
   __syncthreads();
@@ -193,23 +206,25 @@ __global__ void __launch_bounds__(kSlices* kWarp)
 constexpr int kCounters = 256, kCounterWarps = kCounters / kWarp;
 __global__ void __launch_bounds__(kCounters)
     count_tokens(const int32_t* expert_TK, const float* log_sum_T, const float* score_sum_T,
-                 float* sums_BS, int64_t tokens, int B, int E, int K) {
+                 const int32_t* sample_T, float* sums_BS, int64_t tokens, int B, int E, int K) {
   __shared__ int counts[kWarp];
   __shared__ float slots[kWarp];
   const int mine = int(blockIdx.x);
-  const int sample = int(blockIdx.y);
+  const TokensOfSample of(sample_T, int(blockIdx.y), B);
   float* const row = sums_BS + int64_t(blockIdx.y) * (2 * E + 2);
   int count = 0;
   if (mine < E) {
-    for (int64_t i = threadIdx.x; i < tokens / B * K; i += kCounters)
-      count += expert_TK[(i / K * B + sample) * K + i % K] == mine;
+    for (int64_t i = threadIdx.x; i < tokens / of.step * K; i += kCounters) {
+      const int64_t t = i / K * of.step + of.first;
+      count += expert_TK[t * K + i % K] == mine && of.has(t);
+    }
     count = row_sum(count, kCounterWarps, counts);
     if (threadIdx.x == 0) row[mine] = float(count);
     return;
   }
   float squares = 0;
-  for (int64_t t = int64_t(threadIdx.x) * B + sample; t < tokens; t += int64_t(kCounters) * B) {
-    if (score_sum_T[t] == 0) continue;
+  for (int64_t t = threadIdx.x * of.step + of.first; t < tokens; t += kCounters * of.step) {
+    if (score_sum_T[t] == 0 || !of.has(t)) continue;
     squares += log_sum_T[t] * log_sum_T[t];
     ++count;
   }
@@ -298,6 +313,7 @@ __device__ __forceinline__ void weights_gradient(const RouterForm& form, const T
 struct Backward {  // pointers of RouteTokensGrad
   const int32_t* expert_TK;
   const float *log_sum_T, *score_sum_T, *dweight_TK, *grad_BG;
+  const int32_t* sample_T;
 };
 
 template <class T>
@@ -317,7 +333,8 @@ __global__ void __launch_bounds__(kThreads)
       continue;
     }
     const T* const x = logits_TE + t * E;
-    const float* loss = a.grad_BG ? a.grad_BG + t % B * (E + 1) : nullptr;
+    const int64_t sample = a.sample_T ? a.sample_T[t] : t % B;
+    const float* loss = a.grad_BG ? a.grad_BG + sample * (E + 1) : nullptr;
     for (int e = lane; e < E; e += kWarp) {
       score[e] = score_of(form.score, x[e], log_sum);
       ds[e] = dx[e] = 0;
@@ -425,11 +442,11 @@ void run(const RouteTokens& a, CUstream_st* stream) {
 void run(const RouterSums& a, CUstream_st* stream) {
   MT_LAUNCH(count_tokens, dim3(unsigned(a.E + 1), unsigned(a.B)), kCounters, 0, stream,
             data<int32_t>(a.expert_TK), data<float>(a.log_sum_T), data<float>(a.score_sum_T),
-            data<float>(a.sums_BS), a.T, int(a.B), int(a.E), int(a.K));
+            data<int32_t>(a.sample_T), data<float>(a.sums_BS), a.T, int(a.B), int(a.E), int(a.K));
   with_float(a.logits_TE.dtype, [&]<class T>() {
     MT_LAUNCH(sum_scores<T>, dim3(unsigned(div_up(a.E, kWarp)), unsigned(a.B)), kSlices * kWarp, 0,
               stream, data<T>(a.logits_TE), data<float>(a.log_sum_T), data<float>(a.score_sum_T),
-              data<float>(a.sums_BS), a.T, int(a.B), int(a.E), a.score);
+              data<int32_t>(a.sample_T), data<float>(a.sums_BS), a.T, int(a.B), int(a.E), a.score);
   });
 }
 
@@ -445,7 +462,7 @@ void run(const RouteTokensGrad& a, CUstream_st* stream) {
   if (a.T <= 0) return;
   const Backward from{data<int32_t>(a.expert_TK), data<float>(a.log_sum_T),
                       data<float>(a.score_sum_T), data<float>(a.dweight_TK),
-                      data<float>(a.grad_BG)};
+                      data<float>(a.grad_BG),     data<int32_t>(a.sample_T)};
   const int64_t shared = kWarps * 3 * a.E * int64_t(sizeof(float));
   with_float(a.logits_TE.dtype, [&]<class T>() {
     MT_LAUNCH(route_grad<T>, blocks_for(a.T, kWarps), kThreads, shared, stream,

@@ -66,16 +66,28 @@ Routing route_tokens(Stream& stream, const Tensor& logits_TE, int64_t K, const R
   return r;
 }
 
+namespace {
+// Tokens belong to B samples in turn, unless sample_T gives the sample of each.
+void check_samples(const char* op, int64_t T, int64_t B, const Tensor& sample_T) {
+  MT_CHECK(B > 0 && (sample_T || T % B == 0), "{}: {} tokens of {} samples", op, T, B);
+  if (!sample_T) return;
+  MT_CHECK(sample_T.count() == T && sample_T.dtype() == DType::i32,
+           "{}: the samples of {} tokens are {} {}", op, T, sample_T.count(),
+           dtype_name(sample_T.dtype()));
+}
+}  // namespace
+
 Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& r, int64_t B,
-                   RouterScore score) {
+                   RouterScore score, const Tensor& sample_T) {
   const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1), K = r.expert_TK.dim(1);
-  MT_CHECK(B > 0 && T % B == 0, "router_sums: {} tokens of {} samples", T, B);
+  check_samples("router_sums", T, B, sample_T);
   Tensor sums = Tensor::empty(stream, {B, kernels::router_sums(E)}, DType::f32);
   enqueue(stream, "router_sums",
           kernels::RouterSums{.logits_TE = logits_TE,
                               .expert_TK = r.expert_TK,
                               .log_sum_T = r.log_sum_T,
                               .score_sum_T = r.score_sum_T,
+                              .sample_T = sample_T,
                               .sums_BS = sums,
                               .T = T,
                               .E = E,
@@ -116,12 +128,15 @@ Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K
 }
 
 Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing& r,
-                         const Tensor& dweight_TK, const RouterForm& form, const Tensor& grad_BG) {
+                         const Tensor& dweight_TK, const RouterForm& form, const Tensor& grad_BG,
+                         const Tensor& sample_T) {
   const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1), K = r.expert_TK.dim(1);
   MT_SHAPE("route_tokens_grad", dweight_TK, {T, K});
   MT_DTYPE("route_tokens_grad", dweight_TK, DType::f32);
   const int64_t B = grad_BG ? grad_BG.dim(0) : 1;
   if (grad_BG) MT_SHAPE("route_tokens_grad", grad_BG, {B, E + 1});
+  const Tensor samples = grad_BG ? sample_T : Tensor();
+  check_samples("route_tokens_grad", T, B, samples);
   Tensor d = Tensor::empty(stream, logits_TE.shape(), logits_TE.dtype());
   enqueue(stream, "route_tokens_grad",
           kernels::RouteTokensGrad{.logits_TE = logits_TE,
@@ -130,6 +145,7 @@ Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing&
                                    .score_sum_T = r.score_sum_T,
                                    .dweight_TK = dweight_TK,
                                    .grad_BG = grad_BG,
+                                   .sample_T = samples,
                                    .dlogits_TE = d,
                                    .T = T,
                                    .E = E,

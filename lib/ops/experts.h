@@ -30,9 +30,9 @@ Tensor drop_choices(Stream& stream, const Routing& routing, int64_t capacity, bo
 
 constexpr int64_t router_sum_columns(int64_t E) { return kernels::router_sums(E); }
 // Returns (B, router_sum_columns(E)): the sums that the losses need, over the tokens of each of B
-// samples. Token t belongs to sample t % B.
+// samples. sample_T (int32) gives each token's sample; without it, token t belongs to sample t % B.
 Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& routing, int64_t B,
-                   RouterScore score);
+                   RouterScore score, const Tensor& sample_T = {});
 
 // Adds the balance losses and the z-loss to loss_2 (fp64). Returns their gradients times grad_scale
 // for route_tokens_grad(), (B, E + 1). The global loss takes each expert's share of the choices
@@ -41,10 +41,11 @@ Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K
                      const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2,
                      const Tensor& fraction_E = {});
 
-// Returns dL/dlogits, in the logits' type. grad_BG (optional) is the result of router_losses().
+// Returns dL/dlogits, in the logits' type. grad_BG (optional) is the result of router_losses();
+// sample_T is as for router_sums().
 Tensor route_tokens_grad(Stream& stream, const Tensor& logits_TE, const Routing& routing,
                          const Tensor& dweight_TK, const RouterForm& form,
-                         const Tensor& grad_BG = {});
+                         const Tensor& grad_BG = {}, const Tensor& sample_T = {});
 
 // Both operands of the GEMMs below are plain, of the same type; or both are quantized, each under
 // one scale. kernels/grouped_matmul.h lists the sizes that fit.

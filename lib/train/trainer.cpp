@@ -284,14 +284,18 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
   m.label_T = Tensor::from_host(compute_, T, b.label);
   m.seq = {.B = b.B, .S = b.S, .position_T = Tensor::from_host(compute_, T, b.position)};
   m.seq.documents = b.documents;
+  m.seq.longest_document = b.longest_document;
+  m.seq.samples = b.samples();
   if (!b.documents.empty()) {
     std::vector<int32_t> ends{0};
     for (const int64_t length : b.documents) ends.push_back(ends.back() + int32_t(length));
     m.seq.cu_seqlens = Tensor::from_host(compute_, {int64_t(ends.size())}, ends);
   }
   for (const data::PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
-  if (!b.valid.empty() && plan_.model.experts())
-    m.seq.valid_T = Tensor::from_host(compute_, T, b.valid);
+  const spec::Experts* experts = plan_.model.experts();
+  if (experts && !b.valid.empty()) m.seq.valid_T = Tensor::from_host(compute_, T, b.valid);
+  if (experts && experts->loss_coeffs.sample > 0 && !b.pack.empty())
+    m.seq.sample_T = Tensor::from_host(compute_, T, b.pack);
   return m;
 }
 

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "base/math.h"
 #include "kernels/attention.h"
 #include "kernels/attention_decode.h"
 #include "kernels/cuda/cudnn/document_table.h"
@@ -24,6 +25,7 @@ struct Case {
   std::vector<int32_t> q_begin = {}, q_end = {}, kv_begin = {}, kv_end = {};
   bool gaps = false;
   float cap = 0, scale = 0;  // for scores; scale 0: 1 / sqrt(D)
+  int64_t longest_document = 0;
   float scale_of() const { return scale > 0 ? scale : 1 / std::sqrt(float(D)); }
 };
 // Returns the case with a cap of scores and another scale.
@@ -128,6 +130,7 @@ struct Operands {
                      .q_start = c.q_start,
                      .window = c.window,
                      .document_gaps = c.gaps,
+                     .longest_document = c.longest_document,
                      .scale = c.scale_of(),
                      .cap = c.cap,
                      .lse_stride = lse_stride};
@@ -304,10 +307,14 @@ TEST_CASE("attention: packed documents that cuDNN takes equal the CPU's") {
       Case packed = c;
       std::tie(packed.q_begin, packed.q_end) = from(borders);
       packed.kv_begin = packed.q_begin, packed.kv_end = packed.q_end;
-      Operands o(packed, DType::bf16, DType::bf16, 0, 0);
-      o.fixed_order = false;  // a fixed order would need memory of all scores
-      check(o, DType::bf16, DType::bf16, false, 0, close,
-            [](const auto& args) { run_by_cudnn(args); });
+      // Alone, and as of several packs of at most this length.
+      for (const int64_t longest : {int64_t(0), round_up(S * 7 / 10, 8)}) {
+        packed.longest_document = longest;
+        Operands o(packed, DType::bf16, DType::bf16, 0, 0);
+        o.fixed_order = false;  // a fixed order would need memory of all scores
+        check(o, DType::bf16, DType::bf16, false, 0, close,
+              [](const auto& args) { run_by_cudnn(args); });
+      }
     }
 }
 

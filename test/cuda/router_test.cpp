@@ -14,11 +14,10 @@ TEST_CASE("the router's choices, sums, losses and gradients equal the CPU's") {
       for_each_order([&] {
         CAPTURE(c.name, type);
         const RouterInputs in(c, type);
-        const int64_t S = router_sums(c.E);
         Mirror logits(in.logits_TE), bias(in.bias_E), valid(in.valid_T), choice(in.choice_TK),
-            dweight(in.dweight_TK), expert(Array(DType::i32, c.T * c.K)),
+            dweight(in.dweight_TK), sample(in.sample_T), expert(Array(DType::i32, c.T * c.K)),
             weight(Array(DType::f32, c.T * c.K)), log_sum(Array(DType::f32, c.T)),
-            score_sum(Array(DType::f32, c.T)), sums(Array(DType::f32, c.B * S)),
+            score_sum(Array(DType::f32, c.T)), sums(Array(DType::f32, c.B * router_sums(c.E))),
             fraction(Array(DType::f32, c.E)), loss(Array(DType::f64, std::vector<double>{1, 2})),
             grad(Array(DType::f32, c.B * (c.E + 1))), dlogits(Array(type, c.T * c.E));
         const auto run = [&](auto of, const auto& enqueue) {
@@ -38,6 +37,7 @@ TEST_CASE("the router's choices, sums, losses and gradients equal the CPU's") {
                              .expert_TK = of(expert),
                              .log_sum_T = of(log_sum),
                              .score_sum_T = of(score_sum),
+                             .sample_T = c.apart ? ConstSpan(of(sample)) : ConstSpan{},
                              .sums_BS = of(sums),
                              .T = c.T,
                              .E = c.E,
@@ -62,6 +62,7 @@ TEST_CASE("the router's choices, sums, losses and gradients equal the CPU's") {
                                   .score_sum_T = of(score_sum),
                                   .dweight_TK = of(dweight),
                                   .grad_BG = of(grad),
+                                  .sample_T = c.apart ? ConstSpan(of(sample)) : ConstSpan{},
                                   .dlogits_TE = of(dlogits),
                                   .T = c.T,
                                   .E = c.E,

@@ -464,6 +464,7 @@ TEST_CASE("experts drop choices beyond their capacity in training, and none in e
 class PaddedData : public CountingData {
  public:
   PaddedData(int64_t padding, int32_t fill) : padding_(padding), fill_(fill) {}
+  bool packed() const override { return true; }
   void sample(int64_t index, data::Sample& out) const override {
     CountingData::sample(index, out);
     const int64_t real = seq_length() - padding_;

@@ -90,6 +90,21 @@ const std::vector<Block> kYamlBlocks{
      .world = 8,
      .yaml = "packed_sequence: {packed_sequence_size: 4096}\n"
              "step_scheduler: {local_batch_size: 1}\n"},
+    {.name = "packs in a local batch",
+     .world = 8,
+     .yaml = "packed_sequence: {packed_sequence_size: 4096}\n"
+             "step_scheduler: {local_batch_size: 2}\n"},
+    {.name = "packs in a local batch, cp 2",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, cp_size: 2}\n"
+             "packed_sequence: {packed_sequence_size: 4096}\n"
+             "step_scheduler: {local_batch_size: 4}\n"},
+    {.name = "packs in a local batch, interleaved",
+     .world = 8,
+     .yaml = "distributed: {strategy: fsdp2, pp_size: 2, pipeline: {pp_schedule: "
+             "interleaved1f1b, pp_microbatch_size: 2, scale_grads_in_schedule: false}}\n"
+             "packed_sequence: {packed_sequence_size: 4096}\n"
+             "step_scheduler: {local_batch_size: 8}\n"},
     {.name = "experts, checkpointing",
      .world = 8,
      .yaml = "distributed: {strategy: fsdp2, ep_size: 8, activation_checkpointing: true}\n",

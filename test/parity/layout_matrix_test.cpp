@@ -96,10 +96,9 @@ Changes model_of(const Choice& l) {
             fmt::format("dataset.seq_length={}", kLength),
             fmt::format("model.num_query_groups={}", kGroups[size_t(l[kKvHeads])]),
             fmt::format("mixed_precision.name={}", l[kBf16] ? "bf16_mixed" : "fp32")};
-  // Two samples at once, but one pack.
-  const int micro = l[kPacked] ? 1 : 2;
-  c.push_back(fmt::format("train.micro_batch_size={}", micro));
-  c.push_back(fmt::format("train.global_batch_size={}", 2 * micro));
+  // Two samples or packs at once.
+  c.push_back("train.micro_batch_size=2");
+  c.push_back("train.global_batch_size=4");
   if (l[kPacked]) c.push_back(fmt::format("packed_sequence.packed_sequence_size={}", kLength));
   return c;
 }

@@ -249,6 +249,44 @@ TEST_CASE("planned memory of every type of context parallelism is within 10 % of
   }
 }
 
+TEST_CASE("planned memory of several packs at once is within 10 % of a rank's step") {
+  struct Case {
+    int ranks;
+    Overrides more;
+  };
+  for (const Case& c :
+       std::vector<Case>{{1, {}},
+                         {1, {"mixed_precision=bf16_mixed", "recompute=full"}},
+                         {2, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}},
+                         {2, {"distributed.cp_size=2", "distributed.cp_comm_type=p2p"}},
+                         {2, {"distributed.cp_size=2", "distributed.cp_comm_type=a2a"}}}) {
+    Overrides all{"model.hidden_size=192",
+                  "model.num_query_groups=4",
+                  "train.global_batch_size=8",
+                  "train.micro_batch_size=4",
+                  "packed_sequence.packed_sequence_size=128",
+                  "distributed.strategy=megatron_ddp"};
+    all.insert(all.end(), c.more.begin(), c.more.end());
+    const Recipe r = recipe_with(all, c.ranks);
+    const plan::MemoryEstimate planned = plan::make_plan(r, c.ranks, kVocab).fullest();
+    device::MemoryUsage total, activations;
+    comm::run_thread_ranks(c.ranks, [&](comm::World& world) {
+      const auto device = Device::cpu(1, {});
+      train::Trainer trainer =
+          train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
+                               std::make_shared<RepeatedToken>(128, 4), world);
+      trainer.step();
+      trainer.step();
+      if (world.rank() != 0) return;
+      activations = device->allocator().usage(device::MemoryCategory::activations);
+      total = device->allocator().total();
+    });
+    CAPTURE(c.ranks, c.more);
+    CHECK(planned.activations + planned.logits == Approx(double(activations.peak)).epsilon(0.1));
+    CHECK(planned.total() == Approx(double(total.peak)).epsilon(0.1));
+  }
+}
+
 TEST_CASE("planned memory of every stage of a pipeline is within 10 % of its step") {
   struct Case {
     const char* schedule;

@@ -15,18 +15,23 @@ inline constexpr int64_t kVocab = 4000;
 
 class RepeatedToken : public data::Dataset {
  public:
-  explicit RepeatedToken(int64_t seq_length) : seq_length_(seq_length) {}
+  // With `documents`, samples are packs of that many equal ones.
+  explicit RepeatedToken(int64_t seq_length, int64_t documents = 0)
+      : seq_length_(seq_length), documents_(documents) {}
+  bool packed() const override { return documents_ > 0; }
   int64_t seq_length() const override { return seq_length_; }
   int64_t size() const override { return 1 << 20; }
   void sample(int64_t index, data::Sample& out) const override {
     out.input.assign(size_t(seq_length_), int32_t(index % kVocab));
     out.label = out.input;
     out.position.clear();
-    for (int64_t s = 0; s < seq_length_; ++s) out.position.push_back(int32_t(s));
+    const int64_t length = packed() ? seq_length_ / documents_ : seq_length_;
+    for (int64_t s = 0; s < seq_length_; ++s) out.position.push_back(int32_t(s % length));
+    out.documents.assign(size_t(documents_), length);
   }
 
  private:
-  int64_t seq_length_;
+  int64_t seq_length_, documents_;
 };
 
 using Overrides = std::vector<std::string>;

@@ -484,8 +484,7 @@ TEST_CASE("the prompt is printed only when the model is loaded") {
 TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   const Lab lab;
   lab.train("a", {"train.steps=1"});
-  lab.train("packed", {"train.steps=1", "packed_sequence.packed_sequence_size=16",
-                       "train.micro_batch_size=1"});
+  lab.train("packed", {"train.steps=1", "packed_sequence.packed_sequence_size=16"});
   const run::EvaluateJob job{
       .model = (lab / "a").string(), .data = {(lab / "b").string()}, .stride = 16};
   const run::Evaluation apart = run::evaluate_model(job);
@@ -531,7 +530,11 @@ TEST_CASE("an evaluation is the mean loss of the windows' tokens") {
   CHECK(run::evaluate_model(other).windows == 500);
   run::EvaluateJob packed = job;
   packed.model = (lab / "packed").string();
-  CHECK(run::evaluate_model(packed).tokens == apart.tokens);
+  const run::Evaluation together = run::evaluate_model(packed);
+  CHECK(together.tokens == apart.tokens);
+  packed.overrides = {"train.micro_batch_size=1"};
+  CHECK(run::evaluate_model(packed).nats_per_token ==
+        Approx(together.nats_per_token).epsilon(1e-6));
 
   run::EvaluateJob bad = job;
   bad.data = {(lab / "none").string()};

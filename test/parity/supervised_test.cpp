@@ -139,7 +139,7 @@ Result train_all(const Kind& kind, const Changes& layout, Device& device, comm::
   }
   // 13 samples leave the last batch partly filled.
   result.evaluation = t.evaluate(data::ValidationLoader(kind.data, 13,
-                                                        {.micro_batch = 1,
+                                                        {.micro_batch = r.train.micro_batch_size,
                                                          .dp_rank = t.data_parallel().rank(),
                                                          .dp_size = t.data_parallel().size()}));
   return result;
@@ -171,6 +171,7 @@ class OneSample : public data::Dataset {
       : from_(std::move(from)), index_(index) {}
   int64_t seq_length() const override { return from_->seq_length(); }
   int64_t size() const override { return 1; }
+  bool packed() const override { return from_->packed(); }
   void sample(int64_t, data::Sample& out) const override { from_->sample(index_, out); }
 
  private:
@@ -196,6 +197,23 @@ TEST_CASE("labels that count are averaged over the global batch, under every lay
       for (const Result& other : ranks) CHECK((other.losses == ranks[0].losses));
       check_tensors(one, ranks, &Result::gradients, 1e-5);
     }
+  }
+}
+
+TEST_CASE("several packs of prompts and answers at once train as one at a time does") {
+  const Kind kind = packed();
+  const Result one = train_alone(kind, 4);
+  for (size_t i = 0; i < kLayouts.size(); ++i) {
+    Layout layout = kLayouts[i];
+    const int dp_4 = layout.name == std::string("dp 4") || layout.name == std::string("fsdp2 4");
+    const int packs = dp_4 || i % 2 == 0 ? 2 : 4;
+    layout.changes.push_back(fmt::format("train.micro_batch_size={}", packs));
+    CAPTURE(layout.name, packs);
+    const auto ranks = train_ranks(kind, layout, 4);
+    check_close(one.losses, ranks[0].losses, 1e-5);
+    check_close(one.norms, ranks[0].norms, 1e-4);
+    CHECK(ranks[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
+    check_tensors(one, ranks, &Result::gradients, 1e-5);
   }
 }
 

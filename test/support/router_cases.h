@@ -13,6 +13,9 @@ struct RouterCase {
   RouterForm form = {};
   bool biased = false, padded = false;
   bool given = false;  // the experts are given: E choices in turn, from one token to the next
+  bool apart = false;  // the samples follow each other; otherwise tokens belong to them in turn
+
+  int64_t sample(int64_t t) const { return apart ? t * B / T : t % B; }
 };
 
 inline std::vector<RouterCase> router_cases() {
@@ -55,24 +58,39 @@ inline std::vector<RouterCase> router_cases() {
        false,
        false,
        true},
+      {"packs of unequal numbers of tokens, softmax",
+       41,
+       20,
+       3,
+       3,
+       {.normalize = true},
+       false,
+       true,
+       false,
+       true},
+      {"packs, sigmoid", 24, 33, 2, 4, {.score = sigmoid}, true, true, false, true},
   };
 }
 
 // The inputs of a case. Biases and logits differ so much that rounding changes no choice.
 struct RouterInputs {
-  Array logits_TE, bias_E, valid_T, choice_TK, dweight_TK;
+  Array logits_TE, bias_E, valid_T, choice_TK, dweight_TK, sample_T;
   RouterInputs(const RouterCase& c, DType type)
       : logits_TE(Array::normal(type, c.T * c.E, 11, 2)),
         bias_E(Array::normal(DType::f32, c.E, 12, 0.2f)),
         valid_T(DType::i32, c.T),
         choice_TK(DType::i32, c.T * c.K),
-        dweight_TK(Array::normal(DType::f32, c.T * c.K, 13)) {
+        dweight_TK(Array::normal(DType::f32, c.T * c.K, 13)),
+        sample_T(DType::i32, c.T) {
     std::vector<int32_t> valid;
     for (int64_t t = 0; t < c.T; ++t) valid.push_back(c.padded && t % 5 == 3 ? 0 : 1);
     valid_T = Array::ids(valid);
     std::vector<int32_t> choice;
     for (int64_t i = 0; i < c.T * c.K; ++i) choice.push_back(int32_t(i % c.E));
     choice_TK = Array::ids(choice);
+    std::vector<int32_t> sample;
+    for (int64_t t = 0; t < c.T; ++t) sample.push_back(int32_t(c.sample(t)));
+    sample_T = Array::ids(sample);
   }
 };
 

@@ -62,6 +62,7 @@ class CountingData : public data::Dataset {
 class PackedCountingData : public CountingData {
  public:
   using CountingData::CountingData;
+  bool packed() const override { return true; }
   void sample(int64_t index, data::Sample& out) const override {
     CountingData::sample(index, out);
     out.documents.clear();

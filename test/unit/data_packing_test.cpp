@@ -167,4 +167,76 @@ TEST_CASE("documents are padded to two chunks a rank, which changes no token") {
   }
 }
 
+namespace {
+// Returns tokens [first, first + count) of a batch.
+std::vector<int32_t> part(const std::vector<int32_t>& of, int64_t first, int64_t count) {
+  return {of.begin() + first, of.begin() + first + count};
+}
+}  // namespace
+
+TEST_CASE("the packs of a micro-batch follow each other, in the order of single ones") {
+  const auto packs =
+      std::make_shared<PackedDataset>(documents_of({8, 5, 13, 4, 9, 30, 7, 12, 6, 11}),
+                                      PackedDatasetOptions{.size = 12, .seed = 3});
+  const auto loader = [&](int64_t micro_batch) {
+    return BatchLoader(packs, {.global_batch = 8, .micro_batch = micro_batch, .dp_size = 1});
+  };
+  BatchLoader ones = loader(1);
+  for (const int64_t n : {2, 4, 8}) {
+    BatchLoader several = loader(n);
+    REQUIRE(several.micro_batches() == 8 / n);
+    for (int64_t k = 0; k < 8 / n; ++k) {
+      const Batch all = several.micro_batch(1, k);
+      CHECK((all.B == 1 && all.S == 12 * n && all.packs == n && all.samples() == n));
+      CHECK(all.longest_document == 12);
+      std::vector<int64_t> documents;
+      std::vector<int32_t> pack;
+      int64_t unmasked = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const Batch one = ones.micro_batch(1, k * n + i);
+        CHECK((one.S == 12 && one.packs == 1 && one.pack.empty()));
+        CHECK(part(all.input, 12 * i, 12) == one.input);
+        CHECK(part(all.label, 12 * i, 12) == one.label);
+        CHECK(part(all.position, 12 * i, 12) == one.position);
+        documents.insert(documents.end(), one.documents.begin(), one.documents.end());
+        pack.insert(pack.end(), 12, int32_t(i));
+        unmasked += one.unmasked;
+      }
+      CHECK(all.documents == documents);
+      CHECK(all.pack == pack);
+      CHECK(all.unmasked == unmasked);
+      // A rank's share has the pack of each token; padding counts to the first.
+      for (int64_t rank = 0; rank < 2; ++rank) {
+        const Batch share = share_of_batch(all, rank, 2, 5);
+        CHECK((share.S % 10 == 0 && share.samples() == n));
+        CHECK(share.longest_document == std::max<int64_t>(12, share.documents.back()));
+        REQUIRE(int64_t(share.pack.size()) == share.S);
+        size_t row = 0;
+        for (const PositionRun& run : share.runs)
+          for (int64_t i = 0; i < run.count; ++i, ++row)
+            CHECK(share.pack[row] == (run.first + i < all.S ? (run.first + i) / 12 : 0));
+      }
+    }
+  }
+}
+
+TEST_CASE("places of packs that an evaluation does not use are documents of padding") {
+  const auto packs = std::make_shared<PackedDataset>(
+      documents_of({13, 8, 6, 13}), PackedDatasetOptions{.size = 12, .shuffle = false});
+  REQUIRE(packs->size() == 3);
+  for (const int64_t rank : {0, 1, 2}) {
+    const ValidationLoader loader(packs, 0, {.micro_batch = 2, .dp_rank = rank, .dp_size = 3});
+    REQUIRE(loader.batches() == 1);
+    const Batch batch = loader.batch(0);
+    CHECK((batch.B == 1 && batch.S == 24 && batch.packs == 2));
+    CHECK(std::reduce(batch.documents.begin(), batch.documents.end()) == 24);
+    const int64_t used = rank == 0 ? 24 : rank == 1 ? 12 : 0;
+    CHECK(batch.valid.empty() == (rank == 0));
+    for (int64_t t = used; t < 24; ++t) CHECK((batch.valid[t] == 0 && batch.label[t] == -1));
+    if (rank > 0) CHECK(batch.documents.back() == 12);
+    // Also what no rank of context parallelism uses fits sequence parallelism.
+    CHECK(share_of_batch(batch, 0, 2, 5).S % 5 == 0);
+  }
+}
+
 }  // namespace data_packing_test

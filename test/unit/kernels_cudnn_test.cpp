@@ -25,6 +25,7 @@ struct Case {
   bool causal = true;
   int64_t window = 0;
   std::vector<int32_t> borders = {};  // cu_seqlens of packed documents
+  int64_t longest_document = 0;
 };
 
 // Elements between the tokens of fused rows, a different number in each tensor.
@@ -72,6 +73,7 @@ struct Operands {
             .window = c.window,
             .q_documents = documents,
             .kv_documents = documents,
+            .longest_document = c.longest_document,
             .scale = 1 / std::sqrt(float(c.D))};
   }
   AttentionForward forward() {
@@ -207,12 +209,15 @@ TEST_CASE("the graphs compute attention and its gradients, as the CPU kernels do
 
 TEST_CASE("the graphs keep packed documents apart, as the CPU kernels do") {
   // cuDNN is used if documents have 128 rows or more on average.
-  for (const Case& c : {Case{"grouped", 1, 256, 256, 2, 1, 16, true, 0, {0, 9, 256}},
-                        Case{"an empty one", 1, 256, 256, 1, 1, 16, true, 0, {0, 256, 256}},
-                        Case{"window", 1, 256, 256, 1, 1, 16, true, 30, {0, 199, 256}},
-                        Case{"all keys", 1, 256, 256, 1, 1, 16, false, 0, {0, 140, 256}},
-                        Case{"room for one more", 1, 384, 384, 1, 1, 16, true, 0, {0, 1, 9, 384}},
-                        Case{"one document", 1, 128, 128, 2, 2, 16, true, 0, {0, 128}}}) {
+  for (const Case& c :
+       {Case{"grouped", 1, 256, 256, 2, 1, 16, true, 0, {0, 9, 256}},
+        Case{"an empty one", 1, 256, 256, 1, 1, 16, true, 0, {0, 256, 256}},
+        Case{"window", 1, 256, 256, 1, 1, 16, true, 30, {0, 199, 256}},
+        Case{"all keys", 1, 256, 256, 1, 1, 16, false, 0, {0, 140, 256}},
+        Case{"room for one more", 1, 384, 384, 1, 1, 16, true, 0, {0, 1, 9, 384}},
+        Case{"one document", 1, 128, 128, 2, 2, 16, true, 0, {0, 128}},
+        Case{"two packs", 1, 256, 256, 4, 2, 16, true, 0, {0, 128, 256}, 128},
+        Case{"windows in two packs", 1, 256, 256, 2, 1, 16, true, 30, {0, 100, 256}, 160}}) {
     CAPTURE(c.name);
     compare(c, c.window > 0);
   }
@@ -234,6 +239,26 @@ TEST_CASE("packs of about as many documents share a plan, and memory is that of 
     if (t.place == cuda::GraphTensor::Place::workspace) bytes += t.bytes();
   // Sums of dq in fp32, dk and dv per query head in bf16, and out x dout.
   REQUIRE(bytes == 1024 * 4 * (16 * (4 + 2 + 2) + 4));
+}
+
+TEST_CASE("several packs in one sequence need no more blocks than their documents can") {
+  Bench bench;
+  const auto with = [](int64_t rows, std::vector<int32_t> borders) {
+    return Operands({"", 1, rows, rows, 4, 2, 16, true, 0, std::move(borders), 512});
+  };
+  Operands one = with(512, {0, 200, 512}), two = with(1024, {0, 200, 512, 900, 1024});
+  const cuda::CudnnAttentionKey a = cuda::key_of(one.forward()), b = cuda::key_of(two.forward());
+  CHECK((a.Sq == 512 && a.Skv == 512 && a.rows == 512 && a.B == 2));
+  CHECK((b.Sq == 512 && b.Skv == 512 && b.rows == 1024 && b.B == 4));
+  // Memory is that of all tokens.
+  const auto workspace = [](Operands& o) {
+    int64_t bytes = 0;
+    const auto g = cuda::backward_graph(cuda::key_of(o.backward(false)));
+    for (const auto& t : g.tensors())
+      if (t.place == cuda::GraphTensor::Place::workspace) bytes += t.bytes();
+    return bytes;
+  };
+  CHECK(workspace(two) == 2 * workspace(one));
 }
 
 TEST_CASE("attention takes the planned workspace, and cuDNN its own") {

@@ -65,7 +65,7 @@ Reference reference(const RouterCase& c, const Vector& logits, const RouterInput
   Reference r;
   r.sums.resize(size_t(c.B * S));
   for (int64_t t = 0; t < c.T; ++t) {
-    double* const row = r.sums.data() + t % c.B * S;  // samples take turns
+    double* const row = r.sums.data() + c.sample(t) * S;
     if (c.padded && in.valid_T.span().as<int32_t>()[t] == 0) {
       r.expert.insert(r.expert.end(), size_t(c.K), -1);
       r.weight.insert(r.weight.end(), size_t(c.K), 0.0);
@@ -168,6 +168,7 @@ TEST_CASE("a router chooses and weighs as its definition says, under every instr
                             .expert_TK = got.expert,
                             .log_sum_T = got.log_sum,
                             .score_sum_T = got.score_sum,
+                            .sample_T = c.apart ? ConstSpan(in.sample_T) : ConstSpan{},
                             .sums_BS = sums,
                             .T = c.T,
                             .E = c.E,
@@ -200,6 +201,7 @@ TEST_CASE("gradients of weights, balance and z-loss are the slopes of the defini
                           .expert_TK = routed.expert,
                           .log_sum_T = routed.log_sum,
                           .score_sum_T = routed.score_sum,
+                          .sample_T = c.apart ? ConstSpan(in.sample_T) : ConstSpan{},
                           .sums_BS = sums,
                           .T = c.T,
                           .E = c.E,
@@ -224,6 +226,7 @@ TEST_CASE("gradients of weights, balance and z-loss are the slopes of the defini
                                .score_sum_T = routed.score_sum,
                                .dweight_TK = in.dweight_TK,
                                .grad_BG = grad,
+                               .sample_T = c.apart ? ConstSpan(in.sample_T) : ConstSpan{},
                                .dlogits_TE = dlogits,
                                .T = c.T,
                                .E = c.E,

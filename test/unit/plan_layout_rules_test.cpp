@@ -457,6 +457,18 @@ TEST_CASE("a rank's share of a sequence must divide into its parts under sequenc
                 .set = {"distributed.tp_size=4", "distributed.sequence_parallel=true",
                         "packed_sequence.packed_sequence_size=1022"}},
                "packed_sequence.packed_sequence_size", "do not divide its length 1022");
+  const Overrides odd{"distributed.tp_size=4", "distributed.sequence_parallel=true",
+                      "packed_sequence.packed_sequence_size=1022"};
+  const auto packs = [&](int n) {
+    Overrides set = odd;
+    set.push_back(fmt::format("train.micro_batch_size={}", n));
+    set.push_back(fmt::format("train.global_batch_size={}", n));
+    return set;
+  };
+  expect_accepts({.what = "sp and two packs in a row", .world = 4, .set = packs(2)});
+  expect_error({.what = "sp and three packs in a row", .world = 4, .set = packs(3)},
+               "packed_sequence.packed_sequence_size",
+               "do not divide its length micro-batch(3) x pack(1022) = 3066");
   expect_accepts({.what = "sp and packs, whatever the length of other samples",
                   .world = 4,
                   .set = {"distributed.tp_size=4", "distributed.sequence_parallel=true",

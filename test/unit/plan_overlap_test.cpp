@@ -68,9 +68,14 @@ TEST_CASE("sequences and packs must divide into the ranks that share them") {
   expect_accepts({.what = "window all_gather",
                   .world = 4,
                   .set = with({"model.window_size=64", "model.cp_comm_type=all_gather"})});
-  expect_error({.what = "packing batch",
-                .set = {"packed_sequence.packed_sequence_size=4096", "train.micro_batch_size=2"}},
-               "packed_sequence.packed_sequence_size", "micro-batch is 2");
+  expect_accepts(
+      {.what = "packing batch",
+       .set = {"packed_sequence.packed_sequence_size=4096", "train.micro_batch_size=2"}});
+  expect_error({.what = "packs of too many tokens",
+                .set = {"packed_sequence.packed_sequence_size=1000000000",
+                        "train.micro_batch_size=2", "train.global_batch_size=2"}},
+               "packed_sequence.packed_sequence_size",
+               "2 packs of 1000000000 tokens has more than 1073741824 tokens");
   expect_error({.what = "packing cp",
                 .world = 4,
                 .set = with({"packed_sequence.packed_sequence_size=4100"})},

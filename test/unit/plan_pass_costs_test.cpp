@@ -58,6 +58,17 @@ TEST_CASE("costs follow the GPU of a rank unless the recipe names one") {
   CHECK(text(a100, {"hardware.gpu=h100"}) == text(h100, {"hardware.gpu=h100"}));
 }
 
+TEST_CASE("the attention of several packs costs that of each, not of one sequence") {
+  const auto attention = [](const char* size, int packs) {
+    return costs(2, {"distributed.ep_size=2",
+                     fmt::format("packed_sequence.packed_sequence_size={}", size),
+                     fmt::format("train.micro_batch_size={}", packs)})
+        .attention.forward;
+  };
+  CHECK(attention("1024", 4) == Approx(4 * attention("1024", 1)));
+  CHECK(attention("4096", 1) > 1.05 * attention("1024", 4));
+}
+
 TEST_CASE("experts talk over the links of a node if their group lies within it") {
   // Returns whether the exchange is as fast as within a node that has all ranks.
   const auto within = [](int64_t world, const Overrides& layout, int gpus_per_node) {

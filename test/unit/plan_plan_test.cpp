@@ -456,6 +456,8 @@ TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's whe
   // For packed documents: lse, contiguous gradients, and dk and dv of every query head.
   CHECK(workspace({"packed_sequence.packed_sequence_size=4096"}) ==
         8 * heads + 4 * q + 2 * (q + kv) + 4 * q);
+  CHECK(workspace({"packed_sequence.packed_sequence_size=1024", "train.micro_batch_size=4"}) ==
+        8 * heads + 4 * q + 2 * (q + kv) + 4 * q);
   // Blocks of keys are our own kernels'; exchanged heads are cuDNN's, a fourth at a time.
   CHECK(workspace({"distributed.cp_size=2", "distributed.cp_comm_type=p2p"}) ==
         double(kMatmulWorkspace));

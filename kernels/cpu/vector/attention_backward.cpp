@@ -179,11 +179,12 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
 
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, share.row0 + i, document);
+  const RowRange used = rows_that_see(share, seen, kRows);
   for (int64_t h = 0; h < group; ++h) {
     const int64_t a = g * group + h;
     const auto out = rows_of<T>(args.out, s, b, a), dout = rows_of<T>(args.dout, s, b, a);
     const float* known = data_of<float>(args.lse) + lse_at(s, b, a);
-    for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t i = used.begin; i < used.end; ++i) {
       const int64_t row = share.row0 + i;
       lse[h * lines + i] = known[row] * kLog2E;
       delta[h * lines + i] = dot(out.row(row), dout.row(row), D);
@@ -192,6 +193,7 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   if (share.dq) clear(dq, group * head);
   for (t.key0 = share.key0; t.key0 < share.key1; t.key0 += kKeys) {
     t.keys = min_of(kKeys, share.key1 - t.key0);
+    if (!share.dkv && !any_sees(seen, rows, t.key0, t.key0 + t.keys)) continue;
     pack_columns(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, t.keys_t);
     pack_columns(rows_of<T>(args.v, s, b, g), t.key0, t.keys, D, t.values_t);
     pack_rows(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, 1.0f, t.key_rows, kKeys);

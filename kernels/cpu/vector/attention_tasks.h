@@ -6,6 +6,7 @@
 #include "kernels/attention.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/thread_scratch.h"
+#include "kernels/cpu/vector/attention_tile.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 
@@ -15,6 +16,24 @@ struct Share {
   int64_t row0, row1, key0, key1;
   bool dq, dkv;
 };
+
+// Of a share's rows, `seen` has the keys of each. Returns whether any of them may attend to keys of
+// [key0, key1). Documents of other packs do not.
+MT_INLINE bool any_sees(const Seen* seen, int64_t rows, int64_t key0, int64_t key1) {
+  return seen[0].begin < key1 && seen[rows - 1].end > key0;
+}
+
+// Returns the rows of a share that may attend to its keys, in full blocks: rows count from 0.
+struct RowRange {
+  int64_t begin, end;
+};
+MT_INLINE RowRange rows_that_see(const Share& share, const Seen* seen, int64_t block_rows) {
+  const int64_t rows = share.row1 - share.row0;
+  int64_t begin = 0, end = rows;
+  while (begin < end && seen[begin].end <= share.key0) ++begin;
+  while (end > begin && seen[end - 1].begin >= share.key1) --end;
+  return {begin / block_rows * block_rows, min_of(rows, div_up(end, block_rows) * block_rows)};
+}
 
 // Splitting heads costs seven GEMMs instead of five. It pays if tasks of full heads would leave
 // threads without work.

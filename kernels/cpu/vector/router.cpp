@@ -134,16 +134,23 @@ void tokens(const RouteTokens& a, int64_t begin, int64_t end) {
   }
 }
 
+template <class Args>
+MT_INLINE int64_t sample_of(const Args& a, int64_t t) {
+  return a.sample_T.data ? data_of<int32_t>(a.sample_T)[t] : t % a.B;
+}
+
 // --- sums for the losses: a chunk has some of the experts, and adds the tokens in order ---
 template <class T>
 void columns(const RouterSums& a, int64_t b, int64_t begin, int64_t end) {
   float* const sum = data_of<float>(a.sums_BS) + b * router_sums(a.E) + a.E;
   const auto* score_sum = data_of<float>(a.score_sum_T);
+  const auto* sample = data_of<int32_t>(a.sample_T);
+  const int64_t first = sample ? 0 : b, step = sample ? 1 : a.B;
   for_lanes(end - begin, [&](int64_t i, auto m) {
     const int64_t e = begin + i;
     Vf all = {};
-    for (int64_t t = b; t < a.T; t += a.B)
-      if (score_sum[t] != 0)
+    for (int64_t t = first; t < a.T; t += step)
+      if (score_sum[t] != 0 && (!sample || sample[t] == b))
         all += scores(a.score, data_of<T>(a.logits_TE) + t * a.E + e,
                       data_of<float>(a.log_sum_T)[t], m) /
                score_sum[t];
@@ -180,7 +187,8 @@ void gradients(const RouteTokensGrad& a, int64_t begin, int64_t end) {
       continue;
     }
     const T* const x = data_of<T>(a.logits_TE) + t * E;
-    const float* loss = a.grad_BG.data ? data_of<float>(a.grad_BG) + t % a.B * (E + 1) : nullptr;
+    const float* loss =
+        a.grad_BG.data ? data_of<float>(a.grad_BG) + sample_of(a, t) * (E + 1) : nullptr;
     for_lanes(E, [&](int64_t e, auto m) {
       store(score.get() + e, scores(form.score, x + e, log_sum, m), m);
       store(ds.get() + e, Vf{}, m);
@@ -240,7 +248,7 @@ void run(const RouterSums& a) {
   const auto* expert = data_of<int32_t>(a.expert_TK);
   for (int64_t t = 0; t < a.T; ++t) {
     if (data_of<float>(a.score_sum_T)[t] == 0) continue;
-    float* const row = sums + t % a.B * S;
+    float* const row = sums + sample_of(a, t) * S;
     const float log_sum = data_of<float>(a.log_sum_T)[t];
     for (int64_t k = 0; k < a.K; ++k)
       if (expert[t * a.K + k] >= 0) ++row[expert[t * a.K + k]];

@@ -172,13 +172,14 @@ void find_row_facts(const AttentionBackward& args, int64_t b, int64_t g, const S
   const int64_t group = s.A / s.G, rows = share.row1 - share.row0;
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) to.seen[i] = seen_by(s, share.row0 + i, document);
+  const RowRange used = rows_that_see(share, to.seen, kRows);
   clear(to.lse, group * to.lines);
   clear(to.delta, group * to.lines);
   for (int64_t h = 0; h < group; ++h) {
     const int64_t a = g * group + h;
     const auto out = rows_of<bf16>(args.out, s, b, a), dout = rows_of<bf16>(args.dout, s, b, a);
     const float* known = data_of<float>(args.lse) + lse_at(s, b, a);
-    for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t i = used.begin; i < used.end; ++i) {
       const int64_t row = share.row0 + i;
       to.lse[h * to.lines + i] = known[row] * kLog2E;
       to.delta[h * to.lines + i] = dot(out.row(row), dout.row(row), s.D);
@@ -242,6 +243,7 @@ void backward(const AttentionBackward& args, int64_t head, const Share& share) {
   const auto k = rows_of<bf16>(args.k, s, b, g), v = rows_of<bf16>(args.v, s, b, g);
   for (t.key0 = share.key0; t.key0 < share.key1; t.key0 += kKeys) {
     t.keys = min_of(kKeys, share.key1 - t.key0);
+    if (!share.dkv && !any_sees(facts.seen, rows, t.key0, t.key0 + t.keys)) continue;
     pack_steps(k, t.key0, t.keys, s.D, kKeys, t.k_steps);
     pack_steps(v, t.key0, t.keys, s.D, kKeys, t.v_steps);
     if (share.dq) pack_steps_t(k, t.key0, t.keys, s.D, t.k_steps_t);

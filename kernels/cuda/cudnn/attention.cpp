@@ -166,7 +166,7 @@ class CudnnAttention::Documents {
         pitch_(round_up(key.B + 1, kBorder)),
         table_(device, (1 + DocumentTable::kMaxTensors) * pitch_ * int64_t(sizeof(int32_t)),
                stream),
-        lse_(device, key.A * key.Sq * int64_t(sizeof(float)), stream) {
+        lse_(device, key.A * key.rows * int64_t(sizeof(float)), stream) {
     const std::pair<int64_t, int64_t> tensors[] = {
         {kQuery, key.q},          {kKey, key.k},          {kValue, key.v},
         {kOut, key.out},          {kLse, key.A},          {kOutGradient, key.dout},
@@ -264,7 +264,9 @@ bool CudnnAttention::run(const AttentionBackward& b, CUstream_st* stream) {
   if (!key.documents) return execute(key, memory, stream);
   const Documents documents(device_, b.shape, key, stream);
   documents.read_lse(b.lse);
-  const auto room = [&](int64_t columns) { return key.Sq * columns * dtype_size(b.q.data.dtype); };
+  const auto room = [&](int64_t columns) {
+    return key.rows * columns * dtype_size(b.q.data.dtype);
+  };
   const Scratch dq(device_, room(key.dq), stream), dk(device_, room(key.dk), stream),
       dv(device_, room(key.dv), stream);
   Addresses all = documents.addresses();

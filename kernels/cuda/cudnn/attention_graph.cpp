@@ -37,7 +37,8 @@ std::string why_not_target(const CudnnTarget& t) {
 }
 
 // For each document that fits into the tables, engines start as many blocks as the longest possible
-// document needs. With short documents most blocks would be idle.
+// document needs. With short documents most blocks would be idle. The mean does not depend on how
+// many packs follow each other, nor does the longest possible document.
 constexpr int64_t kMinRows = 128;  // the smallest mean number of rows of a document
 
 std::string why_not_documents(const AttentionShape& s, const CudnnTarget& t) {
@@ -100,6 +101,7 @@ int64_t offsets_tensor(OperationGraph& g, int64_t of, int64_t documents) {
 // (offsets[b] + s token_stride) + h D + d.
 struct Layout {
   int64_t B, S, heads, D, token_stride;
+  int64_t all_rows;  // of all documents
   bool documents;
   Element type;
 
@@ -107,7 +109,7 @@ struct Layout {
   int64_t rows() const { return documents ? token_stride : B * token_stride; }
   // With one sequence the stride between sequences is not used; it gets a valid value.
   int64_t batch() const { return documents || B == 1 ? S * token_stride : token_stride; }
-  int64_t room() const { return S * token_stride; }  // elements of all documents
+  int64_t room() const { return all_rows * token_stride; }  // elements of all documents
   int64_t plain(OperationGraph& g, int64_t id) const {
     return add(g, id, {B, heads, S, D}, {batch(), D, rows(), 1});
   }
@@ -124,20 +126,20 @@ struct Layout {
   }
 };
 Layout query_layout(const CudnnAttentionKey& k, int64_t stride) {
-  return {k.B, k.Sq, k.A, k.D, stride, k.documents, k.type};
+  return {k.B, k.Sq, k.A, k.D, stride, k.rows, k.documents, k.type};
 }
 Layout key_layout(const CudnnAttentionKey& k, int64_t stride) {
-  return {k.B, k.Skv, k.G, k.D, stride, k.documents, k.type};
+  return {k.B, k.Skv, k.G, k.D, stride, k.rows, k.documents, k.type};
 }
 Sizes row_sizes(const CudnnAttentionKey& k) { return {k.B, k.A, k.Sq, 1}; }
 Sizes row_strides(const CudnnAttentionKey& k) {
-  const int64_t all = k.lse_heads * k.Sq;
+  const int64_t all = k.lse_heads * k.rows;
   return k.documents ? Sizes{all, 1, k.lse_heads, 1} : Sizes{all, k.Sq, 1, 1};
 }
 int64_t lse_tensor(OperationGraph& g, const CudnnAttentionKey& k) {
   const int64_t offsets = k.documents ? offsets_tensor(g, kLse, k.B) : 0;
   g.memory(kLse, row_sizes(k), row_strides(k), Element::f32);
-  g.set_offsets(kLse, offsets, row_strides(k), k.lse_heads * k.Sq);
+  g.set_offsets(kLse, offsets, row_strides(k), k.lse_heads * k.rows);
   return kLse;
 }
 
@@ -162,10 +164,13 @@ CudnnAttentionKey key_of(const AttentionShape& s) {
   key.causal = s.causal, key.window = s.window, key.scale = s.scale;
   key.B = s.B, key.Sq = s.Sq, key.Skv = s.Skv, key.A = s.A, key.G = s.G, key.D = s.D;
   key.lse_heads = s.A;
+  key.rows = s.Sq;
   key.documents = bool(s.q_documents.begin);
+  if (!key.documents) return key;
   // The number of documents differs between packs. It is rounded up to a power of two: packs then
-  // share plans.
-  if (key.documents) key.B = int64_t(std::bit_ceil(uint64_t(s.q_documents.begin.count)));
+  // share plans. So does the length that documents may have, which is not that of the longest.
+  key.B = int64_t(std::bit_ceil(uint64_t(s.q_documents.begin.count)));
+  if (s.longest_document > 0) key.Sq = key.Skv = std::min(s.longest_document, s.Sq);
   return key;
 }
 
@@ -305,7 +310,7 @@ OperationGraph backward_graph(const CudnnAttentionKey& key) {
   // delta = the sum of dout * out over a head; the engines require a multiplication by a number
   // after it.
   const int64_t delta = g.workspace(row_sizes(key), Element::f32);
-  g.set_offsets(delta, g.tensor(lse).offsets, row_strides(key), key.lse_heads * key.Sq);
+  g.set_offsets(delta, g.tensor(lse).offsets, row_strides(key), key.lse_heads * key.rows);
   const int64_t products = g.pointwise(Operation::mul, {dout, out});
   const int64_t sums = g.reduce(Operation::reduce_add, products, row_sizes(key));
   g.pointwise_into(Operation::mul, {sums, g.value(1)}, delta);

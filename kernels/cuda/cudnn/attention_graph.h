@@ -31,8 +31,11 @@ constexpr int64_t offsets_of(int64_t tensor) { return 20 + tensor; }
 struct CudnnAttentionKey {
   bool backward, causal;
   bool deterministic;  // the backward's sums over keys in a fixed order
-  bool documents;      // packed in one sequence of Sq rows; B is the number of documents that fit
+  // Packed in one sequence of `rows` rows. B is then the number of documents that fit, and Sq the
+  // rows of the longest one.
+  bool documents;
   int64_t B, Sq, Skv, A, G, D, window;
+  int64_t rows;       // of all documents; Sq without documents
   int64_t lse_heads;  // heads in the caller's lse; more than A in a call for some of the heads
   float scale;
   Element type;  // type of all tensors but the lse: bf16 or f16

@@ -13,27 +13,38 @@ void leave_out_if_all_valid(Batch& batch) {
   if (std::ranges::count(batch.valid, 0) == 0) batch.valid.clear();
 }
 
-// Returns samples first to first + B - 1; those at or after `limit` are masked.
-Batch collect(const Dataset& dataset, int64_t first, int64_t B, int64_t limit) {
-  const int64_t S = dataset.seq_length();
-  Batch batch{.B = B, .S = S};
-  batch.input.assign(size_t(S * B), 0);
-  batch.label.assign(size_t(S * B), -1);
-  batch.position.assign(size_t(S * B), 0);
-  batch.valid.assign(size_t(S * B), 0);
+// Returns samples first to first + n - 1; those at or after `limit` are masked.
+Batch collect(const Dataset& dataset, int64_t first, int64_t n, int64_t limit) {
+  const int64_t length = dataset.seq_length();
+  const bool packed = dataset.packed();
+  Batch batch = packed ? Batch{.B = 1, .S = n * length, .packs = n, .longest_document = length}
+                       : Batch{.B = n, .S = length};
+  const auto tokens = size_t(n * length);
+  batch.input.assign(tokens, 0);
+  batch.label.assign(tokens, -1);
+  batch.position.assign(tokens, 0);
+  batch.valid.assign(tokens, 0);
   Sample sample;
-  for (int64_t b = 0; b < B && first + b < limit; ++b) {
+  for (int64_t b = 0; b < n && first + b < limit; ++b) {
     sample.documents.clear(), sample.padding = 0;
     dataset.sample(first + b, sample);
-    MT_CHECK(sample.documents.empty() || B == 1, "packed samples in a micro-batch of {}", B);
-    batch.documents = sample.documents;
-    for (int64_t s = 0; s < S; ++s) {
-      batch.input[s * B + b] = sample.input[s];
-      batch.label[s * B + b] = sample.label[s];
-      batch.position[s * B + b] = sample.position[s];
-      batch.valid[s * B + b] = s < S - sample.padding;
+    MT_CHECK(sample.documents.empty() != packed, "a sample with {} documents in a data set {}",
+             sample.documents.size(), packed ? "of packs" : "without packs");
+    batch.documents.insert(batch.documents.end(), sample.documents.begin(), sample.documents.end());
+    for (int64_t s = 0; s < length; ++s) {
+      const int64_t t = packed ? b * length + s : s * n + b;
+      batch.input[t] = sample.input[s];
+      batch.label[t] = sample.label[s];
+      batch.position[t] = sample.position[s];
+      batch.valid[t] = s < length - sample.padding;
     }
-    batch.unmasked += S - std::count(sample.label.begin(), sample.label.end(), -1);
+    batch.unmasked += length - std::count(sample.label.begin(), sample.label.end(), -1);
+  }
+  if (packed) {
+    const int64_t absent = std::clamp<int64_t>(first + n - limit, 0, n);
+    batch.documents.insert(batch.documents.end(), size_t(absent), length);
+    for (int64_t b = 0; n > 1 && b < n; ++b)
+      batch.pack.insert(batch.pack.end(), size_t(length), int32_t(b));
   }
   leave_out_if_all_valid(batch);
   return batch;
@@ -60,6 +71,7 @@ class Share {
     part(whole_.input, share_.input);
     part(whole_.label, share_.label);
     part(whole_.position, share_.position);
+    if (!whole_.pack.empty()) part(whole_.pack, share_.pack);
     if (whole_.valid.empty())
       share_.valid.resize(share_.input.size(), 1);
     else
@@ -73,6 +85,7 @@ class Share {
     share_.label.resize(all, -1);
     share_.position.resize(all, 0);
     share_.valid.resize(all, 0);
+    if (!whole_.pack.empty()) share_.pack.resize(all, 0);
   }
 
  private:
@@ -93,7 +106,9 @@ class Share {
 
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple) {
   const int64_t chunks = 2 * ranks;
-  Batch share{.B = whole.B};
+  Batch share{.B = whole.B,
+              .packs = whole.packs,
+              .longest_document = round_up(whole.longest_document, chunks)};
   Share to(whole, share);
   int64_t first = 0;
   for (const int64_t length : whole.documents.empty() ? std::vector{whole.S} : whole.documents) {
@@ -113,6 +128,7 @@ Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t mu
       whole.documents.empty() ? 0 : round_up(share.S, std::lcm(2, multiple)) - share.S;
   to.pad(rest);
   if (rest > 0) share.documents.push_back(rest / 2 * chunks);
+  if (rest > 0) share.longest_document = std::max(share.longest_document, share.documents.back());
   leave_out_if_all_valid(share);
   share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
   return share;

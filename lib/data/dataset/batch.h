@@ -14,15 +14,25 @@ struct PositionRun {
   int64_t first, count;
 };
 
-// A micro-batch of B samples, or a rank's share of it, of S tokens each. Token s of sample b is
-// element s * B + b.
+// A micro-batch of B sequences, or a rank's share of it, of S tokens each. Token s of sequence b is
+// element s * B + b. A sequence is a sample.
+//
+// Packs are different: all packs of a micro-batch follow each other in one sequence, so B is 1. A
+// document attends only to itself and counts its own positions, whether the next pack lies beside
+// it or after it. One sequence keeps the rows of each document contiguous. Attention, cuDNN and
+// context parallelism need that, and they treat n packs of S tokens as one pack of n S.
 struct Batch {
   int64_t B = 0, S = 0;
   std::vector<int32_t> input, label, position;  // (S * B); a label of -1 has no loss
   std::vector<int32_t> valid;                   // (S * B); 0 marks padding; empty: there is none
   int64_t unmasked = 0;                         // labels other than -1
-  std::vector<int64_t> documents;  // lengths, as in Sample, over all ranks; only if B = 1
+  std::vector<int64_t> documents;  // lengths, as in Sample, over all ranks; empty: not packed
+  int64_t packs = 0;               // how many follow each other; 0: not packed
+  int64_t longest_document = 0;    // no document of such packs can be longer
+  std::vector<int32_t> pack;       // (S): the pack of each token; empty: there are not several
   std::vector<PositionRun> runs;   // the positions of a share; empty: all
+
+  int64_t samples() const { return packs > 0 ? packs : B; }
 };
 
 // Returns the part of `whole` that rank `rank` of `ranks` computes under context parallelism. Each
@@ -32,7 +42,7 @@ struct Batch {
 // An unpacked sequence must be a multiple of 2 * ranks. Documents are padded to such a multiple
 // with masked tokens, and the share's `documents` are their padded lengths. A last document of
 // masked tokens then makes a packed share a multiple of `multiple`. The share's `runs` number the
-// tokens as in `whole`, and the padding from whole.S upwards.
+// tokens as in `whole`, and the padding from whole.S upwards; padding counts to the first pack.
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple = 1);
 
 struct LoaderOptions {
@@ -44,8 +54,8 @@ struct LoaderOptions {
 
 // Makes the micro-batches of training. With G = global_batch, the global batch of step n has the
 // samples [n G, n G + G) of the data set, whatever the number of ranks. Therefore a run can resume
-// at any step and under any layout. Micro-batch k of rank r of R has B = micro_batch of these
-// samples, beginning with number (k R + r) B of the global batch.
+// at any step and under any layout. Micro-batch k of rank r of R has n = micro_batch of these
+// samples, beginning with number (k R + r) n of the global batch.
 class BatchLoader {
  public:
   // Throws UserError if global_batch is not a multiple of micro_batch * dp_size.
@@ -67,7 +77,7 @@ class BatchLoader {
 };
 
 // Makes the batches of an evaluation: the first samples of the data set in order, each once. Unused
-// places of the last batch are masked.
+// places of the last batch are masked. In packs, each such place is a document of padding.
 class ValidationLoader {
  public:
   // `samples` is how many samples to visit; 0, or more than the data set has, means all. Only

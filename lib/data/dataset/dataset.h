@@ -18,6 +18,8 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual int64_t seq_length() const = 0;
   virtual int64_t size() const = 0;  // samples of an epoch
+  // Whether samples are packs. All of them then have documents; otherwise none has.
+  virtual bool packed() const { return false; }
   // Writes sample `index` >= 0 of the stream to `out`. The sample is a pure function of the index.
   // Several threads may call it at the same time.
   virtual void sample(int64_t index, Sample& out) const = 0;

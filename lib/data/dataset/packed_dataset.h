@@ -33,6 +33,7 @@ class PackedDataset final : public Dataset {
 
   int64_t seq_length() const override { return options_.size; }
   int64_t size() const override { return int64_t(packs_.size()); }
+  bool packed() const override { return !options_.alone; }
   void sample(int64_t index, Sample& out) const override;
   std::string note() const override;
 

@@ -34,6 +34,7 @@ class StridedDataset final : public Dataset {
 
   int64_t seq_length() const override { return options_.window; }
   int64_t size() const override { return size_; }
+  bool packed() const override { return options_.packed; }
   void sample(int64_t index, Sample& out) const override;
 
   // Returns the tokens [first, second) of the stream that have a loss in window `index`, as far as

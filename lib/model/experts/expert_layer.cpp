@@ -220,7 +220,7 @@ class Route : public ExpertSegment {
     const Tensor dlogits =
         ops::in_dtype(stream,
                       ops::route_tokens_grad(stream, a.logits_TE, a.routing, dweight_TK,
-                                             l_->experts.form, loss_grad(step, a)),
+                                             l_->experts.form, loss_grad(step, a), samples(step)),
                       y.dtype());
     Parameter* const router = l_->router;
     step.wgrad.push({[router, &stream, y, dlogits] {
@@ -235,11 +235,11 @@ class Route : public ExpertSegment {
   }
 
  private:
-  // Returns which of this rank's tokens are not padding: under sequence parallelism a rank routes
-  // its own rows.
-  Tensor valid(const Step& step) const {
-    return step.seq.valid_T ? l_->tensor->own_rows(step.seq.valid_T) : Tensor();
-  }
+  // Return which of this rank's tokens are not padding, and the sample of each if the losses need
+  // it and it is not token % B. Under sequence parallelism a rank routes its own rows.
+  Tensor valid(const Step& step) const { return own_rows(step.seq.valid_T); }
+  Tensor samples(const Step& step) const { return own_rows(step.seq.sample_T); }
+  Tensor own_rows(const Tensor& x_T) const { return x_T ? l_->tensor->own_rows(x_T) : Tensor(); }
 
   // Returns the router's results of the first forward if this recomputation reuses them; else
   // everything is absent.
@@ -288,12 +288,12 @@ class Route : public ExpertSegment {
   // Adds the sums of this rank's tokens to those of the step, unless an earlier forward has done
   // so. They are summed over ranks while the micro-batch continues, and read in its backward. A
   // rank of sequence parallelism has some positions of every sample: row t is of sample t % B here,
-  // too.
+  // too, unless samples are packs.
   void find_sums(Step& step, RouteActivations& a) const {
     const spec::Experts& e = l_->experts;
-    const Tensor sums_BS =
-        ops::router_sums(step.compute, a.logits_TE, a.routing,
-                         e.loss_coeffs.sample > 0 ? step.seq.B : 1, e.form.score);
+    const Tensor sums_BS = ops::router_sums(step.compute, a.logits_TE, a.routing,
+                                            e.loss_coeffs.sample > 0 ? step.seq.samples : 1,
+                                            e.form.score, samples(step));
     if (!step.recomputing)
       ops::column_sum(step.compute, sums_BS, step.experts->sums(l_->layer, e.count));
     if (!e.loss_coeffs.any()) return;

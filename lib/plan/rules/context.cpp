@@ -122,13 +122,16 @@ void validate_context(const Recipe& r, const Layout& l, Diagnostics& diagnostics
 void validate_packing(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t size = r.packed_sequence.packed_sequence_size;
   if (size == 0) return;
+  // The packs of a micro-batch follow each other in one sequence, whose tokens have 32-bit numbers.
+  constexpr int64_t kMaxTokens = int64_t{1} << 30;
   diagnostics.require(
-      l.micro_batch == 1,
+      l.micro_batch <= kMaxTokens / size,
       {"packed_sequence.packed_sequence_size", "train.micro_batch_size",
        "distributed.pipeline.pp_microbatch_size"},
-      fmt::format("a packed sample is a batch of its own, but the micro-batch is {}",
-                  l.micro_batch),
-      fmt::format("set micro_batch_size: 1 and packed_sequence_size: {}", size * l.micro_batch));
+      fmt::format("a micro-batch of {} packs of {} tokens has more than {} tokens", l.micro_batch,
+                  size, kMaxTokens),
+      fmt::format("use packs of at most {} tokens, or a micro_batch_size of at most {}",
+                  kMaxTokens / l.micro_batch, kMaxTokens / size));
   if (r.model.max_position_embeddings)
     diagnostics.require(
         size <= *r.model.max_position_embeddings,

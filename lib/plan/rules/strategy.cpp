@@ -96,18 +96,21 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
       r.distributed.strategy != recipe::Strategy::megatron_fsdp)
     warn_or_refuse(r, "distributed.sequence_parallel",
                    "is off because tp_size is 1: there is nothing to shard", diagnostics);
-  const int64_t parts = l.tp * l.cp, S = sample_length(r);
+  // The packs of a micro-batch are one sequence.
   const bool packed = r.packed_sequence.packed_sequence_size > 0;
+  const int64_t parts = l.tp * l.cp, packs = packed ? l.micro_batch : 1, S = sample_length(r);
   // Documents that ranks share are padded to a length that divides. validate_context and
   // validate_packing report lengths that 2 x cp_size does not divide.
   if (!r.distributed.sequence_parallel || l.tp == 1) return;
   if (l.cp > 1 && (packed || S % (2 * l.cp) != 0)) return;
   const char* field = packed ? "packed_sequence.packed_sequence_size" : "dataset.seq_length";
+  const std::string product =
+      packs == 1 ? "" : fmt::format("micro-batch({}) x pack({}) = ", packs, S);
   diagnostics.require(
-      S % parts == 0, {field, "distributed.sequence_parallel"},
+      packs * S % parts == 0, {field, "distributed.sequence_parallel"},
       fmt::format("sequence_parallel cuts a sequence into tp_size({}) x cp_size({}) = {} parts, "
-                  "which do not divide its length {}",
-                  l.tp, l.cp, parts, S),
+                  "which do not divide its length {}{}",
+                  l.tp, l.cp, parts, product, packs * S),
       fmt::format("use {}", nearest_multiples(S, sequence_multiple(r, l))));
 }
 

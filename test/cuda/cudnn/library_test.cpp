@@ -244,6 +244,11 @@ TEST_CASE(
     // Sums of dq in fp32, dk and dv of each query head, those of out x dout.
     const int64_t per_query_head = c.Sq * c.A * c.D;
     REQUIRE(workspace <= per_query_head * (4 + 2 + 2) + c.Sq * c.A * 4 + (1 << 20));
+    // Four packs in one sequence.
+    forward.rows = backward.rows = 4 * c.Sq;
+    REQUIRE(gpu.plan(forward, &workspace) == "");
+    REQUIRE(gpu.plan(backward, &workspace) == "");
+    REQUIRE(workspace <= 4 * (per_query_head * (4 + 2 + 2) + c.Sq * c.A * 4) + (1 << 20));
   }
 }
 
