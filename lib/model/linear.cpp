@@ -65,7 +65,7 @@ LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const ShardSpe
                          const ShardSpec& bias)
     : gemm_(s.gemm) {
   ParamSpec part = part_of(s.weight, weight);
-  part.quantized = bool(s.quantizer);
+  part.quantized = s.quantizer && s.quantizer->one_form_of_weights();
   weight_ = params.add(s.unit, std::move(part));
   quantizer_.emplace(s.quantizer, s.name, *weight_);
   if (s.bias) bias_ = params.add(s.unit, part_of(*s.bias, bias));

@@ -1,6 +1,6 @@
-// Weights that are gathered in 8 bits: each rank quantizes its part, under the scale of the whole.
+// Weights that are gathered in 8 bits: each rank quantizes its part, with the scale of the full
+// weight.
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
 #include "model/quantizer.h"
@@ -35,7 +35,7 @@ void for_owned_weights(const ParamUnit& unit, const F& f) {
 
 int64_t Quantizer::linear_of(const Parameter& weight) const {
   const auto at = std::ranges::find(weights_, &weight, &Weight::parameter);
-  MT_CHECK(at != weights_.end(), "{} is no linear's weight", weight.name);
+  MT_CHECK(at != weights_.end(), "{} is not the weight of a linear", weight.name);
   return at - weights_.begin();
 }
 
@@ -46,16 +46,16 @@ void Quantizer::materialize_gathered(Stream& stream) {
   };
   for (const Weight& w : weights_) {
     const ParamUnit* const unit = w.parameter->unit;
-    if (!w.gathered() || gathered_amax_.contains(unit)) continue;
+    if (!w.gathered() || found_.contains(unit)) continue;
     int64_t n = 0;
     for (const Weight& other : weights_)
       if (other.parameter->unit == unit) n += maxima(other);
     const Tensor all = Tensor::empty(stream, {n}, DType::f32, device::MemoryCategory::buffers);
-    gathered_amax_[unit] = all;
+    found_[unit] = all;
     int64_t first = 0;
     for (Weight& other : weights_) {
       if (other.parameter->unit != unit) continue;
-      other.gathered_amax = all.flat(first, {maxima(other)});
+      other.found = all.flat(first, {maxima(other)});
       first += maxima(other);
     }
   }
@@ -63,11 +63,11 @@ void Quantizer::materialize_gathered(Stream& stream) {
 
 void Quantizer::find_owned_scales(Stream& stream, const ParamUnit& unit,
                                   const std::function<void(const Tensor& amax)>& over_owners) {
-  const Tensor& all = gathered_amax_.at(&unit);
+  const Tensor& all = found_.at(&unit);
   ops::fill(stream, all, 0);
   for_owned_weights(
       unit, [&](const Parameter& p, const ops::PartOfMatrix& part, const Tensor& x, const Tensor&) {
-        const Tensor& amax = weights_[size_t(linear_of(p))].gathered_amax;
+        const Tensor& amax = weights_[size_t(linear_of(p))].found;
         if (in_blocks())
           ops::amax_of_part(stream, part, x, amax);
         else
@@ -77,30 +77,29 @@ void Quantizer::find_owned_scales(Stream& stream, const ParamUnit& unit,
   if (in_blocks()) return ops::inverses_of_amax(stream, all, type(Role::weight));
   for (const Weight& w : weights_)
     if (w.parameter->unit == &unit)
-      ops::scale_from_amax_into(stream, w.gathered_amax, type(Role::weight), options_.margin,
-                                w.scale);
+      ops::scale_from_amax_into(stream, w.found, type(Role::weight), options_.margin, w.scale);
 }
 
 void Quantizer::quantize_owned(Stream& stream, const ParamUnit& unit,
                                const std::function<void(const Tensor& amax)>& over_owners) {
-  bool known = !in_blocks();  // whether the histories decide all scales
+  bool histories_decide = !in_blocks();  // all scales of the unit
   for (size_t linear = 0; linear < weights_.size(); ++linear) {
     Weight& w = weights_[linear];
     if (w.parameter->unit != &unit) continue;
     const int64_t i = index(int64_t(linear), Role::weight);
-    known = known && has_history(i);
+    histories_decide = histories_decide && has_history(i);
     w.has_transposed = false;
     // Values that no step has trained with leave no trace in the history.
     const Tensor amax = this->amax(i, true);
     if (w.recorded) ops::fill(stream, amax, 0);
     w.recorded = bool(amax);
   }
-  if (!known) find_owned_scales(stream, unit, over_owners);
+  if (!histories_decide) find_owned_scales(stream, unit, over_owners);
   for_owned_weights(unit, [&](const Parameter& p, const ops::PartOfMatrix& part, const Tensor& x,
                               const Tensor& q) {
     const int64_t linear = linear_of(p), i = index(linear, Role::weight), n = x.count();
     const Weight& w = weights_[size_t(linear)];
-    if (in_blocks()) return ops::quantize_part(stream, part, x, w.gathered_amax, q);
+    if (in_blocks()) return ops::quantize_part(stream, part, x, w.found, q);
     ops::quantize_into(stream, x.view({1, n}), has_history(i) ? delayed_scale(i) : w.scale,
                        ops::Operand(q.view({1, n})), {}, amax(i, true));
   });
@@ -109,7 +108,7 @@ void Quantizer::quantize_owned(Stream& stream, const ParamUnit& unit,
 ops::Operand Quantizer::gathered_weight(Stream& stream, int64_t linear, bool transposed) {
   Weight& w = weights_[size_t(linear)];
   const int64_t i = index(linear, Role::weight);
-  const Tensor inverse = in_blocks()      ? w.gathered_amax
+  const Tensor inverse = in_blocks()      ? w.found
                          : has_history(i) ? delayed_scale(i).inverse
                                           : w.scale.inverse;
   const ops::Operand rows(w.parameter->quantized_value.view({w.rows(), w.columns()}), inverse,
@@ -117,9 +116,10 @@ ops::Operand Quantizer::gathered_weight(Stream& stream, int64_t linear, bool tra
   if (!transposed) return rows;
   if (!w.transposed) return ops::transpose_quantized(stream, rows);
   if (!in_blocks()) w.transposed.inverse = inverse;
-  if (std::exchange(w.has_transposed, true)) return w.transposed;
+  if (w.has_transposed) return w.transposed;
   refuse_capture(stream);
   ops::transpose_quantized_into(stream, rows, w.transposed);
+  w.has_transposed = true;
   return w.transposed;
 }
 

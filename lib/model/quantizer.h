@@ -53,6 +53,13 @@ class Quantizer {
 
   explicit Quantizer(const QuantizerOptions& options) : options_(options) {}
 
+  // Whether one 8-bit form of a weight serves forward and backward: under one scale, or under
+  // square blocks. Only then can weights be gathered in 8 bits.
+  bool one_form_of_weights() const {
+    const ScaleBlocks blocks = options_.formats.weight.blocks;
+    return blocks == ScaleBlocks::none || blocks == ScaleBlocks::square_128;
+  }
+
   // Declares a linear and returns its number, which the calls below take as `linear`. `weight`, (O,
   // I) or that of a layer's experts, (E, O, I), must outlive this object.
   int64_t add(const std::string& name, const Parameter& weight);
@@ -113,9 +120,9 @@ class Quantizer {
     int64_t place = 0;              // among the linears of its kind, in the order of add()
     ops::Operand copy, transposed;  // (O, I) and (I, O); absent if they are not kept
     ops::Scale scale;               // the current scale; absent for blocks
-    // If it is gathered in 8 bits: its maximum, or those of its blocks, which become the inverses
-    // of the blocks' scales.
-    Tensor gathered_amax;
+    // If it is gathered in 8 bits: what quantize_owned() finds out about the full weight. It is the
+    // maximum, or the inverses of the blocks' scales, which replace the blocks' maxima.
+    Tensor found;
     // What was made since the weight changed. `recorded`: its maximum is among this step's.
     bool has_copy = false, has_transposed = false, has_scale = false, recorded = false;
 
@@ -171,8 +178,8 @@ class Quantizer {
   // The largest |x| of inputs and gradients, which their kernels write. Taking a scale resets it to
   // 0. Absent unless scales are current ones of full tensors.
   Tensor written_amax_C_;
-  // Weight::gathered_amax of all weights of a unit, which are reduced together.
-  std::map<const ParamUnit*, Tensor> gathered_amax_;
+  // Weight::found of all weights of a unit. Their maxima are reduced together.
+  std::map<const ParamUnit*, Tensor> found_;
   bool materialized_ = false;
   int64_t history_index_ = 0;  // the entry that the coming step writes in each ring of maxima
   bool has_history_ = false;   // whether a step has ended; until then scales are current ones

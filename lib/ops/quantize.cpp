@@ -30,6 +30,18 @@ Operand under(Operand x, const Scale& scale) {
   return x;
 }
 
+void check_part(const char* op, const PartOfMatrix& part, const Tensor& x, const Tensor& scales) {
+  MT_CHECK(is_float(x.dtype()), "{}: x is {}, expected fp32, bf16 or fp16", op,
+           dtype_name(x.dtype()));
+  MT_CHECK(part.begin >= 0 && part.begin + x.count() <= part.R * part.K,
+           "{}: elements [{}, {}) of {} x {}", op, part.begin, part.begin + x.count(), part.R,
+           part.K);
+  const int64_t blocks = block_scales(ScaleBlocks::square_128, part.R, part.K);
+  MT_CHECK(scales.count() == blocks && scales.dtype() == DType::f32,
+           "{}: {} scales of type {}, expected {} in fp32", op, scales.count(),
+           dtype_name(scales.dtype()), blocks);
+}
+
 void quantize_blocks_into(Stream& stream, const Tensor& x_TN, const Operand& y_TN,
                           const Operand& y_NT) {
   const int64_t T = x_TN.dim(0), N = x_TN.dim(1);
@@ -97,6 +109,8 @@ void scale_from_amax_into(Stream& stream, const Tensor& amax, DType type, int ma
                           const Scale& s) {
   MT_SHAPE("scale_from_amax", amax, {1});
   MT_DTYPE("scale_from_amax", amax, DType::f32);
+  MT_SHAPE("scale_from_amax", s.scale, {1});
+  MT_SHAPE("scale_from_amax", s.inverse, {1});
   enqueue(
       stream, "scale_from_amax",
       kernels::ScaleFromAmax{
@@ -180,6 +194,7 @@ void transpose_quantized_into(Stream& stream, const Operand& x_TN, const Operand
            "transpose_quantized: x is {}, expected 8 bits under one scale or square blocks",
            dtype_name(x.dtype()));
   MT_SHAPE("transpose_quantized", y, {x.dim(1), round_up(x.dim(0), format.row_multiple())});
+  MT_CHECK(y_NT.format() == format, "transpose_quantized: the result has another format");
   enqueue(stream, "transpose_float8",
           kernels::TransposeFloat8{
               .x_TN = x, .y_NT = y, .T = x.dim(0), .N = x.dim(1), .stride = y.dim(1)});
@@ -200,8 +215,7 @@ void amax_into(Stream& stream, const Tensor& x, const Tensor& amax) {
 }
 
 void amax_of_part(Stream& stream, const PartOfMatrix& part, const Tensor& x, const Tensor& amax) {
-  MT_FLOAT("amax_of_part", x);
-  MT_SHAPE("amax_of_part", amax, {block_scales(ScaleBlocks::square_128, part.R, part.K)});
+  check_part("amax_of_part", part, x, amax);
   enqueue(stream, "amax_of_part",
           kernels::AmaxOfPart{
               .x = x, .amax = partly_written(amax), .begin = part.begin, .R = part.R, .K = part.K});
@@ -214,9 +228,9 @@ void inverses_of_amax(Stream& stream, const Tensor& amax, DType type) {
 
 void quantize_part(Stream& stream, const PartOfMatrix& part, const Tensor& x, const Tensor& inverse,
                    const Tensor& y) {
-  MT_FLOAT("quantize_part", x);
-  MT_SHAPE("quantize_part", inverse, {block_scales(ScaleBlocks::square_128, part.R, part.K)});
-  MT_CHECK(x.count() == y.count(), "quantize_part: {} elements to {}", x.count(), y.count());
+  check_part("quantize_part", part, x, inverse);
+  MT_CHECK(x.count() == y.count() && is_float8(y.dtype()), "quantize_part: {} elements to {} {}",
+           x.count(), y.count(), dtype_name(y.dtype()));
   enqueue(stream, "quantize_part",
           kernels::QuantizePart{
               .x = x, .inverse = inverse, .y = y, .begin = part.begin, .R = part.R, .K = part.K});

@@ -7,8 +7,8 @@
 namespace mtrain::plan {
 
 // Forward multiplies with the weight and backward with its transpose. A copy is kept if a step uses
-// it more than once and the weight itself stays on the rank. A weight that is gathered for each use
-// is quantized for each use.
+// it more than once and the weight itself stays on the rank. A weight that is gathered in bf16
+// for each use is quantized for each use.
 struct Fp8WeightCache {
   bool forward = false, backward = false;
   // Sharded weights are gathered in 8 bits, so that forward needs no copy of them.

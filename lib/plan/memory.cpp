@@ -364,7 +364,7 @@ class Estimator {
     return e_ * full_units(layers, experts) + quantized_units(layers, experts);
   }
   // How many bytes more than in the compute dtype the full units take if weights are gathered in 8
-  // bits; it is negative. Layers in bf16, which do not share memory with the others, add theirs.
+  // bits. Weights take fewer, but layers in bf16 then share no memory with the others.
   Count quantized_units(int64_t layers_at_once, int64_t experts_at_once) const {
     if (!dp_.gather_as) return 0;
     const LayerParameters& p = layers_.moe ? size_.moe : size_.dense;

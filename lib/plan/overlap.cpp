@@ -112,13 +112,17 @@ class Resolver {
     const auto& p = r_.mixed_precision;
     const bool fp8 = p.fp8 != recipe::Fp8Format::none;
     if (!fp8 && !p.fp8_param_gather) return;
+    const Off idle = r_.written_as("mixed_precision.fp8_param_gather", "mixed_precision")
+                         ? Off::part_of_preset
+                         : Off::idle;
     o_.fp8_param_gather =
         decide("mixed_precision.fp8_param_gather", p.fp8_param_gather,
-               all({{fp8, "there are no 8-bit GEMMs (mixed_precision.fp8 is none)", Off::idle},
-                    group,
+               all({{fp8, "there are no 8-bit GEMMs (mixed_precision.fp8 is none)", idle},
+                    {group.ok, group.otherwise, idle},
                     {shard_level(r_) >= ShardLevel::optimizer,
-                     "nothing is gathered because the optimizer is not sharded", Off::idle}},
+                     "nothing is gathered because the optimizer is not sharded", idle}},
                    "weights of 8-bit GEMMs are gathered in 8 bits"));
+    o_.table.back().active = false;  // fewer bytes travel, but it hides none
   }
 
   void resolve_prefetch() {

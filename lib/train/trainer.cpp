@@ -65,10 +65,14 @@ StepStats Trainer::step() {
   finish_grads();
   sum_losses(losses);
   const ops::Clip clip = clip_grads(loss);
-  end_float8_step();
+  // Weights that are gathered in 8 bits are quantized with the new scales as soon as they are
+  // updated. Otherwise the update comes first, since the host may wait for the maxima of experts.
+  const bool scales_first = plan_.data_parallel.gather_as.has_value();
+  if (scales_first) end_float8_step();
   // Changes nothing if the norm or the loss is not finite.
   optimizer_->step(compute_, updates_ + 1, lr, clip.scale,
                    [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
+  if (!scales_first) end_float8_step();
   if (impls_.quantizer) impls_.quantizer->weights_changed();
   prepare_batch(number + 1);  // all work of this step is enqueued, and the host has time
   const double total = loss.to_host<double>(compute_)[0];

@@ -108,6 +108,7 @@ struct Case {
 };
 const Changes kTp{"distributed.tp_size=2"}, kSequence{"distributed.sequence_parallel=true"},
     kPipeline{"distributed.pp_size=2", "distributed.pipeline={}"},
+    kStages{"distributed.vpp_size=2", "model.num_layers=4"},
     kRecompute{"recompute.granularity=full", "recompute.method=uniform", "recompute.num_layers=1"};
 
 // What a gather and what the maxima of weights carry in the second step of rank 0, by type.
@@ -152,6 +153,9 @@ TEST_CASE("a gather in 8 bits has the bits of one in bf16, under every strategy 
       {4, with(strategy("megatron_ddp"), kTp)},
       {4, with(strategy("megatron_ddp"), kPipeline)},
       {4, with(strategy("fsdp2"), kPipeline)},
+      {4, with(with(strategy("megatron_ddp"), kPipeline), kStages)},
+      {4, with(with(with(strategy("megatron_ddp"), kPipeline), kStages),
+               {"ddp.overlap_param_gather_with_optimizer_step=true"})},
       {2, with(strategy("fsdp2"), {"distributed.cp_size=2"})},
       {2, with(strategy("fsdp2"), kRecompute)},
       {2, with(strategy("megatron_ddp"), kRecompute)}};
@@ -212,6 +216,29 @@ TEST_CASE("weights without a history in the checkpoint start one of their own") 
   const auto folder = continued(plain, {}, root.path, 1).folder;
   CHECK(continued(delayed, folder, {}, 3).scales ==
         continued(with(delayed, kGather), folder, {}, 3).scales);
+}
+
+TEST_CASE("weights that are set between steps leave the same scales") {
+  const Changes plain = with(with(kDelayed, strategy("fsdp2")), {"train.micro_batch_size=3"});
+  const auto scales_and_losses = [&](const Changes& changes) {
+    const Recipe r = tiny(changes, 2);
+    std::vector<std::string> all;
+    run_ranks(2, "thread", [&](TestRank& rank) {
+      train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+      std::vector<std::string> own;
+      for (int i = 0; i < 5; ++i) {
+        // No step trains with the first ones.
+        if (i == 2)
+          for (const uint64_t seed : {7, 8})
+            t.change_weights([&] { t.params().initialize(t.compute(), seed); });
+        own.push_back(fmt::format("{:a}", t.step().loss));
+        own.push_back(t.quantizer()->state(t.compute()));
+      }
+      if (rank.rank() == 0) all = own;
+    });
+    return all;
+  };
+  CHECK((scales_and_losses(plain) == scales_and_losses(with(plain, kGather))));
 }
 
 TEST_CASE("weights in 8 bits travel as at most 0.52 of their bytes in bf16") {

@@ -256,14 +256,21 @@ TEST_CASE("graphs beside micro-batches that communicate use their 8-bit weights"
   struct Case {
     const char* strategy;
     int64_t a_step, kinds;  // graphs in each of the 5 steps; each kind is run before its capture
+    Changes more = {};
   };
-  for (const Case& c : std::vector<Case>{{"ddp", 3, 2}, {"megatron_ddp", 2, 1}})
+  const Changes bytes{"mixed_precision.fp8_param_gather=true"};
+  for (const Case& c :
+       std::vector<Case>{{"ddp", 3, 2},
+                         {"megatron_ddp", 2, 1},
+                         {"megatron_ddp", 2, 1, bytes},
+                         {"megatron_ddp", 3, 2, with(bytes, {"ddp.overlap_param_gather=false"})}})
     for (const bool delayed : {false, true}) {
-      CAPTURE(c.strategy, delayed);
+      CAPTURE(c.strategy, delayed, c.more);
       const auto all_ranks = [&](bool graphs) {
-        Recipe r = tiny(with(delayed ? kDelayed : kTensorwise,
-                             {std::string("distributed.strategy=") + c.strategy,
-                              "train.global_batch_size=8", "train.micro_batch_size=1"}),
+        Recipe r = tiny(with(with(delayed ? kDelayed : kTensorwise,
+                                  {std::string("distributed.strategy=") + c.strategy,
+                                   "train.global_batch_size=8", "train.micro_batch_size=1"}),
+                             c.more),
                         2);
         r.train.device = recipe::DeviceChoice::cuda;
         r.train.enable_cuda_graph = graphs;

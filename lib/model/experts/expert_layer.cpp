@@ -66,7 +66,8 @@ struct ExpertLayer {
     }
     const auto add = [&](const spec::TensorSpec& weight, const ShardSpec& shard) {
       ParamSpec part = part_of(weight, shard, impls.experts);
-      part.quantized = bool(impls.quantizer_of(layer));
+      const auto quantizer = impls.quantizer_of(layer);
+      part.quantized = quantizer && quantizer->one_form_of_weights();
       return params.add(own, std::move(part));
     };
     gate_up = add(first, rows);

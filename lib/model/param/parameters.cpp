@@ -57,13 +57,7 @@ void lay_out(ParamUnit& unit) {
   unit.pieces = pieces_of(unit);
   const int64_t whole = std::lcm(kAlign, kPartAlign * unit.sharding.ranks);
   unit.count = 0;
-  const auto separate = [&](const Piece& p) {
-    return unit.sharding.ranks > 1 && p.params.front()->quantized;
-  };
-  bool in_8_bits = false;
   for (Piece& piece : unit.pieces) {
-    if (!in_8_bits) unit.quantized_begin = unit.count;
-    in_8_bits = separate(piece);
     piece.begin = piece.decay_end = unit.count;
     for (Parameter* p : piece.params) {
       p->begin = unit.count;
@@ -73,7 +67,10 @@ void lay_out(ParamUnit& unit) {
     unit.count = piece.begin + round_up(unit.count - piece.begin, whole);
     piece.count = unit.count - piece.begin;
   }
-  if (!in_8_bits) unit.quantized_begin = unit.count;
+  const auto quantized =
+      std::ranges::find_if(unit.pieces, [](const Piece& p) { return p.params.front()->quantized; });
+  const bool separate = unit.sharding.ranks > 1 && quantized != unit.pieces.end();
+  unit.quantized_begin = separate ? quantized->begin : unit.count;
 }
 
 Tensor zeros(Stream& stream, int64_t count, DType dtype, device::MemoryCategory category) {

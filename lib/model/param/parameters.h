@@ -54,7 +54,7 @@ struct ParamSpec {
   // Whether a GEMM computes the gradient. The first GEMM of a step then overwrites the gradient of
   // the step before (Parameter::fresh).
   bool matmul_grad = true;
-  // Whether its GEMMs read it in 8 bits.
+  // Whether its GEMMs read it in 8 bits, in a form in which it can be gathered.
   bool quantized = false;
   // Rows of each of the weights that are stacked in a matrix of the layout-free tensor, such as q,
   // k and v. Empty: the matrix is one weight.

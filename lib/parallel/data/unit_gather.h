@@ -1,8 +1,8 @@
 // Gathers the full values of a unit from the ranks that own its parts, in the compute dtype or in 8
 // bits. In 8 bits the bytes of a weight are half of those in bf16, and the GEMMs read what a gather
 // in bf16 and quantize() would give them: a rank quantizes its own part once after each update,
-// under the scale of the full weight. The scale needs the largest |x| of all parts, which is the
-// one thing that travels besides.
+// with the scale of the full weight. For that scale the ranks also exchange the largest |x| of
+// their parts.
 #pragma once
 #include "model/quantizer.h"
 #include "parallel/data/data_groups.h"

@@ -77,7 +77,7 @@ void check_gather(const Recipe& r, Diagnostics& diagnostics) {
       {"mixed_precision.fp8_param_gather", "mixed_precision.fp8_recipe"},
       "mxfp8 quantizes a weight differently for forward and for backward, so that both forms would "
       "travel: as many bytes as in bf16",
-      "remove fp8_param_gather, or set mixed_precision.fp8_recipe: tensorwise or delayed");
+      "set mixed_precision.fp8_param_gather: false, or fp8_recipe: tensorwise or delayed");
 }
 
 bool in_blocks(const Recipe& r) { return !linear_formats(r.mixed_precision).input.outer_scale(); }
@@ -155,16 +155,11 @@ void check_margin(const Recipe& r, Diagnostics& diagnostics) {
 void check_bf16_layers(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   if (!p.first_last_layers_bf16) {
-    // Saved recipes have the default.
-    const auto ignored = [&](const char* field, int64_t recipe::MixedPrecisionConfig::*layers) {
-      if (r.given(field) && p.*layers != recipe::MixedPrecisionConfig{}.*layers)
+    for (const char* field : {"mixed_precision.num_layers_at_start_in_bf16",
+                              "mixed_precision.num_layers_at_end_in_bf16"})
+      if (r.given(field))
         diagnostics.warn(field, "is ignored because first_last_layers_bf16 is off",
                          "set mixed_precision.first_last_layers_bf16: true, or remove it");
-    };
-    ignored("mixed_precision.num_layers_at_start_in_bf16",
-            &recipe::MixedPrecisionConfig::num_layers_at_start_in_bf16);
-    ignored("mixed_precision.num_layers_at_end_in_bf16",
-            &recipe::MixedPrecisionConfig::num_layers_at_end_in_bf16);
     return;
   }
   diagnostics.require(

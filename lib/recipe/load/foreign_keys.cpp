@@ -125,7 +125,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"ci.*", kNone, "it describes tests of AutoModel"},
     ForeignKey{"benchmark.*", kNone, "--profile and scripts/bench measure"},
     ForeignKey{"fp8.precompute_float8_dynamic_scale_for_fsdp", kNone,
-               "all maxima of a unit are reduced together, right after its update"},
+               "gathers in 8 bits reduce all maxima of a unit together, right after its update"},
     ForeignKey{"fp8.force_recompute_fp8_weight_in_bwd", kNone, kOwnKernels},
     ForeignKey{"fp8.filter_fqns.*", kIgnored,
                "is ignored: all of the layers' linears are multiplied in 8 bits, and no other"},

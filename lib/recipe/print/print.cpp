@@ -79,6 +79,10 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
          {"mixed_precision.initial_loss_scale", "mixed_precision.min_loss_scale",
           "mixed_precision.loss_scale_window", "mixed_precision.hysteresis"})
       if (row.path == field) return false;
+  if (!r.mixed_precision.first_last_layers_bf16)
+    for (const char* field : {"mixed_precision.num_layers_at_start_in_bf16",
+                              "mixed_precision.num_layers_at_end_in_bf16"})
+      if (row.path == field) return false;
   // Only one of the two sets the length of the run.
   if (row.path == "train.steps" && !r.steps_known()) return false;
   if (row.path == "train.epochs" && r.steps_known()) return false;
