@@ -158,7 +158,8 @@ class Print {
   MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, weights_from, ignore_keys)
   MEMBERS(DatasetOptions::Blend, prefixes, weights)
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
-  MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, seed, tokenizer)
+  MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
+          seed, tokenizer)
   MEMBERS(DevicePlan, kind, threads, norm_sm_margin, stream_sanitizer, compute_slowdown,
           deterministic, own_attention, environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)

@@ -157,4 +157,41 @@ TEST_CASE("variables that nothing reads are listed in one warning, and all reach
   CHECK(warnings("launch.env: {NCCL_DEBUG: INFO, MINE: 1}\n").empty());
 }
 
+TEST_CASE("AutoModel's strategies of packing pack as it does, and leave out long documents") {
+  const auto packs = [](const std::string& keys, const Overrides& set = {}) {
+    return loaded("packed_sequence: {packed_sequence_size: 64, " + keys + "}\n", set)
+        .packed_sequence;
+  };
+  CHECK(packs("max_packs: null").packing_strategy == PackingStrategy::first_fit);
+  CHECK_FALSE(packs("max_packs: null").drop_long_samples);
+  CHECK_FALSE(packs("max_packs: null").max_packs);
+  CHECK(packs("packing_strategy: thd").packing_strategy == PackingStrategy::thd);
+  CHECK(packs("packing_strategy: thd").drop_long_samples);
+  CHECK(packs("packing_strategy: neat, drop_long_samples: null").drop_long_samples);
+  CHECK_FALSE(packs("packing_strategy: neat, drop_long_samples: false").drop_long_samples);
+  CHECK(packs("drop_long_samples: true").packing_strategy == PackingStrategy::first_fit);
+  CHECK(packs("max_packs: 104, num_proc: 4, prepacked: false").max_packs == 104);
+  CHECK(packs("max_packs: 104", {"dataset.packing_strategy=neat", "dataset.max_packs=5",
+                                 "dataset.drop_long_samples=false", "dataset.num_proc=8"})
+            .max_packs == 5);
+  const std::string all =
+      "packed_sequence: {packing_strategy: thd, packed_sequence_size: 64, max_packs: 104, "
+      "num_proc: 1}\n";
+  const Diagnostics diagnostics = diagnostics_of(all);
+  INFO(listed(diagnostics));
+  CHECK(count(diagnostics, Severity::warning) == 0);
+  CHECK_THAT(diagnostics.text(Severity::resolved),
+             Contains("packed_sequence.num_proc") && Contains("drop_long_samples: true, because"));
+  CHECK_THAT(errors("packed_sequence.packing_strategy: bfd\n"),
+             Contains("packing_strategy") && Contains("first_fit") && Contains("neat"));
+  CHECK_THAT(errors("packed_sequence.packing_strategy: my.Packing\n"), Contains("neat"));
+  CHECK_THAT(errors("packed_sequence.max_packs: 0\n"), Contains("packed_sequence.max_packs"));
+  CHECK_THAT(errors("packed_sequence.prepacked: true\n"), Contains("mtrain data build"));
+  for (const char* idle : {"packing_strategy: thd", "max_packs: 3"}) {
+    const std::string text = fmt::format("packed_sequence: {{{}}}\n", idle);
+    CHECK_THAT(warnings(text), Contains("packed_sequence_size is 0"));
+    CHECK_THAT(errors(text, {"debug.strict=true"}), Contains("packed_sequence_size is 0"));
+  }
+}
+
 }  // namespace recipe_foreign_sections_test

@@ -232,6 +232,8 @@ DatasetOptions dataset_options(const Recipe& r) {
           .seq_length = r.dataset.seq_length,
           .packed_size = r.packed_sequence.packed_sequence_size,
           .drop_long = r.packed_sequence.drop_long_samples,
+          .packing = r.packed_sequence.packing_strategy,
+          .max_packs = r.packed_sequence.max_packs.value_or(0),
           .seed = r.dataset.seed.value_or(r.train.seed),
           .tokenizer = tokenizer_options(r)};
 }
