@@ -194,4 +194,38 @@ TEST_CASE("AutoModel's strategies of packing pack as it does, and leave out long
   }
 }
 
+TEST_CASE("NeMo 2's strategy sets ddp and the sizes of parallel groups") {
+  for (const char* prefix : {"strategy", "trainer.strategy", "recipe.strategy",
+                             "recipe.trainer.strategy", "cfg.trainer.strategy"})
+    for (const char* ddp : {"ddp_config", "ddp"}) {
+      INFO(prefix << " " << ddp);
+      const auto named = [&](const char* key) { return fmt::format("{}.{}", prefix, key); };
+      const Recipe r =
+          loaded("", {fmt::format("{}.{}.overlap_grad_sync=false", prefix, ddp),
+                      fmt::format("{}.{}.overlap_param_gather=false", prefix, ddp),
+                      named("tensor_model_parallel_size=2"), named("sequence_parallel=true"),
+                      named("context_parallel_size=2"), named("pipeline_model_parallel_size=1"),
+                      named("use_te_rng_tracker=true")});
+      CHECK(r.distributed.strategy == Strategy::megatron_ddp);
+      CHECK(r.ddp.overlap_grad_reduce == false);
+      CHECK(r.distributed.tp_size == 2);
+      CHECK(r.distributed.cp_size == 2);
+      CHECK(r.distributed.sequence_parallel);
+    }
+  for (const char* text :
+       {"strategy: {tensor_model_parallel_size: 4, ddp_config: {bucket_size: 1000}}\n",
+        "trainer: {strategy: {tensor_model_parallel_size: 4, ddp: {bucket_size: 1000}}}\n",
+        "trainer.strategy: {tensor_model_parallel_size: 4, ddp.bucket_size: 1000}\n"}) {
+    const Recipe r = loaded(text);
+    CHECK(r.distributed.tp_size == 4);
+    CHECK(r.ddp.bucket_size == 1000);
+  }
+  CHECK_THAT(errors("strategy: {tensor_model_parallel_size: 2}\ndistributed: {tp_size: 4}\n"),
+             Contains("is set twice to different values"));
+  CHECK_THAT(errors("", {"strategy.ckpt_async_save=true"}),
+             Contains("strategy.ckpt_async_save") && Contains("there is no such key"));
+  CHECK(loaded("", {"strategy=megatron_ddp"}).distributed.strategy == Strategy::megatron_ddp);
+  CHECK_THAT(errors("strategy: megatron_ddp\n"), Contains("distributed.strategy"));
+}
+
 }  // namespace recipe_foreign_sections_test
