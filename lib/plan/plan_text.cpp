@@ -56,6 +56,19 @@ std::string recompute_text(const recipe::RecomputeConfig& r) {
   return text;
 }
 
+// Returns what recomputation adds to a step's FLOPs, such as ", 31 % more FLOPs"; empty if that is
+// less than a percent.
+std::string recompute_cost_text(const RunPlan& plan) {
+  std::vector<int64_t> stages = plan.layout.layers_of_stage;
+  if (stages.empty()) stages.push_back(plan.model.layer_count());
+  int64_t covered = 0;
+  for (const int64_t layers : stages) covered += std::min(layers, plan.recompute.layers);
+  const double full = double(covered) / double(std::max<int64_t>(1, plan.model.layer_count()));
+  const double more = recomputed_flops(plan.model, plan.recompute, full, plan.sample_length),
+               all = plan.token_cost.flops(plan.sample_length);
+  return more < 0.01 * all ? "" : fmt::format(", {:.0f} % more FLOPs", 100 * more / all);
+}
+
 std::string context_text(const std::vector<ContextMethod>& types) {
   std::string text;
   for (const ContextMethod t :
@@ -80,7 +93,7 @@ PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
   const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),
           .precision = precision_text(r.mixed_precision, plan),
-          .recompute = recompute_text(r.recompute),
+          .recompute = recompute_text(r.recompute) + recompute_cost_text(plan),
           .strategy = std::string(enum_name(r.distributed.strategy)),
           .context = context_text(r.distributed.cp_comm_type),
           .experts = std::string(enum_name(r.model.moe.token_dispatcher)),
