@@ -8,21 +8,13 @@ namespace mtrain::parallel {
 
 namespace {
 
-// A rank of a pipeline has no units if its stages have no layers.
-DType value_type(model::ParamStore& params) {
-  for (const model::ParamUnit* unit : params.units())
-    if (unit->own_value) return unit->own_value.dtype();
-  return DType::f32;
-}
-
 class ShardedParams : public ParamSync {
  public:
   ShardedParams(model::ParamStore& params, const DataGroups& groups,
                 const plan::ShardedParamsOptions& options)
       : groups_(groups),
         options_(options),
-        slots_(*groups.param_stream, params.units(), value_type(params),
-               device::MemoryCategory::buffers) {
+        slots_(*groups.param_stream, params.units(), device::MemoryCategory::buffers) {
     for (model::ParamUnit* unit : params.units()) {
       if (!unit->sharding.values) continue;  // its values always exist
       states_.push_back({unit});
@@ -135,7 +127,7 @@ class ShardedParams : public ParamSync {
     const auto enough = size_t(unit.id.kind == model::UnitKind::experts ? options_.experts_at_once()
                                                                         : options_.units_at_once());
     // edge (in take): the last use of the slot's old values -> the gather that overwrites them
-    state.slot = &slots_.take(unit, enough, stream,
+    state.slot = &slots_.take(unit, unit.own_value.dtype(), enough, stream,
                               [this](model::ParamUnit& evicted) { forget(state_of(evicted)); });
     stream.wait(state.updated);  // edge: the owners' update -> the gather
     for (const model::Piece& piece : unit.pieces)

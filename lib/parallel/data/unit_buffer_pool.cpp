@@ -12,11 +12,11 @@ void UnitBufferPool::release(Slot& slot, Event last_use) {
   slot.released = ++releases_;
 }
 
-Slot& UnitBufferPool::find(int64_t count, size_t enough) {
+Slot& UnitBufferPool::find(int64_t count, DType dtype, size_t enough) {
   size_t of_size = 0;
   Slot* oldest = nullptr;
   for (const auto& slot : slots_) {
-    if (slot->buffer.count() != count) continue;
+    if (slot->buffer.count() != count || slot->buffer.dtype() != dtype) continue;
     ++of_size;
     if (!slot->held && (!oldest || slot->released < oldest->released)) oldest = slot.get();
   }
@@ -24,7 +24,7 @@ Slot& UnitBufferPool::find(int64_t count, size_t enough) {
   if (oldest && of_size >= std::min(enough, units)) return *oldest;
   slots_.push_back(std::make_unique<Slot>());
   Slot& slot = *slots_.back();
-  slot.buffer = Tensor::empty(home_, {count}, dtype_, category_);
+  slot.buffer = Tensor::empty(home_, {count}, dtype, category_);
   ops::fill(home_, slot.buffer, 0);
   slot.last_use = home_.record();
   return slot;

@@ -20,17 +20,17 @@ struct Slot {
 
 class UnitBufferPool {
  public:
-  UnitBufferPool(Stream& home, std::vector<model::ParamUnit*> units, DType dtype,
+  UnitBufferPool(Stream& home, std::vector<model::ParamUnit*> units,
                  device::MemoryCategory category)
-      : home_(home), units_(std::move(units)), dtype_(dtype), category_(category) {}
+      : home_(home), units_(std::move(units)), category_(category) {}
 
-  // Returns a slot of the unit's size that is not held. Makes a new slot while this size has fewer
-  // than `enough` slots and fewer slots than units. Then takes the slot that was released first, or
-  // makes a new one if all are held. `stream` waits for the slot's last use. `evicted` is called
-  // with the unit whose elements were in it.
+  // Returns a slot of the unit's size and of type `dtype` that is not held. Makes a new slot while
+  // there are fewer than `enough` such slots and fewer of them than units of this size. Then takes
+  // the slot that was released first, or makes a new one if all are held. `stream` waits for the
+  // slot's last use. `evicted` is called with the unit whose elements were in it.
   template <class F>
-  Slot& take(model::ParamUnit& unit, size_t enough, Stream& stream, const F& evicted) {
-    Slot& slot = find(unit.count, enough);
+  Slot& take(model::ParamUnit& unit, DType dtype, size_t enough, Stream& stream, const F& evicted) {
+    Slot& slot = find(unit.count, dtype, enough);
     if (slot.holder) evicted(*slot.holder);
     stream.wait(slot.last_use);
     slot.holder = &unit;
@@ -40,11 +40,10 @@ class UnitBufferPool {
   void release(Slot& slot, Event last_use);
 
  private:
-  Slot& find(int64_t count, size_t enough);
+  Slot& find(int64_t count, DType dtype, size_t enough);
 
   Stream& home_;
   const std::vector<model::ParamUnit*> units_;
-  const DType dtype_;
   const device::MemoryCategory category_;
   std::vector<std::unique_ptr<Slot>> slots_;
   uint64_t releases_ = 0;
