@@ -335,6 +335,9 @@ TEST_CASE("a benchmark's routing is warned of, and belongs to the run") {
     CHECK(plan_of({set}).experts.pattern == pattern);
   }
   CHECK(plan_of({}).experts.pattern == RoutePattern::none);
+  // A model without experts has no routes, and its run trains as any other.
+  CHECK(make_plan(recipe_of(1, {"debug.route=balanced"}), 1, 512).experts.pattern ==
+        RoutePattern::none);
   expect_error({.what = "no pattern", .set = moe({"debug.route=random"})}, "debug.route",
                "is not one of its values");
 }

@@ -80,7 +80,8 @@ ContextOptions context_options(const Recipe& r) {
 ExpertOptions expert_options(const Recipe& r) {
   return {.dispatcher = r.model.moe.token_dispatcher,
           .pad_to_capacity = r.model.moe.pad_expert_input_to_capacity && r.distributed.ep_size > 1,
-          .pattern = r.debug.route.value_or(RoutePattern::none)};
+          .pattern = r.model.moe.num_experts > 0 ? r.debug.route.value_or(RoutePattern::none)
+                                                 : RoutePattern::none};
 }
 
 namespace {
