@@ -75,7 +75,66 @@ void check_arguments(const QuantizeBlocks& a) {
         scales);
 }
 
+constexpr ScaleBlocks kSquare = ScaleBlocks::square_128;
+
+// Calls f(i, block) for every element i of a part of a matrix (R, K) that begins with element
+// `begin`. `block` is the index of its block's scale.
+template <class F>
+void for_part(int64_t begin, int64_t count, int64_t R, int64_t K, const F& f) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = (begin + i) / K, column = (begin + i) % K;
+    f(i, block_scale_index(kSquare, R, K, row, column / 128));
+  }
+}
+
+void check_part(const char* op, ConstSpan x, ConstSpan scales, int64_t begin, int64_t R,
+                int64_t K) {
+  MT_CHECK(begin >= 0 && begin + x.count <= R * K, "{}: elements [{}, {}) of {} x {}", op, begin,
+           begin + x.count, R, K);
+  check(op, "scales of blocks", scales, block_scales(kSquare, R, K), DType::f32);
+}
+
 }  // namespace
+
+void run(const AmaxOfPart& a) {
+  check_part("amax_of_part", a.x, a.amax, a.begin, a.R, a.K);
+  float* const amax = a.amax.as<float>();
+  with_float(a.x.dtype, [&]<class T>() {
+    const T* const x = a.x.as<T>();
+    for_part(a.begin, a.x.count, a.R, a.K, [&](int64_t i, int64_t block) {
+      amax[block] = std::max(amax[block], finite_size(x[i]));
+    });
+  });
+}
+
+void run(const InversesOfAmax& a) {
+  const float* const amax = a.inverse.as<float>();
+  for (int64_t i = 0; i < a.inverse.count; ++i)
+    put_inverse(a.inverse, i, exponent_of(amax[i], largest_float8(a.type)));
+}
+
+void run(const QuantizePart& a) {
+  check_part("quantize_part", a.x, a.inverse, a.begin, a.R, a.K);
+  const float* const inverse = a.inverse.as<float>();
+  with_float8(a.y.dtype, [&]<class Y>() {
+    with_float(a.x.dtype, [&]<class T>() {
+      const T* const x = a.x.as<T>();
+      for_part(a.begin, a.x.count, a.R, a.K, [&](int64_t i, int64_t block) {
+        a.y.as<Y>()[i] = quantized<Y>(x[i], 1.0f / inverse[block]);  // exact
+      });
+    });
+  });
+}
+
+void run(const TransposeInverses& a) {
+  const float* const from = a.inverse_TN.as<float>();
+  float* const to = a.inverse_NT.as<float>();
+  std::fill_n(to, a.inverse_NT.count, 1.0f);
+  for (int64_t row = 0; row < a.T; row += 128)
+    for (int64_t column = 0; column < a.N; column += 128)
+      to[block_scale_index(kSquare, a.N, a.stride, column, row / 128)] =
+          from[block_scale_index(kSquare, a.T, a.N, row, column / 128)];
+}
 
 void run(const QuantizeBlocks& a) {
   check_arguments(a);

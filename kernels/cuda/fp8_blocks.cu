@@ -208,6 +208,79 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A part of a matrix (R, K) in row-major order, from element `begin` on, under square blocks.
+struct Part {
+  int64_t begin, count, K, first_row, segments, across;
+
+  __host__ __device__ int64_t stride() const { return (across + 3) / 4 * 4; }  // of inverses
+};
+Part part_of(int64_t begin, int64_t count, int64_t K) {
+  const int64_t first = begin / K, rows = count == 0 ? 0 : (begin + count - 1) / K - first + 1,
+                across = div_up(K, kTile);
+  return {begin, count, K, first, rows * across, across};
+}
+// A warp takes the part's elements in one row of a block: f(place of the block's scale, the lane's
+// four places in the part, whether they lie in it).
+template <class F>
+__device__ __forceinline__ void for_segments(const Part& p, const F& f) {
+  const int lane = int(threadIdx.x) % kWarp;
+  const int64_t warps = int64_t(gridDim.x) * kWarps;
+  for (int64_t s = int64_t(blockIdx.x) * kWarps + int(threadIdx.x) / kWarp; s < p.segments;
+       s += warps) {
+    const int64_t row = p.first_row + s / p.across, block = s % p.across;
+    int64_t at[kSegments];
+    bool inside[kSegments];
+#pragma unroll
+    for (int j = 0; j < kSegments; ++j) {
+      const int64_t column = block * kTile + lane + kWarp * j;
+      at[j] = row * p.K + column - p.begin;
+      inside[j] = column < p.K && at[j] >= 0 && at[j] < p.count;
+    }
+    f(row / kTile * p.stride() + block, at, inside);
+  }
+}
+
+// The maxima are not negative, so that their order is that of their bits as integers.
+template <class T>
+__global__ void __launch_bounds__(kThreads) amax_of_part(const T* x, float* amax, Part part) {
+  for_segments(part, [&](int64_t block, const auto& at, const auto& inside) {
+    float most = 0;
+#pragma unroll
+    for (int j = 0; j < kSegments; ++j)
+      if (inside[j]) most = fmaxf(most, finite_size(load_one(x + at[j])));
+    most = warp_max(most);
+    if (int(threadIdx.x) % kWarp == 0 && most > 0)
+      atomicMax(reinterpret_cast<int*>(amax + block), __float_as_int(most));
+  });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    inverses_of_amax(float* inverse, int64_t count, float largest) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + int(threadIdx.x);
+  if (i < count) inverse[i] = power_of_2(exponent_of(inverse[i], largest));
+}
+
+template <class Y, class T>
+__global__ void __launch_bounds__(kThreads)
+    quantize_part(const T* x, const float* inverse, uint8_t* y, Part part) {
+  for_segments(part, [&](int64_t block, const auto& at, const auto& inside) {
+    const float scale = 1.0f / inverse[block];  // exact
+#pragma unroll
+    for (int j = 0; j < kSegments; ++j)
+      if (inside[j]) y[at[j]] = uint8_t(pack_float8<Y>(scaled(load_one(x + at[j]), scale), 0.0f));
+  });
+}
+
+// from: (rows, columns) blocks, with rows of from_stride; to: (columns, rows), with 1 after them.
+__global__ void __launch_bounds__(kThreads)
+    transpose_inverses(const float* from, int64_t rows, int64_t columns, int64_t from_stride,
+                       float* to, int64_t to_stride) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + int(threadIdx.x);
+  if (i >= columns * to_stride) return;
+  const int64_t column = i / to_stride, row = i % to_stride;
+  to[i] = row < rows ? from[row * from_stride + column] : 1.0f;
+}
+
 template <class F>
 void with_blocks(ScaleBlocks blocks, const F& f) {
   if (blocks == ScaleBlocks::rows_128) return f.template operator()<ScaleBlocks::rows_128>();
@@ -231,6 +304,41 @@ void run(const QuantizeBlocks& a, CUstream_st* stream) {
       });
     });
   });
+}
+
+void run(const AmaxOfPart& a, CUstream_st* stream) {
+  const Part part = part_of(a.begin, a.x.count, a.K);
+  if (part.segments == 0) return;
+  with_float(a.x.dtype, [&]<class T>() {
+    MT_LAUNCH(amax_of_part<T>, blocks_for(part.segments, kWarps, kMaxBlocks), kThreads, 0, stream,
+              data<T>(a.x), data<float>(a.amax), part);
+  });
+}
+
+void run(const InversesOfAmax& a, CUstream_st* stream) {
+  if (a.inverse.count == 0) return;
+  MT_LAUNCH(inverses_of_amax, unsigned(div_up(a.inverse.count, kThreads)), kThreads, 0, stream,
+            data<float>(a.inverse), a.inverse.count, largest_float8(a.type));
+}
+
+void run(const QuantizePart& a, CUstream_st* stream) {
+  const Part part = part_of(a.begin, a.x.count, a.K);
+  if (part.segments == 0) return;
+  with_float8(a.y.dtype, [&]<class Y>() {
+    with_float(a.x.dtype, [&]<class T>() {
+      MT_LAUNCH((quantize_part<Y, T>), blocks_for(part.segments, kWarps, kMaxBlocks), kThreads, 0,
+                stream, data<T>(a.x), data<float>(a.inverse), data<uint8_t>(a.y), part);
+    });
+  });
+}
+
+void run(const TransposeInverses& a, CUstream_st* stream) {
+  const int64_t rows = div_up(a.T, kTile), columns = div_up(a.N, kTile),
+                to_stride = div_up(rows, 4) * 4;
+  if (rows == 0 || columns == 0) return;
+  MT_LAUNCH(transpose_inverses, unsigned(div_up(columns * to_stride, kThreads)), kThreads, 0,
+            stream, data<float>(a.inverse_TN), rows, columns, div_up(columns, 4) * 4,
+            data<float>(a.inverse_NT), to_stride);
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -419,9 +419,10 @@ storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder)
     for (const spec::TensorSpec& p : t.parameters) used.insert(p.name);
     load_weights(t.compute, t.params, folder, std::move(used), replicated_of(t, true),
                  progress_of(t, "weights"));
+    // Weights that are gathered in 8 bits are quantized with these scales.
+    if (t.quantizer && state.contains(kFloat8Scales))
+      t.quantizer->restore(t.compute, state.text(kFloat8Scales));
   });
-  if (t.quantizer && state.contains(kFloat8Scales))
-    t.quantizer->restore(t.compute, state.text(kFloat8Scales));
   return state;
 }
 

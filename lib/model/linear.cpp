@@ -64,7 +64,9 @@ LinearSpec::LinearSpec(UnitId u, const std::vector<spec::TensorSpec>& tensors,
 LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const ShardSpec& weight,
                          const ShardSpec& bias)
     : gemm_(s.gemm) {
-  weight_ = params.add(s.unit, part_of(s.weight, weight));
+  ParamSpec part = part_of(s.weight, weight);
+  part.quantized = bool(s.quantizer);
+  weight_ = params.add(s.unit, std::move(part));
   quantizer_.emplace(s.quantizer, s.name, *weight_);
   if (s.bias) bias_ = params.add(s.unit, part_of(*s.bias, bias));
 }
@@ -78,7 +80,7 @@ ops::Destination LinearGemms::gradient() const {
 }
 
 Tensor LinearGemms::result(Stream& stream, const LinearOperand& x, int64_t columns) const {
-  const DType type = x.value.plain ? x.value.plain.dtype() : weight_->value.dtype();
+  const DType type = x.value.plain ? x.value.plain.dtype() : weight_->compute;
   return Tensor::empty(stream, {x.value.rows(), columns}, type);
 }
 

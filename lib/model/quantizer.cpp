@@ -13,14 +13,10 @@
 
 namespace mtrain::model {
 
-namespace {
-// Throws while a graph is captured. A graph is replayed for every micro-batch, but the scales and
-// copies of weights are made once a step.
-void refuse_capture(Stream& stream) {
+void Quantizer::refuse_capture(Stream& stream) {
   if (stream.device().capture())
     throw RunError("8-bit copies or scales of weights cannot be made within a graph");
 }
-}  // namespace
 
 int64_t Quantizer::add(const std::string& name, const Parameter& weight) {
   MT_CHECK(!materialized_, "{} is declared after materialize()", name);
@@ -52,11 +48,12 @@ void Quantizer::materialize(Stream& stream) {
   for (Weight& w : weights_) {
     const int64_t O = w.rows(), I = w.columns();
     if (format.outer_scale()) w.scale = {make({1}), make({1})};
-    if (options_.keep_weights || (options_.keep_transposed && w.of_experts()))
+    if (!w.gathered() && (options_.keep_weights || (options_.keep_transposed && w.of_experts())))
       w.copy = ops::quantized_memory(stream, O, I, format, kBuffers);
     if (options_.keep_transposed && !w.of_experts())
       w.transposed = ops::transposed_memory(stream, O, I, format, kBuffers);
   }
+  materialize_gathered(stream);
   if (linears_.empty() || in_blocks()) return;
   const int64_t C = tensors();
   if (!options_.delayed) {
@@ -146,6 +143,7 @@ ops::Scale Quantizer::weight_scale(Stream& stream, int64_t linear) {
 ops::Operand Quantizer::weight(Stream& stream, int64_t linear, bool transposed, bool record) {
   Weight& w = weights_.at(size_t(linear));
   MT_CHECK(!transposed || !w.of_experts(), "{} has no transpose", linears_[size_t(linear)]);
+  if (w.gathered()) return gathered_weight(stream, linear, transposed);
   const Tensor value = w.parameter->value.view({w.rows(), w.columns()});
   const QuantFormat format = this->format(Role::weight);
   const ops::Scale scale = weight_scale(stream, linear);
@@ -172,12 +170,15 @@ void Quantizer::prepare(Stream& stream) {
     const Weight& w = weights_[i];
     if (w.copy) weight(stream, int64_t(i), false, true);
     if (w.transposed) weight(stream, int64_t(i), true, false);
-    weight_scale(stream, int64_t(i));
+    if (!w.gathered()) weight_scale(stream, int64_t(i));
   }
 }
 
 void Quantizer::weights_changed() {
-  for (Weight& w : weights_) w.has_copy = w.has_transposed = w.has_scale = w.recorded = false;
+  for (Weight& w : weights_) {
+    w.has_copy = w.has_transposed = w.has_scale = false;
+    w.recorded = w.recorded && w.gathered();
+  }
 }
 
 // The host waits for the maxima, in the first step and while some experts still lack rows.
@@ -190,8 +191,8 @@ void Quantizer::note_rows(Stream& stream) {
 
 void Quantizer::end_step(Stream& stream,
                          const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks) {
-  weights_changed();  // the update has changed the weights; new delayed scales are made below
   if (!all_.amax_C) return;
+  weights_changed();  // the kept copies have the old scales
   const int64_t D = of_layers_, X = of_experts_;
   if (D > 0) over_ranks(range(0, 3 * D).amax_C, UnitKind::layer);
   if (X > 0) over_ranks(range(3 * D, tensors()).amax_C, UnitKind::experts);
@@ -204,6 +205,7 @@ void Quantizer::end_step(Stream& stream,
   update(0, 2 * D, Role::input);
   update(2 * D, 3 * D + X, Role::gradient);
   update(3 * D + X, tensors(), Role::input);
+  for (Weight& w : weights_) w.recorded = false;  // the maxima are 0 again
   history_index_ = (history_index_ + 1) % options_.history;
   has_history_ = true;
 }
@@ -335,6 +337,7 @@ void Quantizer::restore(Stream& stream, const std::string& state) {
   history_index_ = known % L;
   has_history_ = true;
   weights_changed();  // the kept copies have other scales
+  for (Weight& w : weights_) w.recorded = false;
 }
 
 ops::Operand LinearQuantizer::input(Step& step, LinearOperand& x) const {

@@ -4,11 +4,13 @@
 // 2022, "FP8 formats for deep learning"). Scales of blocks come from the blocks of the tensor: an
 // input or a gradient is quantized separately for each GEMM, along that GEMM's sum. A weight
 // changes once a step: its scale is found once a step, and its quantized copies may be kept from
-// one use to the next.
+// one use to the next. Ranks that share a weight may each quantize their part of it, and gather the
+// elements.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -74,6 +76,12 @@ class Quantizer {
   // Returns the linear's quantized weight, or its transpose. Experts have no transpose. All calls
   // take the same stream.
   ops::Operand weight(Stream& stream, int64_t linear, bool transposed, bool record);
+  // Quantizes this rank's part of the weights of a unit that is gathered in 8 bits
+  // (Sharding::quantized): own_value -> own_quantized. `over_owners` replaces each maximum by the
+  // largest over the ranks that own the other parts. Call it after each change of the weights, and
+  // let `compute` wait for it before it reads them. Delayed scales are those of the coming step.
+  void quantize_owned(Stream& stream, const ParamUnit& unit,
+                      const std::function<void(const Tensor& amax)>& over_owners);
   // Marks the kept copies and scales of the weights as out of date.
   void weights_changed();
   // Makes the kept copies and scales of every weight, which no launch within a graph may make.
@@ -82,9 +90,11 @@ class Quantizer {
   // step, and until all experts have had rows: both use current scales.
   bool steady() const { return !options_.delayed || (has_history_ && !waits_for_rows()); }
 
-  // Computes the next step's delayed scales. Call it after the step's update. `over_ranks` replaces
-  // each maximum by the largest over the ranks that compute with other tokens or with other parts
-  // of the same weights. For experts these may be other ranks than for the rest of a layer.
+  // Computes the next step's delayed scales. Call it between the step's last backward and its
+  // update: weights that are gathered in 8 bits take the new scales right after the update.
+  // `over_ranks` replaces each maximum by the largest over the ranks that compute with other tokens
+  // or with other parts of the same weights. For experts these may be other ranks than for the rest
+  // of a layer.
   void end_step(Stream& stream,
                 const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks);
 
@@ -103,10 +113,14 @@ class Quantizer {
     int64_t place = 0;              // among the linears of its kind, in the order of add()
     ops::Operand copy, transposed;  // (O, I) and (I, O); absent if they are not kept
     ops::Scale scale;               // the current scale; absent for blocks
+    // If it is gathered in 8 bits: its maximum, or those of its blocks, which become the inverses
+    // of the blocks' scales.
+    Tensor gathered_amax;
     // What was made since the weight changed. `recorded`: its maximum is among this step's.
     bool has_copy = false, has_transposed = false, has_scale = false, recorded = false;
 
     bool of_experts() const { return parameter->unit->id.kind == UnitKind::experts; }
+    bool gathered() const { return parameter->unit->sharding.quantized.has_value(); }
     // Extents as a matrix: experts' matrices lie one below the other.
     int64_t rows() const { return parameter->shape.count() / columns(); }
     int64_t columns() const { return parameter->shape[parameter->shape.rank() - 1]; }
@@ -137,6 +151,17 @@ class Quantizer {
   // Returns where the tensor's maximum is recorded; absent if it is not recorded.
   Tensor amax(int64_t index, bool record) const;
   ops::Scale weight_scale(Stream& stream, int64_t linear);
+  ops::Operand gathered_weight(Stream& stream, int64_t linear, bool transposed);
+  int64_t linear_of(const Parameter& weight) const;
+  // Throws while a graph is captured. A graph is replayed for every micro-batch, but the scales and
+  // copies of weights are made once a step.
+  static void refuse_capture(Stream& stream);
+  // Allocates what quantize_owned() needs.
+  void materialize_gathered(Stream& stream);
+  // Finds the scales that need the maxima of the weights themselves: all, but for delayed scales
+  // with a history.
+  void find_owned_scales(Stream& stream, const ParamUnit& unit,
+                         const std::function<void(const Tensor& amax)>& over_owners);
 
   const QuantizerOptions options_;
   std::vector<std::string> linears_;
@@ -146,6 +171,8 @@ class Quantizer {
   // The largest |x| of inputs and gradients, which their kernels write. Taking a scale resets it to
   // 0. Absent unless scales are current ones of full tensors.
   Tensor written_amax_C_;
+  // Weight::gathered_amax of all weights of a unit, which are reduced together.
+  std::map<const ParamUnit*, Tensor> gathered_amax_;
   bool materialized_ = false;
   int64_t history_index_ = 0;  // the entry that the coming step writes in each ring of maxima
   bool has_history_ = false;   // whether a step has ended; until then scales are current ones

@@ -10,6 +10,10 @@ MT_KERNEL(ScaleFromAmax)
 MT_KERNEL(Quantize)
 MT_KERNEL(TransposeFloat8)
 MT_KERNEL(QuantizeBlocks)
+MT_KERNEL(AmaxOfPart)
+MT_KERNEL(InversesOfAmax)
+MT_KERNEL(QuantizePart)
+MT_KERNEL(TransposeInverses)
 MT_KERNEL(UpdateScales)
 
 namespace mtrain::ops {
@@ -84,14 +88,19 @@ void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
 }
 
 Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin) {
+  const Scale s{one(stream), one(stream)};
+  scale_from_amax_into(stream, amax, type, margin, s);
+  return s;
+}
+
+void scale_from_amax_into(Stream& stream, const Tensor& amax, DType type, int margin,
+                          const Scale& s) {
   MT_SHAPE("scale_from_amax", amax, {1});
   MT_DTYPE("scale_from_amax", amax, DType::f32);
-  const Scale s{one(stream), one(stream)};
   enqueue(
       stream, "scale_from_amax",
       kernels::ScaleFromAmax{
           .amax = amax, .scale = s.scale, .inverse = s.inverse, .type = type, .margin = margin});
-  return s;
 }
 
 Operand quantized_memory(Stream& stream, int64_t R, int64_t K, QuantFormat format,
@@ -158,15 +167,59 @@ QuantizedPair quantize_both(Stream& stream, const Tensor& x_TN, QuantFormat form
 }
 
 Operand transpose_quantized(Stream& stream, const Operand& x_TN) {
-  const Tensor& x = x_TN.data;
-  MT_CHECK(x_TN.format().outer_scale() && !x_TN.transposed,
-           "transpose_quantized: x is {}, expected 8 bits under one scale", dtype_name(x.dtype()));
-  Operand y = transposed_memory(stream, x.dim(0), x.dim(1), x_TN.format());
-  y.inverse = x_TN.inverse;
+  const Operand y = transposed_memory(stream, x_TN.data.dim(0), x_TN.data.dim(1), x_TN.format());
+  transpose_quantized_into(stream, x_TN, y);
+  return under(y, {.inverse = x_TN.inverse});
+}
+
+void transpose_quantized_into(Stream& stream, const Operand& x_TN, const Operand& y_NT) {
+  const Tensor &x = x_TN.data, &y = y_NT.data;
+  const QuantFormat format = x_TN.format();
+  const bool squares = format.blocks == ScaleBlocks::square_128;
+  MT_CHECK(format.quantized() && (format.outer_scale() || squares) && !x_TN.transposed,
+           "transpose_quantized: x is {}, expected 8 bits under one scale or square blocks",
+           dtype_name(x.dtype()));
+  MT_SHAPE("transpose_quantized", y, {x.dim(1), round_up(x.dim(0), format.row_multiple())});
   enqueue(stream, "transpose_float8",
           kernels::TransposeFloat8{
-              .x_TN = x, .y_NT = y.data, .T = x.dim(0), .N = x.dim(1), .stride = y.data.dim(1)});
-  return y;
+              .x_TN = x, .y_NT = y, .T = x.dim(0), .N = x.dim(1), .stride = y.dim(1)});
+  if (!squares) return;
+  MT_SHAPE("transpose_quantized", y_NT.inverse, {format.scales(y.dim(0), y.dim(1))});
+  enqueue(stream, "transpose_inverses",
+          kernels::TransposeInverses{.inverse_TN = x_TN.inverse,
+                                     .inverse_NT = y_NT.inverse,
+                                     .T = x.dim(0),
+                                     .N = x.dim(1),
+                                     .stride = y.dim(1)});
+}
+
+void amax_into(Stream& stream, const Tensor& x, const Tensor& amax) {
+  MT_FLOAT("amax", x);
+  MT_SHAPE("amax", amax, {1});
+  enqueue(stream, "amax", kernels::Amax{.x = x, .amax = amax});
+}
+
+void amax_of_part(Stream& stream, const PartOfMatrix& part, const Tensor& x, const Tensor& amax) {
+  MT_FLOAT("amax_of_part", x);
+  MT_SHAPE("amax_of_part", amax, {block_scales(ScaleBlocks::square_128, part.R, part.K)});
+  enqueue(stream, "amax_of_part",
+          kernels::AmaxOfPart{
+              .x = x, .amax = partly_written(amax), .begin = part.begin, .R = part.R, .K = part.K});
+}
+
+void inverses_of_amax(Stream& stream, const Tensor& amax, DType type) {
+  MT_DTYPE("inverses_of_amax", amax, DType::f32);
+  enqueue(stream, "inverses_of_amax", kernels::InversesOfAmax{.inverse = amax, .type = type});
+}
+
+void quantize_part(Stream& stream, const PartOfMatrix& part, const Tensor& x, const Tensor& inverse,
+                   const Tensor& y) {
+  MT_FLOAT("quantize_part", x);
+  MT_SHAPE("quantize_part", inverse, {block_scales(ScaleBlocks::square_128, part.R, part.K)});
+  MT_CHECK(x.count() == y.count(), "quantize_part: {} elements to {}", x.count(), y.count());
+  enqueue(stream, "quantize_part",
+          kernels::QuantizePart{
+              .x = x, .inverse = inverse, .y = y, .begin = part.begin, .R = part.R, .K = part.K});
 }
 
 void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,

@@ -12,6 +12,10 @@ void current_scale_into(Stream& stream, const Tensor& x, DType type, int margin,
                         const Scale& scale);
 // Returns the same scale from the largest |x| in `amax` (fp32, one element), and sets `amax` to 0.
 Scale scale_from_amax(Stream& stream, const Tensor& amax, DType type, int margin);
+void scale_from_amax_into(Stream& stream, const Tensor& amax, DType type, int margin,
+                          const Scale& scale);
+// Writes the largest finite |x| to `amax` (fp32, one element).
+void amax_into(Stream& stream, const Tensor& x, const Tensor& amax);
 
 // Returns memory for an (R, K) matrix, and for the inverses of its blocks.
 Operand quantized_memory(Stream& stream, int64_t R, int64_t K, QuantFormat format,
@@ -37,8 +41,20 @@ QuantizedPair quantize_both(Stream& stream, const Tensor& x_TN, QuantFormat form
 // Writes one or both forms, and reads x once. Either may be absent.
 void quantize_into(Stream& stream, const Tensor& x_TN, const Scale& scale, const Operand& rows,
                    const Operand& transposed, const Tensor& amax = {});
-// Returns the transpose of a quantized matrix under one scale, bit-equal to quantize_transposed().
+// Returns the transpose of a quantized matrix, bit-equal to quantize_transposed(). The matrix is
+// under one scale, or under square blocks, whose transposes are the blocks of the transpose.
 Operand transpose_quantized(Stream& stream, const Operand& x_TN);
+void transpose_quantized_into(Stream& stream, const Operand& x_TN, const Operand& y_NT);
+
+// Quantize neighbouring elements of a matrix (R, K) under square blocks of scales, from element
+// `begin` on in row-major order. kernels/fp8_blocks.h has the order of the three calls.
+struct PartOfMatrix {
+  int64_t begin, R, K;
+};
+void amax_of_part(Stream& stream, const PartOfMatrix& part, const Tensor& x, const Tensor& amax);
+void inverses_of_amax(Stream& stream, const Tensor& amax, DType type);
+void quantize_part(Stream& stream, const PartOfMatrix& part, const Tensor& x, const Tensor& inverse,
+                   const Tensor& y);
 
 // Computes the scales of the next step for C tensors, from the maxima of this step and of those
 // before it; `place` in [0, L) is this step's place in the history.

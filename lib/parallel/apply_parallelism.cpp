@@ -241,7 +241,8 @@ Group stage_group(comm::World& world, const RunPlan& plan) {
 
 std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& params, Stream& compute,
                                                         const DataGroups& groups,
-                                                        const RunPlan& plan) {
+                                                        const RunPlan& plan,
+                                                        model::Quantizer* quantizer) {
   const plan::DataParallelOptions& options = plan.data_parallel;
   params.materialize_by_unit(
       compute, plan.compute_dtype, true,
@@ -250,7 +251,7 @@ std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& param
       },
       plan.optimizer.master_weights);
   if (groups.alone()) return std::make_unique<model::SingleRank>();
-  return data_parallel(params, groups, options);
+  return data_parallel(params, groups, options, quantizer);
 }
 
 }  // namespace mtrain::parallel

@@ -33,9 +33,10 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan);
 Group stage_group(comm::World& world, const RunPlan& plan);
 
 // Gives the declared parameters memory, and returns the data-parallel strategy that moves them
-// between ranks.
+// between ranks. `quantizer` is that of data_parallel().
 std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& params, Stream& compute,
                                                         const DataGroups& groups,
-                                                        const RunPlan& plan);
+                                                        const RunPlan& plan,
+                                                        model::Quantizer* quantizer);
 
 }  // namespace mtrain::parallel

@@ -11,6 +11,8 @@ namespace mtrain::plan {
 // is quantized for each use.
 struct Fp8WeightCache {
   bool forward = false, backward = false;
+  // Sharded weights are gathered in 8 bits, so that forward needs no copy of them.
+  bool gathered = false;
   int copies() const { return int(forward) + int(backward); }
 };
 

@@ -62,8 +62,9 @@ class Estimator {
     const Count of_experts = Count(layers_.moe) * experts_here();
     const Spread dense{dense_parameters(),
                        moments(layer_parameters()) + table_parameters() * moment_bytes(),
-                       data_ranks(l_.dp_shard * l_.cp)},
-        experts{of_experts, moments(of_experts), data_ranks(expert_shards())};
+                       data_ranks(l_.dp_shard * l_.cp), layers_.float8_share() * linear_weights()},
+        experts{of_experts, moments(of_experts), data_ranks(expert_shards()),
+                layers_.float8_moe_share() * of_experts};
     out.parameters = dense.parameters + experts.parameters;
     // A head in fp32 has wider values, which need no master weights.
     const Count wider = head_parameters() * (head_e_ - e_),
@@ -74,7 +75,7 @@ class Estimator {
     for (const Spread& s : {dense, experts}) {
       const Count master = e_ == 4 || !plan_.optimizer.master_weights ? 0 : 4;
       const bool own_only = s.ranks > 1 && dp_.shards >= ShardLevel::gradients;
-      out.params += s.parameters * e_ / (dp_.shards == ShardLevel::parameters ? s.ranks : 1);
+      out.params += values(s);
       out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
       if (own_only && defers_reduction()) out.grads += s.parameters * 4;
       out.optimizer +=
@@ -104,7 +105,17 @@ class Estimator {
     Count parameters;  // elements of this rank before they are sharded
     Count moments;     // bytes of their optimizer state, without master weights
     Count ranks;       // the ranks over which they are sharded
+    Count quantized;   // elements of weights that GEMMs read in 8 bits
   };
+
+  // Bytes of the values that a rank keeps from step to step. Weights that are gathered in 8 bits
+  // exist in full in 8 bits alone, beside the rank's own part in both types.
+  Count values(const Spread& s) const {
+    const bool sharded = dp_.shards == ShardLevel::parameters;
+    if (!dp_.gather_as || s.ranks == 1) return s.parameters * e_ / (sharded ? s.ranks : 1);
+    const Count own = (s.parameters * e_ + s.quantized) / s.ranks;
+    return sharded ? own : own + (s.parameters - s.quantized) * e_ + s.quantized;
+  }
 
   static Count data_ranks(int64_t ranks) { return Count(std::max<int64_t>(1, ranks)); }
   // The ranks that own different parts of the same experts.
@@ -131,6 +142,14 @@ class Estimator {
   }
   // The parameters of the output layer's unit.
   Count head_parameters() const { return has_head() ? size_.final_norm + size_.output / tp_ : 0; }
+  // Elements of the weights of linears in the rank's layers.
+  Count linear_weights() const {
+    return Count(layers_.dense) * linear_weights(size_.dense) +
+           Count(layers_.moe) * linear_weights(size_.moe);
+  }
+  Count linear_weights(const LayerParameters& p) const {
+    return p.on_rank(tp_, Count(attention_.kv_heads)) - p.replicated;
+  }
   Count table_parameters() const {
     Count n = 0;
     // A tied table is on the first and on the last stage.
@@ -350,22 +369,44 @@ class Estimator {
       return reshard ? std::max(units, recomputed) : at_once;
     };
     const int64_t experts_in_turns = layers_.moe ? dp_.gather.experts_at_once() : 0;
-    return e_ * full_units(units_held(dp_.gather.reshard_after_forward, in_turns),
-                           units_held(dp_.gather.reshard_experts, experts_in_turns)) +
+    const int64_t layers = units_held(dp_.gather.reshard_after_forward, in_turns),
+                  experts = units_held(dp_.gather.reshard_experts, experts_in_turns);
+    return e_ * full_units(layers, experts) + quantized_units(layers, experts) +
            (head_e_ - e_) * head_parameters();
+  }
+  // How many bytes more than in the compute dtype the full units take if weights are gathered in 8
+  // bits; it is negative. Layers in bf16, which do not share memory with the others, add theirs.
+  Count quantized_units(int64_t layers_at_once, int64_t experts_at_once) const {
+    if (!dp_.gather_as) return 0;
+    const LayerParameters& p = layers_.moe ? size_.moe : size_.dense;
+    const auto held = [](int64_t units, int64_t at_once) {
+      return Count(std::min(units, at_once));
+    };
+    const auto change = [&](int64_t all, int64_t in_8_bits, int64_t at_once, Count unit,
+                            Count weights) {
+      const Count more =
+          held(in_8_bits, at_once) + held(all - in_8_bits, at_once) - held(all, at_once);
+      return more * unit * e_ - held(in_8_bits, at_once) * weights * (e_ - 1);
+    };
+    Count bytes = 0;
+    if (l_.gradient_ranks() > 1)
+      bytes += change(layers_.all(), layers_.float8, layers_at_once,
+                      p.on_rank(tp_, Count(attention_.kv_heads)), linear_weights(p));
+    if (expert_shards() > 1)
+      bytes +=
+          change(layers_.moe, layers_.float8_moe, experts_at_once, experts_here(), experts_here());
+    return bytes;
   }
   // Bytes of the quantized copies of the linears' weights. Experts have one copy for forward and
   // backward.
   Count float8_weights() const {
-    const auto sharded = [&](const LayerParameters& p) {
-      return p.on_rank(tp_, Count(attention_.kv_heads)) - p.replicated;
-    };
-    const int copies = plan_.fp8_weights.copies();
+    const Fp8WeightCache& kept = plan_.fp8_weights;
+    const bool gathered = dp_.gather_as.has_value();
+    const int copies = gathered && l_.gradient_ranks() > 1 ? kept.backward : kept.copies();
+    const bool experts = kept.copies() > 0 && !(gathered && expert_shards() > 1);
     return plan_.fp8.formats.weight.bytes_with_scales() *
-           (copies * layers_.float8_share() *
-                (Count(layers_.dense) * sharded(size_.dense) +
-                 Count(layers_.moe) * sharded(size_.moe)) +
-            (copies > 0 ? Count(layers_.float8_moe) * experts_here() : 0));
+           (copies * layers_.float8_share() * linear_weights() +
+            (experts ? Count(layers_.float8_moe) * experts_here() : 0));
   }
   // Bytes that context parallelism has in transit; all layers share them. Gradients of keys and
   // values travel in fp32.

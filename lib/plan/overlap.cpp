@@ -102,8 +102,23 @@ class Resolver {
       align = all({group, {o_.overlap_param_gather, "overlap_param_gather is off"}},
                   "gathers of all stages start after the last update");
     o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
+    resolve_fp8_gather(group);
     resolve_buckets();
     if (fsdp2) resolve_prefetch();
+  }
+
+  // Without 8-bit GEMMs the table has a row only if the recipe asks for the feature.
+  void resolve_fp8_gather(const Need& group) {
+    const auto& p = r_.mixed_precision;
+    const bool fp8 = p.fp8 != recipe::Fp8Format::none;
+    if (!fp8 && !p.fp8_param_gather) return;
+    o_.fp8_param_gather =
+        decide("mixed_precision.fp8_param_gather", p.fp8_param_gather,
+               all({{fp8, "there are no 8-bit GEMMs (mixed_precision.fp8 is none)", Off::idle},
+                    group,
+                    {shard_level(r_) >= ShardLevel::optimizer,
+                     "nothing is gathered because the optimizer is not sharded", Off::idle}},
+                   "weights of 8-bit GEMMs are gathered in 8 bits"));
   }
 
   void resolve_prefetch() {

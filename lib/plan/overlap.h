@@ -36,6 +36,7 @@ struct Overlap {
   bool overlap_p2p_comm = false, batch_p2p_comm = false;
   bool overlap_grad_reduce = false, overlap_param_gather = false;
   bool overlap_param_gather_with_optimizer_step = false, align_param_gather = false;
+  bool fp8_param_gather = false;
   int64_t bucket_size = 0;  // parameters
   bool cp_overlap = false;
   bool shared_expert_overlap = false;

@@ -91,6 +91,7 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, cons
   o.shards = shard_level(r);
   o.reduce = {.dtype = reduce_dtype(r), .average = r.ddp.average_in_collective};
   o.bucket_size = overlap.bucket_size;
+  if (overlap.fp8_param_gather) o.gather_as = linear_formats(r.mixed_precision).weight.element;
   if (d.strategy == recipe::Strategy::fsdp2) {  // its own settings, not `overlap`, decide
     o.defer_reduce = d.defer_fsdp_grad_sync;
     const bool reshard = d.reshard_after_forward.value_or(d.pp_size == 1);

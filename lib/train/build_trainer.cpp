@@ -55,7 +55,8 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   pipeline::PipelineStages stages = pipeline_stages(compute, *params, plan, world.rank(), impls);
   auto pipeline = std::make_unique<pipeline::Pipeline>(std::move(links), std::move(stages),
                                                        plan.schedule, plan.pipeline);
-  auto data_parallel = parallel::materialize_params(*params, compute, groups, plan);
+  auto data_parallel =
+      parallel::materialize_params(*params, compute, groups, plan, impls.quantizer.get());
 
   // Graphs, optimizer and 8-bit scales, which refer to the parameters' memory.
   std::unique_ptr<MicroBatchGraphs> graphs;

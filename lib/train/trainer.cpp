@@ -65,10 +65,11 @@ StepStats Trainer::step() {
   finish_grads();
   sum_losses(losses);
   const ops::Clip clip = clip_grads(loss);
+  end_float8_step();
   // Changes nothing if the norm or the loss is not finite.
   optimizer_->step(compute_, updates_ + 1, lr, clip.scale,
                    [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
-  end_float8_step();
+  if (impls_.quantizer) impls_.quantizer->weights_changed();
   prepare_batch(number + 1);  // all work of this step is enqueued, and the host has time
   const double total = loss.to_host<double>(compute_)[0];
   const float norm = clip.norm.to_host<float>(compute_)[0];

@@ -69,3 +69,47 @@ TEST_CASE("tensors quantized in blocks, their transposes and their scales are th
             REQUIRE(transposed_inverse.same());
           });
 }
+
+TEST_CASE("parts of a matrix under square blocks are quantized with the CPU's bits") {
+  for (auto [T, N] : {std::pair<int64_t, int64_t>{1, 16},
+                      {33, 208},
+                      {130, 144},
+                      {128, 640},
+                      {size_of_test(70, 2048), size_of_test(136, 4096)}})
+    for (const Case& c : kCases)
+      for (auto [begin, count] : {std::pair<int64_t, int64_t>{0, T * N},
+                                  {T * N / 7, T * N / 2},
+                                  {T * N / 3, 1},
+                                  {T * N, 0}})
+        for_each_way([&](int64_t offset) {
+          CAPTURE(T, N, c.dtype, c.type, begin, count, offset);
+          const int64_t stride = (T + 127) / 128 * 128,
+                        scales = block_scales(ScaleBlocks::square_128, T, N);
+          Mirror x(numbers(c.dtype, count), offset), y(Array(c.type, count), offset),
+              inverse(Array(DType::f32, scales)),
+              transposed(Array(DType::f32, block_scales(ScaleBlocks::square_128, N, stride)));
+          const auto run = [&, rows = T, columns = N, first = begin](const auto& of,
+                                                                     const auto& launch) {
+            launch(AmaxOfPart{
+                .x = of(x), .amax = of(inverse), .begin = first, .R = rows, .K = columns});
+            launch(InversesOfAmax{.inverse = of(inverse), .type = c.type});
+            launch(QuantizePart{.x = of(x),
+                                .inverse = of(inverse),
+                                .y = of(y),
+                                .begin = first,
+                                .R = rows,
+                                .K = columns});
+            launch(TransposeInverses{.inverse_TN = of(inverse),
+                                     .inverse_NT = of(transposed),
+                                     .T = rows,
+                                     .N = columns,
+                                     .stride = stride});
+          };
+          run([](Mirror& m) { return m.host().span(); }, [](const auto& a) { cpu::run(a); });
+          run([](Mirror& m) { return m.device(); },
+              [](const auto& a) { cuda::run(a, device_stream()); });
+          REQUIRE(y.same());
+          REQUIRE(inverse.same());
+          REQUIRE(transposed.same());
+        });
+}

@@ -23,7 +23,7 @@ inline std::vector<float> full_weights(train::Trainer& t) {
   for (model::ParamUnit* unit : t.params().units()) {
     const Tensor master = full_master(t.data_parallel(), *unit);
     for (const model::Parameter* p : unit->params) {
-      const auto w = master.flat(p->begin, p->shape).to_host<float>(t.compute());
+      const auto w = master.flat(p->begin, p->shape).to_host_float(t.compute());
       weights.insert(weights.end(), w.begin(), w.end());
     }
   }

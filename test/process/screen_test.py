@@ -36,11 +36,12 @@ distributed: {strategy: ddp}
 mixed_precision: fp32
 """
 # A step takes a second or two on one rank, and sleeps for nine tenths of that; a slower recipe takes twice as long.
-# In a run that is stopped at once a step may take ten seconds, so that a fast CPU does not end it before the second
-# key.
+# In a run that is stopped at once a step takes several seconds, so that a fast CPU does not end it before the second
+# key, which is more than a second after the first. Two ranks halve a step's work.
 SLOW = ["train.steps=100000", "train.log_every=4", "dataset.seq_length=128", "train.global_batch_size=128", "debug.compute_slowdown=10"]
 SLOWER = [*SLOW, "train.global_batch_size=256"]
-SLOWEST = [*SLOWER, "train.log_every=1", "debug.compute_slowdown=30"]
+SLOWEST = [*SLOWER, "train.log_every=1", "debug.compute_slowdown=60"]
+SLOWEST_OF_TWO = [*SLOWEST, "debug.compute_slowdown=120"]
 
 
 class Failure(Exception):
@@ -308,7 +309,7 @@ def test_ctrl_c_twice_says_what_is_lost():
 
 def test_ctrl_c_to_a_launcher_once_and_twice():
     for name, again, code in (("launch_ctrl_c", False, 0), ("launch_ctrl_c_twice", True, 130)):
-        terminal = Terminal(120, launch(*(SLOWEST if again else SLOWER)), name)
+        terminal = Terminal(120, launch(*(SLOWEST_OF_TWO if again else SLOWER)), name)
         terminal.read(r"step +\d+/100000")
         time.sleep(0.3)
         terminal.press(b"\x03")

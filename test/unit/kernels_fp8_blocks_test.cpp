@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <set>
 
@@ -125,6 +126,56 @@ TEST_CASE("a block's scale is the largest power of two that its numbers allow") 
           check_matrix(both.transposed, type, T,
                        [&, width = N](int64_t n, int64_t t) { return x[t * width + n]; });
         }
+}
+
+// Calls f(begin, count) for parts that ranks may own: they begin and end within rows and blocks.
+template <class F>
+void for_parts(int64_t count, const F& f) {
+  const std::vector<int64_t> ends{0, count / 7, count / 2, count / 2, count};
+  for (size_t i = 1; i < ends.size(); ++i) f(ends[i - 1], ends[i] - ends[i - 1]);
+}
+
+TEST_CASE("parts of a matrix, whose maxima are combined, have the bits of the whole") {
+  for (DType dtype : kFloats)
+    for (DType type : {DType::f8e4m3, DType::f8e5m2})
+      for (auto [T, N] : {std::pair<int64_t, int64_t>{1, 32}, {5, 128}, {64, 96}, {130, 272}}) {
+        CAPTURE(dtype, type, T, N);
+        const Array x = uneven(dtype, T, N);
+        const Both whole(x, type, Blocks::square_128, T, N);
+        Matrix parts(type, Blocks::square_128, T, N);
+        std::fill_n(parts.inverse.span().as<float>(), parts.inverse.size(), 0.0f);
+        const auto of_x = [&](int64_t begin, int64_t n) {
+          const ConstSpan all = x;
+          return ConstSpan{static_cast<const char*>(all.data) + begin * dtype_size(dtype), n,
+                           dtype};
+        };
+        for_parts(T * N, [&, rows = T, columns = N](int64_t begin, int64_t n) {
+          cpu::run(AmaxOfPart{
+              .x = of_x(begin, n), .amax = parts.inverse, .begin = begin, .R = rows, .K = columns});
+        });
+        cpu::run(InversesOfAmax{.inverse = parts.inverse, .type = type});
+        for_parts(T * N, [&, rows = T, columns = N](int64_t begin, int64_t n) {
+          const Span y = parts.y;
+          cpu::run(QuantizePart{.x = of_x(begin, n),
+                                .inverse = parts.inverse,
+                                .y = {static_cast<char*>(y.data) + begin, n, type},
+                                .begin = begin,
+                                .R = rows,
+                                .K = columns});
+        });
+        REQUIRE(std::memcmp(parts.y.span().data, whole.rows.y.span().data, size_t(T * N)) == 0);
+        Matrix transposed(type, Blocks::square_128, N, whole.transposed.K);
+        cpu::run(TransposeInverses{.inverse_TN = parts.inverse,
+                                   .inverse_NT = transposed.inverse,
+                                   .T = T,
+                                   .N = N,
+                                   .stride = whole.transposed.K});
+        for (int64_t i = 0; i < parts.inverse.size(); ++i)
+          REQUIRE(parts.inverse[i] == whole.rows.inverse[i]);
+        for (int64_t i = 0; i < transposed.inverse.size(); ++i)
+          REQUIRE(transposed.inverse[i] == whole.transposed.inverse[i]);
+        REQUIRE((parts.margins_untouched() && transposed.margins_untouched()));
+      }
 }
 
 TEST_CASE("numbers that are not finite stay faults and do not count for a scale") {

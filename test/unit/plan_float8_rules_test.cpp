@@ -11,8 +11,10 @@ using namespace mtrain::plan;
 using namespace recipe_cases;
 
 TEST_CASE("8-bit linears are refused where the device, the scales or the sizes do not fit") {
-  expect_error({.what = "fp8 gather", .set = {"mixed_precision.fp8_param_gather=true"}},
-               "mixed_precision.fp8_param_gather", "8-bit");
+  expect_error({.what = "a gather of two 8-bit forms",
+                .set = {"mixed_precision={fp8: hybrid, fp8_recipe: mxfp8, fp8_param_gather: true}",
+                        "hardware.gpu=b200", "model.ffn_hidden_size=768"}},
+               "mixed_precision.fp8_param_gather", "differently for forward and for backward");
   expect_error({.what = "fp8 on a100", .set = {"mixed_precision.fp8=hybrid", "hardware.gpu=a100"}},
                "mixed_precision.fp8", "a100");
   expect_error({.what = "fp8 on a cpu", .set = {"mixed_precision.fp8=hybrid", "train.device=cpu"}},

@@ -339,8 +339,7 @@ TEST_CASE("a feature without execution is refused by name") {
   };
   REQUIRE(blocks("blockwise", "h100").empty());
   REQUIRE(blocks("mxfp8", "b200").empty());
-  REQUIRE_THAT(fp8_and("mixed_precision.fp8_param_gather=true"),
-               Contains("mixed_precision.fp8_param_gather: not supported yet"));
+  REQUIRE(fp8_and("mixed_precision.fp8_param_gather=true").empty());
   REQUIRE_THAT(built(1, {"mixed_precision.fp8=hybrid"}), Contains("debug.emulate_fp8"));
   REQUIRE(built(1, {"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"}).empty());
   REQUIRE(built(1, {"packed_sequence.packed_sequence_size=64"}).empty());

@@ -120,7 +120,7 @@ class Print {
   MEMBERS(ShardedParamsOptions, reshard_after_forward, reshard_experts, forward_prefetch,
           backward_prefetch, passes_pair)
   MEMBERS(DataParallelOptions, shards, reduce, overlap_grad_reduce, bucket_size, defer_reduce,
-          gather_updated, gather)
+          gather_as, gather_updated, gather)
   MEMBERS(TensorOptions, sequence_parallel)
   MEMBERS(ExpertOptions, dispatcher, pad_to_capacity, pattern)
   MEMBERS(ContextOptions, methods, levels)

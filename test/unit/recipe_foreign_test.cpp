@@ -214,10 +214,13 @@ TEST_CASE("Megatron-Bridge's names of precisions set several fields") {
   CHECK(p.fp8_amax_history_len == 1024);
   CHECK(p.fp8_amax_compute_algo == Fp8AmaxChoice::max);
   CHECK_FALSE(p.first_last_layers_bf16);
-  CHECK(loaded("mixed_precision: bf16_with_fp8_current_scaling_mixed\n")
-            .mixed_precision.first_last_layers_bf16);
-  expect_diagnostic("mixed_precision: bf16_with_fp8_current_scaling_mixed\n", Severity::warning,
-                    "mixed_precision", "parameters travel in bf16");
+  CHECK(p.fp8_param_gather);
+  const MixedPrecisionConfig current =
+      loaded("mixed_precision: bf16_with_fp8_current_scaling_mixed\n").mixed_precision;
+  CHECK(current.first_last_layers_bf16);
+  CHECK(current.fp8_param_gather);
+  expect_diagnostic("mixed_precision: bf16_with_mxfp8_mixed\n", Severity::warning,
+                    "mixed_precision", "parameters are gathered in bf16");
   CHECK(loaded("", {"mixed_precision=bf16-with-mxfp8-mixed", "hardware.gpu=b200"})
             .mixed_precision.fp8_recipe == Fp8Recipe::mxfp8);
   CHECK(loaded("", {"mixed_precision.name=fp16-mixed"}).mixed_precision.name ==

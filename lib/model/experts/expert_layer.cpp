@@ -64,8 +64,13 @@ struct ExpertLayer {
       rows.dim = ShardSpec::Dim::rows, rows.sections = sections_of(first);
       columns.dim = ShardSpec::Dim::columns;
     }
-    gate_up = params.add(own, part_of(first, rows, impls.experts));
-    down = params.add(own, part_of(last, columns, impls.experts));
+    const auto add = [&](const spec::TensorSpec& weight, const ShardSpec& shard) {
+      ParamSpec part = part_of(weight, shard, impls.experts);
+      part.quantized = bool(impls.quantizer_of(layer));
+      return params.add(own, std::move(part));
+    };
+    gate_up = add(first, rows);
+    down = add(last, columns);
     up_linear.emplace(*gate_up, name() + ".experts.gate_up",
                       ExpertLinear::Names{"experts_up_fwd", "experts_up_dgrad", "experts_up_wgrad"},
                       impls.quantizer_of(layer));

@@ -58,10 +58,9 @@ Tensor ExpertLinear::multiply(Stream& stream, const char* name, const Tensor& a,
 // `record`: the weight's maximum enters the history.
 Tensor ExpertLinear::multiply(Stream& stream, const char* name, const ops::Operand& a, bool trans_b,
                               bool record, const Tensor& first_E1, bool unused_rows) const {
-  const Tensor& value = weight_->value;
   ops::Operand w = quantizer_.weight(stream, false, record);
-  w.data = w.data.view(value.shape());
-  return ops::grouped_matmul(stream, name, a, w, first_E1, trans_b, value.dtype(), unused_rows);
+  w.data = w.data.view(weight_->shape);
+  return ops::grouped_matmul(stream, name, a, w, first_E1, trans_b, weight_->compute, unused_rows);
 }
 
 void ExpertLinear::wgrad(Step& step, ops::Operand dy_RO, ops::Operand x_RI,

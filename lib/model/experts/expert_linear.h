@@ -49,10 +49,10 @@ class ExpertLinear {
                const Tensor& into = {}) const;
   // Allocate rows of x and of y, in the compute type.
   Tensor input_rows(Stream& stream, int64_t R) const {
-    return Tensor::empty(stream, {R, weight_->value.dim(2)}, weight_->value.dtype());
+    return Tensor::empty(stream, {R, weight_->shape[2]}, weight_->compute);
   }
   Tensor output_rows(Stream& stream, int64_t R) const {
-    return Tensor::empty(stream, {R, weight_->value.dim(1)}, weight_->value.dtype());
+    return Tensor::empty(stream, {R, weight_->shape[1]}, weight_->compute);
   }
   // Adds the weight's gradient, now or when the queue runs.
   void wgrad(Step& step, ops::Operand dy_RO, ops::Operand x_RI, const Tensor& first_E1) const;

@@ -18,19 +18,19 @@ constexpr int64_t kAlign = 128;
 // In elements. Every rank's part of a piece starts on a cache line in bf16.
 constexpr int64_t kPartAlign = 32;
 
-// Divides the unit into pieces from its end, where backward begins. The remainder is the first
+// Divides parameters into pieces from their end, where backward begins. The remainder is the first
 // piece, which backward completes last: its reduction, which has little to hide behind, is then a
 // small one.
-std::vector<Piece> pieces_of(const ParamUnit& unit) {
+std::vector<Piece> pieces_of(const std::vector<Parameter*>& params, int64_t least) {
   std::vector<Piece> pieces;
   int64_t count = 0;
-  for (size_t i = unit.params.size(); i-- > 0;) {
-    if (pieces.empty() || count >= unit.sharding.piece) {
+  for (size_t i = params.size(); i-- > 0;) {
+    if (pieces.empty() || count >= least) {
       pieces.emplace_back();
       count = 0;
     }
-    pieces.back().params.push_back(unit.params[i]);
-    count += unit.params[i]->shape.count();
+    pieces.back().params.push_back(params[i]);
+    count += params[i]->shape.count();
   }
   std::ranges::reverse(pieces);
   for (Piece& p : pieces) {
@@ -40,12 +40,30 @@ std::vector<Piece> pieces_of(const ParamUnit& unit) {
   return pieces;
 }
 
+// Weights in 8 bits are separate whether or not they are gathered in 8 bits. The optimizer then
+// sees the same ranges, and the gradient norm has the same bits.
+std::vector<Piece> pieces_of(const ParamUnit& unit) {
+  const Sharding& s = unit.sharding;
+  if (s.ranks == 1) return pieces_of(unit.params, s.piece);
+  std::vector<Parameter*> plain, quantized;
+  for (Parameter* p : unit.params) (p->quantized ? quantized : plain).push_back(p);
+  std::vector<Piece> pieces = pieces_of(plain, s.piece);
+  std::ranges::move(pieces_of(quantized, s.piece), std::back_inserter(pieces));
+  return pieces;
+}
+
 // Finds where in the unit every piece and parameter begins.
 void lay_out(ParamUnit& unit) {
   unit.pieces = pieces_of(unit);
   const int64_t whole = std::lcm(kAlign, kPartAlign * unit.sharding.ranks);
   unit.count = 0;
+  const auto separate = [&](const Piece& p) {
+    return unit.sharding.ranks > 1 && p.params.front()->quantized;
+  };
+  bool in_8_bits = false;
   for (Piece& piece : unit.pieces) {
+    if (!in_8_bits) unit.quantized_begin = unit.count;
+    in_8_bits = separate(piece);
     piece.begin = piece.decay_end = unit.count;
     for (Parameter* p : piece.params) {
       p->begin = unit.count;
@@ -55,9 +73,11 @@ void lay_out(ParamUnit& unit) {
     unit.count = piece.begin + round_up(unit.count - piece.begin, whole);
     piece.count = unit.count - piece.begin;
   }
+  if (!in_8_bits) unit.quantized_begin = unit.count;
 }
 
 Tensor zeros(Stream& stream, int64_t count, DType dtype, device::MemoryCategory category) {
+  if (count == 0) return {};
   const Tensor t = Tensor::empty(stream, {count}, dtype, category);
   ops::fill(stream, t, 0);
   return t;
@@ -66,10 +86,15 @@ Tensor zeros(Stream& stream, int64_t count, DType dtype, device::MemoryCategory 
 void allocate(Stream& stream, ParamUnit& unit, DType compute, bool training, bool masters) {
   const Sharding& s = unit.sharding;
   const bool half = compute != DType::f32;
-  if (s.values)
-    unit.own_value = zeros(stream, unit.own_count(), compute, device::MemoryCategory::params);
-  else
-    ParamStore::set_value(unit, zeros(stream, unit.count, compute, device::MemoryCategory::params));
+  constexpr auto kParams = device::MemoryCategory::params;
+  if (s.values || s.quantized) unit.own_value = zeros(stream, unit.own_count(), compute, kParams);
+  Tensor quantized;
+  if (s.quantized) {
+    unit.own_quantized = zeros(stream, unit.quantized_count() / s.ranks, *s.quantized, kParams);
+    if (!s.values) quantized = zeros(stream, unit.quantized_count(), *s.quantized, kParams);
+  }
+  if (!s.values)
+    ParamStore::set_value(unit, zeros(stream, unit.plain_count(), compute, kParams), quantized);
   if (half && training && masters)
     unit.own_master =
         zeros(stream, unit.own_count(), DType::f32, device::MemoryCategory::optimizer);
@@ -88,9 +113,8 @@ void find_owned(ParamUnit& unit, DType compute) {
     const auto add = [&](int64_t from, int64_t to) {
       if (from >= to) return;
       const auto range = [&](const Tensor& whole, const Tensor& own) {
-        if (whole) return whole.flat(from, {to - from});
-        if (!own) return Tensor();
-        return own.flat(piece.begin / s.ranks + from - begin, {to - from});
+        if (own) return own.flat(piece.begin / s.ranks + from - begin, {to - from});
+        return whole ? whole.flat(from, {to - from}) : Tensor();
       };
       const Tensor value = range(unit.value, unit.own_value),
                    grad = range(unit.grad, unit.own_grad);
@@ -147,6 +171,12 @@ Tensor ParamUnit::shard_in_full(const Tensor& t, const Piece& p) const {
 }
 Tensor ParamUnit::local_shard(const Tensor& t, const Piece& p) const {
   return t.flat(p.begin / sharding.ranks, {p.count / sharding.ranks});
+}
+Tensor ParamUnit::full_quantized(const Tensor& t, const Piece& p) const {
+  return t.flat(p.begin - plain_count(), {p.count});
+}
+Tensor ParamUnit::local_quantized(const Tensor& t, const Piece& p) const {
+  return t.flat((p.begin - plain_count()) / sharding.ranks, {p.count / sharding.ranks});
 }
 
 Shape ParamSpec::part_shape() const {
@@ -251,6 +281,7 @@ void ParamStore::materialize_by_unit(Stream& stream, DType compute, bool trainin
     unit.sharding = sharding(unit);
     lay_out(unit);
     const DType values = unit.in_fp32 ? DType::f32 : compute;
+    for (Parameter* p : unit.params) p->compute = values;
     allocate(stream, unit, values, training, masters);
     find_owned(unit, values);
     // Parameters have views of their master weights if these are whole.
@@ -261,9 +292,15 @@ void ParamStore::materialize_by_unit(Stream& stream, DType compute, bool trainin
   }
 }
 
-void ParamStore::set_value(ParamUnit& unit, const Tensor& value) {
+void ParamStore::set_value(ParamUnit& unit, const Tensor& value, const Tensor& quantized) {
   unit.value = value;
-  set_views(unit, value, &Parameter::value);
+  unit.quantized_value = quantized;
+  for (Parameter* p : unit.params) {
+    const bool in_8_bits = p->begin >= unit.plain_count();
+    p->value = value && !in_8_bits ? value.flat(p->begin, p->shape) : Tensor();
+    p->quantized_value =
+        quantized && in_8_bits ? quantized.flat(p->begin - unit.plain_count(), p->shape) : Tensor();
+  }
 }
 
 void ParamStore::set_grad(ParamUnit& unit, const Tensor& grad) {

@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,8 @@ struct ParamSpec {
   // Whether a GEMM computes the gradient. The first GEMM of a step then overwrites the gradient of
   // the step before (Parameter::fresh).
   bool matmul_grad = true;
+  // Whether its GEMMs read it in 8 bits.
+  bool quantized = false;
   // Rows of each of the weights that are stacked in a matrix of the layout-free tensor, such as q,
   // k and v. Empty: the matrix is one weight.
   std::vector<int64_t> stacked = {};
@@ -92,8 +95,13 @@ struct ParamUnit;
 
 struct Parameter : ParamSpec {
   ParamUnit* unit = nullptr;
-  int64_t begin = 0;  // its first element in the unit
-  Tensor value;       // in the compute dtype: what forward and backward read; absent while sharded
+  int64_t begin = 0;           // its first element in the unit
+  DType compute = DType::f32;  // the type in which forward and backward compute
+  // What forward and backward read, in the compute dtype. Absent while sharded, and if the full
+  // values exist in 8 bits alone.
+  Tensor value;
+  // The same in 8 bits, for a weight that is gathered in 8 bits. Its quantizer has the scales.
+  Tensor quantized_value;
   // Master weight, fp32. It is the memory of `value` if that is fp32, and absent if masters are
   // sharded or bf16 values are trained without them.
   Tensor master;
@@ -120,10 +128,14 @@ struct Sharding {
   // Elements that a piece has at least. Units are split between parameters, never within one.
   int64_t piece = std::numeric_limits<int64_t>::max();
   bool in_norm = true;  // in the gradient norm; else another rank has the same and counts it
+  // The weights that GEMMs read in 8 bits are gathered in this type. Their full values exist in no
+  // other. Absent: full values have the compute dtype.
+  std::optional<DType> quantized = std::nullopt;
 };
 
 // Neighbouring parameters of a unit. Those that decay come first, so that the optimizer sees at
-// most two ranges.
+// most two ranges. If the unit is sharded, a piece has only weights that GEMMs read in 8 bits, or
+// none of them.
 struct Piece {
   int64_t begin = 0, count = 0;  // elements in the unit; every rank owns count / ranks of them
   int64_t decay_end = 0;  // elements of the unit in [begin, decay_end) decay, the rest do not
@@ -149,20 +161,35 @@ struct ParamUnit {
   std::vector<Parameter*> params;  // in the order of declaration, which is the order of forward
   std::vector<Piece> pieces;
   int64_t count = 0;  // elements, padding included
+  // The first element of the weights that GEMMs read in 8 bits, which follow all others if the unit
+  // is sharded; `count` if there are none.
+  int64_t quantized_begin = 0;
   Sharding sharding;
   std::vector<OwnedRange> owned;
-  Tensor value, grad;  // flat tensors of the whole unit; absent while sharded
+  // Flat tensors of the whole unit; absent while sharded. If weights are gathered in 8 bits,
+  // `value` has the elements before quantized_begin, and quantized_value the others.
+  Tensor value, grad, quantized_value;
   // Flat tensors of the part that this rank owns, piece after piece. own_value and own_grad are
   // absent if the tensors above hold that part. own_master is absent if values are fp32, which are
   // their own masters, and if bf16 values are trained without masters.
   Tensor own_value, own_master, own_grad;
+  // This rank's part of quantized_value.
+  Tensor own_quantized;
 
   int64_t own_count() const { return count / sharding.ranks; }
+  // Elements whose full values are in the compute dtype, and in 8 bits.
+  int64_t plain_count() const { return sharding.quantized ? quantized_begin : count; }
+  int64_t quantized_count() const { return count - plain_count(); }
+  bool gathered_in_8_bits(const Piece& p) const { return p.begin >= plain_count(); }
   // full: a piece of `t`, a tensor of the whole unit. shard_in_full: this rank's part of that
   // piece. local_shard: the same part, of a tensor `t` that holds only what this rank owns.
   Tensor full(const Tensor& t, const Piece& p) const { return t.flat(p.begin, {p.count}); }
   Tensor shard_in_full(const Tensor& t, const Piece& p) const;
   Tensor local_shard(const Tensor& t, const Piece& p) const;
+  // The same two for tensors that begin with the element plain_count(), and for this rank's part of
+  // them.
+  Tensor full_quantized(const Tensor& t, const Piece& p) const;
+  Tensor local_quantized(const Tensor& t, const Piece& p) const;
 };
 
 class ParamStore {
@@ -192,8 +219,9 @@ class ParamStore {
   void zero_grads(Stream& stream, ParamUnit& unit);
   static void zero_grad(Stream& stream, Parameter& p);
 
-  // Make the unit's parameters views of this flat tensor; absent ones if it is absent.
-  static void set_value(ParamUnit& unit, const Tensor& value);
+  // Make the unit's parameters views of these flat tensors; absent ones if they are absent.
+  // `quantized` has the weights that are gathered in 8 bits, and `value` has the others.
+  static void set_value(ParamUnit& unit, const Tensor& value, const Tensor& quantized = {});
   static void set_grad(ParamUnit& unit, const Tensor& grad);
 
   std::vector<ParamUnit*> units();

@@ -11,16 +11,16 @@ namespace {
 class MultiRankDataParallel : public model::DataParallel {
  public:
   MultiRankDataParallel(model::ParamStore& params, const DataGroups& groups,
-                        const plan::DataParallelOptions& o)
+                        const plan::DataParallelOptions& o, model::Quantizer* quantizer)
       : groups_(groups),
         average_(o.reduce.average),
         owns_part_(o.shards != plan::ShardLevel::nothing) {
     if (o.shards == plan::ShardLevel::nothing)
       values_ = replicated_params();
     else if (o.shards == plan::ShardLevel::parameters)
-      values_ = sharded_params(params, groups_, o.gather);
+      values_ = sharded_params(params, groups_, o.gather, quantizer);
     else
-      values_ = gathered_params(params, groups_, o.gather_updated);
+      values_ = gathered_params(params, groups_, o.gather_updated, quantizer);
     if (o.shards == plan::ShardLevel::gradients || o.shards == plan::ShardLevel::parameters)
       grads_ = sharded_grads(params, groups_, o.reduce, o.defer_reduce, o.overlap_grad_reduce);
     else
@@ -176,13 +176,15 @@ model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& un
   s.rank = of_unit.shards.rank();
   s.grads = o.shards == plan::ShardLevel::gradients || o.shards == plan::ShardLevel::parameters;
   s.values = o.shards == plan::ShardLevel::parameters;
+  if (std::ranges::any_of(unit.params, &model::Parameter::quantized)) s.quantized = o.gather_as;
   return s;
 }
 
 std::unique_ptr<model::DataParallel> data_parallel(model::ParamStore& params,
                                                    const DataGroups& groups,
-                                                   const plan::DataParallelOptions& options) {
-  return std::make_unique<MultiRankDataParallel>(params, groups, options);
+                                                   const plan::DataParallelOptions& options,
+                                                   model::Quantizer* quantizer) {
+  return std::make_unique<MultiRankDataParallel>(params, groups, options, quantizer);
 }
 
 }  // namespace mtrain::parallel

@@ -14,9 +14,10 @@ model::Sharding sharding_of(const DataGroups& groups, const model::ParamUnit& un
                             const plan::DataParallelOptions& options);
 
 // The parameters must be materialized. Call updated() for every unit once it has values, before the
-// first use.
+// first use. `quantizer` must be materialized before that; it is null without 8-bit GEMMs.
 std::unique_ptr<model::DataParallel> data_parallel(model::ParamStore& params,
                                                    const DataGroups& groups,
-                                                   const plan::DataParallelOptions& options);
+                                                   const plan::DataParallelOptions& options,
+                                                   model::Quantizer* quantizer);
 
 }  // namespace mtrain::parallel

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "model/param/parameters.h"
 #include "parallel/data/param_sync.h"
+#include "parallel/data/unit_gather.h"
 
 namespace mtrain::parallel {
 
@@ -14,8 +15,8 @@ class ReplicatedParams : public ParamSync {};
 class GatheredParams : public ParamSync {
  public:
   GatheredParams(model::ParamStore& params, const DataGroups& groups,
-                 const plan::GatheredParamsOptions& options)
-      : groups_(groups), options_(options) {
+                 const plan::GatheredParamsOptions& options, model::Quantizer* quantizer)
+      : groups_(groups), options_(options), gather_(groups, quantizer) {
     for (model::ParamUnit* unit : params.units()) states_.push_back({unit});
   }
 
@@ -27,6 +28,7 @@ class GatheredParams : public ParamSync {
     State& state = state_of(unit);
     state.updated = groups_.compute->record();
     state.pending = true;
+    gather_.quantize(unit, state.updated);
     if (!options_.overlap) return use(unit);
     if (gathered_during_update(state)) gather(state);
     if (&state != &states_.back() || !options_.together) return;
@@ -76,10 +78,7 @@ class GatheredParams : public ParamSync {
     state.pending = false;
     Stream& stream = *groups_.param_stream;
     stream.wait(state.updated);  // edge: the unit's update -> its gather
-    const model::ParamUnit& unit = *state.unit;
-    for (const model::Piece& piece : unit.pieces)
-      groups_.of(unit).gather.all_gather(unit.shard_in_full(unit.value, piece),
-                                         unit.full(unit.value, piece), stream);
+    gather_.gather(*state.unit, state.unit->value, state.unit->quantized_value);
     state.gathered = stream.record();
   }
 
@@ -91,6 +90,7 @@ class GatheredParams : public ParamSync {
 
   const DataGroups& groups_;
   const plan::GatheredParamsOptions options_;
+  const UnitGather gather_;
   std::vector<State> states_;
 };
 
@@ -99,8 +99,9 @@ class GatheredParams : public ParamSync {
 std::unique_ptr<ParamSync> replicated_params() { return std::make_unique<ReplicatedParams>(); }
 
 std::unique_ptr<ParamSync> gathered_params(model::ParamStore& params, const DataGroups& groups,
-                                           const plan::GatheredParamsOptions& options) {
-  return std::make_unique<GatheredParams>(params, groups, options);
+                                           const plan::GatheredParamsOptions& options,
+                                           model::Quantizer* quantizer) {
+  return std::make_unique<GatheredParams>(params, groups, options, quantizer);
 }
 
 }  // namespace mtrain::parallel

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "model/param/parameters.h"
+#include "model/quantizer.h"
 #include "model/step.h"
 #include "parallel/data/data_groups.h"
 #include "plan/options/data_parallel_options.h"
@@ -23,13 +24,16 @@ std::unique_ptr<ParamSync> replicated_params();
 // Every rank keeps full values and updates a part of them (ZeRO-1 and -2). They are gathered from
 // the owners after an update. With overlap, a unit is gathered while the unit before it in its
 // stage runs, and all units of a stage while the last unit of the rank's previous stage runs.
+// `quantizer` of this and the next function: null without weights that are gathered in 8 bits.
 std::unique_ptr<ParamSync> gathered_params(model::ParamStore& params, const DataGroups& groups,
-                                           const plan::GatheredParamsOptions& options);
+                                           const plan::GatheredParamsOptions& options,
+                                           model::Quantizer* quantizer);
 
 // A rank keeps only its own part (ZeRO-3, FSDP; Zhao et al. 2023, "PyTorch FSDP"). Full values of a
 // unit are gathered for its forward. They are gathered again for its backward if other units have
 // used their memory in between.
 std::unique_ptr<ParamSync> sharded_params(model::ParamStore& params, const DataGroups& groups,
-                                          const plan::ShardedParamsOptions& options);
+                                          const plan::ShardedParamsOptions& options,
+                                          model::Quantizer* quantizer);
 
 }  // namespace mtrain::parallel

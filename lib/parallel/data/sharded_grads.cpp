@@ -18,7 +18,7 @@ class ShardedGrads : public GradSync {
         reduce_(groups, reduce),
         defer_(defer),
         overlap_(overlap),
-        slots_(*groups.compute, params.units(), device::MemoryCategory::grads) {
+        slots_(*groups.compute, params.units(), device::MemoryCategory::grads, /*values=*/false) {
     for (model::ParamUnit* unit : params.units()) {
       states_[unit] = {};
       states_[unit].pieces.resize(unit->pieces.size());
@@ -45,7 +45,7 @@ class ShardedGrads : public GradSync {
     if (state.slot) return add_again(unit, state);
     const size_t enough = overlap_ ? 2 : 1;
     // edge (in take): the reduction of the slot's last unit -> the gradients of this unit
-    state.slot = &slots_.take(unit, DType::f32, enough, *groups_.compute, [](model::ParamUnit&) {});
+    state.slot = &slots_.take(unit, enough, *groups_.compute, [](model::ParamUnit&) {});
     model::ParamStore::set_grad(unit, state.slot->buffer);
     params_.zero_grads(*groups_.compute, unit);
     zero_gaps(unit);

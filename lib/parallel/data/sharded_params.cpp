@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "parallel/data/param_sync.h"
 #include "parallel/data/unit_buffer_pool.h"
+#include "parallel/data/unit_gather.h"
 
 namespace mtrain::parallel {
 
@@ -11,10 +12,12 @@ namespace {
 class ShardedParams : public ParamSync {
  public:
   ShardedParams(model::ParamStore& params, const DataGroups& groups,
-                const plan::ShardedParamsOptions& options)
+                const plan::ShardedParamsOptions& options, model::Quantizer* quantizer)
       : groups_(groups),
         options_(options),
-        slots_(*groups.param_stream, params.units(), device::MemoryCategory::buffers) {
+        gather_(groups, quantizer),
+        slots_(*groups.param_stream, params.units(), device::MemoryCategory::buffers,
+               /*values=*/true) {
     for (model::ParamUnit* unit : params.units()) {
       if (!unit->sharding.values) continue;  // its values always exist
       states_.push_back({unit});
@@ -73,6 +76,7 @@ class ShardedParams : public ParamSync {
       state.slot->holder = nullptr;  // its values are out of date
       forget(state);
     }
+    gather_.quantize(unit, state.updated);
     // The first units of the next forward are gathered while the others are updated.
     const auto at = &state - states_.data();
     if (options_.forward_prefetch > 0 && at <= options_.forward_prefetch) gather(state);
@@ -127,14 +131,12 @@ class ShardedParams : public ParamSync {
     const auto enough = size_t(unit.id.kind == model::UnitKind::experts ? options_.experts_at_once()
                                                                         : options_.units_at_once());
     // edge (in take): the last use of the slot's old values -> the gather that overwrites them
-    state.slot = &slots_.take(unit, unit.own_value.dtype(), enough, stream,
+    state.slot = &slots_.take(unit, enough, stream,
                               [this](model::ParamUnit& evicted) { forget(state_of(evicted)); });
     stream.wait(state.updated);  // edge: the owners' update -> the gather
-    for (const model::Piece& piece : unit.pieces)
-      groups_.of(unit).gather.all_gather(unit.local_shard(unit.own_value, piece),
-                                         unit.full(state.slot->buffer, piece), stream);
+    gather_.gather(unit, state.slot->buffer, state.slot->quantized);
     state.gathered = stream.record();
-    model::ParamStore::set_value(unit, state.slot->buffer);
+    model::ParamStore::set_value(unit, state.slot->buffer, state.slot->quantized);
   }
 
   void release(State& state) { slots_.release(*state.slot, groups_.compute->record()); }
@@ -152,6 +154,7 @@ class ShardedParams : public ParamSync {
 
   const DataGroups& groups_;
   const plan::ShardedParamsOptions options_;
+  const UnitGather gather_;
   UnitBufferPool slots_;
   std::vector<State> states_;
 };
@@ -159,8 +162,9 @@ class ShardedParams : public ParamSync {
 }  // namespace
 
 std::unique_ptr<ParamSync> sharded_params(model::ParamStore& params, const DataGroups& groups,
-                                          const plan::ShardedParamsOptions& options) {
-  return std::make_unique<ShardedParams>(params, groups, options);
+                                          const plan::ShardedParamsOptions& options,
+                                          model::Quantizer* quantizer) {
+  return std::make_unique<ShardedParams>(params, groups, options, quantizer);
 }
 
 }  // namespace mtrain::parallel

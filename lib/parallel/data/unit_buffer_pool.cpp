@@ -12,20 +12,28 @@ void UnitBufferPool::release(Slot& slot, Event last_use) {
   slot.released = ++releases_;
 }
 
-Slot& UnitBufferPool::find(int64_t count, DType dtype, size_t enough) {
+Slot& UnitBufferPool::find(const model::ParamUnit& unit, size_t enough) {
+  const Extent extent = extent_of(unit);
   size_t of_size = 0;
   Slot* oldest = nullptr;
   for (const auto& slot : slots_) {
-    if (slot->buffer.count() != count || slot->buffer.dtype() != dtype) continue;
+    const DType dtype = slot->buffer ? slot->buffer.dtype() : extent.dtype;
+    if (Extent{slot->buffer.count(), slot->quantized.count(), dtype} != extent) continue;
     ++of_size;
     if (!slot->held && (!oldest || slot->released < oldest->released)) oldest = slot.get();
   }
-  const auto units = size_t(std::ranges::count(units_, count, &model::ParamUnit::count));
+  const auto units = size_t(
+      std::ranges::count(units_, extent, [&](const model::ParamUnit* u) { return extent_of(*u); }));
   if (oldest && of_size >= std::min(enough, units)) return *oldest;
   slots_.push_back(std::make_unique<Slot>());
   Slot& slot = *slots_.back();
-  slot.buffer = Tensor::empty(home_, {count}, dtype, category_);
-  ops::fill(home_, slot.buffer, 0);
+  if (extent.plain > 0) {
+    slot.buffer = Tensor::empty(home_, {extent.plain}, extent.dtype, category_);
+    ops::fill(home_, slot.buffer, 0);
+  }
+  if (extent.quantized > 0)
+    slot.quantized =
+        Tensor::empty(home_, {extent.quantized}, unit.sharding.quantized.value(), category_);
   slot.last_use = home_.record();
   return slot;
 }

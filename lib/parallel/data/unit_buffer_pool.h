@@ -11,6 +11,7 @@ namespace mtrain::parallel {
 
 struct Slot {
   Tensor buffer;
+  Tensor quantized;  // the elements that are gathered in 8 bits
   // The unit whose elements are in the slot. They stay after release() until the slot is reused.
   model::ParamUnit* holder = nullptr;
   bool held = false;      // whether the slot was taken and not released
@@ -20,17 +21,19 @@ struct Slot {
 
 class UnitBufferPool {
  public:
+  // Values in 8 bits have their own memory if `values`: slots are for values of units, not for
+  // their gradients, which are fp32.
   UnitBufferPool(Stream& home, std::vector<model::ParamUnit*> units,
-                 device::MemoryCategory category)
-      : home_(home), units_(std::move(units)), category_(category) {}
+                 device::MemoryCategory category, bool values)
+      : home_(home), units_(std::move(units)), category_(category), values_(values) {}
 
-  // Returns a slot of the unit's size and of type `dtype` that is not held. Makes a new slot while
-  // there are fewer than `enough` such slots and fewer of them than units of this size. Then takes
-  // the slot that was released first, or makes a new one if all are held. `stream` waits for the
-  // slot's last use. `evicted` is called with the unit whose elements were in it.
+  // Returns a slot of the unit's size and type that is not held. Makes a new slot while there are
+  // fewer than `enough` such slots and fewer than such units. Then takes the slot that was released
+  // first, or makes a new one if all are held. `stream` waits for the slot's last use. `evicted` is
+  // called with the unit whose elements were in it.
   template <class F>
-  Slot& take(model::ParamUnit& unit, DType dtype, size_t enough, Stream& stream, const F& evicted) {
-    Slot& slot = find(unit.count, dtype, enough);
+  Slot& take(model::ParamUnit& unit, size_t enough, Stream& stream, const F& evicted) {
+    Slot& slot = find(unit, enough);
     if (slot.holder) evicted(*slot.holder);
     stream.wait(slot.last_use);
     slot.holder = &unit;
@@ -40,11 +43,23 @@ class UnitBufferPool {
   void release(Slot& slot, Event last_use);
 
  private:
-  Slot& find(int64_t count, DType dtype, size_t enough);
+  // The elements of a unit's slot, by type.
+  struct Extent {
+    int64_t plain = 0, quantized = 0;
+    DType dtype = DType::f32;  // of the plain ones
+    bool operator==(const Extent&) const = default;
+  };
+  Extent extent_of(const model::ParamUnit& unit) const {
+    return values_
+               ? Extent{unit.plain_count(), unit.quantized_count(), unit.params.front()->compute}
+               : Extent{unit.count};
+  }
+  Slot& find(const model::ParamUnit& unit, size_t enough);
 
   Stream& home_;
   const std::vector<model::ParamUnit*> units_;
   const device::MemoryCategory category_;
+  const bool values_;
   std::vector<std::unique_ptr<Slot>> slots_;
   uint64_t releases_ = 0;
 };

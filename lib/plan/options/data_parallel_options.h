@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "base/dtype.h"
 #include "plan/shard_level.h"
@@ -52,6 +53,8 @@ struct DataParallelOptions {
   // Parameters of a stage that are reduced at once; a unit that is larger is divided into pieces.
   int64_t bucket_size = 40'000'000;
   bool defer_reduce = true;  // sharded gradients are reduced with the last micro-batch only
+  // The type in which weights travel that GEMMs read in 8 bits; absent: as all other parameters.
+  std::optional<DType> gather_as = std::nullopt;
   GatheredParamsOptions gather_updated;  // for the levels optimizer and gradients
   ShardedParamsOptions gather;           // for the level parameters
 };

@@ -21,7 +21,6 @@ void check_without_float8(const Recipe& r, Diagnostics& diagnostics) {
                         "set mixed_precision.fp8: hybrid, or remove it");
   };
   needs(r.debug.emulate_fp8, "debug.emulate_fp8");
-  needs(p.fp8_param_gather, "mixed_precision.fp8_param_gather");
   needs(p.first_last_layers_bf16, "mixed_precision.first_last_layers_bf16");
 }
 
@@ -67,6 +66,18 @@ void check_block_device(const Recipe& r, Diagnostics& diagnostics) {
   if (p.fp8_recipe == Fp8Recipe::mxfp8)
     needs(capability >= 10, "a GPU of compute capability 10 or newer (b200, b300, gb200, gb300)",
           "set mixed_precision.fp8_recipe: blockwise, or hardware.gpu to what the run has");
+}
+
+// Forward reads a weight along its rows and backward along its columns. One scale, and a square
+// block, serve both. Scales of 32 neighbours do not: each direction has other 8-bit elements.
+void check_gather(const Recipe& r, Diagnostics& diagnostics) {
+  const auto& p = r.mixed_precision;
+  diagnostics.require(
+      !p.fp8_param_gather || p.fp8_recipe != Fp8Recipe::mxfp8,
+      {"mixed_precision.fp8_param_gather", "mixed_precision.fp8_recipe"},
+      "mxfp8 quantizes a weight differently for forward and for backward, so that both forms would "
+      "travel: as many bytes as in bf16",
+      "remove fp8_param_gather, or set mixed_precision.fp8_recipe: tensorwise or delayed");
 }
 
 bool in_blocks(const Recipe& r) { return !linear_formats(r.mixed_precision).input.outer_scale(); }
@@ -144,11 +155,16 @@ void check_margin(const Recipe& r, Diagnostics& diagnostics) {
 void check_bf16_layers(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
   if (!p.first_last_layers_bf16) {
-    for (const char* field : {"mixed_precision.num_layers_at_start_in_bf16",
-                              "mixed_precision.num_layers_at_end_in_bf16"})
-      if (r.given(field))
+    // Saved recipes have the default.
+    const auto ignored = [&](const char* field, int64_t recipe::MixedPrecisionConfig::*layers) {
+      if (r.given(field) && p.*layers != recipe::MixedPrecisionConfig{}.*layers)
         diagnostics.warn(field, "is ignored because first_last_layers_bf16 is off",
                          "set mixed_precision.first_last_layers_bf16: true, or remove it");
+    };
+    ignored("mixed_precision.num_layers_at_start_in_bf16",
+            &recipe::MixedPrecisionConfig::num_layers_at_start_in_bf16);
+    ignored("mixed_precision.num_layers_at_end_in_bf16",
+            &recipe::MixedPrecisionConfig::num_layers_at_end_in_bf16);
     return;
   }
   diagnostics.require(
@@ -181,6 +197,7 @@ void validate_float8(const Recipe& r, Diagnostics& diagnostics) {
                       "8-bit GEMMs need bf16_mixed", "set mixed_precision.name");
   check_device(r, diagnostics);
   check_block_device(r, diagnostics);
+  check_gather(r, diagnostics);
   check_history(r, diagnostics);
   check_sizes(r, diagnostics);
   check_tokens(r, diagnostics);

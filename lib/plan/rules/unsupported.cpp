@@ -54,8 +54,6 @@ void check_float8(const Recipe& r, const Missing& missing) {
   if (p.fp8 == recipe::Fp8Format::none) return;
   missing(p.name == recipe::Precision::fp16_mixed, "mixed_precision.fp8", "8-bit GEMMs with fp16",
           "use mixed_precision.name: bf16_mixed");
-  missing(p.fp8_param_gather, "mixed_precision.fp8_param_gather",
-          "parameters that travel in 8 bits", "leave it out: they travel in bf16");
   missing(r.train.device != recipe::DeviceChoice::cuda && !r.debug.emulate_fp8,
           "mixed_precision.fp8", "fast 8-bit GEMMs on a CPU",
           "set train.device: cuda; or debug.emulate_fp8: true, to try what they compute");
