@@ -37,6 +37,12 @@ Prepared prepare(const TrainOptions& o, const Preparation& p) {
     plan::check_files(interchange::without_lost_tokenizer(ready.recipe, ready.saved_model),
                       ready.diagnostics);
   ready.diagnostics.throw_if_errors();
+  ready.source = {.models = &interchange::model_source(),
+                  .path = path,
+                  .settings = settings,
+                  .world = ready.world,
+                  .machine = machine,
+                  .saved_model = ready.saved_model};
   return ready;
 }
 

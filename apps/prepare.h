@@ -6,6 +6,7 @@
 
 #include "apps/train_options.h"
 #include "plan/machine.h"
+#include "plan/plan_trial.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
@@ -21,9 +22,10 @@ struct Preparation {
 
 struct Prepared {
   Recipe recipe;
-  int64_t world = 1;        // ranks to plan for; 0: the fewest that the sizes allow
-  std::string saved_model;  // what interchange::continued_model() returned
-  Diagnostics diagnostics;  // contains no error
+  int64_t world = 1;               // ranks to plan for; 0: the fewest that the sizes allow
+  std::string saved_model;         // what interchange::continued_model() returned
+  Diagnostics diagnostics;         // contains no error
+  plan::RecipeSource source = {};  // for trials of other settings
 };
 
 // Returns the folders that contain the ready recipes.

@@ -24,11 +24,13 @@
 #include "launch/job.h"
 #include "launch/job_token.h"
 #include "plan/device_text.h"
+#include "plan/fit_search.h"
 #include "plan/load_recipe.h"
 #include "plan/meeting_plan.h"
 #include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
 #include "plan/run_plan.h"
+#include "plan/sizing_guide.h"
 #include "recipe/load/flags.h"
 #include "recipe/load/misplaced_words.h"
 #include "run/dry_run.h"
@@ -76,7 +78,23 @@ void count_steps_if_data_exists(Recipe& r, Diagnostics& diagnostics) {
   }
 }
 
-void show_dry_run(const Recipe& r, int64_t world) {
+struct MemoryWarning {
+  bool refuses = false;  // throw UserError instead
+  bool one_host = true;  // whether all ranks are on this host, whose memory CPU ranks share
+};
+
+// Warns if a plan needs more memory than there is, and names settings with which it fits.
+void warn_of_memory(const plan::RecipeSource& source, const Recipe& r, const RunPlan& plan,
+                    const MemoryWarning& how) {
+  const plan::MemoryDemand demand = plan::memory_demand(r, plan);
+  if (demand.fits() || (demand.of_host && !how.one_host)) return;
+  const std::string why = "the plan does not fit: " + plan::need_text(demand, plan),
+                    hint = plan::hint_text(plan::search_fit(source, r, plan));
+  if (how.refuses) throw UserError(why, hint);
+  log::warn(fmt::format("{}\n    hint: {}", why, hint));
+}
+
+void show_dry_run(const plan::RecipeSource& source, const Recipe& r, int64_t world) {
   const RunPlan plan = plan::make_plan(r, world, vocabulary_of_plan(r));
   const std::string report = run::dry_run_report(
       plan,
@@ -84,15 +102,11 @@ void show_dry_run(const Recipe& r, int64_t world) {
        .table_width = line_width(STDOUT_FILENO),
        .fewest_ranks = world == 0,
        .device = plan::device_text(r, plan),
-       .fit = plan::fit_text(r, plan)});
+       .fit = plan::fit_text(r, plan),
+       .advice = plan::sizing_advice(source, r, plan)});
   std::fputs(report.c_str(), stdout);
   std::fflush(stdout);  // before the warning on stderr
-  if (plan::fits(r, plan)) return;
-  const std::string why = "the plan does not fit: " + plan::fit_text(r, plan);
-  const std::string hint =
-      "shard over more ranks, use a smaller train.micro_batch_size, or set recompute: full";
-  if (r.debug.strict) throw UserError(why, hint);
-  log::warn(fmt::format("{}\n    hint: {}", why, hint));
+  warn_of_memory(source, r, plan, {.refuses = r.debug.strict});
 }
 
 // Sets the environment variables that the plan names, except for those that the user has set. This
@@ -103,8 +117,9 @@ void set_environment(const plan::DevicePlan& device) {
 
 // Runs the recipe. The plan is made after the ranks have connected and the files have been checked,
 // since it may need files. The tokenizer may decide the vocabulary, on which memory depends, and
-// the data decide the steps of train.epochs. `saved` is the result of continued_model().
-void run(const Recipe& r, const std::string& saved, const run::RunOptions& options) {
+// the data decide the steps of train.epochs.
+void run(const Prepared& ready, const run::RunOptions& options) {
+  const Recipe& r = ready.recipe;
   const launch::Job& job = options.job;
   const plan::MeetingPlan meeting = plan::meeting_plan(r, job.size);
   set_environment(meeting.device);
@@ -115,8 +130,11 @@ void run(const Recipe& r, const std::string& saved, const run::RunOptions& optio
     if (job.rank == 0) tell(diagnostics);
     RunPlan plan =
         plan::make_plan(counted, job.size, train::vocabulary(plan::tokenizer_options(r)));
+    if (job.rank == 0)
+      warn_of_memory(ready.source, counted, plan, {.one_host = job.local_size == job.size});
     // The recipe that the run saves still names a tokenizer whose file is lost.
-    plan.dataset.tokenizer = plan::tokenizer_options(interchange::without_lost_tokenizer(r, saved));
+    plan.dataset.tokenizer =
+        plan::tokenizer_options(interchange::without_lost_tokenizer(r, ready.saved_model));
     return plan;
   };
   run::run_training(meeting, make_plan, options);
@@ -176,13 +194,12 @@ void run_train(const TrainOptions& o, char** argv) {
   launch::hide_token_variable();
   if (job.rank == 0) tell(ready.diagnostics);
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
-  if (o.dry_run) show_dry_run(recipe, ready.world);
+  if (o.dry_run) show_dry_run(ready.source, recipe, ready.world);
   if (o.runs())
-    run(recipe, ready.saved_model,
-        {.job = job,
-         .profile = o.profile,
-         .verbose = o.verbose,
-         .continue_command = continue_command(job, argv)});
+    run(ready, {.job = job,
+                .profile = o.profile,
+                .verbose = o.verbose,
+                .continue_command = continue_command(job, argv)});
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ World::World(int rank, int size, std::shared_ptr<Transport> transport, Link link
 
 World World::alone() { return {0, 1, nullptr}; }
 
-Group World::group(const std::string& name, const std::vector<int>& ranks) {
+Group World::group(const std::string& name, const std::vector<int>& ranks, Traffic traffic) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank_);
   MT_CHECK(own != ranks.end(), "group {} without its rank {}", name, rank_);
   const std::string key = fmt::format("{}:{}", name, fmt::join(ranks, ","));
@@ -37,17 +37,18 @@ Group World::group(const std::string& name, const std::vector<int>& ranks) {
   }
   const int rank = int(own - ranks.begin());
   std::shared_ptr<Communicator> communicator;
-  if (ranks.size() > 1) communicator = transport_->connect(key, ranks, rank);
+  if (ranks.size() > 1) communicator = transport_->connect(key, ranks, rank, traffic);
   const Group group(name, ranks, rank, std::move(communicator), link_);
   std::lock_guard lock(groups_->mutex);
   return groups_->by_key.emplace(key, group).first->second;
 }
 
-Group World::group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes) {
+Group World::group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes,
+                   Traffic traffic) {
   MT_CHECK(mesh.world() == size_, "a mesh of {} ranks in a world of {}", mesh.world(), size_);
   std::vector<int> ranks;
   for (const int64_t r : mesh.group(rank_, axes)) ranks.push_back(int(r));
-  return group(name, ranks);
+  return group(name, ranks, traffic);
 }
 
 Group World::world_group() {

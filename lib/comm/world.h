@@ -12,6 +12,14 @@
 
 namespace mtrain::comm {
 
+// What a group mostly carries. On a GPU it bounds the multiprocessors that a group's calls may take
+// from computations that run beside them.
+enum class Traffic : uint8_t {
+  bulk,      // gradients, parameters, activations: as many as the library wants
+  messages,  // from one rank to another; a receive that is enqueued early waits on the GPU
+  scalars,   // a few numbers
+};
+
 // Makes the communicators of groups. thread/, process/ (shared memory), gloo/ and nccl/ implement
 // it; process/process_world.cpp chooses one for a run.
 class Transport {
@@ -20,7 +28,8 @@ class Transport {
   // Exactly the ranks of the group call this, and each gets its own end. `ranks` are ranks of the
   // world, and `rank` is this rank's place among them. `name` is unique among the groups of a job.
   virtual std::shared_ptr<Communicator> connect(const std::string& name,
-                                                const std::vector<int>& ranks, int rank) = 0;
+                                                const std::vector<int>& ranks, int rank,
+                                                Traffic traffic) = 0;
   // Makes ranks that wait in connect() throw, with the reason why a peer will not arrive. Any
   // thread may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
@@ -38,9 +47,11 @@ class World {
   // Returns the group of these ranks, which include this one. All of them call this, and connect at
   // the first call. `name` says the purpose. The same ranks under another name are another group:
   // two streams never share one.
-  Group group(const std::string& name, const std::vector<int>& ranks);
+  Group group(const std::string& name, const std::vector<int>& ranks,
+              Traffic traffic = Traffic::bulk);
   // Returns this rank's group along axes of the mesh.
-  Group group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes);
+  Group group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes,
+              Traffic traffic = Traffic::bulk);
   Group world_group();  // all ranks of the job
 
   // Aborts every group, including groups that are still connecting. Any thread may call it.

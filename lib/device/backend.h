@@ -100,7 +100,8 @@ class DeviceBackend {
   virtual ~DeviceBackend() = default;
   virtual std::string description() const = 0;  // "CPU, 2 threads" or "NVIDIA H200, 139 GiB, ..."
   virtual bool is_cuda() const = 0;
-  virtual int threads() const = 0;  // intra-op threads; 1 on CUDA
+  virtual int threads() const = 0;                    // intra-op threads; 1 on CUDA
+  virtual int64_t memory_bytes() const { return 0; }  // of a GPU; 0 on the CPU, which ranks share
   virtual std::unique_ptr<StreamBackend> make_stream(StreamId id) = 0;
   // Returns memory aligned to 512 bytes at least. Throws RunError when memory is short.
   virtual void* allocate(int64_t bytes) = 0;

@@ -83,5 +83,6 @@ Device::Scope::Scope(Device& device, const std::string& name)
 std::string Device::description() const { return backend_->description(); }
 bool Device::is_cuda() const { return backend_->is_cuda(); }
 int Device::threads() const { return backend_->threads(); }
+int64_t Device::memory_bytes() const { return backend_->memory_bytes(); }
 
 }  // namespace mtrain::device

@@ -53,6 +53,7 @@ class Device {
   std::string description() const;
   bool is_cuda() const;
   int threads() const;
+  int64_t memory_bytes() const;  // of a GPU; 0 on the CPU, which ranks share
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
   bool own_attention() const { return own_attention_; }

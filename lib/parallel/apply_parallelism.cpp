@@ -71,7 +71,8 @@ void spread_experts(comm::World& world, Device& device, const RunPlan& plan,
     if (plan.overlap.overlap_moe_expert_parallel_comm && !plan.experts.pad_to_capacity) {
       mesh::Axes axes{mesh::Axis::ep};
       if (other_tokens) axes.push_back(mesh::Axis::tp);
-      counts = {world.group("ep_counts", moe, axes), &device.stream(device::StreamKind::ep_counts)};
+      counts = {world.group("ep_counts", moe, axes, comm::Traffic::scalars),
+                &device.stream(device::StreamKind::ep_counts)};
     }
     comm = std::make_shared<ExpertComm>(world.group("ep", moe, {mesh::Axis::ep}),
                                         device.stream(device::StreamKind::ep),

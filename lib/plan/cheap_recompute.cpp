@@ -10,11 +10,11 @@ namespace mtrain::plan {
 
 namespace {
 
-void estimate(bool cheap, RunPlan& plan) {
+void estimate(bool cheap, RunPlan& plan, PairOrders& orders) {
   plan.recompute.cheap = cheap;
   plan.memory.clear();
   for (int64_t rank = 0; rank < plan.layout.pp; ++rank)
-    plan.memory.push_back(estimate_memory(plan, rank));
+    plan.memory.push_back(estimate_memory(plan, rank, orders));
 }
 
 }  // namespace
@@ -38,19 +38,20 @@ void resolve_cheap_recompute(const recipe::Recipe& r, RunPlan& plan) {
     plan.recompute.cheap = asked.value_or(true);
     return;
   }
+  PairOrders orders;  // recomputation does not change them
   const double memory = device_memory(r);
   if (asked || memory == 0) {
-    estimate(asked.value_or(true), plan);
+    estimate(asked.value_or(true), plan, orders);
     if (asked) say(*asked ? "computed again" : "kept", "");
     return;
   }
-  estimate(false, plan);
+  estimate(false, plan, orders);
   const double kept = plan.fullest().total();
   const auto planned = [&](const char* form) {
     return fmt::format(fmt::runtime(form), human_bytes(kept), human_bytes(memory));
   };
   if (kept <= kUsableMemory * memory) return say("kept", planned(": {} of {} in all"));
-  estimate(true, plan);
+  estimate(true, plan, orders);
   say("computed again", planned(", since with them {} of {} would be needed"));
 }
 

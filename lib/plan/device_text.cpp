@@ -14,34 +14,49 @@ namespace {
 
 constexpr const char* kLeftOver = "a tenth is left to libraries";
 
-// The bytes that a plan needs, and the bytes of the memory that it must fit; 0: not known. CPU
-// ranks count together if this host has a core for each of them.
-struct Demand {
-  double bytes = 0, memory = 0;
-  const char *whose = "", *ranks = "";
-};
-Demand demand_of(const Recipe& r, const RunPlan& plan) {
-  const double fullest = plan.fullest().total();
-  if (const double memory = device_memory(r); memory > 0)
-    return {fullest, memory, "", " on the fullest rank"};
-  if (plan.device.kind != DeviceKind::cpu || plan.layout.world > usable_cores()) return {};
-  const double host = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
-  return {fullest * double(plan.layout.world), host, "this host's ", " for all ranks"};
+// Returns the ranks that need most memory: those of one pipeline rank, which are alike.
+std::string fullest_ranks(const RunPlan& plan) {
+  const Layout& l = plan.layout;
+  if (l.world == 1) return "the rank";
+  if (l.pp == 1) return fmt::format("each of the {} ranks", l.world);
+  const int64_t pp_rank = &plan.fullest() - plan.memory.data(), ranks = l.world / l.pp;
+  const int64_t first = pp_rank * ranks;  // pp is the outermost axis of the mesh
+  return ranks == 1 ? fmt::format("rank {}", first)
+                    : fmt::format("each of the ranks {} to {} (pp rank {})", first,
+                                  first + ranks - 1, pp_rank);
 }
 
 }  // namespace
 
-bool fits(const Recipe& r, const RunPlan& plan) {
-  const Demand d = demand_of(r, plan);
-  return d.bytes <= kUsableMemory * d.memory || d.memory == 0;
+bool MemoryDemand::fits() const { return !known() || bytes <= kUsableMemory * memory; }
+
+MemoryDemand memory_demand(const Recipe& r, const RunPlan& plan) {
+  const double fullest = plan.fullest().total();
+  if (const double memory = device_memory(r); memory > 0) return {fullest, memory};
+  if (plan.device.kind != DeviceKind::cpu || plan.layout.world > usable_cores()) return {};
+  const double host = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
+  return {fullest * double(plan.layout.world), host, true};
 }
 
 std::string fit_text(const Recipe& r, const RunPlan& plan) {
-  const Demand d = demand_of(r, plan);
-  if (d.memory == 0) return "";
-  return fmt::format("{} of {}{} planned{}: {}", human_bytes(d.bytes), d.whose,
-                     human_bytes(d.memory), plan.layout.world > 1 ? d.ranks : "",
-                     fits(r, plan) ? "fits" : fmt::format("does not fit ({})", kLeftOver));
+  const MemoryDemand d = memory_demand(r, plan);
+  if (!d.known()) return "";
+  const char* ranks = plan.layout.world == 1 ? ""
+                      : d.of_host            ? " for all ranks"
+                                             : " on the fullest rank";
+  return fmt::format("{} of {}{} planned{}: {}", human_bytes(d.bytes),
+                     d.of_host ? "this host's " : "", human_bytes(d.memory), ranks,
+                     d.fits() ? "fits" : fmt::format("does not fit ({})", kLeftOver));
+}
+
+std::string need_text(const MemoryDemand& d, const RunPlan& plan) {
+  const std::string who =
+      d.of_host && plan.layout.world > 1
+          ? fmt::format("the {} ranks of this host need {} together, and it", plan.layout.world,
+                        human_bytes(d.bytes))
+          : fmt::format("{} needs {}, and {}", fullest_ranks(plan), human_bytes(d.bytes),
+                        d.of_host ? "this host" : "its device");
+  return fmt::format("{} has {}, of which {}", who, human_bytes(d.memory), kLeftOver);
 }
 
 std::string device_text(const Recipe& r, const RunPlan& plan) {

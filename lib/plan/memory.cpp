@@ -39,8 +39,9 @@ RankLayers layers_of_rank(const RunPlan& plan, const std::vector<int64_t>& stage
 class Estimator {
  public:
   // The rank's experts have `load` times as many rows as the mean over the ranks of ep.
-  Estimator(const RunPlan& plan, int64_t pp_rank, double load)
+  Estimator(const RunPlan& plan, int64_t pp_rank, double load, PairOrders& orders)
       : plan_(plan),
+        orders_(orders),
         attention_(plan.model.layer(0).grouped()),
         l_(plan.layout),
         dp_(plan.data_parallel),
@@ -243,14 +244,11 @@ class Estimator {
         layers.push_back({layer_.kept_per_token(moe), layer_.wgrad_inputs_per_token(moe)});
       return layers;
     };
-    const schedule::PairOptions options{.delay_wgrad = plan_.pipeline.split_wgrad};
     Count most = 0;
     for (const auto& f : kinds)
       for (const auto& b : kinds) {
-        const auto forward = stage_parts(*plan_.pipeline.pair_costs, f, false).forward,
-                   backward = stage_parts(*plan_.pipeline.pair_costs, b, false).backward;
-        most = std::max(most, pair_memory(pair_order(forward, backward, options), forward, backward,
-                                          memory(f), memory(b)));
+        const auto& [forward, backward, order] = orders_.of(plan_, f, b);
+        most = std::max(most, pair_memory(order, forward, backward, memory(f), memory(b)));
       }
     return most;
   }
@@ -459,6 +457,7 @@ class Estimator {
   }
 
   const RunPlan& plan_;
+  PairOrders& orders_;
   const spec::GroupedAttention& attention_;  // the same in all layers but for windows and positions
   const Layout& l_;
   const DataParallelOptions& dp_;
@@ -475,8 +474,22 @@ class Estimator {
 
 }  // namespace
 
-MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank) {
-  const auto with_load = [&](double load) { return Estimator(plan, pp_rank, load).estimate(); };
+const PairOrders::Pair& PairOrders::of(const RunPlan& plan, const std::vector<bool>& f,
+                                       const std::vector<bool>& b) {
+  const auto [at, added] = pairs_.try_emplace({f, b});
+  if (!added) return at->second;
+  const schedule::PassCosts& costs = *plan.pipeline.pair_costs;
+  Pair& pair = at->second;
+  pair.forward = stage_parts(costs, f, false).forward;
+  pair.backward = stage_parts(costs, b, false).backward;
+  pair.order = pair_order(pair.forward, pair.backward, {.delay_wgrad = plan.pipeline.split_wgrad});
+  return pair;
+}
+
+MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders& orders) {
+  const auto with_load = [&](double load) {
+    return Estimator(plan, pp_rank, load, orders).estimate();
+  };
   MemoryEstimate m = with_load(1);
   if (plan.layout.ep > 1 && !plan.experts.pad_to_capacity)
     m.per_tenth_of_rows = with_load(1.1).total() - m.total();

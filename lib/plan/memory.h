@@ -1,8 +1,13 @@
 // Estimates by formula what one rank keeps in memory during a step, before any rank exists. A run's
 // metrics show what the allocator measured.
 #pragma once
+#include <map>
+#include <utility>
+#include <vector>
+
 #include "plan/layout.h"
 #include "plan/model_size.h"
+#include "schedule/pair_order.h"
 
 namespace mtrain::plan {
 
@@ -26,8 +31,24 @@ struct MemoryEstimate {
   }
 };
 
+// The orders in which pairs of passes of a plan run. Several estimates of a plan share them, since
+// an order takes milliseconds to find.
+class PairOrders {
+ public:
+  struct Pair {
+    std::vector<schedule::PairPart> forward, backward;
+    std::vector<schedule::PairStep> order;
+  };
+  // Returns the pair of a forward and a backward of stages; `experts` as in experts_of_stage().
+  const Pair& of(const RunPlan& plan, const std::vector<bool>& forward_experts,
+                 const std::vector<bool>& backward_experts);
+
+ private:
+  std::map<std::pair<std::vector<bool>, std::vector<bool>>, Pair> pairs_;
+};
+
 // Estimates the memory of the ranks whose coordinate along pp is `pp_rank`; they are alike. All
 // fields of `plan` but `memory` and `pass_costs` must be set.
-MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank);
+MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders& orders);
 
 }  // namespace mtrain::plan

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "plan/options/recompute_options.h"
 #include "spec/tensors.h"
 
 namespace mtrain::plan {
@@ -83,29 +82,6 @@ TokenCost token_cost(const spec::ModelSpec& m) {
     cost.window = std::max(cost.window, a.window);
   }
   return cost;
-}
-
-double recomputed_flops(const spec::ModelSpec& m, const RecomputeOptions& recompute, double full,
-                        int64_t seq_length) {
-  const ModelParameters p = count_parameters(m, m.vocab);
-  double flops = 0;
-  for (const spec::LayerSpec& layer : m.layers) {
-    const auto& a = layer.grouped();
-    const int64_t seen = a.window > 0 ? std::min(seq_length, a.window) : seq_length;
-    const double core = 4.0 * Count(a.heads) * Count(a.head_dim) * Count(seen);
-    const spec::Experts* experts = layer.experts();
-    const LayerParameters& parameters = experts ? p.moe : p.dense;
-    flops += full * (2 * parameters.active + core);
-    if (recompute.attention_core) flops += core;
-    if (!experts) {
-      const spec::DenseMlp& mlp = *m.dense_mlp();
-      if (recompute.mlp) flops += 2 * (mlp.gated() ? 3 : 2) * Count(m.hidden) * Count(mlp.ffn);
-      continue;
-    }
-    if (recompute.experts) flops += 2 * Count(experts->per_token) * parameters.expert;
-    if (recompute.shared_expert) flops += 6 * Count(m.hidden) * Count(experts->shared_ffn);
-  }
-  return flops;
 }
 
 }  // namespace mtrain::plan

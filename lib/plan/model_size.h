@@ -9,8 +9,6 @@ struct ModelSpec;
 
 namespace mtrain::plan {
 
-struct RecomputeOptions;
-
 // Parameters or bytes in an estimate. It is a double, since a mistyped size may exceed 64 bits; the
 // sizes of real models are exact.
 using Count = double;
@@ -66,11 +64,5 @@ struct TokenCost {
   }
 };
 TokenCost token_cost(const spec::ModelSpec& model);
-
-// Returns the FLOPs of a token that backward computes a second time, by the same convention. `full`
-// is the share of the layers that full recomputation covers. Norms and activation functions count
-// no FLOPs.
-double recomputed_flops(const spec::ModelSpec& model, const RecomputeOptions& recompute,
-                        double full, int64_t seq_length);
 
 }  // namespace mtrain::plan

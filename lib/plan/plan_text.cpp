@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include "plan/recompute_cost.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 
@@ -44,7 +45,7 @@ std::string precision_text(const recipe::MixedPrecisionConfig& p, const RunPlan&
                      print_fp8_weight_cache(plan.fp8_weights));
 }
 
-std::string recompute_text(const recipe::RecomputeConfig& r) {
+std::string recompute_text(const recipe::RecomputeConfig& r, const RunPlan& plan) {
   std::string text(enum_name(r.granularity));
   if (r.granularity == recipe::RecomputeGranularity::full && r.num_layers)
     text +=
@@ -53,20 +54,9 @@ std::string recompute_text(const recipe::RecomputeConfig& r) {
   if (r.granularity == recipe::RecomputeGranularity::selective)
     for (const recipe::RecomputeModule module : r.modules)
       text += fmt::format("{}{}", module == r.modules.front() ? ": " : ", ", enum_name(module));
+  const double percent = 100 * recomputed_share(plan);
+  if (percent >= 0.05) text += fmt::format(", +{:.1f} % FLOPs", percent);
   return text;
-}
-
-// Returns what recomputation adds to a step's FLOPs, such as ", 31 % more FLOPs"; empty if that is
-// less than a percent.
-std::string recompute_cost_text(const RunPlan& plan) {
-  std::vector<int64_t> stages = plan.layout.layers_of_stage;
-  if (stages.empty()) stages.push_back(plan.model.layer_count());
-  int64_t covered = 0;
-  for (const int64_t layers : stages) covered += std::min(layers, plan.recompute.layers);
-  const double full = double(covered) / double(std::max<int64_t>(1, plan.model.layer_count()));
-  const double more = recomputed_flops(plan.model, plan.recompute, full, plan.sample_length),
-               all = plan.token_cost.flops(plan.sample_length);
-  return more < 0.01 * all ? "" : fmt::format(", {:.0f} % more FLOPs", 100 * more / all);
 }
 
 std::string context_text(const std::vector<ContextMethod>& types) {
@@ -93,7 +83,7 @@ PlanText plan_text(const Recipe& r, const RunPlan& plan, int64_t vocab) {
   const recipe::PipelineConfig& pipeline = r.distributed.pipeline;
   return {.model = model_text(r.model, vocab),
           .precision = precision_text(r.mixed_precision, plan),
-          .recompute = recompute_text(r.recompute) + recompute_cost_text(plan),
+          .recompute = recompute_text(r.recompute, plan),
           .strategy = std::string(enum_name(r.distributed.strategy)),
           .context = context_text(r.distributed.cp_comm_type),
           .experts = std::string(enum_name(r.model.moe.token_dispatcher)),

@@ -14,7 +14,7 @@ struct RunPlan;
 struct PlanText {
   std::string model;      // "llama: 12 layers, hidden 768, ..."
   std::string precision;  // "bf16_mixed, linears in 8 bits (...)"
-  std::string recompute;  // "full, groups of 2"
+  std::string recompute;  // "full, groups of 2, +31.2 % FLOPs"
   std::string strategy;   // "fsdp2"
   std::string context;    // "p2p and a2a"
   std::string experts;    // "alltoall", the token dispatcher
@@ -28,7 +28,7 @@ struct PlanText {
 // compare it.
 std::string compared_recipe(const recipe::Recipe& recipe);
 
-// Reads only `fp8`, `fp8_weights` and `model` of the plan.
+// Reads only `fp8`, `fp8_weights` and `model` of the plan, and what recomputed_share() reads.
 PlanText plan_text(const recipe::Recipe& recipe, const RunPlan& plan, int64_t vocab);
 
 }  // namespace mtrain::plan

@@ -232,6 +232,7 @@ std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
     rows.push_back({"steps", epochs});
   rows.push_back({"layout", layout_text(plan)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
+  for (const std::string& line : options.advice) rows.push_back({"advice", line});
   const double sent = plan::expert_bytes_per_step(plan);
   const bool over_tp = l.expert_tp > 1 && plan.tensor.sequence_parallel;
   if (sent > 0)

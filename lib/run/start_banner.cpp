@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "ops/tuning.h"
+#include "plan/device_text.h"
 
 namespace mtrain::run {
 
@@ -43,12 +44,16 @@ std::string route_text(const RunPlan& plan) {
   throw BugError("a pattern of routes");
 }
 
-std::string memory_text(const RunPlan& plan) {
+// `device` is the number of bytes of the rank's device; 0: not known.
+std::string memory_text(const RunPlan& plan, double device) {
   const plan::MemoryEstimate& m = plan.fullest();
-  std::string text = fmt::format(
-      "{} planned{}: parameters {}, gradients {}, optimizer {}, activations {}",
-      human_bytes(m.total()), plan.layout.world > 1 ? " per rank" : "", human_bytes(m.params),
-      human_bytes(m.grads), human_bytes(m.optimizer), human_bytes(m.activations + m.logits));
+  std::string text;
+  if (!plan::MemoryDemand{m.total(), device}.fits())
+    text = fmt::format("does not fit the device's {}: ", human_bytes(device));
+  text += fmt::format("{} planned{}: parameters {}, gradients {}, optimizer {}, activations {}",
+                      human_bytes(m.total()), plan.layout.world > 1 ? " per rank" : "",
+                      human_bytes(m.params), human_bytes(m.grads), human_bytes(m.optimizer),
+                      human_bytes(m.activations + m.logits));
   if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
   if (m.workspace > 0)
     text += fmt::format(", workspace {} without cuDNN's own", human_bytes(m.workspace));
@@ -139,11 +144,11 @@ std::vector<observe::BannerRow> overlap_rows(const plan::Overlap& overlap, Overl
   return rows;
 }
 
-std::vector<observe::BannerRow> plan_rows(const RunPlan& plan) {
+std::vector<observe::BannerRow> plan_rows(const RunPlan& plan, double device_memory) {
   std::vector<observe::BannerRow> rows{
       {"model", plan.text.model},         {"parameters", parameters_text(plan)},
       {"precision", plan.text.precision}, {"batch", batch_text(plan)},
-      {"recompute", plan.text.recompute}, {"memory", memory_text(plan)}};
+      {"recompute", plan.text.recompute}, {"memory", memory_text(plan, device_memory)}};
   if (const std::string optimizer = optimizer_text(plan.optimizer, plan.layout); !optimizer.empty())
     rows.push_back({"optimizer", optimizer});
   if (const std::string route = route_text(plan); !route.empty())
@@ -205,7 +210,7 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
   const RunPlan& plan = t.plan();
   const double tokens =
       double(plan.train.steps) * double(plan.train.global_batch_size) * double(plan.sample_length);
-  std::vector<observe::BannerRow> rows = plan_rows(plan);
+  std::vector<observe::BannerRow> rows = plan_rows(plan, double(t.device().memory_bytes()));
   // The run may have turned graphs off since the plan was made.
   if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());
   rows.push_back({"trained", trained_text(plan, start)});

@@ -11,8 +11,10 @@
 namespace mtrain::run {
 
 // Returns the rows that depend only on the plan: model, size, precision, batch, recomputation,
-// memory of the rank that needs most, and CUDA graphs if they are known.
-std::vector<observe::BannerRow> plan_rows(const RunPlan& plan);
+// memory of the rank that needs most, and CUDA graphs if they are known. `device_memory` is the
+// number of bytes of an open device; the row of the memory reports if the plan exceeds them. 0: not
+// known.
+std::vector<observe::BannerRow> plan_rows(const RunPlan& plan, double device_memory = 0);
 
 // The rows of the overlap table, each "feature: requested -> effective, reason". They are of three
 // kinds: features that hide communication in this run, features that the recipe requests by name

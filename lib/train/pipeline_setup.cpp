@@ -83,24 +83,26 @@ pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const
   links.rank = mesh.coordinate(world.rank(), mesh::Axis::pp);
   links.stream = &device.stream(device::StreamKind::pp);
   links.all = world.group("pp", mesh, {mesh::Axis::pp});
-  const auto pair = [&](const std::string& name, int64_t a, int64_t b) {
+  const auto pair = [&](const std::string& name, int64_t a, int64_t b, comm::Traffic traffic) {
     const auto& ranks = links.all.ranks();
-    return world.group(name, {ranks[size_t(std::min(a, b))], ranks[size_t(std::max(a, b))]});
+    return world.group(name, {ranks[size_t(std::min(a, b))], ranks[size_t(std::max(a, b))]},
+                       traffic);
   };
+  constexpr auto kMessages = comm::Traffic::messages;
   for (const auto& [from, to] : channels(s)) {
     const std::string name = fmt::format("pp {}>{}", from, to);
     if (links.rank == from)
-      connect(
-          links.to[to] = {pair(name, from, to), &device.stream({device::StreamKind::pp_send, to})},
-          true);
+      connect(links.to[to] = {pair(name, from, to, kMessages),
+                              &device.stream({device::StreamKind::pp_send, to})},
+              true);
     if (links.rank == to)
-      connect(links.from[from] = {pair(name, from, to),
+      connect(links.from[from] = {pair(name, from, to, kMessages),
                                   &device.stream({device::StreamKind::pp_recv, from})},
               false);
   }
   const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
   if (shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))
-    links.table = pair("pp_table", first, last);
+    links.table = pair("pp_table", first, last, comm::Traffic::bulk);
   return links;
 }
 

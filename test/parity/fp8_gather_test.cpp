@@ -36,10 +36,11 @@ struct Outcome {
   Result result;
   std::string scales;
 };
-std::vector<Outcome> outcomes(int ranks, const Changes& changes, int64_t steps = 4) {
+std::vector<Outcome> outcomes(int ranks, const Changes& changes, const char* backend) {
+  constexpr int64_t steps = 4;
   const Recipe r = tiny(changes, ranks);
   std::vector<Outcome> all(static_cast<size_t>(ranks));
-  run_ranks(ranks, "thread", [&](TestRank& rank) {
+  run_ranks(ranks, backend, [&](TestRank& rank) {
     const auto data = std::make_shared<CountingData>();
     train::Trainer t = make_trainer(rank.device, r, data, rank.world);
     const data::ValidationLoader validation(data, 13,
@@ -61,9 +62,10 @@ std::vector<Outcome> outcomes(int ranks, const Changes& changes, int64_t steps =
   return all;
 }
 
-void check_same_bits(int ranks, const Changes& changes) {
-  CAPTURE(ranks, changes);
-  const auto bf16 = outcomes(ranks, changes), bytes = outcomes(ranks, with(changes, kGather));
+void check_same_bits(int ranks, const Changes& changes, const char* backend = "thread") {
+  CAPTURE(ranks, changes, backend);
+  const auto bf16 = outcomes(ranks, changes, backend),
+             bytes = outcomes(ranks, with(changes, kGather), backend);
   for (size_t i = 0; i < bf16.size(); ++i) {
     const Result &a = bf16[i].result, &b = bytes[i].result;
     CHECK(a.losses == b.losses);
@@ -161,6 +163,10 @@ TEST_CASE("a gather in 8 bits has the bits of one in bf16, under every strategy 
             cases[i].ranks,
             with(with(recipes[scales], {"train.global_batch_size=12", "train.micro_batch_size=3"}),
                  cases[i].layout));
+}
+
+TEST_CASE("weights travel in 8 bits over Gloo, too") {
+  check_same_bits(2, with(kDelayed, with(strategy("fsdp2"), {"train.micro_batch_size=3"})), "gloo");
 }
 
 TEST_CASE("experts that are gathered in 8 bits have the bits of a gather in bf16") {

@@ -4,6 +4,7 @@
 #   test/process/cli_test.sh <mtrain>
 set -u
 mtrain=$1
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
@@ -148,6 +149,17 @@ expect "dry run without a vocabulary" 2 "$work/nowhere" "set model.vocab_size" -
 expect "dry run of the fewest ranks" 0 "dry run on 4 ranks" "4: the fewest that the sizes (tp 2 x pp 2) and the batch of 32 allow" \
   "planned on the fullest rank: fits" -- --recipe "$work/good.yaml" --dry-run hardware.gpu=h100 \
   distributed.tp_size=2 distributed.pp_size=2 distributed.pipeline={}
+large=(--recipe "$repository/recipes/llama3_70b.yaml" --dry-run)
+expect "a plan that does not fit" 0 "each of the ranks 0 to 63 (pp rank 0) needs" "its device has 74.5 GiB" \
+  "hint: add distributed.tp_size=4" "dense, 70B and more: tp 8 is usual, not tp 1; distributed.tp_size=8 plans" -- \
+  "${large[@]}" --world-size 256 distributed.tp_size=1
+expect "a plan that does not fit, strictly" 2 "the plan does not fit: each of the ranks 0 to 15" "hint: add distributed.strategy=fsdp2" -- \
+  "${large[@]}" --world-size 64 hardware.memory_gb=60 --strict
+expect "its hint" 0 "planned on the fullest rank: fits" -- "${large[@]}" --world-size 256 distributed.tp_size=1 distributed.tp_size=4
+grep -qE 'does not fit|advice' "$work/out" && fail "its hint: the plan does not fit, or gets advice"
+expect "a plan that fits in no layout" 0 "no layout of 8 ranks fits" "the least is" -- "${large[@]}" --world-size 8 distributed.tp_size=1
+expect "more ranks for a plan that does not fit" 0 "hint: add --world-size 64" -- "${large[@]}"
+expect "the cost of recomputation" 0 "full, groups of 1, +3" "% FLOPs" -- "${large[@]}" --world-size 256 recompute=full
 RANK=0 WORLD_SIZE=1 expect "dry run of a launcher's ranks" 2 "does not divide the world of 1 ranks" -- \
   --recipe "$work/good.yaml" --dry-run distributed.tp_size=2
 unset COLUMNS
@@ -162,7 +174,6 @@ expect "a flag of another tool" 2 "learning_rate: there is no such key" "write \
 expect "explain nonsense" 2 "did you mean" -- explain optimizer.lrr
 expect "version" 0 "cpu" "cuda" -- --version
 expect "schema for reading" 0 "## model" -- schema
-repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 "$repository/scripts/docs.sh" "$mtrain" "$work/docs" >"$work/out" 2>&1 || fail "scripts/docs.sh"
 for made in reference pictures; do
   diff -r -x '*.png' "$repository/docs/$made" "$work/docs/$made" >"$work/out" ||

@@ -30,6 +30,10 @@ YAML
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" --dry-run "dataset.train=$work/nowhere" >"$work/out" 2>&1 ||
   fail "a dry run without data"
 [[ $(grep -c "dry run on 2 ranks" "$work/out") == 1 ]] || fail "a dry run under the launcher is not printed once"
+"$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/large" train.steps=1 hardware.memory_gb=0.001 \
+  >"$work/out" 2>&1 || fail "a run that exceeds the planned memory"
+says "a run that exceeds the planned memory" "each of the 2 ranks needs"
+[[ $(grep -c "the plan does not fit" "$work/out") == 1 ]] || fail "a plan that does not fit is not reported once"
 if "$mtrain" --version | grep -q "cuda *not in this build"; then
   "$mtrain" --recipe "$work/r.yaml" train.device=cuda >"$work/out" 2>&1
   says "a GPU's run in a build without CUDA" "set train.device=cpu and comm.backend=auto"

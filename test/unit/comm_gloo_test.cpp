@@ -200,7 +200,7 @@ TEST_CASE("a rank that does not connect is named when the timeout has passed") {
   for (auto& t : threads) t.join();
   const auto start = Clock::now();
   try {
-    transports[0]->connect("dp", {0, 1}, 0);
+    transports[0]->connect("dp", {0, 1}, 0, Traffic::bulk);
     FAIL("nothing was thrown");
   } catch (const CommError& e) {
     CHECK(tells(e.message(), "group dp: rank 1 of the group did not connect"));

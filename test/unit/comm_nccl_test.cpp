@@ -48,8 +48,10 @@ class FakeNccl : public NcclApi {
     note("make_id");
     return "the id";
   }
-  NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks) override {
-    note(fmt::format("init {} {}/{}", id, rank, ranks));
+  NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks,
+                  int max_ctas) override {
+    note(fmt::format("init {} {}/{}{}", id, rank, ranks,
+                     max_ctas > 0 ? fmt::format(" on {}", max_ctas) : ""));
     const NcclAnswer answer = end();
     comm = reinterpret_cast<ncclComm*>(this);
     return answer;
@@ -158,7 +160,8 @@ struct Rank {
 
 // Lets the given ranks of a group of `n` meet, and returns each rank's error.
 std::vector<std::string> meet(std::vector<Rank>& ranks, int n, std::chrono::nanoseconds timeout,
-                              const StoreServer& server, int first = 0) {
+                              const StoreServer& server, int first = 0,
+                              Traffic traffic = Traffic::bulk) {
   std::vector<std::string> messages(ranks.size());
   std::vector<std::thread> threads;
   std::vector<int> all;
@@ -167,7 +170,7 @@ std::vector<std::string> meet(std::vector<Rank>& ranks, int n, std::chrono::nano
     threads.emplace_back([&, i] {
       try {
         const auto transport = nccl_transport(ranks[i].nccl, {server.address(), timeout});
-        ranks[i].group = transport->connect("dp:10,11", all, first + int(i));
+        ranks[i].group = transport->connect("dp:10,11", all, first + int(i), traffic);
       } catch (const Error& e) {
         messages[i] = e.message();
       }
@@ -208,6 +211,15 @@ TEST_CASE("nccl: ranks meet by the first one's id, and part when all is done") {
   CHECK(ranks[1].nccl->log() == Log{"init the id 1/2"});
   for (auto& r : ranks) r.group.reset();
   CHECK(ranks[1].nccl->log() == Log{"init the id 1/2", "finalize", "destroy"});
+}
+
+TEST_CASE("nccl: a group of messages, or of few numbers, takes few multiprocessors") {
+  for (const auto& [traffic, blocks] : {std::pair{Traffic::messages, 4}, {Traffic::scalars, 1}}) {
+    StoreServer server({"127.0.0.1", 0, Token::random()});
+    std::vector<Rank> ranks(2);
+    for (const auto& m : meet(ranks, 2, 10s, server, 0, traffic)) REQUIRE(m.empty());
+    CHECK(ranks[1].nccl->log().back() == fmt::format("init the id 1/2 on {}", blocks));
+  }
 }
 
 TEST_CASE("nccl: a rank that does not come is named, whichever it is") {

@@ -355,24 +355,6 @@ TEST_CASE("8-bit gradients that wait are planned in bf16 where they are multipli
   CHECK(activations("hybrid", "true") < activations("none", "true"));
 }
 
-TEST_CASE("a plan says how many FLOPs recomputation adds") {
-  const auto text = [](const std::string& name, const std::vector<std::string>& more) {
-    const Recipe r = ready(name, 8, more);
-    return make_plan(r, 8, r.model.vocab_size).text.recompute;
-  };
-  const std::string more = "% more FLOPs";
-  CHECK(text("llama3_8b", {"recompute=none"}).find(more) == std::string::npos);
-  // Forward is a third of the step, and the output layer is not computed again.
-  CHECK(text("llama3_8b", {"recompute=full"}).find("32 % more FLOPs") != std::string::npos);
-  CHECK(text("llama3_8b", {"recompute={granularity: full, method: block, num_layers: 16}"})
-            .find("16 % more FLOPs") != std::string::npos);
-  CHECK(text("llama3_8b", {"recompute={granularity: selective, modules: [mlp]}"})
-            .find("19 % more FLOPs") != std::string::npos);
-  CHECK(
-      text("llama3_8b", {"recompute={granularity: selective, modules: [layernorm]}"}).find(more) ==
-      std::string::npos);
-}
-
 TEST_CASE("outputs of norms and activations are kept where the memory of the GPU allows") {
   const auto planned = [](const std::vector<std::string>& more) {
     const Recipe r = ready("llama3_8b", 64, more);

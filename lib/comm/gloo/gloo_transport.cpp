@@ -83,7 +83,7 @@ class GlooTransport : public Transport {
   }
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
-                                        int rank) override {
+                                        int rank, Traffic) override {
     Rendezvous rendezvous(meeting_, name);
     const int n = int(ranks.size());
     std::unique_ptr<GlooMesh> mesh;

@@ -27,7 +27,9 @@ class NcclApi {
   virtual void use_device() = 0;  // a thread calls this before its other calls
 
   virtual std::string make_id() = 0;  // one rank makes the id of a communicator, for all its ranks
-  virtual NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks) = 0;
+  // `max_ctas`: the most blocks that one of its kernels has; 0: NCCL decides.
+  virtual NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks,
+                          int max_ctas) = 0;
   virtual NcclAnswer state(ncclComm* comm) = 0;  // of the last call; also reports peers' failures
   virtual NcclAnswer finalize(ncclComm* comm) = 0;
   virtual void destroy(ncclComm* comm) noexcept = 0;  // may be called when finalize() is done

@@ -33,6 +33,7 @@ constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
 constexpr auto kReturn = milliseconds(200);
 
 void check_reduction(DType dtype, Reduce op) {
+  MT_CHECK(!is_float8(dtype), "a reduction of {}", dtype_name(dtype));
   const bool is_integer = dtype == DType::i32 || dtype == DType::i64 || dtype == DType::u8;
   MT_CHECK(op != Reduce::average || !is_integer, "an average of {}", dtype_name(dtype));
 }

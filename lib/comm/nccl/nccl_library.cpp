@@ -77,7 +77,9 @@ ncclDataType_t nccl_type(DType dtype) {
     case DType::f64: return ncclFloat64;
     case DType::i32: return ncclInt32;
     case DType::i64: return ncclInt64;
-    case DType::u8: return ncclUint8;
+    case DType::u8:
+    case DType::f8e4m3:  // 8-bit floats are moved, never reduced
+    case DType::f8e5m2: return ncclUint8;
     default: break;
   }
   throw BugError("a dtype without a name in NCCL");
@@ -139,12 +141,14 @@ class LoadedNccl : public NcclApi {
     return {id.internal, sizeof id.internal};
   }
 
-  NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks) override {
+  NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks,
+                  int max_ctas) override {
     ncclUniqueId unique;
     MT_CHECK(id.size() == sizeof unique.internal, "an id of {} bytes", id.size());
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;  // otherwise NCCL starts a thread for every call, and the caller must poll
+    if (max_ctas > 0) config.minCTAs = 1, config.maxCTAs = max_ctas;
     return MT_NCCL(comm, f_.comm_init_rank_config(&comm, ranks, unique, rank, &config));
   }
 

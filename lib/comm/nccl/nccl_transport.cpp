@@ -91,10 +91,10 @@ class Connecting {
   explicit Connecting(std::shared_ptr<NcclApi> api) : api_(std::move(api)) {}
 
   // NCCL may block here forever. Before it returns, there is no communicator to abort.
-  NcclAnswer begin(const std::string& id, int rank, int ranks) {
+  NcclAnswer begin(const std::string& id, int rank, int ranks, int max_ctas) {
     api_->use_device();
     ncclComm* comm = nullptr;
-    const NcclAnswer answer = api_->init(comm, id, rank, ranks);
+    const NcclAnswer answer = api_->init(comm, id, rank, ranks, max_ctas);
     const std::lock_guard lock(mutex_);
     if (taken_ && comm)
       api_->abort(comm);
@@ -116,6 +116,18 @@ class Connecting {
   ncclComm* comm_ = nullptr;
 };
 
+// Returns how many blocks, each on a multiprocessor of its own, a call may take; 0: NCCL decides. A
+// receive that is enqueued before its message spins on the GPU until the message arrives. Four
+// blocks still carry a message at a good part of a link's rate.
+int max_ctas(Traffic traffic) {
+  switch (traffic) {
+    case Traffic::bulk: return 0;
+    case Traffic::messages: return 4;
+    case Traffic::scalars: return 1;
+  }
+  throw BugError("a kind of traffic without a number of blocks");
+}
+
 class NcclTransport : public Transport {
  public:
   NcclTransport(std::shared_ptr<NcclApi> api, const NcclOptions& options)
@@ -127,12 +139,12 @@ class NcclTransport : public Transport {
                                        std::chrono::seconds(2))) {}
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
-                                        int rank) override {
+                                        int rank, Traffic traffic) override {
     api_->use_device();
     const int n = int(ranks.size());
     ncclComm* comm = nullptr;
     try {
-      comm = init(Meeting(*store_, options_, name, rank, n).id(*api_), rank, n);
+      comm = init(Meeting(*store_, options_, name, rank, n).id(*api_), rank, n, max_ctas(traffic));
     } catch (const CommError& e) {
       throw CommError(fmt::format("group {}: {}", name, e.message()), e.hint());
     }
@@ -142,12 +154,13 @@ class NcclTransport : public Transport {
   }
 
  private:
-  ncclComm* init(const std::string& id, int rank, int ranks) {
+  ncclComm* init(const std::string& id, int rank, int ranks, int ctas) {
     using State = NcclAnswer::State;
     const auto deadline = Clock::now() + options_.timeout;
     const auto connecting = std::make_shared<Connecting>(api_);
-    const auto begun = answer_within(
-        deadline, [connecting, id, rank, ranks] { return connecting->begin(id, rank, ranks); });
+    const auto begun = answer_within(deadline, [connecting, id, rank, ranks, ctas] {
+      return connecting->begin(id, rank, ranks, ctas);
+    });
     ncclComm* const comm = connecting->take();
     NcclAnswer answer = begun.value_or(NcclAnswer{State::under_way});
     while (comm && answer.state == State::under_way && Clock::now() < deadline) {

@@ -247,8 +247,8 @@ class ServedTransport : public Transport {
         // long.
         failures_(at, rendezvous_time(o), std::chrono::seconds(2)) {}
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
-                                        int rank) override {
-    return transport_->connect(name, ranks, rank);
+                                        int rank, Traffic traffic) override {
+    return transport_->connect(name, ranks, rank, traffic);
   }
   void abort(std::string_view reason) noexcept override {
     try {

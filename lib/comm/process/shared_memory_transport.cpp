@@ -36,7 +36,7 @@ class SharedMemoryTransport : public Transport {
   }
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
-                                        int rank) override {
+                                        int rank, Traffic) override {
     const size_t bytes = SharedMemoryChannel::bytes(int(ranks.size()));
     const std::string key = "channel/" + name;
     std::shared_ptr<ChannelMemory> memory;

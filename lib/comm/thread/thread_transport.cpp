@@ -28,7 +28,7 @@ class ThreadTransport : public Transport {
       : world_ranks_(ranks), timeout_(timeout) {}
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
-                                        int rank) override {
+                                        int rank, Traffic) override {
     std::shared_ptr<void> memory;
     {
       std::lock_guard lock(mutex_);

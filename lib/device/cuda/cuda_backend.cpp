@@ -176,10 +176,10 @@ class CudaStream : public StreamBackend {
     MT_CUDA(cudaSetDevice(ordinal_));
     int least = 0, greatest = 0;
     MT_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    // An exchange of experts' tokens has priority for free multiprocessors over the waiting blocks
-    // of a computation. Otherwise it would begin only when the computation has ended.
-    const int priority =
-        id_.kind == StreamKind::ep || id_.kind == StreamKind::ep_counts ? greatest : least;
+    // Communication has priority for free multiprocessors over the waiting blocks of a computation.
+    // Otherwise it would begin only when the computation has ended.
+    const bool computes = id_.kind == StreamKind::compute || id_.kind == StreamKind::copy;
+    const int priority = computes ? least : greatest;
     MT_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
   }
   ~CudaStream() override { cudaStreamDestroy(stream_); }
@@ -354,6 +354,7 @@ class CudaBackend : public DeviceBackend {
   }
   bool is_cuda() const override { return true; }
   int threads() const override { return 1; }
+  int64_t memory_bytes() const override { return int64_t(properties_.totalGlobalMem); }
   std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
     return std::make_unique<CudaStream>(id, ordinal_, late_, captures_, events_, clock_);
   }

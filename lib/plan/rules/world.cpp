@@ -1,4 +1,6 @@
 // Rules of the world: the recipe's sizes must divide the ranks, and backends must fit the device.
+#include <numeric>
+
 #include <fmt/core.h>
 
 #include "plan/rules/rules.h"
@@ -70,6 +72,12 @@ void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
                       std::move(reason), fmt::format("use {}", legal_batches(r, l)));
 }
 
+// Returns a hint with the largest size of tp that stays within a node and divides the heads.
+std::string use_tp_of_node(const Recipe& r) {
+  const int64_t tp = std::gcd(r.hardware.gpus_per_node, r.model.num_attention_heads);
+  return fmt::format("distributed.tp_size={} stays within a node", tp);
+}
+
 void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t node = r.hardware.gpus_per_node;
   if (l.tp > node)
@@ -78,14 +86,14 @@ void check_nodes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
         fmt::format("tp_size {} exceeds the {} GPUs of a node, so every layer waits for the "
                     "slow network",
                     l.tp, node),
-        "choose tp_size of at most gpus_per_node");
+        use_tp_of_node(r));
   else if (node % l.tp != 0)
     diagnostics.warn(
         "distributed.tp_size",
         fmt::format("tp_size {} does not divide the {} GPUs of a node, so some tp groups lie "
                     "on two nodes and wait for the slow network",
                     l.tp, node),
-        "choose a divisor of gpus_per_node");
+        use_tp_of_node(r));
   const auto& levels = r.distributed.hierarchical_context_parallel_sizes;
   if (l.cp > 1 && !levels.empty() && l.tp <= node && l.tp * levels[0] > node)
     diagnostics.warn(

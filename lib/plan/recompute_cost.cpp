@@ -1,0 +1,71 @@
+#include "plan/recompute_cost.h"
+
+#include <algorithm>
+
+#include "plan/run_plan.h"
+
+namespace mtrain::plan {
+
+namespace {
+
+// The convention of TokenCost: 2 FLOPs per weight, and all positions that a window allows.
+double core_flops(const spec::GroupedAttention& a, int64_t length) {
+  const int64_t positions = a.window > 0 ? std::min(a.window, length) : length;
+  return 4.0 * Count(a.heads) * Count(a.head_dim) * Count(positions);
+}
+
+// Returns the FLOPs of a layer's forward.
+double layer_flops(const RunPlan& plan, const spec::LayerSpec& layer) {
+  const LayerParameters& p = layer.experts() ? plan.parameters.moe : plan.parameters.dense;
+  return 2 * p.active + core_flops(layer.grouped(), plan.sample_length);
+}
+
+double router_flops(const RunPlan& plan, const spec::LayerSpec& layer) {
+  return layer.experts() ? 2 * Count(plan.model.hidden) * Count(layer.experts()->count) : 0;
+}
+
+// Full recomputation runs the forward of the first layers of each stage again.
+double full_flops(const RunPlan& plan) {
+  double flops = 0;
+  int64_t first = 0;
+  for (const int64_t layers : plan.layout.layers_of_stage) {
+    for (int64_t i = 0; i < std::min(layers, plan.recompute.layers); ++i) {
+      const spec::LayerSpec& layer = plan.model.layer(first + i);
+      flops += layer_flops(plan, layer);
+      if (plan.recompute.keeps_router) flops -= router_flops(plan, layer);
+    }
+    first += layers;
+  }
+  return flops;
+}
+
+// Of an MLP only the first GEMM is computed again. The gate of a shared expert also needs the
+// output of the second GEMM.
+double selected_flops(const RunPlan& plan, const spec::LayerSpec& layer) {
+  const RecomputeOptions& r = plan.recompute;
+  const Count H = Count(plan.model.hidden);
+  double flops = r.attention_core ? core_flops(layer.grouped(), plan.sample_length) : 0;
+  if (const spec::Experts* e = layer.experts()) {
+    if (r.experts) flops += 2 * 2 * H * Count(e->ffn) * Count(e->per_token);
+    if (r.shared_expert) flops += 2 * (e->shared_gate ? 3 : 2) * H * Count(e->shared_ffn);
+  } else if (const auto* mlp = std::get_if<spec::DenseMlp>(&layer.mlp); mlp && r.mlp) {
+    flops += 2 * (mlp->gated() ? 2 : 1) * H * Count(mlp->ffn);
+  }
+  return flops;
+}
+
+}  // namespace
+
+double recomputed_flops(const RunPlan& plan) {
+  if (plan.recompute.group > 0) return full_flops(plan);
+  double flops = 0;
+  for (const spec::LayerSpec& layer : plan.model.layers) flops += selected_flops(plan, layer);
+  return flops;
+}
+
+double recomputed_share(const RunPlan& plan) {
+  const double all = plan.token_cost.flops(plan.sample_length);
+  return all > 0 ? recomputed_flops(plan) / all : 0;
+}
+
+}  // namespace mtrain::plan
