@@ -57,6 +57,11 @@ Head::Head(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& i
   output_ =
       params.add(UnitKind::output,
                  vocabulary_part(tensor_of(spec::output_tensors(model), "output.weight"), impls));
+  output_->unit->in_fp32 = impls.head_in_fp32;
+}
+
+Tensor Head::in_weights_type(Stream& stream, const Tensor& y_TH) const {
+  return ops::in_dtype(stream, y_TH, output_->value.dtype());
 }
 
 void Head::token_losses(Step& step, const Tensor& logits_TV, const Tensor& label_T,
@@ -91,7 +96,9 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   Stream& stream = step.compute;
   HeadActivations a;
   a.norm = norm_.forward(step, h);
-  const Tensor y_TH = tensor_->gather(step, a.norm.y_TH.plain);
+  const DType activations = a.norm.y_TH.plain.dtype();
+  const Tensor y_TH = in_weights_type(stream, tensor_->gather(step, a.norm.y_TH.plain));
+  a.norm.y_TH = {};  // not needed any more
   scale_logits(stream, y_TH);
   const int64_t T = y_TH.dim(0), rows = logits_rows_ ? logits_rows_ : T;
   if (step.training) a.dy_TH = Tensor::empty(stream, y_TH.shape(), y_TH.dtype());
@@ -115,9 +122,8 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   }
   ops::sum(stream, loss_T, request.total);
   if (!step.training) return;
-  a.norm.y_TH = {};  // not needed any more
   scale_logits(stream, a.dy_TH);
-  a.dy_TH = tensor_->reduce(step, a.dy_TH);
+  a.dy_TH = tensor_->reduce(step, ops::in_dtype(stream, a.dy_TH, activations));
   step.stash->push(std::move(a));
 }
 
@@ -132,6 +138,7 @@ Tensor Head::logits(Step& step, const Hidden& h, const std::vector<int64_t>& row
   Stream& stream = step.compute;
   Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH.plain);
   if (!rows.empty()) y_TH = picked_rows(stream, y_TH, rows);
+  y_TH = in_weights_type(stream, y_TH);
   scale_logits(stream, y_TH);
   const Tensor own_TV =
       ops::matmul(stream, "matmul_output_fwd", y_TH, output_->value, {.b = true}, DType::f32);

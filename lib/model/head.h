@@ -36,6 +36,8 @@ class Head {
   ParamUnit* output_unit() const { return output_->unit; }
 
  private:
+  // Returns y in the type of the output layer's weight.
+  Tensor in_weights_type(Stream& stream, const Tensor& y_TH) const;
   void scale_logits(Stream& stream, const Tensor& y_TH) const;
   // Writes the loss of every token, and over the logits their gradient if step.training.
   void token_losses(Step& step, const Tensor& logits_TV, const Tensor& label_T,

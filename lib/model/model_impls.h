@@ -48,6 +48,7 @@ struct ModelImpls {
   // The loss sees logits, and gives their gradient, rounded to this type; empty: as the output
   // layer computes them.
   std::optional<DType> logits_dtype;
+  bool head_in_fp32 = false;  // the output layer's weight and GEMMs are fp32, whatever others are
 };
 
 }  // namespace mtrain::model

@@ -15,18 +15,23 @@ Norm::Norm(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>&
     bias_ = params.add(unit, part_of(tensor_of(tensors, name + ".bias"), tensor.replicated()));
 }
 
-ops::NormWeights Norm::weights() const {
-  return {kind_, weight_->value, bias_ ? bias_->value : Tensor(), eps_, plus_one_};
+// A unit in fp32 has the norm's weights in fp32, and kernels read them in the activations' type.
+ops::NormWeights Norm::weights(Stream& stream, DType dtype) const {
+  const auto read = [&](const Parameter* p) {
+    return p ? ops::in_dtype(stream, p->value, dtype) : Tensor();
+  };
+  return {kind_, read(weight_), read(bias_), eps_, plus_one_};
 }
 
 ops::NormResult Norm::forward(Step& step, const Hidden& h, const ops::Destination& to) const {
-  return ops::norm(step.compute, weights(), h.x_TH, h.delta_TH, to);
+  return ops::norm(step.compute, weights(step.compute, h.x_TH.dtype()), h.x_TH, h.delta_TH, to);
 }
 
 ops::Written Norm::backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
                             const Tensor& dresidual_TH, const ops::Destination& to) const {
-  ops::Written dx = ops::norm_backward(step.compute, weights(), forward, dy_TH, dresidual_TH,
-                                       weight_->grad, bias_ ? bias_->grad : Tensor(), to);
+  ops::Written dx =
+      ops::norm_backward(step.compute, weights(step.compute, dy_TH.dtype()), forward, dy_TH,
+                         dresidual_TH, weight_->grad, bias_ ? bias_->grad : Tensor(), to);
   step.wgrad.ready(*weight_);
   if (bias_) step.wgrad.ready(*bias_);
   return dx;

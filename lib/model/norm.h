@@ -35,7 +35,7 @@ class Norm {
   ParamUnit* unit() const { return weight_->unit; }
 
  private:
-  ops::NormWeights weights() const;
+  ops::NormWeights weights(Stream& stream, DType dtype) const;
   NormKind kind_;
   float eps_;
   bool plus_one_;

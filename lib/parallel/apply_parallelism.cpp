@@ -142,6 +142,7 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
   }
   impls.logits_rows = plan.logits_rows;
   impls.logits_dtype = plan.logits_dtype;
+  impls.head_in_fp32 = plan.head_in_fp32;
   if (l.cp == 1) return impls;
   const plan::ContextOptions context = plan.context;
   const auto comm =

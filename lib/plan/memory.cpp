@@ -34,7 +34,8 @@ RankLayers layers_of_rank(const RunPlan& plan, const std::vector<int64_t>& stage
 }
 
 // In this class T_ counts the tokens of a micro-batch on this rank, and e_ the bytes of an element
-// of the compute type.
+// of the compute type. head_e_ counts those of an element of the output layer: of its weight, its
+// inputs and the logits.
 class Estimator {
  public:
   // The rank's experts have `load` times as many rows as the mean over the ranks of ep.
@@ -50,6 +51,7 @@ class Estimator {
         pp_rank_(pp_rank),
         stages_(stages_of_rank(shape_, pp_rank)),
         e_(Count(dtype_size(plan.compute_dtype))),
+        head_e_(plan.head_in_fp32 ? 4 : e_),
         tp_(Count(l_.tp)),
         T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)),
         rows_(expert_rows_per_token(plan) * load),
@@ -65,6 +67,12 @@ class Estimator {
         experts{of_experts, moments(of_experts), data_ranks(expert_shards()),
                 layers_.float8_moe_share() * of_experts};
     out.parameters = dense.parameters + experts.parameters;
+    // A head in fp32 has wider values, which need no master weights.
+    const Count wider = head_parameters() * (head_e_ - e_),
+                no_masters =
+                    head_e_ > e_ && plan_.optimizer.master_weights ? 4 * head_parameters() : 0;
+    out.params += wider / (dp_.shards == ShardLevel::parameters ? dense.ranks : 1);
+    out.optimizer -= no_masters / (dp_.shards >= ShardLevel::optimizer ? dense.ranks : 1);
     for (const Spread& s : {dense, experts}) {
       const Count master = e_ == 4 || !plan_.optimizer.master_weights ? 0 : 4;
       const bool own_only = s.ranks > 1 && dp_.shards >= ShardLevel::gradients;
@@ -80,7 +88,7 @@ class Estimator {
         std::max(layer_.passing_per_token(false), layers_.moe ? layer_.passing_per_token(true) : 0);
     const Count backward = T_ * (recomputed_at_once() + passing);
     out.activations =
-        T_ * (kept_per_token() + (has_head() ? 2 * layer_.hidden() * e_ + 4 : 0)) + backward;
+        T_ * (kept_per_token() + (has_head() ? 2 * layer_.hidden() * head_e_ + 4 : 0)) + backward;
     out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
     const Count lasting = data_buffers() + float8_weights();
     out.buffers =
@@ -133,6 +141,8 @@ class Estimator {
     };
     return Count(layers_.dense) * layer(size_.dense) + Count(layers_.moe) * layer(size_.moe);
   }
+  // The parameters of the output layer's unit.
+  Count head_parameters() const { return has_head() ? size_.final_norm + size_.output / tp_ : 0; }
   // Elements of the weights of linears in the rank's layers.
   Count linear_weights() const {
     return Count(layers_.dense) * linear_weights(size_.dense) +
@@ -145,10 +155,8 @@ class Estimator {
     Count n = 0;
     // A tied table is on the first and on the last stage.
     if (first_stage()) n += size_.token_table / tp_ + size_.position_table;
-    if (has_head()) {
-      n += size_.final_norm + size_.output / tp_;
-      if (size_.output == 0 && !first_stage()) n += size_.token_table / tp_;
-    }
+    n += head_parameters();
+    if (has_head() && size_.output == 0 && !first_stage()) n += size_.token_table / tp_;
     return n;
   }
 
@@ -271,14 +279,14 @@ class Estimator {
   // Bytes of the logits that exist at once. Rounded logits exist beside those of the output layer.
   Count logits() const {
     const Count rounded = plan_.logits_dtype ? Count(dtype_size(*plan_.logits_dtype)) : 0;
-    return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * (e_ + rounded);
+    return Count(plan_.logits_rows) * (Count(padded_vocab_) / tp_) * (head_e_ + rounded);
   }
 
   // Bytes of the logits' gradients and of the output layer's inputs. Deferred weight gradients keep
   // both to the end of the step.
   Count deferred() const {
     return Count(plan_.pipeline.deferred_outputs) * T_ *
-           (Count(padded_vocab_) / tp_ + layer_.hidden()) * e_;
+           (Count(padded_vocab_) / tp_ + layer_.hidden()) * head_e_;
   }
 
   // Elements of a layer's experts on a rank.
@@ -296,7 +304,7 @@ class Estimator {
     if (l_.gradient_ranks() == 1) return experts;
     Count around = 0;
     if (first_stage()) around += size_.token_table / tp_ + size_.position_table;
-    if (has_head()) around += size_.final_norm + size_.output / tp_;
+    around += head_parameters();
     return Count(std::min(layers_.all(), layers_at_once)) * layer + experts + around;
   }
   // Bytes of full gradients on their way to their owners.
@@ -361,7 +369,8 @@ class Estimator {
     const int64_t experts_in_turns = layers_.moe ? dp_.gather.experts_at_once() : 0;
     const int64_t layers = units_held(dp_.gather.reshard_after_forward, in_turns),
                   experts = units_held(dp_.gather.reshard_experts, experts_in_turns);
-    return e_ * full_units(layers, experts) + quantized_units(layers, experts);
+    return e_ * full_units(layers, experts) + quantized_units(layers, experts) +
+           (head_e_ - e_) * head_parameters();
   }
   // How many bytes more than in the compute dtype the full units take if weights are gathered in 8
   // bits. Weights take fewer, but layers in bf16 then share no memory with the others.
@@ -457,7 +466,7 @@ class Estimator {
   const ScheduleShape& shape_;
   const int64_t pp_rank_;
   const std::vector<int64_t> stages_;
-  const Count e_, tp_, T_;
+  const Count e_, head_e_, tp_, T_;
   const Count rows_;  // rows of this rank's experts, per token of this rank
   const RankLayers layers_;
   const LayerActivations layer_;

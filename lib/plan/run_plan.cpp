@@ -58,9 +58,18 @@ DType message_dtype(const Recipe& r) {
                    : compute_dtype(r.mixed_precision);
 }
 
+// As in AutoModel, a table that is shared with the embedding keeps its type.
+bool head_in_fp32(const Recipe& r) {
+  return r.distributed.strategy == recipe::Strategy::fsdp2 && r.distributed.ep_size > 1 &&
+         r.distributed.moe.lm_head_precision == recipe::ElementType::fp32 &&
+         compute_dtype(r.mixed_precision) != DType::f32 &&
+         !r.model.share_embeddings_and_output_weights;
+}
+
 // The loss reads logits in fp32. They are rounded only for a 16-bit output_dtype that differs from
 // the weights' type.
 std::optional<DType> logits_dtype(const Recipe& r) {
+  if (head_in_fp32(r)) return std::nullopt;
   const auto& outputs = r.distributed.mp_policy.output_dtype;
   if (!outputs || *outputs == recipe::ElementType::fp32) return std::nullopt;
   const DType dtype = element_dtype(*outputs);
@@ -195,6 +204,7 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   plan.data_parallel = data_parallel_options(r, layout, plan.overlap, plan.schedule);
   plan.compute_dtype = compute_dtype(r.mixed_precision);
   plan.logits_dtype = logits_dtype(r);
+  plan.head_in_fp32 = head_in_fp32(r);
   plan.sample_length = sample_length(r);
   plan.head_chunks = resolve_head_chunks(r, layout);
   plan.device = device_plan(r, world, plan.overlap);

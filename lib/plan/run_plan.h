@@ -55,6 +55,7 @@ struct RunPlan {
   std::optional<schedule::PassCosts> pass_costs;
   DType compute_dtype = DType::f32;   // type of activations and of the weights that GEMMs read
   std::optional<DType> logits_dtype;  // the loss rounds logits to this type; empty: it does not
+  bool head_in_fp32 = false;          // the output layer's weight, GEMMs and logits are fp32
   Fp8Options fp8;
   int64_t sample_length = 0;  // tokens
   HeadChunks head_chunks;     // chunks of attention's heads under context parallelism

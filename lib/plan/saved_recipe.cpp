@@ -63,6 +63,8 @@ bool must_agree(const std::string& path) {
                                             "dataset.train_weights",
                                             "dataset.seed",
                                             "packed_sequence.packed_sequence_size",
+                                            "packed_sequence.packing_strategy",
+                                            "packed_sequence.max_packs",
                                             "packed_sequence.drop_long_samples"};
   // The checkpoint's tensors decide the vocabulary, and the weights are initialised already. How
   // tokens travel to their experts belongs to the layout. How strongly loads are balanced may

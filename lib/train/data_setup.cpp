@@ -21,6 +21,8 @@ std::shared_ptr<const data::Dataset> dataset_of(const plan::DatasetOptions& o,
                                                       .seed = seed,
                                                       .shuffle = training,
                                                       .drop_long = o.drop_long,
+                                                      .strategy = o.packing,
+                                                      .max_packs = training ? o.max_packs : 0,
                                                       .alone = !packed,
                                                       .ids = ids});
   return std::make_shared<data::GptDataset>(

@@ -195,6 +195,29 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
   }
 }
 
+TEST_CASE("planned memory of an output layer in fp32 is that of a step, within 10 %") {
+  for (const Overrides& more : {Overrides{}, Overrides{"optimizer.master_weights=false"},
+                                Overrides{"distributed.tp_size=2", kSequence},
+                                Overrides{"distributed.defer_fsdp_grad_sync=false"}}) {
+    Overrides all = kBase;
+    all.insert(all.end(), more.begin(), more.end());
+    all.insert(all.end(),
+               {"distributed.ep_size=2", "distributed.strategy=fsdp2", "mixed_precision=bf16_mixed",
+                "distributed.moe.lm_head_precision=float32"});
+    const Recipe r = recipe_with(all, 4);
+    const plan::MemoryEstimate planned = plan::make_plan(r, 4, kVocab).fullest();
+    const Measured measured = measure(r, 4);
+    CAPTURE(more, planned.buffers, measured.peak(device::MemoryCategory::buffers));
+    CHECK(planned.params == Approx(measured.peak(device::MemoryCategory::params)).epsilon(0.1));
+    CHECK(planned.grads == Approx(measured.peak(device::MemoryCategory::grads)).epsilon(0.1));
+    CHECK(planned.optimizer ==
+          Approx(measured.peak(device::MemoryCategory::optimizer)).epsilon(0.1));
+    CHECK(planned.activations + planned.logits ==
+          Approx(measured.peak(device::MemoryCategory::activations)).epsilon(0.1));
+    CHECK(planned.total() == Approx(measured.total).epsilon(0.1));
+  }
+}
+
 // A forward that runs together with a backward fills the memory that the backward frees: the
 // activations are those of one micro-batch and two layers.
 const char* const kPairs = "comm_overlap.overlap_moe_expert_parallel_comm=true";

@@ -58,6 +58,75 @@ TEST_CASE("first fit puts each item into the first pack that has room") {
   }
 }
 
+TEST_CASE("thd fills packs in the order of the items") {
+  using Packs = std::vector<std::vector<int64_t>>;
+  CHECK(next_fit({}, 10).empty());
+  CHECK(next_fit({6, 5, 4, 1, 10, 1}, 10) == Packs{{0}, {1, 2, 3}, {4}, {5}});
+  CHECK(next_fit({5, 5, 10}, 10) == Packs{{0, 1}, {2}});
+  CHECK_THROWS_AS(next_fit({11}, 10), BugError);
+  CHECK_THROWS_AS(next_fit({0}, 10), BugError);
+}
+
+TEST_CASE("neat puts the longest items first, each into the pack that holds least") {
+  using Packs = std::vector<std::vector<int64_t>>;
+  CHECK(least_full_decreasing({}, 10).empty());
+  CHECK_THROWS_AS(least_full_decreasing({11}, 10), BugError);
+  // 6 and 5 open packs; 4 goes to the 5, since the 6 holds more; then 3 to the 6.
+  CHECK(least_full_decreasing({3, 4, 5, 6}, 10) == Packs{{3, 0}, {2, 1}});
+  // Items of equal length keep their order, and so do packs that hold equally much.
+  CHECK(least_full_decreasing({4, 6, 6, 4, 4}, 10) == Packs{{1, 0}, {2, 3}, {4}});
+  // Compares with the definition: AutoModel's greedy knapsack.
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    std::vector<int64_t> lengths, order, filled;
+    for (uint64_t i = 0; i < 100; ++i) {
+      lengths.push_back(int64_t(1 + uniform_below(seed, i, 50 + seed)));
+      order.push_back(int64_t(i));
+    }
+    std::ranges::stable_sort(
+        order, [&](int64_t a, int64_t b) { return lengths[size_t(a)] > lengths[size_t(b)]; });
+    Packs want;
+    for (const int64_t item : order) {
+      const int64_t length = lengths[size_t(item)];
+      auto least = std::ranges::min_element(filled);
+      if (least == filled.end() || *least + length > 70) {
+        filled.push_back(0), want.emplace_back();
+        least = filled.end() - 1;
+      }
+      *least += length;
+      want[size_t(least - filled.begin())].push_back(item);
+    }
+    CHECK(least_full_decreasing(lengths, 70) == want);
+  }
+}
+
+TEST_CASE("a limit of packs keeps the first ones, and every strategy keeps all labels") {
+  const auto tokens = documents_of({5, 9, 12, 3, 8});  // 4, 8, 11, 2 and 7 inputs
+  const auto inputs_of = [&](PackingStrategy strategy, int64_t max_packs) {
+    const PackedDataset packed(
+        tokens, {.size = 12, .shuffle = false, .strategy = strategy, .max_packs = max_packs});
+    std::vector<std::vector<int32_t>> all;
+    Sample s;
+    for (int64_t i = 0; i < packed.size(); ++i) {
+      packed.sample(i, s);
+      std::vector<int32_t> documents;
+      for (size_t at = 0; at < s.input.size(); ++at)
+        if (s.position[at] == 0 && s.label[at] >= 0) documents.push_back(s.input[at] / 100);
+      all.push_back(documents);
+    }
+    return std::pair(all, packed.note());
+  };
+  using Documents = std::vector<std::vector<int32_t>>;
+  CHECK(inputs_of(PackingStrategy::first_fit, 0).first == Documents{{0, 1}, {2}, {3, 4}});
+  CHECK(inputs_of(PackingStrategy::thd, 0).first == Documents{{0, 1}, {2}, {3, 4}});
+  CHECK(inputs_of(PackingStrategy::neat, 0).first == Documents{{2}, {1, 3}, {4, 0}});
+  const auto [two, note] = inputs_of(PackingStrategy::neat, 2);
+  CHECK(two == Documents{{2}, {1, 3}});
+  CHECK_THAT(note, Catch::Matchers::Contains("in 2 samples of 12, 87.5 % full") &&
+                       Catch::Matchers::Contains("1 further packs left out by max_packs"));
+  CHECK(inputs_of(PackingStrategy::first_fit, 3).second.find("max_packs") == std::string::npos);
+  CHECK(inputs_of(PackingStrategy::first_fit, 9).first.size() == 3);
+}
+
 TEST_CASE("packed samples hold every label of every document once, with positions from 0 on") {
   const std::vector<int32_t> lengths{5, 1, 9, 30, 2, 12, 13, 3};
   const auto tokens = documents_of(lengths);

@@ -335,6 +335,9 @@ TEST_CASE("a benchmark's routing is warned of, and belongs to the run") {
     CHECK(plan_of({set}).experts.pattern == pattern);
   }
   CHECK(plan_of({}).experts.pattern == RoutePattern::none);
+  // A model without experts has no routes, and its run trains as any other.
+  CHECK(make_plan(recipe_of(1, {"debug.route=balanced"}), 1, 512).experts.pattern ==
+        RoutePattern::none);
   expect_error({.what = "no pattern", .set = moe({"debug.route=random"})}, "debug.route",
                "is not one of its values");
 }
@@ -428,7 +431,11 @@ TEST_CASE("settings of experts over ranks without effect are reported") {
                  own + "lm_head_precision", "changes nothing");
   expect_warning(over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=bf16"}),
                  own + "lm_head_precision", "changes nothing");
-  // A different type is not a request without effect: runs refuse it by name.
+  expect_warning(
+      over_ranks({"mixed_precision=bf16_mixed", "model.share_embeddings_and_output_weights=true",
+                  own + "lm_head_precision=float32"}),
+      own + "lm_head_precision", "shares the token table");
+  // A different type is not a request without effect: it acts, or runs refuse it by name.
   for (const char* other : {"fp32", "fp16"})
     expect_no_warning(
         over_ranks({"mixed_precision=bf16_mixed", own + "lm_head_precision=" + other}));

@@ -37,9 +37,9 @@ class Print {
     all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap,
         p.overlap.shared_expert_overlap, p.overlap.moe_dispatch_chunks, p.graphs.on, p.graphs.first,
         p.graphs.end, p.schedule_shape, p.pipeline, p.data_parallel, p.tensor, p.context, p.experts,
-        p.model, p.recompute, p.compute_dtype, p.logits_dtype, p.fp8, p.sample_length, p.optimizer,
-        p.lr_schedule, p.loss_scale, p.train, p.validation, p.checkpoint, p.folders, p.dataset,
-        p.device, p.comm, p.debug);
+        p.model, p.recompute, p.compute_dtype, p.logits_dtype, p.head_in_fp32, p.fp8,
+        p.sample_length, p.optimizer, p.lr_schedule, p.loss_scale, p.train, p.validation,
+        p.checkpoint, p.folders, p.dataset, p.device, p.comm, p.debug);
   }
   std::string text;
 
@@ -158,7 +158,8 @@ class Print {
   MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, weights_from, ignore_keys)
   MEMBERS(DatasetOptions::Blend, prefixes, weights)
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
-  MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, seed, tokenizer)
+  MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
+          seed, tokenizer)
   MEMBERS(DevicePlan, kind, threads, norm_sm_margin, stream_sanitizer, compute_slowdown,
           deterministic, own_attention, environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)

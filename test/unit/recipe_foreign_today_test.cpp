@@ -182,7 +182,7 @@ TEST_CASE("keys without a meaning here say why, and others are refused with the 
     const char *key, *gist;
   };
   for (const Row& row : {Row{"scheduler.use_checkpoint_opt_param_scheduler=true", "schedule wins"},
-                         {"packed_sequence.max_packs=100", "all packs"},
+                         {"packed_sequence.prepacked=true", "made from documents"},
                          {"optimizer.main_params_dtype=torch.float16", "fp32"},
                          {"model.fine_grained_activation_offloading=true", "host memory"},
                          {"model.offload_modules=[attn_norm]", "host memory"}}) {

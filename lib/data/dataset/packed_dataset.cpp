@@ -38,10 +38,20 @@ PackedDataset::PackedDataset(std::shared_ptr<const IndexedDataset> tokens,
                                 options_.size + 1, unlabelled_ ? " in which a label counts" : ""),
                     "raise packed_sequence.packed_sequence_size, or set drop_long_samples: false");
   if (!options_.alone) {
-    packs_ = first_fit(lengths, options_.size);
+    packs_ = pack(options_.strategy, lengths, options_.size);
+    limit_packs();
     return;
   }
   for (int64_t piece = 0; piece < int64_t(pieces_.size()); ++piece) packs_.push_back({piece});
+}
+
+void PackedDataset::limit_packs() {
+  packs_left_out_ = options_.max_packs > 0 ? std::max<int64_t>(0, size() - options_.max_packs) : 0;
+  packs_.resize(packs_.size() - size_t(packs_left_out_));
+  if (packs_left_out_ == 0) return;
+  inputs_ = 0;
+  for (const std::vector<int64_t>& pieces : packs_)
+    for (const int64_t piece : pieces) inputs_ += pieces_[size_t(piece)].length;
 }
 
 std::string PackedDataset::note() const {
@@ -53,6 +63,8 @@ std::string PackedDataset::note() const {
   if (tokens_->masked()) text += "; masked";
   if (unlabelled_) text += fmt::format("; {} pieces left out, since no label counts", unlabelled_);
   if (dropped_) text += fmt::format("; {} left out, since they are longer", dropped_);
+  if (packs_left_out_)
+    text += fmt::format("; {} further packs left out by max_packs", packs_left_out_);
   return text;
 }
 

@@ -277,11 +277,12 @@ void ParamStore::materialize_by_unit(Stream& stream, DType compute, bool trainin
   for (ParamUnit& unit : units_) {
     unit.sharding = sharding(unit);
     lay_out(unit);
-    for (Parameter* p : unit.params) p->compute = compute;
-    allocate(stream, unit, compute, training, masters);
-    find_owned(unit, compute);
+    const DType values = unit.in_fp32 ? DType::f32 : compute;
+    for (Parameter* p : unit.params) p->compute = values;
+    allocate(stream, unit, values, training, masters);
+    find_owned(unit, values);
     // Parameters have views of their master weights if these are whole.
-    const Tensor whole = compute == DType::f32      ? unit.value
+    const Tensor whole = values == DType::f32       ? unit.value
                          : unit.sharding.ranks == 1 ? unit.own_master
                                                     : Tensor();
     set_views(unit, whole, &Parameter::master);

@@ -154,8 +154,10 @@ struct OwnedRange {
 
 struct ParamUnit {
   UnitId id;
-  std::string name;                // unit_name(id)
-  int64_t stage = 0;               // the pipeline's stage that declared it
+  std::string name;   // unit_name(id)
+  int64_t stage = 0;  // the pipeline's stage that declared it
+  // Keeps the values in fp32, and reduces their gradients in fp32, whatever the compute dtype is.
+  bool in_fp32 = false;
   std::vector<Parameter*> params;  // in the order of declaration, which is the order of forward
   std::vector<Piece> pieces;
   int64_t count = 0;  // elements, padding included

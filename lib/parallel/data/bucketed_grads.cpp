@@ -21,7 +21,7 @@ class BucketedGrads : public GradSync {
         if (at == open.end() || buckets_[at->second].elements >= bucket_size ||
             buckets_[at->second].stage != (*unit)->stage) {
           open[of_unit] = buckets_.size();
-          buckets_.push_back({.groups = of_unit, .stage = (*unit)->stage});
+          buckets_.push_back({.stage = (*unit)->stage});
         }
         Bucket& b = buckets_[open[of_unit]];
         b.pieces.push_back({*unit, &*piece});
@@ -51,7 +51,6 @@ class BucketedGrads : public GradSync {
 
  private:
   struct Bucket {
-    const UnitGroups* groups;
     int64_t stage;  // the pipeline's stage, whose backward fills the bucket
     std::vector<std::pair<model::ParamUnit*, const model::Piece*>> pieces{};
     int64_t elements = 0;
@@ -65,9 +64,9 @@ class BucketedGrads : public GradSync {
     for (const auto& [unit, piece] : b.pieces) {
       const Tensor whole = unit->full(unit->grad, *piece);
       if (unit->sharding.ranks == 1)
-        reduce_.all_reduce(*b.groups, whole);
+        reduce_.all_reduce(*unit, whole);
       else
-        reduce_.reduce_scatter(*b.groups, whole, unit->shard_in_full(unit->grad, *piece), false);
+        reduce_.reduce_scatter(*unit, whole, unit->shard_in_full(unit->grad, *piece), false);
     }
   }
 

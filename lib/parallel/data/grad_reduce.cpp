@@ -20,19 +20,27 @@ void GradReduce::divide(const UnitGroups& of_unit, const Tensor& sum) const {
     ops::scale(*groups_.grad_stream, sum, float(ranks) / float(samples));
 }
 
-void GradReduce::all_reduce(const UnitGroups& of_unit, const Tensor& grad) const {
+Tensor GradReduce::on_wire(const model::ParamUnit& unit, const Tensor& grad) const {
+  return unit.in_fp32 ? grad
+                      : ops::in_dtype(*groups_.grad_stream, grad, options_.dtype,
+                                      device::MemoryCategory::buffers);
+}
+
+void GradReduce::all_reduce(const model::ParamUnit& unit, const Tensor& grad) const {
   Stream& stream = *groups_.grad_stream;
+  const UnitGroups& of_unit = groups_.of(unit);
   divide(of_unit, grad);
   if (of_unit.all.size() == 1) return;  // nothing travels, so nothing is rounded
-  const Tensor wire = ops::in_dtype(stream, grad, options_.dtype, device::MemoryCategory::buffers);
+  const Tensor wire = on_wire(unit, grad);
   of_unit.all.all_reduce(wire, op(), stream);
   if (wire.dtype() != grad.dtype()) ops::cast(stream, wire, grad);
 }
 
-void GradReduce::reduce_scatter(const UnitGroups& of_unit, const Tensor& whole, const Tensor& own,
-                                bool add) const {
+void GradReduce::reduce_scatter(const model::ParamUnit& unit, const Tensor& whole,
+                                const Tensor& own, bool add) const {
   Stream& stream = *groups_.grad_stream;
-  const Tensor wire = ops::in_dtype(stream, whole, options_.dtype, device::MemoryCategory::buffers);
+  const UnitGroups& of_unit = groups_.of(unit);
+  const Tensor wire = on_wire(unit, whole);
   const bool direct = wire.dtype() == own.dtype() && !add;
   const Tensor part = direct ? own : buffer(stream, own.count(), wire.dtype());
   of_unit.shards.reduce_scatter(wire, part, op(), stream);

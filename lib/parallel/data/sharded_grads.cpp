@@ -18,8 +18,7 @@ class ShardedGrads : public GradSync {
         reduce_(groups, reduce),
         defer_(defer),
         overlap_(overlap),
-        slots_(*groups.compute, params.units(), DType::f32, device::MemoryCategory::grads,
-               /*values=*/false) {
+        slots_(*groups.compute, params.units(), device::MemoryCategory::grads, /*values=*/false) {
     for (model::ParamUnit* unit : params.units()) {
       states_[unit] = {};
       states_[unit].pieces.resize(unit->pieces.size());
@@ -100,10 +99,10 @@ class ShardedGrads : public GradSync {
     // edge: last weight gradient of the piece -> its reduction
     stream.wait(groups_.compute->record());
     if (unit.sharding.grads)
-      reduce_.reduce_scatter(groups_.of(unit), unit.full(unit.grad, piece),
+      reduce_.reduce_scatter(unit, unit.full(unit.grad, piece),
                              unit.local_shard(unit.own_grad, piece), progress.reduced > 0);
     else
-      reduce_.all_reduce(groups_.of(unit), unit.full(unit.grad, piece));
+      reduce_.all_reduce(unit, unit.full(unit.grad, piece));
     progress.reduced = progress.ready;
     if (!unit.sharding.grads) return;
     progress.read = stream.record();

@@ -9,13 +9,6 @@ namespace mtrain::parallel {
 
 namespace {
 
-// A rank of a pipeline has no units if its stages have no layers.
-DType value_type(model::ParamStore& params) {
-  for (const model::ParamUnit* unit : params.units())
-    if (unit->own_value) return unit->own_value.dtype();
-  return DType::f32;
-}
-
 class ShardedParams : public ParamSync {
  public:
   ShardedParams(model::ParamStore& params, const DataGroups& groups,
@@ -23,8 +16,8 @@ class ShardedParams : public ParamSync {
       : groups_(groups),
         options_(options),
         gather_(groups, quantizer),
-        slots_(*groups.param_stream, params.units(), value_type(params),
-               device::MemoryCategory::buffers, /*values=*/true) {
+        slots_(*groups.param_stream, params.units(), device::MemoryCategory::buffers,
+               /*values=*/true) {
     for (model::ParamUnit* unit : params.units()) {
       if (!unit->sharding.values) continue;  // its values always exist
       states_.push_back({unit});

@@ -17,7 +17,8 @@ Slot& UnitBufferPool::find(const model::ParamUnit& unit, size_t enough) {
   size_t of_size = 0;
   Slot* oldest = nullptr;
   for (const auto& slot : slots_) {
-    if (Extent{slot->buffer.count(), slot->quantized.count()} != extent) continue;
+    const DType dtype = slot->buffer ? slot->buffer.dtype() : extent.dtype;
+    if (Extent{slot->buffer.count(), slot->quantized.count(), dtype} != extent) continue;
     ++of_size;
     if (!slot->held && (!oldest || slot->released < oldest->released)) oldest = slot.get();
   }
@@ -27,7 +28,7 @@ Slot& UnitBufferPool::find(const model::ParamUnit& unit, size_t enough) {
   slots_.push_back(std::make_unique<Slot>());
   Slot& slot = *slots_.back();
   if (extent.plain > 0) {
-    slot.buffer = Tensor::empty(home_, {extent.plain}, dtype_, category_);
+    slot.buffer = Tensor::empty(home_, {extent.plain}, extent.dtype, category_);
     ops::fill(home_, slot.buffer, 0);
   }
   if (extent.quantized > 0)

@@ -22,19 +22,15 @@ struct Slot {
 class UnitBufferPool {
  public:
   // Values in 8 bits have their own memory if `values`: slots are for values of units, not for
-  // their gradients.
-  UnitBufferPool(Stream& home, std::vector<model::ParamUnit*> units, DType dtype,
+  // their gradients, which are fp32.
+  UnitBufferPool(Stream& home, std::vector<model::ParamUnit*> units,
                  device::MemoryCategory category, bool values)
-      : home_(home),
-        units_(std::move(units)),
-        dtype_(dtype),
-        category_(category),
-        values_(values) {}
+      : home_(home), units_(std::move(units)), category_(category), values_(values) {}
 
-  // Returns a slot of the unit's size that is not held. Makes a new slot while this size has fewer
-  // than `enough` slots and fewer slots than units. Then takes the slot that was released first, or
-  // makes a new one if all are held. `stream` waits for the slot's last use. `evicted` is called
-  // with the unit whose elements were in it.
+  // Returns a slot of the unit's size and type that is not held. Makes a new slot while there are
+  // fewer than `enough` such slots and fewer than such units. Then takes the slot that was released
+  // first, or makes a new one if all are held. `stream` waits for the slot's last use. `evicted` is
+  // called with the unit whose elements were in it.
   template <class F>
   Slot& take(model::ParamUnit& unit, size_t enough, Stream& stream, const F& evicted) {
     Slot& slot = find(unit, enough);
@@ -50,16 +46,18 @@ class UnitBufferPool {
   // The elements of a unit's slot, by type.
   struct Extent {
     int64_t plain = 0, quantized = 0;
+    DType dtype = DType::f32;  // of the plain ones
     bool operator==(const Extent&) const = default;
   };
   Extent extent_of(const model::ParamUnit& unit) const {
-    return values_ ? Extent{unit.plain_count(), unit.quantized_count()} : Extent{unit.count, 0};
+    return values_
+               ? Extent{unit.plain_count(), unit.quantized_count(), unit.params.front()->compute}
+               : Extent{unit.count};
   }
   Slot& find(const model::ParamUnit& unit, size_t enough);
 
   Stream& home_;
   const std::vector<model::ParamUnit*> units_;
-  const DType dtype_;
   const device::MemoryCategory category_;
   const bool values_;
   std::vector<std::unique_ptr<Slot>> slots_;

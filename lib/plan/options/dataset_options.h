@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/packing_strategy.h"
+
 namespace mtrain::plan {
 
 struct TokenizerOptions {
@@ -25,7 +27,9 @@ struct DatasetOptions {
   int64_t seq_length = 0;
   int64_t packed_size = 0;  // documents are packed into samples of this length; 0: not packed
   bool drop_long = false;   // documents that are longer than a pack are left out
-  int64_t seed = 0;         // decides the order of the samples
+  PackingStrategy packing = PackingStrategy::first_fit;
+  int64_t max_packs = 0;  // packs of each training prefix that are used; 0: all
+  int64_t seed = 0;       // decides the order of the samples
   TokenizerOptions tokenizer = {};
 };
 

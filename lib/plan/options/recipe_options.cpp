@@ -80,7 +80,8 @@ ContextOptions context_options(const Recipe& r) {
 ExpertOptions expert_options(const Recipe& r) {
   return {.dispatcher = r.model.moe.token_dispatcher,
           .pad_to_capacity = r.model.moe.pad_expert_input_to_capacity && r.distributed.ep_size > 1,
-          .pattern = r.debug.route.value_or(RoutePattern::none)};
+          .pattern = r.model.moe.num_experts > 0 ? r.debug.route.value_or(RoutePattern::none)
+                                                 : RoutePattern::none};
 }
 
 namespace {
@@ -232,6 +233,8 @@ DatasetOptions dataset_options(const Recipe& r) {
           .seq_length = r.dataset.seq_length,
           .packed_size = r.packed_sequence.packed_sequence_size,
           .drop_long = r.packed_sequence.drop_long_samples,
+          .packing = r.packed_sequence.packing_strategy,
+          .max_packs = r.packed_sequence.max_packs.value_or(0),
           .seed = r.dataset.seed.value_or(r.train.seed),
           .tokenizer = tokenizer_options(r)};
 }

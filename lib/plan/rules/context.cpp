@@ -120,8 +120,19 @@ void validate_context(const Recipe& r, const Layout& l, Diagnostics& diagnostics
 }
 
 void validate_packing(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
-  const int64_t size = r.packed_sequence.packed_sequence_size;
-  if (size == 0) return;
+  const recipe::PackedSequenceConfig& packs = r.packed_sequence;
+  const int64_t size = packs.packed_sequence_size;
+  if (size == 0) {
+    const auto ignored = [&](bool here, const char* field) {
+      if (here)
+        warn_or_refuse(r, field, "is ignored: packed_sequence_size is 0, so nothing is packed",
+                       diagnostics);
+    };
+    ignored(packs.packing_strategy != PackingStrategy::first_fit,
+            "packed_sequence.packing_strategy");
+    ignored(packs.max_packs.has_value(), "packed_sequence.max_packs");
+    return;
+  }
   // The packs of a micro-batch follow each other in one sequence, whose tokens have 32-bit numbers.
   constexpr int64_t kMaxTokens = int64_t{1} << 30;
   diagnostics.require(

@@ -242,6 +242,12 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                    fmt::format("changes nothing: the output layer is in {} as all weights are",
                                enum_name(weights)),
                    diagnostics);
+  else if (own.lm_head_precision && r.model.share_embeddings_and_output_weights)
+    warn_or_refuse(r, "distributed.moe.lm_head_precision",
+                   fmt::format("is ignored: the output layer shares the token table, which is in "
+                               "{} as all weights are",
+                               enum_name(weights)),
+                   diagnostics);
   const int64_t chunks = r.comm_overlap.moe_dispatch_chunks;
   diagnostics.require(
       chunks <= experts / l.ep || experts % l.ep != 0,

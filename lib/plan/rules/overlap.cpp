@@ -1,6 +1,5 @@
 // Rules of overlap: if a feature that the recipe asks for by name is not active, they report why.
 #include <algorithm>
-#include <cstdlib>
 
 #include <fmt/core.h>
 
@@ -74,35 +73,6 @@ void check_preset(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
                      "leave the preset out to take a method per GEMM");
 }
 
-void check_launch(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
-  if (o.overlap_moe_expert_parallel_comm && r.launch.cuda_device_max_connections == 1)
-    diagnostics.warn("launch.cuda_device_max_connections",
-                     "1 puts the exchanges of experts into one queue with the compute that they "
-                     "should hide behind",
-                     "set it to auto, or to 32");
-  diagnostics.require(!r.launch.env.count("CUDA_DEVICE_MAX_CONNECTIONS"), {"launch.env"},
-                      "CUDA_DEVICE_MAX_CONNECTIONS has a setting of its own",
-                      "set launch.cuda_device_max_connections");
-  diagnostics.require(!r.launch.env.count("MTRAIN_TOKEN"), {"launch.env"},
-                      "MTRAIN_TOKEN, the job's secret, does not belong in a recipe",
-                      "set MTRAIN_TOKEN in the environment, or name a file with --token_file");
-  // A printed recipe has the names of variables without their values.
-  for (const auto& [name, variable] : r.launch.env)
-    if (!variable.value && !std::getenv(name.c_str()))
-      diagnostics.warn("launch.env",
-                       fmt::format("{} has no value, here or in the environment", name),
-                       fmt::format("set it before the start, or write {}: ${{env:NAME}}", name));
-  const bool fsdp = r.distributed.strategy == recipe::Strategy::fsdp2 ||
-                    r.distributed.strategy == recipe::Strategy::megatron_fsdp;
-  diagnostics.require(
-      !fsdp || r.launch.cuda_device_max_connections != 1,
-      {"launch.cuda_device_max_connections", "distributed.strategy"},
-      fmt::format("1 puts the gathers of {} into one queue with the compute they should "
-                  "hide behind",
-                  enum_name(r.distributed.strategy)),
-      "set it to auto, or to 32");
-}
-
 // Reports settings that only an inactive feature would read.
 void check_ignored(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) {
   const auto ignored = [&](bool here, const char* field, const char* why) {
@@ -129,7 +99,6 @@ void validate_overlap(const Recipe& r, const Layout& l, const Overlap& o,
   check_overlap_off(r, o, diagnostics);
   check_delayed_layers(l, o, diagnostics);
   if (o.tp_comm_overlap) check_preset(r, l, diagnostics);
-  check_launch(r, o, diagnostics);
   check_ignored(r, o, diagnostics);
 }
 

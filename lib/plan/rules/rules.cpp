@@ -22,6 +22,7 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_packing(recipe, layout, diagnostics);
   validate_cuda_graphs(recipe, layout, overlap, diagnostics);
   validate_overlap(recipe, layout, overlap, diagnostics);
+  validate_launch(recipe, overlap, diagnostics);
 }
 
 void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string reason,

@@ -66,5 +66,7 @@ void validate_cuda_graphs(const Recipe& recipe, const Layout& layout, const Over
                           Diagnostics& diagnostics);
 void validate_overlap(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                       Diagnostics& diagnostics);
+// Checks how ranks are started, and the variables that they get.
+void validate_launch(const Recipe& recipe, const Overlap& overlap, Diagnostics& diagnostics);
 
 }  // namespace mtrain::plan

@@ -20,9 +20,10 @@ void check_built_expert_ranks(const Recipe& r, const Missing& missing) {
           "the flex dispatcher for experts that are divided over tp",
           "use alltoall, or set distributed.expert_tp_size: 1");
   const auto& head = r.distributed.moe.lm_head_precision;
-  missing(head && *head != weights_type(r.mixed_precision.name),
-          "distributed.moe.lm_head_precision", "an output layer with a type of its own",
-          "leave it out");
+  missing(
+      head && *head != recipe::ElementType::fp32 && *head != weights_type(r.mixed_precision.name),
+      "distributed.moe.lm_head_precision", "an output layer with another 16-bit type",
+      "set it to float32, or leave it out");
 }
 
 template <class Missing>

@@ -21,6 +21,16 @@ std::string normalize_key(std::string_view key) {
   return out;
 }
 
+// Names that a section has in AutoModel's older recipes and in NeMo 2. They are replaced in this
+// order.
+struct OlderSection {
+  std::string_view old, section;
+};
+constexpr OlderSection kOlderSections[] = {
+    {"autopipeline", "distributed.pipeline"}, {"recipe.trainer.strategy", "strategy"},
+    {"recipe.strategy", "strategy"},          {"trainer.strategy", "strategy"},
+    {"strategy.ddp_config", "ddp"},           {"strategy.ddp", "ddp"}};
+
 // Whether a key is an option of Hydra for the construction of a class.
 bool is_hydra_option(std::string_view key) {
   return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_" ||
@@ -52,6 +62,7 @@ class TreeWalk {
     if (word == "_target_")
       return apply_target(path.substr(0, path.size() - std::min(path.size(), word.size() + 1)),
                           location, node);
+    if (path == "strategy" && node.kind == Node::Kind::map) return collect(node, path, unknown_);
     if (convert_value(layer_, path, location, node)) return;
     if (const SchemaRow* row = find_row(path)) return layer_.add(row, path, location, node);
     if (convert_name(layer_, path, location, node)) return;
@@ -294,9 +305,14 @@ std::string normalize_path(std::string_view path) {
   std::string out = normalize_key(path);
   if (out.starts_with("cfg.")) out.erase(0, 4);
   if (out.starts_with("model.config.")) out.erase(6, 7);
-  // AutoModel's older name of its pipeline section.
-  if (const std::string old = "autopipeline"; out == old || out.starts_with(old + "."))
-    out.replace(0, old.size(), "distributed.pipeline");
+  for (const auto& [old, section] : kOlderSections)
+    if (out == old || (out.starts_with(old) && out[old.size()] == '.'))
+      out.replace(0, old.size(), section);
+  // NeMo 2's strategy has Megatron's sizes beside its own settings.
+  if (const std::string strategy = "strategy."; out.starts_with(strategy))
+    if (const std::string field = "model." + out.substr(strategy.size());
+        find_row(field) || find_foreign_key(field))
+      return field;
   return out;
 }
 

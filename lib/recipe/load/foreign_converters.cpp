@@ -43,27 +43,78 @@ bool read_window(LayerSettings& layer, const std::string& path, const SourceLoca
   return false;
 }
 
-// Sets the fields of the environment variables that have a setting here, and removes these from the
-// `variables` of a Megatron-Bridge recipe.
-void take_launch_settings(LayerSettings& layer, Node& variables) {
-  struct Variable {
-    std::string_view name, path;
-  };
-  static constexpr Variable kVariables[] = {
-      {"CUDA_DEVICE_MAX_CONNECTIONS", "launch.cuda_device_max_connections"},
-      {"NVTE_FWD_LAYERNORM_SM_MARGIN", "launch.layernorm_sm_margin"},
-      {"NVTE_BWD_LAYERNORM_SM_MARGIN", "launch.layernorm_sm_margin"}};
-  for (const Variable& variable : kVariables) {
-    const auto key = std::ranges::find(variables.keys, variable.name, &Node::Key::name);
-    if (key == variables.keys.end()) continue;
-    const auto index = key - variables.keys.begin();
-    Node value = std::move(variables.items[size_t(index)]);
-    value.quoted = false;
-    layer.add(find_row(variable.path), fmt::format("env_vars.{}", variable.name), key->location,
-              std::move(value));
-    variables.items.erase(variables.items.begin() + index);
-    variables.keys.erase(key);
+// Sets the field that a variable of Megatron-Bridge's env_vars decides. Returns false if it decides
+// none. No message quotes the value: other variables may be secrets, and a name can be mistyped.
+bool take_launch_setting(LayerSettings& layer, const std::string& path,
+                         const SourceLocation& location, Node value) {
+  const auto& names = foreign_spellings();
+  const auto name = std::ranges::find(names, path, &ForeignSpelling::path);
+  if (name == names.end()) return false;
+  value.quoted = false;
+  const bool number = value.kind == Node::Kind::scalar && is_integer_text(value.text);
+  if (!number && !value.unset() && value.text.find("${") == std::string::npos)
+    layer.diagnostics.add_at(Severity::error, location, path, "is not a whole number",
+                             fmt::format("write a number, as for {}", name->target));
+  else if (name->part == Part::all)
+    layer.add(find_row(name->target), path, location, std::move(value));
+  else
+    layer.add_part(*name, location, std::move(value));
+  return true;
+}
+
+// Adds variables for the ranks to those that this layer has set under any name.
+void add_variables(LayerSettings& layer, const std::string& spelling,
+                   const SourceLocation& location, const Node& variables) {
+  const SchemaRow* row = find_row("launch.env");
+  Node all = variables;
+  if (auto before = layer.given.fields.find(row->path);
+      before != layer.given.fields.end() && before->second.node.kind == Node::Kind::map) {
+    all = std::move(before->second.node);
+    layer.given.fields.erase(before);
+    for (size_t i = 0; i < variables.keys.size(); ++i) {
+      const Node::Key& key = variables.keys[i];
+      const auto same = std::ranges::find(all.keys, key.name, &Node::Key::name);
+      if (same == all.keys.end()) {
+        all.keys.push_back(key);
+        all.items.push_back(variables.items[i]);
+      } else if (all.items[size_t(same - all.keys.begin())].text != variables.items[i].text) {
+        layer.diagnostics.add_at(Severity::error, key.location, row->path,
+                                 fmt::format("{} is set twice to different values, at {} and here",
+                                             key.name, same->location.str()),
+                                 "keep one of them");
+      }
+    }
   }
+  layer.add(row, spelling, location, std::move(all));
+}
+
+// Sets variables for the ranks, which a recipe writes as a mapping or, below `launch.env` or
+// `env_vars`, one by one. Returns false if `path` names no variables.
+bool set_variables(LayerSettings& layer, const std::string& path, const SourceLocation& location,
+                   const Node& node) {
+  for (const std::string section : {"launch.env", "env_vars"}) {
+    Node variables = node;
+    if (path.starts_with(section + ".")) {
+      variables = Node();
+      variables.kind = Node::Kind::map, variables.location = location;
+      variables.items = {node};
+      variables.keys.push_back({path.substr(section.size() + 1), location});
+    } else if (path != section || node.kind != Node::Kind::map) {
+      continue;
+    }
+    for (size_t i = variables.keys.size(); section == "env_vars" && i-- > 0;) {
+      const Node::Key key = variables.keys[i];
+      if (!take_launch_setting(layer, fmt::format("{}.{}", section, key.name), key.location,
+                               variables.items[i]))
+        continue;
+      variables.keys.erase(variables.keys.begin() + long(i));
+      variables.items.erase(variables.items.begin() + long(i));
+      if (variables.keys.empty()) return true;
+    }
+    add_variables(layer, section, location, variables);
+    return true;
+  }
+  return false;
 }
 
 void set_layout(LayerSettings& layer, const std::string& path, const SourceLocation& location,
@@ -138,7 +189,7 @@ bool convert_value(LayerSettings& layer, const std::string& path, const SourceLo
     set_te_fp8(layer, location, node);
     return true;
   }
-  if (path == "env_vars" && node.kind == Node::Kind::map) take_launch_settings(layer, node);
+  if (set_variables(layer, path, location, node)) return true;
   if (path == "model.window_size" || path == "model.sliding_window")
     if (!read_window(layer, path, location, node)) return true;
   if (const SchemaRow* row = find_row(path);

@@ -49,6 +49,8 @@ constexpr const char* kStreams =
     "on a GPU the stream of the experts' exchanges has the highest priority";
 constexpr const char* kReports = "metrics are written to metrics.jsonl in train.run_dir";
 constexpr const char* kOwnLoader = "samples are read in the order that dataset.seed decides";
+constexpr const char* kPackedByLength =
+    "packs are made from the lengths of documents that are tokenized already";
 constexpr const char* kTokenMean =
     "the loss is always the mean over the tokens of the global batch";
 constexpr const char* kCounters = "random numbers are functions of the element, not of the rank";
@@ -259,9 +261,10 @@ constexpr std::array kForeignKeys{
     ForeignKey{"validation_dataset.num_val_samples", kIgnored,
                "is ignored: validation.steps says how many"},
     ForeignKey{"validation_dataset.tokenizer.*", kNone, "the tokenizer is that of the model"},
-    ForeignKey{"packed_sequence.max_packs", kRefused, "all packs are trained on",
-               "leave it out; train.steps says how long to train",
-               [](const Node& n) { return n.unset(); }},
+    ForeignKey{"packed_sequence.num_proc", kNone, kPackedByLength},
+    ForeignKey{"dataset.num_proc", kNone, kPackedByLength},
+    ForeignKey{"packed_sequence.prepacked", kRefused, "packs are always made from documents",
+               "leave it out, and tokenize the documents with `mtrain data build`", off},
     ForeignKey{"packed_sequence.split_across_pack",
                kIgnored,
                "is ignored: a document that is longer than a pack is split, or left out by "

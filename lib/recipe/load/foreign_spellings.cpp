@@ -41,6 +41,8 @@ std::string mib_to_parameters(const std::string& text) {
 
 std::string negative_is_zero(const std::string& text) { return text.starts_with('-') ? "0" : text; }
 
+std::string unchanged(const std::string& text) { return text; }
+
 std::string not_of(const std::string& text) { return choose(text, "false", "true"); }
 
 }  // namespace
@@ -101,6 +103,14 @@ const std::vector<ForeignSpelling>& foreign_spellings() {
       {"model.untie_embeddings_and_output_weights", "model.share_embeddings_and_output_weights",
        not_of},
       choice("model.recompute_activations", "recompute.granularity", "selective", "none"),
+      // Megatron-Bridge's variables of the ranks that have a setting here.
+      {"env_vars.CUDA_DEVICE_MAX_CONNECTIONS", "launch.cuda_device_max_connections", unchanged},
+      {.path = "env_vars.NVTE_FWD_LAYERNORM_SM_MARGIN",
+       .target = "launch.layernorm_sm_margin",
+       .part = Part::margin},
+      {.path = "env_vars.NVTE_BWD_LAYERNORM_SM_MARGIN",
+       .target = "launch.layernorm_sm_margin",
+       .part = Part::margin},
       {"dist_env.timeout_minutes", "comm.timeout_s", minutes_to_seconds},
       {"dist.distributed_timeout_minutes", "comm.timeout_s", minutes_to_seconds},
   };

@@ -1,5 +1,6 @@
 // Applies names that decide only a part of a field's value: one of two decays, whether there is a
 // gate, or that a precision is not bf16.
+#include <algorithm>
 #include <array>
 
 #include <fmt/core.h>
@@ -71,6 +72,8 @@ bool take(const ForeignSpelling& name, const RawSetting& part, Recipe& r, ValueE
     case Part::gate: return take_gate(part, r, wrong);
     case Part::rate:
       return read(part.node, part.row->options, r.model.moe.router_bias_update_rate, wrong);
+    case Part::margin:
+      return read(part.node, part.row->options, r.launch.layernorm_sm_margin, wrong);
   }
   throw BugError("a part of a field");
 }
@@ -107,6 +110,25 @@ void note_rate(const RawSettings& given, Diagnostics& diagnostics) {
   if (rate && on && read_value(on->node, {}, value, ignored) && !value)
     diagnostics.add_at(Severity::resolved, rate->location, rate->spelling,
                        fmt::format("has no effect, for {} is false", toggle));
+}
+
+// Norms leave the same number of multiprocessors free in forward and in backward.
+void join_margins(const RawSettings& given, Recipe& r, Diagnostics& diagnostics) {
+  const RawSetting *forward = find_part(given, "env_vars.NVTE_FWD_LAYERNORM_SM_MARGIN"),
+                   *backward = find_part(given, "env_vars.NVTE_BWD_LAYERNORM_SM_MARGIN");
+  if (!forward || !backward) return;
+  const FieldOptions& options = forward->row->options;
+  int64_t f = 0, b = 0;
+  ValueError ignored;
+  if (!read_value(forward->node, options, f, ignored) ||
+      !read_value(backward->node, options, b, ignored) || f == b)
+    return;
+  r.launch.layernorm_sm_margin = std::max(f, b);
+  diagnostics.add_at(
+      Severity::warning, backward->location, forward->row->path,
+      fmt::format("{}, the larger of {} in forward and {} in backward (NVTE_FWD_ and "
+                  "NVTE_BWD_LAYERNORM_SM_MARGIN): norms have one margin for both",
+                  std::max(f, b), f, b));
 }
 
 }  // namespace
@@ -169,6 +191,7 @@ void apply_parts(const RawSettings& given, Recipe& recipe, Diagnostics& diagnost
                        "set model.gated_linear_unit: true, which is swiglu; or gelu");
   }
   note_rate(given, diagnostics);
+  join_margins(given, recipe, diagnostics);
 }
 
 }  // namespace mtrain::recipe

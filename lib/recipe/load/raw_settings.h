@@ -56,8 +56,8 @@ struct RawSettings {
   bool drop(std::string_view what, bool leave_overrides = false);
 };
 
-// Replaces dashes by underscores and drops a leading "cfg.". Replaces "model.config." by "model."
-// and "autopipeline" by "distributed.pipeline".
+// Replaces dashes by underscores and drops a leading "cfg.". Replaces "model.config." by "model.",
+// and older names of sections by those of today, as kOlderSections lists them.
 std::string normalize_path(std::string_view path);
 
 // Returns the fields that a tree of sections sets.
@@ -110,7 +110,8 @@ enum class Part {
   beta,      // one of the two decays
   function,  // the activation's function
   gate,      // whether the activation has a gate
-  rate       // the value, which a toggle of the field may then turn off
+  rate,      // the value, which a toggle of the field may then turn off
+  margin     // the value for one direction; the field has the larger one of both
 };
 
 // A name of another system whose value must be converted to that of the field `target`. A name that

@@ -151,6 +151,17 @@ void derive_experts(Recipe& r, Diagnostics& diagnostics) {
   }
 }
 
+// AutoModel's strategies of packing leave out documents that are longer than a pack.
+void derive_packing(Recipe& r, Diagnostics& diagnostics) {
+  PackedSequenceConfig& p = r.packed_sequence;
+  const char* drop = "packed_sequence.drop_long_samples";
+  if (p.packing_strategy == PackingStrategy::first_fit || r.given(drop)) return;
+  p.drop_long_samples = true;
+  r.origins[drop] = Origin::derived;
+  diagnostics.resolved(
+      drop, fmt::format("true, because packing_strategy is {}", enum_name(p.packing_strategy)));
+}
+
 // Clips a warm-up that is longer than the run, such as a short trial, to all steps but one, and
 // clips the decay of wsd. Does nothing if the recipe sets decay_steps.
 void clip_schedule(Recipe& r, Diagnostics& diagnostics) {
@@ -249,6 +260,7 @@ void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnosti
            *r.model.moe.num_shared_experts * *r.model.moe.ffn_hidden_size);
   derive_router(r);
   derive_experts(r, diagnostics);
+  derive_packing(r, diagnostics);
   if (r.recompute.granularity == RecomputeGranularity::full) {
     derive(r, "recompute.method", r.recompute.method, RecomputeMethod::uniform);
     // For `block` the user chooses how many layers are recomputed; a rule asks for the number.

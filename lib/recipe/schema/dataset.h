@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/packing_strategy.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
@@ -49,15 +50,30 @@ struct DatasetConfig {
 
 struct PackedSequenceConfig {
   int64_t packed_sequence_size = 0;
+  PackingStrategy packing_strategy = PackingStrategy::first_fit;
+  std::optional<int64_t> max_packs;
   bool drop_long_samples = false;
 
-  static constexpr auto fields =
-      std::tuple{Field{"packed_sequence_size",
-                       &PackedSequenceConfig::packed_sequence_size,
-                       "documents are packed into samples of this length; 0: off",
-                       {.unit = "tokens", .min = 0, .max = 1 << 30}},
-                 Field{"drop_long_samples", &PackedSequenceConfig::drop_long_samples,
-                       "leave out documents that are longer, instead of splitting them"}};
+  static constexpr auto fields = std::tuple{
+      Field{"packed_sequence_size",
+            &PackedSequenceConfig::packed_sequence_size,
+            "documents are packed into samples of this length; 0: off",
+            {.unit = "tokens", .min = 0, .max = 1 << 30}},
+      Field{"packing_strategy",
+            &PackedSequenceConfig::packing_strategy,
+            "first_fit: a document goes into the first pack that has room; thd: packs are filled "
+            "in the order of the documents; neat: the longest documents first, each into the pack "
+            "that holds least",
+            {.aliases = "dataset.packing_strategy"}},
+      Field{"max_packs",
+            &PackedSequenceConfig::max_packs,
+            "train on the first so many packs of each training prefix; none: on all",
+            {.aliases = "dataset.max_packs", .unit = "packs", .min = 1, .max = 0x1p62}},
+      Field{"drop_long_samples",
+            &PackedSequenceConfig::drop_long_samples,
+            "leave out documents that are longer than a pack, instead of splitting them; true with "
+            "thd and neat unless set",
+            {.aliases = "dataset.drop_long_samples"}}};
 };
 
 }  // namespace mtrain::recipe

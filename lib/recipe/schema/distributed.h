@@ -143,7 +143,8 @@ struct MoeParallelConfig {
             {.no_effect = "embedding and output layer are sharded as separate units, and the model "
                           "has no other weights outside of its layers"}},
       Field{"lm_head_precision", &MoeParallelConfig::lm_head_precision,
-            "element type of the output layer"}};
+            "float32: the output layer's weight, GEMMs and logits are fp32, and its gradient is "
+            "reduced in fp32; none: they have the type of all weights"}};
 };
 
 struct DistributedConfig {
