@@ -87,12 +87,13 @@ struct MixedPrecisionConfig {
             &MixedPrecisionConfig::fp8_amax_compute_algo,
             "fp8_recipe delayed: which value of the history decides the scale",
             {.aliases = "model.fp8_amax_compute_algo"}},
-      Field{"fp8_param_gather",
-            &MixedPrecisionConfig::fp8_param_gather,
-            "gather the weights of 8-bit GEMMs in 8 bits: half of bf16's bytes, and the same results",
-            {.aliases = "model.fp8_param_gather mixed_precision.fp8_param model.fp8_param "
-                        "ddp.fp8_param_gather "
-                        "fp8.enable_fsdp_float8_all_gather"}},
+      Field{
+          "fp8_param_gather",
+          &MixedPrecisionConfig::fp8_param_gather,
+          "gather the weights of 8-bit GEMMs in 8 bits: half of bf16's bytes, and the same results",
+          {.aliases = "model.fp8_param_gather mixed_precision.fp8_param model.fp8_param "
+                      "ddp.fp8_param_gather "
+                      "fp8.enable_fsdp_float8_all_gather"}},
       Field{"first_last_layers_bf16",
             &MixedPrecisionConfig::first_last_layers_bf16,
             "keep bf16 GEMMs in the first and last layers of a model with 8-bit GEMMs",
