@@ -36,6 +36,8 @@ NEW = 12  # tokens after a prompt; with the prompt and <s> they fill the positio
 PROMPTS = ["Hey", "Why", "And", "Yes", "Its", "Old"]
 CHARACTERS = " ,.!?'-:;" + "".join(chr(ord("a") + i) for i in range(26)) + "".join(chr(ord("A") + i) for i in range(26))
 SPECIAL = ["<s>", "</s>", "<stop>"]
+# transformers computes rotary angles in fp32, and their last digits depend on the CPU: losses differ by up to 1e-7.
+BOUND = 1e-6
 MARGIN = 1e-4  # between the logits of the two likeliest tokens, so that rounding cannot change the choice
 
 
@@ -163,7 +165,7 @@ def main():
     for case, got in result["cases"].items():
         want = stored["cases"].get(case)
         same = want is not None and got["texts"] == want["texts"] and all(
-            abs(got["nats"][s] - want["nats"][s]) < 1e-9 for s in got["nats"])
+            abs(got["nats"][s] - want["nats"][s]) < BOUND * want["nats"][s] for s in got["nats"])
         print(f"{case:14} {'ok' if same else 'WRONG'}")
         wrong += [] if same else [case]
     if wrong:
