@@ -47,11 +47,12 @@ struct SequenceInfo {
   std::vector<int64_t> documents;
   Tensor cu_seqlens;
   int64_t longest_document = 0;  // no document is longer
-  int64_t samples = 1;           // B, or the number of packs that follow each other
+  int64_t packs = 0;             // packs that follow each other in the sequence; 0: not packed
   Tensor sample_T;               // int32: each token's sample; absent: token t is of sample t % B
   std::vector<Run> runs;         // this rank's positions; empty: all positions of the sequence
   Tensor valid_T;                // int32: 0 marks a token of padding; absent: there is none
   int64_t T() const { return B * S; }
+  int64_t samples() const { return packs > 0 ? packs : B; }
 };
 
 struct ParamUnit;

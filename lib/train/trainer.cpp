@@ -289,7 +289,7 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
   m.seq = {.B = b.B, .S = b.S, .position_T = Tensor::from_host(compute_, T, b.position)};
   m.seq.documents = b.documents;
   m.seq.longest_document = b.longest_document;
-  m.seq.samples = b.samples();
+  m.seq.packs = b.packs;
   if (!b.documents.empty()) {
     std::vector<int32_t> ends{0};
     for (const int64_t length : b.documents) ends.push_back(ends.back() + int32_t(length));

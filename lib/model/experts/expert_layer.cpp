@@ -293,7 +293,7 @@ class Route : public ExpertSegment {
   void find_sums(Step& step, RouteActivations& a) const {
     const spec::Experts& e = l_->experts;
     const Tensor sums_BS = ops::router_sums(step.compute, a.logits_TE, a.routing,
-                                            e.loss_coeffs.sample > 0 ? step.seq.samples : 1,
+                                            e.loss_coeffs.sample > 0 ? step.seq.samples() : 1,
                                             e.form.score, samples(step));
     if (!step.recomputing)
       ops::column_sum(step.compute, sums_BS, step.experts->sums(l_->layer, e.count));
