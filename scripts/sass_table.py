@@ -97,6 +97,21 @@ def span(values):
     return f"{min(values)}" if min(values) == max(values) else f"{min(values)}-{max(values)}"
 
 
+def faults_of(kernels, arch):
+    """Returns what is wrong with each kernel."""
+    faults = []
+    for k in kernels:
+        full = f"{k.source}: {k.name}"
+        may_spill = ("", full) in MAY_SPILL or (arch, full) in MAY_SPILL
+        if k.memory() > 0 and not may_spill:
+            faults.append(f"{full}<{k.arguments}> has {k.memory()} bytes of stack, and "
+                          f"{k.counts['STL']} stores to it")
+        promised = any(full == t or k.name == t for t in TENSOR_CORES)
+        if promised and k.counts["HMMA"] + k.counts["GMMA"] == 0:
+            faults.append(f"{full}<{k.arguments}> has no instruction of a tensor core")
+    return faults
+
+
 def main():
     arch, dump, every = sys.argv[1], sys.argv[2], "--all" in sys.argv[3:]
     with open(dump, encoding="utf-8", errors="replace") as lines:
@@ -115,16 +130,7 @@ def main():
                      max(k.memory() for k in of), max(k.figures["SHARED"] for k in of),
                      span([k.counts["HMMA"] for k in of]), span([k.counts["GMMA"] for k in of])])
     print_table(rows)
-    faults = []
-    for k in kernels:
-        full = f"{k.source}: {k.name}"
-        may_spill = ("", full) in MAY_SPILL or (arch, full) in MAY_SPILL
-        if k.memory() > 0 and not may_spill:
-            faults.append(f"{full}<{k.arguments}> has {k.memory()} bytes of stack, and "
-                          f"{k.counts['STL']} stores to it")
-        promised = any(full == t or k.name == t for t in TENSOR_CORES)
-        if promised and k.counts["HMMA"] + k.counts["GMMA"] == 0:
-            faults.append(f"{full}<{k.arguments}> has no instruction of a tensor core")
+    faults = faults_of(kernels, arch)
     for fault in faults:
         print(f"{arch}: {fault}", file=sys.stderr)
     print(f"{arch}: {len(kernels)} kernels, {len(faults)} faults", file=sys.stderr)
