@@ -59,6 +59,15 @@ struct Inverses {
   }
 };
 
+// A block's shared memory, all of it dynamic: together it is more than a launch may have without
+// asking.
+template <class T>
+struct SharedMemory {
+  T tile[kTile * kTile];
+  uint4 bytes[kTile * kChunks];     // the tile in 8 bits, transposed
+  float maxima[kSegments * kTile];  // of the segments of columns
+};
+
 // Returns the largest x of a group of WIDTH neighbouring lanes, to each of them.
 template <int WIDTH>
 __device__ __forceinline__ float max_of_lanes(float x) {
@@ -153,11 +162,10 @@ template <class Y, ScaleBlocks BLOCKS, class T>
 __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* transposed,
                                               int64_t stride, const Inverses<BLOCKS>& inverses,
                                               float largest, int e) {
-  __shared__ uint4 bytes[kTile * kChunks];
-  __shared__ float maxima[kSegments * kTile];
+  auto& [numbers, bytes, maxima] = *dynamic_shared<SharedMemory<T>>();
   const auto place = [](int column, int chunk) { return column * kChunks + (chunk ^ column % 8); };
   const int thread = int(threadIdx.x), c = thread % kTile, segment = thread / kTile;
-  const T* const from = tile.copy + segment * kSegment * kTile + c;
+  const T* const from = numbers + segment * kSegment * kTile + c;
   if constexpr (BLOCKS != ScaleBlocks::square_128) {
     float most = 0;
 #pragma unroll 8
@@ -209,8 +217,8 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned across = unsigned((columns + kTile - 1) / kTile),
                  tiles = across * unsigned((max_rows + kTile - 1) / kTile);
   for (unsigned number = blockIdx.x; number < tiles; number += gridDim.x) {
-    const Tile<T> tile{dynamic_shared<T>(), rows, columns, int64_t(number / across) * kTile,
-                       int64_t(number % across) * kTile};
+    const Tile<T> tile{dynamic_shared<SharedMemory<T>>()->tile, rows, columns,
+                       int64_t(number / across) * kTile, int64_t(number % across) * kTile};
     tile.template fill<VECTORS>(x);
     int e = 0;
     if constexpr (BLOCKS == ScaleBlocks::square_128) {
@@ -349,7 +357,7 @@ void run(const QuantizeBlocks& a, CUstream_st* stream) {
       with_blocks(a.blocks, [&]<ScaleBlocks BLOCKS>() {
         with_vectors(vectors, [&]<bool VECTORS>() {
           MT_LAUNCH((quantize_blocks<Y, BLOCKS, VECTORS, T>), blocks, kThreads,
-                    kTile * kTile * sizeof(T), stream, data<T>(a.x_TN), data<uint8_t>(a.y_TN),
+                    sizeof(SharedMemory<T>), stream, data<T>(a.x_TN), data<uint8_t>(a.y_TN),
                     a.inverse_TN.data, data<uint8_t>(a.y_NT), a.inverse_NT.data, a.T, a.N, a.stride,
                     largest_float8(type));
         });
