@@ -204,13 +204,20 @@ __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* tran
   }
 }
 
+// Without a bound on blocks, the compiler spills for compute capability 8 to have two of them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define MT_TILE_BOUNDS __launch_bounds__(kThreads, 1)
+#else
+#define MT_TILE_BOUNDS __launch_bounds__(kThreads)
+#endif
+
 // Block b takes the tiles b, b + gridDim.x, .... VECTORS: rows of x and y have addresses for
 // 16-byte loads and 4-byte stores.
 template <class Y, ScaleBlocks BLOCKS, bool VECTORS, class T>
-__global__ void __launch_bounds__(kThreads)
-    quantize_blocks(const T* x, uint8_t* y, void* inverse, uint8_t* transposed,
-                    void* transposed_inverse, int64_t rows, int64_t columns, int64_t stride,
-                    float largest) {
+__global__ void MT_TILE_BOUNDS quantize_blocks(const T* x, uint8_t* y, void* inverse,
+                                               uint8_t* transposed, void* transposed_inverse,
+                                               int64_t rows, int64_t columns, int64_t stride,
+                                               float largest) {
   const Inverses<BLOCKS> inverses{inverse, rows, columns},
       transposed_inverses{transposed_inverse, columns, stride};
   const int64_t max_rows = transposed && stride > rows ? stride : rows;

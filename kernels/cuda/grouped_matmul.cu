@@ -42,7 +42,13 @@ unsigned max_tiles(int64_t R, int64_t E, int64_t height) { return unsigned(R / h
 
 // --- tensor cores: tiles of 128 x 128, 64 of the sum at once ---
 constexpr int kSide = 128, kDepth = 64, kThreads = 256, kStages = 2;
-constexpr int kBlocks = 2;  // of a multiprocessor: while one waits for memory, the other computes
+// Blocks of a multiprocessor: while one waits for memory, the other computes. On earlier devices
+// two blocks would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int kBlocks = 2;
+#else
+constexpr int kBlocks = 1;
+#endif
 constexpr int kWarpRows = 64, kWarpColumns = 32;  // 2 x 4 warps
 constexpr int64_t kStageBytes = 2 * kSide * kDepth * 2;
 
