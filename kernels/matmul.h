@@ -27,7 +27,8 @@ struct Matmul {
   // the blocks of the matrices (M, K) and (N, K).
   ConstSpan a_inverse = {}, b_inverse = {};
   ScaleBlocks a_blocks = ScaleBlocks::none, b_blocks = ScaleBlocks::none;
-  bool fast = false;  // for 8-bit operands: less precise sums, in the tensor cores' own format
+  bool fast = false;      // for 8-bit operands: less precise sums, in the tensor cores' own format
+  int64_t sm_margin = 0;  // multiprocessors of a GPU reserved for other work
   // Epilogues: at most one of them, and none for 8-bit operands. P is op(A) op(B) + bias.
   Span gelu_input_MN = {};     // C = gelu(P) in the tanh form; P itself is written here
   ConstSpan dgelu_of_MN = {};  // C = P * gelu'(x) in the tanh form, where x is read from here

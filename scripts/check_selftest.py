@@ -15,6 +15,7 @@ import check_layers
 import check_prose
 import check_source
 import check_tidy
+import sass_table
 from check_files import Report, Tree
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "golden"))
@@ -496,6 +497,33 @@ class Prose(unittest.TestCase):
             report = Report()
             self.assertEqual(check_prose.check(Tree(folder), report, ("scripts",)), 0)
             self.assertEqual(report.errors, [])
+
+
+class Sass(unittest.TestCase):
+    def faults(self, source, kernel, stack, instruction, arch="sm_90a"):
+        namespace = f"_GLOBAL__N__7d2effba_{len(source) + 3}_{source}_cu_abd8c283"
+        symbol = f"_ZN6mtrain7kernels4cuda{len(namespace)}{namespace}{len(kernel)}{kernel}ILi8EEEvPf"
+        kernels = sass_table.read([f" Function {symbol}:\n", f"  REG:128 STACK:{stack} SHARED:1024 LOCAL:0 CONSTANT[0]:1\n",
+                                   f"\t\tFunction : {symbol}\n", f"        /*0010*/    {instruction} ;\n"])
+        sass_table.demangle(kernels)
+        self.assertEqual([(k.source, k.name, k.arguments, k.figures["REG"]) for k in kernels], [(source, kernel, "8", 128)])
+        return [fault.split("> ")[1] for fault in sass_table.faults_of(kernels, arch)]
+
+    def test_spills_and_missing_tensor_cores_are_found(self):
+        hmma, stl = "HMMA.16816.F32.BF16 R4, R8, R2, R4", "STL [R1], R3"
+        no_tensor_core = "has no instruction of a tensor core"
+        self.assertEqual(self.faults("grouped_matmul", "float8_rows", 0, hmma), [])
+        self.assertEqual(self.faults("grouped_matmul", "float8_rows", 0, "HGMMA.64x128x16.F32 R24"), [])
+        self.assertEqual(self.faults("grouped_matmul", "float8_rows", 0, "FFMA R1, R2, R3"), [no_tensor_core])
+        self.assertEqual(self.faults("attention_tensor", "forward", 0, "FFMA R1, R2, R3"), [no_tensor_core])
+        self.assertEqual(self.faults("norm", "forward", 0, "FFMA R1, R2, R3"), [])
+        self.assertEqual(self.faults("norm", "forward", 8, stl), ["has 8 bytes of stack, and 1 stores to it"])
+        self.assertEqual(self.faults("attention_plain", "forward", 8, stl), [])
+
+    def test_a_spill_may_be_allowed_on_one_architecture(self):
+        kernel = "rows_in_tensor_cores"
+        self.assertEqual(len(self.faults("grouped_matmul", kernel, 8, "HMMA.16816.F32 R4")), 1)
+        self.assertEqual(self.faults("grouped_matmul", kernel, 8, "HMMA.16816.F32 R4", "sm_100a"), [])
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ struct MatmulKey {
   DType a, b, c, bias;  // all the same except for fp8; bias: see bias_type
   ScaleBlocks a_blocks, b_blocks;
   uint8_t a_alignment, b_alignment, c_alignment, bias_alignment;  // bytes, a power of 2 up to 128
+  int64_t sm_margin;  // the library plans for a GPU with so many fewer multiprocessors
   // NOLINTNEXTLINE(modernize-use-nullptr): a false alarm of clang-tidy 14
   auto operator<=>(const MatmulKey&) const = default;
 
@@ -84,7 +85,8 @@ inline MatmulKey key_of(const Matmul& m) {
           .b_alignment = alignment_of(m.b.data),
           .c_alignment = alignment_of(m.c_MN.data),
           // Sums are written to our own memory.
-          .bias_alignment = m.a_sums_M ? uint8_t(128) : alignment_of(m.bias_N.data)};
+          .bias_alignment = m.a_sums_M ? uint8_t(128) : alignment_of(m.bias_N.data),
+          .sm_margin = m.sm_margin};
 }
 
 // Returns whether to request the epilogue from the library: it supports gelu's tanh form, in bf16

@@ -59,21 +59,50 @@ struct Inverses {
   }
 };
 
+// A block's shared memory, all of it dynamic: together it is more than a launch may have without
+// asking.
+template <class T>
+struct SharedMemory {
+  T tile[kTile * kTile];
+  uint4 bytes[kTile * kChunks];     // the tile in 8 bits, transposed
+  float maxima[kSegments * kTile];  // of the segments of columns
+};
+
+// Returns the largest x of a group of WIDTH neighbouring lanes, to each of them.
+template <int WIDTH>
+__device__ __forceinline__ float max_of_lanes(float x) {
+#pragma unroll
+  for (int i = WIDTH / 2; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, i));
+  return x;
+}
+
+// A tile in shared memory, with zeros outside of the tensor. Every later access is to this copy.
 template <class T>
 struct Tile {
-  const T* x;
+  T* copy;  // (kTile, kTile)
   int64_t rows, columns, row0, column0;
-  // Element (r, c) of the tile, or 0 outside of the tensor.
-  __device__ __forceinline__ float at(int r, int c) const {
-    return row0 + r < rows && column0 + c < columns
-               ? load_one(x + (row0 + r) * columns + column0 + c)
-               : 0.0f;
+
+  // Loads 16 bytes at a time if VECTORS. All threads call this.
+  template <bool VECTORS>
+  __device__ __forceinline__ void fill(const T* x) const {
+    constexpr int N = VECTORS ? kVector<T> : 1, kAcross = kTile / N;
+    constexpr int kUnroll = VECTORS ? kTile * kAcross / kThreads : 8;
+#pragma unroll(kUnroll)
+    for (int i = int(threadIdx.x); i < kTile * kAcross; i += kThreads) {
+      const int r = i / kAcross, c = i % kAcross * N;
+      const bool inside = row0 + r < rows && column0 + c < columns;
+      const T* const from = x + (row0 + r) * columns + column0 + c;
+      if constexpr (VECTORS)
+        *reinterpret_cast<uint4*>(copy + r * kTile + c) =
+            inside ? load_words(from) : make_uint4(0, 0, 0, 0);
+      else
+        store_one(copy + r * kTile + c, inside ? load_one(from) : 0.0f);
+    }
+    __syncthreads();
   }
-  // Loads the four elements of row r that belong to a lane. They are 32 apart: a block of 32
-  // elements has one element in each lane.
+  // Loads the four elements of row r that belong to a lane. A block of 32 elements has 8 lanes.
   __device__ __forceinline__ void row(int r, int lane, float (&v)[kSegments]) const {
-#pragma unroll
-    for (int j = 0; j < kSegments; ++j) v[j] = at(r, lane + kWarp * j);
+    load<kSegments>(copy + r * kTile + kSegments * lane, v);
   }
   __device__ __forceinline__ float amax() const {
     float most = 0;
@@ -87,62 +116,60 @@ struct Tile {
   }
 };
 
-// A warp writes full rows of the tile. `e` is the exponent of a square tile.
-template <class Y, ScaleBlocks BLOCKS, class T>
+// Packs four numbers; the first goes into the low byte.
+template <class Y>
+__device__ __forceinline__ uint32_t pack_four(const float (&v)[4]) {
+  return uint32_t(pack_float8<Y>(v[0], v[1])) | uint32_t(pack_float8<Y>(v[2], v[3])) << 16;
+}
+
+// A warp writes full rows of the tile, 4 bytes of a lane at once if VECTORS. `e` is the exponent of
+// a square tile.
+template <class Y, bool VECTORS, ScaleBlocks BLOCKS, class T>
 __device__ __forceinline__ void write_rows(const Tile<T>& tile, uint8_t* y,
                                            const Inverses<BLOCKS>& inverses, float largest, int e) {
-  const int lane = int(threadIdx.x) % kWarp;
+  constexpr int kLanes = BLOCKS == ScaleBlocks::rows_32 ? kWarp / kSegments : kWarp;  // of a block
+  const int lane = int(threadIdx.x) % kWarp, c = kSegments * lane;
   for (int r = int(threadIdx.x) / kWarp; r < kTile; r += kWarps) {
-    float v[kSegments], most[kSegments];
+    float v[kSegments];
     tile.row(r, lane, v);
-    int exponent[kSegments];
-    if constexpr (BLOCKS == ScaleBlocks::square_128) {
+    if constexpr (BLOCKS != ScaleBlocks::square_128) {
+      float most = 0;
 #pragma unroll
-      for (int j = 0; j < kSegments; ++j) exponent[j] = e;
+      for (int j = 0; j < kSegments; ++j) most = fmaxf(most, finite_size(v[j]));
+      e = exponent_of(max_of_lanes<kLanes>(most), largest);
+      if (lane % kLanes == 0) inverses.put_row(tile.row0, tile.column0, r, lane / kLanes, e);
+    }
+    if (tile.row0 + r >= tile.rows || tile.column0 + c >= tile.columns) continue;
+    const float scale = power_of_2(-e);
+#pragma unroll
+    for (int j = 0; j < kSegments; ++j) v[j] = scaled(v[j], scale);
+    const uint32_t four = pack_four<Y>(v);
+    uint8_t* const to = y + (tile.row0 + r) * tile.columns + tile.column0 + c;
+    if constexpr (VECTORS) {
+      *reinterpret_cast<uint32_t*>(to) = four;
     } else {
 #pragma unroll
-      for (int j = 0; j < kSegments; ++j) most[j] = warp_max(finite_size(v[j]));
-      const float whole = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-#pragma unroll
       for (int j = 0; j < kSegments; ++j)
-        exponent[j] = exponent_of(BLOCKS == ScaleBlocks::rows_128 ? whole : most[j], largest);
-      if (BLOCKS == ScaleBlocks::rows_128 && lane == 0)
-        inverses.put_row(tile.row0, tile.column0, r, 0, exponent[0]);
-      if (BLOCKS == ScaleBlocks::rows_32 && lane == 0)
-#pragma unroll
-        for (int j = 0; j < kSegments; ++j)
-          inverses.put_row(tile.row0, tile.column0, r, j, exponent[j]);
+        if (tile.column0 + c + j < tile.columns) to[j] = uint8_t(four >> 8 * j);
     }
-    if (tile.row0 + r >= tile.rows) continue;
-    uint8_t* const to = y + (tile.row0 + r) * tile.columns + tile.column0;
-#pragma unroll
-    for (int j = 0; j < kSegments; ++j)
-      if (const int c = lane + kWarp * j; tile.column0 + c < tile.columns)
-        to[c] = uint8_t(pack_float8<Y>(scaled(v[j], power_of_2(-exponent[j])), 0.0f));
   }
 }
 
 // A thread has 32 rows of one column, and reads them twice, since their floats would fill its
-// registers. The tile is then in shared memory as [column][16 rows]. A column's eight 16-byte
+// registers. The 8-bit tile is then in shared memory as [column][16 rows]. A column's eight 16-byte
 // chunks are permuted by the column: the threads of a store then use different banks.
 template <class Y, ScaleBlocks BLOCKS, class T>
 __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* transposed,
                                               int64_t stride, const Inverses<BLOCKS>& inverses,
                                               float largest, int e) {
-  __shared__ uint4 bytes[kTile * kChunks];
-  __shared__ float maxima[kSegments * kTile];
+  auto& [numbers, bytes, maxima] = *dynamic_shared<SharedMemory<T>>();
   const auto place = [](int column, int chunk) { return column * kChunks + (chunk ^ column % 8); };
   const int thread = int(threadIdx.x), c = thread % kTile, segment = thread / kTile;
-  // The number of rows within the tensor, and their first element.
-  const int64_t row = tile.row0 + segment * kSegment, left = tile.rows - row;
-  const int filled =
-      tile.column0 + c >= tile.columns || left <= 0 ? 0 : int(left < kSegment ? left : kSegment);
-  const T* const from = tile.x + row * tile.columns + tile.column0 + c;
-  const int columns = int(tile.columns);
+  const T* const from = numbers + segment * kSegment * kTile + c;
   if constexpr (BLOCKS != ScaleBlocks::square_128) {
     float most = 0;
 #pragma unroll 8
-    for (int k = 0; k < filled; ++k) most = fmaxf(most, finite_size(load_one(from + k * columns)));
+    for (int k = 0; k < kSegment; ++k) most = fmaxf(most, finite_size(load_one(from + k * kTile)));
     if constexpr (BLOCKS == ScaleBlocks::rows_128) {
       maxima[segment * kTile + c] = most;
       __syncthreads();
@@ -161,11 +188,9 @@ __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* tran
     for (int w = 0; w < 4; ++w) {
       float v[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int k = 16 * half + 4 * w + j;
-        v[j] = k < filled ? scaled(load_one(from + k * columns), scale) : 0.0f;
-      }
-      words[w] = uint32_t(pack_float8<Y>(v[0], v[1])) | uint32_t(pack_float8<Y>(v[2], v[3])) << 16;
+      for (int j = 0; j < 4; ++j)
+        v[j] = scaled(load_one(from + (16 * half + 4 * w + j) * kTile), scale);
+      words[w] = pack_four<Y>(v);
     }
     bytes[place(c, 2 * segment + half)] = make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -177,23 +202,31 @@ __device__ __forceinline__ void write_columns(const Tile<T>& tile, uint8_t* tran
       store_words(transposed + (tile.column0 + column) * stride + tile.row0 + 16 * chunk,
                   bytes[place(column, chunk)]);
   }
-  __syncthreads();  // both arrays may be written again
 }
 
-// Block b takes the tiles b, b + gridDim.x, ....
-template <class Y, ScaleBlocks BLOCKS, class T>
-__global__ void __launch_bounds__(kThreads)
-    quantize_blocks(const T* x, uint8_t* y, void* inverse, uint8_t* transposed,
-                    void* transposed_inverse, int64_t rows, int64_t columns, int64_t stride,
-                    float largest) {
+// Without a bound on blocks, the compiler spills for compute capability 8 to have two of them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define MT_TILE_BOUNDS __launch_bounds__(kThreads, 1)
+#else
+#define MT_TILE_BOUNDS __launch_bounds__(kThreads)
+#endif
+
+// Block b takes the tiles b, b + gridDim.x, .... VECTORS: rows of x and y have addresses for
+// 16-byte loads and 4-byte stores.
+template <class Y, ScaleBlocks BLOCKS, bool VECTORS, class T>
+__global__ void MT_TILE_BOUNDS quantize_blocks(const T* x, uint8_t* y, void* inverse,
+                                               uint8_t* transposed, void* transposed_inverse,
+                                               int64_t rows, int64_t columns, int64_t stride,
+                                               float largest) {
   const Inverses<BLOCKS> inverses{inverse, rows, columns},
       transposed_inverses{transposed_inverse, columns, stride};
   const int64_t max_rows = transposed && stride > rows ? stride : rows;
   const unsigned across = unsigned((columns + kTile - 1) / kTile),
                  tiles = across * unsigned((max_rows + kTile - 1) / kTile);
   for (unsigned number = blockIdx.x; number < tiles; number += gridDim.x) {
-    const Tile<T> tile{x, rows, columns, int64_t(number / across) * kTile,
-                       int64_t(number % across) * kTile};
+    const Tile<T> tile{dynamic_shared<SharedMemory<T>>()->tile, rows, columns,
+                       int64_t(number / across) * kTile, int64_t(number % across) * kTile};
+    tile.template fill<VECTORS>(x);
     int e = 0;
     if constexpr (BLOCKS == ScaleBlocks::square_128) {
       e = exponent_of(tile.amax(), largest);
@@ -202,9 +235,10 @@ __global__ void __launch_bounds__(kThreads)
       if (threadIdx.x == 0 && transposed)
         transposed_inverses.put_square(tile.column0, tile.row0, e);
     }
-    if (y && tile.row0 < rows) write_rows<Y, BLOCKS>(tile, y, inverses, largest, e);
+    if (y && tile.row0 < rows) write_rows<Y, VECTORS>(tile, y, inverses, largest, e);
     if (transposed)
       write_columns<Y, BLOCKS>(tile, transposed, stride, transposed_inverses, largest, e);
+    __syncthreads();  // shared memory may be written again
   }
 }
 
@@ -220,8 +254,9 @@ Part part_of(int64_t begin, int64_t count, int64_t K) {
   return {begin, count, K, first, rows * across, across};
 }
 // A warp takes the part's elements in one row of a block: f(place of the block's scale, the lane's
-// four places in the part, whether they lie in it).
-template <class F>
+// four places in the part, whether they lie in it). The four are neighbours, all inside or none, if
+// VECTORS.
+template <bool VECTORS, class F>
 __device__ __forceinline__ void for_segments(const Part& p, const F& f) {
   const int lane = int(threadIdx.x) % kWarp;
   const int64_t warps = int64_t(gridDim.x) * kWarps;
@@ -232,7 +267,7 @@ __device__ __forceinline__ void for_segments(const Part& p, const F& f) {
     bool inside[kSegments];
 #pragma unroll
     for (int j = 0; j < kSegments; ++j) {
-      const int64_t column = block * kTile + lane + kWarp * j;
+      const int64_t column = block * kTile + (VECTORS ? kSegments * lane + j : lane + kWarp * j);
       at[j] = row * p.K + column - p.begin;
       inside[j] = column < p.K && at[j] >= 0 && at[j] < p.count;
     }
@@ -240,17 +275,26 @@ __device__ __forceinline__ void for_segments(const Part& p, const F& f) {
   }
 }
 
-// The maxima are not negative, so that their order is that of their bits as integers.
-template <class T>
-__global__ void __launch_bounds__(kThreads) amax_of_part(const T* x, float* amax, Part part) {
-  for_segments(part, [&](int64_t block, const auto& at, const auto& inside) {
-    float most = 0;
+// Elements outside of the part become 0.
+template <bool VECTORS, class T>
+__device__ __forceinline__ void load_four(const T* x, const int64_t (&at)[kSegments],
+                                          const bool (&inside)[kSegments], float (&v)[kSegments]) {
 #pragma unroll
-    for (int j = 0; j < kSegments; ++j)
-      if (inside[j]) most = fmaxf(most, finite_size(load_one(x + at[j])));
+  for (int j = 0; j < kSegments; ++j) v[j] = !VECTORS && inside[j] ? load_one(x + at[j]) : 0.0f;
+  if (VECTORS && inside[0]) load<kSegments>(x + at[0], v);
+}
+
+// The maxima are not negative, so that their order is that of their bits as integers.
+template <bool VECTORS, class T>
+__global__ void __launch_bounds__(kThreads) amax_of_part(const T* x, float* amax, Part part) {
+  for_segments<VECTORS>(part, [&](int64_t block, const auto& at, const auto& inside) {
+    float v[kSegments], most = 0;
+    load_four<VECTORS>(x, at, inside, v);
+#pragma unroll
+    for (int j = 0; j < kSegments; ++j) most = fmaxf(most, finite_size(v[j]));
     most = warp_max(most);
     if (int(threadIdx.x) % kWarp == 0 && most > 0)
-      atomicMax(reinterpret_cast<int*>(amax + block), __float_as_int(most));
+      atomicMax(reinterpret_cast<int*>(amax + block), int(__float_as_uint(most)));
   });
 }
 
@@ -260,14 +304,23 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) inverse[i] = power_of_2(exponent_of(inverse[i], largest));
 }
 
-template <class Y, class T>
+template <class Y, bool VECTORS, class T>
 __global__ void __launch_bounds__(kThreads)
     quantize_part(const T* x, const float* inverse, uint8_t* y, Part part) {
-  for_segments(part, [&](int64_t block, const auto& at, const auto& inside) {
+  for_segments<VECTORS>(part, [&](int64_t block, const auto& at, const auto& inside) {
     const float scale = 1.0f / inverse[block];  // exact
+    float v[kSegments];
+    load_four<VECTORS>(x, at, inside, v);
 #pragma unroll
-    for (int j = 0; j < kSegments; ++j)
-      if (inside[j]) y[at[j]] = uint8_t(pack_float8<Y>(scaled(load_one(x + at[j]), scale), 0.0f));
+    for (int j = 0; j < kSegments; ++j) v[j] = scaled(v[j], scale);
+    const uint32_t four = pack_four<Y>(v);
+    if constexpr (VECTORS) {
+      if (inside[0]) *reinterpret_cast<uint32_t*>(y + at[0]) = four;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kSegments; ++j)
+        if (inside[j]) y[at[j]] = uint8_t(four >> 8 * j);
+    }
   });
 }
 
@@ -288,6 +341,16 @@ void with_blocks(ScaleBlocks blocks, const F& f) {
   f.template operator()<ScaleBlocks::square_128>();
 }
 
+template <class F>
+void with_vectors(bool vectors, const F& f) {
+  vectors ? f.template operator()<true>() : f.template operator()<false>();
+}
+// Returns whether four neighbours that begin at a multiple of 4 of the matrix are one access.
+bool part_has_vectors(const ConstSpan& x, const void* y, int64_t begin, int64_t K) {
+  return begin % kSegments == 0 && K % kSegments == 0 && x.count % kSegments == 0 &&
+         aligned({x.data, y});
+}
+
 }  // namespace
 
 void run(const QuantizeBlocks& a, CUstream_st* stream) {
@@ -297,10 +360,14 @@ void run(const QuantizeBlocks& a, CUstream_st* stream) {
   const unsigned blocks = blocks_for(div_up(a.N, kTile) * div_up(rows, kTile), 1, kMaxBlocks);
   with_float8(type, [&]<class Y>() {
     with_float(a.x_TN.dtype, [&]<class T>() {
+      const bool vectors = aligned({a.x_TN.data, a.y_TN.data}) && a.N % kVector<T> == 0;
       with_blocks(a.blocks, [&]<ScaleBlocks BLOCKS>() {
-        MT_LAUNCH((quantize_blocks<Y, BLOCKS, T>), blocks, kThreads, 0, stream, data<T>(a.x_TN),
-                  data<uint8_t>(a.y_TN), a.inverse_TN.data, data<uint8_t>(a.y_NT),
-                  a.inverse_NT.data, a.T, a.N, a.stride, largest_float8(type));
+        with_vectors(vectors, [&]<bool VECTORS>() {
+          MT_LAUNCH((quantize_blocks<Y, BLOCKS, VECTORS, T>), blocks, kThreads,
+                    sizeof(SharedMemory<T>), stream, data<T>(a.x_TN), data<uint8_t>(a.y_TN),
+                    a.inverse_TN.data, data<uint8_t>(a.y_NT), a.inverse_NT.data, a.T, a.N, a.stride,
+                    largest_float8(type));
+        });
       });
     });
   });
@@ -310,8 +377,10 @@ void run(const AmaxOfPart& a, CUstream_st* stream) {
   const Part part = part_of(a.begin, a.x.count, a.K);
   if (part.segments == 0) return;
   with_float(a.x.dtype, [&]<class T>() {
-    MT_LAUNCH(amax_of_part<T>, blocks_for(part.segments, kWarps, kMaxBlocks), kThreads, 0, stream,
-              data<T>(a.x), data<float>(a.amax), part);
+    with_vectors(part_has_vectors(a.x, nullptr, a.begin, a.K), [&]<bool VECTORS>() {
+      MT_LAUNCH((amax_of_part<VECTORS, T>), blocks_for(part.segments, kWarps, kMaxBlocks), kThreads,
+                0, stream, data<T>(a.x), data<float>(a.amax), part);
+    });
   });
 }
 
@@ -326,8 +395,11 @@ void run(const QuantizePart& a, CUstream_st* stream) {
   if (part.segments == 0) return;
   with_float8(a.y.dtype, [&]<class Y>() {
     with_float(a.x.dtype, [&]<class T>() {
-      MT_LAUNCH((quantize_part<Y, T>), blocks_for(part.segments, kWarps, kMaxBlocks), kThreads, 0,
-                stream, data<T>(a.x), data<float>(a.inverse), data<uint8_t>(a.y), part);
+      with_vectors(part_has_vectors(a.x, a.y.data, a.begin, a.K), [&]<bool VECTORS>() {
+        MT_LAUNCH((quantize_part<Y, VECTORS, T>), blocks_for(part.segments, kWarps, kMaxBlocks),
+                  kThreads, 0, stream, data<T>(a.x), data<float>(a.inverse), data<uint8_t>(a.y),
+                  part);
+      });
     });
   });
 }

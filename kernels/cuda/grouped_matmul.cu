@@ -14,21 +14,25 @@ struct RowTile {
   int expert;  // -1: none
   int row, end;
 };
-// Tiles of HEIGHT rows are numbered expert by expert. All threads of a block call this.
+// Tiles of HEIGHT rows are numbered expert by expert. All threads of a block call this. A warp sums
+// the tiles of 32 experts at a time.
 template <int HEIGHT>
 __device__ __forceinline__ RowTile find_tile(const int32_t* first_E1, int E, int number) {
   __shared__ RowTile found;
-  if (threadIdx.x == 0) {
-    found = {-1, 0, 0};
-    for (int e = 0, before = 0; e < E; ++e) {
-      const int row = first_E1[e], end = first_E1[e + 1];
+  if (threadIdx.x < kWarp) {
+    const int lane = int(threadIdx.x);
+    RowTile mine{-1, 0, 0};
+    bool any = false;
+    for (int e0 = 0, before = 0; e0 < E && !any; e0 += kWarp) {
+      const int e = e0 + lane;
+      const int row = e < E ? first_E1[e] : 0, end = e < E ? first_E1[e + 1] : 0;
       const int tiles = (end - row + HEIGHT - 1) / HEIGHT;
-      if (number < before + tiles) {
-        found = {e, row + (number - before) * HEIGHT, end};
-        break;
-      }
-      before += tiles;
+      const int last = before + warp_prefix_sum(tiles), first = last - tiles;
+      if (first <= number && number < last) mine = {e, row + (number - first) * HEIGHT, end};
+      any = __ballot_sync(kAllLanes, mine.expert >= 0) != 0;
+      before = __shfl_sync(kAllLanes, last, kWarp - 1);
     }
+    if (mine.expert >= 0 || (lane == 0 && !any)) found = mine;
   }
   __syncthreads();
   return found;
@@ -38,6 +42,13 @@ unsigned max_tiles(int64_t R, int64_t E, int64_t height) { return unsigned(R / h
 
 // --- tensor cores: tiles of 128 x 128, 64 of the sum at once ---
 constexpr int kSide = 128, kDepth = 64, kThreads = 256, kStages = 2;
+// Blocks of a multiprocessor: while one waits for memory, the other computes. On earlier devices
+// two blocks would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int kBlocks = 2;
+#else
+constexpr int kBlocks = 1;
+#endif
 constexpr int kWarpRows = 64, kWarpColumns = 32;  // 2 x 4 warps
 constexpr int64_t kStageBytes = 2 * kSide * kDepth * 2;
 
@@ -177,7 +188,7 @@ __device__ __forceinline__ void compute_tile(const TileProduct<T>& p) {
 }
 
 template <Half T, bool TRANS_B>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     rows_in_tensor_cores(const T* a_RK, const T* b_EKN, const int32_t* first_E1, char* c_RN,
                          bool half, int N, int K, int E) {
   const RowTile tile = find_tile<kSide>(first_E1, E, int(blockIdx.y));

@@ -128,7 +128,7 @@ GemmAnswer answer_of(cublasStatus_t status, const char* call) {
 // addresses of the bias, of the scales and of the epilogue's data in a copy.
 class LtProblem final : public GemmProblem {
  public:
-  LtProblem(cublasLtHandle_t handle, const MatmulKey& key)
+  LtProblem(cublasLtHandle_t handle, const MatmulKey& key, int multiprocessors)
       : handle_(handle),
         key_(key),
         first_(layout(key.b, key.b_stride(), key.trans_b ? key.N : key.K)),
@@ -140,6 +140,9 @@ class LtProblem final : public GemmProblem {
     const MatmulKey& k = key_;
     set(operation, CUBLASLT_MATMUL_DESC_TRANSA, k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(operation, CUBLASLT_MATMUL_DESC_TRANSB, k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (k.sm_margin > 0)
+      set(operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+          int32_t(std::max<int64_t>(multiprocessors - k.sm_margin, 1)));
     // The library has no algorithm for descriptors without addresses; each run replaces these by
     // its own.
     const auto any_address = [](int64_t alignment) {
@@ -255,15 +258,17 @@ class LtApi final : public GemmApi {
     cudaDeviceProp properties{};
     MT_CUDA(cudaGetDeviceProperties(&properties, device));
     version_ = fmt::format("cuBLASLt {}, {}", cublas().cublasLtGetVersion(), properties.name);
+    multiprocessors_ = properties.multiProcessorCount;
   }
   std::string version() const override { return version_; }
   std::shared_ptr<const GemmProblem> describe(const MatmulKey& key) const override {
-    return std::make_shared<LtProblem>(handle_, key);
+    return std::make_shared<LtProblem>(handle_, key, multiprocessors_);
   }
 
  private:
   const cublasLtHandle_t handle_;
   std::string version_;
+  int multiprocessors_ = 0;
 };
 
 class ThisGpu final : public GemmDevice {

@@ -30,6 +30,8 @@ struct DeviceOptions {
   double compute_slowdown = 1;
   // Number of a GPU's multiprocessors that norms leave to other work.
   int64_t norm_sm_margin = 0;
+  // The same for GEMMs.
+  int64_t gemm_sm_margin = 0;
   // Makes attention's backward on a GPU add in a fixed order, which costs time and memory.
   bool fixed_attention_order = true;
   // Makes a GPU compute attention only with mtrain's own kernels, without cuDNN's.
@@ -55,6 +57,7 @@ class Device {
   int threads() const;
   int64_t memory_bytes() const;  // of a GPU; 0 on the CPU, which ranks share
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
+  int64_t gemm_sm_margin() const { return gemm_sm_margin_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
   bool own_attention() const { return own_attention_; }
 
@@ -114,6 +117,23 @@ class Device {
   };
   bool pairs() const { return pairs_; }  // whether a PairScope lives
 
+  // While a GemmMargin lives, GEMMs leave this number of multiprocessors to other work; 0: the
+  // number of the options.
+  class GemmMargin {
+   public:
+    GemmMargin(Device& device, int64_t multiprocessors)
+        : device_(device), outer_(device.gemm_sm_margin_) {
+      if (multiprocessors > 0) device.gemm_sm_margin_ = multiprocessors;
+    }
+    ~GemmMargin() { device_.gemm_sm_margin_ = outer_; }
+    GemmMargin(const GemmMargin&) = delete;
+    GemmMargin& operator=(const GemmMargin&) = delete;
+
+   private:
+    Device& device_;
+    const int64_t outer_;
+  };
+
   // Times every launch from now on and reports it to `sink`; null stops the timing. Waits for the
   // work that still reports to the previous sink, which is not called after this returns.
   void set_timing_sink(TimingSink* sink);
@@ -129,6 +149,7 @@ class Device {
 
   std::unique_ptr<DeviceBackend> backend_;
   const int64_t norm_sm_margin_;
+  int64_t gemm_sm_margin_;
   const bool fixed_attention_order_, own_attention_;
   Bf16Arithmetic bf16_arithmetic_ = Bf16Arithmetic::widened;
   std::shared_ptr<Allocator> allocator_;  // its buffers hold weak pointers to it

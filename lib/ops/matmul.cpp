@@ -29,7 +29,8 @@ kernels::Matmul describe(const Device& device, const Operand& a_MK, const Operan
                     .a_inverse = a_MK.inverse,
                     .b_inverse = b_KN.inverse,
                     .a_blocks = a_MK.blocks,
-                    .b_blocks = b_KN.blocks};
+                    .b_blocks = b_KN.blocks,
+                    .sm_margin = device.gemm_sm_margin()};
   MT_CHECK(b.dim(trans_b ? 1 : 0) == m.K, "matmul: a {}{} and b {}{} do not share K",
            a.shape().str(), trans_a ? "^T" : "", b.shape().str(), trans_b ? "^T" : "");
   MT_SHAPE("matmul", c, {m.M, m.N});

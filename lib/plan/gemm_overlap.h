@@ -18,6 +18,7 @@ struct GemmOverlap {
   Method method = Method::none;
   int64_t splits = 4;      // chunks of a pipeline
   bool aggregate = false;  // a ring sends two chunks at once; needs an even number of ranks > 2
+  int64_t sm_margin = 0;   // multiprocessors of a GPU left to communication; 0: the device's number
 
   bool active() const { return method != Method::none; }
   // Whether the GEMM is computed in chunks of its rows.

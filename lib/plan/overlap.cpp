@@ -331,6 +331,13 @@ class Resolver {
                         fmt::format("{}", o_.layernorm_sm_margin),
                         overlaps ? "norms leave multiprocessors to communication"
                                  : "nothing runs beside the norms"});
+    const auto& margin = r_.launch.gemm_sm_margin;
+    o_.gemm_sm_margin = margin.value_or(0);
+    o_.table.push_back(
+        {"launch.gemm_sm_margin", shown(margin), fmt::format("{}", o_.gemm_sm_margin),
+         !margin                 ? "0 until a margin has been measured on a GPU"
+         : o_.gemm_sm_margin > 0 ? "GEMMs of cuBLASLt leave multiprocessors to communication"
+                                 : "GEMMs use all multiprocessors"});
   }
 
   const Recipe& r_;

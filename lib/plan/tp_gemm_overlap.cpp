@@ -164,6 +164,12 @@ std::string delayed_text(const Recipe& r, const Layout& l, const Choice& c) {
                            layers);
 }
 
+// Returns how many multiprocessors of a GPU the GEMM leaves to the communication beside it, if the
+// recipe gives the number; 0: launch.gemm_sm_margin.
+int64_t sm_margin(const Choice& c) {
+  return c.on && c.asked && c.gemm.num_sm_given && c.gemm.set_sm_margin ? c.gemm.num_sm : 0;
+}
+
 GemmOverlap::Method gemm_method(recipe::TpOverlapMethod method) {
   switch (method) {
     case recipe::TpOverlapMethod::bulk: return GemmOverlap::Method::bulk;
@@ -179,10 +185,9 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
   const auto& cfg = r.comm_overlap;
   const int64_t rows = l.micro_batch * sample_length(r) / std::max<int64_t>(1, l.cp);
   const std::string section = "comm_overlap.tp_comm_overlap_cfg";
-  bool sm_knobs = false;
+  bool unused_num_sm = false, cga_size = false;
   for (size_t i = 0; i < kGemmKeys.size(); ++i) {
     Choice c = asked_for(cfg.tp_comm_overlap_cfg, i);
-    sm_knobs = sm_knobs || (c.asked && c.gemm.sm_knobs);
     const std::string asked = !c.asked ? "auto" : c.on ? shown(c.gemm) : "none";
     if (c.on && !c.in_attention() && !has_mlp(r))
       c.off("routed experts have no chunks of rows, and no layer has another MLP", Off::idle);
@@ -197,20 +202,28 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
     if (c.is_wgrad() && c.on) c.why += delayed_text(r, l, c);
     const std::string no_aggregate = drop_aggregate(l, c);
     if (c.on && c.gemm.fp8_buf) c.why += "; without fp8_buf: messages are bf16";
+    const int64_t margin = sm_margin(c);
+    if (margin > 0)
+      c.why += fmt::format("; leaves {} multiprocessor{} of a GPU", margin, margin == 1 ? "" : "s");
+    unused_num_sm = unused_num_sm || (c.asked && c.gemm.num_sm_given && margin == 0);
+    cga_size = cga_size || (c.asked && c.gemm.cga_size_given);
     if (c.on)
-      overlap.tp_gemm_overlap.at(c.key.gemm, c.key.pass) = {gemm_method(c.gemm.method),
-                                                            c.gemm.num_splits, c.gemm.aggregate};
+      overlap.tp_gemm_overlap.at(c.key.gemm, c.key.pass) = {
+          gemm_method(c.gemm.method), c.gemm.num_splits, c.gemm.aggregate, margin};
     const std::string field = fmt::format("{}.{}", section, c.key.name);
     overlap.table.push_back({field, asked, c.on ? shown(c.gemm) : "none", c.why, c.row_off, c.on});
     if (!no_aggregate.empty())
       overlap.table.push_back({field + ".aggregate", "true", "false", no_aggregate, Off::idle});
   }
-  if (sm_knobs)
-    overlap.table.push_back(
-        {section + ".*.num_sm", "given", "none",
-         "num_sm, cga_size and set_sm_margin act on user buffers; the multiprocessors of a GPU are "
-         "divided by NCCL and cuBLAS, and a CPU has none",
-         cfg.tp_comm_overlap_cfg.preset.empty() ? Off::idle : Off::part_of_preset});
+  const Off off = cfg.tp_comm_overlap_cfg.preset.empty() ? Off::idle : Off::part_of_preset;
+  if (unused_num_sm)
+    overlap.table.push_back({section + ".*.num_sm", "given", "none",
+                             "a GEMM leaves num_sm multiprocessors if it hides communication and "
+                             "has set_sm_margin: true; NCCL decides how many it takes",
+                             off});
+  if (cga_size)
+    overlap.table.push_back({section + ".*.cga_size", "given", "none",
+                             "it acts on user buffers, which mtrain does not have", off});
 }
 
 }  // namespace mtrain::plan

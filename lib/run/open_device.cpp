@@ -24,6 +24,7 @@ std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::
                       {.stream_sanitizer = plan.stream_sanitizer,
                        .compute_slowdown = plan.compute_slowdown,
                        .norm_sm_margin = plan.norm_sm_margin,
+                       .gemm_sm_margin = plan.gemm_sm_margin,
                        .fixed_attention_order = plan.deterministic,
                        .own_attention = plan.own_attention});
 }

@@ -79,6 +79,7 @@ TEST_CASE("parts of a matrix under square blocks are quantized with the CPU's bi
     for (const Case& c : kCases)
       for (auto [begin, count] : {std::pair<int64_t, int64_t>{0, T * N},
                                   {T * N / 7, T * N / 2},
+                                  {T * N / 4 / 4 * 4, T * N / 2 / 4 * 4},
                                   {T * N / 3, 1},
                                   {T * N, 0}})
         for_each_way([&](int64_t offset) {

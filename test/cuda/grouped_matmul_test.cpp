@@ -57,6 +57,39 @@ TEST_CASE("products of experts' rows equal the CPU's") {
             });
 }
 
+TEST_CASE("each row has its own expert's weights, with more experts than a warp has lanes") {
+  for (const int E : {31, 32, 33, 64, 65, 100})
+    for (const DType type : {DType::bf16, DType::f32})
+      for (const bool last_alone : {false, true}) {
+        CAPTURE(E, type, last_alone);
+        std::vector<int32_t> first(size_t(E) + 1, 0);
+        for (int e = 0; e < E; ++e)
+          first[size_t(e) + 1] = first[size_t(e)] + (last_alone    ? (e == E - 1) * 3
+                                                     : e % 16 == 5 ? 129
+                                                     : e % 3 == 0  ? 0
+                                                                   : 1);
+        // A row of ones times weights that name the expert: the result is exact.
+        const int64_t R = first.back(), K = 8, N = 8;
+        Array ones(type, R * K), weights(type, E * K * N);
+        for (int64_t i = 0; i < R * K; ++i) ones.set(i, 1);
+        for (int64_t i = 0; i < E * K * N; ++i) weights.set(i, double(i / (K * N)));
+        Mirror a(ones), b(weights), rows(Array::ids(first)), c(Array(DType::f32, R * N));
+        cuda::run(GroupedMatmul{.a_RK = a.device(),
+                                .b_EKN = b.device(),
+                                .first_E1 = rows.device(),
+                                .c_RN = c.device(),
+                                .R = R,
+                                .N = N,
+                                .K = K,
+                                .E = E},
+                  device_stream());
+        const Array got = c.result();
+        for (int e = 0; e < E; ++e)
+          for (int64_t i = first[size_t(e)] * N; i < first[size_t(e) + 1] * N; ++i)
+            REQUIRE(got[i] == double(e) * double(K));
+      }
+}
+
 TEST_CASE("gradients of experts' weights equal the CPU's") {
   Closeness close("grouped weight gradient");
   for (const auto& first : kFirst)

@@ -2,6 +2,7 @@
 // checkpoints. Runs under the stream sanitizer.
 #include <map>
 #include <mutex>
+#include <set>
 
 #include <catch2/catch.hpp>
 
@@ -401,6 +402,34 @@ TEST_CASE("each GEMM is split as its method says") {
   CHECK(count(only("fc1_dgrad", "{method: pipeline, num_splits: 2}"), "compute matmul_fc1_dgrad") ==
         2);
   CHECK(count(only("fc1_dgrad", "{method: bulk}"), "compute matmul_fc1_dgrad") == 1);
+}
+
+TEST_CASE("a GEMM leaves the multiprocessors that its overlap names") {
+  constexpr int kTp = 2;
+  const Setup s(with(layout(kTp, true),
+                     overlap("qkv_fprop: {num_sm: 3}, fc2_fprop: {num_sm: 5}, fc1_dgrad: {num_sm: "
+                             "7}, fc1_wgrad: {set_sm_margin: false}, proj_dgrad: {num_sm: 9}")),
+                kTp);
+  using Margins = std::map<std::string, std::set<int64_t>>;
+  std::vector<Margins> seen(kTp);
+  run_ranks(kTp, "thread", [&](TestRank& rank) {
+    train::Trainer t = make_trainer(rank.device, s.recipe, s.data, rank.world, kWords);
+    rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+      const std::string name = info.name;
+      if (name.starts_with("matmul_"))
+        seen[size_t(rank.rank())][name].insert(stream.device().gemm_sm_margin());
+    });
+    t.step();
+    rank.device.set_launch_check({});
+  });
+  for (Margins& margins : seen) {
+    const auto is = [&](const char* gemm, int64_t margin) {
+      INFO(gemm);
+      CHECK((margins[std::string("matmul_") + gemm] == std::set<int64_t>{margin}));
+    };
+    is("qkv_fwd", 3), is("fc2_fwd", 5), is("fc1_dgrad", 7), is("proj_dgrad", 9);
+    is("fc1_wgrad", 0), is("fc1_fwd", 0), is("proj_fwd", 0), is("fc2_wgrad", 0);
+  }
 }
 
 TEST_CASE("tensor, sequence, context and data parallelism together") {

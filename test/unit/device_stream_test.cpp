@@ -361,6 +361,18 @@ TEST_CASE("timings and waits say whether they were enqueued as part of a pair") 
                                                                    {"after", false}});
 }
 
+TEST_CASE("a GEMM's own margin replaces the device's while it is computed") {
+  const auto device = Device::cpu(1, {.gemm_sm_margin = 8});
+  CHECK(device->gemm_sm_margin() == 8);
+  {
+    const Device::GemmMargin own(*device, 3);
+    CHECK(device->gemm_sm_margin() == 3);
+    const Device::GemmMargin none(*device, 0);
+    CHECK(device->gemm_sm_margin() == 3);
+  }
+  CHECK(device->gemm_sm_margin() == 8);
+}
+
 TEST_CASE("a timing sink may go once another, or none, has taken its place") {
   struct Sink : TimingSink {
     explicit Sink(std::atomic<int>& count) : records(count) {}

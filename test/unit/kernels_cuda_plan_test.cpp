@@ -111,6 +111,7 @@ TEST_CASE("inputs that affect the algorithm change the key") {
   CHECK(differs([](Matmul& x) { x.K = 3; }));
   CHECK(differs([](Matmul& x) { x.trans_a = true; }));
   CHECK(differs([](Matmul& x) { x.accumulate = true; }));
+  CHECK(differs([](Matmul& x) { x.sm_margin = 16; }));
   CHECK(differs([&](Matmul& x) { x.bias_N = at(100); }));
   CHECK(differs([&](Matmul& x) { x.a = at(1); }));  // 4 bytes off a border: a different alignment
   CHECK(differs([&](Matmul& x) { x.c_MN = at(64, DType::bf16); }));

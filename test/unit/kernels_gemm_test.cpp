@@ -353,4 +353,34 @@ TEST_CASE("keys and choices are the same after a way through text, and other tex
   CHECK_THROWS_AS(cuda::parse_gemm_choices(text), RunError);
 }
 
+TEST_CASE("GEMMs that leave different numbers of multiprocessors have choices of their own") {
+  Bench bench;
+  bench.library.times = {{{Epilogue::none, 2}, 0.5}};
+  Operands o(Epilogue::none);
+  const auto run = [&](int64_t margin) {
+    Matmul m = o.matmul();
+    m.sm_margin = margin;
+    bench.matmul.run(m, nullptr);
+    return bench.last().second;
+  };
+  CHECK(run(16) == 1);
+  const auto keys = bench.matmul.unchosen();
+  REQUIRE((keys.size() == 1 && keys[0].sm_margin == 16));
+  CHECK(cuda::parse_gemm_keys(cuda::print_gemm_keys(keys)) == keys);
+  const std::string text = bench.choose();
+  const auto parsed = cuda::parse_gemm_choices(text);
+  REQUIRE((parsed.choices.size() == 1 && parsed.choices[0].key == keys[0]));
+  CHECK(cuda::print_gemm_choices(parsed) == text);
+  CHECK((run(16) == 2 && run(8) == 1 && run(0) == 1));
+  // A key without a margin has the text that it had before there were margins.
+  cuda::MatmulKey plain = keys[0];
+  plain.sm_margin = 0;
+  const std::string line = cuda::print_gemm_keys({plain});
+  CHECK(line.find_first_not_of("0123456789 \n") == std::string::npos);
+  CHECK(cuda::parse_gemm_keys(line)[0] == plain);
+  std::string unknown = cuda::print_gemm_keys(keys);
+  unknown.replace(unknown.find("margin"), 6, "motion");
+  CHECK_THROWS_AS(cuda::parse_gemm_keys(unknown), RunError);
+}
+
 }  // namespace kernels_gemm_test

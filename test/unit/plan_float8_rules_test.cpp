@@ -17,6 +17,9 @@ TEST_CASE("8-bit linears are refused where the device, the scales or the sizes d
                "mixed_precision.fp8_param_gather", "differently for forward and for backward");
   expect_error({.what = "fp8 on a100", .set = {"mixed_precision.fp8=hybrid", "hardware.gpu=a100"}},
                "mixed_precision.fp8", "a100");
+  expect_accepts({.what = "fp8 on l40s",
+                  .set = {"mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise",
+                          "hardware.gpu=l40s", "train.device=cuda"}});
   expect_error({.what = "fp8 on a cpu", .set = {"mixed_precision.fp8=hybrid", "train.device=cpu"}},
                "mixed_precision.fp8", "CPU");
   expect_accepts({.what = "fp8 on h100",
@@ -84,6 +87,8 @@ TEST_CASE("scales of blocks are refused where the device or the sizes do not fit
   expect_error({.what = "blocks on a100", .set = also(blocks, {"hardware.gpu=a100"})},
                "mixed_precision.fp8", "a100");
   expect_accepts({.what = "mxfp8 on b200", .set = mx});
+  expect_error({.what = "blocks on l40s", .set = also(blocks, {"hardware.gpu=l40s"})},
+               "mixed_precision.fp8_recipe", "l40s");
   expect_accepts({.what = "mxfp8 on gb300", .set = also(mx, {"hardware.gpu=gb300"})});
   expect_error({.what = "mxfp8 on h100", .set = also(mx, {"hardware.gpu=h100"})},
                "mixed_precision.fp8_recipe", "compute capability 10 or newer");

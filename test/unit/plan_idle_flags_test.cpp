@@ -148,8 +148,13 @@ TEST_CASE("requests of single GEMMs that cannot act are warned of") {
   expect_warning(
       {.what = "aggregate on two ranks", .world = 2, .set = with("qkv_fprop: {aggregate: true}")},
       cfg + ".qkv_fprop.aggregate", "even tp_size above 2");
-  expect_warning({.what = "multiprocessors", .world = 2, .set = with("fc2_fprop: {num_sm: 4}")},
-                 cfg + ".*.num_sm", "NCCL and cuBLAS");
+  expect_no_warning({.what = "a margin", .world = 2, .set = with("fc2_fprop: {num_sm: 4}")});
+  expect_warning({.what = "multiprocessors without a margin",
+                  .world = 2,
+                  .set = with("fc2_fprop: {num_sm: 4, set_sm_margin: false}")},
+                 cfg + ".*.num_sm", "set_sm_margin: true");
+  expect_warning({.what = "clusters", .world = 2, .set = with("fc2_fprop: {cga_size: 4}")},
+                 cfg + ".*.cga_size", "user buffers");
   expect_no_warning({.what = "nothing given", .world = 2, .set = with("qkv_fprop: {}")});
 }
 

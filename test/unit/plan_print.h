@@ -105,7 +105,7 @@ class Print {
   }
   void add(const std::shared_ptr<const schedule::Schedule>& table) { add(table != nullptr); }
 
-  MEMBERS(GemmOverlap, method, splits, aggregate)
+  MEMBERS(GemmOverlap, method, splits, aggregate, sm_margin)
   MEMBERS(Layout, world, tp, pp, cp, ep, dp, dp_replicate, dp_shard, expert_tp, ep_shard,
           stages_per_rank, stages, micro_batch, micro_batches, flushes, layers_of_stage)
   MEMBERS(ScheduleShape, schedule, pp, stages_per_rank, micro_batches, group, moe_overlap, table)
@@ -160,8 +160,8 @@ class Print {
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
   MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
           seed, tokenizer)
-  MEMBERS(DevicePlan, kind, threads, norm_sm_margin, stream_sanitizer, compute_slowdown,
-          deterministic, own_attention, environment)
+  MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, stream_sanitizer,
+          compute_slowdown, deterministic, own_attention, environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
   MEMBERS(FaultOptions, moment, launch, rank, step, kill)
   MEMBERS(DebugOptions, trace, fault)

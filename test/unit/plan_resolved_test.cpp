@@ -34,6 +34,8 @@ TEST_CASE("auto is resolved by the layout") {
   REQUIRE_FALSE(two.align_param_gather);
   REQUIRE(two.bucket_size == 40000000);
   REQUIRE(two.layernorm_sm_margin == 16);
+  REQUIRE(two.gemm_sm_margin == 0);
+  REQUIRE(overlap_of(2, {mddp[0], "launch.gemm_sm_margin=8"}).gemm_sm_margin == 8);
   REQUIRE(overlap_of(64, {mddp[0], "train.global_batch_size=64"}).bucket_size == 64000000);
   REQUIRE(overlap_of(2, mddp, "comm_overlap: {}\n").bucket_size == 134217728);
   REQUIRE(overlap_of(2, {mddp[0], "ddp.bucket_size=5"}).bucket_size == 5);
@@ -177,9 +179,15 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
   CHECK_THAT(row(ring, "fc1_fprop"), Contains("two at a time"));
   CHECK_THAT(row(cfg("fc2_fprop: {method: ring_exchange, aggregate: true}"), "fc2_fprop.aggregate"),
              Contains("true | false | it is for a ring that gathers"));
-  // Settings of user buffers, which mtrain does not have, are reported if the recipe gives them.
-  CHECK_THAT(row(cfg("fc2_fprop: {num_sm: 4}"), "*.num_sm"),
-             Contains("given | none | num_sm, cga_size and set_sm_margin"));
+  // A setting of user buffers, which mtrain does not have, is reported if the recipe gives it.
+  CHECK_THAT(row(cfg("fc2_fprop: {cga_size: 4}"), "*.cga_size"),
+             Contains("given | none | it acts on user buffers"));
+  CHECK(row(ring, "*.cga_size") == "no row");
+  const Overrides margin = cfg("fc2_fprop: {num_sm: 4}");
+  CHECK_THAT(row(margin, "fc2_fprop"), Contains("; leaves 4 multiprocessors of a GPU"));
+  CHECK(row(margin, "*.num_sm") == "no row");
+  CHECK_THAT(row(cfg("fc2_fprop: {num_sm: 4, set_sm_margin: false}"), "*.num_sm"),
+             Contains("given | none | a GEMM leaves num_sm"));
   CHECK(row(ring, "*.num_sm") == "no row");
   CHECK(row({}, "*.num_sm") == "no row");
   CHECK_THAT(row({"comm_overlap.tp_comm_overlap_cfg="
@@ -218,6 +226,13 @@ TEST_CASE("the table shows for each GEMM the method that tensor parallelism gets
     CHECK(o.at(row.gemm, row.pass).method == row.method);
   }
   CHECK(o.at(LayerGemm::fc2, Pass::fprop).splits == 3);
+  CHECK(o.at(LayerGemm::fc2, Pass::fprop).sm_margin == 0);
+  const TpGemmOverlap margins = gemms(
+      "fc2_fprop: {num_sm: 5}, fc1_fprop: {set_sm_margin: false}, qkv_wgrad: {set_sm_margin: "
+      "true}");
+  CHECK(margins.at(LayerGemm::fc2, Pass::fprop).sm_margin == 5);
+  CHECK(margins.at(LayerGemm::fc1, Pass::fprop).sm_margin == 0);
+  CHECK(margins.at(LayerGemm::qkv, Pass::wgrad).sm_margin == 16);
   CHECK(gemms("qkv_fprop: {aggregate: true}").at(LayerGemm::qkv, Pass::fprop).aggregate);
 }
 

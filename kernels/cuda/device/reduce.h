@@ -20,6 +20,17 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
+// Returns the sum of x over the lanes up to this one.
+__device__ __forceinline__ int warp_prefix_sum(int x) {
+  const int lane = int(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int i = 1; i < kWarp; i *= 2) {
+    const int before = __shfl_sync(kAllLanes, x, (lane + kWarp - i) % kWarp);
+    if (lane >= i) x += before;
+  }
+  return x;
+}
+
 // Returns the sum over the block's `warps` warps, all of them full, to each thread. One warp needs
 // no barrier. `slots` is shared memory for 32 values.
 template <class V>

@@ -20,6 +20,7 @@ void each_field(Key& k, const Field& field) {
 std::string print(const MatmulKey& key) {
   std::string line;
   each_field(key, [&](const auto& value) { line += fmt::format("{} ", int64_t(value)); });
+  if (key.sm_margin > 0) line += fmt::format("margin {} ", key.sm_margin);
   return line;
 }
 
@@ -30,6 +31,13 @@ MatmulKey parse_key(std::istringstream& in) {
     in >> number;
     value = T(number);
   });
+  // Texts that were stored before GEMMs had margins end here.
+  if (!in.eof()) in >> std::ws;
+  if (in && !in.eof() && in.peek() == 'm') {
+    std::string word;
+    in >> word >> key.sm_margin;
+    if (word != "margin" || key.sm_margin < 1) in.setstate(std::ios::failbit);
+  }
   if (!in || key.M < 1 || key.N < 1 || key.K < 1 || key.epilogue > Epilogue::sums ||
       key.a_blocks > ScaleBlocks::rows_32 || key.b_blocks > ScaleBlocks::rows_32)
     throw RunError("a line that names no GEMM: " + in.str());

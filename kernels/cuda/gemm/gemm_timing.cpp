@@ -29,6 +29,7 @@ class Example {
     m_.c_MN = make(k.M * k.N, k.c, k.c_alignment);
     m_.M = k.M, m_.N = k.N, m_.K = k.K;
     m_.trans_a = k.trans_a, m_.trans_b = k.trans_b, m_.accumulate = k.accumulate, m_.fast = k.fast;
+    m_.sm_margin = k.sm_margin;
     const Epilogue e = k.epilogue;
     if (e == Epilogue::bias || e == Epilogue::gelu_bias)
       m_.bias_N = make(k.N, k.bias, k.bias_alignment);

@@ -21,6 +21,11 @@ model::ShardSpec shard_of(const TensorComm& comm, model::ShardSpec::Dim dim,
 
 using Method = plan::GemmOverlap::Method;
 
+// While it lives, the GEMM of this overlap leaves multiprocessors to communication.
+device::Device::GemmMargin margin_of(const model::Step& step, const plan::GemmOverlap& overlap) {
+  return {step.compute.device(), overlap.sm_margin};
+}
+
 // Returns this rank's rows of the sum of all ranks' results. `overlap` must be a chunked method.
 Tensor gemm_reduce_scatter(const TensorComm& comm, const plan::GemmOverlap& overlap,
                            const Tensor& x_TI, int64_t O, const RowGemm& gemm) {
@@ -50,6 +55,7 @@ class ColumnParallel : public model::Linear {
   }
 
   Tensor forward(model::Step& step, model::LinearOperand& x_TI) override {
+    const auto margin = margin_of(step, fprop_);
     if (fprop_.method == Method::ring_exchange)
       return all_gather_gemm_ring(
                  comm_, x_TI.value.plain, gemms_.O(), fprop_.aggregate,
@@ -87,10 +93,12 @@ class ColumnParallel : public model::Linear {
       g = chunked_dgrad(step, std::move(dy_TO));
       dx = {std::move(g.dx_TI), {}};
     } else {
+      const auto margin = margin_of(step, dgrad_);
       g = gemms_.dgrad(step, std::move(dy_TO));
       dx = comm_.reduce_scatter(std::exchange(g.dx_TI, {}));
       if (!wgrad_.active()) comm_.await(dx);
     }
+    const auto margin = margin_of(step, wgrad_);
     gemms_.wgrad(step, gathered(x_TI, comm_.await(x)), std::move(g.dy));
     return comm_.await(dx);
   }
@@ -106,6 +114,7 @@ class ColumnParallel : public model::Linear {
     return x;
   }
   model::InputGradient chunked_dgrad(model::Step& step, model::LinearOperand dy_TO) {
+    const auto margin = margin_of(step, dgrad_);
     const Tensor dx = gemm_reduce_scatter(
         comm_, dgrad_, dy_TO.value.plain, gemms_.I(),
         [&](const Tensor& in, const Tensor& out) { gemms_.dgrad_into(step, in, out); });
@@ -140,6 +149,7 @@ class RowParallel : public model::Linear {
   // Only rank 0 adds the bias to its part of the sum.
   Tensor forward(model::Step& step, model::LinearOperand& x_TI) override {
     const bool bias = comm_.rank() == 0;
+    const auto margin = margin_of(step, fprop_);
     if (fprop_.chunked())
       return gemm_reduce_scatter(
           comm_, fprop_, x_TI.value.plain, gemms_.O(),
@@ -150,6 +160,7 @@ class RowParallel : public model::Linear {
 
   model::InputGradient dgrad(model::Step& step, model::LinearOperand dy_TO) override {
     Tensor& dy = dy_TO.value.plain;
+    const auto margin = margin_of(step, dgrad_);
     if (dgrad_.method == Method::ring_exchange) {
       const GatheredGemm all = all_gather_gemm_ring(
           comm_, dy, gemms_.I(), dgrad_.aggregate,

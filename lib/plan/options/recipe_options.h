@@ -36,7 +36,8 @@ CheckpointOptions checkpoint_options(const recipe::Recipe& recipe);
 FolderOptions folder_options(const recipe::Recipe& recipe);
 TokenizerOptions tokenizer_options(const recipe::Recipe& recipe);
 DatasetOptions dataset_options(const recipe::Recipe& recipe);
-// Does not set norm_sm_margin and CUDA's environment variables, which depend on the overlap.
+// Does not set norm_sm_margin, gemm_sm_margin and CUDA's environment variables, which depend on the
+// overlap.
 DevicePlan device_plan_without_overlap(const recipe::Recipe& recipe);
 CommOptions comm_options(const recipe::Recipe& recipe);
 DebugOptions debug_options(const recipe::Recipe& recipe);

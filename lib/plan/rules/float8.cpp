@@ -28,7 +28,7 @@ void check_device(const Recipe& r, Diagnostics& diagnostics) {
   const bool cpu = r.train.device == recipe::DeviceChoice::cpu;
   const bool emulate = r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda;
   diagnostics.require(
-      emulate || (!cpu && facts(r.hardware.gpu).compute_capability >= 9),
+      emulate || (!cpu && facts(r.hardware.gpu).fp8_flops > 0),
       {"mixed_precision.fp8", "hardware.gpu", "train.device"},
       fmt::format("{} does not support 8-bit GEMMs",
                   cpu ? "a CPU" : std::string(enum_name(r.hardware.gpu))),
@@ -51,8 +51,9 @@ void check_history(const Recipe& r, Diagnostics& diagnostics) {
 // Tensor cores of compute capability 9 take scales of 128 numbers, later ones scales of 32.
 void check_block_device(const Recipe& r, Diagnostics& diagnostics) {
   const auto& p = r.mixed_precision;
-  const int capability = facts(r.hardware.gpu).compute_capability;
-  if (r.train.device == recipe::DeviceChoice::cpu || capability < 9) return;  // see check_device
+  const GpuFacts& gpu = facts(r.hardware.gpu);
+  const int capability = gpu.compute_capability;
+  if (r.train.device == recipe::DeviceChoice::cpu || gpu.fp8_flops == 0) return;  // check_device
   if (r.debug.emulate_fp8 && r.train.device != recipe::DeviceChoice::cuda) return;
   const auto needs = [&](bool ok, const char* what, const char* hint) {
     diagnostics.require(ok, {"mixed_precision.fp8_recipe", "hardware.gpu"},

@@ -75,7 +75,8 @@ bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, V
       c.reason = fmt::format("{}.{}: {}", name, key, c.reason);
       return false;
     }
-    gemm.sm_knobs = gemm.sm_knobs || key == "num_sm" || key == "cga_size" || key == "set_sm_margin";
+    gemm.num_sm_given = gemm.num_sm_given || key == "num_sm" || key == "set_sm_margin";
+    gemm.cga_size_given = gemm.cga_size_given || key == "cga_size";
   }
   if (is_all_gather(name) && gemm.method != Method::ring_exchange) {
     c.reason = fmt::format("{} follows a gather, for which only ring_exchange is possible, not {}",
@@ -101,9 +102,11 @@ bool read_gemm(const std::string& name, const Node& node, TpOverlapGemm& gemm, V
 }
 
 std::string sm_knobs_text(const TpOverlapGemm& g) {
-  if (!g.sm_knobs) return "";
-  return fmt::format("num_sm: {}, cga_size: {}, set_sm_margin: {}, ", g.num_sm, g.cga_size,
-                     g.set_sm_margin);
+  std::string text;
+  if (g.num_sm_given)
+    text = fmt::format("num_sm: {}, set_sm_margin: {}, ", g.num_sm, g.set_sm_margin);
+  if (g.cga_size_given) text += fmt::format("cga_size: {}, ", g.cga_size);
+  return text;
 }
 
 }  // namespace

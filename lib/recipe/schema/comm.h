@@ -74,7 +74,7 @@ struct EnvVariable {
 };
 
 struct LaunchConfig {
-  Auto<int64_t> cuda_device_max_connections, layernorm_sm_margin;
+  Auto<int64_t> cuda_device_max_connections, layernorm_sm_margin, gemm_sm_margin;
   std::map<std::string, EnvVariable> env;
 
   // Returns the variables that have values.
@@ -94,6 +94,11 @@ struct LaunchConfig {
       Field{"layernorm_sm_margin",
             &LaunchConfig::layernorm_sm_margin,
             "multiprocessors that norm kernels leave free for communication",
+            {.unit = "multiprocessors", .min = 0, .max = 1024}},
+      Field{"gemm_sm_margin",
+            &LaunchConfig::gemm_sm_margin,
+            "multiprocessors that the GEMMs of cuBLASLt leave free for communication; auto: 0, "
+            "until a value has been measured on a GPU",
             {.unit = "multiprocessors", .min = 0, .max = 1024}},
       Field{"env",
             &LaunchConfig::env,

@@ -37,7 +37,7 @@ constexpr TpOverlapPreset make(std::string_view name, std::string_view precision
   TpOverlapPreset preset{name, precision, gpu, hidden, tp, cp, micro_batch, seq, lora, {}, {}};
   for (size_t i = 0; i < entries.size(); ++i) {
     preset.gemms[i] = entries[i].gemm;
-    preset.gemms[i].sm_knobs = true;
+    preset.gemms[i].num_sm_given = preset.gemms[i].cga_size_given = true;
     preset.present[i] = entries[i].present;
   }
   return preset;

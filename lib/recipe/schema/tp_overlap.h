@@ -24,7 +24,8 @@ struct TpOverlapGemm {
   TpOverlapMethod method = TpOverlapMethod::bulk;
   int64_t num_sm = 16, cga_size = 2, num_splits = 4;
   bool set_sm_margin = true, aggregate = false, atomic_gemm = false, fp8_buf = false;
-  bool sm_knobs = false;  // num_sm, cga_size or set_sm_margin is given, not taken from the defaults
+  // Whether the recipe gives num_sm or set_sm_margin, and cga_size. Defaults have no effect.
+  bool num_sm_given = false, cga_size_given = false;
   bool operator==(const TpOverlapGemm&) const = default;
 };
 
