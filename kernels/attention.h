@@ -49,7 +49,9 @@ struct AttentionShape {
   // need B = 1 and q_start = 0.
   DocumentRows q_documents, kv_documents;
   bool document_gaps = false;  // some rows may belong to no document; they attend to no key
-  float scale;                 // usually 1 / sqrt(D)
+  // No document has more rows, which saves idle blocks of a GPU; 0: a document may have all rows.
+  int64_t longest_document = 0;
+  float scale;    // usually 1 / sqrt(D)
   float cap = 0;  // scores s = scale q k^T become cap tanh(s / cap), before the mask; 0: no cap
   int64_t lse_stride = 0;    // elements from one head of the lse to the next; 0: Sq
   bool own_kernels = false;  // a GPU does not use cuDNN

@@ -34,7 +34,8 @@ class LocalAttention : public AttentionCore {
             .D = heads_.D,
             .window = heads_.window,
             .scale = heads_.scale(),
-            .cap = heads_.score_cap};
+            .cap = heads_.score_cap,
+            .longest_document = step.seq.longest_document};
   }
   HeadConfig heads_;
 };

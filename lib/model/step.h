@@ -46,8 +46,9 @@ struct SequenceInfo {
   // as int32, from 0 to the sequence's end. Otherwise empty and absent.
   std::vector<int64_t> documents;
   Tensor cu_seqlens;
-  std::vector<Run> runs;  // this rank's positions; empty: all positions of the sequence
-  Tensor valid_T;         // int32: 0 marks a token of padding; absent: there is none
+  int64_t longest_document = 0;  // no document is longer
+  std::vector<Run> runs;         // this rank's positions; empty: all positions of the sequence
+  Tensor valid_T;                // int32: 0 marks a token of padding; absent: there is none
   int64_t T() const { return B * S; }
 };
 

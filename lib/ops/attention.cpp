@@ -23,6 +23,7 @@ kernels::AttentionShape shape_of(const Device& device, const AttentionDims& d,
           .window = d.window,
           .q_documents = documents,
           .kv_documents = documents,
+          .longest_document = d.longest_document,
           .scale = d.scale,
           .cap = d.cap,
           .own_kernels = device.own_attention()};

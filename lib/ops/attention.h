@@ -10,7 +10,8 @@ struct AttentionDims {
   bool causal = true;
   int64_t window = 0;  // 0: none
   float scale;
-  float cap = 0;  // scores s become cap tanh(s / cap); 0: no cap
+  float cap = 0;                 // scores s become cap tanh(s / cap); 0: no cap
+  int64_t longest_document = 0;  // no packed document is longer; 0: S
 };
 struct AttentionResult {
   Tensor out_TN;         // (T, A * D)

@@ -20,7 +20,7 @@ class A2aAttention : public model::AttentionCore {
     std::vector<Piece> kept;
     for (int64_t p = 0; p < pieces_; ++p) {
       Piece piece{in.piece(p), {}};
-      piece.result = ops::attention(step.compute, dims(e), piece.qkv_TN, step.seq.cu_seqlens);
+      piece.result = ops::attention(step.compute, dims(step, e), piece.qkv_TN, step.seq.cu_seqlens);
       out.put(p, piece.result.out_TN);
       kept.push_back(std::move(piece));
     }
@@ -35,8 +35,8 @@ class A2aAttention : public model::AttentionCore {
     HeadsToSequence out(e, step.compute, qkv_sections(), dout_TN.dtype());
     for (int64_t p = 0; p < pieces_; ++p) {
       const Piece& piece = kept[size_t(p)];
-      out.put(p, ops::attention_backward(step.compute, dims(e), piece.qkv_TN, step.seq.cu_seqlens,
-                                         piece.result, in.piece(p))
+      out.put(p, ops::attention_backward(step.compute, dims(step, e), piece.qkv_TN,
+                                         step.seq.cu_seqlens, piece.result, in.piece(p))
                      .plain);
     }
     return out.finish();
@@ -57,7 +57,7 @@ class A2aAttention : public model::AttentionCore {
   HeadExchange exchange(const model::Step& step) const {
     return {*comm_, cp_, pieces_, {step.seq.B, step.seq.S, step.seq.documents}};
   }
-  ops::AttentionDims dims(const HeadExchange& e) const {
+  ops::AttentionDims dims(const model::Step& step, const HeadExchange& e) const {
     return {.B = e.seq.B,
             .S = e.seq.S * cp_.size(),
             .A = heads_.A / e.parts(),
@@ -65,7 +65,8 @@ class A2aAttention : public model::AttentionCore {
             .D = heads_.D,
             .window = heads_.window,
             .scale = heads_.scale(),
-            .cap = heads_.score_cap};
+            .cap = heads_.score_cap,
+            .longest_document = step.seq.longest_document};
   }
 
   std::shared_ptr<ContextComm> comm_;
