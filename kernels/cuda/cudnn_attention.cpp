@@ -30,8 +30,9 @@ std::unique_ptr<CudnnAttention> open(int device) {
   const CudnnLibrary& lib = cudnn_library();
   std::string problem = lib.problem;
   cudnnContext* handle = nullptr;  // never destroyed
+  if (problem.empty()) problem = why_no_cudnn_frontend();
   if (problem.empty())
-    if (const auto status = lib.api.create(&handle); status != CudnnStatus::success)
+    if (const int status = lib.api.create(&handle); status != 0)
       problem = fmt::format("cudnnCreate: {}", lib.api.error_string(status));
   if (!problem.empty()) {
     log::info("attention: mtrain's own kernels, without cuDNN: " + problem);
@@ -43,7 +44,8 @@ std::unique_ptr<CudnnAttention> open(int device) {
                       attribute_of(device, cudaDevAttrComputeCapabilityMinor)};
   return std::make_unique<CudnnAttention>(
       lib.api, handle, target,
-      CudnnAttention::Device{take_scratch, give_scratch, run, run, is_capturing, require_healthy});
+      CudnnAttention::Device{take_scratch, give_scratch, run, run, run, is_capturing,
+                             require_healthy});
 }
 
 CudnnAttention* here() {

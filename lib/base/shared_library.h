@@ -21,6 +21,7 @@ class SharedLibrary {
   // Returns "" if the library is loaded and find() has found every function so far; else what is
   // missing.
   const std::string& problem() const { return problem_; }
+  void* handle() const { return handle_; }  // for dlsym; null if it is not loaded
 
  private:
   void* symbol(const char* name);

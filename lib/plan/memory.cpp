@@ -432,24 +432,47 @@ class Estimator {
   // The larger of a GEMM's workspace and attention's, since only one of them runs at a time.
   Count workspace() const {
     if (plan_.device.kind != DeviceKind::cuda) return 0;
-    if (layers_.all() == 0) return Count(kMatmulWorkspace);
+    int64_t most = kMatmulWorkspace;
+    if (layers_.all() == 0) return Count(most);
+    const auto needs = [&](const AttentionWork& w) {
+      most = std::max(most, attention_workspace(w));
+    };
     // After an all-to-all of heads, attention has full sequences and computes some heads at a time.
-    // cuDNN supports neither fp32 nor capped scores, nor blocks of keys whose gradients are added
-    // up.
-    const bool exchanged = layer_.uses(ContextMethod::a2a);
-    const bool cudnn = !plan_.device.own_attention && attention_.score_cap == 0 && e_ == 2 &&
-                       (l_.cp == 1 || exchanged);
-    const int64_t ranks = exchanged ? l_.cp : 1;
-    const int64_t kv_heads = heads_here(attention_.kv_heads, ranks);
-    const int64_t chunks = exchanged ? plan_.head_chunks.a2a : 1;
-    return Count(std::max(kMatmulWorkspace,
-                          attention_workspace({.rows = int64_t(T_) * ranks,
-                                               .A = heads_here(attention_.heads, ranks) / chunks,
-                                               .G = kv_heads / chunks,
-                                               .D = attention_.head_dim,
-                                               .cudnn = cudnn,
-                                               .fixed_order = plan_.device.deterministic,
-                                               .documents = plan_.dataset.packed_size > 0})));
+    if (layer_.uses(ContextMethod::a2a))
+      needs(attention_work(l_.cp, plan_.head_chunks.a2a));
+    else if (l_.cp == 1)
+      needs(attention_work(1, 1));
+    if (layer_.uses(ContextMethod::p2p) || layer_.uses(ContextMethod::a2a_p2p))
+      needs(block_work(attention_work(1, 1), 1));
+    if (layer_.uses(ContextMethod::all_gather))
+      needs(block_work(attention_work(1, plan_.head_chunks.all_gather), l_.cp));
+    return Count(most);
+  }
+  // Attention to the full sequences of `ranks` ranks, with a part of the heads of each, and to a
+  // chunk of these heads at a time.
+  AttentionWork attention_work(int64_t ranks, int64_t chunks) const {
+    const int64_t rows = int64_t(T_) * ranks;
+    const bool packed = plan_.dataset.packed_size > 0;
+    // cuDNN supports neither fp32 nor capped scores of packed documents.
+    const bool cudnn =
+        !plan_.device.own_attention && e_ == 2 && !(packed && attention_.score_cap > 0);
+    return {.rows = rows,
+            .keys = rows,
+            .sequence = rows / l_.micro_batch,
+            .A = heads_here(attention_.heads, ranks) / chunks,
+            .G = heads_here(attention_.kv_heads, ranks) / chunks,
+            .D = attention_.head_dim,
+            .cudnn = cudnn,
+            .fixed_order = plan_.device.deterministic,
+            .documents = packed};
+  }
+  // Attention to the keys of `ranks` ranks: half of the rows at a time if keys are gathered.
+  AttentionWork block_work(AttentionWork w, int64_t ranks) const {
+    w.blocks = true, w.gathered = ranks > 1;
+    w.cudnn = w.cudnn && !w.documents;  // packs are divided among ranks
+    if (w.gathered && !w.documents) w.rows /= 2;
+    w.keys *= ranks, w.sequence *= ranks;
+    return w;
   }
   // Returns how many of a tp rank's heads each of `ranks` ranks has.
   int64_t heads_here(int64_t heads, int64_t ranks) const {

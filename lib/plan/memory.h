@@ -20,8 +20,8 @@ struct MemoryEstimate {
   Count logits = 0;       // what the head needs beyond `activations`; it runs while no layer does
   // Communication (gathered weights, tokens and keys in transit), and 8-bit weights.
   Count buffers = 0;
-  // The most that kernels allocate during a launch on a GPU, without cuDNN's own workspace
-  // (plan/attention_workspace.h); 0 on the CPU.
+  // The most that kernels allocate during a launch on a GPU (plan/attention_workspace.h); 0 on the
+  // CPU.
   Count workspace = 0;
   // By how much the total grows for each 10 % of rows that this rank's experts have beyond the mean
   // over the ranks of ep (moe.rank_load_max is 1.1, 1.2, ...). 0 unless rows travel.

@@ -120,8 +120,8 @@ std::string memory_table(const RunPlan& plan, int width) {
         width);
   if (on_gpu)
     out += wrap_words(
-        "workspace: temporary memory of kernels, without cuDNN's workspace, which is known only on "
-        "a GPU\n",
+        "workspace: temporary memory of kernels; cuDNN's part is what its engines for Hopper "
+        "need\n",
         width);
   return out;
 }

@@ -55,8 +55,7 @@ std::string memory_text(const RunPlan& plan, double device) {
                       human_bytes(m.params), human_bytes(m.grads), human_bytes(m.optimizer),
                       human_bytes(m.activations + m.logits));
   if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
-  if (m.workspace > 0)
-    text += fmt::format(", workspace {} without cuDNN's own", human_bytes(m.workspace));
+  if (m.workspace > 0) text += ", workspace " + human_bytes(m.workspace);
   if (m.per_tenth_of_rows > 0)
     text += fmt::format("; {} more for each 10 % of rows above the mean of ep's ranks",
                         human_bytes(m.per_tenth_of_rows));

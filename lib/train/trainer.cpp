@@ -288,9 +288,9 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
   m.label_T = Tensor::from_host(compute_, T, b.label);
   m.seq = {.B = b.B, .S = b.S, .position_T = Tensor::from_host(compute_, T, b.position)};
   m.seq.documents = b.documents;
-  m.seq.longest_document = b.longest_document;
   m.seq.packs = b.packs;
   if (!b.documents.empty()) {
+    m.seq.longest_document = *std::ranges::max_element(b.documents);
     std::vector<int32_t> ends{0};
     for (const int64_t length : b.documents) ends.push_back(ends.back() + int32_t(length));
     m.seq.cu_seqlens = Tensor::from_host(compute_, {int64_t(ends.size())}, ends);

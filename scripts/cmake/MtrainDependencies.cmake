@@ -72,4 +72,26 @@ if(MTRAIN_HAS_CUDA)
     set(MTRAIN_HAS_NCCL ON)
   endif()
 endif()
-message(STATUS "mtrain: CUDA ${MTRAIN_HAS_CUDA}, NCCL ${MTRAIN_HAS_NCCL}, tests ${MTRAIN_HAS_TESTS}")
+
+# cuDNN's C++ frontend builds the graphs of attention. It is a set of headers, and includes those of cuDNN; the library
+# itself is loaded at run time. scripts/install-deps.sh --cudnn-frontend fetches the frontend.
+set(MTRAIN_HAS_CUDNN_FRONTEND OFF)
+if(MTRAIN_HAS_CUDA)
+  find_path(MTRAIN_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_path(MTRAIN_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h
+    HINTS $ENV{XDG_CACHE_HOME}/mtrain/cudnn-frontend/include $ENV{HOME}/.cache/mtrain/cudnn-frontend/include)
+  if(NOT MTRAIN_CUDNN_INCLUDE OR NOT MTRAIN_CUDNN_FRONTEND_INCLUDE)
+    message(WARNING "mtrain: found no cudnn.h or no cudnn_frontend.h: attention will not use cuDNN, but "
+      "mtrain's own kernels, which are slower. Install cuDNN's headers and run  scripts/install-deps.sh --cudnn-frontend")
+  else()
+    file(STRINGS ${MTRAIN_CUDNN_FRONTEND_INCLUDE}/cudnn_frontend_version.h version REGEX "define CUDNN_FRONTEND_(MAJOR|MINOR)_VERSION")
+    string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]*([0-9]+).*" "\\1.\\2" version "${version}")
+    if(version VERSION_LESS 1.32)
+      message(WARNING "mtrain: attention will not use cuDNN: ${MTRAIN_CUDNN_FRONTEND_INCLUDE} has version ${version} of "
+        "cudnn-frontend, and 1.32 is needed: run  scripts/install-deps.sh --cudnn-frontend")
+    else()
+      set(MTRAIN_HAS_CUDNN_FRONTEND ON)
+    endif()
+  endif()
+endif()
+message(STATUS "mtrain: CUDA ${MTRAIN_HAS_CUDA}, cuDNN's frontend ${MTRAIN_HAS_CUDNN_FRONTEND}, NCCL ${MTRAIN_HAS_NCCL}, tests ${MTRAIN_HAS_TESTS}")

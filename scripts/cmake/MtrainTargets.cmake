@@ -20,6 +20,9 @@ if(MTRAIN_SANITIZE)
   target_link_options(mtrain_options INTERFACE -fsanitize=${MTRAIN_SANITIZE})
 endif()
 
+# Sources that take over a GB to compile are in this pool: Ninja compiles one of them at a time.
+set_property(GLOBAL PROPERTY JOB_POOLS mtrain_heavy=1)
+
 find_program(MTRAIN_CCACHE ccache)
 if(MTRAIN_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${MTRAIN_CCACHE})

@@ -5,6 +5,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_decode.h"
 #include "kernels/cuda/cudnn/document_table.h"
+#include "kernels/cuda/cudnn/spread_rows.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/scratch.h"
 #include "kernels/elementwise.h"
@@ -315,6 +316,63 @@ TEST_CASE("attention: packed documents that cuDNN takes equal the CPU's") {
         check(o, DType::bf16, DType::bf16, false, 0, close,
               [](const auto& args) { run_by_cudnn(args); });
       }
+    }
+}
+
+TEST_CASE("attention: blocks of keys and capped scores that cuDNN takes equal the CPU's") {
+  Closeness close("blocks and caps by cuDNN");
+  const int64_t n = size_of_test(32, 512);
+  for (const Case& c : {Case{"last keys", 2, n, 3 * n, 4, 2, 64, true, 2 * n},
+                        Case{"last keys, same heads", 1, n, 2 * n, 2, 2, 128, true, n},
+                        Case{"last keys, window", 1, n, 3 * n, 4, 2, 64, true, 2 * n, n + 9},
+                        Case{"earlier keys", 2, 2 * n, n, 4, 2, 64, false},
+                        capped({"last keys, cap", 1, n, 3 * n, 4, 2, 64, true, 2 * n}, 1.5f)}) {
+    Operands o(c, DType::bf16, DType::f32, 0, 4);
+    check(o, DType::bf16, DType::f32, true, 0, close, [](const auto& args) { run_by_cudnn(args); });
+  }
+  for (const Case& c : {capped({"cap", 2, 2 * n, 2 * n, 4, 2, 64}, 1.5f),
+                        capped({"cap, window", 1, 2 * n, 2 * n, 2, 1, 256, true, 0, n}, 50)})
+    for (bool fixed : {true, false}) {
+      Operands o(c, DType::bf16, DType::bf16, 0, 0);
+      o.fixed_order = fixed;
+      check(o, DType::bf16, DType::bf16, false, 0, close,
+            [](const auto& args) { run_by_cudnn(args); });
+    }
+}
+
+TEST_CASE("rows are copied or added between buffers of two types and widths") {
+  constexpr int64_t kRows = 5;
+  for (const DType from_type : kFloats)
+    for (const DType to_type : kFloats) {
+      if (is_half(from_type) && is_half(to_type) && from_type != to_type) continue;
+      for (const int64_t columns : {7, 24})
+        for (const int64_t gap : {0, 8, 3})
+          for (const bool add : {false, true}) {
+            CAPTURE(dtype_name(from_type), dtype_name(to_type), columns, gap, add);
+            const int64_t wide = columns + gap;
+            Mirror from(Array::normal(from_type, kRows * columns, 1)),
+                to(Array::normal(to_type, kRows * wide, 2));
+            const Array before = to.result();
+            cuda::run(cuda::SpreadRows{.from = from.device().data,
+                                       .to = to.device().data,
+                                       .from_type = from_type,
+                                       .to_type = to_type,
+                                       .from_stride = columns,
+                                       .to_stride = wide,
+                                       .rows = kRows,
+                                       .columns = columns,
+                                       .add = add},
+                      device_stream());
+            const Array after = to.result(), added = from.result();
+            for (int64_t i = 0; i < kRows * wide; ++i) {
+              Array want = Array::one(to_type, before[i]);
+              const int64_t row = i / wide, column = i % wide;
+              if (column < columns)
+                want.set(0, double(float(added[row * columns + column]) +
+                                   (add ? float(before[i]) : 0.0f)));
+              REQUIRE(after[i] == want[0]);
+            }
+          }
     }
 }
 

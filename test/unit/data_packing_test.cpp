@@ -257,7 +257,6 @@ TEST_CASE("the packs of a micro-batch follow each other, in the order of single 
     for (int64_t k = 0; k < 8 / n; ++k) {
       const Batch all = several.micro_batch(1, k);
       CHECK((all.B == 1 && all.S == 12 * n && all.packs == n && all.samples() == n));
-      CHECK(all.longest_document == 12);
       std::vector<int64_t> documents;
       std::vector<int32_t> pack;
       int64_t unmasked = 0;
@@ -278,7 +277,6 @@ TEST_CASE("the packs of a micro-batch follow each other, in the order of single 
       for (int64_t rank = 0; rank < 2; ++rank) {
         const Batch share = share_of_batch(all, rank, 2, 5);
         CHECK((share.S % 10 == 0 && share.samples() == n));
-        CHECK(share.longest_document == std::max<int64_t>(12, share.documents.back()));
         REQUIRE(int64_t(share.pack.size()) == share.S);
         size_t row = 0;
         for (const PositionRun& run : share.runs)

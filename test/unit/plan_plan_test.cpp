@@ -444,25 +444,34 @@ TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's whe
   // 32 query heads of 128, 8 of keys and values; (T, heads) in fp32, and (T, heads, 128).
   const double T = 4096, heads = T * 32, q = heads * 128, kv = T * 2 * 8 * 128;
   const MemoryEstimate own_attention = plan("cuda", {"debug.own_attention=true"});
-  CHECK(workspace({}) == 4 * heads + 4 * q);  // out x dout, and sums of dq
-  CHECK(workspace({"train.micro_batch_size=2"}) == 2 * (4 * heads + 4 * q));
-  CHECK(workspace({"distributed.tp_size=4"}) == double(kMatmulWorkspace));  // a fourth is less
-  CHECK(workspace({"debug.deterministic=true"}) == double(kMatmulWorkspace));
+  // out x dout, sums of dq in fp32, and dk and dv of each query head in 16 bits.
+  const double plain = 4 * heads + 4 * q + 2 * 2 * q;
+  CHECK(workspace({}) == plain);
+  CHECK(workspace({"train.micro_batch_size=2"}) == 2 * plain);
+  CHECK(workspace({"dataset.seq_length=131072"}) == 32 * plain);
+  CHECK(workspace({"distributed.tp_size=4"}) == plain / 4);
+  CHECK(workspace({"distributed.tp_size=8"}) == double(kMatmulWorkspace));  // an eighth is less
+  // All scores in 16 bits: half of the heads at a time need less than the limit.
+  CHECK(workspace({"debug.deterministic=true"}) == (4 * heads + 2 * heads * T + 4 * q) / 2);
   CHECK(own_attention.workspace == double(kMatmulWorkspace));  // not cuDNN's sums of dq
   CHECK(workspace({"mixed_precision=fp32"}) == double(kMatmulWorkspace));
-  CHECK(workspace({"model.attn_logit_softcapping=50"}) == double(kMatmulWorkspace));
+  CHECK(workspace({"model.attn_logit_softcapping=50"}) == plain);
   CHECK(workspace({"mixed_precision=fp32", "train.micro_batch_size=16",
                    "dataset.seq_length=32768"}) == 8 * 16 * 4 * heads);
-  // For packed documents: lse, contiguous gradients, and dk and dv of every query head.
+  // For packed documents: lse, contiguous gradients, and room for fp32 dk and dv of every query
+  // head. Capped scores of packs are our own kernels'.
   CHECK(workspace({"packed_sequence.packed_sequence_size=4096"}) ==
-        8 * heads + 4 * q + 2 * (q + kv) + 4 * q);
+        8 * heads + 4 * q + 2 * (q + kv) + 2 * 4 * q);
   CHECK(workspace({"packed_sequence.packed_sequence_size=1024", "train.micro_batch_size=4"}) ==
-        8 * heads + 4 * q + 2 * (q + kv) + 4 * q);
-  // Blocks of keys are our own kernels'; exchanged heads are cuDNN's, a fourth at a time.
+        8 * heads + 4 * q + 2 * (q + kv) + 2 * 4 * q);
+  CHECK(workspace({"packed_sequence.packed_sequence_size=4096",
+                   "model.attn_logit_softcapping=50"}) == double(kMatmulWorkspace));
+  // Gradients of blocks of keys are added up: dq, dk and dv in 16 bits, and the lse.
   CHECK(workspace({"distributed.cp_size=2", "distributed.cp_comm_type=p2p"}) ==
-        double(kMatmulWorkspace));
+        (plain + 4 * heads + 2 * (q + kv)) / 2);
+  // Exchanged heads, a fourth at a time.
   CHECK(workspace({"distributed.cp_size=2", "distributed.cp_comm_type=a2a",
-                   "train.micro_batch_size=8"}) == 8 * (4 * heads + 4 * q) / 2 / 4);
+                   "train.micro_batch_size=8"}) == 8 * plain / 2 / 4);
   // Ten heads of a rank are exchanged in two parts.
   CHECK(workspace({"distributed.cp_size=4", "distributed.cp_comm_type=a2a",
                    "train.micro_batch_size=8", "model.num_attention_heads=40",

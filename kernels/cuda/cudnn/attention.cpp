@@ -1,11 +1,15 @@
 #include "kernels/cuda/cudnn/attention.h"
 
+#include <optional>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "base/math.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
+
+constexpr int64_t kFloat = sizeof(float);
 
 std::string describe(const CudnnAttentionKey& key) {
   return fmt::format("attention {} of {} {} {} rows, {} keys, {} and {} heads of {}",
@@ -21,7 +25,20 @@ bool divides_heads(const CudnnAttentionKey& key, int64_t calls) {
 }
 CudnnAttentionKey key_of_call(CudnnAttentionKey key, int64_t calls) {
   key.A /= calls, key.G /= calls;
+  if (!key.documents) key.lse_heads = key.A;
   return key;
+}
+
+// Some heads of every sequence's lse, (B, heads, Sq), from (B, all, Sq).
+SpreadRows lse_of_heads(const CudnnAttentionKey& call, const void* from, void* to, int64_t all) {
+  return {.from = from,
+          .to = to,
+          .from_type = DType::f32,
+          .to_type = DType::f32,
+          .from_stride = all * call.Sq,
+          .to_stride = call.A * call.Sq,
+          .rows = call.B,
+          .columns = call.A * call.Sq};
 }
 
 }  // namespace
@@ -34,11 +51,10 @@ CudnnAttention::Entry CudnnAttention::make(const CudnnAttentionKey& key, int64_t
     const CudnnAttentionKey call = key_of_call(key, calls);
     try {
       return Entry(new Chosen{
-          .plan = {api_, CudnnPlace{.handle = handle_},
-                   key.backward ? backward_graph(call) : forward_graph(call),
-                   CudnnPlanOptions{.deterministic = key.deterministic,
-                                    .max_workspace = key.deterministic ? max_workspace_ : INT64_MAX,
-                                    .first_engine = first_engine}},
+          .plan = make_plan_(
+              call, CudnnPlace{.handle = handle_, .architecture = target_.architecture},
+              CudnnPlanOptions{.max_workspace = key.deterministic ? max_workspace_ : INT64_MAX,
+                               .first_engine = first_engine}),
           .calls = calls});
     } catch (const CudnnWorkspaceError& e) {
       why = e.message();
@@ -89,7 +105,7 @@ std::string CudnnAttention::engine_of(const CudnnAttentionKey& key) const {
   std::string engine;
   plans_.each([&](const CudnnAttentionKey& k, const Entry& entry) {
     if (k == key && entry && entry->executed)
-      engine = fmt::format("cuDNN, engine {}", entry->plan.engine());
+      engine = fmt::format("cuDNN, engine {}", entry->plan->engine());
   });
   return engine;
 }
@@ -97,10 +113,10 @@ std::string CudnnAttention::engine_of(const AttentionForward& f) const {
   return why_not_cudnn(f, target_).empty() ? engine_of(key_of(f)) : "";
 }
 std::string CudnnAttention::engine_of(const AttentionBackward& b) const {
-  return why_not_cudnn(b, target_).empty() ? engine_of(key_of(b)) : "";
+  return why_not_cudnn(b, target_).empty() ? engine_of(key_of(b, target_)) : "";
 }
 
-bool CudnnAttention::execute(const CudnnAttentionKey& key, const Addresses& memory,
+bool CudnnAttention::execute(const CudnnAttentionKey& key, const CudnnAddresses& memory,
                              CUstream_st* stream) {
   for (Entry entry = plan_for(key); entry;) {
     if (!entry->executed && device_.capturing(stream))
@@ -117,56 +133,61 @@ bool CudnnAttention::execute(const CudnnAttentionKey& key, const Addresses& memo
     entry = plans_.change(key, [&](const Entry& now) {
       if (now != entry) return now;
       log::info(fmt::format("{}: not engine {} of cuDNN, since {}", describe(key),
-                            entry->plan.engine(), refusal));
-      return make(key, entry->calls, entry->plan.engine() + 1);
+                            entry->plan->engine(), refusal));
+      return make(key, entry->calls, entry->plan->engine() + 1);
     });
   }
   return false;
 }
 
 std::string CudnnAttention::execute_calls(const Chosen& chosen, const CudnnAttentionKey& key,
-                                          const Addresses& memory, CUstream_st* stream) {
+                                          const CudnnAddresses& memory, CUstream_st* stream) {
+  if (chosen.calls == 1) return execute_one(*chosen.plan, memory, stream);
   const CudnnAttentionKey call = key_of_call(key, chosen.calls);
-  const int64_t lse_head = key.documents ? 1 : key.Sq;
+  // cuDNN before 9.26 reads an lse without gaps alone.
+  const bool has_gaps = !key.documents && key.B > 1;
+  const Scratch lse(device_, has_gaps ? call.B * call.A * call.Sq * kFloat : 0, stream);
   for (int64_t i = 0; i < chosen.calls; ++i) {
-    Addresses heads = memory;
-    const auto move = [&](int64_t tensor, int64_t bytes) {
+    CudnnAddresses heads = memory;
+    const auto move = [&](int64_t tensor, int64_t elements, int64_t size) {
       if (const auto found = heads.find(tensor); found != heads.end())
-        found->second = static_cast<const char*>(found->second) + bytes;
+        found->second = static_cast<const char*>(found->second) + elements * size;
     };
-    for (const int64_t tensor : {kQuery, kOut, kOutGradient, kQueryGradient})
-      move(tensor, i * call.A * key.D * int64_t(sizeof(bf16)));
-    for (const int64_t tensor : {kKey, kValue, kKeyGradient, kValueGradient})
-      move(tensor, i * call.G * key.D * int64_t(sizeof(bf16)));
-    move(kLse, i * call.A * lse_head * int64_t(sizeof(float)));
-    if (std::string refusal = execute_one(chosen.plan, heads, stream); !refusal.empty())
+    const int64_t queries = i * call.A * key.D, keys = i * call.G * key.D;
+    for (const int64_t tensor : {kQuery, kOut, kOutGradient})
+      move(tensor, queries, dtype_size(key.type));
+    for (const int64_t tensor : {kKey, kValue}) move(tensor, keys, dtype_size(key.type));
+    move(kQueryGradient, queries, dtype_size(key.dq_type));
+    for (const int64_t tensor : {kKeyGradient, kValueGradient})
+      move(tensor, keys, dtype_size(key.dkv_type));
+    move(kLse, i * call.A * (key.documents ? 1 : key.Sq), kFloat);
+    if (has_gaps) {
+      device_.spread(lse_of_heads(call, heads.at(kLse), lse.get(), key.A), stream);
+      heads[kLse] = lse.get();
+    }
+    if (std::string refusal = execute_one(*chosen.plan, heads, stream); !refusal.empty())
       return refusal;
   }
   return "";
 }
 
-std::string CudnnAttention::execute_one(const CudnnPlan& plan, const Addresses& memory,
-                                        CUstream_st* stream) {
+std::string CudnnAttention::execute_one(const CudnnAttentionPlan& plan,
+                                        const CudnnAddresses& memory, CUstream_st* stream) {
   const Scratch workspace(device_, plan.workspace(), stream);
   std::lock_guard lock(executing_);
-  if (const auto status = api_.set_stream(handle_, stream); status != CudnnStatus::success)
+  if (const int status = api_.set_stream(handle_, stream); status != 0)
     throw RunError(fmt::format("cudnnSetStream failed: {}", api_.error_string(status)));
   return plan.execute(handle_, memory, workspace.get());
 }
 
-// The tables of packed documents for cuDNN, and its form of the lse: in cuDNN's, the heads of a
-// token are contiguous; in ours, the rows of a head.
+// The tables of packed documents for cuDNN.
 class CudnnAttention::Documents {
  public:
   Documents(const Device& device, const AttentionShape& s, const CudnnAttentionKey& key,
-            CUstream_st* stream)
-      : device_(device),
-        shape_(s),
-        stream_(stream),
-        pitch_(round_up(key.B + 1, kBorder)),
+            CudnnAddresses& memory, CUstream_st* stream)
+      : pitch_(round_up(key.B + 1, kBorder)),
         table_(device, (1 + DocumentTable::kMaxTensors) * pitch_ * int64_t(sizeof(int32_t)),
-               stream),
-        lse_(device, key.A * key.rows * int64_t(sizeof(float)), stream) {
+               stream) {
     const std::pair<int64_t, int64_t> tensors[] = {
         {kQuery, key.q},          {kKey, key.k},          {kValue, key.v},
         {kOut, key.out},          {kLse, key.A},          {kOutGradient, key.dout},
@@ -181,101 +202,158 @@ class CudnnAttention::Documents {
                     .lengths = lengths,
                     .offsets = lengths + pitch_,
                     .pitch = pitch_};
-    addresses_[kQueryLengths] = addresses_[kKeyLengths] = lengths;
+    memory[kQueryLengths] = memory[kKeyLengths] = lengths;
     for (const auto& [tensor, stride] : tensors) {
       if (stride == 0) continue;  // gradients, in a forward
-      addresses_[offsets_of(tensor)] = t.offsets + t.tensors * pitch_;
+      memory[offsets_of(tensor)] = t.offsets + t.tensors * pitch_;
       t.strides[t.tensors++] = stride;
     }
-    addresses_[kLse] = lse_.get();
     device.fill(t, stream);
-  }
-  const Addresses& addresses() const { return addresses_; }
-
-  void read_lse(const ConstSpan& lse) const {
-    CopyBlocks copy{
-        .from = lse, .to = lse_span(), .from_width = 1, .to_width = shape_.A, .blocks = {}};
-    for (int64_t a = 0; a < shape_.A; ++a)
-      copy.blocks.push_back({a * shape_.Sq, 0, 0, a, shape_.Sq, 1});
-    device_.copy(copy, stream_);
-  }
-  void write_lse(const Span& lse) const {
-    CopyBlocks copy{
-        .from = lse_span(), .to = lse, .from_width = shape_.A, .to_width = 1, .blocks = {}};
-    for (int64_t a = 0; a < shape_.A; ++a)
-      copy.blocks.push_back({0, a, a * shape_.Sq, 0, shape_.Sq, 1});
-    device_.copy(copy, stream_);
-  }
-  // Copies (T, columns) into the caller's rows.
-  void spread(const Scratch& from, const HeadSpan& to, int64_t columns) const {
-    const int64_t T = shape_.Sq;
-    device_.copy({.from = {from.get(), T * columns, to.data.dtype},
-                  .to = to.data,
-                  .from_width = columns,
-                  .to_width = to.token_stride,
-                  .blocks = {{0, 0, 0, 0, T, columns}}},
-                 stream_);
   }
 
  private:
   static constexpr int64_t kBorder = 4;  // elements: we promise cuDNN an alignment of 16 bytes
+  int64_t pitch_;
+  Scratch table_;
+};
 
-  Span lse_span() const { return {lse_.get(), shape_.A * shape_.Sq, DType::f32}; }
+// The lse in the form that cuDNN writes and reads: without gaps between the rows of heads, and with
+// the heads of a token together if documents are packed. It is the caller's memory if that has this
+// form.
+class CudnnAttention::OwnLse {
+ public:
+  OwnLse(const Device& device, const AttentionShape& s, const CudnnAttentionKey& key,
+         CUstream_st* stream)
+      : device_(device),
+        shape_(s),
+        stream_(stream),
+        by_token_(key.documents),
+        stride_(s.lse_stride != 0 ? s.lse_stride : s.Sq),
+        memory_(device, by_token_ || stride_ != s.Sq ? s.B * s.A * s.Sq * kFloat : 0, stream) {}
+  void* get() const { return memory_.get(); }  // null: the caller's
+
+  void read(const ConstSpan& lse) const {
+    if (by_token_) return transpose(lse, own(), false);
+    if (get()) device_.spread(rows(lse.data, get(), stride_, shape_.Sq), stream_);
+  }
+  void write(const Span& lse) const {
+    if (by_token_) return transpose(own(), lse, true);
+    if (get()) device_.spread(rows(get(), lse.data, shape_.Sq, stride_), stream_);
+  }
+
+ private:
+  Span own() const { return {get(), shape_.A * shape_.Sq, DType::f32}; }
+  SpreadRows rows(const void* from, void* to, int64_t from_stride, int64_t to_stride) const {
+    return {.from = from,
+            .to = to,
+            .from_type = DType::f32,
+            .to_type = DType::f32,
+            .from_stride = from_stride,
+            .to_stride = to_stride,
+            .rows = shape_.B * shape_.A,
+            .columns = shape_.Sq};
+  }
+  // Between (A, Sq) and (Sq, A).
+  void transpose(const ConstSpan& from, const Span& to, bool to_heads) const {
+    const int64_t A = shape_.A, S = shape_.Sq;
+    CopyBlocks copy{.from = from,
+                    .to = to,
+                    .from_width = to_heads ? A : 1,
+                    .to_width = to_heads ? 1 : A,
+                    .blocks = {}};
+    for (int64_t a = 0; a < A; ++a)
+      copy.blocks.push_back(to_heads ? CopyBlock{0, a, a * S, 0, S, 1}
+                                     : CopyBlock{a * S, 0, 0, a, S, 1});
+    device_.copy(copy, stream_);
+  }
 
   const Device& device_;
   const AttentionShape& shape_;
   CUstream_st* stream_;
-  int64_t pitch_;
-  Scratch table_, lse_;
-  Addresses addresses_;
+  bool by_token_;
+  int64_t stride_;
+  Scratch memory_;
+};
+
+// A gradient as the plan writes it: in the caller's rows, or in own rows that are then copied or
+// added to them.
+class CudnnAttention::OwnGradient {
+ public:
+  OwnGradient(const Device& device, const HeadSpan& to, bool add, DType type, int64_t heads,
+              const CudnnAttentionKey& key, int64_t rows, CUstream_st* stream)
+      : device_(device),
+        to_(to),
+        stream_(stream),
+        spread_{.from = nullptr,
+                .to = to.data.data,
+                .from_type = type,
+                .to_type = to.data.dtype,
+                .from_stride = heads * key.D,
+                .to_stride = to.token_stride,
+                .rows = rows,
+                .columns = heads * key.D,
+                .add = add},
+        memory_(device,
+                add || key.documents || type != to.data.dtype
+                    ? rows * heads * key.D * dtype_size(type)
+                    : 0,
+                stream) {
+    spread_.from = memory_.get();
+  }
+  const void* get() const { return memory_.get() ? memory_.get() : to_.data.data; }
+  void finish() const {
+    if (memory_.get()) device_.spread(spread_, stream_);
+  }
+
+ private:
+  const Device& device_;
+  const HeadSpan& to_;
+  CUstream_st* stream_;
+  SpreadRows spread_;
+  Scratch memory_;
 };
 
 bool CudnnAttention::run(const AttentionForward& f, CUstream_st* stream) {
   if (!is_asked("forward", why_not_cudnn(f, target_))) return false;
   const CudnnAttentionKey key = key_of(f);
   if (!plan_for(key)) return false;
-  const Addresses memory{{kQuery, f.q.data.data},
-                         {kKey, f.k.data.data},
-                         {kValue, f.v.data.data},
-                         {kOut, f.out.data.data},
-                         {kLse, f.lse.data}};
-  if (!key.documents) return execute(key, memory, stream);
-  const Documents documents(device_, f.shape, key, stream);
-  Addresses all = documents.addresses();  // its lse has precedence
-  all.insert(memory.begin(), memory.end());
-  if (!execute(key, all, stream)) return false;
-  documents.write_lse(f.lse);
+  const OwnLse lse(device_, f.shape, key, stream);
+  CudnnAddresses memory{{kQuery, f.q.data.data},
+                        {kKey, f.k.data.data},
+                        {kValue, f.v.data.data},
+                        {kOut, f.out.data.data},
+                        {kLse, lse.get() ? lse.get() : f.lse.data}};
+  std::optional<Documents> documents;
+  if (key.documents) documents.emplace(device_, f.shape, key, memory, stream);
+  if (!execute(key, memory, stream)) return false;
+  lse.write(f.lse);
   return true;
 }
 
 bool CudnnAttention::run(const AttentionBackward& b, CUstream_st* stream) {
   if (!is_asked("backward", why_not_cudnn(b, target_))) return false;
-  const CudnnAttentionKey key = key_of(b);
+  const CudnnAttentionKey key = key_of(b, target_);
   if (!plan_for(key)) return false;
-  Addresses memory{{kQuery, b.q.data.data},
-                   {kKey, b.k.data.data},
-                   {kValue, b.v.data.data},
-                   {kOut, b.out.data.data},
-                   {kLse, b.lse.data},
-                   {kOutGradient, b.dout.data.data},
-                   {kQueryGradient, b.dq.data.data},
-                   {kKeyGradient, b.dk.data.data},
-                   {kValueGradient, b.dv.data.data}};
-  if (!key.documents) return execute(key, memory, stream);
-  const Documents documents(device_, b.shape, key, stream);
-  documents.read_lse(b.lse);
-  const auto room = [&](int64_t columns) {
-    return key.rows * columns * dtype_size(b.q.data.dtype);
-  };
-  const Scratch dq(device_, room(key.dq), stream), dk(device_, room(key.dk), stream),
-      dv(device_, room(key.dv), stream);
-  Addresses all = documents.addresses();
-  all[kQueryGradient] = dq.get(), all[kKeyGradient] = dk.get(), all[kValueGradient] = dv.get();
-  all.insert(memory.begin(), memory.end());
-  if (!execute(key, all, stream)) return false;
-  documents.spread(dq, b.dq, key.dq);
-  documents.spread(dk, b.dk, key.dk);
-  documents.spread(dv, b.dv, key.dv);
+  const OwnLse lse(device_, b.shape, key, stream);
+  const int64_t rows = key.documents ? key.Sq : key.B * key.Sq,
+                keys = key.documents ? key.Skv : key.B * key.Skv;
+  const OwnGradient dq(device_, b.dq, b.add_dq, key.dq_type, key.A, key, rows, stream),
+      dk(device_, b.dk, b.add_dkv, key.dkv_type, key.G, key, keys, stream),
+      dv(device_, b.dv, b.add_dkv, key.dkv_type, key.G, key, keys, stream);
+  CudnnAddresses memory{{kQuery, b.q.data.data},
+                        {kKey, b.k.data.data},
+                        {kValue, b.v.data.data},
+                        {kOut, b.out.data.data},
+                        {kLse, lse.get() ? lse.get() : b.lse.data},
+                        {kOutGradient, b.dout.data.data},
+                        {kQueryGradient, dq.get()},
+                        {kKeyGradient, dk.get()},
+                        {kValueGradient, dv.get()}};
+  std::optional<Documents> documents;
+  if (key.documents) documents.emplace(device_, b.shape, key, memory, stream);
+  lse.read(b.lse);
+  if (!execute(key, memory, stream)) return false;
+  for (const OwnGradient* gradient : {&dq, &dk, &dv}) gradient->finish();
   return true;
 }
 

@@ -10,18 +10,10 @@ CudnnLibrary open() {
   SharedLibrary file("libcudnn.so.9");  // the API keeps its numbers within a major version
   CudnnApi api;
   file.find(api.create, "cudnnCreate");
-  file.find(api.destroy, "cudnnDestroy");
   file.find(api.set_stream, "cudnnSetStream");
   file.find(api.version, "cudnnGetVersion");
   file.find(api.error_string, "cudnnGetErrorString");
-  file.find(api.last_error_string, "cudnnGetLastErrorString");
-  file.find(api.create_descriptor, "cudnnBackendCreateDescriptor");
-  file.find(api.destroy_descriptor, "cudnnBackendDestroyDescriptor");
-  file.find(api.set_attribute, "cudnnBackendSetAttribute");
-  file.find(api.get_attribute, "cudnnBackendGetAttribute");
-  file.find(api.finalize, "cudnnBackendFinalize");
-  file.find(api.execute, "cudnnBackendExecute");
-  return {api, file.problem()};
+  return {api, file.handle(), file.problem()};
 }
 
 }  // namespace

@@ -17,8 +17,7 @@ void leave_out_if_all_valid(Batch& batch) {
 Batch collect(const Dataset& dataset, int64_t first, int64_t n, int64_t limit) {
   const int64_t length = dataset.seq_length();
   const bool packed = dataset.packed();
-  Batch batch = packed ? Batch{.B = 1, .S = n * length, .packs = n, .longest_document = length}
-                       : Batch{.B = n, .S = length};
+  Batch batch = packed ? Batch{.B = 1, .S = n * length, .packs = n} : Batch{.B = n, .S = length};
   const auto tokens = size_t(n * length);
   batch.input.assign(tokens, 0);
   batch.label.assign(tokens, -1);
@@ -106,9 +105,7 @@ class Share {
 
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple) {
   const int64_t chunks = 2 * ranks;
-  Batch share{.B = whole.B,
-              .packs = whole.packs,
-              .longest_document = round_up(whole.longest_document, chunks)};
+  Batch share{.B = whole.B, .packs = whole.packs};
   Share to(whole, share);
   int64_t first = 0;
   for (const int64_t length : whole.documents.empty() ? std::vector{whole.S} : whole.documents) {
@@ -128,7 +125,6 @@ Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t mu
       whole.documents.empty() ? 0 : round_up(share.S, std::lcm(2, multiple)) - share.S;
   to.pad(rest);
   if (rest > 0) share.documents.push_back(rest / 2 * chunks);
-  if (rest > 0) share.longest_document = std::max(share.longest_document, share.documents.back());
   leave_out_if_all_valid(share);
   share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
   return share;

@@ -28,7 +28,6 @@ struct Batch {
   int64_t unmasked = 0;                         // labels other than -1
   std::vector<int64_t> documents;  // lengths, as in Sample, over all ranks; empty: not packed
   int64_t packs = 0;               // how many follow each other; 0: not packed
-  int64_t longest_document = 0;    // no document of such packs can be longer
   std::vector<int32_t> pack;       // (S): the pack of each token; empty: there are not several
   std::vector<PositionRun> runs;   // the positions of a share; empty: all
 

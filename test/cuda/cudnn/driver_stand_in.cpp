@@ -33,6 +33,7 @@
   F(cuOccupancyMaxPotentialClusterSize)          \
   F(cuStreamGetCtx)                              \
   F(cuStreamSynchronize)                         \
+  F(cuTensorMapEncodeIm2col)                     \
   F(cuTensorMapEncodeTiled)
 #define MT_DOING_NOTHING(F) \
   F(cuFuncGetAttribute)     \
