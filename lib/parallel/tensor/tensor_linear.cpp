@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "device/device.h"
 #include "ops/operand.h"
 #include "parallel/tensor/chunked_gemm.h"
 
