@@ -407,8 +407,9 @@ TEST_CASE("each GEMM is split as its method says") {
 TEST_CASE("a GEMM leaves the multiprocessors that its overlap names") {
   constexpr int kTp = 2;
   const Setup s(with(layout(kTp, true),
-                     overlap("qkv_fprop: {num_sm: 3}, fc2_fprop: {num_sm: 5}, fc1_dgrad: {num_sm: "
-                             "7}, fc1_wgrad: {set_sm_margin: false}, proj_dgrad: {num_sm: 9}")),
+                     overlap("qkv_fprop: {num_sm: 3, set_sm_margin: true}, fc2_fprop: {num_sm: 5}, "
+                             "fc1_dgrad: {num_sm: 7}, fc1_wgrad: {set_sm_margin: false}, "
+                             "proj_dgrad: {num_sm: 9, set_sm_margin: true}")),
                 kTp);
   using Margins = std::map<std::string, std::set<int64_t>>;
   std::vector<Margins> seen(kTp);
