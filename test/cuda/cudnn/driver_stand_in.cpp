@@ -33,6 +33,7 @@
   F(cuOccupancyMaxPotentialClusterSize)          \
   F(cuStreamGetCtx)                              \
   F(cuStreamSynchronize)                         \
+  F(cuTensorMapEncodeIm2col)                     \
   F(cuTensorMapEncodeTiled)
 #define MT_DOING_NOTHING(F) \
   F(cuFuncGetAttribute)     \
@@ -45,6 +46,7 @@
 #define MT_GIVING(F)      \
   F(cuLibraryGetKernel)   \
   F(cuLibraryLoadData)    \
+  F(cuKernelGetFunction)  \
   F(cuModuleGetFunction)  \
   F(cuModuleGetGlobal_v2) \
   F(cuModuleLoadData)     \

@@ -20,7 +20,7 @@ namespace {
 struct Gpu {
   const char* name;
   int architecture, processors;
-  int64_t shared_memory, memory, cache;
+  int64_t shared_memory, memory, cache, bus;  // bytes; bits
 
   // cuDNN's form of a GPU's properties is its own, and may differ in another version.
   CudnnPlace place() const {
@@ -32,15 +32,16 @@ struct Gpu {
         R"("maxThreadsPerBlock":1024,"maxThreadsPerSM":2048,)"
         R"("maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],)"
         R"("totalGlobalMem":{},"l2CacheSize":{},"smClockRateKHz":1980000,)"
-        R"("memClockRateKHz":3201000,"pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1}})",
-        name, architecture * 10, processors, shared_memory, memory, cache);
+        R"("memClockRateKHz":3201000,"pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1,)"
+        R"("memoryBusWidth":{},"oversizedSharedMemoryPerBlock":{},"smCountOrigin":0}})",
+        name, architecture * 10, processors, shared_memory, memory, cache, bus, shared_memory);
     return {.architecture = architecture, .description = text};
   }
 };
-constexpr Gpu kH100{"H100", 90, 132, 232448, 85'000'000'000, 52428800};
-constexpr Gpu kH200{"H200", 90, 132, 232448, 150'000'000'000, 62914560};
-constexpr Gpu kB200{"B200", 100, 148, 232448, 191'000'000'000, 132644864};
-constexpr Gpu kA100{"A100", 80, 108, 166912, 80'000'000'000, 41943040};
+constexpr Gpu kH100{"H100", 90, 132, 232448, 85'000'000'000, 52428800, 5120};
+constexpr Gpu kH200{"H200", 90, 132, 232448, 150'000'000'000, 62914560, 6144};
+constexpr Gpu kB200{"B200", 100, 148, 232448, 191'000'000'000, 132644864, 8192};
+constexpr Gpu kA100{"A100", 80, 108, 166912, 80'000'000'000, 41943040, 5120};
 
 // What a caller asks for. Blocks are those of context parallelism: out and gradients are fp32, and
 // the last row attends to the last key.
@@ -206,7 +207,7 @@ void require_plans(const std::vector<Case>& cases, const Gpu& gpu) {
                                      c.A);
       CAPTURE(planned, answer.workspace);
       CHECK(answer.workspace >= planned * 0.9);
-      CHECK(answer.workspace <= planned * 1.05 + (1 << 18));
+      CHECK(answer.workspace <= planned * 1.05 + (1 << 19));  // short rows fill tiles, too
     }
   }
 }
@@ -249,7 +250,9 @@ TEST_CASE("the long backwards need memory, and deterministic ones less for fewer
   const Answer longest =
       ask(kH200, key_of(backward_of({"", 1, 131072, 131072, 32, 8, 128}, false), target_of(kH200)));
   REQUIRE(longest.refusal == "");
-  CHECK(longest.workspace > 2 * kGiB);
+  // Sums of dq in fp32, dk and dv of each query head, and sums of out x dout.
+  CHECK(longest.workspace > 4 * kGiB);
+  CHECK(longest.workspace < 4.1 * kGiB);
   CudnnAttentionKey key =
       key_of(backward_of({"", 2, 8192, 8192, 32, 8, 128}, true), target_of(kH200));
   const Answer whole = ask(kH200, key);
