@@ -26,7 +26,7 @@ constexpr int64_t kCudnnWorkspaceLimit = int64_t(1) << 30;
 constexpr int64_t cudnn_plan_workspace(const AttentionWork& w, int64_t A) {
   const int64_t out_dout = 4 * w.rows * A;  // row sums of out * dout, in fp32
   const int64_t dq_sums = w.fixed_order ? 0 : 4 * w.rows * A * w.D;
-  // Gradients of scores in 16 bits, for full tiles of 64 rows and 128 keys.
+  // Gradients of scores in 16 bits, for full tiles of 128 keys.
   const int64_t scores = w.fixed_order ? 2 * w.rows * A * ((w.sequence + 127) / 128 * 128) : 0;
   // dk and dv of each query head, if several share a kv head: in 16 bits, and for packed documents
   // the frontend makes room for fp32.

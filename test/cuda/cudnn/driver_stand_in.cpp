@@ -46,6 +46,7 @@
 #define MT_GIVING(F)      \
   F(cuLibraryGetKernel)   \
   F(cuLibraryLoadData)    \
+  F(cuKernelGetFunction)  \
   F(cuModuleGetFunction)  \
   F(cuModuleGetGlobal_v2) \
   F(cuModuleLoadData)     \

@@ -207,7 +207,7 @@ void require_plans(const std::vector<Case>& cases, const Gpu& gpu) {
                                      c.A);
       CAPTURE(planned, answer.workspace);
       CHECK(answer.workspace >= planned * 0.9);
-      CHECK(answer.workspace <= planned * 1.05 + (1 << 18));
+      CHECK(answer.workspace <= planned * 1.05 + (1 << 19));  // short rows fill tiles, too
     }
   }
 }
