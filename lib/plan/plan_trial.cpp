@@ -20,7 +20,7 @@ std::string Change::words() const {
   std::string text;
   for (const std::string& setting : settings) {
     // Shells expand a leading tilde, and brackets.
-    const bool quoted = setting.starts_with("~") || setting.find('[') != setting.npos;
+    const bool quoted = setting.starts_with("~") || setting.find('[') != std::string::npos;
     text += fmt::format("{}{}", text.empty() ? "" : " ",
                         quoted ? fmt::format("'{}'", setting) : setting);
   }
