@@ -214,9 +214,9 @@ __global__ void __launch_bounds__(kCounters)
   float* const row = sums_BS + int64_t(blockIdx.y) * (2 * E + 2);
   int count = 0;
   if (mine < E) {
-    for (int64_t i = threadIdx.x; i < tokens / of.step * K; i += kCounters) {
-      const int64_t t = i / K * of.step + of.first;
-      count += expert_TK[t * K + i % K] == mine && of.has(t);
+    for (int64_t t = threadIdx.x * of.step + of.first; t < tokens; t += kCounters * of.step) {
+      if (!of.has(t)) continue;
+      for (int k = 0; k < K; ++k) count += expert_TK[t * K + k] == mine;
     }
     count = row_sum(count, kCounterWarps, counts);
     if (threadIdx.x == 0) row[mine] = float(count);
