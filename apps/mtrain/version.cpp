@@ -16,10 +16,10 @@ std::string version_text() {
       "mtrain {}\n  cpu   {}{}\n  cuda  {}", MTRAIN_VERSION,
       kernels::cpu::isa_name(kernels::cpu::isa()),
       kernels::cpu::build_lacks_wider_isa() ? ", built without this CPU's wider kernels" : "",
-      cuda.empty()
-          ? "not in this build"
-          : fmt::format("runtime {}, {}, {}, {}", cuda, kernels::cuda::cudnn_description(),
-                        kernels::cuda::cudnn_frontend_description(), comm::nccl_description()));
+      cuda.empty() ? "not in this build"
+                   : fmt::format("runtime {}, {}\n        {}, {}", cuda, comm::nccl_description(),
+                                 kernels::cuda::cudnn_description(),
+                                 kernels::cuda::cudnn_frontend_description()));
 }
 
 }  // namespace mtrain

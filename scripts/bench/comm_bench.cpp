@@ -52,7 +52,7 @@ double time_of(comm::Communicator& c, int64_t bytes, const std::function<void()>
 void run_rank(comm::Transport& transport, int rank, int ranks, double* cells) {
   std::vector<int> all;
   for (int r = 0; r < ranks; ++r) all.push_back(r);
-  const auto c = transport.connect("bench", all, rank);
+  const auto c = transport.connect("bench", all, rank, comm::Traffic::bulk);
   std::vector<float> in(size_t(64 << 20) / 4), out(in.size());
   int cell = 0;
   cells[cell++] = time_of(*c, 0, [&] { c->barrier({}); });
