@@ -154,4 +154,14 @@ TEST_CASE("experts over ranks train as a single rank does, step by step") {
     expect_same_losses(with(model, {"distributed.ep_size=2"}), layout, alone);
 }
 
+TEST_CASE("weights that are gathered in 8 bits train as on a single rank, step by step") {
+  const Changes model = with(kModel, {"mixed_precision.name=bf16_mixed",
+                                      "mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"});
+  const Changes gather{"mixed_precision.fp8_param_gather=true"};
+  const std::vector<double> alone = losses_alone(model);
+  for (const Changes& strategy : {kMegatron, kFsdp2})
+    expect_same_losses(
+        model, {"weights in 8 bits", 2, with(strategy, gather), "thread", /*bound=*/1e-2}, alone);
+}
+
 }  // namespace parity_overlap_steps_test
