@@ -39,8 +39,8 @@ double full_flops(const RunPlan& plan) {
   return flops;
 }
 
-// Of an MLP only the first GEMM is computed again. The gate of a shared expert also needs the
-// output of the second GEMM.
+// Returns the FLOPs that a recomputation of selected modules adds. It computes the first GEMM of an
+// MLP again; the gate of a shared expert also needs the output of the second one.
 double selected_flops(const RunPlan& plan, const spec::LayerSpec& layer) {
   const RecomputeOptions& r = plan.recompute;
   const Count H = Count(plan.model.hidden);

@@ -17,8 +17,8 @@ struct Share {
   bool dq, dkv;
 };
 
-// Of a share's rows, `seen` has the keys of each. Returns whether any of them may attend to keys of
-// [key0, key1). Documents of other packs do not.
+// Returns whether any row of a share may attend to a key of [key0, key1). `seen` has the keys that
+// each row attends to, which are never those of another document.
 MT_INLINE bool any_sees(const Seen* seen, int64_t rows, int64_t key0, int64_t key1) {
   return seen[0].begin < key1 && seen[rows - 1].end > key0;
 }

@@ -1,5 +1,5 @@
-// Which attention cuDNN computes: the key of a plan, and the rules for when to request one. This
-// header includes no CUDA header.
+// The key of a cuDNN plan for attention, and the rules that decide which attention cuDNN computes.
+// This header includes no CUDA header.
 #pragma once
 #include <compare>
 #include <string>
