@@ -53,7 +53,7 @@ std::vector<Piece> pieces_of(const ParamUnit& unit) {
 }
 
 // Finds where in the unit every piece and parameter begins.
-void lay_out(ParamUnit& unit) {
+void lay_out_unit(ParamUnit& unit) {
   unit.pieces = pieces_of(unit);
   const int64_t whole = std::lcm(kAlign, kPartAlign * unit.sharding.ranks);
   unit.count = 0;
@@ -276,7 +276,7 @@ void ParamStore::materialize_by_unit(Stream& stream, DType compute, bool trainin
                                      bool masters) {
   for (ParamUnit& unit : units_) {
     unit.sharding = sharding(unit);
-    lay_out(unit);
+    lay_out_unit(unit);
     const DType values = unit.in_fp32 ? DType::f32 : compute;
     for (Parameter* p : unit.params) p->compute = values;
     allocate(stream, unit, values, training, masters);
@@ -286,6 +286,14 @@ void ParamStore::materialize_by_unit(Stream& stream, DType compute, bool trainin
                          : unit.sharding.ranks == 1 ? unit.own_master
                                                     : Tensor();
     set_views(unit, whole, &Parameter::master);
+  }
+}
+
+void ParamStore::lay_out(const std::function<Sharding(const ParamUnit&)>& sharding) {
+  for (ParamUnit& unit : units_) {
+    unit.sharding = sharding(unit);
+    lay_out_unit(unit);
+    find_owned(unit, DType::f32);
   }
 }
 

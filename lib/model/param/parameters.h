@@ -207,6 +207,9 @@ class ParamStore {
   // The same with a sharding for each unit.
   void materialize_by_unit(Stream& stream, DType compute, bool training,
                            const std::function<Sharding(const ParamUnit&)>& sharding, bool masters);
+  // Finds where every unit, piece and parameter begins, and what this rank owns, without memory for
+  // any of it.
+  void lay_out(const std::function<Sharding(const ParamUnit&)>& sharding);
   // Writes the initial weights that this rank owns. Every element is a function of (seed, name, its
   // index in the layout-free tensor).
   void initialize(Stream& stream, uint64_t seed);
