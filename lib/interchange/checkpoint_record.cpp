@@ -67,7 +67,7 @@ void report_checkpoint(const fs::path& checkpoint) {
   if (const std::string changed = changed_copy(checkpoint); !changed.empty()) log::warn(changed);
   std::error_code error;
   const bool saved =
-      storage::is_ours(checkpoint) && fs::exists(checkpoint / storage::kManifest, error);
+      storage::is_ours(checkpoint) && fs::exists(storage::manifest_path(checkpoint), error);
   if (saved && !storage::read_manifest(checkpoint).has_sums)
     log::info(
         fmt::format("{} has no checksums, since an earlier version saved it: damage to its "

@@ -22,6 +22,7 @@
 #include "interchange/side_files.h"
 #include "recipe/model_spec.h"
 #include "recipe/recipe.h"
+#include "storage/checkpoint_tensors.h"
 #include "storage/new_folder.h"
 #include "storage/safetensors_folder.h"
 
@@ -68,7 +69,7 @@ DType type_of(std::string_view name) {
 }
 
 // Returns the dtypes of the tensors in the folder from which the model came.
-Types imported_types(const storage::SafetensorsReader& weights, const fs::path& checkpoint,
+Types imported_types(const storage::CheckpointTensors& weights, const fs::path& checkpoint,
                      const fs::path& origin) {
   Types types;
   if (const auto at = weights.metadata().find(kImportedTypes); at != weights.metadata().end()) {
@@ -95,16 +96,16 @@ Types imported_types(const storage::SafetensorsReader& weights, const fs::path& 
 }
 
 // The vocabulary's size may come from the tokenizer. The recipe then does not have it.
-void take_vocabulary(recipe::Recipe& r, const storage::SafetensorsReader& weights) {
+void take_vocabulary(recipe::Recipe& r, const storage::CheckpointTensors& weights) {
   const Shape table = weights.shape("embedding.weight");
   r.model.vocab_size = table[0];
 }
 
 // Every tensor of the checkpoint must have a name in the family, since the model computes with it.
 // The exception is load_fraction of routers, which only steers training.
-void check_tensors(const storage::SafetensorsReader& weights, const TensorMap& map) {
+void check_tensors(const storage::CheckpointTensors& weights, const TensorMap& map) {
   std::vector<std::string> wrong;
-  for (const storage::StoredTensor& t : weights.tensors())
+  for (const storage::CheckpointTensors::Entry& t : weights.entries())
     if (!map.find(t.name) && !t.name.ends_with(".router.load_fraction"))
       wrong.push_back(
           fmt::format("{} has no name in a {} folder", t.name, map.family().model_type));
@@ -244,7 +245,8 @@ std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& chec
 
 Exported export_hf(const fs::path& checkpoint, const fs::path& output,
                    const ExportOptions& options) {
-  const storage::SafetensorsReader weights(checkpoint / storage::kModelFile);
+  const auto file = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
+  const storage::CheckpointTensors& weights = *file;
   recipe::Recipe recipe = read_saved(checkpoint, {"~model.from"});
   take_vocabulary(recipe, weights);
   const fs::path origin = origin_of(checkpoint);

@@ -266,7 +266,8 @@ fs::path locate_metrics(const fs::path& run) {
   if (is_file(run / kFile)) return run / kFile;
   // Checkpoints are in the run folder unless checkpoint.dir is set.
   const fs::path whole = fs::weakly_canonical(run, error);
-  if (is_file(run / "manifest.json") && is_file(whole.parent_path().parent_path() / kFile))
+  const bool checkpoint = is_file(run / "index.json") || is_file(run / "manifest.json");
+  if (checkpoint && is_file(whole.parent_path().parent_path() / kFile))
     return whole.parent_path().parent_path() / kFile;
   if (is_file(run / "latest") && is_file(whole.parent_path() / kFile))
     return whole.parent_path() / kFile;

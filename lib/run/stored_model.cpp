@@ -15,8 +15,7 @@
 #include "run/end_texts.h"
 #include "run/gemm_choice.h"
 #include "run/rank_consistency.h"
-#include "storage/fingerprint.h"
-#include "storage/safetensors_folder.h"
+#include "storage/checkpoint_tensors.h"
 #include "train/data_setup.h"
 
 namespace mtrain::run {
@@ -105,8 +104,7 @@ StoredModel open_model(const fs::path& path, const plan::Machine& machine,
   if (const auto found = interchange::locate_checkpoint(path)) {
     m.folder = found->path;
     m.recipe = checkpoint::saved_recipe(m.folder);
-    const storage::SafetensorsReader weights(m.folder / storage::kModelFile);
-    m.fingerprint = storage::weights_fingerprint({&weights});
+    m.fingerprint = open_checkpoint_tensors(m.folder, storage::TensorSet::weights)->fingerprint();
   } else if (has_foreign_model(path)) {
     const interchange::HfFolder folder = interchange::open_hf_folder(path);
     m.folder = path;

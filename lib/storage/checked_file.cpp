@@ -20,7 +20,7 @@ constexpr size_t kKeptBlocks = 4;
 std::string sums_of(const fs::path& file) {
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   std::error_code error;
-  if (fs::exists(folder / kManifest, error) && is_ours(folder)) {
+  if (fs::exists(manifest_path(folder), error) && is_ours(folder)) {
     const Manifest manifest = read_manifest(folder);
     const std::string name = file.filename().string();
     const bool listed = manifest.has_sums && manifest.sizes.contains(name) && name != kRecipeCopy;
@@ -33,11 +33,12 @@ std::string sums_of(const fs::path& file) {
 
 }  // namespace
 
-CheckedFile::CheckedFile(const fs::path& path) : file_(path) {
-  const std::string text = sums_of(path);
-  if (text.empty()) return;
-  sums_.emplace(path, text);
-  content_ = content_hash(text);
+CheckedFile::CheckedFile(const fs::path& path) : CheckedFile(path, sums_of(path)) {}
+
+CheckedFile::CheckedFile(const fs::path& path, const std::string& sums) : file_(path) {
+  if (sums.empty()) return;
+  sums_.emplace(path, sums);
+  content_ = content_hash(sums);
   if (file_.size() != sums_->bytes())
     throw damaged_file(
         path, fmt::format("it has {} bytes and was saved with {}", file_.size(), sums_->bytes()));

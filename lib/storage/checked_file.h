@@ -19,6 +19,8 @@ class CheckedFile {
   // Throws UserError if the file cannot be opened, RunError if its manifest or checksums are
   // damaged or its size differs.
   explicit CheckedFile(const std::filesystem::path& path);
+  // The same with the content of the .sums file, which is not looked for; empty: without checks.
+  CheckedFile(const std::filesystem::path& path, const std::string& sums);
 
   const std::filesystem::path& path() const { return file_.path(); }
   int64_t size() const { return file_.size(); }

@@ -126,7 +126,7 @@ void check_step(const fs::path& folder, const Manifest& manifest) {
   const auto named = named_step(folder);
   if (named && *named != manifest.step)
     throw damaged_file(
-        folder / kManifest,
+        manifest_path(folder),
         fmt::format("it is of step {}, but its folder is of step {}", manifest.step, *named));
   if (!fs::exists(folder / kState, error)) return;  // imported weights of earlier versions
   TrainState state;
@@ -138,7 +138,7 @@ void check_step(const fs::path& folder, const Manifest& manifest) {
   if (state.contains("step") && (state.integer("step") != manifest.step || manifest.step == 0))
     throw damaged_file(folder / kState,
                        fmt::format("its step is {}, but that of {} is {}", state.integer("step"),
-                                   kManifest, manifest.step));
+                                   manifest_path(folder).filename().string(), manifest.step));
 }
 
 CheckpointRef check_checkpoint(const fs::path& folder) {
@@ -280,7 +280,10 @@ CheckpointWriter::~CheckpointWriter() {
 fs::path CheckpointWriter::commit() {
   MT_CHECK(!committed_, "commit() called twice");
   step("manifest");
-  write_manifest(temporary_, step_);
+  if (index_)
+    write_index(temporary_, step_, *index_, sums_);
+  else
+    write_manifest(temporary_, step_);
   step("sync");
   sync_tree(temporary_);
   step("rename");
@@ -409,8 +412,10 @@ std::optional<CheckpointRef> complete_checkpoint(const fs::path& path) {
   if (!is_ours(folder)) return std::nullopt;
   std::error_code error;
   const auto has = [&](const char* name) { return int(fs::exists(folder / name, error)); };
-  const int own = has(kManifest) + has(kState);
-  const int tensors = has("model.safetensors") + has("optimizer.safetensors");
+  const bool manifest = fs::exists(manifest_path(folder), error);
+  const int own = int(manifest) + has(kState);
+  const int tensors = has("model.safetensors") + has("optimizer.safetensors") +
+                      int(manifest_path(folder).filename() == kIndexJson);
   const bool is_one = named_step(folder) ? own + tensors > 0 : own > 0 && own + tensors > 1;
   return is_one ? std::optional(check_checkpoint(folder)) : std::nullopt;
 }

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "storage/checkpoint_index.h"
+
 namespace mtrain::storage {
 
 struct CheckpointRef {
@@ -39,6 +41,13 @@ class CheckpointWriter {
   // The folder in which the caller puts the files.
   const std::filesystem::path& folder() const { return temporary_; }
 
+  // Makes this a checkpoint of format 2: commit() writes index.json instead of manifest.json.
+  // `sums` has the hashes of the .sums files of the tensors' files.
+  void set_index(CheckpointIndex index, std::map<std::string, std::string> sums) {
+    index_ = std::move(index);
+    sums_ = std::move(sums);
+  }
+
   // Returns the checkpoint's final path. Replaces a checkpoint of the same step. Throws RunError
   // (the disk is full, ...); the earlier checkpoints are then unchanged.
   std::filesystem::path commit();
@@ -59,6 +68,8 @@ class CheckpointWriter {
   int64_t step_;
   KeepRule keep_;
   bool committed_ = false;
+  std::optional<CheckpointIndex> index_;
+  std::map<std::string, std::string> sums_;
   std::function<void(std::string_view)> hook_;
 };
 

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "storage/file_sums.h"
+#include "storage/manifest_json.h"
 
 namespace mtrain::storage {
 
@@ -16,7 +17,6 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int kFormat = 1;
 constexpr const char *kSums = "sums", *kSumsHashes = "sums_hashes", *kChecksum = "checksum";
 constexpr const char* kSumsEnd = ".sums";
 constexpr int64_t kMaxSteps = 1'000'000'000'000;
@@ -57,23 +57,21 @@ bool shows_sums(const fs::path& folder, const std::string& text) {
   return false;
 }
 
-void check_own_checksum(const fs::path& file, const std::string& text) {
-  const std::string key = checksum_key();
-  const size_t at = text.find(key);
-  if (at == std::string::npos || text.size() < at + key.size() + kNoDigits.size())
-    throw damaged_file(file, "its checksum is missing");
-  std::string cleared = text;
-  cleared.replace(at + key.size(), kNoDigits.size(), kNoDigits);
-  if (text.substr(at + key.size(), kNoDigits.size()) != content_hash(cleared))
-    throw damaged_file(file, "it differs from what was saved, according to its own checksum");
-}
-
 bool is_inside(const std::string& name) {
   const fs::path path(name);
   if (name.empty() || path.is_absolute()) return false;
   for (const fs::path& part : path)
     if (part == "..") return false;
   return true;
+}
+
+UserError newer_format(const fs::path& path, const json& file) {
+  const auto needs = file.find("needs");
+  const bool named = needs != file.end() && needs->is_string();
+  return UserError(fmt::format("{} has format {}; this mtrain reads formats {} and {}",
+                               path.string(), file["format"].dump(), kManifestFormat, kIndexFormat),
+                   named ? fmt::format("use mtrain {} or newer", needs->get<std::string>())
+                         : "load it with the version of mtrain that wrote it");
 }
 
 Manifest parse_manifest_text(const fs::path& path, const std::string& text) {
@@ -86,10 +84,12 @@ Manifest parse_manifest_text(const fs::path& path, const std::string& text) {
   }
   if (!file.is_object()) throw fail("it is not a JSON object");
   const auto step = file.find("step"), files = file.find("files"), format = file.find("format");
-  if (format != file.end() && *format != kFormat)
-    throw UserError(fmt::format("{} has format {}; this mtrain reads format {}", path.string(),
-                                format->dump(), kFormat),
-                    "load it with the version of mtrain that wrote it");
+  const int expected = path.filename() == kIndexJson ? kIndexFormat : kManifestFormat;
+  if (format != file.end() && format->is_number_unsigned() &&
+      format->get<uint64_t>() > uint64_t(expected))
+    throw newer_format(path, file);
+  if (format == file.end() ? expected != kManifestFormat : *format != expected)
+    throw fail("its format is that of another file");
   if (step == file.end() || !step->is_number_unsigned() ||
       step->get<uint64_t>() > uint64_t(kMaxSteps))
     throw fail("it has no step that a training can reach");
@@ -115,16 +115,73 @@ Manifest parse_manifest_text(const fs::path& path, const std::string& text) {
   return m;
 }
 
+// Whether the folder has files that only format 2 has.
+bool has_shards(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (it->path().filename().string().starts_with("weights-") &&
+        it->path().filename().string().find(".safetensors") != std::string::npos)
+      return true;
+  return false;
+}
+
 }  // namespace
 
+void check_own_checksum(const fs::path& file, const std::string& text) {
+  const std::string key = checksum_key();
+  const size_t at = text.find(key);
+  if (at == std::string::npos || text.size() < at + key.size() + kNoDigits.size())
+    throw damaged_file(file, "its checksum is missing");
+  std::string cleared = text;
+  cleared.replace(at + key.size(), kNoDigits.size(), kNoDigits);
+  if (text.substr(at + key.size(), kNoDigits.size()) != content_hash(cleared))
+    throw damaged_file(file, "it differs from what was saved, according to its own checksum");
+}
+
+json describe_files(const fs::path& folder, int64_t step,
+                    const std::map<std::string, std::string>& known) {
+  json sizes = json::object(), hashes = json::object();
+  std::error_code error;
+  for (const std::string& name : files_in(folder)) {
+    if (name == kManifest || name == kIndexJson || is_sums(name)) continue;
+    const fs::path file = folder / name;
+    sizes[name] = fs::file_size(file, error);
+    if (error) fail_save("look at", file, error);
+    if (name == kRecipeCopy) continue;
+    if (const auto at = known.find(name); at != known.end()) {
+      hashes[name] = at->second;
+      continue;
+    }
+    const fs::path sums = sums_path(file);
+    if (!fs::exists(sums, error)) write_file_atomic(sums, make_sums(file));
+    hashes[name] = content_hash(read_file(sums));
+  }
+  return {{"step", step}, {"files", sizes}, {kSums, true}, {kSumsHashes, hashes}};
+}
+
+void write_with_checksum(const fs::path& path, json manifest) {
+  manifest[kChecksum] = kNoDigits;
+  std::string text = manifest.dump(2) + "\n";
+  const std::string key = checksum_key();
+  text.replace(text.find(key) + key.size(), kNoDigits.size(), content_hash(text));
+  write_file_atomic(path, text);
+}
+
+fs::path manifest_path(const fs::path& folder) {
+  std::error_code error;
+  if (fs::is_regular_file(folder / kIndexJson, error)) return folder / kIndexJson;
+  const bool of_format_1 = fs::is_regular_file(folder / kManifest, error) || !has_shards(folder);
+  return folder / (of_format_1 ? kManifest : kIndexJson);
+}
+
 bool has_own_manifest(const fs::path& folder) {
-  const fs::path path = folder / kManifest;
+  const fs::path path = manifest_path(folder);
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return false;
   std::string text;
   try {
     text = read_file(path);
-    const json file = parse_json(text, kManifest);
+    const json file = parse_json(text, path.filename().string());
     if (!file.is_object()) return false;
     const auto files = file.find("files");
     const bool lists = files != file.end() && files->is_object() && file.contains("step");
@@ -135,7 +192,7 @@ bool has_own_manifest(const fs::path& folder) {
 }
 
 Manifest read_manifest(const fs::path& folder) {
-  const fs::path path = folder / kManifest;
+  const fs::path path = manifest_path(folder);
   std::error_code error;
   if (!fs::is_regular_file(path, error)) throw damaged_file(path, "it is missing");
   std::string text;
@@ -152,24 +209,9 @@ Manifest read_manifest(const fs::path& folder) {
 }
 
 void write_manifest(const fs::path& folder, int64_t step) {
-  json sizes = json::object(), hashes = json::object();
-  std::error_code error;
-  for (const std::string& name : files_in(folder)) {
-    if (name == kManifest || is_sums(name)) continue;
-    const fs::path file = folder / name;
-    sizes[name] = fs::file_size(file, error);
-    if (error) fail_save("look at", file, error);
-    if (name == kRecipeCopy) continue;
-    const fs::path sums = sums_path(file);
-    if (!fs::exists(sums, error)) write_file_atomic(sums, make_sums(file));
-    hashes[name] = content_hash(read_file(sums));
-  }
-  const json manifest{{"format", kFormat}, {"step", step},        {"files", sizes},
-                      {kSums, true},       {kSumsHashes, hashes}, {kChecksum, kNoDigits}};
-  std::string text = manifest.dump(2) + "\n";
-  const std::string key = checksum_key();
-  text.replace(text.find(key) + key.size(), kNoDigits.size(), content_hash(text));
-  write_file_atomic(folder / kManifest, text);
+  json manifest = describe_files(folder, step);
+  manifest["format"] = kManifestFormat;
+  write_with_checksum(folder / kManifest, std::move(manifest));
 }
 
 std::string checked_sums(const fs::path& folder, const Manifest& manifest,
@@ -180,8 +222,8 @@ std::string checked_sums(const fs::path& folder, const Manifest& manifest,
   std::string text = read_file(path);
   const auto hash = manifest.sums.find(name);
   if (hash == manifest.sums.end() || content_hash(text) != hash->second)
-    throw damaged_file(path,
-                       fmt::format("it differs from what was saved, according to {}", kManifest));
+    throw damaged_file(path, fmt::format("it differs from what was saved, according to {}",
+                                         manifest_path(folder).filename().string()));
   return text;
 }
 

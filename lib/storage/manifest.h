@@ -1,6 +1,7 @@
-// manifest.json of a checkpoint's folder: the step, every file with its size, and a hash of every
+// The manifest of a checkpoint's folder: the step, every file with its size, and a hash of every
 // .sums file. The key `checksum` holds a hash of the manifest itself, computed with zeros instead
-// of its digits. Folders of earlier versions have only sizes.
+// of its digits. It is manifest.json in format 1, and index.json in format 2, which lists tensors
+// as well (checkpoint_index.h). Folders of earlier versions have only sizes.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -9,7 +10,7 @@
 
 namespace mtrain::storage {
 
-inline constexpr const char* kManifest = "manifest.json";
+inline constexpr const char *kManifest = "manifest.json", *kIndexJson = "index.json";
 // A readable copy of the recipe; state.json has the recipe itself. The copy may be changed or lost,
 // so neither its size nor its content is checked.
 inline constexpr const char* kRecipeCopy = "recipe.yaml";
@@ -20,6 +21,10 @@ struct Manifest {
   bool has_sums = false;                    // false: saved by an earlier version
   std::map<std::string, std::string> sums;  // a hash of each file's .sums file
 };
+
+// Returns the path of the folder's manifest. If it is missing, its format is known by the other
+// files.
+std::filesystem::path manifest_path(const std::filesystem::path& folder);
 
 // Whether the folder has a manifest that mtrain wrote, damaged or not. Other programs use the name,
 // too.

@@ -51,6 +51,8 @@ struct StoredTensor {
 class SafetensorsReader : public ValueSource {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
+  // The same with the content of the file's .sums file (CheckedFile).
+  SafetensorsReader(const std::filesystem::path& path, const std::string& sums);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the file's order
@@ -72,6 +74,7 @@ class SafetensorsReader : public ValueSource {
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
+  void read_header();
   void read_data(const StoredTensor& tensor, int64_t first, int64_t bytes, void* to) const;
 
   CheckedFile file_;
@@ -87,6 +90,7 @@ class SafetensorsReader : public ValueSource {
 class SafetensorsWriter {
  public:
   enum class Sums { none, beside };
+  static constexpr int64_t kCopiedAtOnce = 16ll << 20;  // bytes, from the device to the host
 
   // With Sums::beside, commit() also writes the checksums of the file, beside it.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,

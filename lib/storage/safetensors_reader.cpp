@@ -19,7 +19,7 @@ constexpr int64_t kReadAtOnce = 128 << 10;       // read at a time for a convers
 
 std::string tensor_named(std::string_view name) { return fmt::format("tensor `{}`", name); }
 
-SafetensorsHeader read_header(const CheckedFile& file) {
+SafetensorsHeader header_of(const CheckedFile& file) {
   const auto fail = [&](const std::string& what) { return unsound_safetensors(file.path(), what); };
   const int64_t rest = file.size() - kSafetensorsLengthBytes;
   if (rest < 0)
@@ -55,7 +55,16 @@ int64_t StoredTensor::count() const {
 }
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(path) {
-  SafetensorsHeader header = read_header(file_);
+  read_header();
+}
+
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, const std::string& sums)
+    : file_(path, sums) {
+  read_header();
+}
+
+void SafetensorsReader::read_header() {
+  SafetensorsHeader header = header_of(file_);
   metadata_ = std::move(header.metadata);
   tensors_ = std::move(header.tensors);
   for (size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;

@@ -12,8 +12,6 @@
 namespace mtrain::storage {
 namespace {
 
-constexpr int64_t kCopiedAtOnce = 16ll << 20;  // copied at a time from the device to the host
-
 std::string make_header(const std::vector<TensorInfo>& tensors, const Metadata& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;

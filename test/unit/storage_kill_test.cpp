@@ -3,7 +3,7 @@
 
 #include "base/file.h"
 #include "storage/checkpoint_dir.h"
-#include "storage/safetensors.h"
+#include "storage/checkpoint_tensors.h"
 #include "storage/state.h"
 #include "test/support/temporary_folder.h"
 #include "traced_child.h"
@@ -18,13 +18,27 @@ namespace {
 
 constexpr int64_t kCount = 500;
 
-void save(const fs::path& root, int64_t step, int keep) {
+void write_tensor(const fs::path& path, const std::string& name, int64_t step, int64_t count) {
+  const std::vector<float> x(static_cast<size_t>(count), float(step));
+  SafetensorsWriter file(path, {{name, DType::f32, {count}}}, {}, SafetensorsWriter::Sums::beside);
+  file.write(name, {x.data(), count, DType::f32});
+  file.commit();
+}
+
+// Saves a checkpoint of format 1, or one of format 2 whose tensor is in the files of `shards`
+// ranks.
+void save(const fs::path& root, int64_t step, int keep, int shards = 0) {
   CheckpointWriter writer(root, step, {keep});
-  const std::vector<float> x(static_cast<size_t>(kCount), float(step));
-  SafetensorsWriter model(writer.folder() / "model.safetensors", {{"x", DType::f32, {kCount}}}, {},
-                          SafetensorsWriter::Sums::beside);
-  model.write("x", {x.data(), kCount, DType::f32});
-  model.commit();
+  if (shards == 0) write_tensor(writer.folder() / "model.safetensors", "x", step, kCount);
+  CheckpointIndex index;
+  for (int rank = 0; rank < shards; ++rank) {
+    const StridedRun run{.first = rank * kCount / shards, .count = kCount / shards};
+    index.files.push_back(shard_file_name(TensorSet::weights, rank));
+    index.weights["x"].shape = {kCount};
+    index.weights["x"].pieces.push_back({rank, run});
+    write_tensor(writer.folder() / index.files.back(), piece_name("x", run), step, run.count);
+  }
+  if (shards > 0) writer.set_index(index, {});
   TrainState state;
   state.set("step", step);
   state.save(writer.folder() / "state.json");
@@ -37,7 +51,7 @@ int64_t newest(const fs::path& root) {
   const auto found = find_latest(root);
   REQUIRE(found);
   std::vector<float> x(static_cast<size_t>(kCount));
-  SafetensorsReader(found->path / "model.safetensors").read("x", 0, kCount, x.data());
+  open_checkpoint_tensors(found->path, TensorSet::weights)->read("x", 0, kCount, x.data());
   for (const float value : x) REQUIRE(value == float(found->step));
   return found->step;
 }
@@ -46,15 +60,17 @@ int64_t newest(const fs::path& root) {
 
 TEST_CASE(
     "a save that is killed at any system call leaves the newest whole checkpoint to be used") {
+  const int shards = GENERATE(0, 2);
+  CAPTURE(shards);
   const TemporaryFolder folder;
   const fs::path begin = folder / "begin", root = folder / "root";
   save(begin, 10, 2);
-  save(begin, 20, 2);
+  save(begin, 20, 2, shards);
   int killed = 0, saved = 0;
   for (bool more = true; more;) {
     fs::copy(begin, root, fs::copy_options::recursive);
     int calls = 0;
-    more = traced([&] { save(root, 30, 2); },
+    more = traced([&] { save(root, 30, 2, shards); },
                   [&](const SystemCall& c) { return !c.changes_files() || calls++ < killed; });
     INFO("killed at call " << killed);
     // The folder gets its name when it is complete, whatever `latest` names.
