@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "checkpoint/replicated_state.h"
+#include "checkpoint/save_plan.h"
 #include "comm/host_collectives.h"
 #include "model/data_parallel.h"
 #include "model/quantizer.h"
 #include "model/tensor_parallel.h"
 #include "optim/optimizer.h"
-#include "pipeline/pipeline.h"
 #include "plan/saved_recipe.h"
 #include "spec/tensors.h"
 #include "storage/checkpoint_dir.h"
@@ -30,13 +30,13 @@ struct CheckpointParts {
   optim::Optimizer& optimizer;
   model::DataParallel& data_parallel;
   model::TensorParallel& tensor_parallel;
-  const pipeline::Pipeline& pipeline;
+  CopiesOfUnits copies;
   model::Quantizer* quantizer;  // null without 8-bit linears
   const comm::HostCollectives& control;
   std::vector<spec::TensorSpec> parameters;  // all of the model
   // Tensors that every rank has, for all layers of the model.
   std::vector<ReplicatedTensor> replicated;
-  // Called from time to time while this rank reads or rank 0 writes. `what` is "weights", "moments"
+  // Called from time to time while this rank reads or writes. `what` is "weights", "moments"
   // or "checkpoint"; `done` and `total` are bytes. May be empty.
   std::function<void(std::string_view what, int64_t done, int64_t total)> progress = {};
 };
@@ -53,15 +53,17 @@ struct SaveOptions {
   std::string recipe;          // the text of the recipe, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
-  // Called before each step of the commit; may be empty.
+  // Called on each rank before it writes, and on rank 0 before each step of the commit; may be
+  // empty.
   std::function<void(std::string_view)> on_commit;
 };
 
-// Writes model.safetensors (fp32 weights under their global names), optimizer.safetensors
-// (<name>.m, <name>.v for AdamW), state.json, which records the recipe, and recipe.yaml, a copy of
-// the recipe. The tensor files are the same under every layout. All ranks must call it. Rank 0
-// writes and returns the checkpoint's path. The others return an empty path when all files are on
-// disk.
+// Saves a checkpoint of format 2 (docs/checkpoints.md). Each rank writes its own part of the
+// weights and of the optimizer's state; elements that several ranks have are written once. Rank 0
+// writes index.json, state.json, which records the recipe, and recipe.yaml, a copy of the recipe.
+// All ranks must call it. Rank 0 returns the checkpoint's path. The others return an empty path
+// when all files are on disk. If a rank cannot write, all ranks throw a RunError that names the
+// rank and the file, and there is no checkpoint.
 std::filesystem::path save_checkpoint(const CheckpointParts& parts, const TrainProgress& progress,
                                       SaveOptions options);
 

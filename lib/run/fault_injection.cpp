@@ -30,7 +30,11 @@ void FaultInjection::before_step(int64_t step) {
 
 std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) const {
   if (!is_due(step) || options_.moment != Moment::save) return {};
-  return [this](std::string_view) { fail(); };  // the data are written, but the commit is not done
+  // On rank 0 the data are written, but the commit is not done. On other ranks they are not
+  // written.
+  return [this](std::string_view moment) {
+    if (options_.rank != 0 || moment != "write") fail();
+  };
 }
 
 std::function<void()> FaultInjection::in_save_consolidated(int64_t step) const {

@@ -21,11 +21,11 @@ struct ValidationResult {
   int64_t samples = 0;
 };
 
-// Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before each step of
-// the commit. `exceeds_bytes` is the future result of interchange::exceeds_bytes() for it. `data`
-// of rank 0, which may be null, describes the contents of the data. `evaluation` is the result for
-// these weights, if they were evaluated. All ranks must call it; rank 0 returns the checkpoint's
-// path, the others an empty path.
+// Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before this rank
+// writes, and on rank 0 before each step of the commit. `exceeds_bytes` is the future result of
+// interchange::exceeds_bytes() for it. `data` of rank 0, which may be null, describes the contents
+// of the data. `evaluation` is the result for these weights, if they were evaluated. All ranks must
+// call it; rank 0 returns the checkpoint's path, the others an empty path.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {},
                                bool exceeds_bytes = false, const DataIdentity* data = nullptr,

@@ -214,17 +214,21 @@ void write_index(const fs::path& folder, int64_t step, const CheckpointIndex& in
   write_with_checksum(folder / kIndexJson, std::move(file));
 }
 
-CheckpointIndex read_index(const fs::path& folder, const Manifest& manifest) {
-  const fs::path path = folder / kIndexJson;
+CheckpointIndex parse_index(const fs::path& path, std::string_view text, const Manifest& manifest) {
   json file;
   try {
-    const std::string text = read_file(path);
-    check_own_checksum(path, text);
     file = parse_json(text, kIndexJson);
   } catch (const UserError& e) {
     throw damaged_file(path, e.message());
   }
   return IndexParser(path, manifest).parse(file);
+}
+
+CheckpointIndex read_index(const fs::path& folder, const Manifest& manifest) {
+  const fs::path path = folder / kIndexJson;
+  const std::string text = read_file(path);
+  check_own_checksum(path, text);
+  return parse_index(path, text, manifest);
 }
 
 }  // namespace mtrain::storage

@@ -58,6 +58,9 @@ void write_index(const std::filesystem::path& folder, int64_t step, const Checkp
 // file, if it is damaged. Checks that the pieces of each tensor have as many elements as the
 // tensor, all of them within it.
 CheckpointIndex read_index(const std::filesystem::path& folder, const Manifest& manifest);
+// The same for the text of index.json, without its checksum.
+CheckpointIndex parse_index(const std::filesystem::path& path, std::string_view text,
+                            const Manifest& manifest);
 
 // The text of a list of pieces: "<file>:<first>+<count>" of each, with "x<times>/<stride>" after it
 // if the piece has several runs. Throws UserError for another text.

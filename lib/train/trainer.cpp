@@ -337,7 +337,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
           .optimizer = *optimizer_,
           .data_parallel = *data_parallel_,
           .tensor_parallel = *impls_.tensor,
-          .pipeline = *pipeline_,
+          .copies = checkpoint::copies_of_units(plan_, control_.rank()),
           .quantizer = quantizer(),
           .control = control_,
           .parameters = spec::parameters(plan_.model),

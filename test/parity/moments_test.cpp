@@ -3,6 +3,7 @@
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
+#include "test/support/checkpoint_testing.h"
 #include "test/support/temporary_folder.h"
 #include "train_ranks.h"
 
@@ -81,8 +82,8 @@ TEST_CASE("moments in bf16 are saved as they are, and resumed to the bit or by a
     losses_of(changes, layout.ranks, 3, {}, folder);
     const auto saved = storage::find_latest(folder);
     REQUIRE(saved);
-    const storage::SafetensorsReader file(saved->path / "optimizer.safetensors");
-    for (const storage::StoredTensor& t : file.tensors()) CHECK(t.dtype == DType::bf16);
+    const auto file = open_checkpoint_tensors(saved->path, storage::TensorSet::optimizer);
+    for (const auto& t : file->entries()) CHECK(t.dtype == DType::bf16);
     CHECK(losses_of(changes, layout.ranks, 3, saved->path, {}) ==
           std::vector<double>(straight.begin() + 3, straight.end()));
     check_close({reference.begin() + 3, reference.end()},

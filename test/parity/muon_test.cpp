@@ -7,6 +7,7 @@
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
+#include "test/support/checkpoint_testing.h"
 #include "test/support/temporary_folder.h"
 #include "train_experts_testing.h"
 
@@ -280,10 +281,8 @@ TEST_CASE("Muon's momentum is saved, and resumed to the bit or by another layout
     REQUIRE(saved);
     CHECK((losses_of(layout, 3, saved->path, {}) == last(losses_of(layout, 6, {}, {}))));
     check_close(reference, losses_of(alone, 3, saved->path, {}), 1e-5);
-    const storage::SafetensorsReader file(saved->path / "optimizer.safetensors");
-    const auto has = [&](const std::string& name) {
-      return std::ranges::any_of(file.tensors(), [&](const auto& t) { return t.name == name; });
-    };
+    const auto file = open_checkpoint_tensors(saved->path, storage::TensorSet::optimizer);
+    const auto has = [&](const std::string& name) { return file->contains(name); };
     CHECK(has("layers.0.attention.qkv.weight.momentum"));
     CHECK_FALSE(has("layers.0.attention.qkv.weight.m"));
     CHECK(has("embedding.weight.m"));

@@ -29,6 +29,7 @@
 #include "run/run_folder.h"
 #include "run/signal_guard.h"
 #include "storage/safetensors.h"
+#include "test/support/checkpoint_testing.h"
 #include "test/support/damage_testing.h"
 #include "test/support/run_lab.h"
 #include "train/build_trainer.h"
@@ -363,7 +364,7 @@ TEST_CASE("a run that begins with a saved Hugging Face folder has the checkpoint
       *device, plan, train::open_training_data(plan.dataset, {plan.model.vocab}),
       comm::World::alone());
   checkpoint::start_from(trainer.checkpoint_parts(),
-                         storage::SafetensorsReader(saved / "model.safetensors"));
+                         *open_checkpoint_tensors(saved, storage::TensorSet::weights));
   for (const json& step : lab.steps("from")) {
     const double loss = trainer.step().loss;
     CHECK(step["loss"] == Approx(loss).epsilon(1e-7));
@@ -420,8 +421,8 @@ TEST_CASE("a Hugging Face folder that cannot be written does not affect the chec
 TEST_CASE("weights that are not finite have no Hugging Face folder, and are named") {
   const Lab lab;
   lab.train("a");
-  const fs::path step = lab.step("a", 4), file = step / "model.safetensors";
-  const auto at = storage::SafetensorsReader(file).info("layers.0.mlp.down.weight").begin;
+  const fs::path step = lab.step("a", 4), file = step / "weights-00000.safetensors";
+  const auto at = storage::SafetensorsReader(file).info("layers.0.mlp.down.weight@0").begin;
   std::string text = read_file(file);
   text.replace(size_t(at) + 4 * 7, 4, std::string("\x00\x00\xc0\x7f", 4));
   write_file_atomic(file, text);

@@ -11,6 +11,7 @@
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
+#include "test/support/checkpoint_testing.h"
 #include "test/support/temporary_folder.h"
 #include "train_ranks.h"
 
@@ -42,7 +43,9 @@ fs::path saved_weights(const fs::path& root, const Changes& changes, int64_t ste
   train::Trainer t =
       make_trainer(*device, tiny(changes), std::make_shared<CountingData>(), comm::World::alone());
   for (int64_t i = 0; i < steps; ++i) t.step();
-  return run::save_run(t, root) / "model.safetensors";
+  const fs::path saved = run::save_run(t, root);
+  make_format_1(saved, steps);
+  return saved / "model.safetensors";
 }
 
 struct Started {

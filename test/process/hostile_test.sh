@@ -107,7 +107,7 @@ for backend in auto gloo; do
   n=$(losses "$run" | wc -l)
   ((n > 150)) && n=150
   [[ $(losses "$run" | head -n "$n") == "$(losses undisturbed | head -n "$n")" ]] || fail "$backend: the losses are others"
-  last=$(printf 'checkpoints/step-%08d/model.safetensors' $((n / 25 * 25)))
+  last=$(printf 'checkpoints/step-%08d/weights-00000.safetensors' $((n / 25 * 25)))
   cmp -s "$work/undisturbed/$last" "$work/$run/$last" || fail "$backend: $last differs"
   [[ $(cd "$work" && sha256sum bait/* set* r.yaml) == "$bait" ]] || fail "$backend: a file has changed"
 done

@@ -219,7 +219,7 @@ ends "a kill while a form is written" 1 15
 grep -qE "rank 0 \(pid [0-9]+\) was killed by signal 9" "$work/out" || fail "a kill while a form is written is not named"
 none_left hf_killed
 cut=$work/hf_killed/checkpoints/step-00000003
-[[ -e $cut/manifest.json && ! -e $cut/hf ]] && compgen -G "$cut/hf.tmp-*" >/dev/null ||
+[[ -e $cut/index.json && ! -e $cut/hf ]] && compgen -G "$cut/hf.tmp-*" >/dev/null ||
   fail "a kill while a form is written left $(ls "$cut")"
 [[ -e $work/hf_killed/checkpoints/step-00000002/hf/config.json ]] || fail "the form before the kill is gone"
 start hf_killed 3 train.steps=4 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \
@@ -279,7 +279,7 @@ none_left stopped
 
 # --- a rank that dies or hangs during forward, a collective, the optimizer, or a save ---
 for backend in auto gloo; do
-  for at in "1 matmul_fc1_fwd" "1 all_reduce" "2 adamw" "0 save"; do
+  for at in "1 matmul_fc1_fwd" "1 all_reduce" "2 adamw" "0 save" "1 save"; do
     read -r rank moment <<<"$at"
     for kill in true false; do
       what="kill: $kill in $moment over $backend"
@@ -289,7 +289,7 @@ for backend in auto gloo; do
       if $kill; then names="rank $rank \(pid [0-9]+\) was killed by signal 9"; else names="rank $rank .*(did not arrive|does not answer)"; fi
       grep -qE "$names" "$work/out" || fail "$what: nothing says: $names"
       none_left fault
-      [[ -e $work/fault/checkpoints/step-00000002/manifest.json ]] || fail "$what: step 2 is not saved"
+      [[ -e $work/fault/checkpoints/step-00000002/index.json ]] || fail "$what: step 2 is not saved"
       rm -rf "$work/fault"
     done
   done

@@ -135,7 +135,7 @@ def steps(run):
 
 
 def newest_checkpoint(run):
-    found = [p for p in (WORK / run / "checkpoints").glob("step-" + 8 * "[0-9]") if (p / "manifest.json").exists()]
+    found = [p for p in (WORK / run / "checkpoints").glob("step-" + 8 * "[0-9]") if (p / "index.json").exists()]
     return max((int(p.name[5:]) for p in found), default=0)
 
 

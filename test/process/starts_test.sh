@@ -36,7 +36,7 @@ for precision in fp32 bf16_mixed; do
   [[ -z $busy ]] || kill $busy 2>/dev/null
   wait 2>/dev/null
   busy=
-  hashes=$(sha256sum "$work/$precision"-*/checkpoints/*/model.safetensors | awk '{ print $1 }' | sort | uniq -c)
+  hashes=$(sha256sum "$work/$precision"-*/checkpoints/*/weights-00000.safetensors | awk '{ print $1 }' | sort | uniq -c)
   echo "$precision: $hashes"
   [[ $(awk '{ print $1 }' <<<"$hashes") == 10 ]] || {
     echo "FAILED: ten starts in $precision did not leave the same weights"

@@ -16,7 +16,7 @@
 #include "storage/file_sums.h"
 #include "storage/safetensors.h"
 #include "storage/state.h"
-#include "test/support/damage_testing.h"
+#include "test/support/checkpoint_testing.h"
 #include "test/support/run_lab.h"
 
 namespace checkpoint_damage_test {
@@ -84,20 +84,21 @@ TEST_CASE("a run ends with exit code 1 at a damaged newest checkpoint, and chang
     write_file_atomic(step / name, text);
   };
   for (const Row& row : std::vector<Row>{
-           {"a bit of the manifest", [&] { flip("manifest.json", 30); }, "manifest.json"},
+           {"a bit of the index", [&] { flip("index.json", 30); }, "index.json"},
            {"a byte of the moments is missing",
             [&] {
-              fs::resize_file(step / "optimizer.safetensors",
-                              fs::file_size(step / "optimizer.safetensors") - 1);
+              fs::resize_file(step / "optimizer-00000.safetensors",
+                              fs::file_size(step / "optimizer-00000.safetensors") - 1);
             },
-            "optimizer.safetensors"},
+            "optimizer-00000.safetensors"},
            {"no state", [&] { fs::remove(step / "state.json"); }, "state.json"},
-           {"a bit of a weight", [&] { flip("model.safetensors", 999); }, "model.safetensors"},
-           {"a bit of a moment", [&] { flip("optimizer.safetensors", 999); },
-            "optimizer.safetensors"},
+           {"a bit of a weight", [&] { flip("weights-00000.safetensors", 999); },
+            "weights-00000.safetensors"},
+           {"a bit of a moment", [&] { flip("optimizer-00000.safetensors", 999); },
+            "optimizer-00000.safetensors"},
            {"a bit of a name in the header",
-            [&] { replace_in(step / "model.safetensors", "mlp.down", "mlp.dowm"); },
-            "model.safetensors"}}) {
+            [&] { replace_in(step / "weights-00000.safetensors", "mlp.down", "mlp.dowm"); },
+            "weights-00000.safetensors"}}) {
     INFO(row.what);
     fs::copy(step, lab / "sound");
     row.damage();
@@ -106,7 +107,7 @@ TEST_CASE("a run ends with exit code 1 at a damaged newest checkpoint, and chang
     CHECK_THAT(said, Catch::StartsWith("exit code 1") && Contains((step / row.named).string()));
     CHECK(files_of(lab / "a") == before);
     // Using a model also reads every file that it needs.
-    if (std::string(row.named) != "optimizer.safetensors")
+    if (std::string(row.named) != "optimizer-00000.safetensors")
       CHECK_THROWS_WITH(lab.loss("a"), Contains(row.named));
     fs::remove_all(step);
     fs::rename(lab / "sound", step);
@@ -116,7 +117,7 @@ TEST_CASE("a run ends with exit code 1 at a damaged newest checkpoint, and chang
   fs::remove(step / "state.json");
   lab.train("a", {"train.steps=6", "checkpoint.load=" + lab.step("a", 2).string()});
   CHECK(fs::exists(lab.step("a", 6)));
-  CHECK(fs::exists(step.string() + ".abandoned/model.safetensors"));
+  CHECK(fs::exists(step.string() + ".abandoned/weights-00000.safetensors"));
   CHECK(lab.complaint("a").empty());
 }
 
@@ -160,6 +161,7 @@ TEST_CASE("the recipe in state.json decides what may resume; older folders have 
   const fs::path step = lab.step("a", 4);
   CHECK_THAT(lab.complaint("a", {"train.seed=9"}), Contains("train.seed"));
   // A folder of an earlier version, with a comment added to its recipe.yaml.
+  make_format_1(step, 4);
   storage::TrainState old;
   const storage::TrainState now = storage::TrainState::load(step / "state.json");
   for (const char* key : {"step", "ranks"}) old.set(key, now.integer(key));
@@ -188,19 +190,21 @@ TEST_CASE(
     const char* named;
   };
   for (const Row& row : std::vector<Row>{
-           {"optimizer.safetensors", "layers.0.mlp.down.weight.m", INFINITY, "not finite"},
-           {"optimizer.safetensors", "layers.0.mlp.down.weight.v", NAN, "not finite"},
-           {"optimizer.safetensors", "layers.0.mlp.down.weight.v", -1e-3f, "never negative"},
-           {"model.safetensors", "layers.0.mlp.down.weight", -INFINITY, "not finite"}}) {
+           {"optimizer-00000.safetensors", "layers.0.mlp.down.weight.m", INFINITY, "not finite"},
+           {"optimizer-00000.safetensors", "layers.0.mlp.down.weight.v", NAN, "not finite"},
+           {"optimizer-00000.safetensors", "layers.0.mlp.down.weight.v", -1e-3f, "never negative"},
+           {"weights-00000.safetensors", "layers.0.mlp.down.weight", -INFINITY, "not finite"}}) {
     INFO(row.tensor << " " << row.value);
     const std::string sound = read_file(step / row.file);
     std::string text = sound;
-    const auto at = storage::SafetensorsReader(step / row.file).info(row.tensor).begin + 4 * 5;
+    const auto at =
+        storage::SafetensorsReader(step / row.file).info(row.tensor + std::string("@0")).begin +
+        4 * 5;
     text.replace(size_t(at), 4, reinterpret_cast<const char*>(&row.value), 4);
     write_file_atomic(step / row.file, text);
     seal_again(step, 4);
     CHECK_THAT(lab.complaint("a"),
-               Contains(row.file) && Contains(row.tensor) && Contains(row.named));
+               Contains("index.json") && Contains(row.tensor) && Contains(row.named));
     write_file_atomic(step / row.file, sound);
     seal_again(step, 4);
   }

@@ -23,6 +23,7 @@
 #include "storage/checkpoint_dir.h"
 #include "storage/safetensors.h"
 #include "storage/safetensors_folder.h"
+#include "test/support/checkpoint_testing.h"
 #include "test/support/temporary_folder.h"
 #include "train/data_setup.h"
 
@@ -83,7 +84,7 @@ std::vector<std::string> with(std::vector<std::string> a, const std::vector<std:
 
 // Whether both checkpoints have the same weights.
 bool same_weights(const std::filesystem::path& a, const std::filesystem::path& b) {
-  return read_file(a / "model.safetensors") == read_file(b / "model.safetensors");
+  return same_tensors(a, b, storage::TensorSet::weights);
 }
 
 }  // namespace
@@ -124,9 +125,9 @@ TEST_CASE("the biases of routers come with a folder, and a run keeps them or mov
                                "model.moe.num_shared_experts=1", "model.kv_channels=8",
                                "model.moe.router_bias_update_rate=0.01", "train.steps=1"}));
   const auto biases = [](const std::filesystem::path& folder, const std::string& name) {
-    const storage::SafetensorsReader file(folder / "model.safetensors");
+    const auto file = open_checkpoint_tensors(folder, storage::TensorSet::weights);
     std::vector<float> values(4);
-    file.read(name, 0, 4, values.data());
+    file->read(name, 0, 4, values.data());
     return values;
   };
   const std::string ours = "layers.1.mlp.router.bias",

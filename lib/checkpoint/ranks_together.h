@@ -1,0 +1,32 @@
+// Work that takes different times on different ranks, such as writing to a disk.
+#pragma once
+#include <chrono>
+#include <functional>
+
+#include "comm/host_collectives.h"
+
+namespace mtrain::checkpoint {
+
+// Disks may take longer than the timeout of communication. Ranks that still work, and those that
+// wait for them, therefore meet about five times a second. A rank whose work ends earlier than the
+// others' finds out at the next meeting. All ranks make one object, and call finish() once.
+class Meetings {
+ public:
+  explicit Meetings(const comm::HostCollectives& control) : control_(control) {}
+  void during_work();  // call it from time to time
+  void finish();       // returns when the work of all ranks has ended
+  // Runs `work` on another thread, which must not use the device, and meets the others meanwhile.
+  void run(const std::function<void()>& work);
+
+ private:
+  const comm::HostCollectives& control_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// Runs `work` on this rank, and returns when that of all ranks has ended. If it throws a
+// UserError or a RunError on some ranks, all ranks throw that of the first of them, with its
+// number; a job of one rank throws the error itself. All ranks call it.
+void all_together(const comm::HostCollectives& control,
+                  const std::function<void(Meetings& meetings)>& work);
+
+}  // namespace mtrain::checkpoint

@@ -1,0 +1,167 @@
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <system_error>
+#include <thread>
+
+#include "base/file.h"
+#include "checkpoint/ranks_together.h"
+#include "checkpoint/shard_writer.h"
+#include "checkpoint/state_entries.h"
+#include "checkpoint/train_checkpoint.h"
+#include "storage/manifest.h"
+#include "storage/recorded_recipe.h"
+
+namespace mtrain::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Returns the delayed scales of all layers, each line once. Ranks that share a layer or its experts
+// have the same scales, so only some of them report. All ranks must call it.
+std::string float8_state(const CheckpointParts& t) {
+  using model::UnitKind;
+  const bool layers = t.data_parallel.first_copy(UnitKind::layer) && t.tensor_parallel.rank() == 0;
+  const bool experts = t.data_parallel.first_copy(UnitKind::experts);
+  std::set<std::string> lines;
+  const std::string own = t.quantizer ? t.quantizer->state(t.compute, layers, experts) : "";
+  for (const std::string& rank : t.control.texts(own)) {
+    std::istringstream text(rank);
+    for (std::string line; std::getline(text, line);) lines.insert(line + "\n");
+  }
+  std::string all;
+  for (const std::string& line : lines) all += line;
+  return all;
+}
+
+// Waits until this host sees what another rank has made: some file systems show new files late.
+void await(Meetings& meetings, const std::function<bool()>& visible,
+           const std::function<RunError()>& error) {
+  constexpr std::chrono::seconds kLongest{60};
+  const auto end = std::chrono::steady_clock::now() + kLongest;
+  while (!visible()) {
+    if (std::chrono::steady_clock::now() > end) throw error();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    meetings.during_work();
+  }
+}
+
+constexpr const char* kShare = "checkpoint.dir must be a folder that all hosts share";
+
+void await_folder(Meetings& meetings, const fs::path& folder) {
+  std::error_code error;
+  await(
+      meetings, [&] { return fs::is_directory(folder, error); },
+      [&] {
+        return RunError(fmt::format("{} does not see the folder {}, which rank 0 has made",
+                                    host_name(), folder.string()),
+                        kShare);
+      });
+}
+
+void await_file(Meetings& meetings, const fs::path& file, size_t rank, int64_t bytes) {
+  std::error_code error;
+  await(
+      meetings, [&] { return int64_t(fs::file_size(file, error)) == bytes && !error; },
+      [&] {
+        return RunError(
+            fmt::format("{} does not see {} with its {} bytes, which rank {} has written",
+                        host_name(), file.string(), bytes, rank),
+            kShare);
+      });
+}
+
+// Adds the files that a rank has written to the index.
+void add_shards(const std::vector<WrittenShard>& shards, storage::CheckpointIndex& index,
+                std::map<std::string, std::string>& sums) {
+  for (const WrittenShard& s : shards) {
+    const auto number = int32_t(index.files.size());
+    index.files.push_back(s.name);
+    sums[s.name] = s.sums_hash;
+    for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
+      for (const auto& [name, from] : s.index.of(set)) {
+        storage::PiecedTensor& to = index.of(set)[name];
+        to.dtype = from.dtype;
+        to.shape = from.shape;
+        for (const storage::Piece& p : from.pieces) to.pieces.push_back({number, p.run});
+      }
+  }
+}
+
+void write_state(const CheckpointParts& t, const TrainProgress& progress, const std::string& float8,
+                 const fs::path& folder, SaveOptions& options) {
+  storage::TrainState& state = options.state;
+  state.set(kStep, progress.steps_done);
+  if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
+  if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
+  state.set(kRanks, t.control.size());
+  if (!float8.empty()) state.set(kFloat8Scales, float8);
+  state.set(storage::kRecipeEntry, options.recipe);
+  state.save(folder / kState);
+  write_file_atomic(folder / storage::kRecipeCopy, options.recipe);
+}
+
+// Collects the shards of all ranks on rank 0, and checks that they are the model.
+storage::CheckpointIndex gather_index(const CheckpointParts& t, Meetings& meetings,
+                                      const fs::path& folder, const std::vector<std::string>& texts,
+                                      std::map<std::string, std::string>& sums) {
+  storage::CheckpointIndex index;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const std::vector<WrittenShard> shards = parse_shards(texts[rank]);
+    for (const WrittenShard& s : shards) await_file(meetings, folder / s.name, rank, s.bytes);
+    add_shards(shards, index, sums);
+  }
+  for (const spec::TensorSpec& p : t.parameters)
+    MT_CHECK(index.weights.contains(p.name), "no rank has written {}", p.name);
+  for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
+    for (const auto& [name, tensor] : index.of(set)) {
+      int64_t count = 0;
+      for (const storage::Piece& p : tensor.pieces) count += p.run.total();
+      MT_CHECK(count == tensor.shape.count(), "{} of {} elements of {} were written", count,
+               tensor.shape.count(), name);
+    }
+  return index;
+}
+
+}  // namespace
+
+fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
+                         SaveOptions options) {
+  const bool first = t.control.rank() == 0;
+  std::optional<storage::CheckpointWriter> writer;
+  all_together(t.control, [&](Meetings&) {
+    if (first) writer.emplace(options.root, progress.steps_done, options.keep);
+  });
+  const fs::path folder = t.control.texts(first ? writer->folder().string() : "")[0];
+  std::vector<WrittenShard> shards;
+  all_together(t.control, [&](Meetings& meetings) {
+    await_folder(meetings, folder);
+    if (options.on_commit) options.on_commit("write");
+    shards = write_shards(
+        t, folder,
+        [&](int64_t done, int64_t total) {
+          if (t.progress) t.progress("checkpoint", done, total);
+          meetings.during_work();
+        },
+        [&](const std::function<void()>& work) { meetings.run(work); });
+  });
+  const std::string float8 = float8_state(t);
+  const std::vector<std::string> texts = t.control.texts(shards_text(shards));
+  fs::path committed;
+  all_together(t.control, [&](Meetings& meetings) {
+    if (!first) return;
+    std::map<std::string, std::string> sums;
+    storage::CheckpointIndex index = gather_index(t, meetings, folder, texts, sums);
+    meetings.run([&] {
+      write_state(t, progress, float8, folder, options);
+      writer->set_index(std::move(index), std::move(sums));
+      writer->set_step_hook(options.on_commit);
+      committed = writer->commit();
+    });
+  });
+  return committed;
+}
+
+}  // namespace mtrain::checkpoint

@@ -1,0 +1,9 @@
+// The entries of state.json that belong to a training itself.
+#pragma once
+
+namespace mtrain::checkpoint {
+
+inline constexpr const char *kState = "state.json", *kStep = "step", *kFloat8Scales = "fp8_scales",
+                            *kUpdates = "updates", *kLossScale = "loss_scale", *kRanks = "ranks";
+
+}  // namespace mtrain::checkpoint
