@@ -45,13 +45,6 @@ class DataParallel : public ParamHooks {
   // Gathers a tensor of the whole unit on `compute`. `own` is this rank's part of it, laid out as
   // ParamUnit::own_value is. All ranks call it. Returns `own` itself if one rank owns all.
   virtual Tensor gather_unit(const ParamUnit& unit, const Tensor& own) = 0;
-  // Brings `count` elements of a unit, from element `begin` on, to the first of the ranks that own
-  // different parts of the unit, or of a layer's experts that are spread over ranks, for `compute`;
-  // returns an absent tensor on the others. Of experts, those of rank `holder` are meant. `own` is
-  // a tensor of this rank's part of the unit, or of its whole. All ranks call it; ranks of tensor
-  // parallelism that divide a unit bring their parts of it to the first of their own.
-  virtual Tensor bring_to_first(const ParamUnit& unit, const Tensor& own, int holder, int64_t begin,
-                                int64_t count) = 0;
 };
 
 // Returns this rank's part of the unit's master weights in fp32, or of its bf16 values if those are
@@ -75,10 +68,6 @@ class SingleRank : public DataParallel {
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override { return values; }
   void sum_parts(const Tensor&) override {}
   Tensor gather_unit(const ParamUnit&, const Tensor& own) override { return own; }
-  Tensor bring_to_first(const ParamUnit&, const Tensor& own, int, int64_t begin,
-                        int64_t count) override {
-    return own.flat(begin, {count});
-  }
 };
 
 }  // namespace mtrain::model

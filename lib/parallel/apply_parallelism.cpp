@@ -219,18 +219,13 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   g.dense.shards = l.dp_replicate == 1 ? g.dense.all
                                        : world.group("dp_shard_cp", mesh, mesh::dp_shard_cp_axes());
   g.dense.replicas = world.group("dp_replicate", mesh, {mesh::Axis::dp_replicate});
-  g.dense.holders = g.dense.shards;
   if (sharded) g.dense.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes());
   if (l.ep == 1 && !l.undivided_experts()) return g;
   const mesh::Mesh moe = plan.moe_mesh();
-  g.experts.spread = int(l.ep);
   g.experts.all = world.group("expert_copies", moe, mesh::expert_copy_axes());
   g.experts.shards =
       l.dp_replicate == 1 ? g.experts.all : world.group("ep_shard", moe, {mesh::Axis::ep_shard});
   g.experts.replicas = g.dense.replicas;
-  g.experts.holders = l.undivided_experts() ? world.group("expert_holders", moe,
-                                                          {mesh::Axis::ep_shard, mesh::Axis::ep})
-                                            : g.dense.shards;
   if (sharded) g.experts.gather = world.group("ep_param", moe, {mesh::Axis::ep_shard});
   return g;
 }

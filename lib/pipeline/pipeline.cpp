@@ -1,7 +1,5 @@
 #include "pipeline/pipeline.h"
 
-#include <algorithm>
-
 #include "pipeline/executor.h"
 #include "schedule/lower.h"
 
@@ -71,22 +69,6 @@ void Pipeline::sum(const Tensor& values) const {
   links_.stream->wait(links_.compute->record());  // edge: values -> their sum
   links_.all.all_reduce(values, comm::Reduce::sum, *links_.stream);
   links_.compute->wait(links_.stream->record());
-}
-
-Tensor Pipeline::transfer(const Tensor& data, const Shape& shape, DType dtype, int from,
-                          int to) const {
-  const auto& ranks = links_.all.ranks();
-  const auto member = [&](int rank) { return int(std::ranges::find(ranks, rank) - ranks.begin()); };
-  const int own = links_.all.rank();
-  if (own == member(from)) {
-    links_.stream->wait(links_.compute->record());  // edge: the data -> its send
-    links_.all.send(data, member(to), *links_.stream);
-  }
-  if (own != member(to)) return {};
-  const Tensor here = Tensor::empty(*links_.stream, shape, dtype, device::MemoryCategory::buffers);
-  links_.all.receive(here, member(from), *links_.stream);
-  links_.compute->wait(links_.stream->record());
-  return here;
 }
 
 void Pipeline::finish_grads(model::ParamStore& params) const {

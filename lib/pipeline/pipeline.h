@@ -61,11 +61,6 @@ class Pipeline {
   // sum afterwards. Call it after DataParallel::finish_grads().
   void finish_grads(model::ParamStore& params) const;
 
-  // Sends a tensor of this shape and type from one rank of the pipeline to another; both are ranks
-  // of the world. Returns it on the receiving rank, where `compute` may read it; absent on all
-  // others.
-  Tensor transfer(const Tensor& data, const Shape& shape, DType dtype, int from, int to) const;
-
   const PipelineLinks& links() const { return links_; }
   const schedule::ActionList& actions() const { return list_; }  // all actions of this rank
   // The number, in the step's data flow, of the computation that was enqueued last. On every rank,

@@ -12,10 +12,6 @@ struct UnitGroups {
   Group shards;    // ranks that own different parts; uses `grad_stream`
   Group replicas;  // ranks that own the same part; uses `grad_stream`
   Group gather;    // the same ranks as `shards`; uses `param_stream`
-  // The ranks that together have all units of the kind, each part once; uses `grad_stream`. Rank
-  // r * spread + h of them is rank r in `shards` of the h-th part of a layer's experts.
-  Group holders;
-  int spread = 1;
 };
 
 // Gradients and parameters travel on separate streams, since neither must wait for the other.

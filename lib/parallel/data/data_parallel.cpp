@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ops/elementwise.h"
-
 namespace mtrain::parallel {
 
 namespace {
@@ -94,55 +92,7 @@ class MultiRankDataParallel : public model::DataParallel {
     return all;
   }
 
-  Tensor bring_to_first(const model::ParamUnit& unit, const Tensor& own, int holder, int64_t begin,
-                        int64_t count) override {
-    const Group& ranks = groups_.of(unit).holders;
-    Stream& stream = grad_stream();
-    Tensor here;
-    if (ranks.rank() == 0)
-      here = Tensor::empty(compute(), {count}, own.dtype(), device::MemoryCategory::buffers);
-    stream.wait(compute().record());  // edge: the last write of the parts -> their transfer
-    std::vector<Group::Message> messages;
-    for (const Found& f : find(unit, own.count() == unit.count, holder, begin, count)) {
-      const auto sent = [&] { return own.flat(f.in_own, {f.count}); };
-      const auto received = [&] { return here.flat(f.in_range, {f.count}); };
-      if (ranks.rank() == 0 && f.rank == 0)
-        ops::cast(stream, sent(), received());
-      else if (ranks.rank() == 0)
-        messages.push_back({comm::Transfer::Kind::receive, received(), f.rank});
-      else if (ranks.rank() == f.rank)
-        messages.push_back({comm::Transfer::Kind::send, sent(), 0});
-    }
-    ranks.exchange(std::move(messages), stream);
-    compute().wait(stream.record());
-    return here;
-  }
-
  private:
-  // A range of a unit's elements on one rank.
-  struct Found {
-    int rank;  // of the unit's holders
-    int64_t in_own, in_range, count;
-  };
-  // Returns which ranks have the elements [begin, begin + count) of a unit. `whole`: each rank has
-  // all elements.
-  std::vector<Found> find(const model::ParamUnit& unit, bool whole, int holder, int64_t begin,
-                          int64_t count) const {
-    const int spread = groups_.of(unit).spread;
-    if (whole) return {{holder, begin, 0, count}};
-    std::vector<Found> all;
-    const int ranks = unit.sharding.ranks;
-    for (const model::Piece& piece : unit.pieces)
-      for (int r = 0; r < ranks; ++r) {
-        const int64_t n = piece.count / ranks, first = piece.begin + r * n,
-                      from = std::max(begin, first), to = std::min(begin + count, first + n);
-        if (from < to)
-          all.push_back(
-              {r * spread + holder, piece.begin / ranks + from - first, from - begin, to - from});
-      }
-    return all;
-  }
-
   Stream& compute() const { return *groups_.compute; }
   Stream& grad_stream() const { return *groups_.grad_stream; }
 
