@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hub_cache.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "interchange/byte_tokenizer.h"
@@ -54,7 +55,7 @@ fs::path origin_of(const fs::path& checkpoint) {
   const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
                                                "the saved recipe", {}, ignored);
   if (!recipe || !recipe->model.from) return {};
-  const fs::path from = *recipe->model.from;
+  const fs::path from = hub_model_folder(*recipe->model.from);
   if (fs::exists(from / "config.json")) return from;
   log::warn(
       fmt::format("{}, from which the model came, is gone: its types of tensors and its other keys "

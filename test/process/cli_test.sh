@@ -261,6 +261,11 @@ completes llama3_8b mtrain -c llama3_8
 completes optimizer.lr= "${mtrain%/*}/mtrain-launch" --nproc_per_node=2 optimizer.l
 completes --nproc_per_node "${mtrain%/*}/mtrain-launch" --npr
 completes --stride mtrain eval --str
+mkdir -p "$work/hub/models--org--tiny-1.5"
+export HF_HUB_CACHE=$work/hub
+completes org/tiny-1.5 mtrain generate --model org/t
+completes org/tiny-1.5 mtrain import hf org
+completes org/tiny-1.5 mtrain model.from = org/
 # The same in fish, where it is installed.
 completes_in_fish() {
   PATH=$(dirname "$(realpath "$mtrain")"):$PATH fish --no-config -c \
@@ -275,6 +280,8 @@ if command -v fish >/dev/null; then
   completes_in_fish optimizer.lr= "mtrain --recipe x optimizer.l"
   completes_in_fish distributed.strategy=megatron_ddp "mtrain distributed.strategy=meg"
   completes_in_fish fish "mtrain completion "
+  completes_in_fish org/tiny-1.5 "mtrain generate --model org/t"
+  completes_in_fish model.from=org/tiny-1.5 "mtrain model.from=org"
   completes_in_fish llama3_8b "mtrain -c llama3_8"
   completes_in_fish optimizer.lr "mtrain explain optimizer.l"
   completes_in_fish optimizer.lr= "mtrain-launch --nproc_per_node=2 optimizer.l"
@@ -282,6 +289,7 @@ if command -v fish >/dev/null; then
   completes_in_fish "$work/runs/" "mtrain watch $work/run"
   completes_in_fish "$work/t.json" "mtrain timeline $work/t.j"
 fi
+unset HF_HUB_CACHE
 # Models in and out.
 hf=$(cd "$(dirname "$0")/../golden/hf" && pwd)
 expect "a dry run of an import" 0 "qwen2 (Qwen2ForCausalLM)" "3 files" "BF16" "Every tensor is mapped" -- \

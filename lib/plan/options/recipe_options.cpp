@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hub_cache.h"
 #include "recipe/recipe.h"
 
 namespace mtrain::plan {
@@ -221,7 +222,7 @@ TokenizerOptions tokenizer_options(const Recipe& r) {
   using enum recipe::TokenizerType;
   const recipe::TokenizerConfig& t = r.tokenizer;
   TokenizerOptions options{.model_vocab = r.model.vocab_size};
-  if (t.type == huggingface) options.path = t.path;
+  if (t.type == huggingface && t.path) options.path = hub_model_folder(*t.path).string();
   options.unknown = t.type == null || (t.type == huggingface && !t.path);
   options.assumed = t.type == byte && !r.given("tokenizer.type") && r.model.vocab_size > 0;
   return options;
