@@ -76,6 +76,7 @@ __device__ __forceinline__ void load_row(const Forward<T>& a, int64_t start, int
 // threadIdx.y is the row in the block; a row of more than one warp has a full block.
 template <int N, bool RESIDUAL, class T>
 __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
@@ -144,6 +145,7 @@ __device__ __forceinline__ float factor(const T* w, bool plus_one) {
 // processes single elements, and reloads them for each use.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
   const float scale = a.eight.scale ? *a.eight.scale : 0.0f;
@@ -233,6 +235,7 @@ __device__ __forceinline__ void read(const Backward<T>& a, const Rows& rows, int
 template <int N, int HELD, bool DB, class T>
 __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 1)
     backward(Backward<T> a, Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t slot = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -306,6 +309,7 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
 // partials.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
   float* const dw = a.partials + blockIdx.x * rows.H * (a.db ? 2 : 1);
@@ -345,6 +349,7 @@ template <class T>
 __global__ void __launch_bounds__(kMaxThreads)
     sum_rows(const T* x, const T* dy, const T* w, const float* rstd, bool plus_one, float* sums,
              Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
   for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
@@ -390,9 +395,11 @@ void start_backward(const Backward<T>& b, const Rows& rows, unsigned threads, un
                     CUstream_st* stream) {
   constexpr int N = kVector<T>;
   if (b.db)
-    MT_LAUNCH((backward<N, HELD, true, T>), blocks, block_of(threads), 0, stream, b, rows);
+    MT_LAUNCH_DEPENDENT((backward<N, HELD, true, T>), blocks, block_of(threads), 0, stream, b,
+                        rows);
   else
-    MT_LAUNCH((backward<N, HELD, false, T>), blocks, block_of(threads), 0, stream, b, rows);
+    MT_LAUNCH_DEPENDENT((backward<N, HELD, false, T>), blocks, block_of(threads), 0, stream, b,
+                        rows);
 }
 
 }  // namespace
@@ -421,13 +428,13 @@ void run(const NormForward& a, CUstream_st* stream) {
       const dim3 block = block_of(threads_of(rows.H, kHeld * N));
       const unsigned blocks = forward_blocks(rows, block, a.sm_margin);
       if (f.residual)
-        MT_LAUNCH((forward<N, true, T>), blocks, block, 0, stream, f, rows);
+        MT_LAUNCH_DEPENDENT((forward<N, true, T>), blocks, block, 0, stream, f, rows);
       else
-        MT_LAUNCH((forward<N, false, T>), blocks, block, 0, stream, f, rows);
+        MT_LAUNCH_DEPENDENT((forward<N, false, T>), blocks, block, 0, stream, f, rows);
     } else {
       const unsigned threads = threads_of(rows.H, 4);
-      MT_LAUNCH((forward_any<T>), forward_blocks(rows, dim3(threads, 1), a.sm_margin), threads, 0,
-                stream, f, rows);
+      MT_LAUNCH_DEPENDENT((forward_any<T>), forward_blocks(rows, dim3(threads, 1), a.sm_margin),
+                          threads, 0, stream, f, rows);
     }
   });
 }
@@ -462,7 +469,7 @@ void run(const NormBackward& a, CUstream_st* stream) {
                         float8_out(a.quantized_TH, a.scale),
                         data<float>(a.sum_T)};
     if (!vectors)
-      MT_LAUNCH((backward_any<T>), blocks, threads, 0, stream, b, rows);
+      MT_LAUNCH_DEPENDENT((backward_any<T>), blocks, threads, 0, stream, b, rows);
     else if (rows.H <= kMaxThreads * N)
       start_backward<1>(b, rows, threads, blocks, stream);
     else
@@ -477,9 +484,9 @@ void run(const NormSums& a, CUstream_st* stream) {
   if (a.T <= 0) return;
   const Rows rows{a.T, a.H, 1, a.token_stride, 0.0f};
   with_float(a.x_TH.dtype, [&]<class T>() {
-    MT_LAUNCH((sum_rows<T>), blocks_for(rows.count, 1), threads_of(rows.H, 4), 0, stream,
-              data<T>(a.x_TH), data<T>(a.dy_TH), data<T>(a.w_H), data<float>(a.rstd_T), a.plus_one,
-              data<float>(a.sum_T), rows);
+    MT_LAUNCH_DEPENDENT((sum_rows<T>), blocks_for(rows.count, 1), threads_of(rows.H, 4), 0, stream,
+                        data<T>(a.x_TH), data<T>(a.dy_TH), data<T>(a.w_H), data<float>(a.rstd_T),
+                        a.plus_one, data<float>(a.sum_T), rows);
   });
 }
 

@@ -160,8 +160,8 @@ class Print {
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
   MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
           seed, tokenizer)
-  MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, stream_sanitizer,
-          compute_slowdown, deterministic, own_attention, environment)
+  MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, dependent_launch,
+          stream_sanitizer, compute_slowdown, deterministic, own_attention, environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
   MEMBERS(FaultOptions, moment, launch, rank, step, kill)
   MEMBERS(DebugOptions, trace, fault)
