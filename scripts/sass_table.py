@@ -17,6 +17,7 @@ MAY_SPILL = {
     ("", "attention_plain: forward"): "the loop that stores its sums is too long to be unrolled",
     ("sm_100a", "grouped_matmul: rows_in_tensor_cores"):
         "8 bytes, for two blocks of a multiprocessor instead of one",
+    ("sm_120a", "norm: backward"): "8 bytes; no ready build is for these GPUs",
 }
 
 # Kernels that must multiply in tensor cores, if the dump has them.

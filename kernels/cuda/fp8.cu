@@ -188,7 +188,6 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks 
   };
   const int thread = int(threadIdx.x);
   constexpr bool kFloats = !std::is_same_v<T, uint8_t>;
-  const float scale = kFloats ? *scale_at : 1.0f;
   float most = 0;
   const unsigned across = unsigned((columns + kTile - 1) / kTile),
                  tiles = across * unsigned((stride + kTile - 1) / kTile);
@@ -198,6 +197,8 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks 
     if constexpr (VECTORS) {
       const int c = thread % kAcross * kPatchColumns, r = thread / kAcross * kPatchRows;
       uint32_t q[kPatchRows][4];
+      // Reloaded for each tile, since it would take a register that the other values need.
+      const float scale = kFloats ? *scale_at : 1.0f;
       quantize_patch<Y>(x, y, row0 + r, column0 + c, rows, columns, scale, most, q);
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -206,6 +207,7 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks 
         for (int i = 0; i < 4; ++i) words[4 * place(c + 4 * w + i, r / 16) + r % 16 / 4] = q[i][w];
       }
     } else {
+      const float scale = kFloats ? *scale_at : 1.0f;
       for (int e = thread; e < kTile * kTile; e += kThreads) {
         const int r = e / kTile, c = e % kTile;
         const int64_t at = (row0 + r) * columns + column0 + c;

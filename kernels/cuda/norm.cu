@@ -205,11 +205,10 @@ struct Backward {
   const float* sums;  // row sums over all ranks, if they share the rows: for backward_any
 };
 
-// The data of a row that backward reads, in memory format. dresidual, which is needed last, is held
-// only in short rows: in longer ones it would take too many registers.
+// The data of a row that backward reads, in memory format.
 template <int HELD>
 struct RowRead {
-  uint4 dy[HELD], x[HELD], dresidual;
+  uint4 dy[HELD], x[HELD];
   float rstd, mean;
 };
 template <int N, int HELD, class T>
@@ -222,7 +221,6 @@ __device__ __forceinline__ void read(const Backward<T>& a, const Rows& rows, int
     if (const int64_t i = first + k * stride; i < rows.H) {
       row.dy[k] = load_words(a.dy + start + i);
       row.x[k] = load_words(a.x + start + i);
-      if (HELD == 1 && a.dresidual) row.dresidual = load_words(a.dresidual + start + i);
     }
   row.rstd = a.rstd[r];
   row.mean = a.layer ? a.mean[r] : 0.0f;
@@ -242,7 +240,10 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
   const int64_t step = int64_t(gridDim.x) * blockDim.y, first = int64_t(threadIdx.x) * N;
   const float scale = a.eight.scale ? *a.eight.scale : 0.0f;
   float dw[HELD][N] = {}, db[DB ? HELD : 1][N] = {}, most = 0;
-  constexpr bool kAhead = HELD == 1;
+  // Whether registers suffice for the next row, for dresidual before it is needed, and for xhat
+  // until then.
+  constexpr bool kAhead = HELD == 1, kResidualEarly = HELD == 1 && !kBlackwell,
+                 kKeepsXhat = !(kBlackwell && DB && HELD * N > 8 && sizeof(T) == 4);
   RowRead<HELD> next;
   if (kAhead) read<N>(a, rows, slot, stride, next);
   for (int64_t r = slot; r < rows.count; r += step) {
@@ -250,7 +251,6 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
     const int64_t start = rows.start(r);
     const float rstd = next.rstd, mean = next.mean;
     float dy[HELD][N], xhat[HELD][N];
-    const uint4 dresidual = next.dresidual;
     float sum_g = 0, sum_gx = 0;
 #pragma unroll
     for (int k = 0; k < HELD; ++k)
@@ -278,15 +278,24 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
           sum_gx += dy[k][j] * xhat[k][j];
         }
       }
+    // It arrives while the sums are computed.
+    uint4 dresidual;
+    if (kResidualEarly && a.dresidual && first < rows.H)
+      dresidual = load_words(a.dresidual + start + first);
     const float mean_gx = row_sum(sum_gx, warps, slots) * rows.per_element;
     const float mean_g = a.layer ? row_sum(sum_g, warps, slots) * rows.per_element : 0.0f;
 #pragma unroll
     for (int k = 0; k < HELD; ++k)
       if (const int64_t i = first + k * stride; i < rows.H) {
+        if constexpr (!kKeepsXhat) {
+          unpack<T>(load_words(a.x + start + i), xhat[k]);
+#pragma unroll
+          for (int j = 0; j < N; ++j) xhat[k][j] = (xhat[k][j] - mean) * rstd;
+        }
 #pragma unroll
         for (int j = 0; j < N; ++j) dy[k][j] = rstd * (dy[k][j] - mean_g - xhat[k][j] * mean_gx);
         if (a.dresidual) {
-          unpack<T>(HELD == 1 ? dresidual : load_words(a.dresidual + start + i), xhat[k]);
+          unpack<T>(kResidualEarly ? dresidual : load_words(a.dresidual + start + i), xhat[k]);
 #pragma unroll
           for (int j = 0; j < N; ++j) dy[k][j] += xhat[k][j];
         }
@@ -308,7 +317,7 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
 // The backward for the rows that forward_any handles. A block's sums are kept in its row of
 // partials.
 template <class T>
-__global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows rows) {
+__global__ void MT_BOUNDS(kMaxThreads) backward_any(Backward<T> a, Rows rows) {
   wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;

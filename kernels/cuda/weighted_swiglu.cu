@@ -22,7 +22,7 @@ __device__ __forceinline__ void for_own_rows(int64_t rows, const F& f) {
 }
 
 template <GateFunction GATE, int N, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void MT_BOUNDS(kThreads)
     weighted_forward(const T* gate_up, const float* weight, T* y, int64_t rows, int64_t F) {
   wait_for_previous_kernel();
   for_own_rows(rows, [&](int64_t r) {

@@ -13,6 +13,16 @@
 
 namespace mtrain::kernels::cuda {
 
+// Whether code is compiled for Blackwell. There the compiler needs more registers for some kernels,
+// and spills if it may choose how many blocks a multiprocessor runs.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr bool kBlackwell = true;
+#else
+inline constexpr bool kBlackwell = false;
+#endif
+// Launch bounds that leave the number of blocks to the compiler where that does not spill.
+#define MT_BOUNDS(threads) __launch_bounds__(threads, kBlackwell ? 1 : 0)
+
 // MT_LAUNCH((kernel<T, 4>), grid, block, bytes of dynamic shared memory, stream, arguments...)
 #define MT_LAUNCH(kernel, grid, block, shared, stream, ...)                                      \
   ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), false, kernel, grid, block, size_t(shared), \

@@ -17,6 +17,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define MT_BOUNDS(threads)
 #define __shared__ static
 #define threadIdx (::cpu_grid::here().thread)
 #define blockIdx (::cpu_grid::here().block)
@@ -115,6 +116,8 @@ inline unsigned __ballot_sync(unsigned, int x) {
 }
 
 namespace mtrain::kernels::cuda {
+
+inline constexpr bool kBlackwell = false;
 
 #define MT_LAUNCH(kernel, grid, block, shared, stream, ...)                                      \
   ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), false, kernel, grid, block, size_t(shared), \
