@@ -2,8 +2,10 @@
 
 scripts/check_sass.sh calls this file:  sass_table.py <architecture> <dump> [--all]
 Exits with 1 if a kernel that is not in MAY_SPILL uses the stack or local memory, or if a kernel of
-TENSOR_CORES has no instruction of a tensor core.
+TENSOR_CORES has no instruction of a tensor core. The same holds if a kernel that may start early
+(kernels/cuda/device/dependent_launch.h) accesses global memory before its wait.
 """
+import pathlib
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ MAY_SPILL = {
     ("", "attention_plain: forward"): "the loop that stores its sums is too long to be unrolled",
     ("sm_100a", "grouped_matmul: rows_in_tensor_cores"):
         "8 bytes, for two blocks of a multiprocessor instead of one",
+    ("sm_120a", "norm: backward"): "8 bytes; no ready build is for these GPUs",
 }
 
 # Kernels that must multiply in tensor cores, if the dump has them.
@@ -30,6 +33,9 @@ TENSOR_CORES = [
 
 INSTRUCTIONS = {"HMMA": r"\bHMMA\.", "GMMA": r"\b[HQ]GMMA\.", "STL": r"\bSTL\b"}
 INSTRUCTION_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/")
+# The wait for the previous kernel, and accesses to global memory. Loads of parameters are LDC.
+WAIT = re.compile(r"\bACQBULK\b")
+GLOBAL = re.compile(r"\b(?:LDG?|STG?|ATOMG?|REDG?|LDGSTS|UBLK\w+|UTMA\w+)(?:\.|\s)")
 MATCHERS = {name: re.compile(pattern) for name, pattern in INSTRUCTIONS.items()}
 
 
@@ -38,6 +44,7 @@ class Kernel:
         self.symbol = symbol
         self.figures = {"REG": 0, "STACK": 0, "SHARED": 0, "LOCAL": 0}
         self.counts = dict.fromkeys(INSTRUCTIONS, 0)
+        self.waits, self.early = False, 0  # accesses to global memory before the wait
 
     def memory(self):  # bytes of a thread's stack and local memory
         return self.figures["STACK"] + self.figures["LOCAL"]
@@ -59,6 +66,8 @@ def read(dump):
         elif code and INSTRUCTION_LINE.match(line):
             for name, matcher in MATCHERS.items():
                 code.counts[name] += bool(matcher.search(line))
+            code.waits = code.waits or bool(WAIT.search(line))
+            code.early += not code.waits and bool(GLOBAL.search(line))
     return list(kernels.values())
 
 
@@ -97,9 +106,16 @@ def span(values):
     return f"{min(values)}" if min(values) == max(values) else f"{min(values)}-{max(values)}"
 
 
+def launched_early():
+    """Returns the kernels that MT_LAUNCH_DEPENDENT launches, as "source: name"."""
+    sources = (pathlib.Path(__file__).resolve().parent.parent / "kernels/cuda").glob("*.cu")
+    return {f"{source.stem}: {name}" for source in sources
+            for name in re.findall(r"MT_LAUNCH_DEPENDENT\(\s*\(?(\w+)", source.read_text("utf-8"))}
+
+
 def faults_of(kernels, arch):
     """Returns what is wrong with each kernel."""
-    faults = []
+    faults, early = [], launched_early() if int(re.sub(r"\D", "", arch)) >= 90 else set()
     for k in kernels:
         full = f"{k.source}: {k.name}"
         may_spill = ("", full) in MAY_SPILL or (arch, full) in MAY_SPILL
@@ -109,6 +125,10 @@ def faults_of(kernels, arch):
         promised = any(full == t or k.name == t for t in TENSOR_CORES)
         if promised and k.counts["HMMA"] + k.counts["GMMA"] == 0:
             faults.append(f"{full}<{k.arguments}> has no instruction of a tensor core")
+        if full in early and not k.waits:
+            faults.append(f"{full}<{k.arguments}> may start early, and does not wait")
+        if k.waits and k.early > 0:
+            faults.append(f"{full}<{k.arguments}> accesses global memory {k.early} times before it waits")
     return faults
 
 

@@ -314,24 +314,23 @@ class ThisGpu final : public GemmDevice {
     return std::chrono::duration<double>(since_start).count();
   }
 
-  // The first call warms the L2 cache, and determines how many calls a measurement takes.
-  double seconds(const std::function<void()>& launch, CUstream_st* stream) const override {
-    constexpr double kEnough = 5e-3;  // seconds
-    constexpr int kMaxCalls = 10, kRepeats = 3;
+  int64_t cache_bytes() const override {
+    int device = 0, bytes = 0;
+    MT_CUDA(cudaGetDevice(&device));
+    MT_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device));
+    return bytes;
+  }
+
+  double seconds(const std::function<void()>& launch, int calls,
+                 CUstream_st* stream) const override {
     const Event begin, end;
-    const auto of = [&](int calls) {
-      MT_CUDA(cudaEventRecord(begin.get(), stream));
-      for (int i = 0; i < calls; ++i) launch();
-      MT_CUDA(cudaEventRecord(end.get(), stream));
-      MT_CUDA(cudaEventSynchronize(end.get()));
-      float ms = 0;
-      MT_CUDA(cudaEventElapsedTime(&ms, begin.get(), end.get()));
-      return std::max(double(ms) * 1e-3, 1e-9) / calls;
-    };
-    const int calls = std::clamp(int(kEnough / of(1)), 1, kMaxCalls);
-    double least = of(calls);
-    for (int i = 1; i < kRepeats; ++i) least = std::min(least, of(calls));
-    return least;
+    MT_CUDA(cudaEventRecord(begin.get(), stream));
+    for (int i = 0; i < calls; ++i) launch();
+    MT_CUDA(cudaEventRecord(end.get(), stream));
+    MT_CUDA(cudaEventSynchronize(end.get()));
+    float ms = 0;
+    MT_CUDA(cudaEventElapsedTime(&ms, begin.get(), end.get()));
+    return std::max(double(ms) * 1e-3, 1e-9) / calls;
   }
 
  private:

@@ -29,6 +29,7 @@ Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
     : backend_(std::move(backend)),
       norm_sm_margin_(options.norm_sm_margin),
       gemm_sm_margin_(options.gemm_sm_margin),
+      dependent_launch_(options.dependent_launch),
       fixed_attention_order_(options.fixed_attention_order),
       own_attention_(options.own_attention),
       allocator_(std::make_shared<Allocator>(*backend_)),

@@ -32,6 +32,9 @@ struct DeviceOptions {
   int64_t norm_sm_margin = 0;
   // The same for GEMMs.
   int64_t gemm_sm_margin = 0;
+  // Allows some kernels of a GPU to begin before the previous kernel of their stream has ended
+  // (kernels/cuda/device/dependent_launch.h).
+  bool dependent_launch = false;
   // Makes attention's backward on a GPU add in a fixed order, which costs time and memory.
   bool fixed_attention_order = true;
   // Makes a GPU compute attention only with mtrain's own kernels, without cuDNN's.
@@ -58,6 +61,7 @@ class Device {
   int64_t memory_bytes() const;  // of a GPU; 0 on the CPU, which ranks share
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
   int64_t gemm_sm_margin() const { return gemm_sm_margin_; }
+  bool dependent_launch() const { return dependent_launch_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
   bool own_attention() const { return own_attention_; }
 
@@ -150,7 +154,7 @@ class Device {
   std::unique_ptr<DeviceBackend> backend_;
   const int64_t norm_sm_margin_;
   int64_t gemm_sm_margin_;
-  const bool fixed_attention_order_, own_attention_;
+  const bool dependent_launch_, fixed_attention_order_, own_attention_;
   Bf16Arithmetic bf16_arithmetic_ = Bf16Arithmetic::widened;
   std::shared_ptr<Allocator> allocator_;  // its buffers hold weak pointers to it
   std::unique_ptr<FlightRecorder> recorder_;

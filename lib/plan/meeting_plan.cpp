@@ -13,6 +13,7 @@ DevicePlan device_plan(const Recipe& r, int64_t world, const Overlap& overlap) {
   DevicePlan device = device_plan_without_overlap(r);
   device.norm_sm_margin = overlap.layernorm_sm_margin;
   device.gemm_sm_margin = overlap.gemm_sm_margin;
+  device.dependent_launch = overlap.programmatic_dependent_launch;
   if (device.kind != DeviceKind::cuda) return device;
   device.environment["CUDA_DEVICE_MAX_CONNECTIONS"] =
       std::to_string(overlap.cuda_device_max_connections);

@@ -338,6 +338,24 @@ class Resolver {
          !margin                 ? "0 until a margin has been measured on a GPU"
          : o_.gemm_sm_margin > 0 ? "GEMMs of cuBLASLt leave multiprocessors to communication"
                                  : "GEMMs use all multiprocessors"});
+    resolve_dependent_launch();
+  }
+
+  void resolve_dependent_launch() {
+    const bool asked = r_.launch.programmatic_dependent_launch;
+    const bool cuda = r_.train.device == recipe::DeviceChoice::cuda;
+    const int capability = facts(r_.hardware.gpu).compute_capability;
+    o_.programmatic_dependent_launch = asked && cuda && capability >= 9;
+    o_.table.push_back(
+        {"launch.programmatic_dependent_launch", asked ? "true" : "false",
+         o_.programmatic_dependent_launch ? "true" : "false",
+         !asked           ? "off until it has been measured on a GPU"
+         : !cuda          ? "a CPU starts no kernel before the previous one has ended"
+         : capability < 9 ? fmt::format("needs compute capability 9 or newer; {} has {}",
+                                        enum_name(r_.hardware.gpu), capability)
+                          : "kernels that are bound by memory start while the previous kernel ends",
+         asked && !o_.programmatic_dependent_launch ? Off::idle : Off::no,
+         o_.programmatic_dependent_launch});
   }
 
   const Recipe& r_;

@@ -48,6 +48,7 @@ struct Overlap {
   int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
   bool overlap_moe_expert_parallel_comm = false, delay_wgrad_compute = false;
   int64_t cuda_device_max_connections = 32, layernorm_sm_margin = 0, gemm_sm_margin = 0;
+  bool programmatic_dependent_launch = false;
   std::vector<OverlapRow> table;  // a row per feature, in the order above
 };
 

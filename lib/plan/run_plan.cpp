@@ -151,12 +151,6 @@ void explain_pairs(RunPlan& plan) {
       row.reason += "; in these groups no computation waits for a gradient";
 }
 
-int64_t logits_rows_of(const Recipe& r, const Layout& l, int64_t vocab) {
-  const int64_t T = l.micro_batch * sample_length(r) / l.cp,
-                columns = padded_vocab(vocab, l.tp) / l.tp;
-  return logits_rows(T, columns, logits_bytes(r.train.device));
-}
-
 // Fills the fields of the plan that each follow from one section of the recipe.
 void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
@@ -213,10 +207,11 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
       plan.model.tied_embeddings &&
       plan.schedule.rank_of(0) == plan.schedule.rank_of(plan.schedule.stages - 1);
   plan.text = plan_text(r, plan, vocab);
-  if (vocab > 0) plan.logits_rows = logits_rows_of(r, layout, vocab);
+  if (vocab > 0) resolve_logits_rows(r, plan);
   if (expert_bytes_per_step(plan) > 0) plan.pass_costs = pass_costs(r, plan);
   if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = plan.pass_costs;
   resolve_cheap_recompute(r, plan);
+  if (vocab > 0) plan.text.logits = logits_text(r, plan);
   return plan;
 }
 

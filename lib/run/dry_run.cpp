@@ -118,6 +118,7 @@ std::string memory_table(const RunPlan& plan, int width) {
         "distributed.defer_fsdp_grad_sync=false, a rank keeps only its shard, and communicates in "
         "every micro-batch\n",
         width);
+  if (!plan.text.logits.empty()) out += wrap_words("logits: " + plan.text.logits + "\n", width);
   if (on_gpu)
     out += wrap_words(
         "workspace: temporary memory of kernels; cuDNN's part is what its engines for Hopper "

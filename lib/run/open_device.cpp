@@ -25,6 +25,7 @@ std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::
                        .compute_slowdown = plan.compute_slowdown,
                        .norm_sm_margin = plan.norm_sm_margin,
                        .gemm_sm_margin = plan.gemm_sm_margin,
+                       .dependent_launch = plan.dependent_launch,
                        .fixed_attention_order = plan.deterministic,
                        .own_attention = plan.own_attention});
 }

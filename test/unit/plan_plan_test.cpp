@@ -329,6 +329,35 @@ TEST_CASE("logits are split into chunks of equal size, of whole tiles if there a
   CHECK(rows(1100, 1000) == 550);
 }
 
+TEST_CASE("a recipe chooses how many logits exist at once, and the plan says what all would take") {
+  using Catch::Matchers::Contains;
+  const auto plan = [](const std::string& setting) {
+    const Recipe r =
+        ready("llama3_8b", 1,
+              {"distributed={strategy: ddp}", "~ddp", "~comm_overlap", "train.device=cuda",
+               "train.micro_batch_size=8", "train.global_batch_size=8", "dataset.seq_length=1024",
+               "model.num_layers=2", "model.ffn_hidden_size=1024", "recompute.cheap=true",
+               "mixed_precision=bf16_mixed", "hardware.gpu=h100", setting});
+    return make_plan(r, 1, 151936);
+  };
+  const RunPlan three = plan("train.logits_gb=auto"), all = plan("train.logits_gb=5");
+  CHECK(three.logits_rows == 2816);
+  CHECK_THAT(three.text.logits, Contains("3 chunks of 2816 tokens") &&
+                                    Contains("train.logits_gb=5 ") && Contains("which fits"));
+  CHECK(all.logits_rows == 8192);
+  CHECK_THAT(all.text.logits, Contains("8192 tokens at once"));
+  CHECK(plan("train.device=cpu").logits_rows < 1000);
+  // Logits in 16 bits. The other parts of the plan do not change.
+  const double more = (8192 - 2816) * 151936.0 * 2;
+  CHECK(all.fullest().total() - three.fullest().total() <= more);
+  CHECK(all.fullest().total() - three.fullest().total() > 0.9 * more);
+  // The memory of the device does not decide: it would change the last bits of the gradient.
+  const RunPlan large = plan("hardware.memory_gb=500"), small = plan("hardware.memory_gb=20");
+  CHECK(large.logits_rows == three.logits_rows);
+  CHECK(small.logits_rows == three.logits_rows);
+  CHECK_THAT(small.text.logits, Contains("which does not fit"));
+}
+
 TEST_CASE("attention's heads travel in about four chunks of equal size") {
   CHECK(head_chunks(8) == 4);
   CHECK(head_chunks(6) == 3);

@@ -37,7 +37,7 @@ class Print {
     all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap,
         p.overlap.shared_expert_overlap, p.overlap.moe_dispatch_chunks, p.graphs.on, p.graphs.first,
         p.graphs.end, p.schedule_shape, p.pipeline, p.data_parallel, p.tensor, p.context, p.experts,
-        p.model, p.recompute, p.compute_dtype, p.logits_dtype, p.head_in_fp32, p.fp8,
+        p.model, p.recompute, p.compute_dtype, p.logits_dtype, p.logits_rows, p.head_in_fp32, p.fp8,
         p.sample_length, p.optimizer, p.lr_schedule, p.loss_scale, p.train, p.validation,
         p.checkpoint, p.folders, p.dataset, p.device, p.comm, p.debug);
   }
@@ -160,8 +160,8 @@ class Print {
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
   MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
           seed, tokenizer)
-  MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, stream_sanitizer,
-          compute_slowdown, deterministic, own_attention, environment)
+  MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, dependent_launch,
+          stream_sanitizer, compute_slowdown, deterministic, own_attention, environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
   MEMBERS(FaultOptions, moment, launch, rank, step, kill)
   MEMBERS(DebugOptions, trace, fault)

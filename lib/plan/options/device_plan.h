@@ -17,6 +17,8 @@ struct DevicePlan {
   int64_t threads = 0;         // threads of a CPU rank; 0: the host's cores divided by its ranks
   int64_t norm_sm_margin = 0;  // multiprocessors of a GPU that norms leave to other work
   int64_t gemm_sm_margin = 0;  // the same for GEMMs; those of tensor parallelism may have their own
+  // Kernels that allow it begin on a GPU before the previous kernel of their stream has ended.
+  bool dependent_launch = false;
   bool stream_sanitizer = false;
   double compute_slowdown = 1;  // computations on a CPU take this many times as long
   bool deterministic = false;   // runs are equal bit for bit, but slower

@@ -75,6 +75,7 @@ struct EnvVariable {
 
 struct LaunchConfig {
   Auto<int64_t> cuda_device_max_connections, layernorm_sm_margin, gemm_sm_margin;
+  bool programmatic_dependent_launch = false;
   std::map<std::string, EnvVariable> env;
 
   // Returns the variables that have values.
@@ -100,6 +101,11 @@ struct LaunchConfig {
             "multiprocessors that the GEMMs of cuBLASLt leave free for communication; auto: 0, "
             "until a value has been measured on a GPU",
             {.unit = "multiprocessors", .min = 0, .max = 1024}},
+      Field{
+          "programmatic_dependent_launch", &LaunchConfig::programmatic_dependent_launch,
+          "norms, activations, rotary embeddings, additions and quantization begin on a GPU while "
+          "the previous kernel of their stream ends; needs compute capability 9. The numbers stay "
+          "the same"},
       Field{"env",
             &LaunchConfig::env,
             "environment variables for the ranks; a variable that is already set keeps its value. "
