@@ -520,6 +520,25 @@ class Sass(unittest.TestCase):
         self.assertEqual(self.faults("muon", "muon_update", 8, stl), ["has 8 bytes of stack, and 1 stores to it"])
         self.assertEqual(self.faults("attention_plain", "forward", 8, stl), [])
 
+    def cutlass(self, mma, b_major, result, instruction):
+        """Returns the name and the faults of a kernel of CUTLASS with these parts in its symbol."""
+        symbol = ("_ZN7cutlass13device_kernelINS_4gemm10collective13CollectiveMmaINS_12Policy" + mma + "EPNS6_IJlSD_EEESO_"
+                  f"NSU_5MajorE0ELSW_{b_major}ELNSU_7ScaleInE1ELSX_1EEE17LinearCombinationI{result}LNS_15FloatRoundStyleE2EEEvNT_6ParamsE")
+        kernels = sass_table.read([f" Function {symbol}:\n", "  REG:168 STACK:0 SHARED:1024 LOCAL:0\n",
+                                   f"\t\tFunction : {symbol}\n", f"        /*0010*/    {instruction} ;\n"])
+        sass_table.demangle(kernels)
+        return kernels[0].source + ": " + kernels[0].name, sass_table.faults_of(kernels, "sm_90a")
+
+    def test_the_kernels_of_cutlass_multiply_from_shared_memory(self):
+        hgmma, qgmma = "HGMMA.64x256x16.F32.BF16 R24", "QGMMA.64x128x32.F32.E5M2.E4M3 R24"
+        bf16, e5m2 = "NS_10bfloat16_t", "NS_12float_e5m2_t"
+        self.assertEqual(self.cutlass(bf16, 0, "SL_fvf", hgmma), ("cutlass: bf16 rows", []))
+        self.assertEqual(self.cutlass(bf16, 1, "SL_fvf", hgmma), ("cutlass: bf16 rows, plain B", []))
+        self.assertEqual(self.cutlass(bf16, 0, "ffff", hgmma), ("cutlass: bf16 weights", []))
+        self.assertEqual(self.cutlass(e5m2, 0, "ffff", qgmma), ("cutlass: e5m2 weights", []))
+        self.assertEqual(self.cutlass(e5m2, 0, "SL_fvf", hgmma)[1], ["cutlass: e5m2 rows has no QGMMA"])
+        self.assertEqual(self.cutlass("NS_6half_t", 0, "SL_fvf", hgmma)[1], ["cutlass: ? has no place in HOPPER"])
+
     def test_a_spill_may_be_allowed_on_one_architecture(self):
         kernel = "rows_in_tensor_cores"
         self.assertEqual(len(self.faults("grouped_matmul", kernel, 8, "HMMA.16816.F32 R4")), 1)

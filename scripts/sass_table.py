@@ -3,7 +3,8 @@
 scripts/check_sass.sh calls this file:  sass_table.py <architecture> <dump> [--all]
 Exits with 1 if a kernel that is not in MAY_SPILL uses the stack or local memory, or if a kernel of
 TENSOR_CORES has no instruction of a tensor core. The same holds if a kernel that may start early
-(kernels/cuda/device/dependent_launch.h) accesses global memory before its wait.
+(kernels/cuda/device/dependent_launch.h) accesses global memory before its wait. Each kernel of
+CUTLASS must have the instruction that HOPPER names for it.
 """
 import pathlib
 import re
@@ -31,7 +32,19 @@ TENSOR_CORES = [
     "attention_tensor_backward: backward_of_queries",
 ]
 
-INSTRUCTIONS = {"HMMA": r"\bHMMA\.", "GMMA": r"\b[HQ]GMMA\.", "STL": r"\bSTL\b"}
+# Kernels that must multiply by these instructions, which read their operands from shared memory.
+HOPPER = {
+    "cutlass: bf16 rows": "HGMMA",
+    "cutlass: bf16 rows, plain B": "HGMMA",
+    "cutlass: bf16 weights": "HGMMA",
+    "cutlass: e4m3 rows": "QGMMA",
+    "cutlass: e5m2 rows": "QGMMA",
+    "cutlass: e4m3 weights": "QGMMA",
+    "cutlass: e5m2 weights": "QGMMA",
+}
+
+INSTRUCTIONS = {"HMMA": r"\bHMMA\.", "HGMMA": r"\bHGMMA\.", "QGMMA": r"\bQGMMA\.",
+                "STL": r"\bSTL\b"}
 INSTRUCTION_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/")
 # The wait for the previous kernel, and accesses to global memory. Loads of parameters are LDC.
 WAIT = re.compile(r"\bACQBULK\b")
@@ -71,11 +84,26 @@ def read(dump):
     return list(kernels.values())
 
 
+def cutlass_kind(symbol):
+    """Returns a short name of a grouped GEMM of CUTLASS; its own has a thousand letters."""
+    mma = re.search(r"CollectiveMma.*?(?:bfloat16|float_(e[45]m[23]))_tEP", symbol)
+    if not mma:
+        return "?"
+    rows = re.search(r"LinearCombinationIffff", symbol) is None
+    # B (N, K) has contiguous N: the second operand's Major is 1 (MN), and the first one's is 0 (K).
+    plain = re.search(r"MajorE0ELS[0-9A-Z]*_1E", symbol)
+    return f"{mma[1] or 'bf16'} {'rows' if rows else 'weights'}" + (", plain B" if plain else "")
+
+
 def demangle(kernels):
     """Sets the source, the name and the template arguments of each kernel."""
     text = subprocess.run(["c++filt"], input="\n".join(k.symbol for k in kernels), text=True,
                           capture_output=True, check=True).stdout.split("\n")
     for kernel, name in zip(kernels, text):
+        if kernel.symbol.startswith("_ZN7cutlass13device_kernel"):
+            kernel.source, kernel.name = "cutlass", cutlass_kind(kernel.symbol)
+            kernel.arguments = ""
+            continue
         # nvcc puts the file's name into the name of its unnamed namespace.
         file = re.search(r"_GLOBAL__N__[0-9a-f]+_\d+_(\w+?)_cu_", kernel.symbol)
         kernel.source = file[1] if file else "?"
@@ -95,7 +123,7 @@ def demangle(kernels):
 
 
 def print_table(rows):
-    head = ["kernel", "instances", "registers", "stack B", "shared B", "HMMA", "GMMA"]
+    head = ["kernel", "instances", "registers", "stack B", "shared B", "HMMA", "HGMMA", "QGMMA"]
     print("| " + " | ".join(head) + " |")
     print("|---" * len(head) + "|")
     for row in rows:
@@ -123,12 +151,14 @@ def faults_of(kernels, arch):
             faults.append(f"{full}<{k.arguments}> has {k.memory()} bytes of stack, and "
                           f"{k.counts['STL']} stores to it")
         promised = any(full == t or k.name == t for t in TENSOR_CORES)
-        if promised and k.counts["HMMA"] + k.counts["GMMA"] == 0:
+        if promised and k.counts["HMMA"] + k.counts["HGMMA"] + k.counts["QGMMA"] == 0:
             faults.append(f"{full}<{k.arguments}> has no instruction of a tensor core")
         if full in early and not k.waits:
             faults.append(f"{full}<{k.arguments}> may start early, and does not wait")
         if k.waits and k.early > 0:
             faults.append(f"{full}<{k.arguments}> accesses global memory {k.early} times before it waits")
+        if k.source == "cutlass" and (full not in HOPPER or k.counts[HOPPER[full]] == 0):
+            faults.append(f"{full} has no {HOPPER.get(full, 'place in HOPPER')}")
     return faults
 
 
@@ -148,7 +178,7 @@ def main():
         of = groups[title]
         rows.append([f"`{title}`", len(of), span([k.figures["REG"] for k in of]),
                      max(k.memory() for k in of), max(k.figures["SHARED"] for k in of),
-                     span([k.counts["HMMA"] for k in of]), span([k.counts["GMMA"] for k in of])])
+                     *(span([k.counts[i] for k in of]) for i in ("HMMA", "HGMMA", "QGMMA"))])
     print_table(rows)
     faults = faults_of(kernels, arch)
     for fault in faults:

@@ -16,7 +16,9 @@
 #include "kernels/cuda/cublas_library.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"
+#include "kernels/cuda/gemm/current_gpu.h"
 #include "kernels/cuda/gemm/library_matmul.h"
+#include "kernels/cuda/grouped/grouped_engine.h"
 #include "kernels/fp8.h"
 #include "kernels/gemm_choices.h"
 
@@ -377,26 +379,44 @@ Library& library_here() {
 
 void run(const Matmul& m, CUstream_st* stream) { library_here().matmul.run(m, stream); }
 
-std::string unchosen_gemms() { return print_gemm_keys(library_here().matmul.unchosen()); }
+const GemmDevice& current_gpu() {
+  static const ThisGpu gpu;
+  return gpu;
+}
+
+// Grouped GEMMs come first: they are few, and the experts of a model are most of its work.
+std::string unchosen_gemms() {
+  return unchosen_grouped_gemms() + print_gemm_keys(library_here().matmul.unchosen());
+}
 
 std::string time_gemms(const std::string& gemms, double seconds, CUstream_st* stream) {
   Library& library = library_here();
+  const GemmLines lines = split_gemm_lines(gemms);
+  const double end = current_gpu().now() + seconds;
+  const std::string grouped = time_grouped_gemms(lines.grouped, seconds, stream);
   return print_gemm_choices(
-      {library.api.version(), library.matmul.time(parse_gemm_keys(gemms), seconds, stream)});
+             {library.api.version(), library.matmul.time(parse_gemm_keys(lines.others),
+                                                         end - current_gpu().now(), stream)}) +
+         grouped;
 }
 
 void use_gemm_choices(const std::string& text) {
-  const GemmChoices all = parse_gemm_choices(text);
+  const GemmLines lines = split_gemm_lines(text);
+  const GemmChoices all = parse_gemm_choices(lines.others);
   Library& library = library_here();
-  if (all.choices.empty()) return;
-  if (all.version == library.api.version()) return library.matmul.use(all.choices);
+  if (all.choices.empty() && lines.grouped.empty()) return;
+  if (all.version == library.api.version()) {
+    library.matmul.use(all.choices);
+    return use_grouped_gemm_choices(lines.grouped);
+  }
   log::info(fmt::format("GEMMs were measured with {}, and this is {}: they are measured again",
                         all.version, library.api.version()));
 }
 
 std::string gemm_choices() {
   const Library& library = library_here();
-  return print_gemm_choices({library.api.version(), library.matmul.choices()});
+  return print_gemm_choices({library.api.version(), library.matmul.choices()}) +
+         grouped_gemm_choices();
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -218,7 +218,8 @@ Tensor grouped_matmul(Stream& stream, const char* name, const Operand& a_RK, con
                                     .trans_b = trans_b,
                                     .bf16 = bf16_of(stream.device()),
                                     .a_inverse = a_RK.inverse,
-                                    .b_inverse = b_EKN.inverse};
+                                    .b_inverse = b_EKN.inverse,
+                                    .sm_margin = stream.device().gemm_sm_margin()};
   check_grouped_operands("grouped_matmul", a_RK, b_EKN, float8_fits(args));
   enqueue(stream, name, args);
   return c;
@@ -244,7 +245,8 @@ void grouped_weight_gradient_into(Stream& stream, const char* name, const Operan
                                         .accumulate = accumulate,
                                         .bf16 = bf16_of(stream.device()),
                                         .a_inverse = a_RM.inverse,
-                                        .b_inverse = b_RN.inverse};
+                                        .b_inverse = b_RN.inverse,
+                                        .sm_margin = stream.device().gemm_sm_margin()};
   check_grouped_operands("grouped_weight_gradient", a_RM, b_RN, float8_fits(args));
   enqueue(stream, name, args);
 }

@@ -98,4 +98,24 @@ if(MTRAIN_HAS_CUDA)
     endif()
   endif()
 endif()
-message(STATUS "mtrain: CUDA ${MTRAIN_HAS_CUDA}, cuDNN's frontend ${MTRAIN_HAS_CUDNN_FRONTEND}, NCCL ${MTRAIN_HAS_NCCL}, tests ${MTRAIN_HAS_TESTS}")
+
+# CUTLASS is a set of headers too. Its kernels are for Hopper. scripts/install-deps.sh --cutlass fetches it.
+set(MTRAIN_HAS_CUTLASS OFF)
+if(MTRAIN_HAS_CUDA AND CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
+  find_path(MTRAIN_CUTLASS_INCLUDE cutlass/version.h
+    HINTS $ENV{XDG_CACHE_HOME}/mtrain/cutlass/include $ENV{HOME}/.cache/mtrain/cutlass/include)
+  if(NOT MTRAIN_CUTLASS_INCLUDE)
+    message(WARNING "mtrain: found no cutlass/version.h: on Hopper, the GEMMs of experts will use mtrain's own kernels, "
+      "which are slower. Run  scripts/install-deps.sh --cutlass")
+  else()
+    file(STRINGS ${MTRAIN_CUTLASS_INCLUDE}/cutlass/version.h version REGEX "define CUTLASS_(MAJOR|MINOR) ")
+    string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]*([0-9]+).*" "\\1.\\2" version "${version}")
+    if(version VERSION_LESS 4.2)
+      message(WARNING "mtrain: the GEMMs of experts will use mtrain's own kernels: ${MTRAIN_CUTLASS_INCLUDE} has version "
+        "${version} of CUTLASS, and 4.2 is needed: run  scripts/install-deps.sh --cutlass")
+    else()
+      set(MTRAIN_HAS_CUTLASS ON)
+    endif()
+  endif()
+endif()
+message(STATUS "mtrain: CUDA ${MTRAIN_HAS_CUDA}, CUTLASS ${MTRAIN_HAS_CUTLASS}, cuDNN's frontend ${MTRAIN_HAS_CUDNN_FRONTEND}, NCCL ${MTRAIN_HAS_NCCL}, tests ${MTRAIN_HAS_TESTS}")

@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/dependent_launch.h"
+#include "kernels/cuda/grouped/grouped_engine.h"
 #include "kernels/workspace.h"
 
 struct CUstream_st;
@@ -55,5 +56,9 @@ bool attention_by_cudnn(const AttentionBackward&, CUstream_st*) {
 }
 std::string cudnn_engine(const AttentionForward&) { return ""; }
 std::string cudnn_engine(const AttentionBackward&) { return ""; }
+
+// Nor is there one for CUTLASS.
+bool grouped_by_cutlass(const GroupedMatmul&, CUstream_st*) { return false; }
+bool grouped_by_cutlass(const GroupedWeightGrad&, CUstream_st*) { return false; }
 
 }  // namespace mtrain::kernels::cuda
