@@ -151,8 +151,8 @@ class Print {
   MEMBERS(Fp8Options, on, begin, end, formats, delayed, margin, history, most_recent)
   MEMBERS(LinearFormats, input, weight, gradient)
   MEMBERS(QuantFormat, element, blocks)
-  MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, check_loss, check_grads,
-          grads_per_micro_batch, exit_interval, exit_minutes)
+  MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, time_every, check_loss,
+          check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
   MEMBERS(ValidationOptions, every_steps, steps)
   MEMBERS(CheckpointOptions, every_steps, keep, keep_best, at_end, consolidated)
   MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, weights_from, ignore_keys)

@@ -187,6 +187,7 @@ TrainOptions train_options(const Recipe& r) {
           .global_batch_size = r.train.global_batch_size,
           .seed = r.train.seed,
           .log_every = r.train.log_every,
+          .time_every = r.train.time_every,
           .check_loss = r.debug.check_nan,
           .check_grads = r.debug.check_nan && r.ddp.check_for_nan_in_grad,
           .grads_per_micro_batch =
