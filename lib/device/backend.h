@@ -108,6 +108,10 @@ class DeviceBackend {
   virtual void release(void* memory, int64_t bytes) = 0;
   // Called before timings are taken, and again at the begin of each timed step.
   virtual void begin_timings() {}
+  // Marks the host's work until pop_range() with a name, for a profiler that watches the process.
+  // Ranges nest. A backend without a profiler ignores them.
+  virtual void push_range(const char* /*name*/) {}
+  virtual void pop_range() {}
 };
 
 std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slowdown = 1);

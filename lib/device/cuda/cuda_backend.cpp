@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "base/error.h"
 #include "device/event_pool.h"
@@ -377,6 +378,8 @@ class CudaBackend : public DeviceBackend {
     MT_CUDA(cudaSetDevice(ordinal_));
     clock_->renew();
   }
+  void push_range(const char* name) override { nvtxRangePushA(name); }
+  void pop_range() override { nvtxRangePop(); }
 
  private:
   int ordinal_;

@@ -246,7 +246,8 @@ DevicePlan device_plan_without_overlap(const Recipe& r) {
           .stream_sanitizer = r.debug.stream_sanitizer,
           .compute_slowdown = r.debug.compute_slowdown,
           .deterministic = r.debug.deterministic,
-          .own_attention = r.debug.own_attention};
+          .own_attention = r.debug.own_attention,
+          .nvtx = r.debug.nvtx};
 }
 
 // Returns the names of the streams that carry the communication which the recipe's link slows.

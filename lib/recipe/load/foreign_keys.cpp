@@ -139,7 +139,6 @@ constexpr std::array kForeignKeys{
                on},
     ForeignKey{"dataloader.*", kNone, kOwnLoader},
     ForeignKey{"validation_dataloader.*", kNone, kOwnLoader},
-    ForeignKey{"nvtx", kNone, "--trace writes every launch"},
     ForeignKey{"wandb.*", kNone, kReports},
     ForeignKey{"mlflow.*", kNone, kReports},
     ForeignKey{"comet.*", kNone, kReports},
