@@ -15,6 +15,7 @@ struct CUstream_st;
 
 namespace mtrain::device {
 
+class EventBackend;
 class TimingSink;
 
 // Work that continues after its launch has returned reports its failure here, from any thread. The
@@ -38,6 +39,9 @@ struct LaunchContext {
   std::optional<int64_t>* idle_ns = nullptr;
   // Gets failures after the work has returned; null on the CPU, where work ends before it returns.
   std::shared_ptr<AsyncError> late{};
+  // On CUDA: records an event after what the work has enqueued so far. The event comes from the
+  // device's pool. Returns null during a capture, since captured work runs only at replays.
+  std::function<std::shared_ptr<EventBackend>()> record{};
 };
 using Work = std::function<void(const LaunchContext&)>;
 

@@ -35,6 +35,7 @@ class FakeNccl : public NcclApi {
   std::atomic<bool> reached{true}, ends{true};
   std::atomic<int> polls{0};  // how often state() still says "in progress"
   std::atomic<bool> fails{false};
+  std::atomic<bool> captures{false};  // a capture is under way
   std::atomic<bool> never_ready{false}, aborted{false};
   std::atomic<int> inside{0};  // threads in a call that blocks
 
@@ -98,7 +99,8 @@ class FakeNccl : public NcclApi {
     return note(fmt::format("receive {} at {} from {}", data.count, place(data.data), from));
   }
   // Events come in pairs: before and after a call.
-  std::unique_ptr<device::EventBackend> record(CUstream_st*) override {
+  std::shared_ptr<device::EventBackend> record() {
+    if (captures) return nullptr;
     struct Event : device::EventBackend {
       explicit Event(const std::atomic<bool>& by) : flag(by), passed(by) {}
       bool ready() const override { return passed || flag; }
@@ -106,7 +108,7 @@ class FakeNccl : public NcclApi {
       const std::atomic<bool>& flag;
       const bool passed;  // whatever the flag becomes later
     };
-    return std::make_unique<Event>(recorded_++ % 2 ? ends : reached);
+    return std::make_shared<Event>(recorded_++ % 2 ? ends : reached);
   }
   std::shared_ptr<void> allocate(int64_t) override { return std::make_shared<int64_t>(); }
 
@@ -139,7 +141,8 @@ class FakeNccl : public NcclApi {
 struct Rank {
   std::shared_ptr<FakeNccl> nccl = std::make_shared<FakeNccl>();
   std::shared_ptr<Communicator> group;
-  device::LaunchContext context{.late = std::make_shared<device::AsyncError>()};
+  device::LaunchContext context{.late = std::make_shared<device::AsyncError>(),
+                                .record = [nccl = nccl] { return nccl->record(); }};
 
   Span data(int first, int64_t count) const { return {nccl->memory + first, count, DType::f32}; }
   std::string late() const {
@@ -480,6 +483,20 @@ TEST_CASE("nccl: an abort lets a call that is about to return do so") {
   other.join();
   CHECK(g.ranks[0].nccl->log().back() == "abort");
   CHECK(g.ranks[0].nccl->inside == 0);
+}
+
+TEST_CASE("nccl: a captured call is not watched, since only its replays run") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(2, 200ms);
+  Rank& r = g.ranks[0];
+  r.nccl->captures = true, r.nccl->ends = false;
+  all_reduce(r);
+  r.nccl->captures = false;
+  std::this_thread::sleep_for(500ms);
+  CHECK(r.late().empty());
+  r.nccl->ends = true;
+  all_reduce(r);
 }
 
 TEST_CASE("nccl: a failure of NCCL under way ends the group") {

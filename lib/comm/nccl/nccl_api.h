@@ -46,7 +46,6 @@ class NcclApi {
   virtual NcclAnswer send(ConstSpan data, int to, ncclComm* comm, CUstream_st* stream) = 0;
   virtual NcclAnswer receive(Span data, int from, ncclComm* comm, CUstream_st* stream) = 0;
 
-  virtual std::unique_ptr<device::EventBackend> record(CUstream_st* stream) = 0;
   virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;  // on the GPU
 };
 

@@ -135,8 +135,9 @@ class NcclCommunicator : public Communicator {
  private:
   struct Call {
     GroupCall call;
-    uint64_t number;                                   // of all calls, messages too
-    std::unique_ptr<device::EventBackend> begin, end;  // `end` is null until NCCL has enqueued all
+    uint64_t number;  // of all calls, messages too
+    // Both are null during a capture; `end` is also null until NCCL has enqueued all.
+    std::shared_ptr<device::EventBackend> begin, end;
     std::optional<Clock::time_point> started;  // when the watchdog saw that the stream reached it
   };
 
@@ -168,7 +169,7 @@ class NcclCommunicator : public Communicator {
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
     late_ = context.late;
-    calls_.push_back({std::move(about), ++number_, api_->record(context.cuda), nullptr, {}});
+    calls_.push_back({std::move(about), ++number_, context.record(), nullptr, {}});
     const NcclAnswer answer = in_nccl(lock, run);
     if (dead_) throw CommError(*dead_);
     if (answer.state == NcclAnswer::State::failed) {
@@ -176,7 +177,8 @@ class NcclCommunicator : public Communicator {
       lock.unlock();
       throw fail(found);
     }
-    calls_.back().end = api_->record(context.cuda);
+    calls_.back().end = context.record();
+    if (!calls_.back().end) calls_.pop_back();  // captured: nothing has been enqueued
   }
 
   // NCCL connects peers at their first call, and the host waits for that here. The watchdog checks
@@ -254,7 +256,7 @@ class NcclCommunicator : public Communicator {
                answer.state == NcclAnswer::State::failed) {
       return Found{first.call, {-1, false, false, answer.text}};
     }
-    if (!first.started && first.begin->ready()) first.started = asked_ = now;
+    if (!first.started && first.begin && first.begin->ready()) first.started = asked_ = now;
     if (!first.started || now - *first.started < group_.timeout) return {};
     return too_late(first);
   }

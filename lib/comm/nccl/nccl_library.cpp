@@ -98,31 +98,6 @@ void check_cuda(cudaError_t status, const char* call, int line) {
 }
 #define MT_CUDA(call) check_cuda(call, #call, __LINE__)
 
-class Event : public device::EventBackend {
- public:
-  explicit Event(cudaStream_t stream) {
-    MT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-    if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      cudaEventDestroy(event_);  // no destructor runs if the constructor throws
-      check_cuda(status, "cudaEventRecord", __LINE__);
-    }
-  }
-  ~Event() override { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-
-  bool ready() const override {
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
-    check_cuda(status, "cudaEventQuery", __LINE__);
-    return true;
-  }
-  void wait() const override { MT_CUDA(cudaEventSynchronize(event_)); }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 class LoadedNccl : public NcclApi {
  public:
   explicit LoadedNccl(int device) : device_(device), f_(library().functions) {}
@@ -192,9 +167,6 @@ class LoadedNccl : public NcclApi {
         comm, f_.recv(data.data, size_t(data.count), nccl_type(data.dtype), from, comm, stream));
   }
 
-  std::unique_ptr<device::EventBackend> record(CUstream_st* stream) override {
-    return std::make_unique<Event>(stream);
-  }
   std::shared_ptr<void> allocate(int64_t bytes) override {
     void* memory = nullptr;
     MT_CUDA(cudaMalloc(&memory, size_t(bytes)));

@@ -190,7 +190,10 @@ class CudaStream : public StreamBackend {
     auto begin = tag.sink ? timing_event() : nullptr;
     std::optional<int64_t> idle = 0;
     try {
-      work({.cuda = stream_, .idle_ns = tag.sink ? &idle : nullptr, .late = late_});
+      work({.cuda = stream_,
+            .idle_ns = tag.sink ? &idle : nullptr,
+            .late = late_,
+            .record = [this] { return event_of_launch(); }});
     } catch (...) {
       ++enqueued_;
       std::rethrow_exception(with_culprit(std::current_exception(), tag, id_));
@@ -290,6 +293,11 @@ class CudaStream : public StreamBackend {
  private:
   std::unique_ptr<CudaEvent> timing_event() const {
     return std::make_unique<CudaEvent>(events_, stream_, CudaEvent::Kind::timed);
+  }
+
+  std::shared_ptr<EventBackend> event_of_launch() const {
+    if (is_captured()) return nullptr;
+    return std::make_shared<CudaEvent>(events_, stream_, CudaEvent::Kind::plain);
   }
 
   bool is_captured() const {
