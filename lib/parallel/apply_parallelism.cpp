@@ -1,5 +1,7 @@
 #include "parallel/apply_parallelism.h"
 
+#include <numeric>
+
 #include "base/math.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/expert/expert_comm.h"
@@ -188,8 +190,10 @@ model::ModelImpls share_layers(comm::World& world, Device& device, const spec::M
       require(e->shared_ffn % P == 0, "elements in a shared expert", e->shared_ffn);
     }
   }
-  impls.tensor = tensor_parallel(tensor_groups(world, device, world.world_group(), kv_heads(model)),
-                                 {.sequence = false});
+  std::vector<int> all(static_cast<size_t>(P));
+  std::iota(all.begin(), all.end(), 0);
+  impls.tensor = tensor_parallel(
+      tensor_groups(world, device, world.group("tp", all), kv_heads(model)), {.sequence = false});
   const spec::Experts* experts = model.experts();
   if (!experts) return impls;
   impls.divided_experts = true;
