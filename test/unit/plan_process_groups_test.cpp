@@ -1,4 +1,4 @@
-// Tests the list of a job's groups.
+// Tests the list of a job's groups, and the memory that NCCL is expected to keep for them.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include <fmt/ranges.h>
 
+#include "plan/nccl_memory.h"
 #include "plan/process_groups.h"
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
@@ -130,6 +131,44 @@ TEST_CASE("channels of a pipeline take few splits, however many stages it has") 
     CHECK(seen == pipeline_channels(plan.schedule));
     CHECK(splits <= most);
   }
+}
+
+TEST_CASE("NCCL's memory counts each communicator's channels, and shared ones once") {
+  const NcclMachine host{.ranks_per_host = 8, .switch_sums = true},
+      plain{.ranks_per_host = 8, .switch_sums = false}, small{.ranks_per_host = 2};
+  const double connection = (4 << 20) + (512 << 10) + 640 * 120 * 64;
+  const std::vector<int> all{0, 1, 2, 3, 4, 5, 6, 7};
+  const auto bytes = [&](GroupTraffic traffic, const NcclMachine& machine, int parent = -1) {
+    return nccl_bytes({"g", traffic, all, parent}, 0, machine);
+  };
+  CHECK(bytes(GroupTraffic::scalars, host) == 2 * connection);
+  CHECK(bytes(GroupTraffic::messages, host) == 4 * connection);
+  CHECK(bytes(GroupTraffic::bulk, plain) == 16 * 2 * connection);
+  // Eight ranks of a host: two buffers of a MiB for each of 16 channels.
+  CHECK(bytes(GroupTraffic::bulk, host) == 32 * connection + 2 * 16 * 8 * double(1 << 20));
+  CHECK(bytes(GroupTraffic::bulk, small) == 32 * connection);
+  CHECK(bytes(GroupTraffic::bulk, host, 1) == 0);
+  CHECK(nccl_bytes({"none", GroupTraffic::messages, {}}, 0, host) == 0);
+}
+
+TEST_CASE("the plan of GPUs has NCCL's memory, and that of CPUs has none") {
+  const auto nccl = [](int64_t world, const char* device, const Overrides& more) {
+    Overrides set{fmt::format("train.device={}", device)};
+    set.insert(set.end(), more.begin(), more.end());
+    const RunPlan plan = plan_of(world, set);
+    const MemoryEstimate m = plan.fullest();
+    CHECK(m.total() >= m.nccl);
+    return m.nccl;
+  };
+  CHECK(nccl(8, "cpu", {}) == 0);
+  CHECK(nccl(1, "cuda", {}) == 0);
+  const double ddp = nccl(8, "cuda", {"distributed.strategy=ddp"}),
+               fsdp = nccl(8, "cuda", {"distributed.strategy=fsdp2"});
+  CHECK(ddp > 500e6);
+  CHECK(ddp < 700e6);
+  CHECK(fsdp > 1.9 * ddp);  // parameters and gradients travel at the same time
+  // What the replicas of a shard use is part of the group of all.
+  CHECK(nccl(8, "cuda", {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}) < fsdp);
 }
 
 }  // namespace plan_process_groups_test
