@@ -6,6 +6,7 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/expert/expert_comm.h"
 #include "parallel/tensor/tensor_parallel.h"
+#include "plan/process_groups.h"
 
 namespace mtrain::parallel {
 
@@ -219,12 +220,13 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   const bool sharded = plan.data_parallel.shards != plan::ShardLevel::nothing;
   g.grad_stream = &device.stream(device::StreamKind::dp_grad);
   if (sharded) g.param_stream = &device.stream(device::StreamKind::dp_param);
+  const comm::Traffic traffic = plan::gather_traffic(plan);
   g.dense.all = world.group("dp_cp", mesh, mesh::dp_cp_axes());
   g.dense.shards = l.dp_replicate == 1 ? g.dense.all
                                        : world.group("dp_shard_cp", mesh, mesh::dp_shard_cp_axes());
   g.dense.replicas = world.group("dp_replicate", mesh, {mesh::Axis::dp_replicate});
   g.dense.holders = g.dense.shards;
-  if (sharded) g.dense.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes());
+  if (sharded) g.dense.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes(), traffic);
   if (l.ep == 1 && !l.undivided_experts()) return g;
   const mesh::Mesh moe = plan.moe_mesh();
   g.experts.spread = int(l.ep);
@@ -235,7 +237,7 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   g.experts.holders = l.undivided_experts() ? world.group("expert_holders", moe,
                                                           {mesh::Axis::ep_shard, mesh::Axis::ep})
                                             : g.dense.shards;
-  if (sharded) g.experts.gather = world.group("ep_param", moe, {mesh::Axis::ep_shard});
+  if (sharded) g.experts.gather = world.group("ep_param", moe, {mesh::Axis::ep_shard}, traffic);
   return g;
 }
 

@@ -149,7 +149,8 @@ class Groups {
       }
       const bool sharded = plan_.data_parallel.shards != ShardLevel::nothing;
       const int gather =
-          sharded ? along("dp_param", mesh, mesh::dp_shard_cp_axes()) : kAlone;
+          sharded ? along("dp_param", mesh, mesh::dp_shard_cp_axes(), kAlone, gather_traffic(plan_))
+                  : kAlone;
       expert_copies(all, gather, sharded);
     }
     if (plan_.optimizer.muon.on)
@@ -163,7 +164,11 @@ class Groups {
     along("expert_copies", moe, mesh::expert_copy_axes(), within ? all : kAlone);
     if (l_.dp_replicate > 1) along("ep_shard", moe, {Axis::ep_shard}, within ? all : kAlone);
     if (!within) along("expert_holders", moe, {Axis::ep_shard, Axis::ep});
-    if (sharded) along("ep_param", moe, {Axis::ep_shard}, within ? gather : kAlone);
+    // Windows belong to one communicator; those groups do not share.
+    const GroupTraffic traffic = gather_traffic(plan_);
+    if (sharded)
+      along("ep_param", moe, {Axis::ep_shard},
+            within && traffic != GroupTraffic::copies ? gather : kAlone, traffic);
   }
 
   const RunPlan& plan_;
@@ -176,6 +181,10 @@ class Groups {
 
 std::vector<mesh::GroupSplit> process_groups(const RunPlan& plan, int64_t rank) {
   return Groups(plan, rank).all();
+}
+
+GroupTraffic gather_traffic(const RunPlan& plan) {
+  return plan.data_parallel.gather.symmetric ? GroupTraffic::copies : GroupTraffic::bulk;
 }
 
 std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule& s) {

@@ -21,6 +21,9 @@ std::vector<mesh::GroupSplit> process_groups(const RunPlan& plan, int64_t rank);
 // creating a group is a collective call of its ranks.
 std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule& schedule);
 
+// Returns what the groups that gather parameters carry.
+GroupTraffic gather_traffic(const RunPlan& plan);
+
 // Whether the first and the last stage share the table of tied embeddings over a group.
 bool shares_table(const schedule::Schedule& schedule, bool tied_embeddings);
 

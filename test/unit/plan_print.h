@@ -118,7 +118,7 @@ class Print {
   MEMBERS(ReduceOptions, dtype, average)
   MEMBERS(GatheredParamsOptions, overlap, during_update, together)
   MEMBERS(ShardedParamsOptions, reshard_after_forward, reshard_experts, forward_prefetch,
-          backward_prefetch, passes_pair)
+          backward_prefetch, passes_pair, registered, symmetric)
   MEMBERS(DataParallelOptions, shards, reduce, overlap_grad_reduce, bucket_size, defer_reduce,
           gather_as, gather_updated, gather)
   MEMBERS(TensorOptions, sequence_parallel)
