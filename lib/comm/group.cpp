@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "device/device.h"
 
 namespace mtrain::comm {
 
@@ -290,6 +291,16 @@ void Group::barrier(Stream& stream) const {
   state_->enqueue_collective(
       stream, {.name = "barrier"}, both_ways(0),
       [](Communicator& c, const device::LaunchContext& context) { c.barrier(context); });
+}
+
+Tensor Group::registered(Stream& home, const Shape& shape, DType dtype,
+                         device::MemoryCategory category, bool symmetric) const {
+  const int64_t bytes = shape.count() * dtype_size(dtype);
+  if (size() <= 1 || bytes == 0) return {};
+  const auto memory = state_->communicator->register_memory(bytes, symmetric);
+  if (!memory) return {};
+  device::Allocator& allocator = home.device().allocator();
+  return Tensor::over(allocator.adopt(memory, bytes, category, home), shape, dtype);
 }
 
 void Group::abort(std::string_view reason) const noexcept {

@@ -15,6 +15,7 @@ struct CUstream_st;
 
 namespace mtrain::device {
 
+class EventBackend;
 class TimingSink;
 
 // Work that continues after its launch has returned reports its failure here, from any thread. The
@@ -38,6 +39,9 @@ struct LaunchContext {
   std::optional<int64_t>* idle_ns = nullptr;
   // Gets failures after the work has returned; null on the CPU, where work ends before it returns.
   std::shared_ptr<AsyncError> late{};
+  // On CUDA: records an event after what the work has enqueued so far. The event comes from the
+  // device's pool. Returns null during a capture, since captured work runs only at replays.
+  std::function<std::shared_ptr<EventBackend>()> record{};
 };
 using Work = std::function<void(const LaunchContext&)>;
 
@@ -108,6 +112,10 @@ class DeviceBackend {
   virtual void release(void* memory, int64_t bytes) = 0;
   // Called before timings are taken, and again at the begin of each timed step.
   virtual void begin_timings() {}
+  // Marks the host's work until pop_range() with a name, for a profiler that watches the process.
+  // Ranges nest. A backend without a profiler ignores them.
+  virtual void push_range(const char* /*name*/) {}
+  virtual void pop_range() {}
 };
 
 std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slowdown = 1);

@@ -32,6 +32,7 @@ Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
       dependent_launch_(options.dependent_launch),
       fixed_attention_order_(options.fixed_attention_order),
       own_attention_(options.own_attention),
+      ranges_(options.nvtx),
       allocator_(std::make_shared<Allocator>(*backend_)),
       recorder_(std::make_unique<FlightRecorder>()),
       sanitizer_(options.stream_sanitizer ? std::make_unique<Sanitizer>() : nullptr) {}
@@ -78,9 +79,12 @@ void Device::set_timing_sink(TimingSink* sink) {
 }
 
 Device::Scope::Scope(Device& device, const std::string& name)
-    : device_(device), outer_(device.scope_) {
+    : device_(device), outer_(device.scope_), range_(device, name.c_str()) {
   device_.scope_ = std::make_shared<const std::string>(outer_ ? *outer_ + " > " + name : name);
 }
+
+void Device::push_range(const char* name) { backend_->push_range(name); }
+void Device::pop_range() { backend_->pop_range(); }
 
 std::string Device::description() const { return backend_->description(); }
 bool Device::is_cuda() const { return backend_->is_cuda(); }

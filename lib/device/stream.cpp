@@ -46,6 +46,7 @@ LaunchTag Stream::register_launch(const LaunchInfo& info) {
 
 void Stream::launch(LaunchInfo info, Work work) {
   {
+    const Device::Range range(device_, info.name);
     const std::lock_guard lock(order_);
     if (Capture* capture = device_.capture()) capture->add(*this, info);
     backend_->enqueue(register_launch(info), std::move(work));

@@ -91,17 +91,22 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, cons
   o.shards = shard_level(r);
   o.reduce = {.dtype = reduce_dtype(r), .average = r.ddp.average_in_collective};
   o.bucket_size = overlap.bucket_size;
+  const auto with_registration = [&](ShardedParamsOptions gather) {
+    gather.registered = overlap.registered_gather, gather.symmetric = overlap.symmetric_windows;
+    return gather;
+  };
   if (overlap.fp8_param_gather) o.gather_as = linear_formats(r.mixed_precision).weight.element;
   if (d.strategy == recipe::Strategy::fsdp2) {  // its own settings, not `overlap`, decide
     o.defer_reduce = d.defer_fsdp_grad_sync;
     const bool reshard = d.reshard_after_forward.value_or(d.pp_size == 1);
-    o.gather = {.reshard_after_forward = reshard,
-                .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
-                                       ? d.moe.reshard_after_forward.value_or(reshard)
-                                       : reshard,
-                .forward_prefetch = d.fsdp2_forward_prefetch_depth,
-                .backward_prefetch = d.fsdp2_backward_prefetch_depth,
-                .passes_pair = passes_pair(s)};
+    o.gather = with_registration(
+        {.reshard_after_forward = reshard,
+         .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
+                                ? d.moe.reshard_after_forward.value_or(reshard)
+                                : reshard,
+         .forward_prefetch = d.fsdp2_forward_prefetch_depth,
+         .backward_prefetch = d.fsdp2_backward_prefetch_depth,
+         .passes_pair = passes_pair(s)});
     return o;
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;
@@ -113,7 +118,7 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, cons
   }
   o.defer_reduce = false;
   const int64_t ahead = overlap.overlap_param_gather ? 1 : 0;
-  o.gather = {.forward_prefetch = ahead, .backward_prefetch = ahead};
+  o.gather = with_registration({.forward_prefetch = ahead, .backward_prefetch = ahead});
   return o;
 }
 

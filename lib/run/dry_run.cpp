@@ -88,11 +88,12 @@ int64_t layers_of(const plan::Layout& l, const std::vector<int64_t>& stages) {
 // Returns a line per pipeline rank; for more than 8, only the first, the fullest and the last.
 std::string memory_table(const RunPlan& plan, int width) {
   const plan::Layout& l = plan.layout;
-  const bool on_gpu = plan.fullest().workspace > 0;
+  const bool on_gpu = plan.fullest().workspace > 0, by_nccl = plan.fullest().nccl > 0;
   std::vector<TableColumn> columns{{"pp rank", 9, kLeft}, {"layers", 7},  {"size", 8},
                                    {"params", 10},        {"grads", 10},  {"optimizer", 10},
                                    {"activations", 12},   {"logits", 10}, {"buffers", 10}};
   if (on_gpu) columns.push_back({"workspace", 11});
+  if (by_nccl) columns.push_back({"nccl", 10});
   columns.push_back({"total", 10});
   std::vector<Cells> rows;
   for (int64_t rank = 0; rank < l.pp; ++rank) {
@@ -103,10 +104,10 @@ std::string memory_table(const RunPlan& plan, int width) {
     Cells cells{std::to_string(rank),
                 std::to_string(layers_of(l, stages_of_rank(plan.schedule_shape, rank))),
                 human_count(m.parameters)};
-    for (const auto bytes :
-         {m.params, m.grads, m.optimizer, m.activations, m.logits, m.buffers, m.workspace})
+    for (const auto bytes : {m.params, m.grads, m.optimizer, m.activations, m.logits, m.buffers})
       cells.push_back(human_bytes(bytes));
-    if (!on_gpu) cells.pop_back();
+    if (on_gpu) cells.push_back(human_bytes(m.workspace));
+    if (by_nccl) cells.push_back(human_bytes(m.nccl));
     cells.push_back(human_bytes(m.total()));
     rows.push_back(std::move(cells));
   }
@@ -123,6 +124,11 @@ std::string memory_table(const RunPlan& plan, int width) {
     out += wrap_words(
         "workspace: temporary memory of kernels; cuDNN's part is what its engines for Hopper "
         "need\n",
+        width);
+  if (by_nccl)
+    out += wrap_words(
+        "nccl: what NCCL keeps for the groups of a rank, an estimate from its defaults; groups of "
+        "one stream share\n",
         width);
   return out;
 }

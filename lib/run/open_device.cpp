@@ -27,7 +27,8 @@ std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::
                        .gemm_sm_margin = plan.gemm_sm_margin,
                        .dependent_launch = plan.dependent_launch,
                        .fixed_attention_order = plan.deterministic,
-                       .own_attention = plan.own_attention});
+                       .own_attention = plan.own_attention,
+                       .nvtx = plan.nvtx});
 }
 
 comm::TokenSource token_source(const launch::Job& job, const std::filesystem::path& shared) {

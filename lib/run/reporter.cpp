@@ -177,7 +177,8 @@ void Reporter::add_communication(std::vector<observe::Metric>& metrics,
 }
 
 void Reporter::time_step(int64_t n) {
-  const bool timed = times_all_ || observe::samples_step(n, trainer_.plan().train.log_every);
+  const plan::TrainOptions& train = trainer_.plan().train;
+  const bool timed = times_all_ || observe::samples_step(n, train.log_every, train.time_every);
   // At each timed step: a GPU then measures from a new origin.
   if (timed || timed_) trainer_.device().set_timing_sink(timed ? sinks_.get() : nullptr);
   timed_ = timed;

@@ -56,6 +56,7 @@ std::string memory_text(const RunPlan& plan, double device) {
                       human_bytes(m.activations + m.logits));
   if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
   if (m.workspace > 0) text += ", workspace " + human_bytes(m.workspace);
+  if (m.nccl > 0) text += ", NCCL about " + human_bytes(m.nccl);
   if (m.per_tenth_of_rows > 0)
     text += fmt::format("; {} more for each 10 % of rows above the mean of ep's ranks",
                         human_bytes(m.per_tenth_of_rows));

@@ -97,6 +97,7 @@ const std::vector<Base>& bases() {
        {"train.device=cuda", "mixed_precision.fp8=hybrid",
         "mixed_precision.first_last_layers_bf16=true"}},
       {4, {"train.device=cuda", "distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
+      {8, {"train.device=cuda", "distributed.strategy=fsdp2", "ddp.nccl_ub=true"}},
       {1,
        {"debug.fault.at=adamw", "dataset.validation=y", "validation.every_steps=20",
         "checkpoint.every_steps=10", "tokenizer.path=t.json", "checkpoint.load=c"}},

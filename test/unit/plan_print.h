@@ -118,7 +118,7 @@ class Print {
   MEMBERS(ReduceOptions, dtype, average)
   MEMBERS(GatheredParamsOptions, overlap, during_update, together)
   MEMBERS(ShardedParamsOptions, reshard_after_forward, reshard_experts, forward_prefetch,
-          backward_prefetch, passes_pair)
+          backward_prefetch, passes_pair, registered, symmetric)
   MEMBERS(DataParallelOptions, shards, reduce, overlap_grad_reduce, bucket_size, defer_reduce,
           gather_as, gather_updated, gather)
   MEMBERS(TensorOptions, sequence_parallel)
@@ -151,8 +151,8 @@ class Print {
   MEMBERS(Fp8Options, on, begin, end, formats, delayed, margin, history, most_recent)
   MEMBERS(LinearFormats, input, weight, gradient)
   MEMBERS(QuantFormat, element, blocks)
-  MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, check_loss, check_grads,
-          grads_per_micro_batch, exit_interval, exit_minutes)
+  MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, time_every, check_loss,
+          check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
   MEMBERS(ValidationOptions, every_steps, steps)
   MEMBERS(CheckpointOptions, every_steps, keep, keep_best, at_end, consolidated)
   MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, weights_from, ignore_keys)
@@ -161,7 +161,7 @@ class Print {
   MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
           seed, tokenizer)
   MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, dependent_launch,
-          stream_sanitizer, compute_slowdown, deterministic, own_attention, environment)
+          stream_sanitizer, compute_slowdown, deterministic, own_attention, nvtx, environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
   MEMBERS(FaultOptions, moment, launch, rank, step, kill)
   MEMBERS(DebugOptions, trace, fault)

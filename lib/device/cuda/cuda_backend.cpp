@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "base/error.h"
 #include "device/event_pool.h"
@@ -189,7 +190,10 @@ class CudaStream : public StreamBackend {
     auto begin = tag.sink ? timing_event() : nullptr;
     std::optional<int64_t> idle = 0;
     try {
-      work({.cuda = stream_, .idle_ns = tag.sink ? &idle : nullptr, .late = late_});
+      work({.cuda = stream_,
+            .idle_ns = tag.sink ? &idle : nullptr,
+            .late = late_,
+            .record = [this] { return event_of_launch(); }});
     } catch (...) {
       ++enqueued_;
       std::rethrow_exception(with_culprit(std::current_exception(), tag, id_));
@@ -291,6 +295,11 @@ class CudaStream : public StreamBackend {
     return std::make_unique<CudaEvent>(events_, stream_, CudaEvent::Kind::timed);
   }
 
+  std::shared_ptr<EventBackend> event_of_launch() const {
+    if (is_captured()) return nullptr;
+    return std::make_shared<CudaEvent>(events_, stream_, CudaEvent::Kind::plain);
+  }
+
   bool is_captured() const {
     if (*captures_ == 0) return false;
     auto status = cudaStreamCaptureStatusNone;
@@ -377,6 +386,8 @@ class CudaBackend : public DeviceBackend {
     MT_CUDA(cudaSetDevice(ordinal_));
     clock_->renew();
   }
+  void push_range(const char* name) override { nvtxRangePushA(name); }
+  void pop_range() override { nvtxRangePop(); }
 
  private:
   int ordinal_;

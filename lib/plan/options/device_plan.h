@@ -23,6 +23,7 @@ struct DevicePlan {
   double compute_slowdown = 1;  // computations on a CPU take this many times as long
   bool deterministic = false;   // runs are equal bit for bit, but slower
   bool own_attention = false;   // attention on a GPU does not use cuDNN
+  bool nvtx = false;            // a profiler on a GPU sees passes, layers and launches by name
   // Environment variables that the device's library reads when it starts; communication may start
   // it before the device is opened. Variables that the user has set stay.
   std::map<std::string, std::string> environment;

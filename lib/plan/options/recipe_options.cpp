@@ -188,6 +188,7 @@ TrainOptions train_options(const Recipe& r) {
           .global_batch_size = r.train.global_batch_size,
           .seed = r.train.seed,
           .log_every = r.train.log_every,
+          .time_every = r.train.time_every,
           .check_loss = r.debug.check_nan,
           .check_grads = r.debug.check_nan && r.ddp.check_for_nan_in_grad,
           .grads_per_micro_batch =
@@ -246,7 +247,8 @@ DevicePlan device_plan_without_overlap(const Recipe& r) {
           .stream_sanitizer = r.debug.stream_sanitizer,
           .compute_slowdown = r.debug.compute_slowdown,
           .deterministic = r.debug.deterministic,
-          .own_attention = r.debug.own_attention};
+          .own_attention = r.debug.own_attention,
+          .nvtx = r.debug.nvtx};
 }
 
 // Returns the names of the streams that carry the communication which the recipe's link slows.

@@ -128,6 +128,12 @@ void check_backend(const Recipe& r, Diagnostics& diagnostics) {
                       "leaves out cuDNN, which only GPUs have, and train.device is cpu: attention "
                       "on a CPU is mtrain's own in any case",
                       "set train.device: cuda, or leave it out");
+  const bool unseen = !gpu && r.debug.nvtx;
+  if (unseen)
+    diagnostics.warn(
+        "debug.nvtx",
+        "has no effect: NVTX ranges are for profilers of GPUs, and train.device is cpu",
+        "--trace writes every launch on a CPU, too");
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ namespace {
 constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe", "--dry-run",
                                      "--world-size", "--trace",  "--profile",      "--verbose",
                                      "--strict",     "--help",   "--version",      "--token_file",
-                                     "--token-file"};
+                                     "--token-file", "--nvtx"};
 // The commands that do not train.
 constexpr std::string_view kCommands[] = {"completion", "data",     "eval",   "explain",
                                           "export",     "generate", "import", "schedule",

@@ -28,6 +28,7 @@ struct TrainConfig {
   Auto<bool> enable_cuda_graph;
   Auto<double> logits_gb;
   int64_t log_every = 10;
+  Auto<int64_t> time_every;
   std::string run_dir;
   std::optional<int64_t> exit_interval;
   std::optional<double> exit_duration_in_mins;
@@ -78,6 +79,11 @@ struct TrainConfig {
             &TrainConfig::log_every,
             "steps between two log lines",
             {.aliases = "logger.log_interval", .unit = "steps", .min = 1}},
+      Field{"time_every",
+            &TrainConfig::time_every,
+            "steps between two whose launches are timed, which slows a GPU; auto: the first ten, "
+            "then those that are logged",
+            {.unit = "steps", .min = 1}},
       Field{"run_dir",
             &TrainConfig::run_dir,
             "folder of log.txt, metrics.jsonl, the resolved recipe and checkpoints; runs/<recipe> "
