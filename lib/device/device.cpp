@@ -31,6 +31,7 @@ Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
       gemm_sm_margin_(options.gemm_sm_margin),
       fixed_attention_order_(options.fixed_attention_order),
       own_attention_(options.own_attention),
+      own_grouped_gemm_(options.own_grouped_gemm),
       allocator_(std::make_shared<Allocator>(*backend_)),
       recorder_(std::make_unique<FlightRecorder>()),
       sanitizer_(options.stream_sanitizer ? std::make_unique<Sanitizer>() : nullptr) {}

@@ -26,7 +26,8 @@ std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::
                        .norm_sm_margin = plan.norm_sm_margin,
                        .gemm_sm_margin = plan.gemm_sm_margin,
                        .fixed_attention_order = plan.deterministic,
-                       .own_attention = plan.own_attention});
+                       .own_attention = plan.own_attention,
+                       .own_grouped_gemm = plan.own_grouped_gemm});
 }
 
 comm::TokenSource token_source(const launch::Job& job, const std::filesystem::path& shared) {

@@ -245,7 +245,9 @@ DevicePlan device_plan_without_overlap(const Recipe& r) {
           .stream_sanitizer = r.debug.stream_sanitizer,
           .compute_slowdown = r.debug.compute_slowdown,
           .deterministic = r.debug.deterministic,
-          .own_attention = r.debug.own_attention};
+          .own_attention = r.debug.own_attention,
+          // Which engine is faster is measured, and measurements differ from run to run.
+          .own_grouped_gemm = r.debug.own_grouped_gemm || r.debug.deterministic};
 }
 
 // Returns the names of the streams that carry the communication which the recipe's link slows.

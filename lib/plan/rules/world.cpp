@@ -128,6 +128,11 @@ void check_backend(const Recipe& r, Diagnostics& diagnostics) {
                       "leaves out cuDNN, which only GPUs have, and train.device is cpu: attention "
                       "on a CPU is mtrain's own in any case",
                       "set train.device: cuda, or leave it out");
+  diagnostics.require(
+      gpu || !r.debug.own_grouped_gemm, {"debug.own_grouped_gemm", "train.device"},
+      "leaves out CUTLASS, which only GPUs have, and train.device is cpu: the GEMMs "
+      "of experts on a CPU are mtrain's own in any case",
+      "set train.device: cuda, or leave it out");
 }
 
 }  // namespace
