@@ -32,6 +32,7 @@ Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
       dependent_launch_(options.dependent_launch),
       fixed_attention_order_(options.fixed_attention_order),
       own_attention_(options.own_attention),
+      own_grouped_gemm_(options.own_grouped_gemm),
       ranges_(options.nvtx),
       allocator_(std::make_shared<Allocator>(*backend_)),
       recorder_(std::make_unique<FlightRecorder>()),

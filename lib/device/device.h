@@ -39,6 +39,8 @@ struct DeviceOptions {
   bool fixed_attention_order = true;
   // Makes a GPU compute attention only with mtrain's own kernels, without cuDNN's.
   bool own_attention = false;
+  // The same for GEMMs of experts, without CUTLASS's.
+  bool own_grouped_gemm = false;
   // Shows scopes and launches to a profiler of NVIDIA's, as NVTX ranges. A CPU has none.
   bool nvtx = false;
 };
@@ -66,6 +68,7 @@ class Device {
   bool dependent_launch() const { return dependent_launch_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
   bool own_attention() const { return own_attention_; }
+  bool own_grouped_gemm() const { return own_grouped_gemm_; }
   bool ranges() const { return ranges_; }  // whether a profiler sees scopes and launches
 
   // How matmuls and attention that are launched from now on multiply two bf16 operands. Absent on a
@@ -178,7 +181,7 @@ class Device {
   std::unique_ptr<DeviceBackend> backend_;
   const int64_t norm_sm_margin_;
   int64_t gemm_sm_margin_;
-  const bool dependent_launch_, fixed_attention_order_, own_attention_, ranges_;
+  const bool dependent_launch_, fixed_attention_order_, own_attention_, own_grouped_gemm_, ranges_;
   Bf16Arithmetic bf16_arithmetic_ = Bf16Arithmetic::widened;
   std::shared_ptr<Allocator> allocator_;  // its buffers hold weak pointers to it
   std::unique_ptr<FlightRecorder> recorder_;

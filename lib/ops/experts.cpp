@@ -219,6 +219,7 @@ Tensor grouped_matmul(Stream& stream, const char* name, const Operand& a_RK, con
                                     .bf16 = bf16_of(stream.device()),
                                     .a_inverse = a_RK.inverse,
                                     .b_inverse = b_EKN.inverse,
+                                    .own_kernel = stream.device().own_grouped_gemm(),
                                     .sm_margin = stream.device().gemm_sm_margin()};
   check_grouped_operands("grouped_matmul", a_RK, b_EKN, float8_fits(args));
   enqueue(stream, name, args);
@@ -246,6 +247,7 @@ void grouped_weight_gradient_into(Stream& stream, const char* name, const Operan
                                         .bf16 = bf16_of(stream.device()),
                                         .a_inverse = a_RM.inverse,
                                         .b_inverse = b_RN.inverse,
+                                        .own_kernel = stream.device().own_grouped_gemm(),
                                         .sm_margin = stream.device().gemm_sm_margin()};
   check_grouped_operands("grouped_weight_gradient", a_RM, b_RN, float8_fits(args));
   enqueue(stream, name, args);

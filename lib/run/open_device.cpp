@@ -28,6 +28,7 @@ std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::
                        .dependent_launch = plan.dependent_launch,
                        .fixed_attention_order = plan.deterministic,
                        .own_attention = plan.own_attention,
+                       .own_grouped_gemm = plan.own_grouped_gemm,
                        .nvtx = plan.nvtx});
 }
 

@@ -161,7 +161,8 @@ class Print {
   MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
           seed, tokenizer)
   MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, dependent_launch,
-          stream_sanitizer, compute_slowdown, deterministic, own_attention, nvtx, environment)
+          stream_sanitizer, compute_slowdown, deterministic, own_attention, own_grouped_gemm, nvtx,
+          environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
   MEMBERS(FaultOptions, moment, launch, rank, step, kill)
   MEMBERS(DebugOptions, trace, fault)
