@@ -198,9 +198,13 @@ model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
   model::ExpertsOfStep e{
       .loss_grad = float(factor / parts / double(global_micro_batches())),
       .loss_2 = loss_2,
-      .sums_LS = Tensor::empty(compute_,
-                               {m.layer_count(), model::ExpertsOfStep::columns(m.experts()->count)},
-                               DType::f32, device::MemoryCategory::buffers),
+      // Graphs hold the address, so it must be the same memory in every step.
+      .sums_LS =
+          experts_.sums_LS
+              ? experts_.sums_LS
+              : Tensor::empty(compute_,
+                              {m.layer_count(), model::ExpertsOfStep::columns(m.experts()->count)},
+                              DType::f32, device::MemoryCategory::buffers),
       .fraction_LE = routers_.fraction_LE()};
   host_wait_ = {};
   e.host_wait = &host_wait_;

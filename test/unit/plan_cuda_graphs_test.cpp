@@ -16,6 +16,11 @@ Overrides on_cuda(Overrides o) {
   return o;
 }
 
+Overrides with(Overrides a, const Overrides& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 CudaGraphs graphs(int64_t world, const Overrides& overrides) {
   Diagnostics diagnostics;
   const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", overrides,
@@ -46,6 +51,17 @@ TEST_CASE("requested graphs must be possible, or the error has the reason") {
                  "tp ranks");
   expect_warning({.what = "cp", .world = 2, .set = asked({"distributed.cp_size=2"})}, field,
                  "cp ranks");
+  const Overrides experts{"model.moe.num_experts=8", "model.moe.router_topk=2",
+                          "model.moe.ffn_hidden_size=64"};
+  expect_accepts({.what = "experts", .set = asked(experts)});
+  expect_accepts({.what = "experts under dp",
+                  .world = 2,
+                  .set = asked(with(experts, {"distributed.strategy=ddp"}))});
+  expect_warning(
+      {.what = "experts over ranks",
+       .world = 2,
+       .set = asked(with(experts, {"distributed.strategy=megatron_ddp", "distributed.ep_size=2"}))},
+      field, "the host waits for the numbers of rows");
   expect_error({.what = "packs", .set = asked({"packed_sequence.packed_sequence_size=1024"})},
                field, "packed");
   expect_warning({.what = "fsdp2", .world = 2, .set = asked({})}, field, "sharded");
@@ -80,6 +96,8 @@ TEST_CASE("graphs are on where nothing forbids them, for micro-batches that do n
         "on: every micro-batch");
   CHECK(text(1, {"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
                  "hardware.gpu=h100"}) == "on: every micro-batch");
+  CHECK(text(1, {"model.moe.num_experts=8", "model.moe.router_topk=2",
+                 "model.moe.ffn_hidden_size=64"}) == "on: every micro-batch");
   CHECK(text(1, {"train.enable_cuda_graph=false"}) == "off: train.enable_cuda_graph is false");
   CHECK(text(2, {"distributed.strategy=ddp"}) ==
         "on: micro-batches 1 to 15 of 16, the others communicate");
