@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "device/stream_id.h"
 
@@ -29,6 +30,19 @@ class AsyncError {
   std::exception_ptr failure_;
 };
 
+struct LaunchContext;
+
+// Is called around each replay of a graph. A launch that was recorded in the graph has asked for it
+// (LaunchContext::replays), since its own work on the host is not repeated.
+class ReplayHook {
+ public:
+  virtual ~ReplayHook() = default;
+  // Both enqueue on the stream of the replay; before() may throw.
+  virtual void before(const LaunchContext& context) = 0;
+  virtual void after(const LaunchContext& context) = 0;
+};
+using ReplayHooks = std::vector<std::shared_ptr<ReplayHook>>;
+
 // The argument of a launch's work. On the CPU the work runs on the stream's worker thread; on CUDA
 // it runs on the host and enqueues on `cuda`.
 struct LaunchContext {
@@ -38,6 +52,9 @@ struct LaunchContext {
   std::optional<int64_t>* idle_ns = nullptr;
   // Gets failures after the work has returned; null on the CPU, where work ends before it returns.
   std::shared_ptr<AsyncError> late{};
+  // Not null if the work is recorded for a graph: the hooks of its replays. Null on the CPU, where
+  // a replay calls the work again.
+  ReplayHooks* replays = nullptr;
 };
 using Work = std::function<void(const LaunchContext&)>;
 

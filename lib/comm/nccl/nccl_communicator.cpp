@@ -112,8 +112,8 @@ class NcclCommunicator : public Communicator {
                 const device::LaunchContext& context) override {
     std::set<int> peers;
     for (const Transfer& t : transfers) peers.insert(t.peer);
-    call({collectives_, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true},
-         context, [&](ncclComm* comm) { return together(transfers, comm, context); });
+    call({0, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true}, context,
+         [&](ncclComm* comm) { return together(transfers, comm, context); });
   }
 
   void barrier(const device::LaunchContext& context) override {
@@ -135,8 +135,9 @@ class NcclCommunicator : public Communicator {
  private:
   struct Call {
     GroupCall call;
-    uint64_t number;                                   // of all calls, messages too
-    std::unique_ptr<device::EventBackend> begin, end;  // `end` is null until NCCL has enqueued all
+    uint64_t number;  // of all calls, messages too
+    // `end` is null until NCCL has enqueued all. Both are null while NCCL records for a graph.
+    std::unique_ptr<device::EventBackend> begin, end;
     std::optional<Clock::time_point> started;  // when the watchdog saw that the stream reached it
   };
 
@@ -159,7 +160,14 @@ class NcclCommunicator : public Communicator {
 
   template <class F>
   void collective(std::string what, const device::LaunchContext& context, const F& run) {
-    call({++collectives_, std::move(what), false}, context, run);
+    call({0, std::move(what), false}, context, run);
+  }
+
+  // Numbers the call, and counts it if it is a collective.
+  GroupCall counted(GroupCall call) {
+    if (!call.message) ++collectives_;
+    call.number = collectives_;
+    return call;
   }
 
   template <class F>
@@ -168,7 +176,11 @@ class NcclCommunicator : public Communicator {
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
     late_ = context.late;
-    calls_.push_back({std::move(about), ++number_, api_->record(context.cuda), nullptr, {}});
+    // The events of a capture never pass. Its calls are watched at each replay instead.
+    if (context.replays)
+      calls_.push_back({about, number_, nullptr, nullptr, {}});
+    else
+      calls_.push_back({counted(about), ++number_, api_->record(context.cuda), nullptr, {}});
     const NcclAnswer answer = in_nccl(lock, run);
     if (dead_) throw CommError(*dead_);
     if (answer.state == NcclAnswer::State::failed) {
@@ -176,7 +188,52 @@ class NcclCommunicator : public Communicator {
       lock.unlock();
       throw fail(found);
     }
-    calls_.back().end = api_->record(context.cuda);
+    if (!context.replays) {
+      calls_.back().end = api_->record(context.cuda);
+      return;
+    }
+    calls_.pop_back();
+    replayed_calls(*context.replays).push_back(std::move(about));
+  }
+
+  // The calls of this group in a graph. The graph is destroyed before the group.
+  struct ReplayedCalls : device::ReplayHook {
+    explicit ReplayedCalls(NcclCommunicator& g) : group(g) {}
+    void before(const device::LaunchContext& c) override { group.begin_replay(calls, c); }
+    void after(const device::LaunchContext& c) override { group.end_replay(c); }
+    NcclCommunicator& group;
+    std::vector<GroupCall> calls;
+  };
+
+  // Returns the list of the graph that is being captured.
+  std::vector<GroupCall>& replayed_calls(device::ReplayHooks& hooks) {
+    for (const auto& hook : hooks)
+      if (auto* own = dynamic_cast<ReplayedCalls*>(hook.get()); own && &own->group == this)
+        return own->calls;
+    const auto own = std::make_shared<ReplayedCalls>(*this);
+    hooks.push_back(own);
+    return own->calls;
+  }
+
+  // A replay is watched as one call, with the number of its first collective. A graph's other
+  // work, between its calls, counts for the timeout, too.
+  void begin_replay(const std::vector<GroupCall>& calls, const device::LaunchContext& context) {
+    const std::lock_guard lock(mutex_);
+    if (dead_) throw CommError(*dead_);
+    last_start_ = Clock::now();
+    late_ = context.late;
+    const auto first = std::ranges::find(calls, false, &GroupCall::message);
+    GroupCall all = counted(first == calls.end() ? calls.front() : *first);
+    all.what = fmt::format("a graph with {} calls, the first of them {}", calls.size(),
+                           calls.front().what);
+    const auto collectives = uint64_t(std::ranges::count(calls, false, &GroupCall::message));
+    if (collectives > 0) collectives_ += collectives - 1;
+    calls_.push_back({std::move(all), number_ + 1, api_->record(context.cuda), nullptr, {}});
+    number_ += calls.size();
+  }
+  void end_replay(const device::LaunchContext& context) {
+    const std::lock_guard lock(mutex_);
+    if (!dead_) calls_.back().end = api_->record(context.cuda);
   }
 
   // NCCL connects peers at their first call, and the host waits for that here. The watchdog checks
@@ -254,7 +311,7 @@ class NcclCommunicator : public Communicator {
                answer.state == NcclAnswer::State::failed) {
       return Found{first.call, {-1, false, false, answer.text}};
     }
-    if (!first.started && first.begin->ready()) first.started = asked_ = now;
+    if (!first.started && first.begin && first.begin->ready()) first.started = asked_ = now;
     if (!first.started || now - *first.started < group_.timeout) return {};
     return too_late(first);
   }
@@ -331,7 +388,7 @@ class NcclCommunicator : public Communicator {
   const NcclGroup group_;
   const std::unique_ptr<FailureReporter> reporter_;
   const std::shared_ptr<void> word_;  // the data of a barrier's all_reduce
-  uint64_t collectives_ = 0;          // number of collectives so far; the same on every rank
+  uint64_t collectives_ = 0;  // number of collectives that have run so far; the same on every rank
   Clock::time_point last_start_{};
 
   std::mutex failing_;  // held by the thread that finds out why the group fails; before mutex_
