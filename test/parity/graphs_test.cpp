@@ -284,4 +284,91 @@ TEST_CASE("data-parallel ranks capture the micro-batches that do not communicate
   }
 }
 
+TEST_CASE("graphs give the bits of single launches for ranks that communicate in a micro-batch") {
+  struct Case {
+    const char* name;
+    int ranks;
+    Changes changes;
+    int64_t replays = 80 - 2;  // in 20 steps of 4 micro-batches
+    Changes batch = {};
+  };
+  const Changes kHeads{"model.num_query_groups=4", "model.hidden_dropout=0.1"},
+      kOverlap{"distributed.tp_size=2", "distributed.sequence_parallel=true",
+               "comm_overlap.tp_comm_overlap=true"},
+      kAfterwards{"distributed.strategy=megatron_ddp", "ddp.overlap_grad_reduce=false",
+                  "ddp.overlap_param_gather=false"};
+  const auto cp = [&](int ranks, const char* kind) {
+    return with(kAfterwards, {fmt::format("distributed.cp_size={}", ranks),
+                              fmt::format("distributed.cp_comm_type={}", kind)});
+  };
+  const std::vector<Case> cases{
+      {"tp", 2, with(kHeads, {"distributed.tp_size=2"})},
+      {"sequence parallelism, in bulk and in pipelines", 2, with(kHeads, kOverlap)},
+      {"sequence parallelism, in rings", 2,
+       with(kOverlap,
+            {"comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {method: ring_exchange}, fc1_fprop: "
+             "{method: ring_exchange}, proj_fprop: {method: ring_exchange}, fc2_fprop: {method: "
+             "ring_exchange}}"})},
+      {"recomputed modules", 2,
+       with(kOverlap, {"recompute.granularity=selective", "recompute.modules=[core_attn,mlp]"})},
+      {"tp in 8 bits", 2, with(kDelayed, {"distributed.tp_size=2"}), -1},
+      // The first of 4 micro-batches gathers parameters, and the last one reduces gradients.
+      {"tp and dp",
+       4,
+       with(kMegatron, {"distributed.tp_size=2", "ddp.overlap_param_gather=true"}),
+       40 - 1,
+       {"train.micro_batch_size=1"}},
+      {"experts that tp divides", 2, with(kPlain, {"distributed.tp_size=2"})},
+      {"experts under sequence parallelism", 2, with(kBalanced, with(tp(2), kSequence)), 80 - 4},
+      {"a ring of keys", 2, cp(2, "p2p")},
+      {"gathered keys", 2, cp(2, "all_gather")},
+      {"heads that change ranks", 2, with(kHeads, cp(2, "a2a"))},
+      {"experts under cp", 2, with(kShared, cp(2, "p2p"))},
+      {"tp and cp", 4, with(cp(2, "p2p"), kOverlap)}};
+  for (const Case& c : cases) {
+    CAPTURE(c.name);
+    const Changes all = with(with(c.changes, kAccumulate), c.batch);
+    const auto all_ranks = [&](bool graphs) {
+      const Recipe r = recipe_of(all, graphs, c.ranks);
+      std::vector<GraphRun> runs(size_t(c.ranks));
+      run_ranks(c.ranks, "thread",
+                [&](TestRank& rank) {
+                  runs[size_t(rank.rank())] = train_graphs(r, rank.device, rank.world);
+                },
+                {.device = [] { return recording(); }});
+      return runs;
+    };
+    const auto off = all_ranks(false), on = all_ranks(true);
+    for (size_t rank = 0; rank < size_t(c.ranks); ++rank) {
+      CAPTURE(on[rank].plan);
+      CHECK(on[rank].failures.empty());
+      if (c.replays >= 0) CHECK(on[rank].replays == c.replays);
+      CHECK(on[rank].replays >= 39);
+      check_same(off[rank].result, on[rank].result);
+      CHECK((off[rank].experts == on[rank].experts));
+    }
+  }
+}
+
+TEST_CASE("a replay that waits for a rank that has failed names the call and the reason") {
+  const Recipe r = recipe_of(with(kAccumulate, {"distributed.tp_size=2"}), true, 2);
+  std::string message;
+  const auto train = [&](TestRank& rank) {
+    train::Trainer trainer =
+        make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    REQUIRE(trainer.graphs()->replays() > 0);
+    if (rank.rank() == 1) throw RunError("this rank gives up");
+    try {
+      for (int i = 0; i < 3; ++i) trainer.step();
+    } catch (const Error& e) {
+      message = e.message();
+      throw;
+    }
+  };
+  CHECK_THROWS(run_ranks(2, "thread", train, {.device = [] { return recording(); }}));
+  CHECK_THAT(message, Catch::Contains("rank 1 of the group gave up") &&
+                          Catch::Contains("of group tp") && Catch::Contains("in `micro_batch`"));
+}
+
 }  // namespace parity_graphs_test
