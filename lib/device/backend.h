@@ -123,6 +123,8 @@ class DeviceBackend {
   // Returns memory aligned to 512 bytes at least. Throws RunError when memory is short.
   virtual void* allocate(int64_t bytes) = 0;
   virtual void release(void* memory, int64_t bytes) = 0;
+  // Returns host memory into which the device can copy while the host does other work.
+  virtual std::shared_ptr<void> host_memory(int64_t bytes);
   // Called before timings are taken, and again at the begin of each timed step.
   virtual void begin_timings() {}
 };

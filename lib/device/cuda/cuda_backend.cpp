@@ -393,6 +393,7 @@ class CudaBackend : public DeviceBackend {
     return memory;
   }
   void release(void* memory, int64_t) override { cudaFree(memory); }
+  std::shared_ptr<void> host_memory(int64_t bytes) override { return pinned(bytes); }
   void begin_timings() override {
     MT_CUDA(cudaSetDevice(ordinal_));
     clock_->renew();
