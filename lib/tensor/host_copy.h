@@ -16,6 +16,7 @@ class HostCopy {
 
   // Enqueues the copies on the stream, and drops earlier ones. Absent tensors have no values.
   void begin(const std::vector<Tensor>& tensors);
+  bool ready() const { return ready_.ready(); }  // whether wait() would not block
   // Blocks until the copies are complete. The host does not wait for work that was enqueued later.
   void wait();
   // Returns the values of the tensor with this number. wait() must have been called.
