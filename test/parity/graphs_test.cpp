@@ -291,6 +291,7 @@ TEST_CASE("graphs give the bits of single launches for ranks that communicate in
     Changes changes;
     int64_t replays = 80 - 2;  // in 20 steps of 4 micro-batches
     Changes batch = {};
+    std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>();
   };
   const Changes kHeads{"model.num_query_groups=4", "model.hidden_dropout=0.1"},
       kOverlap{"distributed.tp_size=2", "distributed.sequence_parallel=true",
@@ -324,6 +325,9 @@ TEST_CASE("graphs give the bits of single launches for ranks that communicate in
       {"gathered keys", 2, cp(2, "all_gather")},
       {"heads that change ranks", 2, with(kHeads, cp(2, "a2a"))},
       {"experts under cp", 2, with(kShared, cp(2, "p2p"))},
+      // Of a sample, only one of the two ranks has padding: a rank may launch what the other
+      // replays.
+      {"padding under cp", 2, with(kShared, cp(2, "p2p")), -1, {}, std::make_shared<PaddedData>()},
       {"tp and cp", 4, with(cp(2, "p2p"), kOverlap)}};
   for (const Case& c : cases) {
     CAPTURE(c.name);
@@ -333,7 +337,8 @@ TEST_CASE("graphs give the bits of single launches for ranks that communicate in
       std::vector<GraphRun> runs(size_t(c.ranks));
       run_ranks(c.ranks, "thread",
                 [&](TestRank& rank) {
-                  runs[size_t(rank.rank())] = train_graphs(r, rank.device, rank.world);
+                  runs[size_t(rank.rank())] =
+                      train_graphs(r, rank.device, rank.world, 20, 0, c.data);
                 },
                 {.device = [] { return recording(); }});
       return runs;
