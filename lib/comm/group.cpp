@@ -1,6 +1,7 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <thread>
 
@@ -23,7 +24,8 @@ struct Group::State {
   int rank = 0;
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<EmulatedLink> link;  // may be null
-  uint64_t calls = 0;                  // so far; the same on every rank
+  // Calls that have run so far; the same on every rank. Those of a graph count at each replay.
+  std::shared_ptr<std::atomic<uint64_t>> calls = std::make_shared<std::atomic<uint64_t>>(0);
 
   int size() const { return int(ranks.size()); }
   std::shared_ptr<EmulatedLink> link_of(const Stream& stream) const {
@@ -90,11 +92,11 @@ EmulatedLink::TimePoint EmulatedLink::arrival(double bytes, int peers, TimePoint
 
 template <class F>
 void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double sent, F run) {
-  const uint64_t number = ++calls;
   const char* what = info.name;
   // Everything is captured by value, since the group may be gone when the work runs.
-  auto work = [c = communicator, name = name, members = ranks, me = rank, number, what,
+  auto work = [c = communicator, name = name, members = ranks, me = rank, calls = calls, what,
                run = std::move(run)](const device::LaunchContext& context) {
+    const uint64_t number = ++*calls;
     try {
       run(*c, context);
     } catch (const CommError& e) {

@@ -78,6 +78,9 @@ std::shared_ptr<MemoryPool> Allocator::make_pool() {
 Allocator::Open::Open(Allocator& allocator, const MemoryPool& pool)
     : allocator_(allocator), before_(std::exchange(allocator.open_, pool.id())) {}
 
+Allocator::Open::Open(Allocator& allocator)
+    : allocator_(allocator), before_(std::exchange(allocator.open_, 0)) {}
+
 // The streams are made to wait without the allocator's lock, since streams' locks come before it.
 void Allocator::await_users(const MemoryPool& pool) {
   std::vector<Use> uses;

@@ -96,10 +96,12 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   Buffer adopt(std::shared_ptr<void> memory, int64_t bytes, MemoryCategory category, Stream& home);
 
   std::shared_ptr<MemoryPool> make_pool();
-  // While an Open of `pool` lives, allocations of the rank's host thread come from it.
+  // While an Open of `pool` lives, allocations of the rank's host thread come from it. Without a
+  // pool, they come from memory that belongs to none.
   class Open {
    public:
     Open(Allocator& allocator, const MemoryPool& pool);
+    explicit Open(Allocator& allocator);
     ~Open() { allocator_.open_ = before_; }
     Open(const Open&) = delete;
     Open& operator=(const Open&) = delete;

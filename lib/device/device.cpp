@@ -91,5 +91,6 @@ std::string Device::description() const { return backend_->description(); }
 bool Device::is_cuda() const { return backend_->is_cuda(); }
 int Device::threads() const { return backend_->threads(); }
 int64_t Device::memory_bytes() const { return backend_->memory_bytes(); }
+std::shared_ptr<void> Device::host_memory(int64_t bytes) { return backend_->host_memory(bytes); }
 
 }  // namespace mtrain::device

@@ -63,6 +63,8 @@ class Device {
   bool is_cuda() const;
   int threads() const;
   int64_t memory_bytes() const;  // of a GPU; 0 on the CPU, which ranks share
+  // Returns host memory for Stream::download_later(). Making it is slow, so keep it.
+  std::shared_ptr<void> host_memory(int64_t bytes);
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
   int64_t gemm_sm_margin() const { return gemm_sm_margin_; }
   bool dependent_launch() const { return dependent_launch_; }

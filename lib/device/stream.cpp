@@ -134,6 +134,14 @@ void Stream::download(void* host, const Access& device) {
   synchronize();
 }
 
+void Stream::download_later(void* host, const Access& device) {
+  if (device.bytes == 0) return;
+  refuse_capture("a download");
+  const std::lock_guard lock(order_);
+  backend_->download(register_launch({.name = "download", .reads = {device}}), host, device.data,
+                     device.bytes);
+}
+
 uint64_t Stream::completed() const { return backend_->completed(); }
 
 }  // namespace mtrain::device

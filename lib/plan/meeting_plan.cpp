@@ -1,5 +1,6 @@
 #include "plan/meeting_plan.h"
 
+#include "plan/cuda_graphs.h"
 #include "plan/layout.h"
 #include "plan/options/recipe_options.h"
 #include "plan/overlap.h"
@@ -20,6 +21,10 @@ DevicePlan device_plan(const Recipe& r, int64_t world, const Overlap& overlap) {
   // A kernel that is loaded at its first launch may wait for all running kernels. If one of these
   // is NCCL's, it may wait for a peer that loads a kernel, too.
   if (world > 1) device.environment["CUDA_MODULE_LOADING"] = "EAGER";
+  // If NCCL registers the memory of a call, all its ranks must record the call. One rank may have
+  // to launch it instead, for example for a micro-batch with padding.
+  const CudaGraphs graphs = resolve_cuda_graphs(r, layout_of(r, world), overlap);
+  if (graphs.on && graphs.communicates) device.environment["NCCL_GRAPH_REGISTER"] = "0";
   return device;
 }
 

@@ -74,8 +74,7 @@ void Reporter::start() {
 }
 
 void Reporter::step(const train::StepStats& s) {
-  const auto now = Clock::now();
-  const double step_s = seconds(now - last_), rate = double(s.tokens) / step_s;
+  const double step_s = seconds(s.ended - last_), rate = double(s.tokens) / step_s;
   const double flops = trainer_.plan().token_cost.flops(s.mean_document_length);
   const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
                                      : observe::StepProgress::kUnknown;
@@ -86,7 +85,7 @@ void Reporter::step(const train::StepStats& s) {
         "measured too low, so such steps have no MFU",
         s.step, rate * flops * 1e-9, peak_flops_ * trainer_.world().size() * 1e-9));
   }
-  last_ = now;
+  last_ = s.ended;
   tokens_ += s.tokens;
   ++steps_;
   const plan::TrainOptions& train = trainer_.plan().train;

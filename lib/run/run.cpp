@@ -16,6 +16,7 @@
 #include "interchange/model_source.h"
 #include "launch/end_signals.h"
 #include "launch/error_file.h"
+#include "observe/exposure.h"
 #include "observe/progress.h"
 #include "plan/saved_recipe.h"
 #include "run/bf16_choice.h"
@@ -110,13 +111,15 @@ class Training {
     auto tuner = gemm_tuner(*device_, plan_);  // exists until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
+    const int64_t first = trainer_.steps_done();
     report_progress();
     std::string end = asked_to_end();  // why the run ends early; empty while it continues
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       early_end_->at(Doing::step, trainer_.steps_done() + 1);
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
-      const train::StepStats stats = trainer_.step();
+      const train::StepStats stats =
+          trainer_.step(may_run_ahead(trainer_.steps_done() + 1 - first));
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
       if (tuner && trainer_.steps_done() < plan_.train.steps) choose(std::exchange(tuner, nullptr));
@@ -159,6 +162,24 @@ class Training {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     note(fmt::format("algorithms of GEMMs chosen in {:.1f} s", took.count()));
     if (trainer_.graphs()) trainer_.graphs()->hold(false);
+  }
+
+  // Returns whether the next step may begin before the result of the current one is known; `n`
+  // counts the steps of this start. All ranks decide alike. No step runs ahead of a save or an
+  // evaluation, and none if one of the two is observed: what is measured is then work of a single
+  // step.
+  bool may_run_ahead(int64_t n) {
+    const plan::TrainOptions& t = plan_.train;
+    const int64_t step = trainer_.steps_done() + 1;
+    const auto timed = [&](int64_t k) {
+      return trainer_.world().size() > 1 && observe::samples_step(k, t.log_every);
+    };
+    const bool observed = report_.profile || plan_.debug.trace || timed(n) || timed(n + 1) ||
+                          plan_.debug.fault.moment != plan::FaultOptions::Moment::none;
+    const bool pauses = due(plan_.checkpoint.every_steps, step) ||
+                        (validation_ && due(plan_.validation.every_steps, step)) ||
+                        (t.exit_interval && due(*t.exit_interval, step));
+    return n > 1 && !observed && !pauses;
   }
 
   // Returns why the run ends after this step; empty if it continues. All ranks agree whether it

@@ -190,6 +190,48 @@ TEST_CASE("nccl: ranks at different calls get an error") {
              Contains("is at a different call: all_reduce"));
 }
 
+TEST_CASE("nccl: the calls of a graph are watched at its replays") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(2, 300ms);
+  std::vector<device::ReplayHooks> hooks(2);
+  const auto replay = [&](int rank) {
+    for (const auto& hook : hooks[size_t(rank)]) hook->before(g.ranks[size_t(rank)].context);
+    for (const auto& hook : hooks[size_t(rank)]) hook->after(g.ranks[size_t(rank)].context);
+  };
+  for (const int i : {0, 1}) {
+    Rank& r = g.ranks[size_t(i)];
+    r.context.replays = &hooks[size_t(i)];
+    all_reduce(r);
+    r.group->all_gather(r.data(0, 1), r.data(0, 2), r.context);
+    r.context.replays = nullptr;
+    REQUIRE(hooks[size_t(i)].size() == 1);
+    replay(i);
+  }
+  // The calls of the capture itself are not waited for: no event of theirs would pass.
+  std::this_thread::sleep_for(500ms);
+  for (auto& r : g.ranks) CHECK(r.late().empty());
+  for (auto& r : g.ranks) r.nccl->ends = false;
+  SECTION("a rank whose stream does not reach the replay is named") {
+    g.ranks[1].nccl->reached = false;
+    for (const int i : {0, 1}) replay(i);
+    const std::string m = g.ranks[0].await_late();
+    CHECK_THAT(m, Contains("call 3, a graph with 2 calls, the first of them all_reduce (sum) of 4 "
+                           "fp32, of group dp on rank 10"));
+    CHECK_THAT(m, Contains("rank 1 of the group did not arrive after 0.3 s"));
+  }
+  SECTION("calls after a replay have the numbers of its calls before them") {
+    for (auto& r : g.ranks) all_reduce(r, 7);
+    CHECK_THAT(g.ranks[0].await_late(), Contains("call 3, all_reduce (sum) of 7 fp32"));
+  }
+  SECTION("after a failure a graph is not replayed") {
+    for (auto& r : g.ranks) all_reduce(r, 7);
+    g.ranks[0].await_late();
+    CHECK_THROWS_AS(replay(0), CommError);
+  }
+  hooks.clear();
+}
+
 TEST_CASE("nccl: messages that never end name their peers") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);

@@ -159,6 +159,18 @@ TEST_CASE("several ranks load all kernels before the first may wait for another 
     }
 }
 
+TEST_CASE("ranks whose graphs contain calls of NCCL may launch such a call without a graph, too") {
+  for (const bool named : {false, true}) {
+    std::vector<std::string> set{"train.device=cuda", "distributed.tp_size=2",
+                                 "distributed.strategy=megatron_ddp"};
+    if (named) set.push_back("train.enable_cuda_graph=true");
+    const Recipe r = ready("quickstart", 2, set);
+    const auto& environment = make_plan(r, 2, 257).device.environment;
+    CHECK(environment.contains("NCCL_GRAPH_REGISTER") == named);
+    CHECK(meeting_plan(r, 2).device.environment == environment);
+  }
+}
+
 TEST_CASE("the precision decides what computes, and in which type gradients travel") {
   struct Case {
     std::vector<std::string> set;

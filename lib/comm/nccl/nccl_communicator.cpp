@@ -114,8 +114,8 @@ class NcclCommunicator : public Communicator {
                 const device::LaunchContext& context) override {
     std::set<int> peers;
     for (const Transfer& t : transfers) peers.insert(t.peer);
-    call({collectives_, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true},
-         context, [&](ncclComm* comm) { return together(transfers, comm, context); });
+    call({0, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true}, context,
+         [&](ncclComm* comm) { return together(transfers, comm, context); });
   }
 
   void barrier(const device::LaunchContext& context) override {
@@ -189,7 +189,14 @@ class NcclCommunicator : public Communicator {
 
   template <class F>
   void collective(std::string what, const device::LaunchContext& context, const F& run) {
-    call({++collectives_, std::move(what), false}, context, run);
+    call({0, std::move(what), false}, context, run);
+  }
+
+  // Numbers the call, and counts it if it is a collective.
+  GroupCall counted(GroupCall call) {
+    if (!call.message) ++collectives_;
+    call.number = collectives_;
+    return call;
   }
 
   template <class F>
@@ -198,7 +205,11 @@ class NcclCommunicator : public Communicator {
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
     late_ = context.late;
-    calls_.push_back({std::move(about), ++number_, context.record(), nullptr, {}});
+    // The events of a capture never pass. Its calls are watched at each replay instead.
+    if (context.replays)
+      calls_.push_back({about, number_, nullptr, nullptr, {}});
+    else
+      calls_.push_back({counted(about), ++number_, context.record(), nullptr, {}});
     const NcclAnswer answer = in_nccl(lock, run);
     if (dead_) throw CommError(*dead_);
     if (answer.state == NcclAnswer::State::failed) {
@@ -206,8 +217,52 @@ class NcclCommunicator : public Communicator {
       lock.unlock();
       throw fail(found);
     }
-    calls_.back().end = context.record();
-    if (!calls_.back().end) calls_.pop_back();  // captured: nothing has been enqueued
+    if (!context.replays) {
+      calls_.back().end = context.record();
+      return;
+    }
+    calls_.pop_back();
+    replayed_calls(*context.replays).push_back(std::move(about));
+  }
+
+  // The calls of this group in a graph. The graph is destroyed before the group.
+  struct ReplayedCalls : device::ReplayHook {
+    explicit ReplayedCalls(NcclCommunicator& g) : group(g) {}
+    void before(const device::LaunchContext& c) override { group.begin_replay(calls, c); }
+    void after(const device::LaunchContext& c) override { group.end_replay(c); }
+    NcclCommunicator& group;
+    std::vector<GroupCall> calls;
+  };
+
+  // Returns the list of the graph that is being captured.
+  std::vector<GroupCall>& replayed_calls(device::ReplayHooks& hooks) {
+    for (const auto& hook : hooks)
+      if (auto* own = dynamic_cast<ReplayedCalls*>(hook.get()); own && &own->group == this)
+        return own->calls;
+    const auto own = std::make_shared<ReplayedCalls>(*this);
+    hooks.push_back(own);
+    return own->calls;
+  }
+
+  // A replay is watched as one call, with the number of its first collective. A graph's other
+  // work, between its calls, counts for the timeout, too.
+  void begin_replay(const std::vector<GroupCall>& calls, const device::LaunchContext& context) {
+    const std::lock_guard lock(mutex_);
+    if (dead_) throw CommError(*dead_);
+    last_start_ = Clock::now();
+    late_ = context.late;
+    const auto first = std::ranges::find(calls, false, &GroupCall::message);
+    GroupCall all = counted(first == calls.end() ? calls.front() : *first);
+    all.what = fmt::format("a graph with {} calls, the first of them {}", calls.size(),
+                           calls.front().what);
+    const auto collectives = uint64_t(std::ranges::count(calls, false, &GroupCall::message));
+    if (collectives > 0) collectives_ += collectives - 1;
+    calls_.push_back({std::move(all), number_ + 1, context.record(), nullptr, {}});
+    number_ += calls.size();
+  }
+  void end_replay(const device::LaunchContext& context) {
+    const std::lock_guard lock(mutex_);
+    if (!dead_) calls_.back().end = context.record();
   }
 
   // NCCL connects peers at their first call, and the host waits for that here. The watchdog checks
@@ -376,7 +431,7 @@ class NcclCommunicator : public Communicator {
   const std::unique_ptr<FailureReporter> reporter_;
   const std::shared_ptr<void> word_;  // the data of a barrier's all_reduce
   std::vector<std::pair<std::shared_ptr<void>, void*>> windows_;  // memory, NCCL's handle
-  uint64_t collectives_ = 0;  // number of collectives so far; the same on every rank
+  uint64_t collectives_ = 0;  // number of collectives that have run so far; the same on every rank
   Clock::time_point last_start_{};
 
   std::mutex failing_;  // held by the thread that finds out why the group fails; before mutex_

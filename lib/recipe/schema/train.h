@@ -67,7 +67,8 @@ struct TrainConfig {
             "supports it and the host has a GPU per rank, else cpu"},
       Field{"enable_cuda_graph",
             &TrainConfig::enable_cuda_graph,
-            "launch a micro-batch's forward and backward as one CUDA graph; auto: if possible",
+            "launch a micro-batch's forward and backward as one CUDA graph; auto: if possible, and "
+            "if a micro-batch does not communicate",
             {.aliases = "model.enable_cuda_graph"}},
       Field{"logits_gb",
             &TrainConfig::logits_gb,
