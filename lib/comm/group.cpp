@@ -24,7 +24,8 @@ struct Group::State {
   int rank = 0;
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<EmulatedLink> link;  // may be null
-  // Calls that have run so far; the same on every rank. Those of a graph count at each replay.
+  // Calls that have run so far, for error messages. On a CPU those of a graph count at each replay;
+  // on a GPU they count at the capture, and NCCL's own numbers are reported.
   std::shared_ptr<std::atomic<uint64_t>> calls = std::make_shared<std::atomic<uint64_t>>(0);
 
   int size() const { return int(ranks.size()); }

@@ -112,6 +112,7 @@ class Training {
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
     const int64_t first = trainer_.steps_done();
+    profiled_ = trainer_.control().any(report_.profile);
     report_progress();
     std::string end = asked_to_end();  // why the run ends early; empty while it continues
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
@@ -172,9 +173,9 @@ class Training {
     const plan::TrainOptions& t = plan_.train;
     const int64_t step = trainer_.steps_done() + 1;
     const auto timed = [&](int64_t k) {
-      return trainer_.world().size() > 1 && observe::samples_step(k, t.log_every);
+      return trainer_.world().size() > 1 && observe::samples_step(k, t.log_every, t.time_every);
     };
-    const bool observed = report_.profile || plan_.debug.trace || timed(n) || timed(n + 1) ||
+    const bool observed = profiled_ || plan_.debug.trace || timed(n) || timed(n + 1) ||
                           plan_.debug.fault.moment != plan::FaultOptions::Moment::none;
     const bool pauses = due(plan_.checkpoint.every_steps, step) ||
                         (validation_ && due(plan_.validation.every_steps, step)) ||
@@ -446,6 +447,7 @@ class Training {
   std::optional<FolderWatch> folder_;
   std::optional<ConsolidatedWriter> consolidated_;
   std::optional<DataIdentity> identity_;  // set on the first rank of each host
+  bool profiled_ = false;                 // a rank prints the time of each operation
   bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the run's initial checkpoint
   bool warned_of_bytes_ = false;
   struct Evaluated {

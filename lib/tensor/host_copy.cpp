@@ -24,7 +24,10 @@ void HostCopy::begin(const std::vector<Tensor>& tensors) {
     parts_.push_back({end, t.count(), t.dtype()});
     end += round_up(t.bytes(), kAlignment);
   }
-  if (end > bytes_) memory_ = stream_.device().host_memory(bytes_ = end);
+  if (end > bytes_) {
+    memory_ = stream_.device().host_memory(end);
+    bytes_ = end;
+  }
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i])
       stream_.download_later(static_cast<char*>(memory_.get()) + parts_[i].offset, tensors[i]);

@@ -52,6 +52,8 @@ Trainer::Trainer(TrainerParts parts)
 
 void Trainer::change_weights(const std::function<void()>& write) {
   drop_begun();
+  // Those of a dropped step are of the old weights.
+  if (quantizer()) quantizer()->drop_maxima(compute_);
   model::write_weights(*params_, *data_parallel_, quantizer(), write);
 }
 
@@ -70,6 +72,8 @@ StepStats Trainer::step(bool run_ahead) {
   prepare_batch(begun_.number ? begun_.number + 1 : now.number + 1);
   if (begun_.number) look_at_result();
   results_.wait();
+  // Only a stream that has been synchronized has given all its timings to the sink.
+  if (device_.timing_sink()) compute_.synchronize();
   const auto ended = result_seen_.value_or(std::chrono::steady_clock::now());
   const double total = results_.values<double>(0)[0];
   const float norm = results_.values<float>(1)[0];
@@ -115,7 +119,8 @@ Tensor Trainer::update(const Begun& step, float lr) {
 }
 
 // In fp16 the result decides the scale of the next step's loss, and some routers' state follows it.
-// If the host waits within micro-batches, it would see this step's result too late.
+// If the host waits within micro-batches, it would see this step's result too late. A rank that has
+// failed must not go on: other ranks have begun the step, and wait for its communication.
 void Trainer::begin_next(int64_t number) {
   const plan::Layout& l = plan_.layout;
   const bool host_waits = l.pp > 1 || l.ep > 1;
@@ -123,6 +128,7 @@ void Trainer::begin_next(int64_t number) {
   try {
     begun_ = begin_step(number);
   } catch (...) {
+    if (world_.size() > 1) throw;
     begin_failure_ = std::current_exception();
   }
 }
@@ -204,6 +210,7 @@ bool Trainer::check_finite(double loss, float norm, const std::vector<data::Batc
 
 void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
   drop_begun();
+  if (quantizer()) quantizer()->drop_maxima(compute_);
   step_ = progress.steps_done;
   updates_ = progress.updates;
   if (scaler_.on() && !progress.loss_scale.empty()) scaler_.load(progress.loss_scale);

@@ -75,8 +75,10 @@ class Trainer {
   //
   // With `run_ahead` the micro-batches of the next step may be enqueued before the host waits for
   // this step's loss, and the device then does not wait for the host. Results do not depend on it.
-  // All ranks must pass the same value. Pass true if the next call is step(), too. Another call
-  // drops what was enqueued, and the next step() enqueues it again.
+  // All ranks must pass the same value. Pass true if the next call is step(), too: evaluate(),
+  // change_weights(), set_progress() and checkpoint_parts() drop what was enqueued, and the next
+  // step() enqueues it again. Between the two calls, weights change by change_weights() alone. If
+  // the next step cannot begin, several ranks fail at once, and one rank in its next step().
   StepStats step(bool run_ahead = false);
   // Returns the validation loss in nats per unmasked token, over all ranks' batches.
   double evaluate(const data::ValidationLoader& batches);
@@ -88,7 +90,7 @@ class Trainer {
   // Sets the progress from which a resumed run continues.
   void set_progress(const checkpoint::TrainProgress& progress);
   checkpoint::TrainProgress progress() const;
-  checkpoint::CheckpointParts checkpoint_parts();
+  checkpoint::CheckpointParts checkpoint_parts();  // all ranks must call it
   // `hook` is called for each gradient of a micro-batch when it is complete on this rank, before it
   // is reduced. Tests use it to make gradients overflow.
   void set_gradient_hook(std::function<void(model::Parameter&)> hook) {
@@ -121,8 +123,8 @@ class Trainer {
   // Enqueues what comes after the micro-batches, up to the update. Returns the gradient norm before
   // clipping.
   Tensor update(const Begun& step, float lr);
-  // Begins the next step, if that does not need the result of the current one. A failure is thrown
-  // by the next step().
+  // Begins the next step, if that does not need the result of the current one. On one rank a
+  // failure is thrown by the next step().
   void begin_next(int64_t number);
   // Sets result_seen_ if the result of the current step is complete for the first time.
   void look_at_result();

@@ -197,6 +197,52 @@ TEST_CASE("a step that is not finite ends or continues as without run-ahead") {
   }
 }
 
+TEST_CASE("weights that change while a step has begun leave nothing of it in 8-bit scales") {
+  const auto train = [](bool ahead) {
+    const auto device = Device::cpu(1, {.stream_sanitizer = true});
+    train::Trainer t =
+        make_trainer(*device, tiny(with(kDelayed, kBatch)), std::make_shared<CountingData>());
+    Run run;
+    for (int i = 0; i < 2; ++i) add(run, t.step(ahead));
+    t.change_weights([&] {
+      for (const model::Parameter* p : t.params().params()) {
+        auto values = p->master.to_host<float>(t.compute());
+        for (float& v : values) v *= 0.25f;
+        t.params().set_master(t.compute(), *p, values);
+      }
+    });
+    for (int i = 0; i < 3; ++i) add(run, t.step());
+    run.result.weights = full_weights(t);
+    return run;
+  };
+  check_same(train(false), train(true));
+}
+
+TEST_CASE("a rank that cannot begin the next step ends the others") {
+  // Samples from the fourth batch on cannot be read on rank 1.
+  struct Broken : CountingData {
+    void sample(int64_t index, data::Sample& out) const override {
+      if (index >= 3 * 8) throw RunError("the disk has failed");
+      CountingData::sample(index, out);
+    }
+  };
+  const Recipe r = tiny(with(kDdp, kBatch), 2);
+  std::vector<std::string> errors(2);
+  run_ranks(2, "thread", [&](TestRank& rank) {
+    std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>();
+    if (rank.rank() == 1) data = std::make_shared<Broken>();
+    try {
+      train::Trainer t = make_trainer(rank.device, r, data, rank.world);
+      for (int i = 0; i < 6; ++i) t.step(true);
+    } catch (const Error& e) {
+      errors[size_t(rank.rank())] = e.message();
+      rank.world.abort(e.what());
+    }
+  });
+  CHECK(errors[1] == "the disk has failed");
+  CHECK_THAT(errors[0], Catch::Contains("the disk has failed"));
+}
+
 namespace {
 
 // A CPU that counts how often the host waits, and how often the compute stream has no work left

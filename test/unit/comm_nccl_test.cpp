@@ -232,6 +232,30 @@ TEST_CASE("nccl: the calls of a graph are watched at its replays") {
   hooks.clear();
 }
 
+TEST_CASE("nccl: an abort does not wait for graphs, which the same thread may destroy") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(2, 300ms);
+  Rank& r = g.ranks[0];
+  device::ReplayHooks hooks;
+  r.context.replays = &hooks;
+  all_reduce(r);
+  r.context.replays = nullptr;
+  r.nccl->graphs = 1;
+  SECTION("of the host") { r.group->abort("enough"); }
+  SECTION("of the watchdog, which reports first") {
+    r.nccl->ends = false;
+    all_reduce(r);
+    CHECK_THAT(r.await_late(), Contains("rank 1 of the group did not arrive"));
+    CHECK(eventually([&] { return bool(r.nccl->aborted); }));
+  }
+  CHECK_FALSE(r.nccl->closed);
+  hooks.clear();
+  r.nccl->graphs = 0;
+  r.group.reset();
+  CHECK(r.nccl->closed);
+}
+
 TEST_CASE("nccl: messages that never end name their peers") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);

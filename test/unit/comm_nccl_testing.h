@@ -41,6 +41,9 @@ class FakeNccl : public NcclApi {
   // The split, from 1, that fails, and the one that waits for a rank which does not come.
   std::atomic<int> fails_at{0}, stuck_at{0};
   std::atomic<bool> never_ready{false}, aborted{false};
+  // Graphs that hold calls: abort() ends calls, and then waits until there are none.
+  std::atomic<int> graphs{0};
+  std::atomic<bool> closed{false};
   std::atomic<int> inside{0};  // threads in a call that blocks
 
   std::vector<std::string> log() {
@@ -89,6 +92,8 @@ class FakeNccl : public NcclApi {
   void abort(ncclComm* comm) noexcept override {
     note("abort" + number_of(comm));
     aborted = true;
+    while (graphs > 0) std::this_thread::sleep_for(1ms);
+    closed = true;
   }
   NcclAnswer group_start() override { return note("group_start"); }
   NcclAnswer group_end(ncclComm*) override {

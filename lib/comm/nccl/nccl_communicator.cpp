@@ -52,6 +52,7 @@ class NcclCommunicator : public Communicator {
   ~NcclCommunicator() override {
     watchdog_.request_stop();
     watchdog_.join();
+    if (aborting_.joinable()) aborting_.join();
     if (!comm_) return;
     if (!family_failure())
       for (const auto& [memory, window] : windows_) api_->deregister_window(comm_, window);
@@ -206,10 +207,12 @@ class NcclCommunicator : public Communicator {
     last_start_ = Clock::now();
     late_ = context.late;
     // The events of a capture never pass. Its calls are watched at each replay instead.
-    if (context.replays)
+    if (context.replays) {
+      about.number = collectives_ + (about.message ? 0 : 1);
       calls_.push_back({about, number_, nullptr, nullptr, {}});
-    else
+    } else {
       calls_.push_back({counted(about), ++number_, context.record(), nullptr, {}});
+    }
     const NcclAnswer answer = in_nccl(lock, run);
     if (dead_) throw CommError(*dead_);
     if (answer.state == NcclAnswer::State::failed) {
@@ -219,6 +222,7 @@ class NcclCommunicator : public Communicator {
     }
     if (!context.replays) {
       calls_.back().end = context.record();
+      if (!calls_.back().end) calls_.pop_back();  // captured: nothing has been enqueued
       return;
     }
     calls_.pop_back();
@@ -227,7 +231,8 @@ class NcclCommunicator : public Communicator {
 
   // The calls of this group in a graph. The graph is destroyed before the group.
   struct ReplayedCalls : device::ReplayHook {
-    explicit ReplayedCalls(NcclCommunicator& g) : group(g) {}
+    explicit ReplayedCalls(NcclCommunicator& g) : group(g) { ++group.graphs_; }
+    ~ReplayedCalls() override { --group.graphs_; }
     void before(const device::LaunchContext& c) override { group.begin_replay(calls, c); }
     void after(const device::LaunchContext& c) override { group.end_replay(c); }
     NcclCommunicator& group;
@@ -253,10 +258,10 @@ class NcclCommunicator : public Communicator {
     late_ = context.late;
     const auto first = std::ranges::find(calls, false, &GroupCall::message);
     GroupCall all = counted(first == calls.end() ? calls.front() : *first);
+    all.calls = std::ranges::count(calls, false, &GroupCall::message);
     all.what = fmt::format("a graph with {} calls, the first of them {}", calls.size(),
                            calls.front().what);
-    const auto collectives = uint64_t(std::ranges::count(calls, false, &GroupCall::message));
-    if (collectives > 0) collectives_ += collectives - 1;
+    if (all.calls > 0) collectives_ += all.calls - 1;
     calls_.push_back({std::move(all), number_ + 1, context.record(), nullptr, {}});
     number_ += calls.size();
   }
@@ -397,7 +402,15 @@ class NcclCommunicator : public Communicator {
     if (inside_since_)
       left_.wait_until(lock, *inside_since_ + kReturn, [&] { return !inside_since_; });
     lock.unlock();
-    api_->abort(comm);
+    // NCCL ends its kernels first. Then it waits until no graph holds calls of the group, and it
+    // may be this thread that destroys the graphs.
+    if (graphs_ > 0)
+      aborting_ = std::thread([api = api_, comm] {
+        api->use_device();
+        api->abort(comm);
+      });
+    else
+      api_->abort(comm);
   }
 
   std::string place(const Call& call) const {
@@ -444,6 +457,8 @@ class NcclCommunicator : public Communicator {
   Clock::time_point asked_{};
   std::shared_ptr<device::AsyncError> late_;  // LaunchContext::late of the last call
   std::optional<std::string> dead_;           // why the group cannot be used any more
+  std::atomic<int> graphs_{0};                // that hold calls of the group
+  std::thread aborting_;                      // set by the thread that holds failing_
   std::condition_variable_any wake_;
   std::jthread watchdog_;  // last: it uses all of the above
 };
