@@ -48,6 +48,10 @@ for ((i = 0; i < ${MTRAIN_DAMAGED_BITS:-6}; ++i)); do
   [[ $code == 1 ]] || fail "$what: exit code $code"
   grep -qF "${file##*/}" "$work/out" || fail "$what: the file is not named"
   [[ $(hashes) == "$before" ]] || fail "$what: the run folder has changed"
+  "$mtrain" checkpoint verify "$step" >"$work/out" 2>&1
+  code=$?
+  [[ $code == 1 ]] || fail "$what: exit code $code of mtrain checkpoint verify"
+  grep -qF "${file##*/}" "$work/out" || fail "$what: mtrain checkpoint verify does not name the file"
   go_on latest || fail "$what: no fallback"
   grep -F "${file##*/}" "$work/run/log.txt" | grep -qF "step-00000002.damaged" || fail "$what: log.txt does not name the file"
   [[ -e $step.damaged ]] || fail "$what: the damaged checkpoint is not kept"
