@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/file.h"
+#include "checkpoint/read_faults.h"
 #include "checkpoint/read_weights.h"
 #include "model/param/param_uploader.h"
 #include "model/param/write_weights.h"
@@ -16,6 +17,7 @@
 #include "storage/checkpoint_dir.h"
 #include "storage/file_sums.h"
 #include "storage/finite_values.h"
+#include "storage/free_space.h"
 #include "storage/manifest.h"
 #include "storage/recorded_recipe.h"
 #include "storage/safetensors.h"
@@ -79,25 +81,50 @@ std::vector<int> find_savers(const CheckpointParts& t) {
   return savers;
 }
 
+// Runs `work` on this rank, and converts errors of files.
+void with_save_errors(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const RunError& e) {
+    throw SaveError(e.message(), e.hint());
+  } catch (const UserError& e) {  // a file cannot be read back
+    throw SaveError(e.message(), e.hint());
+  } catch (const fs::filesystem_error& e) {
+    throw SaveError(e.what());
+  }
+}
+
 // Rank 0 runs `work` while the others wait. Disks may take longer than the timeout of
 // communication. `work` therefore calls its argument from time to time: a heartbeat that the others
-// receive. If `work` throws, the caller aborts the world, which ends the others' wait.
+// receive. If a file cannot be written, all ranks throw the same SaveError. If `work` throws
+// another error, the caller aborts the world, which ends the others' wait.
 void on_rank_0(const comm::HostCollectives& control,
                const std::function<void(const std::function<void()>& heartbeat)>& work) {
+  enum : int64_t { kFailed, kWorking, kDone, kWaiting };
+  const auto report_failure = [&](const std::string& message) {
+    return control.texts(message).front();
+  };
   if (control.rank() == 0) {
-    work([&] { control.any(false); });
-    control.any(true);
-  } else {
-    while (!control.any(false)) {
+    try {
+      with_save_errors([&] { work([&] { control.least(kWorking); }); });
+    } catch (const SaveError& e) {
+      control.least(kFailed);
+      report_failure(e.message());
+      throw;
     }
+    control.least(kDone);
+    return;
   }
+  int64_t news = kWorking;
+  while (news == kWorking) news = control.least(kWaiting);
+  if (news == kFailed) throw SaveError(report_failure(""));
 }
 
 // Does the same for `work` that cannot call a heartbeat. It runs on a separate thread, and must not
 // use the device.
 void on_rank_0_in_background(const comm::HostCollectives& control,
                              const std::function<void()>& work) {
-  if (control.size() == 1) return work();
+  if (control.size() == 1) return with_save_errors(work);
   on_rank_0(control, [&](const auto& heartbeat) {
     std::future<void> end = std::async(std::launch::async, work);
     while (end.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) heartbeat();
@@ -142,18 +169,7 @@ class StateWriter {
               const std::vector<SavedTensor>& tensors,
               const std::vector<ReplicatedTensor>& replicated, WrittenBytes& written)
       : t_(parts), tensors_(tensors), savers_(find_savers(parts)), written_(written) {
-    if (!path) return;
-    // Wider types must come first in the file, and the replicated tensors are fp32.
-    std::vector<storage::TensorInfo> infos;
-    for (const ReplicatedTensor& r : replicated)
-      infos.push_back({r.name, DType::f32, r.value.shape()});
-    for (const spec::TensorSpec& p : t_.parameters)
-      for (const SavedTensor& tensor : tensors_)
-        if (tensor.has(model::part_of(p)))
-          infos.push_back({p.name + tensor.suffix, tensor.dtype, p.full_shape});
-    file_.emplace(*path, infos, storage::Metadata{{"format", "mtrain"}},
-                  storage::SafetensorsWriter::Sums::beside);
-    for (const ReplicatedTensor& r : replicated) file_->write(r.name, r.value, t_.compute);
+    on_rank_0(t_.control, [&](const auto&) { open(*path, replicated); });
   }
 
   // Writes the file. All ranks call it.
@@ -166,6 +182,20 @@ class StateWriter {
   }
 
  private:
+  void open(const fs::path& path, const std::vector<ReplicatedTensor>& replicated) {
+    // Wider types must come first in the file, and the replicated tensors are fp32.
+    std::vector<storage::TensorInfo> infos;
+    for (const ReplicatedTensor& r : replicated)
+      infos.push_back({r.name, DType::f32, r.value.shape()});
+    for (const spec::TensorSpec& p : t_.parameters)
+      for (const SavedTensor& tensor : tensors_)
+        if (tensor.has(model::part_of(p)))
+          infos.push_back({p.name + tensor.suffix, tensor.dtype, p.full_shape});
+    file_.emplace(path, infos, storage::Metadata{{"format", "mtrain"}},
+                  storage::SafetensorsWriter::Sums::beside);
+    for (const ReplicatedTensor& r : replicated) file_->write(r.name, r.value, t_.compute);
+  }
+
   // The ranks of a stage gather the tensors unit by unit.
   void write_full(const spec::TensorSpec& p, int saver) {
     const model::Parameter* own = t_.params.find(p.name);
@@ -362,7 +392,6 @@ plan::SavedRecipe saved_recipe(const fs::path& folder) {
 fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
                          SaveOptions options) {
   std::optional<storage::CheckpointWriter> writer;
-  if (t.control.rank() == 0) writer.emplace(options.root, progress.steps_done, options.keep);
   const auto file = [&](const char* name) {
     return writer ? std::optional(writer->folder() / name) : std::nullopt;
   };
@@ -379,6 +408,10 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
          [&t, values](model::ParamUnit& unit) { return values->own(t.compute, unit); }});
   }
   WrittenBytes written{.total = bytes_of(model, t) + bytes_of(optimizer, t)};
+  on_rank_0(t.control, [&](const auto&) {
+    writer.emplace(options.root, progress.steps_done, options.keep, options.job);
+    storage::require_space(writer->folder(), written.total);
+  });
   StateWriter(t, file(kModel), model, replicated_of(t, true), written).write();
   StateWriter(t, file(kOptimizer), optimizer, replicated_of(t, false), written).write();
   const std::string float8 = float8_state(t);
@@ -412,9 +445,16 @@ storage::TrainState read_state(const fs::path& folder) {
   return fs::exists(file) ? storage::TrainState::load(file) : storage::TrainState();
 }
 
-storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
-  const storage::TrainState state = read_state(folder);
-  model::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
+namespace {
+
+// Runs `read` directly, or through ReadFaults::attempt().
+using Attempt = std::function<void(const std::function<void()>& read)>;
+
+storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder,
+                               const Attempt& attempt) {
+  storage::TrainState state;
+  attempt([&] { state = read_state(folder); });
+  const auto write = [&] {
     std::set<std::string> used;
     for (const spec::TensorSpec& p : t.parameters) used.insert(p.name);
     load_weights(t.compute, t.params, folder, std::move(used), replicated_of(t, true),
@@ -422,21 +462,34 @@ storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder)
     // Weights that are gathered in 8 bits are quantized with these scales.
     if (t.quantizer && state.contains(kFloat8Scales))
       t.quantizer->restore(t.compute, state.text(kFloat8Scales));
-  });
+  };
+  model::write_weights(t.params, t.data_parallel, t.quantizer, [&] { attempt(write); });
   return state;
+}
+
+}  // namespace
+
+storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
+  return load_model(t, folder, [](const auto& read) { read(); });
 }
 
 LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const recipe::ModelSource& models,
                                  const std::string& recipe, const fs::path& folder,
                                  const std::optional<std::string>& other_data) {
-  const auto whole = storage::complete_checkpoint(folder);
-  if (!whole || !read_state(folder).contains(kStep))
-    throw UserError(fmt::format("{} has weights, but no training to continue", folder.string()),
-                    "leave checkpoint.load out, and set model.from to the Hugging Face folder from "
-                    "which it was imported");
-  refuse_different_run(models, recipe, folder, other_data);
-  const storage::TrainState state = load_model(t, folder);
-  load_moments(t, folder);
+  ReadFaults faults(t.control);
+  std::optional<storage::CheckpointRef> whole;
+  faults.attempt([&] {
+    whole = storage::complete_checkpoint(folder);
+    if (!whole || !read_state(folder).contains(kStep))
+      throw UserError(fmt::format("{} has weights, but no training to continue", folder.string()),
+                      "leave checkpoint.load out, and set model.from to the Hugging Face folder "
+                      "from which it was imported");
+    refuse_different_run(models, recipe, folder, other_data);
+  });
+  const storage::TrainState state =
+      load_model(t, folder, [&](const auto& read) { faults.attempt(read); });
+  faults.attempt([&] { load_moments(t, folder); });
+  faults.agree(folder);
   // Without the entry `updates`, every step made an update.
   const int64_t steps = whole->step;  // state.json has the same number
   const int64_t updates = state.contains(kUpdates) ? state.integer(kUpdates) : steps;

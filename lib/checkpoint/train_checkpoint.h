@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/replicated_state.h"
 #include "comm/host_collectives.h"
 #include "model/data_parallel.h"
@@ -47,10 +48,19 @@ struct TrainProgress {
   std::string loss_scale;  // the text of LossScaler::save(); empty without a loss scale
 };
 
+// A checkpoint could not be written: the disk is full, ... All ranks throw it with the same
+// message, after the same communication. The training is unchanged, and earlier checkpoints are
+// intact.
+class SaveError : public RunError {
+ public:
+  using RunError::RunError;
+};
+
 struct SaveOptions {
-  std::filesystem::path root;  // the folder of checkpoints
-  storage::KeepRule keep;      // which checkpoints are kept
-  std::string recipe;          // the text of the recipe, for state.json and recipe.yaml
+  std::filesystem::path root;   // the folder of checkpoints
+  storage::KeepRule keep;       // which checkpoints are kept
+  storage::SavingJob job = {};  // the job and its attempt, for the temporary folder's name
+  std::string recipe;           // the text of the recipe, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
   // Called before each step of the commit; may be empty.
@@ -61,7 +71,7 @@ struct SaveOptions {
 // (<name>.m, <name>.v for AdamW), state.json, which records the recipe, and recipe.yaml, a copy of
 // the recipe. The tensor files are the same under every layout. All ranks must call it. Rank 0
 // writes and returns the checkpoint's path. The others return an empty path when all files are on
-// disk.
+// disk. Throws SaveError on all ranks; it is thrown at once if the disk lacks the space.
 std::filesystem::path save_checkpoint(const CheckpointParts& parts, const TrainProgress& progress,
                                       SaveOptions options);
 
@@ -74,7 +84,8 @@ struct LoadedCheckpoint {
 // Restores the full state: the next step is the one that the saved run would have made. `recipe` is
 // the text of the present recipe. Throws UserError, which lists every difference, if the checkpoint
 // was saved with a different model, data or seed. Throws RunError, which names the file, if a file
-// is damaged or has values that a training cannot have.
+// has values that a training cannot have. Throws storage::DamagedCheckpoint on all ranks if a rank
+// finds a file damaged; the parameters are then undefined, and another checkpoint may be loaded.
 //
 // `other_data` has a line for each field of the recipe whose data differ in content from those of
 // the saved run. Without it the fields are compared as texts. All ranks must call it.

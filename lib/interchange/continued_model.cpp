@@ -19,10 +19,11 @@ namespace {
 constexpr const char* kNoSizes = "model: {}\n";
 
 std::optional<storage::CheckpointRef> find_start(const recipe::Recipe& r, bool restarted) {
+  // All checkpoints of a run have its model, so a damaged newest one does not matter here.
   if (restarted)
-    if (auto own = storage::find_latest(r.checkpoint.dir)) return own;
+    if (auto own = storage::newest_sound(r.checkpoint.dir)) return own;
   if (!r.checkpoint.load) return std::nullopt;
-  if (*r.checkpoint.load == "latest") return storage::find_latest(r.checkpoint.dir);
+  if (*r.checkpoint.load == "latest") return storage::newest_sound(r.checkpoint.dir);
   return locate_start(*r.checkpoint.load, r.checkpoint.dir);
 }
 

@@ -24,6 +24,7 @@
 #include "recipe/model_spec.h"
 #include "recipe/recipe.h"
 #include "storage/new_folder.h"
+#include "storage/read_mark.h"
 #include "storage/safetensors_folder.h"
 
 namespace mtrain::interchange {
@@ -245,6 +246,7 @@ std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& chec
 
 Exported export_hf(const fs::path& checkpoint, const fs::path& output,
                    const ExportOptions& options) {
+  const storage::ReadMark reading(checkpoint);
   const storage::SafetensorsReader weights(checkpoint / storage::kModelFile);
   recipe::Recipe recipe = read_saved(checkpoint, {"~model.from"});
   take_vocabulary(recipe, weights);

@@ -42,6 +42,8 @@ constexpr MetricKey kKeys[] = {
      "the same for buffers, such as those of communication"},
     {"memory_peak.workspace", Record::step, "bytes", "the same for the workspace of kernels",
      "kernels use workspace, on a GPU"},
+    {"checkpoint.failed_saves", Record::step, "saves",
+     "checkpoints that this process could not save until then", "a save has failed"},
     {"loss_scale", Record::step, "", "factor of the loss in this step", kFp16},
     {"skipped", Record::step, "", "1 if a gradient overflowed and nothing was updated, else 0",
      kFp16},

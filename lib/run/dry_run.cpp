@@ -211,6 +211,32 @@ std::string estimates_text(const schedule::PassCosts& costs) {
   return text;
 }
 
+// Returns "0.31 s" or "3 min 10 s"; long times in hours alone.
+std::string save_duration(double seconds) {
+  constexpr double kHour = 3600, kLong = 100;
+  if (seconds < 9.95) return fmt::format("{:.2g} s", seconds);
+  return seconds < kLong * kHour ? human_duration(seconds)
+                                 : fmt::format("{:.0f} h", seconds / kHour);
+}
+
+// Describes a checkpoint: its size, the time of a save, and how often to save.
+std::string checkpoint_text(const RunPlan& plan, const plan::SaveHardware& hardware) {
+  const plan::CheckpointCost cost = checkpoint_cost(plan, hardware);
+  std::string text = human_bytes(cost.bytes);
+  if (!cost.seconds)
+    return text +
+           "; with hardware.disk_gbps and hardware.mtbf_hours also the time of a save, and "
+           "how often to save";
+  text += fmt::format("; a save takes {} at {:.3g} GB/s", save_duration(*cost.seconds),
+                      *hardware.disk_bytes_per_s * 1e-9);
+  if (!cost.interval_s) return text + "; with hardware.mtbf_hours also how often to save";
+  return text + fmt::format(
+                    "; saving every {} of training loses least, {:.2g} % of the time, if one of "
+                    "{} node{} fails every {}",
+                    save_duration(*cost.interval_s), 100 * cost.lost, cost.nodes,
+                    cost.nodes == 1 ? "" : "s", save_duration(*cost.mtbf_s));
+}
+
 // Explains a number of ranks that the user did not give.
 std::string fewest_text(const RunPlan& plan, const std::string& fit) {
   const plan::Layout& l = plan.layout;
@@ -238,6 +264,7 @@ std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
   if (const std::string epochs = epochs_text(plan.train); !epochs.empty())
     rows.push_back({"steps", epochs});
   rows.push_back({"layout", layout_text(plan)});
+  if (plan.checkpoint.saves()) rows.push_back({"checkpoint", checkpoint_text(plan, options.disks)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
   for (const std::string& line : options.advice) rows.push_back({"advice", line});
   const double sent = plan::expert_bytes_per_step(plan);

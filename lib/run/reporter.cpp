@@ -119,6 +119,7 @@ void Reporter::step(const train::StepStats& s) {
       {"memory_peak", memory.total().peak},
       {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak}};
+  if (failed_saves_ > 0) metrics.push_back({"checkpoint.failed_saves", failed_saves_});
   if (scaled) {
     metrics.push_back({"loss_scale", s.loss_scale});
     metrics.push_back({"skipped", int64_t(s.overflowed)});
@@ -190,6 +191,11 @@ void Reporter::validation(double loss, int64_t samples, bool best) {
       "step {}: validation loss {:.4f} nats per token (perplexity {:.2f}) over {} samples{}",
       trainer_.steps_done(), loss, std::exp(loss), samples,
       best ? " (best so far, kept as best)" : ""));
+  begin_step();
+}
+
+void Reporter::save_failed() {
+  ++failed_saves_;
   begin_step();
 }
 

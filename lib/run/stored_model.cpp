@@ -107,6 +107,7 @@ StoredModel open_model(const fs::path& given, const plan::Machine& machine,
   StoredModel m;
   if (const auto found = interchange::locate_checkpoint(path)) {
     m.folder = found->path;
+    m.reading = std::make_shared<storage::ReadMark>(m.folder);
     m.recipe = checkpoint::saved_recipe(m.folder);
     const storage::SafetensorsReader weights(m.folder / storage::kModelFile);
     m.fingerprint = storage::weights_fingerprint({&weights});

@@ -16,9 +16,13 @@ namespace {
 // Threads of a rank read neighbouring parts of a tensor at the same time.
 constexpr size_t kKeptBlocks = 4;
 
+fs::path folder_of_file(const fs::path& file) {
+  return file.has_parent_path() ? file.parent_path() : fs::path(".");
+}
+
 // Returns the content of the file's .sums file; empty if there is none.
 std::string sums_of(const fs::path& file) {
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  const fs::path folder = folder_of_file(file);
   std::error_code error;
   if (fs::exists(folder / kManifest, error) && is_ours(folder)) {
     const Manifest manifest = read_manifest(folder);
@@ -33,7 +37,8 @@ std::string sums_of(const fs::path& file) {
 
 }  // namespace
 
-CheckedFile::CheckedFile(const fs::path& path) : file_(path) {
+CheckedFile::CheckedFile(const fs::path& path)
+    : file_(is_ours(folder_of_file(path)) ? open_saved(path) : RandomAccessFile(path)) {
   const std::string text = sums_of(path);
   if (text.empty()) return;
   sums_.emplace(path, text);

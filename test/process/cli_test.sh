@@ -112,7 +112,7 @@ expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yam
 
 # For every mistake in an option, the user sees mtrain's message and not that of the library that reads options.
 cd "$work" || exit 1
-for command in "" schedule timeline watch eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
+for command in "" schedule timeline watch "checkpoint list" "checkpoint diff" "checkpoint prune" eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
   # shellcheck disable=SC2086  # the words of a command
   for option in $("$mtrain" $command --help | grep -oE -e '--[a-z][a-z_-]+' | sort -u); do
     for bad in "$option=@" "${option}x"; do
@@ -254,6 +254,9 @@ completes optimizer.lr= mtrain --recipe x optimizer.l
 completes megatron_ddp mtrain distributed.strategy = meg
 completes zsh mtrain completion ""
 completes "$work/runs" mtrain watch "$work/run"
+completes verify mtrain checkpoint ver
+completes --keep-every mtrain checkpoint prune --keep
+completes "$work/runs" mtrain checkpoint list "$work/run"
 completes --smooth mtrain watch --sm
 completes --micro mtrain schedule --mi
 completes llama3_8b mtrain --recipe llama3_8
@@ -272,7 +275,7 @@ completes_in_fish() {
     'mtrain completion fish | source; complete -C "$argv[1]"' -- "$2" </dev/null 2>&1 | cut -f 1 >"$work/out"
   grep -qxF -- "$1" "$work/out" || fail "completion of '$2' in fish lacks $1"
 }
-grep -qF "case timeline watch" <("$mtrain" completion fish) || fail "completion of paths for fish"
+grep -qF "case timeline watch 'checkpoint *'" <("$mtrain" completion fish) || fail "completion of paths for fish"
 grep -qF "complete -c mtrain-launch" <("$mtrain" completion fish) || fail "completion for fish"
 if command -v fish >/dev/null; then
   completes_in_fish explain "mtrain exp"

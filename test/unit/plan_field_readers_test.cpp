@@ -113,6 +113,8 @@ struct ReadElsewhere {
 const ReadElsewhere kElsewhere[] = {
     {"launch.env", "apps/mtrain-launch/main.cpp", "variables()"},
     {"hardware.gpus_per_node", "lib/plan/rules/world.cpp"},
+    {"hardware.disk_gbps", "lib/plan/checkpoint_cost.cpp"},
+    {"hardware.mtbf_hours", "lib/plan/checkpoint_cost.cpp"},
     {"debug.strict", "lib/plan/rules/rules.cpp"},
     {"debug.emulate_fp8", "lib/plan/rules/float8.cpp"},
     {"model.from", "lib/recipe/load/load.cpp"},

@@ -155,8 +155,10 @@ class Print {
   MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, time_every, check_loss,
           check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
   MEMBERS(ValidationOptions, every_steps, steps)
-  MEMBERS(CheckpointOptions, every_steps, keep, keep_best, at_end, consolidated)
-  MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, weights_from, ignore_keys)
+  MEMBERS(CheckpointOptions, every_steps, keep, keep_every, keep_best, at_end, consolidated,
+          stop_on_error)
+  MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, load_or_start, weights_from,
+          ignore_keys)
   MEMBERS(DatasetOptions::Blend, prefixes, weights)
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
   MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,

@@ -204,9 +204,11 @@ ValidationOptions validation_options(const Recipe& r) {
 CheckpointOptions checkpoint_options(const Recipe& r) {
   return {.every_steps = r.checkpoint.enabled ? r.checkpoint.every_steps : 0,
           .keep = r.checkpoint.keep,
+          .keep_every = r.checkpoint.keep_every,
           .keep_best = r.checkpoint.enabled ? r.checkpoint.keep_best : 0,
           .at_end = r.checkpoint.enabled && r.checkpoint.at_end,
-          .consolidated = consolidated(r.checkpoint)};
+          .consolidated = consolidated(r.checkpoint),
+          .stop_on_error = r.checkpoint.on_error == recipe::SaveErrors::stop};
 }
 
 FolderOptions folder_options(const Recipe& r) {
@@ -214,6 +216,7 @@ FolderOptions folder_options(const Recipe& r) {
           .checkpoint_dir = r.checkpoint.dir,
           .load = load_from(r.checkpoint),
           .load_path = r.checkpoint.load.value_or(""),
+          .load_or_start = r.checkpoint.load_or_start,
           .weights_from = r.model.init == recipe::WeightInit::weights ? r.model.from.value_or("")
                                                                       : std::string(),
           .ignore_keys = r.model.ignore_keys};

@@ -117,6 +117,7 @@ struct HardwareConfig {
   int64_t gpus_per_node = 8;
   Gpu gpu = Gpu::h100;
   Auto<double> memory_gb;
+  std::optional<double> disk_gbps, mtbf_hours;
 
   static constexpr auto fields = std::tuple{
       Field{"gpus_per_node",
@@ -128,7 +129,17 @@ struct HardwareConfig {
             &HardwareConfig::memory_gb,
             "memory of a rank's device; recompute.cheap depends on it; auto: from the "
             "GPU's name, else the usual memory of hardware.gpu; unknown on CPUs",
-            {.unit = "GB", .min = 0, .above_min = true}}};
+            {.unit = "GB", .min = 0, .above_min = true}},
+      Field{"disk_gbps",
+            &HardwareConfig::disk_gbps,
+            "rate at which a checkpoint reaches its disks, from all hosts together; --dry-run "
+            "prints how long a save takes. 8 Gbit/s are 1 GB/s",
+            {.unit = "Gbit/s", .min = 0, .above_min = true}},
+      Field{"mtbf_hours",
+            &HardwareConfig::mtbf_hours,
+            "mean time between failures of a node; with disk_gbps, --dry-run prints how often to "
+            "save",
+            {.unit = "hours", .min = 0, .above_min = true}}};
 };
 
 }  // namespace mtrain::recipe
