@@ -12,6 +12,7 @@ std::vector<std::string> TrainOptions::settings() const {
   std::vector<std::string> all = overrides;
   if (!trace.empty()) all.push_back("debug.trace=" + trace);
   if (strict) all.push_back("debug.strict=true");
+  if (nvtx) all.push_back("debug.nvtx=true");
   return all;
 }
 
@@ -56,6 +57,10 @@ void declare_train_options(CLI::App& command, TrainOptions& o) {
   command
       .add_option("--trace", o.trace,
                   "write a Chrome / Perfetto trace of every launch and wait to this file")
+      ->group("Inspection of a run");
+  command
+      .add_flag("--nvtx", o.nvtx,
+                "on a GPU, name passes, layers and launches for NVIDIA's profilers (debug.nvtx)")
       ->group("Inspection of a run");
   command.add_flag("--profile", o.profile, "print the time of each operation at the end")
       ->group("Inspection of a run");

@@ -14,7 +14,8 @@ namespace mtrain {
 struct TrainOptions {
   std::string recipe, trace, token_file;
   std::vector<std::string> overrides;
-  bool profile = false, verbose = false, print_recipe = false, dry_run = false, strict = false;
+  bool profile = false, verbose = false, print_recipe = false, dry_run = false, strict = false,
+       nvtx = false;
   std::optional<int64_t> world_size;  // absent: the launcher's number of ranks
 
   bool runs() const { return !dry_run && !print_recipe; }

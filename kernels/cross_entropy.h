@@ -47,6 +47,7 @@ struct CrossEntropyFromSums {
   int64_t P, T, V, row_stride, first, vocabulary;  // as above
   float grad_scale = 1;
   bool write_grad = true;
+  ConstSpan scale_in_memory = {};  // optional, as above
   float logit_cap = 0;
 };
 

@@ -5,8 +5,8 @@
 // Operands are fp32, bf16 or fp16, both of one type; or both are 8-bit floats of either kind, each
 // with one factor for all its elements. The row length of 8-bit operands is a multiple of
 // kFloat8Multiple, and their addresses are multiples of 16 bytes; an expert may still have any
-// number of rows. A GPU converts them to fp16, which represents every 8-bit number exactly, before
-// its tensor cores read them.
+// number of rows. On a GPU mtrain's own kernel converts them to fp16, which represents every 8-bit
+// number exactly, before tensor cores read them.
 #pragma once
 #include "base/bf16_arithmetic.h"
 #include "base/span.h"
@@ -27,6 +27,8 @@ struct GroupedMatmul {
   bool trans_b = false;
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;  // as in Matmul
   ConstSpan a_inverse = {}, b_inverse = {};       // fp32, one element each, for 8-bit operands
+  bool own_kernel = false;                        // a GPU uses mtrain's own kernel, never CUTLASS's
+  int64_t sm_margin = 0;  // multiprocessors that CUTLASS's kernel leaves to other work
 };
 
 // c[e] = a^T b over the rows of each expert e, or c[e] += if `accumulate`. If a is the gradient of
@@ -39,6 +41,8 @@ struct GroupedWeightGrad {
   bool accumulate = false;
   Bf16Arithmetic bf16 = Bf16Arithmetic::widened;
   ConstSpan a_inverse = {}, b_inverse = {};
+  bool own_kernel = false;
+  int64_t sm_margin = 0;
 };
 
 // Return whether the operands have 8 bits, and whether such operands obey the rules above except

@@ -1,5 +1,5 @@
-// The memory that CUDA kernels need while they run: the caller of a launch provides it. This header
-// includes no CUDA header.
+// What the caller of a launch provides to CUDA kernels: the memory that they need while they run,
+// and the way to start them. This header includes no CUDA header.
 #pragma once
 #include <cstddef>
 #include <utility>
@@ -13,6 +13,9 @@ class Workspace {
   virtual ~Workspace() = default;
   virtual void* allocate(size_t bytes) = 0;  // aligned to 512 bytes; throws if there is none
   virtual void release(void* memory) noexcept = 0;
+  // Whether kernels of this work may begin before the previous kernel of the stream has ended
+  // (kernels/cuda/device/dependent_launch.h).
+  virtual bool dependent_launch() const { return false; }
 };
 
 // While a WorkspaceScope lives, kernels that this thread launches take their memory from

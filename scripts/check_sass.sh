@@ -5,7 +5,9 @@
 #   scripts/check_sass.sh [--arch sm_90a] [--all] --built build/release          reads the objects of a build
 #     --all   a row for each instance of a kernel; otherwise one row for each kernel, with its largest figures
 # cuobjdump is searched in $CUOBJDUMP, PATH and /usr/local/cuda/bin. It comes with the CUDA Toolkit, and alone as
-#   pip install nvidia-cuda-cuobjdump      (then CUOBJDUMP=<site-packages>/nvidia/cu13/bin/cuobjdump)
+#   pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm    (both are in <site-packages>/nvidia/cu13/bin)
+# cuobjdump -sass needs nvdisasm: in PATH, beside cuobjdump, or $NVDISASM_PATH. The sources of CUTLASS are compiled if its
+# headers are there (scripts/install-deps.sh --cutlass), for sm_90a alone, after the others: each takes up to 4 GB.
 # scripts/sass_table.py has the list of kernels that may spill, and of those that must use tensor cores.
 called_from=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -31,6 +33,7 @@ find_tool() {
   die "$1 was not found; --help says where it comes from"
 }
 cuobjdump=$(find_tool cuobjdump "${CUOBJDUMP:-}")
+PATH=$(dirname "$cuobjdump"):$PATH
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -39,10 +42,24 @@ if [[ -n $built ]]; then
   ((${#objects[@]} > 0)) || die "$built has no objects of CUDA sources: was it configured with -DMTRAIN_CUDA=ON?"
 else
   nvcc=$(find_tool nvcc "${NVCC:-}")
-  ((${#sources[@]} > 0)) || sources=(kernels/cuda/*.cu)
-  printf '%s\0' "${sources[@]}" | xargs -0 -n 1 -P "$(build_jobs)" bash -c '
-    "$1" -std=c++20 -O3 -DNDEBUG -cubin -arch="$2" -I. -Ilib -o "$3/$(basename "$4" .cu).cubin" "$4"' \
-    compile "$nvcc" "$arch" "$folder" || die "a source does not compile for $arch"
+  cutlass=${XDG_CACHE_HOME:-$HOME/.cache}/mtrain/cutlass/include
+  if ((${#sources[@]} == 0)); then
+    sources=(kernels/cuda/*.cu)
+    if [[ $arch == sm_90a && -e $cutlass/cutlass/version.h ]]; then sources+=(kernels/cuda/cutlass/*.cu); fi
+  fi
+  # compile <jobs> <source>...
+  compile() {
+    (($# > 1)) || return 0
+    printf '%s\0' "${@:2}" | xargs -0 -n 1 -P "$1" bash -c '
+      "$1" -std=c++20 -O3 -DNDEBUG -cubin -arch="$2" -I. -Ilib -isystem "$4" -o "$3/$(basename "$5" .cu).cubin" "$5"' \
+      compile "$nvcc" "$arch" "$folder" "$cutlass" || die "a source does not compile for $arch"
+  }
+  large=() small=()
+  for source in "${sources[@]}"; do
+    if [[ $source == kernels/cuda/cutlass/* ]]; then large+=("$source"); else small+=("$source"); fi
+  done
+  compile "$(build_jobs)" "${small[@]}"
+  compile 1 "${large[@]}"
   objects=("$folder"/*.cubin)
 fi
 for object in "${objects[@]}"; do

@@ -500,11 +500,11 @@ class Prose(unittest.TestCase):
 
 
 class Sass(unittest.TestCase):
-    def faults(self, source, kernel, stack, instruction, arch="sm_90a"):
+    def faults(self, source, kernel, stack, *instructions, arch="sm_90a"):
         namespace = f"_GLOBAL__N__7d2effba_{len(source) + 3}_{source}_cu_abd8c283"
         symbol = f"_ZN6mtrain7kernels4cuda{len(namespace)}{namespace}{len(kernel)}{kernel}ILi8EEEvPf"
         kernels = sass_table.read([f" Function {symbol}:\n", f"  REG:128 STACK:{stack} SHARED:1024 LOCAL:0 CONSTANT[0]:1\n",
-                                   f"\t\tFunction : {symbol}\n", f"        /*0010*/    {instruction} ;\n"])
+                                   f"\t\tFunction : {symbol}\n", *(f"        /*{n:04x}*/    {i} ;\n" for n, i in enumerate(instructions))])
         sass_table.demangle(kernels)
         self.assertEqual([(k.source, k.name, k.arguments, k.figures["REG"]) for k in kernels], [(source, kernel, "8", 128)])
         return [fault.split("> ")[1] for fault in sass_table.faults_of(kernels, arch)]
@@ -516,14 +516,43 @@ class Sass(unittest.TestCase):
         self.assertEqual(self.faults("grouped_matmul", "float8_rows", 0, "HGMMA.64x128x16.F32 R24"), [])
         self.assertEqual(self.faults("grouped_matmul", "float8_rows", 0, "FFMA R1, R2, R3"), [no_tensor_core])
         self.assertEqual(self.faults("attention_tensor", "forward", 0, "FFMA R1, R2, R3"), [no_tensor_core])
-        self.assertEqual(self.faults("norm", "forward", 0, "FFMA R1, R2, R3"), [])
-        self.assertEqual(self.faults("norm", "forward", 8, stl), ["has 8 bytes of stack, and 1 stores to it"])
+        self.assertEqual(self.faults("muon", "muon_update", 0, "FFMA R1, R2, R3"), [])
+        self.assertEqual(self.faults("muon", "muon_update", 8, stl), ["has 8 bytes of stack, and 1 stores to it"])
         self.assertEqual(self.faults("attention_plain", "forward", 8, stl), [])
+
+    def cutlass(self, mma, b_major, result, instruction):
+        """Returns the name and the faults of a kernel of CUTLASS with these parts in its symbol."""
+        symbol = ("_ZN7cutlass13device_kernelINS_4gemm10collective13CollectiveMmaINS_12Policy" + mma + "EPNS6_IJlSD_EEESO_"
+                  f"NSU_5MajorE0ELSW_{b_major}ELNSU_7ScaleInE1ELSX_1EEE17LinearCombinationI{result}LNS_15FloatRoundStyleE2EEEvNT_6ParamsE")
+        kernels = sass_table.read([f" Function {symbol}:\n", "  REG:168 STACK:0 SHARED:1024 LOCAL:0\n",
+                                   f"\t\tFunction : {symbol}\n", f"        /*0010*/    {instruction} ;\n"])
+        sass_table.demangle(kernels)
+        return kernels[0].source + ": " + kernels[0].name, sass_table.faults_of(kernels, "sm_90a")
+
+    def test_the_kernels_of_cutlass_multiply_from_shared_memory(self):
+        hgmma, qgmma = "HGMMA.64x256x16.F32.BF16 R24", "QGMMA.64x128x32.F32.E5M2.E4M3 R24"
+        bf16, e5m2 = "NS_10bfloat16_t", "NS_12float_e5m2_t"
+        self.assertEqual(self.cutlass(bf16, 0, "SL_fvf", hgmma), ("cutlass: bf16 rows", []))
+        self.assertEqual(self.cutlass(bf16, 1, "SL_fvf", hgmma), ("cutlass: bf16 rows, plain B", []))
+        self.assertEqual(self.cutlass(bf16, 0, "ffff", hgmma), ("cutlass: bf16 weights", []))
+        self.assertEqual(self.cutlass(e5m2, 0, "ffff", qgmma), ("cutlass: e5m2 weights", []))
+        self.assertEqual(self.cutlass(e5m2, 0, "SL_fvf", hgmma)[1], ["cutlass: e5m2 rows has no QGMMA"])
+        self.assertEqual(self.cutlass("NS_6half_t", 0, "SL_fvf", hgmma)[1], ["cutlass: ? has no place in HOPPER"])
 
     def test_a_spill_may_be_allowed_on_one_architecture(self):
         kernel = "rows_in_tensor_cores"
         self.assertEqual(len(self.faults("grouped_matmul", kernel, 8, "HMMA.16816.F32 R4")), 1)
-        self.assertEqual(self.faults("grouped_matmul", kernel, 8, "HMMA.16816.F32 R4", "sm_100a"), [])
+        self.assertEqual(self.faults("grouped_matmul", kernel, 8, "HMMA.16816.F32 R4", arch="sm_100a"), [])
+
+    def test_kernels_that_may_start_early_wait_before_they_access_global_memory(self):
+        wait, parameter, load = "ACQBULK", "LDC R1, c[0x0][0x28]", "LDG.E.128 R4, desc[UR4][R2.64]"
+        early = "accesses global memory 1 times before it waits"
+        self.assertEqual(self.faults("norm", "forward", 0, parameter, wait, load), [])
+        self.assertEqual(self.faults("norm", "forward", 0, load, wait), [early])
+        self.assertEqual(self.faults("norm", "forward", 0, "ATOMG.E.MAX.S32 R1", wait), [early])
+        self.assertEqual(self.faults("muon", "muon_update", 0, "STG.E R1", wait), [early])
+        self.assertEqual(self.faults("norm", "forward", 0, load), ["may start early, and does not wait"])
+        self.assertEqual(self.faults("norm", "forward", 0, load, arch="sm_80"), [])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are needed to build mtrain, if they are missing.
-#   scripts/install-deps.sh [--tests] [--check] [--corpus] [--gpu] [--cudnn-frontend] [--package] [--fuzz]
+#   scripts/install-deps.sh [--tests] [--check] [--corpus] [--gpu] [--cudnn-frontend] [--cutlass] [--package] [--fuzz]
 #     --tests   also installs what the tests need (Catch2)
 #     --check   also installs what scripts/check.sh needs (clang-format, clang-tidy, python3)
 #     --corpus  also installs the text that scripts/quickstart.sh trains on
@@ -9,52 +9,72 @@
 #     --cudnn-frontend
 #               fetches the headers of cuDNN's C++ frontend from PyPI (python3 with pip) into ~/.cache/mtrain, which builds
 #               with CUDA use. Without them, attention on GPUs is computed by mtrain's own kernels. --gpu does this, too.
+#     --cutlass fetches the headers of CUTLASS from PyPI likewise. Without them, the GEMMs of experts are computed by mtrain's
+#               own kernels. --gpu does this, too.
 #     --fuzz    also installs what the fuzz targets need (clang with its runtime)
 #     --package also installs what cpack needs to make a Debian package (file, dpkg-shlibdeps)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-need_frontend=0 need_tests=0 need_check=0 need_corpus=0 need_gpu=0 need_package=0 need_fuzz=0
+need_frontend=0 need_cutlass=0 need_tests=0 need_check=0 need_corpus=0 need_gpu=0 need_package=0 need_fuzz=0
 for option in "$@"; do
   case $option in
     --tests) need_tests=1 ;;
     --check) need_check=1 ;;
     --corpus) need_corpus=1 ;;
-    --gpu) need_gpu=1 need_tests=1 need_frontend=1 ;;
+    --gpu) need_gpu=1 need_tests=1 need_frontend=1 need_cutlass=1 ;;
     --cudnn-frontend) need_frontend=1 ;;
+    --cutlass) need_cutlass=1 ;;
     --package) need_package=1 ;;
     --fuzz) need_fuzz=1 ;;
     -h | --help) usage && exit 0 ;;
-    *) die "unknown option $option; the options are --tests, --check, --corpus, --gpu, --cudnn-frontend, --package and --fuzz" ;;
+    *) die "unknown option $option; the options are --tests, --check, --corpus, --gpu, --cudnn-frontend, --cutlass, --package and --fuzz" ;;
   esac
 done
 
-# The wheel is one file for all: its headers do not depend on the version of Python. It is pinned by its contents.
-frontend_wheel=nvidia_cudnn_frontend-1.32.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl
-frontend_sha256=c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0
-frontend_folder=${XDG_CACHE_HOME:-$HOME/.cache}/mtrain/cudnn-frontend
-fetch_frontend() {
-  grep -qs 'CUDNN_FRONTEND_MINOR_VERSION 32$' "$frontend_folder/include/cudnn_frontend_version.h" && return 0
-  local work
+# fetch_headers <folder> <wheel> <sha256> <prefix of the headers in the wheel> <what lacks them> <arguments of pip>...
+# Wheels are pinned by their contents. Their headers do not depend on the version of Python.
+headers=${XDG_CACHE_HOME:-$HOME/.cache}/mtrain
+fetch_headers() {
+  local folder=$headers/$1 wheel=$2 sha256=$3 prefix=$4 without=$5 work
+  shift 5
   work=$(mktemp -d)
-  say "fetching the headers of cudnn-frontend 1.32.0"
-  if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
-    --implementation cp --abi cp311 --platform manylinux_2_28_x86_64 --dest "$work" nvidia-cudnn-frontend==1.32.0; then
+  say "fetching the headers of $wheel"
+  if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$work" "$@"; then
     rm -rf "$work"
-    die "PyPI cannot be reached, or python3 lacks pip; builds without these headers compute attention by mtrain's own kernels"
+    die "PyPI cannot be reached, or python3 lacks pip; builds without these headers compute $without by mtrain's own kernels"
   fi
-  if ! (cd "$work" && sha256sum --check --status <<<"$frontend_sha256  $frontend_wheel"); then
+  if ! (cd "$work" && sha256sum --check --status <<<"$sha256  $wheel"); then
     rm -rf "$work"
-    die "PyPI's $frontend_wheel is not the file that mtrain was tested with"
+    die "PyPI's $wheel is not the file that mtrain was tested with"
   fi
-  mkdir -p "$frontend_folder"
-  python3 - "$work/$frontend_wheel" "$frontend_folder" <<'END'
-import sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.startswith("include/")])
+  mkdir -p "$folder"
+  python3 - "$work/$wheel" "$folder" "$prefix" <<'END'
+import os, sys, zipfile
+wheel, folder, prefix = sys.argv[1:]
+with zipfile.ZipFile(wheel) as files:
+    for name in files.namelist():
+        if name.startswith(prefix + "include/") and not name.endswith("/"):
+            path = os.path.join(folder, name[len(prefix):])
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as out:
+                out.write(files.read(name))
 END
   rm -rf "$work"
 }
+fetch_frontend() {
+  grep -qs 'CUDNN_FRONTEND_MINOR_VERSION 32$' "$headers/cudnn-frontend/include/cudnn_frontend_version.h" && return 0
+  fetch_headers cudnn-frontend nvidia_cudnn_frontend-1.32.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl \
+    c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0 '' attention --python-version 3.11 \
+    --implementation cp --abi cp311 --platform manylinux_2_28_x86_64 nvidia-cudnn-frontend==1.32.0
+}
+fetch_cutlass() {
+  [[ $(grep -sE 'define CUTLASS_(MAJOR|MINOR) ' "$headers/cutlass/include/cutlass/version.h" | tr -cd 0-9) != 42 ]] || return 0
+  fetch_headers cutlass nvidia_cutlass-4.2.0.0-py3-none-any.whl \
+    f9599ada45c7bcb6bf53f7d3f0a7d154183e53451c01bfa59eecd37dd4a693f6 cutlass_library/source/ 'the GEMMs of experts' \
+    nvidia-cutlass==4.2.0.0
+}
 if ((need_frontend)); then fetch_frontend; fi
+if ((need_cutlass)); then fetch_cutlass; fi
 
 missing=()
 # A program may come from anywhere; a library must be a package, since its headers and CMake files are needed.

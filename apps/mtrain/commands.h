@@ -21,6 +21,7 @@ void add_generate_command(CLI::App& app);            // `mtrain generate`
 void add_import_command(CLI::App& app);              // `mtrain import hf`
 void add_export_command(CLI::App& app);              // `mtrain export hf`
 void add_eval_command(CLI::App& app);                // `mtrain eval`
+void add_checkpoint_command(CLI::App& app);          // `mtrain checkpoint list|show|verify|...`
 void add_schedule_command(CLI::App& app);            // `mtrain schedule`
 void add_timeline_command(CLI::App& app);            // `mtrain timeline`
 void add_watch_command(CLI::App& app);               // `mtrain watch`

@@ -28,6 +28,16 @@ _mtrain_values() {
 %VALUES%  esac
   echo "$words"
 }
+# The downloaded models of the Hugging Face Hub.
+_mtrain_models() {
+  local cache folder
+  for cache in "$HF_HUB_CACHE" "${HF_HOME:+$HF_HOME/hub}" "${XDG_CACHE_HOME:+$XDG_CACHE_HOME/huggingface/hub}" \
+    ~/.cache/huggingface/hub; do
+    for folder in ${cache:+"$cache"/models--*/}; do
+      [[ -d $folder ]] && folder=${folder%/} && folder=${folder##*/models--} && echo "${folder/--//}"
+    done
+  done
+}
 _mtrain_words() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} setting= command= words= i
   COMPREPLY=()
@@ -39,11 +49,19 @@ _mtrain_words() {
   fi
   if [[ $setting ]]; then
     COMPREPLY=($(compgen -W "$(_mtrain_values "$setting")" -- "$cur"))
+    case $setting in
+      model.from | tokenizer.path)
+        COMPREPLY=($(compgen -W "$(_mtrain_models)" -- "$cur") $(compgen -f -- "$cur")) ;;
+    esac
     return
   fi
   case $prev in
     --recipe | -r | --config | -c)
       COMPREPLY=($(compgen -W "$_mtrain_recipes" -- "$cur") $(compgen -f -- "$cur"))
+      compopt -o filenames 2>/dev/null
+      return ;;
+    --model | --tokenizer | -t)
+      COMPREPLY=($(compgen -W "$(_mtrain_models)" -- "$cur") $(compgen -f -- "$cur"))
       compopt -o filenames 2>/dev/null
       return ;;
     %FILE_OPTIONS%)
@@ -71,8 +89,11 @@ _mtrain_words() {
   fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   case $command in
-    timeline | watch)
+    timeline | watch | checkpoint\ *)
       COMPREPLY+=($(compgen -f -- "$cur"))
+      compopt -o filenames 2>/dev/null ;;
+    'import hf')
+      COMPREPLY+=($(compgen -W "$(_mtrain_models)" -- "$cur") $(compgen -f -- "$cur"))
       compopt -o filenames 2>/dev/null ;;
   esac
 }
@@ -84,6 +105,13 @@ constexpr const char* kFishScript = R"fish(function __mtrain_values
   switch $argv[1]
 %VALUES%  end
 end
+function __mtrain_models
+  for cache in $HF_HUB_CACHE $HF_HOME/hub $XDG_CACHE_HOME/huggingface/hub ~/.cache/huggingface/hub
+    for folder in $cache/models--*/
+      string replace -- '--' / (string replace -r '.*/models--(.*)/$' '$1' -- $folder)
+    end
+  end
+end
 function __mtrain_words
   set -l current (commandline -ct)
   set -l words (commandline -opc)
@@ -92,11 +120,20 @@ function __mtrain_words
     for value in (__mtrain_values $setting)
       echo $setting=$value
     end
+    if contains -- $setting model.from tokenizer.path
+      for value in (__mtrain_models)
+        echo $setting=$value
+      end
+    end
     return
   end
   switch $words[-1]
     case --recipe -r --config -c
       string split ' ' -- '%RECIPES%'
+      __fish_complete_path $current
+      return
+    case --model --tokenizer -t
+      __mtrain_models
       __fish_complete_path $current
       return
     case %FILE_OPTIONS%
@@ -125,7 +162,10 @@ function __mtrain_words
     $words[1] --help 2>/dev/null | string match -ar -- '--[a-z][a-z_-]*'
   end
   switch "$command"
-    case timeline watch
+    case timeline watch 'checkpoint *'
+      __fish_complete_path $current
+    case 'import hf'
+      __mtrain_models
       __fish_complete_path $current
   end
 end
@@ -209,10 +249,9 @@ std::string completion_script(const CLI::App& app, bool fish) {
                                            : "    '{}') words='{}' ;;\n"),
                          c.path, words_of(*c.app));
   }
-  for (const char* option :
-       {"--trace", "--token_file", "--token-file", "--run",  "--model",     "--data",   "--prompts",
-        "--input", "-i",           "--output",     "-o",     "--tokenizer", "-t",       "--train",
-        "--valid", "--from-csv",   "--svg",        "--html", "--log_dir",   "--log-dir"})
+  for (const char* option : {"--trace", "--token_file", "--token-file", "--run", "--data",
+                             "--prompts", "--input", "-i", "--output", "-o", "--train", "--valid",
+                             "--from-csv", "--svg", "--html", "--log_dir", "--log-dir"})
     append(file_options, option, between);
   std::string script = fish ? kFishScript : kScript;
   replace(script, "%SETTINGS%", settings);

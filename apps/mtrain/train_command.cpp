@@ -103,7 +103,8 @@ void show_dry_run(const plan::RecipeSource& source, const Recipe& r, int64_t wor
        .fewest_ranks = world == 0,
        .device = plan::device_text(r, plan),
        .fit = plan::fit_text(r, plan),
-       .advice = plan::sizing_advice(source, r, plan)});
+       .advice = plan::sizing_advice(source, r, plan),
+       .disks = plan::save_hardware(r.hardware)});
   std::fputs(report.c_str(), stdout);
   std::fflush(stdout);  // before the warning on stderr
   warn_of_memory(source, r, plan, {.refuses = r.debug.strict});

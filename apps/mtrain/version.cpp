@@ -7,6 +7,7 @@
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cuda/cudnn/api.h"
 #include "kernels/cuda/cudnn/attention_plan.h"
+#include "kernels/cuda/grouped/grouped_engine.h"
 
 namespace mtrain {
 
@@ -17,9 +18,10 @@ std::string version_text() {
       kernels::cpu::isa_name(kernels::cpu::isa()),
       kernels::cpu::build_lacks_wider_isa() ? ", built without this CPU's wider kernels" : "",
       cuda.empty() ? "not in this build"
-                   : fmt::format("runtime {}, {}\n        {}, {}", cuda, comm::nccl_description(),
-                                 kernels::cuda::cudnn_description(),
-                                 kernels::cuda::cudnn_frontend_description()));
+                   : fmt::format("runtime {}, {}\n        {}, {}\n        {}", cuda,
+                                 comm::nccl_description(), kernels::cuda::cudnn_description(),
+                                 kernels::cuda::cudnn_frontend_description(),
+                                 kernels::cuda::cutlass_description()));
 }
 
 }  // namespace mtrain

@@ -53,6 +53,7 @@ void check_from_sums(const CrossEntropyFromSums& a) {
   MT_CHECK(a.P > 0, "{}: {} ranks", op, a.P);
   check(op, "sums", a.sums_PT3, a.P * a.T * kCrossEntropySums, DType::f32);
   check(op, "loss", a.loss_T, a.T, DType::f32);
+  if (a.scale_in_memory) check(op, "scale", a.scale_in_memory, 1, DType::f32);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace {
 
 template <bool AMAX, bool TANH, int N, class T>
 __global__ void gelu_forward(const T* x, T* y, int64_t count, float* amax) {
+  wait_for_previous_kernel();
   float most = 0;
   for_vectors<N>(count, [&](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
@@ -25,6 +26,7 @@ __global__ void gelu_forward(const T* x, T* y, int64_t count, float* amax) {
 
 template <bool AMAX, bool TANH, int N, class T>
 __global__ void gelu_backward(const T* x, const T* dy, T* dx, T* y, int64_t count, float* amax) {
+  wait_for_previous_kernel();
   float most = 0;
   for_vectors<N>(count, [&](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
@@ -66,6 +68,7 @@ enum class Extra { none, amax, eight };
 template <GateFunction GATE, Extra EXTRA, int N, class T>
 __global__ void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t F, float* amax,
                                Float8Out eight) {
+  wait_for_previous_kernel();
   const float scale = EXTRA == Extra::eight ? *eight.scale : 0.0f;
   float most = 0;
   for_rows<N>(rows, F, [&](int64_t row, int64_t i) {
@@ -95,6 +98,7 @@ struct SwigluGradient {
 
 template <GateFunction GATE, Extra EXTRA, int N, class T>
 __global__ void swiglu_backward(SwigluGradient<T> a) {
+  wait_for_previous_kernel();
   // Stores a result in 8 bits if it has a scale, else as T.
   const auto put = [](const Float8Out& eight, float scale, T* to, int64_t i, const float(&v)[N]) {
     if (EXTRA == Extra::eight && eight.scale)
@@ -150,9 +154,9 @@ void run(const SwigluForward& a, CUstream_st* stream) {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
       with_extra(bool(a.amax), bool(a.scale), [&]<Extra EXTRA>() {
         with_gate(a.gate, [&]<GateFunction GATE>() {
-          MT_LAUNCH((swiglu_forward<GATE, EXTRA, N, T>), grid.blocks, grid.threads, 0, stream,
-                    data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F, data<float>(a.amax),
-                    float8_out(a.y_TF, a.scale));
+          MT_LAUNCH_DEPENDENT((swiglu_forward<GATE, EXTRA, N, T>), grid.blocks, grid.threads, 0,
+                              stream, data<T>(a.gate_up_T2F), data<T>(a.y_TF), a.T, a.F,
+                              data<float>(a.amax), float8_out(a.y_TF, a.scale));
         });
       });
     });
@@ -178,8 +182,8 @@ void run(const SwigluBackward& a, CUstream_st* stream) {
       const RowsGrid grid = rows_grid(a.T, div_up(a.F, N));
       with_extra(bool(a.amax), a.scale || a.y_scale, [&]<Extra EXTRA>() {
         with_gate(a.gate, [&]<GateFunction GATE>() {
-          MT_LAUNCH((swiglu_backward<GATE, EXTRA, N, T>), grid.blocks, grid.threads, 0, stream,
-                    args);
+          MT_LAUNCH_DEPENDENT((swiglu_backward<GATE, EXTRA, N, T>), grid.blocks, grid.threads, 0,
+                              stream, args);
         });
       });
     });
@@ -192,8 +196,9 @@ void run(const GeluForward& a, CUstream_st* stream) {
     with_width<T>(aligned({a.x.data, a.y.data}), [&]<int N>() {
       with_amax(a.amax, [&]<bool AMAX>() {
         const auto launch = [&]<bool TANH>() {
-          MT_LAUNCH((gelu_forward<AMAX, TANH, N, T>), flat_blocks(a.count, N), kFlatThreads, 0,
-                    stream, data<T>(a.x), data<T>(a.y), a.count, data<float>(a.amax));
+          MT_LAUNCH_DEPENDENT((gelu_forward<AMAX, TANH, N, T>), flat_blocks(a.count, N),
+                              kFlatThreads, 0, stream, data<T>(a.x), data<T>(a.y), a.count,
+                              data<float>(a.amax));
         };
         a.tanh ? launch.template operator()<true>() : launch.template operator()<false>();
       });
@@ -207,9 +212,9 @@ void run(const GeluBackward& a, CUstream_st* stream) {
     with_width<T>(aligned({a.x.data, a.dy.data, a.dx.data, a.y.data}), [&]<int N>() {
       with_amax(a.amax, [&]<bool AMAX>() {
         const auto launch = [&]<bool TANH>() {
-          MT_LAUNCH((gelu_backward<AMAX, TANH, N, T>), flat_blocks(a.count, N), kFlatThreads, 0,
-                    stream, data<T>(a.x), data<T>(a.dy), data<T>(a.dx), data<T>(a.y), a.count,
-                    data<float>(a.amax));
+          MT_LAUNCH_DEPENDENT((gelu_backward<AMAX, TANH, N, T>), flat_blocks(a.count, N),
+                              kFlatThreads, 0, stream, data<T>(a.x), data<T>(a.dy), data<T>(a.dx),
+                              data<T>(a.y), a.count, data<float>(a.amax));
         };
         a.tanh ? launch.template operator()<true>() : launch.template operator()<false>();
       });

@@ -12,6 +12,7 @@ constexpr int kSlices = 32;  // slices of the rows, in a block of 32 columns
 
 __global__ void add_rows(const float* partials, int64_t rows, int64_t stride, int64_t width,
                          float* out) {
+  wait_for_previous_kernel();
   __shared__ float sums[kSlices][kWarp + 1];
   const int64_t column = int64_t(blockIdx.x) * kWarp + threadIdx.x;
   float sum = 0;
@@ -32,6 +33,7 @@ __global__ void add_rows(const float* partials, int64_t rows, int64_t stride, in
 constexpr int kColumnThreads = 32, kRowThreads = 8;
 template <int N, class T>
 __global__ void column_sums(const T* x, int64_t rows, int64_t width, float* partials) {
+  wait_for_previous_kernel();
   __shared__ float sums[kRowThreads][kColumnThreads * N];
   const int64_t column = (int64_t(blockIdx.x) * kColumnThreads + threadIdx.x) * N;
   float sum[N] = {};
@@ -64,8 +66,8 @@ __global__ void column_sums(const T* x, int64_t rows, int64_t width, float* part
 void add_partials(const float* partials, int64_t rows, int64_t stride, int64_t width, float* out,
                   CUstream_st* stream) {
   if (width <= 0) return;
-  MT_LAUNCH(add_rows, unsigned(div_up(width, kWarp)), dim3(kWarp, kSlices), 0, stream, partials,
-            rows, stride, width, out);
+  MT_LAUNCH_DEPENDENT(add_rows, unsigned(div_up(width, kWarp)), dim3(kWarp, kSlices), 0, stream,
+                      partials, rows, stride, width, out);
 }
 
 void run(const ColumnSum& a, CUstream_st* stream) {
@@ -79,9 +81,9 @@ void run(const ColumnSum& a, CUstream_st* stream) {
       const int64_t slices =
           std::clamp<int64_t>(kBlocks / tiles, 1, div_up(a.T, int64_t(kRowThreads) * 8));
       const Scratch<float> partials(slices * a.N, stream);
-      MT_LAUNCH((column_sums<N, T>), dim3(unsigned(tiles), unsigned(slices)),
-                dim3(kColumnThreads, kRowThreads), 0, stream, data<T>(a.x_TN), a.T, a.N,
-                partials.get());
+      MT_LAUNCH_DEPENDENT((column_sums<N, T>), dim3(unsigned(tiles), unsigned(slices)),
+                          dim3(kColumnThreads, kRowThreads), 0, stream, data<T>(a.x_TN), a.T, a.N,
+                          partials.get());
       add_partials(partials.get(), slices, a.N, a.N, data<float>(a.out_N), stream);
     });
   });

@@ -291,7 +291,8 @@ void run(const CrossEntropyFromSums& a, CUstream_st* stream) {
         MT_LAUNCH((rows_from_sums<N, T, Cap>), blocks_for(a.T, 1), kThreads, 0, stream,
                   (Logits<T>{data<T>(a.logits_TV), a.logits_TV.count, a.T, a.V, a.row_stride}),
                   data<int32_t>(a.label_T), data<float>(a.sums_PT3), a.P, data<float>(a.loss_T),
-                  a.first, a.vocabulary, (Gradient{a.grad_scale, a.write_grad, nullptr}), cap);
+                  a.first, a.vocabulary,
+                  (Gradient{a.grad_scale, a.write_grad, data<float>(a.scale_in_memory)}), cap);
       });
     });
   });

@@ -9,6 +9,7 @@ namespace {
 
 template <int N, class Y, class A, class B>
 __global__ void add(const A* a, const B* b, Y* y, int64_t count) {
+  wait_for_previous_kernel();
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float l[L], r[L];
@@ -23,6 +24,7 @@ __global__ void add(const A* a, const B* b, Y* y, int64_t count) {
 // A vector is within one row.
 template <int N, class Y, class X>
 __global__ void add_row(const X* row, Y* y, int64_t count, int64_t columns) {
+  wait_for_previous_kernel();
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float l[L], r[L];
@@ -36,6 +38,7 @@ __global__ void add_row(const X* row, Y* y, int64_t count, int64_t columns) {
 
 template <int N, class Y, class X>
 __global__ void cast(const X* x, Y* y, int64_t count) {
+  wait_for_previous_kernel();
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float v[L];
@@ -46,16 +49,19 @@ __global__ void cast(const X* x, Y* y, int64_t count) {
 
 template <int N, class Y>
 __global__ void scale(Y* y, float factor, int64_t count) {
+  wait_for_previous_kernel();
   change_elements<N>(y, count, [=](float v) { return v * factor; });
 }
 
 template <int N, class Y>
 __global__ void soft_cap(Y* y, TanhCap cap, int64_t count) {
+  wait_for_previous_kernel();
   change_elements<N>(y, count, [=](float v) { return capped(v, cap); });
 }
 
 template <int N, class Y>
 __global__ void fill(Y* y, float value, int64_t count) {
+  wait_for_previous_kernel();
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float v[L];
@@ -82,11 +88,11 @@ void run(const Add& a, CUstream_st* stream) {
           constexpr int N = kLanesOf<Y, A, B>;
           const int64_t n = a.y.count;
           if (aligned({a.a.data, a.b.data, a.y.data}))
-            MT_LAUNCH((add<N, Y, A, B>), flat_blocks(n, N), kFlatThreads, 0, stream, data<A>(a.a),
-                      data<B>(a.b), data<Y>(a.y), n);
+            MT_LAUNCH_DEPENDENT((add<N, Y, A, B>), flat_blocks(n, N), kFlatThreads, 0, stream,
+                                data<A>(a.a), data<B>(a.b), data<Y>(a.y), n);
           else
-            MT_LAUNCH((add<1, Y, A, B>), flat_blocks(n, 1), kFlatThreads, 0, stream, data<A>(a.a),
-                      data<B>(a.b), data<Y>(a.y), n);
+            MT_LAUNCH_DEPENDENT((add<1, Y, A, B>), flat_blocks(n, 1), kFlatThreads, 0, stream,
+                                data<A>(a.a), data<B>(a.b), data<Y>(a.y), n);
         }
       });
     });
@@ -103,11 +109,11 @@ void run(const AddRow& a, CUstream_st* stream) {
       } else {
         constexpr int N = kLanesOf<Y, X>;
         if (a.N % N == 0 && aligned({a.row_N.data, a.y_MN.data}))
-          MT_LAUNCH((add_row<N, Y, X>), flat_blocks(n, N), kFlatThreads, 0, stream,
-                    data<X>(a.row_N), data<Y>(a.y_MN), n, a.N);
+          MT_LAUNCH_DEPENDENT((add_row<N, Y, X>), flat_blocks(n, N), kFlatThreads, 0, stream,
+                              data<X>(a.row_N), data<Y>(a.y_MN), n, a.N);
         else
-          MT_LAUNCH((add_row<1, Y, X>), flat_blocks(n, 1), kFlatThreads, 0, stream,
-                    data<X>(a.row_N), data<Y>(a.y_MN), n, a.N);
+          MT_LAUNCH_DEPENDENT((add_row<1, Y, X>), flat_blocks(n, 1), kFlatThreads, 0, stream,
+                              data<X>(a.row_N), data<Y>(a.y_MN), n, a.N);
       }
     });
   });
@@ -120,11 +126,11 @@ void run(const Cast& a, CUstream_st* stream) {
   const bool vectors = aligned({a.x.data, a.y.data});
   const auto cast_to = [&]<class Y, class X>() {
     if (vectors)
-      MT_LAUNCH((cast<8, Y, X>), flat_blocks(n, 8), kFlatThreads, 0, stream, data<X>(a.x),
-                data<Y>(a.y), n);
+      MT_LAUNCH_DEPENDENT((cast<8, Y, X>), flat_blocks(n, 8), kFlatThreads, 0, stream, data<X>(a.x),
+                          data<Y>(a.y), n);
     else
-      MT_LAUNCH((cast<1, Y, X>), flat_blocks(n, 1), kFlatThreads, 0, stream, data<X>(a.x),
-                data<Y>(a.y), n);
+      MT_LAUNCH_DEPENDENT((cast<1, Y, X>), flat_blocks(n, 1), kFlatThreads, 0, stream, data<X>(a.x),
+                          data<Y>(a.y), n);
   };
   with_float(a.y.dtype, [&]<class Y>() {
     with_float(a.x.dtype, [&]<class X>() {
@@ -137,8 +143,8 @@ void run(const Scale& a, CUstream_st* stream) {
   if (a.y.count <= 0) return;
   with_float(a.y.dtype, [&]<class Y>() {
     with_width<Y>(aligned({a.y.data}), [&]<int N>() {
-      MT_LAUNCH((scale<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream, data<Y>(a.y),
-                a.factor, a.y.count);
+      MT_LAUNCH_DEPENDENT((scale<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream,
+                          data<Y>(a.y), a.factor, a.y.count);
     });
   });
 }
@@ -147,8 +153,8 @@ void run(const SoftCap& a, CUstream_st* stream) {
   if (a.y.count <= 0) return;
   with_float(a.y.dtype, [&]<class Y>() {
     with_width<Y>(aligned({a.y.data}), [&]<int N>() {
-      MT_LAUNCH((soft_cap<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream, data<Y>(a.y),
-                (TanhCap{a.cap, 1 / a.cap}), a.y.count);
+      MT_LAUNCH_DEPENDENT((soft_cap<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream,
+                          data<Y>(a.y), (TanhCap{a.cap, 1 / a.cap}), a.y.count);
     });
   });
 }
@@ -158,8 +164,8 @@ void run(const Fill& a, CUstream_st* stream) {
   if (a.value == 0) return clear_memory(a.y.data, a.y.bytes(), stream);  // bits 0 in every type
   with_float(a.y.dtype, [&]<class Y>() {
     with_width<Y>(aligned({a.y.data}), [&]<int N>() {
-      MT_LAUNCH((fill<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream, data<Y>(a.y),
-                a.value, a.y.count);
+      MT_LAUNCH_DEPENDENT((fill<N, Y>), flat_blocks(a.y.count, N), kFlatThreads, 0, stream,
+                          data<Y>(a.y), a.value, a.y.count);
     });
   });
 }

@@ -15,6 +15,7 @@ constexpr int kMaxBlocks = 1024;  // a thread of the last launch then combines f
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     partial_amax(const T* x, int64_t count, float* partials) {
+  wait_for_previous_kernel();
   float most = 0;
   for_loaded_vectors<N, 4>(x, count, [&](auto lanes, int64_t, const auto& v) {
     constexpr int L = decltype(lanes)::value;
@@ -42,6 +43,7 @@ __device__ __forceinline__ void put_scale(float amax, ScaleRule rule, float othe
 __global__ void __launch_bounds__(kThreads)
     last_amax(const float* partials, int n, float* amax, bool keep_larger, float* scale,
               float* inverse, ScaleRule rule) {
+  wait_for_previous_kernel();
   float most = 0;
   for (int i = int(threadIdx.x); i < n; i += kThreads) most = fmaxf(most, partials[i]);
   most = block_max<kWarps>(most);
@@ -52,6 +54,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void scale_from_amax(float* amax, float* scale, float* inverse, ScaleRule rule) {
+  wait_for_previous_kernel();
   put_scale(*amax, rule, 1.0f, scale, inverse);
   *amax = 0;
 }
@@ -78,6 +81,7 @@ __device__ __forceinline__ uint8_t pack_one(float x, float scale, float& most) {
 template <class Y, bool VECTORS, class T>
 __global__ void __launch_bounds__(kThreads)
     quantize_flat(const T* x, const float* scale_at, uint8_t* y, int64_t count, float* partials) {
+  wait_for_previous_kernel();
   const float scale = *scale_at;
   float most = 0;
   for_vectors<VECTORS ? 16 : 1>(count, [&](auto lanes, int64_t i) {
@@ -155,15 +159,6 @@ __device__ __forceinline__ void quantize_patch(const T* x, uint8_t* y, int64_t r
   }
 }
 
-// Transposes a 4 x 4 matrix of bytes, held in four words.
-__device__ __forceinline__ void transpose_bytes(uint32_t& a, uint32_t& b, uint32_t& c,
-                                                uint32_t& d) {
-  const uint32_t ab01 = __byte_perm(a, b, 0x5140), ab23 = __byte_perm(a, b, 0x7362),
-                 cd01 = __byte_perm(c, d, 0x5140), cd23 = __byte_perm(c, d, 0x7362);
-  a = __byte_perm(ab01, cd01, 0x5410), b = __byte_perm(ab01, cd01, 0x7632);
-  c = __byte_perm(ab23, cd23, 0x5410), d = __byte_perm(ab23, cd23, 0x7632);
-}
-
 // An 8-bit T is only transposed: it has no scale, and its maximum is not computed.
 //
 // Block b takes the tiles b, b + gridDim.x, .... With VECTORS the conditions of quantize_patch()
@@ -175,6 +170,7 @@ template <class Y, bool VECTORS, class T>
 __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks : 2)
     quantize_both(const T* x, const float* scale_at, uint8_t* y, uint8_t* transposed, int64_t rows,
                   int64_t columns, int64_t stride, float* partials) {
+  wait_for_previous_kernel();
   constexpr int kAcross = kTile / kPatchColumns, kChunks = kTile / 16;
   __shared__ uint4 tile[kTile * kChunks];
   uint32_t* const words = reinterpret_cast<uint32_t*>(tile);
@@ -183,7 +179,6 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks 
   };
   const int thread = int(threadIdx.x);
   constexpr bool kFloats = !std::is_same_v<T, uint8_t>;
-  const float scale = kFloats ? *scale_at : 1.0f;
   float most = 0;
   const unsigned across = unsigned((columns + kTile - 1) / kTile),
                  tiles = across * unsigned((stride + kTile - 1) / kTile);
@@ -193,6 +188,8 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks 
     if constexpr (VECTORS) {
       const int c = thread % kAcross * kPatchColumns, r = thread / kAcross * kPatchRows;
       uint32_t q[kPatchRows][4];
+      // Reloaded for each tile, since it would take a register that the other values need.
+      const float scale = kFloats ? *scale_at : 1.0f;
       quantize_patch<Y>(x, y, row0 + r, column0 + c, rows, columns, scale, most, q);
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -201,6 +198,7 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks 
         for (int i = 0; i < 4; ++i) words[4 * place(c + 4 * w + i, r / 16) + r % 16 / 4] = q[i][w];
       }
     } else {
+      const float scale = kFloats ? *scale_at : 1.0f;
       for (int e = thread; e < kTile * kTile; e += kThreads) {
         const int r = e / kTile, c = e % kTile;
         const int64_t at = (row0 + r) * columns + column0 + c;
@@ -232,6 +230,7 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks 
 __global__ void update_scales(float* amax, float* history, int64_t tensors, int64_t length,
                               int64_t place, bool most_recent, ScaleRule rule, float* scale,
                               float* inverse) {
+  wait_for_previous_kernel();
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= tensors) return;
   float* const ring = history + i * length;
@@ -249,17 +248,18 @@ void run(const Amax& a, CUstream_st* stream) {
     with_width<T>(aligned({a.x.data}), [&]<int N>() {
       const unsigned blocks = blocks_for(a.x.count, int64_t(kThreads) * N * 4, kMaxBlocks);
       const Scratch<float> partials(blocks, stream);
-      MT_LAUNCH((partial_amax<N, T>), blocks, kThreads, 0, stream, data<T>(a.x), a.x.count,
-                partials.get());
-      MT_LAUNCH(last_amax, 1, kThreads, 0, stream, partials.get(), int(blocks), data<float>(a.amax),
-                false, data<float>(a.scale), data<float>(a.inverse), rule_of(a.type, a.margin));
+      MT_LAUNCH_DEPENDENT((partial_amax<N, T>), blocks, kThreads, 0, stream, data<T>(a.x),
+                          a.x.count, partials.get());
+      MT_LAUNCH_DEPENDENT(last_amax, 1, kThreads, 0, stream, partials.get(), int(blocks),
+                          data<float>(a.amax), false, data<float>(a.scale), data<float>(a.inverse),
+                          rule_of(a.type, a.margin));
     });
   });
 }
 
 void run(const ScaleFromAmax& a, CUstream_st* stream) {
-  MT_LAUNCH(scale_from_amax, 1, 1, 0, stream, data<float>(a.amax), data<float>(a.scale),
-            data<float>(a.inverse), rule_of(a.type, a.margin));
+  MT_LAUNCH_DEPENDENT(scale_from_amax, 1, 1, 0, stream, data<float>(a.amax), data<float>(a.scale),
+                      data<float>(a.inverse), rule_of(a.type, a.margin));
 }
 
 void run(const Quantize& a, CUstream_st* stream) {
@@ -274,12 +274,13 @@ void run(const Quantize& a, CUstream_st* stream) {
     with_float(a.x_TN.dtype, [&]<class T>() {
       const auto launch_with = [&]<bool VECTORS>() {
         if (a.y_NT)
-          MT_LAUNCH((quantize_both<Y, VECTORS, T>), blocks, kThreads, 0, stream, data<T>(a.x_TN),
-                    data<float>(a.scale), data<uint8_t>(a.y_TN), data<uint8_t>(a.y_NT), a.T, a.N,
-                    a.stride, partials.get());
+          MT_LAUNCH_DEPENDENT((quantize_both<Y, VECTORS, T>), blocks, kThreads, 0, stream,
+                              data<T>(a.x_TN), data<float>(a.scale), data<uint8_t>(a.y_TN),
+                              data<uint8_t>(a.y_NT), a.T, a.N, a.stride, partials.get());
         else
-          MT_LAUNCH((quantize_flat<Y, VECTORS, T>), blocks, kThreads, 0, stream, data<T>(a.x_TN),
-                    data<float>(a.scale), data<uint8_t>(a.y_TN), count, partials.get());
+          MT_LAUNCH_DEPENDENT((quantize_flat<Y, VECTORS, T>), blocks, kThreads, 0, stream,
+                              data<T>(a.x_TN), data<float>(a.scale), data<uint8_t>(a.y_TN), count,
+                              partials.get());
       };
       if (vectors)
         launch_with.template operator()<true>();
@@ -289,8 +290,8 @@ void run(const Quantize& a, CUstream_st* stream) {
   });
   if (!a.amax) return;
   float* const none = nullptr;
-  MT_LAUNCH(last_amax, 1, kThreads, 0, stream, partials.get(), int(blocks), data<float>(a.amax),
-            true, none, none, ScaleRule{});
+  MT_LAUNCH_DEPENDENT(last_amax, 1, kThreads, 0, stream, partials.get(), int(blocks),
+                      data<float>(a.amax), true, none, none, ScaleRule{});
 }
 
 void run(const TransposeFloat8& a, CUstream_st* stream) {
@@ -300,9 +301,9 @@ void run(const TransposeFloat8& a, CUstream_st* stream) {
   uint8_t* const no_rows = nullptr;
   float* const no_maximum = nullptr;
   const auto launch_with = [&]<bool VECTORS>() {
-    MT_LAUNCH((quantize_both<f8e4m3, VECTORS, uint8_t>), blocks, kThreads, 0, stream,
-              data<uint8_t>(a.x_TN), no_scale, no_rows, data<uint8_t>(a.y_NT), a.T, a.N, a.stride,
-              no_maximum);
+    MT_LAUNCH_DEPENDENT((quantize_both<f8e4m3, VECTORS, uint8_t>), blocks, kThreads, 0, stream,
+                        data<uint8_t>(a.x_TN), no_scale, no_rows, data<uint8_t>(a.y_NT), a.T, a.N,
+                        a.stride, no_maximum);
   };
   if (aligned({a.x_TN.data}) && a.N % kPatchColumns == 0)
     launch_with.template operator()<true>();
@@ -312,9 +313,10 @@ void run(const TransposeFloat8& a, CUstream_st* stream) {
 
 void run(const UpdateScales& a, CUstream_st* stream) {
   if (a.C == 0) return;
-  MT_LAUNCH(update_scales, blocks_for(a.C, kThreads), kThreads, 0, stream, data<float>(a.amax_C),
-            data<float>(a.history_CL), a.C, a.L, a.place, a.most_recent, rule_of(a.type, a.margin),
-            data<float>(a.scale_C), data<float>(a.inverse_C));
+  MT_LAUNCH_DEPENDENT(update_scales, blocks_for(a.C, kThreads), kThreads, 0, stream,
+                      data<float>(a.amax_C), data<float>(a.history_CL), a.C, a.L, a.place,
+                      a.most_recent, rule_of(a.type, a.margin), data<float>(a.scale_C),
+                      data<float>(a.inverse_C));
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -218,6 +218,7 @@ __global__ void MT_TILE_BOUNDS quantize_blocks(const T* x, uint8_t* y, void* inv
                                                uint8_t* transposed, void* transposed_inverse,
                                                int64_t rows, int64_t columns, int64_t stride,
                                                float largest) {
+  wait_for_previous_kernel();
   const Inverses<BLOCKS> inverses{inverse, rows, columns},
       transposed_inverses{transposed_inverse, columns, stride};
   const int64_t max_rows = transposed && stride > rows ? stride : rows;
@@ -287,6 +288,7 @@ __device__ __forceinline__ void load_four(const T* x, const int64_t (&at)[kSegme
 // The maxima are not negative, so that their order is that of their bits as integers.
 template <bool VECTORS, class T>
 __global__ void __launch_bounds__(kThreads) amax_of_part(const T* x, float* amax, Part part) {
+  wait_for_previous_kernel();
   for_segments<VECTORS>(part, [&](int64_t block, const auto& at, const auto& inside) {
     float v[kSegments], most = 0;
     load_four<VECTORS>(x, at, inside, v);
@@ -300,6 +302,7 @@ __global__ void __launch_bounds__(kThreads) amax_of_part(const T* x, float* amax
 
 __global__ void __launch_bounds__(kThreads)
     inverses_of_amax(float* inverse, int64_t count, float largest) {
+  wait_for_previous_kernel();
   const int64_t i = int64_t(blockIdx.x) * kThreads + int(threadIdx.x);
   if (i < count) inverse[i] = power_of_2(exponent_of(inverse[i], largest));
 }
@@ -307,6 +310,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class Y, bool VECTORS, class T>
 __global__ void __launch_bounds__(kThreads)
     quantize_part(const T* x, const float* inverse, uint8_t* y, Part part) {
+  wait_for_previous_kernel();
   for_segments<VECTORS>(part, [&](int64_t block, const auto& at, const auto& inside) {
     const float scale = 1.0f / inverse[block];  // exact
     float v[kSegments];
@@ -328,6 +332,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     transpose_inverses(const float* from, int64_t rows, int64_t columns, int64_t from_stride,
                        float* to, int64_t to_stride) {
+  wait_for_previous_kernel();
   const int64_t i = int64_t(blockIdx.x) * kThreads + int(threadIdx.x);
   if (i >= columns * to_stride) return;
   const int64_t column = i / to_stride, row = i % to_stride;
@@ -363,10 +368,10 @@ void run(const QuantizeBlocks& a, CUstream_st* stream) {
       const bool vectors = aligned({a.x_TN.data, a.y_TN.data}) && a.N % kVector<T> == 0;
       with_blocks(a.blocks, [&]<ScaleBlocks BLOCKS>() {
         with_vectors(vectors, [&]<bool VECTORS>() {
-          MT_LAUNCH((quantize_blocks<Y, BLOCKS, VECTORS, T>), blocks, kThreads,
-                    sizeof(SharedMemory<T>), stream, data<T>(a.x_TN), data<uint8_t>(a.y_TN),
-                    a.inverse_TN.data, data<uint8_t>(a.y_NT), a.inverse_NT.data, a.T, a.N, a.stride,
-                    largest_float8(type));
+          MT_LAUNCH_DEPENDENT((quantize_blocks<Y, BLOCKS, VECTORS, T>), blocks, kThreads,
+                              sizeof(SharedMemory<T>), stream, data<T>(a.x_TN),
+                              data<uint8_t>(a.y_TN), a.inverse_TN.data, data<uint8_t>(a.y_NT),
+                              a.inverse_NT.data, a.T, a.N, a.stride, largest_float8(type));
         });
       });
     });
@@ -378,16 +383,16 @@ void run(const AmaxOfPart& a, CUstream_st* stream) {
   if (part.segments == 0) return;
   with_float(a.x.dtype, [&]<class T>() {
     with_vectors(part_has_vectors(a.x, nullptr, a.begin, a.K), [&]<bool VECTORS>() {
-      MT_LAUNCH((amax_of_part<VECTORS, T>), blocks_for(part.segments, kWarps, kMaxBlocks), kThreads,
-                0, stream, data<T>(a.x), data<float>(a.amax), part);
+      MT_LAUNCH_DEPENDENT((amax_of_part<VECTORS, T>), blocks_for(part.segments, kWarps, kMaxBlocks),
+                          kThreads, 0, stream, data<T>(a.x), data<float>(a.amax), part);
     });
   });
 }
 
 void run(const InversesOfAmax& a, CUstream_st* stream) {
   if (a.inverse.count == 0) return;
-  MT_LAUNCH(inverses_of_amax, unsigned(div_up(a.inverse.count, kThreads)), kThreads, 0, stream,
-            data<float>(a.inverse), a.inverse.count, largest_float8(a.type));
+  MT_LAUNCH_DEPENDENT(inverses_of_amax, unsigned(div_up(a.inverse.count, kThreads)), kThreads, 0,
+                      stream, data<float>(a.inverse), a.inverse.count, largest_float8(a.type));
 }
 
 void run(const QuantizePart& a, CUstream_st* stream) {
@@ -396,9 +401,9 @@ void run(const QuantizePart& a, CUstream_st* stream) {
   with_float8(a.y.dtype, [&]<class Y>() {
     with_float(a.x.dtype, [&]<class T>() {
       with_vectors(part_has_vectors(a.x, a.y.data, a.begin, a.K), [&]<bool VECTORS>() {
-        MT_LAUNCH((quantize_part<Y, VECTORS, T>), blocks_for(part.segments, kWarps, kMaxBlocks),
-                  kThreads, 0, stream, data<T>(a.x), data<float>(a.inverse), data<uint8_t>(a.y),
-                  part);
+        MT_LAUNCH_DEPENDENT((quantize_part<Y, VECTORS, T>),
+                            blocks_for(part.segments, kWarps, kMaxBlocks), kThreads, 0, stream,
+                            data<T>(a.x), data<float>(a.inverse), data<uint8_t>(a.y), part);
       });
     });
   });
@@ -408,9 +413,9 @@ void run(const TransposeInverses& a, CUstream_st* stream) {
   const int64_t rows = div_up(a.T, kTile), columns = div_up(a.N, kTile),
                 to_stride = div_up(rows, 4) * 4;
   if (rows == 0 || columns == 0) return;
-  MT_LAUNCH(transpose_inverses, unsigned(div_up(columns * to_stride, kThreads)), kThreads, 0,
-            stream, data<float>(a.inverse_TN), rows, columns, div_up(columns, 4) * 4,
-            data<float>(a.inverse_NT), to_stride);
+  MT_LAUNCH_DEPENDENT(transpose_inverses, unsigned(div_up(columns * to_stride, kThreads)), kThreads,
+                      0, stream, data<float>(a.inverse_TN), rows, columns, div_up(columns, 4) * 4,
+                      data<float>(a.inverse_NT), to_stride);
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -1,44 +1,16 @@
-// One kernel for all experts: a block finds the expert of its tile from the experts' first rows in
-// device memory. The host need not know them. Tensor cores take 16-bit operands whose rows are full
-// 16-byte chunks, and 8-bit operands, converted to 16 bits; a plain kernel takes all others.
+// mtrain's own kernels for the GEMMs of experts. Each serves all experts: a block finds the expert
+// of its tile from the experts' first rows in device memory. The host need not know them. Tensor
+// cores take 16-bit operands whose rows are full 16-byte chunks, and 8-bit operands, converted to
+// 16 bits; a plain kernel takes all others.
 #include "kernels/grouped_matmul.h"
 
 #include "kernels/cuda/device/attention_mma.h"
 #include "kernels/cuda/device/grid.h"
+#include "kernels/cuda/device/row_tile.h"
+#include "kernels/cuda/grouped/grouped_engine.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
-
-// --- the rows of a block ---
-struct RowTile {
-  int expert;  // -1: none
-  int row, end;
-};
-// Tiles of HEIGHT rows are numbered expert by expert. All threads of a block call this. A warp sums
-// the tiles of 32 experts at a time.
-template <int HEIGHT>
-__device__ __forceinline__ RowTile find_tile(const int32_t* first_E1, int E, int number) {
-  __shared__ RowTile found;
-  if (threadIdx.x < kWarp) {
-    const int lane = int(threadIdx.x);
-    RowTile mine{-1, 0, 0};
-    bool any = false;
-    for (int e0 = 0, before = 0; e0 < E && !any; e0 += kWarp) {
-      const int e = e0 + lane;
-      const int row = e < E ? first_E1[e] : 0, end = e < E ? first_E1[e + 1] : 0;
-      const int tiles = (end - row + HEIGHT - 1) / HEIGHT;
-      const int last = before + warp_prefix_sum(tiles), first = last - tiles;
-      if (first <= number && number < last) mine = {e, row + (number - first) * HEIGHT, end};
-      any = __ballot_sync(kAllLanes, mine.expert >= 0) != 0;
-      before = __shfl_sync(kAllLanes, last, kWarp - 1);
-    }
-    if (mine.expert >= 0 || (lane == 0 && !any)) found = mine;
-  }
-  __syncthreads();
-  return found;
-}
-// Returns enough blocks for the tiles of any split of R rows.
-unsigned max_tiles(int64_t R, int64_t E, int64_t height) { return unsigned(R / height + E); }
 
 // --- tensor cores: tiles of 128 x 128, 64 of the sum at once ---
 constexpr int kSide = 128, kDepth = 64, kThreads = 256, kStages = 2;
@@ -523,16 +495,24 @@ void run_float8(const GroupedWeightGrad& a, CUstream_st* stream) {
 
 }  // namespace
 
-void run(const GroupedMatmul& a, CUstream_st* stream) {
-  if (a.R <= 0 || a.N <= 0) return;
+void own_grouped_gemm(const GroupedMatmul& a, CUstream_st* stream) {
   if (is_float8(a)) return run_float8(a, stream);
   with_float(a.a_RK.dtype, [&]<class T>() { run_rows<T>(a, stream); });
 }
 
-void run(const GroupedWeightGrad& a, CUstream_st* stream) {
-  if (a.E <= 0 || a.M <= 0 || a.N <= 0) return;
+void own_grouped_gemm(const GroupedWeightGrad& a, CUstream_st* stream) {
   if (is_float8(a)) return run_float8(a, stream);
   with_float(a.a_RM.dtype, [&]<class T>() { run_weights<T>(a, stream); });
+}
+
+void run(const GroupedMatmul& a, CUstream_st* stream) {
+  if (a.R <= 0 || a.N <= 0) return;
+  if (a.own_kernel || !grouped_by_cutlass(a, stream)) own_grouped_gemm(a, stream);
+}
+
+void run(const GroupedWeightGrad& a, CUstream_st* stream) {
+  if (a.E <= 0 || a.M <= 0 || a.N <= 0) return;
+  if (a.own_kernel || !grouped_by_cutlass(a, stream)) own_grouped_gemm(a, stream);
 }
 
 }  // namespace mtrain::kernels::cuda

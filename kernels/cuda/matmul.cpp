@@ -16,7 +16,9 @@
 #include "kernels/cuda/cublas_library.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/scratch.h"
+#include "kernels/cuda/gemm/current_gpu.h"
 #include "kernels/cuda/gemm/library_matmul.h"
+#include "kernels/cuda/grouped/grouped_engine.h"
 #include "kernels/fp8.h"
 #include "kernels/gemm_choices.h"
 
@@ -314,24 +316,23 @@ class ThisGpu final : public GemmDevice {
     return std::chrono::duration<double>(since_start).count();
   }
 
-  // The first call warms the L2 cache, and determines how many calls a measurement takes.
-  double seconds(const std::function<void()>& launch, CUstream_st* stream) const override {
-    constexpr double kEnough = 5e-3;  // seconds
-    constexpr int kMaxCalls = 10, kRepeats = 3;
+  int64_t cache_bytes() const override {
+    int device = 0, bytes = 0;
+    MT_CUDA(cudaGetDevice(&device));
+    MT_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device));
+    return bytes;
+  }
+
+  double seconds(const std::function<void()>& launch, int calls,
+                 CUstream_st* stream) const override {
     const Event begin, end;
-    const auto of = [&](int calls) {
-      MT_CUDA(cudaEventRecord(begin.get(), stream));
-      for (int i = 0; i < calls; ++i) launch();
-      MT_CUDA(cudaEventRecord(end.get(), stream));
-      MT_CUDA(cudaEventSynchronize(end.get()));
-      float ms = 0;
-      MT_CUDA(cudaEventElapsedTime(&ms, begin.get(), end.get()));
-      return std::max(double(ms) * 1e-3, 1e-9) / calls;
-    };
-    const int calls = std::clamp(int(kEnough / of(1)), 1, kMaxCalls);
-    double least = of(calls);
-    for (int i = 1; i < kRepeats; ++i) least = std::min(least, of(calls));
-    return least;
+    MT_CUDA(cudaEventRecord(begin.get(), stream));
+    for (int i = 0; i < calls; ++i) launch();
+    MT_CUDA(cudaEventRecord(end.get(), stream));
+    MT_CUDA(cudaEventSynchronize(end.get()));
+    float ms = 0;
+    MT_CUDA(cudaEventElapsedTime(&ms, begin.get(), end.get()));
+    return std::max(double(ms) * 1e-3, 1e-9) / calls;
   }
 
  private:
@@ -378,26 +379,44 @@ Library& library_here() {
 
 void run(const Matmul& m, CUstream_st* stream) { library_here().matmul.run(m, stream); }
 
-std::string unchosen_gemms() { return print_gemm_keys(library_here().matmul.unchosen()); }
+const GemmDevice& current_gpu() {
+  static const ThisGpu gpu;
+  return gpu;
+}
+
+// Grouped GEMMs come first: they are few, and the experts of a model are most of its work.
+std::string unchosen_gemms() {
+  return unchosen_grouped_gemms() + print_gemm_keys(library_here().matmul.unchosen());
+}
 
 std::string time_gemms(const std::string& gemms, double seconds, CUstream_st* stream) {
   Library& library = library_here();
+  const GemmLines lines = split_gemm_lines(gemms);
+  const double end = current_gpu().now() + seconds;
+  const std::string grouped = time_grouped_gemms(lines.grouped, seconds, stream);
   return print_gemm_choices(
-      {library.api.version(), library.matmul.time(parse_gemm_keys(gemms), seconds, stream)});
+             {library.api.version(), library.matmul.time(parse_gemm_keys(lines.others),
+                                                         end - current_gpu().now(), stream)}) +
+         grouped;
 }
 
 void use_gemm_choices(const std::string& text) {
-  const GemmChoices all = parse_gemm_choices(text);
+  const GemmLines lines = split_gemm_lines(text);
+  const GemmChoices all = parse_gemm_choices(lines.others);
   Library& library = library_here();
-  if (all.choices.empty()) return;
-  if (all.version == library.api.version()) return library.matmul.use(all.choices);
+  if (all.choices.empty() && lines.grouped.empty()) return;
+  if (all.version == library.api.version()) {
+    library.matmul.use(all.choices);
+    return use_grouped_gemm_choices(lines.grouped);
+  }
   log::info(fmt::format("GEMMs were measured with {}, and this is {}: they are measured again",
                         all.version, library.api.version()));
 }
 
 std::string gemm_choices() {
   const Library& library = library_here();
-  return print_gemm_choices({library.api.version(), library.matmul.choices()});
+  return print_gemm_choices({library.api.version(), library.matmul.choices()}) +
+         grouped_gemm_choices();
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -76,6 +76,7 @@ __device__ __forceinline__ void load_row(const Forward<T>& a, int64_t start, int
 // threadIdx.y is the row in the block; a row of more than one warp has a full block.
 template <int N, bool RESIDUAL, class T>
 __global__ void __launch_bounds__(kMaxThreads, 1) forward(Forward<T> a, Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
@@ -144,6 +145,7 @@ __device__ __forceinline__ float factor(const T* w, bool plus_one) {
 // processes single elements, and reloads them for each use.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) forward_any(Forward<T> a, Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
   const float scale = a.eight.scale ? *a.eight.scale : 0.0f;
@@ -203,11 +205,10 @@ struct Backward {
   const float* sums;  // row sums over all ranks, if they share the rows: for backward_any
 };
 
-// The data of a row that backward reads, in memory format. dresidual, which is needed last, is held
-// only in short rows: in longer ones it would take too many registers.
+// The data of a row that backward reads, in memory format.
 template <int HELD>
 struct RowRead {
-  uint4 dy[HELD], x[HELD], dresidual;
+  uint4 dy[HELD], x[HELD];
   float rstd, mean;
 };
 template <int N, int HELD, class T>
@@ -220,7 +221,6 @@ __device__ __forceinline__ void read(const Backward<T>& a, const Rows& rows, int
     if (const int64_t i = first + k * stride; i < rows.H) {
       row.dy[k] = load_words(a.dy + start + i);
       row.x[k] = load_words(a.x + start + i);
-      if (HELD == 1 && a.dresidual) row.dresidual = load_words(a.dresidual + start + i);
     }
   row.rstd = a.rstd[r];
   row.mean = a.layer ? a.mean[r] : 0.0f;
@@ -233,13 +233,17 @@ __device__ __forceinline__ void read(const Backward<T>& a, const Rows& rows, int
 template <int N, int HELD, bool DB, class T>
 __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 1)
     backward(Backward<T> a, Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp, stride = int(blockDim.x) * N;
   const int64_t slot = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t step = int64_t(gridDim.x) * blockDim.y, first = int64_t(threadIdx.x) * N;
   const float scale = a.eight.scale ? *a.eight.scale : 0.0f;
   float dw[HELD][N] = {}, db[DB ? HELD : 1][N] = {}, most = 0;
-  constexpr bool kAhead = HELD == 1;
+  // Whether registers suffice for the next row, for dresidual before it is needed, and for xhat
+  // until then.
+  constexpr bool kAhead = HELD == 1, kResidualEarly = HELD == 1 && !kBlackwell,
+                 kKeepsXhat = !(kBlackwell && DB && HELD * N > 8 && sizeof(T) == 4);
   RowRead<HELD> next;
   if (kAhead) read<N>(a, rows, slot, stride, next);
   for (int64_t r = slot; r < rows.count; r += step) {
@@ -247,7 +251,6 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
     const int64_t start = rows.start(r);
     const float rstd = next.rstd, mean = next.mean;
     float dy[HELD][N], xhat[HELD][N];
-    const uint4 dresidual = next.dresidual;
     float sum_g = 0, sum_gx = 0;
 #pragma unroll
     for (int k = 0; k < HELD; ++k)
@@ -275,15 +278,24 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
           sum_gx += dy[k][j] * xhat[k][j];
         }
       }
+    // It arrives while the sums are computed.
+    uint4 dresidual;
+    if (kResidualEarly && a.dresidual && first < rows.H)
+      dresidual = load_words(a.dresidual + start + first);
     const float mean_gx = row_sum(sum_gx, warps, slots) * rows.per_element;
     const float mean_g = a.layer ? row_sum(sum_g, warps, slots) * rows.per_element : 0.0f;
 #pragma unroll
     for (int k = 0; k < HELD; ++k)
       if (const int64_t i = first + k * stride; i < rows.H) {
+        if constexpr (!kKeepsXhat) {
+          unpack<T>(load_words(a.x + start + i), xhat[k]);
+#pragma unroll
+          for (int j = 0; j < N; ++j) xhat[k][j] = (xhat[k][j] - mean) * rstd;
+        }
 #pragma unroll
         for (int j = 0; j < N; ++j) dy[k][j] = rstd * (dy[k][j] - mean_g - xhat[k][j] * mean_gx);
         if (a.dresidual) {
-          unpack<T>(HELD == 1 ? dresidual : load_words(a.dresidual + start + i), xhat[k]);
+          unpack<T>(kResidualEarly ? dresidual : load_words(a.dresidual + start + i), xhat[k]);
 #pragma unroll
           for (int j = 0; j < N; ++j) dy[k][j] += xhat[k][j];
         }
@@ -305,7 +317,8 @@ __global__ void __launch_bounds__(kMaxThreads, HELD == 1 && !DB ? kRowsAtOnce : 
 // The backward for the rows that forward_any handles. A block's sums are kept in its row of
 // partials.
 template <class T>
-__global__ void __launch_bounds__(kMaxThreads) backward_any(Backward<T> a, Rows rows) {
+__global__ void MT_BOUNDS(kMaxThreads) backward_any(Backward<T> a, Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
   float* const dw = a.partials + blockIdx.x * rows.H * (a.db ? 2 : 1);
@@ -345,6 +358,7 @@ template <class T>
 __global__ void __launch_bounds__(kMaxThreads)
     sum_rows(const T* x, const T* dy, const T* w, const float* rstd, bool plus_one, float* sums,
              Rows rows) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   const int warps = int(blockDim.x) / kWarp;
   for (int64_t r = blockIdx.x; r < rows.count; r += gridDim.x) {
@@ -390,9 +404,11 @@ void start_backward(const Backward<T>& b, const Rows& rows, unsigned threads, un
                     CUstream_st* stream) {
   constexpr int N = kVector<T>;
   if (b.db)
-    MT_LAUNCH((backward<N, HELD, true, T>), blocks, block_of(threads), 0, stream, b, rows);
+    MT_LAUNCH_DEPENDENT((backward<N, HELD, true, T>), blocks, block_of(threads), 0, stream, b,
+                        rows);
   else
-    MT_LAUNCH((backward<N, HELD, false, T>), blocks, block_of(threads), 0, stream, b, rows);
+    MT_LAUNCH_DEPENDENT((backward<N, HELD, false, T>), blocks, block_of(threads), 0, stream, b,
+                        rows);
 }
 
 }  // namespace
@@ -421,13 +437,13 @@ void run(const NormForward& a, CUstream_st* stream) {
       const dim3 block = block_of(threads_of(rows.H, kHeld * N));
       const unsigned blocks = forward_blocks(rows, block, a.sm_margin);
       if (f.residual)
-        MT_LAUNCH((forward<N, true, T>), blocks, block, 0, stream, f, rows);
+        MT_LAUNCH_DEPENDENT((forward<N, true, T>), blocks, block, 0, stream, f, rows);
       else
-        MT_LAUNCH((forward<N, false, T>), blocks, block, 0, stream, f, rows);
+        MT_LAUNCH_DEPENDENT((forward<N, false, T>), blocks, block, 0, stream, f, rows);
     } else {
       const unsigned threads = threads_of(rows.H, 4);
-      MT_LAUNCH((forward_any<T>), forward_blocks(rows, dim3(threads, 1), a.sm_margin), threads, 0,
-                stream, f, rows);
+      MT_LAUNCH_DEPENDENT((forward_any<T>), forward_blocks(rows, dim3(threads, 1), a.sm_margin),
+                          threads, 0, stream, f, rows);
     }
   });
 }
@@ -462,7 +478,7 @@ void run(const NormBackward& a, CUstream_st* stream) {
                         float8_out(a.quantized_TH, a.scale),
                         data<float>(a.sum_T)};
     if (!vectors)
-      MT_LAUNCH((backward_any<T>), blocks, threads, 0, stream, b, rows);
+      MT_LAUNCH_DEPENDENT((backward_any<T>), blocks, threads, 0, stream, b, rows);
     else if (rows.H <= kMaxThreads * N)
       start_backward<1>(b, rows, threads, blocks, stream);
     else
@@ -477,9 +493,9 @@ void run(const NormSums& a, CUstream_st* stream) {
   if (a.T <= 0) return;
   const Rows rows{a.T, a.H, 1, a.token_stride, 0.0f};
   with_float(a.x_TH.dtype, [&]<class T>() {
-    MT_LAUNCH((sum_rows<T>), blocks_for(rows.count, 1), threads_of(rows.H, 4), 0, stream,
-              data<T>(a.x_TH), data<T>(a.dy_TH), data<T>(a.w_H), data<float>(a.rstd_T), a.plus_one,
-              data<float>(a.sum_T), rows);
+    MT_LAUNCH_DEPENDENT((sum_rows<T>), blocks_for(rows.count, 1), threads_of(rows.H, 4), 0, stream,
+                        data<T>(a.x_TH), data<T>(a.dy_TH), data<T>(a.w_H), data<float>(a.rstd_T),
+                        a.plus_one, data<float>(a.sum_T), rows);
   });
 }
 

@@ -12,7 +12,8 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kMaxBlocks = 1024;  // a thread of the last launch then combines two results
 constexpr int kAhead = 2;         // vectors of a thread, in flight together
-constexpr int kBlocksAtOnce = 4;  // blocks of a multiprocessor; they share its registers
+// Blocks of a multiprocessor; they share its registers.
+constexpr int kBlocksAtOnce = kBlackwell ? 3 : 4, kSearchesAtOnce = kBlackwell ? 2 : 4;
 
 __device__ __forceinline__ void block_sum(double sum, double* out) {
   __shared__ double slots[kWarp];
@@ -54,7 +55,7 @@ __device__ __forceinline__ void block_min(uint64_t first, int64_t* out) {
 }
 
 template <int N, class T>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+__global__ void __launch_bounds__(kThreads, kSearchesAtOnce)
     first_non_finite(const T* x, int64_t count, int64_t* partials) {
   uint64_t first = ~uint64_t(0);
   for_loaded_vectors<N, kAhead>(x, count, [&](auto lanes, int64_t i, const auto& v) {

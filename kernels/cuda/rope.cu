@@ -11,6 +11,7 @@ template <bool AMAX, int N, class T>
 __global__ void __launch_bounds__(kFlatThreads, 4)
     rope(T* x, const float* cos_PR, const float* sin_PR, const int32_t* position_T, int64_t tokens,
          int heads, int D, int R, int64_t token_stride, float sign, float* amax) {
+  wait_for_previous_kernel();
   float most = 0;
   const int64_t step = int64_t(gridDim.x) * blockDim.z;
   for (int64_t t = int64_t(blockIdx.x) * blockDim.z + threadIdx.z; t < tokens; t += step)
@@ -57,9 +58,10 @@ void run(const Rope& a, CUstream_st* stream) {
       const unsigned most = unsigned(kFlatThreads), x = std::min(most, unsigned(R / N));
       const unsigned y = std::min(most / x, unsigned(heads)), z = std::min(most / (x * y), 64u);
       with_amax(a.amax, [&]<bool AMAX>() {
-        MT_LAUNCH((rope<AMAX, N, T>), blocks_for(a.T, z), dim3(x, y, z), 0, stream, data<T>(a.x),
-                  data<float>(a.cos_PR), data<float>(a.sin_PR), data<int32_t>(a.position_T), a.T,
-                  heads, D, R, a.token_stride, a.backward ? -1.0f : 1.0f, data<float>(a.amax));
+        MT_LAUNCH_DEPENDENT((rope<AMAX, N, T>), blocks_for(a.T, z), dim3(x, y, z), 0, stream,
+                            data<T>(a.x), data<float>(a.cos_PR), data<float>(a.sin_PR),
+                            data<int32_t>(a.position_T), a.T, heads, D, R, a.token_stride,
+                            a.backward ? -1.0f : 1.0f, data<float>(a.amax));
       });
     });
   });

@@ -117,7 +117,7 @@ struct Routed {  // pointers of RouteTokens
 
 // With GIVEN the choices are those of choice_TK.
 template <class T, bool GIVEN>
-__global__ void __launch_bounds__(kThreads)
+__global__ void MT_BOUNDS(kThreads)
     route(const T* logits_TE, Routed a, int64_t tokens, int E, int K, RouterForm form) {
   const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
   float* const score = dynamic_shared<float>() + warp * (2 * E + int(form.groups));
@@ -244,7 +244,7 @@ struct LossPointers {
 struct Coefficients {
   float batch, sample, global, z, grad_scale;
 };
-__global__ void __launch_bounds__(kCounters)
+__global__ void MT_BOUNDS(kCounters)
     losses(LossPointers a, Coefficients coeff, int64_t B, int experts, int chosen) {
   __shared__ double slots[kWarp];
   const int64_t S = 2 * experts + 2, G = experts + 1;

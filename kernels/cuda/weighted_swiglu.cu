@@ -22,8 +22,9 @@ __device__ __forceinline__ void for_own_rows(int64_t rows, const F& f) {
 }
 
 template <GateFunction GATE, int N, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void MT_BOUNDS(kThreads)
     weighted_forward(const T* gate_up, const float* weight, T* y, int64_t rows, int64_t F) {
+  wait_for_previous_kernel();
   for_own_rows(rows, [&](int64_t r) {
     const float w = weight[r];
     for (int64_t i = int64_t(threadIdx.x) * N; i < F; i += int64_t(blockDim.x) * N) {
@@ -41,6 +42,7 @@ template <GateFunction GATE, int N, class T>
 __global__ void __launch_bounds__(kThreads)
     weighted_backward(const T* gate_up, const float* weight, const T* dy, T* dgate_up,
                       float* dweight, T* y, int64_t rows, int64_t F) {
+  wait_for_previous_kernel();
   __shared__ float slots[kWarp];
   for_own_rows(rows, [&](int64_t r) {
     const float w = weight[r];
@@ -81,8 +83,9 @@ void run(const WeightedSwigluForward& a, CUstream_st* stream) {
     with_width<T>(vectors, [&]<int N>() {
       const dim3 threads = threads_of_row(div_up(a.F, N));
       with_gate(a.gate, [&]<GateFunction GATE>() {
-        MT_LAUNCH((weighted_forward<GATE, N, T>), blocks_for(a.R, threads.y), threads, 0, stream,
-                  data<T>(a.gate_up_R2F), data<float>(a.weight_R), data<T>(a.y_RF), a.R, a.F);
+        MT_LAUNCH_DEPENDENT((weighted_forward<GATE, N, T>), blocks_for(a.R, threads.y), threads, 0,
+                            stream, data<T>(a.gate_up_R2F), data<float>(a.weight_R),
+                            data<T>(a.y_RF), a.R, a.F);
       });
     });
   });
@@ -97,9 +100,10 @@ void run(const WeightedSwigluBackward& a, CUstream_st* stream) {
     with_width<T>(vectors, [&]<int N>() {
       const dim3 threads = threads_of_row(div_up(a.F, N));
       with_gate(a.gate, [&]<GateFunction GATE>() {
-        MT_LAUNCH((weighted_backward<GATE, N, T>), blocks_for(a.R, threads.y), threads, 0, stream,
-                  data<T>(a.gate_up_R2F), data<float>(a.weight_R), data<T>(a.dy_RF),
-                  data<T>(a.dgate_up_R2F), data<float>(a.dweight_R), data<T>(a.y_RF), a.R, a.F);
+        MT_LAUNCH_DEPENDENT((weighted_backward<GATE, N, T>), blocks_for(a.R, threads.y), threads, 0,
+                            stream, data<T>(a.gate_up_R2F), data<float>(a.weight_R),
+                            data<T>(a.dy_RF), data<T>(a.dgate_up_R2F), data<float>(a.dweight_R),
+                            data<T>(a.y_RF), a.R, a.F);
       });
     });
   });

@@ -1,8 +1,9 @@
 #include "checkpoint/ranks_together.h"
 
+#include <filesystem>
 #include <future>
 
-#include "base/error.h"
+#include "checkpoint/save_error.h"
 
 namespace mtrain::checkpoint {
 
@@ -10,11 +11,19 @@ namespace {
 
 constexpr std::chrono::milliseconds kBetweenMeetings{200};
 
-// The text of an error: its kind, its message, and its hint after the separator.
-constexpr char kUser = 'u', kRun = 'r', kSeparator = '\0';
+constexpr char kSeparator = '\0';  // between an error's message and its hint
 
-std::string text_of(char kind, const Error& e) {
-  return kind + e.message() + kSeparator + e.hint();
+// Runs `work`, and converts errors of files.
+void with_save_errors(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const RunError& e) {
+    throw SaveError(e.message(), e.hint());
+  } catch (const UserError& e) {  // a file cannot be read back
+    throw SaveError(e.message(), e.hint());
+  } catch (const std::filesystem::filesystem_error& e) {
+    throw SaveError(e.what());
+  }
 }
 
 }  // namespace
@@ -42,24 +51,20 @@ void Meetings::run(const std::function<void()>& work) {
 void all_together(const comm::HostCollectives& control,
                   const std::function<void(Meetings& meetings)>& work) {
   Meetings meetings(control);
-  if (control.size() == 1) return work(meetings);
+  if (control.size() == 1) return with_save_errors([&] { work(meetings); });
   std::string own;
   try {
-    work(meetings);
-  } catch (const UserError& e) {
-    own = text_of(kUser, e);
-  } catch (const RunError& e) {
-    own = text_of(kRun, e);
+    with_save_errors([&] { work(meetings); });
+  } catch (const SaveError& e) {
+    own = e.message() + kSeparator + e.hint();
   }
   meetings.finish();
   const std::vector<std::string> errors = control.texts(own);
   for (size_t rank = 0; rank < errors.size(); ++rank) {
     if (errors[rank].empty()) continue;
     const size_t end = errors[rank].find(kSeparator);
-    const std::string message = fmt::format("rank {}: {}", rank, errors[rank].substr(1, end - 1)),
-                      hint = errors[rank].substr(end + 1);
-    if (errors[rank][0] == kUser) throw UserError(message, hint);
-    throw RunError(message, hint);
+    throw SaveError(fmt::format("rank {}: {}", rank, errors[rank].substr(0, end)),
+                    errors[rank].substr(end + 1));
   }
 }
 

@@ -23,9 +23,10 @@ class Meetings {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// Runs `work` on this rank, and returns when that of all ranks has ended. If it throws a
-// UserError or a RunError on some ranks, all ranks throw that of the first of them, with its
-// number; a job of one rank throws the error itself. All ranks call it.
+// Runs `work` on this rank, and returns when that of all ranks has ended. If a file cannot be
+// written or read back on some ranks, all ranks throw the SaveError of the first of them, with its
+// number; that of a job of one rank has none. After another error the caller aborts the world,
+// which ends the others' wait. All ranks call it.
 void all_together(const comm::HostCollectives& control,
                   const std::function<void(Meetings& meetings)>& work);
 

@@ -10,6 +10,7 @@
 #include "checkpoint/shard_writer.h"
 #include "checkpoint/state_entries.h"
 #include "checkpoint/train_checkpoint.h"
+#include "storage/free_space.h"
 #include "storage/manifest.h"
 #include "storage/recorded_recipe.h"
 
@@ -125,14 +126,25 @@ storage::CheckpointIndex gather_index(const CheckpointParts& t, Meetings& meetin
   return index;
 }
 
+// Returns the bytes of all tensors of the checkpoint. All ranks must call it.
+int64_t bytes_of_all_ranks(const CheckpointParts& t) {
+  int64_t bytes = 0;
+  for (const std::string& rank : t.control.texts(std::to_string(shard_bytes(t))))
+    bytes += std::stoll(rank);
+  return bytes;
+}
+
 }  // namespace
 
 fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
                          SaveOptions options) {
   const bool first = t.control.rank() == 0;
+  const int64_t bytes = bytes_of_all_ranks(t);
   std::optional<storage::CheckpointWriter> writer;
   all_together(t.control, [&](Meetings&) {
-    if (first) writer.emplace(options.root, progress.steps_done, options.keep);
+    if (!first) return;
+    writer.emplace(options.root, progress.steps_done, options.keep, options.job);
+    storage::require_space(writer->folder(), bytes);
   });
   const fs::path folder = t.control.texts(first ? writer->folder().string() : "")[0];
   std::vector<WrittenShard> shards;

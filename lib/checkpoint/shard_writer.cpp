@@ -100,26 +100,34 @@ WrittenShard write_file(const CheckpointParts& t, const fs::path& path, TensorSe
   return shard;
 }
 
+constexpr TensorSet kShardSets[] = {TensorSet::weights, TensorSet::optimizer};
+
 }  // namespace
+
+int64_t shard_bytes(const CheckpointParts& t) {
+  int64_t bytes = 0;
+  for (const TensorSet set : kShardSets)
+    for (const ShardPiece& p : pieces_of(t, set)) bytes += p.bytes();
+  return bytes;
+}
 
 std::vector<WrittenShard> write_shards(
     const CheckpointParts& t, const fs::path& folder, const WriteProgress& progress,
     const std::function<void(const std::function<void()>&)>& in_background) {
   // Gathers that started after the update may still write the units' values.
   for (model::ParamUnit* unit : t.params.units()) own_master(t.data_parallel, *unit);
-  constexpr TensorSet kSets[] = {TensorSet::weights, TensorSet::optimizer};
   std::vector<std::vector<ShardPiece>> pieces;
   int64_t done = 0, total = 0;
-  for (const TensorSet set : kSets) {
+  for (const TensorSet set : kShardSets) {
     pieces.push_back(pieces_of(t, set));
     for (const ShardPiece& p : pieces.back()) total += p.bytes();
   }
   std::vector<WrittenShard> shards;
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i].empty()) continue;
-    const fs::path path = folder / storage::shard_file_name(kSets[i], t.control.rank());
+    const fs::path path = folder / storage::shard_file_name(kShardSets[i], t.control.rank());
     shards.push_back(write_file(
-        t, path, kSets[i], pieces[i],
+        t, path, kShardSets[i], pieces[i],
         [&](int64_t bytes) {
           done += bytes;
           if (progress) progress(done, total);

@@ -22,6 +22,9 @@ struct WrittenShard {
 // Receives the bytes of tensors that are written, and their total.
 using WriteProgress = std::function<void(int64_t done, int64_t total)>;
 
+// Returns the bytes of the tensors that write_shards() writes on this rank.
+int64_t shard_bytes(const CheckpointParts& parts);
+
 // Writes this rank's files into `folder`, and returns them; none that would be empty. Rank 0 also
 // writes the replicated tensors. Waits for the work on `compute`. Calls `progress` after each piece
 // of at most 16 MiB, and `in_background` with work that does not use the device. Throws RunError.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/read_faults.h"
 #include "checkpoint/read_weights.h"
 #include "checkpoint/state_entries.h"
 #include "model/param/param_uploader.h"
@@ -142,9 +143,16 @@ storage::TrainState read_state(const fs::path& folder) {
   return fs::exists(file) ? storage::TrainState::load(file) : storage::TrainState();
 }
 
-storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
-  const storage::TrainState state = read_state(folder);
-  model::write_weights(t.params, t.data_parallel, t.quantizer, [&] {
+namespace {
+
+// Runs `read` directly, or through ReadFaults::attempt().
+using Attempt = std::function<void(const std::function<void()>& read)>;
+
+storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder,
+                               const Attempt& attempt) {
+  storage::TrainState state;
+  attempt([&] { state = read_state(folder); });
+  const auto write = [&] {
     std::set<std::string> used;
     for (const spec::TensorSpec& p : t.parameters) used.insert(p.name);
     load_weights(t.compute, t.params, folder, std::move(used), replicated_of(t, true),
@@ -152,21 +160,34 @@ storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder)
     // Weights that are gathered in 8 bits are quantized with these scales.
     if (t.quantizer && state.contains(kFloat8Scales))
       t.quantizer->restore(t.compute, state.text(kFloat8Scales));
-  });
+  };
+  model::write_weights(t.params, t.data_parallel, t.quantizer, [&] { attempt(write); });
   return state;
+}
+
+}  // namespace
+
+storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder) {
+  return load_model(t, folder, [](const auto& read) { read(); });
 }
 
 LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const recipe::ModelSource& models,
                                  const std::string& recipe, const fs::path& folder,
                                  const std::optional<std::string>& other_data) {
-  const auto whole = storage::complete_checkpoint(folder);
-  if (!whole || !read_state(folder).contains(kStep))
-    throw UserError(fmt::format("{} has weights, but no training to continue", folder.string()),
-                    "leave checkpoint.load out, and set model.from to the Hugging Face folder from "
-                    "which it was imported");
-  refuse_different_run(models, recipe, folder, other_data);
-  const storage::TrainState state = load_model(t, folder);
-  load_moments(t, folder);
+  ReadFaults faults(t.control);
+  std::optional<storage::CheckpointRef> whole;
+  faults.attempt([&] {
+    whole = storage::complete_checkpoint(folder);
+    if (!whole || !read_state(folder).contains(kStep))
+      throw UserError(fmt::format("{} has weights, but no training to continue", folder.string()),
+                      "leave checkpoint.load out, and set model.from to the Hugging Face folder "
+                      "from which it was imported");
+    refuse_different_run(models, recipe, folder, other_data);
+  });
+  const storage::TrainState state =
+      load_model(t, folder, [&](const auto& read) { faults.attempt(read); });
+  faults.attempt([&] { load_moments(t, folder); });
+  faults.agree(folder);
   // Without the entry `updates`, every step made an update.
   const int64_t steps = whole->step;  // state.json has the same number
   const int64_t updates = state.contains(kUpdates) ? state.integer(kUpdates) : steps;

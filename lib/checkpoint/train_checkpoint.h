@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/replicated_state.h"
+#include "checkpoint/save_error.h"
 #include "checkpoint/save_plan.h"
 #include "comm/host_collectives.h"
 #include "model/data_parallel.h"
@@ -48,9 +49,10 @@ struct TrainProgress {
 };
 
 struct SaveOptions {
-  std::filesystem::path root;  // the folder of checkpoints
-  storage::KeepRule keep;      // which checkpoints are kept
-  std::string recipe;          // the text of the recipe, for state.json and recipe.yaml
+  std::filesystem::path root;   // the folder of checkpoints
+  storage::KeepRule keep;       // which checkpoints are kept
+  storage::SavingJob job = {};  // the job and its attempt, for the temporary folder's name
+  std::string recipe;           // the text of the recipe, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
   // Called on each rank before it writes, and on rank 0 before each step of the commit; may be
@@ -62,8 +64,8 @@ struct SaveOptions {
 // weights and of the optimizer's state; elements that several ranks have are written once. Rank 0
 // writes index.json, state.json, which records the recipe, and recipe.yaml, a copy of the recipe.
 // All ranks must call it. Rank 0 returns the checkpoint's path. The others return an empty path
-// when all files are on disk. If a rank cannot write, all ranks throw a RunError that names the
-// rank and the file, and there is no checkpoint.
+// when all files are on disk. If a rank cannot write, all ranks throw a SaveError that names the
+// rank and the file, and there is no checkpoint. It is thrown at once if the disk lacks the space.
 std::filesystem::path save_checkpoint(const CheckpointParts& parts, const TrainProgress& progress,
                                       SaveOptions options);
 
@@ -76,7 +78,8 @@ struct LoadedCheckpoint {
 // Restores the full state: the next step is the one that the saved run would have made. `recipe` is
 // the text of the present recipe. Throws UserError, which lists every difference, if the checkpoint
 // was saved with a different model, data or seed. Throws RunError, which names the file, if a file
-// is damaged or has values that a training cannot have.
+// has values that a training cannot have. Throws storage::DamagedCheckpoint on all ranks if a rank
+// finds a file damaged; the parameters are then undefined, and another checkpoint may be loaded.
 //
 // `other_data` has a line for each field of the recipe whose data differ in content from those of
 // the saved run. Without it the fields are compared as texts. All ranks must call it.

@@ -5,6 +5,7 @@
 // nccl/) and one in Group.
 #pragma once
 #include <chrono>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,14 @@ class Communicator {
   virtual void exchange(const std::vector<Transfer>& transfers, Clock::time_point begun,
                         const device::LaunchContext& context) = 0;
   virtual void barrier(const device::LaunchContext& context) = 0;
+
+  // Returns memory on the device that the library has registered for this group. All ranks call it
+  // with the same size; the host waits for them. With `symmetric`, a call has the memory at the
+  // same offset on every rank. The memory stays registered until the communicator ends. Returns
+  // null if the backend registers none.
+  virtual std::shared_ptr<void> register_memory(int64_t /*bytes*/, bool /*symmetric*/) {
+    return nullptr;
+  }
 
   // Makes pending and later calls of all ranks throw CommError, with the reason of the first abort.
   // Any thread may call it at any time.

@@ -61,8 +61,8 @@ bool FailureReporter::heard_of_failure() {
 void FailureReporter::report(const GroupCall& call, const CollectiveFailure& failure) noexcept {
   try {
     store_->set(key(fmt::format("report/{}", rank_)),
-                fmt::format("{} {} {} {}\n{}", call.number, int(failure.timed_out), failure.peer,
-                            call.what, failure.text));
+                fmt::format("{} {} {} {} {}\n{}", call.number, call.calls, int(failure.timed_out),
+                            failure.peer, call.what, failure.text));
     store_->add(key(fmt::format("reported/{}", rank_)), 1);
     store_->add(key("reports"), 1);
   } catch (const std::exception&) {
@@ -75,7 +75,7 @@ void FailureReporter::collect(std::map<int, Report>& reports) {
     if (reports.contains(r) || store_->add(key(fmt::format("reported/{}", r)), 0) == 0) continue;
     std::istringstream in(store_->get(key(fmt::format("report/{}", r))));
     Report& report = reports[r];
-    in >> report.number >> report.timed_out >> report.peer >> std::ws;
+    in >> report.number >> report.calls >> report.timed_out >> report.peer >> std::ws;
     std::getline(in, report.what);
     std::getline(in, report.text, '\0');
     report.what = bounded_report(report.what);
@@ -108,6 +108,7 @@ CommError FailureReporter::explain(const GroupCall& call, const CollectiveFailur
   }
 }
 
+// A rank that is in a graph may be at any of its calls.
 std::set<int> FailureReporter::late_ranks(uint64_t number,
                                           const std::map<int, Report>& reports) const {
   std::set<int> silent, earliest;
@@ -116,11 +117,11 @@ std::set<int> FailureReporter::late_ranks(uint64_t number,
     if (!reports.contains(r))
       silent.insert(r);
     else
-      lowest = std::min(lowest, reports.at(r).number);
+      lowest = std::min(lowest, reports.at(r).last());
   }
   if (!silent.empty()) return silent;
   for (const auto& [rank, r] : reports)
-    if (r.number == lowest && lowest < number) earliest.insert(rank);
+    if (r.last() == lowest && lowest < number) earliest.insert(rank);
   return earliest;
 }
 
@@ -129,7 +130,8 @@ CommError FailureReporter::verdict(const GroupCall& call, const CollectiveFailur
   bool slow = false;
   for (const auto& [rank, r] : reports) {
     slow = slow || r.timed_out;
-    if (!call.message && r.number == call.number && r.what != call.what)
+    if (!call.message && call.calls == 1 && r.calls == 1 && r.number == call.number &&
+        r.what != call.what)
       return CommError(fmt::format("rank {} of the group is at a different call: {} instead of {}",
                                    rank, r.what, call.what),
                        "all ranks need the same settings and data sizes");

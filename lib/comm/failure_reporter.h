@@ -20,6 +20,7 @@ struct GroupCall {
   uint64_t number = 0;   // counts collectives, the same on all ranks
   std::string what;      // such as "all_reduce of 10 fp32", the same on all ranks
   bool message = false;  // a message between two ranks: the others take no part in it
+  uint64_t calls = 1;    // collectives that are launched at once, by a graph; `number` is the first
 };
 
 // The failure of a call.
@@ -51,7 +52,8 @@ class FailureReporter {
 
  private:
   struct Report {
-    uint64_t number = 0;
+    uint64_t number = 0, calls = 1;
+    uint64_t last() const { return number + calls - (calls > 0); }
     bool timed_out = false;
     int peer = 0;
     std::string what, text;

@@ -1,10 +1,12 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <thread>
 
 #include "base/error.h"
+#include "device/device.h"
 
 namespace mtrain::comm {
 
@@ -22,7 +24,9 @@ struct Group::State {
   int rank = 0;
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<EmulatedLink> link;  // may be null
-  uint64_t calls = 0;                  // so far; the same on every rank
+  // Calls that have run so far, for error messages. On a CPU those of a graph count at each replay;
+  // on a GPU they count at the capture, and NCCL's own numbers are reported.
+  std::shared_ptr<std::atomic<uint64_t>> calls = std::make_shared<std::atomic<uint64_t>>(0);
 
   int size() const { return int(ranks.size()); }
   std::shared_ptr<EmulatedLink> link_of(const Stream& stream) const {
@@ -89,11 +93,11 @@ EmulatedLink::TimePoint EmulatedLink::arrival(double bytes, int peers, TimePoint
 
 template <class F>
 void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double sent, F run) {
-  const uint64_t number = ++calls;
   const char* what = info.name;
   // Everything is captured by value, since the group may be gone when the work runs.
-  auto work = [c = communicator, name = name, members = ranks, me = rank, number, what,
+  auto work = [c = communicator, name = name, members = ranks, me = rank, calls = calls, what,
                run = std::move(run)](const device::LaunchContext& context) {
+    const uint64_t number = ++*calls;
     try {
       run(*c, context);
     } catch (const CommError& e) {
@@ -290,6 +294,16 @@ void Group::barrier(Stream& stream) const {
   state_->enqueue_collective(
       stream, {.name = "barrier"}, both_ways(0),
       [](Communicator& c, const device::LaunchContext& context) { c.barrier(context); });
+}
+
+Tensor Group::registered(Stream& home, const Shape& shape, DType dtype,
+                         device::MemoryCategory category, bool symmetric) const {
+  const int64_t bytes = shape.count() * dtype_size(dtype);
+  if (size() <= 1 || bytes == 0) return {};
+  const auto memory = state_->communicator->register_memory(bytes, symmetric);
+  if (!memory) return {};
+  device::Allocator& allocator = home.device().allocator();
+  return Tensor::over(allocator.adopt(memory, bytes, category, home), shape, dtype);
 }
 
 void Group::abort(std::string_view reason) const noexcept {

@@ -94,6 +94,14 @@ class Group {
   void exchange(std::vector<Message> messages, Stream& stream) const;
   void barrier(Stream& stream) const;
 
+  // Returns a tensor in memory that the library has registered for this group: its calls can then
+  // move the data without copies between buffers, and gathers without multiprocessors. All ranks
+  // call it with the same shape, and their hosts wait for each other. With `symmetric`, all ranks
+  // pass the tensor's same elements to a call. Returns an absent tensor if the library has no such
+  // memory. The memory is given back when the device ends.
+  Tensor registered(Stream& home, const Shape& shape, DType dtype, device::MemoryCategory category,
+                    bool symmetric) const;
+
   // Makes pending and later calls of all ranks throw CommError with this reason. Any thread may
   // call it.
   void abort(std::string_view reason) const noexcept;

@@ -9,7 +9,7 @@ HostCollectives::HostCollectives(World& world, Device& device)
       size_(world.size()),
       compute_(&device.stream(device::StreamKind::compute)) {
   if (size_ == 1) return;
-  world_group_ = world.world_group();
+  world_group_ = world.world_group(Traffic::scalars);
   stream_ = &device.stream(device::StreamKind::control);
 }
 

@@ -9,6 +9,15 @@
 
 namespace mtrain::comm {
 
+namespace {
+
+// The name of a group among all groups of a job.
+std::string key_of(const std::string& name, const std::vector<int>& ranks) {
+  return fmt::format("{}:{}", name, fmt::join(ranks, ","));
+}
+
+}  // namespace
+
 struct World::Groups {
   std::mutex mutex;  // other threads may call abort()
   std::map<std::string, Group> by_key;
@@ -26,10 +35,34 @@ World::World(int rank, int size, std::shared_ptr<Transport> transport, Link link
 
 World World::alone() { return {0, 1, nullptr}; }
 
+void World::connect(const std::vector<mesh::GroupSplit>& splits) {
+  if (size_ == 1) return;
+  std::vector<mesh::GroupSplit> named = splits;
+  for (mesh::GroupSplit& s : named) s.name = key_of(s.name, s.ranks);
+  const auto ends = transport_->connect_all(named);
+  if (ends.empty()) return;
+  MT_CHECK(ends.size() == splits.size(), "{} groups of {} splits", ends.size(), splits.size());
+  std::lock_guard lock(groups_->mutex);
+  for (size_t i = 0; i < ends.size(); ++i) {
+    if (!ends[i]) continue;
+    const std::vector<int>& ranks = splits[i].ranks;
+    const int rank = int(std::ranges::find(ranks, rank_) - ranks.begin());
+    groups_->by_key.emplace(named[i].name, Group(splits[i].name, ranks, rank, ends[i], link_));
+  }
+}
+
+std::vector<std::string> World::group_names() const {
+  std::lock_guard lock(groups_->mutex);
+  std::vector<std::string> names;
+  for (const auto& [key, group] : groups_->by_key)
+    if (group.size() > 1) names.push_back(key);
+  return names;
+}
+
 Group World::group(const std::string& name, const std::vector<int>& ranks, Traffic traffic) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank_);
   MT_CHECK(own != ranks.end(), "group {} without its rank {}", name, rank_);
-  const std::string key = fmt::format("{}:{}", name, fmt::join(ranks, ","));
+  const std::string key = key_of(name, ranks);
   {
     std::lock_guard lock(groups_->mutex);
     if (const auto found = groups_->by_key.find(key); found != groups_->by_key.end())
@@ -51,10 +84,10 @@ Group World::group(const std::string& name, const mesh::Mesh& mesh, const mesh::
   return group(name, ranks, traffic);
 }
 
-Group World::world_group() {
+Group World::world_group(Traffic traffic) {
   std::vector<int> ranks;
   for (int r = 0; r < size_; ++r) ranks.push_back(r);
-  return group("world", ranks);
+  return group("world", ranks, traffic);
 }
 
 void World::abort(std::string_view reason) noexcept {

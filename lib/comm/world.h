@@ -8,17 +8,12 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "mesh/group_split.h"
 #include "mesh/mesh.h"
 
 namespace mtrain::comm {
 
-// What a group mostly carries. On a GPU it bounds the multiprocessors that a group's calls may take
-// from computations that run beside them.
-enum class Traffic : uint8_t {
-  bulk,      // gradients, parameters, activations: as many as the library wants
-  messages,  // from one rank to another; a receive that is enqueued early waits on the GPU
-  scalars,   // a few numbers
-};
+using Traffic = GroupTraffic;
 
 // Makes the communicators of groups. thread/, process/ (shared memory), gloo/ and nccl/ implement
 // it; process/process_world.cpp chooses one for a run.
@@ -30,6 +25,14 @@ class Transport {
   virtual std::shared_ptr<Communicator> connect(const std::string& name,
                                                 const std::vector<int>& ranks, int rank,
                                                 Traffic traffic) = 0;
+  // Connects the groups of all splits. Every rank of the job calls it, before any group is used,
+  // with the same list of splits. The names of groups are as in connect(). Returns this rank's
+  // ends, null where it has no group. Returns an empty list if each group connects by connect()
+  // instead.
+  virtual std::vector<std::shared_ptr<Communicator>> connect_all(
+      const std::vector<mesh::GroupSplit>& /*splits*/) {
+    return {};
+  }
   // Makes ranks that wait in connect() throw, with the reason why a peer will not arrive. Any
   // thread may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
@@ -44,6 +47,12 @@ class World {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
+  // Connects the groups of all splits at once, if the transport can. Every rank calls it, before
+  // its first group, with the same list of splits. group() then finds them by name and ranks.
+  void connect(const std::vector<mesh::GroupSplit>& splits);
+  // The names of the groups of several ranks that this rank has, with these ranks: "tp:0,1".
+  std::vector<std::string> group_names() const;
+
   // Returns the group of these ranks, which include this one. All of them call this, and connect at
   // the first call. `name` says the purpose. The same ranks under another name are another group:
   // two streams never share one.
@@ -52,7 +61,7 @@ class World {
   // Returns this rank's group along axes of the mesh.
   Group group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes,
               Traffic traffic = Traffic::bulk);
-  Group world_group();  // all ranks of the job
+  Group world_group(Traffic traffic = Traffic::bulk);  // all ranks of the job
 
   // Aborts every group, including groups that are still connecting. Any thread may call it.
   void abort(std::string_view reason) noexcept;

@@ -78,6 +78,9 @@ std::shared_ptr<MemoryPool> Allocator::make_pool() {
 Allocator::Open::Open(Allocator& allocator, const MemoryPool& pool)
     : allocator_(allocator), before_(std::exchange(allocator.open_, pool.id())) {}
 
+Allocator::Open::Open(Allocator& allocator)
+    : allocator_(allocator), before_(std::exchange(allocator.open_, 0)) {}
+
 // The streams are made to wait without the allocator's lock, since streams' locks come before it.
 void Allocator::await_users(const MemoryPool& pool) {
   std::vector<Use> uses;
@@ -151,6 +154,24 @@ Buffer Allocator::allocate(int64_t bytes, MemoryCategory category, Stream& home)
   return storage;
 }
 
+Buffer Allocator::adopt(std::shared_ptr<void> memory, int64_t bytes, MemoryCategory category,
+                        Stream& home) {
+  MT_CHECK(memory && bytes > 0, "{} bytes of adopted memory", bytes);
+  auto storage = std::make_shared<Storage>();
+  storage->category = category;
+  storage->home = &home;
+  storage->data = memory.get();
+  storage->bytes = bytes;
+  storage->allocator = weak_from_this();
+  std::lock_guard lock(mutex_);
+  storage->serial = ++serial_;
+  adopted_.push_back(std::move(memory));
+  account(category, bytes);
+  reserved_.current += bytes;
+  reserved_.peak = std::max(reserved_.peak, reserved_.current);
+  return storage;
+}
+
 Block* Allocator::find_or_make(int64_t bytes, Stream& home, std::unique_lock<std::mutex>& lock) {
   const auto in_use = [&](const RunError& e) {
     return RunError(
@@ -214,6 +235,10 @@ void Allocator::add_segment(int64_t bytes, Stream& home) {
 // failed anyway.
 void Allocator::release(Storage& storage) noexcept {
   try {
+    if (!storage.block) {
+      std::lock_guard lock(mutex_);
+      return account(storage.category, -storage.bytes);
+    }
     Pending pending{storage.block, {}};
     const Stream& home = *storage.home;
     // Events are recorded before the allocator is locked: a stream that launches may drop buffers,

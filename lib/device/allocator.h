@@ -76,8 +76,8 @@ struct Storage : MemoryOwner, std::enable_shared_from_this<Storage> {
   };
   std::vector<Touch> others;           // streams other than home that touched it
   std::weak_ptr<Allocator> allocator;  // expired if the buffer outlives its device
-  Block* block = nullptr;
-  int pool = 0;  // id of the pool that it was drawn from; 0: none
+  Block* block = nullptr;              // null: the memory was adopted
+  int pool = 0;                        // id of the pool that it was drawn from; 0: none
 };
 using Buffer = std::shared_ptr<Storage>;
 
@@ -91,11 +91,17 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   // thread. Any thread may drop a buffer.
   Buffer allocate(int64_t bytes, MemoryCategory category, Stream& home);
 
+  // Returns a buffer in memory from elsewhere, and counts it. The memory serves no other buffer,
+  // and its owner is dropped when the allocator ends, after all streams have.
+  Buffer adopt(std::shared_ptr<void> memory, int64_t bytes, MemoryCategory category, Stream& home);
+
   std::shared_ptr<MemoryPool> make_pool();
-  // While an Open of `pool` lives, allocations of the rank's host thread come from it.
+  // While an Open of `pool` lives, allocations of the rank's host thread come from it. Without a
+  // pool, they come from memory that belongs to none.
   class Open {
    public:
     Open(Allocator& allocator, const MemoryPool& pool);
+    explicit Open(Allocator& allocator);
     ~Open() { allocator_.open_ = before_; }
     Open(const Open&) = delete;
     Open& operator=(const Open&) = delete;
@@ -159,6 +165,7 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   std::map<FreeKey, Block*> free_;
   std::list<Pending> pending_;
   std::map<void*, Segment> segments_;
+  std::vector<std::shared_ptr<void>> adopted_;
   std::array<MemoryUsage, kMemoryCategories> usage_;
   MemoryUsage total_, reserved_;
   uint64_t serial_ = 0;

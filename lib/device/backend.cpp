@@ -1,5 +1,6 @@
 #include "device/backend.h"
 
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -52,5 +53,10 @@ void copy_on_device(const LaunchContext& context, void* to, const void* from, in
 
 void StreamBackend::begin_capture() { throw RunError("this device records no graphs"); }
 Work StreamBackend::end_capture() { throw BugError("end_capture() without begin_capture()"); }
+
+std::shared_ptr<void> DeviceBackend::host_memory(int64_t bytes) {
+  auto memory = std::make_shared<std::vector<std::byte>>(size_t(bytes));
+  return {memory, memory->data()};
+}
 
 }  // namespace mtrain::device

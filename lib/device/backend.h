@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "device/stream_id.h"
 
@@ -15,6 +16,7 @@ struct CUstream_st;
 
 namespace mtrain::device {
 
+class EventBackend;
 class TimingSink;
 
 // Work that continues after its launch has returned reports its failure here, from any thread. The
@@ -29,6 +31,19 @@ class AsyncError {
   std::exception_ptr failure_;
 };
 
+struct LaunchContext;
+
+// Is called around each replay of a graph. A launch that was recorded in the graph has asked for it
+// (LaunchContext::replays), since its own work on the host is not repeated.
+class ReplayHook {
+ public:
+  virtual ~ReplayHook() = default;
+  // Both enqueue on the stream of the replay; before() may throw.
+  virtual void before(const LaunchContext& context) = 0;
+  virtual void after(const LaunchContext& context) = 0;
+};
+using ReplayHooks = std::vector<std::shared_ptr<ReplayHook>>;
+
 // The argument of a launch's work. On the CPU the work runs on the stream's worker thread; on CUDA
 // it runs on the host and enqueues on `cuda`.
 struct LaunchContext {
@@ -38,6 +53,12 @@ struct LaunchContext {
   std::optional<int64_t>* idle_ns = nullptr;
   // Gets failures after the work has returned; null on the CPU, where work ends before it returns.
   std::shared_ptr<AsyncError> late{};
+  // On CUDA: records an event after what the work has enqueued so far. The event comes from the
+  // device's pool. Returns null during a capture, since captured work runs only at replays.
+  std::function<std::shared_ptr<EventBackend>()> record{};
+  // Not null if the work is recorded for a graph: the hooks of its replays. Null on the CPU, where
+  // a replay calls the work again.
+  ReplayHooks* replays = nullptr;
 };
 using Work = std::function<void(const LaunchContext&)>;
 
@@ -106,8 +127,14 @@ class DeviceBackend {
   // Returns memory aligned to 512 bytes at least. Throws RunError when memory is short.
   virtual void* allocate(int64_t bytes) = 0;
   virtual void release(void* memory, int64_t bytes) = 0;
+  // Returns host memory into which the device can copy while the host does other work.
+  virtual std::shared_ptr<void> host_memory(int64_t bytes);
   // Called before timings are taken, and again at the begin of each timed step.
   virtual void begin_timings() {}
+  // Marks the host's work until pop_range() with a name, for a profiler that watches the process.
+  // Ranges nest. A backend without a profiler ignores them.
+  virtual void push_range(const char* /*name*/) {}
+  virtual void pop_range() {}
 };
 
 std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slowdown = 1);

@@ -29,8 +29,11 @@ Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)
     : backend_(std::move(backend)),
       norm_sm_margin_(options.norm_sm_margin),
       gemm_sm_margin_(options.gemm_sm_margin),
+      dependent_launch_(options.dependent_launch),
       fixed_attention_order_(options.fixed_attention_order),
       own_attention_(options.own_attention),
+      own_grouped_gemm_(options.own_grouped_gemm),
+      ranges_(options.nvtx),
       allocator_(std::make_shared<Allocator>(*backend_)),
       recorder_(std::make_unique<FlightRecorder>()),
       sanitizer_(options.stream_sanitizer ? std::make_unique<Sanitizer>() : nullptr) {}
@@ -77,13 +80,17 @@ void Device::set_timing_sink(TimingSink* sink) {
 }
 
 Device::Scope::Scope(Device& device, const std::string& name)
-    : device_(device), outer_(device.scope_) {
+    : device_(device), outer_(device.scope_), range_(device, name.c_str()) {
   device_.scope_ = std::make_shared<const std::string>(outer_ ? *outer_ + " > " + name : name);
 }
+
+void Device::push_range(const char* name) { backend_->push_range(name); }
+void Device::pop_range() { backend_->pop_range(); }
 
 std::string Device::description() const { return backend_->description(); }
 bool Device::is_cuda() const { return backend_->is_cuda(); }
 int Device::threads() const { return backend_->threads(); }
 int64_t Device::memory_bytes() const { return backend_->memory_bytes(); }
+std::shared_ptr<void> Device::host_memory(int64_t bytes) { return backend_->host_memory(bytes); }
 
 }  // namespace mtrain::device

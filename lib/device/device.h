@@ -32,10 +32,17 @@ struct DeviceOptions {
   int64_t norm_sm_margin = 0;
   // The same for GEMMs.
   int64_t gemm_sm_margin = 0;
+  // Allows some kernels of a GPU to begin before the previous kernel of their stream has ended
+  // (kernels/cuda/device/dependent_launch.h).
+  bool dependent_launch = false;
   // Makes attention's backward on a GPU add in a fixed order, which costs time and memory.
   bool fixed_attention_order = true;
   // Makes a GPU compute attention only with mtrain's own kernels, without cuDNN's.
   bool own_attention = false;
+  // The same for GEMMs of experts, without CUTLASS's.
+  bool own_grouped_gemm = false;
+  // Shows scopes and launches to a profiler of NVIDIA's, as NVTX ranges. A CPU has none.
+  bool nvtx = false;
 };
 
 class Device {
@@ -56,10 +63,15 @@ class Device {
   bool is_cuda() const;
   int threads() const;
   int64_t memory_bytes() const;  // of a GPU; 0 on the CPU, which ranks share
+  // Returns host memory for Stream::download_later(). Making it is slow, so keep it.
+  std::shared_ptr<void> host_memory(int64_t bytes);
   int64_t norm_sm_margin() const { return norm_sm_margin_; }
   int64_t gemm_sm_margin() const { return gemm_sm_margin_; }
+  bool dependent_launch() const { return dependent_launch_; }
   bool fixed_attention_order() const { return fixed_attention_order_; }
   bool own_attention() const { return own_attention_; }
+  bool own_grouped_gemm() const { return own_grouped_gemm_; }
+  bool ranges() const { return ranges_; }  // whether a profiler sees scopes and launches
 
   // How matmuls and attention that are launched from now on multiply two bf16 operands. Absent on a
   // GPU, which has only one method.
@@ -84,8 +96,26 @@ class Device {
   void set_launch_check(LaunchCheck check) { launch_check_ = std::move(check); }
   const LaunchCheck& launch_check() const { return launch_check_; }
 
+  // While a Range lives, a profiler shows what the host does under its name, if the options ask for
+  // that. A range is the time in which the host enqueues work: profilers assign kernels to the
+  // range of their launch. A replay of a graph is one launch, and has no ranges inside.
+  class Range {
+   public:
+    Range(Device& device, const char* name) : device_(device.ranges_ ? &device : nullptr) {
+      if (device_) device_->push_range(name);
+    }
+    ~Range() {
+      if (device_) device_->pop_range();
+    }
+    Range(const Range&) = delete;
+    Range& operator=(const Range&) = delete;
+
+   private:
+    Device* const device_;
+  };
+
   // While a Scope lives, failures and reports name it as the rank's current work
-  // ("layers.3.attention"). Scopes nest, and the innermost is named last.
+  // ("layers.3.attention"). Scopes nest, and the innermost is named last. A scope is also a range.
   class Scope {
    public:
     Scope(Device& device, const std::string& name);
@@ -96,6 +126,7 @@ class Device {
    private:
     Device& device_;
     std::shared_ptr<const std::string> outer_;
+    const Range range_;
   };
   std::string scope() const { return scope_ ? *scope_ : ""; }  // "layers.3 > attention"
   std::shared_ptr<const std::string> shared_scope() const { return scope_; }  // null without one
@@ -146,11 +177,13 @@ class Device {
   Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options);
   // Waits until all streams have run their queues; failures are not rethrown.
   void drain() noexcept;
+  void push_range(const char* name);
+  void pop_range();
 
   std::unique_ptr<DeviceBackend> backend_;
   const int64_t norm_sm_margin_;
   int64_t gemm_sm_margin_;
-  const bool fixed_attention_order_, own_attention_;
+  const bool dependent_launch_, fixed_attention_order_, own_attention_, own_grouped_gemm_, ranges_;
   Bf16Arithmetic bf16_arithmetic_ = Bf16Arithmetic::widened;
   std::shared_ptr<Allocator> allocator_;  // its buffers hold weak pointers to it
   std::unique_ptr<FlightRecorder> recorder_;

@@ -46,6 +46,7 @@ LaunchTag Stream::register_launch(const LaunchInfo& info) {
 
 void Stream::launch(LaunchInfo info, Work work) {
   {
+    const Device::Range range(device_, info.name);
     const std::lock_guard lock(order_);
     if (Capture* capture = device_.capture()) capture->add(*this, info);
     backend_->enqueue(register_launch(info), std::move(work));
@@ -131,6 +132,14 @@ void Stream::download(void* host, const Access& device) {
                        device.bytes);
   }
   synchronize();
+}
+
+void Stream::download_later(void* host, const Access& device) {
+  if (device.bytes == 0) return;
+  refuse_capture("a download");
+  const std::lock_guard lock(order_);
+  backend_->download(register_launch({.name = "download", .reads = {device}}), host, device.data,
+                     device.bytes);
 }
 
 uint64_t Stream::completed() const { return backend_->completed(); }

@@ -115,6 +115,9 @@ class Stream {
   // until the copy is done. download() returns when the data has arrived.
   void upload(const Access& device, std::shared_ptr<const void> keep, const void* host);
   void download(void* host, const Access& device);
+  // Enqueues a copy to `host`, which is memory of Device::host_memory(). The data is valid when an
+  // event that is recorded after this call has passed.
+  void download_later(void* host, const Access& device);
 
   uint64_t enqueued() const { return enqueued_; }  // how many items were enqueued so far
   uint64_t completed() const;  // how many of them are known to have finished; for any thread

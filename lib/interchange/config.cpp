@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/hub_cache.h"
 #include "base/json.h"
 #include "interchange/config/keys.h"
 #include "interchange/config/reader.h"
@@ -274,7 +275,7 @@ Recipe read_config(const std::filesystem::path& folder,
 
 void check_folder_model(const Recipe& recipe, Diagnostics& diagnostics) {
   if (!recipe.model.from || diagnostics.has_errors()) return;
-  const std::filesystem::path folder = *recipe.model.from;
+  const std::filesystem::path folder = hub_model_folder(*recipe.model.from);
   const ModelConfig folder_model = read_config(folder, recipe.model.ignore_keys).model;
   for (const ModelDifference& d : model_differences(recipe.model, folder_model))
     diagnostics.add(d.setting,

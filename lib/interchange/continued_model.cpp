@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/hub_cache.h"
 #include "interchange/checkpoint_record.h"
 #include "interchange/locate_checkpoint.h"
 #include "interchange/model_source.h"
@@ -18,10 +19,11 @@ namespace {
 constexpr const char* kNoSizes = "model: {}\n";
 
 std::optional<storage::CheckpointRef> find_start(const recipe::Recipe& r, bool restarted) {
+  // All checkpoints of a run have its model, so a damaged newest one does not matter here.
   if (restarted)
-    if (auto own = storage::find_latest(r.checkpoint.dir)) return own;
+    if (auto own = storage::newest_sound(r.checkpoint.dir)) return own;
   if (!r.checkpoint.load) return std::nullopt;
-  if (*r.checkpoint.load == "latest") return storage::find_latest(r.checkpoint.dir);
+  if (*r.checkpoint.load == "latest") return storage::newest_sound(r.checkpoint.dir);
   return locate_start(*r.checkpoint.load, r.checkpoint.dir);
 }
 
@@ -45,7 +47,7 @@ std::string continued_model(const std::string& recipe, const std::vector<std::st
 recipe::Recipe without_lost_tokenizer(recipe::Recipe r, const std::string& saved_model) {
   if (saved_model.empty() || r.model.vocab_size == 0 || !r.tokenizer.path) return r;
   std::error_code error;
-  fs::path file = *r.tokenizer.path;
+  fs::path file = hub_model_folder(*r.tokenizer.path);
   if (fs::is_directory(file, error)) file /= "tokenizer.json";
   if (!fs::exists(file, error)) r.tokenizer.path.reset();
   return r;

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hub_cache.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "interchange/byte_tokenizer.h"
@@ -24,6 +25,7 @@
 #include "recipe/recipe.h"
 #include "storage/checkpoint_tensors.h"
 #include "storage/new_folder.h"
+#include "storage/read_mark.h"
 #include "storage/safetensors_folder.h"
 
 namespace mtrain::interchange {
@@ -55,7 +57,7 @@ fs::path origin_of(const fs::path& checkpoint) {
   const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
                                                "the saved recipe", {}, ignored);
   if (!recipe || !recipe->model.from) return {};
-  const fs::path from = *recipe->model.from;
+  const fs::path from = hub_model_folder(*recipe->model.from);
   if (fs::exists(from / "config.json")) return from;
   log::warn(
       fmt::format("{}, from which the model came, is gone: its types of tensors and its other keys "
@@ -245,6 +247,7 @@ std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& chec
 
 Exported export_hf(const fs::path& checkpoint, const fs::path& output,
                    const ExportOptions& options) {
+  const storage::ReadMark reading(checkpoint);
   const auto file = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
   const storage::CheckpointTensors& weights = *file;
   recipe::Recipe recipe = read_saved(checkpoint, {"~model.from"});

@@ -27,7 +27,7 @@ struct Exported {
   std::string side_files;             // the names of the copied files, such as tokenizer.json
 };
 
-// Reads model.safetensors and the recipe of `checkpoint`, and writes a Hugging Face model into the
+// Reads the weights and the recipe of `checkpoint`, and writes a Hugging Face model into the
 // new folder `output`, which appears completely or not at all. The model has config.json,
 // generation_config.json, the weights (one file, or shards with an index) and the tokenizer's
 // files. Keys of config.json without a field in mtrain are copied from the folder that the model

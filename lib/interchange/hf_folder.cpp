@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/hub_cache.h"
 #include "base/strings.h"
 #include "interchange/config.h"
 #include "interchange/folder_check.h"
@@ -51,8 +52,10 @@ std::string describe_mtp(const storage::SafetensorsFolder& tensors, const Family
 
 }  // namespace
 
-HfFolder open_hf_folder(const std::filesystem::path& folder,
+HfFolder open_hf_folder(const std::filesystem::path& path,
                         const std::vector<std::string>& ignore_keys) {
+  if (const auto problem = hub_problem(path)) throw UserError(problem->message, problem->hint);
+  const std::filesystem::path folder = hub_model_folder(path);
   std::vector<std::string> errors;
   std::optional<recipe::Recipe> recipe;
   std::shared_ptr<const storage::SafetensorsFolder> tensors;

@@ -24,11 +24,12 @@ struct HfFolder {
   }
 };
 
-// Opens the folder. Throws one UserError with all mistakes: in config.json, in the files, and each
+// Opens the folder, which may be named as on the Hugging Face Hub (base/hub_cache.h). Throws one
+// UserError with all mistakes: in config.json, in the files, and each
 // tensor that is missing, unmapped, or of the wrong shape or dtype. Reads weights only if tied
 // embeddings have two copies, which must be equal.
 // `ignore_keys` is the recipe's model.ignore_keys.
-HfFolder open_hf_folder(const std::filesystem::path& folder,
+HfFolder open_hf_folder(const std::filesystem::path& path,
                         const std::vector<std::string>& ignore_keys = {});
 
 // Returns a text that ranks compare to check that they see the same folder: a hash of config.json,

@@ -13,6 +13,10 @@ namespace mtrain::interchange {
 // no checkpoint. Throws UserError if that recipe cannot be read.
 std::optional<storage::CheckpointRef> locate_checkpoint(const std::filesystem::path& path);
 
+// Returns the folder of checkpoints at `path`: the folder itself, or that of a run. Returns nothing
+// if there is none. It may hold damaged checkpoints alone.
+std::optional<std::filesystem::path> locate_checkpoints(const std::filesystem::path& path);
+
 // Returns the checkpoint that the setting checkpoint.load names; `load` must not be `latest`. It is
 // a path for locate_checkpoint(). If that finds nothing and `load` is `best`, returns the
 // checkpoint to which the link `checkpoint_dir`/best leads.

@@ -2,6 +2,7 @@
 // gradients and optimizer state live, when they travel, and what the ranks agree on.
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "model/param/parameters.h"
@@ -38,6 +39,10 @@ class DataParallel : public ParamHooks {
   // ones.
   virtual void max(const Tensor& values, UnitKind of) = 0;
   virtual std::vector<int64_t> sum_on_host(std::vector<int64_t> values) = 0;
+  // Does the same in the background: end_sum() blocks the host only until the sums of the last
+  // begin_sum() are there. All ranks call both.
+  virtual void begin_sum(std::vector<int64_t> values) = 0;
+  virtual std::vector<int64_t> end_sum() = 0;
   // Whether this rank is the first of those over which max() reduces.
   virtual bool first_copy(UnitKind of) const = 0;
   // Sums over the ranks that own different parts of the parameters, in place.
@@ -66,8 +71,13 @@ class SingleRank : public DataParallel {
   void max(const Tensor&, UnitKind) override {}
   bool first_copy(UnitKind) const override { return true; }
   std::vector<int64_t> sum_on_host(std::vector<int64_t> values) override { return values; }
+  void begin_sum(std::vector<int64_t> values) override { values_ = std::move(values); }
+  std::vector<int64_t> end_sum() override { return values_; }
   void sum_parts(const Tensor&) override {}
   Tensor gather_unit(const ParamUnit&, const Tensor& own) override { return own; }
+
+ private:
+  std::vector<int64_t> values_;  // of the last begin_sum()
 };
 
 }  // namespace mtrain::model

@@ -20,7 +20,8 @@ void write(Stream& stream, const Tensor& to, std::vector<T> values) {
 
 GraphInputs::GraphInputs(Stream& stream, int64_t max_dropouts)
     : stream_(stream),
-      grad_scale_1_(Tensor::from_host<float>(stream, {1}, {0.0f})),
+      grad_scale_1_{Tensor::from_host<float>(stream, {1}, {0.0f})},
+      router_grad_scale_1_{Tensor::from_host<float>(stream, {1}, {0.0f})},
       keys_N_(Tensor::empty(stream, {max_dropouts}, DType::i64, device::MemoryCategory::buffers)) {}
 
 Tensor GraphInputs::dropout_key(const SegmentId& segment) {
@@ -33,12 +34,17 @@ Tensor GraphInputs::dropout_key(const SegmentId& segment) {
   return keys_N_.flat(at, {1});
 }
 
-void GraphInputs::set(float grad_scale, uint64_t seed, int64_t step, int64_t micro_batch) {
-  if (grad_scale != set_grad_scale_) write<float>(stream_, grad_scale_1_, {grad_scale});
-  set_grad_scale_ = grad_scale;
+void GraphInputs::set(Scalar& scalar, float value) {
+  if (value != scalar.value) write<float>(stream_, scalar.tensor, {value});
+  scalar.value = value;
+}
+
+void GraphInputs::set(const Values& v) {
+  set(grad_scale_1_, v.grad_scale);
+  set(router_grad_scale_1_, v.router_grad_scale);
   std::vector<int64_t> keys;
   for (const SegmentId& segment : segments_)
-    keys.push_back(int64_t(mtrain::model::dropout_key(seed, segment, step, micro_batch)));
+    keys.push_back(int64_t(mtrain::model::dropout_key(v.seed, segment, v.step, v.micro_batch)));
   if (!keys.empty()) write<int64_t>(stream_, keys_N_, std::move(keys));
 }
 

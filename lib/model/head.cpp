@@ -78,12 +78,12 @@ void Head::cross_entropy(Step& step, const Tensor& logits_TV, const Tensor& labe
   if (tensor_->size() == 1)
     return ops::cross_entropy(stream, logits_TV, label_T, loss_T, vocab_, request.grad_scale,
                               step.training, request.grad_scale_1, logit_cap_);
-  MT_CHECK(!request.grad_scale_1, "tensor parallelism takes the gradient's scale by value only");
   const int64_t first = std::min(tensor_->rank() * output_->shape[0], vocab_);
   const ops::VocabularyColumns here{first, output_->real_rows(), vocab_};
   const Tensor sums_T3 = ops::cross_entropy_sums(stream, logits_TV, label_T, here, logit_cap_);
   ops::cross_entropy_from_sums(stream, logits_TV, label_T, tensor_->gather_sums(step, sums_T3),
-                               loss_T, here, request.grad_scale, step.training, logit_cap_);
+                               loss_T, here, request.grad_scale, step.training,
+                               request.grad_scale_1, logit_cap_);
 }
 
 // Logits are linear in the norm's output, which is far smaller.

@@ -210,6 +210,12 @@ void Quantizer::end_step(Stream& stream,
   has_history_ = true;
 }
 
+void Quantizer::drop_maxima(Stream& stream) {
+  if (!all_.amax_C) return;
+  ops::fill(stream, all_.amax_C, 0);
+  for (Weight& w : weights_) w.recorded = false;
+}
+
 namespace {
 
 // The numbers of a layer's experts that a rank has: [first, end).

@@ -105,6 +105,9 @@ class Quantizer {
   void end_step(Stream& stream,
                 const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks);
 
+  // Forgets the maxima of a step that does not end, before its weights change.
+  void drop_maxima(Stream& stream);
+
   // Returns the state for a checkpoint, one line per tensor. It has the experts' linears, the
   // others, or all. It is empty without delayed scaling, and before the first step ends.
   std::string state(Stream& stream, bool layers = true, bool experts = true) const;

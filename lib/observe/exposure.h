@@ -64,10 +64,12 @@ class Exposure : public device::TimingSink {
 };
 
 // Returns whether step number `n` of a process (from 1) is timed for its communication. On a GPU
-// the events around every launch cost host time. Therefore only the first steps are timed, and
-// later those that are logged.
-constexpr bool samples_step(int64_t n, int64_t log_every) {
+// the events around every launch cost host time, and neighbouring launches cannot overlap.
+// Therefore every `time_every`-th step is timed; without it the first steps, and later those that
+// are logged.
+constexpr bool samples_step(int64_t n, int64_t log_every, std::optional<int64_t> time_every) {
   constexpr int64_t kFirst = 10;
+  if (time_every) return n % *time_every == 0;
   return n <= kFirst || n % log_every == 0;
 }
 

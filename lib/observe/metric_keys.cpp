@@ -42,6 +42,8 @@ constexpr MetricKey kKeys[] = {
      "the same for buffers, such as those of communication"},
     {"memory_peak.workspace", Record::step, "bytes", "the same for the workspace of kernels",
      "kernels use workspace, on a GPU"},
+    {"checkpoint.failed_saves", Record::step, "saves",
+     "checkpoints that this process could not save until then", "a save has failed"},
     {"loss_scale", Record::step, "", "factor of the loss in this step", kFp16},
     {"skipped", Record::step, "", "1 if a gradient overflowed and nothing was updated, else 0",
      kFp16},
@@ -130,7 +132,7 @@ std::string metrics_markdown() {
       "## All records\n\n{}\n## Records of steps\n\n{}\n"
       "`<kind>` is a kind of communication: {}. Timed steps are the first ten steps of a process, "
       "and "
-      "then every\n`train.log_every`-th; [overlap.md](../overlap.md) explains these figures. Among "
+      "then every\n`train.log_every`-th, or every `train.time_every`-th; [overlap.md](../overlap.md) explains these figures. Among "
       "several ranks, figures of memory,\ntime and communication are those of rank 0.\n\n"
       "## Records of evaluations\n\n{}",
       table_of(Record::any), table_of(Record::step), kinds, table_of(Record::evaluation));

@@ -99,7 +99,7 @@ Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& r, in
 
 Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K,
                      const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2,
-                     const Tensor& fraction_E) {
+                     const Tensor& fraction_E, const Tensor& grad_scale_1) {
   const int64_t B = sums_BS.dim(0);
   MT_SHAPE("router_losses", sums_BS, {B, kernels::router_sums(E)});
   MT_SHAPE("router_losses", loss_2, {2});
@@ -108,6 +108,7 @@ Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K
     MT_SHAPE("router_losses", fraction_E, {E});
     MT_DTYPE("router_losses", fraction_E, DType::f32);
   }
+  if (grad_scale_1) MT_DTYPE("router_losses", grad_scale_1, DType::f32);
   // The first batch has no previous loads; its own loads replace them.
   const bool another = bool(fraction_E);
   Tensor grad = Tensor::empty(stream, {B, E + 1}, DType::f32);
@@ -119,6 +120,7 @@ Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K
                                 .global_coeff = another ? coeffs.global : 0,
                                 .z_coeff = coeffs.z,
                                 .grad_scale = grad_scale,
+                                .scale_in_memory = grad_scale_1,
                                 .loss_2 = loss_2,
                                 .grad_BG = grad,
                                 .B = B,
@@ -218,7 +220,9 @@ Tensor grouped_matmul(Stream& stream, const char* name, const Operand& a_RK, con
                                     .trans_b = trans_b,
                                     .bf16 = bf16_of(stream.device()),
                                     .a_inverse = a_RK.inverse,
-                                    .b_inverse = b_EKN.inverse};
+                                    .b_inverse = b_EKN.inverse,
+                                    .own_kernel = stream.device().own_grouped_gemm(),
+                                    .sm_margin = stream.device().gemm_sm_margin()};
   check_grouped_operands("grouped_matmul", a_RK, b_EKN, float8_fits(args));
   enqueue(stream, name, args);
   return c;
@@ -244,7 +248,9 @@ void grouped_weight_gradient_into(Stream& stream, const char* name, const Operan
                                         .accumulate = accumulate,
                                         .bf16 = bf16_of(stream.device()),
                                         .a_inverse = a_RM.inverse,
-                                        .b_inverse = b_RN.inverse};
+                                        .b_inverse = b_RN.inverse,
+                                        .own_kernel = stream.device().own_grouped_gemm(),
+                                        .sm_margin = stream.device().gemm_sm_margin()};
   check_grouped_operands("grouped_weight_gradient", a_RM, b_RN, float8_fits(args));
   enqueue(stream, name, args);
 }

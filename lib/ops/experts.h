@@ -36,10 +36,11 @@ Tensor router_sums(Stream& stream, const Tensor& logits_TE, const Routing& routi
 
 // Adds the balance losses and the z-loss to loss_2 (fp64). Returns their gradients times grad_scale
 // for route_tokens_grad(), (B, E + 1). The global loss takes each expert's share of the choices
-// from fraction_E (fp32) or, without it, from the sums.
+// from fraction_E (fp32) or, without it, from the sums. grad_scale_1 (fp32, one element, optional)
+// replaces grad_scale and is read when the work runs.
 Tensor router_losses(Stream& stream, const Tensor& sums_BS, int64_t E, int64_t K,
                      const RouterLossCoeffs& coeffs, float grad_scale, const Tensor& loss_2,
-                     const Tensor& fraction_E = {});
+                     const Tensor& fraction_E = {}, const Tensor& grad_scale_1 = {});
 
 // Returns dL/dlogits, in the logits' type. grad_BG (optional) is the result of router_losses();
 // sample_T is as for router_sums().

@@ -32,6 +32,7 @@ class LaunchWorkspace final : public kernels::Workspace {
       return log::warn("bug: a kernel gave back workspace that it had not taken");
     held_.erase(found);
   }
+  bool dependent_launch() const override { return stream_.device().dependent_launch(); }
 
  private:
   Stream& stream_;

@@ -68,8 +68,10 @@ Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor&
 
 void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                              const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
-                             float grad_scale, bool write_grad, float logit_cap) {
+                             float grad_scale, bool write_grad, const Tensor& grad_scale_1,
+                             float logit_cap) {
   const int64_t T = logits_TV.dim(0);
+  if (grad_scale_1) MT_DTYPE("cross_entropy_from_sums", grad_scale_1, DType::f32);
   MT_SHAPE("cross_entropy_from_sums", label_T, {T});
   MT_SHAPE("cross_entropy_from_sums", loss_T, {T});
   MT_SHAPE("cross_entropy_from_sums", sums_PT3, {sums_PT3.dim(0), T, kernels::kCrossEntropySums});
@@ -92,6 +94,7 @@ void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tens
                                         .vocabulary = here.vocabulary,
                                         .grad_scale = grad_scale,
                                         .write_grad = write_grad,
+                                        .scale_in_memory = grad_scale_1,
                                         .logit_cap = logit_cap});
 }
 

@@ -21,9 +21,10 @@ struct VocabularyColumns {
 Tensor cross_entropy_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                           VocabularyColumns here, float logit_cap = 0);
 // Takes the gathered numbers of all ranks. Writes the same loss on every rank, and the gradient of
-// this rank's own logits.
+// this rank's own logits. grad_scale_1 is as above.
 void cross_entropy_from_sums(Stream& stream, const Tensor& logits_TV, const Tensor& label_T,
                              const Tensor& sums_PT3, const Tensor& loss_T, VocabularyColumns here,
-                             float grad_scale, bool write_grad, float logit_cap = 0);
+                             float grad_scale, bool write_grad, const Tensor& grad_scale_1 = {},
+                             float logit_cap = 0);
 
 }  // namespace mtrain::ops

@@ -1,9 +1,12 @@
 #include "parallel/apply_parallelism.h"
 
+#include <numeric>
+
 #include "base/math.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/expert/expert_comm.h"
 #include "parallel/tensor/tensor_parallel.h"
+#include "plan/process_groups.h"
 
 namespace mtrain::parallel {
 
@@ -188,8 +191,10 @@ model::ModelImpls share_layers(comm::World& world, Device& device, const spec::M
       require(e->shared_ffn % P == 0, "elements in a shared expert", e->shared_ffn);
     }
   }
-  impls.tensor = tensor_parallel(tensor_groups(world, device, world.world_group(), kv_heads(model)),
-                                 {.sequence = false});
+  std::vector<int> all(static_cast<size_t>(P));
+  std::iota(all.begin(), all.end(), 0);
+  impls.tensor = tensor_parallel(
+      tensor_groups(world, device, world.group("tp", all), kv_heads(model)), {.sequence = false});
   const spec::Experts* experts = model.experts();
   if (!experts) return impls;
   impls.divided_experts = true;
@@ -215,18 +220,19 @@ DataGroups data_groups(comm::World& world, Device& device, const RunPlan& plan) 
   const bool sharded = plan.data_parallel.shards != plan::ShardLevel::nothing;
   g.grad_stream = &device.stream(device::StreamKind::dp_grad);
   if (sharded) g.param_stream = &device.stream(device::StreamKind::dp_param);
+  const comm::Traffic traffic = plan::gather_traffic(plan);
   g.dense.all = world.group("dp_cp", mesh, mesh::dp_cp_axes());
   g.dense.shards = l.dp_replicate == 1 ? g.dense.all
                                        : world.group("dp_shard_cp", mesh, mesh::dp_shard_cp_axes());
   g.dense.replicas = world.group("dp_replicate", mesh, {mesh::Axis::dp_replicate});
-  if (sharded) g.dense.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes());
+  if (sharded) g.dense.gather = world.group("dp_param", mesh, mesh::dp_shard_cp_axes(), traffic);
   if (l.ep == 1 && !l.undivided_experts()) return g;
   const mesh::Mesh moe = plan.moe_mesh();
   g.experts.all = world.group("expert_copies", moe, mesh::expert_copy_axes());
   g.experts.shards =
       l.dp_replicate == 1 ? g.experts.all : world.group("ep_shard", moe, {mesh::Axis::ep_shard});
   g.experts.replicas = g.dense.replicas;
-  if (sharded) g.experts.gather = world.group("ep_param", moe, {mesh::Axis::ep_shard});
+  if (sharded) g.experts.gather = world.group("ep_param", moe, {mesh::Axis::ep_shard}, traffic);
   return g;
 }
 

@@ -10,11 +10,14 @@ namespace mtrain::plan {
 
 namespace {
 
-void estimate(bool cheap, RunPlan& plan, PairOrders& orders) {
+void estimate(bool cheap, RunPlan& plan, PairOrders& orders, const recipe::Recipe& r) {
   plan.recompute.cheap = cheap;
   plan.memory.clear();
   for (int64_t rank = 0; rank < plan.layout.pp; ++rank)
-    plan.memory.push_back(estimate_memory(plan, rank, orders));
+    plan.memory.push_back(
+        estimate_memory(plan, rank, orders,
+                        {.ranks_per_host = r.hardware.gpus_per_node,
+                         .switch_sums = facts(r.hardware.gpu).compute_capability >= 9}));
 }
 
 }  // namespace
@@ -41,17 +44,17 @@ void resolve_cheap_recompute(const recipe::Recipe& r, RunPlan& plan) {
   PairOrders orders;  // recomputation does not change them
   const double memory = device_memory(r);
   if (asked || memory == 0) {
-    estimate(asked.value_or(true), plan, orders);
+    estimate(asked.value_or(true), plan, orders, r);
     if (asked) say(*asked ? "computed again" : "kept", "");
     return;
   }
-  estimate(false, plan, orders);
+  estimate(false, plan, orders, r);
   const double kept = plan.fullest().total();
   const auto planned = [&](const char* form) {
     return fmt::format(fmt::runtime(form), human_bytes(kept), human_bytes(memory));
   };
   if (kept <= kUsableMemory * memory) return say("kept", planned(": {} of {} in all"));
-  estimate(true, plan, orders);
+  estimate(true, plan, orders, r);
   say("computed again", planned(", since with them {} of {} would be needed"));
 }
 

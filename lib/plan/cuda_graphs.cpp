@@ -28,17 +28,20 @@ std::optional<Obstacle> first_of(std::initializer_list<Obstacle> obstacles) {
 }
 
 std::optional<Obstacle> obstacle(const Recipe& r, const Layout& l) {
-  const bool shared = l.gradient_ranks() > 1;
+  const bool shared = l.gradient_ranks() > 1, asked = r.train.enable_cuda_graph.value_or(false);
   return first_of({
       {r.train.device != recipe::DeviceChoice::cuda, "train.device is not cuda"},
       {l.pp > 1, "pipeline ranks exchange messages between micro-batches"},
-      {l.tp > 1, "tp ranks communicate within a micro-batch"},
-      {l.cp > 1, "cp ranks communicate within a micro-batch"},
-      {r.model.moe.num_experts > 0, "the number of an expert's rows differs between micro-batches"},
+      // Recorded calls of NCCL have not run on a GPU, so `auto` does not use them.
+      {l.tp > 1 && !asked, "tp ranks communicate within a micro-batch, which only true records"},
+      {l.cp > 1 && !asked, "cp ranks communicate within a micro-batch, which only true records"},
+      {l.ep > 1 && !r.model.moe.pad_expert_input_to_capacity,
+       "the host waits for the numbers of rows that ep ranks send to each other's experts"},
+      {l.ep > 1, "ep ranks communicate within a micro-batch"},
       {r.packed_sequence.packed_sequence_size > 0,
        "packed documents end at different positions in each micro-batch", Off::contradicts},
       {shared && shard_level(r) >= ShardLevel::gradients,
-       "sharded parameters or gradients exist for only a part of a micro-batch"},
+       "gathers and reductions of sharded parameters or gradients wait for the micro-batch before"},
       {r.debug.trace.has_value(), "debug.trace shows every launch", Off::contradicts},
       {r.debug.fault.at.has_value(), "debug.fault looks for a launch by its name",
        Off::contradicts},
@@ -75,6 +78,11 @@ CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& 
               ? "every micro-batch"
               : fmt::format("micro-batches {} to {} of {}, the others communicate", g.first + 1,
                             g.end, l.micro_batches);
+  g.communicates = l.tp > 1 || l.cp > 1;
+  if (g.communicates)
+    g.why += fmt::format(", with the communication of {} ranks", l.cp == 1   ? "tp"
+                                                                 : l.tp == 1 ? "cp"
+                                                                             : "tp and cp");
   return g;
 }
 

@@ -14,9 +14,11 @@ struct CudaGraphs {
   OverlapRow::Off off = OverlapRow::Off::no;
   std::string why;     // if on: which micro-batches are graphs; otherwise why none is
   bool known = false;  // the device has graphs; only then does the banner mention them
-  // Micro-batches [first, end) of a step are graphs. They touch only this rank's memory, at the
-  // same addresses in every step. The launches of the other micro-batches are enqueued one by one.
+  // Micro-batches [first, end) of a step are graphs. They use the same memory in every step, and
+  // communicate only as every micro-batch does. The launches of the other micro-batches are
+  // enqueued one by one.
   int64_t first = 0, end = 0;
+  bool communicates = false;  // graphs contain calls of NCCL
 };
 
 // This is a pure function of the recipe and the layout. A run may turn graphs off later, for

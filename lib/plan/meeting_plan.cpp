@@ -1,5 +1,6 @@
 #include "plan/meeting_plan.h"
 
+#include "plan/cuda_graphs.h"
 #include "plan/layout.h"
 #include "plan/options/recipe_options.h"
 #include "plan/overlap.h"
@@ -13,12 +14,17 @@ DevicePlan device_plan(const Recipe& r, int64_t world, const Overlap& overlap) {
   DevicePlan device = device_plan_without_overlap(r);
   device.norm_sm_margin = overlap.layernorm_sm_margin;
   device.gemm_sm_margin = overlap.gemm_sm_margin;
+  device.dependent_launch = overlap.programmatic_dependent_launch;
   if (device.kind != DeviceKind::cuda) return device;
   device.environment["CUDA_DEVICE_MAX_CONNECTIONS"] =
       std::to_string(overlap.cuda_device_max_connections);
   // A kernel that is loaded at its first launch may wait for all running kernels. If one of these
   // is NCCL's, it may wait for a peer that loads a kernel, too.
   if (world > 1) device.environment["CUDA_MODULE_LOADING"] = "EAGER";
+  // If NCCL registers the memory of a call, all its ranks must record the call. One rank may have
+  // to launch it instead, for example for a micro-batch with padding.
+  const CudaGraphs graphs = resolve_cuda_graphs(r, layout_of(r, world), overlap);
+  if (graphs.on && graphs.communicates) device.environment["NCCL_GRAPH_REGISTER"] = "0";
   return device;
 }
 

@@ -509,13 +509,15 @@ const PairOrders::Pair& PairOrders::of(const RunPlan& plan, const std::vector<bo
   return pair;
 }
 
-MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders& orders) {
+MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders& orders,
+                               const NcclMachine& machine) {
   const auto with_load = [&](double load) {
     return Estimator(plan, pp_rank, load, orders).estimate();
   };
   MemoryEstimate m = with_load(1);
   if (plan.layout.ep > 1 && !plan.experts.pad_to_capacity)
     m.per_tenth_of_rows = with_load(1.1).total() - m.total();
+  m.nccl = nccl_bytes(plan, plan.mesh.rank_of({pp_rank, 0, 0, 0, 0}), machine);
   return m;
 }
 

@@ -7,6 +7,7 @@
 
 #include "plan/layout.h"
 #include "plan/model_size.h"
+#include "plan/nccl_memory.h"
 #include "schedule/pair_order.h"
 
 namespace mtrain::plan {
@@ -23,11 +24,12 @@ struct MemoryEstimate {
   // The most that kernels allocate during a launch on a GPU (plan/attention_workspace.h); 0 on the
   // CPU.
   Count workspace = 0;
+  Count nccl = 0;  // what NCCL keeps for the rank's groups, an estimate (plan/nccl_memory.h)
   // By how much the total grows for each 10 % of rows that this rank's experts have beyond the mean
   // over the ranks of ep (moe.rank_load_max is 1.1, 1.2, ...). 0 unless rows travel.
   Count per_tenth_of_rows = 0;
   Count total() const {
-    return params + grads + optimizer + activations + logits + buffers + workspace;
+    return params + grads + optimizer + activations + logits + buffers + workspace + nccl;
   }
 };
 
@@ -49,6 +51,7 @@ class PairOrders {
 
 // Estimates the memory of the ranks whose coordinate along pp is `pp_rank`; they are alike. All
 // fields of `plan` but `memory` and `pass_costs` must be set.
-MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders& orders);
+MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders& orders,
+                               const NcclMachine& machine);
 
 }  // namespace mtrain::plan

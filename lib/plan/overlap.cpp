@@ -103,6 +103,7 @@ class Resolver {
                   "gathers of all stages start after the last update");
     o_.align_param_gather = decide("ddp.align_param_gather", d.align_param_gather, align);
     resolve_fp8_gather(group);
+    resolve_registered_gather(group);
     resolve_buckets();
     if (fsdp2) resolve_prefetch();
   }
@@ -123,6 +124,46 @@ class Resolver {
                      "nothing is gathered because the optimizer is not sharded", idle}},
                    "weights of 8-bit GEMMs are gathered in 8 bits"));
     o_.table.back().active = false;  // fewer bytes travel, but it hides none
+  }
+
+  // The groups of parameters consist of neighbouring ranks, since the axes of pp and dp_replicate
+  // are the outer ones.
+  bool shards_within_host() const {
+    const int64_t node = r_.hardware.gpus_per_node;
+    return l_.world <= node || node % (l_.dp_shard * l_.cp * l_.tp) == 0;
+  }
+
+  // Without a GPU the table has a row only if the recipe asks for the feature.
+  void resolve_registered_gather(const Need& group) {
+    const auto& asked = r_.ddp.nccl_ub;
+    const bool nccl = r_.train.device == recipe::DeviceChoice::cuda;
+    const bool symmetric = !r_.ddp.disable_symmetric_registration;
+    if (!asked) {
+      if (nccl && shard_level(r_) == ShardLevel::parameters && group.ok)
+        o_.table.push_back({"ddp.nccl_ub", "auto", "false",
+                            "off until gathers by copy engines have been measured on a GPU"});
+      return;
+    }
+    o_.registered_gather = decide(
+        "ddp.nccl_ub", asked,
+        all({{nccl, "NCCL registers the memory of GPUs, and train.device is cpu", Off::idle},
+             group,
+             {shard_level(r_) == ShardLevel::parameters,
+              "only sharded parameters (fsdp2, megatron_fsdp with ZeRO 3) are gathered into "
+              "buffers "
+              "of their own",
+              Off::idle},
+             {shards_within_host(),
+              "the ranks that share parameters are on several hosts, where copy engines do not "
+              "reach",
+              Off::idle}},
+            symmetric
+                ? "copy engines move gathers, and compute has all multiprocessors; needs NCCL "
+                  "2.28"
+                : "buffers are registered, but without symmetric windows NCCL gathers with "
+                  "multiprocessors"));
+    o_.symmetric_windows = o_.registered_gather && symmetric;
+    o_.table.back().active = false;  // by itself it hides none
   }
 
   void resolve_prefetch() {
@@ -338,6 +379,24 @@ class Resolver {
          !margin                 ? "0 until a margin has been measured on a GPU"
          : o_.gemm_sm_margin > 0 ? "GEMMs of cuBLASLt leave multiprocessors to communication"
                                  : "GEMMs use all multiprocessors"});
+    resolve_dependent_launch();
+  }
+
+  void resolve_dependent_launch() {
+    const bool asked = r_.launch.programmatic_dependent_launch;
+    const bool cuda = r_.train.device == recipe::DeviceChoice::cuda;
+    const int capability = facts(r_.hardware.gpu).compute_capability;
+    o_.programmatic_dependent_launch = asked && cuda && capability >= 9;
+    o_.table.push_back(
+        {"launch.programmatic_dependent_launch", asked ? "true" : "false",
+         o_.programmatic_dependent_launch ? "true" : "false",
+         !asked           ? "off until it has been measured on a GPU"
+         : !cuda          ? "a CPU starts no kernel before the previous one has ended"
+         : capability < 9 ? fmt::format("needs compute capability 9 or newer; {} has {}",
+                                        enum_name(r_.hardware.gpu), capability)
+                          : "kernels that are bound by memory start while the previous kernel ends",
+         asked && !o_.programmatic_dependent_launch ? Off::idle : Off::no,
+         o_.programmatic_dependent_launch});
   }
 
   const Recipe& r_;

@@ -37,6 +37,8 @@ struct Overlap {
   bool overlap_grad_reduce = false, overlap_param_gather = false;
   bool overlap_param_gather_with_optimizer_step = false, align_param_gather = false;
   bool fp8_param_gather = false;
+  // Whether the buffers of gathered parameters are registered, and whether with symmetric windows.
+  bool registered_gather = false, symmetric_windows = false;
   int64_t bucket_size = 0;  // parameters
   bool cp_overlap = false;
   bool shared_expert_overlap = false;
@@ -48,6 +50,7 @@ struct Overlap {
   int64_t overlap_p2p_wgrad_delayed_layer_number = 1;
   bool overlap_moe_expert_parallel_comm = false, delay_wgrad_compute = false;
   int64_t cuda_device_max_connections = 32, layernorm_sm_margin = 0, gemm_sm_margin = 0;
+  bool programmatic_dependent_launch = false;
   std::vector<OverlapRow> table;  // a row per feature, in the order above
 };
 

@@ -15,6 +15,7 @@ struct PlanText {
   std::string model;      // "llama: 12 layers, hidden 768, ..."
   std::string precision;  // "bf16_mixed, linears in 8 bits (...)"
   std::string recompute;  // "full, groups of 2, +31.2 % FLOPs"
+  std::string logits;     // "3 chunks of 2816 tokens, ..."; empty without a vocabulary
   std::string strategy;   // "fsdp2"
   std::string context;    // "p2p and a2a"
   std::string experts;    // "alltoall", the token dispatcher

@@ -91,17 +91,22 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, cons
   o.shards = shard_level(r);
   o.reduce = {.dtype = reduce_dtype(r), .average = r.ddp.average_in_collective};
   o.bucket_size = overlap.bucket_size;
+  const auto with_registration = [&](ShardedParamsOptions gather) {
+    gather.registered = overlap.registered_gather, gather.symmetric = overlap.symmetric_windows;
+    return gather;
+  };
   if (overlap.fp8_param_gather) o.gather_as = linear_formats(r.mixed_precision).weight.element;
   if (d.strategy == recipe::Strategy::fsdp2) {  // its own settings, not `overlap`, decide
     o.defer_reduce = d.defer_fsdp_grad_sync;
     const bool reshard = d.reshard_after_forward.value_or(d.pp_size == 1);
-    o.gather = {.reshard_after_forward = reshard,
-                .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
-                                       ? d.moe.reshard_after_forward.value_or(reshard)
-                                       : reshard,
-                .forward_prefetch = d.fsdp2_forward_prefetch_depth,
-                .backward_prefetch = d.fsdp2_backward_prefetch_depth,
-                .passes_pair = passes_pair(s)};
+    o.gather = with_registration(
+        {.reshard_after_forward = reshard,
+         .reshard_experts = l.ep > 1 && (d.pp_size == 1 || d.reshard_after_forward)
+                                ? d.moe.reshard_after_forward.value_or(reshard)
+                                : reshard,
+         .forward_prefetch = d.fsdp2_forward_prefetch_depth,
+         .backward_prefetch = d.fsdp2_backward_prefetch_depth,
+         .passes_pair = passes_pair(s)});
     return o;
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;
@@ -113,7 +118,7 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, cons
   }
   o.defer_reduce = false;
   const int64_t ahead = overlap.overlap_param_gather ? 1 : 0;
-  o.gather = {.forward_prefetch = ahead, .backward_prefetch = ahead};
+  o.gather = with_registration({.forward_prefetch = ahead, .backward_prefetch = ahead});
   return o;
 }
 
@@ -149,12 +154,6 @@ void explain_pairs(RunPlan& plan) {
   for (OverlapRow& row : plan.overlap.table)
     if (row.field == "comm_overlap.fine_grained_1f1b")
       row.reason += "; in these groups no computation waits for a gradient";
-}
-
-int64_t logits_rows_of(const Recipe& r, const Layout& l, int64_t vocab) {
-  const int64_t T = l.micro_batch * sample_length(r) / l.cp,
-                columns = padded_vocab(vocab, l.tp) / l.tp;
-  return logits_rows(T, columns, logits_bytes(r.train.device));
 }
 
 // Fills the fields of the plan that each follow from one section of the recipe.
@@ -213,10 +212,11 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
       plan.model.tied_embeddings &&
       plan.schedule.rank_of(0) == plan.schedule.rank_of(plan.schedule.stages - 1);
   plan.text = plan_text(r, plan, vocab);
-  if (vocab > 0) plan.logits_rows = logits_rows_of(r, layout, vocab);
+  if (vocab > 0) resolve_logits_rows(r, plan);
   if (expert_bytes_per_step(plan) > 0) plan.pass_costs = pass_costs(r, plan);
   if (plan.overlap.overlap_moe_expert_parallel_comm) plan.pipeline.pair_costs = plan.pass_costs;
   resolve_cheap_recompute(r, plan);
+  if (vocab > 0) plan.text.logits = logits_text(r, plan);
   return plan;
 }
 

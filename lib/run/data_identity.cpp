@@ -8,6 +8,7 @@
 
 #include "base/content_hash.h"
 #include "base/error.h"
+#include "base/hub_cache.h"
 #include "base/log.h"
 #include "base/strings.h"
 #include "interchange/hf_folder.h"
@@ -119,7 +120,7 @@ DataIdentity::DataIdentity(const RunPlan& plan) {
     }
   };
   add_optional(kTokenizer, data.tokenizer.path.value_or(""), content_of_tokenizer);
-  add_optional(kModel, plan.folders.weights_from, [&](const fs::path& folder) {
+  add_optional(kModel, hub_model_folder(plan.folders.weights_from), [&](const fs::path& folder) {
     return content_of_model(folder, plan.folders.ignore_keys);
   });
 }

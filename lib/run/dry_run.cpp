@@ -88,11 +88,12 @@ int64_t layers_of(const plan::Layout& l, const std::vector<int64_t>& stages) {
 // Returns a line per pipeline rank; for more than 8, only the first, the fullest and the last.
 std::string memory_table(const RunPlan& plan, int width) {
   const plan::Layout& l = plan.layout;
-  const bool on_gpu = plan.fullest().workspace > 0;
+  const bool on_gpu = plan.fullest().workspace > 0, by_nccl = plan.fullest().nccl > 0;
   std::vector<TableColumn> columns{{"pp rank", 9, kLeft}, {"layers", 7},  {"size", 8},
                                    {"params", 10},        {"grads", 10},  {"optimizer", 10},
                                    {"activations", 12},   {"logits", 10}, {"buffers", 10}};
   if (on_gpu) columns.push_back({"workspace", 11});
+  if (by_nccl) columns.push_back({"nccl", 10});
   columns.push_back({"total", 10});
   std::vector<Cells> rows;
   for (int64_t rank = 0; rank < l.pp; ++rank) {
@@ -103,10 +104,10 @@ std::string memory_table(const RunPlan& plan, int width) {
     Cells cells{std::to_string(rank),
                 std::to_string(layers_of(l, stages_of_rank(plan.schedule_shape, rank))),
                 human_count(m.parameters)};
-    for (const auto bytes :
-         {m.params, m.grads, m.optimizer, m.activations, m.logits, m.buffers, m.workspace})
+    for (const auto bytes : {m.params, m.grads, m.optimizer, m.activations, m.logits, m.buffers})
       cells.push_back(human_bytes(bytes));
-    if (!on_gpu) cells.pop_back();
+    if (on_gpu) cells.push_back(human_bytes(m.workspace));
+    if (by_nccl) cells.push_back(human_bytes(m.nccl));
     cells.push_back(human_bytes(m.total()));
     rows.push_back(std::move(cells));
   }
@@ -118,10 +119,16 @@ std::string memory_table(const RunPlan& plan, int width) {
         "distributed.defer_fsdp_grad_sync=false, a rank keeps only its shard, and communicates in "
         "every micro-batch\n",
         width);
+  if (!plan.text.logits.empty()) out += wrap_words("logits: " + plan.text.logits + "\n", width);
   if (on_gpu)
     out += wrap_words(
         "workspace: temporary memory of kernels; cuDNN's part is what its engines for Hopper "
         "need\n",
+        width);
+  if (by_nccl)
+    out += wrap_words(
+        "nccl: what NCCL keeps for the groups of a rank, an estimate from its defaults; groups of "
+        "one stream share\n",
         width);
   return out;
 }
@@ -204,6 +211,32 @@ std::string estimates_text(const schedule::PassCosts& costs) {
   return text;
 }
 
+// Returns "0.31 s" or "3 min 10 s"; long times in hours alone.
+std::string save_duration(double seconds) {
+  constexpr double kHour = 3600, kLong = 100;
+  if (seconds < 9.95) return fmt::format("{:.2g} s", seconds);
+  return seconds < kLong * kHour ? human_duration(seconds)
+                                 : fmt::format("{:.0f} h", seconds / kHour);
+}
+
+// Describes a checkpoint: its size, the time of a save, and how often to save.
+std::string checkpoint_text(const RunPlan& plan, const plan::SaveHardware& hardware) {
+  const plan::CheckpointCost cost = checkpoint_cost(plan, hardware);
+  std::string text = human_bytes(cost.bytes);
+  if (!cost.seconds)
+    return text +
+           "; with hardware.disk_gbps and hardware.mtbf_hours also the time of a save, and "
+           "how often to save";
+  text += fmt::format("; a save takes {} at {:.3g} GB/s", save_duration(*cost.seconds),
+                      *hardware.disk_bytes_per_s * 1e-9);
+  if (!cost.interval_s) return text + "; with hardware.mtbf_hours also how often to save";
+  return text + fmt::format(
+                    "; saving every {} of training loses least, {:.2g} % of the time, if one of "
+                    "{} node{} fails every {}",
+                    save_duration(*cost.interval_s), 100 * cost.lost, cost.nodes,
+                    cost.nodes == 1 ? "" : "s", save_duration(*cost.mtbf_s));
+}
+
 // Explains a number of ranks that the user did not give.
 std::string fewest_text(const RunPlan& plan, const std::string& fit) {
   const plan::Layout& l = plan.layout;
@@ -231,6 +264,7 @@ std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
   if (const std::string epochs = epochs_text(plan.train); !epochs.empty())
     rows.push_back({"steps", epochs});
   rows.push_back({"layout", layout_text(plan)});
+  if (plan.checkpoint.saves()) rows.push_back({"checkpoint", checkpoint_text(plan, options.disks)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
   for (const std::string& line : options.advice) rows.push_back({"advice", line});
   const double sent = plan::expert_bytes_per_step(plan);

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/checkpoint_cost.h"
 #include "plan/run_plan.h"
 
 namespace mtrain::run {
@@ -13,6 +14,7 @@ struct DryRunOptions {
   bool fewest_ranks = false;  // the user gave no number of ranks: it is the smallest that fits
   std::string device = {}, fit = {};     // plan/device_text.h; empty: not printed
   std::vector<std::string> advice = {};  // plan/sizing_guide.h
+  plan::SaveHardware disks = {};         // for the time of a save
 };
 
 // Returns a report on the plan, whose vocabulary must be known. Takes milliseconds for any size of

@@ -25,8 +25,11 @@ std::unique_ptr<Device> open_device(const plan::DevicePlan& plan, const launch::
                        .compute_slowdown = plan.compute_slowdown,
                        .norm_sm_margin = plan.norm_sm_margin,
                        .gemm_sm_margin = plan.gemm_sm_margin,
+                       .dependent_launch = plan.dependent_launch,
                        .fixed_attention_order = plan.deterministic,
-                       .own_attention = plan.own_attention});
+                       .own_attention = plan.own_attention,
+                       .own_grouped_gemm = plan.own_grouped_gemm,
+                       .nvtx = plan.nvtx});
 }
 
 comm::TokenSource token_source(const launch::Job& job, const std::filesystem::path& shared) {

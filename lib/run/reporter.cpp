@@ -74,8 +74,7 @@ void Reporter::start() {
 }
 
 void Reporter::step(const train::StepStats& s) {
-  const auto now = Clock::now();
-  const double step_s = seconds(now - last_), rate = double(s.tokens) / step_s;
+  const double step_s = seconds(s.ended - last_), rate = double(s.tokens) / step_s;
   const double flops = trainer_.plan().token_cost.flops(s.mean_document_length);
   const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
                                      : observe::StepProgress::kUnknown;
@@ -86,7 +85,7 @@ void Reporter::step(const train::StepStats& s) {
         "measured too low, so such steps have no MFU",
         s.step, rate * flops * 1e-9, peak_flops_ * trainer_.world().size() * 1e-9));
   }
-  last_ = now;
+  last_ = s.ended;
   tokens_ += s.tokens;
   ++steps_;
   const plan::TrainOptions& train = trainer_.plan().train;
@@ -120,6 +119,7 @@ void Reporter::step(const train::StepStats& s) {
       {"memory_peak", memory.total().peak},
       {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak}};
+  if (failed_saves_ > 0) metrics.push_back({"checkpoint.failed_saves", failed_saves_});
   if (scaled) {
     metrics.push_back({"loss_scale", s.loss_scale});
     metrics.push_back({"skipped", int64_t(s.overflowed)});
@@ -177,7 +177,8 @@ void Reporter::add_communication(std::vector<observe::Metric>& metrics,
 }
 
 void Reporter::time_step(int64_t n) {
-  const bool timed = times_all_ || observe::samples_step(n, trainer_.plan().train.log_every);
+  const plan::TrainOptions& train = trainer_.plan().train;
+  const bool timed = times_all_ || observe::samples_step(n, train.log_every, train.time_every);
   // At each timed step: a GPU then measures from a new origin.
   if (timed || timed_) trainer_.device().set_timing_sink(timed ? sinks_.get() : nullptr);
   timed_ = timed;
@@ -190,6 +191,11 @@ void Reporter::validation(double loss, int64_t samples, bool best) {
       "step {}: validation loss {:.4f} nats per token (perplexity {:.2f}) over {} samples{}",
       trainer_.steps_done(), loss, std::exp(loss), samples,
       best ? " (best so far, kept as best)" : ""));
+  begin_step();
+}
+
+void Reporter::save_failed() {
+  ++failed_saves_;
   begin_step();
 }
 

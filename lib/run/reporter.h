@@ -39,6 +39,7 @@ class Reporter {
   void step(const train::StepStats& stats);  // the line and the metrics of a step
   // `best`: the loss is lower than the losses of all saved steps.
   void validation(double loss, int64_t samples, bool best);
+  void save_failed();                  // counts a checkpoint that could not be saved
   void note(const std::string& text);  // prints lines
   void finish();                       // prints the closing lines and the profile
 
@@ -61,8 +62,8 @@ class Reporter {
   std::unique_ptr<observe::Profile> profile_, warm_profile_;
   std::unique_ptr<observe::TeeSink> sinks_;
   Clock::time_point started_, last_;
-  // The steps, tokens and communication of this process.
-  int64_t steps_ = 0, tokens_ = 0;
+  // The steps, tokens, failed saves and communication of this process.
+  int64_t steps_ = 0, tokens_ = 0, failed_saves_ = 0;
   bool times_all_ = false, timed_ = true;   // whether all steps are timed, and the current one
   int64_t timed_steps_ = 0, timed_ns_ = 0;  // timed steps after the warm-up, and their time
   observe::Exposure::ByKind communication_;

@@ -1,6 +1,7 @@
 #include "run/run.h"
 
 #include <chrono>
+#include <exception>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "interchange/model_source.h"
 #include "launch/end_signals.h"
 #include "launch/error_file.h"
+#include "observe/exposure.h"
 #include "observe/progress.h"
 #include "plan/saved_recipe.h"
 #include "run/bf16_choice.h"
@@ -23,6 +25,7 @@
 #include "run/data_identity.h"
 #include "run/early_end.h"
 #include "run/fault_injection.h"
+#include "run/folder_probe.h"
 #include "run/folder_watch.h"
 #include "run/gemm_choice.h"
 #include "run/open_device.h"
@@ -33,6 +36,10 @@
 #include "run/run_lock.h"
 #include "run/run_log.h"
 #include "run/run_trace.h"
+#include "run/save_failures.h"
+#include "run/start_choice.h"
+#include "storage/damaged_checkpoint.h"
+#include "storage/read_mark.h"
 #include "train/build_trainer.h"
 #include "train/data_setup.h"
 
@@ -45,15 +52,15 @@ class Training {
  public:
   // Rank 0 has the screen, the lock, and the checkpoint from which the run starts, if there is one.
   Training(const RunPlan& plan, const RunOptions& options, comm::World world,
-           observe::ProgressLine* screen, RunLock* lock,
-           std::optional<storage::CheckpointRef> start)
+           observe::ProgressLine* screen, RunLock* lock, ClaimedStart claimed)
       : plan_(plan),
         job_(options.job),
         report_{.profile = options.profile, .verbose = options.verbose},
         continue_command_(options.continue_command),
         screen_(screen),
         lock_(lock),
-        start_(std::move(start)),
+        claimed_(std::move(claimed)),
+        save_failures_(plan.checkpoint.stop_on_error),
         device_(open_device(plan.device, options.job)),
         ids_(train::id_check(plan.dataset.tokenizer, plan.model.vocab)),
         data_(train::open_training_data(plan.dataset, ids_)),
@@ -110,13 +117,16 @@ class Training {
     auto tuner = gemm_tuner(*device_, plan_);  // exists until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
+    const int64_t first = trainer_.steps_done();
+    profiled_ = trainer_.control().any(report_.profile);
     report_progress();
     std::string end = asked_to_end();  // why the run ends early; empty while it continues
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       early_end_->at(Doing::step, trainer_.steps_done() + 1);
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
-      const train::StepStats stats = trainer_.step();
+      const train::StepStats stats =
+          trainer_.step(may_run_ahead(trainer_.steps_done() + 1 - first));
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
       if (tuner && trainer_.steps_done() < plan_.train.steps) choose(std::exchange(tuner, nullptr));
@@ -129,7 +139,7 @@ class Training {
       const bool last = step == plan_.train.steps, saves = due(plan_.checkpoint.every_steps, step);
       if (last ? plan_.checkpoint.keep_best > 0 : due(plan_.validation.every_steps, step))
         evaluate();
-      if (saves || new_best_) save();
+      if (saves || new_best_) save(last && !plan_.checkpoint.at_end);
       if (consolidated_) note(consolidated_->take_note());
       if (folder_) folder_->check();
       if (fault_) fault_->after_step(step);
@@ -145,7 +155,7 @@ class Training {
     early_end_->at(Doing::ending, trainer_.steps_done());
     // The checkpoint of a best step is saved again if it has no loss, as one from an earlier start.
     const bool saved = saved_ == trainer_.steps_done() && (!new_best_ || saved_loss_);
-    if ((plan_.checkpoint.at_end || new_best_) && !saved) save();
+    if ((plan_.checkpoint.at_end || new_best_) && !saved) save(/*last=*/true);
     if (consolidated_) finish_consolidated();
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
@@ -159,6 +169,24 @@ class Training {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     note(fmt::format("algorithms of GEMMs chosen in {:.1f} s", took.count()));
     if (trainer_.graphs()) trainer_.graphs()->hold(false);
+  }
+
+  // Returns whether the next step may begin before the result of the current one is known; `n`
+  // counts the steps of this start. All ranks decide alike. No step runs ahead of a save or an
+  // evaluation, and none if one of the two is observed: what is measured is then work of a single
+  // step.
+  bool may_run_ahead(int64_t n) {
+    const plan::TrainOptions& t = plan_.train;
+    const int64_t step = trainer_.steps_done() + 1;
+    const auto timed = [&](int64_t k) {
+      return trainer_.world().size() > 1 && observe::samples_step(k, t.log_every, t.time_every);
+    };
+    const bool observed = profiled_ || plan_.debug.trace || timed(n) || timed(n + 1) ||
+                          plan_.debug.fault.moment != plan::FaultOptions::Moment::none;
+    const bool pauses = due(plan_.checkpoint.every_steps, step) ||
+                        (validation_ && due(plan_.validation.every_steps, step)) ||
+                        (t.exit_interval && due(*t.exit_interval, step));
+    return n > 1 && !observed && !pauses;
   }
 
   // Returns why the run ends after this step; empty if it continues. All ranks agree whether it
@@ -241,10 +269,9 @@ class Training {
 
   void agree_on_start() {
     all_ranks_here();  // rank 0 has the lock: an earlier attempt no longer writes
-    if (!lock_) start_ = claim_run_folder(plan_.folders, job_);
-    require_same(
-        "checkpoint to continue from",
-        start_ ? fmt::format("{} (step {})", start_->path.string(), start_->step) : "none");
+    start_choice_.emplace(trainer_.control(), plan_.folders, job_, lock_,
+                          patience_for_files(plan_.comm.timeout_s));
+    start_ = start_choice_->agree(std::move(claimed_));
     if (plan_.train.epochs)
       require_same("number of steps in train.epochs", std::to_string(plan_.train.steps));
   }
@@ -289,11 +316,12 @@ class Training {
     require_same_files();
     require_same_exchange_order(trainer_.control(), plan_);
     if (reporter_) make_folders();
+    if (plan_.checkpoint.saves())
+      require_shared_folder(trainer_.control(), job_, plan_.folders.checkpoint_dir,
+                            patience_for_files(plan_.comm.timeout_s));
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
-      if (reporter_) interchange::report_checkpoint(start_->path);
-      note(resume_run(trainer_, start_->path, identity_ ? &*identity_ : nullptr, shown()));
-      shown_no_more();
+      note(load_start());
       resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
       saved_ = trainer_.steps_done();
       if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
@@ -310,6 +338,9 @@ class Training {
         note(restart + "nothing is saved yet, starting at step 1");
       else if (plan_.folders.load == plan::FolderOptions::Load::latest)
         note("checkpoint.load=latest: nothing to continue from, starting at step 1");
+      else if (plan_.folders.load_or_start)
+        note(fmt::format("checkpoint.load={}: no checkpoint there, starting at step 1",
+                         plan_.folders.load_path));
     }
     const auto job_ids = trainer_.control().texts(job_.id);
     if (!reporter_) return;
@@ -318,6 +349,27 @@ class Training {
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.keep_best > 0) find_best();
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+  }
+
+  // Loads the checkpoint, or the one before it if it is damaged. Returns a note about the data.
+  std::string load_start() {
+    constexpr int kMostLoads = 8;
+    for (int loads = 1;; ++loads) {
+      if (reporter_) interchange::report_checkpoint(start_->path);
+      const storage::ReadMark reading(start_->path);
+      std::optional<storage::DamagedCheckpoint> damage;
+      try {
+        std::string about_data =
+            resume_run(trainer_, start_->path, identity_ ? &*identity_ : nullptr, shown());
+        shown_no_more();
+        return about_data;
+      } catch (const storage::DamagedCheckpoint& e) {  // on all ranks
+        damage = e;
+      }
+      shown_no_more();
+      if (loads == kMostLoads) throw *damage;
+      start_ = start_choice_->replace(*start_, *damage);
+    }
   }
 
   // Continues the ranking of an earlier start, which may have been killed before it made the link.
@@ -354,20 +406,34 @@ class Training {
     if (screen_) early_end_->progress(saved_, trainer_.steps_done(), own_checkpoint_);
   }
 
-  void save() {
+  // `last`: no later save of this run can replace it.
+  void save(bool last) {
     if (folder_) folder_->check();
     if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
     early_end_->at(Doing::save, trainer_.steps_done());
     const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
     const auto fault = fault_ ? fault_->in_save(trainer_.steps_done()) : nullptr;
+    std::exception_ptr lost;  // the folder, or the data, are no longer those of this run
     const auto on_commit = [&](std::string_view step_of_commit) {
-      if (step_of_commit == "rename") require_ours();
+      try {
+        if (step_of_commit == "rename") require_ours();
+      } catch (...) {
+        lost = std::current_exception();
+        throw;
+      }
       if (fault) fault(step_of_commit);
     };
     saved_loss_ = evaluated_.step == trainer_.steps_done();
-    own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
-                               identity_ ? &*identity_ : nullptr, shown(),
-                               saved_loss_ ? evaluated_.result : ValidationResult());
+    try {
+      own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
+                                 identity_ ? &*identity_ : nullptr, shown(),
+                                 saved_loss_ ? evaluated_.result : ValidationResult(),
+                                 {.id = job_.id, .attempt = job_.restarts});
+    } catch (const checkpoint::SaveError& e) {  // on all ranks
+      if (lost) std::rethrow_exception(lost);
+      return save_failed(e, last);
+    }
+    save_failures_.saved();
     saved_ = trainer_.steps_done();
     if (saved_loss_) lowest_saved_ = std::min(lowest_saved_, evaluated_.result.loss);
     new_best_ = false;
@@ -375,6 +441,16 @@ class Training {
     shown_no_more();
     note(fmt::format("saved {}", own_checkpoint_.string()));
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+  }
+
+  void save_failed(const checkpoint::SaveError& error, bool last) {
+    shown_no_more();
+    saved_loss_ = new_best_ = false;
+    const std::string line =
+        save_failures_.failed(error, trainer_.steps_done(), last, own_checkpoint_.string());
+    if (!reporter_) return;
+    log::warn(line);
+    reporter_->save_failed();
   }
 
   // Throws RunError on rank 0 if another run has taken the folder, or the data differ.
@@ -411,13 +487,16 @@ class Training {
   const std::string continue_command_;
   observe::ProgressLine* screen_;  // null on all ranks but rank 0, like lock_
   RunLock* lock_;
+  ClaimedStart claimed_;  // on rank 0, until all ranks have agreed on start_
   std::optional<storage::CheckpointRef> start_;
+  SaveFailures save_failures_;
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;
   std::shared_ptr<const data::Dataset> data_;
   std::shared_ptr<const data::Dataset> validation_data_;  // null if the recipe names none
   train::Trainer trainer_;
   std::optional<data::ValidationLoader> validation_;
+  std::optional<StartChoice> start_choice_;
   std::optional<EarlyEnd> early_end_;
   std::optional<RunTrace> trace_;
   std::optional<FaultInjection> fault_;
@@ -425,6 +504,7 @@ class Training {
   std::optional<FolderWatch> folder_;
   std::optional<ConsolidatedWriter> consolidated_;
   std::optional<DataIdentity> identity_;  // set on the first rank of each host
+  bool profiled_ = false;                 // a rank prints the time of each operation
   bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the run's initial checkpoint
   bool warned_of_bytes_ = false;
   struct Evaluated {
@@ -463,12 +543,12 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
     }
     // Other ranks read the folder after rank 0 has the lock: it may have to wait for an earlier
     // attempt.
-    std::optional<storage::CheckpointRef> start;
+    ClaimedStart start;
     if (lock) {
       // The log gets all later errors, and the error of a run that cannot continue from its
       // checkpoint. This run writes no line into the folder of another run.
       try {
-        start = claim_run_folder(meeting.folders, options.job);
+        start = claim_start(meeting.folders, options.job);
       } catch (const RunError&) {
         const bool own =
             meeting.folders.load == plan::FolderOptions::Load::latest || options.job.restarts > 0;

@@ -31,12 +31,15 @@ checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity&
 std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit,
                                bool exceeds_bytes, const DataIdentity* data,
-                               const ShowActivity& show, const ValidationResult& evaluation) {
+                               const ShowActivity& show, const ValidationResult& evaluation,
+                               const storage::SavingJob& job) {
   const plan::CheckpointOptions& c = t.plan().checkpoint;
-  checkpoint::SaveOptions options{.root = root,
-                                  .keep = {.newest = int(c.keep), .best = int(c.keep_best)},
-                                  .recipe = t.plan().text.recipe_with_origins,
-                                  .on_commit = on_commit};
+  checkpoint::SaveOptions options{
+      .root = root,
+      .keep = {.newest = int(c.keep), .best = int(c.keep_best), .every = c.keep_every},
+      .job = job,
+      .recipe = t.plan().text.recipe_with_origins,
+      .on_commit = on_commit};
   if (exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
   if (std::isfinite(evaluation.loss)) {
     options.state.set(storage::kValidationLoss, fmt::format("{}", evaluation.loss));

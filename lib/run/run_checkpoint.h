@@ -25,12 +25,14 @@ struct ValidationResult {
 // writes, and on rank 0 before each step of the commit. `exceeds_bytes` is the future result of
 // interchange::exceeds_bytes() for it. `data` of rank 0, which may be null, describes the contents
 // of the data. `evaluation` is the result for these weights, if they were evaluated. All ranks must
-// call it; rank 0 returns the checkpoint's path, the others an empty path.
+// call it; rank 0 returns the checkpoint's path, the others an empty path. Throws
+// checkpoint::SaveError on all ranks.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {},
                                bool exceeds_bytes = false, const DataIdentity* data = nullptr,
                                const ShowActivity& show = {},
-                               const ValidationResult& evaluation = {});
+                               const ValidationResult& evaluation = {},
+                               const storage::SavingJob& job = {});
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,

@@ -61,13 +61,27 @@ bool is_own_run(const plan::FolderOptions& f, const storage::CheckpointRef& star
       f.run_dir);
 }
 
+// Returns the newest checkpoint of this run. Throws DamagedStart if it is damaged, and a sound one
+// of the run is before it.
+std::optional<storage::CheckpointRef> newest_own(const plan::FolderOptions& f) {
+  try {
+    return storage::find_latest(f.checkpoint_dir);
+  } catch (const storage::DamagedCheckpoint& e) {
+    if (const auto before = storage::newest_sound(f.checkpoint_dir);
+        before && before->path != e.checkpoint() && is_own_run(f, *before))
+      throw DamagedStart(e);
+    throw;
+  }
+}
+
 std::optional<storage::CheckpointRef> find_start(const plan::FolderOptions& f) {
   switch (f.load) {
     case Load::none: return std::nullopt;
-    case Load::latest: return storage::find_latest(f.checkpoint_dir);
+    case Load::latest: return newest_own(f);
     case Load::path: break;
   }
   if (auto ref = interchange::locate_start(f.load_path, f.checkpoint_dir)) return ref;
+  if (f.load_or_start) return std::nullopt;
   if (f.load_path == "best")
     throw UserError(
         fmt::format("checkpoint.load: {} has no best checkpoint", f.checkpoint_dir),
@@ -102,7 +116,7 @@ std::optional<EarlierStart> find_earlier_start(const plan::FolderOptions& f,
 // later step, the job has saved something.
 std::optional<storage::CheckpointRef> find_restart(const plan::FolderOptions& f,
                                                    const EarlierStart& earlier) {
-  const auto newest = storage::find_latest(f.checkpoint_dir);
+  const auto newest = newest_own(f);
   // That checkpoint may be deleted or partly deleted by now, since a run deletes its old
   // checkpoints.
   std::optional<storage::CheckpointRef> from;
@@ -117,18 +131,9 @@ std::optional<storage::CheckpointRef> find_restart(const plan::FolderOptions& f,
   return saved_nothing ? from : newest;
 }
 
-fs::path free_name(const fs::path& path) {
-  fs::path name = path;
-  name += ".abandoned";
-  std::error_code error;
-  for (int n = 2; fs::exists(name, error); ++n)
-    name = fmt::format("{}.abandoned-{}", path.string(), n);
-  return name;
-}
-
 // Renames `path` to a free name, or copies it there. Returns a line about it for the log.
 std::string put_aside(const fs::path& path, bool copy = false) {
-  const fs::path to = free_name(path);
+  const fs::path to = storage::free_name(path, ".abandoned");
   std::error_code error;
   if (copy)
     fs::copy_file(path, to, error);
@@ -158,7 +163,8 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
                                 start->path.string()),
                     "give the train.run_dir of the checkpoint's run, or " + another);
   const auto old = storage::find_latest(f.checkpoint_dir);
-  const bool repeat = f.load == Load::latest;  // may repeat a run that has saved nothing
+  // These may repeat a run that has saved nothing.
+  const bool repeat = f.load == Load::latest || f.load_or_start;
   if (!old && (repeat || !has_metrics(f))) return start;
   const bool inside = same_folder(f.checkpoint_dir, fs::path(run) / "checkpoints");
   const std::string holds =
@@ -174,6 +180,18 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
                     another));
   throw UserError(holds, fmt::format("{} it with checkpoint.load=latest, or start another with {}",
                                      old ? "continue" : "repeat", another));
+}
+
+std::optional<DamagedStart> replaceable(const plan::FolderOptions& f, const launch::Job& job,
+                                        const storage::CheckpointRef& start,
+                                        const storage::DamagedCheckpoint& damage) {
+  if (!is_own_checkpoint(f, start) || (f.load != Load::latest && job.restarts == 0)) return {};
+  std::optional<storage::CheckpointRef> before;
+  for (const storage::CheckpointRef& ref : storage::list_complete(f.checkpoint_dir))
+    if (ref.step < start.step) before = ref;
+  const bool newest = storage::checkpoints_after(f.checkpoint_dir, start.step).empty();
+  return newest && before && is_own_run(f, *before) ? std::optional(DamagedStart(damage))
+                                                    : std::nullopt;
 }
 
 void make_run_folder(const plan::FolderOptions& f) {

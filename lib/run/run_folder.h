@@ -9,15 +9,31 @@
 #include "launch/job.h"
 #include "plan/options/train_options.h"
 #include "storage/checkpoint_dir.h"
+#include "storage/damaged_checkpoint.h"
 
 namespace mtrain::run {
+
+// The newest checkpoint of this run is damaged. The run may set it aside, and start from the one
+// before it, once all ranks confirm the damage.
+class DamagedStart : public storage::DamagedCheckpoint {
+ public:
+  explicit DamagedStart(const storage::DamagedCheckpoint& e) : DamagedCheckpoint(e) {}
+  const std::string& what_is_wrong() const { return message(); }
+};
 
 // Returns the checkpoint that a run starts from: the one of checkpoint.load, or nothing for a new
 // run. A restarted job continues from the newest checkpoint that it has saved itself; if it has
 // saved none, it starts as it did the first time. Throws UserError if the run folder or the folder
-// of checkpoints holds the files of another run. Changes nothing.
+// of checkpoints holds the files of another run. Throws DamagedStart instead of the newest
+// checkpoint of checkpoint.load=latest, or of a restarted job. Changes nothing.
 std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions& folders,
                                                        const launch::Job& job);
+
+// Returns the damage as a DamagedStart if it showed while `start` was loaded, and the run may set
+// the checkpoint aside.
+std::optional<DamagedStart> replaceable(const plan::FolderOptions& folders, const launch::Job& job,
+                                        const storage::CheckpointRef& start,
+                                        const storage::DamagedCheckpoint& damage);
 
 // Returns whether the checkpoint that a run starts from is in the folder to which the run saves.
 bool is_own_checkpoint(const plan::FolderOptions& folders, const storage::CheckpointRef& start);

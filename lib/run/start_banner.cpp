@@ -56,6 +56,7 @@ std::string memory_text(const RunPlan& plan, double device) {
                       human_bytes(m.activations + m.logits));
   if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
   if (m.workspace > 0) text += ", workspace " + human_bytes(m.workspace);
+  if (m.nccl > 0) text += ", NCCL about " + human_bytes(m.nccl);
   if (m.per_tenth_of_rows > 0)
     text += fmt::format("; {} more for each 10 % of rows above the mean of ep's ranks",
                         human_bytes(m.per_tenth_of_rows));
@@ -181,14 +182,16 @@ std::string trained_text(const RunPlan& plan, const RunStart& start) {
   return fmt::format("all {} parameters, {}", human_count(plan.parameters.total()), weights);
 }
 
-// Returns which checkpoints are kept; empty if this does not depend on validation.
-std::string best_text(const plan::CheckpointOptions& c) {
-  if (c.keep_best == 0) return "";
-  if (c.keep == 0) return "all are kept; `best` points to the one with the lowest validation loss";
-  return fmt::format(
-      "the {} newest and the {} with the lowest validation loss are kept; `best` points to the "
-      "lowest",
-      c.keep, c.keep_best);
+// Returns which checkpoints are kept; empty if these are the newest, or all.
+std::string kept_text(const plan::CheckpointOptions& c) {
+  const char* pointed = "; `best` points to the one with the lowest validation loss";
+  if (c.keep == 0) return c.keep_best == 0 ? "" : std::string("all are kept") + pointed;
+  if (!c.saves() || (c.keep_best == 0 && c.keep_every == 0)) return "";
+  std::string text = fmt::format("the {} newest", c.keep);
+  if (c.keep_every > 0) text += fmt::format(", multiples of step {}", c.keep_every);
+  if (c.keep_best == 0) return text + " are kept";
+  return text + fmt::format(" and the {} with the lowest validation loss are kept{}", c.keep_best,
+                            pointed);
 }
 
 std::string data_text(const RunPlan& plan, const RunStart& start) {
@@ -222,7 +225,7 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
                        : fmt::format("none left of {}", plan.train.steps),
                    plan.train.epochs ? fmt::format(" (train.epochs={:g})", *plan.train.epochs) : "",
                    human_count(tokens))});
-  if (const std::string kept = best_text(plan.checkpoint); !kept.empty())
+  if (const std::string kept = kept_text(plan.checkpoint); !kept.empty())
     rows.push_back({"checkpoints", kept});
   rows.push_back({"device", t.device().description()});
   if (ops::built_for_narrower_cpu(t.device()))

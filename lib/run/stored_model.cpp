@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/hub_cache.h"
 #include "base/log.h"
 #include "checkpoint/read_weights.h"
 #include "interchange/byte_tokenizer.h"
@@ -98,11 +99,14 @@ const data::Tokenizer& StoredModel::text_tokenizer() const {
   return *tokenizer;
 }
 
-StoredModel open_model(const fs::path& path, const plan::Machine& machine,
+StoredModel open_model(const fs::path& given, const plan::Machine& machine,
                        const std::string& tokenizer) {
+  if (const auto problem = hub_problem(given)) throw UserError(problem->message, problem->hint);
+  const fs::path path = hub_model_folder(given);
   StoredModel m;
   if (const auto found = interchange::locate_checkpoint(path)) {
     m.folder = found->path;
+    m.reading = std::make_shared<storage::ReadMark>(m.folder);
     m.recipe = checkpoint::saved_recipe(m.folder);
     m.fingerprint = open_checkpoint_tensors(m.folder, storage::TensorSet::weights)->fingerprint();
   } else if (has_foreign_model(path)) {

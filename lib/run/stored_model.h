@@ -10,6 +10,7 @@
 #include "data/tokenizer/tokenizer.h"
 #include "interchange/hf_source.h"
 #include "plan/saved_recipe.h"
+#include "storage/read_mark.h"
 #include "train/router_state.h"
 #include "train/trainer.h"
 
@@ -27,8 +28,9 @@ struct StoredModel {
   // Whether the recipe names no tokenizer, and the model was trained on ids beyond those of bytes.
   bool exceeds_bytes = false;
   std::shared_ptr<const interchange::HfSource> hugging_face;  // null for a checkpoint
-  std::string left_out;     // a sentence about tensors of the folder that are not read; or empty
-  std::string fingerprint;  // differs between models; ranks compare theirs
+  std::string left_out;  // a sentence about tensors of the folder that are not read; or empty
+  std::shared_ptr<const storage::ReadMark> reading;  // keeps the checkpoint from being deleted
+  std::string fingerprint;                           // differs between models; ranks compare theirs
 
   // Returns the longest sequence that the model supports: the length of its training samples, or
   // the number of its positions if that is larger.

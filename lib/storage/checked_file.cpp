@@ -16,9 +16,13 @@ namespace {
 // Threads of a rank read neighbouring parts of a tensor at the same time.
 constexpr size_t kKeptBlocks = 4;
 
+fs::path folder_of_file(const fs::path& file) {
+  return file.has_parent_path() ? file.parent_path() : fs::path(".");
+}
+
 // Returns the content of the file's .sums file; empty if there is none.
 std::string sums_of(const fs::path& file) {
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  const fs::path folder = folder_of_file(file);
   std::error_code error;
   if (fs::exists(manifest_path(folder), error) && is_ours(folder)) {
     const Manifest manifest = read_manifest(folder);
@@ -31,11 +35,16 @@ std::string sums_of(const fs::path& file) {
   return is_sums_text(text) ? text : "";
 }
 
+// Errors of opening a checkpoint's file are RunErrors.
+RandomAccessFile open_file(const fs::path& path) {
+  return is_ours(folder_of_file(path)) ? open_saved(path) : RandomAccessFile(path);
+}
+
 }  // namespace
 
 CheckedFile::CheckedFile(const fs::path& path) : CheckedFile(path, sums_of(path)) {}
 
-CheckedFile::CheckedFile(const fs::path& path, const std::string& sums) : file_(path) {
+CheckedFile::CheckedFile(const fs::path& path, const std::string& sums) : file_(open_file(path)) {
   if (sums.empty()) return;
   sums_.emplace(path, sums);
   content_ = content_hash(sums);

@@ -16,8 +16,8 @@ namespace mtrain::storage {
 // are read without checks. Several threads may read at the same time.
 class CheckedFile {
  public:
-  // Throws UserError if the file cannot be opened, RunError if its manifest or checksums are
-  // damaged or its size differs.
+  // Throws UserError if the file cannot be opened, RunError if it is one of a checkpoint. Throws
+  // DamagedFile if its manifest or checksums are damaged, or if its size differs.
   explicit CheckedFile(const std::filesystem::path& path);
   // The same with the content of the .sums file, which is not looked for; empty: without checks.
   CheckedFile(const std::filesystem::path& path, const std::string& sums);
@@ -26,8 +26,8 @@ class CheckedFile {
   int64_t size() const { return file_.size(); }
   // Returns a hash of the full content; empty for a file without checksums.
   const std::string& content() const { return content_; }
-  // Reads like RandomAccessFile::read(). Throws RunError, which names the file and the block of
-  // 4 MiB, if the bytes differ from those that were saved.
+  // Reads like RandomAccessFile::read(). Throws DamagedFile, which names the block of 4 MiB, if the
+  // bytes differ from those that were saved.
   void read(int64_t at, size_t bytes, void* to, std::string_view what) const;
 
  private:

@@ -12,13 +12,16 @@
 #include <system_error>
 #include <vector>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "storage/damaged_checkpoint.h"
 #include "storage/file_sums.h"
 #include "storage/manifest.h"
 #include "storage/new_folder.h"
+#include "storage/read_mark.h"
 #include "storage/state.h"
 
 namespace mtrain::storage {
@@ -26,9 +29,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kPrefix = "step-";
 constexpr const char *kLatest = "latest", *kBest = "best", *kState = "state.json";
-constexpr const char* kReplaced = ".old";  // ends the name of a folder that is being deleted
 
 const char* space_hint(int error) {
   return error == ENOSPC || error == EDQUOT || error == EFBIG
@@ -40,39 +41,6 @@ const char* space_hint(int error) {
                  space_hint(error));
 }
 
-std::optional<int64_t> parse_integer(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
-}
-
-std::string step_name(int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
-
-// Reads "step-00000120" as 120. Returns nothing for other names; their folders are never touched.
-std::optional<int64_t> parse_step(std::string_view name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const auto step = parse_integer(name.substr(kPrefix.size()));
-  return step && step_name(*step) == name ? step : std::nullopt;
-}
-
-// Returns the process that makes or deletes the folder "step-00000120.tmp-<pid>-<host>". Returns
-// nothing for other names, and for other hosts, since their processes cannot be looked up here.
-std::optional<int64_t> parse_owner(std::string_view name) {
-  const auto dot = name.find(".tmp-");
-  if (dot == std::string_view::npos || !parse_step(name.substr(0, dot))) return std::nullopt;
-  const std::string_view owner = name.substr(dot + 5);
-  const auto dash = owner.find('-');
-  if (dash == std::string_view::npos) return std::nullopt;
-  const std::string_view host = owner.substr(dash + 1);
-  if (host != host_name() && host != host_name() + kReplaced) return std::nullopt;
-  return parse_integer(owner.substr(0, dash));
-}
-
-fs::path temporary_name(const fs::path& root, int64_t step, const char* suffix = "") {
-  return root / fmt::format("{}.tmp-{}-{}{}", step_name(step), ::getpid(), host_name(), suffix);
-}
-
 // Returns the folders of checkpoints, sound or not, by their steps. Throws if the system cannot
 // list the folder: that must not look like an empty list.
 std::vector<CheckpointRef> list_folders(const fs::path& root) {
@@ -80,8 +48,8 @@ std::vector<CheckpointRef> list_folders(const fs::path& root) {
   std::error_code error;
   fs::directory_iterator it(root, error);
   for (const fs::directory_iterator end; !error && it != end; it.increment(error))
-    if (const auto step = parse_step(it->path().filename().string()))
-      found.push_back({it->path(), *step});
+    if (const int64_t step = parse_step(it->path().filename().string()); step >= 0)
+      found.push_back({it->path(), step});
   if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
     throw RunError(fmt::format("cannot list {}: {}", root.string(), error.message()),
                    "it may hold checkpoints: make it readable");
@@ -98,15 +66,24 @@ fs::path link_target(const fs::path& path) {
   return error ? path : name.parent_path() / target;
 }
 
+// Checks that a listed file exists. A file that cannot be looked at is not a missing one.
+void require_present(const fs::path& file) {
+  std::error_code error;
+  const fs::file_status status = fs::status(file, error);
+  if (status.type() == fs::file_type::not_found) throw missing_file(file);
+  if (error) throw RunError(fmt::format("cannot look at {}: {}", file.string(), error.message()));
+  if (!fs::is_regular_file(status)) throw damaged_file(file, "it is not a regular file");
+}
+
 // Checks the files of a folder whose manifest is sound.
 void check_files(const fs::path& folder, const Manifest& manifest) {
   std::error_code error;
   for (const auto& [name, bytes] : manifest.sizes) {
     if (name == kRecipeCopy) continue;
     const fs::path file = folder / name;
-    if (!fs::is_regular_file(file, error)) throw damaged_file(file, "it is missing");
+    require_present(file);
     const auto size = fs::file_size(file, error);
-    if (error) throw damaged_file(file, error.message());
+    if (error) throw RunError(fmt::format("cannot look at {}: {}", file.string(), error.message()));
     if (int64_t(size) != bytes)
       throw damaged_file(file, fmt::format("it has {} bytes and was saved with {}", size, bytes));
     if (!manifest.has_sums) continue;
@@ -115,10 +92,12 @@ void check_files(const fs::path& folder, const Manifest& manifest) {
   }
 }
 
+// Returns nothing for a folder that is not named as a checkpoint.
 std::optional<int64_t> named_step(const fs::path& folder) {
   std::error_code error;
   const fs::path whole = fs::weakly_canonical(folder, error);  // `folder` may end with a slash
-  return parse_step(whole.filename().string());
+  const int64_t step = parse_step(whole.filename().string());
+  return step < 0 ? std::nullopt : std::optional(step);
 }
 
 void check_step(const fs::path& folder, const Manifest& manifest) {
@@ -129,6 +108,7 @@ void check_step(const fs::path& folder, const Manifest& manifest) {
         manifest_path(folder),
         fmt::format("it is of step {}, but its folder is of step {}", manifest.step, *named));
   if (!fs::exists(folder / kState, error)) return;  // imported weights of earlier versions
+  read_saved(folder / kState);
   TrainState state;
   try {
     state = TrainState::load(folder / kState);
@@ -157,12 +137,6 @@ bool is_sound(const fs::path& folder) {
   }
 }
 
-std::vector<CheckpointRef> list_complete(const fs::path& root) {
-  std::vector<CheckpointRef> all = list_folders(root);
-  std::erase_if(all, [](const CheckpointRef& ref) { return !is_sound(ref.path); });
-  return all;
-}
-
 // Throws an error with hints how to continue if the newest checkpoint, the last of `all`, cannot be
 // read.
 [[noreturn]] void fail_newest(std::vector<CheckpointRef> all, const Error& error) {
@@ -175,9 +149,13 @@ std::vector<CheckpointRef> list_complete(const fs::path& root) {
           ? "there is no undamaged one before it: to start from scratch, set another train.run_dir"
           : fmt::format("or continue from the newest undamaged one with checkpoint.load={}",
                         sound->path.string());
-  throw RunError(
-      fmt::format("the newest checkpoint {} cannot be read: {}", damaged.string(), error.message()),
-      fmt::format("copy its files again from an intact source; {}. Nothing was changed", then));
+  const std::string message =
+      fmt::format("the newest checkpoint {} cannot be read: {}", damaged.string(), error.message());
+  const std::string hint =
+      fmt::format("copy its files again from an intact source; {}. Nothing was changed", then);
+  if (const auto* proven = dynamic_cast<const DamagedFile*>(&error))
+    throw DamagedCheckpoint(damaged, *proven, message, hint);
+  throw RunError(message, hint);
 }
 
 // Returns the name that the file `latest` holds; empty if there is no such file.
@@ -193,21 +171,14 @@ void remove_or_warn(const fs::path& folder) {
   if (error) log::warn(fmt::format("cannot delete {}: {}", folder.string(), error.message()));
 }
 
-// Removes the temporary folders that killed runs of this host have left. Folders of other living
-// processes may be in use, and are kept.
-void remove_stale_checkpoints(const fs::path& root) {
-  std::vector<fs::path> stale;
-  std::error_code error;
-  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
-    const auto owner = parse_owner(it->path().filename().string());
-    if (owner && (*owner == ::getpid() || !process_lives(*owner))) stale.push_back(it->path());
-  }
-  for (const auto& folder : stale) remove_or_warn(folder);
+// Removes what killed saves have left.
+void remove_stale_checkpoints(const fs::path& root, const SavingJob& job) {
+  for (const auto& folder : stale_temporaries(root, job)) remove_or_warn(folder);
   for (const char* name : {kLatest, kBest}) remove_stale_temporaries(root / name);
 }
 
 // Returns the finite validation loss that a sound checkpoint holds.
-std::optional<ScoredCheckpoint> validation_loss(const CheckpointRef& ref) {
+std::optional<ScoredCheckpoint> scored_by_loss(const CheckpointRef& ref) {
   std::error_code error;
   if (!fs::exists(ref.path / kState, error)) return std::nullopt;
   const TrainState state = TrainState::load(ref.path / kState);
@@ -227,7 +198,7 @@ std::optional<ScoredCheckpoint> validation_loss(const CheckpointRef& ref) {
 std::vector<ScoredCheckpoint> score(const std::vector<CheckpointRef>& sound) {
   std::vector<ScoredCheckpoint> scored;
   for (const CheckpointRef& ref : sound)
-    if (auto loss = validation_loss(ref)) scored.push_back(*std::move(loss));
+    if (auto loss = scored_by_loss(ref)) scored.push_back(*std::move(loss));
   if (scored.empty()) return scored;
   std::erase_if(scored, [samples = scored.back().samples](const ScoredCheckpoint& s) {
     return s.samples != samples;
@@ -240,7 +211,8 @@ std::vector<ScoredCheckpoint> score(const std::vector<CheckpointRef>& sound) {
 std::optional<int64_t> linked_step(const fs::path& root) {
   std::error_code error;
   const fs::path target = fs::read_symlink(root / kBest, error);
-  return error ? std::nullopt : parse_step(target.string());
+  const int64_t step = error ? -1 : parse_step(target.string());
+  return step < 0 ? std::nullopt : std::optional(step);
 }
 
 // Makes or replaces a link atomically. If the process is killed, remove_stale_temporaries() removes
@@ -260,21 +232,30 @@ void link_atomic(const fs::path& link, const std::string& target) {
 
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, KeepRule keep)
-    : root_(std::move(root)), step_(step), keep_(keep) {
-  MT_CHECK(step >= 0 && keep.newest >= 0 && keep.best >= 0, "step {}, keep {} and {}", step,
-           keep.newest, keep.best);
-  temporary_ = temporary_name(root_, step);
+std::vector<CheckpointRef> list_complete(const fs::path& root) {
+  std::vector<CheckpointRef> all = list_folders(root);
+  std::erase_if(all, [](const CheckpointRef& ref) { return !is_sound(ref.path); });
+  return all;
+}
+
+CheckpointWriter::CheckpointWriter(fs::path root, int64_t step, KeepRule keep, SavingJob job)
+    : root_(std::move(root)), step_(step), keep_(keep), job_(std::move(job)) {
+  MT_CHECK(step >= 0 && keep.newest >= 0 && keep.best >= 0 && keep.every >= 0,
+           "step {}, keep {}, {} and {}", step, keep.newest, keep.best, keep.every);
+  temporary_ = temporary_checkpoint(root_, step, job_);
   final_ = root_ / step_name(step);
   std::error_code error;
   make_folders(root_);
-  remove_stale_checkpoints(root_);  // first, since their space may be needed
+  remove_stale_checkpoints(root_, job_);  // first, since their space may be needed
   fs::create_directory(temporary_, error);
   if (error) fail("create", temporary_, error.value());
+  lease_.emplace(temporary_);
 }
 
 CheckpointWriter::~CheckpointWriter() {
-  if (!committed_) remove_or_warn(temporary_);
+  lease_.reset();
+  std::error_code error;
+  if (!committed_ && fs::exists(temporary_, error)) remove_or_warn(temporary_);
 }
 
 fs::path CheckpointWriter::commit() {
@@ -287,6 +268,7 @@ fs::path CheckpointWriter::commit() {
   step("sync");
   sync_tree(temporary_);
   step("rename");
+  lease_.reset();
   move_into_place();
   step("sync root");
   sync_directory(root_);
@@ -319,7 +301,7 @@ void CheckpointWriter::move_into_place() {
     return;
   }
   // The file system cannot swap: for a moment there is no checkpoint of this step.
-  const fs::path aside = temporary_name(root_, step_, kReplaced);
+  const fs::path aside = temporary_checkpoint(root_, step_, job_, kReplaced);
   if (::rename(final_.c_str(), aside.c_str()) != 0) fail("replace", final_, errno);
   if (::rename(temporary_.c_str(), final_.c_str()) != 0) {
     const int error = errno;
@@ -330,47 +312,68 @@ void CheckpointWriter::move_into_place() {
   remove_or_warn(aside);
 }
 
-std::set<int64_t> CheckpointWriter::steps_to_keep(const std::vector<CheckpointRef>& all) const {
-  std::set<int64_t> kept{step_};
-  if (const auto linked = linked_step(root_)) kept.insert(*linked);
-  const std::vector<ScoredCheckpoint> scored = score(all);
-  for (size_t i = 0; i < std::min(scored.size(), size_t(keep_.best)); ++i)
-    kept.insert(scored[i].checkpoint.step);
-  int newest = 1;  // this one
-  for (auto ref = all.rbegin(); ref != all.rend() && newest < keep_.newest; ++ref)
-    if (ref->step != step_) kept.insert(ref->step), ++newest;
-  return kept;
-}
-
 void CheckpointWriter::delete_old() const {
   if (keep_.newest > 0) {
     std::vector<CheckpointRef> all;
     std::set<int64_t> kept;
     try {
       all = list_complete(root_);
-      kept = steps_to_keep(all);
+      kept = steps_to_keep(retained_from(root_, all, step_), keep_);
     } catch (const Error& e) {  // the new checkpoint is in place
       all.clear();
       log::warn(fmt::format("old checkpoints are not deleted: {}", e.message()));
     }
-    for (const auto& old : all) {
-      if (kept.contains(old.step)) continue;
-      // The folder is renamed first: an interrupted deletion never leaves a part of a checkpoint
-      // under a checkpoint's name.
-      const fs::path doomed = temporary_name(root_, old.step, kReplaced);
-      if (::rename(old.path.c_str(), doomed.c_str()) == 0) {
-        step("delete one");
-        remove_or_warn(doomed);
-      } else {
-        log::warn(fmt::format("cannot delete {}: {}", old.path.string(), std::strerror(errno)));
-      }
-    }
+    for (const auto& old : all)
+      if (!kept.contains(old.step))
+        delete_checkpoint(root_, old, job_, [&] { step("delete one"); });
   }
-  remove_stale_checkpoints(root_);
+  remove_stale_checkpoints(root_, job_);
+}
+
+void delete_checkpoint(const fs::path& root, const CheckpointRef& old, const SavingJob& job,
+                       const std::function<void()>& renamed) {
+  // The folder is renamed first: an interrupted deletion never leaves a part of a checkpoint under
+  // a checkpoint's name.
+  const fs::path doomed = temporary_checkpoint(root, old.step, job, kReplaced);
+  if (::rename(old.path.c_str(), doomed.c_str()) == 0) {
+    if (renamed) renamed();
+    remove_or_warn(doomed);
+  } else {
+    log::warn(fmt::format("cannot delete {}: {}", old.path.string(), std::strerror(errno)));
+  }
+}
+
+RetainedFrom retained_from(const fs::path& root, const std::vector<CheckpointRef>& complete,
+                           std::optional<int64_t> saved) {
+  RetainedFrom from{.steps = {}, .ranking = {}, .pinned = {}, .saved = saved};
+  for (const ScoredCheckpoint& scored : score(complete))
+    from.ranking.push_back(scored.checkpoint.step);
+  for (const CheckpointRef& ref : complete) {
+    from.steps.push_back(ref.step);
+    if (is_being_read(ref.path)) from.pinned.insert(ref.step);
+  }
+  const NamedSteps named = named_steps(root);
+  for (const int64_t step : {named.latest, named.best})
+    if (step >= 0) from.pinned.insert(step);
+  return from;
+}
+
+std::optional<CheckpointRef> newest_sound(const fs::path& root) {
+  const std::vector<CheckpointRef> sound = list_complete(root);
+  return sound.empty() ? std::nullopt : std::optional(sound.back());
 }
 
 std::vector<ScoredCheckpoint> best_checkpoints(const fs::path& root) {
   return score(list_complete(root));
+}
+
+std::optional<double> validation_loss(const fs::path& checkpoint) {
+  const auto scored = scored_by_loss({checkpoint, 0});
+  return scored ? std::optional(scored->loss) : std::nullopt;
+}
+
+NamedSteps named_steps(const fs::path& root) {
+  return {.latest = parse_step(read_latest(root)), .best = linked_step(root).value_or(-1)};
 }
 
 bool has_best(const fs::path& root) { return linked_step(root).has_value(); }
@@ -424,7 +427,12 @@ std::optional<CheckpointRef> find_latest(const fs::path& root) {
   std::vector<CheckpointRef> all = list_folders(root);
   std::string named = read_latest(root);
   if (all.empty()) {
-    if (parse_step(named))
+    if (has_damaged(root))
+      throw RunError(fmt::format("every checkpoint in {} is damaged", root.string()),
+                     fmt::format("repair one and remove `.damaged` from its name; to start from "
+                                 "scratch, set another train.run_dir, or remove {}",
+                                 root.string()));
+    if (parse_step(named) >= 0)
       throw RunError(
           fmt::format("{} names {}, but there is no checkpoint", (root / kLatest).string(), named),
           fmt::format("restore the folder, or delete {} to start at step 1",
@@ -454,6 +462,14 @@ std::optional<CheckpointRef> find_latest(const fs::path& root) {
   return newest;
 }
 
+std::string identity_of(const fs::path& folder) {
+  try {
+    return content_hash(read_file(manifest_path(folder)));
+  } catch (const UserError&) {
+    return "";
+  }
+}
+
 std::vector<CheckpointRef> checkpoints_after(const fs::path& root, int64_t step) {
   auto all = list_folders(root);
   std::erase_if(all, [&](const CheckpointRef& ref) { return ref.step <= step; });
@@ -481,7 +497,7 @@ void require_writable(const fs::path& root, std::string_view field) {
     make_folders(root);
     // The same folder and file as in a save; remove_stale_checkpoints() removes them if the process
     // is killed.
-    const fs::path probe = temporary_name(root, 0);
+    const fs::path probe = temporary_checkpoint(root, 0, {});
     std::error_code error;
     fs::create_directory(probe, error);
     if (!error) write_file_atomic(probe / kManifest, "");

@@ -8,12 +8,14 @@
 #include <functional>
 #include <limits>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "storage/checkpoint_index.h"
+#include "storage/folder_lease.h"
+#include "storage/retention.h"
+#include "storage/temporary_checkpoint.h"
 
 namespace mtrain::storage {
 
@@ -22,18 +24,13 @@ struct CheckpointRef {
   int64_t step = 0;
 };
 
-// How many checkpoints are kept.
-struct KeepRule {
-  int newest = 0;  // 0: all
-  int best = 0;    // in addition those with the lowest validation loss; 0 does not change `best`
-};
-
 class CheckpointWriter {
  public:
-  // Makes the folder `<root>/step-<step>.tmp-<pid>-<host>/`, and `root` if it is missing. commit()
-  // keeps the checkpoints of `keep`, including its own, and the one that `best` names. Folders that
-  // cannot be read do not count and are not deleted. Throws RunError.
-  CheckpointWriter(std::filesystem::path root, int64_t step, KeepRule keep = {});
+  // Makes a temporary folder (temporary_checkpoint.h), and `root` if it is missing. commit() keeps
+  // the checkpoints of `keep`, including its own, and those that `best` names or a program reads.
+  // Folders that cannot be read do not count and are not deleted. Throws RunError.
+  CheckpointWriter(std::filesystem::path root, int64_t step, KeepRule keep = {},
+                   SavingJob job = {});
   ~CheckpointWriter();  // deletes the temporary folder unless commit() was called
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -61,12 +58,13 @@ class CheckpointWriter {
     if (hook_) hook_(name);
   }
   void move_into_place();
-  std::set<int64_t> steps_to_keep(const std::vector<CheckpointRef>& all) const;
   void delete_old() const;
 
   std::filesystem::path root_, temporary_, final_;
   int64_t step_;
   KeepRule keep_;
+  SavingJob job_;
+  std::optional<FolderLease> lease_;  // until the folder is renamed
   bool committed_ = false;
   std::optional<CheckpointIndex> index_;
   std::map<std::string, std::string> sums_;
@@ -77,7 +75,24 @@ class CheckpointWriter {
 // folder of a checkpoint, or does not exist. Warns if `root/latest` names another: a run may have
 // been killed before it wrote that file. Throws RunError, which names the file, if the newest
 // folder cannot be read: no run may silently resume from an older checkpoint or start from scratch.
+// It is a DamagedCheckpoint if a file's content is wrong. Throws RunError as well if all
+// checkpoints were set aside as damaged.
 std::optional<CheckpointRef> find_latest(const std::filesystem::path& root);
+
+// Returns the newest checkpoint whose small files and sizes are sound; nothing if there is none.
+std::optional<CheckpointRef> newest_sound(const std::filesystem::path& root);
+// Returns all such checkpoints, in the order of their steps.
+std::vector<CheckpointRef> list_complete(const std::filesystem::path& root);
+
+// Describes the complete checkpoints of a folder to steps_to_keep(). `saved` is the one just saved.
+RetainedFrom retained_from(const std::filesystem::path& root,
+                           const std::vector<CheckpointRef>& complete,
+                           std::optional<int64_t> saved = {});
+
+// Deletes a checkpoint. A process that is killed meanwhile leaves all of it, or a temporary folder.
+// Calls `renamed`, if given, when the folder has lost its name. Warns if it cannot be deleted.
+void delete_checkpoint(const std::filesystem::path& root, const CheckpointRef& checkpoint,
+                       const SavingJob& job = {}, const std::function<void()>& renamed = {});
 
 // Whether mtrain made the folder for a checkpoint, damaged or not. Its name, state.json, or its
 // manifest shows this.
@@ -89,6 +104,10 @@ bool is_ours(const std::filesystem::path& folder);
 // their bytes.
 std::optional<CheckpointRef> complete_checkpoint(const std::filesystem::path& folder);
 
+// Returns a hash that identifies the content of the checkpoint in `folder`, from its manifest;
+// empty if this cannot be read.
+std::string identity_of(const std::filesystem::path& folder);
+
 // Returns the folders of steps after `step`, in their order, whether they can be read or not.
 std::vector<CheckpointRef> checkpoints_after(const std::filesystem::path& root, int64_t step);
 
@@ -99,6 +118,15 @@ void set_latest(const std::filesystem::path& root, int64_t step);
 inline constexpr const char* kValidationLoss = "validation_loss";
 // The entry with the number of samples of that mean loss.
 inline constexpr const char* kValidationSamples = "validation_samples";
+
+// Returns the finite validation loss that a sound checkpoint holds; nothing if it has none.
+std::optional<double> validation_loss(const std::filesystem::path& checkpoint);
+
+// The steps that `latest` and `best` name; -1: none.
+struct NamedSteps {
+  int64_t latest = -1, best = -1;
+};
+NamedSteps named_steps(const std::filesystem::path& root);
 
 struct ScoredCheckpoint {
   CheckpointRef checkpoint;

@@ -226,7 +226,7 @@ CheckpointIndex parse_index(const fs::path& path, std::string_view text, const M
 
 CheckpointIndex read_index(const fs::path& folder, const Manifest& manifest) {
   const fs::path path = folder / kIndexJson;
-  const std::string text = read_file(path);
+  const std::string text = read_saved(path);
   check_own_checksum(path, text);
   return parse_index(path, text, manifest);
 }

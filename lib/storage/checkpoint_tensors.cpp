@@ -35,13 +35,29 @@ class SingleFile : public CheckpointTensors {
   std::vector<Entry> entries_;
 };
 
+fs::path single_file(const fs::path& folder, TensorSet set) {
+  return folder / (set == TensorSet::weights ? "model.safetensors" : "optimizer.safetensors");
+}
+
 }  // namespace
 
 std::unique_ptr<CheckpointTensors> open_checkpoint_tensors(const fs::path& folder, TensorSet set) {
   if (manifest_path(folder).filename() == kIndexJson)
     return std::make_unique<ShardReader>(folder, set);
-  return std::make_unique<SingleFile>(
-      folder / (set == TensorSet::weights ? "model.safetensors" : "optimizer.safetensors"));
+  return std::make_unique<SingleFile>(single_file(folder, set));
+}
+
+std::map<TensorSet, std::unique_ptr<CheckpointTensors>> open_all_checkpoint_tensors(
+    const fs::path& folder) {
+  std::map<TensorSet, std::unique_ptr<CheckpointTensors>> all;
+  std::error_code error;
+  const bool of_format_2 = manifest_path(folder).filename() == kIndexJson;
+  for (const TensorSet set : {TensorSet::weights, TensorSet::optimizer}) {
+    if (!of_format_2 && !fs::exists(single_file(folder, set), error)) continue;
+    auto tensors = open_checkpoint_tensors(folder, set);
+    if (!tensors->entries().empty()) all[set] = std::move(tensors);
+  }
+  return all;
 }
 
 }  // namespace mtrain::storage

@@ -1,6 +1,7 @@
 // The tensors of a checkpoint of any format. All users of saved weights and moments open them here.
 #pragma once
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,5 +35,9 @@ class CheckpointTensors : public ValueSource {
 // file.
 std::unique_ptr<CheckpointTensors> open_checkpoint_tensors(const std::filesystem::path& folder,
                                                            TensorSet set);
+// Opens the weights, and the optimizer's state if the checkpoint has any: imported weights have
+// none.
+std::map<TensorSet, std::unique_ptr<CheckpointTensors>> open_all_checkpoint_tensors(
+    const std::filesystem::path& folder);
 
 }  // namespace mtrain::storage

@@ -89,12 +89,14 @@ void FileSums::check(int64_t block, std::span<const std::byte> content) const {
   if (ContentHash().add(content).hex() == blocks_[size_t(block)]) return;
   const int64_t first = block * kSumsBlock;
   throw damaged_file(
-      file_, fmt::format("bytes {} to {} differ from those that were saved, according to {}", first,
-                         first + size_of(block) - 1, sums_path(file_).filename().string()));
+      file_,
+      fmt::format("bytes {} to {} differ from those that were saved, according to {}", first,
+                  first + size_of(block) - 1, sums_path(file_).filename().string()),
+      block);
 }
 
 void FileSums::check_file() const {
-  const RandomAccessFile from(file_);
+  const RandomAccessFile from = open_saved(file_);
   if (from.size() != bytes_)
     throw damaged_file(file_,
                        fmt::format("it has {} bytes and was saved with {}", from.size(), bytes_));
@@ -124,15 +126,33 @@ std::string checkpoint_before(const fs::path& file) {
 }
 }  // namespace
 
-RunError damaged_file(const fs::path& file, const std::string& what) {
+DamagedFile damaged_file(const fs::path& file, const std::string& what, int64_t block) {
   const std::string before = checkpoint_before(file);
-  return RunError(
-      fmt::format("{} is damaged: {}", file.string(), what),
+  return DamagedFile(
+      file, block, fmt::format("{} is damaged: {}", file.string(), what),
       fmt::format(
           "copy it again from an intact source{}",
           before.empty()
               ? ""
               : ", or continue from the checkpoint before it with checkpoint.load=" + before));
+}
+
+RunError missing_file(const fs::path& file) { return damaged_file(file, "it is missing"); }
+
+RandomAccessFile open_saved(const fs::path& file) {
+  try {
+    return RandomAccessFile(file);
+  } catch (const UserError& e) {
+    throw RunError(e.message(), e.hint());
+  }
+}
+
+std::string read_saved(const fs::path& file) {
+  try {
+    return read_file(file);
+  } catch (const UserError& e) {
+    throw RunError(e.message(), e.hint());
+  }
 }
 
 }  // namespace mtrain::storage

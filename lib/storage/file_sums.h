@@ -11,6 +11,7 @@
 
 #include "base/content_hash.h"
 #include "base/error.h"
+#include "base/file.h"
 
 namespace mtrain::storage {
 
@@ -47,9 +48,10 @@ class FileSums {
   int64_t blocks() const { return int64_t(blocks_.size()); }
   // Bytes of a block.
   int64_t size_of(int64_t block) const;
-  // Throws RunError, which names the file and the bytes, unless this is the content of the block.
+  // Throws DamagedFile, which names the bytes, unless this is the content of the block.
   void check(int64_t block, std::span<const std::byte> content) const;
-  // Reads the full file and checks it. Throws RunError, also if its size differs.
+  // Reads the full file and checks it. Throws DamagedFile, also if its size differs; RunError if it
+  // cannot be read.
   void check_file() const;
 
  private:
@@ -58,7 +60,30 @@ class FileSums {
   std::vector<std::string> blocks_;
 };
 
-// Returns the error for a checkpoint's file that differs from what was saved.
-RunError damaged_file(const std::filesystem::path& file, const std::string& what);
+// A checkpoint's file differs from what was saved. Errors of the system, such as missing rights or
+// a failing disk, and missing files are other RunErrors: they do not show that the content is
+// wrong.
+class DamagedFile : public RunError {
+ public:
+  DamagedFile(std::filesystem::path file, int64_t block, const std::string& message,
+              const std::string& hint)
+      : RunError(message, hint), file_(std::move(file)), block_(block) {}
+  const std::filesystem::path& file() const { return file_; }
+  int64_t block() const { return block_; }  // whose checksum differs; -1: another fault
+
+ private:
+  std::filesystem::path file_;
+  int64_t block_;
+};
+
+// These return the error for a checkpoint's file that differs from what was saved, and for one that
+// is missing.
+DamagedFile damaged_file(const std::filesystem::path& file, const std::string& what,
+                         int64_t block = -1);
+RunError missing_file(const std::filesystem::path& file);
+
+// These open or read a file of a checkpoint. Throw RunError if it cannot be read.
+RandomAccessFile open_saved(const std::filesystem::path& file);
+std::string read_saved(const std::filesystem::path& file);
 
 }  // namespace mtrain::storage

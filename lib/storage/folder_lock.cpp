@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "storage/folder_lease.h"
 #include "storage/new_folder.h"
 
 namespace mtrain::storage {
@@ -163,7 +164,6 @@ struct FolderLock::State {
   std::optional<Owner> try_take();
   std::optional<Owner> take_file(int opened, bool created);
   bool is_stale(int opened, const Owner& owner) const;
-  std::chrono::nanoseconds file_system_now() const;
   void take_over(int opened) const;
   bool is_predecessor(const Owner& owner) const {
     return !options.job.empty() && owner.job == options.job && owner.attempt < options.attempt;
@@ -261,20 +261,8 @@ bool FolderLock::State::is_stale(int opened, const Owner& owner) const {
   if (is_gone(owner)) return true;
   struct stat info {};
   if (::fstat(opened, &info) != 0) return false;
-  return file_system_now() - mtime(info) > (is_predecessor(owner) ? options.wait : options.stale);
-}
-
-// The time of the file system's own clock, since clocks of hosts may differ.
-std::chrono::nanoseconds FolderLock::State::file_system_now() const {
-  std::string name = file.string() + ".XXXXXX";
-  const int probe = ::mkostemp(name.data(), O_CLOEXEC);
-  struct stat info {};
-  const bool known = probe >= 0 && ::fstat(probe, &info) == 0;
-  if (probe >= 0) {
-    ::close(probe);
-    ::unlink(name.c_str());
-  }
-  return known ? mtime(info) : std::chrono::system_clock::now().time_since_epoch();
+  return file_system_now(file) - mtime(info) >
+         (is_predecessor(owner) ? options.wait : options.stale);
 }
 
 // Removes a stale lease. Another start may have done so first and made its own file; that file is

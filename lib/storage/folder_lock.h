@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "storage/folder_lease.h"
+
 namespace mtrain::storage {
 
 struct FolderLockOptions {
@@ -15,8 +17,8 @@ struct FolderLockOptions {
   std::string setting;  // the recipe's name for the folder, such as train.run_dir
   // Always takes a lease, as on file systems without locks.
   bool lease = false;
-  std::chrono::milliseconds renew = std::chrono::seconds(10);
-  std::chrono::milliseconds stale = std::chrono::minutes(10);  // age at which a lease is stale
+  std::chrono::milliseconds renew = kLeaseRenewal;
+  std::chrono::milliseconds stale = kLeaseStale;  // age at which a lease is stale
   // How long an earlier attempt of the same job may take to end. It no longer renews its lease.
   std::chrono::milliseconds wait = std::chrono::seconds(30);
   // Gets "waiting for runs/a, which is in use by process 7 on host since ..." repeatedly.

@@ -194,13 +194,8 @@ bool has_own_manifest(const fs::path& folder) {
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = manifest_path(folder);
   std::error_code error;
-  if (!fs::is_regular_file(path, error)) throw damaged_file(path, "it is missing");
-  std::string text;
-  try {
-    text = read_file(path);
-  } catch (const UserError& e) {
-    throw damaged_file(path, e.message());
-  }
+  if (!fs::exists(path, error) && !error) throw missing_file(path);
+  const std::string text = read_saved(path);
   const bool has_sums = shows_sums(folder, text);
   if (has_sums) check_own_checksum(path, text);
   Manifest manifest = parse_manifest_text(path, text);
@@ -218,8 +213,8 @@ std::string checked_sums(const fs::path& folder, const Manifest& manifest,
                          const std::string& name) {
   const fs::path path = sums_path(folder / name);
   std::error_code error;
-  if (!fs::is_regular_file(path, error)) throw damaged_file(path, "it is missing");
-  std::string text = read_file(path);
+  if (!fs::exists(path, error) && !error) throw missing_file(path);
+  std::string text = read_saved(path);
   const auto hash = manifest.sums.find(name);
   if (hash == manifest.sums.end() || content_hash(text) != hash->second)
     throw damaged_file(path, fmt::format("it differs from what was saved, according to {}",

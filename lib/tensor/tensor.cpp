@@ -12,6 +12,16 @@ Tensor Tensor::empty(Stream& home, Shape shape, DType dtype, device::MemoryCateg
   return t;
 }
 
+Tensor Tensor::over(device::Buffer buffer, Shape shape, DType dtype) {
+  MT_CHECK(buffer && shape.count() * dtype_size(dtype) <= buffer->bytes, "{} {} in a buffer",
+           shape.str(), dtype_name(dtype));
+  Tensor t;
+  t.buffer_ = std::move(buffer);
+  t.shape_ = shape;
+  t.dtype_ = dtype;
+  return t;
+}
+
 Tensor Tensor::of(const device::Access& range) {
   MT_CHECK(range.storage != nullptr, "a tensor of memory that no buffer owns");
   Tensor t;

@@ -16,6 +16,8 @@ class Tensor {
   Tensor() = default;  // an absent tensor: no data; stands for "none" in optional arguments
   static Tensor empty(Stream& home, Shape shape, DType dtype,
                       device::MemoryCategory category = device::MemoryCategory::activations);
+  // Returns a tensor in a buffer of at least its size.
+  static Tensor over(device::Buffer buffer, Shape shape, DType dtype);
   // Returns the memory that a launch has accessed, as a tensor of one dimension.
   static Tensor of(const device::Access& range);
   // Returns a device tensor with the values of `host`; the copy runs in `home`'s order.

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "model/param/write_weights.h"
 #include "optim/param_rules.h"
+#include "plan/process_groups.h"
 #include "train/pipeline_setup.h"
 
 namespace mtrain::train {
@@ -43,6 +44,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   const auto seed = uint64_t(plan.train.seed);
 
   // Groups of ranks, and the implementations that use them.
+  world.connect(plan::process_groups(plan, world.rank()));
   const comm::HostCollectives control(world, device);
   model::ModelImpls impls = parallel::apply_parallelism(world, device, plan);
   pipeline::PipelineLinks links = pipeline_links(world, device, plan, plan.model.tied_embeddings);

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
+#include "model/experts/experts_of_step.h"
 #include "ops/blocks.h"
 
 namespace mtrain::train {
@@ -13,7 +14,7 @@ namespace {
 constexpr int64_t kWarmUp = 1;
 
 void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
-  if (from_T.data() == to_T.data()) return;  // this micro-batch was captured
+  if (!from_T || from_T.data() == to_T.data()) return;  // absent, or this micro-batch was captured
   const int64_t T = from_T.count();
   ops::copy_blocks(
       stream, from_T.view({1, T}), to_T.view({1, T}),
@@ -54,7 +55,8 @@ void MicroBatchGraphs::run(const pipeline::MicroBatches& work, bool steady) {
                                      .loss = work.loss,
                                      .grad_scale = work.grad_scale,
                                      .on_ready = work.on_ready,
-                                     .hooks = work.hooks};
+                                     .hooks = work.hooks,
+                                     .experts = work.experts};
     bool done = false;
     if (steady && possible(batch[0], int64_t(k))) {
       const auto shared = share_memory();
@@ -73,7 +75,8 @@ bool MicroBatchGraphs::possible(const model::MicroBatch& batch, int64_t k) const
 
 bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
   const model::MicroBatch& batch = one.batches[0];
-  const Key key{{batch.seq.B, batch.seq.S}, fresh()};
+  const bool has_fraction = one.experts && one.experts->fraction_LE;
+  const Key key{{batch.seq.B, batch.seq.S, bool(batch.seq.valid_T), has_fraction}, fresh()};
   if (!graphs_.contains(key) && runs_[key]++ >= kWarmUp) capture(one, key);
   const auto found = graphs_.find(key);
   if (found == graphs_.end()) return false;
@@ -83,7 +86,12 @@ bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
   copy(compute_, batch.input_T, c.inputs.input_T);
   copy(compute_, batch.label_T, c.inputs.label_T);
   copy(compute_, batch.seq.position_T, c.inputs.seq.position_T);
-  values_.set(one.grad_scale, one.seed, one.step, one.numbers[0]);
+  copy(compute_, batch.seq.valid_T, c.inputs.seq.valid_T);
+  values_.set({.grad_scale = one.grad_scale,
+               .router_grad_scale = one.experts ? one.experts->loss_grad : 0,
+               .seed = one.seed,
+               .step = one.step,
+               .micro_batch = one.numbers[0]});
   c.graph.replay();
   ++replays_;
   set_fresh(c.fresh);

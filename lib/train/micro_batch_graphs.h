@@ -1,7 +1,7 @@
 // Runs a micro-batch's forward and backward as one CUDA graph. Of each kind of micro-batch, the
 // first one runs without a graph. The next one is captured, and the graph is replayed from then on.
-// Values that differ between micro-batches are in device memory: inputs, labels, gradient scale,
-// dropout keys and loss.
+// Values that differ between micro-batches are in device memory: inputs, labels, gradient scales,
+// dropout keys, losses and the routers' counts.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -24,9 +24,9 @@ class MicroBatchGraphs {
   MicroBatchGraphs(Stream& compute, model::ParamStore& params, pipeline::Pipeline& pipeline,
                    const plan::CudaGraphs& plan, int64_t layers);
 
-  // Does what Pipeline::run() does, micro-batch by micro-batch. work.loss must be the same tensor
-  // in all steps. If not `steady`, later steps launch different kernels from this one, and no graph
-  // runs.
+  // Does what Pipeline::run() does, micro-batch by micro-batch. work.loss and the tensors of
+  // work.experts must be the same memory in all steps. If not `steady`, later steps launch
+  // different kernels from this one, and no graph runs.
   void run(const pipeline::MicroBatches& work, bool steady = true);
 
   // While the result lives, allocations use the graphs' memory. Call it only for work that never
@@ -50,8 +50,8 @@ class MicroBatchGraphs {
     std::vector<model::Parameter*> ready;  // in the order in which their gradients are complete
     std::vector<bool> fresh;               // the value of fresh() after a replay
   };
-  // The sizes of the micro-batch, and the value of fresh() before it. Fresh gradients are
-  // overwritten, so the kernels differ.
+  // The micro-batch's sizes, which optional inputs it has, and the value of fresh() before it.
+  // Fresh gradients are overwritten, so the kernels differ.
   using Key = std::pair<std::vector<int64_t>, std::vector<bool>>;
 
   bool possible(const model::MicroBatch& batch, int64_t k) const;

@@ -1,14 +1,10 @@
 #include "train/pipeline_setup.h"
 
-#include <set>
+#include "plan/process_groups.h"
 
 namespace mtrain::train {
 
 namespace {
-
-bool shares_table(const schedule::Schedule& s, bool tied_embeddings) {
-  return tied_embeddings && s.rank_of(0) != s.rank_of(s.stages - 1);
-}
 
 model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
   return {.attention_core = r.attention_core,
@@ -21,19 +17,6 @@ model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
           .group = r.group,
           .layers = r.layers,
           .keeps_router = r.keeps_router};
-}
-
-// Returns the pairs of ranks (from, to) between which messages are sent. Creating a group is a
-// collective call of its ranks. The set is therefore sorted, in the same order on all ranks.
-std::set<std::pair<int64_t, int64_t>> channels(const schedule::Schedule& s) {
-  std::set<std::pair<int64_t, int64_t>> pairs;
-  for (int64_t stage = 0; stage + 1 < s.stages; ++stage) {
-    const int64_t a = s.rank_of(stage), b = s.rank_of(stage + 1);
-    if (a == b) continue;
-    pairs.insert({a, b});  // activations
-    pairs.insert({b, a});  // their gradients
-  }
-  return pairs;
 }
 
 // Sends or receives a first message on a channel. NCCL blocks the hosts of both ranks until both
@@ -58,7 +41,8 @@ pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& par
            l.layers_of_stage.size(), s.stages);
   const int64_t own = plan.mesh.coordinate(rank, mesh::Axis::pp);
   pipeline::PipelineStages stages;
-  model::StageSpec spec{.end = 0, .shares_table = shares_table(s, plan.model.tied_embeddings)};
+  model::StageSpec spec{.end = 0,
+                        .shares_table = plan::shares_table(s, plan.model.tied_embeddings)};
   for (int64_t stage = 0; stage < s.stages; ++stage) {
     spec.begin = spec.end;
     spec.end += l.layers_of_stage[size_t(stage)];
@@ -89,7 +73,7 @@ pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const
                        traffic);
   };
   constexpr auto kMessages = comm::Traffic::messages;
-  for (const auto& [from, to] : channels(s)) {
+  for (const auto& [from, to] : plan::pipeline_channels(s)) {
     const std::string name = fmt::format("pp {}>{}", from, to);
     if (links.rank == from)
       connect(links.to[to] = {pair(name, from, to, kMessages),
@@ -101,7 +85,7 @@ pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const
               false);
   }
   const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
-  if (shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))
+  if (plan::shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))
     links.table = pair("pp_table", first, last, comm::Traffic::bulk);
   return links;
 }

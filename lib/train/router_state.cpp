@@ -1,6 +1,7 @@
 #include "train/router_state.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 
 #include <fmt/core.h>
@@ -39,7 +40,9 @@ void RouterState::step_done(Stream& stream, const Tensor& sums_LS, const std::ve
     std::transform(count, count + E, fractions.begin() + l * E,
                    [all](float n) { return float(n / all); });
   }
-  fraction_LE_ = Tensor::from_host(stream, fraction_LE_.shape(), std::move(fractions));
+  // Graphs hold the address, so the memory must stay the same.
+  const auto keep = std::make_shared<std::vector<float>>(std::move(fractions));
+  stream.upload(fraction_LE_, keep, keep->data());
   has_fraction_ = true;
 }
 

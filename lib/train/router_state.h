@@ -20,6 +20,8 @@ class RouterState {
   // first batch.
   Tensor fraction_LE() const { return has_fraction_ ? fraction_LE_ : Tensor(); }
 
+  // Whether step_done() changes what the routers of the next step compute.
+  bool changes() const { return bias_LE_ || fraction_LE_; }
   // Updates the state after a step that has updated the weights. `sums_LS` is
   // ExpertsOfStep::sums_LS, summed over all ranks; `host` holds the same numbers on the host.
   void step_done(Stream& stream, const Tensor& sums_LS, const std::vector<float>& host);

@@ -47,24 +47,65 @@ Trainer::Trainer(TrainerParts parts)
                                       .micro_batch = plan_.layout.micro_batch,
                                       .dp_rank = data_parallel_->rank(),
                                       .dp_size = data_parallel_->size()}),
-      routers_(std::move(parts.routers)) {}
+      routers_(std::move(parts.routers)),
+      results_(compute_) {}
 
 void Trainer::change_weights(const std::function<void()>& write) {
+  drop_begun();
+  // Those of a dropped step are of the old weights.
+  if (quantizer()) quantizer()->drop_maxima(compute_);
   model::write_weights(*params_, *data_parallel_, quantizer(), write);
 }
 
-StepStats Trainer::step() {
-  const int64_t number = step_ + 1;
+StepStats Trainer::step(bool run_ahead) {
+  if (begin_failure_) std::rethrow_exception(std::exchange(begin_failure_, {}));
+  const Begun now = begun_.number ? std::exchange(begun_, {}) : begin_step(step_ + 1);
   const float lr = schedule_.at(updates_ + 1);
   const double loss_scale = scaler_.scale();
-  const auto batches = global_batch(number);
-  const int64_t label_tokens = data_parallel_->sum_on_host({unmasked(batches)})[0];
+  const Tensor norm_1 = update(now, lr);
+  const bool experts = plan_.model.experts();
+  results_.begin({now.losses.flat(0, {1}), norm_1, experts ? experts_.sums_LS : Tensor(),
+                  experts ? experts_.loss_2 : Tensor()});
+  result_seen_ = {};
+  if (run_ahead) begin_next(now.number + 1);
+  // All work of this step is enqueued, and the host has time.
+  prepare_batch(begun_.number ? begun_.number + 1 : now.number + 1);
+  if (begun_.number) look_at_result();
+  results_.wait();
+  // Only a stream that has been synchronized has given all its timings to the sink.
+  if (device_.timing_sink()) compute_.synchronize();
+  const auto ended = result_seen_.value_or(std::chrono::steady_clock::now());
+  const double total = results_.values<double>(0)[0];
+  const float norm = results_.values<float>(1)[0];
+  const bool overflowed = check_finite(total, norm, now.batches, now.number);
+  step_ = now.number;
+  if (!overflowed) ++updates_;
+  const bool finite = std::isfinite(total) && std::isfinite(norm);
+  return {.step = now.number,
+          .loss = total / double(std::max<int64_t>(now.label_tokens, 1)),
+          .grad_norm = norm,
+          .lr = lr,
+          .loss_scale = loss_scale,
+          .overflowed = overflowed,
+          .tokens = plan_.train.global_batch_size * plan_.sample_length,
+          .mean_document_length = mean_document_length(now.batches, plan_.sample_length),
+          .experts = end_experts_step(finite, now.host_wait),
+          .ended = ended};
+}
+
+Trainer::Begun Trainer::begin_step(int64_t number) {
+  Begun step{.number = number, .batches = global_batch(number)};
+  step.label_tokens = count_label_tokens(number, step.batches);
   params_->zero_grads(compute_);
-  const Tensor losses = run_micro_batches(batches, number, grad_scale(label_tokens)),
-               loss = losses.flat(0, {1});
+  step.losses = run_micro_batches(step.batches, number, grad_scale(step.label_tokens));
+  step.host_wait = host_wait_;
+  return step;
+}
+
+Tensor Trainer::update(const Begun& step, float lr) {
   finish_grads();
-  sum_losses(losses);
-  const ops::Clip clip = clip_grads(loss);
+  sum_losses(step.losses);
+  const ops::Clip clip = clip_grads(step.losses.flat(0, {1}));
   // Weights that are gathered in 8 bits are quantized with the new scales as soon as they are
   // updated. Otherwise the update comes first, since the host may wait for the maxima of experts.
   const bool scales_first = plan_.data_parallel.gather_as.has_value();
@@ -74,21 +115,32 @@ StepStats Trainer::step() {
                    [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
   if (!scales_first) end_float8_step();
   if (impls_.quantizer) impls_.quantizer->weights_changed();
-  prepare_batch(number + 1);  // all work of this step is enqueued, and the host has time
-  const double total = loss.to_host<double>(compute_)[0];
-  const float norm = clip.norm.to_host<float>(compute_)[0];
-  const bool overflowed = check_finite(total, norm, batches, number);
-  step_ = number;
-  if (!overflowed) ++updates_;
-  return {.step = number,
-          .loss = total / double(std::max<int64_t>(label_tokens, 1)),
-          .grad_norm = norm,
-          .lr = lr,
-          .loss_scale = loss_scale,
-          .overflowed = overflowed,
-          .tokens = plan_.train.global_batch_size * plan_.sample_length,
-          .mean_document_length = mean_document_length(batches, plan_.sample_length),
-          .experts = end_experts_step(std::isfinite(total) && std::isfinite(norm))};
+  return clip.norm;
+}
+
+// In fp16 the result decides the scale of the next step's loss, and some routers' state follows it.
+// If the host waits within micro-batches, it would see this step's result too late. A rank that has
+// failed must not go on: other ranks have begun the step, and wait for its communication.
+void Trainer::begin_next(int64_t number) {
+  const plan::Layout& l = plan_.layout;
+  const bool host_waits = l.pp > 1 || l.ep > 1;
+  if (number > plan_.train.steps || scaler_.on() || routers_.changes() || host_waits) return;
+  try {
+    begun_ = begin_step(number);
+  } catch (...) {
+    if (world_.size() > 1) throw;
+    begin_failure_ = std::current_exception();
+  }
+}
+
+void Trainer::look_at_result() {
+  if (!result_seen_ && results_.ready()) result_seen_ = std::chrono::steady_clock::now();
+}
+
+void Trainer::drop_begun() {
+  begin_failure_ = {};
+  if (!std::exchange(begun_, {}).number) return;
+  finish_grads();
 }
 
 void Trainer::finish_grads() {
@@ -126,18 +178,19 @@ void Trainer::end_float8_step() {
   });
 }
 
-std::optional<ExpertStats> Trainer::end_experts_step(bool finite) {
+std::optional<ExpertStats> Trainer::end_experts_step(bool finite,
+                                                     std::chrono::nanoseconds host_wait) {
   const spec::Experts* experts = plan_.model.experts();
   if (!experts) return {};
-  const auto sums = experts_.sums_LS.to_host<float>(compute_);
-  const auto losses = experts_.loss_2.to_host<double>(compute_);
+  const auto sums = results_.values<float>(2);
+  const auto losses = results_.values<double>(3);
   ExpertStats stats =
       expert_loads(sums, plan_.model.layer_count(), experts->count, plan_.layout.ep);
   // Every context-parallel rank has added the losses of all tokens of its samples, so the sums
   // contain each loss share_.ranks times.
   const double added = double(global_micro_batches() * share_.ranks);
   stats.balance_loss = losses[0] / added, stats.z_loss = losses[1] / added;
-  stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait_).count();
+  stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait).count();
   if (finite) routers_.step_done(compute_, experts_.sums_LS, sums);
   return stats;
 }
@@ -156,6 +209,8 @@ bool Trainer::check_finite(double loss, float norm, const std::vector<data::Batc
 }
 
 void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
+  drop_begun();
+  if (quantizer()) quantizer()->drop_maxima(compute_);
   step_ = progress.steps_done;
   updates_ = progress.updates;
   if (scaler_.on() && !progress.loss_scale.empty()) scaler_.load(progress.loss_scale);
@@ -169,6 +224,7 @@ checkpoint::TrainProgress Trainer::progress() const {
 }
 
 void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_t step) {
+  drop_begun();
   Diagnosis({.device = device_,
              .compute = compute_,
              .params = *params_,
@@ -198,9 +254,13 @@ model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
   model::ExpertsOfStep e{
       .loss_grad = float(factor / parts / double(global_micro_batches())),
       .loss_2 = loss_2,
-      .sums_LS = Tensor::empty(compute_,
-                               {m.layer_count(), model::ExpertsOfStep::columns(m.experts()->count)},
-                               DType::f32, device::MemoryCategory::buffers),
+      // Graphs hold the address, so it must be the same memory in every step.
+      .sums_LS =
+          experts_.sums_LS
+              ? experts_.sums_LS
+              : Tensor::empty(compute_,
+                              {m.layer_count(), model::ExpertsOfStep::columns(m.experts()->count)},
+                              DType::f32, device::MemoryCategory::buffers),
       .fraction_LE = routers_.fraction_LE()};
   host_wait_ = {};
   e.host_wait = &host_wait_;
@@ -210,12 +270,25 @@ model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
 
 void Trainer::prepare_batch(int64_t step) {
   if (step > plan_.train.steps) return;
+  bool failed = false;
   try {
     prepared_ = global_batch(step);
     prepared_step_ = step;
   } catch (const std::exception&) {
     // The step that needs the batch makes it again and fails then. The current step is complete.
+    failed = true;
   }
+  // All ranks take part, and each learns whether any has failed.
+  data_parallel_->begin_sum({failed ? 0 : unmasked(prepared_), int64_t(failed)});
+  counted_step_ = step;
+}
+
+int64_t Trainer::count_label_tokens(int64_t step, const std::vector<data::Batch>& batches) {
+  if (std::exchange(counted_step_, 0) == step) {
+    const std::vector<int64_t> sums = data_parallel_->end_sum();
+    if (sums[1] == 0) return sums[0];
+  }
+  return data_parallel_->sum_on_host({unmasked(batches)})[0];
 }
 
 std::vector<data::Batch> Trainer::global_batch(int64_t step) {
@@ -244,6 +317,7 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
                               .grad_scale = grad_scale * data_parallel_->grad_factor(),
                               .on_ready =
                                   [this](model::Parameter& p) {
+                                    look_at_result();
                                     if (on_gradients_) on_gradients_(p);
                                     data_parallel_->grad_ready(p);
                                   },
@@ -304,6 +378,7 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
 }
 
 double Trainer::evaluate(const data::ValidationLoader& loader) {
+  drop_begun();
   const Tensor loss = Tensor::from_host<double>(compute_, {1}, {0.0});
   int64_t label_tokens = 0;
   // With this many batches at once, a stage is busy for more than half of the time.
@@ -332,6 +407,7 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
 }
 
 checkpoint::CheckpointParts Trainer::checkpoint_parts() {
+  drop_begun();
   return {.compute = compute_,
           .params = *params_,
           .optimizer = *optimizer_,

@@ -2,6 +2,7 @@
 // to evaluate and to save a checkpoint.
 #pragma once
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -22,6 +23,7 @@
 #include "parallel/data/data_parallel.h"
 #include "pipeline/pipeline.h"
 #include "plan/run_plan.h"
+#include "tensor/host_copy.h"
 #include "train/expert_stats.h"
 #include "train/micro_batch_graphs.h"
 #include "train/router_state.h"
@@ -40,6 +42,8 @@ struct StepStats {
   // the sample's length if documents are not packed.
   int64_t mean_document_length = 0;
   std::optional<ExpertStats> experts = {};  // absent for a dense model
+  // When the step ended, as the host has seen it, which may have enqueued the next one meanwhile.
+  std::chrono::steady_clock::time_point ended = {};
 };
 
 // The members of a Trainer, made by build_trainer(). They may refer to members above them.
@@ -68,7 +72,14 @@ class Trainer {
   // Trains on the next global batch. If the loss or a gradient is not finite, nothing is updated.
   // With the checks of plan::TrainOptions it then throws RunError; without them the step counts. In
   // fp16 a non-finite gradient does not throw: all ranks skip the update and lower the loss scale.
-  StepStats step();
+  //
+  // With `run_ahead` the micro-batches of the next step may be enqueued before the host waits for
+  // this step's loss, and the device then does not wait for the host. Results do not depend on it.
+  // All ranks must pass the same value. Pass true if the next call is step(), too: evaluate(),
+  // change_weights(), set_progress() and checkpoint_parts() drop what was enqueued, and the next
+  // step() enqueues it again. Between the two calls, weights change by change_weights() alone. If
+  // the next step cannot begin, several ranks fail at once, and one rank in its next step().
+  StepStats step(bool run_ahead = false);
   // Returns the validation loss in nats per unmasked token, over all ranks' batches.
   double evaluate(const data::ValidationLoader& batches);
   // Sets weights outside of a step. `write` sets those that this rank owns
@@ -79,7 +90,7 @@ class Trainer {
   // Sets the progress from which a resumed run continues.
   void set_progress(const checkpoint::TrainProgress& progress);
   checkpoint::TrainProgress progress() const;
-  checkpoint::CheckpointParts checkpoint_parts();
+  checkpoint::CheckpointParts checkpoint_parts();  // all ranks must call it
   // `hook` is called for each gradient of a micro-batch when it is complete on this rank, before it
   // is reduced. Tests use it to make gradients overflow.
   void set_gradient_hook(std::function<void(model::Parameter&)> hook) {
@@ -100,9 +111,31 @@ class Trainer {
   model::Quantizer* quantizer() { return impls_.quantizer.get(); }  // null without 8-bit linears
 
  private:
+  // A step whose micro-batches are enqueued, and nothing that comes after them.
+  struct Begun {
+    int64_t number = 0;  // of the step; 0: there is none
+    std::vector<data::Batch> batches;
+    int64_t label_tokens = 0;  // unmasked tokens of the global batch
+    Tensor losses;             // as run_micro_batches() returns them
+    std::chrono::nanoseconds host_wait{0};
+  };
+  Begun begin_step(int64_t number);
+  // Enqueues what comes after the micro-batches, up to the update. Returns the gradient norm before
+  // clipping.
+  Tensor update(const Begun& step, float lr);
+  // Begins the next step, if that does not need the result of the current one. On one rank a
+  // failure is thrown by the next step().
+  void begin_next(int64_t number);
+  // Sets result_seen_ if the result of the current step is complete for the first time.
+  void look_at_result();
+  // Completes the reductions of a step that was begun, and forgets it.
+  void drop_begun();
+  // Returns the number of unmasked tokens in the global batch of this step.
+  int64_t count_label_tokens(int64_t step, const std::vector<data::Batch>& batches);
   // Returns this rank's micro-batches of a step's global batch.
   std::vector<data::Batch> global_batch(int64_t step);
   // Makes the batch of the next step, if there is one, while the device works on the current step.
+  // Begins to count its tokens on all ranks.
   // A batch depends only on its step's number. Preparing one therefore does not change the progress
   // that checkpoints save.
   void prepare_batch(int64_t step);
@@ -124,9 +157,9 @@ class Trainer {
   void sum_losses(const Tensor& losses);
   ops::Clip clip_grads(const Tensor& loss);
   void end_float8_step();
-  // Returns the step's statistics of experts; nothing for a dense model. Updates the routers' state
-  // if loss and gradient norm are `finite`.
-  std::optional<ExpertStats> end_experts_step(bool finite);
+  // Returns the step's statistics of experts from results_; nothing for a dense model. Updates the
+  // routers' state if loss and gradient norm are `finite`.
+  std::optional<ExpertStats> end_experts_step(bool finite, std::chrono::nanoseconds host_wait);
   float grad_scale(int64_t label_tokens) const;
   // Returns whether the gradients overflowed fp16. Throws RunError if training must stop.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
@@ -154,6 +187,11 @@ class Trainer {
   std::chrono::nanoseconds host_wait_{0};  // ExpertsOfStep::host_wait of the last step
   int64_t prepared_step_ = 0;              // the step of prepared_; 0: none
   std::vector<data::Batch> prepared_;
+  int64_t counted_step_ = 0;  // the step whose tokens DataParallel::begin_sum() counts; 0: none
+  Begun begun_;
+  std::exception_ptr begin_failure_;  // why begin_next() has failed
+  tensor::HostCopy results_;  // of a step: loss, gradient norm, the experts' sums and losses
+  std::optional<std::chrono::steady_clock::time_point> result_seen_;
   std::function<void(model::Parameter&)> on_gradients_;
   int64_t step_ = 0;
   int64_t updates_ = 0;  // steps that were not skipped; optimizer and learning rate count these

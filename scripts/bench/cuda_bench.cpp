@@ -1,6 +1,6 @@
 // Measures the CUDA kernels on this GPU at the shapes of two models: memory-bound kernels in GB/s
-// and relative to a copy, attention and GEMMs in TFLOP/s.
-//   bench_cuda [rounds, default 20] [bf16|fp32, default both]
+// and relative to a copy, attention and GEMMs in TFLOP/s; and the GEMMs of experts.
+//   bench_cuda [rounds, default 20] [bf16|fp32|experts, default all]
 // Bytes are those that a kernel must read and write once. A kernel that fails is reported, and the
 // others are still measured.
 #include <cstdio>
@@ -200,6 +200,10 @@ int main(int argc, char** argv) {
         const int capability = 10 * properties.major + properties.minor;
         good &= gpu.measure([&] { bench_float8_gemms(gpu, m, capability); });
       }
+    if (argc <= 2 || argv[2] == std::string("experts")) {
+      std::printf("--- experts of Qwen3-30B-A3B, bf16 and 8 bits, %d tokens\n", int(kTokens));
+      good &= gpu.measure([&] { bench_grouped_gemms(gpu); });
+    }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_cuda: %s\n", e.what());
     return 1;

@@ -21,6 +21,7 @@
 #include "kernels/fp8.h"
 #include "kernels/fp8_blocks.h"
 #include "kernels/gemm_choices.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/matmul_unfused.h"
 #include "kernels/norm.h"
@@ -104,10 +105,16 @@ class Gpu {
     taken_.push_back(s.data);
     return s;
   }
-  void free_all() {
+  void free_all() { free_but({}); }
+  void free_but(const std::vector<const void*>& kept) {
     check(cudaStreamSynchronize(stream_));
-    for (void* p : taken_) check(cudaFree(p));
-    taken_.clear();
+    std::vector<void*> left;
+    for (void* p : taken_)
+      if (std::find(kept.begin(), kept.end(), p) != kept.end())
+        left.push_back(p);
+      else
+        check(cudaFree(p));
+    taken_ = left;
   }
   // Returns whether everything could be measured.
   bool measure(const std::function<void()>& kernels) {
@@ -206,6 +213,7 @@ class Gpu {
 void bench_attention(Gpu& gpu, const Model& m, DType t, int64_t S, bool packed);
 void bench_matmul(Gpu& gpu, const Model& m, DType t);
 void bench_epilogues(Gpu& gpu, const Model& m);
+void bench_grouped_gemms(Gpu& gpu);  // of the experts of Qwen3-30B-A3B
 // --- cuda_bench_float8.cpp ---
 // capability: 10 * the major number + the minor one.
 void bench_float8_gemms(Gpu& gpu, const Model& m, int capability);

@@ -6,6 +6,7 @@
 
 #include "cuda_bench.h"
 #include "kernels/cuda/device/attention_kernels.h"
+#include "kernels/cuda/grouped/grouped_engine.h"
 
 namespace mtrain::kernels {
 
@@ -123,6 +124,72 @@ void bench_epilogues(Gpu& gpu, const Model& m) {
   Matmul sums{.a = up, .b = x, .c_MN = dw, .M = F, .N = m.H, .K = T, .trans_a = true};
   sums.accumulate = true, sums.a_sums_M = db;
   both("weight, with the bias", sums);
+  gpu.free_all();
+}
+
+namespace {
+
+// Measures both engines of one GEMM. A refusal of CUTLASS is printed as its line.
+template <class Args>
+void bench_engines(Gpu& gpu, const std::string& name, const Args& args, double flops) {
+  gpu.arithmetic_of(
+      name, [&] { cuda::own_grouped_gemm(args, gpu.stream()); }, flops);
+  if (const std::string why = cuda::cutlass_grouped_gemm(args, gpu.stream()); !why.empty()) {
+    std::printf("%-28s %s\n", (name + ", CUTLASS").c_str(), why.c_str());
+    return;
+  }
+  gpu.arithmetic_of(
+      name + ", CUTLASS", [&] { (void)cuda::cutlass_grouped_gemm(args, gpu.stream()); }, flops);
+}
+
+}  // namespace
+
+// Each expert gets between half and one and a half of an equal share of the tokens, in no order.
+void bench_grouped_gemms(Gpu& gpu) {
+  constexpr int64_t H = 2048, F = 768, E = 128, R = kTokens * 8;
+  std::vector<int32_t> rows{0};
+  for (int64_t e = 0; e < E; ++e)
+    rows.push_back(e + 1 == E ? int32_t(R)
+                              : rows.back() + int32_t(R / E + (e * 37 % 64 - 32) * R / E / 64));
+  const Span first = gpu.upload(rows), one = gpu.filled(1, 1);
+  struct {
+    const char* name;
+    int64_t out, in;
+  } const layers[] = {{"gate_up", 2 * F, H}, {"down", H, F}};
+  for (const bool float8 : {false, true})
+    for (const auto& l : layers) {
+      const auto make = [&](int64_t count, DType type) {
+        return float8 ? gpu.float8(count, type) : gpu.normal(count, DType::bf16);
+      };
+      const double flops = 2.0 * double(R) * double(l.out) * double(l.in);
+      const std::string name = fmt::format("{}{}, ", l.name, float8 ? " 8 bits" : "");
+      const Span x = make(R * l.in, DType::f8e4m3), w = make(E * l.out * l.in, DType::f8e4m3),
+                 dy = make(R * l.out, DType::f8e5m2), y = gpu.raw(R * l.out, DType::bf16),
+                 dx = gpu.raw(R * l.in, DType::bf16);
+      const ConstSpan inverse = float8 ? ConstSpan(one) : ConstSpan();
+      GroupedMatmul forward{.a_RK = x, .b_EKN = w, .first_E1 = first, .c_RN = y};
+      forward.R = R, forward.N = l.out, forward.K = l.in, forward.E = E, forward.trans_b = true;
+      forward.a_inverse = forward.b_inverse = inverse;
+      bench_engines(gpu, name + "forward", forward, flops);
+      GroupedMatmul dgrad = forward;
+      dgrad.a_RK = dy, dgrad.c_RN = dx, dgrad.N = l.in, dgrad.K = l.out, dgrad.trans_b = false;
+      bench_engines(gpu, name + "of the input", dgrad, flops);
+      const Span dw = gpu.normal(E * l.out * l.in, DType::f32);
+      bench_engines(gpu, name + "of the weight",
+                    GroupedWeightGrad{.a_RM = dy,
+                                      .b_RN = x,
+                                      .first_E1 = first,
+                                      .c_EMN = dw,
+                                      .R = R,
+                                      .M = l.out,
+                                      .N = l.in,
+                                      .E = E,
+                                      .accumulate = true,
+                                      .a_inverse = inverse,
+                                      .b_inverse = inverse},
+                    flops);
+      gpu.free_but({first.data, one.data});
+    }
   gpu.free_all();
 }
 

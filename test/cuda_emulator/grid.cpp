@@ -34,6 +34,7 @@ struct Fiber {
   int index = 0;
   const char* operation = "";
   unsigned exchanges = 0, block_exchanges = 0;
+  bool switched = false, waited = false;  // at a barrier; for the previous kernel
   std::vector<std::vector<Copy>> copies;  // the last group is open
 };
 
@@ -80,6 +81,7 @@ void wait(State state, const char* operation) {
   Fiber& f = *e.running;
   f.state = state;
   f.operation = operation;
+  f.switched = true;
   switch_context(f.context, e.scheduler);
 }
 
@@ -163,10 +165,12 @@ void set_descending(bool descending) { engine().descending = descending; }
 uint64_t grids_run() { return engine().grids; }
 
 namespace {
-std::atomic<uint64_t> workspace_in_scope{0}, workspace_outside{0}, asked_cudnn{0};
+std::atomic<uint64_t> workspace_in_scope{0}, workspace_outside{0}, asked_cudnn{0}, started_early{0};
 }  // namespace
 void count_workspace(bool in_scope) { ++(in_scope ? workspace_in_scope : workspace_outside); }
 WorkspaceCounts workspace_counts() { return {workspace_in_scope, workspace_outside}; }
+void count_dependent_launch() { ++started_early; }
+uint64_t dependent_launches() { return started_early; }
 void count_cudnn_call() { ++asked_cudnn; }
 uint64_t cudnn_calls() { return asked_cudnn; }
 void set_shared_limit(size_t bytes) { engine().shared_limit = bytes; }
@@ -199,6 +203,7 @@ void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
       f.state = State::ready;
       f.index = int(i);
       f.exchanges = f.block_exchanges = 0;
+      f.switched = f.waited = false;
       f.copies.assign(1, {});
       f.position = {
           {i % block.x, i / block.x % block.y, i / block.x / block.y},
@@ -208,6 +213,16 @@ void run_grid(const char* kernel, Dim grid, Dim block, size_t shared,
     }
     run_block(int(threads));
   }
+}
+
+void wait_for_previous_kernel() {
+  Fiber& f = *engine().running;
+  if (f.switched) stop("a wait for the previous kernel after a barrier");
+  f.waited = true;
+}
+void end_of_thread(bool must_have_waited) {
+  if (must_have_waited && !engine().running->waited)
+    stop("a thread has ended without a wait for the previous kernel");
 }
 
 void wait_for_block(const char* operation) { wait(State::at_block, operation); }

@@ -50,6 +50,14 @@ size_t shared_limit();
 
 unsigned char* shared_memory();  // aligned to 128 bytes; NaN at the start of every block
 
+// Programmatic dependent launch (kernels/cuda/device/dependent_launch.h). A grid runs when the
+// previous one has ended, so the wait only marks the thread; it stops after a barrier. The end of a
+// thread stops if the thread must have waited and has not.
+void wait_for_previous_kernel();
+void count_dependent_launch();  // one that a launch's caller allows
+uint64_t dependent_launches();
+void end_of_thread(bool must_have_waited);
+
 void wait_for_block(const char* operation);
 void wait_for_warp(const char* operation);
 

@@ -7,6 +7,8 @@
 #include "grid.h"
 #include "kernels/cuda/device/attention_kernels.h"
 #include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/dependent_launch.h"
+#include "kernels/cuda/grouped/grouped_engine.h"
 #include "kernels/workspace.h"
 
 struct CUstream_st;
@@ -25,6 +27,12 @@ void* take_scratch(size_t bytes, CUstream_st*) {
 }
 void give_scratch(void* memory, CUstream_st*) noexcept {
   ::operator delete(memory, std::align_val_t(256));
+}
+bool launches_dependent(const void*) {
+  const Workspace* const launch = WorkspaceScope::current();
+  if (!launch || !launch->dependent_launch()) return false;
+  cpu_grid::count_dependent_launch();
+  return true;
 }
 int multiprocessors() { return 6; }
 int64_t max_shared_memory() { return 40 * 1024; }  // the rows of some tests are longer
@@ -48,5 +56,9 @@ bool attention_by_cudnn(const AttentionBackward&, CUstream_st*) {
 }
 std::string cudnn_engine(const AttentionForward&) { return ""; }
 std::string cudnn_engine(const AttentionBackward&) { return ""; }
+
+// Nor is there one for CUTLASS.
+bool grouped_by_cutlass(const GroupedMatmul&, CUstream_st*) { return false; }
+bool grouped_by_cutlass(const GroupedWeightGrad&, CUstream_st*) { return false; }
 
 }  // namespace mtrain::kernels::cuda

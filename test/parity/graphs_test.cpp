@@ -3,7 +3,8 @@
 #include <catch2/catch.hpp>
 
 #include "test/support/graph_testing.h"
-#include "train_ranks.h"
+#include "train_experts_testing.h"
+#include "train_fp8_testing.h"
 
 namespace parity_graphs_test {
 
@@ -14,9 +15,22 @@ namespace {
 
 struct GraphRun {
   Result result;
+  std::vector<std::vector<double>> experts;  // the statistics of each step
+  double last_scale = 1;                     // of the loss
   int64_t replays = 0, reserved = 0;
   std::string plan;
   std::vector<std::string> failures;
+};
+
+// The end of every third sample is padding.
+class PaddedData : public CountingData {
+ public:
+  void sample(int64_t index, data::Sample& out) const override {
+    CountingData::sample(index, out);
+    if (index % 3 != 0) return;
+    out.padding = 5;
+    std::fill(out.label.end() - out.padding, out.label.end(), -1);
+  }
 };
 
 std::unique_ptr<Device> recording(const std::string& refused = "") {
@@ -32,9 +46,9 @@ Recipe recipe_of(const Changes& changes, bool graphs, int64_t world = 1) {
 }
 
 // Graphs are held for the first `held` steps.
-GraphRun train_graphs(const Recipe& r, Device& device, comm::World world, int64_t steps = 20,
-                      int64_t held = 0) {
-  const auto data = std::make_shared<CountingData>();
+GraphRun train_graphs(
+    const Recipe& r, Device& device, comm::World world, int64_t steps = 20, int64_t held = 0,
+    const std::shared_ptr<const data::Dataset>& data = std::make_shared<CountingData>()) {
   train::Trainer trainer = make_trainer(device, r, data, std::move(world));
   const data::ValidationLoader validation(data, 13,
                                           {.micro_batch = 2,
@@ -46,6 +60,11 @@ GraphRun train_graphs(const Recipe& r, Device& device, comm::World world, int64_
     const train::StepStats s = trainer.step();
     run.result.losses.push_back(s.loss);
     run.result.norms.push_back(s.grad_norm);
+    run.last_scale = s.loss_scale;
+    if (s.experts)
+      run.experts.push_back({s.experts->balance_loss, s.experts->z_loss, s.experts->load_max,
+                             s.experts->load_variation, double(s.experts->dead),
+                             s.experts->dropped});
     if (i == steps / 2) run.result.evaluation = trainer.evaluate(validation);
     if (!trainer.graphs()) continue;
     const std::string failure = trainer.graphs()->take_failure();
@@ -100,6 +119,60 @@ TEST_CASE("graphs give the bits of single launches, with dropout, masks and reco
     check_same(off.result,
                train_graphs(recipe_of(all, false), *plain, comm::World::alone()).result);
   }
+}
+
+TEST_CASE("graphs give the bits of single launches for experts of one rank") {
+  const Changes kEightBits{"model.moe.ffn_hidden_size=48"};
+  struct Case {
+    const char* name;
+    Changes changes;
+    int64_t single;  // of 80 micro-batches, those that run as single launches
+  };
+  const std::vector<Case> cases{
+      {"losses of the batch", kPlain, 2},
+      {"losses of samples, a shared expert", kShared, 2},
+      // The first step has no loads of a step before it: its micro-batches are of another kind.
+      {"loads of the step before, biases, drops", kBalanced, 4},
+      {"drops, padded", with(kBalanced, kPadded), 4},
+      {"recomputation", with(kShared, kFull), 2},
+      {"recomputation without routers", with(kPlain, with(kFull, kKeepRouters)), 2},
+      {"recomputed experts",
+       with(kPlain, {"recompute.granularity=selective", "recompute.modules=[moe, moe_act]"}), 2},
+      {"given choices", with(kPlain, {"debug.route=balanced"}), 2},
+      {"bf16, dropout",
+       with(kBalanced, {"mixed_precision.name=bf16_mixed", "model.hidden_dropout=0.1"}), 4},
+      {"8 bits", with(kPlain, with(kTensorwise, kEightBits)), 2},
+      {"8 bits, scales of earlier steps", with(kPlain, with(kDelayed, kEightBits)), -1},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.name);
+    const Changes all = with(c.changes, kAccumulate);
+    const GraphRun off = train_graphs(all, false), on = train_graphs(all, true);
+    CHECK(off.replays == 0);
+    CHECK(on.failures.empty());
+    CHECK(on.plan == "on: every micro-batch");
+    if (c.single >= 0) CHECK(on.replays == 80 - c.single);
+    CHECK(on.replays >= 40);
+    check_same(off.result, on.result);
+    CHECK((off.experts == on.experts));
+  }
+}
+
+TEST_CASE("graphs of experts follow the loss scale of fp16, and tokens of padding") {
+  const Changes all = with(kBalanced, with(kAccumulate, {"mixed_precision.name=fp16_mixed",
+                                                         "mixed_precision.initial_loss_scale=64",
+                                                         "mixed_precision.loss_scale_window=3"}));
+  const auto data = std::make_shared<PaddedData>();
+  const auto run = [&](bool graphs) {
+    const auto device = recording();
+    return train_graphs(recipe_of(all, graphs), *device, comm::World::alone(), 20, 0, data);
+  };
+  const GraphRun off = run(false), on = run(true);
+  CHECK(on.failures.empty());
+  CHECK(on.replays >= 60);
+  CHECK(on.last_scale > 64);
+  check_same(off.result, on.result);
+  CHECK((off.experts == on.experts));
 }
 
 TEST_CASE("graphs have no second copy of the activations") {
@@ -209,6 +282,98 @@ TEST_CASE("data-parallel ranks capture the micro-batches that do not communicate
       check_same(off[rank].result, on[rank].result);
     }
   }
+}
+
+TEST_CASE("graphs give the bits of single launches for ranks that communicate in a micro-batch") {
+  struct Case {
+    const char* name;
+    int ranks;
+    Changes changes;
+    int64_t replays = 80 - 2;  // in 20 steps of 4 micro-batches
+    Changes batch = {};
+    std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>();
+  };
+  const Changes kHeads{"model.num_query_groups=4", "model.hidden_dropout=0.1"},
+      kOverlap{"distributed.tp_size=2", "distributed.sequence_parallel=true",
+               "comm_overlap.tp_comm_overlap=true"},
+      kAfterwards{"distributed.strategy=megatron_ddp", "ddp.overlap_grad_reduce=false",
+                  "ddp.overlap_param_gather=false"};
+  const auto cp = [&](int ranks, const char* kind) {
+    return with(kAfterwards, {fmt::format("distributed.cp_size={}", ranks),
+                              fmt::format("distributed.cp_comm_type={}", kind)});
+  };
+  const std::vector<Case> cases{
+      {"tp", 2, with(kHeads, {"distributed.tp_size=2"})},
+      {"sequence parallelism, in bulk and in pipelines", 2, with(kHeads, kOverlap)},
+      {"sequence parallelism, in rings", 2,
+       with(kOverlap,
+            {"comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {method: ring_exchange}, fc1_fprop: "
+             "{method: ring_exchange}, proj_fprop: {method: ring_exchange}, fc2_fprop: {method: "
+             "ring_exchange}}"})},
+      {"recomputed modules", 2,
+       with(kOverlap, {"recompute.granularity=selective", "recompute.modules=[core_attn,mlp]"})},
+      {"tp in 8 bits", 2, with(kDelayed, {"distributed.tp_size=2"}), -1},
+      // The first of 4 micro-batches gathers parameters, and the last one reduces gradients.
+      {"tp and dp",
+       4,
+       with(kMegatron, {"distributed.tp_size=2", "ddp.overlap_param_gather=true"}),
+       40 - 1,
+       {"train.micro_batch_size=1"}},
+      {"experts that tp divides", 2, with(kPlain, {"distributed.tp_size=2"})},
+      {"experts under sequence parallelism", 2, with(kBalanced, with(tp(2), kSequence)), 80 - 4},
+      {"a ring of keys", 2, cp(2, "p2p")},
+      {"gathered keys", 2, cp(2, "all_gather")},
+      {"heads that change ranks", 2, with(kHeads, cp(2, "a2a"))},
+      {"experts under cp", 2, with(kShared, cp(2, "p2p"))},
+      // Of a sample, only one of the two ranks has padding: a rank may launch what the other
+      // replays.
+      {"padding under cp", 2, with(kShared, cp(2, "p2p")), -1, {}, std::make_shared<PaddedData>()},
+      {"tp and cp", 4, with(cp(2, "p2p"), kOverlap)}};
+  for (const Case& c : cases) {
+    CAPTURE(c.name);
+    const Changes all = with(with(c.changes, kAccumulate), c.batch);
+    const auto all_ranks = [&](bool graphs) {
+      const Recipe r = recipe_of(all, graphs, c.ranks);
+      std::vector<GraphRun> runs(size_t(c.ranks));
+      run_ranks(c.ranks, "thread",
+                [&](TestRank& rank) {
+                  runs[size_t(rank.rank())] =
+                      train_graphs(r, rank.device, rank.world, 20, 0, c.data);
+                },
+                {.device = [] { return recording(); }});
+      return runs;
+    };
+    const auto off = all_ranks(false), on = all_ranks(true);
+    for (size_t rank = 0; rank < size_t(c.ranks); ++rank) {
+      CAPTURE(on[rank].plan);
+      CHECK(on[rank].failures.empty());
+      if (c.replays >= 0) CHECK(on[rank].replays == c.replays);
+      CHECK(on[rank].replays >= 39);
+      check_same(off[rank].result, on[rank].result);
+      CHECK((off[rank].experts == on[rank].experts));
+    }
+  }
+}
+
+TEST_CASE("a replay that waits for a rank that has failed names the call and the reason") {
+  const Recipe r = recipe_of(with(kAccumulate, {"distributed.tp_size=2"}), true, 2);
+  std::string message;
+  const auto train = [&](TestRank& rank) {
+    train::Trainer trainer =
+        make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    REQUIRE(trainer.graphs()->replays() > 0);
+    if (rank.rank() == 1) throw RunError("this rank gives up");
+    try {
+      for (int i = 0; i < 3; ++i) trainer.step();
+    } catch (const Error& e) {
+      message = e.message();
+      throw;
+    }
+  };
+  CHECK_THROWS(run_ranks(2, "thread", train, {.device = [] { return recording(); }}));
+  CHECK_THAT(message, Catch::Contains("rank 1 of the group gave up") &&
+                          Catch::Contains("of group tp") && Catch::Contains("in `micro_batch`"));
 }
 
 }  // namespace parity_graphs_test

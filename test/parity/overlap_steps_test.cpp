@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "test/support/comm_testing.h"
+#include "test/support/graph_testing.h"
 #include "test/support/train_testing.h"
 #include "train/trainer.h"
 
@@ -20,6 +21,7 @@ struct Parallelism {
   Changes changes;
   std::string backend = "thread";
   double bound = 1e-5;  // for the losses' relative difference
+  bool graphs = false;  // micro-batches are captured and replayed
 };
 
 const Changes kModel{"model.num_layers=4",       "model.hidden_size=32",
@@ -59,6 +61,7 @@ std::vector<Parallelism> layouts() {
       {"sequence parallelism with recomputed modules", 2,
        with(kSequenceParallel,
             {"recompute.granularity=selective", "recompute.modules=[core_attn,mlp]"})},
+      {"tensor parallelism in graphs", 2, kSequenceParallel, "thread", 1e-5, /*graphs=*/true},
       {"a ring of keys", 2, {"distributed.cp_size=2", "distributed.cp_comm_type=p2p"}},
       {"rings of keys between ranks that share heads",
        4,
@@ -120,7 +123,9 @@ std::vector<double> losses_of(const Recipe& r, Device& device, comm::World world
   train::Trainer trainer =
       make_trainer(device, r, std::make_shared<CountingData>(), std::move(world));
   std::vector<double> losses;
-  for (int step = 0; step < 2; ++step) losses.push_back(trainer.step().loss);
+  // The second step begins before the result of the first one is read.
+  for (int step = 0; step < 2; ++step) losses.push_back(trainer.step(step == 0).loss);
+  if (trainer.graphs()) CHECK(trainer.graphs()->replays() > 0);
   return losses;
 }
 
@@ -132,11 +137,22 @@ std::vector<double> losses_alone(const Changes& model) {
 void expect_same_losses(const Changes& model, const Parallelism& layout,
                         const std::vector<double>& reference) {
   CAPTURE(layout.name);
-  const Recipe recipe = tiny(with(model, layout.changes), layout.ranks);
+  Recipe recipe = tiny(with(model, layout.changes), layout.ranks);
+  TestRanksOptions options;
+  if (layout.graphs) {
+    recipe.train.device = recipe::DeviceChoice::cuda;
+    recipe.train.enable_cuda_graph = true;
+    options.device = [] {
+      return Device::on(std::make_unique<RecordingBackend>(), {.stream_sanitizer = true});
+    };
+  }
   std::vector<std::vector<double>> losses(size_t(layout.ranks));
-  run_ranks(layout.ranks, layout.backend, [&](TestRank& rank) {
-    losses[size_t(rank.rank())] = losses_of(recipe, rank.device, rank.world);
-  });
+  run_ranks(
+      layout.ranks, layout.backend,
+      [&](TestRank& rank) {
+        losses[size_t(rank.rank())] = losses_of(recipe, rank.device, rank.world);
+      },
+      options);
   for (const auto& of_rank : losses) check_close(reference, of_rank, layout.bound);
 }
 

@@ -112,7 +112,7 @@ expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yam
 
 # For every mistake in an option, the user sees mtrain's message and not that of the library that reads options.
 cd "$work" || exit 1
-for command in "" schedule timeline watch eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
+for command in "" schedule timeline watch "checkpoint list" "checkpoint diff" "checkpoint prune" eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
   # shellcheck disable=SC2086  # the words of a command
   for option in $("$mtrain" $command --help | grep -oE -e '--[a-z][a-z_-]+' | sort -u); do
     for bad in "$option=@" "${option}x"; do
@@ -254,6 +254,9 @@ completes optimizer.lr= mtrain --recipe x optimizer.l
 completes megatron_ddp mtrain distributed.strategy = meg
 completes zsh mtrain completion ""
 completes "$work/runs" mtrain watch "$work/run"
+completes verify mtrain checkpoint ver
+completes --keep-every mtrain checkpoint prune --keep
+completes "$work/runs" mtrain checkpoint list "$work/run"
 completes --smooth mtrain watch --sm
 completes --micro mtrain schedule --mi
 completes llama3_8b mtrain --recipe llama3_8
@@ -261,13 +264,18 @@ completes llama3_8b mtrain -c llama3_8
 completes optimizer.lr= "${mtrain%/*}/mtrain-launch" --nproc_per_node=2 optimizer.l
 completes --nproc_per_node "${mtrain%/*}/mtrain-launch" --npr
 completes --stride mtrain eval --str
+mkdir -p "$work/hub/models--org--tiny-1.5"
+export HF_HUB_CACHE=$work/hub
+completes org/tiny-1.5 mtrain generate --model org/t
+completes org/tiny-1.5 mtrain import hf org
+completes org/tiny-1.5 mtrain model.from = org/
 # The same in fish, where it is installed.
 completes_in_fish() {
   PATH=$(dirname "$(realpath "$mtrain")"):$PATH fish --no-config -c \
     'mtrain completion fish | source; complete -C "$argv[1]"' -- "$2" </dev/null 2>&1 | cut -f 1 >"$work/out"
   grep -qxF -- "$1" "$work/out" || fail "completion of '$2' in fish lacks $1"
 }
-grep -qF "case timeline watch" <("$mtrain" completion fish) || fail "completion of paths for fish"
+grep -qF "case timeline watch 'checkpoint *'" <("$mtrain" completion fish) || fail "completion of paths for fish"
 grep -qF "complete -c mtrain-launch" <("$mtrain" completion fish) || fail "completion for fish"
 if command -v fish >/dev/null; then
   completes_in_fish explain "mtrain exp"
@@ -275,6 +283,8 @@ if command -v fish >/dev/null; then
   completes_in_fish optimizer.lr= "mtrain --recipe x optimizer.l"
   completes_in_fish distributed.strategy=megatron_ddp "mtrain distributed.strategy=meg"
   completes_in_fish fish "mtrain completion "
+  completes_in_fish org/tiny-1.5 "mtrain generate --model org/t"
+  completes_in_fish model.from=org/tiny-1.5 "mtrain model.from=org"
   completes_in_fish llama3_8b "mtrain -c llama3_8"
   completes_in_fish optimizer.lr "mtrain explain optimizer.l"
   completes_in_fish optimizer.lr= "mtrain-launch --nproc_per_node=2 optimizer.l"
@@ -282,6 +292,7 @@ if command -v fish >/dev/null; then
   completes_in_fish "$work/runs/" "mtrain watch $work/run"
   completes_in_fish "$work/t.json" "mtrain timeline $work/t.j"
 fi
+unset HF_HUB_CACHE
 # Models in and out.
 hf=$(cd "$(dirname "$0")/../golden/hf" && pwd)
 expect "a dry run of an import" 0 "qwen2 (Qwen2ForCausalLM)" "3 files" "BF16" "Every tensor is mapped" -- \

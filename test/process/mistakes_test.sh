@@ -7,7 +7,8 @@ golden=$(cd "$(dirname "${BASH_SOURCE[0]}")/../golden" && pwd)/mistakes.txt
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT HF_HOME XDG_CACHE_HOME
+export HF_HUB_CACHE=hub HOME=home  # messages name them
 export NO_COLOR=1
 number=0
 

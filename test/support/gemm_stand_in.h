@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/matmul_workspace.h"
 #include "kernels/cuda/gemm/library_matmul.h"
 #include "kernels/matmul_unfused.h"
 
@@ -28,9 +29,11 @@ struct GemmStandIn final : kernels::cuda::GemmApi, kernels::cuda::GemmDevice {
   std::map<std::pair<Epilogue, uint64_t>, double> times;  // seconds; the others: 1
   double column_sum_time = 0.5;
   bool captures = false, has_failed = false;
-  int64_t free_bytes = int64_t(1) << 40;
+  int64_t free_bytes = int64_t(1) << 40;  // for other memory than the workspace
+  int64_t cache = 0;
   // --- members that a test reads ---
   mutable std::vector<std::pair<Epilogue, uint64_t>> ran;
+  mutable std::vector<const void*> results;  // where each call that ran wrote C
   mutable int64_t taken = 0;
   mutable int healthy_asked = 0, column_sums = 0;
 
@@ -53,6 +56,7 @@ struct GemmStandIn final : kernels::cuda::GemmApi, kernels::cuda::GemmDevice {
                void* workspace, CUstream_st*) const override {
       MT_CHECK(workspace, "no workspace");
       library_.ran.push_back({key_.epilogue, algorithm.bits[0]});
+      library_.results.push_back(m.c_MN.data);
       for (const auto status : {library_.answer(key_.epilogue, library_.epilogue_answers),
                                 library_.answer(algorithm.bits[0], library_.answers)})
         if (status != Answer::Status::done) return {status, "the stand-in refuses"};
@@ -85,7 +89,8 @@ struct GemmStandIn final : kernels::cuda::GemmApi, kernels::cuda::GemmDevice {
   }
 
   void* take(size_t bytes, CUstream_st*) const override {
-    if (int64_t(bytes) > free_bytes) throw RunError("out of GPU memory");
+    if (int64_t(bytes) > free_bytes && int64_t(bytes) != kMatmulWorkspace)
+      throw RunError("out of GPU memory");
     ++taken;
     return ::operator new(bytes, std::align_val_t(256));
   }
@@ -112,10 +117,11 @@ struct GemmStandIn final : kernels::cuda::GemmApi, kernels::cuda::GemmDevice {
   void fill_for_timing(const Span& memory, CUstream_st*) const override {
     if (!is_float8(memory.dtype)) kernels::cpu::run(kernels::Fill{.y = memory});
   }
-  double seconds(const std::function<void()>& launch, CUstream_st*) const override {
+  int64_t cache_bytes() const override { return cache; }
+  double seconds(const std::function<void()>& launch, int calls, CUstream_st*) const override {
     const double before = clock_;
-    launch();
-    return clock_ - before;
+    for (int i = 0; i < calls; ++i) launch();
+    return (clock_ - before) / calls;
   }
   double now() const override { return clock_; }
 

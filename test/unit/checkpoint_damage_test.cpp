@@ -67,58 +67,185 @@ void replace_in(const fs::path& file, const std::string& from, const std::string
   write_file_atomic(file, text.replace(at, from.size(), to));
 }
 
-}  // namespace
+// The newest checkpoint of a run of 4 steps is damaged in this way, and a file is named.
+struct Damage {
+  const char* what;
+  std::function<void()> make;
+  const char* named;
+};
 
-TEST_CASE("a run ends with exit code 1 at a damaged newest checkpoint, and changes nothing") {
-  const DamageLab lab;
-  lab.train("a");
-  const fs::path step = lab.step("a", 4);
-  struct Row {
-    const char* what;
-    std::function<void()> damage;
-    const char* named;
-  };
-  const auto flip = [&](const char* name, int64_t from_end) {
+std::vector<Damage> damages_of(const fs::path& step) {
+  const auto flip = [step](const char* name, int64_t from_end) {
     std::string text = read_file(step / name);
     text[text.size() - size_t(from_end)] ^= 1;
     write_file_atomic(step / name, text);
   };
-  for (const Row& row : std::vector<Row>{
-           {"a bit of the index", [&] { flip("index.json", 30); }, "index.json"},
-           {"a byte of the moments is missing",
-            [&] {
-              fs::resize_file(step / "optimizer-00000.safetensors",
-                              fs::file_size(step / "optimizer-00000.safetensors") - 1);
-            },
-            "optimizer-00000.safetensors"},
-           {"no state", [&] { fs::remove(step / "state.json"); }, "state.json"},
-           {"a bit of a weight", [&] { flip("weights-00000.safetensors", 999); },
-            "weights-00000.safetensors"},
-           {"a bit of a moment", [&] { flip("optimizer-00000.safetensors", 999); },
-            "optimizer-00000.safetensors"},
-           {"a bit of a name in the header",
-            [&] { replace_in(step / "weights-00000.safetensors", "mlp.down", "mlp.dowm"); },
-            "weights-00000.safetensors"}}) {
-    INFO(row.what);
-    fs::copy(step, lab / "sound");
-    row.damage();
-    const auto before = files_of(lab / "a");
-    const std::string said = lab.complaint("a", {"checkpoint.keep=1"});
-    CHECK_THAT(said, Catch::StartsWith("exit code 1") && Contains((step / row.named).string()));
-    CHECK(files_of(lab / "a") == before);
-    // Using a model also reads every file that it needs.
-    if (std::string(row.named) != "optimizer-00000.safetensors")
-      CHECK_THROWS_WITH(lab.loss("a"), Contains(row.named));
-    fs::remove_all(step);
-    fs::rename(lab / "sound", step);
+  return {{"a bit of the index", [=] { flip("index.json", 30); }, "index.json"},
+          {"a bit of the state", [=] { flip("state.json", 30); }, "state.json"},
+          {"a byte of the moments is missing",
+           [=] {
+             fs::resize_file(step / "optimizer-00000.safetensors",
+                             fs::file_size(step / "optimizer-00000.safetensors") - 1);
+           },
+           "optimizer-00000.safetensors"},
+          {"a bit of a weight", [=] { flip("weights-00000.safetensors", 999); },
+           "weights-00000.safetensors"},
+          {"a bit of a moment", [=] { flip("optimizer-00000.safetensors", 999); },
+           "optimizer-00000.safetensors"},
+          {"a bit of a name in the header",
+           [=] { replace_in(step / "weights-00000.safetensors", "mlp.down", "mlp.dowm"); },
+           "weights-00000.safetensors"}};
+}
+
+// Restores the run folder `run` from its copy.
+void restore(const fs::path& run, const fs::path& copy) {
+  fs::remove_all(run);
+  fs::copy(copy, run, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+}
+
+double loss_of_step(const Lab& lab, const std::string& run, int64_t step) {
+  for (const auto& line : lab.steps(run))
+    if (line.at("step") == step) return line.at("loss").get<double>();
+  FAIL("no step " << step);
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("a run sets a damaged newest checkpoint aside, and continues from the one before it") {
+  const DamageLab lab;
+  lab.train("a", {"train.steps=6", "checkpoint.every_steps=2", "checkpoint.at_end=false"});
+  const double expected = loss_of_step(lab, "a", 6);
+  fs::remove_all(lab / "a");
+  lab.train("a");
+  const fs::path step = lab.step("a", 4);
+  fs::copy(lab / "a", lab / "copy", fs::copy_options::recursive);
+  for (const Damage& damage : damages_of(step)) {
+    INFO(damage.what);
+    restore(lab / "a", lab / "copy");
+    damage.make();
+    // Using a model also reads every file that it needs, and changes nothing.
+    if (std::string(damage.named) != "optimizer-00000.safetensors")
+      CHECK_THROWS_WITH(lab.loss("a"), Contains(damage.named));
+    CHECK(lab.complaint("a", {"checkpoint.keep=1"}).empty());
+    CHECK(loss_of_step(lab, "a", 6) == expected);
+    // It is neither deleted by checkpoint.keep nor replaced by the step that is saved again.
+    CHECK(fs::exists(step.string() + ".damaged/weights-00000.safetensors"));
+    CHECK(lab.checkpoints("a").contains("step-00000006"));
+    CHECK(read_file(lab / "a/checkpoints/latest") == "step-00000006\n");
   }
-  // With the path of a sound checkpoint the run resumes, and keeps the damaged one under another
-  // name.
-  fs::remove(step / "state.json");
+}
+
+TEST_CASE("a path that is damaged is an error, and so is a file that is missing or unreadable") {
+  const DamageLab lab;
+  lab.train("a");
+  const fs::path step = lab.step("a", 4);
+  fs::copy(lab / "a", lab / "copy", fs::copy_options::recursive);
+  for (const Damage& damage : damages_of(step)) {
+    INFO(damage.what);
+    restore(lab / "a", lab / "copy");
+    damage.make();
+    const auto before = files_of(lab / "a");
+    for (const std::string& path : {step.string(), (lab / "a").string()}) {
+      std::string said;
+      try {
+        lab.train("a", {"train.steps=6", "checkpoint.load=" + path});
+      } catch (const RunError& e) {
+        said = e.what();
+      }
+      CHECK_THAT(said, Contains((step / damage.named).string()));
+      CHECK(files_of(lab / "a") == before);
+    }
+  }
+  for (const char* name : {"index.json", "state.json", "weights-00000.safetensors",
+                           "optimizer-00000.safetensors", "optimizer-00000.safetensors.sums"}) {
+    INFO(name);
+    restore(lab / "a", lab / "copy");
+    fs::remove(step / name);
+    const auto before = files_of(lab / "a");
+    CHECK_THAT(lab.complaint("a"),
+               Catch::StartsWith("exit code 1") && Contains((step / name).string()));
+    CHECK(files_of(lab / "a") == before);
+  }
+  // With the path of a sound checkpoint the run resumes, and keeps the other under another name.
   lab.train("a", {"train.steps=6", "checkpoint.load=" + lab.step("a", 2).string()});
   CHECK(fs::exists(lab.step("a", 6)));
   CHECK(fs::exists(step.string() + ".abandoned/weights-00000.safetensors"));
   CHECK(lab.complaint("a").empty());
+}
+
+TEST_CASE(
+    "several damaged checkpoints are set aside; without a sound one, a run never begins anew") {
+  const DamageLab lab;
+  lab.train("a");
+  fs::copy(lab / "a", lab / "copy", fs::copy_options::recursive);
+  lab.train("a", {"checkpoint.load=latest", "train.steps=8"});
+  // One shows when it is chosen, the other when its tensors are read.
+  for (const Damage& damage : {damages_of(lab.step("a", 8))[1], damages_of(lab.step("a", 6))[4]})
+    damage.make();
+  CHECK(lab.complaint("a", {"train.steps=10"}).empty());
+  for (const int n : {6, 8}) CHECK(fs::exists(lab.step("a", n).string() + ".damaged"));
+  for (const size_t kind : {1, 3}) {
+    restore(lab / "a", lab / "copy");
+    for (const int n : {2, 4}) damages_of(lab.step("a", n))[kind].make();
+    for (int start = 0; start < 2; ++start) {
+      CHECK_THAT(lab.complaint("a"), Catch::StartsWith("exit code 1"));
+      CHECK(lab.steps("a").size() == 4);
+    }
+  }
+  // A start after the last one was set aside, by hand or by a run that was killed.
+  restore(lab / "a", lab / "copy");
+  for (const int n : {2, 4}) fs::rename(lab.step("a", n), lab.step("a", n).string() + ".damaged");
+  fs::remove(lab / "a/checkpoints/latest");
+  CHECK_THAT(lab.complaint("a"), Catch::StartsWith("exit code 1") && Contains("damaged"));
+  CHECK_THAT(lab.complaint("a", {"checkpoint.load_or_start=true"}),
+             Catch::StartsWith("exit code 1"));
+}
+
+TEST_CASE("a run that was killed right after it had set a checkpoint aside continues") {
+  const DamageLab lab;
+  lab.train("a");
+  fs::rename(lab.step("a", 4), lab.step("a", 4).string() + ".damaged");  // `latest` still names it
+  CHECK(read_file(lab / "a/checkpoints/latest") == "step-00000004\n");
+  CHECK(lab.complaint("a").empty());
+  CHECK(lab.steps("a").size() == 6);
+  CHECK(read_file(lab / "a/checkpoints/latest") == "step-00000006\n");
+}
+
+TEST_CASE("a restarted job falls back like checkpoint.load=latest") {
+  const DamageLab lab;
+  lab.train("a", {}, "job");
+  damages_of(lab.step("a", 4))[3].make();
+  lab.train("a", {"train.steps=6"}, "job");
+  CHECK(fs::exists(lab.step("a", 4).string() + ".damaged"));
+  CHECK(fs::exists(lab.step("a", 6)));
+}
+
+TEST_CASE("a run may start where a folder to load from is empty or does not exist") {
+  const DamageLab lab;
+  for (const char* from : {"nowhere", "empty"}) {
+    fs::create_directory(lab / "empty");
+    const std::string run = std::string("from_") + from;
+    CHECK_THROWS_AS(lab.train(run, {"checkpoint.load=" + (lab / from).string()}), UserError);
+    lab.train(run,
+              {"checkpoint.load.path=" + (lab / from).string(), "checkpoint.load.or_start=true"});
+    CHECK(lab.checkpoints(run).contains("step-00000004"));
+  }
+  // The same command continues where it has saved, and repeats where it has not.
+  const std::string own = "checkpoint.load=" + (lab / "b/checkpoints").string();
+  const Settings command{own, "checkpoint.load_or_start=true"};
+  Settings without = command;
+  without.insert(without.end(), {"checkpoint.every_steps=0", "checkpoint.at_end=false"});
+  lab.train("b", without);
+  lab.train("b", command);
+  CHECK(lab.steps("b").size() == 4);
+  Settings more = command;
+  more.push_back("train.steps=6");
+  lab.train("b", more);
+  CHECK(lab.steps("b").size() == 6);
+  // Damage is not emptiness.
+  for (const int n : {2, 4, 6}) damages_of(lab.step("b", n))[1].make();
+  CHECK_THROWS_AS(lab.train("b", more), RunError);
 }
 
 TEST_CASE(

@@ -168,7 +168,7 @@ TEST_CASE("an error of one rank reaches all ranks as one error that names it") {
             throw RunError("cannot write weights-00002.safetensors", "free some");
         });
       });
-    } catch (const RunError& e) {
+    } catch (const checkpoint::SaveError& e) {
       const std::lock_guard lock(mutex);
       errors.push_back(std::string(together == 1 ? "" : "not together: ") + e.what());
     }
@@ -196,7 +196,7 @@ TEST_CASE("a rank that cannot write its file leaves no checkpoint, and all ranks
     };
     try {
       checkpoint::save_checkpoint(parts, t.progress(), {.root = root / "bad"});
-    } catch (const RunError& e) {
+    } catch (const checkpoint::SaveError& e) {
       const std::lock_guard lock(mutex);
       errors.emplace_back(e.what());
     }

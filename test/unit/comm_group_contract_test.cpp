@@ -51,6 +51,15 @@ constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16,
 
 }  // namespace
 
+TEST_CASE("backends without registered memory say so") {
+  on_all([](TestRank& r) {
+    const Group g = r.world.world_group();
+    require(!g.registered(r.stream, {64}, DType::f32, device::MemoryCategory::buffers, true),
+            "memory is registered");
+    g.barrier(r.stream);
+  });
+}
+
 TEST_CASE("all_reduce sums, averages and takes maxima over ranks") {
   on_all([](TestRank& r) {
     const Group g = r.world.world_group();

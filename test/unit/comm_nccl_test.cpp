@@ -1,203 +1,10 @@
 // Tests the NCCL backend with a stand-in for the library: how ranks meet, which calls are made in
 // which order, and how calls that never end become errors. Tests of NCCL itself need GPUs.
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <mutex>
-#include <thread>
-
-#include <fmt/ranges.h>
-#include <catch2/catch.hpp>
-
-#include "base/error.h"
-#include "comm/nccl/nccl_library.h"
-#include "comm/nccl/nccl_transport.h"
-#include "comm/store.h"
+#include "comm_nccl_testing.h"
 
 namespace comm_nccl_test {
 
-using namespace mtrain;
-using namespace mtrain::comm;
-using namespace std::chrono_literals;
-using Catch::Matchers::Contains;
-using Clock = std::chrono::steady_clock;
-using State = NcclAnswer::State;
-
-namespace {
-
-// Whether calls block until they are done or aborted, as the library's do. Otherwise they return at
-// once, and state() is polled. Each test runs both ways.
-bool blocking = false;
-
-class FakeNccl : public NcclApi {
- public:
-  // Whether the stream arrives at calls, and whether calls end.
-  std::atomic<bool> reached{true}, ends{true};
-  std::atomic<int> polls{0};  // how often state() still says "in progress"
-  std::atomic<bool> fails{false};
-  std::atomic<bool> never_ready{false}, aborted{false};
-  std::atomic<int> inside{0};  // threads in a call that blocks
-
-  std::vector<std::string> log() {
-    const std::lock_guard lock(mutex_);
-    return log_;
-  }
-
-  void use_device() override {}
-  std::string make_id() override {
-    note("make_id");
-    return "the id";
-  }
-  NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks,
-                  int max_ctas) override {
-    note(fmt::format("init {} {}/{}{}", id, rank, ranks,
-                     max_ctas > 0 ? fmt::format(" on {}", max_ctas) : ""));
-    const NcclAnswer answer = end();
-    comm = reinterpret_cast<ncclComm*>(this);
-    return answer;
-  }
-  NcclAnswer state(ncclComm*) override {
-    if (fails) return {State::failed, "a cable is out"};
-    if (never_ready) return {State::under_way};
-    int left = polls;
-    while (left > 0 && !polls.compare_exchange_weak(left, left - 1)) {
-    }
-    return {left > 0 ? State::under_way : State::done};
-  }
-  NcclAnswer finalize(ncclComm*) override {
-    note("finalize");
-    return end();
-  }
-  void destroy(ncclComm*) noexcept override { note("destroy"); }
-  void abort(ncclComm*) noexcept override {
-    note("abort");
-    aborted = true;
-  }
-  NcclAnswer group_start() override { return note("group_start"); }
-  NcclAnswer group_end(ncclComm*) override {
-    note("group_end");
-    return end();
-  }
-  NcclAnswer all_reduce(Span data, Reduce, ncclComm*, CUstream_st*) override {
-    note(fmt::format("all_reduce {} {}", data.count, dtype_name(data.dtype)));
-    return end();
-  }
-  NcclAnswer reduce_scatter(ConstSpan, Span out, Reduce, ncclComm*, CUstream_st*) override {
-    return note(fmt::format("reduce_scatter {}", out.count));
-  }
-  NcclAnswer all_gather(ConstSpan in, Span, ncclComm*, CUstream_st*) override {
-    return note(fmt::format("all_gather {}", in.count));
-  }
-  NcclAnswer broadcast(Span data, int root, ncclComm*, CUstream_st*) override {
-    return note(fmt::format("broadcast {} from {}", data.count, root));
-  }
-  NcclAnswer send(ConstSpan data, int to, ncclComm*, CUstream_st*) override {
-    return note(fmt::format("send {} at {} to {}", data.count, place(data.data), to));
-  }
-  NcclAnswer receive(Span data, int from, ncclComm*, CUstream_st*) override {
-    return note(fmt::format("receive {} at {} from {}", data.count, place(data.data), from));
-  }
-  // Events come in pairs: before and after a call.
-  std::unique_ptr<device::EventBackend> record(CUstream_st*) override {
-    struct Event : device::EventBackend {
-      explicit Event(const std::atomic<bool>& by) : flag(by), passed(by) {}
-      bool ready() const override { return passed || flag; }
-      void wait() const override {}
-      const std::atomic<bool>& flag;
-      const bool passed;  // whatever the flag becomes later
-    };
-    return std::make_unique<Event>(recorded_++ % 2 ? ends : reached);
-  }
-  std::shared_ptr<void> allocate(int64_t) override { return std::make_shared<int64_t>(); }
-
-  float memory[64];
-
- private:
-  // The end of a call that may take long.
-  NcclAnswer end() {
-    if (!blocking) return state(nullptr);
-    ++inside;
-    NcclAnswer answer;
-    while ((answer = state(nullptr)).state == State::under_way && !aborted)
-      std::this_thread::sleep_for(1ms);
-    --inside;
-    return answer.state == State::under_way ? NcclAnswer{State::failed, "aborted"} : answer;
-  }
-  NcclAnswer note(std::string what) {
-    const std::lock_guard lock(mutex_);
-    log_.push_back(std::move(what));
-    return {};
-  }
-  int64_t place(const void* data) const { return static_cast<const float*>(data) - memory; }
-
-  std::mutex mutex_;
-  std::vector<std::string> log_;
-  std::atomic<int> recorded_{0};
-};
-
-// A rank with the objects that its process would have.
-struct Rank {
-  std::shared_ptr<FakeNccl> nccl = std::make_shared<FakeNccl>();
-  std::shared_ptr<Communicator> group;
-  device::LaunchContext context{.late = std::make_shared<device::AsyncError>()};
-
-  Span data(int first, int64_t count) const { return {nccl->memory + first, count, DType::f32}; }
-  std::string late() const {
-    try {
-      context.late->rethrow();
-    } catch (const CommError& e) {
-      return e.message();
-    }
-    return "";
-  }
-  // Waits for the failure that the stream would throw.
-  std::string await_late() const {
-    const auto deadline = Clock::now() + 10s;
-    while (late().empty() && Clock::now() < deadline) std::this_thread::sleep_for(5ms);
-    return late();
-  }
-};
-
-// Lets the given ranks of a group of `n` meet, and returns each rank's error.
-std::vector<std::string> meet(std::vector<Rank>& ranks, int n, std::chrono::nanoseconds timeout,
-                              const StoreServer& server, int first = 0,
-                              Traffic traffic = Traffic::bulk) {
-  std::vector<std::string> messages(ranks.size());
-  std::vector<std::thread> threads;
-  std::vector<int> all;
-  for (int r = 0; r < n; ++r) all.push_back(r + 10);
-  for (size_t i = 0; i < ranks.size(); ++i)
-    threads.emplace_back([&, i] {
-      try {
-        const auto transport = nccl_transport(ranks[i].nccl, {server.address(), timeout});
-        ranks[i].group = transport->connect("dp:10,11", all, first + int(i), traffic);
-      } catch (const Error& e) {
-        messages[i] = e.message();
-      }
-    });
-  for (auto& t : threads) t.join();
-  return messages;
-}
-
-struct FakeGroup {
-  explicit FakeGroup(int n, std::chrono::nanoseconds timeout = 10s) : ranks(size_t(n)) {
-    for (const auto& m : meet(ranks, n, timeout, server)) REQUIRE(m.empty());
-  }
-  StoreServer server{{"127.0.0.1", 0, Token::random()}};
-  std::vector<Rank> ranks;
-};
-
-bool eventually(const std::function<bool()>& true_now) {
-  const auto deadline = Clock::now() + 10s;
-  while (!true_now() && Clock::now() < deadline) std::this_thread::sleep_for(5ms);
-  return true_now();
-}
-
-void all_reduce(Rank& r, int64_t count = 4) {
-  r.group->all_reduce(r.data(0, count), Reduce::sum, r.context);
-}
-
-}  // namespace
+using namespace nccl_testing;
 
 TEST_CASE("nccl: ranks meet by the first one's id, and part when all is done") {
   blocking = GENERATE(false, true);
@@ -206,7 +13,6 @@ TEST_CASE("nccl: ranks meet by the first one's id, and part when all is done") {
   std::vector<Rank> ranks(2);
   for (auto& r : ranks) r.nccl->polls = 3;
   for (const auto& m : meet(ranks, 2, 10s, server)) REQUIRE(m.empty());
-  using Log = std::vector<std::string>;
   CHECK(ranks[0].nccl->log() == Log{"make_id", "init the id 0/2"});
   CHECK(ranks[1].nccl->log() == Log{"init the id 1/2"});
   for (auto& r : ranks) r.group.reset();
@@ -384,6 +190,72 @@ TEST_CASE("nccl: ranks at different calls get an error") {
              Contains("is at a different call: all_reduce"));
 }
 
+TEST_CASE("nccl: the calls of a graph are watched at its replays") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(2, 300ms);
+  std::vector<device::ReplayHooks> hooks(2);
+  const auto replay = [&](int rank) {
+    for (const auto& hook : hooks[size_t(rank)]) hook->before(g.ranks[size_t(rank)].context);
+    for (const auto& hook : hooks[size_t(rank)]) hook->after(g.ranks[size_t(rank)].context);
+  };
+  for (const int i : {0, 1}) {
+    Rank& r = g.ranks[size_t(i)];
+    r.context.replays = &hooks[size_t(i)];
+    all_reduce(r);
+    r.group->all_gather(r.data(0, 1), r.data(0, 2), r.context);
+    r.context.replays = nullptr;
+    REQUIRE(hooks[size_t(i)].size() == 1);
+    replay(i);
+  }
+  // The calls of the capture itself are not waited for: no event of theirs would pass.
+  std::this_thread::sleep_for(500ms);
+  for (auto& r : g.ranks) CHECK(r.late().empty());
+  for (auto& r : g.ranks) r.nccl->ends = false;
+  SECTION("a rank whose stream does not reach the replay is named") {
+    g.ranks[1].nccl->reached = false;
+    for (const int i : {0, 1}) replay(i);
+    const std::string m = g.ranks[0].await_late();
+    CHECK_THAT(m, Contains("call 3, a graph with 2 calls, the first of them all_reduce (sum) of 4 "
+                           "fp32, of group dp on rank 10"));
+    CHECK_THAT(m, Contains("rank 1 of the group did not arrive after 0.3 s"));
+  }
+  SECTION("calls after a replay have the numbers of its calls before them") {
+    for (auto& r : g.ranks) all_reduce(r, 7);
+    CHECK_THAT(g.ranks[0].await_late(), Contains("call 3, all_reduce (sum) of 7 fp32"));
+  }
+  SECTION("after a failure a graph is not replayed") {
+    for (auto& r : g.ranks) all_reduce(r, 7);
+    g.ranks[0].await_late();
+    CHECK_THROWS_AS(replay(0), CommError);
+  }
+  hooks.clear();
+}
+
+TEST_CASE("nccl: an abort does not wait for graphs, which the same thread may destroy") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(2, 300ms);
+  Rank& r = g.ranks[0];
+  device::ReplayHooks hooks;
+  r.context.replays = &hooks;
+  all_reduce(r);
+  r.context.replays = nullptr;
+  r.nccl->graphs = 1;
+  SECTION("of the host") { r.group->abort("enough"); }
+  SECTION("of the watchdog, which reports first") {
+    r.nccl->ends = false;
+    all_reduce(r);
+    CHECK_THAT(r.await_late(), Contains("rank 1 of the group did not arrive"));
+    CHECK(eventually([&] { return bool(r.nccl->aborted); }));
+  }
+  CHECK_FALSE(r.nccl->closed);
+  hooks.clear();
+  r.nccl->graphs = 0;
+  r.group.reset();
+  CHECK(r.nccl->closed);
+}
+
 TEST_CASE("nccl: messages that never end name their peers") {
   blocking = GENERATE(false, true);
   CAPTURE(blocking);
@@ -480,6 +352,20 @@ TEST_CASE("nccl: an abort lets a call that is about to return do so") {
   other.join();
   CHECK(g.ranks[0].nccl->log().back() == "abort");
   CHECK(g.ranks[0].nccl->inside == 0);
+}
+
+TEST_CASE("nccl: a captured call is not watched, since only its replays run") {
+  blocking = GENERATE(false, true);
+  CAPTURE(blocking);
+  FakeGroup g(2, 200ms);
+  Rank& r = g.ranks[0];
+  r.nccl->captures = true, r.nccl->ends = false;
+  all_reduce(r);
+  r.nccl->captures = false;
+  std::this_thread::sleep_for(500ms);
+  CHECK(r.late().empty());
+  r.nccl->ends = true;
+  all_reduce(r);
 }
 
 TEST_CASE("nccl: a failure of NCCL under way ends the group") {

@@ -44,6 +44,28 @@ TEST_CASE("the same stream may reuse a dropped buffer's memory at once") {
   CHECK(another->data != memory);
 }
 
+TEST_CASE("adopted memory is counted, serves one buffer, and is kept until the device ends") {
+  auto device = Device::cpu(1);
+  Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_param);
+  bool freed = false;
+  std::shared_ptr<void> memory(::operator new(kMiB), [&](void* p) {
+    ::operator delete(p);
+    freed = true;
+  });
+  const void* const at = memory.get();
+  Buffer b = device->allocator().adopt(std::move(memory), kMiB, MemoryCategory::buffers, compute);
+  CHECK(b->data == at);
+  CHECK(device->allocator().usage(MemoryCategory::buffers).current == kMiB);
+  CHECK(device->allocator().reserved().current == kMiB);
+  dp.launch({.name = "gather", .writes = {all_of(b)}}, no_work);
+  b.reset();
+  CHECK(device->allocator().usage(MemoryCategory::buffers).current == 0);
+  CHECK(take(*device, compute, kMiB)->data != at);
+  CHECK_FALSE(freed);
+  device.reset();
+  CHECK(freed);
+}
+
 TEST_CASE("memory that another stream may still touch is not handed out") {
   const auto device = Device::cpu(1);
   Stream &compute = device->stream(StreamKind::compute), &dp = device->stream(StreamKind::dp_grad);

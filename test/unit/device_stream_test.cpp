@@ -470,6 +470,44 @@ TEST_CASE("scopes name the work of the rank") {
   CHECK(device->scope().empty());
 }
 
+// A CPU whose profiler writes down the ranges.
+class RangesBackend : public LimitedBackend {
+ public:
+  explicit RangesBackend(std::vector<std::string>& log)
+      : LimitedBackend(std::make_shared<Control>()), log_(log) {}
+  void push_range(const char* name) override { log_.emplace_back(name); }
+  void pop_range() override { log_.emplace_back("end"); }
+
+ private:
+  std::vector<std::string>& log_;
+};
+
+TEST_CASE("a profiler sees scopes and launches as nested ranges, if the options ask for it") {
+  for (const bool on : {true, false}) {
+    CAPTURE(on);
+    std::vector<std::string> log;
+    const auto device = Device::on(std::make_unique<RangesBackend>(log), {.nvtx = on});
+    CHECK(device->ranges() == on);
+    Stream& compute = device->stream(StreamKind::compute);
+    {
+      const Device::Scope layer(*device, "layers.3");
+      const Device::Scope part(*device, "attention");
+      compute.launch({.name = "rope"}, no_work);
+      CHECK_THROWS_AS(
+          [&] {
+            const Device::Scope failing(*device, "mlp");
+            throw RunError("x");
+          }(),
+          RunError);
+    }
+    compute.launch({.name = "adamw"}, no_work);
+    compute.synchronize();
+    const std::vector<std::string> ranges{"layers.3", "attention", "rope", "end",   "mlp",
+                                          "end",      "end",       "end",  "adamw", "end"};
+    CHECK(log == (on ? ranges : std::vector<std::string>{}));
+  }
+}
+
 TEST_CASE("a GPU is there, or the error speaks of CUDA") {
   try {
     const auto device = Device::cuda(0);

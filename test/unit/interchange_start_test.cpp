@@ -24,6 +24,7 @@
 #include "storage/safetensors.h"
 #include "storage/safetensors_folder.h"
 #include "test/support/checkpoint_testing.h"
+#include "test/support/environment.h"
 #include "test/support/temporary_folder.h"
 #include "train/data_setup.h"
 
@@ -184,6 +185,34 @@ TEST_CASE("a model of bytes is exported with a tokenizer of bytes, and used as t
   };
   CHECK(loss(folder).nats_per_token == loss(trained.string()).nats_per_token);
   CHECK(loss(folder).bytes == loss(trained.string()).bytes);
+}
+
+TEST_CASE("a run begins with a downloaded model by its name on the Hub") {
+  namespace fs = std::filesystem;
+  const Lab lab;
+  const auto trained = lab.train("trained", kSizes);
+  const fs::path repository = lab / "models--org--tiny";
+  fs::create_directories(repository / "refs");
+  fs::create_directories(repository / "snapshots");
+  write_file_atomic(repository / "refs" / "main", "0123abc");
+  interchange::export_hf(trained, repository / "snapshots" / "0123abc", {});
+  const Environment cache("HF_HUB_CACHE", lab.path.c_str());
+  const auto from = [](const std::string& model) {
+    return std::vector<std::string>{"model.from=" + model, "tokenizer.type=huggingface",
+                                    "tokenizer.path=${model.from}"};
+  };
+  const auto named = lab.train("named", from("org/tiny"));
+  CHECK(same_weights(named,
+                     lab.train("folder", from((repository / "snapshots" / "0123abc").string()))));
+  const auto nats = [&](const std::string& model) {
+    return run::evaluate_model({.model = model, .data = {(lab / "text").string()}}).nats_per_token;
+  };
+  CHECK(nats("org/tiny") == nats(trained.string()));
+  // The recipe that the run saves keeps the name; its checkpoint needs no cache.
+  CHECK_THAT(read_file(named / "recipe.yaml"), Contains("from: org/tiny"));
+  fs::remove_all(repository);
+  CHECK(nats(named.string()) > 0);
+  CHECK_THROWS_WITH(lab.train("later", from("org/tiny")), Contains("hf download org/tiny"));
 }
 
 TEST_CASE("a run that continues from a checkpoint needs the folder of model.from no more") {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels/cuda/cublaslt_key.h"
+#include "kernels/cuda/device/dependent_launch.h"
 #include "test/support/kernels_testing.h"
 
 namespace kernels_cuda_plan_test {
@@ -32,6 +33,13 @@ std::vector<double> library(const cuda::MatmulKey& key, const Array& a, const Ar
 }
 
 }  // namespace
+
+TEST_CASE("kernels start early only where their code waits and the driver captures it") {
+  CHECK(cuda::can_launch_dependent(90, 13000));
+  CHECK(cuda::can_launch_dependent(100, 12030));
+  CHECK_FALSE(cuda::can_launch_dependent(80, 13000));  // on a new GPU too: its code has no wait
+  CHECK_FALSE(cuda::can_launch_dependent(90, 12020));
+}
 
 TEST_CASE("the key asks a column-major library for the row-major GEMM") {
   const int64_t M = 5, N = 7, K = 3;

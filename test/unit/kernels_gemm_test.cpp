@@ -2,7 +2,10 @@
 // algorithms.
 #include <catch2/catch.hpp>
 
+#include <set>
+
 #include "base/log.h"
+#include "kernels/cuda/gemm/gemm_timing.h"
 #include "test/support/gemm_stand_in.h"
 #include "test/support/kernels_testing.h"
 
@@ -260,14 +263,96 @@ TEST_CASE("no GEMM is begun when the time for measuring has passed") {
   const auto keys = bench.matmul.unchosen();  // by their runs, since all have one size
   REQUIRE(keys.size() == 3);
   CHECK(bench.matmul.time(keys, 0, nullptr).empty());
-  // Each of three algorithms is run twice a key, and takes a second.
+  // A key has 2 runs of each of three algorithms, one to see how long they take, and 3 rounds of
+  // all three. Each takes a second.
   const Lines lines;
-  const auto found = bench.matmul.time(keys, 7, nullptr);
+  const auto found = bench.matmul.time(keys, 2 * 16 - 1, nullptr);
   CHECK(lines.count == 1);
   REQUIRE(found.size() == 2);
   CHECK(found[0].key.epilogue == Epilogue::none);
   CHECK(found[0].key.c == DType::bf16);
   CHECK(found[1].key.epilogue == Epilogue::bias);
+}
+
+TEST_CASE(
+    "of 32 algorithms, the fastest are measured again in turns, and the first of equal ones") {
+  Bench bench;
+  Operands o(Epilogue::none);
+  auto& offered = bench.library.offers[Epilogue::none];
+  for (uint64_t n = 1; n <= 40; ++n) {
+    offered.push_back(n);
+    bench.library.times[{Epilogue::none, n}] = 2;
+  }
+  for (const uint64_t n : {31, 9, 20, 25, 40}) bench.library.times[{Epilogue::none, n}] = 1;
+  bench.run(o);
+  bench.library.ran.clear();
+  bench.use(bench.choose());
+  std::vector<uint64_t> ran;
+  for (const auto& [epilogue, number] : bench.library.ran) ran.push_back(number);
+  std::vector<uint64_t> expected{1, 1, 1};  // its code, how long a call takes, the measurement
+  for (uint64_t n = 2; n <= 32; ++n) expected.insert(expected.end(), {n, n});
+  for (int round = 0; round < 3; ++round) expected.insert(expected.end(), {1, 9, 20, 25});
+  CHECK(ran == expected);
+  bench.run(o);
+  CHECK(bench.last().second == 9);
+}
+
+TEST_CASE("one measurement of a GEMM takes some milliseconds, whatever the GEMM takes") {
+  CHECK(cuda::calls_at_once(1e-5, 10) == 10);
+  CHECK(cuda::calls_at_once(1e-3, 10) == 5);
+  CHECK(cuda::calls_at_once(4e-3, 3) == 1);
+  CHECK(cuda::calls_at_once(1, 3) == 1);
+  CHECK(cuda::calls_at_once(1e-9, 3) == 3);
+  for (const double fast : {1e-4, 4e-3}) {
+    Bench bench;
+    Operands o(Epilogue::none);
+    for (const uint64_t n : {1, 2, 3}) bench.library.times[{Epilogue::none, n}] = fast;
+    bench.run(o);
+    bench.library.ran.clear();
+    bench.choose();
+    CHECK(bench.library.ran.size() == (fast < 1e-3 ? 1 + 3 * (1 + 3) + 3 * 3 * 10 : 1 + 3 * 2 + 9));
+  }
+}
+
+TEST_CASE("calls of a measurement use sets of operands in turn, which do not stay in the cache") {
+  CHECK(cuda::sets_in_turn(10, 0) == 1);
+  CHECK(cuda::sets_in_turn(10, 50) == 6);
+  CHECK(cuda::sets_in_turn(40, 50) == 3);
+  CHECK(cuda::sets_in_turn(60, 50) == 2);
+  CHECK(cuda::sets_in_turn(100, 50) == 1);
+  CHECK(cuda::sets_in_turn(1, 1 << 20) == 64);
+  const int64_t bytes = 2 * (M * K + K * N + M * N);
+  for (const auto& [cache, sets] : {std::pair{int64_t(0), size_t(1)}, {3 * bytes, size_t(4)}}) {
+    for (const Epilogue e : {Epilogue::none, Epilogue::gelu, Epilogue::sums}) {
+      CAPTURE(cache, int(e));
+      Bench bench;
+      bench.library.cache = cache;
+      Operands o(e);
+      bench.run(o);
+      bench.library.results.clear();
+      bench.choose();
+      const auto& used = bench.library.results;
+      REQUIRE(used.size() > 10);
+      // The first GEMMs are those of the library's epilogue; then mtrain's kernels follow.
+      for (size_t i = sets; i < 10; ++i) CHECK(used[i] == used[i - sets]);
+      CHECK(std::set<const void*>(used.begin(), used.begin() + 10).size() == sets);
+    }
+  }
+}
+
+TEST_CASE("without memory for several sets of operands, a GEMM is measured with one") {
+  Bench bench;
+  Operands o(Epilogue::none);
+  bench.run(o);
+  bench.library.cache = 1 << 20;
+  bench.library.free_bytes = 4096;
+  bench.library.times[{Epilogue::none, 2}] = 0.5;
+  bench.library.results.clear();
+  bench.use(bench.choose());
+  CHECK(std::set<const void*>(bench.library.results.begin(), bench.library.results.end()).size() ==
+        1);
+  bench.run(o);
+  CHECK(bench.last().second == 2);
 }
 
 TEST_CASE("the library's sums are used only where they measure faster than a kernel for them") {

@@ -138,7 +138,7 @@ SpreadResult spread_over(int64_t P, const Array& logits_TV, int64_t V, const Arr
     for (double v : sums.values()) gathered.push_back(v);
     parts.push_back(std::move(x));
   }
-  const Array sums_PT3(DType::f32, gathered);
+  const Array sums_PT3(DType::f32, gathered), scale_1(DType::f32, std::vector<double>{scale});
   SpreadResult result{Array(DType::f32, T), Array(dtype, T * V)};
   for (int64_t p = 0; p < P; ++p) {
     Array loss(DType::f32, T), loss_only(DType::f32, T);
@@ -159,6 +159,7 @@ SpreadResult spread_over(int64_t P, const Array& logits_TV, int64_t V, const Arr
     cpu::run(a);
     REQUIRE(parts[p] == before);
     a.write_grad = true, a.loss_T = loss;
+    if (p % 2) a.grad_scale = -1, a.scale_in_memory = scale_1;  // the memory's value counts
     cpu::run(a);
     REQUIRE(loss == loss_only);
     REQUIRE((parts[p].margin_untouched() && loss.margin_untouched()));

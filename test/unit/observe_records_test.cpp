@@ -385,10 +385,15 @@ TEST_CASE("a disk that fills up costs metrics lines, never a torn one, nor the t
 }
 
 TEST_CASE("communication is timed in the first steps, and then in those that are logged") {
-  for (int64_t n = 1; n <= 10; ++n) CHECK(samples_step(n, 100));
-  CHECK_FALSE(samples_step(11, 100));
-  CHECK(samples_step(200, 100));
-  CHECK(samples_step(11, 1));
+  for (int64_t n = 1; n <= 10; ++n) CHECK(samples_step(n, 100, {}));
+  CHECK_FALSE(samples_step(11, 100, {}));
+  CHECK(samples_step(200, 100, {}));
+  CHECK(samples_step(11, 1, {}));
+}
+
+TEST_CASE("a recipe can have communication timed in every n-th step alone") {
+  for (int64_t n = 1; n <= 40; ++n) CHECK(samples_step(n, 1, 10) == (n % 10 == 0));
+  CHECK(samples_step(1, 100, 1));
 }
 
 TEST_CASE("exposed is the time in which compute stood still for a communication") {

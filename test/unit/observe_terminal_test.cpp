@@ -14,6 +14,7 @@
 #include "base/terminal.h"
 #include "observe/banner.h"
 #include "observe/progress.h"
+#include "test/support/environment.h"
 
 namespace observe_terminal_test {
 
@@ -81,19 +82,6 @@ class FakeTerminal {
   }
   int master_ = -1, slave_ = -1, columns_;
   size_t cursor_ = 0;
-};
-
-class Environment {
- public:
-  Environment(const char* name, const char* value) : name_(name) {
-    if (const char* old = std::getenv(name)) old_ = old;
-    value ? ::setenv(name, value, 1) : ::unsetenv(name);
-  }
-  ~Environment() { old_ ? ::setenv(name_, old_->c_str(), 1) : ::unsetenv(name_); }
-
- private:
-  const char* name_;
-  std::optional<std::string> old_;
 };
 
 StepProgress some_step(int64_t step) {

@@ -16,6 +16,11 @@ Overrides on_cuda(Overrides o) {
   return o;
 }
 
+Overrides with(Overrides a, const Overrides& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 CudaGraphs graphs(int64_t world, const Overrides& overrides) {
   Diagnostics diagnostics;
   const Recipe r = load_recipe_text(interchange::model_source(), kBase, "base.yaml", overrides,
@@ -42,10 +47,22 @@ TEST_CASE("requested graphs must be possible, or the error has the reason") {
                   .world = 2,
                   .set = asked({"distributed.pp_size=2", "distributed.pipeline={}"})},
                  field, "messages");
-  expect_warning({.what = "tp", .world = 2, .set = asked({"distributed.tp_size=2"})}, field,
-                 "tp ranks");
-  expect_warning({.what = "cp", .world = 2, .set = asked({"distributed.cp_size=2"})}, field,
-                 "cp ranks");
+  expect_accepts({.what = "tp", .world = 2, .set = asked({"distributed.tp_size=2"})});
+  expect_accepts({.what = "cp",
+                  .world = 2,
+                  .set = asked({"distributed.cp_size=2", "distributed.strategy=megatron_ddp",
+                                "ddp.overlap_grad_reduce=false"})});
+  const Overrides experts{"model.moe.num_experts=8", "model.moe.router_topk=2",
+                          "model.moe.ffn_hidden_size=64"};
+  expect_accepts({.what = "experts", .set = asked(experts)});
+  expect_accepts({.what = "experts under dp",
+                  .world = 2,
+                  .set = asked(with(experts, {"distributed.strategy=ddp"}))});
+  expect_warning(
+      {.what = "experts over ranks",
+       .world = 2,
+       .set = asked(with(experts, {"distributed.strategy=megatron_ddp", "distributed.ep_size=2"}))},
+      field, "the host waits for the numbers of rows");
   expect_error({.what = "packs", .set = asked({"packed_sequence.packed_sequence_size=1024"})},
                field, "packed");
   expect_warning({.what = "fsdp2", .world = 2, .set = asked({})}, field, "sharded");
@@ -80,6 +97,8 @@ TEST_CASE("graphs are on where nothing forbids them, for micro-batches that do n
         "on: every micro-batch");
   CHECK(text(1, {"mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_recipe: delayed}",
                  "hardware.gpu=h100"}) == "on: every micro-batch");
+  CHECK(text(1, {"model.moe.num_experts=8", "model.moe.router_topk=2",
+                 "model.moe.ffn_hidden_size=64"}) == "on: every micro-batch");
   CHECK(text(1, {"train.enable_cuda_graph=false"}) == "off: train.enable_cuda_graph is false");
   CHECK(text(2, {"distributed.strategy=ddp"}) ==
         "on: micro-batches 1 to 15 of 16, the others communicate");
@@ -89,6 +108,15 @@ TEST_CASE("graphs are on where nothing forbids them, for micro-batches that do n
         "on: micro-batches 2 to 15 of 16, the others communicate");
   CHECK(text(2, {"distributed.strategy=megatron_ddp", "ddp.overlap_param_gather=false"}) ==
         "on: micro-batches 1 to 15 of 16, the others communicate");
+  const Overrides tp{"distributed.tp_size=2"},
+      cp{"distributed.cp_size=2", "distributed.strategy=megatron_ddp",
+         "ddp.overlap_grad_reduce=false", "ddp.overlap_param_gather=false"};
+  CHECK(text(2, tp) == "off: tp ranks communicate within a micro-batch, which only true records");
+  CHECK(text(2, cp) == "off: cp ranks communicate within a micro-batch, which only true records");
+  const Overrides named{"train.enable_cuda_graph=true"};
+  CHECK(text(2, with(tp, named)) == "on: every micro-batch, with the communication of tp ranks");
+  CHECK(text(4, with(with(tp, cp), named)) ==
+        "on: every micro-batch, with the communication of tp and cp ranks");
   CHECK_FALSE(graphs(1, {}).on);  // auto takes the CPU
   CHECK_FALSE(graphs(2, on_cuda({"distributed.strategy=fsdp2"})).off != OverlapRow::Off::no);
 }

@@ -97,6 +97,7 @@ const std::vector<Base>& bases() {
        {"train.device=cuda", "mixed_precision.fp8=hybrid",
         "mixed_precision.first_last_layers_bf16=true"}},
       {4, {"train.device=cuda", "distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
+      {8, {"train.device=cuda", "distributed.strategy=fsdp2", "ddp.nccl_ub=true"}},
       {1,
        {"debug.fault.at=adamw", "dataset.validation=y", "validation.every_steps=20",
         "checkpoint.every_steps=10", "tokenizer.path=t.json", "checkpoint.load=c"}},
@@ -112,6 +113,8 @@ struct ReadElsewhere {
 const ReadElsewhere kElsewhere[] = {
     {"launch.env", "apps/mtrain-launch/main.cpp", "variables()"},
     {"hardware.gpus_per_node", "lib/plan/rules/world.cpp"},
+    {"hardware.disk_gbps", "lib/plan/checkpoint_cost.cpp"},
+    {"hardware.mtbf_hours", "lib/plan/checkpoint_cost.cpp"},
     {"debug.strict", "lib/plan/rules/rules.cpp"},
     {"debug.emulate_fp8", "lib/plan/rules/float8.cpp"},
     {"model.from", "lib/recipe/load/load.cpp"},

@@ -124,7 +124,8 @@ TEST_CASE("the advice is the first change that fits, in the order of what it cos
                                 sharded, recomputed, one_per_node, odd_length, one_layer}) {
     for (const Change& limit : in_order) {
       const auto smaller = plan_trial(small(8, base), limit, 512);
-      if (!smaller) continue;
+      // The advice keeps tp within a node.
+      if (!smaller || smaller->plan.layout.tp > smaller->recipe.hardware.gpus_per_node) continue;
       const RecipeSource source =
           small(8, with(base, {memory_for(smaller->plan.fullest().total())}));
       const Trial trial = planned(source);
@@ -135,7 +136,6 @@ TEST_CASE("the advice is the first change that fits, in the order of what it cos
       for (const Change& change : in_order) {
         if (change.settings == a.change.settings) break;
         const auto earlier = plan_trial(source, change, 512);
-        // The advice keeps tp within a node.
         if (earlier && earlier->plan.layout.tp > earlier->recipe.hardware.gpus_per_node) continue;
         INFO(hint_text(a) << " instead of " << change.words());
         CHECK_FALSE((earlier && memory_demand(earlier->recipe, earlier->plan).fits()));
@@ -238,7 +238,7 @@ TEST_CASE("a text names the ranks that need most, and what they have") {
              Contains("the rank needs") && Contains("its device has 9.54 MiB"));
   CHECK_THAT(text(small(8, {"train.device=cuda", tiny})), Contains("each of the 8 ranks needs"));
   CHECK_THAT(text(small(8, pipeline({"train.device=cuda", tiny}))),
-             Contains("each of the ranks 0 to 1 (pp rank 0) needs"));
+             Contains("each of the ranks 2 to 3 (pp rank 1) needs"));  // it has two neighbours
   CHECK_THAT(text(small(2, {"train.device=cpu"})),
              Contains("the 2 ranks of this host need") || Contains("needs 0 B"));
 }

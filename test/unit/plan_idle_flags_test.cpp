@@ -72,6 +72,7 @@ const Flag kFlags[] = {
     {"comm_overlap.overlap_p2p_wgrad_delayed_layer_number", "2",
      [](const Size& s) { return s.stages; }},
     {"comm_overlap.overlap_moe_expert_parallel_comm", "true", [](const Size&) { return false; }},
+    {"launch.programmatic_dependent_launch", "true", [](const Size&) { return false; }},  // a CPU
     {"mixed_precision.fp8_param_gather", "true", [](const Size&) { return false; }},  // no 8 bits
 };
 

@@ -210,6 +210,19 @@ TEST_CASE("emulated links and own kernels are of one kind of device") {
       "debug.own_attention", "train.device is cpu");
   expect_accepts(
       {.what = "own attention on GPUs", .set = {"train.device=cuda", "debug.own_attention=true"}});
+  expect_error({.what = "own GEMMs of experts on CPUs",
+                .set = {"train.device=cpu", "debug.own_grouped_gemm=true"}},
+               "debug.own_grouped_gemm", "train.device is cpu");
+  expect_accepts({.what = "own GEMMs of experts on GPUs",
+                  .set = {"train.device=cuda", "debug.own_grouped_gemm=true"}});
+}
+
+TEST_CASE("ranges for a profiler have no effect on a CPU") {
+  for (const char* key : {"debug.nvtx", "nvtx", "profiling.nvtx_ranges"})
+    expect_warning({.what = "a CPU", .set = {"train.device=cpu", fmt::format("{}=true", key)}},
+                   "debug.nvtx", "train.device is cpu");
+  expect_no_warning({.what = "a GPU", .set = {"train.device=cuda", "debug.nvtx=true"}});
+  expect_no_warning({.what = "none", .set = {"train.device=cpu", "nvtx=false"}});
 }
 
 TEST_CASE("keys go around a ring in layers without a window alone") {

@@ -136,6 +136,37 @@ TEST_CASE("tensor-parallel overlap asked for must be possible") {
                  "comm_overlap.tp_comm_overlap_cfg", "ignored");
 }
 
+TEST_CASE("gathers by copy engines need a GPU, sharded parameters, and one host") {
+  const auto with = [](Overrides more) {
+    Overrides all{"ddp.nccl_ub=true", "train.device=cuda", "distributed.strategy=fsdp2"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  expect_no_warning({.what = "all of it", .world = 8, .set = with({})});
+  expect_no_warning(
+      {.what = "ZeRO 3",
+       .world = 8,
+       .set = with({"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=3"})});
+  expect_no_warning({.what = "a replica per host",
+                     .world = 16,
+                     .set = with({"distributed.dp_replicate_size=2"})});
+  expect_warning({.what = "a CPU", .world = 8, .set = with({"train.device=cpu"})}, "ddp.nccl_ub",
+                 "train.device is cpu");
+  expect_warning({.what = "one rank", .set = with({})}, "ddp.nccl_ub", "not shared");
+  expect_warning(
+      {.what = "full parameters", .world = 8, .set = with({"distributed.strategy=megatron_ddp"})},
+      "ddp.nccl_ub", "only sharded parameters");
+  expect_warning({.what = "two hosts", .world = 16, .set = with({})}, "ddp.nccl_ub",
+                 "several hosts");
+  expect_warning({.what = "nothing registered",
+                  .world = 8,
+                  .set = {"ddp.disable_symmetric_registration=true"}},
+                 "ddp.disable_symmetric_registration", "nccl_ub is off");
+  expect_no_warning({.what = "registered without windows",
+                     .world = 8,
+                     .set = with({"ddp.disable_symmetric_registration=true"})});
+}
+
 TEST_CASE("overlap of pipeline, gradients and context asked for must be possible") {
   expect_warning(
       {.what = "p2p, one stage", .world = 4, .set = pipeline({"model.overlap_p2p_comm=true"})},

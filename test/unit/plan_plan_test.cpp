@@ -159,6 +159,18 @@ TEST_CASE("several ranks load all kernels before the first may wait for another 
     }
 }
 
+TEST_CASE("ranks whose graphs contain calls of NCCL may launch such a call without a graph, too") {
+  for (const bool named : {false, true}) {
+    std::vector<std::string> set{"train.device=cuda", "distributed.tp_size=2",
+                                 "distributed.strategy=megatron_ddp"};
+    if (named) set.push_back("train.enable_cuda_graph=true");
+    const Recipe r = ready("quickstart", 2, set);
+    const auto& environment = make_plan(r, 2, 257).device.environment;
+    CHECK(environment.contains("NCCL_GRAPH_REGISTER") == named);
+    CHECK(meeting_plan(r, 2).device.environment == environment);
+  }
+}
+
 TEST_CASE("the precision decides what computes, and in which type gradients travel") {
   struct Case {
     std::vector<std::string> set;
@@ -310,7 +322,8 @@ TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 
          "~comm_overlap", "~ddp", "model.num_layers=2", "model.ffn_hidden_size=1024",
          "train.global_batch_size=128", "train.micro_batch_size=1", "recompute.cheap=true",
          "train.device=" + device, "dataset.seq_length=" + tokens});
-    return make_plan(r, 8, r.model.vocab_size).fullest().total();
+    const MemoryEstimate m = make_plan(r, 8, r.model.vocab_size).fullest();
+    return m.total() - m.nccl;
   };
   const double more = total("cuda", "4096") - total("cpu", "4096");
   CHECK(more > double(1ll << 29));
@@ -327,6 +340,35 @@ TEST_CASE("logits are split into chunks of equal size, of whole tiles if there a
   CHECK(rows(24, 1) == 1);
   CHECK(rows(2400, 1300) == 1280);
   CHECK(rows(1100, 1000) == 550);
+}
+
+TEST_CASE("a recipe chooses how many logits exist at once, and the plan says what all would take") {
+  using Catch::Matchers::Contains;
+  const auto plan = [](const std::string& setting) {
+    const Recipe r =
+        ready("llama3_8b", 1,
+              {"distributed={strategy: ddp}", "~ddp", "~comm_overlap", "train.device=cuda",
+               "train.micro_batch_size=8", "train.global_batch_size=8", "dataset.seq_length=1024",
+               "model.num_layers=2", "model.ffn_hidden_size=1024", "recompute.cheap=true",
+               "mixed_precision=bf16_mixed", "hardware.gpu=h100", setting});
+    return make_plan(r, 1, 151936);
+  };
+  const RunPlan three = plan("train.logits_gb=auto"), all = plan("train.logits_gb=5");
+  CHECK(three.logits_rows == 2816);
+  CHECK_THAT(three.text.logits, Contains("3 chunks of 2816 tokens") &&
+                                    Contains("train.logits_gb=5 ") && Contains("which fits"));
+  CHECK(all.logits_rows == 8192);
+  CHECK_THAT(all.text.logits, Contains("8192 tokens at once"));
+  CHECK(plan("train.device=cpu").logits_rows < 1000);
+  // Logits in 16 bits. The other parts of the plan do not change.
+  const double more = (8192 - 2816) * 151936.0 * 2;
+  CHECK(all.fullest().total() - three.fullest().total() <= more);
+  CHECK(all.fullest().total() - three.fullest().total() > 0.9 * more);
+  // The memory of the device does not decide: it would change the last bits of the gradient.
+  const RunPlan large = plan("hardware.memory_gb=500"), small = plan("hardware.memory_gb=20");
+  CHECK(large.logits_rows == three.logits_rows);
+  CHECK(small.logits_rows == three.logits_rows);
+  CHECK_THAT(small.text.logits, Contains("which does not fit"));
 }
 
 TEST_CASE("attention's heads travel in about four chunks of equal size") {
@@ -436,9 +478,9 @@ TEST_CASE("the plan of a GPU's memory has a GEMM's workspace, or attention's whe
   const auto workspace = [&](const std::vector<std::string>& more) {
     const MemoryEstimate on_gpu = plan("cuda", more), on_cpu = plan("cpu", more);
     CHECK(on_cpu.workspace == 0);
-    CHECK(on_gpu.total() - on_gpu.workspace == on_gpu.params + on_gpu.grads + on_gpu.optimizer +
-                                                   on_gpu.activations + on_gpu.logits +
-                                                   on_gpu.buffers);
+    CHECK(on_gpu.total() - on_gpu.workspace - on_gpu.nccl ==
+          on_gpu.params + on_gpu.grads + on_gpu.optimizer + on_gpu.activations + on_gpu.logits +
+              on_gpu.buffers);
     return on_gpu.workspace;
   };
   // 32 query heads of 128, 8 of keys and values; (T, heads) in fp32, and (T, heads, 128).

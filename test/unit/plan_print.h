@@ -36,10 +36,11 @@ class Print {
   explicit Print(const RunPlan& p) {
     all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap,
         p.overlap.shared_expert_overlap, p.overlap.moe_dispatch_chunks, p.graphs.on, p.graphs.first,
-        p.graphs.end, p.schedule_shape, p.pipeline, p.data_parallel, p.tensor, p.context, p.experts,
-        p.model, p.recompute, p.compute_dtype, p.logits_dtype, p.head_in_fp32, p.fp8,
-        p.sample_length, p.optimizer, p.lr_schedule, p.loss_scale, p.train, p.validation,
-        p.checkpoint, p.folders, p.dataset, p.device, p.comm, p.debug);
+        p.graphs.end, p.graphs.communicates, p.schedule_shape, p.pipeline, p.data_parallel,
+        p.tensor, p.context, p.experts, p.model, p.recompute, p.compute_dtype, p.logits_dtype,
+        p.logits_rows, p.head_in_fp32, p.fp8, p.sample_length, p.optimizer, p.lr_schedule,
+        p.loss_scale, p.train, p.validation, p.checkpoint, p.folders, p.dataset, p.device, p.comm,
+        p.debug);
   }
   std::string text;
 
@@ -118,7 +119,7 @@ class Print {
   MEMBERS(ReduceOptions, dtype, average)
   MEMBERS(GatheredParamsOptions, overlap, during_update, together)
   MEMBERS(ShardedParamsOptions, reshard_after_forward, reshard_experts, forward_prefetch,
-          backward_prefetch, passes_pair)
+          backward_prefetch, passes_pair, registered, symmetric)
   MEMBERS(DataParallelOptions, shards, reduce, overlap_grad_reduce, bucket_size, defer_reduce,
           gather_as, gather_updated, gather)
   MEMBERS(TensorOptions, sequence_parallel)
@@ -151,17 +152,20 @@ class Print {
   MEMBERS(Fp8Options, on, begin, end, formats, delayed, margin, history, most_recent)
   MEMBERS(LinearFormats, input, weight, gradient)
   MEMBERS(QuantFormat, element, blocks)
-  MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, check_loss, check_grads,
-          grads_per_micro_batch, exit_interval, exit_minutes)
+  MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, time_every, check_loss,
+          check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
   MEMBERS(ValidationOptions, every_steps, steps)
-  MEMBERS(CheckpointOptions, every_steps, keep, keep_best, at_end, consolidated)
-  MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, weights_from, ignore_keys)
+  MEMBERS(CheckpointOptions, every_steps, keep, keep_every, keep_best, at_end, consolidated,
+          stop_on_error)
+  MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, load_or_start, weights_from,
+          ignore_keys)
   MEMBERS(DatasetOptions::Blend, prefixes, weights)
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
   MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
           seed, tokenizer)
-  MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, stream_sanitizer,
-          compute_slowdown, deterministic, own_attention, environment)
+  MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, dependent_launch,
+          stream_sanitizer, compute_slowdown, deterministic, own_attention, own_grouped_gemm, nvtx,
+          environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
   MEMBERS(FaultOptions, moment, launch, rank, step, kill)
   MEMBERS(DebugOptions, trace, fault)

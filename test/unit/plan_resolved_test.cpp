@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include "interchange/model_source.h"
+#include "plan/run_plan.h"
 #include "recipe_cases.h"
 
 namespace plan_resolved_test {
@@ -22,6 +23,21 @@ std::string reason_of(const Overlap& overlap, std::string_view field) {
   return row->reason;
 }
 }  // namespace
+
+TEST_CASE("kernels begin early only if asked, on GPUs of compute capability 9 and newer") {
+  const std::string field = "launch.programmatic_dependent_launch";
+  const auto plan = [&](const std::string& device, const std::string& gpu, bool asked) {
+    return make_plan(recipe_of(1, {"train.device=" + device, "hardware.gpu=" + gpu,
+                                   field + (asked ? "=true" : "=false")}),
+                     1, 512);
+  };
+  CHECK_FALSE(plan("cuda", "h100", false).device.dependent_launch);
+  CHECK_FALSE(plan("cpu", "h100", true).device.dependent_launch);
+  for (const char* gpu : {"h100", "b200"}) CHECK(plan("cuda", gpu, true).device.dependent_launch);
+  const RunPlan old = plan("cuda", "a100", true);
+  CHECK_FALSE(old.device.dependent_launch);
+  CHECK_THAT(reason_of(old.overlap, field), Contains("a100 has 8"));
+}
 
 TEST_CASE("auto is resolved by the layout") {
   const Overrides mddp{"distributed.strategy=megatron_ddp"};

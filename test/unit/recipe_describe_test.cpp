@@ -60,6 +60,9 @@ TEST_CASE("the JSON Schema is well formed and knows every spelling") {
     for (const auto& alias : row.aliases()) REQUIRE(find(alias));
   }
   REQUIRE(find("dist.use_megatron_fsdp"));
+  // A field that is also a mapping.
+  REQUIRE(find("checkpoint.load.path"));
+  REQUIRE(child(child(*find("checkpoint.load"), "anyOf")->items.at(0), "type")->text == "object");
   REQUIRE_FALSE(find("model.hiden_size"));
 }
 

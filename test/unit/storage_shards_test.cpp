@@ -8,10 +8,13 @@
 #include "base/content_hash.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "storage/checkpoint_diff.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/checkpoint_tensors.h"
+#include "storage/damaged_checkpoint.h"
 #include "storage/file_sums.h"
 #include "storage/shard_reader.h"
+#include "storage/verify_checkpoint.h"
 #include "test/support/damage_testing.h"
 #include "test/support/temporary_folder.h"
 
@@ -265,6 +268,83 @@ TEST_CASE("a checkpoint of a newer format names the version that reads it") {
     CHECK_THAT(e.what(), Contains("format 3") && Contains("reads formats 1 and 2") &&
                              Contains("use mtrain 7.1.0 or newer"));
   }
+}
+
+TEST_CASE("verify names the file and the piece of a bad block, and a wrong index") {
+  const TemporaryFolder folder;
+  const fs::path step = save_columns(folder.path, 7, 40);
+  const Verified sound = verify_checkpoint(step);
+  CHECK(sound.faults.empty());
+  CHECK(sound.step == 7);
+  CHECK(sound.files == 8);
+  const fs::path file = step / shard_file_name(TensorSet::weights, 3);
+  {
+    const FlippedBit flipped(file, int64_t(fs::file_size(file)) - 1, 3);
+    const Verified found = verify_checkpoint(step);
+    REQUIRE(found.faults.size() == 1);
+    CHECK_THAT(found.faults[0], Contains(file.string() + " is damaged") && Contains("x@6"));
+    CHECK(is_damaged_again(file, 0));
+  }
+  CHECK_FALSE(is_damaged_again(file, 0));
+  CHECK_FALSE(is_damaged_again(step / kIndexJson, -1));
+  change_index(step, [](auto& json) { json["weights"]["x"]["shape"] = {40, 13}; });
+  CHECK_THAT(verify_checkpoint(step).faults.at(0), Contains("index.json"));
+  CHECK(is_damaged_again(step / kIndexJson, -1));
+  fs::remove(step / kIndexJson);
+  CHECK_THAT(verify_checkpoint(step).faults.at(0), Contains("index.json"));
+}
+
+TEST_CASE("differences of checkpoints of both formats are those of their tensors") {
+  const TemporaryFolder folder;
+  const std::vector<TensorSet> weights{TensorSet::weights};
+  const fs::path a = save_columns(folder / "a", 7, 40, weights),
+                 longer = save_columns(folder / "b", 7, 44, weights);
+  CheckpointWriter writer(folder / "c", 7);
+  std::vector<float> values;
+  for (int64_t i = 0; i < 480; ++i) values.push_back(value_of(i));
+  values[77] += 2;
+  SafetensorsWriter file(writer.folder() / "model.safetensors", {{"x", DType::f32, {40, 12}}}, {},
+                         SafetensorsWriter::Sums::beside);
+  file.write("x", {values.data(), 480, DType::f32});
+  file.commit();
+  const fs::path single = writer.commit();
+  const auto equal = checkpoint_differences(a, a);
+  REQUIRE(equal.size() == 1);
+  CHECK_FALSE(equal[0].differs());
+  for (const auto& rows : {checkpoint_differences(a, single), checkpoint_differences(single, a)}) {
+    REQUIRE(rows.size() == 1);
+    CHECK(rows[0].largest == 2);
+    CHECK(rows[0].element == 77);
+  }
+  CHECK(checkpoint_differences(a, longer)[0].reason == "40 x 12 and 44 x 12");
+  CHECK(open_all_checkpoint_tensors(a).size() == 1);
+  CHECK(open_all_checkpoint_tensors(single).size() == 1);
+  CHECK(open_all_checkpoint_tensors(save_columns(folder / "d", 7, 40)).size() == 2);
+}
+
+TEST_CASE("a checkpoint whose index cannot be read is not a damaged one") {
+  const TemporaryFolder folder;
+  save_columns(folder.path, 7, 40);
+  const fs::path step = save_columns(folder.path, 8, 40);
+  CHECK(identity_of(step).size() == 32);
+  CHECK(identity_of(step) != identity_of(folder / "step-00000007"));
+  {
+    const FlippedBit flipped(step / kIndexJson, 20, 0);
+    CHECK_THROWS_AS(find_latest(folder.path), DamagedCheckpoint);
+  }
+  fs::rename(step / kIndexJson, folder / "aside");
+  CHECK(identity_of(step).empty());
+  bool damaged = false;
+  try {
+    find_latest(folder.path);
+  } catch (const DamagedCheckpoint&) {
+    damaged = true;
+  } catch (const RunError& e) {
+    CHECK_THAT(e.what(), Contains("index.json"));
+  }
+  CHECK_FALSE(damaged);
+  fs::create_directory(step / kIndexJson);
+  CHECK_THROWS_AS(find_latest(folder.path), RunError);
 }
 
 }  // namespace storage_shards_test

@@ -127,6 +127,7 @@ void rows(const CrossEntropySums& a, Cap cap, int64_t begin, int64_t end) {
 
 template <class T, class Cap>
 void rows(const CrossEntropyFromSums& a, Cap cap, int64_t begin, int64_t end) {
+  const float scale = a.scale_in_memory.data ? *data_of<float>(a.scale_in_memory) : a.grad_scale;
   for (int64_t t = begin; t < end; ++t) {
     T* x = data_of<T>(a.logits_TV) + t * a.row_stride;
     const int64_t label = data_of<int32_t>(a.label_T)[t], here = label - a.first;
@@ -152,10 +153,10 @@ void rows(const CrossEntropyFromSums& a, Cap cap, int64_t begin, int64_t end) {
     if (!a.write_grad) continue;
     const bool mine = here >= 0 && here < a.V;
     const float raw = mine ? to_float(x[here]) : 0.0f;
-    row_gradient(x, a.V, nullptr, log_sum, a.grad_scale, cap);
+    row_gradient(x, a.V, nullptr, log_sum, scale, cap);
     if (mine)
-      x[here] = from_float<T>(
-          through_cap(a.grad_scale * float(__builtin_expm1(at_label - log_sum)), raw, cap));
+      x[here] =
+          from_float<T>(through_cap(scale * float(__builtin_expm1(at_label - log_sum)), raw, cap));
     __builtin_memset(static_cast<void*>(x + a.V), 0, size_t(columns - a.V) * sizeof(T));
   }
 }

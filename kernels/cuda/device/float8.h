@@ -25,4 +25,13 @@ __device__ __forceinline__ float block_max(float x) {
   return x;
 }
 
+// Transposes a 4 x 4 matrix of bytes, held in four words.
+__device__ __forceinline__ void transpose_bytes(uint32_t& a, uint32_t& b, uint32_t& c,
+                                                uint32_t& d) {
+  const uint32_t ab01 = __byte_perm(a, b, 0x5140), ab23 = __byte_perm(a, b, 0x7362),
+                 cd01 = __byte_perm(c, d, 0x5140), cd23 = __byte_perm(c, d, 0x7362);
+  a = __byte_perm(ab01, cd01, 0x5410), b = __byte_perm(ab01, cd01, 0x7632);
+  c = __byte_perm(ab23, cd23, 0x5410), d = __byte_perm(ab23, cd23, 0x7632);
+}
+
 }  // namespace mtrain::kernels::cuda

@@ -9,17 +9,32 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/dependent_launch.h"
 
 namespace mtrain::kernels::cuda {
 
+// Whether code is compiled for Blackwell. There the compiler needs more registers for some kernels,
+// and spills if it may choose how many blocks a multiprocessor runs.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr bool kBlackwell = true;
+#else
+inline constexpr bool kBlackwell = false;
+#endif
+// Launch bounds that leave the number of blocks to the compiler where that does not spill.
+#define MT_BOUNDS(threads) __launch_bounds__(threads, kBlackwell ? 1 : 0)
+
 // MT_LAUNCH((kernel<T, 4>), grid, block, bytes of dynamic shared memory, stream, arguments...)
-#define MT_LAUNCH(kernel, grid, block, shared, stream, ...)                                       \
-  ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), kernel, grid, block, size_t(shared), stream, \
-                                  __VA_ARGS__)
+#define MT_LAUNCH(kernel, grid, block, shared, stream, ...)                                      \
+  ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), false, kernel, grid, block, size_t(shared), \
+                                  stream, __VA_ARGS__)
+// The same for a kernel that begins with wait_for_previous_kernel() (dependent_launch.h).
+#define MT_LAUNCH_DEPENDENT(kernel, grid, block, shared, stream, ...)                           \
+  ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), true, kernel, grid, block, size_t(shared), \
+                                  stream, __VA_ARGS__)
 
 template <class... Parameters, class... Args>
-void launch(const Place& at, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
-            CUstream_st* stream, const Args&... args) {
+void launch(const Place& at, bool waits, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            size_t shared, CUstream_st* stream, const Args&... args) {
   constexpr size_t kWithoutAsking = 48 * 1024;
   if (shared > kWithoutAsking)
     check_runtime(
@@ -29,7 +44,22 @@ void launch(const Place& at, void (*kernel)(Parameters...), dim3 grid, dim3 bloc
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = waits && launches_dependent(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
   check_runtime(cudaLaunchKernelEx(&config, kernel, Parameters(args)...), at);
+}
+
+// The first statement of a kernel that MT_LAUNCH_DEPENDENT launches. Returns when all earlier
+// kernels of the stream have ended, and then allows the next one to start. Elsewhere it has no
+// effect.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
 }
 
 // Returns the launch's dynamic shared memory.

@@ -1,9 +1,12 @@
+#include <array>
+#include <atomic>
 #include <cstring>
 
 #include <cuda_runtime_api.h>
 
 #include "base/error.h"
 #include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/dependent_launch.h"
 #include "kernels/cuda/device/scratch.h"
 #include "kernels/workspace.h"
 
@@ -38,6 +41,25 @@ int attribute_here(cudaDeviceAttr attribute) {
   return value;
 }
 }  // namespace
+bool launches_dependent(const void* kernel) {
+  const Workspace* const launch = WorkspaceScope::current();
+  if (!launch || !launch->dependent_launch()) return false;
+  constexpr int kMaxDevices = 64;
+  enum : int8_t { unknown, no, yes };
+  static std::array<std::atomic<int8_t>, kMaxDevices> known{};
+  int device = 0;
+  MT_CUDA(cudaGetDevice(&device));
+  MT_CHECK(device < kMaxDevices, "CUDA device {}", device);
+  if (const int8_t answer = known[size_t(device)]; answer != unknown) return answer == yes;
+  cudaFuncAttributes code{};
+  int driver = 0;
+  MT_CUDA(cudaFuncGetAttributes(&code, kernel));
+  MT_CUDA(cudaDriverGetVersion(&driver));
+  const bool can = can_launch_dependent(code.ptxVersion, driver);
+  known[size_t(device)] = can ? yes : no;
+  return can;
+}
+
 int multiprocessors() { return attribute_here(cudaDevAttrMultiProcessorCount); }
 int64_t max_shared_memory() { return attribute_here(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 bool block_can_have(size_t shared_memory) { return int64_t(shared_memory) <= max_shared_memory(); }

@@ -77,8 +77,10 @@ class GemmDevice {
   // Fills memory of any element type with numbers like those of a training: the values affect a
   // GPU's clocks.
   virtual void fill_for_timing(const Span& memory, CUstream_st* stream) const = 0;
-  // Returns the time of one call of `launch`, measured over several calls in a row. The host waits.
-  virtual double seconds(const std::function<void()>& launch, CUstream_st* stream) const = 0;
+  virtual int64_t cache_bytes() const = 0;  // of the L2 cache
+  // Returns the time of one of `calls` calls of `launch` in a row, more than 0. The host waits.
+  virtual double seconds(const std::function<void()>& launch, int calls,
+                         CUstream_st* stream) const = 0;
   virtual double now() const = 0;  // seconds of a clock that never goes back
 };
 

@@ -7,13 +7,13 @@
 #include "base/log.h"
 #include "base/matmul_workspace.h"
 #include "kernels/cuda/gemm/gemm_memory.h"
+#include "kernels/cuda/gemm/gemm_timing.h"
 #include "kernels/matmul_unfused.h"
 
 namespace mtrain::kernels::cuda {
 namespace {
 
 using Status = GemmAnswer::Status;
-constexpr int kAsked = 8;  // how many algorithms to request for a key
 
 const char* name_of(Epilogue e) {
   switch (e) {
@@ -95,7 +95,7 @@ bool sums_in_fp32(const MatmulKey& key, const GemmAlgorithm& algorithm) {
 LibraryMatmul::PlanRef LibraryMatmul::make(const MatmulKey& key) {
   auto plan = std::make_shared<Plan>();
   plan->problem = api_.describe(key);
-  GemmProblem::Offer offer = plan->problem->offer(kAsked);
+  GemmProblem::Offer offer = plan->problem->offer(GemmTiming::kAlgorithms);
   plan->algorithms = std::move(offer.algorithms);
   std::erase_if(plan->algorithms, [&](const auto& a) { return !sums_in_fp32(key, a); });
   // The library's sums are used only if they were measured to be faster.

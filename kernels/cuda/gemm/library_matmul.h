@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,12 @@ class LibraryMatmul {
   void run_plain(const Matmul& m, CUstream_st* stream);
   void run_empty_sum(const Matmul& m, CUstream_st* stream);
   void run_apart(const Matmul& m, CUstream_st* stream);
+  struct Fastest {
+    GemmAlgorithm::Bits bits;
+    double seconds;
+  };
+  std::optional<Fastest> fastest_of(const MatmulKey& key, CUstream_st* stream);
+  double seconds_apart(const MatmulKey& key, CUstream_st* stream);
   void time_one(const MatmulKey& key, std::vector<GemmChoice>& found, CUstream_st* stream);
   bool is_chosen(const MatmulKey& key) const;
 

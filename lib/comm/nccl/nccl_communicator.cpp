@@ -52,8 +52,11 @@ class NcclCommunicator : public Communicator {
   ~NcclCommunicator() override {
     watchdog_.request_stop();
     watchdog_.join();
+    if (aborting_.joinable()) aborting_.join();
     if (!comm_) return;
-    if (closes_well())
+    if (!family_failure())
+      for (const auto& [memory, window] : windows_) api_->deregister_window(comm_, window);
+    if (!family_failure() && closes_well())
       api_->destroy(comm_);
     else
       api_->abort(comm_);
@@ -112,14 +115,41 @@ class NcclCommunicator : public Communicator {
                 const device::LaunchContext& context) override {
     std::set<int> peers;
     for (const Transfer& t : transfers) peers.insert(t.peer);
-    call({collectives_, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true},
-         context, [&](ncclComm* comm) { return together(transfers, comm, context); });
+    call({0, fmt::format("messages with rank {}", fmt::join(peers, ", ")), true}, context,
+         [&](ncclComm* comm) { return together(transfers, comm, context); });
   }
 
   void barrier(const device::LaunchContext& context) override {
     collective("barrier", context, [&](ncclComm* comm) {
       return api_->all_reduce({word_.get(), 1, DType::i32}, Reduce::max, comm, context.cuda);
     });
+  }
+
+  // The memory lives at least as long as its registration.
+  std::shared_ptr<void> register_memory(int64_t bytes, bool symmetric) override {
+    if (!api_->has_windows()) return nullptr;
+    api_->use_device();
+    const std::shared_ptr<void> memory = api_->allocate_for_window(bytes);
+    void* window = nullptr;
+    std::unique_lock lock(mutex_);
+    if (dead_) throw CommError(*dead_);
+    calls_.push_back({{++collectives_, fmt::format("registration of {} bytes", bytes), false},
+                      ++number_,
+                      nullptr,
+                      nullptr,
+                      {}});
+    const NcclAnswer answer = in_nccl(lock, [&](ncclComm* comm) {
+      return api_->register_window(window, memory.get(), bytes, symmetric, comm);
+    });
+    if (dead_) throw CommError(*dead_);
+    const GroupCall about = calls_.back().call;
+    if (answer.state != NcclAnswer::State::failed) {
+      calls_.pop_back();
+      windows_.emplace_back(memory, window);
+      return memory;
+    }
+    lock.unlock();
+    throw fail({about, {-1, false, false, answer.text}});
   }
 
   void abort(std::string_view reason) noexcept override {
@@ -135,8 +165,9 @@ class NcclCommunicator : public Communicator {
  private:
   struct Call {
     GroupCall call;
-    uint64_t number;                                   // of all calls, messages too
-    std::unique_ptr<device::EventBackend> begin, end;  // `end` is null until NCCL has enqueued all
+    uint64_t number;  // of all calls, messages too
+    // Both are null during a capture; `end` is also null until NCCL has enqueued all.
+    std::shared_ptr<device::EventBackend> begin, end;
     std::optional<Clock::time_point> started;  // when the watchdog saw that the stream reached it
   };
 
@@ -159,7 +190,14 @@ class NcclCommunicator : public Communicator {
 
   template <class F>
   void collective(std::string what, const device::LaunchContext& context, const F& run) {
-    call({++collectives_, std::move(what), false}, context, run);
+    call({0, std::move(what), false}, context, run);
+  }
+
+  // Numbers the call, and counts it if it is a collective.
+  GroupCall counted(GroupCall call) {
+    if (!call.message) ++collectives_;
+    call.number = collectives_;
+    return call;
   }
 
   template <class F>
@@ -168,7 +206,13 @@ class NcclCommunicator : public Communicator {
     if (dead_) throw CommError(*dead_);
     last_start_ = Clock::now();
     late_ = context.late;
-    calls_.push_back({std::move(about), ++number_, api_->record(context.cuda), nullptr, {}});
+    // The events of a capture never pass. Its calls are watched at each replay instead.
+    if (context.replays) {
+      about.number = collectives_ + (about.message ? 0 : 1);
+      calls_.push_back({about, number_, nullptr, nullptr, {}});
+    } else {
+      calls_.push_back({counted(about), ++number_, context.record(), nullptr, {}});
+    }
     const NcclAnswer answer = in_nccl(lock, run);
     if (dead_) throw CommError(*dead_);
     if (answer.state == NcclAnswer::State::failed) {
@@ -176,7 +220,54 @@ class NcclCommunicator : public Communicator {
       lock.unlock();
       throw fail(found);
     }
-    calls_.back().end = api_->record(context.cuda);
+    if (!context.replays) {
+      calls_.back().end = context.record();
+      if (!calls_.back().end) calls_.pop_back();  // captured: nothing has been enqueued
+      return;
+    }
+    calls_.pop_back();
+    replayed_calls(*context.replays).push_back(std::move(about));
+  }
+
+  // The calls of this group in a graph. The graph is destroyed before the group.
+  struct ReplayedCalls : device::ReplayHook {
+    explicit ReplayedCalls(NcclCommunicator& g) : group(g) { ++group.graphs_; }
+    ~ReplayedCalls() override { --group.graphs_; }
+    void before(const device::LaunchContext& c) override { group.begin_replay(calls, c); }
+    void after(const device::LaunchContext& c) override { group.end_replay(c); }
+    NcclCommunicator& group;
+    std::vector<GroupCall> calls;
+  };
+
+  // Returns the list of the graph that is being captured.
+  std::vector<GroupCall>& replayed_calls(device::ReplayHooks& hooks) {
+    for (const auto& hook : hooks)
+      if (auto* own = dynamic_cast<ReplayedCalls*>(hook.get()); own && &own->group == this)
+        return own->calls;
+    const auto own = std::make_shared<ReplayedCalls>(*this);
+    hooks.push_back(own);
+    return own->calls;
+  }
+
+  // A replay is watched as one call, with the number of its first collective. A graph's other
+  // work, between its calls, counts for the timeout, too.
+  void begin_replay(const std::vector<GroupCall>& calls, const device::LaunchContext& context) {
+    const std::lock_guard lock(mutex_);
+    if (dead_) throw CommError(*dead_);
+    last_start_ = Clock::now();
+    late_ = context.late;
+    const auto first = std::ranges::find(calls, false, &GroupCall::message);
+    GroupCall all = counted(first == calls.end() ? calls.front() : *first);
+    all.calls = std::ranges::count(calls, false, &GroupCall::message);
+    all.what = fmt::format("a graph with {} calls, the first of them {}", calls.size(),
+                           calls.front().what);
+    if (all.calls > 0) collectives_ += all.calls - 1;
+    calls_.push_back({std::move(all), number_ + 1, context.record(), nullptr, {}});
+    number_ += calls.size();
+  }
+  void end_replay(const device::LaunchContext& context) {
+    const std::lock_guard lock(mutex_);
+    if (!dead_) calls_.back().end = context.record();
   }
 
   // NCCL connects peers at their first call, and the host waits for that here. The watchdog checks
@@ -238,8 +329,13 @@ class NcclCommunicator : public Communicator {
 
   // Returns the failure of a pending call, if one has failed. The caller holds the lock.
   std::optional<Found> look() {
-    while (!calls_.empty() && calls_.front().end && calls_.front().end->ready()) calls_.pop_front();
+    // An abort of the family ends its work on the GPU early; such a call has not succeeded.
+    while (!calls_.empty() && calls_.front().end && calls_.front().end->ready() &&
+           !family_failure())
+      calls_.pop_front();
     if (calls_.empty()) return {};
+    if (const auto failure = family_failure())
+      return Found{calls_.front().call, {-1, false, false, *failure}};
     const auto now = Clock::now();
     const auto too_late = [&](const Call& call) {
       return Found{call.call,
@@ -254,7 +350,7 @@ class NcclCommunicator : public Communicator {
                answer.state == NcclAnswer::State::failed) {
       return Found{first.call, {-1, false, false, answer.text}};
     }
-    if (!first.started && first.begin->ready()) first.started = asked_ = now;
+    if (!first.started && first.begin && first.begin->ready()) first.started = asked_ = now;
     if (!first.started || now - *first.started < group_.timeout) return {};
     return too_late(first);
   }
@@ -295,14 +391,26 @@ class NcclCommunicator : public Communicator {
   void die(const CommError& error) {
     std::unique_lock lock(mutex_);
     dead_ = error.message();
-    if (late_ && !calls_.empty())
+    // The calls of a family's other members end early, too.
+    if (late_ && (group_.family || !calls_.empty()))
       late_->set(std::make_exception_ptr(
-          CommError(fmt::format("{}: {}", place(calls_.front()), error.message()), error.hint())));
+          CommError(calls_.empty() ? error.message()
+                                   : fmt::format("{}: {}", place(calls_.front()), error.message()),
+                    error.hint())));
+    if (group_.family) group_.family->aborted(error.message());
     ncclComm* const comm = std::exchange(comm_, nullptr);
     if (inside_since_)
       left_.wait_until(lock, *inside_since_ + kReturn, [&] { return !inside_since_; });
     lock.unlock();
-    api_->abort(comm);
+    // NCCL ends its kernels first. Then it waits until no graph holds calls of the group, and it
+    // may be this thread that destroys the graphs.
+    if (graphs_ > 0)
+      aborting_ = std::thread([api = api_, comm] {
+        api->use_device();
+        api->abort(comm);
+      });
+    else
+      api_->abort(comm);
   }
 
   std::string place(const Call& call) const {
@@ -310,6 +418,10 @@ class NcclCommunicator : public Communicator {
     return fmt::format("call {}, {}, of group {} on rank {} ({} of {} in the group)", call.number,
                        call.call.what, group_.name.substr(0, group_.name.find(':')),
                        group_.ranks[size_t(group_.rank)], group_.rank, group_.ranks.size());
+  }
+
+  std::optional<std::string> family_failure() const {
+    return group_.family ? group_.family->failure() : std::nullopt;
   }
 
   bool closes_well() {
@@ -331,7 +443,8 @@ class NcclCommunicator : public Communicator {
   const NcclGroup group_;
   const std::unique_ptr<FailureReporter> reporter_;
   const std::shared_ptr<void> word_;  // the data of a barrier's all_reduce
-  uint64_t collectives_ = 0;          // number of collectives so far; the same on every rank
+  std::vector<std::pair<std::shared_ptr<void>, void*>> windows_;  // memory, NCCL's handle
+  uint64_t collectives_ = 0;  // number of collectives that have run so far; the same on every rank
   Clock::time_point last_start_{};
 
   std::mutex failing_;  // held by the thread that finds out why the group fails; before mutex_
@@ -344,11 +457,23 @@ class NcclCommunicator : public Communicator {
   Clock::time_point asked_{};
   std::shared_ptr<device::AsyncError> late_;  // LaunchContext::late of the last call
   std::optional<std::string> dead_;           // why the group cannot be used any more
+  std::atomic<int> graphs_{0};                // that hold calls of the group
+  std::thread aborting_;                      // set by the thread that holds failing_
   std::condition_variable_any wake_;
   std::jthread watchdog_;  // last: it uses all of the above
 };
 
 }  // namespace
+
+void NcclFamily::aborted(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (!reason_) reason_ = reason;
+}
+
+std::optional<std::string> NcclFamily::failure() const {
+  const std::lock_guard lock(mutex_);
+  return reason_;
+}
 
 std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<NcclApi> api, ncclComm* comm,
                                                 NcclGroup group,

@@ -3,6 +3,8 @@
 #pragma once
 #include <chrono>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,11 +14,27 @@
 
 namespace mtrain::comm {
 
+// Communicators that share resources. NCCL aborts all of them together. Any thread may call it.
+class NcclFamily {
+ public:
+  // Keeps the first reason. A member calls it before it is aborted.
+  void aborted(const std::string& reason);
+  std::optional<std::string> failure() const;  // the reason; nothing while no member was aborted
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<std::string> reason_;
+};
+
 struct NcclGroup {
   std::string name;
   std::vector<int> ranks;  // of the world
   int rank = 0;            // in the group
-  std::chrono::nanoseconds timeout;
+  std::chrono::nanoseconds timeout{};
+  // Of a communicator that shares resources; null: it shares none.
+  std::shared_ptr<NcclFamily> family{};
+  // The communicator whose resources it uses, which must outlive it; null: it uses its own.
+  std::shared_ptr<Communicator> owner{};
 };
 
 // Takes ownership of `comm`, which is connected. If a call has begun on the GPU and does not end

@@ -1,5 +1,6 @@
 #include "comm/nccl/nccl_helper.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -7,8 +8,13 @@
 
 namespace mtrain::comm {
 
+namespace {
+constexpr std::chrono::milliseconds kAskAgain{250};
+}  // namespace
+
 std::optional<NcclAnswer> answer_within(std::chrono::steady_clock::time_point deadline,
-                                        std::function<NcclAnswer()> call) {
+                                        std::function<NcclAnswer()> call,
+                                        const std::function<bool()>& give_up) {
   struct Shared {
     std::mutex mutex;
     std::condition_variable done;
@@ -28,7 +34,16 @@ std::optional<NcclAnswer> answer_within(std::chrono::steady_clock::time_point de
     shared->done.notify_all();
   }).detach();
   std::unique_lock lock(shared->mutex);
-  shared->done.wait_until(lock, deadline, [&] { return shared->answer.has_value(); });
+  const auto answered = [&] { return shared->answer.has_value(); };
+  while (give_up && !answered()) {
+    const auto next = std::min(deadline, std::chrono::steady_clock::now() + kAskAgain);
+    if (shared->done.wait_until(lock, next, answered)) break;
+    lock.unlock();
+    const bool ends = next == deadline || give_up();
+    lock.lock();
+    if (ends) return shared->answer;
+  }
+  shared->done.wait_until(lock, deadline, answered);
   return shared->answer;
 }
 

@@ -33,6 +33,12 @@ struct Functions {
   decltype(&ncclBroadcast) broadcast;
   decltype(&ncclSend) send;
   decltype(&ncclRecv) recv;
+  // Null in libraries that are older than the function. A window is a pointer.
+  ncclResult_t (*comm_split)(ncclComm_t, int color, int key, ncclComm_t* made, ncclConfig_t*);
+  ncclResult_t (*mem_alloc)(void** memory, size_t bytes);
+  ncclResult_t (*mem_free)(void* memory);
+  ncclResult_t (*window_register)(ncclComm_t, void* memory, size_t bytes, void** window, int flags);
+  ncclResult_t (*window_deregister)(ncclComm_t, void* window);
 };
 
 struct Library {
@@ -61,7 +67,15 @@ Library open() {
   file.find(f.broadcast, "ncclBroadcast");
   file.find(f.send, "ncclSend");
   file.find(f.recv, "ncclRecv");
-  return {f, file.problem()};
+  const std::string problem = file.problem();
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
+  file.find(f.comm_split, "ncclCommSplit");
+#endif
+  file.find(f.mem_alloc, "ncclMemAlloc");
+  file.find(f.mem_free, "ncclMemFree");
+  file.find(f.window_register, "ncclCommWindowRegister");
+  file.find(f.window_deregister, "ncclCommWindowDeregister");
+  return {f, problem};
 }
 
 const Library& library() {
@@ -98,31 +112,6 @@ void check_cuda(cudaError_t status, const char* call, int line) {
 }
 #define MT_CUDA(call) check_cuda(call, #call, __LINE__)
 
-class Event : public device::EventBackend {
- public:
-  explicit Event(cudaStream_t stream) {
-    MT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-    if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      cudaEventDestroy(event_);  // no destructor runs if the constructor throws
-      check_cuda(status, "cudaEventRecord", __LINE__);
-    }
-  }
-  ~Event() override { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-
-  bool ready() const override {
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
-    check_cuda(status, "cudaEventQuery", __LINE__);
-    return true;
-  }
-  void wait() const override { MT_CUDA(cudaEventSynchronize(event_)); }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 class LoadedNccl : public NcclApi {
  public:
   explicit LoadedNccl(int device) : device_(device), f_(library().functions) {}
@@ -142,14 +131,22 @@ class LoadedNccl : public NcclApi {
   }
 
   NcclAnswer init(ncclComm*& comm, const std::string& id, int rank, int ranks,
-                  int max_ctas) override {
+                  const NcclConfig& options) override {
     ncclUniqueId unique;
     MT_CHECK(id.size() == sizeof unique.internal, "an id of {} bytes", id.size());
     std::memcpy(unique.internal, id.data(), id.size());
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 1;  // otherwise NCCL starts a thread for every call, and the caller must poll
-    if (max_ctas > 0) config.minCTAs = 1, config.maxCTAs = max_ctas;
+    ncclConfig_t config = config_of(options);
     return MT_NCCL(comm, f_.comm_init_rank_config(&comm, ranks, unique, rank, &config));
+  }
+
+  bool can_split() const override { return f_.comm_split != nullptr; }
+  NcclAnswer split(ncclComm*& comm, ncclComm* parent, int color, int key,
+                   const NcclConfig& options) override {
+#ifdef NCCL_SPLIT_NOCOLOR
+    static_assert(kNoColor == NCCL_SPLIT_NOCOLOR);
+#endif
+    ncclConfig_t config = config_of(options);
+    return MT_NCCL(parent, f_.comm_split(parent, color, key, &comm, &config));
   }
 
   NcclAnswer state(ncclComm* comm) override {
@@ -192,16 +189,50 @@ class LoadedNccl : public NcclApi {
         comm, f_.recv(data.data, size_t(data.count), nccl_type(data.dtype), from, comm, stream));
   }
 
-  std::unique_ptr<device::EventBackend> record(CUstream_st* stream) override {
-    return std::make_unique<Event>(stream);
-  }
   std::shared_ptr<void> allocate(int64_t bytes) override {
     void* memory = nullptr;
     MT_CUDA(cudaMalloc(&memory, size_t(bytes)));
     return {memory, [](void* p) { cudaFree(p); }};
   }
 
+  bool has_windows() const override {
+    return f_.mem_alloc && f_.mem_free && f_.window_register && f_.window_deregister;
+  }
+  std::shared_ptr<void> allocate_for_window(int64_t bytes) override {
+    void* memory = nullptr;
+    const NcclAnswer got = MT_NCCL(nullptr, f_.mem_alloc(&memory, size_t(bytes)));
+    if (got.state == NcclAnswer::State::failed) throw RunError(got.text);
+    return {memory, [free = f_.mem_free](void* p) { free(p); }};
+  }
+  NcclAnswer register_window(void*& window, void* memory, int64_t bytes, bool symmetric,
+                             ncclComm* comm) override {
+    constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
+    return MT_NCCL(
+        comm, f_.window_register(comm, memory, size_t(bytes), &window, symmetric ? kSymmetric : 0));
+  }
+  void deregister_window(ncclComm* comm, void* window) noexcept override {
+    f_.window_deregister(comm, window);
+  }
+
  private:
+  ncclConfig_t config_of([[maybe_unused]] const NcclConfig& options) const {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;  // otherwise NCCL starts a thread for every call, and the caller must poll
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
+    if (options.most_blocks > 0) config.minCTAs = 1, config.maxCTAs = options.most_blocks;
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
+    config.splitShare = options.shares;
+#endif
+#ifdef NCCL_CTA_POLICY_ZERO
+    int version = 0;  // of the library; an older one than the header refuses the policy
+    if (options.copy_engines && f_.get_version(&version) == ncclSuccess &&
+        version >= NCCL_VERSION(2, 28, 0))
+      config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
+    return config;
+  }
+
   NcclAnswer answer(ncclResult_t result, ncclComm* comm, const char* call, int line) const {
     using State = NcclAnswer::State;
     if (result == ncclSuccess) return {State::done};

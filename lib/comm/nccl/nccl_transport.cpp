@@ -1,13 +1,13 @@
 #include "comm/nccl/nccl_transport.h"
 
-#include <mutex>
+#include <algorithm>
 #include <thread>
 
 #include <fmt/ranges.h>
 
 #include "base/error.h"
 #include "comm/nccl/nccl_communicator.h"
-#include "comm/nccl/nccl_helper.h"
+#include "comm/nccl/nccl_connect.h"
 #include "comm/store.h"
 
 namespace mtrain::comm {
@@ -85,49 +85,6 @@ class Meeting {
   const int rank_, ranks_;
 };
 
-// A communicator while NCCL connects it. It is aborted if nobody waits for it any more.
-class Connecting {
- public:
-  explicit Connecting(std::shared_ptr<NcclApi> api) : api_(std::move(api)) {}
-
-  // NCCL may block here forever. Before it returns, there is no communicator to abort.
-  NcclAnswer begin(const std::string& id, int rank, int ranks, int max_ctas) {
-    api_->use_device();
-    ncclComm* comm = nullptr;
-    const NcclAnswer answer = api_->init(comm, id, rank, ranks, max_ctas);
-    const std::lock_guard lock(mutex_);
-    if (taken_ && comm)
-      api_->abort(comm);
-    else
-      comm_ = comm;
-    return answer;
-  }
-  // Called once: returns the communicator, or null if NCCL has returned none yet.
-  ncclComm* take() {
-    const std::lock_guard lock(mutex_);
-    taken_ = true;
-    return comm_;
-  }
-
- private:
-  const std::shared_ptr<NcclApi> api_;
-  std::mutex mutex_;
-  bool taken_ = false;
-  ncclComm* comm_ = nullptr;
-};
-
-// Returns how many blocks, each on a multiprocessor of its own, a call may take; 0: NCCL decides. A
-// receive that is enqueued before its message spins on the GPU until the message arrives. Four
-// blocks still carry a message at a good part of a link's rate.
-int max_ctas(Traffic traffic) {
-  switch (traffic) {
-    case Traffic::bulk: return 0;
-    case Traffic::messages: return 4;
-    case Traffic::scalars: return 1;
-  }
-  throw BugError("a kind of traffic without a number of blocks");
-}
-
 class NcclTransport : public Transport {
  public:
   NcclTransport(std::shared_ptr<NcclApi> api, const NcclOptions& options)
@@ -141,41 +98,87 @@ class NcclTransport : public Transport {
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank, Traffic traffic) override {
     api_->use_device();
-    const int n = int(ranks.size());
-    ncclComm* comm = nullptr;
-    try {
-      comm = init(Meeting(*store_, options_, name, rank, n).id(*api_), rank, n, max_ctas(traffic));
-    } catch (const CommError& e) {
-      throw CommError(fmt::format("group {}: {}", name, e.message()), e.hint());
-    }
-    return nccl_communicator(
-        api_, comm, {.name = name, .ranks = ranks, .rank = rank, .timeout = options_.timeout},
-        std::make_unique<FailureReporter>(store_, name, rank, n, options_.timeout));
+    return communicator({.name = name, .ranks = ranks, .rank = rank},
+                        connect_by_id(name, rank, int(ranks.size()),
+                                      {.most_blocks = most_blocks(traffic),
+                                       .copy_engines = traffic == Traffic::copies}));
+  }
+
+  std::vector<std::shared_ptr<Communicator>> connect_all(
+      const std::vector<mesh::GroupSplit>& splits) override {
+    if (!api_->can_split() || splits.size() < 2) return {};
+    api_->use_device();
+    const mesh::GroupSplit& all = splits[0];
+    const int n = int(all.ranks.size());
+    MT_CHECK(options_.rank >= 0 && options_.rank < n, "rank {} of {}", options_.rank, n);
+    ncclComm* const world = connect_by_id(all.name, options_.rank, n, config_of_split(splits, 0));
+    FailureReporter reporter(store_, "splits of " + all.name, options_.rank, n, options_.timeout);
+    return communicators(
+        splits, split_communicators(api_, world, splits, options_.rank,
+                                    {.timeout = options_.timeout,
+                                     .reporter = &reporter,
+                                     .job_failed = [this] { return !store_->failure().empty(); }}));
   }
 
  private:
-  ncclComm* init(const std::string& id, int rank, int ranks, int ctas) {
-    using State = NcclAnswer::State;
-    const auto deadline = Clock::now() + options_.timeout;
-    const auto connecting = std::make_shared<Connecting>(api_);
-    const auto begun = answer_within(deadline, [connecting, id, rank, ranks, ctas] {
-      return connecting->begin(id, rank, ranks, ctas);
-    });
-    ncclComm* const comm = connecting->take();
-    NcclAnswer answer = begun.value_or(NcclAnswer{State::under_way});
-    while (comm && answer.state == State::under_way && Clock::now() < deadline) {
-      std::this_thread::sleep_for(milliseconds(1));
-      answer = api_->state(comm);
+  ncclComm* connect_by_id(const std::string& name, int rank, int ranks, const NcclConfig& config) {
+    try {
+      const std::string id = Meeting(*store_, options_, name, rank, ranks).id(*api_);
+      return init(id, rank, ranks, config);
+    } catch (const CommError& e) {
+      throw CommError(fmt::format("group {}: {}", name, e.message()), e.hint());
     }
-    if (answer.state == State::done) return comm;
-    if (comm) api_->abort(comm);
-    if (answer.state == State::failed)
-      throw CommError("cannot connect its ranks: " + answer.text,
+  }
+
+  ncclComm* init(const std::string& id, int rank, int ranks, const NcclConfig& config) {
+    using State = NcclAnswer::State;
+    const NcclConnection c =
+        connect_within(Clock::now() + options_.timeout, api_, nullptr,
+                       [id, rank, ranks, config](NcclApi& nccl, ncclComm*& comm) {
+                         return nccl.init(comm, id, rank, ranks, config);
+                       });
+    if (c.answer.state == State::done) return c.comm;
+    if (c.answer.state == State::failed)
+      throw CommError("cannot connect its ranks: " + c.answer.text,
                       "NCCL_DEBUG=INFO prints more, NCCL_SOCKET_IFNAME names the network");
     throw CommError(
         fmt::format("all ranks have arrived, but NCCL has not connected them after {:.3g} s",
                     std::chrono::duration<double>(options_.timeout).count()),
         "a rank has ended, or a firewall is between the hosts; NCCL_DEBUG=INFO prints more");
+  }
+
+  // Returns this rank's ends of the groups. Those that share resources are a family, whose owner
+  // lives as long as they do.
+  std::vector<std::shared_ptr<Communicator>> communicators(
+      const std::vector<mesh::GroupSplit>& splits, const std::vector<ncclComm*>& comms) {
+    std::vector<std::shared_ptr<Communicator>> ends;
+    std::vector<std::shared_ptr<NcclFamily>> families;
+    for (size_t i = 0; i < splits.size(); ++i) {
+      const mesh::GroupSplit& s = splits[i];
+      const bool member = s.parent >= 0;
+      families.push_back(member                              ? families[size_t(s.parent)]
+                         : config_of_split(splits, i).shares ? std::make_shared<NcclFamily>()
+                                                             : nullptr);
+      if (!comms[i]) {
+        ends.push_back(nullptr);
+        continue;
+      }
+      const auto own = std::ranges::find(s.ranks, options_.rank);
+      ends.push_back(communicator({.name = s.name,
+                                   .ranks = s.ranks,
+                                   .rank = int(own - s.ranks.begin()),
+                                   .family = families[i],
+                                   .owner = member ? ends[size_t(s.parent)] : nullptr},
+                                  comms[i]));
+    }
+    return ends;
+  }
+
+  std::shared_ptr<Communicator> communicator(NcclGroup group, ncclComm* comm) {
+    group.timeout = options_.timeout;
+    auto reporter = std::make_unique<FailureReporter>(store_, group.name, group.rank,
+                                                      int(group.ranks.size()), options_.timeout);
+    return nccl_communicator(api_, comm, std::move(group), std::move(reporter));
   }
 
   const std::shared_ptr<NcclApi> api_;

@@ -13,6 +13,7 @@ namespace mtrain::comm {
 struct NcclOptions {
   StoreAddress store;
   std::chrono::nanoseconds timeout = std::chrono::seconds(600);
+  int rank = 0;  // of the job
 };
 
 // Every rank of the world calls it.

@@ -227,7 +227,7 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store, const St
   const bool on_gpu = o.device == DeviceKind::cuda;
   if (o.backend == CommBackend::nccl || (automatic && on_gpu)) {
     MT_CHECK(on_gpu, "the backend nccl was chosen for a rank without a GPU");
-    return nccl_transport(load_nccl(o.device_number), {at, timeout});
+    return nccl_transport(load_nccl(o.device_number), {at, timeout, o.rank});
   }
   if (automatic && all_on_this_host(*store, o))
     return shared_memory_transport(std::move(store), o.rank, o.size, timeout);
@@ -249,6 +249,10 @@ class ServedTransport : public Transport {
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank, Traffic traffic) override {
     return transport_->connect(name, ranks, rank, traffic);
+  }
+  std::vector<std::shared_ptr<Communicator>> connect_all(
+      const std::vector<mesh::GroupSplit>& splits) override {
+    return transport_->connect_all(splits);
   }
   void abort(std::string_view reason) noexcept override {
     try {

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/hub_cache.h"
 #include "base/json.h"
 #include "base/regular_file.h"
 #include "base/strings.h"
@@ -53,8 +54,7 @@ namespace {
     throw UserError(
         fmt::format("there is no file or folder {}, and nothing is downloaded", name),
         fmt::format("{}give \"byte\", a tokenizer.json or a folder that holds one. If it is a "
-                    "model of the Hub, `hf download {} tokenizer.json tokenizer_config.json "
-                    "--local-dir tokenizer` fetches it into the folder tokenizer",
+                    "model of the Hub, `hf download {}` fetches it",
                     nearest(name, {"byte"}).empty() ? "" : "did you mean byte? ", name));
   throw UserError(fmt::format("no tokenizer at {}", name),
                   "give \"byte\", a tokenizer.json or a folder that holds one");
@@ -76,7 +76,10 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& what, const s
                       "it ends documents with an id of its own");
     return make_byte_tokenizer();
   }
-  fs::path path = what;
+  if (const auto problem = hub_problem(what))
+    throw UserError(problem->message,
+                    "give \"byte\", a tokenizer.json or a folder that holds one; " + problem->hint);
+  fs::path path = hub_model_folder(what);
   if (fs::is_directory(path)) path /= "tokenizer.json";
   if (!fs::exists(path) || path.extension() == ".model") refuse_file(path);
   // Ranks that are threads share it, and so do independent parts of a program.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "base/error.h"
 #include "device/event_pool.h"
@@ -162,10 +163,23 @@ std::shared_ptr<void> pinned(int64_t bytes) {
   return {memory, [](void* p) { cudaFreeHost(p); }};
 }
 
+// The captures of a device.
+struct Captures {
+  std::atomic<int> running = 0;
+  ReplayHooks hooks;  // what the launches of the capture in progress have asked for
+};
+
+// A graph, and what must be done around its replays. The graph is destroyed first: its calls of
+// NCCL refer to communicators.
+struct ReplayedGraph {
+  ReplayHooks hooks;
+  std::shared_ptr<CUgraphExec_st> exec;
+};
+
 class CudaStream : public StreamBackend {
  public:
   CudaStream(StreamId id, int ordinal, std::shared_ptr<AsyncError> late,
-             std::shared_ptr<std::atomic<int>> captures, std::shared_ptr<CudaEventPool> events,
+             std::shared_ptr<Captures> captures, std::shared_ptr<CudaEventPool> events,
              std::shared_ptr<CudaClock> clock)
       : id_(id),
         ordinal_(ordinal),
@@ -189,7 +203,11 @@ class CudaStream : public StreamBackend {
     auto begin = tag.sink ? timing_event() : nullptr;
     std::optional<int64_t> idle = 0;
     try {
-      work({.cuda = stream_, .idle_ns = tag.sink ? &idle : nullptr, .late = late_});
+      work({.cuda = stream_,
+            .idle_ns = tag.sink ? &idle : nullptr,
+            .late = late_,
+             .record = [this] { return event_of_launch(); },
+             .replays = is_captured() ? &captures_->hooks : nullptr});
     } catch (...) {
       ++enqueued_;
       std::rethrow_exception(with_culprit(std::current_exception(), tag, id_));
@@ -252,12 +270,14 @@ class CudaStream : public StreamBackend {
   // during it.
   void begin_capture() override {
     MT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
-    ++*captures_;
+    ++captures_->running;
+    captures_->hooks.clear();
   }
 
   // Streams that joined the capture by waiting for its events leave it here.
   Work end_capture() override {
-    --*captures_;
+    --captures_->running;
+    ReplayHooks hooks = std::exchange(captures_->hooks, {});
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
     (void)cudaGetLastError();  // clears the error of a call that was not permitted during a capture
@@ -270,8 +290,10 @@ class CudaStream : public StreamBackend {
         made, [](cudaGraphExec_t g) { cudaGraphExecDestroy(g); });
     // The graph gets its memory now: a lack of memory is then reported by the capture.
     check(cudaGraphUpload(made, stream_), "cudaGraphUpload", __LINE__);
-    return [graph_exec](const LaunchContext& c) {
-      MT_CUDA(cudaGraphLaunch(graph_exec.get(), c.cuda));
+    return [graph = ReplayedGraph{std::move(hooks), graph_exec}](const LaunchContext& c) {
+      for (const auto& hook : graph.hooks) hook->before(c);
+      MT_CUDA(cudaGraphLaunch(graph.exec.get(), c.cuda));
+      for (const auto& hook : graph.hooks) hook->after(c);
     };
   }
 
@@ -291,8 +313,13 @@ class CudaStream : public StreamBackend {
     return std::make_unique<CudaEvent>(events_, stream_, CudaEvent::Kind::timed);
   }
 
+  std::shared_ptr<EventBackend> event_of_launch() const {
+    if (is_captured()) return nullptr;
+    return std::make_shared<CudaEvent>(events_, stream_, CudaEvent::Kind::plain);
+  }
+
   bool is_captured() const {
-    if (*captures_ == 0) return false;
+    if (captures_->running == 0) return false;
     auto status = cudaStreamCaptureStatusNone;
     MT_CUDA(cudaStreamIsCapturing(stream_, &status));
     return status != cudaStreamCaptureStatusNone;
@@ -306,7 +333,7 @@ class CudaStream : public StreamBackend {
   const StreamId id_;
   int ordinal_;
   std::shared_ptr<AsyncError> late_;
-  std::shared_ptr<std::atomic<int>> captures_;  // captures in progress on streams of this device
+  std::shared_ptr<Captures> captures_;
   const std::shared_ptr<CudaEventPool> events_;
   cudaStream_t stream_ = nullptr;
   PendingTimings timings_;
@@ -373,17 +400,20 @@ class CudaBackend : public DeviceBackend {
     return memory;
   }
   void release(void* memory, int64_t) override { cudaFree(memory); }
+  std::shared_ptr<void> host_memory(int64_t bytes) override { return pinned(bytes); }
   void begin_timings() override {
     MT_CUDA(cudaSetDevice(ordinal_));
     clock_->renew();
   }
+  void push_range(const char* name) override { nvtxRangePushA(name); }
+  void pop_range() override { nvtxRangePop(); }
 
  private:
   int ordinal_;
   cudaDeviceProp properties_{};
   // All streams share it: a stream that waited for failed work has failed too.
   const std::shared_ptr<AsyncError> late_ = std::make_shared<AsyncError>();
-  const std::shared_ptr<std::atomic<int>> captures_ = std::make_shared<std::atomic<int>>(0);
+  const std::shared_ptr<Captures> captures_ = std::make_shared<Captures>();
   const std::shared_ptr<CudaEventPool> events_ = make_event_pool();
   std::shared_ptr<CudaClock> clock_;
 };

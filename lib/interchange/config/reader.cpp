@@ -1,7 +1,6 @@
 #include "interchange/config/reader.h"
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -12,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hub_cache.h"
 #include "interchange/config/file.h"
 #include "interchange/config/harmless_keys.h"
 #include "interchange/config/keys.h"
@@ -22,19 +22,6 @@ namespace mtrain::interchange {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Whether a name has the form organization/model, as on the Hugging Face Hub.
-bool looks_like_hub_id(std::string_view name) {
-  const auto is_part = [](std::string_view part) {
-    return !part.empty() && std::isalnum(static_cast<unsigned char>(part.front())) &&
-           std::ranges::all_of(part, [](unsigned char c) {
-             return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-           });
-  };
-  const size_t slash = name.find('/');
-  return slash != std::string_view::npos && is_part(name.substr(0, slash)) &&
-         is_part(name.substr(slash + 1));
-}
 
 // Keys that are read outside the table of keys, or that exports write.
 constexpr std::string_view kRead[] = {"_sliding_window_pattern",
@@ -133,20 +120,19 @@ class ConfigReader {
  private:
   // Returns the text of the folder's config.json, and sets its path; nothing after an error.
   std::optional<std::string> open(std::string& path) {
-    const std::string folder = from_.node.text;
-    std::error_code ignored;
-    if (!fs::is_directory(folder, ignored)) {
-      if (looks_like_hub_id(folder))
-        file_.refuse(fmt::format("there is no folder {}; as the name of a model on the Hugging "
-                                 "Face Hub it cannot be used, since nothing is downloaded",
-                                 folder),
-                     "download it, and give the folder that holds its config.json");
-      else
-        file_.refuse(fmt::format("there is no folder {}", folder),
-                     "give the Hugging Face folder that holds config.json");
+    if (const auto problem = hub_problem(from_.node.text)) {
+      file_.refuse(problem->message, problem->hint);
       return std::nullopt;
     }
-    path = (fs::path(folder) / "config.json").string();
+    const fs::path folder = hub_model_folder(from_.node.text);
+    std::error_code ignored;
+    if (!fs::is_directory(folder, ignored)) {
+      file_.refuse(fmt::format("there is no folder {}", folder.string()),
+                   "give the Hugging Face folder that holds config.json, or a model's name on the "
+                   "Hub, organization/name");
+      return std::nullopt;
+    }
+    path = (folder / "config.json").string();
     try {
       return read_file(path);
     } catch (const UserError& e) {

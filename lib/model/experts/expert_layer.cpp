@@ -1,6 +1,7 @@
 #include "model/experts/expert_layer.h"
 
 #include <any>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "model/experts/shared_expert.h"
 #include "model/experts/token_dispatcher.h"
 #include "model/gate_function.h"
+#include "model/graph_inputs.h"
 #include "model/segment_norms.h"
 #include "ops/elementwise.h"
 #include "ops/experts.h"
@@ -262,11 +264,15 @@ class Route : public ExpertSegment {
   Tensor given_choices(Step& step, int64_t T) {
     const spec::Experts& e = l_->experts;
     if (l_->pattern == RoutePattern::none) return {};
-    if (!pattern_TK_ || pattern_TK_.dim(0) != T)
-      pattern_TK_ =
+    Tensor& choices_TK = patterns_TK_[T];
+    if (!choices_TK) {
+      // They stay, so they must not use memory that graphs write to.
+      const device::Allocator::Open outside(step.compute.device().allocator());
+      choices_TK =
           Tensor::from_host(step.compute, {T, e.per_token},
                             pattern_choices(l_->pattern, l_->layer, T, e.count, e.per_token));
-    return pattern_TK_;
+    }
+    return choices_TK;
   }
 
   // Returns the choices that fit into the experts' capacity. The losses see all choices, and so
@@ -312,10 +318,11 @@ class Route : public ExpertSegment {
     return ops::router_losses(
         step.compute, a.sums_BS, e.count, e.per_token, e.loss_coeffs, step.experts->loss_grad,
         step.experts->loss_2,
-        fraction_LE ? fraction_LE.flat(l_->layer * e.count, {e.count}) : Tensor());
+        fraction_LE ? fraction_LE.flat(l_->layer * e.count, {e.count}) : Tensor(),
+        step.graph_inputs ? step.graph_inputs->router_grad_scale() : Tensor());
   }
 
-  Tensor pattern_TK_;  // the pattern's choices for the latest number of tokens
+  std::map<int64_t, Tensor> patterns_TK_;  // the pattern's choices, by the number of tokens
 };
 
 class Dispatch : public ExpertSegment {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tensor/host_copy.h"
+
 namespace mtrain::parallel {
 
 namespace {
@@ -78,6 +80,17 @@ class MultiRankDataParallel : public model::DataParallel {
     compute().wait(grad_stream().record());
     return t.to_host<int64_t>(grad_stream());
   }
+  // Compute does not wait for this sum, which comes after the reductions that are enqueued already.
+  void begin_sum(std::vector<int64_t> values) override {
+    const auto n = int64_t(values.size());
+    const Tensor t = Tensor::from_host(grad_stream(), {n}, std::move(values));
+    groups_.dense.all.all_reduce(t, comm::Reduce::sum, grad_stream());
+    sums_.begin({t});
+  }
+  std::vector<int64_t> end_sum() override {
+    sums_.wait();
+    return sums_.values<int64_t>(0);
+  }
 
   Tensor gather_unit(const model::ParamUnit& unit, const Tensor& own) override {
     if (unit.sharding.ranks == 1) return own;
@@ -103,6 +116,7 @@ class MultiRankDataParallel : public model::DataParallel {
   }
 
   const DataGroups groups_;
+  tensor::HostCopy sums_{grad_stream()};  // of the last begin_sum()
   const bool average_, owns_part_;
   std::unique_ptr<ParamSync> values_;
   std::unique_ptr<GradSync> grads_;

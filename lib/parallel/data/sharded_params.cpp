@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "parallel/data/param_sync.h"
 #include "parallel/data/unit_buffer_pool.h"
 #include "parallel/data/unit_gather.h"
@@ -15,9 +17,11 @@ class ShardedParams : public ParamSync {
                 const plan::ShardedParamsOptions& options, model::Quantizer* quantizer)
       : groups_(groups),
         options_(options),
-        gather_(groups, quantizer),
+        gather_(groups, quantizer, /*in_place=*/options.symmetric),
         slots_(*groups.param_stream, params.units(), device::MemoryCategory::buffers,
-               /*values=*/true) {
+               /*values=*/true, [this](const model::ParamUnit& unit, int64_t count, DType dtype) {
+                 return registered(unit, count, dtype);
+               }) {
     for (model::ParamUnit* unit : params.units()) {
       if (!unit->sharding.values) continue;  // its values always exist
       states_.push_back({unit});
@@ -95,6 +99,20 @@ class ShardedParams : public ParamSync {
     State *next_in_forward = nullptr, *next_in_backward = nullptr;
   };
 
+  // The ranks that gather a unit use its slots in the same order, and therefore register them in
+  // the same order, each before its first gather.
+  Tensor registered(const model::ParamUnit& unit, int64_t count, DType dtype) {
+    if (!options_.registered) return {};
+    const Group& owners = groups_.of(unit).gather;
+    const Tensor t = owners.registered(*groups_.param_stream, {count}, dtype,
+                                       device::MemoryCategory::buffers, options_.symmetric);
+    if (!t && owners.size() > 1 && groups_.rank == 0 && !std::exchange(warned_, true))
+      log::warn(
+          "ddp.nccl_ub has no effect: this NCCL registers no windows, which NCCL 2.27 does (2.28 "
+          "with copy engines); parameters are gathered into ordinary memory");
+    return t;
+  }
+
   // A pass uses a layer's unit, then the unit of its experts, in both directions.
   void order_backward() {
     for (size_t i = 0; i + 1 < states_.size(); ++i) states_[i].next_in_forward = &states_[i + 1];
@@ -157,6 +175,7 @@ class ShardedParams : public ParamSync {
   const UnitGather gather_;
   UnitBufferPool slots_;
   std::vector<State> states_;
+  bool warned_ = false;
 };
 
 }  // namespace

@@ -12,6 +12,11 @@ void UnitBufferPool::release(Slot& slot, Event last_use) {
   slot.released = ++releases_;
 }
 
+Tensor UnitBufferPool::allocate(const model::ParamUnit& unit, int64_t count, DType dtype) const {
+  const Tensor given = memory_ ? memory_(unit, count, dtype) : Tensor();
+  return given ? given : Tensor::empty(home_, {count}, dtype, category_);
+}
+
 Slot& UnitBufferPool::find(const model::ParamUnit& unit, size_t enough) {
   const Extent extent = extent_of(unit);
   size_t of_size = 0;
@@ -28,12 +33,11 @@ Slot& UnitBufferPool::find(const model::ParamUnit& unit, size_t enough) {
   slots_.push_back(std::make_unique<Slot>());
   Slot& slot = *slots_.back();
   if (extent.plain > 0) {
-    slot.buffer = Tensor::empty(home_, {extent.plain}, extent.dtype, category_);
+    slot.buffer = allocate(unit, extent.plain, extent.dtype);
     ops::fill(home_, slot.buffer, 0);
   }
   if (extent.quantized > 0)
-    slot.quantized =
-        Tensor::empty(home_, {extent.quantized}, unit.sharding.quantized.value(), category_);
+    slot.quantized = allocate(unit, extent.quantized, unit.sharding.quantized.value());
   slot.last_use = home_.record();
   return slot;
 }

@@ -2,6 +2,7 @@
 // few slots. A slot is given to the next unit immediately; the stream, not the host, waits for its
 // last use. The number of slots therefore bounds the memory, however far the host runs ahead.
 #pragma once
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,11 +22,18 @@ struct Slot {
 
 class UnitBufferPool {
  public:
+  // Returns memory for elements of a slot for this unit; absent: the pool allocates it.
+  using Memory = std::function<Tensor(const model::ParamUnit& unit, int64_t count, DType dtype)>;
+
   // Values in 8 bits have their own memory if `values`: slots are for values of units, not for
   // their gradients, which are fp32.
   UnitBufferPool(Stream& home, std::vector<model::ParamUnit*> units,
-                 device::MemoryCategory category, bool values)
-      : home_(home), units_(std::move(units)), category_(category), values_(values) {}
+                 device::MemoryCategory category, bool values, Memory memory = {})
+      : home_(home),
+        units_(std::move(units)),
+        category_(category),
+        values_(values),
+        memory_(std::move(memory)) {}
 
   // Returns a slot of the unit's size and type that is not held. Makes a new slot while there are
   // fewer than `enough` such slots and fewer than such units. Then takes the slot that was released
@@ -55,11 +63,13 @@ class UnitBufferPool {
                : Extent{unit.count};
   }
   Slot& find(const model::ParamUnit& unit, size_t enough);
+  Tensor allocate(const model::ParamUnit& unit, int64_t count, DType dtype) const;
 
   Stream& home_;
   const std::vector<model::ParamUnit*> units_;
   const device::MemoryCategory category_;
   const bool values_;
+  const Memory memory_;
   std::vector<std::unique_ptr<Slot>> slots_;
   uint64_t releases_ = 0;
 };

@@ -12,8 +12,10 @@ namespace mtrain::parallel {
 class UnitGather {
  public:
   // `quantizer` may be null if no unit is gathered in 8 bits.
-  UnitGather(const DataGroups& groups, model::Quantizer* quantizer)
-      : groups_(groups), quantizer_(quantizer) {}
+  // With `in_place`, this rank's part is first copied to its place among the others: NCCL's copy
+  // engines need both ends of a gather in registered memory.
+  UnitGather(const DataGroups& groups, model::Quantizer* quantizer, bool in_place = false)
+      : groups_(groups), quantizer_(quantizer), in_place_(in_place) {}
 
   // Quantizes this rank's part of the weights that are gathered in 8 bits, if the unit has any, on
   // param_stream. `updated` is the end of the update.
@@ -26,6 +28,7 @@ class UnitGather {
  private:
   const DataGroups& groups_;
   model::Quantizer* const quantizer_;
+  const bool in_place_;
 };
 
 }  // namespace mtrain::parallel

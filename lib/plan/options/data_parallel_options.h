@@ -32,6 +32,9 @@ struct ShardedParamsOptions {
   bool reshard_after_forward = true, reshard_experts = true;
   int64_t forward_prefetch = 1, backward_prefetch = 2;  // units gathered ahead of their use
   bool passes_pair = false;  // a forward and a backward run together, and use different units
+  // Whether buffers of full values are registered with the group that gathers them, and whether at
+  // the same offsets on all ranks, so that copy engines may move them.
+  bool registered = false, symmetric = false;
 
   // How many units have full values at once: those in use, and those that are gathered ahead.
   int64_t units_at_once() const {

@@ -17,10 +17,14 @@ struct DevicePlan {
   int64_t threads = 0;         // threads of a CPU rank; 0: the host's cores divided by its ranks
   int64_t norm_sm_margin = 0;  // multiprocessors of a GPU that norms leave to other work
   int64_t gemm_sm_margin = 0;  // the same for GEMMs; those of tensor parallelism may have their own
+  // Kernels that allow it begin on a GPU before the previous kernel of their stream has ended.
+  bool dependent_launch = false;
   bool stream_sanitizer = false;
-  double compute_slowdown = 1;  // computations on a CPU take this many times as long
-  bool deterministic = false;   // runs are equal bit for bit, but slower
-  bool own_attention = false;   // attention on a GPU does not use cuDNN
+  double compute_slowdown = 1;    // computations on a CPU take this many times as long
+  bool deterministic = false;     // runs are equal bit for bit, but slower
+  bool own_attention = false;     // attention on a GPU does not use cuDNN
+  bool own_grouped_gemm = false;  // GEMMs of experts on a GPU do not use CUTLASS
+  bool nvtx = false;              // a profiler on a GPU sees passes, layers and launches by name
   // Environment variables that the device's library reads when it starts; communication may start
   // it before the device is opened. Variables that the user has set stay.
   std::map<std::string, std::string> environment;

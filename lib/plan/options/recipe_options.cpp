@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hub_cache.h"
 #include "recipe/recipe.h"
 
 namespace mtrain::plan {
@@ -187,6 +188,7 @@ TrainOptions train_options(const Recipe& r) {
           .global_batch_size = r.train.global_batch_size,
           .seed = r.train.seed,
           .log_every = r.train.log_every,
+          .time_every = r.train.time_every,
           .check_loss = r.debug.check_nan,
           .check_grads = r.debug.check_nan && r.ddp.check_for_nan_in_grad,
           .grads_per_micro_batch =
@@ -202,9 +204,11 @@ ValidationOptions validation_options(const Recipe& r) {
 CheckpointOptions checkpoint_options(const Recipe& r) {
   return {.every_steps = r.checkpoint.enabled ? r.checkpoint.every_steps : 0,
           .keep = r.checkpoint.keep,
+          .keep_every = r.checkpoint.keep_every,
           .keep_best = r.checkpoint.enabled ? r.checkpoint.keep_best : 0,
           .at_end = r.checkpoint.enabled && r.checkpoint.at_end,
-          .consolidated = consolidated(r.checkpoint)};
+          .consolidated = consolidated(r.checkpoint),
+          .stop_on_error = r.checkpoint.on_error == recipe::SaveErrors::stop};
 }
 
 FolderOptions folder_options(const Recipe& r) {
@@ -212,6 +216,7 @@ FolderOptions folder_options(const Recipe& r) {
           .checkpoint_dir = r.checkpoint.dir,
           .load = load_from(r.checkpoint),
           .load_path = r.checkpoint.load.value_or(""),
+          .load_or_start = r.checkpoint.load_or_start,
           .weights_from = r.model.init == recipe::WeightInit::weights ? r.model.from.value_or("")
                                                                       : std::string(),
           .ignore_keys = r.model.ignore_keys};
@@ -221,7 +226,7 @@ TokenizerOptions tokenizer_options(const Recipe& r) {
   using enum recipe::TokenizerType;
   const recipe::TokenizerConfig& t = r.tokenizer;
   TokenizerOptions options{.model_vocab = r.model.vocab_size};
-  if (t.type == huggingface) options.path = t.path;
+  if (t.type == huggingface && t.path) options.path = hub_model_folder(*t.path).string();
   options.unknown = t.type == null || (t.type == huggingface && !t.path);
   options.assumed = t.type == byte && !r.given("tokenizer.type") && r.model.vocab_size > 0;
   return options;
@@ -245,7 +250,10 @@ DevicePlan device_plan_without_overlap(const Recipe& r) {
           .stream_sanitizer = r.debug.stream_sanitizer,
           .compute_slowdown = r.debug.compute_slowdown,
           .deterministic = r.debug.deterministic,
-          .own_attention = r.debug.own_attention};
+          .own_attention = r.debug.own_attention,
+          // Which engine is faster is measured, and measurements differ from run to run.
+          .own_grouped_gemm = r.debug.own_grouped_gemm || r.debug.deterministic,
+          .nvtx = r.debug.nvtx};
 }
 
 // Returns the names of the streams that carry the communication which the recipe's link slows.

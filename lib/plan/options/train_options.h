@@ -10,6 +10,7 @@ struct TrainOptions {
   std::optional<double> epochs;  // set if the recipe gives epochs instead of steps
   // `steps` is 0 while it depends on data whose size is not known yet.
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
+  std::optional<int64_t> time_every;  // empty: the first ten, then those that are logged
   bool check_loss = true, check_grads = true;  // stop if they are not finite
   // Gradients are divided by the number of micro-batches and by the number of tokens.
   bool grads_per_micro_batch = false;
@@ -26,10 +27,12 @@ struct CheckpointOptions {
   enum class Consolidated { none, at_end, every };
   int64_t every_steps = 0;  // 0: only at the end
   int64_t keep = 2;         // how many of the newest are kept; 0: all
+  int64_t keep_every = 0;   // multiples of this step are kept as well; 0: none
   int64_t keep_best = 0;    // how many with the lowest validation loss are kept as well
   bool at_end = true;
   bool saves() const { return every_steps > 0 || at_end || keep_best > 0; }
   Consolidated consolidated = Consolidated::none;  // which are also saved in Hugging Face form
+  bool stop_on_error = false;                      // a save that fails during training ends the run
 };
 
 struct FolderOptions {
@@ -37,7 +40,8 @@ struct FolderOptions {
   // The checkpoint to start from.
   enum class Load { none, latest, path };
   Load load = Load::none;
-  std::string load_path;  // a checkpoint's folder, or that of a run
+  std::string load_path;       // a checkpoint's folder, or that of a run
+  bool load_or_start = false;  // starts at step 1 if load_path has no checkpoint
   // The Hugging Face folder with the initial weights, if the run starts from no checkpoint; or "".
   std::string weights_from;
   std::vector<std::string> ignore_keys;  // keys of that folder's config.json

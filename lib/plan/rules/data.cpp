@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include "base/hub_cache.h"
 #include "base/strings.h"
 #include "plan/rules/rules.h"
 
@@ -147,9 +148,13 @@ void check_prefixes(const char* field, const std::vector<std::string>& prefixes,
 void check_files(const Recipe& r, Diagnostics& diagnostics) {
   check_prefixes("dataset.train", r.dataset.train, r, diagnostics);
   check_prefixes("dataset.validation", r.dataset.validation, r, diagnostics);
+  if (r.tokenizer.type != recipe::TokenizerType::huggingface || !r.tokenizer.path) return;
   std::error_code ignored;
-  if (r.tokenizer.type == recipe::TokenizerType::huggingface && r.tokenizer.path)
-    diagnostics.require(std::filesystem::exists(*r.tokenizer.path, ignored), {"tokenizer.path"},
+  if (const auto problem = hub_problem(*r.tokenizer.path))
+    diagnostics.add("tokenizer.path", problem->message, problem->hint);
+  else
+    diagnostics.require(std::filesystem::exists(hub_model_folder(*r.tokenizer.path), ignored),
+                        {"tokenizer.path"},
                         fmt::format("there is no file or folder {}", *r.tokenizer.path),
                         "give the tokenizer.json of the model, or the folder that holds it");
 }

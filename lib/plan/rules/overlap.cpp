@@ -11,9 +11,9 @@ namespace {
 // Reports every feature that the recipe asks for by name and that is off.
 void check_overlap_off(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
   for (const auto& row : overlap.table) {
-    // Other rules refuse the fields of another strategy.
-    const bool other_strategy =
-        row.field.rfind("ddp.", 0) == 0 && r.distributed.strategy == recipe::Strategy::fsdp2;
+    // Other rules refuse the fields of another strategy. fsdp2 reads one of `ddp`.
+    const bool other_strategy = row.field.rfind("ddp.", 0) == 0 && row.field != "ddp.nccl_ub" &&
+                                r.distributed.strategy == recipe::Strategy::fsdp2;
     if (!other_strategy && !diagnostics.reported(row.field))
       report_inactive(r, row.field, row.off, row.reason, diagnostics);
   }
@@ -81,6 +81,8 @@ void check_ignored(const Recipe& r, const Overlap& o, Diagnostics& diagnostics) 
   ignored(r.comm_overlap.wgrad_deferral_limit > 0 && !o.defer_embedding_wgrad_compute,
           "comm_overlap.wgrad_deferral_limit",
           "is ignored because defer_embedding_wgrad_compute is off");
+  ignored(r.ddp.disable_symmetric_registration && !o.registered_gather,
+          "ddp.disable_symmetric_registration", "is ignored because ddp.nccl_ub is off");
   ignored(!r.comm_overlap.tp_comm_overlap_cfg.empty() && !o.tp_comm_overlap,
           "comm_overlap.tp_comm_overlap_cfg", "is ignored because tp_comm_overlap is off");
 }

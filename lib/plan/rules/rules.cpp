@@ -9,6 +9,7 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_model(recipe, diagnostics);
   validate_data(recipe, diagnostics);
   validate_train(recipe, diagnostics);
+  validate_checkpoints(recipe, diagnostics);
   validate_schedule(recipe, diagnostics);
   validate_optimizer(recipe, diagnostics);
   validate_precision(recipe, diagnostics);

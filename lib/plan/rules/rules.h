@@ -37,8 +37,10 @@ void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
 // Checks that the files exist that a run reads. Only runs call it: a recipe can be checked and
 // planned without its data.
 void check_files(const Recipe& recipe, Diagnostics& diagnostics);
-// Checks recomputation, and which checkpoints are saved.
+// Checks recomputation.
 void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
+// Checks which checkpoints are saved and loaded, and that the run's folders are paths.
+void validate_checkpoints(const Recipe& recipe, Diagnostics& diagnostics);
 // Checks the lengths of the learning rate's phases against decay_steps.
 void validate_schedule(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);

@@ -82,42 +82,10 @@ void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
   note_modules(r, diagnostics);
 }
 
-// The Hugging Face form is made from a checkpoint, so the run must save one.
-void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
-  const recipe::CheckpointConfig& c = r.checkpoint;
-  const char* field = "checkpoint.save_consolidated";
-  if (c.save_consolidated == recipe::SaveConsolidated::no) return;
-  if (!c.enabled)
-    return warn_or_refuse(r, field, "is disabled: checkpoint.enabled is false", diagnostics);
-  if (c.save_consolidated == recipe::SaveConsolidated::at_end)
-    diagnostics.require(c.at_end, {field, "checkpoint.at_end"},
-                        "final is the checkpoint of the run's end, and at_end: false saves none",
-                        "set checkpoint.at_end: true, or save_consolidated: every");
-  else if (!c.at_end && c.every_steps == 0 && c.keep_best == 0)
-    warn_or_refuse(r, field, "is disabled: no checkpoint is saved", diagnostics);
-}
-
-// Checkpoints are ranked by the validation loss, which a run must measure more than once.
-void validate_keep_best(const Recipe& r, Diagnostics& diagnostics) {
-  const char* field = "checkpoint.keep_best";
-  if (r.checkpoint.keep_best == 0) return;
-  if (!r.checkpoint.enabled)
-    return warn_or_refuse(r, field, "is disabled: checkpoint.enabled is false", diagnostics);
-  diagnostics.require(!r.dataset.validation.empty(), {field, "dataset.validation"},
-                      "ranks checkpoints by the validation loss, and there is no validation data",
-                      "set dataset.validation (`mtrain data build --validation-fraction` makes "
-                      "one), or keep_best: 0");
-  diagnostics.require(r.validation.every_steps > 0, {field, "validation.every_steps"},
-                      "ranks checkpoints by the validation loss, which is measured only at the end",
-                      "set validation.every_steps, the steps between two evaluations");
-}
-
 }  // namespace
 
 void validate_train(const Recipe& r, Diagnostics& diagnostics) {
   validate_recompute(r, diagnostics);
-  validate_consolidated(r, diagnostics);
-  validate_keep_best(r, diagnostics);
 }
 
 void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overlap,

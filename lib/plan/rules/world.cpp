@@ -128,6 +128,17 @@ void check_backend(const Recipe& r, Diagnostics& diagnostics) {
                       "leaves out cuDNN, which only GPUs have, and train.device is cpu: attention "
                       "on a CPU is mtrain's own in any case",
                       "set train.device: cuda, or leave it out");
+  const bool unseen = !gpu && r.debug.nvtx;
+  if (unseen)
+    diagnostics.warn(
+        "debug.nvtx",
+        "has no effect: NVTX ranges are for profilers of GPUs, and train.device is cpu",
+        "--trace writes every launch on a CPU, too");
+  diagnostics.require(
+      gpu || !r.debug.own_grouped_gemm, {"debug.own_grouped_gemm", "train.device"},
+      "leaves out CUTLASS, which only GPUs have, and train.device is cpu: the GEMMs "
+      "of experts on a CPU are mtrain's own in any case",
+      "set train.device: cuda, or leave it out");
 }
 
 }  // namespace

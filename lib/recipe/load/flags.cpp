@@ -21,11 +21,11 @@ namespace {
 constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe", "--dry-run",
                                      "--world-size", "--trace",  "--profile",      "--verbose",
                                      "--strict",     "--help",   "--version",      "--token_file",
-                                     "--token-file"};
+                                     "--token-file", "--nvtx"};
 // The commands that do not train.
-constexpr std::string_view kCommands[] = {"completion", "data",     "eval",   "explain",
-                                          "export",     "generate", "import", "schedule",
-                                          "schema",     "timeline", "watch"};
+constexpr std::string_view kCommands[] = {"checkpoint", "completion", "data",     "eval",
+                                          "explain",    "export",     "generate", "import",
+                                          "schedule",   "schema",     "timeline", "watch"};
 // The options that take the next word as their value.
 constexpr std::string_view kWithValue[] = {"--recipe", "--world-size", "--trace", "--token_file",
                                            "--token-file"};

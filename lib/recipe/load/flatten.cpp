@@ -200,8 +200,8 @@ class TreeWalk {
           node.text);
     if (text && path == "model")
       return fmt::format(
-          "fetch it, for example with `hf download {} --local-dir FOLDER`, since nothing is "
-          "downloaded here; then write model: {{from: FOLDER}}",
+          "write model: {{from: {0}}}; nothing is downloaded here: `hf download {0}` fetches a model "
+          "of the Hub",
           node.text);
     if (text)
       for (const std::string& other : paths_of_word(std::string(last_word(path))))

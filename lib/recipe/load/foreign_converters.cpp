@@ -136,6 +136,25 @@ void set_te_fp8(LayerSettings& layer, const SourceLocation& location, const Node
   for (const FieldText& field : fields) layer.add_text(field.path, path, location, field.text);
 }
 
+// Sets the fields of `load: {path: FOLDER, or_start: true}`.
+void set_load(LayerSettings& layer, const SourceLocation& location, const Node& node) {
+  for (size_t i = 0; i < node.keys.size(); ++i) {
+    const std::string name = normalize_path(node.keys[i].name);
+    const SchemaRow* row = name == "path"       ? find_row("checkpoint.load")
+                           : name == "or_start" ? find_row("checkpoint.load_or_start")
+                                                : nullptr;
+    const SourceLocation& at = node.keys[i].location;
+    if (row)
+      layer.add(row, "checkpoint.load." + name, at, node.items[i]);
+    else
+      layer.diagnostics.add_at(Severity::error, at, "checkpoint.load." + name, "is not a key",
+                               "write load: {path: FOLDER, or_start: true}");
+  }
+  if (node.keys.empty())
+    layer.diagnostics.add_at(Severity::error, location, "checkpoint.load", "names no path",
+                             "write load: {path: FOLDER, or_start: true}");
+}
+
 // Refuses a reference, because a value is converted here, before references are replaced.
 bool refused_reference(LayerSettings& layer, const std::string& path, std::string_view target,
                        const SourceLocation& location, const Node& node) {
@@ -187,6 +206,14 @@ bool convert_value(LayerSettings& layer, const std::string& path, const SourceLo
   }
   if (path == "model.backend.te_fp8" || path == "model.backend.te_fp8.recipe") {
     set_te_fp8(layer, location, node);
+    return true;
+  }
+  if (path == "checkpoint.load" && node.kind == Node::Kind::map) {
+    set_load(layer, location, node);
+    return true;
+  }
+  if (path == "checkpoint.load.path") {
+    layer.add(find_row("checkpoint.load"), path, location, node);
     return true;
   }
   if (set_variables(layer, path, location, node)) return true;

@@ -42,6 +42,8 @@ constexpr Severity kRefused = Severity::error;
 constexpr const char* kOwnModel = "mtrain's own model needs no patches";
 constexpr const char* kTorchDdp = "it chooses internals of torch's DDP";
 constexpr const char* kMegatronFsdp = "it chooses internals of megatron-fsdp's buffers";
+constexpr const char* kFixedBuffers =
+    "units take turns in a few full buffers, which are never freed, in any case";
 constexpr const char* kOwnKernels = "mtrain chooses its kernels by device, type and shape";
 constexpr const char* kAnyRows = "the experts' 8-bit GEMMs take any number of rows";
 constexpr const char* kOwnTransport = "mtrain's own transports carry the tokens";
@@ -114,8 +116,9 @@ constexpr std::array kForeignKeys{
     ForeignKey{"distributed.disable_bucketing", kNone, "every unit is reduced by itself"},
     ForeignKey{"distributed.calculate_per_token_loss", kNone, kTokenMean},
     ForeignKey{"distributed.keep_fp8_transpose_cache", kNone, kMegatronFsdp},
-    ForeignKey{"distributed.nccl_ub", kNone, kMegatronFsdp},
-    ForeignKey{"distributed.fsdp_double_buffer", kNone, kMegatronFsdp},
+    ForeignKey{"distributed.fsdp_double_buffer", kNone, kFixedBuffers},
+    ForeignKey{"ddp.fsdp_double_buffer", kNone, kFixedBuffers},
+    ForeignKey{"comm_overlap.fsdp_double_buffer", kNone, kFixedBuffers},
     ForeignKey{"distributed.report_nan_in_param_grad", kNone,
                "debug.check_nan names the tensor that is not finite"},
     ForeignKey{"distributed.broadcast_buffers", kNone, kTorchDdp},
@@ -139,7 +142,6 @@ constexpr std::array kForeignKeys{
                on},
     ForeignKey{"dataloader.*", kNone, kOwnLoader},
     ForeignKey{"validation_dataloader.*", kNone, kOwnLoader},
-    ForeignKey{"nvtx", kNone, "--trace writes every launch"},
     ForeignKey{"wandb.*", kNone, kReports},
     ForeignKey{"mlflow.*", kNone, kReports},
     ForeignKey{"comet.*", kNone, kReports},

@@ -232,7 +232,7 @@ void refuse_other_commands(const std::vector<std::string>& words,
   }
   throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
                   fmt::format("write mtrain {} model.from=FOLDER, a Hugging Face folder with "
-                              "config.json and safetensors; nothing is downloaded",
+                              "config.json and safetensors, or the name of a downloaded model",
                               recipe.empty() ? "sft" : recipe));
 }
 

@@ -97,13 +97,23 @@ struct Branch {
     return dot == std::string_view::npos ? *found : found->at(path.substr(dot + 1));
   }
 
+  // A field that may also be written as a mapping of the fields below it: `load: {path: x}`.
+  std::string body_or_object() const {
+    constexpr std::string_view kAny = "\"anyOf\": [";
+    std::string both = body;
+    if (const size_t at = both.find(kAny); at != std::string::npos)
+      both.insert(at + kAny.size(), "{\"type\": \"object\"}, ");
+    return both;
+  }
+
   std::string json(int depth) const {
-    if (!body.empty()) return "{" + body + "}";
+    if (!body.empty() && children.empty()) return "{" + body + "}";
     const std::string indent(size_t(2 * depth), ' ');
-    std::string out = "{";
+    std::string out = "{" + body_or_object();
     if (!help.empty()) out += "\"description\": " + json_string(help) + ", ";
-    out += "\"type\": ";
-    out += shorthand.empty() ? "[\"object\", \"null\"]" : "[\"object\", \"null\", \"string\"]";
+    if (body.empty())
+      out += shorthand.empty() ? "\"type\": [\"object\", \"null\"]"
+                               : "\"type\": [\"object\", \"null\", \"string\"]";
     out += ", \"additionalProperties\": false, \"properties\": {\n";
     for (size_t i = 0; i < children.size(); ++i)
       out += fmt::format("{}  {}: {}{}\n", indent, json_string(children[i]->name),
@@ -149,6 +159,9 @@ std::string schema_json() {
     for (const auto& alias : row.aliases())
       root.at(alias).body = fmt::format("\"description\": {}, {}",
                                         json_string("the same as " + row.path), json_type(row));
+  const SchemaRow& load = *find_row("checkpoint.load");
+  root.at("checkpoint.load.path").body = fmt::format(
+      "\"description\": {}, {}", json_string("the same as " + load.path), json_type(load));
   for (const auto& conversion : foreign_spellings())
     root.at(conversion.path).body =
         fmt::format("\"description\": {}", json_string(fmt::format("sets {}", conversion.target)));

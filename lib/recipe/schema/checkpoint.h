@@ -25,12 +25,20 @@ constexpr auto enum_names(SaveConsolidated) {
                     EnumName{S::every, "yes"},   EnumName{S::every, "on"}};
 }
 
+// What a run does if a checkpoint cannot be saved while it trains.
+enum class SaveErrors { go_on, stop };
+constexpr auto enum_names(SaveErrors) {
+  return std::array{EnumName{SaveErrors::go_on, "continue"}, EnumName{SaveErrors::stop, "stop"}};
+}
+
 struct CheckpointConfig {
   std::string dir;
   bool enabled = true;
-  int64_t every_steps = 0, keep = 2, keep_best = 0;
+  int64_t every_steps = 0, keep = 2, keep_every = 0, keep_best = 0;
   bool at_end = true;
+  SaveErrors on_error = SaveErrors::go_on;
   std::optional<std::string> load;
+  bool load_or_start = false;
   SaveFormat model_save_format = SaveFormat::safetensors;
   SaveConsolidated save_consolidated = SaveConsolidated::no;
   bool async = false;
@@ -57,16 +65,32 @@ struct CheckpointConfig {
              .min = 0,
              .max = 1 << 20,
              .none_means = "0"}},
+      Field{"keep_every",
+            &CheckpointConfig::keep_every,
+            "also keep the checkpoints whose step is a multiple of this; 0: none",
+            {.aliases = "checkpoint.save_retain_interval",
+             .unit = "steps",
+             .min = 0,
+             .none_means = "0"}},
       Field{"keep_best",
             &CheckpointConfig::keep_best,
             "how many checkpoints with the lowest validation loss to keep as well; a new lowest "
             "loss is saved at once, and the link `best` points to it; 0: none",
             {.min = 0, .max = 1 << 20, .none_means = "0"}},
+      Field{"on_error", &CheckpointConfig::on_error,
+            "if a checkpoint cannot be saved during training: continue and try again at the next "
+            "one, or stop. Three failures in a row, or one at the end, always end the run with an "
+            "error"},
       Field{"load",
             &CheckpointConfig::load,
             "checkpoint to continue from; `latest`: the newest in dir; `best`: the one with the "
-            "lowest validation loss",
+            "lowest validation loss; also written as load: {path, or_start}",
             {.aliases = "checkpoint.restore_from"}},
+      Field{"load_or_start",
+            &CheckpointConfig::load_or_start,
+            "start at step 1 if load names a folder that does not exist or has no checkpoint; a "
+            "damaged checkpoint stays an error",
+            {.aliases = "checkpoint.load.or_start"}},
       Field{"model_save_format", &CheckpointConfig::model_save_format,
             "file format of the weights"},
       Field{"save_consolidated", &CheckpointConfig::save_consolidated,

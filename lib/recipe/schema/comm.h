@@ -75,6 +75,7 @@ struct EnvVariable {
 
 struct LaunchConfig {
   Auto<int64_t> cuda_device_max_connections, layernorm_sm_margin, gemm_sm_margin;
+  bool programmatic_dependent_launch = false;
   std::map<std::string, EnvVariable> env;
 
   // Returns the variables that have values.
@@ -100,6 +101,11 @@ struct LaunchConfig {
             "multiprocessors that the GEMMs of cuBLASLt leave free for communication; auto: 0, "
             "until a value has been measured on a GPU",
             {.unit = "multiprocessors", .min = 0, .max = 1024}},
+      Field{
+          "programmatic_dependent_launch", &LaunchConfig::programmatic_dependent_launch,
+          "norms, activations, rotary embeddings, additions and quantization begin on a GPU while "
+          "the previous kernel of their stream ends; needs compute capability 9. The numbers stay "
+          "the same"},
       Field{"env",
             &LaunchConfig::env,
             "environment variables for the ranks; a variable that is already set keeps its value. "
@@ -111,6 +117,7 @@ struct HardwareConfig {
   int64_t gpus_per_node = 8;
   Gpu gpu = Gpu::h100;
   Auto<double> memory_gb;
+  std::optional<double> disk_gbps, mtbf_hours;
 
   static constexpr auto fields = std::tuple{
       Field{"gpus_per_node",
@@ -122,7 +129,17 @@ struct HardwareConfig {
             &HardwareConfig::memory_gb,
             "memory of a rank's device; recompute.cheap depends on it; auto: from the "
             "GPU's name, else the usual memory of hardware.gpu; unknown on CPUs",
-            {.unit = "GB", .min = 0, .above_min = true}}};
+            {.unit = "GB", .min = 0, .above_min = true}},
+      Field{"disk_gbps",
+            &HardwareConfig::disk_gbps,
+            "rate at which a checkpoint reaches its disks, from all hosts together; --dry-run "
+            "prints how long a save takes. 8 Gbit/s are 1 GB/s",
+            {.unit = "Gbit/s", .min = 0, .above_min = true}},
+      Field{"mtbf_hours",
+            &HardwareConfig::mtbf_hours,
+            "mean time between failures of a node; with disk_gbps, --dry-run prints how often to "
+            "save",
+            {.unit = "hours", .min = 0, .above_min = true}}};
 };
 
 }  // namespace mtrain::recipe

@@ -15,6 +15,8 @@ struct DdpConfig {
   bool average_in_collective = false;
   Auto<bool> align_param_gather;
   bool overlap_param_gather_with_optimizer_step = false, check_for_nan_in_grad = true;
+  Auto<bool> nccl_ub;
+  bool disable_symmetric_registration = false;
 
   static constexpr auto fields = std::tuple{
       Field{
@@ -63,7 +65,17 @@ struct DdpConfig {
             &DdpConfig::check_for_nan_in_grad,
             "stop at a gradient that is not finite; false: skip the update of that step",
             {.aliases = "distributed.check_for_nan_in_grad comm_overlap.check_for_nan_in_grad",
-             .strategies = "megatron_ddp megatron_fsdp ddp"}}};
+             .strategies = "megatron_ddp megatron_fsdp ddp"}},
+      Field{"nccl_ub",
+            &DdpConfig::nccl_ub,
+            "gather sharded parameters into buffers that NCCL has registered; within a host, copy "
+            "engines then move them; auto: off until a GPU has measured it",
+            {.aliases = "ddp.use_nccl_ub distributed.nccl_ub comm_overlap.nccl_ub"}},
+      Field{"disable_symmetric_registration",
+            &DdpConfig::disable_symmetric_registration,
+            "nccl_ub registers buffers alone and no symmetric windows; copy engines then stay idle",
+            {.aliases = "distributed.disable_symmetric_registration "
+                        "comm_overlap.disable_symmetric_registration"}}};
 };
 
 struct CommOverlapConfig {

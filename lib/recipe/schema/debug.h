@@ -34,7 +34,7 @@ struct DebugConfig {
   bool stream_sanitizer = false;
   std::optional<std::string> trace;
   bool deterministic = false, strict = false, check_nan = true;
-  bool emulate_fp8 = false, own_attention = false;
+  bool emulate_fp8 = false, own_attention = false, own_grouped_gemm = false, nvtx = false;
   double compute_slowdown = 1;
   std::optional<RoutePattern> route;
   FaultConfig fault;
@@ -58,6 +58,13 @@ struct DebugConfig {
             {.aliases = "fp8.emulate"}},
       Field{"own_attention", &DebugConfig::own_attention,
             "on a GPU, use mtrain's own attention kernels instead of cuDNN's; slower"},
+      Field{
+          "nvtx",
+          &DebugConfig::nvtx,
+          "on a GPU, name passes, layers and launches for NVIDIA's profilers (NVTX ranges; --nvtx)",
+          {.aliases = "nvtx profiling.nvtx_ranges"}},
+      Field{"own_grouped_gemm", &DebugConfig::own_grouped_gemm,
+            "on a GPU, use mtrain's own kernels for the GEMMs of experts, never CUTLASS's"},
       Field{"compute_slowdown",
             &DebugConfig::compute_slowdown,
             "CPU computations take this many times as long, and sleep for the added time. Few "

@@ -453,7 +453,8 @@ struct ModelConfig {
             {.min = 0}},
       Field{"from",
             &ModelConfig::from,
-            "Hugging Face folder whose config.json gives the sizes that the recipe does not set",
+            "Hugging Face folder, or a downloaded model's name on the Hub (organization/name, also "
+            "with @revision); its config.json gives the sizes that the recipe does not set",
             {.aliases = "model.pretrained_model_name_or_path model.name_or_path"}},
       Field{"ignore_keys", &ModelConfig::ignore_keys,
             "keys of that config.json to ignore: unknown to mtrain, and without effect on what the "

@@ -29,7 +29,8 @@ struct TokenizerConfig {
                        {.aliases = "tokenizer.tokenizer_type"}},
                  Field{"path",
                        &TokenizerConfig::path,
-                       "tokenizer.json, or the folder that holds it",
+                       "tokenizer.json, the folder that holds it, or a downloaded model's name on "
+                       "the Hugging Face Hub",
                        {.aliases = "tokenizer.tokenizer_model "
                                    "tokenizer.pretrained_model_name_or_path "
                                    "dataset.tokenizer.pretrained_model_name_or_path"}}};

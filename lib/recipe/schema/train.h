@@ -26,7 +26,9 @@ struct TrainConfig {
   int64_t threads = 0;
   DeviceChoice device = DeviceChoice::automatic;
   Auto<bool> enable_cuda_graph;
+  Auto<double> logits_gb;
   int64_t log_every = 10;
+  Auto<int64_t> time_every;
   std::string run_dir;
   std::optional<int64_t> exit_interval;
   std::optional<double> exit_duration_in_mins;
@@ -65,12 +67,24 @@ struct TrainConfig {
             "supports it and the host has a GPU per rank, else cpu"},
       Field{"enable_cuda_graph",
             &TrainConfig::enable_cuda_graph,
-            "launch a micro-batch's forward and backward as one CUDA graph; auto: if possible",
+            "launch a micro-batch's forward and backward as one CUDA graph; auto: if possible, and "
+            "if a micro-batch does not communicate",
             {.aliases = "model.enable_cuda_graph"}},
+      Field{"logits_gb",
+            &TrainConfig::logits_gb,
+            "memory for logits that exist at once, counted as fp32: logits in 16 bits take half. "
+            "Fewer chunks write the output layer's gradient less often, and round its sums "
+            "differently; auto: 2.1 on a GPU, 0.13 on a CPU",
+            {.unit = "GB", .min = 0, .max = 1e5, .above_min = true}},
       Field{"log_every",
             &TrainConfig::log_every,
             "steps between two log lines",
             {.aliases = "logger.log_interval", .unit = "steps", .min = 1}},
+      Field{"time_every",
+            &TrainConfig::time_every,
+            "steps between two whose launches are timed, which slows a GPU; auto: the first ten, "
+            "then those that are logged",
+            {.unit = "steps", .min = 1}},
       Field{"run_dir",
             &TrainConfig::run_dir,
             "folder of log.txt, metrics.jsonl, the resolved recipe and checkpoints; runs/<recipe> "

@@ -31,10 +31,11 @@ class GridBackend : public device::DeviceBackend {
 
 }  // namespace
 
-std::unique_ptr<Device> device_under_test(bool own_attention) {
-  return Device::on(std::make_unique<GridBackend>(),
-                    {.stream_sanitizer = true, .own_attention = own_attention});
+std::unique_ptr<Device> device_under_test(device::DeviceOptions options) {
+  options.stream_sanitizer = true;
+  return Device::on(std::make_unique<GridBackend>(), options);
 }
+std::optional<uint64_t> dependent_launches() { return cpu_grid::dependent_launches(); }
 std::optional<uint64_t> cudnn_calls() { return cpu_grid::cudnn_calls(); }
 uint64_t kernels_run() { return cpu_grid::grids_run(); }
 bool workspace_was_of(

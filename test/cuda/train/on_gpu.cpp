@@ -2,9 +2,11 @@
 
 using namespace mtrain;
 
-std::unique_ptr<Device> device_under_test(bool own_attention) {
-  return Device::cuda(0, {.stream_sanitizer = true, .own_attention = own_attention});
+std::unique_ptr<Device> device_under_test(device::DeviceOptions options) {
+  options.stream_sanitizer = true;
+  return Device::cuda(0, options);
 }
+std::optional<uint64_t> dependent_launches() { return std::nullopt; }
 std::optional<uint64_t> cudnn_calls() { return std::nullopt; }
 bool workspace_was_of(const Device& device) {
   const device::MemoryUsage workspace = device.allocator().usage(device::MemoryCategory::workspace);

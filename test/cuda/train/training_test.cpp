@@ -20,9 +20,10 @@ std::vector<double> losses(std::unique_ptr<Device> device, const Recipe& recipe,
 std::vector<double> on_cpu(const Recipe& recipe, int64_t steps) {
   return losses(Device::cpu(1, {.stream_sanitizer = true}), recipe, steps);
 }
-std::vector<double> on_cuda(const Recipe& recipe, int64_t steps, bool own_attention = false) {
+std::vector<double> on_cuda(const Recipe& recipe, int64_t steps,
+                            const device::DeviceOptions& options = {}) {
   const uint64_t before = kernels_run();
-  auto out = losses(device_under_test(own_attention), recipe, steps);
+  auto out = losses(device_under_test(options), recipe, steps);
   REQUIRE(kernels_run() - before > uint64_t(50 * steps));  // and not others
   return out;
 }
@@ -60,7 +61,7 @@ TEST_CASE("own attention trains on CUDA kernels without asking cuDNN") {
     CAPTURE(precision);
     const Recipe recipe = tiny({fmt::format("mixed_precision.name={}", precision)});
     const auto before = cudnn_calls();
-    const std::vector<double> own = on_cuda(recipe, 3, true);
+    const std::vector<double> own = on_cuda(recipe, 3, {.own_attention = true});
     CHECK(cudnn_calls() == before);
     const std::vector<double> asked = on_cuda(recipe, 3);
     if (before) CHECK(*cudnn_calls() >= *before + 3 * 2);  // the check above can therefore fail
@@ -77,6 +78,27 @@ TEST_CASE("recomputed modules give the same bits on CUDA kernels") {
                         "recompute.modules=[core_attn,mlp,layernorm]"};
     CHECK(on_cuda(tiny(with(base, again)), 3) == on_cuda(tiny(base), 3));
   }
+}
+
+TEST_CASE("kernels that start while the previous one ends give the same bits, in graphs too") {
+  constexpr int64_t kSteps = 3;
+  const Changes micro{"train.global_batch_size=8", "train.micro_batch_size=2"};
+  for (const Changes& changes : {Changes{"mixed_precision.name=bf16_mixed",
+                                         "model.architecture=gpt2", "model.hidden_dropout=0.1"},
+                                 Changes{"mixed_precision={name: bf16_mixed, fp8: hybrid}",
+                                         "model.hidden_size=64", "debug.emulate_fp8=true"}})
+    for (const bool graphs : {false, true}) {
+      CAPTURE(changes, graphs);
+      Recipe recipe = tiny(with(changes, micro));
+      recipe.train.device = recipe::DeviceChoice::cuda;
+      recipe.train.enable_cuda_graph = graphs;
+      const auto before = dependent_launches();
+      const auto in_order = on_cuda(recipe, kSteps);
+      CHECK(dependent_launches() == before);
+      CHECK(on_cuda(recipe, kSteps, {.dependent_launch = true}) == in_order);
+      // More than five for each layer, forward and backward.
+      if (before) CHECK(*dependent_launches() > *before + 5 * 2 * 2 * kSteps);
+    }
 }
 
 TEST_CASE("a group of one rank copies on the device") {

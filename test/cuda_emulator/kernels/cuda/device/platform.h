@@ -10,12 +10,14 @@
 #include "base/dtype.h"
 #include "grid.h"
 #include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/dependent_launch.h"
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define MT_BOUNDS(threads)
 #define __shared__ static
 #define threadIdx (::cpu_grid::here().thread)
 #define blockIdx (::cpu_grid::here().block)
@@ -115,16 +117,27 @@ inline unsigned __ballot_sync(unsigned, int x) {
 
 namespace mtrain::kernels::cuda {
 
-#define MT_LAUNCH(kernel, grid, block, shared, stream, ...)                                       \
-  ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), kernel, grid, block, size_t(shared), stream, \
-                                  __VA_ARGS__)
+inline constexpr bool kBlackwell = false;
+
+#define MT_LAUNCH(kernel, grid, block, shared, stream, ...)                                      \
+  ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), false, kernel, grid, block, size_t(shared), \
+                                  stream, __VA_ARGS__)
+#define MT_LAUNCH_DEPENDENT(kernel, grid, block, shared, stream, ...)                           \
+  ::mtrain::kernels::cuda::launch(MT_PLACE(#kernel), true, kernel, grid, block, size_t(shared), \
+                                  stream, __VA_ARGS__)
 
 template <class... Parameters, class... Args>
-void launch(const Place& at, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
-            CUstream_st*, const Args&... args) {
+void launch(const Place& at, bool waits, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            size_t shared, CUstream_st*, const Args&... args) {
+  if (waits) launches_dependent(reinterpret_cast<const void*>(kernel));  // counts it
   const std::tuple<Parameters...> values{Parameters(args)...};
-  cpu_grid::run_grid(at.call, grid, block, shared, [&] { std::apply(kernel, values); });
+  cpu_grid::run_grid(at.call, grid, block, shared, [&] {
+    std::apply(kernel, values);
+    cpu_grid::end_of_thread(waits);
+  });
 }
+
+inline void wait_for_previous_kernel() { cpu_grid::wait_for_previous_kernel(); }
 
 template <class T>
 T* dynamic_shared() {

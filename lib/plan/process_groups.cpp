@@ -1,0 +1,205 @@
+#include "plan/process_groups.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "base/math.h"
+#include "plan/run_plan.h"
+
+namespace mtrain::plan {
+
+namespace {
+
+using mesh::Axis;
+using mesh::GroupSplit;
+using Channel = std::pair<int64_t, int64_t>;
+
+constexpr int kAlone = -1;  // a split without a parent
+
+std::vector<int> narrow_ranks(const std::vector<int64_t>& ranks) {
+  return {ranks.begin(), ranks.end()};
+}
+
+// Divides the channels into few classes, so that no rank has two channels of a class. A class is
+// one split.
+std::vector<std::vector<Channel>> classes_of(const std::set<Channel>& channels) {
+  std::vector<std::vector<Channel>> classes;
+  const auto meet = [](const Channel& a, const Channel& b) {
+    return a.first == b.first || a.first == b.second || a.second == b.first || a.second == b.second;
+  };
+  for (const Channel& c : channels) {
+    const auto free = std::ranges::find_if(classes, [&](const std::vector<Channel>& taken) {
+      return std::ranges::none_of(taken, [&](const Channel& t) { return meet(c, t); });
+    });
+    if (free == classes.end())
+      classes.push_back({c});
+    else
+      free->push_back(c);
+  }
+  return classes;
+}
+
+// The order of the calls is that of the list; a parent comes before what it contains.
+class Groups {
+ public:
+  Groups(const RunPlan& plan, int64_t rank) : plan_(plan), l_(plan.layout), rank_(rank) {}
+
+  std::vector<GroupSplit> all() {
+    if (l_.world == 1) return {};
+    GroupSplit world{"world", GroupTraffic::scalars, {}, kAlone};
+    for (int r = 0; r < int(l_.world); ++r) world.ranks.push_back(r);
+    splits_.push_back(std::move(world));
+    tensor();
+    if (plan_.model.experts()) experts();
+    context();
+    pipeline();
+    data();
+    return std::move(splits_);
+  }
+
+ private:
+  int add(std::string name, std::vector<int> ranks, GroupTraffic traffic = GroupTraffic::bulk,
+          int parent = kAlone) {
+    splits_.push_back({std::move(name), traffic, std::move(ranks), parent});
+    return int(splits_.size()) - 1;
+  }
+  // The groups along axes of a mesh. Groups of one rank need no split.
+  int along(const char* name, const mesh::Mesh& mesh, const mesh::Axes& axes, int parent = kAlone,
+            GroupTraffic traffic = GroupTraffic::bulk) {
+    if (mesh.size(axes) == 1) return kAlone;
+    return add(name, narrow_ranks(mesh.group(rank_, axes)), traffic, parent);
+  }
+
+  void tensor() {
+    if (l_.tp == 1) return;
+    const int tp = along("tp", plan_.mesh, {Axis::tp});
+    const int64_t kv = plan_.model.layer(0).grouped().kv_heads;
+    if (kv >= l_.tp || kv == 1) return;
+    const auto replicas = size_t(exact_div(l_.tp, kv));
+    const std::vector<int>& ranks = splits_[size_t(tp)].ranks;
+    const auto own = size_t(plan_.mesh.index_in_group(rank_, {Axis::tp}));
+    const auto first = ranks.begin() + std::ptrdiff_t(own / replicas * replicas);
+    add("tp_kv", {first, first + std::ptrdiff_t(replicas)}, GroupTraffic::bulk, tp);
+  }
+
+  void experts() {
+    const mesh::Mesh moe = plan_.moe_mesh();
+    const bool divided = l_.tp > 1 && !l_.undivided_experts();
+    const bool other_tokens = divided && plan_.tensor.sequence_parallel;
+    if (l_.cp > 1 && l_.tp > 1 && plan_.tensor.sequence_parallel)
+      along("cp_tp", plan_.mesh, {Axis::cp, Axis::tp});
+    if (l_.ep == 1 && !other_tokens) return;
+    int all = kAlone;
+    if (other_tokens) {
+      all = along("ep_tp", moe, {Axis::ep, Axis::tp});
+      along("expert_tp", moe, {Axis::tp}, all);
+    }
+    along("ep", moe, {Axis::ep}, all);
+    if (!plan_.overlap.overlap_moe_expert_parallel_comm || plan_.experts.pad_to_capacity) return;
+    mesh::Axes axes{Axis::ep};
+    if (other_tokens) axes.push_back(Axis::tp);
+    along("ep_counts", moe, axes, kAlone, GroupTraffic::scalars);
+  }
+
+  void context() {
+    const int cp = along("cp", plan_.mesh, {Axis::cp});
+    if (cp == kAlone || !plan_.context.uses(ContextMethod::a2a_p2p)) return;
+    for (const size_t level : {0, 1}) {
+      auto ranks =
+          narrow_ranks(hierarchical_cp_group(plan_.mesh, rank_, plan_.context.levels, level));
+      if (ranks.size() > 1)
+        add(level == 0 ? "cp_a2a" : "cp_p2p", std::move(ranks), GroupTraffic::bulk, cp);
+    }
+  }
+
+  void pipeline() {
+    if (l_.pp == 1) return;
+    const schedule::Schedule& s = plan_.schedule;
+    const int pp = along("pp", plan_.mesh, {Axis::pp});
+    const std::vector<int> stages = splits_[size_t(pp)].ranks;
+    const int64_t own = plan_.mesh.coordinate(rank_, Axis::pp);
+    const auto pair = [&](int64_t a, int64_t b) {
+      return std::vector{stages[size_t(std::min(a, b))], stages[size_t(std::max(a, b))]};
+    };
+    for (const auto& of_class : classes_of(pipeline_channels(s))) {
+      const auto c = std::ranges::find_if(
+          of_class, [&](const Channel& x) { return x.first == own || x.second == own; });
+      if (c == of_class.end())
+        add("", {}, GroupTraffic::messages);
+      else
+        add(fmt::format("pp {}>{}", c->first, c->second), pair(c->first, c->second),
+            GroupTraffic::messages);
+    }
+    if (!shares_table(s, plan_.model.tied_embeddings)) return;
+    const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
+    const bool member = own == first || own == last;
+    add("pp_table", member ? pair(first, last) : std::vector<int>{}, GroupTraffic::bulk, pp);
+  }
+
+  void data() {
+    using enum Axis;
+    const mesh::Mesh& mesh = plan_.mesh;
+    int all = kAlone;
+    if (l_.gradient_ranks() > 1 || l_.undivided_experts()) {
+      all = along("dp_cp", mesh, mesh::dp_cp_axes());
+      if (l_.dp_replicate > 1) {
+        along("dp_shard_cp", mesh, mesh::dp_shard_cp_axes(), all);
+        along("dp_replicate", mesh, {dp_replicate}, all);
+      }
+      const bool sharded = plan_.data_parallel.shards != ShardLevel::nothing;
+      const int gather =
+          sharded ? along("dp_param", mesh, mesh::dp_shard_cp_axes(), kAlone, gather_traffic(plan_))
+                  : kAlone;
+      expert_copies(all, gather, sharded);
+    }
+    if (plan_.optimizer.muon.on)
+      along("stage", mesh, {dp_replicate, dp_shard, cp, tp}, l_.tp == 1 ? all : kAlone);
+  }
+  // Undivided experts are copied over tp, which no group of the dense parameters spans.
+  void expert_copies(int all, int gather, bool sharded) {
+    if (l_.ep == 1 && !l_.undivided_experts()) return;
+    const mesh::Mesh moe = plan_.moe_mesh();
+    const bool within = !l_.undivided_experts();
+    along("expert_copies", moe, mesh::expert_copy_axes(), within ? all : kAlone);
+    if (l_.dp_replicate > 1) along("ep_shard", moe, {Axis::ep_shard}, within ? all : kAlone);
+    if (!within) along("expert_holders", moe, {Axis::ep_shard, Axis::ep});
+    // Windows belong to one communicator; those groups do not share.
+    const GroupTraffic traffic = gather_traffic(plan_);
+    if (sharded)
+      along("ep_param", moe, {Axis::ep_shard},
+            within && traffic != GroupTraffic::copies ? gather : kAlone, traffic);
+  }
+
+  const RunPlan& plan_;
+  const Layout& l_;
+  const int64_t rank_;
+  std::vector<GroupSplit> splits_;
+};
+
+}  // namespace
+
+std::vector<mesh::GroupSplit> process_groups(const RunPlan& plan, int64_t rank) {
+  return Groups(plan, rank).all();
+}
+
+GroupTraffic gather_traffic(const RunPlan& plan) {
+  return plan.data_parallel.gather.symmetric ? GroupTraffic::copies : GroupTraffic::bulk;
+}
+
+std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule& s) {
+  std::set<Channel> pairs;
+  for (int64_t stage = 0; stage + 1 < s.stages; ++stage) {
+    const int64_t a = s.rank_of(stage), b = s.rank_of(stage + 1);
+    if (a == b) continue;
+    pairs.insert({a, b});  // activations
+    pairs.insert({b, a});  // their gradients
+  }
+  return pairs;
+}
+
+bool shares_table(const schedule::Schedule& s, bool tied_embeddings) {
+  return tied_embeddings && s.rank_of(0) != s.rank_of(s.stages - 1);
+}
+
+}  // namespace mtrain::plan

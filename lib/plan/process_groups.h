@@ -1,0 +1,30 @@
+// The groups of ranks that a training communicates in, as a list. Training connects them at once,
+// before its first step; the memory of a library is estimated by the same list.
+#pragma once
+#include <cstdint>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "mesh/group_split.h"
+#include "schedule/action.h"
+
+namespace mtrain::plan {
+
+struct RunPlan;
+
+// Returns the splits of the plan's ranks as `rank` sees them; the first one has all ranks. Groups
+// of one rank are left out. So are the groups of Muon's `matrix_copies`, which depend on tensors.
+std::vector<mesh::GroupSplit> process_groups(const RunPlan& plan, int64_t rank);
+
+// Returns the pairs of pipeline ranks (from, to) between which messages are sent, in a fixed order:
+// creating a group is a collective call of its ranks.
+std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule& schedule);
+
+// Returns what the groups that gather parameters carry.
+GroupTraffic gather_traffic(const RunPlan& plan);
+
+// Whether the first and the last stage share the table of tied embeddings over a group.
+bool shares_table(const schedule::Schedule& schedule, bool tied_embeddings);
+
+}  // namespace mtrain::plan

@@ -1,0 +1,154 @@
+// Tests the settings of checkpoints: which are refused, and what a checkpoint costs.
+#include <cmath>
+
+#include "plan/checkpoint_cost.h"
+#include "plan/run_plan.h"
+#include "recipe_cases.h"
+#include "spec/tensors.h"
+
+namespace plan_checkpoint_test {
+
+using namespace mtrain;
+using namespace mtrain::plan;
+using namespace recipe_cases;
+using Catch::Contains;
+
+namespace {
+
+Recipe loaded(const std::string& more, const Overrides& set = {}) {
+  Diagnostics diagnostics;
+  Recipe r =
+      load_recipe_text(interchange::model_source(), kBase + more, "r.yaml", set, diagnostics);
+  INFO(listed(diagnostics));
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return r;
+}
+
+CheckpointCost cost_of(const Overrides& set, int64_t world = 1) {
+  const Recipe r = loaded("", set);
+  return checkpoint_cost(make_plan(r, world, 512), save_hardware(r.hardware));
+}
+
+}  // namespace
+
+TEST_CASE("addresses are no folders: all of a recipe's are refused at once, with a mount") {
+  struct Row {
+    const char *address, *hint;
+  };
+  for (const Row& row :
+       {Row{"s3://bucket/runs", "mount-s3"}, Row{"gs://bucket/runs", "gcsfuse"},
+        Row{"hdfs://host:9000/runs", "NFS gateway"}, Row{"abfss://a@b/runs", "blobfuse2"},
+        Row{"S3://B/k", "mount-s3"}, Row{"http://host/runs", "davfs2"},
+        Row{"https://host/runs", "davfs2"}, Row{"msc://profile/runs", "mount it on every host"},
+        Row{"file:///data/runs", "write the path alone: /data/runs"},
+        Row{"file://localhost/data", "write the path alone: /data"}}) {
+    for (const char* field : {"train.run_dir", "checkpoint.dir", "checkpoint.load"}) {
+      INFO(field << " " << row.address);
+      const Overrides set{std::string(field) + "=" + row.address};
+      expect_error({.what = row.address, .set = set}, field, "is an address");
+      CHECK_THAT(listed(check(1, set)), Contains(row.hint));
+    }
+  }
+  const Diagnostics all = check(
+      1, {"train.run_dir=s3://a/b", "checkpoint.dir=gs://c/d", "checkpoint.load=https://e/f"});
+  CHECK(count(all, Severity::error) == 3);
+  for (const char* path : {"runs/a", "/data/s3:/x", "a:b", "://x", "c:/runs", "a b://c"})
+    expect_accepts({.what = path, .set = {std::string("train.run_dir=") + path}});
+}
+
+TEST_CASE("multiples are kept beside the newest, if they are saved at all") {
+  CHECK(loaded("checkpoint: {keep_every: 1000}\n").checkpoint.keep_every == 1000);
+  CHECK(loaded("checkpoint: {save_retain_interval: 50}\n").checkpoint.keep_every == 50);
+  CHECK(loaded("checkpoint: {keep_every: null, keep: null}\n").checkpoint.keep == 0);
+  CHECK(make_plan(loaded("checkpoint: {keep_every: 7}\n"), 1, 512).checkpoint.keep_every == 7);
+  expect_no_warning(
+      {.what = "multiples", .set = {"checkpoint.every_steps=10", "checkpoint.keep_every=50"}});
+  expect_warning(
+      {.what = "never saved", .set = {"checkpoint.every_steps=10", "checkpoint.keep_every=15"}},
+      "checkpoint.keep_every", "only every 30 steps");
+  expect_warning({.what = "all stay", .set = {"checkpoint.keep=0", "checkpoint.keep_every=15"}},
+                 "checkpoint.keep_every", "keeps all");
+  expect_warning({.what = "none", .set = {"checkpoint.enabled=false", "checkpoint.keep_every=15"}},
+                 "checkpoint.keep_every", "checkpoint.enabled is false");
+  expect_error({.what = "negative", .set = {"checkpoint.keep_every=-1"}}, "checkpoint.keep_every",
+               "");
+}
+
+TEST_CASE("a checkpoint to load has a path, and may be absent") {
+  const Recipe r = loaded("checkpoint:\n  load: {path: runs/a, or_start: true}\n");
+  CHECK(r.checkpoint.load == "runs/a");
+  CHECK(r.checkpoint.load_or_start);
+  const FolderOptions folders = make_plan(r, 1, 512).folders;
+  CHECK(folders.load_path == "runs/a");
+  CHECK(folders.load_or_start);
+  CHECK(loaded("checkpoint: {load: {path: latest}}\n").checkpoint.load == "latest");
+  CHECK_FALSE(loaded("checkpoint: {load: runs/a}\n").checkpoint.load_or_start);
+  CHECK(loaded("", {"checkpoint.load.path=runs/b"}).checkpoint.load == "runs/b");
+  // A printed recipe loads to the same.
+  const Recipe again = loaded("", {});
+  CHECK_FALSE(again.checkpoint.load_or_start);
+  Diagnostics diagnostics;
+  const Recipe printed =
+      load_recipe_text(interchange::model_source(), print_recipe(r), "printed", {}, diagnostics);
+  CHECK(printed.checkpoint.load == "runs/a");
+  CHECK(printed.checkpoint.load_or_start);
+  expect_error({.what = "nothing to load", .set = {"checkpoint.load_or_start=true"}},
+               "checkpoint.load_or_start", "names nothing to load");
+  expect_error({.what = "another key", .set = {"checkpoint.load={path: a, else: b}"}},
+               "checkpoint.load.else", "is not a key");
+  expect_error({.what = "no path", .set = {"checkpoint.load={}"}}, "checkpoint.load",
+               "names no path");
+}
+
+TEST_CASE("a failed save continues or stops the run") {
+  CHECK_FALSE(make_plan(loaded(""), 1, 512).checkpoint.stop_on_error);
+  CHECK(make_plan(loaded("checkpoint: {on_error: stop}\n"), 1, 512).checkpoint.stop_on_error);
+  expect_error({.what = "another word", .set = {"checkpoint.on_error=retry"}},
+               "checkpoint.on_error", "");
+}
+
+TEST_CASE("a checkpoint has weights and the optimizer's state in the types of the training") {
+  const RunPlan plan = make_plan(loaded(""), 1, 512);
+  const double parameters = plan.parameters.total();
+  CHECK(cost_of({}).bytes == 12 * parameters);
+  CHECK(cost_of({"optimizer.moments=bf16", "mixed_precision=bf16_mixed"}).bytes == 8 * parameters);
+  // Without master weights the weights are bf16.
+  const Overrides narrow{"mixed_precision=bf16_mixed", "optimizer.master_weights=false"};
+  CHECK(cost_of(narrow).bytes == 10 * parameters);
+  Overrides narrowest = narrow;
+  narrowest.push_back("optimizer.moments=bf16");
+  CHECK(cost_of(narrowest).bytes == 6 * parameters);
+  // Muon keeps one momentum for each matrix of a layer, and two moments for the other parameters.
+  double matrices = 0;
+  for (const spec::TensorSpec& p : spec::parameters(plan.model))
+    if (p.role == TensorRole::matrix) matrices += double(p.full_shape.count());
+  REQUIRE(matrices > 0);
+  CHECK(cost_of({"optimizer.name=muon"}).bytes == 12 * parameters - 4 * matrices);
+}
+
+TEST_CASE("the interval between saves is Young's, for the nodes of the job") {
+  CHECK_FALSE(cost_of({}).seconds);
+  const CheckpointCost timed = cost_of({"hardware.disk_gbps=16"});
+  CHECK(*timed.seconds == Approx(timed.bytes / 2e9));
+  CHECK_FALSE(timed.interval_s);
+  CHECK_FALSE(cost_of({"hardware.mtbf_hours=1000"}).interval_s);
+  const Overrides both{"hardware.disk_gbps=1", "hardware.mtbf_hours=1000",
+                       "train.global_batch_size=32"};
+  const CheckpointCost one = cost_of(both), four = cost_of(both, 32);
+  CHECK(one.nodes == 1);
+  CHECK(four.nodes == 4);
+  CHECK(*four.mtbf_s == Approx(1000. * 3600 / 4));
+  CHECK(*four.interval_s == Approx(std::sqrt(2 * *four.seconds * *four.mtbf_s)));
+  CHECK(*one.interval_s == Approx(2 * *four.interval_s));
+  // No other interval loses less: a save each interval, and half an interval at each failure.
+  const auto lost = [&](double interval) {
+    return *four.seconds / interval + interval / (2 * *four.mtbf_s);
+  };
+  CHECK(four.lost == Approx(lost(*four.interval_s)));
+  for (const double factor : {0.5, 0.9, 1.1, 2.0})
+    CHECK(lost(*four.interval_s * factor) > four.lost);
+  expect_error({.what = "no rate", .set = {"hardware.disk_gbps=0"}}, "hardware.disk_gbps", "");
+  expect_error({.what = "no time", .set = {"hardware.mtbf_hours=-1"}}, "hardware.mtbf_hours", "");
+}
+
+}  // namespace plan_checkpoint_test
