@@ -149,7 +149,7 @@ TEST_CASE("an error names the template, the line and the reason") {
         "t, line 1: templates cannot change a list: append() is forbidden");
   CHECK(error_of("\n{% include 'x' %}") == "t, line 2: the block include is not supported");
   CHECK(error_of("{{ 1|urlize }}") == "t, line 1: the filter urlize is not supported");
-  CHECK(error_of("{% if x %}\n\n") == "t, line 3: a block that began in line 1 has no endif");
+  CHECK(error_of("{% if x %}\n\n") == "t, line 2: a block that began in line 1 has no endif");
   CHECK(error_of("{% macro m() %}{% generation %}{% endgeneration %}{% endmacro %}\n{{ m() }}")
             .starts_with("t, line 1: the block generation is in a macro"));
   CHECK(error_of("\xFF") == "t, line 1: the template is not UTF-8");

@@ -57,11 +57,12 @@ class Parser {
   // Reads the end of a block's first tag, its statements, and the name of the tag that ends them.
   Body block(Words ends) {
     t_.skip_symbol(":");
+    const int line = t_.now().line;
     t_.expect(TokenKind::block_end);
     if (open_.size() >= size_t(kDeepestBlock))
       throw SyntaxFault{t_.now().line,
                         fmt::format("blocks have more than {} levels", kDeepestBlock)};
-    open_.push_back(t_.now().line);
+    open_.push_back(line);
     Body out = body(ends);
     open_.pop_back();
     return out;
