@@ -13,7 +13,7 @@ Parameters::Parameters(std::string_view function, Arguments& arguments,
   for (size_t i = 0; i < arguments.positional.size(); ++i)
     values_[i] = std::move(arguments.positional[i]);
   for (auto& [name, value] : arguments.named) {
-    const auto at = std::ranges::find_if(names_, [&](const char* n) { return name == n; });
+    const auto at = std::ranges::find(names_, std::string_view(name));
     if (at == names_.end()) fail("{} has no argument {}", function_, name);
     auto& slot = values_[size_t(at - names_.begin())];
     if (slot) fail("{} gets its argument {} twice", function_, name);
