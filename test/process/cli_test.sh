@@ -372,8 +372,30 @@ if [[ -w /dev/full ]]; then
   "$mtrain" generate --model "$work/llama" --prompt Hey --tokens 5 >/dev/full 2>"$work/err" && fail "nothing says that the disk is full"
   grep -q "cannot write the text: No space left" "$work/err" || fail "a full disk: $(cat "$work/err")"
 fi
+# A chat: each line of the input is a message, and its prompt is the text of the conversation so far.
 template='{% for m in messages %}{{ m.role[0] }} {{ m.content }} z{% endfor %}{% if add_generation_prompt %}a{% endif %}'
 echo -n "$template" >"$work/chat.jinja"
+talk() { "$mtrain" generate --model "$work/llama" --chat --tokens 6 --temperature 0 --bos none "$@" 2>"$work/err"; }
+answer() { # the text that follows a prompt
+  "$mtrain" generate --model "$work/llama" --prompt "$1" --tokens 6 --temperature 0 --bos none --stop z 2>/dev/null | tail -c +$((${#1} + 1))
+}
+first=$(answer "u Hey za")
+second=$(answer "u Hey za $first zu More za")
+printf 'Hey\n\nMore' | talk --chat-template "$work/chat.jinja" >"$work/out" || fail "a chat by a pipe: $(cat "$work/err")"
+[[ $(cat "$work/out") == "$first"$'\n'"$second" ]] || fail "a chat says $(cat "$work/out") instead of $first, $second"
+cp "$work/chat.jinja" "$work/llama/chat_template.jinja"
+printf 'Hey\r\n' | talk --system Be >"$work/out" || fail "a chat by the model's template: $(cat "$work/err")"
+[[ $(cat "$work/out") == "$(answer "s Be zu Hey za")" ]] || fail "a chat with a system message: $(cat "$work/out")"
+talk </dev/null >"$work/out" || fail "a chat without messages"
+[[ ! -s $work/out ]] || fail "a chat without messages says $(cat "$work/out")"
+expect "a message that the template refuses" 2 "line 1: the template says: no" -- \
+  generate --model "$work/llama" --chat --chat-template "{{ raise_exception('no') }}"
+rm "$work/llama/chat_template.jinja"
+expect "a chat without a template" 2 "has no chat template" "--chat-template FILE" -- generate --model "$work/llama" --chat
+expect "a template without a chat" 2 "--chat-template has no effect without --chat" -- \
+  generate --model "$work/llama" --prompt a --chat-template x
+expect "a chat of several texts" 2 "--num has no effect on a chat" -- generate --model "$work/llama" --chat --num 2
+expect "a chat and a prompt" 2 "--prompt" -- generate --model "$work/llama" --chat --prompt a
 # Conversations become tokens with a mask, train in packs, and can be shown.
 for i in {1..40}; do
   echo "{\"messages\": [{\"role\": \"user\", \"content\": \"q $i\"}, {\"role\": \"assistant\", \"content\": \"a $i\"}]}"
