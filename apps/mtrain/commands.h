@@ -16,7 +16,7 @@ struct Machine;
 namespace mtrain {
 
 void add_train_options(CLI::App& app, char** argv);  // `mtrain ...` and `mtrain train ...`
-void add_data_command(CLI::App& app);                // `mtrain data build|bigram`
+void add_data_command(CLI::App& app);                // `mtrain data build|show|bigram`
 void add_generate_command(CLI::App& app);            // `mtrain generate`
 void add_import_command(CLI::App& app);              // `mtrain import hf`
 void add_export_command(CLI::App& app);              // `mtrain export hf`

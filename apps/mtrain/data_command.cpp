@@ -1,5 +1,6 @@
 #include <unistd.h>
 #include <filesystem>
+#include <limits>
 #include <memory>
 
 #include <fmt/core.h>
@@ -14,6 +15,7 @@
 #include "data/build/build.h"
 #include "data/dataset/bigram.h"
 #include "data/dataset/indexed_dataset.h"
+#include "data/dataset/sample_text.h"
 #include "launch/end_signals.h"
 #include "run/signal_guard.h"
 
@@ -24,7 +26,7 @@ namespace {
 struct BuildCommand {
   data::BuildOptions build;
   std::string tokenizer = "byte", format = "auto", split = "file", validation_split = "documents",
-              bos = "auto", eod;
+              bos = "auto", eod, chat_template;
   bool no_eod = false;
 };
 
@@ -57,7 +59,13 @@ void build(BuildCommand c) {
   c.build.bos = pick<data::BeginOfText>(c.bos, {{"auto", data::BeginOfText::automatic},
                                                 {"none", data::BeginOfText::none},
                                                 {"always", data::BeginOfText::always}});
-  c.build.append_eod = !c.no_eod;
+  const bool chats = !c.build.messages_field.empty();
+  if (!chats && !c.chat_template.empty())
+    throw UserError("--chat-template has no effect without --messages-field",
+                    "name the field of a JSON line that holds the messages: --messages-field "
+                    "messages");
+  if (chats) c.build.chat = data::load_chat_template(c.chat_template, c.tokenizer);
+  c.build.append_eod = !c.no_eod && (!chats || !c.eod.empty());
   const auto tokenizer = data::load_tokenizer(c.tokenizer, c.eod);
   for (const std::filesystem::path& prefix : data::output_prefixes(c.build))
     if (std::error_code error; std::filesystem::exists(data::idx_path(prefix), error))
@@ -74,7 +82,8 @@ void build(BuildCommand c) {
   for (const auto& part : result.parts)
     print_lines(fmt::format(
         "{}: {} documents, {} tokens{}\n", part.prefix.string(), part.documents, part.tokens,
-        c.build.prompt_field.empty() ? "" : fmt::format(", {} of them labels", part.labels)));
+        c.build.prompt_field.empty() && !chats ? ""
+                                               : fmt::format(", {} of them labels", part.labels)));
   if (result.bad_lines) fmt::print("{} lines were skipped\n", result.bad_lines);
   if (result.without_token)
     print_lines(fmt::format("{} without a token: {}\n",
@@ -97,13 +106,24 @@ void add_build(CLI::App& data) {
   auto* text = app->add_option("--json-field", c->build.json_field,
                                "field of a JSON line that holds the text")
                    ->capture_default_str();
-  app->add_option("--prompt-field", c->build.prompt_field,
-                  "field of a JSON line that holds a prompt, which the loss excludes; also writes "
-                  "<output>.mask")
-      ->excludes(text);
-  app->add_option("--answer-field", c->build.answer_field,
-                  "field that holds the answer to the prompt; only answers are trained on")
-      ->excludes(text);
+  auto* prompt =
+      app->add_option("--prompt-field", c->build.prompt_field,
+                      "field of a JSON line that holds a prompt, which the loss excludes; also "
+                      "writes <output>.mask")
+          ->excludes(text);
+  auto* answer =
+      app->add_option("--answer-field", c->build.answer_field,
+                      "field that holds the answer to the prompt; only answers are trained on")
+          ->excludes(text);
+  app->add_option("--messages-field", c->build.messages_field,
+                  "field of a JSON line that holds the messages of a conversation; only what the "
+                  "assistant says is trained on")
+      ->excludes(text)
+      ->excludes(prompt)
+      ->excludes(answer);
+  app->add_option("--chat-template", c->chat_template,
+                  "file, folder or text of the template that writes conversations; default: the "
+                  "tokenizer's");
   app->add_option("--split", c->split, "how to divide a text file into documents")
       ->check(one_of({"file", "blank-line", "separator"}))
       ->capture_default_str();
@@ -139,8 +159,35 @@ void add_build(CLI::App& data) {
                 "--validation-fraction 0.05 --validation-split tail",
                 "mtrain data build --input texts.jsonl --json-field text --output data/texts",
                 "mtrain data build --input answers.jsonl --prompt-field question --answer-field "
-                "answer --output data/answers"});
+                "answer --output data/answers",
+                "mtrain data build --input chats.jsonl --messages-field messages --chat-template "
+                "chat.jinja --output data/chats"});
   app->callback([c] { build(*c); });
+}
+
+void add_show(CLI::App& data) {
+  struct Options {
+    std::string prefix, tokenizer = "byte";
+    int64_t sample = 0;
+  };
+  auto* app = data.add_subcommand("show", "print the text of a sample, and which of it are labels");
+  auto o = std::make_shared<Options>();
+  app->add_option("prefix", o->prefix, "prefix of the token files")->required();
+  app->add_option("--sample", o->sample, "number of the sample, a document of the files, from 0")
+      ->check(integer_from(0, std::numeric_limits<int64_t>::max(), 0).description(""))
+      ->capture_default_str();
+  app->add_option("--tokenizer,-t", o->tokenizer, "the tokenizer that built the files")
+      ->capture_default_str();
+  set_examples(*app, {"mtrain data show data/answers --sample 3"});
+  app->callback([o] {
+    const data::IndexedDataset tokens(o->prefix);
+    const auto tokenizer = data::load_tokenizer(o->tokenizer);
+    const bool colors = wants_color(STDOUT_FILENO);
+    const data::LabelMarks marks =
+        colors ? data::LabelMarks{"\033[32m", "\033[0m"} : data::LabelMarks{"[[", "]]"};
+    print_lines(describe_sample(tokens, o->sample) + "\n");
+    fmt::print("{}\n", text_of_sample(tokens, o->sample, *tokenizer, marks));
+  });
 }
 
 void add_bigram(CLI::App& data) {
@@ -172,6 +219,7 @@ void add_data_command(CLI::App& app) {
                        "--validation-fraction 0.05 --validation-split tail",
                        "mtrain data bigram --train data/corpus_train --valid data/corpus_valid"});
   add_build(*data);
+  add_show(*data);
   add_bigram(*data);
 }
 

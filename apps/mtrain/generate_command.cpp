@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "chat_terminal.h"
 #include "commands.h"
 #include "launch/job_token.h"
 #include "run/generate_text.h"
@@ -24,7 +25,8 @@ namespace mtrain {
 namespace {
 
 struct GenerateOptions {
-  std::string prompt, prompts_file, dtype = "fp32", bos = "auto";
+  std::string prompt, prompts_file, dtype = "fp32", bos = "auto", chat_template, system;
+  bool chat = false;
   run::GenerateJob job;
   generate::GenerateOptions generate;
 };
@@ -46,10 +48,18 @@ void read_prompts(GenerateOptions& o) {
     throw UserError(fmt::format("{} holds no prompt", o.prompts_file), "write one on each line");
 }
 
-// Refuses an empty --stop, and options that have no effect without sampling.
+// Refuses an empty --stop, and options that have no effect: on a chat, outside of one, or without
+// sampling.
 void refuse_idle(const CLI::App& command, const GenerateOptions& o) {
   if (std::ranges::count(o.generate.stop, "") > 0)
     throw UserError("--stop is empty, which would end every text at once", "give a string");
+  for (const char* name : {"--chat-template", "--system"})
+    if (!o.chat && command.get_option(name)->count() > 0)
+      throw UserError(fmt::format("{} has no effect without --chat", name),
+                      "add --chat, or leave it out");
+  for (const char* name : {"--num", "--batch"})
+    if (o.chat && command.get_option(name)->count() > 0)
+      throw UserError(fmt::format("{} has no effect on a chat", name), "leave one of the two out");
   if (o.generate.sampling.temperature > 0) return;
   for (const char* name : {"--top-k", "--top-p", "--min-p", "--seed"})
     if (command.get_option(name)->count() > 0)
@@ -90,7 +100,7 @@ generate::Listener many_texts(const GenerateOptions& o) {
 }
 
 void run_generate(GenerateOptions& o) {
-  read_prompts(o);
+  if (!o.chat) read_prompts(o);
   o.job.dtype = o.dtype == "bf16" ? DType::bf16 : DType::f32;
   o.generate.bos = o.bos == "none"     ? data::BeginOfText::none
                    : o.bos == "always" ? data::BeginOfText::always
@@ -100,6 +110,7 @@ void run_generate(GenerateOptions& o) {
   o.job.job.token_file = token_file;
   launch::hide_token_variable();
   o.job.machine = machine_of(o.job.job);
+  if (o.chat) return run_chat_on_terminal({o.job, o.chat_template, o.system}, o.generate);
   const bool one = o.prompts_file.empty() && o.job.num == 1, speaks = o.job.job.rank == 0;
   generate::End why = generate::End::tokens;
   const generate::Listener silent{.text = [](size_t, std::string_view) {},
@@ -167,7 +178,13 @@ void add_generate_command(CLI::App& app) {
   prompts->add_option(
       "--prompts", o->prompts_file,
       "file with one prompt per line; empty lines are skipped; prints each text as a line of JSON");
+  prompts->add_flag("--chat", o->chat,
+                    "talk: each line of the input is a message, and the model's chat template "
+                    "writes the prompt");
   prompts->require_option(1);
+  command->add_option("--chat-template", o->chat_template,
+                      "file, folder or text of the template for --chat; default: the tokenizer's");
+  command->add_option("--system", o->system, "the system's message for --chat");
   command->add_option("--num", o->job.num, "texts for each prompt")
       ->check(integer_from(1, 1000000))
       ->capture_default_str();
@@ -191,11 +208,11 @@ void add_generate_command(CLI::App& app) {
       ->capture_default_str();
   add_sampling_options(*command, o->generate.sampling);
   add_token_option(*command, o->job.job.token_file);
-  set_examples(
-      *command,
-      {"mtrain generate --model runs/first --prompt 'To be, or' --tokens 50",
-       "mtrain generate --model runs/first --prompts prompts.txt --num 3 --seed 7",
-       "mtrain generate --model hf/first --prompt 'To be, or' --temperature 0 --stop '.'"});
+  set_examples(*command,
+               {"mtrain generate --model runs/first --prompt 'To be, or' --tokens 50",
+                "mtrain generate --model runs/first --prompts prompts.txt --num 3 --seed 7",
+                "mtrain generate --model hf/first --prompt 'To be, or' --temperature 0 --stop '.'",
+                "mtrain generate --model runs/first --chat --chat-template chat.jinja"});
   command->callback([command, o] {
     refuse_idle(*command, *o);
     run_generate(*o);

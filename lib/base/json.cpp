@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@ namespace mtrain {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 // Returns the position, counted from 1, of the first bracket that is nested too deeply; or 0. All
 // brackets outside of strings count: the limit therefore also holds for invalid texts.
@@ -44,13 +46,32 @@ std::string reason_of(std::string_view what) {
   return std::string(what.substr(0, 200));
 }
 
+// Adds a null of this name to an object. Returns its place, or null if the object has the name.
+// `names` holds the names of an object whose keys keep their order.
+json* add_name(json& object, const std::string& name, std::set<std::string>&) {
+  const auto [at, first] = object.get_ref<json::object_t&>().emplace(name, nullptr);
+  return first ? &at->second : nullptr;
+}
+ordered_json* add_name(ordered_json& object, const std::string& name,
+                       std::set<std::string>& names) {
+  if (!names.insert(name).second) return nullptr;
+  auto& entries = object.get_ref<ordered_json::object_t&>();
+  // Its own emplace() compares all keys.
+  using Entries = std::vector<ordered_json::object_t::value_type>;
+  return &static_cast<Entries&>(entries).emplace_back(name, nullptr).second;
+}
+
 // Builds the tree of a text. It costs n log n for an object of n values. nlohmann's own builder, if
 // it has a callback, goes through the enclosing object again after each object in it.
-class Builder : public nlohmann::json_sax<json> {
- public:
-  explicit Builder(const TakeJsonObject& take) : take_(take) {}
+template <class Json>
+class Builder : public nlohmann::json_sax<Json> {
+  using Sax = nlohmann::json_sax<Json>;
 
-  json root;
+ public:
+  using Take = std::function<bool(size_t depth, Json& object)>;
+  explicit Builder(const Take& take) : take_(take) {}
+
+  Json root;
   std::string twice;      // the path of a duplicate key
   size_t error_at = 0;    // the position of a syntax error
   std::string error;      // and its description
@@ -58,25 +79,26 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool null() override { return put(nullptr); }
   bool boolean(bool value) override { return put(value); }
-  bool number_integer(number_integer_t value) override { return put(value); }
-  bool number_unsigned(number_unsigned_t value) override { return put(value); }
-  bool number_float(number_float_t value, const string_t&) override { return put(value); }
-  bool string(string_t& value) override { return put(std::move(value)); }
-  bool binary(binary_t&) override { return false; }  // JSON has no binary values
-  bool start_object(size_t) override { return open(json::object()); }
-  bool start_array(size_t) override { return open(json::array()); }
+  bool number_integer(typename Sax::number_integer_t value) override { return put(value); }
+  bool number_unsigned(typename Sax::number_unsigned_t value) override { return put(value); }
+  bool number_float(typename Sax::number_float_t value, const typename Sax::string_t&) override {
+    return put(value);
+  }
+  bool string(typename Sax::string_t& value) override { return put(std::move(value)); }
+  bool binary(typename Sax::binary_t&) override { return false; }  // JSON has no binary values
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
   bool end_array() override { return close(); }
 
-  bool key(string_t& name) override {
+  bool key(typename Sax::string_t& name) override {
     Level& level = levels_.back();
-    const auto [at, first] = level.value->get_ref<json::object_t&>().emplace(name, nullptr);
-    if (!first) {
+    level.slot = add_name(*level.value, name, level.names);
+    if (!level.slot) {
       for (const Level& outer : levels_)
         if (&outer != &level && !outer.key.empty()) twice += outer.key + ".";
       twice += name;
       return false;
     }
-    level.slot = &at->second;
     level.key = std::move(name);
     return true;
   }
@@ -90,13 +112,13 @@ class Builder : public nlohmann::json_sax<json> {
     if (levels_.empty())
       root = nullptr;
     else if (levels_.back().value->is_array())
-      levels_.back().value->get_ref<json::array_t&>().pop_back();
+      levels_.back().value->template get_ref<typename Json::array_t&>().pop_back();
     else
-      levels_.back().value->get_ref<json::object_t&>().erase(levels_.back().key);
+      levels_.back().value->template get_ref<typename Json::object_t&>().erase(levels_.back().key);
     return true;
   }
 
-  bool parse_error(size_t at, const std::string&, const json::exception& e) override {
+  bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception& e) override {
     error_at = at;
     error = reason_of(e.what());
     return false;
@@ -104,25 +126,26 @@ class Builder : public nlohmann::json_sax<json> {
 
  private:
   struct Level {
-    json* value;           // the open object or list
+    Json* value;           // the open object or list
     size_t count_before;   // values before it
-    json* slot = nullptr;  // in an object: the destination of the next value, and its key
+    Json* slot = nullptr;  // in an object: the destination of the next value, and its key
     std::string key = {};
+    std::set<std::string> names = {};
   };
 
-  json* add(json&& value) {
+  Json* add(Json&& value) {
     too_many = too_many || ++count_ > kMaxJsonValues;
     if (levels_.empty()) return &(root = std::move(value));
     Level& level = levels_.back();
     if (level.value->is_object()) return &(*level.slot = std::move(value));
-    auto& list = level.value->get_ref<json::array_t&>();
+    auto& list = level.value->template get_ref<typename Json::array_t&>();
     return &list.emplace_back(std::move(value));
   }
-  bool put(json&& value) {
+  bool put(Json&& value) {
     add(std::move(value));
     return !too_many;
   }
-  bool open(json&& value) {
+  bool open(Json&& value) {
     const size_t before = count_;
     levels_.push_back({add(std::move(value)), before});
     return !too_many;
@@ -132,20 +155,21 @@ class Builder : public nlohmann::json_sax<json> {
     return true;
   }
 
-  const TakeJsonObject& take_;
+  const Take& take_;
   std::vector<Level> levels_;
   size_t count_ = 0;
 };
 
-json parse(std::string_view text, const std::string& name, const std::string& hint,
-           const TakeJsonObject& take) {
+template <class Json>
+Json parse(std::string_view text, const std::string& name, const std::string& hint,
+           const typename Builder<Json>::Take& take) {
   const auto not_json = [&](size_t at, const std::string& why) {
     return UserError(fmt::format("{}: not JSON at byte {}: {}", name, at, why), hint);
   };
   if (const size_t at = first_too_deep(text))
     throw not_json(at, fmt::format("nested more than {} deep", kDeepestJson));
-  Builder builder(take);
-  if (json::sax_parse(text, &builder)) return std::move(builder.root);
+  Builder<Json> builder(take);
+  if (Json::sax_parse(text, &builder)) return std::move(builder.root);
   if (!builder.twice.empty())
     throw UserError(fmt::format("{}: the key `{}` is given twice", name, builder.twice),
                     hint.empty() ? "keep one of the two" : hint);
@@ -157,12 +181,17 @@ json parse(std::string_view text, const std::string& name, const std::string& hi
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& name, const std::string& hint) {
-  return parse(text, name, hint, {});
+  return parse<json>(text, name, hint, {});
+}
+
+ordered_json parse_ordered_json(std::string_view text, const std::string& name,
+                                const std::string& hint) {
+  return parse<ordered_json>(text, name, hint, {});
 }
 
 void parse_json_objects(std::string_view text, const std::string& name,
                         const TakeJsonObject& take) {
-  parse(text, name, "", take);
+  parse<json>(text, name, "", take);
 }
 
 json read_json(const std::filesystem::path& path, const std::string& hint) {

@@ -22,6 +22,10 @@ inline constexpr int64_t kLargestJson = int64_t{1} << 27;  // bytes of a file
 nlohmann::json parse_json(std::string_view text, const std::string& name,
                           const std::string& hint = "");
 
+// As parse_json(), but the keys of objects keep their order.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& name,
+                                          const std::string& hint = "");
+
 // As parse_json(), but passes the objects to `take` one by one: the tree of a large text is then
 // never complete in memory. `take` gets each object when it is complete, with the number of
 // enclosing objects and lists. If it returns true, the object is removed from the enclosing one.

@@ -132,7 +132,8 @@ std::string metrics_markdown() {
       "## All records\n\n{}\n## Records of steps\n\n{}\n"
       "`<kind>` is a kind of communication: {}. Timed steps are the first ten steps of a process, "
       "and "
-      "then every\n`train.log_every`-th, or every `train.time_every`-th; [overlap.md](../overlap.md) explains these figures. Among "
+      "then every\n`train.log_every`-th, or every `train.time_every`-th; "
+      "[overlap.md](../overlap.md) explains these figures. Among "
       "several ranks, figures of memory,\ntime and communication are those of rank 0.\n\n"
       "## Records of evaluations\n\n{}",
       table_of(Record::any), table_of(Record::step), kinds, table_of(Record::evaluation));

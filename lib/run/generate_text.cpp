@@ -4,8 +4,7 @@
 
 #include "base/error.h"
 #include "base/ignore_sigpipe.h"
-#include "comm/host_collectives.h"
-#include "parallel/apply_parallelism.h"
+#include "run/loaded_model.h"
 #include "run/open_device.h"
 #include "run/stored_model.h"
 
@@ -41,27 +40,13 @@ std::vector<generate::Request> requests_of(const GenerateJob& job) {
 void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& stored,
                  const data::Tokenizer& tokenizer, const generate::GenerateOptions& options,
                  const generate::Listener& listener) {
-  const auto device = open_device(stored.saved.device, job.job);
-  Stream& stream = device->stream(device::StreamKind::compute);
-  const spec::ModelSpec& spec = stored.saved.model;
-  const train::RouterState routers(stream, spec);
-
   const std::vector<generate::Request> requests = requests_of(job);
   const auto slots = std::clamp<int64_t>(int64_t(requests.size()), 1, job.batch);
   // A model's context may need more memory than there is. The cache has room only for the longest
   // request.
   const int64_t positions = generate::longest(tokenizer, requests, options);
-  generate::KeyValueCache cache(slots, positions);
-  model::ModelImpls impls = parallel::share_layers(world, *device, spec);
-  impls.router_bias_LE = routers.bias_LE();
-  impls.attention_core = cache.cores();
-  model::ParamStore params;
-  model::Gpt model(stream, params, spec, positions, {}, impls);
-  if (world.size() > 1) require_same_model(comm::HostCollectives(world, *device), stored);
-  params.materialize(stream, job.dtype, false);
-  load_weights(stream, params, routers, stored, world.rank());
-  generate::CachedModel cached(stream, model, cache);
-  generate::generate(cached, tokenizer, requests, options, listener);
+  LoadedModel model(world, job.job, stored, job.dtype, slots, positions);
+  generate::generate(model.cached(), tokenizer, requests, options, listener);
 }
 
 }  // namespace

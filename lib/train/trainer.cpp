@@ -119,8 +119,9 @@ Tensor Trainer::update(const Begun& step, float lr) {
 }
 
 // In fp16 the result decides the scale of the next step's loss, and some routers' state follows it.
-// If the host waits within micro-batches, it would see this step's result too late. A rank that has
-// failed must not go on: other ranks have begun the step, and wait for its communication.
+// If the host waits within micro-batches, it would see this step's result too late. A rank of
+// several fails at once, since the others wait for its communication in the step that they have
+// begun.
 void Trainer::begin_next(int64_t number) {
   const plan::Layout& l = plan_.layout;
   const bool host_waits = l.pp > 1 || l.ep > 1;

@@ -112,7 +112,7 @@ expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yam
 
 # For every mistake in an option, the user sees mtrain's message and not that of the library that reads options.
 cd "$work" || exit 1
-for command in "" schedule timeline watch "checkpoint list" "checkpoint diff" "checkpoint prune" eval generate "data build" "data bigram" "import hf" "export hf" schema explain; do
+for command in "" schedule timeline watch "checkpoint list" "checkpoint diff" "checkpoint prune" eval generate "data build" "data show" "data bigram" "import hf" "export hf" schema explain; do
   # shellcheck disable=SC2086  # the words of a command
   for option in $("$mtrain" $command --help | grep -oE -e '--[a-z][a-z_-]+' | sort -u); do
     for bad in "$option=@" "${option}x"; do
@@ -383,10 +383,46 @@ if [[ -w /dev/full ]]; then
   "$mtrain" generate --model "$work/llama" --prompt Hey --tokens 5 >/dev/full 2>"$work/err" && fail "nothing says that the disk is full"
   grep -q "cannot write the text: No space left" "$work/err" || fail "a full disk: $(cat "$work/err")"
 fi
+# A chat: each line of the input is a message, and its prompt is the text of the conversation so far.
+template='{% for m in messages %}{{ m.role[0] }} {{ m.content }} z{% endfor %}{% if add_generation_prompt %}a{% endif %}'
+echo -n "$template" >"$work/chat.jinja"
+talk() { "$mtrain" generate --model "$work/llama" --chat --tokens 6 --temperature 0 --bos none "$@" 2>"$work/err"; }
+answer() { # the text that follows a prompt
+  "$mtrain" generate --model "$work/llama" --prompt "$1" --tokens 6 --temperature 0 --bos none --stop z 2>/dev/null | tail -c +$((${#1} + 1))
+}
+first=$(answer "u Hey za")
+second=$(answer "u Hey za $first zu More za")
+printf 'Hey\n\nMore' | talk --chat-template "$work/chat.jinja" >"$work/out" || fail "a chat by a pipe: $(cat "$work/err")"
+[[ $(cat "$work/out") == "$first"$'\n'"$second" ]] || fail "a chat says $(cat "$work/out") instead of $first, $second"
+cp "$work/chat.jinja" "$work/llama/chat_template.jinja"
+printf 'Hey\r\n' | talk --system Be >"$work/out" || fail "a chat by the model's template: $(cat "$work/err")"
+[[ $(cat "$work/out") == "$(answer "s Be zu Hey za")" ]] || fail "a chat with a system message: $(cat "$work/out")"
+talk </dev/null >"$work/out" || fail "a chat without messages"
+[[ ! -s $work/out ]] || fail "a chat without messages says $(cat "$work/out")"
+expect "a message that the template refuses" 2 "line 1: the template says: no" -- \
+  generate --model "$work/llama" --chat --chat-template "{{ raise_exception('no') }}"
+rm "$work/llama/chat_template.jinja"
+expect "a chat without a template" 2 "has no chat template" "--chat-template FILE" -- generate --model "$work/llama" --chat
+expect "a template without a chat" 2 "--chat-template has no effect without --chat" -- \
+  generate --model "$work/llama" --prompt a --chat-template x
+expect "a chat of several texts" 2 "--num has no effect on a chat" -- generate --model "$work/llama" --chat --num 2
+expect "a chat and a prompt" 2 "--prompt" -- generate --model "$work/llama" --chat --prompt a
+# Conversations become tokens with a mask, train in packs, and can be shown.
+for i in {1..40}; do
+  echo "{\"messages\": [{\"role\": \"user\", \"content\": \"q $i\"}, {\"role\": \"assistant\", \"content\": \"a $i\"}]}"
+done >"$work/talks.jsonl"
+expect "a build of conversations" 0 "40 documents" "labels" -- data build --input "$work/talks.jsonl" \
+  --messages-field messages --chat-template "$work/chat.jinja" --output "$work/talks"
+expect "a sample with its labels" 0 "sample 2 of 40" "u q 3 za[[ a 3 z]]" -- data show "$work/talks" --sample 2
+expect "a sample that is none" 2 "there is no sample 40" "give --sample 0 to 39" -- data show "$work/talks" --sample 40
+expect "a build without a template" 2 "the tokenizer byte has no chat template" -- data build --input "$work/talks.jsonl" \
+  --messages-field messages --output "$work/talks"
+expect "a template without messages" 2 "--chat-template has no effect" -- data build --input "$work/talks.jsonl" \
+  --chat-template "$work/chat.jinja" --output "$work/talks"
 # Prompts and answers: of each 5 tokens the last two are labels.
 for _ in {1..20}; do echo '{"prompt": "a b", "answer": "c"}'; done >"$work/pairs.jsonl"
 echo '{"messages": [{"role": "user", "content": "a"}]}' >"$work/chat.jsonl"
-expect "a build of conversations" 2 "chat.jsonl:1: a conversation (\"messages\") is not read" "--prompt-field" -- \
+expect "a build of conversations" 2 "chat.jsonl:1: the line holds a conversation, \"messages\"" "--messages-field messages" -- \
   data build --input "$work/chat.jsonl" --output "$work/chat"
 expect "a build of pairs without their options" 2 "--prompt-field prompt --answer-field answer" -- \
   data build --input "$work/pairs.jsonl" --output "$work/pairs"

@@ -24,7 +24,7 @@ distributed: {strategy: ddp}
 mixed_precision: fp32
 """
 # In this order: a page may need what the examples of an earlier one have written.
-PAGES = ["data build", "data bigram", "data", "", "train", "export", "export hf", "import", "import hf", "eval",
+PAGES = ["data build", "data show", "data bigram", "data", "", "train", "export", "export hf", "import", "import hf", "eval",
          "generate", "timeline", "watch", "checkpoint", "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint diff",
          "checkpoint prune", "schedule", "schema", "explain", "completion"]
 
@@ -53,6 +53,9 @@ def prepare():
     (WORK / "texts.jsonl").write_text("".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(20)))
     (WORK / "answers.jsonl").write_text(
         "".join(json.dumps({"question": f"what is {i}?", "answer": "a number"}) + "\n" for i in range(20)))
+    chat = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a number"}]
+    (WORK / "chats.jsonl").write_text(20 * (json.dumps({"messages": chat}) + "\n"))
+    (WORK / "chat.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     (WORK / "prompts.txt").write_text("one\ntwo\n")
 
 

@@ -461,6 +461,50 @@ def test_nobody_waits_for_ranks_that_no_launcher_has_started():
         run(env, "export", "hf", one, "--output", WORK / f"hf_{name}")
 
 
+def test_keys_end_a_chat():
+    run = WORK / "chat_model"
+    subprocess.run([MTRAIN, "--recipe", WORK / "r.yaml", f"train.run_dir={run}", "train.steps=1"], check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    words = [MTRAIN, "generate", "--model", str(run), "--chat", "--tokens", "3", "--chat-template",
+             "{% for m in messages %}{{ m.content }};{% endfor %}"]
+
+    def talk(name, keys, prompts):
+        """Sends each text after a prompt, and expects the program to end well after so many prompts."""
+        child, terminal = pty.fork()
+        if child == 0:
+            os.environ.update(ENVIRONMENT)
+            os.execv(MTRAIN, words)
+        shown = b""
+
+        def read():
+            nonlocal shown
+            try:
+                if select.select([terminal], [], [], 0.05)[0]:
+                    shown += os.read(terminal, 4096)
+            except OSError:  # the program has closed the terminal
+                pass
+
+        for number, key in enumerate(keys, 1):
+            await_that(lambda n=number: read() or shown.count(b"> ") >= n, f"{name}: prompt {number}")
+            os.write(terminal, key)
+        status = []
+
+        def ended():
+            read()
+            pid, code = os.waitpid(child, os.WNOHANG)
+            status.append(os.waitstatus_to_exitcode(code) if pid else None)
+            return pid
+
+        await_that(ended, f"{name}: the end")
+        os.close(terminal)
+        expect(status[-1] == 0, f"{name}: exit code {status[-1]}: {shown}")
+        expect(shown.count(b"> ") == prompts, f"{name}: {shown}")
+
+    talk("Ctrl-D", [b"one\n", b"\x04"], 2)
+    talk("Ctrl-C twice", [b"\x03", b"\x03"], 2)
+    talk("Ctrl-C, and a message", [b"\x03", b"one\n", b"\x03", b"\x03"], 4)
+
+
 def main():
     for number in SIGNALS:  # shells and nohup may have started this test without some of them
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)

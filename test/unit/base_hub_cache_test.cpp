@@ -6,7 +6,9 @@
 #include "test/support/environment.h"
 #include "test/support/temporary_folder.h"
 
-namespace mtrain::base_hub_cache_test {
+namespace base_hub_cache_test {
+
+using namespace mtrain;
 
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
@@ -124,4 +126,4 @@ TEST_CASE("a reference cannot lead out of the cache") {
   CHECK(hub_problem("org/small-1.5"));
 }
 
-}  // namespace mtrain::base_hub_cache_test
+}  // namespace base_hub_cache_test

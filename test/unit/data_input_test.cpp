@@ -123,7 +123,8 @@ TEST_CASE("a JSON line without the field names the option that reads it") {
   CHECK_THAT(refusal("{\"question\": \"x\", \"answer\": \"y\"}\n", "a.jsonl"),
              Contains("add --prompt-field question --answer-field answer"));
   CHECK_THAT(refusal("{\"messages\": [{\"role\": \"user\"}]}\n", "a.jsonl"),
-             Contains("a conversation (\"messages\") is not read") && Contains("--prompt-field"));
+             Contains("the line holds a conversation, \"messages\"") &&
+                 Contains("--messages-field messages"));
 }
 
 TEST_CASE("a field that is not a text is named with its type") {

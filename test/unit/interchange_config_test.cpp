@@ -438,8 +438,9 @@ TEST_CASE("all mistakes of a configuration are reported at once") {
     interchange::read_config_json(text, "config.json", diagnostics);
     CHECK_THAT(diagnostics.text(recipe::Severity::error), Contains("vocab_size"));
   }
-  CHECK_THROWS_WITH(interchange::read_config("meta-llama/Llama-3.2-1B"),
-                    Contains("Hugging Face Hub") && Contains("hf download meta-llama/Llama-3.2-1B"));
+  CHECK_THROWS_WITH(
+      interchange::read_config("meta-llama/Llama-3.2-1B"),
+      Contains("Hugging Face Hub") && Contains("hf download meta-llama/Llama-3.2-1B"));
   CHECK_THROWS_WITH(interchange::read_config(temporary / "none"), Contains("there is no folder"));
 }
 

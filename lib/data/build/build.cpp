@@ -10,11 +10,12 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "base/rng.h"
 #include "base/strings.h"
 #include "data/build/chunk_reader.h"
 #include "data/build/input_check.h"
+#include "data/build/json_line.h"
+#include "data/chat/encode_chat.h"
 #include "data/dataset/indexed_dataset.h"
 
 namespace mtrain::data {
@@ -32,92 +33,6 @@ struct Encoded {
   std::exception_ptr error;
 };
 
-// Why a JSON line cannot be used, and what to do.
-struct LineFault {
-  std::string why, hint = "fix the line, or leave such lines out: --skip-bad-lines";
-};
-
-// Describes an object that has no text in the requested field, and the option that reads the
-// object. `pairs`: the fields are those of prompts and answers. `earlier`: lines before it had the
-// fields.
-LineFault fault_of_object(const nlohmann::json& object, const std::string& field, bool pairs,
-                          bool earlier) {
-  for (const char* turns : {"messages", "conversations"})
-    if (object.contains(turns))
-      return {fmt::format("a conversation (\"{}\") is not read", turns),
-              "render each conversation into one \"text\" field, or into a prompt and an answer "
-              "(--prompt-field, --answer-field)"};
-  std::string texts, longest;
-  for (const auto& [key, value] : object.items()) {
-    if (!value.is_string()) continue;
-    texts += (texts.empty() ? "" : ", ") + key;
-    if (longest.empty() || value.get_ref<const std::string&>().size() >
-                               object[longest].get_ref<const std::string&>().size())
-      longest = key;
-  }
-  std::string other;  // the type of the field's value, if it is not a text
-  if (const auto found = object.find(field); found != object.end()) {
-    const std::string type = found->type_name();
-    const char* article = found->is_null() ? "" : type[0] == 'a' || type[0] == 'o' ? "an " : "a ";
-    other = fmt::format("\"{}\" is {}{}, so ", field, article, type);
-  }
-  LineFault fault{fmt::format("{}there is no string field \"{}\"", other, field), ""};
-  fault.why += texts.empty() ? ", and the line has no string field at all"
-                             : "; the line's string fields: " + texts;
-  if (earlier || !other.empty()) {
-    fault.hint = LineFault().hint;
-    return fault;
-  }
-  if (texts.empty()) {
-    fault.hint = pairs ? "write a prompt and an answer into each line"
-                       : "write the text of each line into a field \"text\"";
-    return fault;
-  }
-  const auto has = [&](const char* name) {
-    const auto found = object.find(name);
-    return found != object.end() && found->is_string();
-  };
-  for (const char* prompt : {"prompt", "question", "instruction", "input", "query"})
-    for (const char* answer : {"answer", "completion", "response", "output", "target"})
-      if (has(prompt) && has(answer)) {
-        fault.hint = fmt::format("{} --prompt-field {} --answer-field {}", pairs ? "give" : "add",
-                                 prompt, answer);
-        return fault;
-      }
-  fault.hint = pairs ? "name the two fields of the line with --prompt-field and --answer-field, or "
-                       "leave such lines out: --skip-bad-lines"
-                     : "add --json-field " + longest;
-  return fault;
-}
-
-// Returns the texts of these fields of a JSON line. If the line lacks one, returns nothing and sets
-// `fault`. `earlier`: lines before it had the fields.
-std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
-                                                      const std::vector<std::string>& fields,
-                                                      bool earlier, LineFault& fault) {
-  nlohmann::json value;
-  try {
-    value = parse_json(line, "the line");
-  } catch (const UserError& e) {
-    fault.why = e.message();
-    return std::nullopt;
-  }
-  if (!value.is_object()) {
-    fault.why = "not a JSON object";
-    return std::nullopt;
-  }
-  std::vector<std::string> texts;
-  for (const std::string& field : fields) {
-    const auto found = value.find(field);
-    if (found == value.end() || !found->is_string()) {
-      fault = fault_of_object(value, field, fields.size() == 2, earlier);
-      return std::nullopt;
-    }
-    texts.push_back(std::move(found->get_ref<std::string&>()));
-  }
-  return texts;
-}
-
 class Builder {
  public:
   Builder(const BuildOptions& options, const Tokenizer& tokenizer,
@@ -125,7 +40,7 @@ class Builder {
       : options_(options),
         tokenizer_(tokenizer),
         progress_(progress),
-        begin_(begin_of_text(options.bos, tokenizer)),
+        begin_(begin_of(options, tokenizer)),
         fields_(options.prompt_field.empty()
                     ? std::vector{options.json_field}
                     : std::vector{options.prompt_field, options.answer_field}),
@@ -133,7 +48,7 @@ class Builder {
         prefixes_(output_prefixes(options)) {
     const TokenType type = token_type_for(tokenizer.vocab_size());
     for (const auto& prefix : prefixes_)
-      writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefix, type, pairs()));
+      writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefix, type, masked()));
   }
 
   BuildResult run() {
@@ -151,6 +66,14 @@ class Builder {
 
  private:
   bool pairs() const { return fields_.size() == 2; }  // of prompts and answers
+  bool chats() const { return !options_.messages_field.empty(); }
+  bool masked() const { return pairs() || chats(); }
+
+  // A chat template writes the beginning of its texts.
+  static std::vector<int32_t> begin_of(const BuildOptions& options, const Tokenizer& tokenizer) {
+    const bool none = !options.messages_field.empty() && options.bos == BeginOfText::automatic;
+    return begin_of_text(none ? BeginOfText::none : options.bos, tokenizer);
+  }
 
   // Every thread takes the next chunk, encodes it, and writes the chunks that are next in order. To
   // bound the memory, a thread waits if it is ahead of the writing by more than the window.
@@ -209,10 +132,10 @@ class Builder {
     out.text = chunk.format != InputFormat::jsonl;
     if (chunk.format == InputFormat::jsonl) {
       encode_lines(chunk, out);
-    } else if (pairs()) {
-      throw UserError(
-          fmt::format("{} is read as text, which has no prompts and answers", chunk.file.string()),
-          "give JSON lines; --format jsonl reads files of any name as such");
+    } else if (masked()) {
+      throw UserError(fmt::format("{} is read as text, which has no {}", chunk.file.string(),
+                                  chats() ? "messages" : "prompts and answers"),
+                      "give JSON lines; --format jsonl reads files of any name as such");
     } else {
       refuse_invalid_text(chunk);
       for (std::string_view document : split_documents(chunk.text, options_)) {
@@ -232,16 +155,7 @@ class Builder {
       at = end + 1;
       if (trim(line).empty()) continue;
       LineFault fault;
-      const bool earlier = chunk.first_line > 1 || !out.ends.empty();
-      const auto texts = texts_of_line(line, fields_, earlier, fault);
-      if (texts) {
-        size_t before = 0;  // where the last text begins; the labels are in it
-        for (size_t i = 0; i < texts->size(); ++i) {
-          before = out.tokens.size();
-          tokenizer_.encode((*texts)[i], out.tokens);
-          if (pairs()) out.labels.resize(out.tokens.size(), i == 1);  // the answer
-        }
-        out.without_token += out.tokens.size() == before;
+      if (encode_line(line, chunk, fault, out)) {
         out.ends.push_back(out.tokens.size());
       } else if (options_.skip_bad_lines) {
         ++out.bad_lines;
@@ -250,6 +164,27 @@ class Builder {
                         fault.hint);
       }
     }
+  }
+
+  // Returns false, and sets `fault`, if the line cannot be used.
+  bool encode_line(std::string_view line, const Chunk& chunk, LineFault& fault,
+                   Encoded& out) const {
+    if (chats()) {
+      const auto chat = chat_of_line(line, options_.messages_field, *options_.chat, fault);
+      if (chat) encode_chat(*chat, tokenizer_, out.tokens, out.labels);
+      return chat.has_value();
+    }
+    const bool earlier = chunk.first_line > 1 || !out.ends.empty();
+    const auto texts = texts_of_line(line, fields_, earlier, fault);
+    if (!texts) return false;
+    size_t before = 0;  // where the last text begins; the labels are in it
+    for (size_t i = 0; i < texts->size(); ++i) {
+      before = out.tokens.size();
+      tokenizer_.encode((*texts)[i], out.tokens);
+      if (pairs()) out.labels.resize(out.tokens.size(), i == 1);  // the answer
+    }
+    out.without_token += out.tokens.size() == before;
+    return true;
   }
 
   // The part of a document is chosen at its first token, and kept in later chunks.
@@ -265,7 +200,7 @@ class Builder {
         }
         add_tokens(
             std::span(encoded.tokens).subspan(begin, end - begin),
-            std::span(encoded.labels).subspan(pairs() ? begin : 0, pairs() ? end - begin : 0));
+            std::span(encoded.labels).subspan(masked() ? begin : 0, masked() ? end - begin : 0));
       }
       if (!unfinished) end_document();
       begin = end;
@@ -277,9 +212,9 @@ class Builder {
     report();
   }
 
-  // `labels` is used only for pairs.
+  // `labels` is used only with a mask.
   void add_tokens(std::span<const int32_t> tokens, std::span<const uint8_t> labels) {
-    if (pairs())
+    if (masked())
       open_->add_tokens(tokens, labels);
     else
       open_->add_tokens(tokens);
@@ -372,6 +307,8 @@ void check(const BuildOptions& o, const Tokenizer& tokenizer) {
     throw UserError(
         fmt::format("the {} has no field", o.prompt_field.empty() ? "prompt" : "answer"),
         "name both fields: --prompt-field and --answer-field");
+  MT_CHECK(o.messages_field.empty() || (o.chat && o.prompt_field.empty()),
+           "the messages' template");
   if (!o.prompt_field.empty() && o.prompt_field == o.answer_field)
     throw UserError(fmt::format("prompt and answer are the same field, \"{}\"", o.prompt_field),
                     "name two fields: --prompt-field and --answer-field");

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/chat/chat_template.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace mtrain::data {
@@ -38,6 +39,11 @@ struct BuildOptions {
   // separately and follows the prompt. A mask is written: only the tokens of answers and their ends
   // count as labels. Both empty: a line holds a text.
   std::string prompt_field, answer_field;
+  // A JSON line holds a conversation, a list of messages. Its text is the template's, and only what
+  // the assistant says counts as labels. The template writes BOS tokens and the ends of turns, so
+  // none are added unless `bos` is `always` or append_eod is true.
+  std::string messages_field;
+  std::shared_ptr<const ChatTemplate> chat;  // not null with messages_field
   DocumentSplit split = DocumentSplit::file;
   std::string separator = "%";
   BeginOfText bos = BeginOfText::automatic;

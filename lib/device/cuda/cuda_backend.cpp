@@ -206,8 +206,8 @@ class CudaStream : public StreamBackend {
       work({.cuda = stream_,
             .idle_ns = tag.sink ? &idle : nullptr,
             .late = late_,
-             .record = [this] { return event_of_launch(); },
-             .replays = is_captured() ? &captures_->hooks : nullptr});
+            .record = [this] { return event_of_launch(); },
+            .replays = is_captured() ? &captures_->hooks : nullptr});
     } catch (...) {
       ++enqueued_;
       std::rethrow_exception(with_culprit(std::current_exception(), tag, id_));

@@ -10,7 +10,7 @@ struct TrainOptions {
   std::optional<double> epochs;  // set if the recipe gives epochs instead of steps
   // `steps` is 0 while it depends on data whose size is not known yet.
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
-  std::optional<int64_t> time_every;  // empty: the first ten, then those that are logged
+  std::optional<int64_t> time_every;           // empty: the first ten, then those that are logged
   bool check_loss = true, check_grads = true;  // stop if they are not finite
   // Gradients are divided by the number of micro-batches and by the number of tokens.
   bool grads_per_micro_batch = false;

@@ -200,7 +200,8 @@ class TreeWalk {
           node.text);
     if (text && path == "model")
       return fmt::format(
-          "write model: {{from: {0}}}; nothing is downloaded here: `hf download {0}` fetches a model "
+          "write model: {{from: {0}}}; nothing is downloaded here: `hf download {0}` fetches a "
+          "model "
           "of the Hub",
           node.text);
     if (text)
