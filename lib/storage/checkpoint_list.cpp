@@ -45,6 +45,8 @@ void check_listed(ListedCheckpoint& c) {
 
 std::vector<ListedCheckpoint> listed_checkpoints(const fs::path& root) {
   std::vector<ListedCheckpoint> all;
+  // Read first: a run that saves meanwhile may name a checkpoint that the list does not have yet.
+  const NamedSteps named = named_steps(root);
   std::error_code error;
   fs::directory_iterator it(root, error);
   for (const fs::directory_iterator end; !error && it != end; it.increment(error)) {
@@ -65,7 +67,6 @@ std::vector<ListedCheckpoint> listed_checkpoints(const fs::path& root) {
   std::ranges::sort(all, [](const auto& a, const auto& b) {
     return std::tie(a.step, a.state, a.path) < std::tie(b.step, b.state, b.path);
   });
-  const NamedSteps named = named_steps(root);
   for (ListedCheckpoint& c : all) {
     if (c.state != State::complete) continue;
     c.validation_loss = validation_loss(c.path);

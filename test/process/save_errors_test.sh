@@ -81,6 +81,17 @@ for ranks in 1 2; do
     grep -q '"checkpoint.failed_saves":1' "$work/run/metrics.jsonl" || fail "$what: no metric"
     ! grep -q '"checkpoint.failed_saves":2' "$work/run/metrics.jsonl" || fail "$what: a second failure"
   done
+  # --- one rank alone cannot write: all ranks continue, and the rank and its file are named ---
+  if ((ranks == 2)); then
+    rm -rf "$work/run"
+    echo "w $ENOSPC step-00000003.tmp 1" >"$work/faults"
+    train "$ranks" run
+    expect_code "a full disk on rank 1" 0
+    expect_text "a full disk on rank 1" "step 3 is not saved: rank 1: "
+    expect_text "a full disk on rank 1" "weights-00001.safetensors"
+    expect_steps "a full disk on rank 1" run "1 2 4 5 6 "
+    expect_no_leftovers "a full disk on rank 1" run
+  fi
   # --- three in a row end it, and so does the first one with on_error: stop ---
   rm -rf "$work/run"
   printf 'w %d step-00000002.tmp\nw %d step-00000003.tmp\nw %d step-00000004.tmp\n' $ENOSPC $ENOSPC $ENOSPC >"$work/faults"
@@ -205,7 +216,7 @@ hosts() {
   wait "${pids[1]}"
   cat "$work"/out.[01] >"$work/out"
 }
-port=$((20000 + RANDOM % 20000))
+port=$((20000 + RANDOM % 12000))  # below the ports that the kernel hands out
 echo "o $ENOENT .probe- 1" >"$work/faults"
 hosts "$port" 4
 expect_code "a blind host" 2
